@@ -1,0 +1,89 @@
+#include "errors.h"
+
+#include <cerrno>
+#include <cstring>
+
+#include "ferry/aio.h"
+
+namespace ferry::aio {
+
+Verdict judge(Verb verb, int error) noexcept {
+    switch (error) {
+        case EINTR:
+        case EAGAIN:
+            return Verdict::retry;
+        case EINVAL:
+            // A file system that cannot punch holes answers EINVAL or EOPNOTSUPP.
+            return verb == Verb::discard ? Verdict::fail : Verdict::bug;
+        case EBADF:
+        case EFAULT:
+            return Verdict::bug;
+        case EIO:
+        case ENOSPC:
+        case EDQUOT:
+        case EFBIG:
+        case EROFS:
+        case ENODEV:
+        case ENXIO:
+        case ENOMEM:
+        case ETIMEDOUT:
+        case EOPNOTSUPP:
+        default:
+            return Verdict::fail;
+    }
+}
+
+const char* name_of(Verb verb) noexcept {
+    switch (verb) {
+        case Verb::read:
+            return "read";
+        case Verb::write:
+            return "write";
+        case Verb::flush:
+            return "flush";
+        case Verb::discard:
+            return "discard";
+    }
+    return "?";
+}
+
+const char* remedy_for(int error) noexcept {
+    switch (error) {
+        case ENOSPC:
+            return "free space on this file system, or give the path a smaller size";
+        case EDQUOT:
+            return "raise the disk quota, or give the path a smaller size";
+        case EFBIG:
+            return "raise the file size limit (ulimit -f), or use a smaller size";
+        case EROFS:
+            return "the file system became read-only: see the kernel's log (dmesg)";
+        case ENODEV:
+        case ENXIO:
+            return "the device has gone: see the kernel's log (dmesg)";
+        case EIO:
+            return "see the kernel's log (dmesg) and the drive's health (smartctl)";
+        case EINTR:
+        case EAGAIN:
+            return "the kernel kept asking to be retried: the device is overloaded";
+        default:
+            return "see the kernel's log (dmesg)";
+    }
+}
+
+Error to_error(const Volume& volume, const Operation& operation) {
+    const char* kind = operation.kind == Kind::read ? "read" : "write";
+    const std::string size = std::to_string(operation.buffer.size());
+    if (operation.state == State::cancelled)
+        return Error(Trouble::io, {.what = std::string(kind) + " was cancelled",
+                                   .where = volume.describe(operation.slot),
+                                   .measured = std::to_string(operation.done_bytes) + " bytes",
+                                   .limit = size + " bytes"});
+    return Error(Trouble::io, {.what = std::string(kind) + " failed: " + strerror(operation.error),
+                               .where = volume.describe(operation.slot) + " + " +
+                                        std::to_string(operation.offset),
+                               .measured = std::to_string(operation.done_bytes) + " bytes moved",
+                               .limit = size + " bytes asked for",
+                               .remedy = remedy_for(operation.error)});
+}
+
+}  // namespace ferry::aio

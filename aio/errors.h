@@ -1,0 +1,21 @@
+// What an errno means: the one place that decides.
+#pragma once
+
+#include <cstdint>
+
+#include "backend.h"
+
+namespace ferry::aio {
+
+enum class Verdict : uint8_t {
+    retry,  // nothing is wrong: ask again, a bounded number of times
+    bug,    // the request was built wrong, after our own checks
+    fail,   // the world's failure: the operation ends with this errno
+};
+
+Verdict judge(Verb verb, int error) noexcept;
+const char* name_of(Verb verb) noexcept;
+// What a user can do about it.
+const char* remedy_for(int error) noexcept;
+
+}  // namespace ferry::aio

@@ -1,0 +1,150 @@
+#include "extents.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+namespace ferry::aio {
+namespace {
+
+// How many of `slots` slots go to each path: by speed among the paths that still have room.
+std::vector<int64_t> share(int64_t slots, int64_t slot_bytes, std::span<const PathShape> paths,
+                           std::span<const int64_t> room_bytes) {
+    std::vector<int64_t> given(paths.size());
+    while (slots > 0) {
+        // Always to the path that would finish its share first: exact, and small numbers of slots
+        // come out as evenly as large ones. Whole batches keep it quick for millions of slots.
+        double speed = 0;
+        for (size_t p = 0; p < paths.size(); ++p)
+            if (room_bytes[p] / slot_bytes > given[p]) speed += paths[p].speed;
+        if (speed == 0) break;
+        int64_t dealt = 0;
+        for (size_t p = 0; p < paths.size(); ++p) {
+            const int64_t room = room_bytes[p] / slot_bytes - given[p];
+            const auto part =
+                static_cast<int64_t>(static_cast<double>(slots) * paths[p].speed / speed);
+            const int64_t some = std::clamp<int64_t>(part, 0, std::min(room, slots - dealt));
+            given[p] += some;
+            dealt += some;
+        }
+        if (dealt == 0) {
+            size_t best = paths.size();
+            const auto finish = [&](size_t p) {
+                return static_cast<double>(given[p] + 1) / paths[p].speed;
+            };
+            for (size_t p = 0; p < paths.size(); ++p) {
+                if (room_bytes[p] / slot_bytes <= given[p]) continue;
+                if (best == paths.size() || finish(p) < finish(best)) best = p;
+            }
+            ++given[best];
+            dealt = 1;
+        }
+        slots -= dealt;
+    }
+    return given;
+}
+
+}  // namespace
+
+Extents::Extents(std::span<const SlotClass> classes, std::span<const PathShape> paths,
+                 int64_t alignment) {
+    for (const PathShape& path : paths) {
+        speed_.push_back(path.speed);
+        file_bytes_.emplace_back(static_cast<size_t>(path.segments), path.data_offset);
+    }
+    for (const SlotClass& one : classes) slot_bytes_.push_back(round_up(one.slot_bytes, alignment));
+    pools_.resize(classes.size() * paths.size());
+    const std::vector<PerPath> counts = divide(classes, paths);
+    int64_t slots = 0;
+    for (const SlotClass& one : classes) slots += one.slots;
+    if (slots >= kNoSlot)
+        throw Error(Trouble::usage, {.what = "too many storage slots",
+                                     .measured = std::to_string(slots),
+                                     .limit = std::to_string(kNoSlot - 1),
+                                     .remedy = "use larger chunks"});
+    places_.reserve(static_cast<size_t>(slots));
+    for (size_t c = 0; c < classes.size(); ++c)
+        for (size_t p = 0; p < paths.size(); ++p)
+            lay_out(static_cast<int>(c), static_cast<int>(p), paths[p], counts[c][p]);
+    used_.resize(places_.size());
+}
+
+std::vector<Extents::PerPath> Extents::divide(std::span<const SlotClass> classes,
+                                              std::span<const PathShape> paths) const {
+    std::vector<int64_t> room;
+    for (const PathShape& path : paths) room.push_back(path.capacity_bytes);
+    const int64_t capacity = std::accumulate(room.begin(), room.end(), int64_t{0});
+    std::vector<PerPath> counts;
+    int64_t needed = 0, missing = 0;
+    for (size_t c = 0; c < classes.size(); ++c) {
+        counts.push_back(share(classes[c].slots, slot_bytes_[c], paths, room));
+        int64_t placed = 0;
+        for (size_t p = 0; p < paths.size(); ++p) {
+            room[p] -= counts[c][p] * slot_bytes_[c];
+            placed += counts[c][p];
+        }
+        needed += classes[c].slots * slot_bytes_[c];
+        missing += (classes[c].slots - placed) * slot_bytes_[c];
+    }
+    if (missing > 0)
+        throw Error(Trouble::does_not_fit,
+                    {.what = "the storage paths are too small: " + std::to_string(missing) +
+                             " bytes (" + format_bytes(missing) + ") are missing",
+                     .measured = std::to_string(needed) + " bytes needed",
+                     .limit = std::to_string(capacity) + " bytes given",
+                     .remedy = "raise a path's size by what is missing, or add a path"});
+    return counts;
+}
+
+void Extents::lay_out(int slot_class, int path, const PathShape& shape, int64_t count) {
+    Pool& mine = pool(slot_class, static_cast<size_t>(path));
+    std::vector<int64_t>& ends = file_bytes_[static_cast<size_t>(path)];
+    const int64_t bytes = slot_bytes(slot_class);
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t file = i % shape.segments;
+        const int64_t ring = (shape.segments >= shape.rings ? file : i) % shape.rings;
+        int64_t& end = ends[static_cast<size_t>(file)];
+        mine.free.push_back(static_cast<SlotId>(places_.size()));
+        places_.push_back({.path = static_cast<uint16_t>(path),
+                           .ring = static_cast<uint16_t>(ring),
+                           .file = static_cast<uint16_t>(file),
+                           .slot_class = static_cast<uint16_t>(slot_class),
+                           .offset = end});
+        end += bytes;
+    }
+    // Slots are taken from the back: the first ones first, in file order.
+    std::reverse(mine.free.begin(), mine.free.end());
+}
+
+SlotId Extents::allocate(int slot_class) noexcept {
+    Pool* best = nullptr;
+    double best_load = 0;
+    for (size_t p = 0; p < speed_.size(); ++p) {
+        Pool& candidate = pool(slot_class, p);
+        if (candidate.free.empty()) continue;
+        const double load = static_cast<double>(candidate.used + 1) / speed_[p];
+        if (!best || load < best_load) best = &candidate, best_load = load;
+    }
+    if (!best) return kNoSlot;
+    const SlotId slot = best->free.back();
+    best->free.pop_back();
+    ++best->used;
+    used_[slot] = true;
+    return slot;
+}
+
+void Extents::free(SlotId slot) noexcept {
+    FERRY_CHECK(slot < places_.size() && used_[slot], "a slot is freed that is not in use");
+    Pool& mine = pool(places_[slot].slot_class, places_[slot].path);
+    mine.free.push_back(slot);  // its capacity is that of all slots: no allocation
+    --mine.used;
+    used_[slot] = false;
+}
+
+std::vector<SlotId> Extents::free_slots() const {
+    std::vector<SlotId> slots;
+    for (const Pool& one : pools_) slots.insert(slots.end(), one.free.begin(), one.free.end());
+    return slots;
+}
+
+}  // namespace ferry::aio

@@ -1,0 +1,70 @@
+// Where every slot lies, and which slots are free. Slots of a class are equally large, so the
+// allocator is a stack of slot numbers per class and path: constant time, nothing to fragment.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "ferry/aio.h"
+
+namespace ferry::aio {
+
+struct Place {
+    uint16_t path = 0, ring = 0, file = 0;  // the file is counted within the path
+    uint16_t slot_class = 0;
+    int64_t offset = 0;  // in the file
+};
+
+// What a path brings along.
+struct PathShape {
+    int segments = 1, rings = 1;
+    int64_t data_offset = 0;     // bytes at the start of each file that are not slots
+    int64_t capacity_bytes = 0;  // for slots
+    double speed = 1;            // relative to the other paths
+};
+
+class Extents {
+public:
+    // Divides each class over the paths by speed, as far as capacities allow. Throws does_not_fit.
+    Extents(std::span<const SlotClass> classes, std::span<const PathShape> paths,
+            int64_t alignment);
+
+    const Place& place(SlotId slot) const noexcept { return places_[slot]; }
+    size_t slots() const noexcept { return places_.size(); }
+    int64_t slot_bytes(int slot_class) const noexcept {
+        return slot_bytes_[static_cast<size_t>(slot_class)];
+    }
+    int64_t file_bytes(int path, int file) const noexcept {
+        return file_bytes_[static_cast<size_t>(path)][static_cast<size_t>(file)];
+    }
+    bool used(SlotId slot) const noexcept { return used_[slot]; }
+
+    SlotId allocate(int slot_class) noexcept;
+    void free(SlotId slot) noexcept;
+    void set_speed(int path, double speed) noexcept { speed_[static_cast<size_t>(path)] = speed; }
+    std::vector<SlotId> free_slots() const;
+
+private:
+    using PerPath = std::vector<int64_t>;
+    struct Pool {  // the slots of one class on one path
+        std::vector<SlotId> free;
+        int64_t used = 0;
+    };
+
+    std::vector<PerPath> divide(std::span<const SlotClass> classes,
+                                std::span<const PathShape> paths) const;
+    void lay_out(int slot_class, int path, const PathShape& shape, int64_t count);
+    Pool& pool(int slot_class, size_t path) noexcept {
+        return pools_[static_cast<size_t>(slot_class) * speed_.size() + path];
+    }
+
+    std::vector<int64_t> slot_bytes_;
+    std::vector<double> speed_;
+    std::vector<Place> places_;
+    std::vector<bool> used_;
+    std::vector<Pool> pools_;
+    std::vector<PerPath> file_bytes_;
+};
+
+}  // namespace ferry::aio

@@ -1,0 +1,341 @@
+// io_uring. Transfers are prepared by submit() and reach the kernel in reap(), so that one system
+// call both submits a batch and waits for completions.
+#include <fcntl.h>
+#include <liburing.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+
+#include "backend.h"
+
+namespace ferry::aio {
+namespace {
+
+constexpr uint64_t kWakeId = ~uint64_t{0};
+constexpr int64_t kEntryBytesMax = kGiB;  // a larger registered buffer is refused with EFAULT
+
+struct Mode {
+    unsigned flags;
+    const char* name;
+};
+
+// A list of flags known to work together, best first. Only these: some flags are accepted by
+// the kernel and then not understood by the liburing in use (NO_SQARRAY).
+constexpr Mode kModes[] = {
+    {IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_R_DISABLED,
+     "single issuer, deferred task work"},
+    {IORING_SETUP_COOP_TASKRUN | IORING_SETUP_R_DISABLED, "cooperative task work"},
+    {IORING_SETUP_R_DISABLED, "plain"},
+};
+constexpr Mode kSqpollModes[] = {
+    {IORING_SETUP_SQPOLL | IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_R_DISABLED, "kernel polling"},
+    {IORING_SETUP_SQPOLL | IORING_SETUP_R_DISABLED, "kernel polling"},
+};
+
+int init_ring(io_uring& ring, unsigned entries, std::span<const Mode> modes, unsigned extra) {
+    int error = -ENOSYS;
+    for (const Mode& mode : modes) {
+        io_uring_params params{};
+        params.flags = mode.flags | extra;
+        error = io_uring_queue_init_params(entries, &ring, &params);
+        if (error == 0 || error == -EPERM || error == -ENOSYS) return error;
+    }
+    return error;
+}
+
+// A polled write may work where a polled read does not, so the probe is a read.
+bool polled_read_works(int file) {
+    io_uring ring;
+    if (io_uring_queue_init(2, &ring, IORING_SETUP_IOPOLL) != 0) return false;
+    alignas(4096) static std::byte probe_buffer[4096];
+    io_uring_sqe* sqe = io_uring_get_sqe(&ring);
+    io_uring_prep_read(sqe, file, probe_buffer, sizeof probe_buffer, 0);
+    io_uring_cqe* cqe = nullptr;
+    const bool works =
+        io_uring_submit(&ring) == 1 && io_uring_wait_cqe(&ring, &cqe) == 0 && cqe->res >= 0;
+    io_uring_queue_exit(&ring);
+    return works;
+}
+
+class UringBackend final : public Backend {
+public:
+    explicit UringBackend(const BackendSetup& setup) : punt_(setup.punt) {
+        immediate_.reserve(static_cast<size_t>(setup.depth));
+        open_ring(setup);
+        wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+        FERRY_CHECK(wake_fd_ >= 0);
+        register_files(setup.files);
+        register_buffers(setup.registered);
+    }
+    ~UringBackend() override {
+        io_uring_queue_exit(&ring_);
+        close(wake_fd_);
+    }
+
+    std::string_view name() const noexcept override { return "uring"; }
+
+    int submit(std::span<const Transfer> batch) override {
+        enable();
+        int taken = 0;
+        for (const Transfer& transfer : batch) {
+            if (iopoll_ && transfer.verb != Verb::read && transfer.verb != Verb::write) {
+                immediate_.push_back({transfer.id, perform(transfer)});
+                ++taken;
+                continue;
+            }
+            io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
+            if (!sqe) break;
+            prepare(*sqe, transfer);
+            ++taken;
+        }
+        flying_ += taken;
+        return taken;
+    }
+
+    int reap(std::span<Completion> out, Nanos until) override {
+        enable();
+        if (iopoll_) {
+            if (!wait_polled(until)) return 0;
+        } else {
+            if (!wake_armed_) arm_wake();
+            enter(until);
+        }
+        return collect(out);
+    }
+
+    void wake() noexcept override {
+        const uint64_t one = 1;
+        [[maybe_unused]] const ssize_t written = write(wake_fd_, &one, sizeof one);
+    }
+
+    Nanos now() const noexcept override {
+        return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+    }
+
+private:
+    struct Registered {
+        std::byte* begin;
+        std::byte* end;
+    };
+
+    void open_ring(const BackendSetup& setup) {
+        // One entry more than transfers, for the wake-up read: submit() then never runs out.
+        const auto entries = std::bit_ceil(static_cast<unsigned>(setup.depth) + 1);
+        iopoll_ = setup.iopoll && !setup.files.empty() && polled_read_works(setup.files[0]);
+        if (setup.iopoll && !iopoll_) log_warn("aio: polled reads do not work here: IOPOLL is off");
+        const unsigned extra = iopoll_ ? IORING_SETUP_IOPOLL : 0;
+        int error = -1;
+        if (setup.sqpoll) {
+            error = init_ring(ring_, entries, kSqpollModes, extra);
+            if (error != 0) log_warn("aio: SQPOLL is refused here, not used");
+        }
+        if (error != 0) error = init_ring(ring_, entries, kModes, extra);
+        if (error == 0) return;
+        throw Error(Trouble::io,
+                    {.what = "io_uring cannot be used: " + std::string(strerror(-error)),
+                     .remedy = "use the posix backend (\"automatic\" does so by itself)"});
+    }
+
+    void register_files(const std::vector<int>& files) {
+        files_ = files;
+        fixed_files_ =
+            io_uring_register_files(&ring_, files.data(), static_cast<unsigned>(files.size())) == 0;
+        if (!fixed_files_) log_warn("aio: files could not be registered with io_uring");
+    }
+
+    void register_buffers(const std::vector<std::span<std::byte>>& slabs) {
+        std::vector<iovec> entries;
+        int64_t bytes = 0;
+        for (const auto slab : slabs) {
+            for (size_t at = 0; at < slab.size(); at += kEntryBytesMax) {
+                const size_t size = std::min<size_t>(slab.size() - at, kEntryBytesMax);
+                entries.push_back({slab.data() + at, size});
+                bytes += static_cast<int64_t>(size);
+            }
+        }
+        if (entries.empty()) return;
+        const int error = io_uring_register_buffers(&ring_, entries.data(),
+                                                    static_cast<unsigned>(entries.size()));
+        if (error != 0) {
+            log_warn("aio: registering " + format_bytes(bytes) + " of buffers failed (" +
+                     strerror(-error) + "): transfers pin their pages one by one" +
+                     (error == -ENOMEM ? "; raise the locked-memory limit (ulimit -l)" : ""));
+            return;
+        }
+        for (const iovec& entry : entries) {
+            auto* begin = static_cast<std::byte*>(entry.iov_base);
+            registered_.push_back({begin, begin + entry.iov_len});
+        }
+    }
+
+    // A ring for a single issuer belongs to the thread that enables it: the I/O thread.
+    void enable() {
+        if (enabled_) return;
+        // liburing 2.3 declares io_uring_enable_rings() but its shared library does not export it.
+        const auto ring = static_cast<unsigned>(ring_.ring_fd);
+        FERRY_CHECK(io_uring_register(ring, IORING_REGISTER_ENABLE_RINGS, nullptr, 0) == 0);
+        enabled_ = true;
+    }
+
+    void arm_wake() {
+        io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
+        FERRY_CHECK(sqe, "no submission entry is left for the wake-up");
+        io_uring_prep_read(sqe, wake_fd_, &wake_count_, sizeof wake_count_, 0);
+        io_uring_sqe_set_data64(sqe, kWakeId);
+        wake_armed_ = true;
+    }
+
+    int registered_index(const Transfer& transfer) const {
+        for (size_t i = 0; i < registered_.size(); ++i) {
+            const Registered& entry = registered_[i];
+            if (transfer.data >= entry.begin && transfer.data + transfer.size_bytes <= entry.end)
+                return static_cast<int>(i);
+        }
+        return -1;
+    }
+
+    void prepare(io_uring_sqe& sqe, const Transfer& transfer) {
+        const int file = fixed_files_ ? transfer.file : files_[transfer.file];
+        const auto offset = static_cast<uint64_t>(transfer.offset);
+        const auto size = static_cast<unsigned>(transfer.size_bytes);
+        switch (transfer.verb) {
+            case Verb::read:
+            case Verb::write:
+                prepare_data(sqe, transfer, file, offset, size);
+                break;
+            case Verb::flush:
+                io_uring_prep_fsync(&sqe, file, IORING_FSYNC_DATASYNC);
+                break;
+            case Verb::discard:
+                io_uring_prep_fallocate(&sqe, file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                                        transfer.offset, transfer.size_bytes);
+                break;
+        }
+        unsigned flags = fixed_files_ ? IOSQE_FIXED_FILE : 0;
+        if (punt_) flags |= IOSQE_ASYNC;
+        io_uring_sqe_set_flags(&sqe, flags);
+        io_uring_sqe_set_data64(&sqe, transfer.id);
+    }
+
+    void prepare_data(io_uring_sqe& sqe, const Transfer& transfer, int file, uint64_t offset,
+                      unsigned size) {
+        const int index = registered_index(transfer);
+        const bool read = transfer.verb == Verb::read;
+        if (index >= 0 && read)
+            io_uring_prep_read_fixed(&sqe, file, transfer.data, size, offset, index);
+        else if (index >= 0)
+            io_uring_prep_write_fixed(&sqe, file, transfer.data, size, offset, index);
+        else if (read)
+            io_uring_prep_read(&sqe, file, transfer.data, size, offset);
+        else
+            io_uring_prep_write(&sqe, file, transfer.data, size, offset);
+    }
+
+    // A polled ring knows reads and writes only; what is rare may block its thread.
+    int32_t perform(const Transfer& transfer) const {
+        const int file = files_[transfer.file];
+        const int failed = transfer.verb == Verb::flush
+                               ? fdatasync(file)
+                               : fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                                           transfer.offset, transfer.size_bytes);
+        return failed ? -errno : 0;
+    }
+
+    // Submits what was prepared and waits. A refusal is harmless here: entries that the kernel did
+    // not take stay in the ring and go with the next call.
+    void enter(Nanos until) {
+        int result = 0;
+        if (until == kForever) {
+            result = io_uring_submit_and_wait(&ring_, 1);
+        } else if (const Nanos left = until - now(); left > 0) {
+            __kernel_timespec timeout{.tv_sec = left / 1'000'000'000,
+                                      .tv_nsec = left % 1'000'000'000};
+            io_uring_cqe* cqe = nullptr;
+            result = io_uring_submit_and_wait_timeout(&ring_, &cqe, 1, &timeout, nullptr);
+        } else {
+            result = io_uring_submit_and_get_events(&ring_);
+        }
+        if (result >= 0) return;
+        switch (-result) {
+            case ETIME:
+            case EINTR:
+            case EAGAIN:
+            case EBUSY:
+                return;
+            default:
+                bug("io_uring_enter", strerror(-result));
+        }
+    }
+
+    // A polled ring cannot wait for an eventfd: it spins in the kernel while transfers are out (the
+    // next completion bounds that), and sleeps on the eventfd alone when there is nothing to poll.
+    bool wait_polled(Nanos until) {
+        if (flying_ > 0) {
+            const bool spin = until == kForever && immediate_.empty();
+            enter(spin ? kForever : 0);
+            return true;
+        }
+        const Nanos left = until == kForever ? -1 : std::max<Nanos>(0, until - now());
+        pollfd wake{.fd = wake_fd_, .events = POLLIN, .revents = 0};
+        if (poll(&wake, 1, left < 0 ? -1 : static_cast<int>(ceil_div(left, 1'000'000))) == 1) {
+            [[maybe_unused]] const ssize_t got = read(wake_fd_, &wake_count_, sizeof wake_count_);
+        }
+        return false;
+    }
+
+    int collect(std::span<Completion> out) {
+        io_uring_cqe* cqe = nullptr;
+        unsigned head = 0, seen = 0;
+        int count = 0;
+        for (; !immediate_.empty() && count < static_cast<int>(out.size()); ++count) {
+            out[static_cast<size_t>(count)] = immediate_.back();
+            immediate_.pop_back();
+        }
+        io_uring_for_each_cqe(&ring_, head, cqe) {
+            if (count == static_cast<int>(out.size())) break;
+            ++seen;
+            if (cqe->user_data == kWakeId) {
+                wake_armed_ = false;
+            } else {
+                out[static_cast<size_t>(count++)] = {static_cast<uint32_t>(cqe->user_data),
+                                                     cqe->res};
+            }
+        }
+        io_uring_cq_advance(&ring_, seen);
+        flying_ -= count;
+        return count;
+    }
+
+    io_uring ring_{};
+    int wake_fd_ = -1;
+    uint64_t wake_count_ = 0;
+    bool wake_armed_ = false, enabled_ = false, fixed_files_ = false, iopoll_ = false;
+    const bool punt_;
+    int flying_ = 0;
+    std::vector<int> files_;
+    std::vector<Registered> registered_;
+    std::vector<Completion> immediate_;  // done inside submit()
+};
+
+}  // namespace
+
+std::string why_no_uring() {
+    io_uring ring;
+    const int error = init_ring(ring, 2, kModes, 0);
+    if (error != 0) return strerror(-error);
+    io_uring_queue_exit(&ring);
+    return {};
+}
+
+std::unique_ptr<Backend> make_uring_backend(const BackendSetup& setup) {
+    return std::make_unique<UringBackend>(setup);
+}
+
+}  // namespace ferry::aio

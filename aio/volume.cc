@@ -1,0 +1,391 @@
+#include "volume.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+namespace ferry::aio {
+namespace {
+
+constexpr int kErrandsMax = 32;  // of the volume's own at a time, beside the caller's operations
+constexpr int64_t kBlockMax = kGiB;  // a transfer's result must fit the kernel's int
+
+struct FreeAligned {
+    void operator()(std::byte* memory) const { std::free(memory); }
+};
+using AlignedBuffer = std::unique_ptr<std::byte, FreeAligned>;
+
+AlignedBuffer aligned_buffer(int64_t alignment, int64_t bytes) {
+    auto* memory = static_cast<std::byte*>(
+        std::aligned_alloc(static_cast<size_t>(alignment), static_cast<size_t>(bytes)));
+    FERRY_CHECK(memory, "no memory for an I/O buffer");
+    return AlignedBuffer(memory);
+}
+
+[[noreturn]] void bad_option(std::string what, std::string measured, std::string limit) {
+    throw Error(Trouble::usage, {.what = std::move(what),
+                                 .where = "volume options",
+                                 .measured = std::move(measured),
+                                 .limit = std::move(limit)});
+}
+
+void check_range(const char* name, int64_t value, int64_t low, int64_t high) {
+    if (value < low || value > high)
+        bad_option(std::string(name) + " is out of range", std::to_string(value),
+                   std::to_string(low) + " to " + std::to_string(high));
+}
+
+}  // namespace
+
+std::unique_ptr<Volume> Volume::open(VolumeOptions options, Executor& executor) {
+    return open_volume(std::move(options), executor);
+}
+
+std::unique_ptr<Volume> open_volume(VolumeOptions options, Executor& executor,
+                                    BackendFactory make_backend) {
+    return std::make_unique<VolumeOnPaths>(std::move(options), executor, std::move(make_backend));
+}
+
+// ---------------------------------------------------------------- opening
+
+VolumeOnPaths::VolumeOnPaths(VolumeOptions options, Executor& executor, BackendFactory make_backend)
+    : options_(std::move(options)), executor_(executor) {
+    check_options();
+    const bool on_files = !make_backend;
+    if (on_files) choose_backend();
+    shapes_ = open_paths(on_files);
+    extents_ = std::make_unique<Extents>(options_.classes, shapes_, alignment_);
+    for (size_t p = 0; p < files_.size(); ++p)
+        for (int i = 0; i < shapes_[p].segments; ++i)
+            files_[p]->create_segment(i, extents_->file_bytes(static_cast<int>(p), i));
+    start_rings(on_files ? backend_of_kind_ : make_backend);
+    if (!options_.write_once) return;
+    try {
+        write_every_slot();
+    } catch (...) {
+        for (; hosted_ > 0; --hosted_) executor_.retire(*queues_[hosted_ - 1]);
+        throw;
+    }
+}
+
+VolumeOnPaths::~VolumeOnPaths() {
+    cancel_queued();
+    wait_until_finished();
+    for (; hosted_ > 0; --hosted_) executor_.retire(*queues_[hosted_ - 1]);
+}
+
+void VolumeOnPaths::check_options() const {
+    if (options_.paths.empty()) bad_option("no storage path is given", "", "");
+    check_range("paths", static_cast<int64_t>(options_.paths.size()), 1, 1024);
+    check_range("classes", static_cast<int64_t>(options_.classes.size()), 1, 65535);
+    check_range("queue_depth", options_.queue_depth, 1, 4096);
+    check_range("operations_max", options_.operations_max, 1, 1 << 20);
+    check_range("rings", options_.rings, 1, 64);
+    check_range("block_bytes", options_.block_bytes, 4096, kBlockMax);
+    for (const PathOptions& path : options_.paths) {
+        check_range("segments", path.segments, 0, 256);
+        check_range("size_bytes", path.size_bytes, 0, int64_t{1} << 60);
+    }
+    for (const SlotClass& one : options_.classes) {
+        check_range("slot_bytes", one.slot_bytes, 1, int64_t{1} << 50);
+        check_range("slots", one.slots, 0, int64_t{1} << 31);
+    }
+}
+
+void VolumeOnPaths::choose_backend() {
+    backend_of_kind_ = make_posix_backend;
+    if (options_.backend == BackendKind::posix) return;
+    const std::string trouble = why_no_uring();
+    if (trouble.empty()) {
+        backend_of_kind_ = make_uring_backend;
+        return;
+    }
+    if (options_.backend == BackendKind::uring)
+        throw Error(Trouble::io, {.what = "io_uring cannot be used: " + trouble,
+                                  .remedy = "allow it (containers' seccomp filters forbid it), or "
+                                            "set the backend to automatic or posix"});
+    log_info("aio: io_uring cannot be used (" + trouble + ")");
+}
+
+std::vector<PathShape> VolumeOnPaths::open_paths(bool on_files) {
+    std::vector<PathShape> shapes;
+    bool weigh = false;
+    for (const PathOptions& path : options_.paths) {
+        PathShape shape{.segments = std::max(1, path.segments),
+                        .rings = options_.rings,
+                        .data_offset = 0,
+                        .capacity_bytes = path.size_bytes ? path.size_bytes : int64_t{1} << 60,
+                        .speed = path.bytes_per_s > 0 ? path.bytes_per_s : 1};
+        weigh |= path.bytes_per_s <= 0 && options_.paths.size() > 1;
+        if (on_files) {
+            files_.push_back(std::make_unique<PathFiles>(path, options_));
+            const PathFiles& files = *files_.back();
+            shape.segments = files.segments();
+            shape.data_offset = files.data_offset();
+            shape.capacity_bytes = files.capacity_bytes();
+            alignment_ = std::max(alignment_, files.alignment());
+        }
+        shapes.push_back(shape);
+    }
+    // A given speed and a measured one do not compare: measure all or none.
+    for (size_t p = 0; weigh && p < shapes.size(); ++p)
+        shapes[p].speed = on_files ? files_[p]->measure_speed() : 1;
+    if (options_.block_bytes % alignment_ != 0)
+        bad_option("block_bytes is not a multiple of the alignment",
+                   std::to_string(options_.block_bytes), std::to_string(alignment_));
+    return shapes;
+}
+
+void VolumeOnPaths::start_rings(const BackendFactory& make_backend) {
+    for (size_t p = 0; p < options_.paths.size(); ++p) {
+        for (int r = 0; r < options_.rings; ++r) {
+            const std::string name = "aio-" + std::to_string(p) + "-" + std::to_string(r);
+            BackendSetup setup{
+                .path = static_cast<int>(p),
+                .ring = r,
+                .files = files_.empty() ? std::vector<int>{} : files_[p]->descriptors(),
+                .depth = options_.queue_depth,
+                .registered = options_.registered,
+                .sqpoll = options_.sqpoll,
+                .iopoll = options_.iopoll,
+                .punt = !files_.empty() && files_[p]->punts()};
+            queues_.push_back(std::make_unique<Queue>(
+                QueueOptions{.name = name,
+                             .depth = options_.queue_depth,
+                             .operations_max = options_.operations_max + kErrandsMax,
+                             .block_bytes = options_.block_bytes,
+                             .alignment = alignment_,
+                             .slots = extents_->slots()},
+                make_backend(setup), executor_));
+        }
+    }
+    backend_name_ = queues_[0]->backend_name();
+    if (!files_.empty())
+        log_info("aio: " + backend_name_ + ", " + std::to_string(queues_.size()) +
+                 " ring(s) of depth " + std::to_string(options_.queue_depth) + ", blocks of " +
+                 format_bytes(options_.block_bytes) + ", alignment " + std::to_string(alignment_));
+    for (const auto& queue : queues_) {
+        executor_.host(*queue);
+        ++hosted_;
+    }
+}
+
+// Preallocated blocks are marked unwritten, and the first write to each converts that mark: a
+// metadata update, in the middle of a run, on every first use. So they are written here. The bytes
+// are not zeros, which some devices merely note.
+void VolumeOnPaths::write_every_slot() {
+    constexpr int64_t kPart = 8 * kMiB;
+    const AlignedBuffer buffer = aligned_buffer(alignment_, kPart);
+    for (int64_t i = 0; i < kPart; ++i)
+        buffer.get()[i] =
+            static_cast<std::byte>(static_cast<uint64_t>(i) * 0x9E3779B97F4A7C15u >> 56);
+    std::vector<Errand> errands;
+    for (size_t p = 0; p < shapes_.size(); ++p) {
+        for (int f = 0; f < shapes_[p].segments; ++f) {
+            const int64_t end = extents_->file_bytes(static_cast<int>(p), f);
+            for (int64_t at = shapes_[p].data_offset; at < end; at += kPart) {
+                const int64_t bytes = std::min(kPart, end - at);
+                Errand errand = errand_on(p, f, Verb::write);
+                errand.operation.kind = Kind::write;
+                errand.operation.buffer = {buffer.get(), static_cast<size_t>(bytes)};
+                errand.request.file_offset = at;
+                errand.request.size_bytes = bytes;
+                errands.push_back(errand);
+            }
+        }
+    }
+    // Front to back on all paths at once, so that every device writes all the time.
+    std::ranges::stable_sort(errands, {},
+                             [](const Errand& errand) { return errand.request.file_offset; });
+    run_errands(errands, "the layout's write");
+    refresh_speeds();
+}
+
+// ---------------------------------------------------------------- the volume's own operations
+
+// Blocks until all are done; throws the first error, after all have come back. The caller's
+// operations finish first: an errand may then count on what was written before it.
+void VolumeOnPaths::run_errands(std::vector<Errand>& errands, const char* what) {
+    wait_until_finished();
+    for (Errand& errand : errands) {
+        while (unfinished() >= kErrandsMax) executor_.wait(kForever);
+        errand.request.operation = &errand.operation;
+        errand.request.internal = true;
+        ++submitted_;
+        errand.queue->submit(errand.request);
+    }
+    wait_until_finished();
+    for (const Errand& errand : errands) {
+        if (errand.operation.state != State::failed) continue;
+        const int error = errand.operation.error;
+        const std::string at = std::to_string(errand.request.file_offset);
+        throw Error(Trouble::io,
+                    {.what = std::string(what) + " failed: " + strerror(error),
+                     .where = errand.file + " at " + at,
+                     .measured = std::to_string(errand.operation.done_bytes) + " bytes moved",
+                     .limit = std::to_string(errand.request.size_bytes) + " bytes",
+                     .remedy = remedy_for(error)});
+    }
+}
+
+int64_t VolumeOnPaths::unfinished() const noexcept {
+    int64_t finished = 0;
+    for (const auto& queue : queues_) finished += queue->finished();
+    return submitted_ - finished;
+}
+
+void VolumeOnPaths::wait_until_finished() {
+    while (unfinished() > 0) executor_.wait(kForever);
+    // The waits above took the wake-ups that were meant for the caller's next one.
+    if (in_flight_ > 0) executor_.wake();
+}
+
+void VolumeOnPaths::flush() {
+    std::vector<Errand> errands;
+    for (size_t p = 0; p < shapes_.size(); ++p)
+        for (int f = 0; f < shapes_[p].segments; ++f)
+            errands.push_back(errand_on(p, f, Verb::flush));
+    run_errands(errands, "flush");
+}
+
+void VolumeOnPaths::discard_free_slots() {
+    std::vector<Errand> errands;
+    for (const SlotId slot : extents_->free_slots()) {
+        const Place& place = extents_->place(slot);
+        Errand errand = errand_on(place.path, place.file, Verb::discard);
+        errand.request.file_offset = place.offset;
+        errand.request.size_bytes = slot_bytes(place.slot_class);
+        errands.push_back(errand);
+    }
+    try {
+        run_errands(errands, "discard");
+    } catch (const Error& error) {
+        const bool unsupported = std::ranges::all_of(errands, [](const Errand& errand) {
+            const int code = errand.operation.error;
+            return code == 0 || code == EOPNOTSUPP || code == EINVAL;
+        });
+        if (!unsupported) throw;
+        log_warn(std::string("aio: freed space cannot be discarded here: ") + error.what());
+    }
+}
+
+VolumeOnPaths::Errand VolumeOnPaths::errand_on(size_t path, int file, Verb verb) const {
+    const Place place{.path = static_cast<uint16_t>(path),
+                      .ring = static_cast<uint16_t>(file % options_.rings),
+                      .file = static_cast<uint16_t>(file)};
+    return {.queue = &queue_of(place),
+            .file = file_name(static_cast<int>(path), file),
+            .request = {.verb = verb, .file = place.file}};
+}
+
+// ---------------------------------------------------------------- the caller's operations
+
+SlotId VolumeOnPaths::allocate(int slot_class) noexcept {
+    constexpr uint32_t kRefreshEvery = 64;
+    if (++allocations_ % kRefreshEvery == 0) refresh_speeds();
+    return extents_->allocate(slot_class);
+}
+
+void VolumeOnPaths::refresh_speeds() noexcept {
+    if (shapes_.size() < 2) return;
+    const auto rings = static_cast<size_t>(options_.rings);
+    const auto speed_of = [&](size_t path) {
+        double speed = 0;
+        for (size_t r = 0; r < rings; ++r)
+            speed += queues_[path * rings + r]->counters().bytes_per_s;
+        return speed;
+    };
+    // Estimates compare with each other only: until every path has one, the initial ones stay.
+    for (size_t p = 0; p < shapes_.size(); ++p)
+        if (speed_of(p) <= 0) return;
+    for (size_t p = 0; p < shapes_.size(); ++p)
+        extents_->set_speed(static_cast<int>(p), speed_of(p));
+}
+
+void VolumeOnPaths::submit(Operation& operation) noexcept {
+    const auto size = static_cast<int64_t>(operation.buffer.size());
+    FERRY_CHECK(operation.state != State::queued, "an operation is submitted twice");
+    FERRY_CHECK(operation.slot < extents_->slots() && extents_->used(operation.slot),
+                "an operation on a slot that is not in use");
+    FERRY_CHECK(in_flight_ < options_.operations_max, "more operations than operations_max");
+    const Place& place = extents_->place(operation.slot);
+    FERRY_CHECK(size > 0 && operation.offset >= 0 &&
+                    operation.offset + size <= slot_bytes(place.slot_class),
+                "an operation reaches outside its slot");
+    FERRY_CHECK(operation.offset % alignment_ == 0 && size % alignment_ == 0 &&
+                    reinterpret_cast<uintptr_t>(operation.buffer.data()) %
+                            static_cast<uintptr_t>(alignment_) ==
+                        0,
+                "an operation is not aligned");
+    operation.state = State::queued;
+    operation.done_bytes = 0;
+    operation.error = 0;
+    operation.submitted_ns = executor_.now();
+    operation.finished_ns = 0;
+    ++in_flight_;
+    ++submitted_;
+    queue_of(place).submit({.operation = &operation,
+                            .verb = operation.kind == Kind::read ? Verb::read : Verb::write,
+                            .file = place.file,
+                            .file_offset = place.offset + operation.offset,
+                            .size_bytes = size});
+}
+
+Operation* VolumeOnPaths::poll() noexcept {
+    // Starts after the queue that answered last, so that no ring is passed over for long.
+    for (size_t i = 0; i < queues_.size(); ++i) {
+        const size_t at = next_polled_ + i < queues_.size() ? next_polled_ + i
+                                                            : next_polled_ + i - queues_.size();
+        if (Operation* operation = queues_[at]->poll()) {
+            next_polled_ = at + 1 < queues_.size() ? at + 1 : 0;
+            --in_flight_;
+            return operation;
+        }
+    }
+    return nullptr;
+}
+
+void VolumeOnPaths::cancel_queued() noexcept {
+    for (const auto& queue : queues_) queue->cancel();
+}
+
+// ---------------------------------------------------------------- what it tells
+
+Queue& VolumeOnPaths::queue_of(const Place& place) const noexcept {
+    return *queues_[place.path * static_cast<size_t>(options_.rings) + place.ring];
+}
+
+std::string VolumeOnPaths::file_name(int path, int file) const {
+    const auto p = static_cast<size_t>(path);
+    return files_.empty() ? options_.paths[p].path + "/simulated.seg" + std::to_string(file)
+                          : files_[p]->segment_name(file);
+}
+
+std::string VolumeOnPaths::describe(SlotId slot) const {
+    if (slot >= extents_->slots()) return "no slot";
+    const Place& place = extents_->place(slot);
+    return file_name(place.path, place.file) + " at " + std::to_string(place.offset);
+}
+
+std::vector<PathCounters> VolumeOnPaths::counters() const {
+    std::vector<PathCounters> all;
+    for (size_t q = 0; q < queues_.size(); ++q) {
+        const size_t path = q / static_cast<size_t>(options_.rings);
+        if (path == all.size()) all.push_back({.path = options_.paths[path].path});
+        const QueueCounters one = queues_[q]->counters();
+        PathCounters& sum = all.back();
+        sum.bytes_read += one.bytes_read;
+        sum.bytes_written += one.bytes_written;
+        sum.bytes_retried += one.bytes_retried;
+        sum.reads += one.reads;
+        sum.writes += one.writes;
+        sum.retries += one.retries;
+        sum.errors += one.errors;
+        sum.read_bytes_per_s += one.read_bytes_per_s;
+        sum.write_bytes_per_s += one.write_bytes_per_s;
+    }
+    return all;
+}
+
+}  // namespace ferry::aio

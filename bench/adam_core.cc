@@ -1,0 +1,332 @@
+#include "adam_core.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <sstream>
+#include <thread>
+
+#include "adam_plain.h"
+
+namespace ferry::bench {
+namespace {
+
+double seconds() {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return std::chrono::duration<double>(now).count();
+}
+
+// Filled by the threads that will use it, with ordinary magnitudes: denormals would be four times
+// slower and measure something else.
+class Array {
+public:
+    Array(int64_t bytes, uint32_t word, Team& team)
+        : data_(static_cast<uint32_t*>(std::aligned_alloc(2 << 20, size(bytes)))) {
+        constexpr int64_t kWords = 1 << 16;
+        team.parallel(ceil_div(bytes / 4, kWords), [&](int64_t part) {
+            const int64_t end = std::min(bytes / 4, (part + 1) * kWords);
+            std::fill(data_.get() + part * kWords, data_.get() + end, word);
+        });
+    }
+    float* floats() { return reinterpret_cast<float*>(data_.get()); }
+    uint16_t* halves() { return reinterpret_cast<uint16_t*>(data_.get()); }
+
+private:
+    static size_t size(int64_t bytes) { return static_cast<size_t>(round_up(bytes, 2 << 20)); }
+    struct Free {
+        void operator()(uint32_t* data) const { std::free(data); }
+    };
+    std::unique_ptr<uint32_t, Free> data_;
+};
+
+struct Buffers {
+    Buffers(const AdamBench& what, Team& team)
+        : gradient(what.count * 4, 0x3a833a83u, team), weight(what.count * 2, 0, team) {
+        for (int k = 0; k < (what.out_of_place ? 6 : 3); ++k) {
+            state.emplace_back(what.count * 4, 0x3a83126fu, team);
+        }
+    }
+    Array gradient, weight;
+    std::vector<Array> state{};  // p, m, v and their out-of-place copies
+};
+
+using Work = std::function<void()>;
+
+// Contiguous equal shares on threads of their own, as an OpenMP loop would.
+void on_threads(int threads, int64_t count, const std::function<void(int64_t, int64_t)>& body) {
+    const int64_t share = round_up(ceil_div(count, threads), 64);
+    std::vector<std::jthread> others;
+    for (int t = 1; t < threads; ++t) {
+        const int64_t begin = std::min(count, t * share);
+        others.emplace_back([&body, begin, n = std::min(share, count - begin)] { body(begin, n); });
+    }
+    body(0, std::min(share, count));
+}
+
+double timed(const Work& work) {
+    const double start = seconds();
+    work();
+    return seconds() - start;
+}
+
+double median(std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    const size_t n = values.size();
+    return n == 0 ? 0 : (values[(n - 1) / 2] + values[n / 2]) / 2;
+}
+
+// Pairs in the order A B B A, so that a drift of the machine's speed hits both alike.
+Row compare(std::string name, const Work& ours, const Work& theirs, int pairs, int64_t count) {
+    std::vector<double> values, references, ratios;
+    ours();
+    if (theirs) theirs();
+    for (int i = 0; i < pairs; ++i) {
+        double reference = 0, value = 0;
+        for (int k = 0; k < 2; ++k) {
+            if ((i + k) % 2)
+                value = timed(ours);
+            else if (theirs)
+                reference = timed(theirs);
+        }
+        values.push_back(value);
+        references.push_back(reference);
+        ratios.push_back(reference / value);
+    }
+    std::sort(ratios.begin(), ratios.end());
+    // Ranks of the median's 95 % interval, by the normal approximation of the binomial.
+    const double half = 0.98 * std::sqrt(static_cast<double>(pairs));
+    const auto rank = [&](double r) {
+        return static_cast<size_t>(std::clamp(r, 0.0, static_cast<double>(pairs - 1)));
+    };
+    const double middle = (pairs - 1) / 2.0, per_element = 1e9 / static_cast<double>(count);
+    Row row{.name = std::move(name), .value = median(values) * per_element, .unit = "ns/param"};
+    if (!theirs) return row;
+    row.reference = median(references) * per_element;
+    row.ratio = median(ratios);
+    row.ratio_low = ratios[rank(std::floor(middle - half))];
+    row.ratio_high = ratios[rank(std::ceil(middle + half))];
+    return row;
+}
+
+class Bench {
+public:
+    Bench(const AdamBench& what, int threads)
+        : what_(what), threads_(threads), team_(threads), buffers_(what, team_) {}
+
+    void run(std::vector<Row>& rows) {
+        measure_triad();
+        for (const DType type : what_.gradient_types) {
+            rows.push_back(adamw(type, false, Stores::plain));
+            if (!what_.out_of_place) continue;
+            rows.push_back(adamw(type, true, Stores::plain));
+            rows.push_back(adamw(type, true, Stores::non_temporal));
+        }
+        rows.push_back(norms());
+        const DType first = what_.gradient_types.front();
+        for (const optim::Method method : what_.methods)
+            rows.push_back(other_method(method, first));
+        for (const std::string& target : what_.targets) {
+            optim::force_target(target);
+            rows.push_back(adamw(first, false, Stores::plain));
+            rows.back().name += ", " + target;
+            optim::force_target("");
+        }
+    }
+
+private:
+    void measure_triad() {
+        std::vector<double> rounds;
+        for (int i = 0; i < 5; ++i) {
+            rounds.push_back(timed([&] {
+                on_threads(threads_, what_.count, [&](int64_t begin, int64_t n) {
+                    plain_triad(buffers_.state[0].floats() + begin,
+                                buffers_.state[1].floats() + begin,
+                                buffers_.state[2].floats() + begin, n);
+                });
+            }));
+        }
+        triad_bytes_per_second_ = 12.0 * static_cast<double>(what_.count) / median(rounds);
+    }
+
+    optim::Span span(DType gradient, bool out_of_place) {
+        auto& s = buffers_.state;
+        const size_t to = out_of_place ? 3 : 0;
+        return {.count = what_.count,
+                .gradient = buffers_.gradient.floats(),
+                .gradient_type = gradient,
+                .p_in = s[0].floats(),
+                .m_in = s[1].floats(),
+                .v_in = s[2].floats(),
+                .p = s[to].floats(),
+                .m = s[to + 1].floats(),
+                .v = s[to + 2].floats(),
+                .weight = buffers_.weight.halves(),
+                .weight_type = what_.weight_type};
+    }
+
+    // Always against the same fp32 moments; bytes the update itself has to move.
+    double of_triad(const Row& row, DType gradient, int moments) const {
+        const auto bytes = static_cast<double>(8 * (1 + moments) + size_of(gradient) + 2);
+        return bytes / row.value * 1e9 / triad_bytes_per_second_;
+    }
+
+    std::string name(const std::string& what, DType gradient) const {
+        return what + ", " + std::string(ferry::name_of(gradient)) + " -> " +
+               std::string(ferry::name_of(what_.weight_type)) + ", " + std::to_string(threads_) +
+               (threads_ == 1 ? " thread" : " threads");
+    }
+
+    Row adamw(DType gradient, bool out_of_place, Stores stores) {
+        const optim::Scalars scalars = optim::scalars_of(
+            {.lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1}, 100, 0.9);
+        const optim::Span s = span(gradient, out_of_place);
+        const PlainArrays plain{.count = s.count,
+                                .gradient = s.gradient,
+                                .gradient_type = gradient,
+                                .p_in = s.p_in,
+                                .m_in = s.m_in,
+                                .v_in = s.v_in,
+                                .p = s.p,
+                                .m = s.m,
+                                .v = s.v,
+                                .weight = buffers_.weight.halves(),
+                                .weight_type = what_.weight_type};
+        Work theirs;
+        if (plain_kind()) {
+            theirs = [&] {
+                on_threads(threads_, what_.count,
+                           [&](int64_t begin, int64_t n) { plain_adamw(plain, begin, n, stores); });
+            };
+        }
+        std::string what = out_of_place ? "adamw out of place" : "adamw in place";
+        if (out_of_place)
+            what +=
+                stores == Stores::plain ? " (by hand: plain stores)" : " (by hand: non-temporal)";
+        Row row = compare(
+            name(what, gradient), [&] { optim::update(team_, s, scalars); }, theirs, what_.pairs,
+            what_.count);
+        row.of_triad = of_triad(row, gradient, 2);
+        return row;
+    }
+
+    Row other_method(optim::Method method, DType gradient) {
+        const optim::Hyper hyper{.method = method,
+                                 .lr = 1e-4,
+                                 .weight_decay = 0.1,
+                                 .momentum = method == optim::Method::sgd ? 0.9 : 0};
+        const optim::Scalars scalars = optim::scalars_of(hyper, 100, 0.9);
+        const optim::Span s = span(gradient, false);
+        Row row = compare(
+            name(std::string(optim::name_of(method)) + " in place", gradient),
+            [&] { optim::update(team_, s, scalars); }, {}, what_.pairs, what_.count);
+        row.of_triad = of_triad(row, gradient, optim::moments_of(method));
+        return row;
+    }
+
+    Row norms() {
+        std::vector<float> leaves(static_cast<size_t>(optim::leaves_of(what_.count)));
+        const float* values = buffers_.state[0].floats();
+        const Work ours = [&] {
+            optim::leaf_norms(team_, values, DType::f32, what_.count, leaves.data());
+        };
+        Work theirs;
+        std::atomic<float> sink{0};
+        if (plain_kind()) {
+            theirs = [&] {
+                on_threads(threads_, what_.count, [&](int64_t begin, int64_t n) {
+                    sink = plain_squares(values + begin, n);
+                });
+            };
+        }
+        const std::string count =
+            std::to_string(threads_) + (threads_ == 1 ? " thread" : " threads");
+        Row row = compare("leaf norms, fp32, " + count, ours, theirs, what_.pairs, what_.count);
+        row.of_triad = 4 / row.value * 1e9 / triad_bytes_per_second_;
+        return row;
+    }
+
+    const AdamBench& what_;
+    int threads_;
+    Team team_;
+    Buffers buffers_;
+    double triad_bytes_per_second_ = 1;
+};
+
+std::string processor() {
+    std::ifstream file("/proc/cpuinfo");
+    for (std::string line; std::getline(file, line);) {
+        if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
+    }
+    return "unknown";
+}
+
+std::string number(double value) {
+    char text[32];
+    std::snprintf(text, sizeof(text), "%.4g", value);
+    return text;
+}
+
+std::string quoted(const std::string& text) {
+    std::string out = "\"";
+    for (const char c : text) {
+        if (c == '"' || c == '\\') out += '\\';
+        out += c;
+    }
+    return out + '"';
+}
+
+}  // namespace
+
+std::vector<Row> measure_adam(const AdamBench& given) {
+    AdamBench what = given;
+    what.count = round_up(what.count, 64);  // the hand-written loop knows no tails
+    if (what.threads.empty()) {
+        what.threads.push_back(1);
+        const int cores = discover_topology().cores();
+        if (cores > 1) what.threads.push_back(cores);
+    }
+    std::vector<Row> rows;
+    for (const int threads : what.threads) Bench(what, threads).run(rows);
+    return rows;
+}
+
+std::string to_json(const std::vector<Row>& rows, const std::string& command) {
+    std::ostringstream out;
+    out << "{\"machine\": {\"processor\": " << quoted(processor())
+        << ", \"cores\": " << discover_topology().cores()
+        << ", \"target\": " << quoted(optim::current_target())
+        << ", \"by_hand\": " << quoted(plain_kind() ? plain_kind() : "none")
+        << "}, \"command\": " << quoted(command) << ", \"rows\": [";
+    for (const Row& row : rows) {
+        out << (&row == &rows.front() ? "" : ",") << "\n  {\"name\": " << quoted(row.name)
+            << ", \"value\": " << number(row.value) << ", \"unit\": " << quoted(row.unit)
+            << ", \"reference\": " << number(row.reference) << ", \"ratio\": " << number(row.ratio)
+            << ", \"ratio_low\": " << number(row.ratio_low)
+            << ", \"ratio_high\": " << number(row.ratio_high)
+            << ", \"of_triad\": " << number(row.of_triad) << "}";
+    }
+    out << "\n]}\n";
+    return out.str();
+}
+
+std::string to_table(const std::vector<Row>& rows) {
+    std::ostringstream out;
+    char line[256];
+    std::snprintf(line, sizeof(line), "%-72s %8s %8s %6s %15s %6s\n", "", "ferry", "by hand",
+                  "ratio", "95 %", "triad");
+    out << line;
+    for (const Row& row : rows) {
+        std::snprintf(line, sizeof(line), "%-72s %8.3f %8.3f %6.3f %7.3f-%-7.3f %6.2f\n",
+                      row.name.c_str(), row.value, row.reference, row.ratio, row.ratio_low,
+                      row.ratio_high, row.of_triad);
+        out << line;
+    }
+    return out.str();
+}
+
+}  // namespace ferry::bench

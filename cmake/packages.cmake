@@ -1,0 +1,25 @@
+# Everything comes from the distribution; tools/install-packages.sh lists the package names.
+find_package(PkgConfig REQUIRED)
+find_package(Threads REQUIRED)
+find_package(spdlog REQUIRED)
+find_package(TBB REQUIRED)
+find_package(nlohmann_json 3.10 REQUIRED)
+find_package(CLI11 REQUIRED)
+pkg_check_modules(uring REQUIRED IMPORTED_TARGET liburing)
+pkg_check_modules(hwloc REQUIRED IMPORTED_TARGET hwloc)
+pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
+pkg_check_modules(hwy REQUIRED IMPORTED_TARGET libhwy)
+
+# The serial OpenBLAS by its full path: the alternatives system may point libblas elsewhere, and a
+# threaded BLAS under TBB tiles would oversubscribe.
+find_library(FERRY_OPENBLAS openblas PATH_SUFFIXES openblas-serial NO_CACHE REQUIRED
+             PATHS /usr/lib/${CMAKE_LIBRARY_ARCHITECTURE}/openblas-serial NO_DEFAULT_PATH)
+find_path(FERRY_OPENBLAS_INCLUDE openblas_config.h NO_CACHE REQUIRED
+          PATHS /usr/include/${CMAKE_LIBRARY_ARCHITECTURE}/openblas-serial NO_DEFAULT_PATH)
+add_library(PkgConfig::openblas UNKNOWN IMPORTED)
+set_target_properties(PkgConfig::openblas PROPERTIES
+    IMPORTED_LOCATION ${FERRY_OPENBLAS}
+    INTERFACE_INCLUDE_DIRECTORIES ${FERRY_OPENBLAS_INCLUDE})
+if(FERRY_TESTS)
+    find_package(GTest REQUIRED)
+endif()

@@ -1,0 +1,138 @@
+// Asynchronous file I/O in fixed slots of preallocated files: every byte count checked, everything
+// bounded and allocated at start. See aio/README.md for the way from submit() to the kernel.
+//
+// Threads: one owner thread (the "step thread") calls everything below except where a line says
+// otherwise. Each ring has its own thread, run by the Executor.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ferry/base.h"
+
+namespace ferry::aio {
+
+enum class BackendKind : uint8_t { automatic, uring, posix };
+
+// How one directory (or raw block device) is used.
+struct PathOptions {
+    std::string path{};
+    int64_t size_bytes = 0;       // at most this much of it
+    bool raw_device = false;      // path names a block device whose contents may be destroyed
+    int segments = 0;             // files a path; 0: probe
+    double endurance_tbw = 0;     // drive's rated terabytes written; 0: unknown
+    double bytes_per_s = 0;       // sustained; 0: measured at open where there are several paths
+};
+
+// A family of equally large slots. Slots of different classes never overlap.
+struct SlotClass {
+    std::string name{};
+    int64_t slot_bytes = 0;  // rounded up to the volume's alignment
+    int64_t slots = 0;       // over all paths
+};
+
+enum class Leftover : uint8_t { refuse, remove };  // files of a killed run found at the path
+
+struct VolumeOptions {
+    std::vector<PathOptions> paths{};
+    std::vector<SlotClass> classes{};
+    BackendKind backend = BackendKind::automatic;
+    int64_t block_bytes = 1 * kMiB;  // an operation is split into transfers of at most this
+    int queue_depth = 32;            // transfers in flight, a ring
+    int operations_max = 256;        // submitted and not yet finished; more is a bug of the caller
+    int rings = 1;                   // a path
+    bool direct = true;              // O_DIRECT; falls back to buffered where refused, and says so
+    bool sqpoll = false, iopoll = false;  // used where the probe shows that they work
+    Leftover leftover = Leftover::remove;
+    uint64_t run_id = 0;             // hash of the numerics record; a volume of another run is foreign
+    bool write_once = true;          // fill every slot at layout so later writes convert no metadata
+    // Memory whose transfers are registered with the kernel. Only I/O slabs, never all of RAM.
+    std::vector<std::span<std::byte>> registered{};
+};
+
+using SlotId = uint32_t;
+constexpr SlotId kNoSlot = ~SlotId{0};
+
+enum class Kind : uint8_t { read, write };
+enum class Priority : uint8_t { urgent, normal, background };  // urgent overtakes write-back
+enum class State : uint8_t { idle, queued, done, failed, cancelled };
+
+// Caller-owned, and with its buffer untouched by the caller from submit() until poll() returned it.
+struct Operation {
+    Kind kind = Kind::read;
+    Priority priority = Priority::normal;
+    SlotId slot = kNoSlot;
+    int64_t offset = 0;             // in the slot; multiple of the volume's alignment
+    std::span<std::byte> buffer{};  // address and size multiples of the alignment
+    uint64_t tag = 0;               // the caller's
+
+    State state = State::idle;      // below: written by the volume
+    int64_t done_bytes = 0;
+    int error = 0;                  // errno, when failed
+    Nanos submitted_ns = 0, finished_ns = 0;
+    Operation* next = nullptr;      // intrusive queue link
+};
+
+struct PathCounters {
+    std::string path{};
+    int64_t bytes_read = 0, bytes_written = 0;      // useful
+    int64_t bytes_retried = 0;                      // transferred again after a short count
+    int64_t reads = 0, writes = 0, retries = 0, errors = 0;
+    double read_bytes_per_s = 0, write_bytes_per_s = 0;  // sustained estimate
+};
+
+class Volume {
+public:
+    // Locks, creates or takes over the files, lays the classes out. Blocks; throws Error (io or
+    // does_not_fit). `executor` must outlive the volume.
+    static std::unique_ptr<Volume> open(VolumeOptions options, Executor& executor);
+    virtual ~Volume() = default;  // drains, unlocks, removes the files
+
+    // Free slots are handed out over the paths in proportion to their speed; O(1).
+    virtual SlotId allocate(int slot_class) noexcept = 0;  // kNoSlot: none free
+    virtual void free(SlotId slot) noexcept = 0;
+    virtual void discard_free_slots() = 0;  // gives the blocks of free slots back to the device
+
+    // Enqueues; never blocks, never allocates. Conflicting operations on a slot keep their order;
+    // nothing else does.
+    virtual void submit(Operation& operation) noexcept = 0;
+    // The next finished operation, or nullptr. The executor's wake() was called for each.
+    virtual Operation* poll() noexcept = 0;
+    // What has not reached the kernel becomes `cancelled`; poll() still returns every operation.
+    virtual void cancel_queued() noexcept = 0;
+    virtual int in_flight() const noexcept = 0;
+    // Blocks until everything written so far is on stable storage; throws Error.
+    virtual void flush() = 0;
+
+    virtual int64_t alignment() const noexcept = 0;
+    virtual int64_t slot_bytes(int slot_class) const noexcept = 0;
+    virtual int path_of(SlotId slot) const noexcept = 0;
+    // "/mnt/a/ferry.seg0 at 1048576": for messages.
+    virtual std::string describe(SlotId slot) const = 0;
+    virtual std::string_view backend_name() const noexcept = 0;
+    virtual std::vector<PathCounters> counters() const = 0;
+};
+
+// The error of a failed operation as one clear Error: path, offset, size, errno and what to do.
+Error to_error(const Volume& volume, const Operation& operation);
+
+// ---------------------------------------------------------------- integrity (design.md 1.11)
+
+// Checksums of a slot's contents, kept in memory apart from the data: a lost or misdirected write
+// leaves bytes that do not match. One checksum for each 256 KiB piece, keyed by version.
+constexpr int64_t kPieceBytes = 256 * kKiB;
+constexpr int64_t pieces_of(int64_t bytes) { return ceil_div(bytes, kPieceBytes); }
+
+// Any thread; pure functions over the bytes. `sums` has pieces_of(bytes.size()) elements.
+void seal(std::span<const std::byte> bytes, uint64_t version, std::span<uint64_t> sums) noexcept;
+// Index of the first piece that does not match, or -1.
+int64_t verify(std::span<const std::byte> bytes, uint64_t version,
+               std::span<const uint64_t> sums) noexcept;
+
+}  // namespace ferry::aio

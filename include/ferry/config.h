@@ -1,0 +1,118 @@
+// What the user asked for: the JSON configuration of `ferry train`, read and checked. Unknown keys,
+// wrong types and values outside their range throw Trouble::usage naming the key and the nearest
+// known one. docs/configuration.md lists every key.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ferry/base.h"
+
+namespace ferry {
+
+constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
+
+struct ModelConfig {
+    int64_t hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, intermediate = 0;
+    int64_t vocab = 256;
+    bool tie_embeddings = false;
+    double rope_theta = 10000, norm_eps = 1e-5;
+};
+
+struct DataConfig {
+    std::string tokens{};         // file written by `ferry data`
+    double held_back = 0.05;      // fraction of the tokens, at the end, that only evaluation sees
+};
+
+struct BatchConfig {
+    int64_t sequence = 0;         // tokens
+    int64_t micro_batch = 1;      // sequences a kernel
+    int64_t micro_batches = 1;    // of one optimizer step
+};
+
+struct OptimizerConfig {
+    std::string name = "adamw";
+    double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
+    bool decay_norms_and_biases = false;
+};
+
+struct ScheduleConfig {
+    std::string kind = "constant";  // constant, linear, cosine
+    int64_t warmup_steps = 0;
+    int64_t total_steps = 0;        // 0: `steps`
+    double final_fraction = 0;      // of the peak
+};
+
+struct EvaluateConfig {
+    int64_t every = 0;              // steps; 0: only at the end when `micro_batches` > 0
+    int64_t micro_batches = 0;      // 0: no evaluation
+};
+
+struct NvmePath {
+    std::string path{};
+    int64_t size_bytes = kUnlimited;
+};
+
+struct BudgetConfig {
+    int64_t device_bytes = kUnlimited, host_bytes = kUnlimited;
+    std::vector<NvmePath> nvme{};
+};
+
+// Where things go and in what portions; never what they are. 0 and "auto": the planner chooses.
+struct SwapConfig {
+    int64_t chunk_elements = 0;     // multiple of 4,096
+    int64_t groups = 0;             // of micro-batches, each layer-first
+    std::string bets = "auto";      // auto, off, all: updates before the clip factor is known
+    double state_on_nvme = -1;      // fraction of the optimizer state; -1: what the budget asks
+    bool verify = true;             // checksums of what comes back from NVMe
+};
+
+struct IoConfig {
+    std::string backend = "auto";   // auto, uring, posix
+    int64_t block_bytes = 1 * kMiB;
+    int queue_depth = 32;
+    bool direct = true;
+};
+
+struct NumericsConfig {
+    std::string residual = "auto";  // auto: fp32 for fp32, bf16 for bf16
+    std::string wire = "auto";      // gradients: auto is the compute type
+    int64_t head_tile = 1024;       // tokens
+    int64_t mlp_tile = 0;
+};
+
+struct Config {
+    ModelConfig model{};
+    DataConfig data{};
+    BatchConfig batch{};
+    OptimizerConfig optimizer{};
+    ScheduleConfig schedule{};
+    EvaluateConfig evaluate{};
+    BudgetConfig budgets{};
+    SwapConfig swap{};
+    IoConfig io{};
+    NumericsConfig numerics{};
+    std::vector<std::string> freeze{};  // glob patterns over tensor names
+    double clip_norm = 0;               // 0: no clipping
+    uint32_t seed = 0;
+    int64_t steps = 0;
+    std::string precision = "fp32";     // fp32, bf16
+    std::string on_nonfinite = "stop";  // stop, skip
+    int threads = 0;                    // worker threads; 0: one a core
+    std::string hash_every = "end";     // end, step: when the state's hash is taken
+};
+
+// `overrides` are "key.path=value" (JSON value, or a bare string). Relative paths inside the file
+// are relative to the working directory. The result is whole: kv_heads, head_dim and
+// schedule.total_steps are filled in where the file left them to be derived.
+Config load_config(const std::string& path, std::span<const std::string> overrides);
+Config parse_config(std::string_view json, const std::string& where,
+                    std::span<const std::string> overrides);
+
+// docs/configuration.md: every key with its type, range, default and meaning.
+std::string describe_config_markdown();
+
+}  // namespace ferry

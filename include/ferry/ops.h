@@ -1,0 +1,154 @@
+// The operations of a decoder block: about twenty coarse ones, the only code that knows what a device
+// computes with. An Ops is bound to one compute stream when it is made: on the CPU an operation runs on
+// the calling thread and its Team, on CUDA it enqueues. Operations never allocate and never wait for
+// the device; what they need beside their arguments is `scratch`, whose size the
+// `..._scratch_bytes` companion tells at plan time (64-byte aligned, contents undefined).
+//
+// Results are a function of values, shapes and types: never of the thread count, of alignment, of
+// where a tile begins. All arithmetic is fp32 or wider; an output is rounded once (nearest even).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "ferry/base.h"
+#include "ferry/topology.h"
+
+namespace ferry::ops {
+
+// A row-major matrix; row r begins at element r * ld.
+struct View {
+    void* data = nullptr;
+    DType type = DType::f32;
+    int64_t rows = 0, cols = 0, ld = 0;
+
+    static View of(void* data, DType type, int64_t rows, int64_t cols) {
+        return {data, type, rows, cols, cols};
+    }
+    View block(int64_t row, int64_t row_count, int64_t col, int64_t col_count) const {
+        auto* at = static_cast<std::byte*>(data) + (row * ld + col) * size_of(type);
+        return {at, type, row_count, col_count, ld};
+    }
+    View row_range(int64_t row, int64_t count) const { return block(row, count, 0, cols); }
+    View col_range(int64_t col, int64_t count) const { return block(0, rows, col, count); }
+};
+
+struct ConstView {
+    const void* data = nullptr;
+    DType type = DType::f32;
+    int64_t rows = 0, cols = 0, ld = 0;
+
+    ConstView() = default;
+    ConstView(const View& v) : data(v.data), type(v.type), rows(v.rows), cols(v.cols), ld(v.ld) {}
+    ConstView(const void* at, DType t, int64_t r, int64_t c, int64_t stride)
+        : data(at), type(t), rows(r), cols(c), ld(stride) {}
+    static ConstView of(const void* data, DType type, int64_t rows, int64_t cols) {
+        return {data, type, rows, cols, cols};
+    }
+    ConstView block(int64_t row, int64_t row_count, int64_t col, int64_t col_count) const {
+        const auto* at = static_cast<const std::byte*>(data) + (row * ld + col) * size_of(type);
+        return {at, type, row_count, col_count, ld};
+    }
+    ConstView row_range(int64_t row, int64_t count) const { return block(row, count, 0, cols); }
+    ConstView col_range(int64_t col, int64_t count) const { return block(0, rows, col, count); }
+};
+
+// nn: c[m, n] = a[m, k] b[k, n]; nt: b is [n, k]; tn: a is [k, m] (a weight's gradient).
+enum class Form : uint8_t { nn, nt, tn };
+
+// c = round(a b + bias + addend + (accumulate ? c : 0)).
+struct Gemm {
+    Form form = Form::nn;
+    ConstView a{}, b{};      // of one type
+    View c{};
+    bool accumulate = false;  // needs fp32 c
+    ConstView bias{};         // [1, n], optional
+    ConstView addend{};       // [m, n], optional; may be c itself
+};
+
+struct Attention {
+    int64_t sequences = 0, sequence = 0;  // tokens = sequences * sequence
+    int64_t heads = 0, kv_heads = 0, head_dim = 0;
+    double scale = 0;
+};
+
+// Rotation of pairs (i, i + head_dim / 2) by position * theta^(-2 i / head_dim), as Hugging Face's
+// rotate_half. Angles are computed in double.
+struct Rope {
+    int64_t sequence = 0;  // row r has position r % sequence
+    int64_t heads = 0, head_dim = 0;
+    double theta = 10000;
+    bool inverse = false;  // the backward pass
+};
+
+class Ops {
+public:
+    virtual ~Ops() = default;
+
+    virtual int64_t gemm_scratch_bytes(const Gemm& shape) const = 0;  // `data` is not read
+    virtual void gemm(const Gemm& gemm, std::byte* scratch) = 0;
+
+    // y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + eps). x, y: [tokens, hidden]; weight:
+    // [1, hidden]; rstd: [tokens].
+    virtual void norm_forward(ConstView x, ConstView weight, double eps, View y, float* rstd) = 0;
+    // dx = addend + d(x); addend optional (null data), of dx's type and may be dx itself.
+    // dx optional. weight_gradient (fp32 [hidden], optional): adds the sum over tokens.
+    virtual int64_t norm_backward_scratch_bytes(int64_t tokens, int64_t hidden) const = 0;
+    virtual void norm_backward(ConstView dy, ConstView x, ConstView weight, const float* rstd,
+                               ConstView addend, View dx, float* weight_gradient,
+                               std::byte* scratch) = 0;
+
+    // In place on x: [tokens, heads * head_dim].
+    virtual void rope(View x, const Rope& rope) = 0;
+
+    // Causal, grouped queries: head h reads key/value head h / (heads / kv_heads).
+    // q, out: [tokens, heads * head_dim]; k, v: [tokens, kv_heads * head_dim]; lse: [heads, tokens],
+    // the log-sum-exp of each row of scores, for the backward pass.
+    virtual int64_t attention_forward_scratch_bytes(const Attention& shape) const = 0;
+    virtual void attention_forward(const Attention& shape, ConstView q, ConstView k, ConstView v,
+                                   View out, float* lse, std::byte* scratch) = 0;
+    // dq, dk, dv may share their buffers' rows with q, k, v only if they do not overlap them.
+    virtual int64_t attention_backward_scratch_bytes(const Attention& shape) const = 0;
+    virtual void attention_backward(const Attention& shape, ConstView q, ConstView k, ConstView v,
+                                    ConstView out, ConstView dout, const float* lse, View dq, View dk,
+                                    View dv, std::byte* scratch) = 0;
+
+    // y = silu(gate) * up; gate_up: [tokens, 2 n] = [gate | up]; y: [tokens, n].
+    virtual void swiglu_forward(ConstView gate_up, View y) = 0;
+    // gate_up becomes [d gate | d up].
+    virtual void swiglu_backward(ConstView dy, View gate_up) = 0;
+
+    // x[t] = table[tokens[t]].
+    virtual void embed(const int32_t* tokens, ConstView table, View x) = 0;
+    // gradient[tokens[t]] += dx[t], in the order of t. gradient: fp32 [vocab, hidden].
+    virtual void embed_backward(const int32_t* tokens, ConstView dx, float* gradient) = 0;
+
+    // Softmax cross-entropy of a tile of logits (fp32 [tokens, vocab]); targets -1 are ignored.
+    // *loss_sum += the tile's losses, in double, in token order. dlogits (optional; may be `logits`
+    // when fp32) = scale * (softmax - onehot), zero rows where ignored.
+    virtual int64_t cross_entropy_scratch_bytes(int64_t tokens) const = 0;
+    virtual void cross_entropy(ConstView logits, const int32_t* targets, float scale, View dlogits,
+                               double* loss_sum, std::byte* scratch) = 0;
+
+    // An accumulated gradient becomes its one value: wire = round(accumulator), and one fp32 sum of
+    // squares of the rounded values per 4,096 elements. The tree of a leaf, in fp32: lane j of 16
+    // adds the squares of elements j, j + 16, ... in order from 0; then lanes are added pairwise,
+    // j with j + 8, j + 4, j + 2, j + 1. `wire` may be `accumulator` when fp32. The last leaf may be
+    // shorter: as if padded by zeros. leaves: ceil(count / 4096).
+    virtual void round_gradient(const float* accumulator, int64_t count, DType wire_type, void* wire,
+                                float* leaves) = 0;
+
+    virtual void add(float* a, const float* b, int64_t count) = 0;  // a += b
+    virtual void fill_zero(void* data, int64_t bytes) = 0;
+    virtual void cast(ConstView from, View to) = 0;
+    // *nonfinite |= 1 when an element is NaN or Inf.
+    virtual void check_finite(ConstView x, uint32_t* nonfinite) = 0;
+};
+
+// Plain loops in double on the calling thread: the oracle.
+std::unique_ptr<Ops> make_reference_ops();
+// SIMD under tiles run by the team, which must outlive it.
+std::unique_ptr<Ops> make_cpu_ops(Team& team);
+
+}  // namespace ferry::ops

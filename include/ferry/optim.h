@@ -1,0 +1,157 @@
+// The optimizer's arithmetic: one pass over memory for a run of elements, the same bits from the
+// scalar reference, every SIMD target and (later) CUDA; independent of threads, chunk size and
+// alignment. Rules: ../../docs/numerics.md.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ferry/base.h"
+#include "ferry/topology.h"
+
+namespace ferry::optim {
+
+enum class Method : uint8_t { adamw, adam, sgd, lion, adagrad };
+
+// lr and weight_decay already carry the parameter group's factors.
+struct Hyper {
+    Method method = Method::adamw;
+    double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
+    double momentum = 0;             // sgd
+    bool nesterov = false;           // sgd
+    double initial_accumulator = 0;  // adagrad
+};
+
+// What a step's update needs, rounded once from double to float on the host.
+//
+// Every method is one list of fp32 operations, each rounded once, no FMA. All begin with
+//   g  = gradient (widened exactly) * gradient_scale
+//   g  = |g| < 2^-60 ? 0 : g                          flush(g), 2^-60
+// and every kept moment ends with m' = |m'| < 2^-100 ? 0 : m'. These two selects are the deviation
+// from the papers: they keep denormals, which are slow and stick, out of the state (numerics.md).
+//
+// AdamW (Loshchilov & Hutter 2019, decoupled decay)
+//   m' = m * beta1 + g * one_minus_beta1              two products, one sum
+//   v' = v * beta2 + (g * g) * one_minus_beta2
+//   d  = sqrt(v') * inv_sqrt_bias2 + eps
+//   p' = p * decay - (m' * step_size) / d             decay = 1 - lr * weight_decay
+//   step_size = lr / (1 - beta1^t), inv_sqrt_bias2 = 1 / sqrt(1 - beta2^t): torch.optim's formula.
+// Adam (Kingma & Ba 2015, decay as L2 term of the gradient)
+//   g  = flush(g + p * weight_decay), then as AdamW with decay = 1
+// SGD with momentum (Polyak 1964; Sutskever et al. 2013 for nesterov; torch.optim's form)
+//   g  = flush(g + p * weight_decay)
+//   m' = m * beta1 + g                                beta1 = momentum; no m when it is 0
+//   p' = p - (nesterov ? g + m' * beta1 : m') * step_size
+// Lion (Chen et al. 2023, algorithm 2)
+//   c  = m * beta1 + g * one_minus_beta1, zero below 2^-100
+//   p' = p * decay - sign(c) * step_size              sign(0) = 0
+//   m' = m * beta2 + g * one_minus_beta2
+// Adagrad (Duchi, Hazan & Singer 2011; torch.optim's form, no lr_decay)
+//   g  = flush(g + p * weight_decay)
+//   m' = m + g * g                                    starts at initial_accumulator
+//   p' = p - (g * step_size) / (sqrt(m') + eps)
+struct Scalars {
+    Method method = Method::adamw;
+    float gradient_scale = 1;  // clip factor / loss scale
+    float beta1 = 0, one_minus_beta1 = 0, beta2 = 0, one_minus_beta2 = 0;
+    float eps = 0, step_size = 0, inv_sqrt_bias2 = 0, decay = 1, weight_decay = 0;
+    bool nesterov = false;
+};
+// `step` counts updates from 1. Throws Trouble::usage for values that define no update: step < 1,
+// a beta or momentum outside [0, 1), anything negative or not finite, nesterov without momentum.
+// lr of 0 is an update that moves only the moments. An eps below e = 2^-50 / sqrt(1 - beta2), 0
+// too, becomes e (2.8e-14 at beta2 = 0.999; 2^-50 for Adagrad): a gradient below e leaves no trace
+// in v, and must not be divided by less. Scalars too small to be normal in fp32 become 0.
+Scalars scalars_of(const Hyper& hyper, int64_t step, double gradient_scale);
+// How many of m, v the method keeps: 2 for Adam, 1 (in m) for SGD with momentum, Lion and Adagrad.
+int moments_of(Method method);
+int moments_of(const Hyper& hyper);        // 0 for SGD without momentum
+float initial_moment(const Hyper& hyper);  // what m starts as: 0, but for Adagrad
+Method method_from(std::string_view name);
+std::string_view name_of(Method method);
+
+// One run of `count` elements. Any alignment, also of half a float. In and out pointers are equal
+// (in place) or disjoint; anything else is a bug of the caller and aborts. `m`/`v` are left alone
+// and may be null where the method does not keep them. A gradient that is not finite makes p', m'
+// and v' NaN or infinite: leaf_norms finds it before. Values stay finite otherwise, short of
+// overflow, where all implementations still agree.
+struct Span {
+    int64_t count = 0;
+    const void* gradient = nullptr;  // gradient_type
+    DType gradient_type = DType::f32;
+    const float* p_in = nullptr;
+    const float* m_in = nullptr;
+    const float* v_in = nullptr;
+    float* p = nullptr;
+    float* m = nullptr;
+    float* v = nullptr;
+    void* weight = nullptr;  // weight_type, cast(p'); null: not written
+    DType weight_type = DType::f32;
+};
+
+void update_reference(const Span& span, const Scalars& scalars);  // the oracle
+void update(const Span& span, const Scalars& scalars);            // best SIMD target, this thread
+void update(Team& team, const Span& span, const Scalars& scalars);
+// Each chunk on the node that holds its p_in, all nodes at the same time.
+void update(NodeTeams& teams, std::span<const Span> chunks, const Scalars& scalars);
+
+// weight = cast(p): after a redo or a dropped step.
+void recast(const float* p, int64_t count, DType weight_type, void* weight);
+
+// ---------------------------------------------------------------- gradient norm
+
+constexpr int64_t kLeaf = 4096;
+// Sum of squares of each leaf of 4,096 elements (the last may be shorter: as if padded by zeros).
+// The tree, in fp32: an element below 2^-60 in magnitude counts as zero, as in the update; lane j
+// of 16 adds the squares of elements j, j+16, j+32, ... in order from 0; then lanes are added
+// pairwise, j with j+8, j+4, j+2, j+1. A non-finite gradient makes its leaf non-finite (so does one
+// whose square exceeds fp32).
+void leaf_norms_reference(const void* gradient, DType type, int64_t count, float* leaves);
+void leaf_norms(const void* gradient, DType type, int64_t count, float* leaves);
+void leaf_norms(Team& team, const void* gradient, DType type, int64_t count, float* leaves);
+constexpr int64_t leaves_of(int64_t count) { return ceil_div(count, kLeaf); }
+// Leaves added in double in index order.
+double sum_leaves(std::span<const float> leaves, double initial = 0);
+// min(1, max_norm / (norm + 1e-6)); 1 when max_norm <= 0; 0 for an infinite norm, NaN for a NaN.
+double clip_factor(double norm, double max_norm);
+
+// SIMD targets: the ones this CPU runs, best first, by Highway's names; forcing one is for tests
+// and benchmarks, while nothing else runs.
+std::vector<std::string> supported_targets();
+void force_target(std::string_view name);  // "" undoes
+std::string current_target();
+
+// ---------------------------------------------------------------- learning-rate schedules
+
+enum class Decay : uint8_t { constant, linear, cosine, wsd, one_cycle, warmup_decay };
+// Factor of peak at a step, with r = (step - warmup_steps) / (total_steps - warmup_steps):
+//   warm-up       step / warmup_steps; log_warmup: log(step) / log(max(2, warmup_steps))
+//   constant      1
+//   linear        from 1 to final_fraction along r
+//   cosine        final_fraction + (1 - final_fraction) * (1 + cos(pi * r)) / 2
+//   wsd           1, over the last decay_steps linear to final_fraction (MiniCPM, Hu et al. 2024)
+//   one_cycle     linear from final_fraction at step 0 to 1 at warmup_steps and back (DeepSpeed's
+//                 OneCycle: first step size = warmup_steps, both = total_steps)
+//   warmup_decay  DeepSpeed's WarmupDecayLR: counts from 0 (its first step moves nothing), minimum
+//                 final_fraction before and after; its default is log_warmup
+// From total_steps on final_fraction holds, except for constant.
+struct LrSchedule {
+    Decay kind = Decay::constant;
+    double peak = 1e-3;
+    double final_fraction = 0;  // of peak, at total_steps and after
+    int64_t warmup_steps = 0;   // linear from peak / warmup_steps at step 1 to peak
+    int64_t total_steps = 0;
+    int64_t decay_steps = 0;  // wsd: length of the last, falling part
+    bool log_warmup = false;  // not for one_cycle
+};
+// Throws Trouble::usage where the fields contradict each other (a decay without total_steps, ...).
+void check(const LrSchedule& schedule);
+// Pure function of the step (from 1).
+double learning_rate(const LrSchedule& schedule, int64_t step);
+Decay decay_from(std::string_view name);
+std::string_view name_of(Decay kind);
+
+}  // namespace ferry::optim

@@ -1,0 +1,51 @@
+// Host memory for shards and I/O: slabs reserved at start, page-locked where the device needs it,
+// touched in parallel, then sealed. The planner assigns offsets; nothing allocates afterwards.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ferry/base.h"
+#include "ferry/device.h"
+#include "ferry/topology.h"
+
+namespace ferry::pinned_mem {
+
+// One contiguous run of host memory, aligned to 2 MiB.
+struct SlabReport {
+    std::string name{};
+    int64_t bytes = 0;
+    bool huge_pages = false;  // transparent huge pages were granted for it
+};
+
+class Pool {
+public:
+    // Throws does_not_fit when the sum would exceed `budget_bytes` or what the cgroup leaves.
+    Pool(const Topology& topology, int64_t budget_bytes);
+    ~Pool();
+    Pool(const Pool&) = delete;
+    Pool& operator=(const Pool&) = delete;
+
+    // Before seal() only; a bug afterwards. Touches every page with `team`. The memory is zero.
+    std::span<std::byte> reserve(std::string name, int64_t bytes, Team& team);
+    void seal() noexcept { sealed_ = true; }
+    int64_t reserved_bytes() const noexcept { return reserved_bytes_; }
+    const std::vector<SlabReport>& slabs() const noexcept { return reports_; }
+
+private:
+    struct Mapping {
+        void* base;
+        size_t bytes;
+    };
+    const Topology& topology_;
+    int64_t budget_bytes_;
+    int64_t reserved_bytes_ = 0;
+    bool sealed_ = false;
+    std::vector<Mapping> mappings_{};
+    std::vector<SlabReport> reports_{};
+};
+
+}  // namespace ferry::pinned_mem

@@ -1,0 +1,94 @@
+// What the machine offers this process, and a team of threads that uses it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace ferry {
+
+struct NumaNode {
+    int os_index = 0;
+    std::vector<int>
+        cores{};  // OS indices of one processing unit a physical core, allowed ones only
+    int64_t memory_bytes = 0;
+};
+
+struct Topology {
+    std::vector<NumaNode> nodes{};
+    int64_t l2_bytes = 0;  // of one core
+    int64_t l3_bytes = 0;
+    int64_t memory_limit_bytes = 0;  // the cgroup's limit, else the machine's memory
+    int64_t memlock_limit_bytes = 0;
+    double cpu_quota = 0;  // of the cgroup, in cores; 0: none
+    // How many threads can run at once: the nodes' cores, or fewer under a quota. At least 1.
+    int cores() const;
+};
+
+// Reads hwloc (HWLOC_SYNTHETIC is honoured), the affinity mask and the cgroup's cpu quota.
+Topology discover_topology();
+
+// `threads` workers over TBB, shared by the CPU device's streams and the optimizer, so that two
+// parallel loops at once never oversubscribe. What a loop computes never depends on `threads`.
+// With `cores` (OS indices), whoever works in the team runs on those cores for that long.
+class Team {
+public:
+    explicit Team(int threads);
+    Team(int threads, std::span<const int> cores);
+    ~Team();
+    Team(const Team&) = delete;
+    Team& operator=(const Team&) = delete;
+    int threads() const noexcept;
+
+    // Calls body(i) for i in [0, count), in any order, on any worker and on the calling thread;
+    // returns when all are done. May be called by several threads at once, and from within a body.
+    template <class Body>
+    void parallel(int64_t count, const Body& body) {
+        run(
+            count, [](const void* b, int64_t i) { (*static_cast<const Body*>(b))(i); }, &body);
+    }
+
+private:
+    friend class NodeTeams;
+    struct Arena;
+    // `callers`: places kept free for threads that come with work of their own.
+    Team(int threads, std::span<const int> cores, int callers);
+    void run(int64_t count, void (*call)(const void*, int64_t), const void* body);
+    std::unique_ptr<Arena> arena_;
+};
+
+// The NUMA node (OS index) whose memory holds this address; -1 when it is not mapped yet or
+// unknown.
+int node_of(const void* address);
+
+// A team on each node, so that a chunk is worked on where it lies. `threads` are spread in
+// proportion to the nodes' cores, at least one each; `reserved` cores (OS indices) are left to the
+// threads that drive I/O and copies. On one node without reserved cores nothing is pinned.
+class NodeTeams {
+public:
+    NodeTeams(const Topology& machine, int threads, std::span<const int> reserved = {});
+    ~NodeTeams();
+    NodeTeams(const NodeTeams&) = delete;
+    NodeTeams& operator=(const NodeTeams&) = delete;
+    int count() const noexcept { return static_cast<int>(teams_.size()); }
+    Team& team(int index) { return *teams_[static_cast<size_t>(index)]; }
+    // Which of the teams is nearest to the address; 0 when unknown.
+    int index_of(const void* address) const;
+
+    // Calls body(index, team) once for each node, all at the same time, on a core of that node;
+    // returns when all are done.
+    template <class Body>
+    void each(const Body& body) {
+        run([](const void* b, int index, Team& t) { (*static_cast<const Body*>(b))(index, t); },
+            &body);
+    }
+
+private:
+    void run(void (*call)(const void*, int, Team&), const void* body);
+    std::vector<int> os_index_{};
+    std::vector<std::unique_ptr<Team>> teams_{};
+};
+
+}  // namespace ferry

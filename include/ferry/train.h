@@ -1,0 +1,78 @@
+// The engine: a configuration becomes a plan, the plan becomes memory, files and schedules, and each
+// step replays one of them.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ferry/aio.h"
+#include "ferry/base.h"
+#include "ferry/config.h"
+#include "ferry/planner.h"
+#include "ferry/swap.h"
+#include "ferry/tokens.h"
+
+namespace ferry::train {
+
+struct StepReport {
+    int64_t step = 0;            // from 1
+    double loss = 0;             // mean over the step's real targets, natural logarithm
+    double gradient_norm = 0, clip_factor = 1, lr = 0;
+    int64_t targets = 0, tokens = 0;
+    bool skipped = false;        // no real target, or a non-finite gradient with on_nonfinite: skip
+    bool bet = false, won = false;
+    double seconds = 0;
+};
+
+struct LinkReport {
+    std::string link{};
+    int64_t bytes = 0;
+    double busy_seconds = 0;
+};
+
+struct RunReport {
+    int64_t steps = 0, tokens = 0;
+    double seconds = 0;          // in steps, evaluation left out
+    int64_t bets_won = 0, bets_lost = 0, clipped_steps = 0, skipped_steps = 0;
+    std::vector<LinkReport> links{};
+    std::vector<aio::PathCounters> paths{};
+    double bound_seconds = 0;    // lower bound of a step (design.md section 4); 0: not measured
+    std::string binding{};       // the link that sets it
+};
+
+// What the engine stands on; tests pass a simulated executor and volume.
+struct Runtime {
+    Executor* executor = nullptr;
+    std::function<std::unique_ptr<aio::Volume>(aio::VolumeOptions, Executor&)> open_volume = &aio::Volume::open;
+};
+
+class Engine {
+public:
+    // Plans, reserves everything, initialises the state over the tiers. Throws Error.
+    static std::unique_ptr<Engine> make(const Config& config, Runtime runtime);
+    virtual ~Engine() = default;
+
+    // Throws diverged when loss or gradient is not finite and the configuration does not skip.
+    virtual StepReport step() = 0;
+    // Mean loss over the held-back micro-batches the configuration asks for. Training goes on after
+    // it with the same bits as without it.
+    virtual double evaluate() = 0;
+    // XXH3 over all master weights, moments and compute weights in the model's order, after the last
+    // update; independent of every placement.
+    virtual uint64_t state_hash() = 0;
+    // The current fp32 master weights (or frozen weights widened) of one tensor.
+    virtual std::vector<float> read_tensor(int64_t layer, const model::Tensor& tensor) = 0;
+    // Measures the kernels and links of this plan alone; the run's report then has the bound.
+    virtual void measure_bound() = 0;
+
+    virtual const planner::Plan& plan() const = 0;
+    virtual const std::vector<model::Layer>& layers() const = 0;
+    virtual std::string numerics_record() const = 0;  // what fixes every number, and its hash
+    virtual RunReport report() const = 0;
+};
+
+}  // namespace ferry::train

@@ -1,0 +1,55 @@
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "ferry/pinned_mem.h"
+
+namespace ferry::pinned_mem {
+namespace {
+
+constexpr int64_t kHugePage = 2 * kMiB;
+
+}  // namespace
+
+Pool::Pool(const Topology& topology, int64_t budget_bytes)
+    : topology_(topology), budget_bytes_(budget_bytes) {}
+
+Pool::~Pool() {
+    for (const Mapping& mapping : mappings_) ::munmap(mapping.base, mapping.bytes);
+}
+
+std::span<std::byte> Pool::reserve(std::string name, int64_t bytes, Team& team) {
+    FERRY_CHECK(!sealed_, "the pool is sealed: everything is reserved at start-up");
+    if (bytes == 0) return {};
+    const auto refuse = [&](const std::string& limit) {
+        throw Error(Trouble::does_not_fit,
+                    {.what = "host memory for \"" + name + "\" cannot be reserved",
+                     .measured = format_bytes(bytes) + " on top of " + format_bytes(reserved_bytes_),
+                     .limit = limit,
+                     .remedy = "raise budgets.host or move more state to budgets.nvme"});
+    };
+    if (bytes > budget_bytes_ - reserved_bytes_) refuse("budget " + format_bytes(budget_bytes_));
+    if (reserved_bytes_ + bytes > topology_.memory_limit_bytes) {
+        refuse("this machine or cgroup: " + format_bytes(topology_.memory_limit_bytes));
+    }
+    // Over-reserve address space (not memory) so that the slab starts on a huge page.
+    const size_t mapped = static_cast<size_t>(round_up(bytes, 4096) + kHugePage);
+    void* base = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED) refuse(std::string("mmap: ") + std::strerror(errno));
+    mappings_.push_back({base, mapped});
+    const auto address = reinterpret_cast<uintptr_t>(base);
+    auto* aligned = static_cast<std::byte*>(base) +
+                    (static_cast<uintptr_t>(round_up(static_cast<int64_t>(address), kHugePage)) - address);
+    const bool huge = ::madvise(aligned, static_cast<size_t>(bytes), MADV_HUGEPAGE) == 0;
+    team.parallel(ceil_div(bytes, kHugePage), [&](int64_t page) {
+        const int64_t first = page * kHugePage;
+        std::memset(aligned + first, 0, static_cast<size_t>(std::min(kHugePage, bytes - first)));
+    });
+    reserved_bytes_ += bytes;
+    reports_.push_back({std::move(name), bytes, huge});
+    return {aligned, static_cast<size_t>(bytes)};
+}
+
+}  // namespace ferry::pinned_mem

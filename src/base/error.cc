@@ -1,0 +1,51 @@
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <cstdlib>
+
+#include "ferry/base.h"
+
+namespace ferry {
+namespace {
+
+std::string message_of(const Problem& problem) {
+    std::string text = problem.what;
+    const auto add = [&text](std::string_view label, const std::string& value) {
+        if (value.empty()) return;
+        text.append("\n  ").append(label).append(value);
+    };
+    add("where:    ", problem.where);
+    add("measured: ", problem.measured);
+    add("limit:    ", problem.limit);
+    add("do:       ", problem.remedy);
+    return text;
+}
+
+spdlog::logger& logger() {
+    static const std::shared_ptr<spdlog::logger> instance = [] {
+        auto made = std::make_shared<spdlog::logger>(
+            "ferry", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+        const char* level = std::getenv("FERRY_LOG");
+        made->set_level(level ? spdlog::level::from_str(level) : spdlog::level::info);
+        made->set_pattern("%H:%M:%S.%e %^%l%$ %v");
+        return made;
+    }();
+    return *instance;
+}
+
+}  // namespace
+
+Error::Error(Trouble trouble, Problem problem)
+    : std::runtime_error(message_of(problem)), trouble_(trouble), problem_(std::move(problem)) {}
+
+void bug(const char* condition, std::string_view detail, std::source_location where) {
+    logger().critical("bug at {}:{}: {} {}", where.file_name(), where.line(), condition, detail);
+    logger().flush();
+    std::abort();
+}
+
+void log_debug(std::string_view message) { logger().debug(message); }
+void log_info(std::string_view message) { logger().info(message); }
+void log_warn(std::string_view message) { logger().warn(message); }
+
+}  // namespace ferry

@@ -1,0 +1,113 @@
+#include "checks.h"
+
+#include <algorithm>
+#include <initializer_list>
+
+namespace ferry::config {
+namespace {
+
+struct Rule {
+    bool holds;
+    std::string key;
+    std::string what;
+    std::string measured;
+    std::string remedy;
+};
+
+void demand(const std::string& where, std::initializer_list<Rule> rules) {
+    for (const Rule& rule : rules) {
+        if (rule.holds) continue;
+        throw Error(Trouble::usage, {.what = rule.what,
+                                     .where = where + ": " + rule.key,
+                                     .measured = rule.measured,
+                                     .remedy = rule.remedy});
+    }
+}
+
+std::string show(const char* name, int64_t value) {
+    return std::string(name) + " " + std::to_string(value);
+}
+
+// The divisor of `whole` nearest to `wish`: what a user can write instead.
+int64_t nearest_divisor(int64_t whole, int64_t wish) {
+    for (int64_t step = 0; step < whole; ++step) {
+        if (wish > step && whole % (wish - step) == 0) return wish - step;
+        if (whole % (wish + step) == 0) return wish + step;
+    }
+    return 1;
+}
+
+void settle_model(ModelConfig& m, const std::string& where) {
+    if (m.kv_heads == 0) m.kv_heads = m.heads;
+    demand(where, {{m.head_dim != 0 || m.hidden % m.heads == 0, "model.heads",
+                    "the hidden width is not divisible by the heads",
+                    show("hidden", m.hidden) + ", " + show("heads", m.heads),
+                    "set " + show("heads", nearest_divisor(m.hidden, m.heads)) +
+                        ", or give model.head_dim"}});
+    if (m.head_dim == 0) m.head_dim = m.hidden / m.heads;
+    demand(where, {{m.heads % m.kv_heads == 0, "model.kv_heads",
+                    "the heads are not divisible by the key and value heads",
+                    show("heads", m.heads) + ", " + show("kv_heads", m.kv_heads),
+                    "set " + show("kv_heads", nearest_divisor(m.heads, m.kv_heads))},
+                   {m.head_dim % 2 == 0, "model.head_dim",
+                    "the elements of a head must be even: RoPE turns them in pairs",
+                    show("head_dim", m.head_dim), "choose heads or head_dim so that it is even"}});
+}
+
+void check_steps(const Config& c, const std::string& where) {
+    const ScheduleConfig& s = c.schedule;
+    const EvaluateConfig& e = c.evaluate;
+    demand(
+        where,
+        {{s.warmup_steps <= s.total_steps, "schedule.warmup_steps",
+          "the warm-up is longer than the schedule",
+          show("warmup_steps", s.warmup_steps) + ", " + show("total_steps", s.total_steps),
+          "warm up for fewer steps"},
+         {e.every == 0 || e.micro_batches > 0, "evaluate.every",
+          "evaluation is asked for, with no micro-batches to evaluate",
+          show("every", e.every) + ", micro_batches 0",
+          "set evaluate.micro_batches, or leave evaluate.every out"},
+         {e.micro_batches == 0 || c.data.held_back > 0, "evaluate.micro_batches",
+          "evaluation is asked for, with no text held back", "data.held_back 0",
+          "set data.held_back, such as 0.05"},
+         {c.swap.groups <= c.batch.micro_batches, "swap.groups", "more groups than micro-batches",
+          show("groups", c.swap.groups) + ", " + show("micro_batches", c.batch.micro_batches),
+          "use at most one group a micro-batch, or \"auto\""}});
+}
+
+void check_tiers(const Config& c, const std::string& where) {
+    constexpr int64_t kLeaf = 4096;
+    demand(where, {{c.swap.chunk_elements % kLeaf == 0, "swap.chunk_elements",
+                    "a chunk is not a whole number of 4,096-element leaves",
+                    show("chunk_elements", c.swap.chunk_elements),
+                    "set " + show("chunk_elements", round_up(c.swap.chunk_elements, kLeaf))},
+                   {c.io.block_bytes % kLeaf == 0, "io.block_bytes",
+                    "the block is not a multiple of 4 KiB: O_DIRECT cannot read or write it",
+                    show("block_bytes", c.io.block_bytes),
+                    "set " + show("block_bytes", round_up(c.io.block_bytes, kLeaf))},
+                   {c.swap.state_on_nvme <= 0 || !c.budgets.nvme.empty(), "swap.state_on_nvme",
+                    "state is to lie on NVMe, with no path to put it", "budgets.nvme is empty",
+                    "add a path to budgets.nvme"},
+                   {c.precision != "fp32" || c.numerics.residual != "bf16", "numerics.residual",
+                    "a bf16 residual stream needs bf16 compute", "precision fp32",
+                    "set precision to bf16, or residual to auto"}});
+    for (size_t i = 0; i < c.budgets.nvme.size(); ++i) {
+        const std::string& path = c.budgets.nvme[i].path;
+        const auto same = [&path](const NvmePath& other) { return other.path == path; };
+        const auto begin = c.budgets.nvme.begin();
+        const auto end = begin + static_cast<std::ptrdiff_t>(i);
+        demand(where, {{std::none_of(begin, end, same), "budgets.nvme[" + std::to_string(i) + "]",
+                        "the same path twice", path, "list each directory once"}});
+    }
+}
+
+}  // namespace
+
+void settle(Config& config, const std::string& where) {
+    settle_model(config.model, where);
+    if (config.schedule.total_steps == 0) config.schedule.total_steps = config.steps;
+    check_steps(config, where);
+    check_tiers(config, where);
+}
+
+}  // namespace ferry::config

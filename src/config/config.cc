@@ -1,0 +1,195 @@
+#include "ferry/config.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+
+#include "checks.h"
+#include "read_value.h"
+#include "schema.h"
+
+namespace ferry {
+namespace {
+
+using config::Form;
+using config::Key;
+using nlohmann::json;
+
+bool is_section(std::string_view path) {
+    const auto sections = config::sections();
+    return std::any_of(sections.begin(), sections.end(),
+                       [path](const config::Section& section) { return section.name == path; });
+}
+
+std::string_view last_part(std::string_view path) { return path.substr(path.rfind('.') + 1); }
+
+std::string suggestion(std::string_view path) {
+    const std::string_view name = last_part(path);
+    const std::string_view section = path.substr(0, path.size() - name.size());
+    std::vector<std::string> siblings, all;
+    for (const Key& key : config::schema()) {
+        // The right word in the wrong place: "lr" for "optimizer.lr".
+        if (last_part(key.path) == name) return std::string(key.path);
+        all.emplace_back(key.path);
+        const std::string_view own = last_part(key.path);
+        if (key.path.substr(0, key.path.size() - own.size()) == section) siblings.emplace_back(own);
+    }
+    if (section.empty()) {
+        for (const config::Section& each : config::sections()) siblings.emplace_back(each.name);
+    }
+    const std::string near = nearest_word(name, siblings);
+    return near.empty() ? nearest_word(path, all) : std::string(section) + near;
+}
+
+[[noreturn]] void unknown_key(const std::string& where, const std::string& path) {
+    const std::string near = suggestion(path);
+    throw Error(Trouble::usage, {.what = "unknown key \"" + path + "\"",
+                                 .where = where,
+                                 .remedy = near.empty() ? "docs/configuration.md lists every key"
+                                                        : "did you mean \"" + near + "\"?"});
+}
+
+// Reads a value, or a section's values, into the configuration and notes the keys it gave.
+class Reader {
+public:
+    Reader(Config& config, std::set<std::string_view>& given) : config_(config), given_(given) {}
+
+    void read(const std::string& where, const std::string& path, const json& value) {
+        if (const Key* key = config::find_key(path)) {
+            given_.insert(key->path);
+            config::read_value(*key, value, where + ": " + path, config_);
+            return;
+        }
+        if (!is_section(path)) unknown_key(where, path);
+        if (!value.is_object()) {
+            throw Error(Trouble::usage, {.what = "wrong type of value",
+                                         .where = path.empty() ? where : where + ": " + path,
+                                         .measured = config::describe(value),
+                                         .limit = "wanted an object of keys: {...}"});
+        }
+        for (const auto& [name, item] : value.items())
+            read(where, path.empty() ? name : path + "." + name, item);
+    }
+
+private:
+    Config& config_;
+    std::set<std::string_view>& given_;
+};
+
+// nlohmann keeps the last of two equal keys; a user who wrote both means only one of them.
+class DuplicateKeys {
+public:
+    explicit DuplicateKeys(const std::string& where) : where_(where) {}
+
+    bool operator()(int, json::parse_event_t event, const json& parsed) {
+        if (event == json::parse_event_t::object_start) open_.emplace_back();
+        if (event == json::parse_event_t::object_end) open_.pop_back();
+        if (event == json::parse_event_t::key &&
+            !open_.back().insert(parsed.get<std::string>()).second) {
+            throw Error(Trouble::usage,
+                        {.what = "the key \"" + parsed.get<std::string>() + "\" is given twice",
+                         .where = where_,
+                         .remedy = "remove one of them"});
+        }
+        return true;
+    }
+
+private:
+    const std::string& where_;
+    std::vector<std::set<std::string>> open_{};
+};
+
+std::string line_and_column(std::string_view text, size_t offset) {
+    const std::string_view before = text.substr(0, std::min(offset, text.size()));
+    const auto lines = std::count(before.begin(), before.end(), '\n');
+    const size_t line_start = before.rfind('\n') + 1;  // npos + 1 is 0
+    return "line " + std::to_string(lines + 1) + ", column " +
+           std::to_string(before.size() - line_start + 1);
+}
+
+// "[json.exception.parse_error.101] parse error at ...: syntax error ..." -> the last part.
+std::string plain(const std::string& message) {
+    const size_t start = message.find("syntax error");
+    return start == std::string::npos ? message : message.substr(start);
+}
+
+json parse_text(std::string_view text, const std::string& where) {
+    constexpr bool kThrow = true, kIgnoreComments = true;
+    try {
+        return json::parse(text, DuplicateKeys(where), kThrow, kIgnoreComments);
+    } catch (const json::parse_error& error) {
+        const size_t offset = error.byte == 0 ? 0 : error.byte - 1;
+        throw Error(Trouble::usage, {.what = "not valid JSON",
+                                     .where = where + ": " + line_and_column(text, offset),
+                                     .measured = plain(error.what())});
+    } catch (const json::exception& error) {  // a number that no double can hold
+        throw Error(Trouble::usage,
+                    {.what = "not valid JSON", .where = where, .measured = error.what()});
+    }
+}
+
+// The value of `--set key=value`: JSON where it is JSON, else text, so that neither 24MiB nor a
+// path needs quotes within the shell's quotes.
+json override_value(const std::string& path, const std::string& text) {
+    const Key* key = config::find_key(path);
+    const bool words = key && (key->form == Form::text || key->form == Form::choice);
+    if (words && !text.starts_with('"')) return text;
+    json value = json::parse(text, nullptr, false);
+    return value.is_discarded() ? json(text) : value;
+}
+
+void read_override(Reader& reader, const std::string& text) {
+    const size_t equals = text.find('=');
+    const std::string where = "--set " + text;
+    if (equals == std::string::npos || equals == 0) {
+        throw Error(Trouble::usage,
+                    {.what = "not an override",
+                     .where = where,
+                     .remedy = "write --set key=value, such as --set batch.sequence=64"});
+    }
+    const std::string path = text.substr(0, equals);
+    reader.read(where, path, override_value(path, text.substr(equals + 1)));
+}
+
+void demand_required(const std::set<std::string_view>& given, const std::string& where) {
+    for (const Key& key : config::schema()) {
+        if (!key.required || given.contains(key.path)) continue;
+        throw Error(Trouble::usage, {.what = "required key is missing",
+                                     .where = where + ": " + std::string(key.path),
+                                     .remedy = "give it: " + std::string(key.doc)});
+    }
+}
+
+}  // namespace
+
+Config parse_config(std::string_view text, const std::string& where,
+                    std::span<const std::string> overrides) {
+    Config result;
+    std::set<std::string_view> given;
+    Reader reader(result, given);
+    reader.read(where, "", parse_text(text, where));
+    for (const std::string& each : overrides) read_override(reader, each);
+    demand_required(given, where);
+    config::settle(result, where);
+    return result;
+}
+
+Config load_config(const std::string& path, std::span<const std::string> overrides) {
+    errno = 0;
+    std::ifstream file(path, std::ios::binary);
+    std::ostringstream text;
+    // A directory opens and fails at the first read; nothing inserted is a failure too.
+    if (!file.is_open() || !(text << file.rdbuf())) {
+        throw Error(Trouble::usage, {.what = "cannot read the configuration",
+                                     .where = path,
+                                     .measured = errno ? std::strerror(errno) : "the file is empty",
+                                     .remedy = "examples/quickstart.json is one to start from"});
+    }
+    return parse_config(text.str(), path, overrides);
+}
+
+}  // namespace ferry

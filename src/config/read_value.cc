@@ -1,0 +1,197 @@
+#include "read_value.h"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <type_traits>
+
+namespace ferry::config {
+namespace {
+
+using nlohmann::json;
+
+struct Place {
+    const Key& key;
+    const std::string& where;
+};
+
+std::string wanted(const Key& key) {
+    std::string text = "wanted " + std::string(name_of(key.form));
+    if (key.automatic) text += " or \"auto\"";
+    return text;
+}
+
+[[noreturn]] void wrong_type(const Place& at, const json& found, std::string remedy = {}) {
+    throw Error(Trouble::usage, {.what = "wrong type of value",
+                                 .where = at.where,
+                                 .measured = describe(found),
+                                 .limit = wanted(at.key),
+                                 .remedy = std::move(remedy)});
+}
+
+[[noreturn]] void out_of_range(const Place& at, const json& found) {
+    throw Error(Trouble::usage, {.what = "value outside its range",
+                                 .where = at.where,
+                                 .measured = found.dump(),
+                                 .limit = describe(at.key.range, at.key.form),
+                                 .remedy = std::string(at.key.doc)});
+}
+
+bool inside(const Range& range, double value) {
+    const bool high_enough = range.above_low ? value > range.low : value >= range.low;
+    const bool low_enough = range.below_high ? value < range.high : value <= range.high;
+    return high_enough && low_enough;
+}
+
+double read_number(const Place& at, const json& value) {
+    if (!value.is_number()) wrong_type(at, value);
+    const double number = value.get<double>();
+    if (!inside(at.key.range, number)) out_of_range(at, value);
+    return number;
+}
+
+// The range's ends are exact in double, and so is every integer inside it; a whole number written
+// as 1e6 is one too.
+int64_t read_integer(const Place& at, const json& value) {
+    if (!value.is_number()) wrong_type(at, value);
+    const double number = value.get<double>();
+    if (number != std::floor(number)) wrong_type(at, value);
+    if (!inside(at.key.range, number)) out_of_range(at, value);
+    return value.is_number_integer() ? value.get<int64_t>() : static_cast<int64_t>(number);
+}
+
+int64_t read_bytes(const Place& at, const json& value) {
+    if (value == "unlimited") return kUnlimited;
+    if (!value.is_string()) return read_integer(at, value);
+    const int64_t bytes = parse_bytes(value.get_ref<const std::string&>(), at.where);
+    if (!inside(at.key.range, static_cast<double>(bytes))) out_of_range(at, value);
+    return bytes;
+}
+
+std::string read_text(const Place& at, const json& value) {
+    if (!value.is_string()) wrong_type(at, value);
+    if (value.get_ref<const std::string&>().empty())
+        wrong_type(at, value, "give it a value, or leave the key out");
+    return value.get<std::string>();
+}
+
+std::string read_choice(const Place& at, const json& value) {
+    const std::string word = read_text(at, value);
+    std::string all;
+    std::vector<std::string> known;
+    for (const std::string_view choice : at.key.choices) {
+        if (choice == word) return word;
+        all += (all.empty() ? "" : ", ") + std::string(choice);
+        known.emplace_back(choice);
+    }
+    const std::string near = nearest_word(word, known);
+    throw Error(Trouble::usage, {.what = "unknown value",
+                                 .where = at.where,
+                                 .measured = describe(value),
+                                 .limit = "one of " + all,
+                                 .remedy = near.empty() ? "" : "did you mean \"" + near + "\"?"});
+}
+
+std::vector<std::string> read_texts(const Place& at, const json& value) {
+    if (!value.is_array()) wrong_type(at, value);
+    std::vector<std::string> texts;
+    for (const json& item : value) texts.push_back(read_text(at, item));
+    return texts;
+}
+
+NvmePath read_volume(const Place& at, const json& value) {
+    if (value.is_string()) return {.path = read_text(at, value)};
+    if (!value.is_object()) wrong_type(at, value);
+    static const Key kPath{"path", {}, Form::text, {}};
+    static const Key kSize{
+        "size", {}, Form::bytes, "bytes ferry may use there", {.low = 1, .high = 9e18}};
+    NvmePath volume;
+    for (const auto& [name, item] : value.items()) {
+        const std::string where = at.where + "." + name;
+        if (name == "path") {
+            volume.path = read_text({kPath, where}, item);
+        } else if (name == "size") {
+            volume.size_bytes = read_bytes({kSize, where}, item);
+        } else {
+            const std::vector<std::string> known = {"path", "size"};
+            const std::string near = nearest_word(name, known);
+            throw Error(Trouble::usage,
+                        {.what = "unknown key",
+                         .where = where,
+                         .limit = "an NVMe volume has \"path\" and \"size\"",
+                         .remedy = near.empty() ? "" : "did you mean \"" + near + "\"?"});
+        }
+    }
+    if (volume.path.empty()) {
+        throw Error(Trouble::usage, {.what = "required key is missing",
+                                     .where = at.where + ".path",
+                                     .remedy = "name a directory on an NVMe file system"});
+    }
+    return volume;
+}
+
+std::vector<NvmePath> read_volumes(const Place& at, const json& value) {
+    if (!value.is_array()) wrong_type(at, value);
+    std::vector<NvmePath> volumes;
+    for (const json& item : value) {
+        const std::string where = at.where + "[" + std::to_string(volumes.size()) + "]";
+        volumes.push_back(read_volume({at.key, where}, item));
+    }
+    return volumes;
+}
+
+void read_pair(const Place& at, const json& value, Pair out) {
+    if (!value.is_array() || value.size() != 2) wrong_type(at, value);
+    *out.first = read_number(at, value[0]);
+    *out.second = read_number(at, value[1]);
+}
+
+template <class Field>
+void read_field(const Place& at, const json& value, Field* field) {
+    if constexpr (std::is_same_v<Field, bool>) {
+        if (!value.is_boolean()) wrong_type(at, value, "write true or false, without quotes");
+        *field = value.get<bool>();
+    } else if constexpr (std::is_same_v<Field, std::string>) {
+        *field = at.key.form == Form::choice ? read_choice(at, value) : read_text(at, value);
+    } else if constexpr (std::is_same_v<Field, std::vector<std::string>>) {
+        *field = read_texts(at, value);
+    } else if constexpr (std::is_same_v<Field, std::vector<NvmePath>>) {
+        *field = read_volumes(at, value);
+    } else {
+        const bool automatic = at.key.automatic && value == "auto";
+        if (automatic) {
+            *field = static_cast<Field>(*at.key.automatic);
+        } else if (at.key.automatic && value.is_number() && value == *at.key.automatic) {
+            *field = static_cast<Field>(*at.key.automatic);  // -1 may lie outside the range
+        } else if constexpr (std::is_same_v<Field, double>) {
+            *field = read_number(at, value);
+        } else {
+            *field = static_cast<Field>(at.key.form == Form::bytes ? read_bytes(at, value)
+                                                                   : read_integer(at, value));
+        }
+    }
+}
+
+}  // namespace
+
+std::string describe(const json& value) {
+    constexpr size_t kShown = 60;
+    std::string text = value.dump();
+    if (text.size() > kShown) text = text.substr(0, kShown) + "...";
+    const std::string type = value.is_string() ? "text" : value.type_name();
+    return value.is_null() ? type : type + " " + text;
+}
+
+void read_value(const Key& key, const json& value, const std::string& where, Config& config) {
+    const Place at{key, where};
+    const auto read = [&](auto* slot) {
+        const auto target = slot(config);
+        if constexpr (std::is_same_v<std::remove_const_t<decltype(target)>, Pair>) {
+            read_pair(at, value, target);
+        } else {
+            read_field(at, value, target);
+        }
+    };
+    std::visit(read, key.slot);
+}
+
+}  // namespace ferry::config

@@ -1,0 +1,130 @@
+#include "schema.h"
+
+#include <algorithm>
+
+namespace ferry::config {
+namespace {
+
+// The key's text and the field it fills are written once, so they cannot differ.
+#define FERRY_KEY(field) #field, +[](Config & c) { return &c.field; }
+
+using enum Form;
+using Words = std::array<std::string_view, 3>;
+
+constexpr Words kPrecisions = {"fp32", "bf16"};
+constexpr Words kResiduals = {"auto", "fp32", "bf16"};
+constexpr Words kOptimizers = {"adamw"};
+constexpr Words kSchedules = {"constant", "linear", "cosine"};
+constexpr Words kNonFinite = {"stop", "skip"};
+constexpr Words kHashes = {"end", "step"};
+constexpr Words kBets = {"auto", "off", "all"};
+constexpr Words kBackends = {"auto", "uring", "posix"};
+
+constexpr std::span<const std::string_view> first(const Words& words, size_t count) {
+    return {words.data(), count};
+}
+
+constexpr double kMost = 9e15;  // every integer up to here is a double
+constexpr Range kPositive = {.low = 1, .high = kMost};
+constexpr Range kCount = {.low = 0, .high = kMost};
+constexpr Range kUnit = {.low = 0, .high = 1};
+constexpr Range kSize = {.low = 0, .high = 9e18};
+constexpr Range kAboveZero = {.low = 0, .high = 1e30, .above_low = true};
+constexpr Range kWidth = {.low = 1, .high = 1 << 20};
+
+const Section kSections[] = {
+    {"", "The run as a whole."},
+    {"model",
+     "The shape of the Llama-style decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU."},
+    {"data", "Where the tokens come from."},
+    {"batch",
+     "One optimizer step sees `micro_batches` x `micro_batch` x `sequence` tokens a rank."},
+    {"optimizer", "How weights follow gradients."},
+    {"schedule", "The learning rate over the steps: a linear warm-up, then one of the kinds."},
+    {"evaluate", "Loss on the held-back end of the token file. It never changes the training."},
+    {"budgets", "What each tier may hold. What does not fit is refused before the first step."},
+    {"swap", "How the state travels between the tiers. Nothing here changes a number of the run."},
+    {"io", "How NVMe paths are read and written. Nothing here changes a number of the run."},
+    {"numerics", "What orders floating-point operations. Part of the run's identity."},
+};
+
+// clang-format off
+const Key kKeys[] = {
+    {FERRY_KEY(steps), integer, "optimizer steps of the run", kPositive, {}, {}, true},
+    {FERRY_KEY(seed), integer, "of every random number: initial weights, order of the sequences", {.low = 0, .high = 4294967295.0}},
+    {FERRY_KEY(precision), choice, "compute type; bf16 accumulates in fp32 and keeps fp32 master weights", {}, first(kPrecisions, 2)},
+    {FERRY_KEY(clip_norm), number, "limit of the gradient's global norm; 0: no clipping", {.low = 0, .high = 1e30}},
+    {FERRY_KEY(freeze), texts, "glob patterns (`*`, `?`) over tensor names; what matches is not trained"},
+    {FERRY_KEY(on_nonfinite), choice, "what a NaN or Inf in the gradient does: stop the run, or skip the step", {}, first(kNonFinite, 2)},
+    {FERRY_KEY(threads), integer, "worker threads; `auto` (0): one a core", {.low = 0, .high = 4096}, {}, 0},
+    {FERRY_KEY(hash_every), choice, "when the hash of all weights and moments is taken: once at the end, or every step", {}, first(kHashes, 2)},
+
+    {FERRY_KEY(model.hidden), integer, "width of the residual stream", kWidth, {}, {}, true},
+    {FERRY_KEY(model.layers), integer, "decoder blocks", {.low = 1, .high = 65536}, {}, {}, true},
+    {FERRY_KEY(model.heads), integer, "query heads", {.low = 1, .high = 65536}, {}, {}, true},
+    {FERRY_KEY(model.kv_heads), integer, "key and value heads, a divisor of `heads`; `auto` (0): as many as `heads`", {.low = 0, .high = 65536}, {}, 0},
+    {FERRY_KEY(model.head_dim), integer, "elements a head, even; `auto` (0): `hidden` / `heads`, which must divide", {.low = 0, .high = 65536}, {}, 0},
+    {FERRY_KEY(model.intermediate), integer, "width of the MLP", kWidth, {}, {}, true},
+    {FERRY_KEY(model.vocab), integer, "tokens the embedding knows; byte-level files need 256", {.low = 1, .high = 1 << 30}},
+    {FERRY_KEY(model.tie_embeddings), boolean, "embedding and head are one tensor"},
+    {FERRY_KEY(model.rope_theta), number, "base of the rotary position frequencies", kAboveZero},
+    {FERRY_KEY(model.norm_eps), number, "added to the mean square in RMSNorm", kAboveZero},
+
+    {FERRY_KEY(data.tokens), text, "token file written by `ferry data`", {}, {}, {}, true},
+    {FERRY_KEY(data.held_back), number, "fraction of the tokens, at the end of the file, that only evaluation sees", {.low = 0, .high = 1, .below_high = true}},
+
+    {FERRY_KEY(batch.sequence), integer, "tokens a sequence", kWidth, {}, {}, true},
+    {FERRY_KEY(batch.micro_batch), integer, "sequences a kernel works on at once", kWidth},
+    {FERRY_KEY(batch.micro_batches), integer, "micro-batches of one optimizer step", kWidth},
+
+    {FERRY_KEY(optimizer.name), choice, "which optimizer", {}, first(kOptimizers, 1)},
+    {FERRY_KEY(optimizer.lr), number, "peak learning rate", {.low = 0, .high = 1e6}},
+    {"optimizer.betas", +[](Config& c) { return Pair{&c.optimizer.beta1, &c.optimizer.beta2}; }, pair,
+     "decay of the first and the second moment", {.low = 0, .high = 1, .below_high = true}},
+    {FERRY_KEY(optimizer.eps), number, "added to the square root of the second moment", kAboveZero},
+    {FERRY_KEY(optimizer.weight_decay), number, "decoupled weight decay", {.low = 0, .high = 1e6}},
+    {FERRY_KEY(optimizer.decay_norms_and_biases), boolean, "norm weights and biases decay too"},
+
+    {FERRY_KEY(schedule.kind), choice, "after the warm-up: stay, or fall as a line or a half cosine", {}, first(kSchedules, 3)},
+    {FERRY_KEY(schedule.warmup_steps), integer, "steps in which the rate climbs from 0 to the peak", kCount},
+    {FERRY_KEY(schedule.total_steps), integer, "step at which the fall ends; `auto` (0): `steps`", kCount, {}, 0},
+    {FERRY_KEY(schedule.final_fraction), number, "of the peak, left at the end of the fall", kUnit},
+
+    {FERRY_KEY(evaluate.every), integer, "steps between evaluations; 0: only at the end", kCount},
+    {FERRY_KEY(evaluate.micro_batches), integer, "held-back micro-batches of one evaluation; 0: none", kCount},
+
+    {"budgets.device", +[](Config& c) { return &c.budgets.device_bytes; }, bytes, "device memory: weights in use, activations, gradients", kSize},
+    {"budgets.host", +[](Config& c) { return &c.budgets.host_bytes; }, bytes, "host memory: state, staging buffers, spilled block inputs", kSize},
+    {FERRY_KEY(budgets.nvme), volumes, "directories on NVMe, each a path or `{\"path\": ..., \"size\": ...}`; `size` is `unlimited` when left out"},
+
+    {FERRY_KEY(swap.chunk_elements), integer, "elements of one optimizer chunk, a multiple of 4,096; `auto` (0): the planner chooses", {.low = 0, .high = 1LL << 32}, {}, 0},
+    {FERRY_KEY(swap.groups), integer, "groups of micro-batches, each processed layer-first; `auto` (0): the fewest that fit", kCount, {}, 0},
+    {FERRY_KEY(swap.bets), choice, "updates before the clip factor is known: as planned, none, or all of them", {}, first(kBets, 3)},
+    {FERRY_KEY(swap.state_on_nvme), number, "fraction of the optimizer state on NVMe; `auto` (-1): what the host budget asks", {.low = 0, .high = 1}, {}, -1},
+    {FERRY_KEY(swap.verify), boolean, "check the checksum of everything that comes back from NVMe"},
+
+    {FERRY_KEY(io.backend), choice, "`auto`: io_uring where the kernel allows it, else POSIX threads", {}, first(kBackends, 3)},
+    {FERRY_KEY(io.block_bytes), bytes, "largest single read or write, a multiple of 4 KiB", {.low = 4096, .high = 1 << 30}},
+    {FERRY_KEY(io.queue_depth), integer, "operations in flight on each path", {.low = 1, .high = 4096}},
+    {FERRY_KEY(io.direct), boolean, "O_DIRECT; `false` goes through the page cache"},
+
+    {FERRY_KEY(numerics.residual), choice, "type of the residual stream; `auto`: the compute type", {}, first(kResiduals, 3)},
+    {FERRY_KEY(numerics.wire), choice, "type in which gradients travel; `auto`: the compute type", {}, first(kResiduals, 3)},
+    {FERRY_KEY(numerics.head_tile), integer, "tokens of which logits exist at once", kPositive},
+    {FERRY_KEY(numerics.mlp_tile), integer, "tokens of which MLP activations exist at once; `auto` (0): a whole micro-batch", kCount, {}, 0},
+};
+// clang-format on
+#undef FERRY_KEY
+
+}  // namespace
+
+std::span<const Key> schema() { return kKeys; }
+std::span<const Section> sections() { return kSections; }
+
+const Key* find_key(std::string_view path) {
+    const Key* found = std::find_if(std::begin(kKeys), std::end(kKeys),
+                                    [path](const Key& key) { return key.path == path; });
+    return found == std::end(kKeys) ? nullptr : found;
+}
+
+}  // namespace ferry::config

@@ -1,0 +1,61 @@
+// The configuration's keys as data: reading, checking and documenting all walk this one table.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "ferry/config.h"
+
+namespace ferry::config {
+
+struct Pair {
+    double* first;
+    double* second;
+};
+// Where a key's value lives in a Config. The alternative is the key's C++ type; `Key::form` says
+// how it is written.
+using Slot = std::variant<int64_t* (*)(Config&), int* (*)(Config&), uint32_t* (*)(Config&),
+                          double* (*)(Config&), bool* (*)(Config&), std::string* (*)(Config&),
+                          std::vector<std::string>* (*)(Config&),
+                          std::vector<NvmePath>* (*)(Config&), Pair (*)(Config&)>;
+
+enum class Form : uint8_t { integer, number, boolean, text, choice, bytes, pair, texts, volumes };
+
+struct Range {
+    double low = 0, high = 0;
+    bool above_low = false;   // low itself is outside
+    bool below_high = false;  // high itself is outside
+};
+
+struct Key {
+    std::string_view path;
+    Slot slot;
+    Form form;
+    std::string_view doc;
+    Range range{};                                // integer, number, pair, bytes
+    std::span<const std::string_view> choices{};  // choice
+    std::optional<double> automatic{};            // the value that "auto" stands for
+    bool required = false;
+};
+
+struct Section {
+    std::string_view name;  // empty: the top level
+    std::string_view doc;
+};
+
+std::span<const Key> schema();
+std::span<const Section> sections();
+const Key* find_key(std::string_view path);
+
+// "integer", "size", ...: how the form is called in errors and documentation.
+std::string_view name_of(Form form);
+std::string describe(const Range& range, Form form);
+// 0.1 -> "0.1", 1e-08 -> "1e-08", 3.0 -> "3".
+std::string format_number(double value);
+
+}  // namespace ferry::config

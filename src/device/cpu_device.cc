@@ -1,0 +1,104 @@
+// A device made of a memory arena and three threads. It gives everything above it the shape of a
+// GPU (budgeted memory, ordered streams, completion by signal) on a machine without one.
+#include "cpu_device.h"
+
+#include <sys/mman.h>
+
+#include <cstring>
+#include <vector>
+
+namespace ferry {
+namespace {
+
+class CpuStream final : public Stream {
+public:
+    CpuStream(Executor& executor, std::string name)
+        : executor_(executor), lane_(executor.add_lane(std::move(name), kDepth)), copies_(kDepth) {}
+
+    void launch(Job job) override { executor_.post(lane_, job); }
+
+    void copy(void* destination, const void* source, int64_t bytes) override {
+        // The lane holds at most kDepth unfinished jobs, so the descriptor reused here is done with.
+        Copy& next = copies_[next_copy_++ % kDepth];
+        next = {destination, source, bytes};
+        executor_.post(lane_, {[](void* context, uint64_t) {
+                                   const Copy& c = *static_cast<Copy*>(context);
+                                   std::memcpy(c.destination, c.source, static_cast<size_t>(c.bytes));
+                               },
+                               &next});
+    }
+
+    void signal(std::atomic<uint64_t>& counter) override {
+        Target& next = targets_[next_target_++ % kDepth];
+        next = {&counter, &executor_};
+        executor_.post(lane_, {[](void* context, uint64_t) {
+                                   const Target& target = *static_cast<Target*>(context);
+                                   target.counter->fetch_add(1, std::memory_order_release);
+                                   target.executor->wake();
+                               },
+                               &next, 0, 1});
+    }
+
+private:
+    static constexpr size_t kDepth = 1024;
+    struct Copy {
+        void* destination = nullptr;
+        const void* source = nullptr;
+        int64_t bytes = 0;
+    };
+    struct Target {
+        std::atomic<uint64_t>* counter = nullptr;
+        Executor* executor = nullptr;
+    };
+    Executor& executor_;
+    LaneId lane_;
+    std::vector<Copy> copies_;
+    std::array<Target, kDepth> targets_{};
+    size_t next_copy_ = 0, next_target_ = 0;
+};
+
+class CpuDevice final : public Device {
+public:
+    CpuDevice(int64_t memory_bytes, Executor& executor)
+        : bytes_(round_up(std::max<int64_t>(memory_bytes, 1), 4096)),
+          compute_(executor, "compute"),
+          h2d_(executor, "h2d"),
+          d2h_(executor, "d2h") {
+        base_ = ::mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+        if (base_ == MAP_FAILED) {
+            throw Error(Trouble::does_not_fit,
+                        {.what = "the CPU device's memory cannot be allocated",
+                         .measured = format_bytes(bytes_),
+                         .limit = std::string("mmap: ") + std::strerror(errno),
+                         .remedy = "lower budgets.device, or free memory on this machine"});
+        }
+    }
+    ~CpuDevice() override { ::munmap(base_, static_cast<size_t>(bytes_)); }
+
+    DeviceKind kind() const noexcept override { return DeviceKind::cpu; }
+    Stream& stream(StreamKind kind) noexcept override {
+        switch (kind) {
+            case StreamKind::compute: return compute_;
+            case StreamKind::h2d: return h2d_;
+            case StreamKind::d2h: return d2h_;
+        }
+        bug("unknown stream");
+    }
+    std::span<std::byte> memory() noexcept override {
+        return {static_cast<std::byte*>(base_), static_cast<size_t>(bytes_)};
+    }
+
+private:
+    int64_t bytes_;
+    void* base_ = nullptr;
+    CpuStream compute_, h2d_, d2h_;
+};
+
+}  // namespace
+
+std::unique_ptr<Device> open_cpu_device(int64_t memory_bytes, Executor& executor) {
+    return std::make_unique<CpuDevice>(memory_bytes, executor);
+}
+
+}  // namespace ferry

@@ -1,0 +1,264 @@
+// The fast CPU implementation: cuts every operation into pieces that depend on shapes only and lets
+// the team run them. Pieces write disjoint memory; sums across pieces are added in a fixed order.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "ferry/ops.h"
+#include "kernels.h"
+
+namespace ferry::ops {
+namespace {
+
+// Elements that make a piece worth a task.
+constexpr int64_t kGrain = 32 * 1024;
+
+int64_t rows_per_piece(int64_t cols) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(cols, 1)); }
+
+const void* row_of(const ConstView& v, int64_t row) { return v.row_range(row, 1).data; }
+void* row_of(const View& v, int64_t row) { return v.row_range(row, 1).data; }
+
+// Sides of a tile of c: as large as they may be, unless that leaves too few to share out.
+std::pair<int64_t, int64_t> tile_sides(int64_t m, int64_t n) {
+    constexpr int64_t kEnough = 16, kLeast = 64;
+    int64_t rows = kTileRows, cols = kTileCols;
+    while (ceil_div(m, rows) * ceil_div(n, cols) < kEnough && std::max(rows, cols) > kLeast) {
+        (rows >= cols ? rows : cols) /= 2;
+    }
+    const auto even = [](int64_t size, int64_t side, int64_t unit) {
+        return std::max(unit, round_up(ceil_div(size, std::max<int64_t>(1, ceil_div(size, side))), unit));
+    };
+    return {even(m, rows, 8), even(n, cols, 32)};
+}
+
+class CpuOps final : public Ops {
+public:
+    explicit CpuOps(Team& team) : team_(team) {}
+
+    int64_t gemm_scratch_bytes(const Gemm&) const override { return 0; }
+
+    void gemm(const Gemm& g, std::byte*) override {
+        const auto [rows, cols] = tile_sides(g.c.rows, g.c.cols);
+        const int64_t down = ceil_div(g.c.rows, rows), across = ceil_div(g.c.cols, cols);
+        FERRY_CHECK(g.a.type == g.b.type && (!g.accumulate || g.c.type == DType::f32));
+        team_.parallel(down * across, [&, rows = rows, cols = cols](int64_t i) {
+            const int64_t row = i / across * rows, col = i % across * cols;
+            gemm_tile(g, {.row = row,
+                          .rows = std::min(rows, g.c.rows - row),
+                          .col = col,
+                          .cols = std::min(cols, g.c.cols - col)});
+        });
+    }
+
+    void norm_forward(ConstView x, ConstView weight, double eps, View y, float* rstd) override {
+        for_rows(x.rows, x.cols, [&](int64_t first, int64_t count) {
+            norm_forward_rows(x, weight, eps, y, rstd, first, count);
+        });
+    }
+
+    int64_t norm_backward_scratch_bytes(int64_t tokens, int64_t hidden) const override {
+        return ceil_div(tokens, kNormRows) * hidden * 4;
+    }
+
+    void norm_backward(ConstView dy, ConstView x, ConstView weight, const float* rstd,
+                       ConstView addend, View dx, float* weight_gradient,
+                       std::byte* scratch) override {
+        const int64_t blocks = ceil_div(x.rows, kNormRows), hidden = x.cols;
+        auto* partial = weight_gradient == nullptr ? nullptr : reinterpret_cast<float*>(scratch);
+        const NormBackward args{dy, x, weight, rstd, addend, dx, partial};
+        team_.parallel(blocks, [&](int64_t block) { norm_backward_block(args, block); });
+        if (weight_gradient == nullptr) return;
+        constexpr int64_t kCols = 1024;
+        team_.parallel(ceil_div(hidden, kCols), [&](int64_t i) {
+            norm_gradient_cols(partial, blocks, hidden, i * kCols,
+                               std::min(kCols, hidden - i * kCols), weight_gradient);
+        });
+    }
+
+    void rope(View x, const Rope& rope) override {
+        const int64_t half = rope.head_dim / 2;
+        FERRY_CHECK(half <= kMaxHeadDim / 2 && rope.head_dim % 2 == 0);
+        double frequency[kMaxHeadDim / 2];
+        for (int64_t i = 0; i < half; ++i) {
+            frequency[i] = std::pow(rope.theta, -2.0 * static_cast<double>(i) /
+                                                    static_cast<double>(rope.head_dim));
+        }
+        constexpr int64_t kPositions = 16;
+        const int64_t positions = std::min(rope.sequence, x.rows);
+        team_.parallel(ceil_div(positions, kPositions), [&](int64_t piece) {
+            float cosine[kMaxHeadDim / 2], sine[kMaxHeadDim / 2];
+            const int64_t last = std::min((piece + 1) * kPositions, positions);
+            for (int64_t position = piece * kPositions; position < last; ++position) {
+                for (int64_t i = 0; i < half; ++i) {
+                    const double angle = static_cast<double>(position) * frequency[i];
+                    cosine[i] = static_cast<float>(std::cos(angle));
+                    sine[i] = static_cast<float>(rope.inverse ? -std::sin(angle) : std::sin(angle));
+                }
+                rotate_position(x, rope, position, cosine, sine);
+            }
+        });
+    }
+
+    int64_t attention_forward_scratch_bytes(const Attention& shape) const override {
+        return 2 * keys_size(shape) * 4;
+    }
+
+    void attention_forward(const Attention& shape, ConstView q, ConstView k, ConstView v, View out,
+                           float* lse, std::byte* scratch) override {
+        FERRY_CHECK(shape.head_dim <= kMaxHeadDim);
+        AttentionCall call{.shape = shape, .q = q, .k = k, .v = v};
+        call.k_transposed = reinterpret_cast<float*>(scratch);
+        call.v_rows = call.k_transposed + keys_size(shape);
+        pack(call, false);
+        const int64_t tiles = call.tiles();
+        team_.parallel(shape.sequences * shape.heads * tiles, [&](int64_t i) {
+            // The longest rows first.
+            const int64_t tile = tiles - 1 - i / (shape.sequences * shape.heads);
+            const int64_t head = i % shape.heads, sequence = i / shape.heads % shape.sequences;
+            attend_tile(call, out, lse, sequence, head, tile);
+        });
+    }
+
+    int64_t attention_backward_scratch_bytes(const Attention& shape) const override {
+        return (3 * keys_size(shape) + keys_size(shape) / shape.kv_heads * shape.heads) * 4;
+    }
+
+    void attention_backward(const Attention& shape, ConstView q, ConstView k, ConstView v,
+                            ConstView out, ConstView dout, const float* lse, View dq, View dk, View dv,
+                            std::byte* scratch) override {
+        FERRY_CHECK(shape.head_dim <= kMaxHeadDim);
+        AttentionCall call{.shape = shape, .q = q, .k = k, .v = v, .out = out, .dout = dout};
+        call.lse = lse;
+        call.dq = dq;
+        call.dk = dk;
+        call.dv = dv;
+        call.k_transposed = reinterpret_cast<float*>(scratch);
+        call.v_transposed = call.k_transposed + keys_size(shape);
+        call.k_rows = call.v_transposed + keys_size(shape);
+        call.dq_sum = call.k_rows + keys_size(shape);
+        pack(call, true);
+        team_.parallel(shape.sequences * shape.kv_heads, [&](int64_t i) {
+            attend_backward(call, i / shape.kv_heads, i % shape.kv_heads);
+        });
+    }
+
+    void swiglu_forward(ConstView gate_up, View y) override {
+        for_rows(y.rows, y.cols, [&](int64_t first, int64_t count) {
+            swiglu_forward_rows(gate_up, y, first, count);
+        });
+    }
+
+    void swiglu_backward(ConstView dy, View gate_up) override {
+        for_rows(dy.rows, dy.cols, [&](int64_t first, int64_t count) {
+            swiglu_backward_rows(dy, gate_up, first, count);
+        });
+    }
+
+    void embed(const int32_t* tokens, ConstView table, View x) override {
+        for_rows(x.rows, x.cols, [&](int64_t first, int64_t count) {
+            for (int64_t t = first; t < first + count; ++t) {
+                copy_row(row_of(table, tokens[t]), table.type, x.cols, row_of(x, t), x.type);
+            }
+        });
+    }
+
+    // Pieces are columns: each sees all tokens in order.
+    void embed_backward(const int32_t* tokens, ConstView dx, float* gradient) override {
+        constexpr int64_t kCols = 128;
+        team_.parallel(ceil_div(dx.cols, kCols), [&](int64_t i) {
+            const int64_t col = i * kCols, count = std::min(kCols, dx.cols - col);
+            for (int64_t t = 0; t < dx.rows; ++t) {
+                add_row(gradient + tokens[t] * dx.cols + col, dx.block(t, 1, col, count).data, dx.type,
+                        count);
+            }
+        });
+    }
+
+    int64_t cross_entropy_scratch_bytes(int64_t tokens) const override { return tokens * 8; }
+
+    void cross_entropy(ConstView logits, const int32_t* targets, float scale, View dlogits,
+                       double* loss_sum, std::byte* scratch) override {
+        FERRY_CHECK(logits.type == DType::f32 && logits.cols > 0);
+        auto* losses = reinterpret_cast<double*>(scratch);
+        for_rows(logits.rows, logits.cols, [&](int64_t first, int64_t count) {
+            cross_entropy_rows(logits, targets, scale, dlogits, losses, first, count);
+        });
+        for (int64_t t = 0; t < logits.rows; ++t) *loss_sum += losses[t];
+    }
+
+    void round_gradient(const float* accumulator, int64_t count, DType wire_type, void* wire,
+                        float* leaves) override {
+        constexpr int64_t kLeaf = 4096, kLeaves = 16;
+        team_.parallel(ceil_div(count, kLeaf * kLeaves), [&](int64_t piece) {
+            const int64_t last = std::min(count, (piece + 1) * kLeaf * kLeaves);
+            for (int64_t at = piece * kLeaf * kLeaves; at < last; at += kLeaf) {
+                round_leaf(accumulator + at, std::min(kLeaf, last - at), wire_type,
+                           static_cast<std::byte*>(wire) + at * size_of(wire_type), leaves + at / kLeaf);
+            }
+        });
+    }
+
+    void add(float* a, const float* b, int64_t count) override {
+        for_rows(ceil_div(count, kGrain), kGrain, [&](int64_t piece, int64_t) {
+            const int64_t at = piece * kGrain;
+            add_row(a + at, b + at, DType::f32, std::min(kGrain, count - at));
+        });
+    }
+
+    void fill_zero(void* data, int64_t bytes) override {
+        constexpr int64_t kBytes = 1 << 20;
+        team_.parallel(ceil_div(bytes, kBytes), [&](int64_t i) {
+            std::memset(static_cast<std::byte*>(data) + i * kBytes, 0,
+                        static_cast<size_t>(std::min(kBytes, bytes - i * kBytes)));
+        });
+    }
+
+    void cast(ConstView from, View to) override {
+        for_rows(to.rows, to.cols, [&](int64_t first, int64_t count) {
+            for (int64_t r = first; r < first + count; ++r) {
+                copy_row(row_of(from, r), from.type, to.cols, row_of(to, r), to.type);
+            }
+        });
+    }
+
+    void check_finite(ConstView x, uint32_t* nonfinite) override {
+        std::atomic<uint32_t> found{0};
+        for_rows(x.rows, x.cols, [&](int64_t first, int64_t count) {
+            for (int64_t r = first; r < first + count; ++r) {
+                if (!row_is_finite(row_of(x, r), x.type, x.cols)) found.store(1, std::memory_order_relaxed);
+            }
+        });
+        *nonfinite |= found.load();
+    }
+
+private:
+    // body(first row, rows) over pieces of about kGrain elements.
+    template <class Body>
+    void for_rows(int64_t rows, int64_t cols, const Body& body) {
+        const int64_t step = rows_per_piece(cols);
+        team_.parallel(ceil_div(rows, step), [&](int64_t i) {
+            body(i * step, std::min(step, rows - i * step));
+        });
+    }
+
+    static int64_t keys_size(const Attention& shape) {
+        return shape.sequences * shape.kv_heads * round_up(shape.sequence, kAttentionTile) *
+               round_up(shape.head_dim, kHeadUnit);
+    }
+
+    void pack(const AttentionCall& call, bool backward) {
+        team_.parallel(call.shape.sequences * call.shape.kv_heads, [&](int64_t i) {
+            pack_keys(call, i / call.shape.kv_heads, i % call.shape.kv_heads, backward);
+        });
+    }
+
+    Team& team_;
+};
+
+}  // namespace
+
+std::unique_ptr<Ops> make_cpu_ops(Team& team) { return std::make_unique<CpuOps>(team); }
+
+}  // namespace ferry::ops

@@ -1,0 +1,73 @@
+// What the CPU's operations are made of: pieces of work for one thread, each compiled for every SIMD
+// target and dispatched to the best one that this processor runs. `first`/`count` are rows.
+#pragma once
+
+#include "ferry/ops.h"
+
+namespace ferry::ops {
+
+// A rectangle of c, at most kTileRows x kTileCols.
+constexpr int64_t kTileRows = 256, kTileCols = 256;
+struct Rectangle {
+    int64_t row, rows, col, cols;
+};
+void gemm_tile(const Gemm& gemm, const Rectangle& at);
+
+// ---------------------------------------------------------------- rows
+
+struct NormBackward {
+    ConstView dy, x, weight;
+    const float* rstd;
+    ConstView addend;
+    View dx;
+    float* partial;  // [blocks of kNormRows, hidden]; null: the weight does not train
+};
+constexpr int64_t kNormRows = 64;
+void norm_forward_rows(ConstView x, ConstView weight, double eps, View y, float* rstd, int64_t first,
+                       int64_t count);
+// Rows of one block of kNormRows.
+void norm_backward_block(const NormBackward& args, int64_t block);
+// gradient[col..] += the blocks' partial sums, in order, in double.
+void norm_gradient_cols(const float* partial, int64_t blocks, int64_t hidden, int64_t col,
+                        int64_t count, float* gradient);
+// One position of all sequences; cosine and sine: [head_dim / 2].
+void rotate_position(View x, const Rope& rope, int64_t position, const float* cosine,
+                     const float* sine);
+void swiglu_forward_rows(ConstView gate_up, View y, int64_t first, int64_t count);
+void swiglu_backward_rows(ConstView dy, View gate_up, int64_t first, int64_t count);
+// losses: one double a row.
+void cross_entropy_rows(ConstView logits, const int32_t* targets, float scale, View dlogits,
+                        double* losses, int64_t first, int64_t count);
+void copy_row(const void* from, DType from_type, int64_t count, void* to, DType to_type);
+void add_row(float* a, const void* b, DType b_type, int64_t count);
+void round_leaf(const float* accumulator, int64_t count, DType wire_type, void* wire, float* leaf);
+bool row_is_finite(const void* x, DType type, int64_t count);
+
+// ---------------------------------------------------------------- attention
+
+// Query and key tiles are kAttentionTile tokens; a head's columns are padded to a multiple of
+// kHeadUnit. Padding holds zeros.
+constexpr int64_t kAttentionTile = 64, kHeadUnit = 32, kMaxHeadDim = 512;
+struct AttentionCall {
+    Attention shape{};
+    ConstView q{}, k{}, v{}, out{}, dout{};
+    const float* lse = nullptr;  // [heads, tokens]
+    View dq{}, dk{}, dv{};
+    // Scratch. S: sequence rounded up to tiles, D: head_dim rounded up to kHeadUnit.
+    float* k_transposed = nullptr;  // [sequences, kv_heads, S / tile, D, tile]
+    float* v_transposed = nullptr;  // the same; backward only
+    float* k_rows = nullptr;        // [sequences, kv_heads, S, D]; backward only
+    float* v_rows = nullptr;        // the same; forward only
+    float* dq_sum = nullptr;        // [sequences, heads, S, D]; backward only
+    int64_t padded_sequence() const { return round_up(shape.sequence, kAttentionTile); }
+    int64_t padded_head() const { return round_up(shape.head_dim, kHeadUnit); }
+    int64_t tiles() const { return padded_sequence() / kAttentionTile; }
+};
+// Keys and values of one sequence and key/value head into scratch.
+void pack_keys(const AttentionCall& call, int64_t sequence, int64_t kv_head, bool backward);
+void attend_tile(const AttentionCall& call, View out, float* lse, int64_t sequence, int64_t head,
+                 int64_t tile);
+// All heads of one sequence that read one key/value head.
+void attend_backward(const AttentionCall& call, int64_t sequence, int64_t kv_head);
+
+}  // namespace ferry::ops

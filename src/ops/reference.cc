@@ -1,0 +1,296 @@
+// The oracle: each operation as its formula reads, in double, one thread. Slow on purpose.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "ferry/ops.h"
+
+namespace ferry::ops {
+namespace {
+
+double get(const ConstView& v, int64_t row, int64_t col) {
+    const int64_t at = row * v.ld + col;
+    switch (v.type) {
+        case DType::f32: return static_cast<const float*>(v.data)[at];
+        case DType::bf16: return from_bf16(static_cast<const uint16_t*>(v.data)[at]);
+        case DType::f16: return from_f16(static_cast<const uint16_t*>(v.data)[at]);
+    }
+    return 0;
+}
+
+void put(const View& v, int64_t row, int64_t col, double value) {
+    const int64_t at = row * v.ld + col;
+    const auto rounded = static_cast<float>(value);
+    switch (v.type) {
+        case DType::f32: static_cast<float*>(v.data)[at] = rounded; break;
+        case DType::bf16: static_cast<uint16_t*>(v.data)[at] = to_bf16(rounded); break;
+        case DType::f16: static_cast<uint16_t*>(v.data)[at] = to_f16(rounded); break;
+    }
+}
+
+class ReferenceOps final : public Ops {
+public:
+    int64_t gemm_scratch_bytes(const Gemm&) const override { return 0; }
+
+    void gemm(const Gemm& g, std::byte*) override {
+        const bool a_transposed = g.form == Form::tn, b_transposed = g.form == Form::nt;
+        const int64_t depth = a_transposed ? g.a.rows : g.a.cols;
+        for (int64_t i = 0; i < g.c.rows; ++i) {
+            for (int64_t j = 0; j < g.c.cols; ++j) {
+                double sum = 0;
+                for (int64_t p = 0; p < depth; ++p) {
+                    sum += (a_transposed ? get(g.a, p, i) : get(g.a, i, p)) *
+                           (b_transposed ? get(g.b, j, p) : get(g.b, p, j));
+                }
+                if (g.bias.data != nullptr) sum += get(g.bias, 0, j);
+                if (g.addend.data != nullptr) sum += get(g.addend, i, j);
+                if (g.accumulate) sum += get(g.c, i, j);
+                put(g.c, i, j, sum);
+            }
+        }
+    }
+
+    void norm_forward(ConstView x, ConstView weight, double eps, View y, float* rstd) override {
+        for (int64_t t = 0; t < x.rows; ++t) {
+            double squares = 0;
+            for (int64_t c = 0; c < x.cols; ++c) squares += get(x, t, c) * get(x, t, c);
+            const double r = 1 / std::sqrt(squares / static_cast<double>(x.cols) + eps);
+            rstd[t] = static_cast<float>(r);
+            for (int64_t c = 0; c < x.cols; ++c) put(y, t, c, get(x, t, c) * r * get(weight, 0, c));
+        }
+    }
+
+    int64_t norm_backward_scratch_bytes(int64_t, int64_t) const override { return 0; }
+
+    // y = x r w, r = (mean(x^2) + eps)^(-1/2):
+    // dx = r (w dy) - x r^3 / n * sum(w dy x), dw = sum over tokens of dy x r.
+    void norm_backward(ConstView dy, ConstView x, ConstView weight, const float* rstd,
+                       ConstView addend, View dx, float* weight_gradient, std::byte*) override {
+        const auto n = static_cast<double>(x.cols);
+        if (weight_gradient != nullptr) {
+            for (int64_t c = 0; c < x.cols; ++c) {
+                double sum = 0;
+                for (int64_t t = 0; t < x.rows; ++t) {
+                    sum += get(dy, t, c) * get(x, t, c) * static_cast<double>(rstd[t]);
+                }
+                weight_gradient[c] = static_cast<float>(weight_gradient[c] + sum);
+            }
+        }
+        if (dx.data == nullptr) return;
+        for (int64_t t = 0; t < x.rows; ++t) {
+            const double r = rstd[t];
+            double dot = 0;
+            for (int64_t c = 0; c < x.cols; ++c) dot += get(weight, 0, c) * get(dy, t, c) * get(x, t, c);
+            for (int64_t c = 0; c < x.cols; ++c) {
+                const double before = addend.data != nullptr ? get(addend, t, c) : 0;
+                const double own = r * get(weight, 0, c) * get(dy, t, c) - get(x, t, c) * r * r * r / n * dot;
+                put(dx, t, c, before + own);
+            }
+        }
+    }
+
+    void rope(View x, const Rope& rope) override {
+        const int64_t half = rope.head_dim / 2;
+        for (int64_t t = 0; t < x.rows; ++t) {
+            for (int64_t i = 0; i < half; ++i) {
+                const double frequency = std::pow(
+                    rope.theta, -2.0 * static_cast<double>(i) / static_cast<double>(rope.head_dim));
+                const double angle = static_cast<double>(t % rope.sequence) * frequency;
+                const double c = std::cos(angle), s = rope.inverse ? -std::sin(angle) : std::sin(angle);
+                for (int64_t h = 0; h < rope.heads; ++h) {
+                    const int64_t col = h * rope.head_dim + i;
+                    const double a = get(x, t, col), b = get(x, t, col + half);
+                    put(x, t, col, a * c - b * s);
+                    put(x, t, col + half, b * c + a * s);
+                }
+            }
+        }
+    }
+
+    int64_t attention_forward_scratch_bytes(const Attention&) const override { return 0; }
+
+    // Row by row; probabilities of one row at a time.
+    void attention_forward(const Attention& shape, ConstView q, ConstView k, ConstView v, View out,
+                           float* lse, std::byte*) override {
+        std::vector<double> p(static_cast<size_t>(shape.sequence));
+        const int64_t tokens = shape.sequences * shape.sequence, d = shape.head_dim;
+        for (int64_t h = 0; h < shape.heads; ++h) {
+            const int64_t kv = h / (shape.heads / shape.kv_heads);
+            for (int64_t t = 0; t < tokens; ++t) {
+                const int64_t first = t - t % shape.sequence;
+                lse[h * tokens + t] = static_cast<float>(probabilities(shape, q, k, h, t, p));
+                for (int64_t c = 0; c < d; ++c) {
+                    double sum = 0;
+                    for (int64_t s = first; s <= t; ++s) {
+                        sum += p[static_cast<size_t>(s - first)] * get(v, s, kv * d + c);
+                    }
+                    put(out, t, h * d + c, sum);
+                }
+            }
+        }
+    }
+
+    int64_t attention_backward_scratch_bytes(const Attention&) const override { return 0; }
+
+    void attention_backward(const Attention& shape, ConstView q, ConstView k, ConstView v, ConstView,
+                            ConstView dout, const float*, View dq, View dk, View dv,
+                            std::byte*) override {
+        const int64_t tokens = shape.sequences * shape.sequence, d = shape.head_dim;
+        std::vector<double> p(static_cast<size_t>(shape.sequence)), dp(p);
+        const auto size = [&](const View& x) { return static_cast<size_t>(x.rows * x.cols); };
+        std::vector<double> q_sum(size(dq)), k_sum(size(dk)), v_sum(size(dv));
+        for (int64_t h = 0; h < shape.heads; ++h) {
+            const int64_t kv = h / (shape.heads / shape.kv_heads);
+            for (int64_t t = 0; t < tokens; ++t) {
+                const int64_t first = t - t % shape.sequence;
+                probabilities(shape, q, k, h, t, p);
+                double dot = 0;
+                for (int64_t s = first; s <= t; ++s) {
+                    double sum = 0;
+                    for (int64_t c = 0; c < d; ++c) sum += get(dout, t, h * d + c) * get(v, s, kv * d + c);
+                    dp[static_cast<size_t>(s - first)] = sum;
+                    dot += sum * p[static_cast<size_t>(s - first)];
+                }
+                for (int64_t s = first; s <= t; ++s) {
+                    const auto i = static_cast<size_t>(s - first);
+                    const double ds = p[i] * (dp[i] - dot) * shape.scale;
+                    for (int64_t c = 0; c < d; ++c) {
+                        q_sum[static_cast<size_t>(t * dq.cols + h * d + c)] += ds * get(k, s, kv * d + c);
+                        k_sum[static_cast<size_t>(s * dk.cols + kv * d + c)] += ds * get(q, t, h * d + c);
+                        v_sum[static_cast<size_t>(s * dv.cols + kv * d + c)] +=
+                            p[i] * get(dout, t, h * d + c);
+                    }
+                }
+            }
+        }
+        put_all(dq, q_sum);
+        put_all(dk, k_sum);
+        put_all(dv, v_sum);
+    }
+
+    void swiglu_forward(ConstView gate_up, View y) override {
+        for (int64_t t = 0; t < y.rows; ++t) {
+            for (int64_t c = 0; c < y.cols; ++c) {
+                const double g = get(gate_up, t, c), u = get(gate_up, t, y.cols + c);
+                put(y, t, c, g / (1 + std::exp(-g)) * u);
+            }
+        }
+    }
+
+    void swiglu_backward(ConstView dy, View gate_up) override {
+        for (int64_t t = 0; t < dy.rows; ++t) {
+            for (int64_t c = 0; c < dy.cols; ++c) {
+                const double g = get(gate_up, t, c), u = get(gate_up, t, dy.cols + c);
+                const double d = get(dy, t, c), sigmoid = 1 / (1 + std::exp(-g));
+                put(gate_up, t, c, d * u * sigmoid * (1 + g * (1 - sigmoid)));
+                put(gate_up, t, dy.cols + c, d * g * sigmoid);
+            }
+        }
+    }
+
+    void embed(const int32_t* tokens, ConstView table, View x) override {
+        for (int64_t t = 0; t < x.rows; ++t) {
+            for (int64_t c = 0; c < x.cols; ++c) put(x, t, c, get(table, tokens[t], c));
+        }
+    }
+
+    void embed_backward(const int32_t* tokens, ConstView dx, float* gradient) override {
+        for (int64_t t = 0; t < dx.rows; ++t) {
+            float* row = gradient + tokens[t] * dx.cols;
+            for (int64_t c = 0; c < dx.cols; ++c) row[c] += static_cast<float>(get(dx, t, c));
+        }
+    }
+
+    int64_t cross_entropy_scratch_bytes(int64_t) const override { return 0; }
+
+    void cross_entropy(ConstView logits, const int32_t* targets, float scale, View dlogits,
+                       double* loss_sum, std::byte*) override {
+        for (int64_t t = 0; t < logits.rows; ++t) {
+            double top = -std::numeric_limits<double>::infinity(), sum = 0;
+            for (int64_t c = 0; c < logits.cols; ++c) top = std::max(top, get(logits, t, c));
+            for (int64_t c = 0; c < logits.cols; ++c) sum += std::exp(get(logits, t, c) - top);
+            const bool real = targets[t] >= 0;
+            if (real) *loss_sum += top + std::log(sum) - get(logits, t, targets[t]);
+            if (dlogits.data == nullptr) continue;
+            for (int64_t c = 0; c < logits.cols; ++c) {
+                const double p = std::exp(get(logits, t, c) - top) / sum - (c == targets[t] ? 1 : 0);
+                put(dlogits, t, c, real ? p * static_cast<double>(scale) : 0);
+            }
+        }
+    }
+
+    void round_gradient(const float* accumulator, int64_t count, DType wire_type, void* wire,
+                        float* leaves) override {
+        constexpr int64_t kLeaf = 4096;
+        const View out = View::of(wire, wire_type, 1, count);
+        for (int64_t first = 0; first < count; first += kLeaf) {
+            std::array<float, 16> lane{};
+            for (int64_t i = first; i < std::min(count, first + kLeaf); ++i) {
+                put(out, 0, i, accumulator[i]);
+                const auto value = static_cast<float>(get(out, 0, i));
+                lane[static_cast<size_t>(i - first) % 16] += value * value;
+            }
+            for (size_t width = 8; width > 0; width /= 2) {
+                for (size_t j = 0; j < width; ++j) lane[j] += lane[j + width];
+            }
+            leaves[first / kLeaf] = lane[0];
+        }
+    }
+
+    void add(float* a, const float* b, int64_t count) override {
+        for (int64_t i = 0; i < count; ++i) a[i] += b[i];
+    }
+
+    void fill_zero(void* data, int64_t bytes) override {
+        std::memset(data, 0, static_cast<size_t>(bytes));
+    }
+
+    void cast(ConstView from, View to) override {
+        for (int64_t r = 0; r < to.rows; ++r) {
+            for (int64_t c = 0; c < to.cols; ++c) put(to, r, c, get(from, r, c));
+        }
+    }
+
+    void check_finite(ConstView x, uint32_t* nonfinite) override {
+        for (int64_t r = 0; r < x.rows; ++r) {
+            for (int64_t c = 0; c < x.cols; ++c) *nonfinite |= std::isfinite(get(x, r, c)) ? 0u : 1u;
+        }
+    }
+
+private:
+    // Softmax of one causal row of scores into p; its log-sum-exp.
+    static double probabilities(const Attention& shape, const ConstView& q, const ConstView& k,
+                                int64_t head, int64_t token, std::vector<double>& p) {
+        const int64_t d = shape.head_dim, kv = head / (shape.heads / shape.kv_heads);
+        const int64_t length = token % shape.sequence + 1, first = token + 1 - length;
+        double top = -std::numeric_limits<double>::infinity(), sum = 0;
+        for (int64_t s = 0; s < length; ++s) {
+            double score = 0;
+            for (int64_t c = 0; c < d; ++c) score += get(q, token, head * d + c) * get(k, first + s, kv * d + c);
+            p[static_cast<size_t>(s)] = score * shape.scale;
+            top = std::max(top, p[static_cast<size_t>(s)]);
+        }
+        for (int64_t s = 0; s < length; ++s) {
+            double& x = p[static_cast<size_t>(s)];
+            x = std::exp(x - top);
+            sum += x;
+        }
+        for (int64_t s = 0; s < length; ++s) p[static_cast<size_t>(s)] /= sum;
+        return top + std::log(sum);
+    }
+
+    static void put_all(const View& to, const std::vector<double>& sums) {
+        for (int64_t r = 0; r < to.rows; ++r) {
+            for (int64_t c = 0; c < to.cols; ++c) put(to, r, c, sums[static_cast<size_t>(r * to.cols + c)]);
+        }
+    }
+};
+
+}  // namespace
+
+std::unique_ptr<Ops> make_reference_ops() { return std::make_unique<ReferenceOps>(); }
+
+}  // namespace ferry::ops

@@ -1,0 +1,39 @@
+// Adagrad for every SIMD target.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "../src/optim/adagrad.cc"  // from the folder include/, a search path
+#include "targets.h"
+//
+#include "hwy/foreach_target.h"
+//
+#include "loop-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ferry::optim::HWY_NAMESPACE {
+
+struct Adagrad {
+    static constexpr bool kM = true, kV = false;
+    HWY_INLINE static void apply(VF& p, VF& m, VF&, VF g, const Scalars& s) {
+        g = decayed(g, p, s);
+        m = flush(hn::Add(m, hn::Mul(g, g)), kLeastMoment);
+        const VF divisor = hn::Add(hn::Sqrt(m), set(s.eps));
+        p = hn::Sub(p, hn::Div(hn::Mul(g, set(s.step_size)), divisor));
+    }
+};
+
+void run_adagrad(const Span& span, const Scalars& s, bool stream) {
+    run_rule<Adagrad>(span, s, stream);
+}
+
+}  // namespace ferry::optim::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace ferry::optim {
+
+HWY_EXPORT(run_adagrad);
+void update_adagrad(const Span& span, const Scalars& scalars, bool stream) {
+    HWY_DYNAMIC_DISPATCH(run_adagrad)(span, scalars, stream);
+}
+
+}  // namespace ferry::optim
+#endif

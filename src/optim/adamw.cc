@@ -1,0 +1,36 @@
+// AdamW for every SIMD target.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "../src/optim/adamw.cc"  // from the folder include/, a search path
+#include "targets.h"
+//
+#include "hwy/foreach_target.h"
+//
+#include "loop-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ferry::optim::HWY_NAMESPACE {
+
+struct AdamW {
+    static constexpr bool kM = true, kV = true;
+    HWY_INLINE static void apply(VF& p, VF& m, VF& v, VF g, const Scalars& s) {
+        adam_step(p, m, v, g, s);
+    }
+};
+
+void run_adamw(const Span& span, const Scalars& s, bool stream) {
+    run_rule<AdamW>(span, s, stream);
+}
+
+}  // namespace ferry::optim::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace ferry::optim {
+
+HWY_EXPORT(run_adamw);
+void update_adamw(const Span& span, const Scalars& scalars, bool stream) {
+    HWY_DYNAMIC_DISPATCH(run_adamw)(span, scalars, stream);
+}
+
+}  // namespace ferry::optim
+#endif

@@ -1,0 +1,114 @@
+// Exact conversions between fp32 lanes and arrays of any type and alignment. Included once a target
+// by Highway's foreach_target.h, hence the toggling guard.
+#if defined(FERRY_OPTIM_CONVERT_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FERRY_OPTIM_CONVERT_INL_H_
+#undef FERRY_OPTIM_CONVERT_INL_H_
+#else
+#define FERRY_OPTIM_CONVERT_INL_H_
+#endif
+
+#include "ferry/base.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ferry::optim::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+using F = hn::CappedTag<float, 16>;  // the norm's tree has 16 lanes
+using U = hn::RebindToUnsigned<F>;
+using I = hn::RebindToSigned<F>;
+using H = hn::Rebind<uint16_t, F>;  // as many 16-bit lanes as F has
+using VF = hn::Vec<F>;
+using VU = hn::Vec<U>;
+
+HWY_INLINE VU magnitude_of(VU bits) { return hn::And(bits, hn::Set(U(), 0x7fffffffu)); }
+
+// Of values below 2^31: signed comparison is one instruction everywhere, unsigned is not.
+HWY_INLINE hn::Mask<U> above(VU value, uint32_t limit) {
+    const I i;
+    return hn::RebindMask(U(),
+                          hn::Gt(hn::BitCast(i, value), hn::Set(i, static_cast<int32_t>(limit))));
+}
+
+HWY_INLINE VF widen_bf16(VU bits) { return hn::BitCast(F(), hn::ShiftLeft<16>(bits)); }
+
+// By integers: hardware conversion is missing below AVX2, and some units flush fp16 denormals.
+HWY_INLINE VF widen_f16(VU bits) {
+    const U u;
+    const F f;
+    const VU magnitude = hn::And(bits, hn::Set(u, 0x7fffu));
+    const VU rebias = hn::Set(u, 112u << 23);
+    VU wide = hn::Add(hn::ShiftLeft<13>(magnitude), rebias);
+    // Infinity and NaN keep the largest exponent.
+    wide = hn::Add(wide, hn::IfThenElseZero(above(magnitude, 0x7bffu), rebias));
+    const VF tiny = hn::Mul(hn::ConvertTo(f, hn::BitCast(I(), magnitude)), hn::Set(f, 0x1p-24f));
+    wide = hn::IfThenElse(above(magnitude, 0x3ffu), wide, hn::BitCast(u, tiny));
+    return hn::BitCast(f, hn::Or(wide, hn::ShiftLeft<16>(hn::Xor(bits, magnitude))));
+}
+
+// To nearest, ties to even; a NaN stays one (the carry could turn it into an infinity).
+HWY_INLINE VU round_bf16(VF value) {
+    const U u;
+    const VU bits = hn::BitCast(u, value);
+    const VU high = hn::ShiftRight<16>(bits);
+    const VU odd = hn::And(high, hn::Set(u, 1u));
+    const VU rounded = hn::ShiftRight<16>(hn::Add(hn::Add(bits, hn::Set(u, 0x7fffu)), odd));
+    const VU quiet = hn::Or(high, hn::Set(u, 0x40u));
+    return hn::IfThenElse(above(magnitude_of(bits), 0x7f800000u), quiet, rounded);
+}
+
+HWY_INLINE VU round_f16(VF value) {
+    const U u;
+    const F f;
+    const VU bits = hn::BitCast(u, value);
+    const VU magnitude = magnitude_of(bits);
+    const VU odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(u, 1u));
+    const VU rounded = hn::Add(hn::Add(magnitude, hn::Set(u, 0xfffu)), odd);
+    VU half = hn::ShiftRight<13>(hn::Sub(rounded, hn::Set(u, 0x38000000u)));
+    // Below 2^-14 the spacing is 2^-24, that of floats near 1/2: one addition rounds.
+    const VF shifted = hn::Add(hn::BitCast(f, magnitude), hn::Set(f, 0.5f));
+    const VU tiny = hn::Sub(hn::BitCast(u, shifted), hn::Set(u, 0x3f000000u));
+    half = hn::IfThenElse(above(magnitude, 0x387fffffu), half, tiny);
+    // 65520 and above round to infinity.
+    half = hn::IfThenElse(above(magnitude, 0x477fefffu), hn::Set(u, 0x7c00u), half);
+    half = hn::IfThenElse(above(magnitude, 0x7f800000u), hn::Set(u, 0x7e00u), half);
+    return hn::Or(half, hn::And(hn::ShiftRight<16>(bits), hn::Set(u, 0x8000u)));
+}
+
+template <DType kType>
+HWY_INLINE VF load_as_f32(const void* array, int64_t i) {
+    if constexpr (kType == DType::f32) {
+        return hn::LoadU(F(), static_cast<const float*>(array) + i);
+    } else {
+        const VU bits = hn::PromoteTo(U(), hn::LoadU(H(), static_cast<const uint16_t*>(array) + i));
+        if constexpr (kType == DType::bf16) return widen_bf16(bits);
+        return widen_f16(bits);
+    }
+}
+
+template <bool kStream, class D, class V, class T>
+HWY_INLINE void put(V value, D d, T* at) {
+    if constexpr (kStream) {
+        hn::Stream(value, d, at);
+    } else {
+        hn::StoreU(value, d, at);
+    }
+}
+
+template <DType kType, bool kStream>
+HWY_INLINE void store_rounded(VF value, void* array, int64_t i) {
+    if constexpr (kType == DType::f32) {
+        put<kStream>(value, F(), static_cast<float*>(array) + i);
+    } else {
+        VU bits = kType == DType::bf16 ? round_bf16(value) : round_f16(value);
+        const auto half = hn::DemoteTo(H(), hn::BitCast(I(), bits));
+        // Half of a 128-bit vector has no streaming store.
+        constexpr bool kCan = HWY_MAX_BYTES >= 32;
+        put<kStream && kCan>(half, H(), static_cast<uint16_t*>(array) + i);
+    }
+}
+
+}  // namespace ferry::optim::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // toggling guard

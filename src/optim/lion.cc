@@ -1,0 +1,41 @@
+// Lion for every SIMD target.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "../src/optim/lion.cc"  // from the folder include/, a search path
+#include "targets.h"
+//
+#include "hwy/foreach_target.h"
+//
+#include "loop-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ferry::optim::HWY_NAMESPACE {
+
+struct Lion {
+    static constexpr bool kM = true, kV = false;
+    HWY_INLINE static void apply(VF& p, VF& m, VF&, VF g, const Scalars& s) {
+        const VF c = flush(blend(m, s.beta1, g, s.one_minus_beta1), kLeastMoment);
+        const VF one = hn::CopySign(set(1.0f), c);
+        const VF zero = hn::Zero(F());
+        // Neither above nor below zero: a zero, or a NaN that stays one.
+        const auto moves = hn::Or(hn::Lt(c, zero), hn::Gt(c, zero));
+        const VF sign = hn::IfThenElse(moves, one, c);
+        p = hn::Sub(hn::Mul(p, set(s.decay)), hn::Mul(sign, set(s.step_size)));
+        m = flush(blend(m, s.beta2, g, s.one_minus_beta2), kLeastMoment);
+    }
+};
+
+void run_lion(const Span& span, const Scalars& s, bool stream) { run_rule<Lion>(span, s, stream); }
+
+}  // namespace ferry::optim::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace ferry::optim {
+
+HWY_EXPORT(run_lion);
+void update_lion(const Span& span, const Scalars& scalars, bool stream) {
+    HWY_DYNAMIC_DISPATCH(run_lion)(span, scalars, stream);
+}
+
+}  // namespace ferry::optim
+#endif

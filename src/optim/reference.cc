@@ -1,0 +1,131 @@
+// The formulas of ferry/optim.h as one would write them on paper: the oracle of every fast version.
+#include <cmath>
+#include <cstring>
+
+#include "ferry/optim.h"
+#include "internal.h"
+
+namespace ferry::optim {
+namespace {
+
+// memcpy: any alignment, and gradients are untyped bytes.
+template <class T>
+T load(const void* array, int64_t i) {
+    T value;
+    std::memcpy(&value, static_cast<const char*>(array) + i * int64_t{sizeof(T)}, sizeof(T));
+    return value;
+}
+
+template <class T>
+void store(void* array, int64_t i, T value) {
+    std::memcpy(static_cast<char*>(array) + i * int64_t{sizeof(T)}, &value, sizeof(T));
+}
+
+float widened(const void* array, DType type, int64_t i) {
+    switch (type) {
+        case DType::f32:
+            return load<float>(array, i);
+        case DType::bf16:
+            return from_bf16(load<uint16_t>(array, i));
+        case DType::f16:
+            return from_f16(load<uint16_t>(array, i));
+    }
+    FERRY_CHECK(false, "unknown type");
+}
+
+void store_weight(void* weight, DType type, int64_t i, float value) {
+    switch (type) {
+        case DType::f32:
+            return store(weight, i, value);
+        case DType::bf16:
+            return store(weight, i, to_bf16(value));
+        case DType::f16:
+            return store(weight, i, to_f16(value));
+    }
+}
+
+float flush(float value, float least) { return std::fabs(value) < least ? 0.0f : value; }
+
+struct Element {
+    float p, m, v;
+};
+
+Element adam_step(Element e, float g, const Scalars& s) {
+    e.m = flush(e.m * s.beta1 + g * s.one_minus_beta1, kLeastMoment);
+    e.v = flush(e.v * s.beta2 + (g * g) * s.one_minus_beta2, kLeastMoment);
+    const float divisor = std::sqrt(e.v) * s.inv_sqrt_bias2 + s.eps;
+    e.p = e.p * s.decay - (e.m * s.step_size) / divisor;
+    return e;
+}
+
+Element sgd_step(Element e, float g, const Scalars& s) {
+    e.m = flush(e.m * s.beta1 + g, kLeastMoment);
+    const float move = s.nesterov ? g + e.m * s.beta1 : e.m;
+    e.p = e.p - move * s.step_size;
+    return e;
+}
+
+Element lion_step(Element e, float g, const Scalars& s) {
+    const float c = flush(e.m * s.beta1 + g * s.one_minus_beta1, kLeastMoment);
+    const float sign = c > 0 ? 1.0f : c < 0 ? -1.0f : c;  // zero, or a NaN that stays one
+    e.p = e.p * s.decay - sign * s.step_size;
+    e.m = flush(e.m * s.beta2 + g * s.one_minus_beta2, kLeastMoment);
+    return e;
+}
+
+Element adagrad_step(Element e, float g, const Scalars& s) {
+    e.m = flush(e.m + g * g, kLeastMoment);
+    e.p = e.p - (g * s.step_size) / (std::sqrt(e.m) + s.eps);
+    return e;
+}
+
+Element step(Element e, float g, const Scalars& s) {
+    g = flush(g * s.gradient_scale, kLeastGradient);
+    const float decayed = flush(g + e.p * s.weight_decay, kLeastGradient);
+    switch (s.method) {
+        case Method::adamw:
+            return adam_step(e, g, s);
+        case Method::adam:
+            return adam_step(e, decayed, s);
+        case Method::sgd:
+            return sgd_step(e, decayed, s);
+        case Method::lion:
+            return lion_step(e, g, s);
+        case Method::adagrad:
+            return adagrad_step(e, decayed, s);
+    }
+    FERRY_CHECK(false, "unknown method");
+}
+
+}  // namespace
+
+void update_reference(const Span& span, const Scalars& scalars) {
+    check_span(span, scalars);
+    for (int64_t i = 0; i < span.count; ++i) {
+        const Element before{.p = load<float>(span.p_in, i),
+                             .m = span.m_in ? load<float>(span.m_in, i) : 0.0f,
+                             .v = span.v_in ? load<float>(span.v_in, i) : 0.0f};
+        const float g = widened(span.gradient, span.gradient_type, i);
+        const Element after = step(before, g, scalars);
+        store(span.p, i, after.p);
+        if (span.m) store(span.m, i, after.m);
+        if (span.v && moments_of(scalars.method) == 2) store(span.v, i, after.v);
+        if (span.weight) store_weight(span.weight, span.weight_type, i, after.p);
+    }
+}
+
+void leaf_norms_reference(const void* gradient, DType type, int64_t count, float* leaves) {
+    for (int64_t leaf = 0; leaf * kLeaf < count; ++leaf) {
+        float lanes[16] = {};
+        for (int64_t i = leaf * kLeaf; i < std::min(count, (leaf + 1) * kLeaf); ++i) {
+            const float g = flush(widened(gradient, type, i), kLeastGradient);
+            lanes[i % 16] = lanes[i % 16] + g * g;
+        }
+        for (int half = 8; half >= 1; half /= 2) {
+            for (int j = 0; j < half; ++j) lanes[j] = lanes[j] + lanes[j + half];
+        }
+        leaves[leaf] = lanes[0];
+    }
+}
+
+}  // namespace ferry::optim

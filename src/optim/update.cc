@@ -1,0 +1,106 @@
+// Which implementation runs, over which pieces.
+#include <cstdint>
+
+#include "internal.h"
+
+namespace ferry::optim {
+namespace {
+
+// Elements a task: long enough that handing it out costs nothing, short enough that 16 threads
+// share a small tensor. A multiple of kLeaf and of every vector.
+constexpr int64_t kTile = 16 * kLeaf;
+
+bool same_or_disjoint(const float* in, const float* out, int64_t count) {
+    return in == out || in + count <= out || out + count <= in;
+}
+
+bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 64 == 0; }
+
+// Out of place, an ordinary store first reads the line it is about to overwrite. Measured with all
+// of p, m, v out of place, ns an element, plain against non-temporal: 1.49 / 0.84 on one core and
+// 1.18 / 0.75 on both of a 2-core EPYC, 0.24 / 0.17 on 16 cores of a Xeon. In place there is
+// nothing to gain (the line was read anyway), and a span that fits the L2 cache is better left
+// there.
+bool may_stream(const Span& span) {
+    if (span.count < kTile || span.p == span.p_in || !aligned(span.p)) return false;
+    if (span.m && (span.m == span.m_in || !aligned(span.m))) return false;
+    if (span.v && (span.v == span.v_in || !aligned(span.v))) return false;
+    return !span.weight || aligned(span.weight);
+}
+
+void run(const Span& span, const Scalars& scalars, bool stream) {
+    switch (scalars.method) {
+        case Method::adamw:
+            return update_adamw(span, scalars, stream);
+        case Method::adam:
+            return update_adam(span, scalars, stream);
+        case Method::sgd:
+            return update_sgd(span, scalars, stream);
+        case Method::lion:
+            return update_lion(span, scalars, stream);
+        case Method::adagrad:
+            return update_adagrad(span, scalars, stream);
+    }
+}
+
+}  // namespace
+
+void check_span(const Span& span, const Scalars& scalars) {
+    FERRY_CHECK(span.count >= 0, std::to_string(span.count));
+    if (span.count == 0) return;
+    FERRY_CHECK(span.gradient && span.p_in && span.p);
+    FERRY_CHECK((span.m_in != nullptr) == (span.m != nullptr));
+    FERRY_CHECK((span.v_in != nullptr) == (span.v != nullptr));
+    const bool needs_m = scalars.method != Method::sgd || scalars.beta1 != 0;
+    FERRY_CHECK(span.m || !needs_m, name_of(scalars.method));
+    FERRY_CHECK(span.v || moments_of(scalars.method) < 2, name_of(scalars.method));
+    FERRY_CHECK(same_or_disjoint(span.p_in, span.p, span.count));
+    FERRY_CHECK(same_or_disjoint(span.m_in, span.m, span.count));
+    FERRY_CHECK(same_or_disjoint(span.v_in, span.v, span.count));
+}
+
+Span part_of(const Span& span, int64_t begin, int64_t count) {
+    Span part = span;
+    part.count = count;
+    part.gradient = static_cast<const char*>(span.gradient) + begin * size_of(span.gradient_type);
+    part.p_in += begin;
+    part.p += begin;
+    if (span.m) part.m_in += begin, part.m += begin;
+    if (span.v) part.v_in += begin, part.v += begin;
+    if (span.weight)
+        part.weight = static_cast<char*>(span.weight) + begin * size_of(span.weight_type);
+    return part;
+}
+
+void update(const Span& span, const Scalars& scalars) {
+    check_span(span, scalars);
+    run(span, scalars, may_stream(span));
+}
+
+void update(Team& team, const Span& span, const Scalars& scalars) {
+    check_span(span, scalars);
+    const bool stream = may_stream(span);
+    team.parallel(ceil_div(span.count, kTile), [&](int64_t tile) {
+        const int64_t begin = tile * kTile;
+        run(part_of(span, begin, std::min(kTile, span.count - begin)), scalars, stream);
+    });
+}
+
+void update(NodeTeams& teams, std::span<const Span> chunks, const Scalars& scalars) {
+    teams.each([&](int index, Team& team) {
+        for (const Span& chunk : chunks) {
+            if (teams.index_of(chunk.p_in) == index) update(team, chunk, scalars);
+        }
+    });
+}
+
+void leaf_norms(Team& team, const void* gradient, DType type, int64_t count, float* leaves) {
+    const auto* bytes = static_cast<const char*>(gradient);
+    team.parallel(ceil_div(count, kTile), [&](int64_t tile) {
+        const int64_t begin = tile * kTile;
+        leaf_norms(bytes + begin * size_of(type), type, std::min(kTile, count - begin),
+                   leaves + begin / kLeaf);
+    });
+}
+
+}  // namespace ferry::optim

@@ -1,0 +1,28 @@
+// Spends a tier's budget item by item and remembers what for.
+#pragma once
+
+#include <vector>
+
+#include "ferry/planner.h"
+
+namespace ferry::planner {
+
+class Budget {
+public:
+    Budget(swap::Tier tier, int64_t limit_bytes) : tier_(tier), limit_(limit_bytes) {}
+    // Takes the bytes if they are left.
+    bool take(const std::string& what, int64_t bytes);
+    // Takes them in any case: what cannot be done without.
+    void need(const std::string& what, int64_t bytes);
+    int64_t spent() const { return spent_; }
+    int64_t limit() const { return limit_; }
+    bool exceeded() const { return spent_ > limit_; }
+    const std::vector<TierRow>& rows() const { return rows_; }
+
+private:
+    swap::Tier tier_;
+    int64_t limit_, spent_ = 0;
+    std::vector<TierRow> rows_;
+};
+
+}  // namespace ferry::planner

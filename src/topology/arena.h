@@ -1,0 +1,39 @@
+// The TBB side of Team, shared by team.cc and node_teams.cc.
+#pragma once
+
+#include <sched.h>
+#include <tbb/task_arena.h>
+#include <tbb/task_group.h>
+#include <tbb/task_scheduler_observer.h>
+
+#include <optional>
+#include <span>
+
+#include "ferry/topology.h"
+
+namespace ferry {
+namespace topology {
+
+// Every thread that enters the arena runs on the given cores, and goes back to where it was when it
+// leaves: TBB lends the same worker to other arenas.
+class Pin : public tbb::task_scheduler_observer {
+public:
+    Pin(tbb::task_arena& arena, std::span<const int> cores);
+    ~Pin() override;
+    void on_scheduler_entry(bool) override;
+    void on_scheduler_exit(bool) override;
+
+private:
+    cpu_set_t cores_;
+};
+
+}  // namespace topology
+
+struct Team::Arena {
+    int threads;
+    tbb::task_arena arena;
+    tbb::task_group posted{};  // what NodeTeams handed over and waits for
+    std::optional<topology::Pin> pin{};
+};
+
+}  // namespace ferry

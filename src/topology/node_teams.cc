@@ -1,0 +1,87 @@
+#include <linux/mempolicy.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "arena.h"
+#include "ferry/base.h"
+
+namespace ferry {
+namespace {
+
+std::vector<int> without(const std::vector<int>& cores, std::span<const int> reserved) {
+    std::vector<int> left;
+    for (const int core : cores) {
+        if (std::find(reserved.begin(), reserved.end(), core) == reserved.end())
+            left.push_back(core);
+    }
+    return left;
+}
+
+}  // namespace
+
+int node_of(const void* address) {
+    int node = -1;
+    // Would fault an unmapped page in; only asked of memory that is in use.
+    const long rc = syscall(SYS_get_mempolicy, &node, nullptr, 0UL, address,
+                            static_cast<unsigned long>(MPOL_F_NODE | MPOL_F_ADDR));
+    return rc == 0 ? node : -1;
+}
+
+NodeTeams::NodeTeams(const Topology& machine, int threads, std::span<const int> reserved) {
+    FERRY_CHECK(threads >= 1 && !machine.nodes.empty(), std::to_string(threads));
+    std::vector<std::vector<int>> cores;
+    int64_t all = 0;
+    for (const NumaNode& node : machine.nodes) {
+        std::vector<int> left = without(node.cores, reserved);
+        if (left.empty()) continue;
+        all += static_cast<int64_t>(left.size());
+        os_index_.push_back(node.os_index);
+        cores.push_back(std::move(left));
+    }
+    if (cores.empty()) {
+        throw Error(
+            Trouble::usage,
+            {.what = "every core is reserved for I/O and copies; none is left to compute on",
+             .measured = std::to_string(reserved.size()) + " reserved cores",
+             .limit = std::to_string(machine.cores()) + " cores of this process",
+             .remedy = "reserve fewer cores"});
+    }
+    const bool pinned = cores.size() > 1 || !reserved.empty();
+    int64_t before = 0;
+    for (const std::vector<int>& mine : cores) {
+        // Cumulative rounding: the shares add up to `threads`.
+        const int64_t after = before + static_cast<int64_t>(mine.size());
+        const int64_t share = after * threads / all - before * threads / all;
+        const int count = static_cast<int>(std::max<int64_t>(1, share));
+        before = after;
+        // The caller of each() serves the first node; the others are for TBB's own workers.
+        const int callers = teams_.empty() ? 1 : 0;
+        const auto where = pinned ? std::span<const int>(mine) : std::span<const int>();
+        teams_.emplace_back(new Team(count, where, callers));
+    }
+}
+
+NodeTeams::~NodeTeams() = default;
+
+int NodeTeams::index_of(const void* address) const {
+    if (count() == 1) return 0;
+    const auto found = std::find(os_index_.begin(), os_index_.end(), node_of(address));
+    return found == os_index_.end() ? 0 : static_cast<int>(found - os_index_.begin());
+}
+
+void NodeTeams::run(void (*call)(const void*, int, Team&), const void* body) {
+    for (int i = 1; i < count(); ++i) {
+        Team::Arena& other = *team(i).arena_;
+        other.arena.execute([&, i] { other.posted.run([&, i] { call(body, i, team(i)); }); });
+    }
+    team(0).arena_->arena.execute([&] { call(body, 0, team(0)); });
+    for (int i = 1; i < count(); ++i) {
+        // Inside the arena, so that this thread does the work where no worker is free for it.
+        Team::Arena& other = *team(i).arena_;
+        other.arena.execute([&] { other.posted.wait(); });
+    }
+}
+
+}  // namespace ferry

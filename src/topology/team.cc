@@ -1,0 +1,85 @@
+#include <tbb/info.h>
+#include <tbb/parallel_for.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "arena.h"
+#include "ferry/base.h"
+
+namespace ferry {
+namespace topology {
+namespace {
+
+cpu_set_t set_of(std::span<const int> cores) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (const int core : cores) CPU_SET(static_cast<size_t>(core), &set);
+    return set;
+}
+
+// A thread may enter a second arena from within the first.
+thread_local std::vector<cpu_set_t> affinity_before;
+
+}  // namespace
+
+Pin::Pin(tbb::task_arena& arena, std::span<const int> cores)
+    : task_scheduler_observer(arena), cores_(set_of(cores)) {
+    observe(true);
+}
+
+Pin::~Pin() { observe(false); }
+
+void Pin::on_scheduler_entry(bool) {
+    cpu_set_t& before = affinity_before.emplace_back();
+    if (sched_getaffinity(0, sizeof(cpu_set_t), &before) != 0 ||
+        sched_setaffinity(0, sizeof(cpu_set_t), &cores_) != 0) {
+        CPU_ZERO(&before);  // a synthetic topology: nothing to undo
+    }
+}
+
+void Pin::on_scheduler_exit(bool) {
+    if (affinity_before.empty()) return;
+    const cpu_set_t before = affinity_before.back();
+    affinity_before.pop_back();
+    if (CPU_COUNT(&before) > 0) sched_setaffinity(0, sizeof(cpu_set_t), &before);
+}
+
+}  // namespace topology
+
+Team::Team(int threads) : Team(threads, {}) {}
+
+Team::Team(int threads, std::span<const int> cores) : Team(threads, cores, 1) {}
+
+Team::Team(int threads, std::span<const int> cores, int callers) {
+    FERRY_CHECK(threads >= 1, std::to_string(threads));
+    // More workers than processors would only be a warning of TBB's.
+    const int at_once = std::min(threads, tbb::info::default_concurrency());
+    arena_ = std::unique_ptr<Arena>(new Arena{
+        .threads = threads, .arena = tbb::task_arena(at_once, static_cast<unsigned>(callers))});
+    if (cores.empty()) return;
+    arena_->arena.initialize();
+    arena_->pin.emplace(arena_->arena, cores);
+}
+
+Team::~Team() = default;
+
+int Team::threads() const noexcept { return arena_->threads; }
+
+void Team::run(int64_t count, void (*call)(const void*, int64_t), const void* body) {
+    if (count <= 0) return;
+    const auto all = [&] {
+        if (arena_->threads == 1 || count == 1) {
+            for (int64_t i = 0; i < count; ++i) call(body, i);
+            return;
+        }
+        tbb::parallel_for(
+            int64_t{0}, count, [&](int64_t i) { call(body, i); }, tbb::simple_partitioner());
+    };
+    // One unpinned thread needs no arena.
+    if (arena_->threads == 1 && !arena_->pin) return all();
+    arena_->arena.execute(all);
+}
+
+}  // namespace ferry

@@ -1,0 +1,125 @@
+#include "ferry/topology.h"
+
+#include <hwloc.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <limits>
+#include <sstream>
+
+#include "cgroup.h"
+#include "ferry/base.h"
+
+namespace ferry {
+namespace {
+
+struct Bitmap {
+    hwloc_bitmap_t set = hwloc_bitmap_alloc();
+    Bitmap() = default;
+    Bitmap(const Bitmap&) = delete;
+    Bitmap& operator=(const Bitmap&) = delete;
+    ~Bitmap() { hwloc_bitmap_free(set); }
+};
+
+struct Hwloc {
+    hwloc_topology_t handle = nullptr;
+    Hwloc() {
+        if (hwloc_topology_init(&handle) != 0 || hwloc_topology_load(handle) != 0) {
+            throw Error(Trouble::usage,
+                        {.what = "hwloc cannot read this machine's topology",
+                         .where = "HWLOC_SYNTHETIC, HWLOC_XMLFILE or /sys",
+                         .remedy = "unset the HWLOC_ variables, or check with lstopo"});
+        }
+    }
+    Hwloc(const Hwloc&) = delete;
+    Hwloc& operator=(const Hwloc&) = delete;
+    ~Hwloc() { hwloc_topology_destroy(handle); }
+};
+
+// What hwloc allows (cgroup cpusets are already taken out) and the affinity mask leaves.
+void allowed_units(hwloc_topology_t machine, hwloc_bitmap_t allowed) {
+    hwloc_bitmap_copy(allowed, hwloc_topology_get_allowed_cpuset(machine));
+    if (!hwloc_topology_is_thissystem(machine)) return;
+    Bitmap bound, both;
+    if (hwloc_get_cpubind(machine, bound.set, HWLOC_CPUBIND_PROCESS) != 0) return;
+    hwloc_bitmap_and(both.set, allowed, bound.set);
+    // A synthetic topology may number its units differently from the machine under it.
+    if (!hwloc_bitmap_iszero(both.set)) hwloc_bitmap_copy(allowed, both.set);
+}
+
+// One unit a core; a unit taken by one node is not given to a second that shares its cores
+// (machines with two kinds of memory have such nodes).
+std::vector<int> take_cores(hwloc_topology_t machine, hwloc_const_cpuset_t of,
+                            hwloc_bitmap_t allowed) {
+    std::vector<int> units;
+    hwloc_obj_t core = nullptr;
+    while ((core = hwloc_get_next_obj_inside_cpuset_by_type(machine, of, HWLOC_OBJ_CORE, core))) {
+        Bitmap usable;
+        hwloc_bitmap_and(usable.set, core->cpuset, allowed);
+        if (hwloc_bitmap_iszero(usable.set)) continue;
+        units.push_back(hwloc_bitmap_first(usable.set));
+        hwloc_bitmap_andnot(allowed, allowed, core->cpuset);
+    }
+    if (!units.empty()) return units;
+    Bitmap usable;  // virtual machines without core objects
+    hwloc_bitmap_and(usable.set, of, allowed);
+    for (int unit = hwloc_bitmap_first(usable.set); unit >= 0;
+         unit = hwloc_bitmap_next(usable.set, unit)) {
+        units.push_back(unit);
+    }
+    hwloc_bitmap_andnot(allowed, allowed, usable.set);
+    return units;
+}
+
+int64_t cache_bytes(hwloc_topology_t machine, hwloc_obj_type_t type) {
+    const hwloc_obj_t cache = hwloc_get_obj_by_type(machine, type, 0);
+    return cache ? static_cast<int64_t>(cache->attr->cache.size) : 0;
+}
+
+int64_t memlock_limit() {
+    rlimit limit{};
+    if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0) return 0;
+    const auto most = static_cast<rlim_t>(std::numeric_limits<int64_t>::max());
+    return static_cast<int64_t>(std::min(limit.rlim_cur, most));
+}
+
+}  // namespace
+
+int Topology::cores() const {
+    size_t count = 0;
+    for (const NumaNode& node : nodes) count += node.cores.size();
+    const int all = static_cast<int>(count);
+    return cpu_quota > 0 ? std::clamp(static_cast<int>(cpu_quota), 1, all) : all;
+}
+
+Topology discover_topology() {
+    const Hwloc machine;
+    Bitmap allowed;
+    allowed_units(machine.handle, allowed.set);
+
+    Topology found;
+    hwloc_obj_t node = nullptr;
+    while ((node = hwloc_get_next_obj_by_type(machine.handle, HWLOC_OBJ_NUMANODE, node))) {
+        NumaNode here{.os_index = static_cast<int>(node->os_index),
+                      .cores = take_cores(machine.handle, node->cpuset, allowed.set),
+                      .memory_bytes = static_cast<int64_t>(node->attr->numanode.local_memory)};
+        if (!here.cores.empty()) found.nodes.push_back(std::move(here));
+    }
+    FERRY_CHECK(!found.nodes.empty(), "no NUMA node has a core this process may use");
+    found.l2_bytes = cache_bytes(machine.handle, HWLOC_OBJ_L2CACHE);
+    found.l3_bytes = cache_bytes(machine.handle, HWLOC_OBJ_L3CACHE);
+
+    std::ostringstream membership;
+    membership << std::ifstream("/proc/self/cgroup").rdbuf();
+    const auto limits = topology::read_cgroup(membership.str(), "/sys/fs/cgroup");
+    found.cpu_quota = limits.cpus;
+    const int64_t installed = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+    found.memory_limit_bytes =
+        limits.memory_bytes > 0 ? std::min(limits.memory_bytes, installed) : installed;
+    found.memlock_limit_bytes = memlock_limit();
+    return found;
+}
+
+}  // namespace ferry

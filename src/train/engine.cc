@@ -1,0 +1,287 @@
+#include "ferry/train.h"
+
+#include <cmath>
+
+#include "bound.h"
+#include "ferry/optim.h"
+#include "ferry/pinned_mem.h"
+#include "settle.h"
+#include "setup.h"
+#include "state_io.h"
+#include "step.h"
+#include "step_kernels.h"
+
+namespace ferry::train {
+
+using planner::Class;
+using planner::Plan;
+
+namespace {
+
+class Run final : public Engine {
+public:
+    Run(const Config& config, Runtime runtime)
+        : config_(config),
+          executor_(*runtime.executor),
+          topology_(discover_topology()),
+          team_(worker_threads(config, topology_, executor_)),
+          numerics_(numerics_of(config)),
+          loader_(loader_options(config)),
+          ops_(ops::make_cpu_ops(team_)),
+          decoder_(shape_of(config), numerics_,
+                   model::layers_of(shape_of(config), config.freeze, config.optimizer.decay_norms_and_biases),
+                   *ops_),
+          plan_(planner::make_plan(config, decoder_.layers(), numerics_, decoder_.activation_bytes(),
+                                   decoder_.scratch_bytes())),
+          device_(Device::open(DeviceKind::cpu, plan_.device_bytes, executor_)),
+          pool_(topology_, config.budgets.host_bytes),
+          arena_(pool_.reserve("state and staging", plan_.host_bytes, team_)),
+          volume_(open_volume(config, plan_, arena_, numerics_hash(config), runtime)),
+          kernels_(plan_, decoder_, *ops_, team_, loader_),
+          store_(swap::Store::make({.objects = plan_.objects,
+                                    .host_slots = plan_.host_slots,
+                                    .resources = plan_.resources,
+                                    .verify = plan_.verify,
+                                    .host_arena = arena_},
+                                   executor_, *device_, volume_.get(), kernels_)),
+          state_(plan_, *store_, team_, staging(Class::stage), staging(Class::weight_piece)),
+          settler_(config, plan_, floats_at(plan_.leaves_offset)) {
+        pool_.seal();
+        record_schedules();
+        state_.initialise(decoder_.shape(), config.seed);
+        store_->reset_report();
+    }
+
+    StepReport step() override {
+        const Nanos start = executor_.now();
+        StepReport report{.step = ++step_, .tokens = plan_.micro_batches * numerics_.tokens()};
+        report.targets = loader_.count_targets(step_);
+        report.lr = settler_.learning_rate(updates_ + 1);
+        if (report.targets == 0) {
+            log_warn("step " + std::to_string(step_) + " has no real target and is skipped");
+            report.skipped = true;
+        } else {
+            replay(report);
+        }
+        report.seconds = static_cast<double>(executor_.now() - start) * 1e-9;
+        note(report);
+        return report;
+    }
+
+    double evaluate() override {
+        drain();
+        totals_ = report();  // evaluation moves weights too; the run's figures are training's alone
+        store_->reset_report();
+        kernels_.evaluation() = {};
+        for (int64_t done = 0; done < config_.evaluate.micro_batches; done += evaluation_size_) {
+            store_->append(evaluation_, done);
+            store_->drain();
+        }
+        store_->reset_report();
+        const model::HeadReport& found = kernels_.evaluation();
+        return found.targets > 0 ? found.loss_sum / static_cast<double>(found.targets)
+                                 : std::numeric_limits<double>::quiet_NaN();
+    }
+
+    uint64_t state_hash() override {
+        drain();
+        return state_.hash();
+    }
+
+    std::vector<float> read_tensor(int64_t layer, const model::Tensor& tensor) override {
+        drain();
+        std::vector<float> values(static_cast<size_t>(tensor.count));
+        state_.read(layer, tensor.offset, values);
+        return values;
+    }
+
+    void measure_bound() override;
+
+    const Plan& plan() const override { return plan_; }
+    const std::vector<model::Layer>& layers() const override { return plan_.layers; }
+    std::string numerics_record() const override { return numerics_text(config_); }
+    RunReport report() const override;
+
+private:
+    static std::unique_ptr<aio::Volume> open_volume(const Config& config, const Plan& plan,
+                                                    std::span<std::byte> arena, uint64_t run_id,
+                                                    const Runtime& runtime) {
+        if (plan.slot_classes.empty()) return nullptr;
+        return runtime.open_volume(volume_options(config, plan, arena, run_id), *runtime.executor);
+    }
+
+    std::span<std::byte> staging(Class c) const {
+        const planner::Buffers& b = plan_.buffers[static_cast<size_t>(c)];
+        return arena_.subspan(static_cast<size_t>(b.offset), static_cast<size_t>(b.bytes));
+    }
+    const float* floats_at(int64_t offset) const {
+        return reinterpret_cast<const float*>(arena_.data() + offset);
+    }
+
+    double seconds_of_update(double& update_bytes);
+
+    void record_schedules() {
+        for (size_t p = 0; p < kPrevious; ++p) {
+            const auto previous = static_cast<Previous>(p);
+            steps_[p][0] = record_step(plan_, previous, false);
+            if (plan_.betting) steps_[p][1] = record_step(plan_, previous, true);
+            drains_[p] = record_drain(plan_, previous);
+        }
+        // Evaluation's micro-batches go through the layers together too: the most that fit a group.
+        evaluation_size_ = std::min(plan_.group_size(), std::max<int64_t>(config_.evaluate.micro_batches, 1));
+        while (config_.evaluate.micro_batches % evaluation_size_ != 0) --evaluation_size_;
+        evaluation_ = record_evaluation(plan_, evaluation_size_);
+    }
+
+    void replay(StepReport& report) {
+        StepState& state = kernels_.states()[++sequence_];
+        state = {.step = step_, .gradient_scale = static_cast<float>(1.0 / static_cast<double>(report.targets))};
+        report.bet = plan_.betting && settler_.bets_now();
+        if (report.bet) state.bet = settler_.scalars(updates_ + 1, 1.0);
+        kernels_.forget_nonfinite();
+        store_->append(steps_[static_cast<size_t>(previous_)][report.bet ? 1 : 0], sequence_);
+        store_->run_to_verdict();
+        report.loss = state.loss_sum / static_cast<double>(report.targets);
+        const Verdict verdict = settler_.settle(report.loss);
+        report.gradient_norm = verdict.norm;
+        report.clip_factor = verdict.clip_factor;
+        if (!verdict.finite) return skip_or_stop(report, verdict);
+        ++updates_;
+        state.settled = settler_.scalars(updates_, verdict.clip_factor);
+        report.won = report.bet && verdict.clip_factor == 1;
+        previous_ = !report.bet ? Previous::rest : report.won ? Previous::won : Previous::redo;
+    }
+
+    void skip_or_stop(StepReport& report, const Verdict& verdict) {
+        previous_ = report.bet ? Previous::drop : Previous::none;
+        report.skipped = true;
+        if (config_.on_nonfinite == "skip") return;
+        int64_t layer = verdict.layer;
+        for (size_t l = plan_.layers.size(); l-- > 0;) {
+            if (!kernels_.output_was_finite(static_cast<int64_t>(l))) layer = static_cast<int64_t>(l);
+        }
+        throw Error(Trouble::diverged,
+                    {.what = "loss or gradient is not finite",
+                     .where = "step " + std::to_string(step_) + ", " + layer_name(plan_.layers, layer),
+                     .measured = "loss " + std::to_string(report.loss) + ", gradient norm " +
+                                 std::to_string(verdict.norm),
+                     .limit = "the last good step is " + std::to_string(step_ - 1),
+                     .remedy = "lower optimizer.lr, set clip_norm, or set on_nonfinite to \"skip\""});
+    }
+
+    void drain() {
+        if (previous_ != Previous::none) {
+            store_->append(drains_[static_cast<size_t>(previous_)], ++sequence_);
+            previous_ = Previous::none;
+        }
+        store_->drain();
+    }
+
+    void note(const StepReport& report) {
+        ++totals_.steps;
+        totals_.tokens += report.tokens;
+        totals_.seconds += report.seconds;
+        totals_.skipped_steps += report.skipped;
+        totals_.clipped_steps += report.clip_factor < 1;
+        if (report.bet) ++(report.won ? totals_.bets_won : totals_.bets_lost);
+    }
+
+    const Config config_;
+    Executor& executor_;
+    Topology topology_;
+    Team team_;
+    model::Numerics numerics_;
+    TokenLoader loader_;
+    std::unique_ptr<ops::Ops> ops_;
+    model::Decoder decoder_;
+    Plan plan_;
+    std::unique_ptr<Device> device_;
+    pinned_mem::Pool pool_;
+    std::span<std::byte> arena_;
+    std::unique_ptr<aio::Volume> volume_;
+    StepKernels kernels_;
+    std::unique_ptr<swap::Store> store_;
+    StateIo state_;
+    Settler settler_;
+    std::array<std::array<swap::Schedule, 2>, kPrevious> steps_{};  // [previous][bets]
+    std::array<swap::Schedule, kPrevious> drains_{};
+    swap::Schedule evaluation_{};
+    int64_t evaluation_size_ = 1;
+    int64_t step_ = 0, updates_ = 0, sequence_ = 0;
+    Previous previous_ = Previous::none;
+    RunReport totals_{};
+};
+
+void Run::measure_bound() {
+    FERRY_CHECK(step_ == 0, "the bound is measured before the first step, while buffers are free");
+    const swap::Schedule& step = steps_[static_cast<size_t>(Previous::rest)][0];
+    const auto bytes = bytes_of(step);
+    const auto of = [&](swap::Lane lane) { return static_cast<double>(bytes[static_cast<size_t>(lane)]); };
+    LinkSeconds links;
+    kernels_.states()[0] = {.step = 1, .gradient_scale = 1};
+    links.compute = time_kernels(step, kernels_, device_->memory(), *store_, plan_, 0);
+    const double copies = time_copy(device_->stream(StreamKind::d2h), device_->memory(),
+                                    staging(Class::weight_piece), executor_);
+    links.h2d = of(swap::Lane::h2d) / copies;
+    links.d2h = of(swap::Lane::d2h) / copies;
+    const double stored = of(swap::Lane::read) + of(swap::Lane::write);
+    double update_bytes = 0;
+    links.dram = seconds_of_update(update_bytes);
+    links.dram *= (update_bytes + of(swap::Lane::h2d) + of(swap::Lane::d2h) + stored) / update_bytes;
+    if (stored > 0) {
+        const swap::Schedule rewrite = record_rewrite(plan_, 256 * kMiB);
+        const auto moved = bytes_of(rewrite);
+        const Nanos start = executor_.now();
+        store_->append(rewrite, 0);
+        store_->drain();
+        const double both = static_cast<double>(moved[static_cast<size_t>(swap::Lane::read)] +
+                                                moved[static_cast<size_t>(swap::Lane::write)]);
+        if (both > 0) links.nvme = stored / both * static_cast<double>(executor_.now() - start) * 1e-9;
+    }
+    totals_.bound_seconds = links.bound();
+    totals_.binding = links.binding();
+    store_->reset_report();
+}
+
+// Seconds that the update of all trainable parameters takes in memory alone, and its bytes.
+double Run::seconds_of_update(double& update_bytes) {
+    auto* p = reinterpret_cast<float*>(staging(Class::stage).data());
+    const int64_t count = plan_.chunk_elements;
+    const optim::Span span{.count = count, .gradient = device_->memory().data(), .gradient_type = plan_.wire,
+                           .p_in = p, .m_in = p + count, .v_in = p + 2 * count,
+                           .p = p, .m = p + count, .v = p + 2 * count,
+                           .weight = staging(Class::weight_piece).data(), .weight_type = plan_.compute};
+    std::fill_n(p, 3 * count, 0.F);
+    const auto scalars = settler_.scalars(1, 1.0);
+    double best = kForever;
+    for (int i = 0; i < 5; ++i) {
+        const Nanos start = executor_.now();
+        optim::update(team_, span, scalars[0]);
+        best = std::min(best, static_cast<double>(executor_.now() - start) * 1e-9);
+    }
+    const double parameters = static_cast<double>(plan_.leaves * optim::kLeaf);
+    update_bytes = parameters * static_cast<double>(24 + size_of(plan_.wire) + size_of(plan_.compute));
+    return best * parameters / static_cast<double>(count);
+}
+
+RunReport Run::report() const {
+    RunReport report = totals_;
+    const auto lanes = store_->report();
+    report.links.resize(swap::kLanes);
+    for (size_t lane = 0; lane < swap::kLanes; ++lane) {
+        LinkReport& link = report.links[lane];
+        link.link = swap::name_of(static_cast<swap::Lane>(lane));
+        link.bytes += lanes[lane].bytes;
+        link.busy_seconds += static_cast<double>(lanes[lane].busy_ns) * 1e-9;
+    }
+    if (volume_) report.paths = volume_->counters();
+    return report;
+}
+
+}  // namespace
+
+std::unique_ptr<Engine> Engine::make(const Config& config, Runtime runtime) {
+    return std::make_unique<Run>(config, std::move(runtime));
+}
+
+}  // namespace ferry::train

@@ -1,0 +1,61 @@
+#include "settle.h"
+
+#include <cmath>
+
+namespace ferry::train {
+namespace {
+
+optim::LrSchedule schedule_of(const Config& config) {
+    return {.kind = optim::decay_from(config.schedule.kind),
+            .peak = config.optimizer.lr,
+            .final_fraction = config.schedule.final_fraction,
+            .warmup_steps = config.schedule.warmup_steps,
+            .total_steps = config.schedule.total_steps > 0 ? config.schedule.total_steps : config.steps};
+}
+
+optim::Hyper hyper_of(const OptimizerConfig& optimizer) {
+    return {.method = optim::method_from(optimizer.name),
+            .lr = optimizer.lr,
+            .beta1 = optimizer.beta1,
+            .beta2 = optimizer.beta2,
+            .eps = optimizer.eps,
+            .weight_decay = optimizer.weight_decay};
+}
+
+}  // namespace
+
+Settler::Settler(const Config& config, const planner::Plan& plan, const float* leaves)
+    : plan_(plan), leaves_(leaves), clip_norm_(config.clip_norm), always_bet_(config.swap.bets == "all"),
+      hyper_(hyper_of(config.optimizer)), schedule_(schedule_of(config)) {}
+
+Verdict Settler::settle(double loss) {
+    Verdict verdict;
+    verdict.norm = std::sqrt(optim::sum_leaves({leaves_, static_cast<size_t>(plan_.leaves)}));
+    verdict.finite = std::isfinite(verdict.norm) && std::isfinite(loss);
+    if (!verdict.finite) {
+        verdict.layer = static_cast<int64_t>(plan_.layers.size()) - 1;
+        for (const planner::Chunk& chunk : plan_.chunks) {
+            if (!std::isfinite(loss) || !chunk.trainable) continue;
+            for (int64_t leaf = chunk.first_leaf; leaf < chunk.first_leaf + chunk.count / optim::kLeaf; ++leaf) {
+                if (!std::isfinite(leaves_[leaf])) verdict.layer = chunk.layer;
+            }
+        }
+        unclipped_in_a_row_ = 0;
+        return verdict;
+    }
+    verdict.clip_factor = optim::clip_factor(verdict.norm, clip_norm_);
+    unclipped_in_a_row_ = verdict.clip_factor == 1 ? unclipped_in_a_row_ + 1 : 0;
+    return verdict;
+}
+
+double Settler::learning_rate(int64_t update) const { return optim::learning_rate(schedule_, update); }
+
+std::array<optim::Scalars, 2> Settler::scalars(int64_t update, double clip_factor) const {
+    optim::Hyper hyper = hyper_;
+    hyper.lr = learning_rate(update);
+    const optim::Scalars decayed = optim::scalars_of(hyper, update, clip_factor);
+    hyper.weight_decay = 0;
+    return {optim::scalars_of(hyper, update, clip_factor), decayed};
+}
+
+}  // namespace ferry::train

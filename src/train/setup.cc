@@ -1,0 +1,98 @@
+#include "setup.h"
+
+#include <spdlog/fmt/fmt.h>
+
+namespace ferry::train {
+
+model::Shape shape_of(const Config& config) {
+    const ModelConfig& m = config.model;
+    return {.hidden = m.hidden, .layers = m.layers, .heads = m.heads, .kv_heads = m.kv_heads,
+            .head_dim = m.head_dim, .intermediate = m.intermediate, .vocab = m.vocab,
+            .tie_embeddings = m.tie_embeddings, .rope_theta = m.rope_theta, .norm_eps = m.norm_eps};
+}
+
+namespace {
+
+DType dtype_from(const std::string& name, DType automatic) {
+    if (name == "fp32") return DType::f32;
+    if (name == "bf16") return DType::bf16;
+    if (name == "fp16") return DType::f16;
+    return automatic;
+}
+
+aio::BackendKind backend_from(const std::string& name) {
+    if (name == "uring") return aio::BackendKind::uring;
+    if (name == "posix") return aio::BackendKind::posix;
+    return aio::BackendKind::automatic;
+}
+
+}  // namespace
+
+model::Numerics numerics_of(const Config& config) {
+    const DType compute = dtype_from(config.precision, DType::f32);
+    return {.sequence = config.batch.sequence,
+            .micro_batch = config.batch.micro_batch,
+            .head_tile = config.numerics.head_tile,
+            .mlp_tile = config.numerics.mlp_tile,
+            .compute = compute,
+            .residual = dtype_from(config.numerics.residual, compute),
+            .wire = dtype_from(config.numerics.wire, compute)};
+}
+
+TokenLoader::Options loader_options(const Config& config) {
+    return {.path = config.data.tokens,
+            .sequence = config.batch.sequence,
+            .micro_batch = config.batch.micro_batch,
+            .micro_batches = config.batch.micro_batches,
+            .model_vocab = config.model.vocab,
+            .held_back = config.data.held_back,
+            .seed = config.seed};
+}
+
+aio::VolumeOptions volume_options(const Config& config, const planner::Plan& plan,
+                                  std::span<std::byte> arena, uint64_t run_id) {
+    aio::VolumeOptions options{.classes = plan.slot_classes,
+                               .backend = backend_from(config.io.backend),
+                               .block_bytes = config.io.block_bytes,
+                               .queue_depth = config.io.queue_depth,
+                               .direct = config.io.direct,
+                               .run_id = run_id,
+                               .registered = {arena.first(static_cast<size_t>(plan.io_bytes))}};
+    for (const NvmePath& path : config.budgets.nvme) {
+        options.paths.push_back({.path = path.path, .size_bytes = path.size_bytes});
+    }
+    return options;
+}
+
+int worker_threads(const Config& config, const Topology& topology, const Executor& executor) {
+    if (executor.simulated()) return 1;
+    return config.threads > 0 ? config.threads : topology.cores();
+}
+
+std::string numerics_text(const Config& config) {
+    const model::Shape s = shape_of(config);
+    const model::Numerics n = numerics_of(config);
+    return fmt::format(
+        "model {}x{} heads {}/{}x{} mlp {} vocab {} tied {} theta {} eps {}; sequence {} micro-batch {} x {}; "
+        "head tile {} mlp tile {}; compute {} residual {} wire {}; ranks 1; device cpu; ops 1",
+        s.layers, s.hidden, s.heads, s.kv_heads, s.head_dim, s.intermediate, s.vocab, s.tie_embeddings,
+        s.rope_theta, s.norm_eps, n.sequence, n.micro_batch, config.batch.micro_batches, n.head_tile, n.mlp_tile,
+        name_of(n.compute), name_of(n.residual), name_of(n.wire));
+}
+
+uint64_t numerics_hash(const Config& config) {
+    const std::string text = numerics_text(config);
+    return checksum(std::as_bytes(std::span(text)));
+}
+
+std::string layer_name(const std::vector<model::Layer>& layers, int64_t layer) {
+    const model::Layer& l = layers[static_cast<size_t>(layer)];
+    switch (l.kind) {
+        case model::LayerKind::embedding: return "the embedding";
+        case model::LayerKind::block: return "block " + std::to_string(l.index);
+        case model::LayerKind::head: return "the head and loss";
+    }
+    return "?";
+}
+
+}  // namespace ferry::train

@@ -1,0 +1,44 @@
+// Whole-state passes outside of any schedule: first contents, the hash, reading a tensor back.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "ferry/model.h"
+#include "ferry/planner.h"
+#include "ferry/swap.h"
+#include "ferry/topology.h"
+
+namespace ferry::train {
+
+class StateIo {
+public:
+    // `state` and `weight` are staging memory: one chunk's p, m, v, and one chunk's weights.
+    StateIo(const planner::Plan& plan, swap::Store& store, Team& team, std::span<std::byte> state,
+            std::span<std::byte> weight)
+        : plan_(plan), store_(store), team_(team), state_(state), weight_(weight) {}
+
+    // Random master weights, zero moments, weights in the compute type, each chunk to its home.
+    void initialise(const model::Shape& shape, uint32_t seed);
+    // Leaf by leaf of 4,096 elements, so that no chunk size or placement shows.
+    uint64_t hash();
+    // fp32 values of elements [first, first + out.size()) of a layer: the master's, or the compute
+    // weights' where the chunk is frozen.
+    void read(int64_t layer, int64_t first, std::span<float> out);
+
+private:
+    std::span<std::byte> state_bytes(const planner::Chunk& chunk) const {
+        return state_.first(static_cast<size_t>(3 * chunk.state_part_bytes()));
+    }
+    std::span<std::byte> weight_bytes(const planner::Chunk& chunk) const {
+        return weight_.first(static_cast<size_t>(chunk.count * size_of(plan_.compute)));
+    }
+    void widen(const planner::Chunk& chunk, std::span<float> out) const;
+
+    const planner::Plan& plan_;
+    swap::Store& store_;
+    Team& team_;
+    std::span<std::byte> state_, weight_;
+};
+
+}  // namespace ferry::train

@@ -1,0 +1,224 @@
+// The step, once, as plain code. It runs at start-up against a recorder; the schedule it leaves is
+// replayed every step. Micro-batches go through a layer together (design.md 1.3), groups of them one
+// after another; the optimizer's chunks run beside backward and beside the next forward.
+#include "step.h"
+
+#include <utility>
+
+namespace ferry::train {
+
+using planner::Class;
+using planner::Lease;
+using planner::Op;
+using planner::Plan;
+using planner::Recorder;
+
+namespace {
+
+struct Group {
+    int64_t first = 0, size = 0;  // micro-batches of the step
+    bool is_first = true, is_last = true;
+};
+
+class Step {
+public:
+    Step(Recorder& recorder, Previous previous, bool bets)
+        : r_(recorder), plan_(recorder.plan()), previous_(previous), bets_(bets),
+          scratch_(recorder.acquire(Class::scratch)) {}
+
+    void settle_previous() {
+        for (size_t c = 0; c < plan_.chunks.size(); ++c) {
+            if (!plan_.chunks[c].bets) continue;
+            if (previous_ == Previous::won) r_.commit(static_cast<int64_t>(c));
+            if (previous_ == Previous::redo || previous_ == Previous::drop) r_.rollback(static_cast<int64_t>(c));
+        }
+    }
+
+    // What the step before left of this layer, just before its weights are needed.
+    void finish_previous(int64_t layer) {
+        for_chunks(layer, [&](int64_t c, bool bet) {
+            if (previous_ == Previous::rest || previous_ == Previous::redo) r_.update_chunk(c, Op::update);
+            if (previous_ == Previous::won && !bet) r_.update_chunk(c, Op::update);
+            if (previous_ == Previous::drop && bet) r_.update_chunk(c, Op::recast);
+        });
+    }
+
+    void forward(const Group& group) {
+        load_tokens(group, false);
+        if (group.is_first) finish_previous(0);
+        embed(group);
+        for (int64_t layer = 1; layer < head(); ++layer) {
+            if (group.is_first) finish_previous(layer);
+            const Lease weights = r_.fetch_weights(layer);
+            for (int64_t i = 0; i < group.size; ++i) {
+                Lease out = r_.acquire(Class::activation);
+                r_.compute(Op::forward, layer, i, {{&weights, false}, {&x_[at(i)], false}, {&out, true}, {&scratch_, false}});
+                r_.keep_input(layer - 1, i, std::exchange(x_[at(i)], std::move(out)));
+            }
+        }
+        if (group.is_first) finish_previous(head());
+    }
+
+    // The head goes forward and backward in one visit, so the logits of a batch never exist.
+    void turn(const Group& group) {
+        const Lease weights = r_.fetch_weights(head());
+        const Lease table = plan_.tied ? r_.fetch_weights(0) : Lease();
+        const bool trains = trainable(head()), table_trains = plan_.tied && trainable(0);
+        const Lease gradient = trains ? r_.fetch_gradient(head(), group.is_first) : Lease();
+        if (table_trains) table_gradient_ = r_.fetch_gradient(0, group.is_first, true);
+        for (int64_t i = 0; i < group.size; ++i) {
+            Lease dx = r_.acquire(Class::activation);
+            r_.compute(Op::head, head(), i,
+                       {{&weights, false}, {plan_.tied ? &table : nullptr, false}, {&x_[at(i)], false},
+                        {&tokens_[at(i)], false}, {&dx, true}, {trains ? &gradient : nullptr, true},
+                        {table_trains ? &table_gradient_ : nullptr, true}, {&scratch_, false}});
+            x_[at(i)] = std::move(dx);
+        }
+        if (trains) finish_gradient(head(), group, gradient);
+    }
+
+    void backward(const Group& group) {
+        for (int64_t layer = head() - 1; layer >= 1; --layer) {
+            const bool trains = trainable(layer), below = plan_.trains_below(layer);
+            if (!trains && !below) {
+                for (int64_t i = 0; i < group.size; ++i) r_.recall_input(layer - 1, i);
+                continue;
+            }
+            const Lease weights = r_.fetch_weights(layer);
+            const Lease gradient = trains ? r_.fetch_gradient(layer, group.is_first) : Lease();
+            for (int64_t i = 0; i < group.size; ++i) {
+                const Lease x = r_.recall_input(layer - 1, i);
+                r_.compute(Op::backward, layer, i,
+                           {{&weights, false}, {&x, false}, {&x_[at(i)], true},
+                            {trains ? &gradient : nullptr, true}, {&scratch_, false}},
+                           below ? 1 : 0);
+            }
+            if (trains) finish_gradient(layer, group, gradient);
+        }
+        if (trainable(0)) backward_embedding(group);
+        x_.clear();
+        tokens_.clear();
+    }
+
+    void evaluate(int64_t micro_batches) {
+        const Group group{.size = micro_batches};
+        load_tokens(group, true);
+        embed(group);
+        for (int64_t layer = 1; layer < head(); ++layer) {
+            const Lease weights = r_.fetch_weights(layer);
+            for (Lease& x : x_) {
+                Lease out = r_.acquire(Class::activation);
+                r_.compute(Op::forward, layer, 0, {{&weights, false}, {&x, false}, {&out, true}, {&scratch_, false}});
+                x = std::move(out);
+            }
+        }
+        const Lease weights = r_.fetch_weights(head());
+        const Lease table = plan_.tied ? r_.fetch_weights(0) : Lease();
+        for (int64_t i = 0; i < group.size; ++i) {
+            r_.compute(Op::head_loss, head(), i,
+                       {{&weights, false}, {plan_.tied ? &table : nullptr, false}, {&x_[at(i)], false},
+                        {&tokens_[at(i)], false}, {nullptr, false}, {nullptr, false}, {nullptr, false},
+                        {&scratch_, false}});
+        }
+    }
+
+    int64_t layers() const { return static_cast<int64_t>(plan_.layers.size()); }
+
+private:
+    static size_t at(int64_t i) { return static_cast<size_t>(i); }
+    int64_t head() const { return layers() - 1; }
+    bool trainable(int64_t layer) const { return plan_.layers[at(layer)].trainable_elements > 0; }
+
+    template <class Body>
+    void for_chunks(int64_t layer, const Body& body) {
+        const planner::LayerPlan& where = plan_.layer_plans[at(layer)];
+        for (int64_t c = where.first_chunk; c < where.first_chunk + where.chunks; ++c) {
+            if (plan_.chunks[at(c)].trainable) body(c, plan_.chunks[at(c)].bets);
+        }
+    }
+
+    void load_tokens(const Group& group, bool evaluation) {
+        tokens_.clear();
+        for (int64_t i = 0; i < group.size; ++i) tokens_.push_back(r_.load_tokens(group.first + i, evaluation));
+    }
+
+    void embed(const Group& group) {
+        const Lease table = r_.fetch_weights(0);
+        x_.clear();
+        for (int64_t i = 0; i < group.size; ++i) {
+            x_.push_back(r_.acquire(Class::activation));
+            r_.compute(Op::embed, 0, i, {{&tokens_[at(i)], false}, {&table, false}, {&x_.back(), true}});
+        }
+    }
+
+    void backward_embedding(const Group& group) {
+        const Lease gradient = r_.fetch_gradient(0, group.is_first);
+        for (int64_t i = 0; i < group.size; ++i) {
+            r_.compute(Op::embed_backward, 0, i, {{&tokens_[at(i)], false}, {&x_[at(i)], false}, {&gradient, true}});
+        }
+        if (plan_.tied && !group.is_last) r_.park_gradient(0, table_gradient_, true);
+        if (plan_.tied && group.is_last) {
+            r_.compute(Op::add, 0, 0, {{&gradient, true}, {&table_gradient_, false}},
+                       plan_.layers[0].trainable_elements * 4);
+        }
+        table_gradient_.release();
+        finish_gradient(0, group, gradient);
+    }
+
+    void finish_gradient(int64_t layer, const Group& group, const Lease& gradient) {
+        if (!group.is_last) return r_.park_gradient(layer, gradient);
+        r_.send_gradient(layer, gradient);
+        // The newest arrival's chunks first: their gradient is still in the cache.
+        for_chunks(layer, [&](int64_t c, bool bet) {
+            if (bets_ && bet) r_.update_chunk(c, Op::update_bet);
+        });
+    }
+
+    Recorder& r_;
+    const Plan& plan_;
+    Previous previous_;
+    bool bets_;
+    Lease scratch_, table_gradient_;
+    std::vector<Lease> tokens_;  // of the group's micro-batches
+    std::vector<Lease> x_;       // their block input on the way up, its gradient on the way down
+};
+
+}  // namespace
+
+swap::Schedule record_step(const Plan& plan, Previous previous, bool bets) {
+    Recorder recorder(plan, bets ? "step with bets" : "step");
+    {
+        Step step(recorder, previous, bets);
+        step.settle_previous();
+        const int64_t size = plan.group_size();
+        for (int64_t g = 0; g < plan.groups; ++g) {
+            const Group group{g * size, size, g == 0, g == plan.groups - 1};
+            step.forward(group);
+            step.turn(group);
+            step.backward(group);
+        }
+    }
+    recorder.mark_verdict();
+    return recorder.finish();
+}
+
+swap::Schedule record_drain(const Plan& plan, Previous previous) {
+    Recorder recorder(plan, "drain");
+    {
+        Step step(recorder, previous, false);
+        step.settle_previous();
+        for (int64_t layer = 0; layer < step.layers(); ++layer) step.finish_previous(layer);
+    }
+    return recorder.finish();
+}
+
+swap::Schedule record_evaluation(const Plan& plan, int64_t micro_batches) {
+    Recorder recorder(plan, "evaluation");
+    {
+        Step step(recorder, Previous::none, false);
+        step.evaluate(micro_batches);
+    }
+    return recorder.finish();
+}
+
+}  // namespace ferry::train

@@ -1,0 +1,24 @@
+// The step as schedules: every variant of it, recorded once at start-up.
+#pragma once
+
+#include "ferry/planner.h"
+
+namespace ferry::train {
+
+// What became of the updates of the step before, when the next one starts.
+enum class Previous : uint8_t {
+    none,  // nothing to do: the first step, or a dropped one that had not bet
+    rest,  // no bets were made: every chunk is still to be updated
+    won,   // bets stand; the other chunks are still to be updated
+    redo,  // bets were lost: every chunk is updated from its old version
+    drop,  // the step is skipped: bet chunks go back to their old version
+};
+constexpr int kPrevious = 5;
+
+swap::Schedule record_step(const planner::Plan& plan, Previous previous, bool bets);
+// Finishes the step before, and nothing else.
+swap::Schedule record_drain(const planner::Plan& plan, Previous previous);
+// Forward only, over `micro_batches` (at most a group's) of held-back text.
+swap::Schedule record_evaluation(const planner::Plan& plan, int64_t micro_batches);
+
+}  // namespace ferry::train

@@ -1,0 +1,132 @@
+#include "step_kernels.h"
+
+namespace ferry::train {
+
+using planner::Chunk;
+using planner::Op;
+using swap::Call;
+using swap::Tier;
+
+namespace {
+
+float* floats(std::byte* bytes) { return reinterpret_cast<float*>(bytes); }
+const int32_t* ints(std::byte* bytes) { return reinterpret_cast<const int32_t*>(bytes); }
+
+}  // namespace
+
+StepKernels::StepKernels(const planner::Plan& plan, const model::Decoder& decoder, ops::Ops& ops,
+                         Team& team, const TokenLoader& loader)
+    : plan_(plan), decoder_(decoder), ops_(ops), team_(team), loader_(loader),
+      nonfinite_(plan.layers.size()) {}
+
+void StepKernels::run(const Call& call) noexcept {
+    try {
+        switch (static_cast<Op>(call.task->op)) {
+            case Op::load_tokens:
+            case Op::load_evaluation: return load(call);
+            case Op::update:
+            case Op::update_bet: return update(call);
+            case Op::recast: return recast(call);
+            default: return compute(call);
+        }
+    } catch (const Error& error) {
+        call.store->fail(error);
+    } catch (const std::exception& error) {
+        call.store->fail(Error(Trouble::internal, {.what = error.what()}));
+    }
+}
+
+void StepKernels::load(const Call& call) {
+    const auto tokens = static_cast<size_t>(decoder_.numerics().tokens());
+    auto* first = reinterpret_cast<int32_t*>(call.at[0]);
+    const MicroBatch out{{first, tokens}, {first + tokens, tokens}};
+    if (static_cast<Op>(call.task->op) == Op::load_evaluation) {
+        // The schedule's step is the number of held-back micro-batches before it.
+        loader_.fill_evaluation(call.step + call.task->item, out);
+    } else {
+        loader_.fill(states_[call.step].step, call.task->item, out);
+    }
+}
+
+void StepKernels::compute(const Call& call) {
+    const swap::Task& task = *call.task;
+    const auto& at = call.at;
+    const int64_t block = task.layer - 1;
+    switch (static_cast<Op>(task.op)) {
+        case Op::embed: return decoder_.embed(ints(at[0]), at[1], at[2]);
+        case Op::forward:
+            return decoder_.forward(block, at[0], at[1], at[2],
+                                    &nonfinite_[static_cast<size_t>(task.layer)], at[3]);
+        case Op::head:
+        case Op::head_loss: return head(call);
+        case Op::backward:
+            return decoder_.backward(block, at[0], at[1], at[2], task.bytes != 0, floats(at[3]), at[4]);
+        case Op::embed_backward: return decoder_.embed_backward(ints(at[0]), at[1], floats(at[2]));
+        case Op::zero: return ops_.fill_zero(at[0], task.bytes);
+        case Op::add: return ops_.add(floats(at[0]), floats(at[1]), task.bytes / 4);
+        case Op::round: {
+            const Chunk& chunk = plan_.chunks[static_cast<size_t>(task.item)];
+            return ops_.round_gradient(floats(at[0]), chunk.count, plan_.wire, at[1], floats(at[2]));
+        }
+        default: bug("not a compute kernel");
+    }
+}
+
+void StepKernels::head(const Call& call) {
+    const auto& at = call.at;
+    const int32_t* targets = ints(at[3]) + decoder_.numerics().tokens();
+    if (static_cast<Op>(call.task->op) == Op::head_loss) {
+        const model::HeadReport found = decoder_.head_loss(at[0], at[1], at[2], targets, at[7]);
+        evaluation_.loss_sum += found.loss_sum;
+        evaluation_.targets += found.targets;
+        return;
+    }
+    StepState& state = states_[call.step];
+    state.loss_sum += decoder_.head(at[0], at[1], at[2], targets, state.gradient_scale, at[4],
+                                    floats(at[5]), floats(at[6]), at[7]).loss_sum;
+}
+
+// Whoever touches the bytes checks them: state and gradient that came from NVMe, before the update.
+bool StepKernels::intact(const Call& call, swap::ObjectId object, const std::byte* bytes) const {
+    const swap::Object& known = plan_.objects[object];
+    return known.home != Tier::nvme ||
+           call.store->verify(object, {bytes, static_cast<size_t>(known.bytes)});
+}
+
+void StepKernels::seal(const Call& call, swap::ObjectId object, const std::byte* bytes) const {
+    const swap::Object& known = plan_.objects[object];
+    if (known.home == Tier::nvme) call.store->seal(object, {bytes, static_cast<size_t>(known.bytes)});
+}
+
+void StepKernels::update(const Call& call) {
+    const Chunk& chunk = plan_.chunks[static_cast<size_t>(call.task->item)];
+    if (!intact(call, chunk.state, call.at[0]) || !intact(call, chunk.gradient, call.at[2])) return;
+    const bool bet = static_cast<Op>(call.task->op) == Op::update_bet;
+    // A settled update finishes the step before the schedule's own.
+    const StepState& state = states_[bet ? call.step : call.step - 1];
+    const float* in = floats(call.at[0]);
+    float* out = floats(call.at[1]);
+    const optim::Span span{.count = chunk.count,
+                           .gradient = call.at[2],
+                           .gradient_type = plan_.wire,
+                           .p_in = in,
+                           .m_in = in + chunk.count,
+                           .v_in = in + 2 * chunk.count,
+                           .p = out,
+                           .m = out + chunk.count,
+                           .v = out + 2 * chunk.count,
+                           .weight = call.at[3],
+                           .weight_type = plan_.compute};
+    optim::update(team_, span, (bet ? state.bet : state.settled)[chunk.decays ? 1 : 0]);
+    seal(call, chunk.state, call.at[1]);
+    seal(call, chunk.weight, call.at[3]);
+}
+
+void StepKernels::recast(const Call& call) {
+    const Chunk& chunk = plan_.chunks[static_cast<size_t>(call.task->item)];
+    if (!intact(call, chunk.state, call.at[0])) return;
+    optim::recast(floats(call.at[0]), chunk.count, plan_.compute, call.at[1]);
+    seal(call, chunk.weight, call.at[1]);
+}
+
+}  // namespace ferry::train

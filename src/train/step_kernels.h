@@ -1,0 +1,45 @@
+// The kernels that a schedule's tasks name, bound to the model, the optimizer and the loader.
+#pragma once
+
+#include "ferry/model.h"
+#include "ferry/ops.h"
+#include "ferry/planner.h"
+#include "ferry/swap.h"
+#include "ferry/tokens.h"
+#include "ferry/topology.h"
+#include "step_state.h"
+
+namespace ferry::train {
+
+class StepKernels final : public swap::Kernels {
+public:
+    StepKernels(const planner::Plan& plan, const model::Decoder& decoder, ops::Ops& ops, Team& team,
+                const TokenLoader& loader);
+    void run(const swap::Call& call) noexcept override;
+
+    StepStates& states() { return states_; }
+    // Of the layer's output in the last forward pass.
+    bool output_was_finite(int64_t layer) const { return nonfinite_[static_cast<size_t>(layer)] == 0; }
+    void forget_nonfinite() { nonfinite_.assign(nonfinite_.size(), 0); }
+    model::HeadReport& evaluation() { return evaluation_; }
+
+private:
+    void compute(const swap::Call& call);
+    void head(const swap::Call& call);
+    void load(const swap::Call& call);
+    void update(const swap::Call& call);
+    void recast(const swap::Call& call);
+    bool intact(const swap::Call& call, swap::ObjectId object, const std::byte* bytes) const;
+    void seal(const swap::Call& call, swap::ObjectId object, const std::byte* bytes) const;
+
+    const planner::Plan& plan_;
+    const model::Decoder& decoder_;
+    ops::Ops& ops_;
+    Team& team_;
+    const TokenLoader& loader_;
+    StepStates states_;
+    std::vector<uint32_t> nonfinite_;
+    model::HeadReport evaluation_{};
+};
+
+}  // namespace ferry::train

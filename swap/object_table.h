@@ -1,0 +1,65 @@
+// Where each object is: its slots, its versions and the checksums of what lies on NVMe.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "ferry/swap.h"
+
+namespace ferry::swap {
+
+class ObjectTable {
+public:
+    ObjectTable(const StoreOptions& options, Device& device, aio::Volume* volume);
+
+    const Object& object(ObjectId id) const { return objects_[id]; }
+    int64_t size() const { return static_cast<int64_t>(objects_.size()); }
+
+    // The address of a version in memory; null for one on NVMe.
+    std::byte* current_address(ObjectId id);
+    // Gives a versioned host object a slot for its pending version, once; false: none is free.
+    bool reserve_fresh_address(ObjectId id);
+    std::byte* fresh_address(ObjectId id);
+
+    aio::SlotId current_slot(ObjectId id) const { return entries_[id].slot[entries_[id].current]; }
+    // The slot the next write goes to: a fresh one for a versioned object. Empty: none is free.
+    std::optional<aio::SlotId> slot_for_write(ObjectId id);
+
+    // Ends a pending version one way or the other. A commit without one is a bug.
+    void commit(ObjectId id);
+    void rollback(ObjectId id);
+    // First contents: the object gets its home.
+    void place_initially(ObjectId id);
+
+    void seal(ObjectId id, std::span<const std::byte> bytes) noexcept;
+    // First wrong piece, or -1.
+    int64_t verify(ObjectId id, std::span<const std::byte> bytes) const noexcept;
+
+private:
+    // Two versions: `current`, and the other one, which a write in flight or a bet may hold.
+    struct Versions {
+        uint8_t current = 0;
+        bool pending = false;
+        std::array<aio::SlotId, 2> slot{aio::kNoSlot, aio::kNoSlot};
+        std::array<std::byte*, 2> address{nullptr, nullptr};
+        std::array<uint64_t, 2> version{0, 0};
+        uint64_t newest = 0;
+        int64_t first_sum = 0;  // of two runs of `pieces` each
+        int64_t pieces = 0;
+    };
+    size_t target(const Versions& entry, const Object& object) const {
+        return object.versioned ? 1 - entry.current : entry.current;
+    }
+    void release(Versions& entry, size_t side);
+    uint64_t seed_of(ObjectId id, uint64_t version) const;
+
+    std::vector<Object> objects_;
+    std::vector<Versions> entries_;
+    std::vector<uint64_t> sums_;
+    std::vector<std::byte*> free_host_slots_;
+    std::span<std::byte> host_arena_;
+    std::span<std::byte> device_memory_;
+    aio::Volume* volume_;
+};
+
+}  // namespace ferry::swap

@@ -1,0 +1,52 @@
+// What is appended to the lanes and what of it is done, in absolute counts over all schedules.
+#pragma once
+
+#include <vector>
+
+#include "ferry/swap.h"
+
+namespace ferry::swap {
+
+// A schedule in the lanes: where its tasks 0 lie in absolute counts, and what its entries wait for.
+struct Active {
+    const Schedule* schedule = nullptr;
+    int64_t step = 0;
+    std::array<int64_t, kLanes> base{};
+    std::vector<Counters> entry_waits{};
+};
+
+class Scoreboard {
+public:
+    static constexpr size_t kActiveMax = 4;
+    explicit Scoreboard(uint32_t resources) : resources_(resources) {}
+
+    Active& append(const Schedule& schedule, int64_t step);
+    // The lane's next task that was not taken yet, or null; `active` is its schedule.
+    const Task* next(Lane lane, const Active** active);
+    void take(Lane lane) { ++taken_[index(lane)]; }
+    void complete(Lane lane, int64_t count) { completed_[index(lane)] = count; }
+
+    bool ready(const Task& task, const Active& active) const;
+    bool reached(const Active& active, const Wait& wait) const;
+    int64_t taken(Lane lane) const { return taken_[index(lane)]; }
+    int64_t completed(Lane lane) const { return completed_[index(lane)]; }
+    int64_t in_flight(Lane lane) const { return taken(lane) - completed(lane); }
+    bool all_complete() const { return completed_ == appended_; }
+    bool none_in_flight() const { return completed_ == taken_; }
+    const Active& newest() const { return ring_[(count_ - 1) % kActiveMax]; }
+
+private:
+    struct Use {
+        Counters writers{}, readers{};
+    };
+    static size_t index(Lane lane) { return static_cast<size_t>(lane); }
+    bool finished(const Active& active) const;
+
+    std::vector<Use> resources_;
+    std::array<Active, kActiveMax> ring_{};
+    size_t count_ = 0;                          // schedules ever appended
+    std::array<size_t, kLanes> lane_active_{};  // which of them each lane's next task is in
+    std::array<int64_t, kLanes> appended_{}, taken_{}, completed_{};
+};
+
+}  // namespace ferry::swap

@@ -1,0 +1,327 @@
+// The replay of schedules. The step thread dispatches each lane's next task once the counters it
+// waits for are reached, and sleeps when there is none.
+#include <mutex>
+#include <optional>
+
+#include "ferry/swap.h"
+#include "object_table.h"
+#include "scoreboard.h"
+
+namespace ferry::swap {
+namespace {
+
+constexpr std::array<Lane, kLanes> kAllLanes = {Lane::compute, Lane::h2d,  Lane::d2h, Lane::team,
+                                                Lane::check,   Lane::read, Lane::write};
+
+class Replay;
+
+// A task between dispatch and completion.
+struct Flight {
+    Call call{};
+    aio::Operation operation{};
+    Kernels* kernels = nullptr;
+    bool finished = false;
+    Nanos dispatched_ns = 0;
+};
+
+class Replay final : public Store {
+public:
+    Replay(StoreOptions options, Executor& executor, Device& device, aio::Volume* volume, Kernels& kernels)
+        : options_(std::move(options)),
+          executor_(executor),
+          device_(device),
+          volume_(volume),
+          kernels_(kernels),
+          table_(options_, device, volume),
+          board_(options_.resources) {
+        // One more than can be in flight: a job has counted itself done a moment before it returns.
+        thread_lanes_[0] = executor.add_lane("team", kFlights + 1);
+        thread_lanes_[1] = executor.add_lane("check", kFlights + 1);
+        for (auto& flights : flights_) flights.resize(kFlights);
+        for (int64_t id = 0; id < table_.size(); ++id) table_.place_initially(static_cast<ObjectId>(id));
+    }
+
+    ~Replay() override {
+        while (!board_.none_in_flight()) {
+            collect();
+            if (!board_.none_in_flight()) executor_.wait(kForever);
+        }
+    }
+
+    void append(const Schedule& schedule, int64_t step) override { board_.append(schedule, step); }
+
+    void run_to_verdict() override {
+        FERRY_CHECK(board_.newest().schedule->has_verdict, "this schedule has no verdict");
+        run_until([this] { return board_.reached(board_.newest(), board_.newest().schedule->verdict); });
+    }
+
+    void drain() override {
+        run_until([this] { return board_.all_complete(); });
+    }
+
+    void put(ObjectId object, std::span<std::byte> bytes) override {
+        if (table_.object(object).home != Tier::nvme) {
+            copy_now(table_.current_address(object), bytes.data(), object, StreamKind::h2d);
+            return;
+        }
+        if (table_.object(object).versioned) {
+            table_.seal(object, bytes);
+            transfer_now(aio::Kind::write, *table_.slot_for_write(object), bytes);
+            table_.commit(object);
+        } else {
+            table_.seal(object, bytes);
+            transfer_now(aio::Kind::write, table_.current_slot(object), bytes);
+        }
+    }
+
+    void get(ObjectId object, std::span<std::byte> bytes) override {
+        if (table_.object(object).home != Tier::nvme) {
+            copy_now(bytes.data(), table_.current_address(object), object, StreamKind::d2h);
+            return;
+        }
+        transfer_now(aio::Kind::read, table_.current_slot(object), bytes);
+        verify(object, bytes);
+        throw_failure();
+    }
+
+    void seal(ObjectId object, std::span<const std::byte> bytes) noexcept override {
+        if (options_.verify) table_.seal(object, bytes);
+    }
+
+    bool verify(ObjectId object, std::span<const std::byte> bytes) noexcept override {
+        const int64_t wrong = options_.verify ? table_.verify(object, bytes) : -1;
+        if (wrong < 0) return true;
+        fail(Error(Trouble::io,
+                   {.what = "bytes read back from NVMe are not those written",
+                    .where = volume_->describe(table_.current_slot(object)) + ", piece " +
+                             std::to_string(wrong) + " of 256 KiB",
+                    .measured = "checksum mismatch",
+                    .remedy = "the drive, cable or memory corrupted data: check its health; the run "
+                              "stops here and has not trained on these bytes"}));
+        return false;
+    }
+
+    void fail(Error error) noexcept override {
+        const std::lock_guard lock(failure_mutex_);
+        if (!failure_) failure_ = std::move(error);
+        failed_.store(true, std::memory_order_release);
+    }
+
+    std::array<LaneReport, kLanes> report() const override { return reports_; }
+    void reset_report() override { reports_ = {}; }
+
+private:
+    // Tasks dispatched and not complete, a lane. Compute needs few: its tasks are long.
+    static constexpr int kFlights = 64;
+
+    static size_t at(Lane lane) { return static_cast<size_t>(lane); }
+
+    template <class Goal>
+    void run_until(const Goal& goal) {
+        while (true) {
+            collect();
+            throw_failure();
+            if (goal()) return;
+            const bool dispatched = dispatch_ready();
+            if (!dispatched) executor_.wait(kForever);
+        }
+    }
+
+    void throw_failure() {
+        if (!failed_.load(std::memory_order_acquire)) return;
+        const std::lock_guard lock(failure_mutex_);
+        throw Error(*failure_);
+    }
+
+    // ---- completion
+
+    void collect() {
+        for (const Lane lane : {Lane::compute, Lane::h2d, Lane::d2h, Lane::team, Lane::check}) {
+            const auto done = static_cast<int64_t>(done_[at(lane)].load(std::memory_order_acquire));
+            for (int64_t i = board_.completed(lane); i < done; ++i) account(lane, i);
+            board_.complete(lane, done);
+        }
+        if (!volume_) return;
+        while (aio::Operation* operation = volume_->poll()) {
+            Flight& flight = *reinterpret_cast<Flight*>(operation->tag);
+            flight.finished = true;
+            if (operation->state != aio::State::done) fail(aio::to_error(*volume_, *operation));
+        }
+        for (const Lane lane : {Lane::read, Lane::write}) complete_in_order(lane);
+    }
+
+    void complete_in_order(Lane lane) {
+        int64_t count = board_.completed(lane);
+        for (; count < board_.taken(lane) && flight(lane, count).finished; ++count) {
+            const Task& task = *flight(lane, count).call.task;
+            if (task.verb == Verb::write && task.settled && !failed_.load()) table_.commit(task.object);
+            account(lane, count);
+        }
+        board_.complete(lane, count);
+    }
+
+    void account(Lane lane, int64_t i) {
+        LaneReport& report = reports_[at(lane)];
+        const Nanos now = executor_.now();
+        report.busy_ns += now - std::max(flight(lane, i).dispatched_ns, last_done_ns_[at(lane)]);
+        last_done_ns_[at(lane)] = now;
+        report.bytes += flight(lane, i).call.task->bytes;
+        ++report.tasks;
+    }
+
+    Flight& flight(Lane lane, int64_t i) {
+        return flights_[at(lane)][static_cast<size_t>(i % kFlights)];
+    }
+
+    // ---- dispatch
+
+    bool dispatch_ready() {
+        bool any = false;
+        for (const Lane lane : kAllLanes) {
+            const Active* active = nullptr;
+            while (board_.in_flight(lane) < kFlights) {
+                const Task* task = board_.next(lane, &active);
+                if (!task || !board_.ready(*task, *active) || !dispatch(*task, *active)) break;
+                any = true;
+            }
+        }
+        return any;
+    }
+
+    // False: a fresh slot is wanted and none is free yet; completions will free one.
+    bool dispatch(const Task& task, const Active& active) {
+        Flight& flight = this->flight(task.lane, board_.taken(task.lane));
+        flight.call = {.task = &task, .step = active.step, .at = {}, .store = this};
+        flight.kernels = &kernels_;
+        flight.finished = false;
+        flight.dispatched_ns = executor_.now();
+        if (!resolve(task, flight.call)) return false;
+        if (task.lane == Lane::read || task.lane == Lane::write) {
+            if (!start_storage(task, flight)) return false;
+        } else {
+            start_work(task, flight);
+        }
+        board_.take(task.lane);
+        return true;
+    }
+
+    bool resolve(const Task& task, Call& call) {
+        for (size_t i = 0; i < kPlaces; ++i) {
+            const Place& place = task.places[i];
+            std::byte* base = nullptr;
+            switch (place.kind) {
+                case Place::Kind::none: continue;
+                case Place::Kind::device: base = device_.memory().data(); break;
+                case Place::Kind::host: base = options_.host_arena.data(); break;
+                case Place::Kind::current: base = table_.current_address(place.object); break;
+                case Place::Kind::fresh:
+                    if (!table_.reserve_fresh_address(place.object)) return false;
+                    base = table_.fresh_address(place.object);
+                    break;
+            }
+            call.at[i] = base + place.offset;
+        }
+        return true;
+    }
+
+    bool start_storage(const Task& task, Flight& flight) {
+        if (task.verb == Verb::commit || task.verb == Verb::rollback) {
+            task.verb == Verb::commit ? table_.commit(task.object) : table_.rollback(task.object);
+            flight.finished = true;
+            return true;
+        }
+        const bool reads = task.verb == Verb::read;
+        const auto slot = reads ? table_.current_slot(task.object) : table_.slot_for_write(task.object);
+        if (!slot) return false;
+        flight.operation = {.kind = reads ? aio::Kind::read : aio::Kind::write,
+                            .priority = reads ? aio::Priority::urgent : aio::Priority::normal,
+                            .slot = *slot,
+                            .buffer = {flight.call.at[0], static_cast<size_t>(task.bytes)},
+                            .tag = reinterpret_cast<uint64_t>(&flight)};
+        volume_->submit(flight.operation);
+        return true;
+    }
+
+    void start_work(const Task& task, Flight& flight) {
+        switch (task.lane) {
+            case Lane::team: executor_.post(thread_lanes_[0], job_of(flight)); return;
+            case Lane::check: executor_.post(thread_lanes_[1], job_of(flight)); return;
+            default: break;
+        }
+        Stream& stream = device_.stream(static_cast<StreamKind>(task.lane));
+        if (task.verb == Verb::copy) {
+            stream.copy(flight.call.at[1], flight.call.at[0], task.bytes);
+        } else {
+            stream.launch({[](void* context, uint64_t) {
+                               const Flight& f = *static_cast<Flight*>(context);
+                               f.kernels->run(f.call);
+                           },
+                           &flight});
+        }
+        stream.signal(done_[at(task.lane)]);
+    }
+
+    Job job_of(Flight& flight) {
+        return {[](void* context, uint64_t) {
+                    const Flight& f = *static_cast<Flight*>(context);
+                    static_cast<Replay*>(f.call.store)->work(f);
+                },
+                &flight};
+    }
+
+    // On the team's or the check lane's thread.
+    void work(const Flight& flight) {
+        const Task& task = *flight.call.task;
+        const std::span<std::byte> bytes(flight.call.at[0], static_cast<size_t>(task.bytes));
+        switch (task.verb) {
+            case Verb::seal: seal(task.object, bytes); break;
+            case Verb::verify: verify(task.object, bytes); break;
+            default: kernels_.run(flight.call);
+        }
+        // Once the counter moves the flight may be reused and the store may be gone.
+        Executor& executor = executor_;
+        done_[at(task.lane)].fetch_add(1, std::memory_order_release);
+        executor.wake();
+    }
+
+    // ---- blocking transfers, outside of any schedule
+
+    void transfer_now(aio::Kind kind, aio::SlotId slot, std::span<std::byte> bytes) {
+        aio::Operation operation{.kind = kind, .slot = slot, .buffer = bytes};
+        volume_->submit(operation);
+        while (volume_->poll() != &operation) executor_.wait(kForever);
+        if (operation.state != aio::State::done) throw aio::to_error(*volume_, operation);
+    }
+
+    void copy_now(std::byte* destination, const std::byte* source, ObjectId object, StreamKind kind) {
+        std::atomic<uint64_t> done = 0;
+        device_.stream(kind).copy(destination, source, table_.object(object).bytes);
+        device_.stream(kind).signal(done);
+        while (done.load(std::memory_order_acquire) == 0) executor_.wait(kForever);
+    }
+
+    StoreOptions options_;
+    Executor& executor_;
+    Device& device_;
+    aio::Volume* volume_;
+    Kernels& kernels_;
+    ObjectTable table_;
+    Scoreboard board_;
+    std::array<LaneId, 2> thread_lanes_{};  // team, check
+    std::array<std::vector<Flight>, kLanes> flights_{};
+    std::array<std::atomic<uint64_t>, kLanes> done_{};
+    std::array<LaneReport, kLanes> reports_{};
+    std::array<Nanos, kLanes> last_done_ns_{};
+    std::mutex failure_mutex_;
+    std::optional<Error> failure_;
+    std::atomic<bool> failed_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Store> Store::make(StoreOptions options, Executor& executor, Device& device,
+                                   aio::Volume* volume, Kernels& kernels) {
+    return std::make_unique<Replay>(std::move(options), executor, device, volume, kernels);
+}
+
+}  // namespace ferry::swap

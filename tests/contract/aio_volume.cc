@@ -1,0 +1,360 @@
+// What every volume promises, whatever moves its bytes: uring and posix on a disk and on tmpfs,
+// and the simulated disk.
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <set>
+
+#include "ferry/aio.h"
+#include "tests/support/simulated_disk.h"
+
+namespace ferry::aio {
+namespace {
+
+struct Where {
+    const char* name;
+    BackendKind kind;
+    const char* directory;  // null: simulated
+    int rings = 1, segments = 0;
+};
+
+const Where kWhere[] = {
+    {"uring_disk", BackendKind::uring, "/var/tmp"},
+    {"uring_disk_rings", BackendKind::uring, "/var/tmp", 2, 3},
+    {"uring_tmpfs", BackendKind::uring, "/dev/shm"},
+    {"posix_disk", BackendKind::posix, "/var/tmp"},
+    {"posix_tmpfs_rings", BackendKind::posix, "/dev/shm", 3, 2},
+    {"sim", BackendKind::automatic, nullptr},
+    {"sim_rings", BackendKind::automatic, nullptr, 3, 2},
+};
+
+std::byte pattern(uint64_t version, size_t at) {
+    return static_cast<std::byte>((version * 1000003 + at / 8) * 0x9E3779B97F4A7C15u >> (at % 8 * 8));
+}
+
+class Memory {
+public:
+    explicit Memory(int64_t bytes)
+        : data_(static_cast<std::byte*>(std::aligned_alloc(4096, static_cast<size_t>(bytes)))),
+          bytes_(static_cast<size_t>(bytes)) {
+        memset(data_, 0, bytes_);
+    }
+    ~Memory() { std::free(data_); }
+    Memory(const Memory&) = delete;
+    Memory& operator=(const Memory&) = delete;
+    std::span<std::byte> span() { return {data_, bytes_}; }
+    void fill(uint64_t version) {
+        for (size_t i = 0; i < bytes_; ++i) data_[i] = pattern(version, i);
+    }
+    // The first byte that is not the pattern's, or -1.
+    int64_t mismatch(uint64_t version) const {
+        for (size_t i = 0; i < bytes_; ++i)
+            if (data_[i] != pattern(version, i)) return static_cast<int64_t>(i);
+        return -1;
+    }
+
+private:
+    std::byte* data_;
+    size_t bytes_;
+};
+
+constexpr int64_t kSlotBytes = 3 * 64 * kKiB + 4096;  // not a multiple of the block
+constexpr int64_t kSlots = 12;
+
+class VolumeContract : public testing::TestWithParam<Where> {
+protected:
+    void SetUp() override {
+        const Where& where = GetParam();
+        if (where.directory && where.kind == BackendKind::uring && !why_no_uring().empty())
+            GTEST_SKIP() << "no io_uring here: " << why_no_uring();
+        if (!where.directory) {
+            executor_ = make_simulated_executor(7);
+            disk_ = std::make_unique<SimulatedDisk>(SimulatedDiskOptions{.seed = 7}, *executor_);
+            return;
+        }
+        executor_ = make_thread_executor();
+        std::string name = std::string(where.directory) + "/ferry-test-XXXXXX";
+        ASSERT_TRUE(mkdtemp(name.data()));
+        directory_ = name;
+    }
+    void TearDown() override {
+        volume_.reset();
+        if (directory_.empty()) return;
+        EXPECT_TRUE(std::filesystem::is_empty(directory_)) << "the volume left files behind";
+        std::filesystem::remove_all(directory_);
+    }
+
+    VolumeOptions options() const {
+        const Where& where = GetParam();
+        return {.paths = {{.path = directory_, .size_bytes = 64 * kMiB, .segments = where.segments}},
+                .classes = {{"a", kSlotBytes, kSlots}, {"b", 4096, 3}},
+                .backend = where.kind,
+                .block_bytes = 64 * kKiB,
+                .queue_depth = 8,
+                .operations_max = 64,
+                .rings = where.rings};
+    }
+    Volume& open(VolumeOptions volume_options) {
+        volume_ = disk_ ? open_simulated_volume(std::move(volume_options), *executor_, *disk_)
+                        : Volume::open(std::move(volume_options), *executor_);
+        return *volume_;
+    }
+    Operation* next() {
+        while (true) {
+            if (Operation* operation = volume_->poll()) return operation;
+            executor_->wait(kForever);
+        }
+    }
+    void run(Operation& operation) {
+        volume_->submit(operation);
+        EXPECT_EQ(next(), &operation);
+        EXPECT_EQ(operation.state, State::done);
+        EXPECT_EQ(operation.done_bytes, static_cast<int64_t>(operation.buffer.size()));
+        EXPECT_EQ(operation.error, 0);
+    }
+
+    std::string directory_;
+    std::unique_ptr<Executor> executor_;
+    std::unique_ptr<SimulatedDisk> disk_;
+    std::unique_ptr<Volume> volume_;
+};
+
+TEST_P(VolumeContract, EveryByteOfEverySlotComesBack) {
+    Volume& volume = open(options());
+    EXPECT_EQ(volume.slot_bytes(0), kSlotBytes);
+    std::vector<SlotId> slots;
+    std::vector<std::unique_ptr<Memory>> memory;
+    std::vector<Operation> operations(kSlots);
+    for (size_t i = 0; i < kSlots; ++i) {
+        slots.push_back(volume.allocate(0));
+        memory.push_back(std::make_unique<Memory>(kSlotBytes));
+        memory[i]->fill(i);
+        operations[i] = {.kind = Kind::write, .slot = slots[i], .buffer = memory[i]->span()};
+        volume.submit(operations[i]);
+    }
+    EXPECT_EQ(volume.in_flight(), kSlots);
+    for (int i = 0; i < kSlots; ++i) EXPECT_EQ(next()->state, State::done);
+    for (auto& one : memory) memset(one->span().data(), 0, one->span().size());
+    for (Operation& operation : operations) {
+        operation.kind = Kind::read;
+        volume.submit(operation);
+    }
+    for (int i = 0; i < kSlots; ++i) {
+        const Operation* operation = next();
+        EXPECT_EQ(operation->state, State::done);
+        EXPECT_GE(operation->finished_ns, operation->submitted_ns);
+    }
+    for (size_t i = 0; i < kSlots; ++i) EXPECT_EQ(memory[i]->mismatch(i), -1);
+    EXPECT_EQ(volume.in_flight(), 0);
+    const PathCounters counters = volume.counters()[0];
+    EXPECT_EQ(counters.bytes_read, kSlots * kSlotBytes);
+    EXPECT_EQ(counters.bytes_written, 2 * kSlots * kSlotBytes + 3 * 4096);  // the layout too
+    EXPECT_EQ(counters.reads, kSlots * ceil_div(kSlotBytes, 64 * kKiB));
+    EXPECT_EQ(counters.errors, 0);
+}
+
+TEST_P(VolumeContract, ConflictingOperationsKeepTheirOrder) {
+    Volume& volume = open(options());
+    const SlotId slot = volume.allocate(0);
+    constexpr size_t kRounds = 10;
+    std::vector<std::unique_ptr<Memory>> written, read;
+    std::vector<Operation> operations(2 * kRounds);
+    for (size_t i = 0; i < kRounds; ++i) {
+        written.push_back(std::make_unique<Memory>(kSlotBytes));
+        read.push_back(std::make_unique<Memory>(kSlotBytes));
+        written[i]->fill(100 + i);
+        // The read has the higher priority, and must not overtake all the same.
+        operations[2 * i] = {.kind = Kind::write, .priority = Priority::background, .slot = slot,
+                             .buffer = written[i]->span()};
+        operations[2 * i + 1] = {.kind = Kind::read, .priority = Priority::urgent, .slot = slot,
+                                 .buffer = read[i]->span()};
+    }
+    for (Operation& operation : operations) volume.submit(operation);
+    for (Operation& operation : operations) EXPECT_EQ(next(), &operation);
+    for (size_t i = 0; i < kRounds; ++i) EXPECT_EQ(read[i]->mismatch(100 + i), -1) << i;
+}
+
+TEST_P(VolumeContract, PartsOfASlotAreWrittenAlone) {
+    Volume& volume = open(options());
+    const SlotId slot = volume.allocate(0);
+    Memory all(kSlotBytes), part(8192);
+    all.fill(1);
+    part.fill(2);
+    Operation write{.kind = Kind::write, .slot = slot, .buffer = all.span()};
+    Operation patch{.kind = Kind::write, .slot = slot, .offset = 64 * kKiB - 4096,
+                    .buffer = part.span()};
+    Operation read{.kind = Kind::read, .slot = slot, .buffer = all.span()};
+    run(write);
+    run(patch);
+    run(read);
+    for (size_t i = 0; i < all.span().size(); ++i) {
+        const size_t begin = 64 * kKiB - 4096;
+        const std::byte expected =
+            i >= begin && i < begin + 8192 ? pattern(2, i - begin) : pattern(1, i);
+        ASSERT_EQ(all.span()[i], expected) << i;
+    }
+}
+
+TEST_P(VolumeContract, SlotsAreDistinctAndReturn) {
+    Volume& volume = open(options());
+    std::set<SlotId> slots;
+    std::set<std::string> places;
+    for (int i = 0; i < kSlots; ++i) {
+        const SlotId slot = volume.allocate(0);
+        ASSERT_NE(slot, kNoSlot);
+        slots.insert(slot);
+        places.insert(volume.describe(slot));
+    }
+    EXPECT_EQ(volume.allocate(0), kNoSlot);
+    EXPECT_NE(volume.allocate(1), kNoSlot) << "classes do not share slots";
+    EXPECT_EQ(slots.size(), static_cast<size_t>(kSlots));
+    EXPECT_EQ(places.size(), static_cast<size_t>(kSlots));
+    volume.free(*slots.begin());
+    EXPECT_EQ(volume.allocate(0), *slots.begin());
+}
+
+TEST_P(VolumeContract, CancelledOperationsAllComeBack) {
+    Volume& volume = open(options());
+    const SlotId slot = volume.allocate(0);
+    std::vector<Operation> operations(40);
+    Memory memory(kSlotBytes);
+    memory.fill(3);
+    for (Operation& operation : operations) {
+        operation = {.kind = Kind::write, .slot = slot, .buffer = memory.span()};
+        volume.submit(operation);
+    }
+    volume.cancel_queued();
+    volume.cancel_queued();
+    Operation after{.kind = Kind::write, .slot = slot, .buffer = memory.span()};
+    volume.submit(after);
+    int cancelled = 0;
+    for (size_t i = 0; i < operations.size(); ++i) {
+        const Operation* operation = next();
+        ASSERT_NE(operation, &after);
+        ASSERT_TRUE(operation->state == State::done || operation->state == State::cancelled);
+        cancelled += operation->state == State::cancelled;
+    }
+    if (disk_) {
+        EXPECT_GT(cancelled, 0);  // a real kernel may have been faster
+    }
+    EXPECT_EQ(next(), &after);
+    EXPECT_EQ(after.state, State::done);
+    Memory back(kSlotBytes);
+    Operation read{.kind = Kind::read, .slot = slot, .buffer = back.span()};
+    run(read);
+    EXPECT_EQ(back.mismatch(3), -1);
+}
+
+TEST_P(VolumeContract, ClosesWithOperationsUnderWay) {
+    open(options());
+    const SlotId slot = volume_->allocate(0);
+    Memory memory(kSlotBytes);
+    std::vector<Operation> operations(30);
+    for (Operation& operation : operations) {
+        operation = {.kind = Kind::read, .slot = slot, .buffer = memory.span()};
+        volume_->submit(operation);
+    }
+    volume_.reset();
+    for (const Operation& operation : operations) EXPECT_NE(operation.state, State::queued);
+}
+
+TEST_P(VolumeContract, FlushKeepsFinishedOperationsForPoll) {
+    Volume& volume = open(options());
+    Memory memory(kSlotBytes);
+    Operation write{.kind = Kind::write, .slot = volume.allocate(0), .buffer = memory.span()};
+    volume.submit(write);
+    volume.flush();
+    EXPECT_EQ(volume.in_flight(), 1);
+    executor_->wait(kForever);  // must not sleep: something waits to be polled
+    EXPECT_EQ(volume.poll(), &write);
+    volume.flush();
+    EXPECT_EQ(volume.poll(), nullptr);
+}
+
+TEST_P(VolumeContract, DiscardSparesWhatIsInUse) {
+    Volume& volume = open(options());
+    const SlotId kept = volume.allocate(0), freed = volume.allocate(0);
+    Memory memory(kSlotBytes);
+    memory.fill(9);
+    for (const SlotId slot : {kept, freed}) {
+        Operation write{.kind = Kind::write, .slot = slot, .buffer = memory.span()};
+        run(write);
+    }
+    volume.free(freed);
+    volume.discard_free_slots();
+    Memory back(kSlotBytes);
+    Operation read{.kind = Kind::read, .slot = kept, .buffer = back.span()};
+    run(read);
+    EXPECT_EQ(back.mismatch(9), -1);
+    const SlotId again = volume.allocate(0);
+    ASSERT_EQ(again, freed);
+    Operation write{.kind = Kind::write, .slot = again, .buffer = memory.span()};
+    run(write);
+}
+
+TEST_P(VolumeContract, RegisteredAndPlainBuffersMixInOneVolume) {
+    Memory slab(kMiB), plain(kSlotBytes);
+    VolumeOptions wanted = options();
+    wanted.registered = {slab.span()};
+    Volume& volume = open(std::move(wanted));
+    const auto inside = slab.span().subspan(4096, kSlotBytes);
+    for (size_t i = 0; i < inside.size(); ++i) inside[i] = pattern(5, i);
+    const SlotId slot = volume.allocate(0);
+    Operation write{.kind = Kind::write, .slot = slot, .buffer = inside};
+    Operation read{.kind = Kind::read, .slot = slot, .buffer = plain.span()};
+    run(write);
+    run(read);
+    EXPECT_EQ(plain.mismatch(5), -1);
+    memset(inside.data(), 0, inside.size());
+    write.buffer = plain.span();
+    read.buffer = inside;
+    run(write);
+    run(read);
+    EXPECT_EQ(memcmp(inside.data(), plain.span().data(), inside.size()), 0);
+}
+
+TEST_P(VolumeContract, FilledToTheLimitManyTimes) {
+    Volume& volume = open(options());
+    std::vector<Operation> operations(64);
+    std::vector<std::unique_ptr<Memory>> memory;
+    std::vector<SlotId> slots;
+    for (int i = 0; i < kSlots; ++i) slots.push_back(volume.allocate(0));
+    for (size_t i = 0; i < operations.size(); ++i) {
+        memory.push_back(std::make_unique<Memory>(4096));
+        operations[i].buffer = memory.back()->span();
+    }
+    for (int round = 0; round < 20; ++round) {
+        for (size_t i = 0; i < operations.size(); ++i) {
+            operations[i].kind = i % 3 == 0 ? Kind::write : Kind::read;
+            operations[i].slot = slots[i % slots.size()];
+            operations[i].offset = static_cast<int64_t>(i % 5) * 4096;
+            volume.submit(operations[i]);
+        }
+        for (size_t i = 0; i < operations.size(); ++i) ASSERT_EQ(next()->state, State::done);
+        ASSERT_EQ(volume.poll(), nullptr);
+    }
+}
+
+TEST_P(VolumeContract, MisusesAreBugs) {
+    if (!disk_) GTEST_SKIP() << "a process that aborts would leave its files behind";
+    Volume& volume = open(options());
+    const SlotId slot = volume.allocate(0);
+    Memory memory(kSlotBytes + 4096);
+    const auto submit = [&](Operation operation) { volume.submit(operation); };
+    const auto buffer = memory.span();
+    EXPECT_DEATH(submit({.slot = slot, .offset = 4096, .buffer = buffer}), "outside its slot");
+    EXPECT_DEATH(submit({.slot = slot, .offset = 512, .buffer = buffer.first(4096)}), "not aligned");
+    EXPECT_DEATH(submit({.slot = slot, .buffer = buffer.subspan(8, 4096)}), "not aligned");
+    EXPECT_DEATH(submit({.slot = slot + 1, .buffer = buffer.first(4096)}), "not in use");
+    EXPECT_DEATH(volume.free(slot + 1), "not in use");
+}
+
+INSTANTIATE_TEST_SUITE_P(All, VolumeContract, testing::ValuesIn(kWhere),
+                         [](const auto& param_info) { return param_info.param.name; });
+
+}  // namespace
+}  // namespace ferry::aio

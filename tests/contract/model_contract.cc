@@ -1,0 +1,309 @@
+// A whole step against an independent implementation of the loss in double, written from the
+// formulas, and its derivative by central differences.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+#include "model_fixture.h"
+
+namespace ferry::model {
+namespace {
+
+using Doubles = std::vector<double>;
+
+// The loss of a Runner's tokens as a function of weights in double.
+class Loss {
+public:
+    Loss(const Setting& s, const Runner& r) : s_(s), r_(r) {
+        for (const auto& w : r.weights) weights.emplace_back(w.begin(), w.end());
+    }
+
+    double operator()() const {
+        const Numerics& n = s_.numerics;
+        double total = 0;
+        for (int64_t q = 0; q < n.micro_batch; ++q) {
+            std::vector<Doubles> x;
+            for (int64_t t = 0; t < n.sequence; ++t) {
+                x.push_back(row(0, "embed_tokens.weight", r_.tokens[static_cast<size_t>(q * n.sequence + t)]));
+            }
+            for (int64_t b = 0; b < s_.shape.layers; ++b) block(static_cast<size_t>(b + 1), x);
+            for (int64_t t = 0; t < n.sequence; ++t) {
+                const int32_t target = r_.targets[static_cast<size_t>(q * n.sequence + t)];
+                if (target >= 0) total += token_loss(x[static_cast<size_t>(t)], target);
+            }
+        }
+        return total;
+    }
+
+    std::vector<Doubles> weights{};
+
+private:
+    const Tensor& tensor(size_t layer, std::string_view name) const {
+        return r_.decoder().layers()[layer].tensor(name);
+    }
+    Doubles row(size_t layer, std::string_view name, int64_t index) const {
+        const Tensor& t = tensor(layer, name);
+        const int64_t cols = t.shape.back();
+        const auto from = weights[layer].begin() + t.offset + index * cols;
+        return {from, from + cols};
+    }
+    Doubles times(size_t layer, std::string_view name, const Doubles& x) const {
+        const int64_t rows = tensor(layer, name).shape[0];
+        Doubles y;
+        for (int64_t i = 0; i < rows; ++i) {
+            const Doubles w = row(layer, name, i);
+            double sum = 0;
+            for (size_t j = 0; j < x.size(); ++j) sum += w[j] * x[j];
+            y.push_back(sum);
+        }
+        return y;
+    }
+    Doubles norm(size_t layer, std::string_view name, Doubles x) const {
+        const Doubles w = row(layer, name, 0);
+        double squares = 0;
+        for (const double v : x) squares += v * v;
+        const double root = std::sqrt(squares / static_cast<double>(x.size()) + s_.shape.norm_eps);
+        for (size_t i = 0; i < x.size(); ++i) x[i] *= w[i] / root;
+        return x;
+    }
+    // rotate_half: x cos + [-x2, x1] sin.
+    void rotate(Doubles& x, size_t position) const {
+        const auto d = static_cast<size_t>(s_.shape.head_dim);
+        const Doubles before = x;
+        for (size_t i = 0; i < x.size(); ++i) {
+            const size_t pair = i % d % (d / 2), head = i - i % d;
+            const double angle = static_cast<double>(position) /
+                                 std::pow(s_.shape.rope_theta, 2.0 * static_cast<double>(pair) / static_cast<double>(d));
+            const bool low = i % d < d / 2;
+            const double other = low ? -before[head + pair + d / 2] : before[head + pair];
+            x[i] = before[i] * std::cos(angle) + other * std::sin(angle);
+        }
+    }
+    void block(size_t layer, std::vector<Doubles>& x) const {
+        std::vector<Doubles> q, k, v;
+        for (size_t t = 0; t < x.size(); ++t) {
+            const Doubles n = norm(layer, "input_layernorm.weight", x[t]);
+            q.push_back(times(layer, "q_proj.weight", n));
+            k.push_back(times(layer, "k_proj.weight", n));
+            v.push_back(times(layer, "v_proj.weight", n));
+            rotate(q[t], t);
+            rotate(k[t], t);
+        }
+        for (size_t t = 0; t < x.size(); ++t) {
+            add(x[t], times(layer, "o_proj.weight", attend(q[t], k, v, t)));
+            const Doubles n = norm(layer, "post_attention_layernorm.weight", x[t]);
+            Doubles gate = times(layer, "gate_proj.weight", n);
+            const Doubles up = times(layer, "up_proj.weight", n);
+            for (size_t i = 0; i < gate.size(); ++i) gate[i] *= up[i] / (1 + std::exp(-gate[i]));
+            add(x[t], times(layer, "down_proj.weight", gate));
+        }
+    }
+    Doubles attend(const Doubles& q, const std::vector<Doubles>& k, const std::vector<Doubles>& v, size_t t) const {
+        const auto d = static_cast<size_t>(s_.shape.head_dim);
+        const auto group = static_cast<size_t>(s_.shape.heads / s_.shape.kv_heads);
+        Doubles out(q.size(), 0);
+        for (size_t h = 0; h < static_cast<size_t>(s_.shape.heads); ++h) {
+            const size_t kv = h / group * d;
+            Doubles p;
+            double sum = 0;
+            for (size_t s = 0; s <= t; ++s) {
+                double score = 0;
+                for (size_t c = 0; c < d; ++c) score += q[h * d + c] * k[s][kv + c];
+                p.push_back(std::exp(score / std::sqrt(static_cast<double>(d))));
+                sum += p.back();
+            }
+            for (size_t s = 0; s <= t; ++s) {
+                for (size_t c = 0; c < d; ++c) out[h * d + c] += p[s] / sum * v[s][kv + c];
+            }
+        }
+        return out;
+    }
+    static void add(Doubles& x, const Doubles& y) {
+        for (size_t i = 0; i < x.size(); ++i) x[i] += y[i];
+    }
+    double token_loss(const Doubles& x, int32_t target) const {
+        const size_t head = weights.size() - 1;
+        const Doubles n = norm(head, "norm.weight", x);
+        const Doubles logits = s_.shape.tie_embeddings ? times(0, "embed_tokens.weight", n)
+                                                       : times(head, "lm_head.weight", n);
+        double sum = 0;
+        for (const double l : logits) sum += std::exp(l);
+        return std::log(sum) - logits[static_cast<size_t>(target)];
+    }
+
+    const Setting& s_;
+    const Runner& r_;
+};
+
+Setting tied_setting() {
+    Setting s;
+    s.shape.tie_embeddings = true;
+    s.numerics.mlp_tile = 4;
+    s.numerics.head_tile = 64;
+    return s;
+}
+Setting frozen_setting() {
+    Setting s;
+    s.freeze = {"*.0.*k_proj*", "*.0.*gate_proj*", "*.1.*o_proj*", "*.1.input_layernorm*", "lm_head*"};
+    return s;
+}
+Setting single_key_head() {
+    Setting s;
+    s.shape.kv_heads = 1;
+    s.shape.layers = 1;
+    return s;
+}
+
+struct Case {
+    const char* name;
+    Setting (*setting)();
+};
+
+class DecoderContract : public testing::TestWithParam<std::tuple<Case, int>> {
+protected:
+    Setting setting_ = std::get<0>(GetParam()).setting();
+    int threads_ = std::get<1>(GetParam());
+};
+
+TEST_P(DecoderContract, loss_and_gradients_are_those_of_the_formulas) {
+    Runner runner(setting_, threads_);
+    const Step step = runner.step();
+    Loss loss(setting_, runner);
+    const double expected = loss();
+    EXPECT_NEAR(step.report.loss_sum, expected, 2e-6 * expected);
+    EXPECT_EQ(step.report.targets, std::ranges::count_if(runner.targets, [](int32_t t) { return t >= 0; }));
+    EXPECT_EQ(step.nonfinite, 0u);
+    const auto& layers = runner.decoder().layers();
+    for (size_t l = 0; l < layers.size(); ++l) {
+        for (const Tensor& t : layers[l].tensors) {
+            if (!t.trainable) continue;
+            for (int64_t i = 0; i < t.count; i += 1 + t.count / 12) {
+                const auto at = static_cast<size_t>(t.offset + i);
+                constexpr double h = 1e-4;
+                const double before = loss.weights[l][at];
+                loss.weights[l][at] = before + h;
+                const double above = loss();
+                loss.weights[l][at] = before - h;
+                const double below = loss();
+                loss.weights[l][at] = before;
+                const double slope = static_cast<double>(runner.scale) * (above - below) / (2 * h);
+                ASSERT_NEAR(step.gradients[l][at], slope, 3e-6 + 2e-5 * std::abs(slope)) << t.name << " " << i;
+            }
+        }
+    }
+}
+
+TEST_P(DecoderContract, gradients_are_added_and_padding_stays) {
+    Runner runner(setting_, threads_);
+    const Step from_zero = runner.step(), from_one = runner.step(true, 1.0f);
+    const auto& layers = runner.decoder().layers();
+    for (size_t l = 0; l < layers.size(); ++l) {
+        std::vector<bool> inside(static_cast<size_t>(layers[l].elements));
+        for (const Tensor& t : layers[l].tensors) {
+            std::fill_n(inside.begin() + t.offset, t.count, true);
+        }
+        for (size_t i = 0; i < from_zero.gradients[l].size(); ++i) {
+            if (!inside[i]) {
+                ASSERT_EQ(from_zero.gradients[l][i], 0);
+            }
+            ASSERT_NEAR(from_one.gradients[l][i], from_zero.gradients[l][i] + 1, 1e-6 + 2e-6 * std::abs(from_zero.gradients[l][i]));
+        }
+    }
+}
+
+TEST_P(DecoderContract, without_its_input_s_gradient_a_block_s_own_are_the_same) {
+    Runner runner(setting_, threads_);
+    Step with = runner.step(true), without = runner.step(false);
+    with.gradients[0] = without.gradients[0] = {};
+    EXPECT_TRUE(with == without);
+}
+
+TEST_P(DecoderContract, without_targets_nothing_happens) {
+    setting_.mask_all = true;
+    Runner runner(setting_, threads_);
+    const Step step = runner.step();
+    EXPECT_EQ(step.report.loss_sum, 0);
+    EXPECT_EQ(step.report.targets, 0);
+    for (const auto& g : step.gradients) {
+        for (const float x : g) ASSERT_EQ(x, 0);
+    }
+}
+
+TEST_P(DecoderContract, evaluation_finds_the_training_loss) {
+    Runner runner(setting_, threads_);
+    const Step step = runner.step();
+    std::vector<std::byte> scratch(static_cast<size_t>(runner.decoder().scratch_bytes()) + 64);
+    std::byte* room = scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64) % 64;
+    const HeadReport report =
+        runner.decoder().head_loss(runner.weights.back().data(), runner.weights[0].data(),
+                                   runner.last_x.data(), runner.targets.data(), room);
+    EXPECT_EQ(report.loss_sum, step.report.loss_sum);
+    EXPECT_EQ(report.targets, step.report.targets);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, DecoderContract,
+    testing::Combine(testing::Values(Case{"plain", [] { return Setting{}; }}, Case{"tied", tied_setting},
+                                     Case{"frozen", frozen_setting}, Case{"one_kv_head", single_key_head}),
+                     testing::Values(0, 1, 2)),
+    [](const auto& test) {
+        const int threads = std::get<1>(test.param);
+        return std::string(std::get<0>(test.param).name) + "_" +
+               (threads == 0 ? "reference" : std::to_string(threads) + "_threads");
+    });
+
+// ---------------------------------------------------------------- larger, on the fast operations
+
+Setting larger(DType compute, DType residual) {
+    Setting s;
+    s.shape = {.hidden = 96, .layers = 2, .heads = 4, .kv_heads = 2, .head_dim = 24, .intermediate = 200, .vocab = 301};
+    s.numerics = {.sequence = 75, .micro_batch = 3, .head_tile = 100, .mlp_tile = 64, .compute = compute, .residual = residual};
+    return s;
+}
+
+TEST(Decoder, threads_change_no_bit) {
+    for (const DType type : {DType::f32, DType::bf16}) {
+        const Setting s = larger(type, type);
+        const Step one = Runner(s, 1).step();
+        for (const int threads : {2, 2, 3}) EXPECT_TRUE(one == Runner(s, threads).step());
+    }
+}
+
+// Cosine and length of b against a.
+std::pair<double, double> compare(const std::vector<float>& a, const std::vector<float>& b) {
+    double ab = 0, aa = 0, bb = 0;
+    for (size_t i = 0; i < a.size(); ++i) {
+        const double x = a[i], y = b[i];
+        ab += x * y;
+        aa += x * x;
+        bb += y * y;
+    }
+    return {ab / std::sqrt(aa * bb), std::sqrt(bb / aa)};
+}
+
+TEST(Decoder, bf16_is_near_fp32) {
+    const Step exact = Runner(larger(DType::f32, DType::f32), 2).step();
+    for (const DType residual : {DType::f32, DType::bf16}) {
+        for (const int threads : {0, 2}) {
+            SCOPED_TRACE(testing::Message() << name_of(residual) << " " << threads << " threads");
+            const Step step = Runner(larger(DType::bf16, residual), threads).step();
+            EXPECT_NEAR(step.report.loss_sum / exact.report.loss_sum, 1, 5e-3);
+            for (size_t l = 0; l < exact.gradients.size(); ++l) {
+                const auto [cosine, length] = compare(exact.gradients[l], step.gradients[l]);
+                EXPECT_GT(cosine, 0.995) << l;
+                EXPECT_NEAR(length, 1, 0.03) << l;
+            }
+        }
+    }
+}
+
+TEST(Decoder, a_bad_weight_is_seen) {
+    Runner runner(larger(DType::f32, DType::f32), 2);
+    runner.weights[1][5] = NAN;
+    EXPECT_EQ(runner.step().nonfinite, 1u);
+}
+
+}  // namespace
+}  // namespace ferry::model

@@ -1,0 +1,122 @@
+// A small model, its tokens, and one whole step through a Decoder.
+#pragma once
+
+#include <cmath>
+#include <memory>
+#include <vector>
+
+#include "ferry/model.h"
+
+namespace ferry::model {
+
+struct Setting {
+    Shape shape{.hidden = 12, .layers = 2, .heads = 4, .kv_heads = 2, .head_dim = 6,
+                .intermediate = 20, .vocab = 17};
+    Numerics numerics{.sequence = 7, .micro_batch = 2, .head_tile = 5, .mlp_tile = 0};
+    std::vector<std::string> freeze{};
+    bool mask_all = false;
+};
+
+// fp32 weights of a layer, larger than at the start of training so that every term matters.
+inline std::vector<float> weights_of(const Setting& s, const Layer& layer) {
+    std::vector<float> w(static_cast<size_t>(layer.elements));
+    initialise(s.shape, layer, 0, 3, 0, w);
+    const float gain = 70 / std::sqrt(static_cast<float>(s.shape.hidden));
+    for (const Tensor& t : layer.tensors) {
+        for (int64_t i = 0; i < t.count; ++i) {
+            float& x = w[static_cast<size_t>(t.offset + i)];
+            const auto element = static_cast<uint32_t>(i);
+            x = t.shape.size() == 1 ? 1 + 0.3f * philox_normal({1, Purpose::test}, {0, 0, 0, element})
+                                    : x * gain;
+        }
+    }
+    return w;
+}
+
+struct Step {
+    HeadReport report{};
+    std::vector<std::vector<float>> gradients{};  // of each layer, the trainable prefix
+    uint32_t nonfinite = 0;
+    bool operator==(const Step& o) const {
+        return report.loss_sum == o.report.loss_sum && gradients == o.gradients;
+    }
+};
+
+class Runner {
+public:
+    // threads 0: the reference operations.
+    Runner(Setting setting, int threads)
+        : setting_(std::move(setting)),
+          team_(std::max(threads, 1)),
+          ops_(threads > 0 ? ops::make_cpu_ops(team_) : ops::make_reference_ops()),
+          decoder_(setting_.shape, setting_.numerics,
+                   layers_of(setting_.shape, setting_.freeze, false), *ops_) {
+        const auto count = static_cast<size_t>(setting_.numerics.tokens());
+        for (size_t i = 0; i < count; ++i) {
+            tokens.push_back(static_cast<int32_t>((i * i * 5 + i) % static_cast<size_t>(setting_.shape.vocab)));
+            targets.push_back(setting_.mask_all || i % 4 == 2 ? -1 : static_cast<int32_t>((i * 11 + 3) % static_cast<size_t>(setting_.shape.vocab)));
+        }
+        for (const Layer& l : decoder_.layers()) weights.push_back(weights_of(setting_, l));
+    }
+
+    const Decoder& decoder() const { return decoder_; }
+
+    // Every layer's gradients start at `start`.
+    Step step(bool first_block_needs_dx = true, float start = 0) {
+        const int64_t blocks = setting_.shape.layers;
+        const auto bytes = static_cast<size_t>(decoder_.activation_bytes());
+        std::vector<std::vector<std::byte>> x(static_cast<size_t>(blocks + 1), std::vector<std::byte>(bytes));
+        std::vector<std::byte> dx(bytes), scratch(static_cast<size_t>(decoder_.scratch_bytes()) + 64);
+        std::byte* room = scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64) % 64;
+        Step s;
+        for (const Layer& l : decoder_.layers()) {
+            s.gradients.emplace_back(static_cast<size_t>(l.trainable_elements), start);
+        }
+        std::vector<std::vector<uint16_t>> narrow;
+        const auto at = [&](size_t layer) -> const void* { return compute_weights(layer, narrow); };
+        const bool tied = setting_.shape.tie_embeddings;
+        decoder_.embed(tokens.data(), at(0), x[0].data());
+        for (int64_t b = 0; b < blocks; ++b) {
+            const auto i = static_cast<size_t>(b);
+            decoder_.forward(b, at(i + 1), x[i].data(), x[i + 1].data(), &s.nonfinite, room);
+        }
+        const auto last = static_cast<size_t>(blocks + 1);
+        float* table_gradient = s.gradients[0].empty() ? nullptr : s.gradients[0].data();
+        s.report = decoder_.head(at(last), tied ? at(0) : nullptr, x.back().data(), targets.data(), scale,
+                                 dx.data(), s.gradients[last].data(), tied ? table_gradient : nullptr, room);
+        for (int64_t b = blocks - 1; b >= 0; --b) {
+            const auto i = static_cast<size_t>(b);
+            decoder_.backward(b, at(i + 1), x[i].data(), dx.data(), b > 0 || first_block_needs_dx,
+                              s.gradients[i + 1].data(), room);
+        }
+        if (first_block_needs_dx && table_gradient != nullptr) {
+            decoder_.embed_backward(tokens.data(), dx.data(), table_gradient);
+        }
+        last_x = x.back();
+        return s;
+    }
+
+    std::vector<int32_t> tokens{}, targets{};
+    std::vector<std::vector<float>> weights{};
+    std::vector<std::byte> last_x{};
+    float scale = 0.1f;
+
+private:
+    const void* compute_weights(size_t layer, std::vector<std::vector<uint16_t>>& narrow) const {
+        if (setting_.numerics.compute == DType::f32) return weights[layer].data();
+        if (narrow.empty()) {
+            for (const auto& w : weights) {
+                narrow.emplace_back();
+                for (const float x : w) narrow.back().push_back(to_bf16(x));
+            }
+        }
+        return narrow[layer].data();
+    }
+
+    Setting setting_;
+    Team team_;
+    std::unique_ptr<ops::Ops> ops_;
+    Decoder decoder_;
+};
+
+}  // namespace ferry::model

@@ -1,0 +1,428 @@
+// Every implementation of Ops against the oracle, on odd sizes, for every type, and bit for bit
+// between one and two threads and between alignments.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#include "ferry/ops.h"
+
+namespace ferry::ops {
+namespace {
+
+// A matrix with room around it: filled with a pattern, so that a write outside is seen.
+class Matrix {
+public:
+    Matrix(DType type, int64_t rows, int64_t cols, int64_t gap = 3, int64_t shift = 0)
+        : type_(type), rows_(rows), cols_(cols), ld_(cols + gap), shift_(shift),
+          bytes_(static_cast<size_t>(((rows * ld_) + shift + 32) * size_of(type)), std::byte{0x5a}) {}
+
+    Matrix& random(uint32_t seed, float scale = 1) {
+        for (int64_t r = 0; r < rows_; ++r) {
+            for (int64_t c = 0; c < cols_; ++c) {
+                const auto element = static_cast<uint32_t>(r * cols_ + c);
+                set(r, c, scale * philox_normal({seed, Purpose::test}, {0, 0, 0, element}));
+            }
+        }
+        return *this;
+    }
+    Matrix& fill(float value) {
+        for (int64_t r = 0; r < rows_; ++r) {
+            for (int64_t c = 0; c < cols_; ++c) set(r, c, value);
+        }
+        return *this;
+    }
+    View view() { return {bytes_.data() + shift_ * size_of(type_), type_, rows_, cols_, ld_}; }
+    ConstView view() const { return const_cast<Matrix*>(this)->view(); }
+    void set(int64_t r, int64_t c, float value) {
+        std::byte* at = bytes_.data() + (r * ld_ + c + shift_) * size_of(type_);
+        const uint16_t half = type_ == DType::bf16 ? to_bf16(value) : to_f16(value);
+        if (type_ == DType::f32) std::memcpy(at, &value, 4);
+        else std::memcpy(at, &half, 2);
+    }
+    float get(int64_t r, int64_t c) const {
+        const std::byte* at = bytes_.data() + (r * ld_ + c + shift_) * size_of(type_);
+        float wide = 0;
+        uint16_t half = 0;
+        if (type_ == DType::f32) std::memcpy(&wide, at, 4);
+        else std::memcpy(&half, at, 2);
+        if (type_ == DType::f32) return wide;
+        return type_ == DType::bf16 ? from_bf16(half) : from_f16(half);
+    }
+    DType type() const { return type_; }
+    int64_t rows() const { return rows_; }
+    int64_t cols() const { return cols_; }
+    // The gaps included.
+    bool same_bytes(const Matrix& other) const { return bytes_ == other.bytes_; }
+    bool same_values(const Matrix& other) const {
+        for (int64_t r = 0; r < rows_; ++r) {
+            for (int64_t c = 0; c < cols_; ++c) {
+                if (get(r, c) != other.get(r, c)) return false;
+            }
+        }
+        return true;
+    }
+
+private:
+    DType type_;
+    int64_t rows_, cols_, ld_, shift_;
+    std::vector<std::byte> bytes_;
+};
+
+// Distance of neighbours, relative to the smaller: two values that round differently differ by it.
+double unit_of(DType type) {
+    return type == DType::f32 ? 1.2e-7 : type == DType::bf16 ? 7.9e-3 : 9.8e-4;
+}
+
+// |actual - expected| <= scale * fp32 noise + one unit of the type.
+void expect_near(const Matrix& actual, const Matrix& expected, double scale, double noise = 2e-6) {
+    for (int64_t r = 0; r < actual.rows(); ++r) {
+        for (int64_t c = 0; c < actual.cols(); ++c) {
+            const double want = expected.get(r, c);
+            const double limit = noise * scale + unit_of(actual.type()) * 1.01 * std::abs(want);
+            ASSERT_NEAR(actual.get(r, c), want, limit) << r << "," << c;
+        }
+    }
+}
+
+std::vector<std::byte> scratch_of(int64_t bytes) {
+    return std::vector<std::byte>(static_cast<size_t>(bytes) + 64, std::byte{0x7f});
+}
+std::byte* aligned(std::vector<std::byte>& scratch) {
+    auto at = reinterpret_cast<uintptr_t>(scratch.data());
+    return scratch.data() + (64 - at % 64) % 64;
+}
+
+struct Implementation {
+    const char* name;
+    int threads;  // 0: the reference itself
+};
+
+class OpsContract : public testing::TestWithParam<std::tuple<Implementation, DType>> {
+protected:
+    OpsContract() {
+        const int threads = std::get<0>(GetParam()).threads;
+        if (threads > 0) team_ = std::make_unique<Team>(threads);
+        ops_ = team_ ? make_cpu_ops(*team_) : make_reference_ops();
+    }
+    DType type() const { return std::get<1>(GetParam()); }
+    Ops& ops() { return *ops_; }
+    Ops& oracle() { return *oracle_; }
+
+    void check_gemm(Form form, int64_t m, int64_t n, int64_t k, bool accumulate, bool extras) {
+        const bool tn = form == Form::tn, nt = form == Form::nt;
+        const DType out = accumulate ? DType::f32 : type();
+        const Matrix a = Matrix(type(), tn ? k : m, tn ? m : k).random(1);
+        const Matrix b = Matrix(type(), nt ? n : k, nt ? k : n).random(2);
+        const Matrix bias = Matrix(type(), 1, n).random(3), addend = Matrix(out, m, n).random(4);
+        Matrix actual = Matrix(out, m, n).random(5), expected = actual;
+        Gemm g{.form = form, .a = a.view(), .b = b.view(), .c = actual.view(), .accumulate = accumulate};
+        if (extras) {
+            g.bias = bias.view();
+            g.addend = addend.view();
+        }
+        auto scratch = scratch_of(ops().gemm_scratch_bytes(g));
+        ops().gemm(g, aligned(scratch));
+        g.c = expected.view();
+        oracle().gemm(g, nullptr);
+        expect_near(actual, expected, std::sqrt(static_cast<double>(k)) * 4);
+    }
+
+private:
+    std::unique_ptr<Team> team_;
+    std::unique_ptr<Ops> ops_, oracle_ = make_reference_ops();
+};
+
+TEST_P(OpsContract, gemm_of_every_form_and_odd_size) {
+    const int64_t sizes[][3] = {{1, 1, 1}, {3, 5, 7}, {8, 32, 256}, {65, 33, 257}, {130, 300, 40}, {270, 97, 520}};
+    for (const auto& s : sizes) {
+        for (const Form form : {Form::nn, Form::nt, Form::tn}) {
+            for (const bool accumulate : {false, true}) {
+                SCOPED_TRACE(testing::Message() << s[0] << "x" << s[1] << "x" << s[2] << " form "
+                                                << static_cast<int>(form) << accumulate);
+                check_gemm(form, s[0], s[1], s[2], accumulate, accumulate != (form == Form::nn));
+            }
+        }
+    }
+}
+
+TEST_P(OpsContract, gemm_adds_to_its_own_output) {
+    const Matrix a = Matrix(type(), 20, 30).random(1), b = Matrix(type(), 30, 50).random(2);
+    Matrix actual = Matrix(type(), 20, 50).random(3), expected = actual;
+    ops().gemm({.form = Form::nn, .a = a.view(), .b = b.view(), .c = actual.view(), .addend = actual.view()}, nullptr);
+    oracle().gemm({.form = Form::nn, .a = a.view(), .b = b.view(), .c = expected.view(), .addend = expected.view()}, nullptr);
+    expect_near(actual, expected, 20);
+}
+
+TEST_P(OpsContract, gemm_without_depth_gives_zero) {
+    Matrix c = Matrix(type(), 5, 6).random(3), zero = Matrix(type(), 5, 6).fill(0);
+    ops().gemm({.form = Form::nn,
+                .a = ConstView(nullptr, type(), 5, 0, 0),
+                .b = ConstView(nullptr, type(), 0, 6, 6),
+                .c = c.view()},
+               nullptr);
+    EXPECT_TRUE(c.same_bytes(zero));
+}
+
+TEST_P(OpsContract, norm_forward_and_backward) {
+    for (const auto& [tokens, hidden] : {std::pair{1, 1}, {3, 17}, {130, 96}, {70, 1030}}) {
+        SCOPED_TRACE(hidden);
+        const Matrix x = Matrix(DType::f32, tokens, hidden).random(1);
+        const Matrix w = Matrix(type(), 1, hidden).random(2), dy = Matrix(type(), tokens, hidden).random(3);
+        Matrix y(type(), tokens, hidden), y0 = y;
+        std::vector<float> r(static_cast<size_t>(tokens)), r0 = r;
+        ops().norm_forward(x.view(), w.view(), 1e-5, y.view(), r.data());
+        oracle().norm_forward(x.view(), w.view(), 1e-5, y0.view(), r0.data());
+        expect_near(y, y0, 4);
+        Matrix dx = Matrix(DType::f32, tokens, hidden).random(4), dx0 = dx;
+        Matrix dw = Matrix(DType::f32, 1, hidden).random(5), dw0 = dw;
+        auto scratch = scratch_of(ops().norm_backward_scratch_bytes(tokens, hidden));
+        ops().norm_backward(dy.view(), x.view(), w.view(), r.data(), dx.view(), dx.view(),
+                            static_cast<float*>(dw.view().data), aligned(scratch));
+        oracle().norm_backward(dy.view(), x.view(), w.view(), r0.data(), dx0.view(), dx0.view(),
+                               static_cast<float*>(dw0.view().data), nullptr);
+        expect_near(dx, dx0, 8);
+        expect_near(dw, dw0, 40);
+        Matrix only(type(), tokens, hidden), only0 = only;
+        ops().norm_backward(dy.view(), x.view(), w.view(), r.data(), {}, only.view(), nullptr, nullptr);
+        oracle().norm_backward(dy.view(), x.view(), w.view(), r0.data(), {}, only0.view(), nullptr, nullptr);
+        expect_near(only, only0, 8);
+    }
+}
+
+TEST_P(OpsContract, rope_turns_and_turns_back) {
+    for (const int64_t head_dim : {2, 6, 64}) {
+        const Rope rope{.sequence = 37, .heads = 3, .head_dim = head_dim};
+        const Matrix start = Matrix(type(), 2 * 37, 3 * head_dim).random(1);
+        Matrix x = start, x0 = start;
+        ops().rope(x.view(), rope);
+        oracle().rope(x0.view(), rope);
+        expect_near(x, x0, 4);
+        Rope back = rope;
+        back.inverse = true;
+        ops().rope(x.view(), back);
+        expect_near(x, start, 4, type() == DType::f32 ? 2e-6 : unit_of(type()));
+    }
+}
+
+struct AttentionCase {
+    Attention shape;
+    int64_t tokens() const { return shape.sequences * shape.sequence; }
+    int64_t query() const { return shape.heads * shape.head_dim; }
+    int64_t key() const { return shape.kv_heads * shape.head_dim; }
+};
+
+std::vector<AttentionCase> attention_cases() {
+    const auto of = [](int64_t n, int64_t s, int64_t h, int64_t kv, int64_t d) {
+        return AttentionCase{{n, s, h, kv, d, 1 / std::sqrt(static_cast<double>(d))}};
+    };
+    return {of(1, 1, 1, 1, 2), of(2, 7, 4, 2, 6), of(2, 64, 2, 2, 32), of(1, 130, 6, 2, 40), of(1, 193, 2, 1, 16)};
+}
+
+TEST_P(OpsContract, attention_forward_and_backward) {
+    for (const AttentionCase& c : attention_cases()) {
+        SCOPED_TRACE(c.shape.sequence);
+        const Matrix q = Matrix(type(), c.tokens(), c.query()).random(1, 2);
+        const Matrix k = Matrix(type(), c.tokens(), c.key()).random(2, 2);
+        const Matrix v = Matrix(type(), c.tokens(), c.key()).random(3);
+        const Matrix dout = Matrix(type(), c.tokens(), c.query()).random(4);
+        Matrix out(type(), c.tokens(), c.query()), out0 = out;
+        std::vector<float> lse(static_cast<size_t>(c.shape.heads * c.tokens())), lse0 = lse;
+        auto room = scratch_of(std::max(ops().attention_forward_scratch_bytes(c.shape),
+                                        ops().attention_backward_scratch_bytes(c.shape)));
+        ops().attention_forward(c.shape, q.view(), k.view(), v.view(), out.view(), lse.data(), aligned(room));
+        oracle().attention_forward(c.shape, q.view(), k.view(), v.view(), out0.view(), lse0.data(), nullptr);
+        expect_near(out, out0, 8);
+        for (size_t i = 0; i < lse.size(); ++i) ASSERT_NEAR(lse[i], lse0[i], 1e-5);
+        Matrix dq(type(), c.tokens(), c.query()), dq0 = dq;
+        Matrix dk(type(), c.tokens(), c.key()), dk0 = dk, dv = dk, dv0 = dk;
+        ops().attention_backward(c.shape, q.view(), k.view(), v.view(), out.view(), dout.view(),
+                                 lse.data(), dq.view(), dk.view(), dv.view(), aligned(room));
+        oracle().attention_backward(c.shape, q.view(), k.view(), v.view(), out.view(), dout.view(),
+                                    lse.data(), dq0.view(), dk0.view(), dv0.view(), nullptr);
+        // Narrow types: `out` was rounded, and enters the slope.
+        const double scale = type() == DType::f32 ? 40 : 4e4;
+        expect_near(dq, dq0, scale);
+        expect_near(dk, dk0, scale);
+        expect_near(dv, dv0, scale);
+    }
+}
+
+TEST_P(OpsContract, swiglu_forward_and_backward) {
+    for (const int64_t cols : {1, 19, 100}) {
+        Matrix gate_up = Matrix(type(), 40, 2 * cols).random(1, 3), gate_up0(type(), 1, 1);
+        gate_up.set(0, 0, 100);
+        gate_up.set(1, 0, -100);
+        gate_up.set(2, 0, -88);
+        gate_up0 = gate_up;
+        const Matrix dy = Matrix(type(), 40, cols).random(2);
+        Matrix y(type(), 40, cols), y0 = y;
+        ops().swiglu_forward(gate_up.view(), y.view());
+        oracle().swiglu_forward(gate_up0.view(), y0.view());
+        expect_near(y, y0, 4);
+        ops().swiglu_backward(dy.view(), gate_up.view());
+        oracle().swiglu_backward(dy.view(), gate_up0.view());
+        expect_near(gate_up, gate_up0, 8);
+    }
+}
+
+TEST_P(OpsContract, embedding_rows_and_their_gradient) {
+    const std::vector<int32_t> tokens{4, 0, 4, 4, 2, 6, 0};
+    const Matrix table = Matrix(type(), 7, 150, 0).random(1), dx = Matrix(type(), 7, 150).random(2);
+    Matrix x(DType::f32, 7, 150), x0 = x;
+    ops().embed(tokens.data(), table.view(), x.view());
+    oracle().embed(tokens.data(), table.view(), x0.view());
+    EXPECT_TRUE(x.same_bytes(x0));
+    Matrix g = Matrix(DType::f32, 7, 150, 0).random(3), g0 = g;
+    ops().embed_backward(tokens.data(), dx.view(), static_cast<float*>(g.view().data));
+    oracle().embed_backward(tokens.data(), dx.view(), static_cast<float*>(g0.view().data));
+    EXPECT_TRUE(g.same_bytes(g0));
+}
+
+TEST_P(OpsContract, cross_entropy_ignores_masked_rows) {
+    for (const int64_t vocab : {1, 5, 37, 1100}) {
+        const Matrix logits = Matrix(DType::f32, 9, vocab).random(1, 5);
+        std::vector<int32_t> targets(9);
+        for (size_t i = 0; i < 9; ++i) targets[i] = i % 3 == 1 ? -1 : static_cast<int32_t>((i * 7) % static_cast<size_t>(vocab));
+        auto room = scratch_of(ops().cross_entropy_scratch_bytes(9));
+        Matrix d(type(), 9, vocab), d0 = d;
+        double loss = 1, loss0 = 1;
+        ops().cross_entropy(logits.view(), targets.data(), 0.5f, d.view(), &loss, aligned(room));
+        oracle().cross_entropy(logits.view(), targets.data(), 0.5f, d0.view(), &loss0, nullptr);
+        EXPECT_NEAR(loss, loss0, 1e-5);
+        expect_near(d, d0, 0.5);
+        Matrix in_place = logits;
+        double again = 1;
+        ops().cross_entropy(in_place.view(), targets.data(), 0.5f, in_place.view(), &again, aligned(room));
+        EXPECT_EQ(again, loss);
+        double without = 1;
+        ops().cross_entropy(logits.view(), targets.data(), 0.5f, {}, &without, aligned(room));
+        EXPECT_EQ(without, loss);
+    }
+}
+
+TEST_P(OpsContract, rounded_gradient_and_leaves_are_the_oracle_s_bits) {
+    for (const int64_t count : {1, 16, 4095, 4096, 4097, 70001}) {
+        const Matrix sum = Matrix(DType::f32, 1, count).random(1, 3);
+        Matrix wire(type(), 1, count), wire0 = wire;
+        std::vector<float> leaves(static_cast<size_t>(ceil_div(count, 4096))), leaves0 = leaves;
+        const auto* in = static_cast<const float*>(sum.view().data);
+        ops().round_gradient(in, count, type(), wire.view().data, leaves.data());
+        oracle().round_gradient(in, count, type(), wire0.view().data, leaves0.data());
+        EXPECT_TRUE(wire.same_bytes(wire0));
+        EXPECT_EQ(leaves, leaves0);
+    }
+}
+
+TEST_P(OpsContract, add_cast_zero_are_exact) {
+    Matrix a = Matrix(DType::f32, 1, 70003).random(1), a0 = a;
+    const Matrix b = Matrix(DType::f32, 1, 70003).random(2);
+    const auto at = [](Matrix& m) { return static_cast<float*>(m.view().data); };
+    ops().add(at(a), static_cast<const float*>(b.view().data), 70003);
+    oracle().add(at(a0), static_cast<const float*>(b.view().data), 70003);
+    EXPECT_TRUE(a.same_bytes(a0));
+    Matrix narrow(type(), 11, 37), narrow0 = narrow;
+    const Matrix wide = Matrix(DType::f32, 11, 37).random(3);
+    ops().cast(wide.view(), narrow.view());
+    oracle().cast(wide.view(), narrow0.view());
+    EXPECT_TRUE(narrow.same_bytes(narrow0));
+    ops().fill_zero(at(a), 70003 * 4);
+    oracle().fill_zero(at(a0), 70003 * 4);
+    EXPECT_TRUE(a.same_bytes(a0));
+}
+
+TEST_P(OpsContract, one_bad_element_is_found) {
+    Matrix x = Matrix(type(), 9, 37).random(1);
+    uint32_t found = 0;
+    ops().check_finite(x.view(), &found);
+    EXPECT_EQ(found, 0u);
+    for (const float bad : {INFINITY, -INFINITY, NAN}) {
+        x.set(8, 36, bad);
+        found = 4;
+        ops().check_finite(x.view(), &found);
+        EXPECT_EQ(found, 5u);
+    }
+}
+
+TEST_P(OpsContract, nan_is_not_swallowed) {
+    Matrix gate_up = Matrix(type(), 1, 32).fill(NAN), y(type(), 1, 16);
+    ops().swiglu_forward(gate_up.view(), y.view());
+    EXPECT_TRUE(std::isnan(y.get(0, 3)));
+    Matrix logits = Matrix(DType::f32, 1, 40).random(1), d(type(), 1, 40);
+    logits.set(0, 17, NAN);
+    const int32_t target = 2;
+    double loss = 0;
+    auto room = scratch_of(ops().cross_entropy_scratch_bytes(1));
+    ops().cross_entropy(logits.view(), &target, 1, d.view(), &loss, aligned(room));
+    EXPECT_TRUE(std::isnan(loss));
+}
+
+std::string name_of_case(const testing::TestParamInfo<OpsContract::ParamType>& info) {
+    return std::string(std::get<0>(info.param).name) + "_" + std::string(name_of(std::get<1>(info.param)));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, OpsContract,
+    testing::Combine(testing::Values(Implementation{"reference", 0}, Implementation{"cpu", 1},
+                                     Implementation{"cpu_two_threads", 2}),
+                     testing::Values(DType::f32, DType::bf16, DType::f16)),
+    name_of_case);
+
+// ---------------------------------------------------------------- the same bits
+
+// A pass over every operation with sums in it; its outputs for one team and alignment.
+std::vector<Matrix> all_sums(int threads, int64_t shift, DType type) {
+    Team team(threads);
+    const auto ops = make_cpu_ops(team);
+    const auto in = [&](int64_t r, int64_t c, uint32_t seed) { return Matrix(type, r, c, 3, shift).random(seed); };
+    std::vector<Matrix> outs;
+    const Matrix a = in(700, 270, 1), b = in(700, 400, 2);
+    outs.push_back(Matrix(DType::f32, 270, 400, 1, shift).random(3));
+    ops->gemm({.form = Form::tn, .a = a.view(), .b = b.view(), .c = outs.back().view(), .accumulate = true}, nullptr);
+    const Attention shape{2, 150, 4, 2, 24, 0.2};
+    const Matrix q = in(300, 96, 4), k = in(300, 48, 5), v = in(300, 48, 6), dout = in(300, 96, 7);
+    std::vector<float> lse(1200);
+    auto room = scratch_of(ops->attention_backward_scratch_bytes(shape));
+    for (const int64_t cols : {96, 96, 48, 48}) outs.emplace_back(type, 300, cols, 1, shift);
+    ops->attention_forward(shape, q.view(), k.view(), v.view(), outs[1].view(), lse.data(), aligned(room));
+    ops->attention_backward(shape, q.view(), k.view(), v.view(), outs[1].view(), dout.view(), lse.data(),
+                            outs[2].view(), outs[3].view(), outs[4].view(), aligned(room));
+    std::vector<float> rstd(300);
+    const Matrix w = in(1, 96, 8);
+    outs.emplace_back(type, 300, 96, 1, shift);
+    outs.push_back(Matrix(DType::f32, 1, 96, 1, shift).fill(0));
+    ops->norm_forward(q.view(), w.view(), 1e-5, outs[5].view(), rstd.data());
+    ops->norm_backward(dout.view(), q.view(), w.view(), rstd.data(), {}, outs[5].view(),
+                       static_cast<float*>(outs[6].view().data), aligned(room));
+    return outs;
+}
+
+TEST(CpuOps, threads_and_alignment_change_no_bit) {
+    for (const DType type : {DType::f32, DType::bf16}) {
+        const auto one = all_sums(1, 0, type);
+        for (const auto& [threads, shift] : {std::pair{2, 0}, {2, 0}, {3, 1}, {1, 5}}) {
+            const auto other = all_sums(threads, shift, type);
+            for (size_t i = 0; i < one.size(); ++i) {
+                EXPECT_TRUE(one[i].same_values(other[i])) << "output " << i << " threads " << threads;
+            }
+        }
+    }
+}
+
+// Sums do not know of tiles: a row of a product is the same whichever product it is part of.
+TEST(CpuOps, a_row_s_product_does_not_depend_on_the_other_rows) {
+    Team team(2);
+    const auto ops = make_cpu_ops(team);
+    const Matrix a = Matrix(DType::f32, 777, 300).random(1), b = Matrix(DType::f32, 500, 300).random(2);
+    Matrix whole(DType::f32, 777, 500), part(DType::f32, 5, 500);
+    ops->gemm({.form = Form::nt, .a = a.view(), .b = b.view(), .c = whole.view()}, nullptr);
+    ops->gemm({.form = Form::nt, .a = a.view().row_range(400, 5), .b = b.view(), .c = part.view()}, nullptr);
+    for (int64_t r = 0; r < 5; ++r) {
+        for (int64_t c = 0; c < 500; ++c) ASSERT_EQ(part.get(r, c), whole.get(400 + r, c));
+    }
+}
+
+}  // namespace
+}  // namespace ferry::ops

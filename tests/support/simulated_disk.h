@@ -1,0 +1,111 @@
+// A disk in virtual time that goes wrong on purpose: the third aio backend, for tests of everything
+// above it. One seed is one run, down to the order of completions.
+//
+//   auto executor = make_simulated_executor(seed);
+//   SimulatedDisk disk({.seed = seed, .odds = {.shorten = 0.1}}, *executor);
+//   auto volume = aio::open_simulated_volume(options, *executor, disk);
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "aio/backend.h"
+#include "aio/volume.h"
+
+namespace ferry::aio {
+
+enum class Fault : uint8_t {
+    none,
+    // Loud, and no failure: the queue must get over them.
+    shorten,    // fewer bytes than asked for, at any byte
+    interrupt,  // EINTR
+    again,      // EAGAIN
+    stall,      // completes after seconds
+    // Loud failures.
+    eio,
+    enospc,  // writes
+    erofs,   // writes
+    vanish,  // ENODEV from now on
+    // Silent: only a checksum finds them.
+    bit_flip,
+    lost_write,
+    misdirected_write,
+    torn_write,
+};
+constexpr int kFaults = 13;
+const char* name_of(Fault fault);
+bool silent(Fault fault);
+bool loud_failure(Fault fault);
+
+struct SimulatedDiskOptions {
+    uint64_t seed = 0;
+    Nanos latency_ns = 80'000;   // mean; the spread reorders completions
+    double bytes_per_s = 3e9;    // a path
+    std::vector<double> path_bytes_per_s{};  // instead, for paths of different speed
+    struct Odds {                // of each fault, for each transfer it can happen to
+        double shorten = 0, interrupt = 0, again = 0, stall = 0;
+        double eio = 0, enospc = 0, erofs = 0, vanish = 0;
+        double bit_flip = 0, lost_write = 0, misdirected_write = 0, torn_write = 0;
+        double partial_submission = 0;  // for each submission: takes fewer than offered
+    } odds{};
+    // Besides: exactly this fault, at the n-th transfer that it can happen to.
+    Fault fault = Fault::none;
+    int64_t fault_at = -1;
+    bool power_loss = false;  // keep what lose_power() needs (twice the memory)
+};
+
+// The contents; outlives the volumes opened on it, as a disk does.
+class SimulatedDisk {
+public:
+    SimulatedDisk(SimulatedDiskOptions options, Executor& executor);
+
+    BackendFactory factory();
+    // Power fails now: of everything not flushed, and of what is under way, any sectors may be lost.
+    // Transfers fail with EIO until power_up().
+    void lose_power();
+    void power_up() { powered_ = true; }
+
+    int64_t transfers() const { return transfers_; }
+    int64_t injected(Fault fault) const { return injected_[static_cast<size_t>(fault)]; }
+    uint64_t trace() const { return trace_; }  // a hash of everything that happened, with its time
+    std::vector<std::byte>& contents(int path, int file) { return at(path, file).now; }
+
+private:
+    friend class SimulatedBackend;
+    struct File {
+        std::vector<std::byte> now, durable;
+        struct Write {
+            int64_t offset;
+            std::vector<std::byte> bytes;
+        };
+        std::vector<Write> unflushed;
+    };
+
+    File& at(int path, int file) { return files_[{path, file}]; }
+    uint64_t draw();
+    double draw_unit();
+    Fault draw_fault(Verb verb);
+    bool possible(Fault fault, Verb verb) const;
+    void record(const Transfer& transfer, int64_t result);
+    int32_t perform(int path, const Transfer& transfer, Fault fault);
+    int32_t perform_write(File& file, const Transfer& transfer, Fault fault);
+    void store(File& file, int64_t offset, const std::byte* data, int64_t bytes);
+    double rate_of(int path) const;
+
+    SimulatedDiskOptions options_;
+    Executor& executor_;
+    uint64_t state_;
+    bool powered_ = true, vanished_ = false;
+    int64_t transfers_ = 0, candidates_ = 0;
+    int64_t injected_[kFaults] = {};
+    uint64_t trace_ = 14695981039346656037u;
+    std::map<std::pair<int, int>, File> files_;
+    std::vector<class SimulatedBackend*> backends_;
+};
+
+std::unique_ptr<Volume> open_simulated_volume(VolumeOptions options, Executor& executor,
+                                              SimulatedDisk& disk);
+
+}  // namespace ferry::aio

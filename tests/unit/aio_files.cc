@@ -1,0 +1,298 @@
+// What is refused at open, and with which words: bad paths, other people's files, no space.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "ferry/aio.h"
+
+namespace ferry::aio {
+namespace {
+
+namespace fs = std::filesystem;
+
+class VolumeFiles : public testing::Test {
+protected:
+    void SetUp() override {
+        char name[] = "/var/tmp/ferry-test-XXXXXX";
+        ASSERT_TRUE(mkdtemp(name));
+        path_ = name;
+    }
+    void TearDown() override { fs::remove_all(path_); }
+
+    VolumeOptions options() const {
+        return {.paths = {{.path = path_, .size_bytes = kMiB}},
+                .classes = {{"a", 65536, 4}},
+                .queue_depth = 4,
+                .operations_max = 16,
+                .run_id = 0xabcdef};
+    }
+    std::unique_ptr<Volume> open(const VolumeOptions& wanted) {
+        return Volume::open(wanted, *executor_);
+    }
+    void expect_refused(const VolumeOptions& wanted, Trouble trouble, const std::string& word) {
+        try {
+            open(wanted);
+            ADD_FAILURE() << "was not refused: " << word;
+        } catch (const Error& error) {
+            EXPECT_EQ(error.trouble(), trouble) << error.what();
+            EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();
+            EXPECT_FALSE(error.problem().where.empty()) << error.what();
+            EXPECT_FALSE(error.problem().remedy.empty()) << error.what();
+        }
+    }
+    void put(const char* name, std::string_view contents) const {
+        std::ofstream(path_ + "/" + name) << contents;
+    }
+    // The header of a run that was killed.
+    std::string leftover_header() {
+        const pid_t child = fork();
+        if (child == 0) {
+            auto executor = make_thread_executor();
+            auto volume = Volume::open(options(), *executor);
+            kill(getpid(), SIGKILL);
+        }
+        int status = 0;
+        waitpid(child, &status, 0);
+        EXPECT_TRUE(WIFSIGNALED(status));
+        std::ifstream file(path_ + "/ferry.volume");
+        return {std::istreambuf_iterator<char>(file), {}};
+    }
+    bool exists(const char* name) const { return fs::exists(path_ + "/" + name); }
+
+    std::string path_;
+    std::unique_ptr<Executor> executor_ = make_thread_executor();
+};
+
+TEST_F(VolumeFiles, MissingPath) {
+    VolumeOptions wanted = options();
+    wanted.paths[0].path = path_ + "/nowhere";
+    expect_refused(wanted, Trouble::usage, "No such file");
+}
+
+TEST_F(VolumeFiles, AFileInsteadOfADirectory) {
+    put("file", "x");
+    VolumeOptions wanted = options();
+    wanted.paths[0].path = path_ + "/file";
+    expect_refused(wanted, Trouble::usage, "not a directory");
+    wanted.paths[0].raw_device = true;
+    expect_refused(wanted, Trouble::usage, "no block device");
+}
+
+TEST_F(VolumeFiles, TooSmallByTheMissingBytes) {
+    VolumeOptions wanted = options();
+    wanted.paths[0].size_bytes = 3 * 65536;
+    expect_refused(wanted, Trouble::does_not_fit, "65536 bytes (64.00 KiB) are missing");
+    EXPECT_TRUE(fs::is_empty(path_));
+}
+
+TEST_F(VolumeFiles, LessFreeSpaceThanAskedFor) {
+    VolumeOptions wanted = options();
+    wanted.paths[0].size_bytes = int64_t{1} << 50;
+    expect_refused(wanted, Trouble::does_not_fit, "too little free space");
+    EXPECT_TRUE(fs::is_empty(path_));
+}
+
+TEST_F(VolumeFiles, FileSizeLimit) {
+    const pid_t child = fork();
+    if (child == 0) {
+        const rlimit limit{.rlim_cur = 100'000, .rlim_max = 100'000};
+        setrlimit(RLIMIT_FSIZE, &limit);
+        auto executor = make_thread_executor();
+        try {
+            Volume::open(options(), *executor);
+        } catch (const Error& error) {
+            _exit(error.trouble() == Trouble::does_not_fit &&
+                          std::string(error.what()).find("RLIMIT_FSIZE") != std::string::npos
+                      ? 42
+                      : 1);
+        }
+        _exit(0);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    EXPECT_TRUE(WIFEXITED(status)) << "killed by SIGXFSZ?";
+    EXPECT_EQ(WEXITSTATUS(status), 42);
+    EXPECT_TRUE(fs::is_empty(path_));
+}
+
+// A file system that is full although statvfs promised room cannot be provoked; one that is small
+// can, where the test may mount.
+TEST_F(VolumeFiles, SmallTmpfs) {
+    if (mount("none", path_.c_str(), "tmpfs", 0, "size=512k") != 0) GTEST_SKIP() << "cannot mount";
+    VolumeOptions wanted = options();
+    wanted.paths[0].size_bytes = 0;
+    { EXPECT_EQ(open(wanted)->alignment(), 4096); }
+    wanted.classes[0].slots = 9;
+    expect_refused(wanted, Trouble::does_not_fit, "missing");
+    EXPECT_TRUE(fs::is_empty(path_));
+    ASSERT_EQ(mount("none", path_.c_str(), nullptr, MS_REMOUNT | MS_RDONLY, nullptr), 0);
+    expect_refused(options(), Trouble::usage, "not writable");
+    umount(path_.c_str());
+}
+
+TEST_F(VolumeFiles, FilesArePrivate) {
+    const auto volume = open(options());
+    for (const char* name : {"ferry.volume", "ferry.seg0"}) {
+        struct stat status {};
+        ASSERT_EQ(stat((path_ + "/" + name).c_str(), &status), 0);
+        EXPECT_EQ(status.st_mode & 0777, 0600u) << name;
+    }
+}
+
+TEST_F(VolumeFiles, LockedByAnother) {
+    const auto first = open(options());
+    expect_refused(options(), Trouble::usage, "process " + std::to_string(getpid()));
+    EXPECT_TRUE(exists("ferry.seg0")) << "the refused one removed the owner's files";
+}
+
+TEST_F(VolumeFiles, ALeftoverIsRefusedOrRemovedAsAsked) {
+    ASSERT_GE(leftover_header().size(), 32u);
+    ASSERT_TRUE(exists("ferry.seg0"));
+    VolumeOptions wanted = options();
+    wanted.leftover = Leftover::refuse;
+    expect_refused(wanted, Trouble::usage, "killed run");
+    EXPECT_TRUE(exists("ferry.seg0"));
+    wanted.leftover = Leftover::remove;
+    open(wanted).reset();
+    EXPECT_TRUE(fs::is_empty(path_));
+}
+
+TEST_F(VolumeFiles, ALeftoverOfAnotherRunSaysSo) {
+    leftover_header();
+    VolumeOptions wanted = options();
+    wanted.leftover = Leftover::refuse;
+    wanted.run_id = 5;
+    expect_refused(wanted, Trouble::usage, "another run");
+}
+
+TEST_F(VolumeFiles, MoreSegmentsLeftThanWantedNowAllGo) {
+    VolumeOptions many = options();
+    many.paths[0].segments = 4;
+    const pid_t child = fork();
+    if (child == 0) {
+        auto executor = make_thread_executor();
+        auto volume = Volume::open(many, *executor);
+        kill(getpid(), SIGKILL);
+    }
+    waitpid(child, nullptr, 0);
+    ASSERT_TRUE(exists("ferry.seg3"));
+    open(options()).reset();
+    EXPECT_TRUE(fs::is_empty(path_));
+}
+
+TEST_F(VolumeFiles, TruncatedHeader) {
+    const std::string header = leftover_header();
+    put("ferry.volume", header.substr(0, 12));
+    VolumeOptions wanted = options();
+    wanted.leftover = Leftover::refuse;
+    expect_refused(wanted, Trouble::usage, "truncated");
+    wanted.leftover = Leftover::remove;
+    open(wanted).reset();
+    EXPECT_TRUE(fs::is_empty(path_));
+}
+
+TEST_F(VolumeFiles, AnEmptyHeaderIsAKillBeforeItsFirstWrite) {
+    put("ferry.volume", "");
+    open(options()).reset();
+    EXPECT_TRUE(fs::is_empty(path_));
+}
+
+TEST_F(VolumeFiles, ForeignFilesAreNeverTouched) {
+    put("ferry.volume", "somebody's diary, which is longer than a header's magic");
+    expect_refused(options(), Trouble::usage, "not ferry's");
+    EXPECT_TRUE(exists("ferry.volume"));
+    fs::remove(path_ + "/ferry.volume");
+    put("ferry.seg0", "somebody's film");
+    expect_refused(options(), Trouble::usage, "not ferry's");
+    EXPECT_EQ(fs::file_size(path_ + "/ferry.seg0"), 15u);
+}
+
+TEST_F(VolumeFiles, NewerFormat) {
+    std::string header = leftover_header();
+    header[8] = 99;
+    put("ferry.volume", header);
+    expect_refused(options(), Trouble::usage, "newer ferry");
+    EXPECT_TRUE(exists("ferry.seg0"));
+}
+
+TEST_F(VolumeFiles, ASymbolicLinkIsNotFollowed) {
+    put("precious", "do not overwrite");
+    fs::create_symlink(path_ + "/precious", path_ + "/ferry.volume");
+    expect_refused(options(), Trouble::io, "cannot be opened");
+    EXPECT_EQ(fs::file_size(path_ + "/precious"), 16u);
+}
+
+TEST_F(VolumeFiles, NonsenseOptions) {
+    const auto refused = [&](auto change, const char* word) {
+        VolumeOptions wanted = options();
+        change(wanted);
+        try {
+            open(wanted);
+            ADD_FAILURE() << word;
+        } catch (const Error& error) {
+            EXPECT_EQ(error.trouble(), Trouble::usage);
+            EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();
+        }
+    };
+    refused([](VolumeOptions& o) { o.paths.clear(); }, "no storage path");
+    refused([](VolumeOptions& o) { o.classes.clear(); }, "classes");
+    refused([](VolumeOptions& o) { o.queue_depth = 0; }, "queue_depth");
+    refused([](VolumeOptions& o) { o.block_bytes = 5000; }, "block_bytes");
+    refused([](VolumeOptions& o) { o.block_bytes = 4 * kGiB; }, "block_bytes");
+    refused([](VolumeOptions& o) { o.classes[0].slot_bytes = -1; }, "slot_bytes");
+    EXPECT_TRUE(fs::is_empty(path_));
+}
+
+TEST_F(VolumeFiles, FailedOperationsAreNamed) {
+    const auto volume = open(options());
+    const SlotId slot = volume->allocate(0);
+    Operation operation{.kind = Kind::write, .slot = slot, .offset = 4096,
+                        .buffer = {static_cast<std::byte*>(nullptr) + 4096, 4096}};
+    operation.state = State::failed;
+    operation.error = ENOSPC;
+    const Error error = to_error(*volume, operation);
+    EXPECT_EQ(error.trouble(), Trouble::io);
+    EXPECT_NE(std::string(error.what()).find("No space left"), std::string::npos);
+    EXPECT_NE(error.problem().where.find(path_ + "/ferry.seg0"), std::string::npos);
+    EXPECT_FALSE(error.problem().remedy.empty());
+}
+
+// The segment loses its end behind our back: reads find no bytes there, and end.
+TEST_F(VolumeFiles, AFileCutShortIsAnError) {
+    const auto volume = open(options());
+    ASSERT_EQ(truncate((path_ + "/ferry.seg0").c_str(), 8192), 0);
+    auto* memory = static_cast<std::byte*>(std::aligned_alloc(4096, 65536));
+    Operation read{.kind = Kind::read, .slot = volume->allocate(0), .buffer = {memory, 65536}};
+    volume->submit(read);
+    while (!volume->poll()) executor_->wait(kForever);
+    EXPECT_EQ(read.state, State::failed);
+    EXPECT_EQ(read.error, EIO);
+    std::free(memory);
+}
+
+TEST_F(VolumeFiles, SealFindsEveryChange) {
+    std::vector<std::byte> bytes(static_cast<size_t>(2 * kPieceBytes + 100));
+    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 7 / 3);
+    std::vector<uint64_t> sums(static_cast<size_t>(pieces_of(static_cast<int64_t>(bytes.size()))));
+    ASSERT_EQ(sums.size(), 3u);
+    seal(bytes, 5, sums);
+    EXPECT_EQ(verify(bytes, 5, sums), -1);
+    EXPECT_EQ(verify(bytes, 4, sums), 0) << "the same bytes of another version";
+    bytes.back() ^= std::byte{1};
+    EXPECT_EQ(verify(bytes, 5, sums), 2);
+    bytes[static_cast<size_t>(kPieceBytes)] ^= std::byte{128};
+    EXPECT_EQ(verify(bytes, 5, sums), 1);
+}
+
+}  // namespace
+}  // namespace ferry::aio

@@ -1,0 +1,138 @@
+// Everything a user can get wrong, one row each: the error names the key and what to do.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "ferry/config.h"
+
+namespace ferry {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr const char* kSmall = R"({"steps": 10,
+    "model": {"hidden": 64, "layers": 2, "heads": 4, "intermediate": 96},
+    "data": {"tokens": "t.bin"}, "batch": {"sequence": 32}})";
+
+struct Case {
+    const char* name;
+    std::vector<std::string> overrides;
+    std::vector<const char*> parts;  // of the message
+};
+
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+
+std::string refusal(const std::string& json, const std::vector<std::string>& overrides) {
+    try {
+        parse_config(json, "run.json", overrides);
+    } catch (const Error& error) {
+        EXPECT_EQ(error.trouble(), Trouble::usage);
+        return error.what();
+    }
+    ADD_FAILURE() << "accepted";
+    return {};
+}
+
+class Refused : public testing::TestWithParam<Case> {};
+
+TEST_P(Refused, NamesTheKey) {
+    const std::string message = refusal(kSmall, GetParam().overrides);
+    for (const char* part : GetParam().parts) EXPECT_THAT(message, HasSubstr(part));
+}
+
+const Case kCases[] = {
+    {"UnknownKey", {"model.hiden=64"}, {"unknown key \"model.hiden\"", "\"model.hidden\""}},
+    {"UnknownTopLevel", {"step=1"}, {"unknown key \"step\"", "\"steps\""}},
+    {"UnknownSection", {"budget.host=1"}, {"unknown key", "\"budgets.host\""}},
+    {"RightWordWrongPlace", {"lr=0.1"}, {"unknown key \"lr\"", "\"optimizer.lr\""}},
+    {"BelowAKey", {"seed.x=1"}, {"unknown key \"seed.x\""}},
+    {"NothingLikeIt", {"zzzzzzzzzzzz=1"}, {"docs/configuration.md"}},
+    {"UnknownInSection", {"model={\"hedas\": 4}"}, {"\"model.hedas\"", "\"model.heads\""}},
+    {"SectionIsNoObject", {"model=7"}, {"wrong type", "model", "wanted an object"}},
+    {"TextForNumber", {"steps=many"}, {"wrong type", "steps", "text \"many\"", "whole number"}},
+    {"FractionForInteger", {"steps=1.5"}, {"wrong type", "number 1.5", "whole number"}},
+    {"NumberForBoolean", {"io.direct=1"}, {"wrong type", "number 1", "true"}},
+    {"BooleanForNumber", {"optimizer.lr=true"}, {"wrong type", "boolean true", "number"}},
+    {"NullForNumber", {"optimizer.lr=null"}, {"wrong type", "null"}},
+    {"ObjectForText", {"freeze=[{}]"}, {"wrong type", "freeze", "object {}"}},
+    {"EmptyText", {"data.tokens="}, {"data.tokens", "text \"\""}},
+    {"OneBeta", {"optimizer.betas=[0.9]"}, {"optimizer.betas", "list of two numbers"}},
+    {"BetaOfOne", {"optimizer.betas=[0.9, 1.0]"}, {"outside its range", "below 1"}},
+    {"NoSteps", {"steps=0"}, {"outside its range", "steps", "at least 1"}},
+    {"SeedTooLarge", {"seed=4294967296"}, {"seed", "4294967296", "at most 4294967295"}},
+    {"HugeInteger", {"steps=18446744073709551615"}, {"outside its range", "steps"}},
+    {"NegativeLr", {"optimizer.lr=-1"}, {"outside its range", "at least 0"}},
+    {"ZeroEps", {"optimizer.eps=0"}, {"outside its range", "above 0"}},
+    {"UnknownPrecision", {"precision=fp23"}, {"precision", "fp32, bf16", "\"fp32\"?"}},
+    {"UnknownUnit", {"budgets.host=3 parsecs"}, {"not a size", "budgets.host", "3 parsecs"}},
+    {"BooleanForSize", {"budgets.host=true"}, {"wrong type", "budgets.host", "size"}},
+    {"NegativeSize", {"budgets.host=-5"}, {"outside its range", "budgets.host"}},
+    {"VolumeWithoutPath", {"budgets.nvme=[{\"size\": 1}]"}, {"budgets.nvme[0].path", "missing"}},
+    {"VolumeUnknownKey",
+     {"budgets.nvme=[{\"path\": \"a\", \"sice\": 1}]"},
+     {"unknown key", "budgets.nvme[0].sice", "\"size\"?"}},
+    {"VolumeSize",
+     {"budgets.nvme=[\"a\", {\"path\": \"b\", \"size\": 0}]"},
+     {"budgets.nvme[1].size", "at least 1 B"}},
+    {"VolumeTwice", {"budgets.nvme=[\"a\", \"a\"]"}, {"same path twice", "budgets.nvme[1]"}},
+    {"HeadsNotDividing", {"model.heads=5"}, {"model.heads", "hidden 64, heads 5", "set heads 4"}},
+    {"KvHeads", {"model.kv_heads=3"}, {"model.kv_heads", "heads 4, kv_heads 3", "set kv_heads 2"}},
+    {"OddHeadDim", {"model.head_dim=7"}, {"model.head_dim", "even", "head_dim 7"}},
+    {"ChunkElements", {"swap.chunk_elements=5000"}, {"4,096", "set chunk_elements 8192"}},
+    {"BlockBytes", {"io.block_bytes=5000"}, {"4 KiB", "set block_bytes 8192"}},
+    {"GroupsOfNothing", {"swap.groups=2"}, {"swap.groups", "groups 2, micro_batches 1"}},
+    {"WarmUpTooLong", {"schedule.warmup_steps=11"}, {"warmup_steps 11, total_steps 10"}},
+    {"EvaluateNothing", {"evaluate.every=5"}, {"evaluate.micro_batches"}},
+    {"EvaluateWithoutText",
+     {"evaluate.micro_batches=2", "data.held_back=0"},
+     {"evaluate.micro_batches", "held_back"}},
+    {"NoPathForState", {"swap.state_on_nvme=0.5"}, {"swap.state_on_nvme", "budgets.nvme is empty"}},
+    {"ResidualWiderThanCompute", {"numerics.residual=bf16"}, {"numerics.residual", "precision"}},
+    {"NoEquals", {"steps"}, {"not an override", "--set steps", "--set key=value"}},
+};
+
+INSTANTIATE_TEST_SUITE_P(Values, Refused, testing::ValuesIn(kCases),
+                         [](const auto& row) { return row.param.name; });
+
+TEST(Config, RequiredKeys) {
+    EXPECT_THAT(refusal("{}", {}), HasSubstr("run.json: steps"));
+    EXPECT_THAT(refusal(R"({"steps": 1})", {}), HasSubstr("run.json: model.hidden"));
+}
+
+TEST(Config, MalformedJsonHasLineAndColumn) {
+    EXPECT_THAT(refusal("{\n  \"steps\": 3,\n  \"seed\" 4\n}", {}),
+                HasSubstr("run.json: line 3, column 10"));
+    EXPECT_THAT(refusal("", {}), HasSubstr("line 1, column 1"));
+    EXPECT_THAT(refusal("{\"steps\": 1e999}", {}), HasSubstr("not valid JSON"));
+    EXPECT_THAT(refusal("[]", {}), HasSubstr("wanted an object"));
+}
+
+TEST(Config, DuplicateKey) {
+    const std::string message = refusal(R"({"steps": 1, "steps": 2})", {});
+    EXPECT_THAT(message, HasSubstr("\"steps\" is given twice"));
+    // The same name in two sections is two keys.
+    EXPECT_THAT(refusal(R"({"data": {"x": 1}, "model": {"x": 1}})", {}), HasSubstr("unknown key"));
+}
+
+TEST(Config, FileMissingOrNoFile) {
+    const auto refused = [](const std::string& path) -> std::string {
+        try {
+            load_config(path, {});
+        } catch (const Error& error) {
+            EXPECT_EQ(error.trouble(), Trouble::usage);
+            return error.what();
+        }
+        return "accepted";
+    };
+    EXPECT_THAT(refused("/nonexistent/run.json"), HasSubstr("No such file"));
+    EXPECT_THAT(refused(testing::TempDir()), HasSubstr("directory"));
+    const auto empty = std::filesystem::path(testing::TempDir()) / "ferry_empty.json";
+    std::ofstream(empty).close();
+    EXPECT_THAT(refused(empty.string()), HasSubstr("empty"));
+    std::filesystem::remove(empty);
+}
+
+}  // namespace
+}  // namespace ferry

@@ -1,0 +1,135 @@
+// What a configuration says reaches its field; what it does not say has the documented default.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "ferry/config.h"
+#include "schema.h"
+
+namespace ferry {
+namespace {
+
+constexpr const char* kSmall = R"({"steps": 10,
+    "model": {"hidden": 64, "layers": 2, "heads": 4, "intermediate": 96},
+    "data": {"tokens": "t.bin"}, "batch": {"sequence": 32}})";
+
+Config parse(const std::vector<std::string>& overrides, const char* json = kSmall) {
+    return parse_config(json, "run.json", overrides);
+}
+
+TEST(Config, Defaults) {
+    const Config c = parse({});
+    EXPECT_EQ(c.model.kv_heads, 4);
+    EXPECT_EQ(c.model.head_dim, 16);
+    EXPECT_EQ(c.model.vocab, 256);
+    EXPECT_EQ(c.schedule.total_steps, 10);
+    EXPECT_EQ(c.optimizer.beta2, 0.999);
+    EXPECT_EQ(c.budgets.host_bytes, kUnlimited);
+    EXPECT_TRUE(c.budgets.nvme.empty());
+    EXPECT_EQ(c.precision, "fp32");
+}
+
+TEST(Config, EveryKindOfValue) {
+    const Config c = parse({}, R"({
+        // comments are allowed
+        "steps": 1e3, "seed": 4294967295, "freeze": ["embed*", "lm_head"], "clip_norm": 1,
+        "precision": "bf16", "threads": "auto",
+        "model": {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 24,
+                  "intermediate": 96, "tie_embeddings": true, "rope_theta": 5e5},
+        "data": {"tokens": "t.bin", "held_back": 0},
+        "batch": {"sequence": 32, "micro_batches": 4},
+        "optimizer": {"betas": [0.8, 0.95]},
+        "budgets": {"device": "24MiB", "host": 1048576,
+                    "nvme": [{"path": "/a", "size": "1.5 GiB"}, "/b"]},
+        "swap": {"chunk_elements": 8192, "groups": 2, "state_on_nvme": -1},
+        "io": {"block_bytes": "256KiB", "queue_depth": 8, "direct": false}})");
+    EXPECT_EQ(c.steps, 1000);
+    EXPECT_EQ(c.seed, 4294967295u);
+    EXPECT_EQ(c.freeze, (std::vector<std::string>{"embed*", "lm_head"}));
+    EXPECT_EQ(c.threads, 0);
+    EXPECT_EQ(c.model.head_dim, 24);
+    EXPECT_TRUE(c.model.tie_embeddings);
+    EXPECT_EQ(c.optimizer.beta1, 0.8);
+    EXPECT_EQ(c.optimizer.beta2, 0.95);
+    EXPECT_EQ(c.budgets.device_bytes, 24 * kMiB);
+    EXPECT_EQ(c.budgets.host_bytes, kMiB);
+    ASSERT_EQ(c.budgets.nvme.size(), 2u);
+    EXPECT_EQ(c.budgets.nvme[0].size_bytes, 3 * kGiB / 2);
+    EXPECT_EQ(c.budgets.nvme[1].path, "/b");
+    EXPECT_EQ(c.budgets.nvme[1].size_bytes, kUnlimited);
+    EXPECT_EQ(c.swap.state_on_nvme, -1);
+    EXPECT_EQ(c.io.block_bytes, 256 * kKiB);
+    EXPECT_FALSE(c.io.direct);
+}
+
+TEST(Config, OverridesReplace) {
+    const Config c = parse({"steps=5", "steps=6", "data.tokens=12", "budgets.host=2MiB",
+                            "budgets.nvme=[\"/x\"]", "budgets.nvme=[\"/y\"]", "batch.sequence=16",
+                            "model={\"layers\": 3}", "swap.state_on_nvme=auto"});
+    EXPECT_EQ(c.steps, 6);
+    EXPECT_EQ(c.schedule.total_steps, 6);
+    EXPECT_EQ(c.data.tokens, "12");  // a path is text even when it looks like a number
+    EXPECT_EQ(c.budgets.host_bytes, 2 * kMiB);
+    ASSERT_EQ(c.budgets.nvme.size(), 1u);
+    EXPECT_EQ(c.budgets.nvme[0].path, "/y");
+    EXPECT_EQ(c.batch.sequence, 16);
+    EXPECT_EQ(c.model.layers, 3);
+    EXPECT_EQ(c.model.hidden, 64);  // a section merges
+}
+
+TEST(Config, OverridesCanGiveWhatIsRequired) {
+    const Config c = parse({"data.tokens=a=b.bin"}, R"({"steps": 1, "batch": {"sequence": 8},
+        "model": {"hidden": 8, "layers": 1, "heads": 2, "intermediate": 8}})");
+    EXPECT_EQ(c.data.tokens, "a=b.bin");
+}
+
+// "auto" means the same as leaving a key out, and every default lies inside its own range.
+TEST(Config, AutoIsTheDefault) {
+    for (const config::Key& key : config::schema()) {
+        if (!key.automatic) continue;
+        EXPECT_NO_THROW(parse({std::string(key.path) + "=auto"})) << key.path;
+        EXPECT_NO_THROW(
+            parse({std::string(key.path) + "=" + config::format_number(*key.automatic)}))
+            << key.path;
+    }
+}
+
+TEST(Config, EveryKeyBelongsToASection) {
+    for (const config::Key& key : config::schema()) {
+        const size_t dot = key.path.find('.');
+        const std::string_view name =
+            dot == std::string_view::npos ? std::string_view() : key.path.substr(0, dot);
+        const auto sections = config::sections();
+        EXPECT_TRUE(std::any_of(sections.begin(), sections.end(), [name](const config::Section& s) {
+            return s.name == name;
+        })) << key.path;
+        EXPECT_EQ(config::find_key(key.path), &key) << key.path << " is listed twice";
+    }
+}
+
+TEST(Config, DocumentationIsCurrent) {
+    const std::filesystem::path path =
+        std::filesystem::path(FERRY_SOURCE_DIR) / "docs" / "configuration.md";
+    std::ifstream file(path);
+    const std::string page{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+    if (page == describe_config_markdown()) return;
+    const auto fresh = std::filesystem::path(testing::TempDir()) / "configuration.md";
+    std::ofstream(fresh) << describe_config_markdown();
+    ADD_FAILURE() << path << " is out of date; copy " << fresh << " over it";
+}
+
+TEST(Config, ExamplesAreValid) {
+    const std::filesystem::path examples = std::filesystem::path(FERRY_SOURCE_DIR) / "examples";
+    int count = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(examples)) {
+        if (entry.path().extension() != ".json") continue;
+        EXPECT_NO_THROW(load_config(entry.path().string(), {})) << entry.path();
+        ++count;
+    }
+    EXPECT_GE(count, 1);
+}
+
+}  // namespace
+}  // namespace ferry

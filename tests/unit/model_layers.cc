@@ -1,0 +1,143 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "ferry/model.h"
+
+namespace ferry::model {
+namespace {
+
+Shape small(bool tied) {
+    return {.hidden = 48, .layers = 2, .heads = 4, .kv_heads = 2, .head_dim = 12, .intermediate = 100,
+            .vocab = 31, .tie_embeddings = tied};
+}
+
+std::vector<Layer> layers(bool tied, std::vector<std::string> freeze = {}, bool decay_norms = false) {
+    return layers_of(small(tied), freeze, decay_norms);
+}
+
+// Tensors lie inside segments of their own fate, in order, without overlap; segments are padded.
+void check_layout(const Layer& layer) {
+    int64_t end = 0, trainable = 0, last = 0;
+    for (const Segment& s : layer.segments) {
+        EXPECT_EQ(s.offset, end);
+        EXPECT_EQ(s.count % 4096, 0);
+        end += s.count;
+        if (s.trainable) trainable = end;
+        for (const Tensor& t : layer.tensors) {
+            if (t.offset < s.offset || t.offset >= s.offset + s.count) continue;
+            EXPECT_EQ(t.trainable, s.trainable);
+            EXPECT_EQ(t.decays, s.decays);
+            EXPECT_LE(t.offset + t.count, s.offset + s.count);
+            EXPECT_GE(t.offset, last);
+            last = t.offset + t.count;
+        }
+    }
+    EXPECT_EQ(layer.elements, end);
+    EXPECT_EQ(layer.trainable_elements, trainable);
+}
+
+TEST(Layers, a_block_is_one_buffer_with_its_norms_apart) {
+    const auto all = layers(false);
+    ASSERT_EQ(all.size(), 4u);
+    for (const Layer& l : all) check_layout(l);
+    const Layer& block = all[2];
+    EXPECT_EQ(block.index, 1);
+    EXPECT_EQ(block.tensors.size(), 9u);
+    ASSERT_EQ(block.segments.size(), 2u);
+    EXPECT_TRUE(block.segments[0].decays);
+    EXPECT_FALSE(block.segments[1].decays);
+    EXPECT_EQ(block.tensor("k_proj.weight").offset, 48 * 48);
+    EXPECT_EQ(block.tensor("v_proj.weight").offset, 48 * 48 + 24 * 48);
+    EXPECT_EQ(block.tensor("up_proj.weight").offset,
+              block.tensor("gate_proj.weight").offset + 48 * 100);
+    EXPECT_EQ(block.tensor("q_proj.weight").name, "model.layers.1.self_attn.q_proj.weight");
+}
+
+TEST(Layers, norms_decay_when_asked) {
+    const Layer block = layers(false, {}, true)[1];
+    EXPECT_EQ(block.segments.size(), 1u);
+    EXPECT_TRUE(block.tensor("input_layernorm.weight").decays);
+}
+
+TEST(Layers, a_tied_head_has_the_norm_alone) {
+    EXPECT_EQ(layers(true).back().tensors.size(), 1u);
+    EXPECT_EQ(layers(false).back().tensors.size(), 2u);
+}
+
+TEST(Layers, frozen_tensors_come_last_and_q_k_v_stay_together) {
+    const auto all = layers(false, {"*.1.self_attn.?_proj.weight", "model.embed*"});
+    for (const Layer& l : all) check_layout(l);
+    EXPECT_EQ(all[0].trainable_elements, 0);
+    EXPECT_EQ(all[1].trainable_elements, all[1].elements);
+    const Layer& block = all[2];
+    ASSERT_EQ(block.segments.size(), 3u);
+    EXPECT_FALSE(block.segments[2].trainable);
+    const Tensor &q = block.tensor("q_proj.weight"), &k = block.tensor("k_proj.weight");
+    EXPECT_EQ(q.offset, block.trainable_elements);
+    EXPECT_EQ(k.offset, q.offset + q.count);
+}
+
+TEST(Layers, a_pattern_without_a_match_is_an_error) {
+    try {
+        layers(true, {"lm_head*"});
+        FAIL();
+    } catch (const Error& e) {
+        EXPECT_EQ(e.trouble(), Trouble::usage);
+        EXPECT_NE(std::string(e.what()).find("lm_head*"), std::string::npos) << e.what();
+    }
+}
+
+std::vector<float> initial(const Layer& layer, uint32_t seed = 7) {
+    std::vector<float> out(static_cast<size_t>(layer.elements), 9.0f);
+    initialise(small(false), layer, 1, seed, 0, out);
+    return out;
+}
+
+TEST(Initialise, any_part_gives_the_same_values_and_padding_is_zero) {
+    const Layer layer = layers(false)[1];
+    const auto whole = initial(layer);
+    for (const auto& [first, count] : {std::pair{0, 1}, {2300, 700}, {4090, 5000}}) {
+        std::vector<float> part(static_cast<size_t>(count));
+        initialise(small(false), layer, 1, 7, first, part);
+        for (int i = 0; i < count; ++i) {
+            ASSERT_EQ(part[static_cast<size_t>(i)], whole[static_cast<size_t>(first + i)]);
+        }
+    }
+    int64_t covered = 0;
+    for (const Tensor& t : layer.tensors) covered += t.count;
+    EXPECT_EQ(std::ranges::count(whole, 0.0f), layer.elements - covered);
+    EXPECT_NE(whole, initial(layer, 8));
+}
+
+TEST(Initialise, freezing_moves_values_but_does_not_change_them) {
+    const Layer free = layers(false)[1], part = layers(false, {"*.0.*q_proj*", "*.0.*up_proj*"})[1];
+    const auto a = initial(free), b = initial(part);
+    for (const Tensor& t : free.tensors) {
+        const Tensor& u = part.tensor(t.name);
+        for (int64_t i = 0; i < t.count; ++i) {
+            ASSERT_EQ(a[static_cast<size_t>(t.offset + i)], b[static_cast<size_t>(u.offset + i)]);
+        }
+    }
+}
+
+TEST(Initialise, deviations_are_as_said) {
+    const Layer layer = layers(false)[1];
+    const auto values = initial(layer);
+    const auto deviation = [&](std::string_view name) {
+        const Tensor& t = layer.tensor(name);
+        double sum = 0;
+        for (int64_t i = 0; i < t.count; ++i) {
+            const double x = values[static_cast<size_t>(t.offset + i)];
+            sum += x * x;
+        }
+        return std::sqrt(sum / static_cast<double>(t.count));
+    };
+    EXPECT_NEAR(deviation("gate_proj.weight"), 0.02, 0.001);
+    EXPECT_NEAR(deviation("down_proj.weight"), 0.01, 0.0005);
+    EXPECT_EQ(deviation("input_layernorm.weight"), 1);
+}
+
+}  // namespace
+}  // namespace ferry::model

@@ -1,0 +1,278 @@
+// Every SIMD target against the scalar reference, bit by bit.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <set>
+
+#include "tests/unit/optim_arrays.h"
+
+namespace ferry::optim {
+namespace {
+
+const Method kMethods[] = {Method::adamw, Method::adam, Method::sgd, Method::lion, Method::adagrad};
+const DType kTypes[] = {DType::f32, DType::bf16, DType::f16};
+
+Scalars scalars_for(Method method, double lr = 1e-3, double scale = 0.37) {
+    Hyper hyper{.method = method, .lr = lr, .weight_decay = 0.1};
+    hyper.momentum = method == Method::sgd ? 0.9 : 0;
+    return scalars_of(hyper, 7, scale);
+}
+
+class Targets : public testing::TestWithParam<std::string> {
+protected:
+    void SetUp() override {
+        force_target(GetParam());
+        ASSERT_EQ(current_target(), GetParam()) << "the target was never dispatched";
+    }
+    void TearDown() override { force_target(""); }
+
+    static void expect_same(Case c, const Scalars& scalars) {
+        c.positive_m = scalars.method == Method::adagrad;
+        Arrays got(c), want(c);
+        update(got.span(), scalars);
+        update_reference(want.span(), scalars);
+        EXPECT_EQ(difference(got, want, c), "")
+            << name_of(scalars.method) << ", count " << c.count << ", gradient "
+            << name_of(c.gradient_type) << ", weight " << name_of(c.weight_type) << ", offset "
+            << c.offset << ", seed " << c.seed;
+    }
+};
+
+TEST_P(Targets, every_size_type_and_method) {
+    for (const Method method : kMethods) {
+        const Scalars scalars = scalars_for(method);
+        for (int64_t count = 0; count <= 200; ++count) {
+            for (const DType gradient : kTypes) {
+                for (const DType weight : kTypes) {
+                    expect_same({.count = count,
+                                 .gradient_type = gradient,
+                                 .weight_type = weight,
+                                 .fill = count % 2 ? Fill::edges : Fill::ordinary,
+                                 .seed = static_cast<uint64_t>(count)},
+                                scalars);
+                }
+            }
+        }
+    }
+}
+
+TEST_P(Targets, misaligned_views) {
+    for (const Method method : kMethods) {
+        const Scalars scalars = scalars_for(method);
+        for (int64_t offset = 0; offset < 64; ++offset) {
+            expect_same({.count = 133,
+                         .gradient_type = kTypes[offset % 3],
+                         .weight_type = kTypes[offset / 3 % 3],
+                         .offset = offset,
+                         .out_of_place = offset % 2 == 0},
+                        scalars);
+        }
+    }
+}
+
+TEST_P(Targets, absent_weight_and_absent_moment) {
+    for (int64_t count = 0; count < 40; ++count) {
+        for (const Method method : kMethods) {
+            expect_same({.count = count, .with_weight = false}, scalars_for(method));
+        }
+        const Scalars sgd = scalars_of({.method = Method::sgd, .weight_decay = 0.1}, 1, 1);
+        expect_same({.count = count, .with_m = false}, sgd);
+        expect_same({.count = count}, sgd);
+        const Hyper nesterov{.method = Method::sgd, .momentum = 0.9, .nesterov = true};
+        expect_same({.count = count}, scalars_of(nesterov, 1, 1));
+    }
+}
+
+// Long enough for non-temporal stores, with and without the alignment they need.
+TEST_P(Targets, out_of_place_with_streaming_stores) {
+    for (const Method method : kMethods) {
+        for (const DType weight : kTypes) {
+            for (const int64_t offset : {int64_t{0}, int64_t{4}}) {
+                expect_same({.count = (1 << 16) + 77,
+                             .gradient_type = DType::bf16,
+                             .weight_type = weight,
+                             .offset = offset,
+                             .out_of_place = true},
+                            scalars_for(method));
+            }
+        }
+    }
+}
+
+TEST_P(Targets, leaf_norms_have_the_tree_of_the_header) {
+    for (const DType type : kTypes) {
+        for (const int64_t count : {0, 1, 15, 16, 17, 63, 4095, 4096, 4097, 8192, 20000, 36865}) {
+            for (const Fill fill : {Fill::ordinary, Fill::edges, Fill::any_finite}) {
+                const Case c{.count = count, .gradient_type = type, .fill = fill, .offset = 3};
+                Arrays arrays(c);
+                const auto leaves = static_cast<size_t>(leaves_of(count));
+                std::vector<float> got(leaves + 1, -1), want(leaves + 1, -1);
+                leaf_norms(arrays.gradient().data(), type, count, got.data());
+                leaf_norms_reference(arrays.gradient().data(), type, count, want.data());
+                for (size_t i = 0; i <= leaves; ++i) {
+                    EXPECT_TRUE(same_float(got[i], want[i])) << "leaf " << i << " of " << count;
+                }
+            }
+        }
+    }
+}
+
+TEST_P(Targets, a_gradient_that_is_not_finite_shows_in_its_leaf) {
+    const float bad[] = {std::nanf(""), INFINITY, -INFINITY};
+    for (const DType type : kTypes) {
+        for (const float value : bad) {
+            for (const int64_t at : {0, 17, 4096, 9001}) {
+                Arrays arrays({.count = 9002, .gradient_type = type, .seed = 3});
+                const uint16_t half = type == DType::bf16 ? to_bf16(value) : to_f16(value);
+                unsigned char* where = arrays.gradient().data() + at * size_of(type);
+                if (type == DType::f32) {
+                    std::memcpy(where, &value, 4);
+                } else {
+                    std::memcpy(where, &half, 2);
+                }
+                float leaves[3];
+                leaf_norms(arrays.gradient().data(), type, 9002, leaves);
+                for (int64_t leaf = 0; leaf < 3; ++leaf) {
+                    EXPECT_EQ(std::isfinite(leaves[leaf]), leaf != at / kLeaf);
+                }
+            }
+        }
+    }
+}
+
+TEST_P(Targets, a_nan_gradient_makes_nan_and_touches_no_neighbour) {
+    for (const Method method : kMethods) {
+        const Case c{.count = 41, .positive_m = method == Method::adagrad};
+        Arrays got(c), want(c);
+        got.gradient().put(20, std::nanf(""));
+        want.gradient().put(20, std::nanf(""));
+        update(got.span(), scalars_for(method));
+        update_reference(want.span(), scalars_for(method));
+        EXPECT_EQ(difference(got, want, c), "") << name_of(method);
+        EXPECT_TRUE(std::isnan(got.out(0).get(20))) << name_of(method);
+        EXPECT_FALSE(std::isnan(got.out(0).get(19)) || std::isnan(got.out(0).get(21)));
+    }
+}
+
+// All 2^16 values of a half as gradient; every half-way point and its neighbours as weight.
+TEST_P(Targets, every_half_and_every_tie) {
+    for (const DType type : {DType::bf16, DType::f16}) {
+        std::vector<float> values;
+        for (uint32_t half = 0; half < 0x10000; ++half) {
+            const auto bits = static_cast<uint16_t>(half);
+            const float value = type == DType::bf16 ? from_bf16(bits) : from_f16(bits);
+            const auto next = static_cast<uint16_t>(half + 1);
+            const float above = type == DType::bf16 ? from_bf16(next) : from_f16(next);
+            const float tie = static_cast<float>((static_cast<double>(value) + above) / 2);
+            for (const float v :
+                 {value, tie, std::nextafter(tie, INFINITY), std::nextafter(tie, -INFINITY)}) {
+                values.push_back(v);
+            }
+        }
+        const auto count = static_cast<int64_t>(values.size());
+        std::vector<uint16_t> rounded(values.size());
+        recast(values.data(), count, type, rounded.data());
+        for (size_t i = 0; i < values.size(); ++i) {
+            const uint16_t want = type == DType::bf16 ? to_bf16(values[i]) : to_f16(values[i]);
+            ASSERT_EQ(rounded[i], want) << std::hexfloat << values[i];
+        }
+        std::vector<uint16_t> halves(0x10000);
+        for (uint32_t i = 0; i < 0x10000; ++i) halves[i] = finite_half(type, i);
+        std::vector<float> got(0x10000), want(0x10000);
+        const Scalars sgd = scalars_of({.method = Method::sgd, .lr = 1}, 1, 1);
+        Span span{.count = 0x10000,
+                  .gradient = halves.data(),
+                  .gradient_type = type,
+                  .p_in = got.data(),
+                  .p = got.data()};
+        update(span, sgd);
+        span.p_in = span.p = want.data();
+        update_reference(span, sgd);
+        EXPECT_EQ(std::memcmp(got.data(), want.data(), got.size() * 4), 0);
+    }
+}
+
+TEST_P(Targets, recast_of_every_size) {
+    for (const DType type : kTypes) {
+        for (int64_t count = 0; count <= 70; ++count) {
+            const Case c{.count = count, .weight_type = type, .offset = count % 64};
+            Arrays arrays(c);
+            recast(arrays.in(0).floats(), count, type, arrays.weight().data());
+            for (int64_t i = 0; i < count; ++i) {
+                const float p = arrays.in(0).get(i);
+                const uint16_t half = type == DType::bf16 ? to_bf16(p) : to_f16(p);
+                const void* want = type == DType::f32 ? static_cast<const void*>(&p) : &half;
+                EXPECT_EQ(std::memcmp(arrays.weight().data() + i * size_of(type), want,
+                                      static_cast<size_t>(size_of(type))),
+                          0);
+            }
+            EXPECT_TRUE(arrays.guarded());
+        }
+    }
+}
+
+// 2^24 random finite bit patterns for each input, and 2^20 of the edges.
+TEST_P(Targets, random_bit_patterns) {
+    constexpr int64_t kBlock = 1 << 18;
+    const Scalars scalars[] = {scalars_for(Method::adamw), scalars_for(Method::adamw, 0.3, 1.0)};
+    for (uint64_t block = 0; block < (1 << 24) / kBlock; ++block) {
+        expect_same({.count = kBlock,
+                     .gradient_type = kTypes[block % 3],
+                     .weight_type = kTypes[block / 3 % 3],
+                     .fill = Fill::any_finite,
+                     .seed = block},
+                    scalars[block % 2]);
+    }
+    for (const Method method : kMethods) {
+        expect_same({.count = 1 << 20, .fill = Fill::edges, .seed = 99}, scalars_for(method));
+        if (method == Method::adamw) continue;
+        expect_same({.count = 1 << 20, .fill = Fill::any_finite, .seed = 98}, scalars_for(method));
+    }
+}
+
+#if defined(__x86_64__)
+// Some library in the process may have switched denormals off. Moments do not notice; a weight
+// would only if it were a denormal itself.
+TEST_P(Targets, flush_modes_of_the_processor_change_no_moment) {
+    for (const Method method : kMethods) {
+        for (const Fill fill : {Fill::ordinary, Fill::edges}) {
+            const Case c{.count = 10000, .fill = fill};
+            Arrays got(c), want(c);
+            const unsigned before = __builtin_ia32_stmxcsr();
+            __builtin_ia32_ldmxcsr(before | 0x8040u);  // FTZ and DAZ
+            update(got.span(), scalars_for(method));
+            __builtin_ia32_ldmxcsr(before);
+            update_reference(want.span(), scalars_for(method));
+            for (int k = fill == Fill::ordinary ? 0 : 1; k < 3; ++k) {
+                EXPECT_EQ(std::memcmp(got.out(k).data(), want.out(k).data(), 40000), 0)
+                    << name_of(method) << ", "
+                    << "pmv"[k];
+            }
+        }
+    }
+}
+#endif
+
+INSTANTIATE_TEST_SUITE_P(all, Targets, testing::ValuesIn(supported_targets()),
+                         [](const auto& one) { return one.param; });
+
+// A processor that has a target must have run the tests above with it.
+TEST(Dispatch, no_target_of_this_processor_is_left_out) {
+    std::ifstream file("/proc/cpuinfo");
+    const std::string text((std::istreambuf_iterator<char>(file)), {});
+    const auto has = [&](const char* flag) {
+        return text.find(std::string(" ") + flag + " ") != std::string::npos;
+    };
+    const auto names = supported_targets();
+    const std::set<std::string> known(names.begin(), names.end());
+#if defined(__x86_64__)
+    EXPECT_EQ(known.count("SSE4"), has("sse4_1") && has("aes") ? 1u : 0u);
+    EXPECT_EQ(known.count("AVX2"), has("avx2") && has("fma") && has("f16c") ? 1u : 0u);
+    EXPECT_EQ(known.count("AVX3"), has("avx512f") && has("avx512bw") && has("avx512vl") ? 1u : 0u);
+#endif
+    EXPECT_FALSE(known.empty());
+    EXPECT_EQ(current_target(), names.front()) << "the best is not the default";
+}
+
+}  // namespace
+}  // namespace ferry::optim

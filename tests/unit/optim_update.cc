@@ -1,0 +1,256 @@
+// The update as its callers see it: threads, pieces, degenerate input, refusals.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/unit/optim_arrays.h"
+
+namespace ferry::optim {
+namespace {
+
+const Method kMethods[] = {Method::adamw, Method::adam, Method::sgd, Method::lion, Method::adagrad};
+
+Hyper hyper_for(Method method) {
+    Hyper hyper{.method = method, .weight_decay = 0.1};
+    hyper.momentum = method == Method::sgd ? 0.9 : 0;
+    return hyper;
+}
+
+TEST(Update, is_independent_of_threads_and_pieces) {
+    for (const Method method : kMethods) {
+        const Case c{.count = 300001,
+                     .gradient_type = DType::bf16,
+                     .out_of_place = true,
+                     .positive_m = method == Method::adagrad};
+        const Scalars scalars = scalars_of(hyper_for(method), 3, 0.5);
+        Arrays want(c);
+        update_reference(want.span(), scalars);
+        for (const int threads : {1, 2, 3, 8}) {
+            Team team(threads);
+            Arrays got(c);
+            update(team, got.span(), scalars);
+            EXPECT_EQ(difference(got, want, c), "") << name_of(method) << " on " << threads;
+        }
+        Arrays pieces(c);
+        for (int64_t begin = 0, length = 1; begin < c.count;
+             begin += length, length = length * 3 + 1) {
+            const Span all = pieces.span();
+            Span part = all;
+            part.count = std::min(length, c.count - begin);
+            part.gradient = static_cast<const char*>(all.gradient) + 2 * begin;
+            part.p_in += begin, part.m_in += begin, part.v_in += begin;
+            part.p += begin, part.m += begin, part.v += begin;
+            part.weight = static_cast<char*>(all.weight) + 2 * begin;
+            update(part, scalars);
+        }
+        EXPECT_EQ(difference(pieces, want, c), "") << name_of(method) << " in pieces";
+    }
+}
+
+TEST(Update, of_chunks_on_several_nodes_is_the_same) {
+    const Topology machine{.nodes = {{.os_index = 0, .cores = {0}}, {.os_index = 1, .cores = {1}}}};
+    NodeTeams teams(machine, 2);
+    const Scalars scalars = scalars_of({}, 3, 1);
+    const Case a{.count = 100001, .seed = 1}, b{.count = 777, .seed = 2};
+    Arrays got_a(a), got_b(b), want_a(a), want_b(b);
+    const Span chunks[] = {got_a.span(), got_b.span(), Span{}};
+    update(teams, chunks, scalars);
+    update_reference(want_a.span(), scalars);
+    update_reference(want_b.span(), scalars);
+    EXPECT_EQ(difference(got_a, want_a, a), "");
+    EXPECT_EQ(difference(got_b, want_b, b), "");
+}
+
+TEST(Update, in_place_and_out_of_place_agree) {
+    for (const Method method : kMethods) {
+        Case c{.count = 70000};
+        Arrays inside(c);
+        c.out_of_place = true;
+        Arrays outside(c), untouched(c);
+        const Scalars scalars = scalars_of(hyper_for(method), 1, 1);
+        update(inside.span(), scalars);
+        update(outside.span(), scalars);
+        const int kept = 1 + moments_of(method);
+        for (int k = 0; k < kept; ++k) {
+            EXPECT_EQ(std::memcmp(inside.out(k).data(), outside.out(k).data(), 280000), 0);
+            EXPECT_EQ(std::memcmp(outside.in(k).data(), untouched.in(k).data(), 280000), 0);
+        }
+    }
+}
+
+TEST(Update, of_nothing_touches_nothing) {
+    for (const Method method : kMethods) {
+        Team team(2);
+        const Scalars scalars = scalars_of(hyper_for(method), 1, 1);
+        update(Span{}, scalars);
+        update(team, Span{}, scalars);
+        update_reference(Span{}, scalars);
+    }
+    leaf_norms(nullptr, DType::f32, 0, nullptr);
+    recast(nullptr, 0, DType::bf16, nullptr);
+    EXPECT_EQ(sum_leaves({}), 0);
+}
+
+TEST(Update, with_a_learning_rate_of_zero_moves_only_the_moments) {
+    for (const Method method : kMethods) {
+        Hyper hyper = hyper_for(method);
+        hyper.lr = 0;
+        const Case c{.count = 1000, .positive_m = method == Method::adagrad};
+        Arrays got(c), before(c);
+        update(got.span(), scalars_of(hyper, 1, 1));
+        for (int64_t i = 0; i < c.count; ++i) EXPECT_EQ(got.out(0).get(i), before.in(0).get(i));
+        EXPECT_NE(std::memcmp(got.out(1).data(), before.in(1).data(), 4000), 0);
+    }
+}
+
+TEST(Update, with_an_eps_of_zero_stays_finite) {
+    for (const Method method : {Method::adamw, Method::adam, Method::adagrad}) {
+        Hyper hyper = hyper_for(method);
+        hyper.eps = 0;
+        const int64_t count = 200;
+        std::vector<float> p(count, 1.0f), m(count), v(count), g(count);
+        for (int64_t i = 0; i < count; ++i)
+            g[static_cast<size_t>(i)] = std::ldexp(1.0f, static_cast<int>(-i));
+        const Span span{.count = count,
+                        .gradient = g.data(),
+                        .p_in = p.data(),
+                        .m_in = m.data(),
+                        .v_in = v.data(),
+                        .p = p.data(),
+                        .m = m.data(),
+                        .v = v.data()};
+        for (int step = 1; step < 4; ++step) update(span, scalars_of(hyper, step, 1));
+        for (const float value : p) {
+            EXPECT_TRUE(std::isfinite(value));
+            EXPECT_NEAR(value, 1, 0.005);  // three steps of at most lr, some decay
+        }
+    }
+}
+
+// A gradient of exactly zero lets a moment decay to zero, not to a denormal that stays for ever.
+TEST(Update, lets_moments_die) {
+    float p = 1, m = 1, v = 1, g = 0;
+    const Span span{
+        .count = 1, .gradient = &g, .p_in = &p, .m_in = &m, .v_in = &v, .p = &p, .m = &m, .v = &v};
+    const Hyper hyper{.lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95};
+    for (int step = 1; step < 2000; ++step) update(span, scalars_of(hyper, step, 1));
+    EXPECT_EQ(m, 0);
+    EXPECT_EQ(v, 0);
+}
+
+TEST(UpdateDeathTest, refuses_half_overlapping_and_missing_arrays) {
+    std::vector<float> a(64), b(64), c(64), g(64);
+    const Scalars scalars = scalars_of({}, 1, 1);
+    Span span{.count = 32,
+              .gradient = g.data(),
+              .p_in = a.data(),
+              .m_in = b.data(),
+              .v_in = c.data(),
+              .p = a.data() + 1,
+              .m = b.data(),
+              .v = c.data()};
+    EXPECT_DEATH(update(span, scalars), "same_or_disjoint");
+    span.p = a.data();
+    span.v = nullptr;
+    EXPECT_DEATH(update(span, scalars), "v_in");
+    span.v_in = nullptr;
+    EXPECT_DEATH(update(span, scalars), "adamw");
+    span.count = -1;
+    EXPECT_DEATH(update(span, scalars), "-1");
+}
+
+Problem refusal(const Hyper& hyper, int64_t step = 1, double scale = 1) {
+    try {
+        scalars_of(hyper, step, scale);
+    } catch (const Error& error) {
+        EXPECT_EQ(error.trouble(), Trouble::usage);
+        return error.problem();
+    }
+    ADD_FAILURE() << "accepted";
+    return {};
+}
+
+TEST(Scalars, of_values_that_define_no_update_are_refused_by_name) {
+    EXPECT_EQ(refusal({}, 0).where, "optimizer.step");
+    EXPECT_EQ(refusal({}, -3).measured, "-3");
+    EXPECT_EQ(refusal({.beta1 = 1}).where, "optimizer.beta1");
+    EXPECT_EQ(refusal({.beta2 = 1}).where, "optimizer.beta2");
+    EXPECT_EQ(refusal({.beta2 = -0.1}).measured, "-0.1");
+    EXPECT_EQ(refusal({.beta1 = NAN}).where, "optimizer.beta1");
+    EXPECT_EQ(refusal({.lr = -1e-3}).where, "optimizer.lr");
+    EXPECT_EQ(refusal({.lr = INFINITY}).where, "optimizer.lr");
+    EXPECT_EQ(refusal({.eps = -1e-8}).where, "optimizer.eps");
+    EXPECT_EQ(refusal({.weight_decay = NAN}).where, "optimizer.weight_decay");
+    EXPECT_EQ(refusal({.momentum = 1}).where, "optimizer.momentum");
+    EXPECT_EQ(refusal({.initial_accumulator = -1}).where, "optimizer.initial_accumulator");
+    EXPECT_EQ(refusal({.method = Method::sgd, .nesterov = true}).where, "optimizer.nesterov");
+    EXPECT_EQ(refusal({}, 1, NAN).where, "optimizer.gradient_scale");
+    EXPECT_EQ(refusal({}, 1, -1).where, "optimizer.gradient_scale");
+    EXPECT_FALSE(refusal({.beta1 = 1}).remedy.empty());
+}
+
+TEST(Scalars, are_rounded_once_from_double) {
+    const Hyper hyper{.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1};
+    const Scalars s = scalars_of(hyper, 3, 0.25);
+    EXPECT_EQ(s.one_minus_beta2, static_cast<float>(1 - 0.999));
+    EXPECT_EQ(s.step_size, static_cast<float>(1e-3 / (1 - std::pow(0.9, 3))));
+    EXPECT_EQ(s.inv_sqrt_bias2, static_cast<float>(1 / std::sqrt(1 - std::pow(0.999, 3))));
+    EXPECT_EQ(s.decay, static_cast<float>(1 - 1e-3 * 0.1));
+    EXPECT_EQ(s.weight_decay, 0);
+    EXPECT_EQ(s.gradient_scale, 0.25f);
+    // Long after the corrections have gone, and with betas of zero.
+    EXPECT_EQ(scalars_of(hyper, int64_t{1} << 40, 1).step_size, 1e-3f);
+    EXPECT_EQ(scalars_of({.beta1 = 0, .beta2 = 0}, 1, 1).inv_sqrt_bias2, 1);
+    EXPECT_NEAR(scalars_of({.eps = 0}, 1, 1).eps, 2.81e-14, 1e-16);
+    EXPECT_EQ(scalars_of({.method = Method::adagrad, .eps = 0}, 1, 1).eps, 0x1p-50f);
+    EXPECT_EQ(scalars_of({}, 1, 1e-42).gradient_scale, 0);
+    EXPECT_EQ(scalars_of({.method = Method::adam, .weight_decay = 0.1}, 1, 1).decay, 1);
+}
+
+TEST(Names, go_both_ways_and_the_nearest_is_offered) {
+    for (const Method method : kMethods) EXPECT_EQ(method_from(name_of(method)), method);
+    try {
+        method_from("adamv");
+        FAIL();
+    } catch (const Error& error) {
+        EXPECT_THAT(error.what(), testing::HasSubstr("did you mean \"adamw\""));
+    }
+    EXPECT_EQ(moments_of(Method::adamw), 2);
+    EXPECT_EQ(moments_of(Method::lion), 1);
+    EXPECT_EQ(moments_of(Hyper{.method = Method::sgd}), 0);
+    EXPECT_EQ(initial_moment({.method = Method::adagrad, .initial_accumulator = 0.5}), 0.5f);
+    EXPECT_EQ(initial_moment({.initial_accumulator = 0.5}), 0);
+}
+
+TEST(Norm, sums_in_double_and_clips_as_pytorch) {
+    const float leaves[] = {1, 0x1p-30f, 4};
+    EXPECT_EQ(sum_leaves(leaves), 5 + 0x1p-30);
+    EXPECT_EQ(sum_leaves(leaves, 2), 7 + 0x1p-30);
+    EXPECT_EQ(clip_factor(2, 1), 1 / (2 + 1e-6));
+    EXPECT_EQ(clip_factor(0.5, 1), 1);
+    EXPECT_EQ(clip_factor(5, 0), 1);
+    EXPECT_EQ(clip_factor(5, -1), 1);
+    EXPECT_EQ(clip_factor(INFINITY, 1), 0);
+    EXPECT_TRUE(std::isnan(clip_factor(NAN, 1)));
+}
+
+TEST(Norm, is_independent_of_threads) {
+    Arrays arrays({.count = 500003, .gradient_type = DType::bf16});
+    const auto leaves = static_cast<size_t>(leaves_of(500003));
+    std::vector<float> want(leaves), got(leaves);
+    leaf_norms_reference(arrays.gradient().data(), DType::bf16, 500003, want.data());
+    for (const int threads : {1, 2, 5}) {
+        Team team(threads);
+        leaf_norms(team, arrays.gradient().data(), DType::bf16, 500003, got.data());
+        EXPECT_EQ(got, want);
+    }
+    double exact = 0;
+    for (int64_t i = 0; i < 500003; ++i) {
+        uint16_t half;
+        std::memcpy(&half, arrays.gradient().data() + 2 * i, 2);
+        exact += double{from_bf16(half)} * from_bf16(half);
+    }
+    EXPECT_NEAR(sum_leaves(want) / exact, 1, 1e-6);
+}
+
+}  // namespace
+}  // namespace ferry::optim

@@ -1,0 +1,148 @@
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/resource.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+#include <set>
+
+#include "cgroup.h"
+#include "ferry/base.h"
+#include "ferry/topology.h"
+
+namespace ferry {
+namespace {
+
+class Environment {
+public:
+    Environment(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
+    ~Environment() { unsetenv(name_); }
+
+private:
+    const char* name_;
+};
+
+TEST(Topology, of_this_machine_is_plausible) {
+    const Topology machine = discover_topology();
+    ASSERT_FALSE(machine.nodes.empty());
+    EXPECT_GE(machine.cores(), 1);
+    EXPECT_GT(machine.memory_limit_bytes, kMiB);
+    int64_t memory = 0;
+    for (const NumaNode& node : machine.nodes) memory += node.memory_bytes;
+    EXPECT_GT(memory, kMiB);
+    rlimit limit{};
+    getrlimit(RLIMIT_MEMLOCK, &limit);
+    if (limit.rlim_cur != RLIM_INFINITY) {
+        EXPECT_EQ(machine.memlock_limit_bytes, static_cast<int64_t>(limit.rlim_cur));
+    }
+}
+
+TEST(Topology, honours_the_affinity_mask) {
+    cpu_set_t before, one;
+    ASSERT_EQ(sched_getaffinity(0, sizeof(before), &before), 0);
+    size_t unit = 0;
+    while (!CPU_ISSET(unit, &before)) ++unit;
+    CPU_ZERO(&one);
+    CPU_SET(unit, &one);
+    ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+    const Topology machine = discover_topology();
+    sched_setaffinity(0, sizeof(before), &before);
+    EXPECT_EQ(machine.cores(), 1);
+    EXPECT_EQ(machine.nodes[0].cores, std::vector<int>{static_cast<int>(unit)});
+}
+
+TEST(Topology, sees_synthetic_nodes_and_one_unit_a_core) {
+    const Environment synthetic("HWLOC_SYNTHETIC", "pack:2 [numa] l3:1 l2:4 core:1 pu:2");
+    const Topology machine = discover_topology();
+    ASSERT_EQ(machine.nodes.size(), 2u);
+    EXPECT_EQ(machine.nodes[0].cores, (std::vector<int>{0, 2, 4, 6}));
+    EXPECT_EQ(machine.nodes[1].cores, (std::vector<int>{8, 10, 12, 14}));
+    EXPECT_GT(machine.l2_bytes, 0);
+    EXPECT_GT(machine.l3_bytes, machine.l2_bytes);
+}
+
+// hwloc's way to try two nodes on any machine: the synthetic units are real ones.
+TEST(Topology, synthetic_nodes_of_this_system_drive_teams) {
+    if (discover_topology().cores() < 2) GTEST_SKIP() << "one core";
+    const Environment synthetic("HWLOC_SYNTHETIC", "pack:2 [numa] core:1 pu:1");
+    const Environment real("HWLOC_THISSYSTEM", "1");
+    const Topology machine = discover_topology();
+    ASSERT_EQ(machine.nodes.size(), 2u);
+    NodeTeams teams(machine, 2);
+    teams.each([&](int index, Team& team) {
+        team.parallel(3, [&](int64_t) {
+            EXPECT_EQ(sched_getcpu(), machine.nodes[static_cast<size_t>(index)].cores[0]);
+        });
+    });
+}
+
+TEST(Topology, counts_no_more_cores_than_the_quota) {
+    Topology machine{.nodes = {{.cores = {0, 1, 2, 3}}, {.cores = {4, 5}}}};
+    EXPECT_EQ(machine.cores(), 6);
+    machine.cpu_quota = 2.5;
+    EXPECT_EQ(machine.cores(), 2);
+    machine.cpu_quota = 0.5;
+    EXPECT_EQ(machine.cores(), 1);
+    machine.cpu_quota = 64;
+    EXPECT_EQ(machine.cores(), 6);
+}
+
+class Cgroup : public testing::Test {
+protected:
+    void SetUp() override {
+        std::string pattern =
+            (std::filesystem::temp_directory_path() / "ferry_cgroup_XXXXXX").string();
+        ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+        root_ = pattern;
+    }
+    void TearDown() override { std::filesystem::remove_all(root_); }
+    void write(const std::string& path, const std::string& text) {
+        const std::filesystem::path full = root_ + "/" + path;
+        std::filesystem::create_directories(full.parent_path());
+        std::ofstream(full) << text << "\n";
+    }
+    std::string root_;
+};
+
+TEST_F(Cgroup, v2_takes_the_least_of_the_ancestors) {
+    write("a/b/memory.max", "max");
+    write("a/memory.max", "1073741824");
+    write("a/b/cpu.max", "150000 100000");
+    write("a/cpu.max", "max 100000");
+    const auto limits = topology::read_cgroup("0::/a/b\n", root_);
+    EXPECT_EQ(limits.memory_bytes, kGiB);
+    EXPECT_DOUBLE_EQ(limits.cpus, 1.5);
+}
+
+TEST_F(Cgroup, v2_inside_a_container_reads_the_mount_itself) {
+    write("memory.max", "4096");
+    EXPECT_EQ(topology::read_cgroup("0::/../outside\n", root_).memory_bytes, 4096);
+}
+
+TEST_F(Cgroup, v1_names_its_controllers) {
+    write("memory/job/memory.limit_in_bytes", "2147483648");
+    write("memory/memory.limit_in_bytes", "9223372036854771712");
+    write("cpu,cpuacct/job/cpu.cfs_quota_us", "400000");
+    write("cpu,cpuacct/job/cpu.cfs_period_us", "100000");
+    write("cpu,cpuacct/cpu.cfs_quota_us", "-1");
+    write("cpu,cpuacct/cpu.cfs_period_us", "100000");
+    const auto limits =
+        topology::read_cgroup("5:memory:/job\n3:cpu,cpuacct:/job\n1:name=systemd:/\n", root_);
+    EXPECT_EQ(limits.memory_bytes, 2 * kGiB);
+    EXPECT_DOUBLE_EQ(limits.cpus, 4);
+}
+
+TEST_F(Cgroup, without_files_or_sense_is_no_limit) {
+    write("memory.max", "");
+    write("cpu.max", "what");
+    for (const char* text : {"", "nonsense", "0::/\n", ":::::\n"}) {
+        const auto limits = topology::read_cgroup(text, root_);
+        EXPECT_EQ(limits.memory_bytes, 0);
+        EXPECT_EQ(limits.cpus, 0);
+    }
+}
+
+}  // namespace
+}  // namespace ferry

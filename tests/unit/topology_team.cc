@@ -1,0 +1,182 @@
+#include <gtest/gtest.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <set>
+#include <stdexcept>
+#include <thread>
+
+#include "ferry/base.h"
+#include "ferry/topology.h"
+
+namespace ferry {
+namespace {
+
+TEST(Team, calls_every_index_once) {
+    for (const int threads : {1, 2, 5}) {
+        Team team(threads);
+        EXPECT_EQ(team.threads(), threads);
+        for (const int64_t count : {0, 1, 2, 7, 1000}) {
+            std::vector<std::atomic<int>> calls(static_cast<size_t>(count));
+            team.parallel(count, [&](int64_t i) { ++calls[static_cast<size_t>(i)]; });
+            EXPECT_TRUE(
+                std::all_of(calls.begin(), calls.end(), [](const auto& n) { return n == 1; }));
+        }
+    }
+}
+
+TEST(Team, of_one_works_on_the_calling_thread_in_order) {
+    Team team(1);
+    std::vector<int64_t> order;
+    team.parallel(5, [&](int64_t i) { order.push_back(i); });
+    EXPECT_EQ(order, (std::vector<int64_t>{0, 1, 2, 3, 4}));
+}
+
+// Two loops from two threads share the team: no more bodies at once than it has threads.
+TEST(Team, never_oversubscribes) {
+    Team team(2);
+    std::atomic<int> inside{0}, most{0};
+    const auto body = [&](int64_t) {
+        const int now = ++inside;
+        int seen = most;
+        while (seen < now && !most.compare_exchange_weak(seen, now)) {
+        }
+        std::this_thread::sleep_for(std::chrono::microseconds(200));
+        --inside;
+    };
+    std::thread other([&] { team.parallel(100, body); });
+    team.parallel(100, body);
+    other.join();
+    EXPECT_LE(most, 2);
+}
+
+TEST(Team, may_be_used_from_within) {
+    Team team(2);
+    std::atomic<int> calls{0};
+    team.parallel(8, [&](int64_t) { team.parallel(8, [&](int64_t) { ++calls; }); });
+    EXPECT_EQ(calls, 64);
+}
+
+TEST(Team, hands_an_exception_to_its_caller) {
+    for (const int threads : {1, 3}) {
+        Team team(threads);
+        EXPECT_THROW(team.parallel(10,
+                                   [](int64_t i) {
+                                       if (i == 3) throw std::runtime_error("3");
+                                   }),
+                     std::runtime_error);
+    }
+}
+
+TEST(Team, with_cores_works_there_and_gives_the_thread_back_as_it_was) {
+    cpu_set_t before, after;
+    ASSERT_EQ(sched_getaffinity(0, sizeof(before), &before), 0);
+    int core = 0;
+    while (!CPU_ISSET(static_cast<size_t>(core), &before)) ++core;
+    for (const int threads : {1, 2}) {
+        Team team(threads, std::vector<int>{core});
+        std::mutex lock;
+        std::set<int> seen;
+        team.parallel(50, [&](int64_t) {
+            std::lock_guard hold(lock);
+            seen.insert(sched_getcpu());
+        });
+        EXPECT_EQ(seen, std::set<int>{core});
+    }
+    ASSERT_EQ(sched_getaffinity(0, sizeof(after), &after), 0);
+    EXPECT_TRUE(CPU_EQUAL(&before, &after));
+}
+
+TEST(Team, survives_cores_that_do_not_exist) {
+    Team team(2, std::vector<int>{1000});
+    std::atomic<int> calls{0};
+    team.parallel(10, [&](int64_t) { ++calls; });
+    EXPECT_EQ(calls, 10);
+}
+
+TEST(NodeTeams, of_one_node_is_one_team) {
+    const Topology machine{.nodes = {{.os_index = 0, .cores = {0, 1}}}};
+    NodeTeams teams(machine, 2);
+    ASSERT_EQ(teams.count(), 1);
+    EXPECT_EQ(teams.team(0).threads(), 2);
+    int calls = 0;
+    teams.each([&](int index, Team& team) {
+        EXPECT_EQ(index, 0);
+        EXPECT_EQ(&team, &teams.team(0));
+        ++calls;
+    });
+    EXPECT_EQ(calls, 1);
+}
+
+TEST(NodeTeams, spread_the_threads_and_leave_reserved_cores) {
+    const Topology machine{.nodes = {{.os_index = 0, .cores = {0, 1, 2, 3}},
+                                     {.os_index = 1, .cores = {4, 5}},
+                                     {.os_index = 2, .cores = {6}}}};
+    NodeTeams all(machine, 7);
+    ASSERT_EQ(all.count(), 3);
+    EXPECT_EQ(all.team(0).threads(), 4);
+    EXPECT_EQ(all.team(1).threads(), 2);
+    EXPECT_EQ(all.team(2).threads(), 1);
+    NodeTeams fewer(machine, 4, std::vector<int>{0, 1, 6});
+    ASSERT_EQ(fewer.count(), 2);
+    EXPECT_EQ(fewer.team(0).threads(), 2);
+    EXPECT_EQ(fewer.team(1).threads(), 2);
+    NodeTeams one(machine, 1);
+    for (int i = 0; i < one.count(); ++i) EXPECT_EQ(one.team(i).threads(), 1);
+    std::atomic<int> calls{0};
+    all.each([&](int, Team& team) { team.parallel(4, [&](int64_t) { ++calls; }); });
+    EXPECT_EQ(calls, 12);
+    EXPECT_THROW(NodeTeams(machine, 1, std::vector<int>{0, 1, 2, 3, 4, 5, 6}), Error);
+}
+
+// Two pretended nodes with one real core each: what runs for a node runs on its core.
+TEST(NodeTeams, work_on_their_own_cores_at_the_same_time) {
+    cpu_set_t allowed;
+    ASSERT_EQ(sched_getaffinity(0, sizeof(allowed), &allowed), 0);
+    std::vector<int> cores;
+    for (int core = 0; core < CPU_SETSIZE; ++core) {
+        if (CPU_ISSET(static_cast<size_t>(core), &allowed)) cores.push_back(core);
+    }
+    if (cores.size() < 2) GTEST_SKIP() << "one core";
+    const Topology machine{
+        .nodes = {{.os_index = 0, .cores = {cores[0]}}, {.os_index = 1, .cores = {cores[1]}}}};
+    NodeTeams teams(machine, 2);
+    ASSERT_EQ(teams.count(), 2);
+    for (int round = 0; round < 20; ++round) {
+        std::atomic<int> calls{0};
+        teams.each([&](int index, Team& team) {
+            team.parallel(5, [&](int64_t) {
+                EXPECT_EQ(sched_getcpu(), cores[static_cast<size_t>(index)]);
+                ++calls;
+            });
+        });
+        EXPECT_EQ(calls, 10);
+    }
+    std::atomic<int> met{0};
+    teams.each([&](int, Team&) {
+        ++met;
+        const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+        while (met < 2 && std::chrono::steady_clock::now() < give_up) std::this_thread::yield();
+        EXPECT_EQ(met, 2) << "the nodes worked one after the other";
+    });
+    cpu_set_t after;
+    ASSERT_EQ(sched_getaffinity(0, sizeof(after), &after), 0);
+    EXPECT_TRUE(CPU_EQUAL(&allowed, &after));
+}
+
+TEST(NodeTeams, know_where_memory_lies) {
+    std::vector<int> touched(100000, 1);
+    const int node = node_of(touched.data());
+    EXPECT_GE(node, -1);
+    const Topology machine{
+        .nodes = {{.os_index = 77, .cores = {0}}, {.os_index = node, .cores = {1}}}};
+    NodeTeams teams(machine, 2);
+    EXPECT_EQ(teams.index_of(touched.data()), 1);
+    EXPECT_EQ(node_of(nullptr), -1);
+}
+
+}  // namespace
+}  // namespace ferry

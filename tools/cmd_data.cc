@@ -1,0 +1,121 @@
+// ferry data TEXT... -o tokens.bin: text files to a file of byte-level tokens.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "commands.h"
+#include "ferry/tokens.h"
+
+namespace {
+
+using ferry::Error;
+using ferry::Trouble;
+
+constexpr uint64_t kByteVocabulary = 256;
+
+struct DataOptions {
+    std::vector<std::string> texts{};
+    std::string output{};
+    std::string mask{};
+    bool json = false;
+};
+
+std::string read_file(const std::string& path) {
+    errno = 0;
+    std::ifstream file(path, std::ios::binary);
+    std::ostringstream text;
+    if (!file.is_open() || !(text << file.rdbuf())) {
+        const Trouble trouble = errno == EIO ? Trouble::io : Trouble::usage;
+        throw Error(trouble, {.what = errno ? "cannot read the file" : "the file is empty",
+                              .where = path,
+                              .measured = errno ? std::strerror(errno) : "0 bytes",
+                              .remedy = errno == EISDIR ? "name the files in it" : ""});
+    }
+    return std::move(text).str();
+}
+
+// `ferry data *.txt -o notes.txt` must not eat the notes.
+void check_output(const std::string& path) {
+    constexpr size_t kMagicBytes = 8;
+    std::ifstream file(path, std::ios::binary);
+    std::string start(kMagicBytes, '\0');
+    file.read(start.data(), static_cast<std::streamsize>(start.size()));
+    start.resize(static_cast<size_t>(file.gcount()));
+    if (start.empty() || start == "FERRYTOK") return;
+    throw Error(Trouble::usage, {.what = "the output exists and is no token file",
+                                 .where = path,
+                                 .remedy = "remove it, or choose another name after -o"});
+}
+
+// One byte a token: 0 or '0' a target, 1 or '1' none.
+std::vector<uint8_t> read_mask(const std::string& path, size_t count) {
+    std::string marks = read_file(path);
+    // The newline that an editor leaves at the end of '0101...'.
+    if (marks.size() == count + 1 && marks.back() == '\n') marks.pop_back();
+    if (marks.size() != count) {
+        throw Error(Trouble::usage, {.what = "the mask is not as long as the text",
+                                     .where = path,
+                                     .measured = std::to_string(marks.size()) + " bytes",
+                                     .limit = std::to_string(count) + " bytes of text"});
+    }
+    std::vector<uint8_t> mask(count);
+    for (size_t i = 0; i < count; ++i) {
+        const int mark = static_cast<unsigned char>(marks[i]);
+        if (mark != 0 && mark != 1 && mark != '0' && mark != '1') {
+            throw Error(Trouble::usage, {.what = "the mask holds something else than 0 and 1",
+                                         .where = path + ", byte " + std::to_string(i),
+                                         .measured = "byte " + std::to_string(mark)});
+        }
+        mask[i] = mark == 1 || mark == '1';
+    }
+    return mask;
+}
+
+void write_data(const DataOptions& options) {
+    check_output(options.output);
+    std::vector<uint32_t> tokens;
+    for (const std::string& path : options.texts) {
+        const std::string text = read_file(path);
+        std::transform(text.begin(), text.end(), std::back_inserter(tokens),
+                       [](char c) { return static_cast<unsigned char>(c); });
+    }
+    std::vector<uint8_t> mask;
+    if (!options.mask.empty()) mask = read_mask(options.mask, tokens.size());
+    ferry::write_tokens(options.output, tokens, kByteVocabulary, mask);
+
+    const auto masked = std::count(mask.begin(), mask.end(), 1);
+    if (options.json) {
+        const nlohmann::ordered_json line = {{"output", options.output},
+                                             {"files", options.texts.size()},
+                                             {"tokens", tokens.size()},
+                                             {"vocabulary", kByteVocabulary},
+                                             {"masked", masked}};
+        std::printf("%s\n", line.dump().c_str());
+    } else {
+        std::printf("%s: %zu tokens from %zu files, vocabulary %llu, %lld masked\n",
+                    options.output.c_str(), tokens.size(), options.texts.size(),
+                    static_cast<unsigned long long>(kByteVocabulary),
+                    static_cast<long long>(masked));
+    }
+}
+
+}  // namespace
+
+void add_data_command(CLI::App& app) {
+    const auto options = std::make_shared<DataOptions>();
+    CLI::App* command = app.add_subcommand("data", "Turn text files into a file of byte tokens");
+    command->add_option("TEXT", options->texts, "Text files, joined in this order")->required();
+    command->add_option("-o,--output", options->output, "Token file to write")->required();
+    command->add_option("--mask", options->mask,
+                        "One byte for each byte of text: 1 where it is no target");
+    command->add_flag("--json", options->json, "Print one JSON object");
+    command->callback([options] { write_data(*options); });
+}

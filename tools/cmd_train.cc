@@ -1,0 +1,165 @@
+// `ferry train CONFIG`: runs the engine step by step and says what happened.
+#include <spdlog/fmt/fmt.h>
+
+#include <CLI/CLI.hpp>
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "commands.h"
+#include "ferry/checkpoint.h"
+#include "ferry/config.h"
+#include "ferry/train.h"
+#include "run_table.h"
+
+namespace ferry::tools {
+namespace {
+
+std::atomic<bool> interrupted = false;
+
+struct TrainOptions {
+    std::string config{};
+    std::vector<std::string> overrides{};
+    std::string weights_out{};
+    bool json = false;
+    bool bound = true;
+};
+
+nlohmann::json to_json(const train::StepReport& report) {
+    return {{"step", report.step},
+            {"loss", report.loss},
+            {"gradient_norm", report.gradient_norm},
+            {"clip_factor", report.clip_factor},
+            {"lr", report.lr},
+            {"targets", report.targets},
+            {"tokens", report.tokens},
+            {"skipped", report.skipped},
+            {"bet", report.bet},
+            {"won", report.won},
+            {"seconds", report.seconds},
+            {"tokens_per_second", static_cast<double>(report.tokens) / report.seconds}};
+}
+
+void print_step(const train::StepReport& report, int64_t steps) {
+    fmt::print("step {:>5}/{}  loss {:.6f}  norm {:.4f}  lr {:.3e}  {:>7.0f} tokens/s{}{}\n",
+               report.step, steps, report.loss, report.gradient_norm, report.lr,
+               static_cast<double>(report.tokens) / report.seconds,
+               report.clip_factor < 1 ? fmt::format("  clipped to {:.4f}", report.clip_factor) : "",
+               report.skipped ? "  skipped"
+               : report.bet   ? (report.won ? "  bet won" : "  bet lost")
+                              : "");
+}
+
+class TrainCommand {
+public:
+    explicit TrainCommand(const TrainOptions& options)
+        : options_(options),
+          config_(load_config(options.config, options.overrides)),
+          executor_(make_thread_executor()),
+          engine_(train::Engine::make(config_, {.executor = executor_.get()})) {}
+
+    void run() {
+        if (!options_.json) print_plan(engine_->plan(), config_);
+        if (options_.bound) engine_->measure_bound();
+        evaluate(0);
+        for (int64_t step = 1; step <= config_.steps && !interrupted; ++step) {
+            const train::StepReport report = engine_->step();
+            if (options_.json) {
+                fmt::print("{}\n", to_json(report).dump());
+            } else if (worth_a_line(step)) {
+                print_step(report, config_.steps);
+            }
+            std::fflush(stdout);
+            if (config_.evaluate.every > 0 && step % config_.evaluate.every == 0) evaluate(step);
+            if (config_.hash_every == "step") print_hash(step);
+            steps_ = step;
+        }
+        finish();
+    }
+
+private:
+    bool worth_a_line(int64_t step) const {
+        const int64_t every = std::max<int64_t>(1, config_.steps / 50);
+        return step % every == 0 || step == 1 || step == config_.steps;
+    }
+
+    void evaluate(int64_t step) {
+        if (config_.evaluate.micro_batches == 0 || step == evaluated_) return;
+        evaluated_ = step;
+        const double loss = engine_->evaluate();
+        if (options_.json) {
+            fmt::print("{}\n", nlohmann::json{{"step", step}, {"evaluation_loss", loss}}.dump());
+        } else {
+            fmt::print("step {:>5}/{}  held-back loss {:.6f}\n", step, config_.steps, loss);
+        }
+    }
+
+    void print_hash(int64_t step) {
+        const std::string hash = fmt::format("{:016x}", engine_->state_hash());
+        if (options_.json) {
+            fmt::print("{}\n", nlohmann::json{{"step", step}, {"state_hash", hash}}.dump());
+        } else {
+            fmt::print("step {:>5}/{}  state hash {}\n", step, config_.steps, hash);
+        }
+    }
+
+    void finish() {
+        if (interrupted && !options_.json) fmt::print("interrupted: ended after step {}\n", steps_);
+        if (steps_ == config_.steps) evaluate(steps_);
+        const train::RunReport report = engine_->report();
+        if (options_.json) {
+            fmt::print("{}\n", summary_json(report, engine_->plan()).dump());
+        } else {
+            print_run(report, engine_->plan(), config_);
+        }
+        if (config_.hash_every != "step") print_hash(steps_);
+        if (!options_.weights_out.empty()) write_weights();
+    }
+
+    void write_weights() {
+        std::vector<checkpoint::TensorInfo> infos;
+        std::vector<std::pair<int64_t, const model::Tensor*>> tensors;
+        for (size_t layer = 0; layer < engine_->layers().size(); ++layer) {
+            for (const model::Tensor& tensor : engine_->layers()[layer].tensors) {
+                infos.push_back({tensor.name, tensor.shape});
+                tensors.emplace_back(layer, &tensor);
+            }
+        }
+        checkpoint::write_safetensors(options_.weights_out, infos, [&](size_t i) {
+            return engine_->read_tensor(tensors[i].first, *tensors[i].second);
+        });
+    }
+
+    TrainOptions options_;
+    Config config_;
+    std::unique_ptr<Executor> executor_;
+    std::unique_ptr<train::Engine> engine_;
+    int64_t steps_ = 0, evaluated_ = -1;
+};
+
+}  // namespace
+}  // namespace ferry::tools
+
+void add_train_command(CLI::App& app) {
+    using namespace ferry::tools;
+    auto options = std::make_shared<TrainOptions>();
+    CLI::App* command = app.add_subcommand("train", "train the model that CONFIG describes");
+    command->add_option("config", options->config, "JSON configuration (docs/configuration.md)")
+        ->required();
+    command->add_option("--set", options->overrides, "override a key: --set budgets.host=64MiB")
+        ->allow_extra_args(false);
+    command->add_option("--weights-out", options->weights_out, "write the final fp32 weights (safetensors)");
+    command->add_flag("--json", options->json, "one JSON object a step on standard output");
+    command->add_flag("!--no-bound", options->bound,
+                      "do not measure the lower bound of a step first");
+    command->callback([options] {
+        // The first Ctrl-C ends the run after its step; a second one ends the process.
+        struct sigaction action {};
+        action.sa_handler = [](int) { interrupted = true; };
+        action.sa_flags = SA_RESETHAND;
+        sigaction(SIGINT, &action, nullptr);
+        sigaction(SIGTERM, &action, nullptr);
+        TrainCommand(*options).run();
+    });
+}

@@ -1,0 +1,9 @@
+// The subcommands of `ferry`; each adds itself, with what it does, to the program's command line.
+#pragma once
+
+namespace CLI {
+class App;
+}
+
+void add_data_command(CLI::App& app);
+void add_train_command(CLI::App& app);

@@ -1,0 +1,138 @@
+#include "run_table.h"
+
+#include <spdlog/fmt/fmt.h>
+
+namespace ferry::tools {
+namespace {
+
+int64_t budget_of(swap::Tier tier, const Config& config) {
+    switch (tier) {
+        case swap::Tier::device:
+            return config.budgets.device_bytes;
+        case swap::Tier::host:
+            return config.budgets.host_bytes;
+        case swap::Tier::nvme:
+            break;
+    }
+    int64_t total = 0;
+    for (const NvmePath& path : config.budgets.nvme) {
+        if (path.size_bytes == kUnlimited) return kUnlimited;
+        total += path.size_bytes;
+    }
+    return total;
+}
+
+int64_t used_of(swap::Tier tier, const planner::Plan& plan) {
+    switch (tier) {
+        case swap::Tier::device:
+            return plan.device_bytes;
+        case swap::Tier::host:
+            return plan.host_bytes;
+        case swap::Tier::nvme:
+            return plan.nvme_bytes;
+    }
+    return 0;
+}
+
+constexpr std::array<swap::Tier, 3> kTiers{swap::Tier::device, swap::Tier::host, swap::Tier::nvme};
+
+std::string budget_text(int64_t bytes) {
+    return bytes == kUnlimited ? "unlimited" : format_bytes(bytes);
+}
+
+int64_t trainable_of(const planner::Plan& plan) {
+    int64_t count = 0;
+    for (const model::Layer& layer : plan.layers) {
+        for (const model::Tensor& tensor : layer.tensors)
+            count += tensor.trainable ? tensor.count : 0;
+    }
+    return count;
+}
+
+}  // namespace
+
+void print_plan(const planner::Plan& plan, const Config& config) {
+    int64_t parameters = 0;
+    for (const model::Layer& layer : plan.layers) {
+        for (const model::Tensor& tensor : layer.tensors) parameters += tensor.count;
+    }
+    fmt::print(
+        "{} parameters ({} trainable), chunks of {} elements, {} micro-batches in {} group{}\n\n",
+        parameters, trainable_of(plan), plan.chunk_elements, plan.micro_batches, plan.groups,
+        plan.groups == 1 ? "" : "s");
+    fmt::print("  {:<7} {:<40} {:>12} {:>14}\n", "tier", "what", "bytes", "budget");
+    for (const swap::Tier tier : kTiers) {
+        if (used_of(tier, plan) == 0) continue;
+        for (const planner::TierRow& row : plan.rows) {
+            if (row.tier == tier)
+                fmt::print("  {:<7} {:<40} {:>12}\n", "", row.what, format_bytes(row.bytes));
+        }
+        fmt::print("  {:<7} {:<40} {:>12} {:>14}\n", swap::name_of(tier), "in all",
+                   format_bytes(used_of(tier, plan)), budget_text(budget_of(tier, config)));
+    }
+    fmt::print("\n");
+}
+
+void print_run(const train::RunReport& report, const planner::Plan& plan, const Config& config) {
+    if (report.steps == 0) return;
+    const double steps = static_cast<double>(report.steps), step_seconds = report.seconds / steps;
+    fmt::print("\n{} steps, {:.0f} tokens/s, {:.4f} s a step\n\n", report.steps,
+               static_cast<double>(report.tokens) / report.seconds, step_seconds);
+    fmt::print("  {:<11} {:>12} {:>12} {:>9} {:>12}\n", "lane", "bytes/step", "busy s/step", "busy",
+               "GB/s busy");
+    for (const train::LinkReport& link : report.links) {
+        const double bytes = static_cast<double>(link.bytes);
+        const bool moves = link.link != "compute" && link.link != "team" && link.bytes > 0;
+        fmt::print("  {:<11} {:>12} {:>12.4f} {:>8.1f}% {:>12}\n", link.link,
+                   moves ? format_bytes(link.bytes / report.steps) : "", link.busy_seconds / steps,
+                   100 * link.busy_seconds / report.seconds,
+                   moves ? fmt::format("{:.2f}", bytes / link.busy_seconds * 1e-9) : "");
+    }
+    fmt::print("\n  {:<11} {:>12} {:>14}\n", "tier", "peak", "budget");
+    for (const swap::Tier tier : kTiers) {
+        fmt::print("  {:<11} {:>12} {:>14}\n", swap::name_of(tier),
+                   format_bytes(used_of(tier, plan)), budget_text(budget_of(tier, config)));
+    }
+    for (const aio::PathCounters& path : report.paths) {
+        fmt::print("  {}: {} read, {} written since start\n", path.path,
+                   format_bytes(path.bytes_read), format_bytes(path.bytes_written));
+    }
+    fmt::print("\n  bets: {} won, {} lost; {} steps clipped, {} skipped\n", report.bets_won,
+               report.bets_lost, report.clipped_steps, report.skipped_steps);
+    if (report.bound_seconds > 0) {
+        fmt::print("  lower bound of a step: {:.4f} s, set by {}; measured step at {:.1f}% of it\n",
+                   report.bound_seconds, report.binding, 100 * step_seconds / report.bound_seconds);
+    }
+}
+
+nlohmann::json summary_json(const train::RunReport& report, const planner::Plan& plan) {
+    nlohmann::json links = nlohmann::json::array(), paths = nlohmann::json::array();
+    for (const train::LinkReport& link : report.links) {
+        links.push_back(
+            {{"lane", link.link}, {"bytes", link.bytes}, {"busy_seconds", link.busy_seconds}});
+    }
+    for (const aio::PathCounters& path : report.paths) {
+        paths.push_back({{"path", path.path},
+                         {"bytes_read", path.bytes_read},
+                         {"bytes_written", path.bytes_written}});
+    }
+    return {{"summary",
+             {{"steps", report.steps},
+              {"tokens", report.tokens},
+              {"seconds", report.seconds},
+              {"bets_won", report.bets_won},
+              {"bets_lost", report.bets_lost},
+              {"clipped_steps", report.clipped_steps},
+              {"skipped_steps", report.skipped_steps},
+              {"device_bytes", plan.device_bytes},
+              {"host_bytes", plan.host_bytes},
+              {"nvme_bytes", plan.nvme_bytes},
+              {"groups", plan.groups},
+              {"chunk_elements", plan.chunk_elements},
+              {"bound_seconds", report.bound_seconds},
+              {"binding", report.binding},
+              {"lanes", links},
+              {"paths", paths}}}};
+}
+
+}  // namespace ferry::tools
