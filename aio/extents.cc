@@ -86,10 +86,13 @@ std::vector<Extents::PerPath> Extents::divide(std::span<const SlotClass> classes
         needed += classes[c].slots * slot_bytes_[c];
         missing += (classes[c].slots - placed) * slot_bytes_[c];
     }
+    std::string names;
+    for (const PathShape& path : paths) names += (names.empty() ? "" : ", ") + path.name;
     if (missing > 0)
         throw Error(Trouble::does_not_fit,
                     {.what = "the storage paths are too small: " + std::to_string(missing) +
                              " bytes (" + format_bytes(missing) + ") are missing",
+                     .where = names,
                      .measured = std::to_string(needed) + " bytes needed",
                      .limit = std::to_string(capacity) + " bytes given",
                      .remedy = "raise a path's size by what is missing, or add a path"});

@@ -69,7 +69,13 @@ PathFiles::PathFiles(const PathOptions& path, const VolumeOptions& volume)
 PathFiles::~PathFiles() { release(); }
 
 void PathFiles::release() noexcept {
-    for (const int file : descriptors_) close(file);
+    for (const int file : descriptors_) {
+        // A ring lets go of its files some time after it was closed; the space must be free now,
+        // for the next volume.
+        if (owned_ && !options_.raw_device && ftruncate(file, 0) != 0)
+            log_warn("aio: a segment in " + options_.path + " could not be emptied");
+        close(file);
+    }
     descriptors_.clear();
     if (owned_ && options_.raw_device) {
         // Without the magic the device is free for anyone again.

@@ -108,16 +108,16 @@ void Queue::turn(Nanos until) {
     take_requests();
     issue();
     tell();  // before sleeping: a cancellation finishes operations too
-    const bool busy = 2 * static_cast<size_t>(in_backend_) >= flights_.size();
     const int count = backend_->reap(completions_, sleep_until(until));
     sleeping_.store(false, std::memory_order_seq_cst);
-    const Nanos before = now_;
     now_ = backend_->now();
     in_backend_ -= count;
     for (int i = 0; i < count; ++i) complete(completions_[static_cast<size_t>(i)]);
-    busy ? speed_.pass(now_ - before) : speed_.skip();
+    busy_ ? speed_.pass(now_ - measured_at_) : speed_.skip();
+    measured_at_ = now_;
     take_requests();
     issue();
+    busy_ = 2 * static_cast<size_t>(in_backend_) >= flights_.size();
     tell();
 }
 

@@ -154,6 +154,8 @@ private:
     std::vector<Completion> completions_;
     int in_backend_ = 0;
     Nanos now_ = 0;
+    Nanos measured_at_ = 0;  // the end of the last turn's wait
+    bool busy_ = false;      // since then, at least half of the depth was in the backend
     bool delivered_ = false;
 
     struct {

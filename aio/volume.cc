@@ -112,7 +112,8 @@ std::vector<PathShape> VolumeOnPaths::open_paths(bool on_files) {
     std::vector<PathShape> shapes;
     bool weigh = false;
     for (const PathOptions& path : options_.paths) {
-        PathShape shape{.segments = std::max(1, path.segments),
+        PathShape shape{.name = path.path,
+                        .segments = std::max(1, path.segments),
                         .rings = options_.rings,
                         .data_offset = 0,
                         .capacity_bytes = path.size_bytes ? path.size_bytes : int64_t{1} << 60,

@@ -1,6 +1,8 @@
 // Speed of one decoder block, forward and backward, against the rate of the GEMM alone: what share of
 // the arithmetic peak a block reaches, and where the rest goes.
 //   bench_block [--threads N] [--bf16] [--hidden H] [--inner I] [--sequence S] [--sequences B] [--tile M]
+#include <time.h>
+
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>

@@ -33,11 +33,11 @@ Active& Scoreboard::append(const Schedule& schedule, int64_t step) {
         if (entry.writes) waits.raise(resources_[entry.resource].readers);
         active.entry_waits.push_back(waits);
     }
-    for (const Leaves& leaves : schedule.leaves) {
-        Use& use = resources_[leaves.resource];
-        const Counters readers = absolute(leaves.readers, active.base);
-        if (leaves.written) {
-            use = {absolute(leaves.writers, active.base), readers};
+    for (const LastUse& last : schedule.last_uses) {
+        Use& use = resources_[last.resource];
+        const Counters readers = absolute(last.readers, active.base);
+        if (last.written) {
+            use = {absolute(last.writers, active.base), readers};
         } else {
             use.readers.raise(readers);
         }

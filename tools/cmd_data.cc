@@ -100,8 +100,9 @@ void write_data(const DataOptions& options) {
                                              {"masked", masked}};
         std::printf("%s\n", line.dump().c_str());
     } else {
-        std::printf("%s: %zu tokens from %zu files, vocabulary %llu, %lld masked\n",
+        std::printf("%s: %zu tokens from %zu file%s, vocabulary %llu, %lld masked\n",
                     options.output.c_str(), tokens.size(), options.texts.size(),
+                    options.texts.size() == 1 ? "" : "s",
                     static_cast<unsigned long long>(kByteVocabulary),
                     static_cast<long long>(masked));
     }

@@ -105,7 +105,7 @@ struct Counters {
     }
 };
 // How a schedule leaves a resource: who wrote it last and who has read it since.
-struct Leaves {
+struct LastUse {
     uint32_t resource = 0;
     bool written = false;  // false: read only, earlier writers still count
     Counters writers{}, readers{};
@@ -117,7 +117,7 @@ struct Schedule {
     std::array<std::vector<uint32_t>, kLanes> lanes{};
     std::vector<Wait> waits{};
     std::vector<Entry> entries{};
-    std::vector<Leaves> leaves{};
+    std::vector<LastUse> last_uses{};
     Wait verdict{};             // when this is done the step can be settled
     bool has_verdict = false;
 };

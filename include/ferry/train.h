@@ -66,6 +66,9 @@ public:
     virtual uint64_t state_hash() = 0;
     // The current fp32 master weights (or frozen weights widened) of one tensor.
     virtual std::vector<float> read_tensor(int64_t layer, const model::Tensor& tensor) = 0;
+    // The last step's gradient of one tensor, as rounded to the wire type, before unscaling and
+    // clipping; zeros where it is frozen. Only between step() and the next call of anything else.
+    virtual std::vector<float> read_gradient(int64_t layer, const model::Tensor& tensor) = 0;
     // Measures the kernels and links of this plan alone; the run's report then has the bound.
     virtual void measure_bound() = 0;
 

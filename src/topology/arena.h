@@ -11,8 +11,28 @@
 
 #include "ferry/topology.h"
 
+// TBB's own library is not instrumented, so ThreadSanitizer does not see how it orders threads. The
+// files that include it are compiled without instrumentation too, and tell the order themselves.
+#ifdef FERRY_TSAN
+extern "C" void __tsan_acquire(void*);
+extern "C" void __tsan_release(void*);
+#endif
+
 namespace ferry {
 namespace topology {
+
+// Between a before() and an after() of the same object nothing is concurrent: what the thread did
+// before the first is seen by who comes after the second.
+inline void before([[maybe_unused]] const void* point) {
+#ifdef FERRY_TSAN
+    __tsan_release(const_cast<void*>(point));
+#endif
+}
+inline void after([[maybe_unused]] const void* point) {
+#ifdef FERRY_TSAN
+    __tsan_acquire(const_cast<void*>(point));
+#endif
+}
 
 // Every thread that enters the arena runs on the given cores, and goes back to where it was when it
 // leaves: TBB lends the same worker to other arenas.

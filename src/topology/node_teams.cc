@@ -72,16 +72,24 @@ int NodeTeams::index_of(const void* address) const {
 }
 
 void NodeTeams::run(void (*call)(const void*, int, Team&), const void* body) {
+    char start = 0, end = 0;
+    const auto one = [&](int index) {
+        topology::after(&start);
+        call(body, index, team(index));
+        topology::before(&end);
+    };
+    topology::before(&start);
     for (int i = 1; i < count(); ++i) {
         Team::Arena& other = *team(i).arena_;
-        other.arena.execute([&, i] { other.posted.run([&, i] { call(body, i, team(i)); }); });
+        other.arena.execute([&, i] { other.posted.run([&, i] { one(i); }); });
     }
-    team(0).arena_->arena.execute([&] { call(body, 0, team(0)); });
+    team(0).arena_->arena.execute([&] { one(0); });
     for (int i = 1; i < count(); ++i) {
         // Inside the arena, so that this thread does the work where no worker is free for it.
         Team::Arena& other = *team(i).arena_;
         other.arena.execute([&] { other.posted.wait(); });
     }
+    topology::after(&end);
 }
 
 }  // namespace ferry

@@ -69,17 +69,27 @@ int Team::threads() const noexcept { return arena_->threads; }
 
 void Team::run(int64_t count, void (*call)(const void*, int64_t), const void* body) {
     if (count <= 0) return;
+    char start = 0, end = 0;
+    const auto one = [&](int64_t i) {
+        topology::after(&start);
+        call(body, i);
+        topology::before(&end);
+    };
     const auto all = [&] {
         if (arena_->threads == 1 || count == 1) {
-            for (int64_t i = 0; i < count; ++i) call(body, i);
-            return;
+            for (int64_t i = 0; i < count; ++i) one(i);
+        } else {
+            tbb::parallel_for(int64_t{0}, count, one, tbb::simple_partitioner());
         }
-        tbb::parallel_for(
-            int64_t{0}, count, [&](int64_t i) { call(body, i); }, tbb::simple_partitioner());
     };
+    topology::before(&start);
     // One unpinned thread needs no arena.
-    if (arena_->threads == 1 && !arena_->pin) return all();
-    arena_->arena.execute(all);
+    if (arena_->threads == 1 && !arena_->pin) {
+        all();
+    } else {
+        arena_->arena.execute(all);
+    }
+    topology::after(&end);
 }
 
 }  // namespace ferry

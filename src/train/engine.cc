@@ -95,6 +95,13 @@ public:
         return values;
     }
 
+    std::vector<float> read_gradient(int64_t layer, const model::Tensor& tensor) override {
+        store_->drain();
+        std::vector<float> values(static_cast<size_t>(tensor.count));
+        state_.read_gradient(layer, tensor.offset, values);
+        return values;
+    }
+
     void measure_bound() override;
 
     const Plan& plan() const override { return plan_; }

@@ -16,6 +16,20 @@ uint64_t fold(uint64_t hash, std::span<const std::byte> bytes) {
     return checksum(std::as_bytes(std::span(pair)));
 }
 
+std::vector<float> widen(const std::byte* values, DType type, int64_t count) {
+    std::vector<float> wide(static_cast<size_t>(count));
+    const auto* floats = reinterpret_cast<const float*>(values);
+    const auto* halves = reinterpret_cast<const uint16_t*>(values);
+    for (size_t i = 0; i < wide.size(); ++i) {
+        switch (type) {
+            case DType::f32: wide[i] = floats[i]; break;
+            case DType::bf16: wide[i] = from_bf16(halves[i]); break;
+            case DType::f16: wide[i] = from_f16(halves[i]); break;
+        }
+    }
+    return wide;
+}
+
 }  // namespace
 
 void StateIo::initialise(const model::Shape& shape, uint32_t seed) {
@@ -53,30 +67,36 @@ uint64_t StateIo::hash() {
     return hash;
 }
 
-void StateIo::widen(const Chunk& chunk, std::span<float> out) const {
-    if (chunk.trainable || plan_.compute == DType::f32) {
-        const auto* p = reinterpret_cast<const float*>(chunk.trainable ? state_.data() : weight_.data());
-        std::copy(p, p + chunk.count, out.begin());
-        return;
-    }
-    const auto* bits = reinterpret_cast<const uint16_t*>(weight_.data());
-    for (size_t i = 0; i < out.size(); ++i) {
-        out[i] = plan_.compute == DType::bf16 ? from_bf16(bits[i]) : from_f16(bits[i]);
+template <class Load>
+void StateIo::gather(int64_t layer, int64_t first, std::span<float> out, const Load& load) {
+    const int64_t last = first + static_cast<int64_t>(out.size());
+    for (const Chunk& chunk : plan_.chunks_of(layer)) {
+        const int64_t begin = std::max(first, chunk.first), end = std::min(last, chunk.first + chunk.count);
+        if (begin >= end) continue;
+        const std::vector<float> values = load(chunk);
+        if (values.empty()) continue;
+        std::copy(values.begin() + (begin - chunk.first), values.begin() + (end - chunk.first),
+                  out.begin() + (begin - first));
     }
 }
 
 void StateIo::read(int64_t layer, int64_t first, std::span<float> out) {
-    const int64_t last = first + static_cast<int64_t>(out.size());
-    std::vector<float> values;
-    for (const Chunk& chunk : plan_.chunks_of(layer)) {
-        const int64_t begin = std::max(first, chunk.first), end = std::min(last, chunk.first + chunk.count);
-        if (begin >= end) continue;
-        chunk.trainable ? store_.get(chunk.state, state_bytes(chunk)) : store_.get(chunk.weight, weight_bytes(chunk));
-        values.resize(static_cast<size_t>(chunk.count));
-        widen(chunk, values);
-        std::copy(values.begin() + (begin - chunk.first), values.begin() + (end - chunk.first),
-                  out.begin() + (begin - first));
-    }
+    gather(layer, first, out, [&](const Chunk& chunk) {
+        if (!chunk.trainable) {
+            store_.get(chunk.weight, weight_bytes(chunk));
+            return widen(weight_.data(), plan_.compute, chunk.count);
+        }
+        store_.get(chunk.state, state_bytes(chunk));
+        return widen(state_.data(), DType::f32, chunk.count);
+    });
+}
+
+void StateIo::read_gradient(int64_t layer, int64_t first, std::span<float> out) {
+    gather(layer, first, out, [&](const Chunk& chunk) -> std::vector<float> {
+        if (!chunk.trainable) return {};
+        store_.get(chunk.gradient, state_.first(static_cast<size_t>(chunk.count * size_of(plan_.wire))));
+        return widen(state_.data(), plan_.wire, chunk.count);
+    });
 }
 
 }  // namespace ferry::train

@@ -25,6 +25,8 @@ public:
     // fp32 values of elements [first, first + out.size()) of a layer: the master's, or the compute
     // weights' where the chunk is frozen.
     void read(int64_t layer, int64_t first, std::span<float> out);
+    // The same of the gradients that wait for their update.
+    void read_gradient(int64_t layer, int64_t first, std::span<float> out);
 
 private:
     std::span<std::byte> state_bytes(const planner::Chunk& chunk) const {
@@ -33,7 +35,9 @@ private:
     std::span<std::byte> weight_bytes(const planner::Chunk& chunk) const {
         return weight_.first(static_cast<size_t>(chunk.count * size_of(plan_.compute)));
     }
-    void widen(const planner::Chunk& chunk, std::span<float> out) const;
+    // Calls load(chunk) for each chunk that overlaps the range; its values go to their place in `out`.
+    template <class Load>
+    void gather(int64_t layer, int64_t first, std::span<float> out, const Load& load);
 
     const planner::Plan& plan_;
     swap::Store& store_;

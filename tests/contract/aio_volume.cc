@@ -33,7 +33,8 @@ const Where kWhere[] = {
 };
 
 std::byte pattern(uint64_t version, size_t at) {
-    return static_cast<std::byte>((version * 1000003 + at / 8) * 0x9E3779B97F4A7C15u >> (at % 8 * 8));
+    return static_cast<std::byte>((version * 1000003 + at / 8) * 0x9E3779B97F4A7C15u >>
+                                  (at % 8 * 8));
 }
 
 class Memory {
@@ -90,13 +91,14 @@ protected:
 
     VolumeOptions options() const {
         const Where& where = GetParam();
-        return {.paths = {{.path = directory_, .size_bytes = 64 * kMiB, .segments = where.segments}},
-                .classes = {{"a", kSlotBytes, kSlots}, {"b", 4096, 3}},
-                .backend = where.kind,
-                .block_bytes = 64 * kKiB,
-                .queue_depth = 8,
-                .operations_max = 64,
-                .rings = where.rings};
+        return {
+            .paths = {{.path = directory_, .size_bytes = 64 * kMiB, .segments = where.segments}},
+            .classes = {{"a", kSlotBytes, kSlots}, {"b", 4096, 3}},
+            .backend = where.kind,
+            .block_bytes = 64 * kKiB,
+            .queue_depth = 8,
+            .operations_max = 64,
+            .rings = where.rings};
     }
     Volume& open(VolumeOptions volume_options) {
         volume_ = disk_ ? open_simulated_volume(std::move(volume_options), *executor_, *disk_)
@@ -168,9 +170,13 @@ TEST_P(VolumeContract, ConflictingOperationsKeepTheirOrder) {
         read.push_back(std::make_unique<Memory>(kSlotBytes));
         written[i]->fill(100 + i);
         // The read has the higher priority, and must not overtake all the same.
-        operations[2 * i] = {.kind = Kind::write, .priority = Priority::background, .slot = slot,
+        operations[2 * i] = {.kind = Kind::write,
+                             .priority = Priority::background,
+                             .slot = slot,
                              .buffer = written[i]->span()};
-        operations[2 * i + 1] = {.kind = Kind::read, .priority = Priority::urgent, .slot = slot,
+        operations[2 * i + 1] = {.kind = Kind::read,
+                                 .priority = Priority::urgent,
+                                 .slot = slot,
                                  .buffer = read[i]->span()};
     }
     for (Operation& operation : operations) volume.submit(operation);
@@ -185,8 +191,8 @@ TEST_P(VolumeContract, PartsOfASlotAreWrittenAlone) {
     all.fill(1);
     part.fill(2);
     Operation write{.kind = Kind::write, .slot = slot, .buffer = all.span()};
-    Operation patch{.kind = Kind::write, .slot = slot, .offset = 64 * kKiB - 4096,
-                    .buffer = part.span()};
+    Operation patch{
+        .kind = Kind::write, .slot = slot, .offset = 64 * kKiB - 4096, .buffer = part.span()};
     Operation read{.kind = Kind::read, .slot = slot, .buffer = all.span()};
     run(write);
     run(patch);
@@ -347,7 +353,8 @@ TEST_P(VolumeContract, MisusesAreBugs) {
     const auto submit = [&](Operation operation) { volume.submit(operation); };
     const auto buffer = memory.span();
     EXPECT_DEATH(submit({.slot = slot, .offset = 4096, .buffer = buffer}), "outside its slot");
-    EXPECT_DEATH(submit({.slot = slot, .offset = 512, .buffer = buffer.first(4096)}), "not aligned");
+    EXPECT_DEATH(submit({.slot = slot, .offset = 512, .buffer = buffer.first(4096)}),
+                 "not aligned");
     EXPECT_DEATH(submit({.slot = slot, .buffer = buffer.subspan(8, 4096)}), "not aligned");
     EXPECT_DEATH(submit({.slot = slot + 1, .buffer = buffer.first(4096)}), "not in use");
     EXPECT_DEATH(volume.free(slot + 1), "not in use");

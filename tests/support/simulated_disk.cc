@@ -176,9 +176,9 @@ Fault SimulatedDisk::draw_fault(Verb verb) {
 }
 
 void SimulatedDisk::record(const Transfer& transfer, int64_t result) {
-    for (const int64_t value : {executor_.now(), static_cast<int64_t>(transfer.verb),
-                                static_cast<int64_t>(transfer.file), transfer.offset,
-                                transfer.size_bytes, result})
+    for (const int64_t value :
+         {executor_.now(), static_cast<int64_t>(transfer.verb), static_cast<int64_t>(transfer.file),
+          transfer.offset, transfer.size_bytes, result})
         trace_ = (trace_ ^ static_cast<uint64_t>(value)) * 1099511628211u;
 }
 
@@ -186,12 +186,18 @@ int32_t SimulatedDisk::perform(int path, const Transfer& transfer, Fault fault) 
     if (!powered_) return -EIO;
     if (vanished_) return -ENODEV;
     switch (fault) {
-        case Fault::interrupt: return -EINTR;
-        case Fault::again: return -EAGAIN;
-        case Fault::eio: return -EIO;
-        case Fault::enospc: return -ENOSPC;
-        case Fault::erofs: return -EROFS;
-        default: break;
+        case Fault::interrupt:
+            return -EINTR;
+        case Fault::again:
+            return -EAGAIN;
+        case Fault::eio:
+            return -EIO;
+        case Fault::enospc:
+            return -ENOSPC;
+        case Fault::erofs:
+            return -EROFS;
+        default:
+            break;
     }
     File& file = at(path, transfer.file);
     if (transfer.verb == Verb::flush) {
@@ -207,10 +213,12 @@ int32_t SimulatedDisk::perform(int path, const Transfer& transfer, Fault fault) 
     }
     if (transfer.verb == Verb::write) return perform_write(file, transfer, fault);
     int64_t bytes = transfer.size_bytes;
-    if (fault == Fault::shorten) bytes = static_cast<int64_t>(draw() % static_cast<uint64_t>(bytes));
+    if (fault == Fault::shorten)
+        bytes = static_cast<int64_t>(draw() % static_cast<uint64_t>(bytes));
     memcpy(transfer.data, file.now.data() + transfer.offset, static_cast<size_t>(bytes));
     if (fault == Fault::bit_flip)
-        transfer.data[draw() % static_cast<uint64_t>(bytes)] ^= static_cast<std::byte>(1 << draw() % 8);
+        transfer.data[draw() % static_cast<uint64_t>(bytes)] ^=
+            static_cast<std::byte>(1 << draw() % 8);
     return static_cast<int32_t>(bytes);
 }
 
@@ -225,18 +233,19 @@ int32_t SimulatedDisk::perform_write(File& file, const Transfer& transfer, Fault
             store(file, transfer.offset, transfer.data, bytes);
             return static_cast<int32_t>(bytes);
         }
-        case Fault::lost_write: break;
+        case Fault::lost_write:
+            break;
         case Fault::torn_write:
             store(file, transfer.offset, transfer.data, some(ceil_div(size, kSector)) * kSector);
             break;
         case Fault::misdirected_write: {
             // Somewhere else in what this file holds so far, whole blocks away.
             const auto blocks = static_cast<int64_t>(file.now.size()) / 4096;
-            const int64_t astray = (transfer.offset / 4096 + 1 + some(std::max<int64_t>(1, blocks - 1))) %
-                                   blocks * 4096;
+            const int64_t astray =
+                (transfer.offset / 4096 + 1 + some(std::max<int64_t>(1, blocks - 1))) % blocks *
+                4096;
             const int64_t room = static_cast<int64_t>(file.now.size()) - astray;
-            if (astray != transfer.offset)
-                store(file, astray, transfer.data, std::min(size, room));
+            if (astray != transfer.offset) store(file, astray, transfer.data, std::min(size, room));
             break;
         }
         case Fault::bit_flip: {
@@ -245,7 +254,8 @@ int32_t SimulatedDisk::perform_write(File& file, const Transfer& transfer, Fault
                 static_cast<std::byte>(1 << draw() % 8);
             break;
         }
-        default: store(file, transfer.offset, transfer.data, size);
+        default:
+            store(file, transfer.offset, transfer.data, size);
     }
     return static_cast<int32_t>(size);
 }

@@ -41,10 +41,10 @@ bool loud_failure(Fault fault);
 
 struct SimulatedDiskOptions {
     uint64_t seed = 0;
-    Nanos latency_ns = 80'000;   // mean; the spread reorders completions
-    double bytes_per_s = 3e9;    // a path
+    Nanos latency_ns = 80'000;               // mean; the spread reorders completions
+    double bytes_per_s = 3e9;                // a path
     std::vector<double> path_bytes_per_s{};  // instead, for paths of different speed
-    struct Odds {                // of each fault, for each transfer it can happen to
+    struct Odds {                            // of each fault, for each transfer it can happen to
         double shorten = 0, interrupt = 0, again = 0, stall = 0;
         double eio = 0, enospc = 0, erofs = 0, vanish = 0;
         double bit_flip = 0, lost_write = 0, misdirected_write = 0, torn_write = 0;
@@ -62,8 +62,8 @@ public:
     SimulatedDisk(SimulatedDiskOptions options, Executor& executor);
 
     BackendFactory factory();
-    // Power fails now: of everything not flushed, and of what is under way, any sectors may be lost.
-    // Transfers fail with EIO until power_up().
+    // Power fails now: of everything not flushed, and of what is under way, any sectors may be
+    // lost. Transfers fail with EIO until power_up().
     void lose_power();
     void power_up() { powered_ = true; }
 

@@ -1,0 +1,123 @@
+"""What the end-to-end tests share: a text, a tiny model, and the built program run on them as a user
+runs it. The program is named by the environment variable FERRY."""
+
+import copy
+import json
+import os
+import random
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+FERRY = os.environ.get("FERRY", "")
+
+USAGE, DOES_NOT_FIT, IO, DIVERGED = 2, 3, 4, 5  # exit codes
+
+MODEL = {"hidden": 64, "layers": 3, "heads": 4, "kv_heads": 2, "intermediate": 160, "vocab": 256}
+CONFIG = {
+    "model": MODEL,
+    "data": {"held_back": 0.1},
+    "batch": {"sequence": 32, "micro_batch": 2, "micro_batches": 4},
+    "optimizer": {"lr": 0.003, "betas": [0.9, 0.95], "weight_decay": 0.1},
+    "schedule": {"kind": "cosine", "warmup_steps": 2, "final_fraction": 0.1},
+    "threads": 1, "seed": 7, "steps": 8,
+}
+
+
+class Run:
+    """A finished run: its exit code, its JSON lines by kind, and what it said on standard error."""
+
+    def __init__(self, code, out, err):
+        self.code, self.out, self.err = code, out, err
+        self.lines = []
+        for line in out.splitlines():
+            try:
+                self.lines.append(json.loads(line))
+            except ValueError:
+                self.lines.append({"text": line})
+        self.steps = [line for line in self.lines if "loss" in line]
+        self.evaluations = [line for line in self.lines if "evaluation_loss" in line]
+        self.hashes = [line["state_hash"] for line in self.lines if "state_hash" in line]
+        summaries = [line["summary"] for line in self.lines if "summary" in line]
+        self.summary = summaries[-1] if summaries else None
+
+    def lane(self, name):
+        return next(lane["bytes"] for lane in self.summary["lanes"] if lane["lane"] == name)
+
+    def numbers(self):
+        """Everything that a placement must not change."""
+        kept = ("step", "loss", "gradient_norm", "clip_factor", "lr", "targets", "skipped")
+        return [{key: step[key] for key in kept} for step in self.steps], self.hashes
+
+
+def write_text(path, count):
+    """Words with a skewed distribution: a loss that falls, gradients that vary."""
+    rng = random.Random(5)
+    words = ["".join(rng.choice("abcdefghij klmnop") for _ in range(rng.randint(2, 7)))
+             for _ in range(60)]
+    text = ""
+    while len(text) < count:
+        text += words[min(int(rng.expovariate(0.1)), 59)] + rng.choice([" ", " ", ", ", ".\n"])
+    with open(path, "w", encoding="ascii") as file:
+        file.write(text[:count])
+
+
+class FerryTest(unittest.TestCase):
+    """A temporary directory with tokens in it, and ways to run the program there."""
+
+    @classmethod
+    def setUpClass(cls):
+        if not FERRY:
+            raise unittest.SkipTest("FERRY names no program")
+        cls.dir = tempfile.mkdtemp(prefix="ferry-e2e-")
+        cls.addClassCleanup(shutil.rmtree, cls.dir, ignore_errors=True)
+        write_text(cls.path("text.txt"), 40000)
+        made = cls.ferry("data", cls.path("text.txt"), "-o", cls.path("tokens.bin"))
+        assert made.code == 0, made.err
+        os.mkdir(cls.path("nvme"))
+        os.mkdir(cls.path("nvme2"))
+
+    @classmethod
+    def path(cls, name):
+        return os.path.join(cls.dir, name)
+
+    @classmethod
+    def ferry(cls, *arguments, **options):
+        done = subprocess.run([FERRY, *arguments], capture_output=True, text=True, timeout=120,
+                              check=False, **options)
+        return Run(done.returncode, done.stdout, done.stderr)
+
+    @classmethod
+    def config(cls, **changes):
+        """CONFIG with changes: dots are written as two underscores, budgets__host="1MiB"."""
+        config = copy.deepcopy(CONFIG)
+        config["data"]["tokens"] = cls.path("tokens.bin")
+        for key, value in changes.items():
+            *parents, last = key.split("__")
+            place = config
+            for parent in parents:
+                place = place.setdefault(parent, {})
+            place[last] = value
+        return config
+
+    @classmethod
+    def command(cls, config, *arguments):
+        """The command line that trains by this configuration, and writes its file."""
+        number = len(os.listdir(cls.dir))
+        name = cls.path(f"config{number}.json")
+        with open(name, "w", encoding="utf-8") as file:
+            json.dump(config, file)
+        return ["train", name, "--json", "--no-bound", *arguments]
+
+    @classmethod
+    def train(cls, config, *arguments, **options):
+        return cls.ferry(*cls.command(config, *arguments), **options)
+
+    @classmethod
+    def nvme(cls, size="64MiB", name="nvme"):
+        return {"path": cls.path(name), "size": size}
+
+    def assert_trained(self, run):
+        self.assertEqual(run.code, 0, run.err)
+        self.assertIsNotNone(run.summary, run.out)

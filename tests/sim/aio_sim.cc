@@ -1,0 +1,426 @@
+// Seeded runs on a disk that goes wrong. A failing run prints its seed; the same seed is the same
+// run.
+//   FERRY_SIM_SEEDS=1000000  FERRY_SIM_SEED=12345 (that one alone)
+#include <gtest/gtest.h>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <set>
+
+#include "ferry/aio.h"
+#include "tests/support/simulated_disk.h"
+
+namespace ferry::aio {
+namespace {
+
+constexpr int64_t kSlotBytes = 5 * 4096;
+constexpr size_t kUnits = 6;        // pieces of state, each in one slot at a time
+constexpr int64_t kSpareSlots = 2;  // fresh slots for new versions
+
+struct AlignedBytes {
+    static constexpr size_t kSize = kSlotBytes;
+    std::byte* data = static_cast<std::byte*>(std::aligned_alloc(4096, kSize));
+    AlignedBytes() { memset(data, 0, kSize); }
+    ~AlignedBytes() { std::free(data); }
+    AlignedBytes(const AlignedBytes&) = delete;
+    AlignedBytes& operator=(const AlignedBytes&) = delete;
+    std::span<std::byte> span() const { return {data, kSize}; }
+};
+
+void fill(std::span<std::byte> bytes, uint64_t unit, uint64_t version) {
+    uint64_t state = (unit << 32 | version) * 0x9E3779B97F4A7C15u + 1;
+    for (size_t i = 0; i < bytes.size(); i += 8) {
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        memcpy(bytes.data() + i, &state, 8);
+    }
+}
+
+VolumeOptions small_volume(int paths = 2) {
+    VolumeOptions options{.classes = {{"state", kSlotBytes, kUnits + kSpareSlots}},
+                          .block_bytes = 8192,
+                          .queue_depth = 4,
+                          .operations_max = 8,
+                          .write_once = false};
+    for (int i = 0; i < paths; ++i) options.paths.push_back({.path = "p" + std::to_string(i)});
+    return options;
+}
+
+struct Outcome {
+    std::string error;     // empty: exact to the last byte
+    bool corrupt = false;  // verify() found wrong bytes
+    uint64_t trace = 0;
+};
+
+// A toy of what swap does: every unit is written to a fresh slot as a new version, read back later,
+// verified; several units are under way at once.
+class Cycle {
+public:
+    Cycle(Volume& volume, Executor& executor) : volume_(volume), executor_(executor) {
+        for (size_t i = 0; i < kUnits; ++i) units_[i].sums.resize(pieces_of(kSlotBytes));
+    }
+
+    // "" or the error that ended it. Everything has come back either way.
+    std::string run(int steps) {
+        for (int step = 1; step <= steps && error_.empty(); ++step) {
+            write_all(static_cast<uint64_t>(step));
+            if (error_.empty()) read_all();
+        }
+        drain();
+        return error_;
+    }
+    bool corrupt() const { return corrupt_; }
+
+private:
+    struct Unit {
+        AlignedBytes bytes;
+        SlotId slot = kNoSlot, fresh = kNoSlot;
+        uint64_t version = 0;
+        std::vector<uint64_t> sums;
+        Operation operation;
+    };
+
+    void write_all(uint64_t version) {
+        for (size_t i = 0; i < kUnits; ++i) {
+            Unit& unit = units_[i];
+            while (error_.empty() && (unit.fresh = volume_.allocate(0)) == kNoSlot) take_one();
+            if (!error_.empty()) return;
+            fill(unit.bytes.span(), i, version);
+            seal(unit.bytes.span(), version, unit.sums);
+            unit.version = version;
+            unit.operation = {.kind = Kind::write,
+                              .priority = Priority::background,
+                              .slot = unit.fresh,
+                              .buffer = unit.bytes.span(),
+                              .tag = i};
+            volume_.submit(unit.operation);
+        }
+        drain();
+    }
+
+    void read_all() {
+        for (size_t i = 0; i < kUnits; ++i) {
+            Unit& unit = units_[(i * 5 + 1) % kUnits];
+            memset(unit.bytes.data, 0xee, kSlotBytes);
+            unit.operation = {.kind = Kind::read,
+                              .slot = unit.slot,
+                              .buffer = unit.bytes.span(),
+                              .tag = (i * 5 + 1) % kUnits};
+            volume_.submit(unit.operation);
+        }
+        drain();
+    }
+
+    void drain() {
+        while (volume_.in_flight() > 0) take_one();
+    }
+
+    void take_one() {
+        Operation* operation = volume_.poll();
+        if (!operation) return executor_.wait(kForever);
+        Unit& unit = units_[operation->tag];
+        FERRY_CHECK(operation == &unit.operation);
+        if (operation->state == State::failed) {
+            if (error_.empty()) error_ = to_error(volume_, *operation).what();
+            return;
+        }
+        FERRY_CHECK(operation->state == State::done && operation->done_bytes == kSlotBytes);
+        if (operation->kind == Kind::write) {
+            if (unit.slot != kNoSlot) volume_.free(unit.slot);
+            unit.slot = std::exchange(unit.fresh, kNoSlot);
+            return;
+        }
+        check(unit, operation->tag);
+    }
+
+    void check(Unit& unit, size_t index) {
+        const bool found = verify(unit.bytes.span(), unit.version, unit.sums) >= 0;
+        AlignedBytes expected;
+        fill(expected.span(), index, unit.version);
+        const bool wrong = memcmp(unit.bytes.data, expected.data, kSlotBytes) != 0;
+        FERRY_CHECK(found == wrong, "a wrong byte passed verification");
+        if (!wrong) return;
+        corrupt_ = true;
+        if (error_.empty()) error_ = "wrong bytes in " + volume_.describe(unit.slot);
+    }
+
+    Volume& volume_;
+    Executor& executor_;
+    Unit units_[kUnits];
+    std::string error_;
+    bool corrupt_ = false;
+};
+
+Outcome run_cycle(const SimulatedDiskOptions& disk_options, int steps) {
+    auto executor = make_simulated_executor(disk_options.seed);
+    SimulatedDisk disk(disk_options, *executor);
+    Outcome outcome;
+    {
+        auto volume = open_simulated_volume(small_volume(), *executor, disk);
+        Cycle cycle(*volume, *executor);
+        outcome.error = cycle.run(steps);
+        outcome.corrupt = cycle.corrupt();
+        FERRY_CHECK(volume->in_flight() == 0);
+    }
+    outcome.trace = disk.trace();
+    return outcome;
+}
+
+// Every seed draws its own mix of troubles.
+SimulatedDiskOptions disk_of(uint64_t seed) {
+    const auto bits = philox({static_cast<uint32_t>(seed), Purpose::test}, {7, 0, 0, 0});
+    const auto odds = [&](int bit, double value) { return bits[0] >> bit & 1 ? value : 0.0; };
+    return {.seed = seed,
+            .latency_ns = 1'000 + bits[1] % 1'000'000,
+            .bytes_per_s = bits[0] >> 9 & 1 ? 1e9 : 1e10,
+            .path_bytes_per_s = {},
+            .odds = {.shorten = odds(0, 0.2),
+                     .interrupt = odds(1, 0.1),
+                     .again = odds(2, 0.1),
+                     .stall = odds(3, 0.02),
+                     .eio = bits[2] % 8 == 0 ? 0.01 : 0,
+                     .enospc = bits[2] % 8 == 1 ? 0.01 : 0,
+                     .vanish = bits[2] % 8 == 2 ? 0.01 : 0,
+                     .bit_flip = bits[2] % 8 == 3 ? 0.01 : 0,
+                     .lost_write = bits[2] % 8 == 4 ? 0.01 : 0,
+                     .misdirected_write = bits[2] % 8 == 5 ? 0.01 : 0,
+                     .torn_write = bits[2] % 8 == 6 ? 0.01 : 0,
+                     .partial_submission = odds(4, 0.3)}};
+}
+
+uint64_t from_environment(const char* name, uint64_t otherwise) {
+    const char* text = getenv(name);
+    return text ? strtoull(text, nullptr, 10) : otherwise;
+}
+
+// A failed check aborts, and whoever reads the log needs the seed.
+uint64_t seed_now = 0;
+void print_seed(int) {
+    char text[64];
+    const int size =
+        snprintf(text, sizeof text, "aborted in seed %lu\n", static_cast<unsigned long>(seed_now));
+    [[maybe_unused]] const ssize_t written = write(2, text, static_cast<size_t>(size));
+}
+
+TEST(AioSim, EverySeedIsExactOrNamed) {
+    const auto previous = std::signal(SIGABRT, print_seed);
+    const uint64_t only = from_environment("FERRY_SIM_SEED", 0);
+    const uint64_t first = only ? only : 1;
+    const uint64_t last = only ? only : from_environment("FERRY_SIM_SEEDS", 10'000);
+    int exact = 0, failed = 0, corrupt = 0;
+    for (seed_now = first; seed_now <= last; ++seed_now) {
+        const Outcome outcome = run_cycle(disk_of(seed_now), 3);
+        outcome.error.empty() ? ++exact : outcome.corrupt ? ++corrupt : ++failed;
+        if (only) printf("seed %lu: %s\n", static_cast<unsigned long>(only), outcome.error.c_str());
+    }
+    std::signal(SIGABRT, previous);
+    if (only) return;
+    // The mix has some of each, or the test tests nothing.
+    EXPECT_GT(exact, 1000);
+    EXPECT_GT(failed, 100);
+    EXPECT_GT(corrupt, 100);
+}
+
+TEST(AioSim, TheSameSeedIsTheSameRun) {
+    std::set<uint64_t> traces;
+    for (uint64_t seed = 1; seed <= 100; ++seed) {
+        const Outcome first = run_cycle(disk_of(seed), 3), again = run_cycle(disk_of(seed), 3);
+        EXPECT_EQ(first.trace, again.trace) << "seed " << seed;
+        EXPECT_EQ(first.error, again.error) << "seed " << seed;
+        traces.insert(first.trace);
+    }
+    EXPECT_EQ(traces.size(), 100u) << "different seeds are different runs";
+}
+
+// What must be got over leaves no mark at all.
+TEST(AioSim, HarmlessTroubleIsGotOver) {
+    for (uint64_t seed = 1; seed <= 300; ++seed) {
+        const Outcome outcome = run_cycle({.seed = seed,
+                                           .odds = {.shorten = 0.3,
+                                                    .interrupt = 0.1,
+                                                    .again = 0.1,
+                                                    .stall = 0.05,
+                                                    .partial_submission = 0.5}},
+                                          3);
+        EXPECT_EQ(outcome.error, "") << "seed " << seed;
+    }
+}
+
+class EachFault : public testing::TestWithParam<Fault> {};
+
+// Fails the n-th transfer, for n = 0, 1, 2, ... until the cycle has no n-th: each run ends exact or
+// with a named error, and the same storage then serves a next run.
+TEST_P(EachFault, AtEveryTransfer) {
+    const Fault fault = GetParam();
+    int64_t fired = 0, noticed = 0;
+    for (int64_t nth = 0;; ++nth) {
+        SCOPED_TRACE("transfer " + std::to_string(nth));
+        auto executor = make_simulated_executor(3);
+        SimulatedDisk disk({.seed = 3, .fault = fault, .fault_at = nth}, *executor);
+        auto volume = open_simulated_volume(small_volume(), *executor, disk);
+        std::string error;
+        bool corrupt = false;
+        {
+            Cycle cycle(*volume, *executor);
+            error = cycle.run(2);
+            corrupt = cycle.corrupt();
+        }
+        volume.reset();
+        if (disk.injected(fault) == 0) {
+            EXPECT_EQ(error, "");
+            break;
+        }
+        ++fired;
+        noticed += !error.empty();
+        if (silent(fault)) {
+            // Wrong bytes that are never read again are no fault.
+            EXPECT_EQ(corrupt, !error.empty()) << error;
+        } else if (loud_failure(fault)) {
+            EXPECT_NE(error.find("failed: "), std::string::npos) << error;
+            EXPECT_FALSE(corrupt);
+        } else {
+            EXPECT_EQ(error, "");
+        }
+        if (fault == Fault::vanish) continue;  // that disk stays away
+        volume = open_simulated_volume(small_volume(), *executor, disk);
+        EXPECT_EQ(Cycle(*volume, *executor).run(2), "");
+    }
+    EXPECT_GT(fired, 30);
+    // Every write of this cycle is read back, so that no silent fault may pass unseen.
+    if (silent(fault) || loud_failure(fault)) {
+        EXPECT_EQ(noticed, fired);
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(AioSim, EachFault,
+                         testing::Values(Fault::shorten, Fault::interrupt, Fault::again,
+                                         Fault::stall, Fault::eio, Fault::enospc, Fault::erofs,
+                                         Fault::vanish, Fault::bit_flip, Fault::lost_write,
+                                         Fault::misdirected_write, Fault::torn_write),
+                         [](const auto& fault) { return name_of(fault.param); });
+
+class PowerLoss : public testing::Test {
+protected:
+    static constexpr size_t kVersions = 4;
+
+    // Writes versions 1, 2, ... of every slot, each followed by a flush; power fails at the n-th
+    // event and what was flushed must be there. False: the run ended before.
+    bool fails_at(uint64_t seed, int64_t event) {
+        auto executor = make_simulated_executor(seed);
+        SimulatedDisk disk({.seed = seed, .odds = {.shorten = 0.1}, .power_loss = true}, *executor);
+        size_t flushed = 0;
+        bool failed = false;
+        {
+            auto volume = open_simulated_volume(small_volume(1), *executor, disk);
+            failed = !write_versions(*volume, *executor, disk, event, flushed);
+        }
+        if (!failed) return false;
+        disk.power_up();
+        auto volume = open_simulated_volume(small_volume(1), *executor, disk);
+        for (size_t version = 1; version <= flushed; ++version) check(*volume, *executor, version);
+        return true;
+    }
+
+private:
+    bool write_versions(Volume& volume, Executor& executor, SimulatedDisk& disk, int64_t event,
+                        size_t& flushed) {
+        AlignedBytes bytes;
+        for (size_t version = 1; version <= kVersions; ++version) {
+            fill(bytes.span(), version, version);
+            Operation write{
+                .kind = Kind::write, .slot = volume.allocate(0), .buffer = bytes.span()};
+            volume.submit(write);
+            while (!volume.poll()) {
+                if (event-- == 0) return disk.lose_power(), false;
+                executor.wait(executor.now() + 20'000);
+            }
+            if (event-- == 0) return disk.lose_power(), false;
+            volume.flush();
+            flushed = version;
+        }
+        return true;
+    }
+
+    // Slots are handed out in the same order by each volume of the same shape.
+    void check(Volume& volume, Executor& executor, size_t version) {
+        AlignedBytes bytes, expected;
+        fill(expected.span(), version, version);
+        Operation read{.kind = Kind::read, .slot = volume.allocate(0), .buffer = bytes.span()};
+        volume.submit(read);
+        while (!volume.poll()) executor.wait(kForever);
+        EXPECT_EQ(read.state, State::done);
+        EXPECT_EQ(memcmp(bytes.data, expected.data, kSlotBytes), 0) << "version " << version;
+    }
+};
+
+TEST_F(PowerLoss, WhatWasFlushedIsThere) {
+    for (uint64_t seed = 1; seed <= 20; ++seed) {
+        SCOPED_TRACE("seed " + std::to_string(seed));
+        int64_t event = 0;
+        while (fails_at(seed, event)) ++event;
+        EXPECT_GT(event, 8);
+    }
+}
+
+// The simulated disk itself: without a flush, bytes do get lost.
+TEST(AioSim, UnflushedWritesGetLost) {
+    auto executor = make_simulated_executor(1);
+    SimulatedDisk disk({.seed = 1, .power_loss = true}, *executor);
+    AlignedBytes bytes;
+    fill(bytes.span(), 1, 1);
+    {
+        auto volume = open_simulated_volume(small_volume(1), *executor, disk);
+        Operation write{.kind = Kind::write, .slot = volume->allocate(0), .buffer = bytes.span()};
+        volume->submit(write);
+        while (!volume->poll()) executor->wait(kForever);
+        disk.lose_power();
+        disk.power_up();
+    }
+    const auto& contents = disk.contents(0, 0);
+    size_t kept = 0;
+    for (size_t at = 0; at < kSlotBytes; at += 512)
+        kept += memcmp(contents.data() + at, bytes.data + at, 512) == 0;
+    EXPECT_GT(kept, 0u);
+    EXPECT_LT(kept, static_cast<size_t>(kSlotBytes) / 512);
+}
+
+TEST(AioSim, PathsOfDifferentSpeedFinishTogether) {
+    auto executor = make_simulated_executor(1);
+    SimulatedDisk disk({.seed = 1, .path_bytes_per_s = {3e9, 1e9}}, *executor);
+    VolumeOptions options = small_volume(2);
+    options.classes = {{"state", kMiB, 4000}};
+    options.block_bytes = 256 * kKiB;
+    options.operations_max = 64;
+    auto volume = open_simulated_volume(options, *executor, disk);
+    auto* memory = static_cast<std::byte*>(std::aligned_alloc(4096, kMiB));
+    memset(memory, 1, kMiB);
+    std::vector<Operation> operations(64);
+    std::vector<SlotId> held;
+    int last_round[2] = {};
+    for (int round = 0; round < 40; ++round) {
+        last_round[0] = last_round[1] = 0;
+        for (Operation& operation : operations) {
+            operation = {.kind = Kind::write,
+                         .slot = volume->allocate(0),
+                         .buffer = {memory, static_cast<size_t>(kMiB)}};
+            ++last_round[volume->path_of(operation.slot)];
+            held.push_back(operation.slot);
+            volume->submit(operation);
+        }
+        while (volume->in_flight() > 0)
+            if (!volume->poll()) executor->wait(kForever);
+        for (const SlotId slot : held) volume->free(slot);
+        held.clear();
+    }
+    EXPECT_NEAR(last_round[0], 48, 4) << "three of four go to the path three times as fast";
+    const auto counters = volume->counters();
+    EXPECT_NEAR(counters[0].write_bytes_per_s / counters[1].write_bytes_per_s, 3, 0.5);
+    volume.reset();
+    std::free(memory);
+}
+
+}  // namespace
+}  // namespace ferry::aio

@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Installs what ferry needs from the distribution (Debian 12, Ubuntu 24.04), after saying what.
+# Does nothing, and needs no network, when all of it is there.
+#
+#   tools/install-packages.sh [build] [text] [check]     default: all three
+set -euo pipefail
+
+# What compiles and links ferry and its unit tests.
+build="g++ cmake ninja-build pkg-config python3 liburing-dev libhwloc-dev libtbb-dev libspdlog-dev
+       libgtest-dev libgmock-dev libcli11-dev nlohmann-json3-dev libxxhash-dev libhwy-dev
+       libopenblas-serial-dev"
+# Plain English text for the quick start: about 2.5 MB of quotations.
+text="fortunes fortunes-min"
+# What tools/test.sh needs besides. The version is part of the name: another clang-format lays the
+# same code out differently.
+check="clang-format-14 clang-tidy-14 ccache git openmpi-bin libopenmpi-dev"
+
+fail() {
+    echo "install-packages: $*" >&2
+    exit 1
+}
+
+wanted=""
+for group in "${@:-all}"; do
+    case "$group" in
+        build) wanted+=" $build" ;;
+        text) wanted+=" $text" ;;
+        check) wanted+=" $check" ;;
+        all) wanted+=" $build $text $check" ;;
+        *) fail "unknown group \"$group\": build, text, check" ;;
+    esac
+done
+command -v dpkg-query > /dev/null ||
+    fail "this is neither Debian nor Ubuntu; install the equivalents of:" $wanted
+
+missing=()
+for package in $wanted; do
+    status=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2> /dev/null || true)
+    [ "$status" = installed ] || missing+=("$package")
+done
+if [ ${#missing[@]} -eq 0 ]; then
+    echo "install-packages: all packages are installed"
+    exit 0
+fi
+
+echo "install-packages: will install, with what they depend on: ${missing[*]}"
+as_root=()
+if [ "$(id -u)" -ne 0 ]; then
+    command -v sudo > /dev/null ||
+        fail "not root and no sudo; as root, run: apt-get install ${missing[*]}"
+    as_root=(sudo)
+fi
+"${as_root[@]}" apt-get update -q ||
+    fail "cannot reach the package server; needed are: ${missing[*]}"
+"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+    apt-get install -q -y --no-install-recommends "${missing[@]}"

@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# Installs what is missing, builds ferry and runs every test that this machine can run.
+#
+#   tools/test.sh           everything
+#   tools/test.sh --quick   the release build, its tests and the formatting; no clang-tidy, no
+#                           sanitizers
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+quick=false
+case "${1:-}" in
+    "") ;;
+    --quick) quick=true ;;
+    *) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; exit 2 ;;
+esac
+
+say() { echo "== [$((SECONDS / 60)):$(printf %02d $((SECONDS % 60)))] $*"; }
+
+# A test run says nothing about the accelerators, disks or privileges it has not got; this does.
+say "machine: $(nproc) cores, $(awk '/MemTotal/{printf "%.0f GiB", $2 / 1048576}' /proc/meminfo), \
+kernel $(uname -r), user $(id -un)"
+tools/install-packages.sh build text check
+
+# build PRESET [TARGET...], test PRESET [ctest option...]
+build() {
+    local preset=$1
+    shift
+    say "$preset: build"
+    cmake --preset "$preset" > /dev/null
+    cmake --build --preset "$preset" ${1:+--target "$@"} | tail -n 3
+}
+run_tests() {
+    local preset=$1
+    shift
+    say "$preset: tests"
+    ctest --preset "$preset" --no-tests=error --output-on-failure -j "$(nproc)" "$@" | tail -n 40
+}
+
+build release
+run_tests release
+say "formatting"
+if $quick; then
+    tools/format.sh --check
+    say "done (quick)"
+    exit 0
+fi
+say "formatting and clang-tidy"
+tools/format.sh --check --tidy
+
+# The scripts under test/ run whole trainings: they were run above, and are too slow here.
+build asan-ubsan
+run_tests asan-ubsan --label-exclude '^script$'
+
+# Threads meet in these modules. The sanitizer wants its shadow memory at fixed addresses, which
+# kernels with much address randomisation take; containers may forbid to turn that off.
+fixed_addresses=(setarch "$(uname -m)" -R)
+if "${fixed_addresses[@]}" true 2> /dev/null; then
+    export -f build run_tests say
+    TSAN_OPTIONS="halt_on_error=1 suppressions=$PWD/tests/support/tsan.supp" SECONDS=$SECONDS \
+        "${fixed_addresses[@]}" bash -euo pipefail -c '
+            build tsan
+            run_tests tsan --label-regex "^(base|topology|device|pinned_mem|aio|swap|optim|train)\$"'
+else
+    say "tsan: left out, this container does not allow fixed addresses (setarch -R)"
+fi
+say "done"
