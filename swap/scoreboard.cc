@@ -21,6 +21,12 @@ bool Scoreboard::finished(const Active& active) const {
     return true;
 }
 
+void Scoreboard::forget_schedules() {
+    FERRY_CHECK(all_complete());
+    for (Active& active : ring_) active.schedule = nullptr;
+    lane_active_.fill(count_);
+}
+
 Active& Scoreboard::append(const Schedule& schedule, int64_t step) {
     Active& active = ring_[count_ % kActiveMax];
     FERRY_CHECK(!active.schedule || finished(active), "too many schedules in the lanes");

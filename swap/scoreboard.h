@@ -32,6 +32,8 @@ public:
     int64_t completed(Lane lane) const { return completed_[index(lane)]; }
     int64_t in_flight(Lane lane) const { return taken(lane) - completed(lane); }
     bool all_complete() const { return completed_ == appended_; }
+    // Once all is complete: the schedules need not outlive this.
+    void forget_schedules();
     bool none_in_flight() const { return completed_ == taken_; }
     const Active& newest() const { return ring_[(count_ - 1) % kActiveMax]; }
 

@@ -57,6 +57,7 @@ public:
 
     void drain() override {
         run_until([this] { return board_.all_complete(); });
+        board_.forget_schedules();
     }
 
     void put(ObjectId object, std::span<std::byte> bytes) override {
@@ -141,12 +142,12 @@ private:
             for (int64_t i = board_.completed(lane); i < done; ++i) account(lane, i);
             board_.complete(lane, done);
         }
-        if (!volume_) return;
-        while (aio::Operation* operation = volume_->poll()) {
+        while (aio::Operation* operation = volume_ ? volume_->poll() : nullptr) {
             Flight& flight = *reinterpret_cast<Flight*>(operation->tag);
             flight.finished = true;
             if (operation->state != aio::State::done) fail(aio::to_error(*volume_, *operation));
         }
+        // Without a volume too: commits and rollbacks of host objects are on the write lane.
         for (const Lane lane : {Lane::read, Lane::write}) complete_in_order(lane);
     }
 

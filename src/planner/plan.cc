@@ -31,7 +31,7 @@ constexpr Depths kBusy{.weights = 2, .gradients = 2, .wire = 4, .spare_activatio
 class Planner {
 public:
     Planner(const Config& config, std::vector<model::Layer> layers, const model::Numerics& numerics,
-            int64_t activation_bytes, int64_t scratch_bytes)
+            int64_t activation_bytes, int64_t scratch_bytes, int64_t chunk_elements)
         : config_(config), device_(Tier::device, config.budgets.device_bytes),
           host_(Tier::host, config.budgets.host_bytes), nvme_(Tier::nvme, nvme_limit(config)),
           activation_bytes_(round_up(activation_bytes, kPage)), scratch_bytes_(scratch_bytes),
@@ -43,9 +43,7 @@ public:
         plan_.wire = numerics.wire;
         plan_.layers = std::move(layers);
         plan_.layer_plans.resize(plan_.layers.size());
-        plan_.chunk_elements = config.swap.chunk_elements > 0
-                                   ? config.swap.chunk_elements
-                                   : choose_chunk_elements(plan_.layers, config.budgets.host_bytes);
+        plan_.chunk_elements = chunk_elements;
         plan_.chunks = cut_chunks(plan_.layers, plan_.chunk_elements, plan_.layer_plans);
         for (const Chunk& chunk : plan_.chunks) {
             if (chunk.trainable) plan_.leaves += chunk.count / kLeafElements;
@@ -226,13 +224,13 @@ private:
             if (multiple_groups()) set_host_class(Class::park_piece, "buffers towards NVMe", 1);
             for (const Class c : {Class::stage, Class::weight_piece, Class::gradient_piece,
                                   Class::input_piece, Class::park_piece}) {
-                deepen_host_class(c);
+                // A quarter of the budget at most: memory that holds state saves more than a deeper queue.
+                deepen_host_class(c, host_.limit() / 4);
             }
-        } else {
-            deepen_host_class(Class::weight_piece);
         }
         choose_homes();
         if (host_.exceeded()) refuse_host();
+        if (!has_nvme()) deepen_host_class(Class::weight_piece, host_.limit());  // all state is in
     }
 
     void set_host_class(Class c, const std::string& what, int64_t count) {
@@ -240,10 +238,9 @@ private:
         host_.need(what, count * class_bytes(c));
     }
 
-    void deepen_host_class(Class c) {
+    void deepen_host_class(Class c, int64_t spent_max) {
         int64_t& count = plan_.buffers[at(c)].count;
-        // A quarter of the budget at most: memory that holds state saves more than a deeper queue.
-        while (count > 0 && count < kBusy.pieces && host_.spent() < host_.limit() / 4 &&
+        while (count > 0 && count < kBusy.pieces && host_.spent() < spent_max &&
                host_.take("buffers towards NVMe", class_bytes(c))) {
             ++count;
         }
@@ -398,7 +395,8 @@ private:
                      .measured = format_bytes(nvme_.spent()) + " needed (" + std::to_string(nvme_.spent()) + " bytes)",
                      .limit = format_bytes(nvme_.limit()) + " over all paths, " +
                               format_bytes(nvme_.spent() - nvme_.limit()) + " missing",
-                     .remedy = "raise the sizes in budgets.nvme, add a path, or raise budgets.host"});
+                     .remedy = "raise the sizes in budgets.nvme to \"" + std::to_string(nvme_.spent()) +
+                               "\" in all, add a path, or raise budgets.host"});
     }
 
     void lay_out() {
@@ -468,7 +466,18 @@ private:
 
 Plan make_plan(const Config& config, std::vector<model::Layer> layers, const model::Numerics& numerics,
                int64_t activation_bytes, int64_t scratch_bytes) {
-    return Planner(config, std::move(layers), numerics, activation_bytes, scratch_bytes).make();
+    const bool automatic = config.swap.chunk_elements == 0;
+    int64_t elements = automatic ? choose_chunk_elements(layers, config.budgets.host_bytes)
+                                 : config.swap.chunk_elements;
+    for (;; elements /= 2) {
+        try {
+            return Planner(config, layers, numerics, activation_bytes, scratch_bytes, elements).make();
+        } catch (const Error& error) {
+            // Smaller chunks pass through smaller buffers: refuse only what the smallest cannot do.
+            const bool smaller = automatic && elements > kLeafElements;
+            if (!smaller || error.trouble() != Trouble::does_not_fit) throw;
+        }
+    }
 }
 
 }  // namespace ferry::planner

@@ -1,95 +1,66 @@
 #include "bound.h"
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <functional>
-#include <map>
+#include <array>
+#include <limits>
 
 namespace ferry::train {
-
-using planner::Op;
-
 namespace {
 
-double seconds_of(const std::function<void()>& work) {
-    const auto start = std::chrono::steady_clock::now();
-    work();
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+constexpr double kStateBytes = 12;  // fp32 p, m, v
+
+struct Fractions {
+    double state_in_host = 0, weights_on_nvme = 0, weights_on_device = 0;
+};
+
+bool admissible(const BoundInput& in, const Fractions& f) {
+    const double weights = in.weight_bytes * in.parameters, state = kStateBytes * in.parameters;
+    const double in_host = 1 - f.weights_on_nvme - f.weights_on_device;
+    if (in_host < -1e-9) return false;
+    return f.weights_on_device * weights <= in.device_bytes &&
+           f.state_in_host * state + in_host * weights <= in.host_bytes &&
+           (1 - f.state_in_host) * state + f.weights_on_nvme * weights <= in.nvme_bytes;
 }
 
-swap::Call call_of(const swap::Task& task, std::span<std::byte> device, swap::Store& store, int64_t sequence) {
-    swap::Call call{.task = &task, .step = sequence, .at = {}, .store = &store};
-    for (size_t i = 0; i < swap::kPlaces; ++i) {
-        if (task.places[i].kind == swap::Place::Kind::device) call.at[i] = device.data() + task.places[i].offset;
-    }
-    return call;
+struct Term {
+    double seconds;
+    const char* link;
+};
+
+Term slowest(const BoundInput& in, const Fractions& f) {
+    const double n = in.parameters;
+    const double up = 2 * in.weight_bytes * (1 - f.weights_on_device) * n + in.input_bytes;
+    const double down = in.wire_bytes * n + in.input_bytes;
+    const double stored = (2 * kStateBytes * (1 - f.state_in_host) + 3 * in.weight_bytes * f.weights_on_nvme) * n;
+    const double update = (2 * kStateBytes + in.wire_bytes + in.weight_bytes) * n;
+    const LinkSpeeds& s = in.speeds;
+    const double dram = update + up + down + s.dram_per_nvme_byte * stored;
+    const std::array<Term, 5> terms{{{in.kernel_seconds, "compute"},
+                                     {up / s.copy_bytes_per_s, "host to device"},
+                                     {down / s.copy_bytes_per_s, "device to host"},
+                                     {stored > 0 ? stored / s.nvme_bytes_per_s : 0, "nvme"},
+                                     {dram / s.dram_bytes_per_s, "dram"}}};
+    return *std::max_element(terms.begin(), terms.end(),
+                             [](const Term& a, const Term& b) { return a.seconds < b.seconds; });
 }
 
 }  // namespace
 
-std::array<int64_t, swap::kLanes> bytes_of(const swap::Schedule& step) {
-    std::array<int64_t, swap::kLanes> bytes{};
-    for (const swap::Task& task : step.tasks) bytes[static_cast<size_t>(task.lane)] += task.bytes;
-    return bytes;
-}
-
-double LinkSeconds::bound() const { return std::max({compute, h2d, d2h, nvme, dram}); }
-
-std::string LinkSeconds::binding() const {
-    const std::array<std::pair<double, const char*>, 5> links{
-        {{compute, "compute"}, {h2d, "h2d"}, {d2h, "d2h"}, {nvme, "nvme"}, {dram, "dram"}}};
-    return std::max_element(links.begin(), links.end())->second;
-}
-
-double time_kernels(const swap::Schedule& step, swap::Kernels& kernels, std::span<std::byte> device,
-                    swap::Store& store, const planner::Plan& plan, int64_t sequence) {
-    // Blocks are alike; edge layers and chunks of different sizes are not.
-    std::map<std::array<int64_t, 3>, double> known;
-    double total = 0;
-    for (const swap::Task& task : step.tasks) {
-        if (task.lane != swap::Lane::compute) continue;
-        const auto op = static_cast<Op>(task.op);
-        const auto kind = static_cast<int64_t>(plan.layers[static_cast<size_t>(task.layer)].kind);
-        const int64_t size = op == Op::round ? plan.chunks[static_cast<size_t>(task.item)].count : task.bytes;
-        auto [found, is_new] = known.try_emplace({task.op, kind, size}, 0);
-        if (is_new) {
-            const swap::Call call = call_of(task, device, store, sequence);
-            const auto work = [&] { kernels.run(call); };
-            work();
-            found->second = std::min({seconds_of(work), seconds_of(work), seconds_of(work)});
+Bound lower_bound(const BoundInput& input) {
+    constexpr int kSteps = 64;
+    Bound best{.seconds = std::numeric_limits<double>::infinity()};
+    for (int r = 0; r <= kSteps; ++r) {
+        for (int x = 0; x <= kSteps; ++x) {
+            for (int g = 0; g + x <= kSteps; ++g) {
+                const Fractions f{double(r) / kSteps, double(x) / kSteps, double(g) / kSteps};
+                if (!admissible(input, f)) continue;
+                const Term term = slowest(input, f);
+                if (term.seconds >= best.seconds) continue;
+                best = {term.seconds, term.link, f.state_in_host, f.weights_on_nvme, f.weights_on_device};
+            }
         }
-        total += found->second;
     }
-    return total;
-}
-
-double time_copy(Stream& stream, std::span<std::byte> device, std::span<std::byte> host, Executor& executor) {
-    const auto bytes = static_cast<int64_t>(std::min(device.size(), host.size()));
-    const int64_t repeats = std::max<int64_t>(1, 256 * kMiB / bytes);
-    std::atomic<uint64_t> done = 0;
-    uint64_t wanted = 0;
-    const double seconds = seconds_of([&] {
-        for (int64_t i = 0; i < repeats; ++i) {
-            stream.copy(host.data(), device.data(), bytes);
-            stream.signal(done);
-            ++wanted;
-            while (done.load(std::memory_order_acquire) < wanted) executor.wait(kForever);
-        }
-    });
-    return static_cast<double>(bytes * repeats) / seconds;
-}
-
-swap::Schedule record_rewrite(const planner::Plan& plan, int64_t bytes_max) {
-    planner::Recorder recorder(plan, "rewrite");
-    int64_t bytes = 0;
-    for (size_t c = 0; c < plan.chunks.size() && bytes < bytes_max; ++c) {
-        const planner::Chunk& chunk = plan.chunks[c];
-        if (!chunk.trainable || plan.objects[chunk.state].home != swap::Tier::nvme) continue;
-        recorder.rewrite_state(static_cast<int64_t>(c));
-        bytes += 6 * chunk.state_part_bytes();
-    }
-    return recorder.finish();
+    return best;
 }
 
 }  // namespace ferry::train

@@ -1,33 +1,36 @@
-// The lower bound of a step (design.md section 4) for the plan's own placement: every link busy
-// without a pause, everything overlapped; the slowest link sets it.
+// The lower bound of a step (design.md section 4), from budgets and link speeds alone: every link
+// busy without a pause, everything overlapped, the best admissible placement. It knows nothing of
+// the planner's choices; the two are compared.
 #pragma once
 
+#include <cstdint>
 #include <string>
-#include <vector>
-
-#include "ferry/planner.h"
-#include "ferry/swap.h"
 
 namespace ferry::train {
 
-// Useful bytes of one step over each lane.
-std::array<int64_t, swap::kLanes> bytes_of(const swap::Schedule& step);
-
-// What each link takes for one step when nothing else runs.
-struct LinkSeconds {
-    double compute = 0, h2d = 0, d2h = 0, nvme = 0, dram = 0;
-    double bound() const;
-    std::string binding() const;
+// Link speeds of this machine, each measured alone.
+struct LinkSpeeds {
+    double copy_bytes_per_s = 0;     // host <-> device, one direction
+    double nvme_bytes_per_s = 0;     // reads and writes mixed; 0: no NVMe
+    double dram_bytes_per_s = 0;     // as the optimizer's update reaches alone
+    double dram_per_nvme_byte = 1;   // DRAM traffic that a byte from or to storage costs
 };
 
-// Times the compute kernels of a recorded step one by one, each kind once warm, on memory that is
-// not in use yet; returns their sum over the step.
-double time_kernels(const swap::Schedule& step, swap::Kernels& kernels, std::span<std::byte> device,
-                    swap::Store& store, const planner::Plan& plan, int64_t sequence);
-// Bytes a second of a copy between host and device memory.
-double time_copy(Stream& stream, std::span<std::byte> device, std::span<std::byte> host, Executor& executor);
-// Rewrites stored chunks through the staging buffers, as the optimizer pass does but without the
-// update: at most `bytes_max` of them. For the disk's speed with reads and writes mixed.
-swap::Schedule record_rewrite(const planner::Plan& plan, int64_t bytes_max);
+struct BoundInput {
+    double kernel_seconds = 0;       // of one step, each call measured alone
+    double parameters = 0;           // trainable
+    double weight_bytes = 4, wire_bytes = 4;  // of each
+    double input_bytes = 0;          // block inputs of a step that cannot stay on the device
+    double device_bytes = 0, host_bytes = 0, nvme_bytes = 0;  // left for weights and state; may be infinite
+    LinkSpeeds speeds{};
+};
+
+struct Bound {
+    double seconds = 0;
+    std::string binding{};           // the link that sets it
+    double state_in_host = 0, weights_on_nvme = 0, weights_on_device = 0;  // of the best placement
+};
+
+Bound lower_bound(const BoundInput& input);
 
 }  // namespace ferry::train

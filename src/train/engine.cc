@@ -1,10 +1,12 @@
 #include "ferry/train.h"
 
 #include <cmath>
+#include <limits>
 
-#include "bound.h"
 #include "ferry/optim.h"
 #include "ferry/pinned_mem.h"
+#include "bound.h"
+#include "measure.h"
 #include "settle.h"
 #include "setup.h"
 #include "state_io.h"
@@ -125,8 +127,6 @@ private:
         return reinterpret_cast<const float*>(arena_.data() + offset);
     }
 
-    double seconds_of_update(double& update_bytes);
-
     void record_schedules() {
         for (size_t p = 0; p < kPrevious; ++p) {
             const auto previous = static_cast<Previous>(p);
@@ -222,53 +222,37 @@ private:
 void Run::measure_bound() {
     FERRY_CHECK(step_ == 0, "the bound is measured before the first step, while buffers are free");
     const swap::Schedule& step = steps_[static_cast<size_t>(Previous::rest)][0];
-    const auto bytes = bytes_of(step);
-    const auto of = [&](swap::Lane lane) { return static_cast<double>(bytes[static_cast<size_t>(lane)]); };
-    LinkSeconds links;
     kernels_.states()[0] = {.step = 1, .gradient_scale = 1};
-    links.compute = time_kernels(step, kernels_, device_->memory(), *store_, plan_, 0);
-    const double copies = time_copy(device_->stream(StreamKind::d2h), device_->memory(),
-                                    staging(Class::weight_piece), executor_);
-    links.h2d = of(swap::Lane::h2d) / copies;
-    links.d2h = of(swap::Lane::d2h) / copies;
-    const double stored = of(swap::Lane::read) + of(swap::Lane::write);
-    double update_bytes = 0;
-    links.dram = seconds_of_update(update_bytes);
-    links.dram *= (update_bytes + of(swap::Lane::h2d) + of(swap::Lane::d2h) + stored) / update_bytes;
-    if (stored > 0) {
-        const swap::Schedule rewrite = record_rewrite(plan_, 256 * kMiB);
-        const auto moved = bytes_of(rewrite);
-        const Nanos start = executor_.now();
-        store_->append(rewrite, 0);
-        store_->drain();
-        const double both = static_cast<double>(moved[static_cast<size_t>(swap::Lane::read)] +
-                                                moved[static_cast<size_t>(swap::Lane::write)]);
-        if (both > 0) links.nvme = stored / both * static_cast<double>(executor_.now() - start) * 1e-9;
+    const auto room = [](int64_t budget, int64_t taken) {
+        return budget == kUnlimited ? std::numeric_limits<double>::infinity() : static_cast<double>(budget - taken);
+    };
+    // The kernels need their device buffers in any placement; the host is all free to choose.
+    int64_t device_buffers = 0, spilled_inputs = 0;
+    for (const planner::Buffers& b : plan_.buffers) {
+        if (b.tier == swap::Tier::device) device_buffers += b.bytes * b.count;
     }
-    totals_.bound_seconds = links.bound();
-    totals_.binding = links.binding();
-    store_->reset_report();
-}
-
-// Seconds that the update of all trainable parameters takes in memory alone, and its bytes.
-double Run::seconds_of_update(double& update_bytes) {
-    auto* p = reinterpret_cast<float*>(staging(Class::stage).data());
-    const int64_t count = plan_.chunk_elements;
-    const optim::Span span{.count = count, .gradient = device_->memory().data(), .gradient_type = plan_.wire,
-                           .p_in = p, .m_in = p + count, .v_in = p + 2 * count,
-                           .p = p, .m = p + count, .v = p + 2 * count,
-                           .weight = staging(Class::weight_piece).data(), .weight_type = plan_.compute};
-    std::fill_n(p, 3 * count, 0.F);
-    const auto scalars = settler_.scalars(1, 1.0);
-    double best = kForever;
-    for (int i = 0; i < 5; ++i) {
-        const Nanos start = executor_.now();
-        optim::update(team_, span, scalars[0]);
-        best = std::min(best, static_cast<double>(executor_.now() - start) * 1e-9);
+    for (const swap::ObjectId input : plan_.inputs) {
+        if (input != swap::kNoObject) spilled_inputs += plan_.objects[input].bytes * plan_.groups;
     }
     const double parameters = static_cast<double>(plan_.leaves * optim::kLeaf);
-    update_bytes = parameters * static_cast<double>(24 + size_of(plan_.wire) + size_of(plan_.compute));
-    return best * parameters / static_cast<double>(count);
+    BoundInput input{.parameters = parameters,
+                     .weight_bytes = static_cast<double>(size_of(plan_.compute)),
+                     .wire_bytes = static_cast<double>(size_of(plan_.wire)),
+                     .input_bytes = static_cast<double>(spilled_inputs),
+                     .device_bytes = room(config_.budgets.device_bytes, device_buffers),
+                     .host_bytes = room(config_.budgets.host_bytes, 0),
+                     .nvme_bytes = config_.budgets.nvme.empty() ? 0 : std::numeric_limits<double>::infinity()};
+    input.kernel_seconds = time_kernels(step, kernels_, device_->memory(), *store_, plan_, 0);
+    input.speeds.copy_bytes_per_s = time_copies(device_->stream(StreamKind::d2h), device_->memory(),
+                                                staging(Class::weight_piece), executor_);
+    input.speeds.dram_bytes_per_s =
+        time_updates(team_, settler_.scalars(1, 1.0)[0], plan_, staging(Class::stage),
+                     staging(Class::weight_piece), device_->memory());
+    input.speeds.nvme_bytes_per_s = time_storage(plan_, *store_, executor_);
+    const Bound bound = lower_bound(input);
+    totals_.bound_seconds = bound.seconds;
+    totals_.binding = bound.binding;
+    store_->reset_report();
 }
 
 RunReport Run::report() const {

@@ -59,7 +59,8 @@ aio::VolumeOptions volume_options(const Config& config, const planner::Plan& pla
                                .run_id = run_id,
                                .registered = {arena.first(static_cast<size_t>(plan.io_bytes))}};
     for (const NvmePath& path : config.budgets.nvme) {
-        options.paths.push_back({.path = path.path, .size_bytes = path.size_bytes});
+        const bool unlimited = path.size_bytes == kUnlimited;
+        options.paths.push_back({.path = path.path, .size_bytes = unlimited ? 0 : path.size_bytes});
     }
     return options;
 }

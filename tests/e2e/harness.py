@@ -84,7 +84,7 @@ class FerryTest(unittest.TestCase):
 
     @classmethod
     def ferry(cls, *arguments, **options):
-        done = subprocess.run([FERRY, *arguments], capture_output=True, text=True, timeout=120,
+        done = subprocess.run([FERRY, *arguments], capture_output=True, text=True, timeout=25,
                               check=False, **options)
         return Run(done.returncode, done.stdout, done.stderr)
 
