@@ -24,11 +24,13 @@ function(ferry_module name dir)
     ferry_compile_options(ferry_${name})
 endfunction()
 
+# ferry_program(NAME DIR [DEPENDS module...] [USES package...] [SOURCES file...]): from all of DIR
+# unless SOURCES names files.
 function(ferry_program name dir)
-    cmake_parse_arguments(M "" "" "DEPENDS;USES" ${ARGN})
-    file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${dir}/*.cc)
+    cmake_parse_arguments(M "" "" "DEPENDS;USES;SOURCES" ${ARGN})
+    set(sources ${M_SOURCES})
     if(NOT sources)
-        return()
+        file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${dir}/*.cc)
     endif()
     add_executable(${name} ${sources})
     list(TRANSFORM M_DEPENDS PREPEND ferry_)

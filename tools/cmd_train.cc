@@ -109,7 +109,9 @@ private:
         if (steps_ == config_.steps) evaluate(steps_);
         const train::RunReport report = engine_->report();
         if (options_.json) {
-            fmt::print("{}\n", summary_json(report, engine_->plan()).dump());
+            nlohmann::json line = summary_json(report, engine_->plan());
+            line["summary"]["interrupted"] = interrupted.load();
+            fmt::print("{}\n", line.dump());
         } else {
             print_run(report, engine_->plan(), config_);
         }
@@ -153,6 +155,10 @@ void add_train_command(CLI::App& app) {
     command->add_flag("--json", options->json, "one JSON object a step on standard output");
     command->add_flag("!--no-bound", options->bound,
                       "do not measure the lower bound of a step first");
+    command->footer(
+        "Ctrl-C ends the run after its step, with the summary and exit code 0; a second one kills it.\n"
+        "Exit codes: 0 done, 1 a bug in ferry, 2 configuration or usage, 3 does not fit a budget,\n"
+        "            4 I/O failed or bytes are corrupt, 5 loss or gradient not finite");
     command->callback([options] {
         // The first Ctrl-C ends the run after its step; a second one ends the process.
         struct sigaction action {};

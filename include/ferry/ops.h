@@ -1,7 +1,7 @@
-// The operations of a decoder block: about twenty coarse ones, the only code that knows what a device
-// computes with. An Ops is bound to one compute stream when it is made: on the CPU an operation runs on
-// the calling thread and its Team, on CUDA it enqueues. Operations never allocate and never wait for
-// the device; what they need beside their arguments is `scratch`, whose size the
+// The operations of a decoder block: about twenty coarse ones, the only code that knows what a
+// device computes with. An Ops is bound to one compute stream when it is made: on the CPU an
+// operation runs on the calling thread and its Team, on CUDA it enqueues. Operations never allocate
+// and never wait for the device; what they need beside their arguments is `scratch`, whose size the
 // `..._scratch_bytes` companion tells at plan time (64-byte aligned, contents undefined).
 //
 // Results are a function of values, shapes and types: never of the thread count, of alignment, of
@@ -60,7 +60,7 @@ enum class Form : uint8_t { nn, nt, tn };
 // c = round(a b + bias + addend + (accumulate ? c : 0)).
 struct Gemm {
     Form form = Form::nn;
-    ConstView a{}, b{};      // of one type
+    ConstView a{}, b{};  // of one type
     View c{};
     bool accumulate = false;  // needs fp32 c
     ConstView bias{};         // [1, n], optional
@@ -103,16 +103,16 @@ public:
     virtual void rope(View x, const Rope& rope) = 0;
 
     // Causal, grouped queries: head h reads key/value head h / (heads / kv_heads).
-    // q, out: [tokens, heads * head_dim]; k, v: [tokens, kv_heads * head_dim]; lse: [heads, tokens],
-    // the log-sum-exp of each row of scores, for the backward pass.
+    // q, out: [tokens, heads * head_dim]; k, v: [tokens, kv_heads * head_dim]; lse: [heads,
+    // tokens], the log-sum-exp of each row of scores, for the backward pass.
     virtual int64_t attention_forward_scratch_bytes(const Attention& shape) const = 0;
     virtual void attention_forward(const Attention& shape, ConstView q, ConstView k, ConstView v,
                                    View out, float* lse, std::byte* scratch) = 0;
     // dq, dk, dv may share their buffers' rows with q, k, v only if they do not overlap them.
     virtual int64_t attention_backward_scratch_bytes(const Attention& shape) const = 0;
     virtual void attention_backward(const Attention& shape, ConstView q, ConstView k, ConstView v,
-                                    ConstView out, ConstView dout, const float* lse, View dq, View dk,
-                                    View dv, std::byte* scratch) = 0;
+                                    ConstView out, ConstView dout, const float* lse, View dq,
+                                    View dk, View dv, std::byte* scratch) = 0;
 
     // y = silu(gate) * up; gate_up: [tokens, 2 n] = [gate | up]; y: [tokens, n].
     virtual void swiglu_forward(ConstView gate_up, View y) = 0;
@@ -134,10 +134,10 @@ public:
     // An accumulated gradient becomes its one value: wire = round(accumulator), and one fp32 sum of
     // squares of the rounded values per 4,096 elements. The tree of a leaf, in fp32: lane j of 16
     // adds the squares of elements j, j + 16, ... in order from 0; then lanes are added pairwise,
-    // j with j + 8, j + 4, j + 2, j + 1. `wire` may be `accumulator` when fp32. The last leaf may be
-    // shorter: as if padded by zeros. leaves: ceil(count / 4096).
-    virtual void round_gradient(const float* accumulator, int64_t count, DType wire_type, void* wire,
-                                float* leaves) = 0;
+    // j with j + 8, j + 4, j + 2, j + 1. `wire` may be `accumulator` when fp32. The last leaf may
+    // be shorter: as if padded by zeros. leaves: ceil(count / 4096).
+    virtual void round_gradient(const float* accumulator, int64_t count, DType wire_type,
+                                void* wire, float* leaves) = 0;
 
     virtual void add(float* a, const float* b, int64_t count) = 0;  // a += b
     virtual void fill_zero(void* data, int64_t bytes) = 0;

@@ -32,6 +32,8 @@ struct Hyper {
 //   g  = |g| < 2^-60 ? 0 : g                          flush(g), 2^-60
 // and every kept moment ends with m' = |m'| < 2^-100 ? 0 : m'. These two selects are the deviation
 // from the papers: they keep denormals, which are slow and stick, out of the state (numerics.md).
+// They also make m and v independent of the processor's FTZ and DAZ flags; p too, unless p is a
+// denormal.
 //
 // AdamW (Loshchilov & Hutter 2019, decoupled decay)
 //   m' = m * beta1 + g * one_minus_beta1              two products, one sum

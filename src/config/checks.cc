@@ -30,7 +30,7 @@ std::string show(const char* name, int64_t value) {
 
 // The divisor of `whole` nearest to `wish`: what a user can write instead.
 int64_t nearest_divisor(int64_t whole, int64_t wish) {
-    for (int64_t step = 0; step < whole; ++step) {
+    for (int64_t step = wish == 0 ? 1 : 0; step < whole; ++step) {
         if (wish > step && whole % (wish - step) == 0) return wish - step;
         if (whole % (wish + step) == 0) return wish + step;
     }
@@ -72,7 +72,12 @@ void check_steps(const Config& c, const std::string& where) {
           "set data.held_back, such as 0.05"},
          {c.swap.groups <= c.batch.micro_batches, "swap.groups", "more groups than micro-batches",
           show("groups", c.swap.groups) + ", " + show("micro_batches", c.batch.micro_batches),
-          "use at most one group a micro-batch, or \"auto\""}});
+          "use at most one group a micro-batch, or \"auto\""},
+         {c.swap.groups == 0 || c.batch.micro_batches % c.swap.groups == 0, "swap.groups",
+          "the micro-batches are not divisible by the groups",
+          show("groups", c.swap.groups) + ", " + show("micro_batches", c.batch.micro_batches),
+          "set " + show("groups", nearest_divisor(c.batch.micro_batches, c.swap.groups)) +
+              ", or \"auto\""}});
 }
 
 void check_tiers(const Config& c, const std::string& where) {

@@ -75,7 +75,7 @@ std::string read_text(const Place& at, const json& value) {
 }
 
 std::string read_choice(const Place& at, const json& value) {
-    const std::string word = read_text(at, value);
+    std::string word = read_text(at, value);
     std::string all;
     std::vector<std::string> known;
     for (const std::string_view choice : at.key.choices) {
@@ -157,11 +157,10 @@ void read_field(const Place& at, const json& value, Field* field) {
     } else if constexpr (std::is_same_v<Field, std::vector<NvmePath>>) {
         *field = read_volumes(at, value);
     } else {
-        const bool automatic = at.key.automatic && value == "auto";
-        if (automatic) {
-            *field = static_cast<Field>(*at.key.automatic);
-        } else if (at.key.automatic && value.is_number() && value == *at.key.automatic) {
-            *field = static_cast<Field>(*at.key.automatic);  // -1 may lie outside the range
+        // The number that stands for "auto" may lie outside the range, as -1 does.
+        const std::optional<double>& automatic = at.key.automatic;
+        if (automatic && (value == "auto" || value == *automatic)) {
+            *field = static_cast<Field>(*automatic);
         } else if constexpr (std::is_same_v<Field, double>) {
             *field = read_number(at, value);
         } else {

@@ -47,7 +47,8 @@ Projection Block::projection(std::initializer_list<std::string_view> suffixes) c
         if (joins) {
             p.parts[static_cast<size_t>(p.count - 1)].weight.rows += t.shape[0];
         } else {
-            const void* at = weights_ == nullptr ? nullptr : weights_ + t.offset * size_of(numerics_.compute);
+            const void* at =
+                weights_ == nullptr ? nullptr : weights_ + t.offset * size_of(numerics_.compute);
             p.parts[static_cast<size_t>(p.count++)] = {
                 .weight = ConstView::of(at, numerics_.compute, t.shape[0], t.shape[1]),
                 .gradient = t.trainable && gradient_ != nullptr ? gradient_ + t.offset : nullptr,
@@ -61,7 +62,8 @@ Projection Block::projection(std::initializer_list<std::string_view> suffixes) c
 
 Block::Norm Block::norm(std::string_view suffix) const {
     const Tensor& t = layer_.tensor(suffix);
-    const void* at = weights_ == nullptr ? nullptr : weights_ + t.offset * size_of(numerics_.compute);
+    const void* at =
+        weights_ == nullptr ? nullptr : weights_ + t.offset * size_of(numerics_.compute);
     return {.weight = ConstView::of(at, numerics_.compute, 1, t.count),
             .gradient = t.trainable && gradient_ != nullptr ? gradient_ + t.offset : nullptr};
 }
@@ -260,11 +262,11 @@ void Block::attention_backward(ConstView x_in, View dx, bool needs_dx, bool into
     add_gradient(output_, dy, b_.attended);
     if (!into_qkv) return;
     apply_transposed(output_, dy, b_.dattended);
-    ops_.attention_backward(
-        attention(), b_.qkv.col_range(0, query_), b_.qkv.col_range(query_, key_),
-        b_.qkv.col_range(query_ + key_, key_), b_.attended, b_.dattended, b_.lse,
-        b_.dqkv.col_range(0, query_), b_.dqkv.col_range(query_, key_),
-        b_.dqkv.col_range(query_ + key_, key_), b_.ops);
+    ops_.attention_backward(attention(), b_.qkv.col_range(0, query_),
+                            b_.qkv.col_range(query_, key_), b_.qkv.col_range(query_ + key_, key_),
+                            b_.attended, b_.dattended, b_.lse, b_.dqkv.col_range(0, query_),
+                            b_.dqkv.col_range(query_, key_), b_.dqkv.col_range(query_ + key_, key_),
+                            b_.ops);
     rope(b_.dqkv, true);
     add_gradient(qkv_, b_.dqkv, b_.n1);
     if (!needs_dx && norm1_.gradient == nullptr) return;

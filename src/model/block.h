@@ -16,9 +16,9 @@ namespace ferry::model {
 // as one, so that one GEMM does them.
 struct Projection {
     struct Part {
-        ops::ConstView weight{};     // [rows, input]
-        float* gradient = nullptr;   // fp32, like weight; null: frozen
-        int64_t column = 0;          // of the output
+        ops::ConstView weight{};    // [rows, input]
+        float* gradient = nullptr;  // fp32, like weight; null: frozen
+        int64_t column = 0;         // of the output
     };
     std::array<Part, 3> parts{};
     int count = 0;

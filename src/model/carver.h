@@ -1,5 +1,5 @@
-// Cuts typed, 64-byte aligned buffers from the caller's scratch. Without memory it only measures, so
-// one function both sizes scratch and uses it.
+// Cuts typed, 64-byte aligned buffers from the caller's scratch. Without memory it only measures,
+// so one function both sizes scratch and uses it.
 #pragma once
 
 #include <algorithm>

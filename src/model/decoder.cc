@@ -30,12 +30,12 @@ int64_t head_op_bytes(const Shape& s, const Numerics& n, int64_t tile, ops::Ops&
     const View logits = View::of(nullptr, DType::f32, tile, s.vocab);
     const View drows = View::of(nullptr, type, tile, s.hidden);
     const View gradient = View::of(nullptr, DType::f32, s.vocab, s.hidden);
-    return std::max({ops.gemm_scratch_bytes({.form = Form::nt, .a = rows, .b = table, .c = logits}),
-                     ops.gemm_scratch_bytes({.form = Form::nn, .a = dlogits, .b = table, .c = drows}),
-                     ops.gemm_scratch_bytes({.form = Form::tn, .a = dlogits, .b = rows, .c = gradient,
-                                             .accumulate = true}),
-                     ops.norm_backward_scratch_bytes(tile, s.hidden),
-                     ops.cross_entropy_scratch_bytes(tile)});
+    return std::max(
+        {ops.gemm_scratch_bytes({.form = Form::nt, .a = rows, .b = table, .c = logits}),
+         ops.gemm_scratch_bytes({.form = Form::nn, .a = dlogits, .b = table, .c = drows}),
+         ops.gemm_scratch_bytes(
+             {.form = Form::tn, .a = dlogits, .b = rows, .c = gradient, .accumulate = true}),
+         ops.norm_backward_scratch_bytes(tile, s.hidden), ops.cross_entropy_scratch_bytes(tile)});
 }
 
 HeadBuffers HeadBuffers::cut(const Shape& s, const Numerics& n, ops::Ops& ops, Carver& carver) {
@@ -150,8 +150,8 @@ void Decoder::forward(int64_t block, const void* weights, const void* x_in, void
     ops_.check_finite(out, nonfinite);
 }
 
-void Decoder::backward(int64_t block, const void* weights, const void* x_in, void* dx, bool needs_dx,
-                       float* gradient, std::byte* scratch) const {
+void Decoder::backward(int64_t block, const void* weights, const void* x_in, void* dx,
+                       bool needs_dx, float* gradient, std::byte* scratch) const {
     const Layer& layer = layers_[static_cast<size_t>(block + 1)];
     if (!needs_dx && layer.trainable_elements == 0) return;
     Block pass(shape_, numerics_, layer, ops_, weights, gradient, scratch);

@@ -24,7 +24,8 @@ void initialise(const Shape& shape, const Layer& layer, int64_t, uint32_t seed, 
     for (const Tensor& t : layer.tensors) {
         const int64_t from = std::max(first, t.offset), to = std::min(end, t.offset + t.count);
         if (from >= to) continue;
-        const auto part = out.subspan(static_cast<size_t>(from - first), static_cast<size_t>(to - from));
+        const auto part =
+            out.subspan(static_cast<size_t>(from - first), static_cast<size_t>(to - from));
         if (t.shape.size() == 1) {
             std::ranges::fill(part, 1.0f);
             continue;

@@ -13,7 +13,8 @@ constexpr int64_t kSegmentUnit = 4096;
 bool matches(std::string_view pattern, std::string_view name) {
     if (pattern.empty()) return name.empty();
     if (pattern[0] == '*') {
-        return matches(pattern.substr(1), name) || (!name.empty() && matches(pattern, name.substr(1)));
+        return matches(pattern.substr(1), name) ||
+               (!name.empty() && matches(pattern, name.substr(1)));
     }
     return !name.empty() && (pattern[0] == '?' || pattern[0] == name[0]) &&
            matches(pattern.substr(1), name.substr(1));

@@ -15,15 +15,15 @@ namespace ferry::ops::HWY_NAMESPACE {
 constexpr int64_t kTile = kAttentionTile;
 using Scores = float[kTile * kTile];
 
-// c[rows, cols] = (add ? c : 0) + a[rows, depth] b[depth, cols]; rows a multiple of kMicroRows, cols
-// of kHeadUnit. depth_of(first row) may shorten the sum of a group of rows.
+// c[rows, cols] = (add ? c : 0) + a[rows, depth] b[depth, cols]; rows a multiple of kMicroRows,
+// cols of kHeadUnit. depth_of(first row) may shorten the sum of a group of rows.
 template <class Depth>
-HWY_INLINE void product(int64_t rows, int64_t cols, Left a, const float* b, int64_t b_step, float* c,
-                        int64_t c_row, bool add, const Depth& depth_of) {
+HWY_INLINE void product(int64_t rows, int64_t cols, Left a, const float* b, int64_t b_step,
+                        float* c, int64_t c_row, bool add, const Depth& depth_of) {
     for (int64_t j = 0; j < cols; j += micro_cols()) {
         for (int64_t r = 0; r < rows; r += kMicroRows) {
-            micro(depth_of(r), {a.data + r * a.row, a.row, a.step}, b + j, b_step, c + r * c_row + j,
-                  c_row, add);
+            micro(depth_of(r), {a.data + r * a.row, a.row, a.step}, b + j, b_step,
+                  c + r * c_row + j, c_row, add);
         }
     }
 }
@@ -38,8 +38,8 @@ inline Rows rows_of(const Attention& s, int64_t sequence, int64_t tile) {
 }
 
 // Columns of one head of a tile as fp32, [kTile, D], zeros around them.
-inline void copy_tile(const AttentionCall& call, const ConstView& view, const Rows& rows, int64_t head,
-                      float* out) {
+inline void copy_tile(const AttentionCall& call, const ConstView& view, const Rows& rows,
+                      int64_t head, float* out) {
     const int64_t d = call.shape.head_dim, padded = call.padded_head();
     for (int64_t r = 0; r < rows.count; ++r) {
         widen(element(view, rows.first + r, head * d), view.type, d, out + r * padded, padded);
@@ -84,7 +84,8 @@ inline float soften(Softmax& state, float* scores, int64_t valid, float scale) {
     V32 top = low;
     for_vectors(valid, [&](int64_t i, int64_t n) {
         const V32 s = hn::Mul(hn::LoadU(d, scores + i), by);
-        top = hn::Max(top, n == lanes() ? s : hn::IfThenElse(hn::FirstN(d, static_cast<size_t>(n)), s, low));
+        top = hn::Max(
+            top, n == lanes() ? s : hn::IfThenElse(hn::FirstN(d, static_cast<size_t>(n)), s, low));
     });
     const float before = state.top;
     state.top = std::max(before, hn::GetLane(hn::MaxOfLanes(d, top)));
@@ -131,7 +132,8 @@ void AttendTile(const AttentionCall& call, View out, float* lse, int64_t sequenc
             const float shrink = soften(state[r], scores + r * kTile, valid, scale);
             if (shrink != 1) scale_row(sum + r * padded, padded, shrink);
         }
-        product(rows.padded(), padded, {scores, kTile, 1}, call.v_rows + at, padded, sum, padded, true,
+        product(rows.padded(), padded, {scores, kTile, 1}, call.v_rows + at, padded, sum, padded,
+                true,
                 [&](int64_t r) { return other == tile ? std::min(r + kMicroRows, kTile) : kTile; });
     }
     for (int64_t r = 0; r < rows.count; ++r) {
@@ -154,7 +156,8 @@ struct QueryTile {
     float lse[kTile], dot[kTile];  // dot: sum of out * dout of the row
 };
 
-inline void load_query_tile(const AttentionCall& call, const Rows& rows, int64_t head, QueryTile& t) {
+inline void load_query_tile(const AttentionCall& call, const Rows& rows, int64_t head,
+                            QueryTile& t) {
     const Attention& s = call.shape;
     copy_tile(call, call.q, rows, head, t.q);
     copy_tile(call, call.dout, rows, head, t.dout);
@@ -220,8 +223,8 @@ inline void attend_back(const AttentionCall& call, int64_t at, const Rows& rows,
                         QueryTile& t, KeyTile& sums, float* dq) {
     const int64_t padded = call.padded_head();
     const auto whole_head = [&](int64_t) { return padded; };
-    product(rows.padded(), kTile, {t.q, padded, 1}, call.k_transposed + at, kTile, t.p, kTile, false,
-            whole_head);
+    product(rows.padded(), kTile, {t.q, padded, 1}, call.k_transposed + at, kTile, t.p, kTile,
+            false, whole_head);
     product(rows.padded(), kTile, {t.dout, padded, 1}, call.v_transposed + at, kTile, t.ds, kTile,
             false, whole_head);
     soften_backward(t, rows, diagonal, static_cast<float>(call.shape.scale));

@@ -15,20 +15,23 @@ namespace {
 // Elements that make a piece worth a task.
 constexpr int64_t kGrain = 32 * 1024;
 
-int64_t rows_per_piece(int64_t cols) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(cols, 1)); }
+int64_t rows_per_piece(int64_t cols) {
+    return std::max<int64_t>(1, kGrain / std::max<int64_t>(cols, 1));
+}
 
 const void* row_of(const ConstView& v, int64_t row) { return v.row_range(row, 1).data; }
 void* row_of(const View& v, int64_t row) { return v.row_range(row, 1).data; }
 
 // Sides of a tile of c: as large as they may be, unless that leaves too few to share out.
 std::pair<int64_t, int64_t> tile_sides(int64_t m, int64_t n) {
-    constexpr int64_t kEnough = 16, kLeast = 64;
+    constexpr int64_t kEnough = 8, kLeast = 64;
     int64_t rows = kTileRows, cols = kTileCols;
     while (ceil_div(m, rows) * ceil_div(n, cols) < kEnough && std::max(rows, cols) > kLeast) {
         (rows >= cols ? rows : cols) /= 2;
     }
     const auto even = [](int64_t size, int64_t side, int64_t unit) {
-        return std::max(unit, round_up(ceil_div(size, std::max<int64_t>(1, ceil_div(size, side))), unit));
+        return std::max(unit,
+                        round_up(ceil_div(size, std::max<int64_t>(1, ceil_div(size, side))), unit));
     };
     return {even(m, rows, 8), even(n, cols, 32)};
 }
@@ -82,8 +85,8 @@ public:
         FERRY_CHECK(half <= kMaxHeadDim / 2 && rope.head_dim % 2 == 0);
         double frequency[kMaxHeadDim / 2];
         for (int64_t i = 0; i < half; ++i) {
-            frequency[i] = std::pow(rope.theta, -2.0 * static_cast<double>(i) /
-                                                    static_cast<double>(rope.head_dim));
+            frequency[i] = std::pow(
+                rope.theta, -2.0 * static_cast<double>(i) / static_cast<double>(rope.head_dim));
         }
         constexpr int64_t kPositions = 16;
         const int64_t positions = std::min(rope.sequence, x.rows);
@@ -126,8 +129,8 @@ public:
     }
 
     void attention_backward(const Attention& shape, ConstView q, ConstView k, ConstView v,
-                            ConstView out, ConstView dout, const float* lse, View dq, View dk, View dv,
-                            std::byte* scratch) override {
+                            ConstView out, ConstView dout, const float* lse, View dq, View dk,
+                            View dv, std::byte* scratch) override {
         FERRY_CHECK(shape.head_dim <= kMaxHeadDim);
         AttentionCall call{.shape = shape, .q = q, .k = k, .v = v, .out = out, .dout = dout};
         call.lse = lse;
@@ -170,8 +173,8 @@ public:
         team_.parallel(ceil_div(dx.cols, kCols), [&](int64_t i) {
             const int64_t col = i * kCols, count = std::min(kCols, dx.cols - col);
             for (int64_t t = 0; t < dx.rows; ++t) {
-                add_row(gradient + tokens[t] * dx.cols + col, dx.block(t, 1, col, count).data, dx.type,
-                        count);
+                add_row(gradient + tokens[t] * dx.cols + col, dx.block(t, 1, col, count).data,
+                        dx.type, count);
             }
         });
     }
@@ -195,7 +198,8 @@ public:
             const int64_t last = std::min(count, (piece + 1) * kLeaf * kLeaves);
             for (int64_t at = piece * kLeaf * kLeaves; at < last; at += kLeaf) {
                 round_leaf(accumulator + at, std::min(kLeaf, last - at), wire_type,
-                           static_cast<std::byte*>(wire) + at * size_of(wire_type), leaves + at / kLeaf);
+                           static_cast<std::byte*>(wire) + at * size_of(wire_type),
+                           leaves + at / kLeaf);
             }
         });
     }
@@ -227,7 +231,8 @@ public:
         std::atomic<uint32_t> found{0};
         for_rows(x.rows, x.cols, [&](int64_t first, int64_t count) {
             for (int64_t r = first; r < first + count; ++r) {
-                if (!row_is_finite(row_of(x, r), x.type, x.cols)) found.store(1, std::memory_order_relaxed);
+                if (!row_is_finite(row_of(x, r), x.type, x.cols))
+                    found.store(1, std::memory_order_relaxed);
             }
         });
         *nonfinite |= found.load();
@@ -238,9 +243,8 @@ private:
     template <class Body>
     void for_rows(int64_t rows, int64_t cols, const Body& body) {
         const int64_t step = rows_per_piece(cols);
-        team_.parallel(ceil_div(rows, step), [&](int64_t i) {
-            body(i * step, std::min(step, rows - i * step));
-        });
+        team_.parallel(ceil_div(rows, step),
+                       [&](int64_t i) { body(i * step, std::min(step, rows - i * step)); });
     }
 
     static int64_t keys_size(const Attention& shape) {

@@ -18,7 +18,7 @@ constexpr int64_t kRowStep = kDepth + 16;
 
 struct Room {
     alignas(64) float a[kTileRows * kRowStep];  // [rows, depth]; tn: [rows / 8, depth, 8]
-    alignas(64) float b[kTileCols * kDepth];  // panels: [cols / micro_cols][depth][micro_cols]
+    alignas(64) float b[kTileCols * kDepth];    // panels: [cols / micro_cols][depth][micro_cols]
     alignas(64) float c[kTileRows * kTileCols];
 };
 
@@ -28,9 +28,12 @@ inline void pack_a_transposed(const Gemm& g, const Rectangle& at, int64_t depth0
     alignas(64) float wide[kTileRows];
     const int64_t rows = round_up(at.rows, kMicroRows);
     for (int64_t p = 0; p < depth; ++p) {
-        widen(element(g.a, depth0 + p, at.row), g.a.type, at.rows, wide, rows);
+        const void* in = element(g.a, depth0 + p, at.row);
+        const bool straight = g.a.type == DType::f32 && rows == at.rows;
+        if (!straight) widen(in, g.a.type, at.rows, wide, rows);
+        const float* from = straight ? static_cast<const float*>(in) : wide;
         for (int64_t r = 0; r < rows; r += kMicroRows) {
-            std::memcpy(out + r * kRowStep + p * kMicroRows, wide + r, kMicroRows * sizeof(float));
+            std::memcpy(out + r * kRowStep + p * kMicroRows, from + r, kMicroRows * sizeof(float));
         }
     }
 }
@@ -71,8 +74,14 @@ inline void pack_b(const Gemm& g, const Rectangle& at, int64_t depth0, int64_t d
             continue;
         }
         for (int64_t p = 0; p < depth; ++p) {
-            widen(element(g.b, depth0 + p, at.col + j), g.b.type, cols, out + p * micro_cols(),
-                  micro_cols());
+            const void* in = element(g.b, depth0 + p, at.col + j);
+            float* to = out + p * micro_cols();
+            if (cols < micro_cols()) {
+                widen(in, g.b.type, cols, to, micro_cols());
+                continue;
+            }
+            store_full(load_full(in, g.b.type, 0), to, DType::f32, 0);
+            store_full(load_full(in, g.b.type, lanes()), to, DType::f32, lanes());
         }
     }
 }
@@ -83,7 +92,8 @@ inline void finish(const Gemm& g, const Rectangle& at, const float* sums) {
         const float* sum = sums + r * kTileCols;
         for_vectors(at.cols, [&](int64_t i, int64_t n) {
             V32 v = load(sum, DType::f32, i, n);
-            if (g.bias.data != nullptr) v = hn::Add(v, load(g.bias.data, g.bias.type, at.col + i, n));
+            if (g.bias.data != nullptr)
+                v = hn::Add(v, load(g.bias.data, g.bias.type, at.col + i, n));
             if (g.addend.data != nullptr) {
                 v = hn::Add(v, load(element(g.addend, at.row + r, at.col), g.addend.type, i, n));
             }
@@ -103,8 +113,8 @@ void GemmTile(const Gemm& g, const Rectangle& at) {
         pack_b(g, at, depth0, depth, room.b);
         for (int64_t j = 0; j < at.cols; j += micro_cols()) {
             for (int64_t r = 0; r < at.rows; r += kMicroRows) {
-                micro(depth, {room.a + r * kRowStep, a.row, a.step}, room.b + j * kDepth, micro_cols(),
-                      room.c + r * kTileCols + j, kTileCols, depth0 > 0);
+                micro(depth, {room.a + r * kRowStep, a.row, a.step}, room.b + j * kDepth,
+                      micro_cols(), room.c + r * kTileCols + j, kTileCols, depth0 > 0);
             }
         }
     }

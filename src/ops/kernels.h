@@ -1,5 +1,5 @@
-// What the CPU's operations are made of: pieces of work for one thread, each compiled for every SIMD
-// target and dispatched to the best one that this processor runs. `first`/`count` are rows.
+// What the CPU's operations are made of: pieces of work for one thread, each compiled for every
+// SIMD target and dispatched to the best one that this processor runs. `first`/`count` are rows.
 #pragma once
 
 #include "ferry/ops.h"
@@ -23,8 +23,8 @@ struct NormBackward {
     float* partial;  // [blocks of kNormRows, hidden]; null: the weight does not train
 };
 constexpr int64_t kNormRows = 64;
-void norm_forward_rows(ConstView x, ConstView weight, double eps, View y, float* rstd, int64_t first,
-                       int64_t count);
+void norm_forward_rows(ConstView x, ConstView weight, double eps, View y, float* rstd,
+                       int64_t first, int64_t count);
 // Rows of one block of kNormRows.
 void norm_backward_block(const NormBackward& args, int64_t block);
 // gradient[col..] += the blocks' partial sums, in order, in double.

@@ -14,9 +14,12 @@ namespace {
 double get(const ConstView& v, int64_t row, int64_t col) {
     const int64_t at = row * v.ld + col;
     switch (v.type) {
-        case DType::f32: return static_cast<const float*>(v.data)[at];
-        case DType::bf16: return from_bf16(static_cast<const uint16_t*>(v.data)[at]);
-        case DType::f16: return from_f16(static_cast<const uint16_t*>(v.data)[at]);
+        case DType::f32:
+            return static_cast<const float*>(v.data)[at];
+        case DType::bf16:
+            return from_bf16(static_cast<const uint16_t*>(v.data)[at]);
+        case DType::f16:
+            return from_f16(static_cast<const uint16_t*>(v.data)[at]);
     }
     return 0;
 }
@@ -25,9 +28,15 @@ void put(const View& v, int64_t row, int64_t col, double value) {
     const int64_t at = row * v.ld + col;
     const auto rounded = static_cast<float>(value);
     switch (v.type) {
-        case DType::f32: static_cast<float*>(v.data)[at] = rounded; break;
-        case DType::bf16: static_cast<uint16_t*>(v.data)[at] = to_bf16(rounded); break;
-        case DType::f16: static_cast<uint16_t*>(v.data)[at] = to_f16(rounded); break;
+        case DType::f32:
+            static_cast<float*>(v.data)[at] = rounded;
+            break;
+        case DType::bf16:
+            static_cast<uint16_t*>(v.data)[at] = to_bf16(rounded);
+            break;
+        case DType::f16:
+            static_cast<uint16_t*>(v.data)[at] = to_f16(rounded);
+            break;
     }
 }
 
@@ -83,10 +92,12 @@ public:
         for (int64_t t = 0; t < x.rows; ++t) {
             const double r = rstd[t];
             double dot = 0;
-            for (int64_t c = 0; c < x.cols; ++c) dot += get(weight, 0, c) * get(dy, t, c) * get(x, t, c);
+            for (int64_t c = 0; c < x.cols; ++c)
+                dot += get(weight, 0, c) * get(dy, t, c) * get(x, t, c);
             for (int64_t c = 0; c < x.cols; ++c) {
                 const double before = addend.data != nullptr ? get(addend, t, c) : 0;
-                const double own = r * get(weight, 0, c) * get(dy, t, c) - get(x, t, c) * r * r * r / n * dot;
+                const double own =
+                    r * get(weight, 0, c) * get(dy, t, c) - get(x, t, c) * r * r * r / n * dot;
                 put(dx, t, c, before + own);
             }
         }
@@ -99,7 +110,8 @@ public:
                 const double frequency = std::pow(
                     rope.theta, -2.0 * static_cast<double>(i) / static_cast<double>(rope.head_dim));
                 const double angle = static_cast<double>(t % rope.sequence) * frequency;
-                const double c = std::cos(angle), s = rope.inverse ? -std::sin(angle) : std::sin(angle);
+                const double c = std::cos(angle),
+                             s = rope.inverse ? -std::sin(angle) : std::sin(angle);
                 for (int64_t h = 0; h < rope.heads; ++h) {
                     const int64_t col = h * rope.head_dim + i;
                     const double a = get(x, t, col), b = get(x, t, col + half);
@@ -135,8 +147,8 @@ public:
 
     int64_t attention_backward_scratch_bytes(const Attention&) const override { return 0; }
 
-    void attention_backward(const Attention& shape, ConstView q, ConstView k, ConstView v, ConstView,
-                            ConstView dout, const float*, View dq, View dk, View dv,
+    void attention_backward(const Attention& shape, ConstView q, ConstView k, ConstView v,
+                            ConstView, ConstView dout, const float*, View dq, View dk, View dv,
                             std::byte*) override {
         const int64_t tokens = shape.sequences * shape.sequence, d = shape.head_dim;
         std::vector<double> p(static_cast<size_t>(shape.sequence)), dp(p);
@@ -150,7 +162,8 @@ public:
                 double dot = 0;
                 for (int64_t s = first; s <= t; ++s) {
                     double sum = 0;
-                    for (int64_t c = 0; c < d; ++c) sum += get(dout, t, h * d + c) * get(v, s, kv * d + c);
+                    for (int64_t c = 0; c < d; ++c)
+                        sum += get(dout, t, h * d + c) * get(v, s, kv * d + c);
                     dp[static_cast<size_t>(s - first)] = sum;
                     dot += sum * p[static_cast<size_t>(s - first)];
                 }
@@ -158,8 +171,10 @@ public:
                     const auto i = static_cast<size_t>(s - first);
                     const double ds = p[i] * (dp[i] - dot) * shape.scale;
                     for (int64_t c = 0; c < d; ++c) {
-                        q_sum[static_cast<size_t>(t * dq.cols + h * d + c)] += ds * get(k, s, kv * d + c);
-                        k_sum[static_cast<size_t>(s * dk.cols + kv * d + c)] += ds * get(q, t, h * d + c);
+                        q_sum[static_cast<size_t>(t * dq.cols + h * d + c)] +=
+                            ds * get(k, s, kv * d + c);
+                        k_sum[static_cast<size_t>(s * dk.cols + kv * d + c)] +=
+                            ds * get(q, t, h * d + c);
                         v_sum[static_cast<size_t>(s * dv.cols + kv * d + c)] +=
                             p[i] * get(dout, t, h * d + c);
                     }
@@ -216,7 +231,8 @@ public:
             if (real) *loss_sum += top + std::log(sum) - get(logits, t, targets[t]);
             if (dlogits.data == nullptr) continue;
             for (int64_t c = 0; c < logits.cols; ++c) {
-                const double p = std::exp(get(logits, t, c) - top) / sum - (c == targets[t] ? 1 : 0);
+                const double p =
+                    std::exp(get(logits, t, c) - top) / sum - (c == targets[t] ? 1 : 0);
                 put(dlogits, t, c, real ? p * static_cast<double>(scale) : 0);
             }
         }
@@ -256,7 +272,8 @@ public:
 
     void check_finite(ConstView x, uint32_t* nonfinite) override {
         for (int64_t r = 0; r < x.rows; ++r) {
-            for (int64_t c = 0; c < x.cols; ++c) *nonfinite |= std::isfinite(get(x, r, c)) ? 0u : 1u;
+            for (int64_t c = 0; c < x.cols; ++c)
+                *nonfinite |= std::isfinite(get(x, r, c)) ? 0u : 1u;
         }
     }
 
@@ -269,7 +286,8 @@ private:
         double top = -std::numeric_limits<double>::infinity(), sum = 0;
         for (int64_t s = 0; s < length; ++s) {
             double score = 0;
-            for (int64_t c = 0; c < d; ++c) score += get(q, token, head * d + c) * get(k, first + s, kv * d + c);
+            for (int64_t c = 0; c < d; ++c)
+                score += get(q, token, head * d + c) * get(k, first + s, kv * d + c);
             p[static_cast<size_t>(s)] = score * shape.scale;
             top = std::max(top, p[static_cast<size_t>(s)]);
         }
@@ -284,7 +302,8 @@ private:
 
     static void put_all(const View& to, const std::vector<double>& sums) {
         for (int64_t r = 0; r < to.rows; ++r) {
-            for (int64_t c = 0; c < to.cols; ++c) put(to, r, c, sums[static_cast<size_t>(r * to.cols + c)]);
+            for (int64_t c = 0; c < to.cols; ++c)
+                put(to, r, c, sums[static_cast<size_t>(r * to.cols + c)]);
         }
     }
 };

@@ -61,7 +61,8 @@ void NormBackwardBlock(const NormBackward& a, int64_t block) {
             for_vectors(hidden, [&](int64_t i, int64_t n) {
                 const V32 normed = hn::Mul(load(x, a.x.type, i, n), r);
                 const V32 sum = load(partial, DType::f32, i, n);
-                store(hn::MulAdd(normed, load(dy, a.dy.type, i, n), sum), partial, DType::f32, i, n);
+                store(hn::MulAdd(normed, load(dy, a.dy.type, i, n), sum), partial, DType::f32, i,
+                      n);
             });
         }
         if (a.dx.data == nullptr) continue;
@@ -69,7 +70,8 @@ void NormBackwardBlock(const NormBackward& a, int64_t block) {
             return hn::Mul(weighted(i, n), load(x, a.x.type, i, n));
         });
         const double r1 = a.rstd[t];
-        const V32 pull = hn::Set(d, static_cast<float>(r1 * r1 * r1 * dot / static_cast<double>(hidden)));
+        const V32 pull =
+            hn::Set(d, static_cast<float>(r1 * r1 * r1 * dot / static_cast<double>(hidden)));
         void* dx = element(a.dx, t, 0);
         for_vectors(hidden, [&](int64_t i, int64_t n) {
             V32 own = hn::NegMulAdd(load(x, a.x.type, i, n), pull, hn::Mul(weighted(i, n), r));
@@ -177,7 +179,9 @@ void CrossEntropyRows(ConstView logits, const int32_t* targets, float scale, Vie
 }
 
 void CopyRow(const void* from, DType from_type, int64_t count, void* to, DType to_type) {
-    for_vectors(count, [&](int64_t i, int64_t n) { store(load(from, from_type, i, n), to, to_type, i, n); });
+    for_vectors(count, [&](int64_t i, int64_t n) {
+        store(load(from, from_type, i, n), to, to_type, i, n);
+    });
 }
 
 void AddRow(float* a, const void* b, DType b_type, int64_t count) {
@@ -225,8 +229,8 @@ HWY_AFTER_NAMESPACE();
 namespace ferry::ops {
 
 HWY_EXPORT(NormForwardRows);
-void norm_forward_rows(ConstView x, ConstView weight, double eps, View y, float* rstd, int64_t first,
-                       int64_t count) {
+void norm_forward_rows(ConstView x, ConstView weight, double eps, View y, float* rstd,
+                       int64_t first, int64_t count) {
     HWY_DYNAMIC_DISPATCH(NormForwardRows)(x, weight, eps, y, rstd, first, count);
 }
 

@@ -44,52 +44,71 @@ inline hn::Vec<U16> narrow_bf16(V32 value) {
     return hn::DemoteTo(U16(), hn::BitCast(I32(), hn::IfThenElse(nan, quiet, rounded)));
 }
 
-inline V32 load_full(const void* data, DType type, int64_t i) {
-    if (type == DType::f32) return hn::LoadU(F32(), static_cast<const float*>(data) + i);
-    const auto* half = static_cast<const uint16_t*>(data) + i;
-    if (type == DType::bf16) return widen_bf16(hn::LoadU(U16(), half));
+inline HWY_NOINLINE V32 load_f16(const uint16_t* half) {
     alignas(64) float wide[16];
     for (int64_t j = 0; j < lanes(); ++j) wide[j] = from_f16(half[j]);
     return hn::Load(F32(), wide);
 }
 
-inline void store_full(V32 value, void* data, DType type, int64_t i) {
-    if (type == DType::f32) return hn::StoreU(value, F32(), static_cast<float*>(data) + i);
-    auto* half = static_cast<uint16_t*>(data) + i;
-    if (type == DType::bf16) return hn::StoreU(narrow_bf16(value), U16(), half);
+inline HWY_NOINLINE void store_f16(V32 value, uint16_t* half) {
     alignas(64) float wide[16];
     hn::Store(value, F32(), wide);
     for (int64_t j = 0; j < lanes(); ++j) half[j] = to_f16(wide[j]);
 }
 
-// Elements [i, i + count) with count <= lanes(); the rest reads as zero and is not written.
-HWY_INLINE V32 load(const void* data, DType type, int64_t i, int64_t count) {
-    if (HWY_LIKELY(count == lanes())) return load_full(data, type, i);
+HWY_INLINE V32 load_full(const void* data, DType type, int64_t i) {
+    if (type == DType::f32) return hn::LoadU(F32(), static_cast<const float*>(data) + i);
+    const auto* half = static_cast<const uint16_t*>(data) + i;
+    return type == DType::bf16 ? widen_bf16(hn::LoadU(U16(), half)) : load_f16(half);
+}
+
+HWY_INLINE void store_full(V32 value, void* data, DType type, int64_t i) {
+    if (type == DType::f32) return hn::StoreU(value, F32(), static_cast<float*>(data) + i);
+    auto* half = static_cast<uint16_t*>(data) + i;
+    type == DType::bf16 ? hn::StoreU(narrow_bf16(value), U16(), half) : store_f16(value, half);
+}
+
+inline HWY_NOINLINE V32 load_part(const void* data, DType type, int64_t i, int64_t count) {
     alignas(64) float room[16] = {};
     const auto* from = static_cast<const std::byte*>(data) + i * size_of(type);
     std::memcpy(room, from, static_cast<size_t>(count * size_of(type)));
     return load_full(room, type, 0);
 }
 
-HWY_INLINE void store(V32 value, void* data, DType type, int64_t i, int64_t count) {
-    if (HWY_LIKELY(count == lanes())) return store_full(value, data, type, i);
+inline HWY_NOINLINE void store_part(V32 value, void* data, DType type, int64_t i, int64_t count) {
     alignas(64) float room[16];
     store_full(value, room, type, 0);
     auto* to = static_cast<std::byte*>(data) + i * size_of(type);
     std::memcpy(to, room, static_cast<size_t>(count * size_of(type)));
 }
 
-// body(first element, how many) over [0, count), a vector at a time.
+// Elements [i, i + count) with count <= lanes(); the rest reads as zero and is not written.
+HWY_INLINE V32 load(const void* data, DType type, int64_t i, int64_t count) {
+    if (HWY_LIKELY(count == lanes())) return load_full(data, type, i);
+    return load_part(data, type, i, count);
+}
+
+HWY_INLINE void store(V32 value, void* data, DType type, int64_t i, int64_t count) {
+    if (HWY_LIKELY(count == lanes())) return store_full(value, data, type, i);
+    store_part(value, data, type, i, count);
+}
+
+// body(first element, how many) over [0, count), a vector at a time. One call, so that it is
+// inlined.
 template <class Body>
 HWY_INLINE void for_vectors(int64_t count, const Body& body) {
-    int64_t i = 0;
-    for (; i + lanes() <= count; i += lanes()) body(i, lanes());
-    if (i < count) body(i, count - i);
+    for (int64_t i = 0; i < count; i += lanes()) body(i, std::min(lanes(), count - i));
 }
 
 // out[0, padded) = in[0, count) as fp32, then zeros.
 inline void widen(const void* in, DType type, int64_t count, float* out, int64_t padded) {
-    for_vectors(count, [&](int64_t i, int64_t n) { store(load(in, type, i, n), out, DType::f32, i, n); });
+    if (type == DType::f32) {
+        std::memcpy(out, in, static_cast<size_t>(count) * sizeof(float));
+    } else {
+        for_vectors(count, [&](int64_t i, int64_t n) {
+            store(load(in, type, i, n), out, DType::f32, i, n);
+        });
+    }
     if (padded > count) std::fill(out + count, out + padded, 0.0f);
 }
 

@@ -32,7 +32,7 @@ HWY_INLINE hn::Mask<U> above(VU value, uint32_t limit) {
 
 HWY_INLINE VF widen_bf16(VU bits) { return hn::BitCast(F(), hn::ShiftLeft<16>(bits)); }
 
-// By integers: hardware conversion is missing below AVX2, and some units flush fp16 denormals.
+// By integers: Highway 1.0.3 is wrong below AVX2, and some units flush fp16 denormals.
 HWY_INLINE VF widen_f16(VU bits) {
     const U u;
     const F f;
@@ -75,14 +75,38 @@ HWY_INLINE VU round_f16(VF value) {
     return hn::Or(half, hn::And(hn::ShiftRight<16>(bits), hn::Set(u, 0x8000u)));
 }
 
+// From AVX2 on x86 converts by one exact instruction, whatever MXCSR says about denormals.
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+using Half = hn::Rebind<hwy::float16_t, F>;
+
+HWY_INLINE VF load_f16(const uint16_t* at) {
+    return hn::PromoteTo(F(), hn::LoadU(Half(), reinterpret_cast<const hwy::float16_t*>(at)));
+}
+HWY_INLINE hn::Vec<H> narrow_f16(VF value) {
+    // One NaN, as everywhere: the instruction would keep a payload.
+    const U u;
+    const VU sign = hn::And(hn::BitCast(u, value), hn::Set(u, 0x80000000u));
+    const VF nan = hn::BitCast(F(), hn::Or(sign, hn::Set(u, 0x7fc00000u)));
+    return hn::BitCast(H(), hn::DemoteTo(Half(), hn::IfThenElse(hn::IsNaN(value), nan, value)));
+}
+#else
+HWY_INLINE VF load_f16(const uint16_t* at) {
+    return widen_f16(hn::PromoteTo(U(), hn::LoadU(H(), at)));
+}
+HWY_INLINE hn::Vec<H> narrow_f16(VF value) {
+    return hn::DemoteTo(H(), hn::BitCast(I(), round_f16(value)));
+}
+#endif
+
 template <DType kType>
 HWY_INLINE VF load_as_f32(const void* array, int64_t i) {
     if constexpr (kType == DType::f32) {
         return hn::LoadU(F(), static_cast<const float*>(array) + i);
+    } else if constexpr (kType == DType::bf16) {
+        const auto half = hn::LoadU(H(), static_cast<const uint16_t*>(array) + i);
+        return widen_bf16(hn::PromoteTo(U(), half));
     } else {
-        const VU bits = hn::PromoteTo(U(), hn::LoadU(H(), static_cast<const uint16_t*>(array) + i));
-        if constexpr (kType == DType::bf16) return widen_bf16(bits);
-        return widen_f16(bits);
+        return load_f16(static_cast<const uint16_t*>(array) + i);
     }
 }
 
@@ -100,8 +124,12 @@ HWY_INLINE void store_rounded(VF value, void* array, int64_t i) {
     if constexpr (kType == DType::f32) {
         put<kStream>(value, F(), static_cast<float*>(array) + i);
     } else {
-        VU bits = kType == DType::bf16 ? round_bf16(value) : round_f16(value);
-        const auto half = hn::DemoteTo(H(), hn::BitCast(I(), bits));
+        hn::Vec<H> half;
+        if constexpr (kType == DType::bf16) {
+            half = hn::DemoteTo(H(), hn::BitCast(I(), round_bf16(value)));
+        } else {
+            half = narrow_f16(value);
+        }
         // Half of a 128-bit vector has no streaming store.
         constexpr bool kCan = HWY_MAX_BYTES >= 32;
         put<kStream && kCan>(half, H(), static_cast<uint16_t*>(array) + i);

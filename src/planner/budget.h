@@ -14,6 +14,7 @@ public:
     bool take(const std::string& what, int64_t bytes);
     // Takes them in any case: what cannot be done without.
     void need(const std::string& what, int64_t bytes);
+    swap::Tier tier() const { return tier_; }
     int64_t spent() const { return spent_; }
     int64_t limit() const { return limit_; }
     bool exceeded() const { return spent_ > limit_; }

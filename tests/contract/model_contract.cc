@@ -26,7 +26,8 @@ public:
         for (int64_t q = 0; q < n.micro_batch; ++q) {
             std::vector<Doubles> x;
             for (int64_t t = 0; t < n.sequence; ++t) {
-                x.push_back(row(0, "embed_tokens.weight", r_.tokens[static_cast<size_t>(q * n.sequence + t)]));
+                x.push_back(row(0, "embed_tokens.weight",
+                                r_.tokens[static_cast<size_t>(q * n.sequence + t)]));
             }
             for (int64_t b = 0; b < s_.shape.layers; ++b) block(static_cast<size_t>(b + 1), x);
             for (int64_t t = 0; t < n.sequence; ++t) {
@@ -75,7 +76,8 @@ private:
         for (size_t i = 0; i < x.size(); ++i) {
             const size_t pair = i % d % (d / 2), head = i - i % d;
             const double angle = static_cast<double>(position) /
-                                 std::pow(s_.shape.rope_theta, 2.0 * static_cast<double>(pair) / static_cast<double>(d));
+                                 std::pow(s_.shape.rope_theta,
+                                          2.0 * static_cast<double>(pair) / static_cast<double>(d));
             const bool low = i % d < d / 2;
             const double other = low ? -before[head + pair + d / 2] : before[head + pair];
             x[i] = before[i] * std::cos(angle) + other * std::sin(angle);
@@ -100,7 +102,8 @@ private:
             add(x[t], times(layer, "down_proj.weight", gate));
         }
     }
-    Doubles attend(const Doubles& q, const std::vector<Doubles>& k, const std::vector<Doubles>& v, size_t t) const {
+    Doubles attend(const Doubles& q, const std::vector<Doubles>& k, const std::vector<Doubles>& v,
+                   size_t t) const {
         const auto d = static_cast<size_t>(s_.shape.head_dim);
         const auto group = static_cast<size_t>(s_.shape.heads / s_.shape.kv_heads);
         Doubles out(q.size(), 0);
@@ -146,7 +149,8 @@ Setting tied_setting() {
 }
 Setting frozen_setting() {
     Setting s;
-    s.freeze = {"*.0.*k_proj*", "*.0.*gate_proj*", "*.1.*o_proj*", "*.1.input_layernorm*", "lm_head*"};
+    s.freeze = {"*.0.*k_proj*", "*.0.*gate_proj*", "*.1.*o_proj*", "*.1.input_layernorm*",
+                "lm_head*"};
     return s;
 }
 Setting single_key_head() {
@@ -173,7 +177,8 @@ TEST_P(DecoderContract, loss_and_gradients_are_those_of_the_formulas) {
     Loss loss(setting_, runner);
     const double expected = loss();
     EXPECT_NEAR(step.report.loss_sum, expected, 2e-6 * expected);
-    EXPECT_EQ(step.report.targets, std::ranges::count_if(runner.targets, [](int32_t t) { return t >= 0; }));
+    EXPECT_EQ(step.report.targets,
+              std::ranges::count_if(runner.targets, [](int32_t t) { return t >= 0; }));
     EXPECT_EQ(step.nonfinite, 0u);
     const auto& layers = runner.decoder().layers();
     for (size_t l = 0; l < layers.size(); ++l) {
@@ -189,7 +194,8 @@ TEST_P(DecoderContract, loss_and_gradients_are_those_of_the_formulas) {
                 const double below = loss();
                 loss.weights[l][at] = before;
                 const double slope = static_cast<double>(runner.scale) * (above - below) / (2 * h);
-                ASSERT_NEAR(step.gradients[l][at], slope, 3e-6 + 2e-5 * std::abs(slope)) << t.name << " " << i;
+                ASSERT_NEAR(step.gradients[l][at], slope, 3e-6 + 2e-5 * std::abs(slope))
+                    << t.name << " " << i;
             }
         }
     }
@@ -208,7 +214,8 @@ TEST_P(DecoderContract, gradients_are_added_and_padding_stays) {
             if (!inside[i]) {
                 ASSERT_EQ(from_zero.gradients[l][i], 0);
             }
-            ASSERT_NEAR(from_one.gradients[l][i], from_zero.gradients[l][i] + 1, 1e-6 + 2e-6 * std::abs(from_zero.gradients[l][i]));
+            ASSERT_NEAR(from_one.gradients[l][i], from_zero.gradients[l][i] + 1,
+                        1e-6 + 2e-6 * std::abs(from_zero.gradients[l][i]));
         }
     }
 }
@@ -243,23 +250,36 @@ TEST_P(DecoderContract, evaluation_finds_the_training_loss) {
     EXPECT_EQ(report.targets, step.report.targets);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, DecoderContract,
-    testing::Combine(testing::Values(Case{"plain", [] { return Setting{}; }}, Case{"tied", tied_setting},
-                                     Case{"frozen", frozen_setting}, Case{"one_kv_head", single_key_head}),
-                     testing::Values(0, 1, 2)),
-    [](const auto& test) {
-        const int threads = std::get<1>(test.param);
-        return std::string(std::get<0>(test.param).name) + "_" +
-               (threads == 0 ? "reference" : std::to_string(threads) + "_threads");
-    });
+INSTANTIATE_TEST_SUITE_P(All, DecoderContract,
+                         testing::Combine(testing::Values(Case{"plain", [] { return Setting{}; }},
+                                                          Case{"tied", tied_setting},
+                                                          Case{"frozen", frozen_setting},
+                                                          Case{"one_kv_head", single_key_head}),
+                                          testing::Values(0, 1, 2)),
+                         [](const auto& test) {
+                             const int threads = std::get<1>(test.param);
+                             return std::string(std::get<0>(test.param).name) + "_" +
+                                    (threads == 0 ? "reference"
+                                                  : std::to_string(threads) + "_threads");
+                         });
 
 // ---------------------------------------------------------------- larger, on the fast operations
 
 Setting larger(DType compute, DType residual) {
     Setting s;
-    s.shape = {.hidden = 96, .layers = 2, .heads = 4, .kv_heads = 2, .head_dim = 24, .intermediate = 200, .vocab = 301};
-    s.numerics = {.sequence = 75, .micro_batch = 3, .head_tile = 100, .mlp_tile = 64, .compute = compute, .residual = residual};
+    s.shape = {.hidden = 96,
+               .layers = 2,
+               .heads = 4,
+               .kv_heads = 2,
+               .head_dim = 24,
+               .intermediate = 200,
+               .vocab = 301};
+    s.numerics = {.sequence = 75,
+                  .micro_batch = 3,
+                  .head_tile = 100,
+                  .mlp_tile = 64,
+                  .compute = compute,
+                  .residual = residual};
     return s;
 }
 

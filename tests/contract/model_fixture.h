@@ -10,8 +10,13 @@
 namespace ferry::model {
 
 struct Setting {
-    Shape shape{.hidden = 12, .layers = 2, .heads = 4, .kv_heads = 2, .head_dim = 6,
-                .intermediate = 20, .vocab = 17};
+    Shape shape{.hidden = 12,
+                .layers = 2,
+                .heads = 4,
+                .kv_heads = 2,
+                .head_dim = 6,
+                .intermediate = 20,
+                .vocab = 17};
     Numerics numerics{.sequence = 7, .micro_batch = 2, .head_tile = 5, .mlp_tile = 0};
     std::vector<std::string> freeze{};
     bool mask_all = false;
@@ -26,8 +31,9 @@ inline std::vector<float> weights_of(const Setting& s, const Layer& layer) {
         for (int64_t i = 0; i < t.count; ++i) {
             float& x = w[static_cast<size_t>(t.offset + i)];
             const auto element = static_cast<uint32_t>(i);
-            x = t.shape.size() == 1 ? 1 + 0.3f * philox_normal({1, Purpose::test}, {0, 0, 0, element})
-                                    : x * gain;
+            x = t.shape.size() == 1
+                    ? 1 + 0.3f * philox_normal({1, Purpose::test}, {0, 0, 0, element})
+                    : x * gain;
         }
     }
     return w;
@@ -53,8 +59,12 @@ public:
                    layers_of(setting_.shape, setting_.freeze, false), *ops_) {
         const auto count = static_cast<size_t>(setting_.numerics.tokens());
         for (size_t i = 0; i < count; ++i) {
-            tokens.push_back(static_cast<int32_t>((i * i * 5 + i) % static_cast<size_t>(setting_.shape.vocab)));
-            targets.push_back(setting_.mask_all || i % 4 == 2 ? -1 : static_cast<int32_t>((i * 11 + 3) % static_cast<size_t>(setting_.shape.vocab)));
+            tokens.push_back(
+                static_cast<int32_t>((i * i * 5 + i) % static_cast<size_t>(setting_.shape.vocab)));
+            targets.push_back(setting_.mask_all || i % 4 == 2
+                                  ? -1
+                                  : static_cast<int32_t>(
+                                        (i * 11 + 3) % static_cast<size_t>(setting_.shape.vocab)));
         }
         for (const Layer& l : decoder_.layers()) weights.push_back(weights_of(setting_, l));
     }
@@ -65,9 +75,12 @@ public:
     Step step(bool first_block_needs_dx = true, float start = 0) {
         const int64_t blocks = setting_.shape.layers;
         const auto bytes = static_cast<size_t>(decoder_.activation_bytes());
-        std::vector<std::vector<std::byte>> x(static_cast<size_t>(blocks + 1), std::vector<std::byte>(bytes));
-        std::vector<std::byte> dx(bytes), scratch(static_cast<size_t>(decoder_.scratch_bytes()) + 64);
-        std::byte* room = scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64) % 64;
+        std::vector<std::vector<std::byte>> x(static_cast<size_t>(blocks + 1),
+                                              std::vector<std::byte>(bytes));
+        std::vector<std::byte> dx(bytes),
+            scratch(static_cast<size_t>(decoder_.scratch_bytes()) + 64);
+        std::byte* room =
+            scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64) % 64;
         Step s;
         for (const Layer& l : decoder_.layers()) {
             s.gradients.emplace_back(static_cast<size_t>(l.trainable_elements), start);
@@ -82,8 +95,9 @@ public:
         }
         const auto last = static_cast<size_t>(blocks + 1);
         float* table_gradient = s.gradients[0].empty() ? nullptr : s.gradients[0].data();
-        s.report = decoder_.head(at(last), tied ? at(0) : nullptr, x.back().data(), targets.data(), scale,
-                                 dx.data(), s.gradients[last].data(), tied ? table_gradient : nullptr, room);
+        s.report = decoder_.head(at(last), tied ? at(0) : nullptr, x.back().data(), targets.data(),
+                                 scale, dx.data(), s.gradients[last].data(),
+                                 tied ? table_gradient : nullptr, room);
         for (int64_t b = blocks - 1; b >= 0; --b) {
             const auto i = static_cast<size_t>(b);
             decoder_.backward(b, at(i + 1), x[i].data(), dx.data(), b > 0 || first_block_needs_dx,

@@ -16,8 +16,13 @@ namespace {
 class Matrix {
 public:
     Matrix(DType type, int64_t rows, int64_t cols, int64_t gap = 3, int64_t shift = 0)
-        : type_(type), rows_(rows), cols_(cols), ld_(cols + gap), shift_(shift),
-          bytes_(static_cast<size_t>(((rows * ld_) + shift + 32) * size_of(type)), std::byte{0x5a}) {}
+        : type_(type),
+          rows_(rows),
+          cols_(cols),
+          ld_(cols + gap),
+          shift_(shift),
+          bytes_(static_cast<size_t>(((rows * ld_) + shift + 32) * size_of(type)),
+                 std::byte{0x5a}) {}
 
     Matrix& random(uint32_t seed, float scale = 1) {
         for (int64_t r = 0; r < rows_; ++r) {
@@ -39,15 +44,19 @@ public:
     void set(int64_t r, int64_t c, float value) {
         std::byte* at = bytes_.data() + (r * ld_ + c + shift_) * size_of(type_);
         const uint16_t half = type_ == DType::bf16 ? to_bf16(value) : to_f16(value);
-        if (type_ == DType::f32) std::memcpy(at, &value, 4);
-        else std::memcpy(at, &half, 2);
+        if (type_ == DType::f32)
+            std::memcpy(at, &value, 4);
+        else
+            std::memcpy(at, &half, 2);
     }
     float get(int64_t r, int64_t c) const {
         const std::byte* at = bytes_.data() + (r * ld_ + c + shift_) * size_of(type_);
         float wide = 0;
         uint16_t half = 0;
-        if (type_ == DType::f32) std::memcpy(&wide, at, 4);
-        else std::memcpy(&half, at, 2);
+        if (type_ == DType::f32)
+            std::memcpy(&wide, at, 4);
+        else
+            std::memcpy(&half, at, 2);
         if (type_ == DType::f32) return wide;
         return type_ == DType::bf16 ? from_bf16(half) : from_f16(half);
     }
@@ -118,7 +127,11 @@ protected:
         const Matrix b = Matrix(type(), nt ? n : k, nt ? k : n).random(2);
         const Matrix bias = Matrix(type(), 1, n).random(3), addend = Matrix(out, m, n).random(4);
         Matrix actual = Matrix(out, m, n).random(5), expected = actual;
-        Gemm g{.form = form, .a = a.view(), .b = b.view(), .c = actual.view(), .accumulate = accumulate};
+        Gemm g{.form = form,
+               .a = a.view(),
+               .b = b.view(),
+               .c = actual.view(),
+               .accumulate = accumulate};
         if (extras) {
             g.bias = bias.view();
             g.addend = addend.view();
@@ -136,7 +149,8 @@ private:
 };
 
 TEST_P(OpsContract, gemm_of_every_form_and_odd_size) {
-    const int64_t sizes[][3] = {{1, 1, 1}, {3, 5, 7}, {8, 32, 256}, {65, 33, 257}, {130, 300, 40}, {270, 97, 520}};
+    const int64_t sizes[][3] = {{1, 1, 1},     {3, 5, 7},      {8, 32, 256},
+                                {65, 33, 257}, {130, 300, 40}, {270, 97, 520}};
     for (const auto& s : sizes) {
         for (const Form form : {Form::nn, Form::nt, Form::tn}) {
             for (const bool accumulate : {false, true}) {
@@ -151,8 +165,18 @@ TEST_P(OpsContract, gemm_of_every_form_and_odd_size) {
 TEST_P(OpsContract, gemm_adds_to_its_own_output) {
     const Matrix a = Matrix(type(), 20, 30).random(1), b = Matrix(type(), 30, 50).random(2);
     Matrix actual = Matrix(type(), 20, 50).random(3), expected = actual;
-    ops().gemm({.form = Form::nn, .a = a.view(), .b = b.view(), .c = actual.view(), .addend = actual.view()}, nullptr);
-    oracle().gemm({.form = Form::nn, .a = a.view(), .b = b.view(), .c = expected.view(), .addend = expected.view()}, nullptr);
+    ops().gemm({.form = Form::nn,
+                .a = a.view(),
+                .b = b.view(),
+                .c = actual.view(),
+                .addend = actual.view()},
+               nullptr);
+    oracle().gemm({.form = Form::nn,
+                   .a = a.view(),
+                   .b = b.view(),
+                   .c = expected.view(),
+                   .addend = expected.view()},
+                  nullptr);
     expect_near(actual, expected, 20);
 }
 
@@ -170,7 +194,8 @@ TEST_P(OpsContract, norm_forward_and_backward) {
     for (const auto& [tokens, hidden] : {std::pair{1, 1}, {3, 17}, {130, 96}, {70, 1030}}) {
         SCOPED_TRACE(hidden);
         const Matrix x = Matrix(DType::f32, tokens, hidden).random(1);
-        const Matrix w = Matrix(type(), 1, hidden).random(2), dy = Matrix(type(), tokens, hidden).random(3);
+        const Matrix w = Matrix(type(), 1, hidden).random(2),
+                     dy = Matrix(type(), tokens, hidden).random(3);
         Matrix y(type(), tokens, hidden), y0 = y;
         std::vector<float> r(static_cast<size_t>(tokens)), r0 = r;
         ops().norm_forward(x.view(), w.view(), 1e-5, y.view(), r.data());
@@ -186,8 +211,10 @@ TEST_P(OpsContract, norm_forward_and_backward) {
         expect_near(dx, dx0, 8);
         expect_near(dw, dw0, 40);
         Matrix only(type(), tokens, hidden), only0 = only;
-        ops().norm_backward(dy.view(), x.view(), w.view(), r.data(), {}, only.view(), nullptr, nullptr);
-        oracle().norm_backward(dy.view(), x.view(), w.view(), r0.data(), {}, only0.view(), nullptr, nullptr);
+        ops().norm_backward(dy.view(), x.view(), w.view(), r.data(), {}, only.view(), nullptr,
+                            nullptr);
+        oracle().norm_backward(dy.view(), x.view(), w.view(), r0.data(), {}, only0.view(), nullptr,
+                               nullptr);
         expect_near(only, only0, 8);
     }
 }
@@ -218,7 +245,8 @@ std::vector<AttentionCase> attention_cases() {
     const auto of = [](int64_t n, int64_t s, int64_t h, int64_t kv, int64_t d) {
         return AttentionCase{{n, s, h, kv, d, 1 / std::sqrt(static_cast<double>(d))}};
     };
-    return {of(1, 1, 1, 1, 2), of(2, 7, 4, 2, 6), of(2, 64, 2, 2, 32), of(1, 130, 6, 2, 40), of(1, 193, 2, 1, 16)};
+    return {of(1, 1, 1, 1, 2), of(2, 7, 4, 2, 6), of(2, 64, 2, 2, 32), of(1, 130, 6, 2, 40),
+            of(1, 193, 2, 1, 16)};
 }
 
 TEST_P(OpsContract, attention_forward_and_backward) {
@@ -232,8 +260,10 @@ TEST_P(OpsContract, attention_forward_and_backward) {
         std::vector<float> lse(static_cast<size_t>(c.shape.heads * c.tokens())), lse0 = lse;
         auto room = scratch_of(std::max(ops().attention_forward_scratch_bytes(c.shape),
                                         ops().attention_backward_scratch_bytes(c.shape)));
-        ops().attention_forward(c.shape, q.view(), k.view(), v.view(), out.view(), lse.data(), aligned(room));
-        oracle().attention_forward(c.shape, q.view(), k.view(), v.view(), out0.view(), lse0.data(), nullptr);
+        ops().attention_forward(c.shape, q.view(), k.view(), v.view(), out.view(), lse.data(),
+                                aligned(room));
+        oracle().attention_forward(c.shape, q.view(), k.view(), v.view(), out0.view(), lse0.data(),
+                                   nullptr);
         expect_near(out, out0, 8);
         for (size_t i = 0; i < lse.size(); ++i) ASSERT_NEAR(lse[i], lse0[i], 1e-5);
         Matrix dq(type(), c.tokens(), c.query()), dq0 = dq;
@@ -285,7 +315,9 @@ TEST_P(OpsContract, cross_entropy_ignores_masked_rows) {
     for (const int64_t vocab : {1, 5, 37, 1100}) {
         const Matrix logits = Matrix(DType::f32, 9, vocab).random(1, 5);
         std::vector<int32_t> targets(9);
-        for (size_t i = 0; i < 9; ++i) targets[i] = i % 3 == 1 ? -1 : static_cast<int32_t>((i * 7) % static_cast<size_t>(vocab));
+        for (size_t i = 0; i < 9; ++i)
+            targets[i] =
+                i % 3 == 1 ? -1 : static_cast<int32_t>((i * 7) % static_cast<size_t>(vocab));
         auto room = scratch_of(ops().cross_entropy_scratch_bytes(9));
         Matrix d(type(), 9, vocab), d0 = d;
         double loss = 1, loss0 = 1;
@@ -295,7 +327,8 @@ TEST_P(OpsContract, cross_entropy_ignores_masked_rows) {
         expect_near(d, d0, 0.5);
         Matrix in_place = logits;
         double again = 1;
-        ops().cross_entropy(in_place.view(), targets.data(), 0.5f, in_place.view(), &again, aligned(room));
+        ops().cross_entropy(in_place.view(), targets.data(), 0.5f, in_place.view(), &again,
+                            aligned(room));
         EXPECT_EQ(again, loss);
         double without = 1;
         ops().cross_entropy(logits.view(), targets.data(), 0.5f, {}, &without, aligned(room));
@@ -360,15 +393,16 @@ TEST_P(OpsContract, nan_is_not_swallowed) {
 }
 
 std::string name_of_case(const testing::TestParamInfo<OpsContract::ParamType>& info) {
-    return std::string(std::get<0>(info.param).name) + "_" + std::string(name_of(std::get<1>(info.param)));
+    return std::string(std::get<0>(info.param).name) + "_" +
+           std::string(name_of(std::get<1>(info.param)));
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, OpsContract,
-    testing::Combine(testing::Values(Implementation{"reference", 0}, Implementation{"cpu", 1},
-                                     Implementation{"cpu_two_threads", 2}),
-                     testing::Values(DType::f32, DType::bf16, DType::f16)),
-    name_of_case);
+INSTANTIATE_TEST_SUITE_P(All, OpsContract,
+                         testing::Combine(testing::Values(Implementation{"reference", 0},
+                                                          Implementation{"cpu", 1},
+                                                          Implementation{"cpu_two_threads", 2}),
+                                          testing::Values(DType::f32, DType::bf16, DType::f16)),
+                         name_of_case);
 
 // ---------------------------------------------------------------- the same bits
 
@@ -376,19 +410,28 @@ INSTANTIATE_TEST_SUITE_P(
 std::vector<Matrix> all_sums(int threads, int64_t shift, DType type) {
     Team team(threads);
     const auto ops = make_cpu_ops(team);
-    const auto in = [&](int64_t r, int64_t c, uint32_t seed) { return Matrix(type, r, c, 3, shift).random(seed); };
+    const auto in = [&](int64_t r, int64_t c, uint32_t seed) {
+        return Matrix(type, r, c, 3, shift).random(seed);
+    };
     std::vector<Matrix> outs;
     const Matrix a = in(700, 270, 1), b = in(700, 400, 2);
     outs.push_back(Matrix(DType::f32, 270, 400, 1, shift).random(3));
-    ops->gemm({.form = Form::tn, .a = a.view(), .b = b.view(), .c = outs.back().view(), .accumulate = true}, nullptr);
+    ops->gemm({.form = Form::tn,
+               .a = a.view(),
+               .b = b.view(),
+               .c = outs.back().view(),
+               .accumulate = true},
+              nullptr);
     const Attention shape{2, 150, 4, 2, 24, 0.2};
     const Matrix q = in(300, 96, 4), k = in(300, 48, 5), v = in(300, 48, 6), dout = in(300, 96, 7);
     std::vector<float> lse(1200);
     auto room = scratch_of(ops->attention_backward_scratch_bytes(shape));
     for (const int64_t cols : {96, 96, 48, 48}) outs.emplace_back(type, 300, cols, 1, shift);
-    ops->attention_forward(shape, q.view(), k.view(), v.view(), outs[1].view(), lse.data(), aligned(room));
-    ops->attention_backward(shape, q.view(), k.view(), v.view(), outs[1].view(), dout.view(), lse.data(),
-                            outs[2].view(), outs[3].view(), outs[4].view(), aligned(room));
+    ops->attention_forward(shape, q.view(), k.view(), v.view(), outs[1].view(), lse.data(),
+                           aligned(room));
+    ops->attention_backward(shape, q.view(), k.view(), v.view(), outs[1].view(), dout.view(),
+                            lse.data(), outs[2].view(), outs[3].view(), outs[4].view(),
+                            aligned(room));
     std::vector<float> rstd(300);
     const Matrix w = in(1, 96, 8);
     outs.emplace_back(type, 300, 96, 1, shift);
@@ -405,7 +448,8 @@ TEST(CpuOps, threads_and_alignment_change_no_bit) {
         for (const auto& [threads, shift] : {std::pair{2, 0}, {2, 0}, {3, 1}, {1, 5}}) {
             const auto other = all_sums(threads, shift, type);
             for (size_t i = 0; i < one.size(); ++i) {
-                EXPECT_TRUE(one[i].same_values(other[i])) << "output " << i << " threads " << threads;
+                EXPECT_TRUE(one[i].same_values(other[i]))
+                    << "output " << i << " threads " << threads;
             }
         }
     }
@@ -415,10 +459,12 @@ TEST(CpuOps, threads_and_alignment_change_no_bit) {
 TEST(CpuOps, a_row_s_product_does_not_depend_on_the_other_rows) {
     Team team(2);
     const auto ops = make_cpu_ops(team);
-    const Matrix a = Matrix(DType::f32, 777, 300).random(1), b = Matrix(DType::f32, 500, 300).random(2);
+    const Matrix a = Matrix(DType::f32, 777, 300).random(1),
+                 b = Matrix(DType::f32, 500, 300).random(2);
     Matrix whole(DType::f32, 777, 500), part(DType::f32, 5, 500);
     ops->gemm({.form = Form::nt, .a = a.view(), .b = b.view(), .c = whole.view()}, nullptr);
-    ops->gemm({.form = Form::nt, .a = a.view().row_range(400, 5), .b = b.view(), .c = part.view()}, nullptr);
+    ops->gemm({.form = Form::nt, .a = a.view().row_range(400, 5), .b = b.view(), .c = part.view()},
+              nullptr);
     for (int64_t r = 0; r < 5; ++r) {
         for (int64_t c = 0; c < 500; ++c) ASSERT_EQ(part.get(r, c), whole.get(400 + r, c));
     }

@@ -45,6 +45,11 @@ class Run:
     def lane(self, name):
         return next(lane["bytes"] for lane in self.summary["lanes"] if lane["lane"] == name)
 
+    def bytes_of(self, tier, what):
+        """Planned bytes: a line of the plan's table."""
+        return sum(row["bytes"] for row in self.summary["tiers"]
+                   if row["tier"] == tier and row["what"] == what)
+
     def numbers(self):
         """Everything that a placement must not change."""
         kept = ("step", "loss", "gradient_norm", "clip_factor", "lr", "targets", "skipped")
@@ -83,8 +88,9 @@ class FerryTest(unittest.TestCase):
         return os.path.join(cls.dir, name)
 
     @classmethod
-    def ferry(cls, *arguments, **options):
-        done = subprocess.run([FERRY, *arguments], capture_output=True, text=True, timeout=25,
+    def ferry(cls, *arguments, through=(), **options):
+        """Runs the program, if asked for by way of another command."""
+        done = subprocess.run([*through, FERRY, *arguments], capture_output=True, text=True, timeout=25,
                               check=False, **options)
         return Run(done.returncode, done.stdout, done.stderr)
 

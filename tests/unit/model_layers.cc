@@ -9,11 +9,18 @@ namespace ferry::model {
 namespace {
 
 Shape small(bool tied) {
-    return {.hidden = 48, .layers = 2, .heads = 4, .kv_heads = 2, .head_dim = 12, .intermediate = 100,
-            .vocab = 31, .tie_embeddings = tied};
+    return {.hidden = 48,
+            .layers = 2,
+            .heads = 4,
+            .kv_heads = 2,
+            .head_dim = 12,
+            .intermediate = 100,
+            .vocab = 31,
+            .tie_embeddings = tied};
 }
 
-std::vector<Layer> layers(bool tied, std::vector<std::string> freeze = {}, bool decay_norms = false) {
+std::vector<Layer> layers(bool tied, std::vector<std::string> freeze = {},
+                          bool decay_norms = false) {
     return layers_of(small(tied), freeze, decay_norms);
 }
 

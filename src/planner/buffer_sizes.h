@@ -1,0 +1,23 @@
+// How large a buffer of each class is for a given model and chunk size.
+#pragma once
+
+#include "ferry/planner.h"
+
+namespace ferry::planner {
+
+constexpr int64_t kPage = 4096;
+constexpr size_t at(Class c) { return static_cast<size_t>(c); }
+
+struct Workload {
+    const std::vector<model::Layer>& layers;
+    const model::Numerics& numerics;
+    int64_t chunk_elements = 0;
+    int64_t activation_bytes = 0;  // one block input of one micro-batch
+    int64_t scratch_bytes = 0;     // the kernels' largest
+};
+
+// Bytes of one buffer, a multiple of the page.
+int64_t buffer_bytes(Class c, const Workload& work);
+const char* name_of(Class c);
+
+}  // namespace ferry::planner

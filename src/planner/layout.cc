@@ -1,0 +1,147 @@
+#include "layout.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace ferry::planner {
+
+using swap::Object;
+using swap::ObjectId;
+using swap::Tier;
+
+namespace {
+
+class Layout {
+public:
+    Layout(Plan& plan, const Placement& placement, const Workload& work)
+        : plan_(plan), placement_(placement), work_(work) {}
+
+    void make_objects() {
+        for (size_t c = 0; c < plan_.chunks.size(); ++c) {
+            Chunk& chunk = plan_.chunks[c];
+            const Placement::ChunkHomes& homes = placement_.chunks[c];
+            const int64_t weight = size_of(plan_.compute), wire = size_of(plan_.wire);
+            chunk.weight = add(homes.weight, chunk.count * weight, "weights", Class::weight_piece);
+            if (!chunk.trainable) continue;
+            chunk.bets = homes.bets;
+            plan_.betting = plan_.betting || chunk.bets;
+            chunk.state = add(homes.state, 3 * chunk.state_part_bytes(), "state", Class::stage);
+            plan_.objects[chunk.state].versioned = homes.state == Tier::nvme || chunk.bets;
+            if (chunk.bets && homes.state == Tier::nvme) ++slots("state", Class::stage).slots;
+            chunk.gradient = add(homes.gradient, chunk.count * wire, "gradients", Class::gradient_piece);
+            if (plan_.groups == 1) continue;
+            chunk.park = add(homes.park, chunk.count * 4, "accumulators", Class::park_piece);
+            if (plan_.tied && chunk.layer == 0) {
+                chunk.park_table = add(homes.park, chunk.count * 4, "accumulators", Class::park_piece);
+            }
+        }
+        for (const Tier home : placement_.inputs) {
+            const int64_t bytes = buffer_bytes(Class::activation, work_);
+            plan_.inputs.push_back(home == Tier::device ? swap::kNoObject
+                                                        : add(home, bytes, "block inputs", Class::input_piece));
+        }
+        // A settled update writes a fresh slot before it frees the old one.
+        for (aio::SlotClass& c : plan_.slot_classes) {
+            if (c.name == "state") c.slots += plan_.buffers[at(Class::stage)].count;
+        }
+    }
+
+    void make_buffers() {
+        for (size_t c = 0; c < kClasses; ++c) {
+            const auto id = static_cast<Class>(c);
+            plan_.buffers[c] = {.name = name_of(id),
+                                .tier = id < Class::stage ? Tier::device : Tier::host,
+                                .bytes = buffer_bytes(id, work_),
+                                .count = placement_.counts[c]};
+        }
+    }
+
+    // Buffers first, so that what meets io_uring is one run; then fixed homes; then host slots.
+    void assign_addresses() {
+        plan_.resources = static_cast<uint32_t>(plan_.objects.size());
+        for (Buffers& b : plan_.buffers) {
+            b.offset = take(b.tier, b.bytes * b.count);
+            b.first_resource = plan_.resources;
+            plan_.resources += static_cast<uint32_t>(b.count);
+        }
+        plan_.io_bytes = plan_.host_bytes;
+        plan_.leaves_resource = plan_.resources++;
+        plan_.leaves_offset = take(Tier::host, plan_.leaves * 4);
+        for (size_t l = 0; l < plan_.layers.size(); ++l) {
+            LayerPlan& layer = plan_.layer_plans[l];
+            layer.resident = placement_.resident[l];
+            if (!layer.resident) continue;
+            layer.device_offset = take(Tier::device, plan_.layers[l].elements * size_of(plan_.compute));
+            for (const Chunk& chunk : plan_.chunks_of(static_cast<int64_t>(l))) {
+                plan_.objects[chunk.weight].offset = layer.device_offset + chunk.first * size_of(plan_.compute);
+            }
+        }
+        int64_t host_slots = 0;
+        for (Object& object : plan_.objects) {
+            if (object.home != Tier::host) continue;
+            if (object.versioned) host_slots += 2;
+            if (!object.versioned) object.offset = take(Tier::host, object.bytes);
+        }
+        const int64_t slot_bytes = buffer_bytes(Class::stage, work_);
+        plan_.host_slots = {take(Tier::host, host_slots * slot_bytes), slot_bytes, host_slots};
+    }
+
+private:
+    int64_t take(Tier tier, int64_t bytes) {
+        int64_t& end = tier == Tier::device ? plan_.device_bytes : plan_.host_bytes;
+        return std::exchange(end, end + round_up(bytes, kPage));
+    }
+
+    ObjectId add(Tier home, int64_t bytes, const char* slot_class, Class piece) {
+        Object object{.home = home, .bytes = bytes};
+        if (home == Tier::nvme) {
+            aio::SlotClass& c = slots(slot_class, piece);
+            ++c.slots;
+            object.slot_class = static_cast<int>(&c - plan_.slot_classes.data());
+        }
+        plan_.objects.push_back(object);
+        return static_cast<ObjectId>(plan_.objects.size() - 1);
+    }
+
+    aio::SlotClass& slots(const std::string& name, Class piece) {
+        auto& classes = plan_.slot_classes;
+        const auto found = std::find_if(classes.begin(), classes.end(), [&](const auto& c) { return c.name == name; });
+        if (found != classes.end()) return *found;
+        return classes.emplace_back(aio::SlotClass{name, buffer_bytes(piece, work_), 0});
+    }
+
+    Plan& plan_;
+    const Placement& placement_;
+    const Workload& work_;
+};
+
+void spend_nvme(Plan& plan, Budget& nvme) {
+    for (const aio::SlotClass& c : plan.slot_classes) nvme.need(c.name, c.slots * c.slot_bytes);
+    plan.nvme_bytes = nvme.spent();
+    if (!nvme.exceeded()) return;
+    throw Error(Trouble::does_not_fit,
+                {.what = "the NVMe budget is too small",
+                 .where = "budgets.nvme",
+                 .measured = format_bytes(nvme.spent()) + " needed (" + std::to_string(nvme.spent()) + " bytes)",
+                 .limit = format_bytes(nvme.limit()) + " over all paths, " +
+                          format_bytes(nvme.spent() - nvme.limit()) + " missing",
+                 .remedy = "raise the sizes in budgets.nvme, add a path, or raise budgets.host"});
+}
+
+}  // namespace
+
+void lay_out(Plan& plan, const Placement& placement, const Workload& work, Budget nvme) {
+    plan.groups = placement.groups;
+    Layout layout(plan, placement, work);
+    layout.make_buffers();
+    layout.make_objects();
+    layout.assign_addresses();
+    spend_nvme(plan, nvme);
+    for (const Budget* budget : {&placement.device, &placement.host, &std::as_const(nvme)}) {
+        plan.rows.insert(plan.rows.end(), budget->rows().begin(), budget->rows().end());
+    }
+    FERRY_CHECK(plan.device_bytes == placement.device.spent(), "the device arena is what was budgeted");
+    FERRY_CHECK(plan.host_bytes == placement.host.spent(), "the host arena is what was budgeted");
+}
+
+}  // namespace ferry::planner

@@ -1,0 +1,269 @@
+// Greedy, in the order of bytes moved per byte kept.
+#include "placement.h"
+
+#include <algorithm>
+
+namespace ferry::planner {
+
+using swap::Tier;
+
+namespace {
+
+// How many buffers of each class: what a step cannot do without, and what keeps the lanes busy.
+struct Depths {
+    int64_t weights = 1, gradients = 1, wire = 1, spare_activations = 0, pieces = 1;
+};
+constexpr Depths kLean{};
+constexpr Depths kBusy{.weights = 2, .gradients = 2, .wire = 4, .spare_activations = 1, .pieces = 4};
+
+[[noreturn]] void refuse(const Budget& budget, int64_t smallest, const std::string& what,
+                         const std::string& otherwise) {
+    const std::string key = "budgets." + std::string(swap::name_of(budget.tier()));
+    throw Error(Trouble::does_not_fit,
+                {.what = what,
+                 .where = key,
+                 .measured = format_bytes(smallest) + " needed (" + std::to_string(smallest) + " bytes)",
+                 .limit = format_bytes(budget.limit()) + ", " + format_bytes(smallest - budget.limit()) + " (" +
+                          std::to_string(smallest - budget.limit()) + " bytes) missing",
+                 .remedy = "set " + key + " to " + std::to_string(smallest) + " or more, or " + otherwise});
+}
+
+class Placer {
+public:
+    Placer(const Config& config, const Workload& work, const std::vector<Chunk>& chunks)
+        : config_(config), work_(work), chunks_(chunks),
+          micro_batches_(config.batch.micro_batches), tied_(config.model.tie_embeddings),
+          result_{.device = Budget(Tier::device, config.budgets.device_bytes),
+                  .host = Budget(Tier::host, config.budgets.host_bytes)} {}
+
+    Placement make() {
+        choose_groups();
+        spend_device();
+        reserve_host_buffers();
+        choose_homes();
+        if (host().exceeded()) {
+            refuse(host(), host().spent(),
+                   has_nvme() ? "the host budget is too small even with all state on NVMe"
+                              : "the model's state does not fit into the host budget",
+                   has_nvme() ? "lower swap.chunk_elements" : "add a path to budgets.nvme");
+        }
+        return std::move(result_);
+    }
+
+private:
+    Budget& device() { return result_.device; }
+    Budget& host() { return result_.host; }
+    bool has_nvme() const { return !config_.budgets.nvme.empty(); }
+    int64_t group_size() const { return micro_batches_ / result_.groups; }
+    int64_t block_count() const { return static_cast<int64_t>(work_.layers.size()) - 2; }
+    int64_t bytes_of(Class c) const { return buffer_bytes(c, work_); }
+
+    // ---- device
+
+    using Counts = std::array<int64_t, kClasses>;
+    // `kept`: block inputs of a group that stay on the device until backward.
+    Counts device_counts(const Depths& depth, int64_t groups, int64_t kept) const {
+        Counts counts{};
+        counts[at(Class::block_weights)] = depth.weights;
+        counts[at(Class::edge_weights)] = tied_ ? 2 : 1;
+        counts[at(Class::block_gradient)] = depth.gradients;
+        counts[at(Class::edge_gradient)] = tied_ ? 3 : 1;
+        counts[at(Class::wire)] = depth.wire;
+        counts[at(Class::activation)] = micro_batches_ / groups + 1 + depth.spare_activations + kept;
+        counts[at(Class::tokens)] = micro_batches_ / groups;
+        counts[at(Class::scratch)] = 1;
+        return counts;
+    }
+    int64_t device_bytes(const Depths& depth, int64_t groups, int64_t kept) const {
+        const Counts counts = device_counts(depth, groups, kept);
+        int64_t bytes = 0;
+        for (size_t c = 0; c < kClasses; ++c) bytes += counts[c] * bytes_of(static_cast<Class>(c));
+        return bytes;
+    }
+
+    // The fewest groups whose work fits: a further group moves weights and accumulators once more.
+    void choose_groups() {
+        for (int64_t groups = std::max<int64_t>(config_.swap.groups, 1); groups <= micro_batches_; ++groups) {
+            if (micro_batches_ % groups != 0) continue;
+            result_.groups = groups;
+            if (device_bytes(kLean, groups, 0) <= device().limit()) return;
+            if (config_.swap.groups > 0) break;
+        }
+        refuse(device(), device_bytes(kLean, result_.groups, 0),
+               "the device budget is too small for one layer and its work",
+               "lower batch.micro_batch, batch.sequence, numerics.head_tile or swap.chunk_elements");
+    }
+
+    void spend_device() {
+        Depths depth = kLean;
+        for (int64_t Depths::*field :
+             {&Depths::weights, &Depths::wire, &Depths::spare_activations, &Depths::gradients}) {
+            Depths deeper = depth;
+            deeper.*field = kBusy.*field;
+            if (device_bytes(deeper, result_.groups, 0) <= device().limit()) depth = deeper;
+        }
+        const int64_t left = device().limit() - device_bytes(depth, result_.groups, 0);
+        const int64_t kept = std::min(block_count() * group_size(), left / bytes_of(Class::activation));
+        result_.counts = device_counts(depth, result_.groups, kept);
+        for (size_t c = 0; c < kClasses; ++c) {
+            const auto id = static_cast<Class>(c);
+            if (result_.counts[c] > 0) device().need(device_row(id), result_.counts[c] * bytes_of(id));
+        }
+        keep_inputs(kept);
+        // Embedding first, then layers 0, 1, 2, ...: needed first, and their gradients arrive last.
+        result_.resident.assign(work_.layers.size(), false);
+        for (size_t l = 0; l < work_.layers.size(); ++l) {
+            const int64_t bytes = round_up(work_.layers[l].elements * size_of(work_.numerics.compute), kPage);
+            if (!device().take("resident weights", bytes)) break;
+            result_.resident[l] = true;
+        }
+    }
+
+    // The last blocks' inputs are needed again first: they keep the device's buffers.
+    void keep_inputs(int64_t kept) {
+        result_.inputs.assign(static_cast<size_t>(block_count() * group_size()), Tier::nvme);
+        std::fill(result_.inputs.end() - kept, result_.inputs.end(), Tier::device);
+    }
+
+    static std::string device_row(Class c) {
+        switch (c) {
+            case Class::block_weights:
+            case Class::edge_weights: return "weights in flight";
+            case Class::block_gradient:
+            case Class::edge_gradient: return "gradient accumulators";
+            case Class::activation: return "block inputs";
+            case Class::scratch: return "scratch of the kernels";
+            default: return "tokens and gradients on their way";
+        }
+    }
+
+    // ---- host
+
+    void reserve_host_buffers() {
+        int64_t leaves = 0;
+        for (const Chunk& chunk : chunks_) leaves += chunk.trainable ? chunk.count / kPage : 0;
+        host().need("norm leaves", round_up(leaves * 4, kPage));
+        reserve(Class::host_tokens, "token batches", std::min<int64_t>(2, group_size()));
+        // One of each even without NVMe: first contents and the hash pass through them.
+        reserve(Class::stage, kStaging, 1);
+        reserve(Class::weight_piece, kStaging, 1);
+        if (!has_nvme()) return deepen(Class::weight_piece);
+        reserve(Class::gradient_piece, kStaging, 1);
+        if (std::count(result_.inputs.begin(), result_.inputs.end(), Tier::nvme) > 0) {
+            reserve(Class::input_piece, kStaging, 1);
+        }
+        if (result_.groups > 1) reserve(Class::park_piece, kStaging, 1);
+        for (const Class c : {Class::stage, Class::weight_piece, Class::gradient_piece, Class::input_piece,
+                              Class::park_piece}) {
+            deepen(c);
+        }
+    }
+
+    static constexpr const char* kStaging = "buffers between tiers";
+
+    void reserve(Class c, const char* what, int64_t count) {
+        result_.counts[at(c)] = count;
+        host().need(what, count * bytes_of(c));
+    }
+
+    void deepen(Class c) {
+        int64_t& count = result_.counts[at(c)];
+        // A quarter of the budget at most: memory that holds state saves more than a deeper queue.
+        while (count > 0 && count < kBusy.pieces && host().spent() < host().limit() / 4 &&
+               host().take(kStaging, bytes_of(c))) {
+            ++count;
+        }
+    }
+
+    // Without NVMe everything has to be in host memory, fits or not: the sum is the smallest budget.
+    bool claim(Tier& home, const char* what, int64_t bytes) {
+        if (!has_nvme()) host().need(what, bytes);
+        if (has_nvme() && !host().take(what, bytes)) return false;
+        home = Tier::host;
+        return true;
+    }
+
+    template <class Body>
+    void for_trainable(const Body& body) {
+        for (size_t c = 0; c < chunks_.size(); ++c) {
+            if (chunks_[c].trainable) body(chunks_[c], result_.chunks[c]);
+        }
+    }
+
+    // Host memory goes where it saves most traffic per byte: weights (read twice, written once),
+    // accumulators and gradients, block inputs, then optimizer state.
+    void choose_homes() {
+        result_.chunks.resize(chunks_.size());
+        // Crumbs, such as the norms' state: a whole slot each would be a waste.
+        for_trainable([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
+            const bool crumb = chunk.count * 8 <= work_.chunk_elements;
+            if (crumb && !fraction_is_given()) claim(homes.state, "optimizer state", state_bytes(chunk));
+        });
+        for (size_t c = 0; c < chunks_.size(); ++c) {
+            if (result_.resident[static_cast<size_t>(chunks_[c].layer)]) {
+                result_.chunks[c].weight = Tier::device;
+            } else {
+                claim(result_.chunks[c].weight, "weights", chunks_[c].count * size_of(work_.numerics.compute));
+            }
+        }
+        for_trainable([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
+            if (result_.groups == 1) return;
+            const int64_t copies = tied_ && chunk.layer == 0 ? 2 : 1;
+            claim(homes.park, "gradient accumulators", copies * chunk.count * 4);
+        });
+        for_trainable([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
+            claim(homes.gradient, "gradients", chunk.count * size_of(work_.numerics.wire));
+        });
+        for (Tier& input : result_.inputs) {
+            if (input != Tier::device) claim(input, "block inputs", bytes_of(Class::activation));
+        }
+        place_states();
+        place_bets();
+    }
+
+    bool fraction_is_given() const { return config_.swap.state_on_nvme >= 0 && has_nvme(); }
+    bool all_bet() const { return config_.swap.bets == "all"; }
+    // State in memory is updated in place; only when every chunk must bet does it get a second slot.
+    int64_t state_bytes(const Chunk& chunk) const {
+        return all_bet() ? 2 * bytes_of(Class::stage) : 3 * chunk.state_part_bytes();
+    }
+
+    void place_states() {
+        double trainable = 0, stored = 0;
+        for_trainable([&](const Chunk& chunk, Placement::ChunkHomes&) { trainable += double(chunk.count); });
+        const double wanted = fraction_is_given() ? config_.swap.state_on_nvme * trainable : 0;
+        for_trainable([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
+            if (homes.state == Tier::host) return;
+            if (stored < wanted) {
+                stored += double(chunk.count);
+            } else {
+                claim(homes.state, "optimizer state", state_bytes(chunk));
+            }
+        });
+    }
+
+    // By itself the planner bets on every other stored chunk: about as much optimizer work beside
+    // backward as is left beside the next forward.
+    void place_bets() {
+        bool odd = false;
+        for_trainable([&](const Chunk&, Placement::ChunkHomes& homes) {
+            odd = !odd;
+            homes.bets = all_bet() || (config_.swap.bets == "auto" && homes.state == Tier::nvme && odd);
+        });
+    }
+
+    const Config& config_;
+    const Workload& work_;
+    const std::vector<Chunk>& chunks_;
+    const int64_t micro_batches_;
+    const bool tied_;
+    Placement result_;
+};
+
+}  // namespace
+
+Placement place(const Config& config, const Workload& work, const std::vector<Chunk>& chunks) {
+    return Placer(config, work, chunks).make();
+}
+
+}  // namespace ferry::planner

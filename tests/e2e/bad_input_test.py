@@ -1,0 +1,280 @@
+"""Every bad input ends with one clear error: what, where, the measured value, the limit, what to do;
+and with the exit code of its kind."""
+
+import os
+import re
+import resource
+import subprocess
+import unittest
+
+from harness import DIVERGED, DOES_NOT_FIT, FERRY, IO, USAGE, FerryTest
+
+
+class BadInputTest(FerryTest):
+    def assert_refused(self, run, code, *said):
+        self.assertEqual(run.code, code, run.err)
+        self.assertEqual(run.steps, [])
+        for text in said:
+            self.assertIn(text, run.err)
+        self.assertTrue(run.err.splitlines()[0].startswith("ferry: "), run.err)
+        self.assertEqual(os.listdir(self.path("nvme")), [])
+
+    def refused(self, code, said, *arguments, **changes):
+        run = self.train(self.config(**changes), *arguments)
+        self.assert_refused(run, code, *said)
+        return run
+
+
+class ConfigurationTest(BadInputTest):
+    def test_unknown_keys_name_the_nearest(self):
+        self.refused(USAGE, ["unknown key \"batch.sequense\"", "config", "batch.sequence"],
+                     batch__sequense=32)
+        self.refused(USAGE, ["unknown key \"optimiser\"", "optimizer"], optimiser={"lr": 1})
+        self.refused(USAGE, ["unknown key \"swap.chunks\"", "--set"], "--set", "swap.chunks=4096")
+        self.refused(USAGE, ["unknown key", "budgets.nvme[0].sise", "size"],
+                     budgets__nvme=[{"path": self.path("nvme"), "sise": 1}])
+
+    def test_wrong_types_and_ranges(self):
+        self.refused(USAGE, ["wrong type", "model.hidden", "text \"wide\""], model__hidden="wide")
+        self.refused(USAGE, ["wrong type", "model", "array"], model=[])
+        self.refused(USAGE, ["steps", "number 2.5"], steps=2.5)
+        self.refused(USAGE, ["steps", "-3"], steps=-3)
+        self.refused(USAGE, ["precision", "fp32, bf16", "did you mean \"bf16\""], precision="bf61")
+        self.refused(USAGE, ["budgets.host", "10 apples"], budgets__host="10 apples")
+        self.refused(USAGE, ["io.block_bytes", "5000", "8192"], io__block_bytes=5000)
+        self.refused(USAGE, ["swap.chunk_elements", "5000", "8192"], swap__chunk_elements=5000)
+        self.refused(USAGE, ["swap.groups", "groups 3, micro_batches 4", "set groups 2"], swap__groups=3)
+        self.refused(USAGE, ["swap.state_on_nvme", "budgets.nvme"], swap__state_on_nvme=0.5)
+        self.refused(USAGE, ["freeze", "model.layer.*"], freeze=["model.layer.*"])
+        self.refused(USAGE, ["freeze", "nothing to train"], freeze=["*"])
+
+    def test_heads_that_do_not_divide(self):
+        self.refused(USAGE, ["model.heads", "hidden 64, heads 7", "set heads 8"], model__heads=7)
+        self.refused(USAGE, ["model.kv_heads", "heads 4, kv_heads 3", "set kv_heads"],
+                     model__kv_heads=3)
+        self.refused(USAGE, ["model.head_dim", "head_dim 1", "even"], model__heads=64)
+
+    def test_broken_files_and_command_lines(self):
+        broken = self.path("broken.json")
+        with open(broken, "w", encoding="utf-8") as file:
+            file.write('{"steps": 3,\n "model": {"hidden" 64}}')
+        self.assert_refused(self.ferry("train", broken), USAGE, "not valid JSON", "line 2")
+        absent = self.path("absent.json")
+        self.assert_refused(self.ferry("train", absent), USAGE, absent, "No such file")
+        for arguments in ([], ["train"], ["fly"], ["train", broken, "--fast"],
+                          ["train", broken, "--set"]):
+            run = self.ferry(*arguments)
+            self.assertEqual(run.code, USAGE, run.err)
+            self.assertIn("--help", run.err + run.out)
+
+
+class DoesNotFitTest(BadInputTest):
+    def assert_smallest(self, key, **changes):
+        """The error names the missing bytes and the smallest budget; that one works, and one byte
+        less does not."""
+        name = key.replace("__", ".")
+        run = self.train(self.config(**{**changes, key: 1000}))
+        self.assert_refused(run, DOES_NOT_FIT, f"where:    {name}", "missing", "limit:    1000 B")
+        smallest = int(re.search(f'set {name} to "([0-9]+)"', run.err).group(1))
+        self.assertIn(f"({smallest} bytes)", run.err)
+        less = self.train(self.config(**{**changes, key: smallest - 1}))
+        self.assert_refused(less, DOES_NOT_FIT, "1 B missing")
+        works = self.train(self.config(**{**changes, key: smallest}))
+        self.assert_trained(works)
+        used = works.summary["device_bytes" if "device" in key else "host_bytes"]
+        self.assertLessEqual(used, smallest)
+        return smallest
+
+    def test_device_budget(self):
+        self.assert_smallest("budgets__device", steps=2)
+        tied = {"model__tie_embeddings": True, "precision": "bf16"}
+        self.assert_smallest("budgets__device", steps=2, swap__groups=2, **tied)
+        self.assert_smallest("budgets__device", steps=2, swap__chunk_elements=32768,
+                             budgets__nvme=[self.nvme()], budgets__host="1MiB")
+
+    def test_host_budget(self):
+        nvme = {"budgets__nvme": [self.nvme()]}
+        in_memory = self.assert_smallest("budgets__host", steps=2)
+        self.assert_smallest("budgets__host", steps=2, swap__bets="all", swap__chunk_elements=8192)
+        three_tiers = self.assert_smallest("budgets__host", steps=2, budgets__device="1300KiB", **nvme)
+        self.assertLess(three_tiers * 10, in_memory)
+        self.assert_smallest("budgets__host", steps=2, swap__groups=4, precision="bf16",
+                             swap__chunk_elements=16384, **nvme)
+
+    def test_nvme_budget(self):
+        small = {"budgets__host": "200KiB", "steps": 2}
+        run = self.refused(DOES_NOT_FIT, ["the NVMe budget is too small", "missing"], **small,
+                           budgets__nvme=[self.nvme("1MiB")])
+        smallest = int(re.search(r'to "([0-9]+)" in all', run.err).group(1))
+        self.refused(DOES_NOT_FIT, ["1 B missing"], **small, budgets__nvme=[self.nvme(smallest - 1)])
+        self.assert_trained(self.train(self.config(**small, budgets__nvme=[self.nvme(smallest)])))
+        run = self.train(self.config(**small, budgets__nvme=[self.path("nvme")]))  # without limit
+        self.assert_trained(run)
+
+    def test_two_paths_that_only_fit_together(self):
+        half = [self.nvme("2500KiB"), self.nvme("2500KiB", "nvme2")]
+        small = {"budgets__host": "200KiB", "steps": 2}
+        self.refused(DOES_NOT_FIT, ["NVMe budget"], **small, budgets__nvme=half[:1])
+        self.assert_trained(self.train(self.config(**small, budgets__nvme=half)))
+
+
+class NvmePathTest(BadInputTest):
+    SMALL = {"budgets__host": "200KiB", "steps": 2}
+
+    def on_path(self, path, size="16MiB", **options):
+        config = self.config(**self.SMALL, budgets__nvme=[{"path": path, "size": size}])
+        return self.train(config, **options)
+
+    def on_mount(self, kind, mount_options, size="16MiB"):
+        """Trains on a file system that only this one process sees."""
+        path = self.path(f"mount-{kind}")
+        os.makedirs(path, exist_ok=True)
+        inside = ["unshare", "--map-root-user", "--mount", "sh", "-ec",
+                  'mount -t "$1" -o "$2" ferry-test "$3"; shift 3; exec "$@"', "sh",
+                  kind, mount_options, path]
+        if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
+            self.skipTest(f"cannot mount {kind} here")
+        config = self.config(**self.SMALL, budgets__nvme=[{"path": path, "size": size}])
+        return self.ferry(*self.command(config), through=inside)
+
+    def test_missing(self):
+        absent = self.path("absent")
+        self.assert_refused(self.on_path(absent), USAGE, absent, "No such file", "create")
+        self.assertFalse(os.path.exists(absent))
+
+    def test_a_file(self):
+        self.assert_refused(self.on_path(self.path("text.txt")), USAGE, "text.txt",
+                            "not a directory", "give a directory")
+
+    def test_read_only(self):
+        self.assert_refused(self.on_mount("tmpfs", "ro"), USAGE, "mount-tmpfs", "Read-only")
+
+    def test_full(self):
+        self.assert_refused(self.on_mount("tmpfs", "size=3m"), DOES_NOT_FIT, "mount-tmpfs",
+                            "too little free space", "bytes free",
+                            "16777216 bytes asked for", "free some space")
+        run = self.on_mount("tmpfs", "size=3m", size="unlimited")
+        self.assert_refused(run, DOES_NOT_FIT, "mount-tmpfs", "missing", "bytes needed")
+
+    def test_file_size_limit(self):
+        def limit():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, 2 << 20))
+        run = self.on_path(self.path("nvme"), preexec_fn=limit)
+        self.assert_refused(run, DOES_NOT_FIT, "ferry.seg0", "2097152 bytes (RLIMIT_FSIZE)", "ulimit")
+
+    def test_without_direct_io(self):
+        run = self.on_mount("ramfs", "mode=700", size="unlimited")
+        self.assertIn("O_DIRECT is refused", run.err)
+        if "0 bytes given" in run.err:
+            self.skipTest("ramfs counts no free space, and is refused for it")
+        self.assert_trained(run)
+
+    def test_a_file_of_somebody_else(self):
+        other = self.path("other")
+        os.mkdir(other)
+        for name in ("ferry.volume", "ferry.seg0"):
+            with open(os.path.join(other, name), "w", encoding="ascii") as file:
+                file.write("my thesis")
+            self.assert_refused(self.on_path(other), USAGE, name, "not ferry's")
+            with open(os.path.join(other, name), encoding="ascii") as file:
+                self.assertEqual(file.read(), "my thesis")
+            os.remove(os.path.join(other, name))
+
+
+class DataTest(BadInputTest):
+    def with_tokens(self, contents):
+        path = self.path("bad.bin")
+        with open(path, "wb") as file:
+            file.write(contents)
+        return self.train(self.config(data__tokens=path))
+
+    def tokens(self):
+        with open(self.path("tokens.bin"), "rb") as file:
+            return file.read()
+
+    def test_missing_or_something_else(self):
+        self.refused(USAGE, ["absent.bin", "No such file", "ferry data"],
+                     data__tokens=self.path("absent.bin"))
+        self.refused(USAGE, ["not a token file", "text.txt", "ferry data"],
+                     data__tokens=self.path("text.txt"))
+        self.refused(USAGE, ["not a token file", "not a regular file"], data__tokens=self.dir)
+        self.assert_refused(self.with_tokens(b""), USAGE, "bad.bin", "0 bytes", "header")
+
+    def test_truncated(self):
+        whole = self.tokens()
+        self.assert_refused(self.with_tokens(whole[:-1]), IO, "truncated", "bad.bin",
+                            f"{len(whole) - 65} bytes after the header", "40000 tokens")
+        self.assert_refused(self.with_tokens(whole[:70]), IO, "truncated")
+        self.assert_refused(self.with_tokens(whole[:50]), USAGE, "50 bytes", "header of 64 bytes")
+        self.assert_refused(self.with_tokens(whole + b"x"), IO, "longer than it says")
+
+    def test_corrupt(self):
+        flipped = bytearray(self.tokens())
+        flipped[1000] ^= 1
+        self.assert_refused(self.with_tokens(bytes(flipped)), IO, "damaged", "checksum", "bad.bin")
+
+    def test_tokens_outside_the_vocabulary(self):
+        run = self.refused(USAGE, ["a token outside the vocabulary", "tokens.bin, token ",
+                                   "below model.vocab, 110", "raise model.vocab"], model__vocab=110)
+        measured = int(re.search("measured: ([0-9]+)", run.err).group(1))
+        self.assertGreaterEqual(measured, 110)
+
+    def test_too_short(self):
+        self.refused(USAGE, ["tokens.bin"], batch__sequence=100000)
+
+    def test_data_keeps_what_is_there(self):
+        run = self.ferry("data", self.path("tokens.bin"), "-o", self.path("text.txt"))
+        self.assert_refused(run, USAGE, "text.txt", "no token file")
+        run = self.ferry("data", self.path("absent.txt"), "-o", self.path("new.bin"))
+        self.assert_refused(run, USAGE, "absent.txt", "No such file")
+        self.assertFalse(os.path.exists(self.path("new.bin")))
+
+
+class DivergedTest(BadInputTest):
+    # The second update is large enough for the third step's numbers to overflow.
+    BLOWN = {"optimizer__lr": 1e6, "optimizer__weight_decay": 1e6, "steps": 20,
+             "schedule__warmup_steps": 0}
+    PLACES = ({}, {"budgets__host": "200KiB", "swap__bets": "all"})
+
+    def places(self):
+        for place in self.PLACES:
+            nvme = {"budgets__nvme": [self.nvme()]} if "budgets__host" in place else {}
+            yield {**place, **nvme}
+
+    def test_stops_with_step_layer_and_last_good_step(self):
+        messages = []
+        for place in self.places():
+            run = self.train(self.config(**self.BLOWN, **place))
+            self.assertEqual(run.code, DIVERGED, run.err)
+            good = len(run.steps)
+            self.assertGreater(good, 0)
+            message = run.err[run.err.index("ferry: "):]
+            self.assertRegex(message, f"where:    step {good + 1}, (block|the head|the embedding)")
+            self.assertIn(f"the last good step is {good}", message)
+            self.assertRegex(message, "measured: loss .*nan|measured: loss .*inf")
+            self.assertIn("optimizer.lr", message)
+            self.assertIn("on_nonfinite", message)
+            self.assertEqual(os.listdir(self.path("nvme")), [])
+            messages.append(message)
+        self.assertEqual(messages[0], messages[1])
+
+    def test_skips_by_configuration(self):
+        runs = [self.train(self.config(**self.BLOWN, on_nonfinite="skip", **place))
+                for place in self.places()]
+        for run in runs:
+            self.assert_trained(run)
+            self.assertEqual(len(run.steps), 20)
+            skipped = [step["skipped"] for step in run.steps]
+            self.assertGreater(sum(skipped), 0)
+            self.assertEqual(run.summary["skipped_steps"], sum(skipped))
+        self.assertEqual(runs[0].numbers(), runs[1].numbers())
+
+    def test_a_skipped_step_changes_nothing_but_the_data(self):
+        run = self.train(self.config(**self.BLOWN, on_nonfinite="skip", hash_every="step"))
+        first = next(i for i, step in enumerate(run.steps) if step["skipped"])
+        self.assertEqual(len(set(run.hashes[first - 1:])), 1)
+        self.assertEqual(len(set(run.hashes[:first])), first)
+
+
+if __name__ == "__main__":
+    unittest.main()

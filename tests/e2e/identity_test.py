@@ -1,0 +1,215 @@
+"""Offloading never changes a number: the loss lines and the hash of all weights and moments are those
+of the run that has memory without limit, for every placement, portion, order and thread count."""
+
+import os
+import shutil
+import tempfile
+import unittest
+
+from harness import FerryTest
+
+TWICE = {"swap__bets": "all"}
+URING, POSIX = {"io__backend": "uring"}, {"io__backend": "posix"}
+
+
+def bets_both_ways(test, run):
+    test.assertGreater(run.summary["bets_won"], 0)
+    test.assertGreater(run.summary["bets_lost"], 0)
+
+
+def no_bets(test, run):
+    test.assertEqual(run.summary["bets_won"] + run.summary["bets_lost"], 0)
+
+
+def in_groups(count):
+    def check(test, run):
+        test.assertEqual(run.summary["groups"], count)
+        test.assertEqual(run.bytes_of("nvme", "accumulators") > 0, count > 1)
+    return check
+
+
+def in_chunks(count):
+    return lambda test, run: test.assertEqual(run.summary["chunk_elements"], count)
+
+
+def said(text):
+    return lambda test, run: test.assertIn(text, run.err)
+
+
+def state_on(*tiers):
+    def check(test, run):
+        state = {"nvme": run.bytes_of("nvme", "state"),
+                 "host": run.bytes_of("host", "optimizer state")}
+        test.assertEqual([tier for tier in state if state[tier] > 0], list(tiers))
+    return check
+
+
+def unchecked(test, run):
+    test.assertEqual(run.lane("check"), 0)
+    test.assertGreater(run.lane("nvme read"), 0)
+
+
+def resident(test, run):
+    test.assertGreater(run.bytes_of("device", "resident weights"), 0)
+
+
+def on_both_paths(test, run):
+    test.assertEqual(len(run.summary["paths"]), 2)
+    for path in run.summary["paths"]:
+        test.assertGreater(min(path["bytes_read"], path["bytes_written"]), 0)
+
+
+class IdentityTest(FerryTest):
+    # Device and host hold about one layer's work; everything has to travel.
+    TIGHT = {"budgets__device": "1300KiB", "budgets__host": "130KiB"}
+    # Some steps exceed it, others do not: see the losses of bets below.
+    CLIP = {"clip_norm": 2.1, "evaluate__every": 3, "evaluate__micro_batches": 2}
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        # Files in memory, where there are such: quicker, and another file system.
+        shared = "/dev/shm"
+        cls.memory = tempfile.mkdtemp(dir=shared if os.access(shared, os.W_OK) else None)
+        cls.addClassCleanup(shutil.rmtree, cls.memory)
+
+    def reference(self, family):
+        run = self.train(self.config(**family))
+        self.assert_trained(run)
+        self.assertEqual(run.lane("nvme read") + run.lane("nvme write"), 0)
+        self.assertEqual([step["step"] for step in run.steps], list(range(1, 9)))
+        self.assertLess(run.steps[-1]["loss"], run.steps[0]["loss"])
+        self.assertGreater(run.summary["clipped_steps"], 0)
+        self.assertLess(run.summary["clipped_steps"], 8)
+        self.assertEqual(len(run.hashes), 1)
+        return run
+
+    def tight(self, family, changes):
+        changes = {"budgets__nvme": [self.nvme()], **self.TIGHT, **changes}
+        return self.train(self.config(**{**family, **changes}))
+
+    def has_uring(self):
+        run = self.tight({"steps": 1}, URING)
+        return "io_uring cannot be used" not in run.err
+
+    def assert_same(self, run, reference):
+        self.assert_trained(run)
+        self.assertEqual(run.numbers(), reference.numbers())
+        self.assertEqual([e["evaluation_loss"] for e in run.evaluations],
+                         [e["evaluation_loss"] for e in reference.evaluations])
+
+    def assert_everything_travels(self, run):
+        for lane in ("h2d", "d2h", "nvme read", "nvme write"):
+            self.assertGreater(run.lane(lane), 0, lane)
+        for what in ("weights", "state", "gradients", "block inputs"):
+            self.assertGreater(run.bytes_of("nvme", what), 0, what)
+        self.assertLessEqual(run.summary["device_bytes"], 1300 * 1024)
+        self.assertLessEqual(run.summary["host_bytes"], 130 * 1024)
+
+    def test_one_family_in_every_way(self):
+        reference = self.reference(self.CLIP)
+        two_paths = [self.nvme("4MiB"), self.nvme("4MiB", "nvme2")]
+        roomy = {"budgets__host": "4MiB", "budgets__device": "4MiB"}
+        variations = {
+            "three tiers": ({}, self.__class__.assert_everything_travels),
+            "io_uring": (URING, said("uring")) if self.has_uring() else None,
+            "POSIX threads": (POSIX, said("posix")),
+            "one operation of one page at a time":
+                ({"io__queue_depth": 1, "io__block_bytes": 4096}, said("depth 1, blocks of 4.00 KiB")),
+            "few small operations": ({"io__queue_depth": 3, "io__block_bytes": "16KiB", **POSIX}, None),
+            "page cache": ({"io__direct": False}, None),
+            "two paths": ({"budgets__nvme": two_paths}, on_both_paths),
+            "one group": ({"swap__groups": 1, "budgets__device": "1400KiB"}, in_groups(1)),
+            "two groups": ({"swap__groups": 2}, in_groups(2)),
+            "a group a micro-batch": ({"swap__groups": 4}, in_groups(4)),
+            "chunks of 8,192": ({"swap__chunk_elements": 8192, "budgets__host": "200KiB"},
+                                in_chunks(8192)),
+            "odd chunks": ({"swap__chunk_elements": 12288, "budgets__host": "300KiB"},
+                           in_chunks(12288)),
+            "two threads": ({"threads": 2}, None),
+            "no bets": ({"swap__bets": "off"}, no_bets),
+            "every step a bet": ({"swap__bets": "all"}, bets_both_ways),
+            "some bets": ({"swap__bets": "auto"}, bets_both_ways),
+            "every step a bet in memory":
+                ({**TWICE, "budgets__host": "8MiB", "swap__state_on_nvme": 0}, bets_both_ways),
+            "every step a bet without NVMe":
+                ({**TWICE, "budgets__host": "unlimited", "budgets__nvme": []}, bets_both_ways),
+            "bets in groups on two threads":
+                ({**TWICE, "swap__groups": 4, "threads": 2}, bets_both_ways),
+            "state in memory": ({**roomy, "swap__state_on_nvme": 0}, state_on("host")),
+            "a third of the state on NVMe": ({**roomy, "swap__state_on_nvme": 0.3}, state_on("nvme", "host")),
+            "all state on NVMe": ({**roomy, "swap__state_on_nvme": 1}, state_on("nvme")),
+            "unchecked": ({"swap__verify": False}, unchecked),
+            "resident layers": ({"budgets__device": "2MiB"}, resident),
+            "device without limit": ({"budgets__device": "unlimited"}, resident),
+            "host without limit": ({"budgets__host": "unlimited", "budgets__nvme": []}, None),
+        }
+        for name, variation in variations.items():
+            if variation is None:
+                continue
+            with self.subTest(name):
+                changes, check = variation
+                run = self.tight(self.CLIP, changes)
+                self.assert_same(run, reference)
+                if check:
+                    check(self, run)
+
+    def test_other_families(self):
+        families = {
+            "tied": {"model__tie_embeddings": True},
+            "bf16": {"precision": "bf16"},
+            "bf16, tied": {"precision": "bf16", "model__tie_embeddings": True},
+            "bf16, wide residual and wire":
+                {"precision": "bf16", "numerics__residual": "fp32", "numerics__wire": "fp32"},
+            "frozen embedding and block":
+                {"freeze": ["model.embed_tokens.*", "model.layers.0.*"], "clip_norm": 1.9},
+            "tied and frozen": {"model__tie_embeddings": True, "freeze": ["model.embed_tokens.*"],
+                                "clip_norm": 0.5},
+            "frozen parts of blocks": {"freeze": ["*mlp*", "*q_proj*", "*norm*"], "clip_norm": 1.95},
+            "tiles": {"numerics__head_tile": 24, "numerics__mlp_tile": 16},
+        }
+        ways = ({}, {"swap__groups": 4, **TWICE}, {"swap__groups": 2, "threads": 2, **POSIX},
+                {"budgets__host": "unlimited", **TWICE, "budgets__nvme": []},
+                {"budgets__host": "250KiB", "swap__chunk_elements": 8192})
+        for name, family in families.items():
+            family = {**self.CLIP, "budgets__device": "1500KiB", **family}
+            in_memory = {key: family[key] for key in family if key != "budgets__device"}
+            with self.subTest(name):
+                reference = self.reference(in_memory)
+                for changes in ways:
+                    with self.subTest(name, **changes):
+                        nvme = {"budgets__nvme": [{"path": self.memory, "size": "16MiB"}]}
+                        run = self.tight({}, {**nvme, **family, **changes})
+                        self.assert_same(run, reference)
+
+    def test_families_differ(self):
+        """The hash sees what it should: no two of these runs are the same."""
+        families = ({}, {"seed": 8}, {"precision": "bf16"}, {"model__tie_embeddings": True},
+                    {"optimizer__lr": 0.00301}, {"steps": 7, "schedule__total_steps": 8},
+                    {"freeze": ["*norm*"]}, {"numerics__wire": "bf16"})
+        hashes = [self.train(self.config(**family)).hashes[0] for family in families]
+        self.assertEqual(len(set(hashes)), len(families), hashes)
+
+    def test_evaluation_does_not_touch_training(self):
+        quiet = {"clip_norm": 2.1, "swap__bets": "all"}
+        reference = self.tight(quiet, {})
+        self.assert_trained(reference)
+        self.assertEqual(reference.evaluations, [])
+        for every in (1, 3, 0):
+            run = self.tight(quiet, {"evaluate__every": every, "evaluate__micro_batches": 3})
+            self.assert_trained(run)
+            self.assertEqual(run.numbers(), reference.numbers())
+            self.assertEqual(len(run.evaluations), {1: 9, 3: 4, 0: 2}[every])
+
+    def test_the_hash_of_every_step(self):
+        """Taking the hash settles and drains; the last one is that of a run that never stopped."""
+        plain = self.tight(self.CLIP, TWICE)
+        each = self.tight(self.CLIP, {**TWICE, "hash_every": "step"})
+        memory = self.train(self.config(**self.CLIP, hash_every="step"))
+        self.assertEqual(len(each.hashes), 8)
+        self.assertEqual(each.hashes[-1:], plain.hashes)
+        self.assertEqual(each.hashes, memory.hashes)
+
+
+if __name__ == "__main__":
+    unittest.main()

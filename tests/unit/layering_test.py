@@ -1,0 +1,241 @@
+"""Holds the sources to the dependency graph that CMakeLists.txt states.
+
+A module is a ferry_module line. Its files may include the headers beside them, its own contract
+headers (include/ferry/<module>.h), base's and those of the modules it DEPENDS on; nothing else of
+the project. The graph has no cycle, every arrow of it is used, and so is every header and
+every module. Headers stay readable: a contract has about 200 lines, any file less than 500.
+"""
+
+import os
+import re
+import sys
+import unittest
+from pathlib import Path, PurePosixPath
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# A contract header that does not bear its module's name.
+OWNERS = {"tokens": "train"}
+# Packages that are included with quotes.
+PACKAGES = ("hwy/",)
+CONTRACT_LINES, FILE_LINES = 250, 500
+
+
+class Module:
+    def __init__(self, kind, name, folder, depends):
+        self.kind, self.name, self.folder, self.depends = kind, name, folder, depends
+
+
+def parse_modules(cmake):
+    """The ferry_module and ferry_program lines, by name."""
+    cmake = re.sub(r"#.*", "", cmake)
+    modules = {}
+    for kind, body in re.findall(r"\b(ferry_module|ferry_program)\(([^)]*)\)", cmake):
+        words, depends, inside = body.split(), [], False
+        for word in words[2:]:
+            inside = word == "DEPENDS" or (inside and word != "USES")
+            if inside and word != "DEPENDS":
+                depends.append(word)
+        modules[words[0]] = Module(kind, words[0], words[1], depends)
+    return modules
+
+
+def find_cycle(modules):
+    """The names along one cycle, or None."""
+    done, path = set(), []
+
+    def visit(name):
+        if name in path:
+            return path[path.index(name):] + [name]
+        if name in done or name not in modules:
+            return None
+        path.append(name)
+        for other in modules[name].depends:
+            cycle = visit(other)
+            if cycle:
+                return cycle
+        path.pop()
+        done.add(name)
+        return None
+
+    for name in modules:
+        cycle = visit(name)
+        if cycle:
+            return cycle
+    return None
+
+
+def quoted_includes(text):
+    return re.findall(r'^\s*#\s*include\s+"([^"]+)"', text, re.MULTILINE)
+
+
+class Checker:
+    """`files` maps paths, relative to the root, to their text."""
+
+    def __init__(self, cmake, files):
+        self.modules = parse_modules(cmake)
+        self.files = files
+        self.problems = []
+        self.used = set()    # paths of headers that another file includes
+        self.arrows = set()  # (module, module) that an include needs
+
+    def run(self):
+        cycle = find_cycle(self.modules)
+        if cycle:
+            self.problems.append("cycle: " + " -> ".join(cycle))
+        for module in self.modules.values():
+            for other in module.depends:
+                if other not in self.modules:
+                    self.problems.append(f"CMakeLists.txt: {module.name} DEPENDS on {other}, "
+                                         "which is no module")
+        for path, text in sorted(self.files.items()):
+            self.check_file(path, text)
+        self.check_used()
+        return self.problems
+
+    def owner_of(self, path):
+        """The module that a file belongs to, or None."""
+        pure = PurePosixPath(path)
+        if str(pure.parent) == "include/ferry":
+            name = OWNERS.get(pure.stem, pure.stem)
+            return name if name in self.modules else None
+        found = [m for m in self.modules.values() if path.startswith(m.folder + "/")]
+        return max(found, key=lambda m: len(m.folder)).name if found else None
+
+    def check_file(self, path, text):
+        owner = self.owner_of(path)
+        if owner is None:
+            self.problems.append(f"{path}: belongs to no module of CMakeLists.txt")
+            return
+        lines = text.count("\n")
+        limit = CONTRACT_LINES if path.startswith("include/ferry/") else FILE_LINES
+        if lines > limit:
+            self.problems.append(f"{path}: {lines} lines, at most {limit}")
+        if re.search(r"#\s*include\s+<ferry/", text):
+            self.problems.append(f"{path}: include the project's headers with quotes")
+        for include in quoted_includes(text):
+            self.check_include(path, owner, include)
+
+    def check_include(self, path, owner, include):
+        if include.startswith("ferry/"):
+            target = "include/" + include
+            other = self.owner_of(target) if target in self.files else None
+            if other is None:
+                self.problems.append(f'{path}: "{include}" is no contract header')
+                return
+            if target != path:
+                self.used.add(target)
+            if other not in (owner, "base"):
+                self.arrows.add((owner, other))
+                if other not in self.modules[owner].depends:
+                    self.problems.append(f'{path}: includes "{include}", and {owner} does not '
+                                         f"DEPEND on {other}")
+        elif not include.startswith(PACKAGES):
+            target = os.path.normpath(os.path.join(os.path.dirname(path), include))
+            if ".." in PurePosixPath(include).parts or target not in self.files:
+                self.problems.append(f'{path}: "{include}" does not lie beside it')
+            elif target != path:
+                self.used.add(target)
+
+    def check_used(self):
+        for path in sorted(self.files):
+            if path.endswith(".h") and path not in self.used:
+                self.problems.append(f"{path}: nobody includes it")
+        wanted = {other for module in self.modules.values() for other in module.depends}
+        for module in self.modules.values():
+            built = any(self.owner_of(p) == module.name and p.endswith(".cc") for p in self.files)
+            if not built:
+                self.problems.append(f"CMakeLists.txt: {module.name} has no sources")
+            if module.kind == "ferry_module" and module.name not in wanted:
+                self.problems.append(f"CMakeLists.txt: nobody depends on {module.name}")
+            for other in module.depends:
+                used = other == "base" or (module.name, other) in self.arrows
+                if not used and other in self.modules:
+                    self.problems.append(f"CMakeLists.txt: {module.name} DEPENDS on {other} and "
+                                         "includes nothing of it")
+
+
+def read_tree(root):
+    modules = parse_modules((root / "CMakeLists.txt").read_text())
+    folders = {"include", "src"} | {m.folder for m in modules.values()}
+    files = {}
+    for folder in folders:
+        for path in (root / folder).rglob("*"):
+            if path.suffix in (".cc", ".h", ".cu"):
+                files[path.relative_to(root).as_posix()] = path.read_text()
+    return files
+
+
+class Tree(unittest.TestCase):
+    def test_the_sources_keep_to_the_graph(self):
+        files = read_tree(ROOT)
+        self.assertGreater(len(files), 10)
+        problems = Checker((ROOT / "CMakeLists.txt").read_text(), files).run()
+        self.assertEqual(problems, [], "\n" + "\n".join(problems))
+
+    def test_helpers_of_the_tests_are_used(self):
+        texts = {p: p.read_text() for folder in ("tests", "bench")
+                 for p in (ROOT / folder).rglob("*") if p.suffix in (".cc", ".h", ".cu")}
+        names = {PurePosixPath(i).name for text in texts.values() for i in quoted_includes(text)}
+        unused = [str(p) for p in texts if p.suffix == ".h" and p.name not in names]
+        self.assertEqual(unused, [])
+
+
+class TheCheckItself(unittest.TestCase):
+    """A small tree that is in order, and one fault at a time."""
+
+    CMAKE = """
+        ferry_module(base src/base USES spdlog::spdlog)
+        ferry_module(disk disk DEPENDS base  # the kernel seam
+                     USES PkgConfig::uring)
+        ferry_program(ferry tools DEPENDS disk base)"""
+    FILES = {
+        "include/ferry/base.h": "#pragma once\n",
+        "include/ferry/disk.h": '#include "ferry/base.h"\n',
+        "src/base/base.cc": '#include "ferry/base.h"\n#include <spdlog/spdlog.h>\n',
+        "disk/disk.cc": '#include "ferry/disk.h"\n#include "queue.h"\n',
+        "disk/queue.h": "#pragma once\n",
+        "tools/main.cc": '#include "ferry/base.h"\n#include "ferry/disk.h"\n',
+    }
+
+    def problems(self, files=None, cmake=CMAKE):
+        return Checker(cmake, {**self.FILES, **(files or {})}).run()
+
+    def expect(self, part, files=None, cmake=CMAKE):
+        problems = self.problems(files, cmake)
+        self.assertTrue(any(part in problem for problem in problems), (part, problems))
+
+    def test_in_order(self):
+        self.assertEqual(self.problems(), [])
+
+    def test_forbidden_arrow(self):
+        self.expect("base does not DEPEND on disk",
+                    {"src/base/up.cc": '#include "ferry/disk.h"\n'})
+
+    def test_another_modules_private_header(self):
+        self.expect("does not lie beside it", {"tools/a.cc": '#include "queue.h"\n'})
+        self.expect("does not lie beside it", {"tools/a.cc": '#include "../disk/queue.h"\n'})
+
+    def test_cycle(self):
+        self.expect("cycle: base -> disk -> base",
+                    cmake=self.CMAKE.replace("src/base USES", "src/base DEPENDS disk USES"))
+
+    def test_unused(self):
+        self.expect("disk/old.h: nobody includes it", {"disk/old.h": "#pragma once\n"})
+        self.expect("nobody depends on disk", cmake=self.CMAKE.replace("DEPENDS disk base",
+                                                                       "DEPENDS base"))
+        self.expect("ferry DEPENDS on disk and includes nothing of it",
+                    {"tools/main.cc": '#include "ferry/base.h"\n'})
+
+    def test_strangers(self):
+        self.expect("belongs to no module", {"src/lost/a.cc": "\n"})
+        self.expect("is no contract header", {"tools/a.cc": '#include "ferry/none.h"\n'})
+        self.expect("no module", cmake=self.CMAKE.replace("DEPENDS base ", "DEPENDS base gone "))
+        self.expect("has no sources", cmake=self.CMAKE + "ferry_module(new new DEPENDS base)")
+
+    def test_too_long(self):
+        self.expect("at most 500", {"disk/long.cc": "\n" * 501})
+
+
+if __name__ == "__main__":
+    sys.exit(unittest.main())
