@@ -52,7 +52,8 @@ struct VolumeOptions {
     Leftover leftover = Leftover::remove;
     uint64_t run_id = 0;             // hash of the numerics record; a volume of another run is foreign
     bool write_once = true;          // fill every slot at layout so later writes convert no metadata
-    // Memory whose transfers are registered with the kernel. Only I/O slabs, never all of RAM.
+    // Memory whose transfers are registered with the kernel. Only I/O slabs, never all of RAM; on
+    // huge pages, or pinning costs more than everything else.
     std::vector<std::span<std::byte>> registered{};
 };
 
@@ -76,7 +77,6 @@ struct Operation {
     int64_t done_bytes = 0;
     int error = 0;                  // errno, when failed
     Nanos submitted_ns = 0, finished_ns = 0;
-    Operation* next = nullptr;      // intrusive queue link
 };
 
 struct PathCounters {
@@ -92,7 +92,9 @@ public:
     // Locks, creates or takes over the files, lays the classes out. Blocks; throws Error (io or
     // does_not_fit). `executor` must outlive the volume.
     static std::unique_ptr<Volume> open(VolumeOptions options, Executor& executor);
-    virtual ~Volume() = default;  // drains, unlocks, removes the files
+    // Cancels what is queued, waits for the rest, unlocks, removes the files. Operations that were
+    // not polled must live until then.
+    virtual ~Volume() = default;
 
     // Free slots are handed out over the paths in proportion to their speed; O(1).
     virtual SlotId allocate(int slot_class) noexcept = 0;  // kNoSlot: none free
@@ -104,7 +106,8 @@ public:
     virtual void submit(Operation& operation) noexcept = 0;
     // The next finished operation, or nullptr. The executor's wake() was called for each.
     virtual Operation* poll() noexcept = 0;
-    // What has not reached the kernel becomes `cancelled`; poll() still returns every operation.
+    // Operations of which nothing has reached the kernel become `cancelled`, others go on; poll()
+    // still returns every one.
     virtual void cancel_queued() noexcept = 0;
     virtual int in_flight() const noexcept = 0;
     // Blocks until everything written so far is on stable storage; throws Error.

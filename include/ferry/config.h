@@ -23,14 +23,14 @@ struct ModelConfig {
 };
 
 struct DataConfig {
-    std::string tokens{};         // file written by `ferry data`
-    double held_back = 0.05;      // fraction of the tokens, at the end, that only evaluation sees
+    std::string tokens{};     // file written by `ferry data`
+    double held_back = 0.05;  // fraction of the tokens, at the end, that only evaluation sees
 };
 
 struct BatchConfig {
-    int64_t sequence = 0;         // tokens
-    int64_t micro_batch = 1;      // sequences a kernel
-    int64_t micro_batches = 1;    // of one optimizer step
+    int64_t sequence = 0;       // tokens
+    int64_t micro_batch = 1;    // sequences a kernel
+    int64_t micro_batches = 1;  // of one optimizer step
 };
 
 struct OptimizerConfig {
@@ -42,13 +42,13 @@ struct OptimizerConfig {
 struct ScheduleConfig {
     std::string kind = "constant";  // constant, linear, cosine
     int64_t warmup_steps = 0;
-    int64_t total_steps = 0;        // 0: `steps`
-    double final_fraction = 0;      // of the peak
+    int64_t total_steps = 0;    // 0: `steps`
+    double final_fraction = 0;  // of the peak
 };
 
 struct EvaluateConfig {
-    int64_t every = 0;              // steps; 0: only at the end when `micro_batches` > 0
-    int64_t micro_batches = 0;      // 0: no evaluation
+    int64_t every = 0;          // steps; 0: only at the end when `micro_batches` > 0
+    int64_t micro_batches = 0;  // 0: no evaluation
 };
 
 struct NvmePath {
@@ -63,15 +63,15 @@ struct BudgetConfig {
 
 // Where things go and in what portions; never what they are. 0 and "auto": the planner chooses.
 struct SwapConfig {
-    int64_t chunk_elements = 0;     // multiple of 4,096
-    int64_t groups = 0;             // of micro-batches, each layer-first
-    std::string bets = "auto";      // auto, off, all: updates before the clip factor is known
-    double state_on_nvme = -1;      // fraction of the optimizer state; -1: what the budget asks
-    bool verify = true;             // checksums of what comes back from NVMe
+    int64_t chunk_elements = 0;  // multiple of 4,096
+    int64_t groups = 0;          // of micro-batches, each layer-first
+    std::string bets = "auto";   // auto, off, all: updates before the clip factor is known
+    double state_on_nvme = -1;   // fraction of the optimizer state; -1: what the budget asks
+    bool verify = true;          // checksums of what comes back from NVMe
 };
 
 struct IoConfig {
-    std::string backend = "auto";   // auto, uring, posix
+    std::string backend = "auto";  // auto, uring, posix
     int64_t block_bytes = 1 * kMiB;
     int queue_depth = 32;
     bool direct = true;

@@ -110,7 +110,9 @@ void check_tiers(const Config& c, const std::string& where) {
 
 void settle(Config& config, const std::string& where) {
     settle_model(config.model, where);
-    if (config.schedule.total_steps == 0) config.schedule.total_steps = config.steps;
+    // A trial run of a few steps (--set steps=5) may end inside the warm-up.
+    if (config.schedule.total_steps == 0)
+        config.schedule.total_steps = std::max(config.steps, config.schedule.warmup_steps);
     check_steps(config, where);
     check_tiers(config, where);
 }

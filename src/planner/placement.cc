@@ -41,6 +41,7 @@ public:
         spend_device();
         reserve_host_buffers();
         choose_homes();
+        if (!has_nvme()) deepen(Class::weight_piece);  // towards resident weights
         if (host().exceeded()) {
             refuse(host(), host().spent(),
                    has_nvme() ? "the host budget is too small even with all state on NVMe"
@@ -147,7 +148,7 @@ private:
         // One of each even without NVMe: first contents and the hash pass through them.
         reserve(Class::stage, kStaging, 1);
         reserve(Class::weight_piece, kStaging, 1);
-        if (!has_nvme()) return deepen(Class::weight_piece);
+        if (!has_nvme()) return;
         reserve(Class::gradient_piece, kStaging, 1);
         if (std::count(result_.inputs.begin(), result_.inputs.end(), Tier::nvme) > 0) {
             reserve(Class::input_piece, kStaging, 1);
@@ -242,16 +243,33 @@ private:
         });
     }
 
-    // By itself the planner bets on every other stored chunk: about as much optimizer work beside
-    // backward as is left beside the next forward.
+    // Spread evenly over the layers, so that what is left for after settling is, too.
     void place_bets() {
-        bool odd = false;
+        const double fraction = all_bet() ? 1 : config_.swap.bets == "auto" ? expected_bet_fraction() : 0;
+        double due = 0;
         for_trainable([&](const Chunk&, Placement::ChunkHomes& homes) {
-            odd = !odd;
-            homes.bets = all_bet() || (config_.swap.bets == "auto" && homes.state == Tier::nvme && odd);
+            if (!all_bet() && homes.state != Tier::nvme) return;
+            due += fraction;
+            homes.bets = due >= 1;
+            if (homes.bets) due -= 1;
         });
     }
 
+    double expected_bet_fraction() {
+        double trainable = 0, stored = 0, all = 0;
+        for (const Chunk& chunk : chunks_) all += double(chunk.count);
+        for_trainable([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
+            trainable += double(chunk.count);
+            if (homes.state == Tier::nvme) stored += double(chunk.count);
+        });
+        const double tokens = double(work_.numerics.tokens() * micro_batches_);
+        const double forward = 2 * all * tokens / machine_.flops_per_s;
+        const double optimizer = std::max(24 * stored / machine_.nvme_bytes_per_s,
+                                          32 * trainable / machine_.dram_bytes_per_s);
+        return bet_fraction(forward, 3 * forward, optimizer);  // backward recomputes
+    }
+
+    const MachineFigures machine_{};
     const Config& config_;
     const Workload& work_;
     const std::vector<Chunk>& chunks_;
@@ -261,6 +279,11 @@ private:
 };
 
 }  // namespace
+
+double bet_fraction(double forward_s, double backward_s, double optimizer_s) {
+    if (optimizer_s <= forward_s) return 0;
+    return std::min(backward_s, optimizer_s - forward_s) / optimizer_s;
+}
 
 Placement place(const Config& config, const Workload& work, const std::vector<Chunk>& chunks) {
     return Placer(config, work, chunks).make();

@@ -258,10 +258,12 @@ TEST_P(VolumeContract, CancelledOperationsAllComeBack) {
 TEST_P(VolumeContract, ClosesWithOperationsUnderWay) {
     open(options());
     const SlotId slot = volume_->allocate(0);
-    Memory memory(kSlotBytes);
+    Memory memory(30 * 8192);
     std::vector<Operation> operations(30);
-    for (Operation& operation : operations) {
-        operation = {.kind = Kind::read, .slot = slot, .buffer = memory.span()};
+    for (size_t i = 0; i < operations.size(); ++i) {
+        Operation& operation = operations[i];
+        operation = {
+            .kind = Kind::read, .slot = slot, .buffer = memory.span().subspan(i * 8192, 8192)};
         volume_->submit(operation);
     }
     volume_.reset();

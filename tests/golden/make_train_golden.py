@@ -15,6 +15,7 @@ NAME.txt         for each of PyTorch's precisions, the loss and the norm before 
 NAME.bin         fp32, tensors in the order of NAME.txt, for each its gradient of step 1, then for each
                  shown step how far its weights have moved since step 0; from the fp64 run
 """
+import fnmatch
 import json
 import pathlib
 import struct
@@ -37,23 +38,24 @@ TIED = {
     "numerics": {"head_tile": 50, "mlp_tile": 64},
     "clip_norm": 3.5, "seed": 1, "steps": STEPS, "threads": 1,
 }
-UNTIED = TIED | {"model": TIED["model"] | {"tie_embeddings": False, "kv_heads": 1}, "seed": 2}
+UNTIED = TIED | {"model": TIED["model"] | {"tie_embeddings": False, "kv_heads": 1}, "clip_norm": 3.3, "seed": 2}
 FROZEN = TIED | {"freeze": ["model.embed_tokens.*", "*.0.self_attn.k_proj.*", "*.0.mlp.*",
                             "*.1.input_layernorm.weight"],
-                 "model": TIED["model"] | {"tie_embeddings": False}, "seed": 3}
+                 "model": TIED["model"] | {"tie_embeddings": False}, "clip_norm": 2.8, "seed": 3}
 BF16 = TIED | {"precision": "bf16"}
 # The steps after which weights are shown.
 RUNS = {"tied": (TIED, (10, 20)), "untied": (UNTIED, (20,)), "frozen": (FROZEN, (20,)), "bf16": (BF16, ())}
 
 
 def write_tokens(ferry):
-    """Words of a small vocabulary with their frequencies; every stretch of text is masked in its own way."""
-    random = torch.Generator().manual_seed(7)
+    """Tokens of uneven frequencies, two of them in a pattern; every stretch is masked in its own way. The
+    share of the pattern and the seed are such that the norm of `tied` sinks through 3.5."""
+    random = torch.Generator().manual_seed(9)
     count = STEPS * MICRO_BATCHES * MICRO_BATCH * SEQUENCE + 1
     common = 1 / torch.arange(1, VOCAB - 2).double() ** 1.3  # the last three tokens never come
     tokens = torch.multinomial(common, count, replacement=True, generator=random)
-    again = torch.rand(count, generator=random) < 0.5  # something to learn: it goes on as it began
-    tokens[1:] = torch.where(again[1:], (tokens[:-1] * 5 + 3) % (VOCAB - 3), tokens[1:])
+    pattern = torch.arange(count) ** 2 % 4
+    tokens = torch.where(torch.rand(count, generator=random) < 0.457, pattern, tokens)
     share = torch.rand(count // SEQUENCE + 1, generator=random).repeat_interleave(SEQUENCE)[:count]
     mask = torch.rand(count, generator=random) < share * share
     mask[4 * SEQUENCE + 1:5 * SEQUENCE + 1] = True  # one sequence without a target
@@ -181,10 +183,10 @@ class Trace:
             [{"params": [p for p in trained if p.dim() > 1]},
              {"params": [p for p in trained if p.dim() == 1], "weight_decay": 0.0}],
             lr=o["lr"], betas=o["betas"], eps=1e-8, weight_decay=o["weight_decay"], foreach=False)
-        self.trained, self.losses, self.norms, self.moved = trained, [], [], {}
+        self.trained, self.losses, self.norms, self.weights = trained, [], [], {}
         for step in range(1, config["steps"] + 1):
             self.step(list(micro_batches(tokens, mask, config["seed"], step)))
-            self.moved[step] = {n: p.detach() - self.initial[n] for n, p in self.p.items()}
+            self.weights[step] = {n: p.detach().clone() for n, p in self.p.items()}
 
     def step(self, batches):
         self.optimizer.zero_grad()
@@ -206,7 +208,7 @@ class Trace:
 
 
 def frozen(config, name):
-    return any(pathlib.PurePath(name).match(pattern) for pattern in config.get("freeze", []))
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in config.get("freeze", []))
 
 
 def hexadecimal(values):
@@ -215,12 +217,12 @@ def hexadecimal(values):
 
 def describe(name, exact, single, shown):
     """One tensor's line, and its bytes."""
-    pairs = [(exact.gradient[name], single.gradient[name])]
-    pairs += [(exact.moved[s][name], single.moved[s][name].double()
-               + single.initial[name].double() - exact.initial[name]) for s in shown]
-    apart = [(a - b.double()).norm().item() for a, b in pairs]
-    data = b"".join(a.float().numpy().tobytes() for a, _ in pairs)
-    return f"tensor {name} {int(frozen(exact.config, name))} {hexadecimal(apart)}\n", data
+    apart = [exact.gradient[name] - single.gradient[name].double()]
+    apart += [exact.weights[s][name] - single.weights[s][name].double() for s in shown]
+    values = [exact.gradient[name]] + [exact.weights[s][name] - exact.initial[name] for s in shown]
+    data = b"".join(v.float().numpy().tobytes() for v in values)
+    is_frozen = int(frozen(exact.config, name))
+    return f"tensor {name} {is_frozen} {hexadecimal(d.norm() for d in apart)}\n", data
 
 
 def write_run(name, ferry, tokens, mask):
@@ -241,8 +243,8 @@ def write_run(name, ferry, tokens, mask):
         (FOLDER / f"{name}.bin").write_bytes(b"".join(data for _, data in parts))
     (FOLDER / f"{name}.txt").write_text(text)
     clipped = [norm > config["clip_norm"] for norm in exact.norms]
-    if not all(clipped[:3]) or any(clipped[-3:]):
-        sys.exit(f"{name}: clipping should bind in the first steps and not in the last")
+    if name == "tied" and not (all(clipped[:3]) and not any(clipped[-3:])):
+        sys.exit("clipping should bind in the first steps and not in the last")
 
 
 def main():

@@ -79,6 +79,10 @@ TEST(Config, OverridesReplace) {
     EXPECT_EQ(c.model.hidden, 64);  // a section merges
 }
 
+TEST(Config, AShortRunMayEndInsideTheWarmUp) {
+    EXPECT_EQ(parse({"schedule.warmup_steps=20"}).schedule.total_steps, 20);
+}
+
 TEST(Config, OverridesCanGiveWhatIsRequired) {
     const Config c = parse({"data.tokens=a=b.bin"}, R"({"steps": 1, "batch": {"sequence": 8},
         "model": {"hidden": 8, "layers": 1, "heads": 2, "intermediate": 8}})");

@@ -1,0 +1,271 @@
+// Whole runs against PyTorch's, from the same weights and tokens: as near to its fp64 run as three
+// times what its own fp32 run is, and within 1e-5. Files from make_train_golden.py.
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <sstream>
+
+#include "ferry/train.h"
+
+namespace ferry::train {
+namespace {
+
+constexpr double kNear = 1e-5;
+const std::filesystem::path kFolder = FERRY_SOURCE_DIR "/tests/golden/train";
+
+// One tensor in PyTorch's runs; `values` from the fp64 run, `apart` the distance of the fp32 run to
+// it: of the gradient of step 1, then of the weights after each shown step.
+struct GoldenTensor {
+    std::string name{};
+    bool frozen = false;
+    std::vector<double> apart{};
+    std::vector<std::vector<float>> values{};  // the gradient; how far the weights have moved
+};
+
+struct Golden {
+    std::map<std::string, std::vector<double>> lines{};  // loss64, norm64, loss32, ...; by step
+    std::vector<GoldenTensor> tensors{};
+    std::vector<double> shown{};
+};
+
+std::vector<double> numbers(std::istringstream& words) {
+    std::vector<double> values;
+    for (std::string word; words >> word;) values.push_back(std::stod(word));
+    return values;
+}
+
+Golden read_golden(const std::string& name) {
+    Golden golden;
+    std::ifstream text(kFolder / (name + ".txt"));
+    for (std::string line; std::getline(text, line);) {
+        std::istringstream words(line);
+        std::string kind;
+        words >> kind;
+        if (kind == "tensor") {
+            GoldenTensor& tensor = golden.tensors.emplace_back();
+            words >> tensor.name >> tensor.frozen;
+            tensor.apart = numbers(words);
+        } else if (kind == "shown") {
+            golden.shown = numbers(words);
+        } else {
+            golden.lines[kind] = numbers(words);
+        }
+    }
+    return golden;
+}
+
+// The tensors' values lie one after the other; the engine knows how many each has.
+void read_values(const std::string& name, const std::vector<model::Layer>& layers, Golden& golden) {
+    std::ifstream file(kFolder / (name + ".bin"), std::ios::binary);
+    for (GoldenTensor& tensor : golden.tensors) {
+        int64_t count = 0;
+        for (const model::Layer& layer : layers) {
+            for (const model::Tensor& t : layer.tensors) count += t.name == tensor.name ? t.count : 0;
+        }
+        ASSERT_GT(count, 0) << tensor.name;
+        for (size_t i = 0; i <= golden.shown.size(); ++i) {
+            std::vector<float>& values = tensor.values.emplace_back(static_cast<size_t>(count));
+            file.read(reinterpret_cast<char*>(values.data()), count * 4);
+        }
+    }
+    ASSERT_TRUE(file.good());
+    ASSERT_EQ(file.peek(), std::ifstream::traits_type::eof());
+}
+
+Config golden_config(const std::string& name) {
+    const std::string tokens = "data.tokens=" + (kFolder / "tokens.bin").string();
+    return load_config((kFolder / (name + ".json")).string(), std::vector<std::string>{tokens});
+}
+
+// Little of it fits anywhere: the micro-batches in groups, small chunks, all state on NVMe.
+class Tight {
+public:
+    explicit Tight(Config& config) {
+        std::string pattern = testing::TempDir() + "ferry-golden-XXXXXX";
+        if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp " + pattern);
+        directory_ = pattern;
+        config.budgets.nvme = {{.path = directory_.string(), .size_bytes = 64 * kMiB}};
+        config.budgets.host_bytes = 2 * kMiB;
+        config.budgets.device_bytes = 2 * kMiB;
+        config.swap.groups = config.batch.micro_batches;
+        config.swap.chunk_elements = 4096;
+        config.swap.state_on_nvme = 1;
+        config.swap.bets = "all";
+        config.io.direct = false;  // the directory may be in memory
+    }
+    ~Tight() { std::filesystem::remove_all(directory_); }
+    Tight(const Tight&) = delete;
+    Tight& operator=(const Tight&) = delete;
+
+private:
+    std::filesystem::path directory_;
+};
+
+using Values = std::map<std::string, std::vector<float>>;
+
+// What ferry did, as PyTorch's run is written down.
+struct Trace {
+    std::vector<StepReport> reports{};
+    Values initial{}, gradient{};      // gradient: of step 1
+    std::map<int64_t, Values> weights{};  // after shown steps
+    uint64_t hash = 0;
+};
+
+template <class Read>
+Values read_all(Engine& engine, const Read& read) {
+    Values all;
+    for (size_t layer = 0; layer < engine.layers().size(); ++layer) {
+        for (const model::Tensor& t : engine.layers()[layer].tensors) {
+            all[t.name] = read(static_cast<int64_t>(layer), t);
+        }
+    }
+    return all;
+}
+
+Trace run(Engine& engine, int64_t steps, const std::vector<double>& shown) {
+    const auto weight = [&](int64_t l, const model::Tensor& t) { return engine.read_tensor(l, t); };
+    const auto gradient = [&](int64_t l, const model::Tensor& t) { return engine.read_gradient(l, t); };
+    Trace trace;
+    trace.initial = read_all(engine, weight);
+    for (int64_t step = 1; step <= steps; ++step) {
+        trace.reports.push_back(engine.step());
+        if (step == 1) trace.gradient = read_all(engine, gradient);
+        if (std::ranges::count(shown, step) > 0) trace.weights[step] = read_all(engine, weight);
+    }
+    trace.hash = engine.state_hash();
+    return trace;
+}
+
+// The largest relative distance of any step.
+double farthest(const std::vector<double>& values, const std::vector<double>& exact) {
+    double most = 0;
+    for (size_t i = 0; i < exact.size(); ++i) {
+        most = std::max(most, std::abs(values.at(i) - exact[i]) / std::abs(exact[i]));
+    }
+    return most;
+}
+
+std::vector<double> by_step(const Trace& trace, double StepReport::*member) {
+    std::vector<double> values;
+    for (const StepReport& report : trace.reports) values.push_back(report.*member);
+    return values;
+}
+
+// Squares of 2-norms, to be added up over tensors.
+struct Apart {
+    double ours = 0, theirs = 0, size = 0;
+    void add(const Apart& other) {
+        ours += other.ours;
+        theirs += other.theirs;
+        size += other.size;
+    }
+    void expect_near(const std::string& what, double factor) const {
+        EXPECT_LE(std::sqrt(ours), factor * std::sqrt(theirs)) << what;
+        EXPECT_LE(std::sqrt(ours), kNear * std::sqrt(size)) << what;
+    }
+    std::string text() const {
+        std::ostringstream out;
+        out << std::sqrt(ours / size) << " of it, " << std::sqrt(ours / theirs) << " of PyTorch fp32's distance";
+        return out.str();
+    }
+};
+
+// Of values - base to the exact ones.
+Apart apart(const std::vector<float>& values, const std::vector<float>& base, const std::vector<float>& moved,
+            double theirs) {
+    Apart result{.theirs = theirs * theirs};
+    for (size_t i = 0; i < moved.size(); ++i) {
+        const double exact = (base.empty() ? 0.0 : static_cast<double>(base[i])) + static_cast<double>(moved[i]);
+        const double off = static_cast<double>(values[i]) - exact;
+        result.ours += off * off;
+        result.size += exact * exact;
+    }
+    return result;
+}
+
+void check_steps(const Trace& trace, const Golden& golden, double clip_norm) {
+    const std::vector<double>& norms = golden.lines.at("norm64");
+    ASSERT_EQ(trace.reports.size(), norms.size());
+    for (const auto& [name, member] : {std::pair{"loss", &StepReport::loss}, {"norm", &StepReport::gradient_norm}}) {
+        const std::vector<double>& exact = golden.lines.at(name + std::string("64"));
+        const double ours = farthest(by_step(trace, member), exact);
+        const double theirs = farthest(golden.lines.at(name + std::string("32")), exact);
+        std::ostringstream text;
+        text << ours << ", PyTorch fp32 " << theirs;
+        testing::Test::RecordProperty(name, text.str());
+        EXPECT_LE(ours, 3 * theirs) << name;
+        EXPECT_LE(ours, kNear) << name;
+    }
+    for (size_t i = 0; i < norms.size(); ++i) {
+        EXPECT_EQ(trace.reports[i].clip_factor < 1, norms[i] > clip_norm) << "step " << i + 1;
+        EXPECT_FALSE(trace.reports[i].skipped);
+    }
+}
+
+void check_gradients(const Trace& trace, const Golden& golden) {
+    double most = 0;
+    for (const GoldenTensor& tensor : golden.tensors) {
+        const Apart a = apart(trace.gradient.at(tensor.name), {}, tensor.values[0], 0);
+        EXPECT_EQ(a.size == 0, tensor.frozen) << tensor.name;
+        EXPECT_LE(std::sqrt(a.ours), kNear * std::sqrt(a.size)) << tensor.name;
+        if (a.size > 0) most = std::max(most, std::sqrt(a.ours / a.size));
+    }
+    testing::Test::RecordProperty("gradient", std::to_string(most * 1e6) + "e-6 at most");
+}
+
+void check_weights(const Trace& trace, const Golden& golden) {
+    for (size_t i = 0; i < golden.shown.size(); ++i) {
+        const auto step = static_cast<int64_t>(golden.shown[i]);
+        Apart all;
+        for (const GoldenTensor& tensor : golden.tensors) {
+            const std::vector<float>&initial = trace.initial.at(tensor.name),
+                  &weights = trace.weights.at(step).at(tensor.name);
+            const std::string what = tensor.name + " after step " + std::to_string(step);
+            EXPECT_EQ(weights == initial, tensor.frozen) << what;
+            const Apart a = apart(weights, initial, tensor.values[i + 1], tensor.apart[i + 1]);
+            EXPECT_LE(std::sqrt(a.ours), kNear * std::sqrt(a.size)) << what;
+            all.add(a);
+        }
+        testing::Test::RecordProperty("weights_" + std::to_string(step), all.text());
+        all.expect_near("weights after step " + std::to_string(step), 3);
+    }
+}
+
+class Torch : public testing::TestWithParam<std::string> {};
+
+TEST_P(Torch, run_is_as_near_to_fp64_as_torchs_fp32) {
+    const auto executor = make_thread_executor();
+    Golden golden = read_golden(GetParam());
+    Config config = golden_config(GetParam());
+    const auto engine = Engine::make(config, {.executor = executor.get()});
+    ASSERT_NO_FATAL_FAILURE(read_values(GetParam(), engine->layers(), golden));
+    const Trace trace = run(*engine, config.steps, golden.shown);
+    check_steps(trace, golden, config.clip_norm);
+    check_gradients(trace, golden);
+    check_weights(trace, golden);
+    const int64_t clipped = engine->report().clipped_steps;
+    EXPECT_GT(clipped, 0);
+    EXPECT_LT(clipped, config.steps);
+
+    const Tight tight(config);
+    const auto spread = Engine::make(config, {.executor = executor.get()});
+    EXPECT_EQ(spread->plan().groups, config.batch.micro_batches);
+    const Trace same = run(*spread, config.steps, golden.shown);
+    EXPECT_GT(spread->report().bets_lost, 0);
+    EXPECT_GT(spread->report().bets_won, 0);
+    EXPECT_EQ(same.hash, trace.hash);
+    EXPECT_EQ(same.gradient, trace.gradient);
+    EXPECT_EQ(same.weights, trace.weights);
+    EXPECT_EQ(by_step(same, &StepReport::loss), by_step(trace, &StepReport::loss));
+}
+
+INSTANTIATE_TEST_SUITE_P(golden, Torch, testing::Values("tied", "untied", "frozen"),
+                         [](const auto& one) { return one.param; });
+
+}  // namespace
+}  // namespace ferry::train
