@@ -11,10 +11,10 @@ using namespace ferry;
 int main(int argc, char** argv) try {
     constexpr int64_t kBytes = 64 * kMiB;
     auto executor = make_thread_executor();
-    auto volume = aio::Volume::open(
-        {.paths = {{.path = argc > 1 ? argv[1] : "."}},
-         .classes = {{.name = "example", .slot_bytes = kBytes, .slots = 1}}},
-        *executor);
+    auto volume =
+        aio::Volume::open({.paths = {{.path = argc > 1 ? argv[1] : "."}},
+                           .classes = {{.name = "example", .slot_bytes = kBytes, .slots = 1}}},
+                          *executor);
     auto* memory = static_cast<std::byte*>(std::aligned_alloc(4096, kBytes));
     const std::span<std::byte> buffer(memory, kBytes);
     memset(memory, 42, kBytes);
@@ -28,7 +28,8 @@ int main(int argc, char** argv) try {
         while (!volume->poll()) executor->wait(kForever);
         if (operation.state != aio::State::done) throw aio::to_error(*volume, operation);
         const double seconds = (operation.finished_ns - operation.submitted_ns) * 1e-9;
-        printf("%s: %.2f GB/s\n", kind == aio::Kind::read ? "read" : "write", kBytes / seconds / 1e9);
+        printf("%s: %.2f GB/s\n", kind == aio::Kind::read ? "read" : "write",
+               kBytes / seconds / 1e9);
         if (kind == aio::Kind::write) memset(memory, 0, kBytes);
     }
     const int64_t bad = aio::verify(buffer, 1, sums);

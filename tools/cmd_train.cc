@@ -93,6 +93,7 @@ private:
         } else {
             fmt::print("step {:>5}/{}  held-back loss {:.6f}\n", step, config_.steps, loss);
         }
+        std::fflush(stdout);
     }
 
     void print_hash(int64_t step) {

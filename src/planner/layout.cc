@@ -125,7 +125,8 @@ void spend_nvme(Plan& plan, Budget& nvme) {
                  .measured = format_bytes(nvme.spent()) + " needed (" + std::to_string(nvme.spent()) + " bytes)",
                  .limit = format_bytes(nvme.limit()) + " over all paths, " +
                           format_bytes(nvme.spent() - nvme.limit()) + " missing",
-                 .remedy = "raise the sizes in budgets.nvme, add a path, or raise budgets.host"});
+                 .remedy = "raise the sizes in budgets.nvme to " + std::to_string(nvme.spent()) +
+                           " in all, add a path, or raise budgets.host"});
 }
 
 }  // namespace

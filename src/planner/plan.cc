@@ -17,25 +17,15 @@ Budget nvme_budget(const Config& config) {
     return {swap::Tier::nvme, total};
 }
 
-}  // namespace
-
-bool Plan::trains_below(int64_t layer) const {
-    return std::any_of(layers.begin(), layers.begin() + layer,
-                       [](const model::Layer& l) { return l.trainable_elements > 0; });
-}
-
-Plan make_plan(const Config& config, std::vector<model::Layer> layers, const model::Numerics& numerics,
-               int64_t activation_bytes, int64_t scratch_bytes) {
+Plan plan_with(int64_t chunk_elements, const Config& config, const std::vector<model::Layer>& layers,
+               const model::Numerics& numerics, int64_t activation_bytes, int64_t scratch_bytes) {
     Plan plan{.micro_batches = config.batch.micro_batches,
-              .chunk_elements = config.swap.chunk_elements,
+              .chunk_elements = chunk_elements,
               .tied = config.model.tie_embeddings,
               .verify = config.swap.verify,
               .compute = numerics.compute,
               .wire = numerics.wire,
-              .layers = std::move(layers)};
-    if (plan.chunk_elements == 0) {
-        plan.chunk_elements = choose_chunk_elements(plan.layers, config.budgets.host_bytes);
-    }
+              .layers = layers};
     plan.layer_plans.resize(plan.layers.size());
     plan.chunks = cut_chunks(plan.layers, plan.chunk_elements, plan.layer_plans);
     for (const Chunk& chunk : plan.chunks) plan.leaves += chunk.trainable ? chunk.count / kLeafElements : 0;
@@ -48,6 +38,30 @@ Plan make_plan(const Config& config, std::vector<model::Layer> layers, const mod
     const Placement placement = place(config, work, plan.chunks);
     lay_out(plan, placement, work, nvme_budget(config));
     return plan;
+}
+
+}  // namespace
+
+bool Plan::trains_below(int64_t layer) const {
+    return std::any_of(layers.begin(), layers.begin() + layer,
+                       [](const model::Layer& l) { return l.trainable_elements > 0; });
+}
+
+Plan make_plan(const Config& config, std::vector<model::Layer> layers, const model::Numerics& numerics,
+               int64_t activation_bytes, int64_t scratch_bytes) {
+    const bool automatic = config.swap.chunk_elements == 0;
+    int64_t elements = automatic ? choose_chunk_elements(layers, config.budgets.host_bytes)
+                                 : config.swap.chunk_elements;
+    for (;; elements /= 2) {
+        try {
+            return plan_with(elements, config, layers, numerics, activation_bytes, scratch_bytes);
+        } catch (const Error& error) {
+            // Smaller chunks pass through smaller buffers. Refuse only what the smallest cannot do:
+            // then the budget that the message names works.
+            const bool smaller = automatic && elements > kLeafElements;
+            if (!smaller || error.trouble() != Trouble::does_not_fit) throw;
+        }
+    }
 }
 
 }  // namespace ferry::planner

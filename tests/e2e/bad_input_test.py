@@ -75,10 +75,10 @@ class DoesNotFitTest(BadInputTest):
         name = key.replace("__", ".")
         run = self.train(self.config(**{**changes, key: 1000}))
         self.assert_refused(run, DOES_NOT_FIT, f"where:    {name}", "missing", "limit:    1000 B")
-        smallest = int(re.search(f'set {name} to "([0-9]+)"', run.err).group(1))
+        smallest = int(re.search(f'set {name} to ([0-9]+) or more', run.err).group(1))
         self.assertIn(f"({smallest} bytes)", run.err)
         less = self.train(self.config(**{**changes, key: smallest - 1}))
-        self.assert_refused(less, DOES_NOT_FIT, "1 B missing")
+        self.assert_refused(less, DOES_NOT_FIT, "1 B (1 bytes) missing")
         works = self.train(self.config(**{**changes, key: smallest}))
         self.assert_trained(works)
         used = works.summary["device_bytes" if "device" in key else "host_bytes"]
@@ -95,6 +95,7 @@ class DoesNotFitTest(BadInputTest):
     def test_host_budget(self):
         nvme = {"budgets__nvme": [self.nvme()]}
         in_memory = self.assert_smallest("budgets__host", steps=2)
+        self.assert_smallest("budgets__host", steps=2, model__hidden=128, model__intermediate=512)
         self.assert_smallest("budgets__host", steps=2, swap__bets="all", swap__chunk_elements=8192)
         three_tiers = self.assert_smallest("budgets__host", steps=2, budgets__device="1300KiB", **nvme)
         self.assertLess(three_tiers * 10, in_memory)
@@ -105,7 +106,7 @@ class DoesNotFitTest(BadInputTest):
         small = {"budgets__host": "200KiB", "steps": 2}
         run = self.refused(DOES_NOT_FIT, ["the NVMe budget is too small", "missing"], **small,
                            budgets__nvme=[self.nvme("1MiB")])
-        smallest = int(re.search(r'to "([0-9]+)" in all', run.err).group(1))
+        smallest = int(re.search(r'to ([0-9]+) in all', run.err).group(1))
         self.refused(DOES_NOT_FIT, ["1 B missing"], **small, budgets__nvme=[self.nvme(smallest - 1)])
         self.assert_trained(self.train(self.config(**small, budgets__nvme=[self.nvme(smallest)])))
         run = self.train(self.config(**small, budgets__nvme=[self.path("nvme")]))  # without limit

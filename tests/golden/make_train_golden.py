@@ -12,8 +12,8 @@ NAME.json        the run's configuration, as `ferry train` reads it
 NAME.txt         for each of PyTorch's precisions, the loss and the norm before clipping of each step;
                  for each tensor how far fp32 is from fp64 (the 2-norm of the difference) in the
                  gradient of step 1 and in the weights after some steps. Hexadecimal, not rounded.
-NAME.bin         fp32, tensors in the order of NAME.txt, for each its gradient of step 1, then for each
-                 shown step how far its weights have moved since step 0; from the fp64 run
+NAME.bin         fp32, tensors that train in the order of NAME.txt, for each its gradient of step 1, then
+                 for each shown step how far its weights have moved since step 0; from the fp64 run
 """
 import fnmatch
 import json
@@ -42,9 +42,14 @@ UNTIED = TIED | {"model": TIED["model"] | {"tie_embeddings": False, "kv_heads": 
 FROZEN = TIED | {"freeze": ["model.embed_tokens.*", "*.0.self_attn.k_proj.*", "*.0.mlp.*",
                             "*.1.input_layernorm.weight"],
                  "model": TIED["model"] | {"tie_embeddings": False}, "clip_norm": 2.8, "seed": 3}
+# Nothing below the second block trains, the shared table does not either.
+UPPER = TIED | {"freeze": ["model.embed_tokens.*", "model.layers.0.*", "*.1.mlp.up_proj.*",
+                           "*.1.self_attn.v_proj.*"],
+                "clip_norm": 1.115, "seed": 4}
 BF16 = TIED | {"precision": "bf16"}
 # The steps after which weights are shown.
-RUNS = {"tied": (TIED, (10, 20)), "untied": (UNTIED, (20,)), "frozen": (FROZEN, (20,)), "bf16": (BF16, ())}
+RUNS = {"tied": (TIED, (10, 20)), "untied": (UNTIED, (20,)), "frozen": (FROZEN, (20,)),
+        "upper": (UPPER, (20,)), "bf16": (BF16, ())}
 
 
 def write_tokens(ferry):
@@ -220,9 +225,9 @@ def describe(name, exact, single, shown):
     apart = [exact.gradient[name] - single.gradient[name].double()]
     apart += [exact.weights[s][name] - single.weights[s][name].double() for s in shown]
     values = [exact.gradient[name]] + [exact.weights[s][name] - exact.initial[name] for s in shown]
-    data = b"".join(v.float().numpy().tobytes() for v in values)
-    is_frozen = int(frozen(exact.config, name))
-    return f"tensor {name} {is_frozen} {hexadecimal(d.norm() for d in apart)}\n", data
+    is_frozen = frozen(exact.config, name)
+    data = b"" if is_frozen else b"".join(v.float().numpy().tobytes() for v in values)
+    return f"tensor {name} {int(is_frozen)} {hexadecimal(d.norm() for d in apart)}\n", data
 
 
 def write_run(name, ferry, tokens, mask):

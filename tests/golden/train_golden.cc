@@ -9,6 +9,7 @@
 #include <fstream>
 #include <map>
 #include <sstream>
+#include <stdexcept>
 
 #include "ferry/train.h"
 
@@ -59,18 +60,19 @@ Golden read_golden(const std::string& name) {
     return golden;
 }
 
-// The tensors' values lie one after the other; the engine knows how many each has.
+// The values of those that train lie one after the other; the engine knows how many each has.
 void read_values(const std::string& name, const std::vector<model::Layer>& layers, Golden& golden) {
     std::ifstream file(kFolder / (name + ".bin"), std::ios::binary);
     for (GoldenTensor& tensor : golden.tensors) {
         int64_t count = 0;
         for (const model::Layer& layer : layers) {
-            for (const model::Tensor& t : layer.tensors) count += t.name == tensor.name ? t.count : 0;
+            for (const model::Tensor& t : layer.tensors)
+                count += t.name == tensor.name ? t.count : 0;
         }
         ASSERT_GT(count, 0) << tensor.name;
         for (size_t i = 0; i <= golden.shown.size(); ++i) {
             std::vector<float>& values = tensor.values.emplace_back(static_cast<size_t>(count));
-            file.read(reinterpret_cast<char*>(values.data()), count * 4);
+            if (!tensor.frozen) file.read(reinterpret_cast<char*>(values.data()), count * 4);
         }
     }
     ASSERT_TRUE(file.good());
@@ -90,8 +92,8 @@ public:
         if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp " + pattern);
         directory_ = pattern;
         config.budgets.nvme = {{.path = directory_.string(), .size_bytes = 64 * kMiB}};
-        config.budgets.host_bytes = 2 * kMiB;
-        config.budgets.device_bytes = 2 * kMiB;
+        config.budgets.host_bytes = 160 * kKiB;
+        config.budgets.device_bytes = 1 * kMiB;
         config.swap.groups = config.batch.micro_batches;
         config.swap.chunk_elements = 4096;
         config.swap.state_on_nvme = 1;
@@ -111,7 +113,7 @@ using Values = std::map<std::string, std::vector<float>>;
 // What ferry did, as PyTorch's run is written down.
 struct Trace {
     std::vector<StepReport> reports{};
-    Values initial{}, gradient{};      // gradient: of step 1
+    Values initial{}, gradient{};         // gradient: of step 1
     std::map<int64_t, Values> weights{};  // after shown steps
     uint64_t hash = 0;
 };
@@ -129,7 +131,9 @@ Values read_all(Engine& engine, const Read& read) {
 
 Trace run(Engine& engine, int64_t steps, const std::vector<double>& shown) {
     const auto weight = [&](int64_t l, const model::Tensor& t) { return engine.read_tensor(l, t); };
-    const auto gradient = [&](int64_t l, const model::Tensor& t) { return engine.read_gradient(l, t); };
+    const auto gradient = [&](int64_t l, const model::Tensor& t) {
+        return engine.read_gradient(l, t);
+    };
     Trace trace;
     trace.initial = read_all(engine, weight);
     for (int64_t step = 1; step <= steps; ++step) {
@@ -170,17 +174,19 @@ struct Apart {
     }
     std::string text() const {
         std::ostringstream out;
-        out << std::sqrt(ours / size) << " of it, " << std::sqrt(ours / theirs) << " of PyTorch fp32's distance";
+        out << std::sqrt(ours / size) << " of it, " << std::sqrt(ours / theirs)
+            << " of PyTorch fp32's distance";
         return out.str();
     }
 };
 
 // Of values - base to the exact ones.
-Apart apart(const std::vector<float>& values, const std::vector<float>& base, const std::vector<float>& moved,
-            double theirs) {
+Apart apart(const std::vector<float>& values, const std::vector<float>& base,
+            const std::vector<float>& moved, double theirs) {
     Apart result{.theirs = theirs * theirs};
     for (size_t i = 0; i < moved.size(); ++i) {
-        const double exact = (base.empty() ? 0.0 : static_cast<double>(base[i])) + static_cast<double>(moved[i]);
+        const double exact =
+            (base.empty() ? 0.0 : static_cast<double>(base[i])) + static_cast<double>(moved[i]);
         const double off = static_cast<double>(values[i]) - exact;
         result.ours += off * off;
         result.size += exact * exact;
@@ -188,23 +194,35 @@ Apart apart(const std::vector<float>& values, const std::vector<float>& base, co
     return result;
 }
 
-void check_steps(const Trace& trace, const Golden& golden, double clip_norm) {
-    const std::vector<double>& norms = golden.lines.at("norm64");
-    ASSERT_EQ(trace.reports.size(), norms.size());
-    for (const auto& [name, member] : {std::pair{"loss", &StepReport::loss}, {"norm", &StepReport::gradient_norm}}) {
-        const std::vector<double>& exact = golden.lines.at(name + std::string("64"));
+// The distance to the fp64 run in loss and norm, over all steps, against that of PyTorch with
+// `bits`.
+void check_steps(const Trace& trace, const Golden& golden, const std::string& bits, double factor,
+                 double loss_limit, double norm_limit) {
+    const auto check = [&](const std::string& name, double StepReport::*member, double limit) {
+        const std::vector<double>& exact = golden.lines.at(name + "64");
+        ASSERT_EQ(trace.reports.size(), exact.size());
         const double ours = farthest(by_step(trace, member), exact);
-        const double theirs = farthest(golden.lines.at(name + std::string("32")), exact);
+        const double theirs = farthest(golden.lines.at(name + bits), exact);
         std::ostringstream text;
-        text << ours << ", PyTorch fp32 " << theirs;
+        text << ours << ", PyTorch " << theirs;
         testing::Test::RecordProperty(name, text.str());
-        EXPECT_LE(ours, 3 * theirs) << name;
-        EXPECT_LE(ours, kNear) << name;
-    }
+        EXPECT_LE(ours, factor * theirs) << name;
+        EXPECT_LE(ours, limit) << name;
+    };
+    check("loss", &StepReport::loss, loss_limit);
+    check("norm", &StepReport::gradient_norm, norm_limit);
+}
+
+void check_clipping(const Trace& trace, const Golden& golden, double clip_norm) {
+    const std::vector<double>& norms = golden.lines.at("norm64");
+    int64_t clipped = 0;
     for (size_t i = 0; i < norms.size(); ++i) {
-        EXPECT_EQ(trace.reports[i].clip_factor < 1, norms[i] > clip_norm) << "step " << i + 1;
-        EXPECT_FALSE(trace.reports[i].skipped);
+        const bool clips = trace.reports.at(i).clip_factor < 1;
+        EXPECT_EQ(clips, norms[i] > clip_norm) << "step " << i + 1;
+        clipped += clips;
     }
+    EXPECT_GT(clipped, 0);
+    EXPECT_LT(clipped, std::ssize(norms));
 }
 
 void check_gradients(const Trace& trace, const Golden& golden) {
@@ -236,35 +254,54 @@ void check_weights(const Trace& trace, const Golden& golden) {
     }
 }
 
-class Torch : public testing::TestWithParam<std::string> {};
-
-TEST_P(Torch, run_is_as_near_to_fp64_as_torchs_fp32) {
-    const auto executor = make_thread_executor();
-    Golden golden = read_golden(GetParam());
-    Config config = golden_config(GetParam());
-    const auto engine = Engine::make(config, {.executor = executor.get()});
-    ASSERT_NO_FATAL_FAILURE(read_values(GetParam(), engine->layers(), golden));
-    const Trace trace = run(*engine, config.steps, golden.shown);
-    check_steps(trace, golden, config.clip_norm);
-    check_gradients(trace, golden);
-    check_weights(trace, golden);
-    const int64_t clipped = engine->report().clipped_steps;
-    EXPECT_GT(clipped, 0);
-    EXPECT_LT(clipped, config.steps);
-
+// Every placement gives the bits of the run in memory.
+void check_tight(Config config, const Golden& golden, const Trace& trace, Executor& executor) {
     const Tight tight(config);
-    const auto spread = Engine::make(config, {.executor = executor.get()});
-    EXPECT_EQ(spread->plan().groups, config.batch.micro_batches);
-    const Trace same = run(*spread, config.steps, golden.shown);
-    EXPECT_GT(spread->report().bets_lost, 0);
-    EXPECT_GT(spread->report().bets_won, 0);
+    const auto engine = Engine::make(config, {.executor = &executor});
+    const Trace same = run(*engine, config.steps, golden.shown);
+    const RunReport report = engine->report();
+    EXPECT_EQ(engine->plan().groups, config.batch.micro_batches);
+    ASSERT_EQ(report.paths.size(), 1u);
+    EXPECT_GT(report.paths[0].bytes_written, 0);
+    EXPECT_GT(report.bets_lost, 0);
+    EXPECT_GT(report.bets_won, 0);
     EXPECT_EQ(same.hash, trace.hash);
     EXPECT_EQ(same.gradient, trace.gradient);
     EXPECT_EQ(same.weights, trace.weights);
     EXPECT_EQ(by_step(same, &StepReport::loss), by_step(trace, &StepReport::loss));
+    EXPECT_EQ(by_step(same, &StepReport::gradient_norm),
+              by_step(trace, &StepReport::gradient_norm));
 }
 
-INSTANTIATE_TEST_SUITE_P(golden, Torch, testing::Values("tied", "untied", "frozen"),
+class Torch : public testing::TestWithParam<std::string> {};
+
+TEST_P(Torch, run_is_as_near_to_fp64_as_torchs_fp32) {
+    const auto executor = make_thread_executor();
+    const Config config = golden_config(GetParam());
+    Golden golden = read_golden(GetParam());
+    const auto engine = Engine::make(config, {.executor = executor.get()});
+    ASSERT_NO_FATAL_FAILURE(read_values(GetParam(), engine->layers(), golden));
+    const Trace trace = run(*engine, config.steps, golden.shown);
+    check_steps(trace, golden, "32", 3, kNear, kNear);
+    check_clipping(trace, golden, config.clip_norm);
+    check_gradients(trace, golden);
+    check_weights(trace, golden);
+    check_tight(config, golden, trace, *executor);
+}
+
+// bf16 rounds each product and residual: 8 bits, averaged over hundreds of targets. PyTorch's run
+// in bf16 (fp32 master weights) is off by 3e-4 in the loss and by 2e-3 in the norm.
+TEST(TorchBf16, run_is_as_near_to_fp64_as_torchs_bf16) {
+    const auto executor = make_thread_executor();
+    const Config config = golden_config("bf16");
+    const Golden golden = read_golden("bf16");
+    const auto engine = Engine::make(config, {.executor = executor.get()});
+    const Trace trace = run(*engine, config.steps, golden.shown);
+    check_steps(trace, golden, "16", 2, 1e-3, 1e-2);
+    check_tight(config, golden, trace, *executor);
+}
+
+INSTANTIATE_TEST_SUITE_P(golden, Torch, testing::Values("tied", "untied", "frozen", "upper"),
                          [](const auto& one) { return one.param; });
 
 }  // namespace

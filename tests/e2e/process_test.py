@@ -1,0 +1,224 @@
+"""The program as a process: what it prints, how it ends, what it leaves behind, what memory it takes."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+import unittest
+
+from harness import FERRY, IO, USAGE, FerryTest
+
+MIB = 1 << 20
+
+
+class OutputTest(FerryTest):
+    def test_one_json_object_a_step(self):
+        run = self.train(self.config(evaluate__every=4, evaluate__micro_batches=1, steps=6))
+        self.assert_trained(run)
+        self.assertFalse([line for line in run.lines if "text" in line])
+        self.assertEqual([step["step"] for step in run.steps], [1, 2, 3, 4, 5, 6])
+        self.assertEqual([line["step"] for line in run.evaluations], [0, 4, 6])
+        self.assertEqual(run.summary["steps"], 6)
+        self.assertEqual(run.summary["tokens"], 6 * 256)
+        self.assertFalse(run.summary["interrupted"])
+        self.assertRegex(run.hashes[-1], "^[0-9a-f]{16}$")
+
+    def test_set_overrides_the_file(self):
+        config = self.config()
+        run = self.train(config, "--set", "steps=2", "--set", "optimizer.lr=0.5", "--set",
+                         "budgets.host=32MiB", "--set", "schedule.kind=constant",
+                         "--set", 'optimizer.betas=[0.8,0.9]', "--set", "schedule.warmup_steps=0")
+        self.assert_trained(run)
+        self.assertEqual([step["lr"] for step in run.steps], [0.5, 0.5])
+
+    def test_a_skipped_step_is_still_json(self):
+        run = self.train(self.config(on_nonfinite="skip", optimizer__lr=1e6,
+                                     optimizer__weight_decay=1e6, schedule__warmup_steps=0))
+        self.assert_trained(run)
+        self.assertFalse([line for line in run.lines if "text" in line])
+
+    def test_the_table(self):
+        config = self.config(budgets__host="200KiB", budgets__nvme=[self.nvme()], steps=3)
+        command = [word for word in self.command(config) if word not in ("--json", "--no-bound")]
+        run = self.ferry(*command)
+        self.assertEqual(run.code, 0, run.err)
+        for text in ("parameters", "budget", "200.00 KiB", "step     3/3", "loss", "tokens/s",
+                     "s a step", "nvme read", "nvme write", "h2d", "d2h", "peak", "bets:",
+                     "lower bound of a step", "state hash", self.path("nvme")):
+            self.assertIn(text, run.out)
+        as_json = self.train(config)
+        self.assertIn(as_json.hashes[0], run.out)
+
+    def test_help(self):
+        whole = self.ferry("--help")
+        self.assertEqual((whole.code, whole.err), (0, ""))
+        for command in ("train", "data"):
+            self.assertIn(command, whole.out)
+            self.assertEqual(self.ferry(command, "--help").code, 0)
+        train = self.ferry("train", "--help").out
+        for text in ("--set", "--json", "--weights-out", "Ctrl-C", "Exit codes", "2 configuration",
+                     "3 does not fit", "4 I/O", "5 loss or gradient"):
+            self.assertIn(text, train)
+        self.assertEqual(self.ferry("--version").code, 0)
+
+
+class EndTest(FerryTest):
+    """A run that would go on for long, ended in several ways."""
+
+    def start(self, **changes):
+        config = self.config(budgets__host="200KiB", budgets__nvme=[self.nvme()], steps=1000000,
+                             evaluate__micro_batches=1, **changes)
+        process = subprocess.Popen([FERRY, *self.command(config)], text=True,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.addCleanup(process.kill)
+        return process
+
+    def wait_for_steps(self, process, count):
+        lines = []
+        while len(lines) < count:
+            line = process.stdout.readline()
+            self.assertTrue(line, "the run ended: " + process.stderr.read() if not line else "")
+            if "loss" in json.loads(line):
+                lines.append(json.loads(line))
+        return lines
+
+    def assert_interrupted(self, process, steps):
+        out, err = process.communicate(timeout=30)
+        self.assertEqual(process.returncode, 0, err)
+        lines = [json.loads(line) for line in out.splitlines()]
+        steps += [line for line in lines if "loss" in line]
+        summary = next(line["summary"] for line in lines if "summary" in line)
+        self.assertTrue(summary["interrupted"])
+        self.assertEqual(summary["steps"], len(steps))
+        self.assertEqual(steps[-1]["step"], len(steps))
+        self.assertEqual(os.listdir(self.path("nvme")), [])
+        return next(line["state_hash"] for line in lines if "state_hash" in line), len(steps)
+
+    def test_ctrl_c_ends_after_the_step(self):
+        for name in (signal.SIGINT, signal.SIGTERM):
+            process = self.start()
+            steps = self.wait_for_steps(process, 2)
+            process.send_signal(name)
+            state_hash, count = self.assert_interrupted(process, steps)
+            # The state is that of a run of so many steps: nothing was cut short.
+            same = self.config(steps=count, schedule__total_steps=1000000)
+            self.assertEqual(self.train(same).hashes, [state_hash])
+
+    def test_a_second_ctrl_c_kills(self):
+        long_step = {"batch__sequence": 256, "batch__micro_batch": 8, "batch__micro_batches": 512}
+        process = self.start(**long_step)
+        self.assertIn("evaluation_loss", process.stdout.readline())
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        self.assertIsNone(process.poll(), "the first one waits for the end of the step")
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=10)
+        self.assertEqual(process.returncode, -signal.SIGINT)
+        self.assertEqual(out, "")
+        self.assert_trained(self.train(self.config(budgets__host="200KiB",
+                                                   budgets__nvme=[self.nvme()])))
+
+    def test_after_a_kill_the_next_run_works(self):
+        process = self.start()
+        self.wait_for_steps(process, 1)
+        process.kill()
+        process.communicate(timeout=30)
+        self.assertNotEqual(os.listdir(self.path("nvme")), [])
+        config = self.config(budgets__host="200KiB", budgets__nvme=[self.nvme()])
+        run = self.train(config)
+        self.assert_trained(run)
+        self.assertIn("removing what a killed run left", run.err)
+        self.assertEqual(os.listdir(self.path("nvme")), [])
+        again = self.train(config)
+        self.assertNotIn("removing", again.err)
+        self.assertEqual(run.numbers(), again.numbers())
+
+    def test_two_runs_at_one_path(self):
+        first = self.start()
+        steps = self.wait_for_steps(first, 1)
+        config = self.config(budgets__host="200KiB", budgets__nvme=[self.nvme()])
+        second = self.train(config)
+        self.assertEqual(second.code, USAGE, second.err)
+        self.assertIn("in use by another ferry", second.err)
+        self.assertIn(f"process {first.pid}", second.err)
+        self.assertIn(self.path("nvme"), second.err)
+        steps += self.wait_for_steps(first, 2)  # the first one did not notice
+        first.send_signal(signal.SIGINT)
+        self.assert_interrupted(first, steps)
+        self.assert_trained(self.train(config))
+
+    def damage(self, process, change):
+        """Changes the stored bytes under a run until it ends; its exit code and error."""
+        deadline = time.monotonic() + 30
+        while process.poll() is None and time.monotonic() < deadline:
+            with open(os.path.join(self.path("nvme"), "ferry.seg0"), "r+b") as file:
+                change(file)
+            time.sleep(0.01)
+        self.assertIsNotNone(process.poll(), "it trains on damaged bytes")
+        out, err = process.communicate(timeout=30)
+        self.assertNotIn("summary", out)
+        self.assertEqual(os.listdir(self.path("nvme")), [])
+        self.assertEqual(process.returncode, IO, err)
+        return err
+
+    def test_corrupt_bytes_stop_the_run(self):
+        def flip(file):
+            size = os.fstat(file.fileno()).st_size
+            for at in range(0, size, 4096):
+                file.seek(at)
+                file.write(b"rot")
+
+        for changes in ({}, {"precision": "bf16", "io__backend": "posix", "swap__groups": 2}):
+            process = self.start(budgets__device="1400KiB", **changes)
+            self.wait_for_steps(process, 1)
+            threading.Thread(target=process.stdout.read, daemon=True).start()
+            err = self.damage(process, flip)
+            self.assertIn("bytes read back from NVMe are not those written", err)
+            self.assertIn(self.path("nvme") + "/ferry.seg0", err)
+            self.assertIn("checksum", err)
+
+    def test_a_truncated_volume_stops_the_run(self):
+        process = self.start()
+        self.wait_for_steps(process, 1)
+        err = self.damage(process, lambda file: file.truncate(0))
+        self.assertIn("ferry.seg0", err)
+
+
+class MemoryTest(FerryTest):
+    # Libraries, threads' stacks, schedules, the token file; measured 30 to 40 MiB.
+    OVERHEAD = 64 * MIB
+
+    def peak(self, *arguments):
+        """Largest resident size of one run of the program, in bytes."""
+        with open(self.path("out.txt"), "w", encoding="utf-8") as out:
+            process = subprocess.Popen([FERRY, *arguments], stdout=out, stderr=out)
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        with open(self.path("out.txt"), encoding="utf-8") as out:
+            text = out.read()
+        self.assertEqual(process.returncode, 0, text)
+        return usage.ru_maxrss * 1024, text
+
+    def test_within_the_budgets(self):
+        with open(FERRY, "rb") as program:
+            if any(name in program.read() for name in (b"__asan_init", b"__tsan_init")):
+                self.skipTest("a sanitizer needs memory of its own")
+        big = {"model": {"hidden": 384, "layers": 8, "heads": 6, "intermediate": 1024, "vocab": 256},
+               "steps": 3, "clip_norm": 1.0, "batch__micro_batches": 2, "threads": 2}
+        config = self.config(**big, budgets__device="96MiB", budgets__host="80MiB",
+                             budgets__nvme=[self.nvme("1GiB")])
+        empty, _ = self.peak("--version")
+        peak, text = self.peak(*self.command(config))
+        summary = json.loads(text[text.index('{"summary"'):].splitlines()[0])["summary"]
+        self.assertLessEqual(summary["device_bytes"], 96 * MIB)
+        self.assertLessEqual(summary["host_bytes"], 80 * MIB)
+        self.assertGreater(summary["nvme_bytes"], 170 * MIB)  # most of the state is elsewhere
+        planned = summary["device_bytes"] + summary["host_bytes"]
+        self.assertLess(peak, planned + empty + self.OVERHEAD,
+                        f"peak {peak}, planned {planned}, empty process {empty}")
+
+
+if __name__ == "__main__":
+    unittest.main()
