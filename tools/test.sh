@@ -27,7 +27,10 @@ build() {
     shift
     say "$preset: build"
     cmake --preset "$preset" > /dev/null
-    cmake --build --preset "$preset" ${1:+--target "$@"} | tail -n 3
+    cmake --build --preset "$preset" ${1:+--target "$@"} > "build/$preset.log" 2>&1 || {
+        grep -vE '^\[[0-9]+/[0-9]+\]' "build/$preset.log" | tail -n 100 >&2
+        return 1
+    }
 }
 run_tests() {
     local preset=$1
@@ -47,7 +50,7 @@ fi
 say "formatting and clang-tidy"
 tools/format.sh --check --tidy
 
-# The scripts under test/ run whole trainings: they were run above, and are too slow here.
+# The scripts under tests/ run whole trainings: they were run above, and are too slow here.
 build asan-ubsan
 run_tests asan-ubsan --label-exclude '^script$'
 

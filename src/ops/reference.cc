@@ -246,7 +246,8 @@ public:
             std::array<float, 16> lane{};
             for (int64_t i = first; i < std::min(count, first + kLeaf); ++i) {
                 put(out, 0, i, accumulator[i]);
-                const auto value = static_cast<float>(get(out, 0, i));
+                const auto rounded = static_cast<float>(get(out, 0, i));
+                const float value = std::abs(rounded) < 0x1p-60F ? 0 : rounded;
                 lane[static_cast<size_t>(i - first) % 16] += value * value;
             }
             for (size_t width = 8; width > 0; width /= 2) {
