@@ -49,7 +49,8 @@ std::unique_ptr<Volume> open_volume(VolumeOptions options, Executor& executor,
 
 // ---------------------------------------------------------------- opening
 
-VolumeOnPaths::VolumeOnPaths(VolumeOptions options, Executor& executor, BackendFactory make_backend)
+VolumeOnPaths::VolumeOnPaths(VolumeOptions options, Executor& executor,
+                             const BackendFactory& make_backend)
     : options_(std::move(options)), executor_(executor) {
     check_options();
     const bool on_files = !make_backend;

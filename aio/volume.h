@@ -15,7 +15,7 @@ namespace ferry::aio {
 class VolumeOnPaths final : public Volume {
 public:
     // With a factory there are no files: the backend it makes is the storage (tests).
-    VolumeOnPaths(VolumeOptions options, Executor& executor, BackendFactory make_backend);
+    VolumeOnPaths(VolumeOptions options, Executor& executor, const BackendFactory& make_backend);
     ~VolumeOnPaths() override;
 
     SlotId allocate(int slot_class) noexcept override;

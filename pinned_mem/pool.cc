@@ -23,11 +23,12 @@ std::span<std::byte> Pool::reserve(std::string name, int64_t bytes, Team& team) 
     FERRY_CHECK(!sealed_, "the pool is sealed: everything is reserved at start-up");
     if (bytes == 0) return {};
     const auto refuse = [&](const std::string& limit) {
-        throw Error(Trouble::does_not_fit,
-                    {.what = "host memory for \"" + name + "\" cannot be reserved",
-                     .measured = format_bytes(bytes) + " on top of " + format_bytes(reserved_bytes_),
-                     .limit = limit,
-                     .remedy = "raise budgets.host or move more state to budgets.nvme"});
+        throw Error(
+            Trouble::does_not_fit,
+            {.what = "host memory for \"" + name + "\" cannot be reserved",
+             .measured = format_bytes(bytes) + " on top of " + format_bytes(reserved_bytes_),
+             .limit = limit,
+             .remedy = "raise budgets.host or move more state to budgets.nvme"});
     };
     if (bytes > budget_bytes_ - reserved_bytes_) refuse("budget " + format_bytes(budget_bytes_));
     if (reserved_bytes_ + bytes > topology_.memory_limit_bytes) {
@@ -40,8 +41,9 @@ std::span<std::byte> Pool::reserve(std::string name, int64_t bytes, Team& team) 
     if (base == MAP_FAILED) refuse(std::string("mmap: ") + std::strerror(errno));
     mappings_.push_back({base, mapped});
     const auto address = reinterpret_cast<uintptr_t>(base);
-    auto* aligned = static_cast<std::byte*>(base) +
-                    (static_cast<uintptr_t>(round_up(static_cast<int64_t>(address), kHugePage)) - address);
+    auto* aligned =
+        static_cast<std::byte*>(base) +
+        (static_cast<uintptr_t>(round_up(static_cast<int64_t>(address), kHugePage)) - address);
     const bool huge = ::madvise(aligned, static_cast<size_t>(bytes), MADV_HUGEPAGE) == 0;
     team.parallel(ceil_div(bytes, kHugePage), [&](int64_t page) {
         const int64_t first = page * kHugePage;

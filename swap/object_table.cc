@@ -39,7 +39,9 @@ void ObjectTable::place_initially(ObjectId id) {
     }
 }
 
-std::byte* ObjectTable::current_address(ObjectId id) { return entries_[id].address[entries_[id].current]; }
+std::byte* ObjectTable::current_address(ObjectId id) {
+    return entries_[id].address[entries_[id].current];
+}
 
 bool ObjectTable::reserve_fresh_address(ObjectId id) {
     Versions& entry = entries_[id];
@@ -96,7 +98,8 @@ void ObjectTable::seal(ObjectId id, std::span<const std::byte> bytes) noexcept {
     Versions& entry = entries_[id];
     const size_t side = target(entry, objects_[id]);
     entry.version[side] = ++entry.newest;
-    const auto first = static_cast<size_t>(entry.first_sum) + side * static_cast<size_t>(entry.pieces);
+    const auto first =
+        static_cast<size_t>(entry.first_sum) + side * static_cast<size_t>(entry.pieces);
     aio::seal(bytes, seed_of(id, entry.version[side]),
               std::span(sums_).subspan(first, static_cast<size_t>(entry.pieces)));
 }
@@ -104,7 +107,8 @@ void ObjectTable::seal(ObjectId id, std::span<const std::byte> bytes) noexcept {
 int64_t ObjectTable::verify(ObjectId id, std::span<const std::byte> bytes) const noexcept {
     const Versions& entry = entries_[id];
     const size_t side = entry.current;
-    const auto first = static_cast<size_t>(entry.first_sum) + side * static_cast<size_t>(entry.pieces);
+    const auto first =
+        static_cast<size_t>(entry.first_sum) + side * static_cast<size_t>(entry.pieces);
     return aio::verify(bytes, seed_of(id, entry.version[side]),
                        std::span(sums_).subspan(first, static_cast<size_t>(entry.pieces)));
 }

@@ -10,7 +10,7 @@
 namespace ferry::swap {
 namespace {
 
-constexpr std::array<Lane, kLanes> kAllLanes = {Lane::compute, Lane::h2d,  Lane::d2h, Lane::team,
+constexpr std::array<Lane, kLanes> kAllLanes = {Lane::compute, Lane::h2d,  Lane::d2h,  Lane::team,
                                                 Lane::check,   Lane::read, Lane::write};
 
 class Replay;
@@ -26,7 +26,8 @@ struct Flight {
 
 class Replay final : public Store {
 public:
-    Replay(StoreOptions options, Executor& executor, Device& device, aio::Volume* volume, Kernels& kernels)
+    Replay(StoreOptions options, Executor& executor, Device& device, aio::Volume* volume,
+           Kernels& kernels)
         : options_(std::move(options)),
           executor_(executor),
           device_(device),
@@ -38,7 +39,8 @@ public:
         thread_lanes_[0] = executor.add_lane("team", kFlights + 1);
         thread_lanes_[1] = executor.add_lane("check", kFlights + 1);
         for (auto& flights : flights_) flights.resize(kFlights);
-        for (int64_t id = 0; id < table_.size(); ++id) table_.place_initially(static_cast<ObjectId>(id));
+        for (int64_t id = 0; id < table_.size(); ++id)
+            table_.place_initially(static_cast<ObjectId>(id));
     }
 
     ~Replay() override {
@@ -52,7 +54,8 @@ public:
 
     void run_to_verdict() override {
         FERRY_CHECK(board_.newest().schedule->has_verdict, "this schedule has no verdict");
-        run_until([this] { return board_.reached(board_.newest(), board_.newest().schedule->verdict); });
+        run_until(
+            [this] { return board_.reached(board_.newest(), board_.newest().schedule->verdict); });
     }
 
     void drain() override {
@@ -65,14 +68,11 @@ public:
             copy_now(table_.current_address(object), bytes.data(), object, StreamKind::h2d);
             return;
         }
-        if (table_.object(object).versioned) {
-            table_.seal(object, bytes);
-            transfer_now(aio::Kind::write, *table_.slot_for_write(object), bytes);
-            table_.commit(object);
-        } else {
-            table_.seal(object, bytes);
-            transfer_now(aio::Kind::write, table_.current_slot(object), bytes);
-        }
+        table_.seal(object, bytes);
+        const auto slot = table_.slot_for_write(object);
+        FERRY_CHECK(slot.has_value(), "the plan has a fresh slot for one write at least");
+        transfer_now(aio::Kind::write, slot.value_or(aio::kNoSlot), bytes);
+        if (table_.object(object).versioned) table_.commit(object);
     }
 
     void get(ObjectId object, std::span<std::byte> bytes) override {
@@ -92,13 +92,14 @@ public:
     bool verify(ObjectId object, std::span<const std::byte> bytes) noexcept override {
         const int64_t wrong = options_.verify ? table_.verify(object, bytes) : -1;
         if (wrong < 0) return true;
-        fail(Error(Trouble::io,
-                   {.what = "bytes read back from NVMe are not those written",
-                    .where = volume_->describe(table_.current_slot(object)) + ", piece " +
-                             std::to_string(wrong) + " of 256 KiB",
-                    .measured = "checksum mismatch",
-                    .remedy = "the drive, cable or memory corrupted data: check its health; the run "
-                              "stops here and has not trained on these bytes"}));
+        fail(
+            Error(Trouble::io,
+                  {.what = "bytes read back from NVMe are not those written",
+                   .where = volume_->describe(table_.current_slot(object)) + ", piece " +
+                            std::to_string(wrong) + " of 256 KiB",
+                   .measured = "checksum mismatch",
+                   .remedy = "the drive, cable or memory corrupted data: check its health; the run "
+                             "stops here and has not trained on these bytes"}));
         return false;
     }
 
@@ -131,7 +132,7 @@ private:
     void throw_failure() {
         if (!failed_.load(std::memory_order_acquire)) return;
         const std::lock_guard lock(failure_mutex_);
-        throw Error(*failure_);
+        if (failure_) throw Error(*failure_);
     }
 
     // ---- completion
@@ -155,7 +156,8 @@ private:
         int64_t count = board_.completed(lane);
         for (; count < board_.taken(lane) && flight(lane, count).finished; ++count) {
             const Task& task = *flight(lane, count).call.task;
-            if (task.verb == Verb::write && task.settled && !failed_.load()) table_.commit(task.object);
+            if (task.verb == Verb::write && task.settled && !failed_.load())
+                table_.commit(task.object);
             account(lane, count);
         }
         board_.complete(lane, count);
@@ -211,10 +213,17 @@ private:
             const Place& place = task.places[i];
             std::byte* base = nullptr;
             switch (place.kind) {
-                case Place::Kind::none: continue;
-                case Place::Kind::device: base = device_.memory().data(); break;
-                case Place::Kind::host: base = options_.host_arena.data(); break;
-                case Place::Kind::current: base = table_.current_address(place.object); break;
+                case Place::Kind::none:
+                    continue;
+                case Place::Kind::device:
+                    base = device_.memory().data();
+                    break;
+                case Place::Kind::host:
+                    base = options_.host_arena.data();
+                    break;
+                case Place::Kind::current:
+                    base = table_.current_address(place.object);
+                    break;
                 case Place::Kind::fresh:
                     if (!table_.reserve_fresh_address(place.object)) return false;
                     base = table_.fresh_address(place.object);
@@ -232,7 +241,8 @@ private:
             return true;
         }
         const bool reads = task.verb == Verb::read;
-        const auto slot = reads ? table_.current_slot(task.object) : table_.slot_for_write(task.object);
+        const auto slot =
+            reads ? table_.current_slot(task.object) : table_.slot_for_write(task.object);
         if (!slot) return false;
         flight.operation = {.kind = reads ? aio::Kind::read : aio::Kind::write,
                             .priority = reads ? aio::Priority::urgent : aio::Priority::normal,
@@ -245,9 +255,14 @@ private:
 
     void start_work(const Task& task, Flight& flight) {
         switch (task.lane) {
-            case Lane::team: executor_.post(thread_lanes_[0], job_of(flight)); return;
-            case Lane::check: executor_.post(thread_lanes_[1], job_of(flight)); return;
-            default: break;
+            case Lane::team:
+                executor_.post(thread_lanes_[0], job_of(flight));
+                return;
+            case Lane::check:
+                executor_.post(thread_lanes_[1], job_of(flight));
+                return;
+            default:
+                break;
         }
         Stream& stream = device_.stream(static_cast<StreamKind>(task.lane));
         if (task.verb == Verb::copy) {
@@ -275,9 +290,14 @@ private:
         const Task& task = *flight.call.task;
         const std::span<std::byte> bytes(flight.call.at[0], static_cast<size_t>(task.bytes));
         switch (task.verb) {
-            case Verb::seal: seal(task.object, bytes); break;
-            case Verb::verify: verify(task.object, bytes); break;
-            default: kernels_.run(flight.call);
+            case Verb::seal:
+                seal(task.object, bytes);
+                break;
+            case Verb::verify:
+                verify(task.object, bytes);
+                break;
+            default:
+                kernels_.run(flight.call);
         }
         // Once the counter moves the flight may be reused and the store may be gone.
         Executor& executor = executor_;
@@ -294,7 +314,8 @@ private:
         if (operation.state != aio::State::done) throw aio::to_error(*volume_, operation);
     }
 
-    void copy_now(std::byte* destination, const std::byte* source, ObjectId object, StreamKind kind) {
+    void copy_now(std::byte* destination, const std::byte* source, ObjectId object,
+                  StreamKind kind) {
         std::atomic<uint64_t> done = 0;
         device_.stream(kind).copy(destination, source, table_.object(object).bytes);
         device_.stream(kind).signal(done);

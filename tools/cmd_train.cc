@@ -1,10 +1,14 @@
 // `ferry train CONFIG`: runs the engine step by step and says what happened.
 #include <spdlog/fmt/fmt.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
@@ -49,6 +53,26 @@ void print_step(const train::StepReport& report, int64_t steps) {
                report.skipped ? "  skipped"
                : report.bet   ? (report.won ? "  bet won" : "  bet lost")
                               : "");
+}
+
+// Before the training, not after it: what can be known then must not cost the run's weights.
+void check_weights_out(const std::string& path) {
+    if (path.empty()) return;
+    const std::filesystem::path file(path), parent = file.parent_path();
+    const std::string directory = parent.empty() ? "." : parent.string();
+    const auto refuse = [&](std::string what, std::string measured) {
+        throw Error(Trouble::usage, {.what = std::move(what),
+                                     .where = "--weights-out " + path,
+                                     .measured = std::move(measured),
+                                     .remedy = "name a file in a directory that you may write to"});
+    };
+    if (access(directory.c_str(), W_OK | X_OK) != 0) {
+        refuse("the weights cannot be written there", directory + ": " + std::strerror(errno));
+    }
+    if (!std::filesystem::is_directory(directory)) refuse("not in a directory", directory);
+    if (std::filesystem::exists(file) && !std::filesystem::is_regular_file(file)) {
+        refuse("the weights would replace something that is no file", path);
+    }
 }
 
 class TrainCommand {
@@ -152,12 +176,14 @@ void add_train_command(CLI::App& app) {
         ->required();
     command->add_option("--set", options->overrides, "override a key: --set budgets.host=64MiB")
         ->allow_extra_args(false);
-    command->add_option("--weights-out", options->weights_out, "write the final fp32 weights (safetensors)");
+    command->add_option("--weights-out", options->weights_out,
+                        "write the final fp32 weights (safetensors)");
     command->add_flag("--json", options->json, "one JSON object a step on standard output");
     command->add_flag("!--no-bound", options->bound,
                       "do not measure the lower bound of a step first");
     command->footer(
-        "Ctrl-C ends the run after its step, with the summary and exit code 0; a second one kills it.\n"
+        "Ctrl-C ends the run after its step, with the summary and exit code 0; a second one kills "
+        "it.\n"
         "Exit codes: 0 done, 1 a bug in ferry, 2 configuration or usage, 3 does not fit a budget,\n"
         "            4 I/O failed or bytes are corrupt, 5 loss or gradient not finite");
     command->callback([options] {
@@ -167,6 +193,7 @@ void add_train_command(CLI::App& app) {
         action.sa_flags = SA_RESETHAND;
         sigaction(SIGINT, &action, nullptr);
         sigaction(SIGTERM, &action, nullptr);
+        check_weights_out(options->weights_out);
         TrainCommand(*options).run();
     });
 }

@@ -1,11 +1,24 @@
 // `ferry`: one program, one subcommand a file.
 #include <CLI/CLI.hpp>
+#include <csignal>
 #include <cstdio>
 
 #include "commands.h"
 #include "ferry/base.h"
 
+namespace {
+
+void check_output() {
+    if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return;
+    throw ferry::Error(ferry::Trouble::io, {.what = "what ferry printed could not be written",
+                                            .where = "standard output",
+                                            .remedy = "free space where it is redirected to"});
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
+    std::signal(SIGXFSZ, SIG_IGN);  // a file over the limit is an error to report, not a kill
     CLI::App app{
         "ferry trains models larger than memory by moving their state between device, host and "
         "NVMe"};
@@ -15,6 +28,7 @@ int main(int argc, char** argv) {
     add_data_command(app);
     try {
         app.parse(argc, argv);
+        check_output();
         return 0;
     } catch (const CLI::ParseError& error) {
         // Help and version are "errors" of code 0; every other one is a usage error.

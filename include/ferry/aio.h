@@ -23,11 +23,11 @@ enum class BackendKind : uint8_t { automatic, uring, posix };
 // How one directory (or raw block device) is used.
 struct PathOptions {
     std::string path{};
-    int64_t size_bytes = 0;       // at most this much of it
-    bool raw_device = false;      // path names a block device whose contents may be destroyed
-    int segments = 0;             // files a path; 0: probe
-    double endurance_tbw = 0;     // drive's rated terabytes written; 0: unknown
-    double bytes_per_s = 0;       // sustained; 0: measured at open where there are several paths
+    int64_t size_bytes = 0;    // at most this much of it
+    bool raw_device = false;   // path names a block device whose contents may be destroyed
+    int segments = 0;          // files a path; 0: probe
+    double endurance_tbw = 0;  // drive's rated terabytes written; 0: unknown
+    double bytes_per_s = 0;    // sustained; 0: measured at open where there are several paths
 };
 
 // A family of equally large slots. Slots of different classes never overlap.
@@ -50,10 +50,10 @@ struct VolumeOptions {
     bool direct = true;              // O_DIRECT; falls back to buffered where refused, and says so
     bool sqpoll = false, iopoll = false;  // used where the probe shows that they work
     Leftover leftover = Leftover::remove;
-    uint64_t run_id = 0;             // hash of the numerics record; a volume of another run is foreign
-    bool write_once = true;          // fill every slot at layout so later writes convert no metadata
+    uint64_t run_id = 0;     // hash of the numerics record; a volume of another run is foreign
+    bool write_once = true;  // fill every slot at layout so later writes convert no metadata
     // Memory whose transfers are registered with the kernel. Only I/O slabs, never all of RAM; on
-    // huge pages, or pinning costs more than everything else.
+    // huge pages, which matter more than the registration (aio/README.md).
     std::vector<std::span<std::byte>> registered{};
 };
 
@@ -73,16 +73,16 @@ struct Operation {
     std::span<std::byte> buffer{};  // address and size multiples of the alignment
     uint64_t tag = 0;               // the caller's
 
-    State state = State::idle;      // below: written by the volume
+    State state = State::idle;  // below: written by the volume
     int64_t done_bytes = 0;
-    int error = 0;                  // errno, when failed
+    int error = 0;  // errno, when failed
     Nanos submitted_ns = 0, finished_ns = 0;
 };
 
 struct PathCounters {
     std::string path{};
-    int64_t bytes_read = 0, bytes_written = 0;      // useful
-    int64_t bytes_retried = 0;                      // transferred again after a short count
+    int64_t bytes_read = 0, bytes_written = 0;  // useful
+    int64_t bytes_retried = 0;                  // transferred again after a short count
     int64_t reads = 0, writes = 0, retries = 0, errors = 0;
     double read_bytes_per_s = 0, write_bytes_per_s = 0;  // sustained estimate
 };

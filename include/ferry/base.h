@@ -50,7 +50,7 @@ private:
 
 // A bug aborts: prints the condition, the values and the place, then calls std::abort. Stays on in
 // release builds.
-#define FERRY_CHECK(condition, ...)                                                               \
+#define FERRY_CHECK(condition, ...) \
     (static_cast<bool>(condition) ? void(0) : ::ferry::bug(#condition __VA_OPT__(, ) __VA_ARGS__))
 [[noreturn]] void bug(const char* condition, std::string_view detail = {},
                       std::source_location where = std::source_location::current());
@@ -68,8 +68,12 @@ constexpr int64_t kKiB = 1024, kMiB = 1024 * kKiB, kGiB = 1024 * kMiB;
 constexpr int64_t round_up(int64_t value, int64_t multiple) {
     return (value + multiple - 1) / multiple * multiple;
 }
-constexpr int64_t round_down(int64_t value, int64_t multiple) { return value / multiple * multiple; }
-constexpr int64_t ceil_div(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
+constexpr int64_t round_down(int64_t value, int64_t multiple) {
+    return value / multiple * multiple;
+}
+constexpr int64_t ceil_div(int64_t value, int64_t divisor) {
+    return (value + divisor - 1) / divisor;
+}
 
 // "64MiB", "1.5 GiB", "4096", "2GB" -> bytes. Throws Trouble::usage naming `where`.
 int64_t parse_bytes(std::string_view text, std::string_view where);

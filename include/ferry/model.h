@@ -13,7 +13,8 @@
 
 namespace ferry::model {
 
-// Llama-style: RMSNorm, RoPE, grouped-query attention, SwiGLU. hidden, intermediate, ... in elements.
+// Llama-style: RMSNorm, RoPE, grouped-query attention, SwiGLU. hidden, intermediate, ... in
+// elements.
 struct Shape {
     int64_t hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, intermediate = 0;
     int64_t vocab = 0;
@@ -29,7 +30,7 @@ struct Numerics {
     int64_t mlp_tile = 0;        // tokens a tile of the MLP; 0: whole micro-batch
     DType compute = DType::f32;  // weights and GEMM inputs
     DType residual = DType::f32;
-    DType wire = DType::f32;     // gradients, rounded once
+    DType wire = DType::f32;  // gradients, rounded once
     int64_t tokens() const { return sequence * micro_batch; }
 };
 
@@ -68,8 +69,8 @@ std::vector<Layer> layers_of(const Shape& shape, std::span<const std::string> fr
 
 // What a micro-batch's head found.
 struct HeadReport {
-    double loss_sum = 0;       // over real targets, natural logarithm
-    int64_t targets = 0;       // real ones
+    double loss_sum = 0;  // over real targets, natural logarithm
+    int64_t targets = 0;  // real ones
 };
 
 // Every method is called inside a job of the compute stream; pointers are device memory, laid out

@@ -40,6 +40,7 @@ struct ConstView {
     int64_t rows = 0, cols = 0, ld = 0;
 
     ConstView() = default;
+    // NOLINTNEXTLINE(google-explicit-constructor): reading what may be written needs no ceremony
     ConstView(const View& v) : data(v.data), type(v.type), rows(v.rows), cols(v.cols), ld(v.ld) {}
     ConstView(const void* at, DType t, int64_t r, int64_t c, int64_t stride)
         : data(at), type(t), rows(r), cols(c), ld(stride) {}
@@ -134,8 +135,9 @@ public:
     // An accumulated gradient becomes its one value: wire = round(accumulator), and one fp32 sum of
     // squares of the rounded values per 4,096 elements. The tree of a leaf, in fp32: lane j of 16
     // adds the squares of elements j, j + 16, ... in order from 0; then lanes are added pairwise,
-    // j with j + 8, j + 4, j + 2, j + 1. A value below 2^-60 counts as zero. `wire` may be `accumulator` when fp32. The last leaf may
-    // be shorter: as if padded by zeros. leaves: ceil(count / 4096).
+    // j with j + 8, j + 4, j + 2, j + 1. A value below 2^-60 counts as zero. `wire` may be
+    // `accumulator` when fp32. The last leaf may be shorter: as if padded by zeros. leaves:
+    // ceil(count / 4096).
     virtual void round_gradient(const float* accumulator, int64_t count, DType wire_type,
                                 void* wire, float* leaves) = 0;
 

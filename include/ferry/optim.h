@@ -1,5 +1,5 @@
 // The optimizer's arithmetic: one pass over memory for a run of elements, the same bits from the
-// scalar reference, every SIMD target and (later) CUDA; independent of threads, chunk size and
+// scalar reference, every SIMD target and CUDA; independent of threads, chunk size and
 // alignment. Rules: ../../docs/numerics.md.
 #pragma once
 
@@ -125,6 +125,23 @@ double clip_factor(double norm, double max_norm);
 std::vector<std::string> supported_targets();
 void force_target(std::string_view name);  // "" undoes
 std::string current_target();
+
+// ---------------------------------------------------------------- CUDA
+
+// The same operations on device memory, enqueued on a stream (a cudaStream_t; null: the default
+// one) of the current device; nothing here blocks or allocates. The same bits as on the CPU. All
+// pointers are device memory (or pinned host memory that the device can reach), each aligned to its
+// elements; more alignment than 16 bytes gains nothing. A kernel that does not start throws
+// Trouble::internal; without CUDA in the build, Trouble::usage.
+namespace cuda {
+
+// Whether this build has the kernels and the current device runs them.
+bool available();
+void update(const Span& span, const Scalars& scalars, void* stream);
+void recast(const float* p, int64_t count, DType weight_type, void* weight, void* stream);
+void leaf_norms(const void* gradient, DType type, int64_t count, float* leaves, void* stream);
+
+}  // namespace cuda
 
 // ---------------------------------------------------------------- learning-rate schedules
 

@@ -24,34 +24,46 @@ struct Chunk {
     int64_t layer = 0;
     int64_t first = 0, count = 0;  // elements; multiples of 4,096
     bool trainable = true, decays = true;
-    bool bets = false;             // may be updated before the step is settled (design.md 1.6)
+    bool bets = false;  // may be updated before the step is settled (design.md 1.6)
     swap::ObjectId weight = swap::kNoObject, state = swap::kNoObject, gradient = swap::kNoObject;
-    swap::ObjectId park = swap::kNoObject;        // fp32 accumulator between groups
-    swap::ObjectId park_table = swap::kNoObject;  // tied: the head's part of it
-    int64_t first_leaf = 0;                       // index among all norm leaves
+    swap::ObjectId park = swap::kNoObject;                  // fp32 accumulator between groups
+    swap::ObjectId park_table = swap::kNoObject;            // tied: the head's part of it
+    int64_t first_leaf = 0;                                 // index among all norm leaves
     int64_t state_part_bytes() const { return count * 4; }  // of each of p, m, v in the slot
 };
 
 enum class Class : uint8_t {  // of equally large buffers; the first eight are device memory
-    block_weights, edge_weights, block_gradient, edge_gradient, wire, activation, tokens, scratch,
-    stage, weight_piece, gradient_piece, input_piece, park_piece, host_tokens,
+    block_weights,
+    edge_weights,
+    block_gradient,
+    edge_gradient,
+    wire,
+    activation,
+    tokens,
+    scratch,
+    stage,
+    weight_piece,
+    gradient_piece,
+    input_piece,
+    park_piece,
+    host_tokens,
 };
 constexpr int kClasses = 14;
 struct Buffers {
     std::string name{};
     swap::Tier tier = swap::Tier::device;
     int64_t bytes = 0, count = 0;
-    int64_t offset = 0;           // of the first, in its arena
+    int64_t offset = 0;  // of the first, in its arena
     uint32_t first_resource = 0;
 };
 
 struct LayerPlan {
     int64_t first_chunk = 0, chunks = 0;
-    bool resident = false;        // weights live on the device
-    int64_t device_offset = 0;    // resident: of the flat buffer
+    bool resident = false;      // weights live on the device
+    int64_t device_offset = 0;  // resident: of the flat buffer
 };
 
-struct TierRow {                  // a line of the plan's table
+struct TierRow {  // a line of the plan's table
     swap::Tier tier = swap::Tier::device;
     std::string what{};
     int64_t bytes = 0;
@@ -61,21 +73,22 @@ struct Plan {
     int64_t micro_batches = 1, groups = 1;  // of a step; micro-batches go group by group
     int64_t chunk_elements = 0;
     bool tied = false;
-    bool betting = false;                   // some chunk bets
-    bool verify = true;                     // what comes back from NVMe is checked
+    bool betting = false;  // some chunk bets
+    bool verify = true;    // what comes back from NVMe is checked
     DType compute = DType::f32, wire = DType::f32;
     std::vector<model::Layer> layers{};
     std::vector<LayerPlan> layer_plans{};
     std::vector<Chunk> chunks{};
     std::vector<swap::Object> objects{};
-    std::vector<swap::ObjectId> inputs{};   // [layer * group_size + i]; kNoObject: kept on the device
+    std::vector<swap::ObjectId>
+        inputs{};  // [layer * group_size + i]; kNoObject: kept on the device
     std::array<Buffers, kClasses> buffers{};
     std::vector<aio::SlotClass> slot_classes{};
     swap::HostSlots host_slots{};
     int64_t leaves = 0, leaves_offset = 0;  // fp32, in the host arena
     uint32_t leaves_resource = 0, resources = 0;
     int64_t device_bytes = 0, host_bytes = 0, nvme_bytes = 0;
-    int64_t io_bytes = 0;                   // prefix of the host arena that meets io_uring
+    int64_t io_bytes = 0;  // prefix of the host arena that meets io_uring
     std::vector<TierRow> rows{};
 
     int64_t group_size() const { return micro_batches / groups; }
@@ -95,20 +108,20 @@ Plan make_plan(const Config& config, std::vector<model::Layer> layers,
 
 // Kernels of a step and the places they are given, in order.
 enum class Op : uint8_t {
-    load_tokens,     // team: {host tokens and targets}; item: micro-batch of the step
-    load_evaluation, // the same for held-back text
-    embed,           // {tokens, table, x}
-    forward,         // {weights, x_in, x_out, scratch}
-    head,            // {weights, table or none, x, tokens, dx, gradient, table gradient, scratch}
-    head_loss,       // {weights, table or none, x, tokens, -, -, -, scratch}
-    backward,        // {weights, x_in, dx, gradient or none, scratch}; bytes 1: needs dx
-    embed_backward,  // {tokens, dx, gradient}
-    zero,            // {gradient}
-    add,             // {gradient, gradient to add}
-    round,           // {gradient, wire, leaves}; item: chunk
-    update,          // team: {state in, state out, gradient, weight}; item: chunk; settled scale
-    update_bet,      // the same with scale 1, for the step of the schedule itself
-    recast,          // team: {state, weight}; item: chunk
+    load_tokens,      // team: {host tokens and targets}; item: micro-batch of the step
+    load_evaluation,  // the same for held-back text
+    embed,            // {tokens, table, x}
+    forward,          // {weights, x_in, x_out, scratch}
+    head,             // {weights, table or none, x, tokens, dx, gradient, table gradient, scratch}
+    head_loss,        // {weights, table or none, x, tokens, -, -, -, scratch}
+    backward,         // {weights, x_in, dx, gradient or none, scratch}; bytes 1: needs dx
+    embed_backward,   // {tokens, dx, gradient}
+    zero,             // {gradient}
+    add,              // {gradient, gradient to add}
+    round,            // {gradient, wire, leaves}; item: chunk
+    update,           // team: {state in, state out, gradient, weight}; item: chunk; settled scale
+    update_bet,       // the same with scale 1, for the step of the schedule itself
+    recast,           // team: {state, weight}; item: chunk
 };
 
 class Recorder;
@@ -143,12 +156,13 @@ public:
     const Plan& plan() const { return plan_; }
 
     Lease acquire(Class buffers);
-    Lease fetch_weights(int64_t layer);                       // on the device, ready to compute with
+    Lease fetch_weights(int64_t layer);  // on the device, ready to compute with
     Lease fetch_gradient(int64_t layer, bool first_group, bool of_table = false);
     void park_gradient(int64_t layer, const Lease& gradient, bool of_table = false);
-    void send_gradient(int64_t layer, const Lease& gradient);  // rounded to the wire type, with norms
+    void send_gradient(int64_t layer,
+                       const Lease& gradient);  // rounded to the wire type, with norms
     Lease load_tokens(int64_t micro_batch, bool evaluation);
-    void keep_input(int64_t layer, int64_t i, Lease x);        // a block's input, until recalled
+    void keep_input(int64_t layer, int64_t i, Lease x);  // a block's input, until recalled
     Lease recall_input(int64_t layer, int64_t i);
 
     struct Operand {
@@ -163,7 +177,7 @@ public:
     void rewrite_state(int64_t chunk);        // stored state to a fresh slot, unchanged
     void commit(int64_t chunk);
     void rollback(int64_t chunk);
-    void mark_verdict();                      // the gradients' norms have reached the host
+    void mark_verdict();  // the gradients' norms have reached the host
 
     swap::Schedule finish();
 

@@ -1,6 +1,6 @@
 // The tiered store: where every piece of state lives, the schedule that moves it, and the replay of
-// that schedule. A schedule is data (design.md 1.1): lanes of tasks, each with the counters of other
-// lanes that it waits for; replaying it allocates nothing and cannot deadlock.
+// that schedule. A schedule is data (design.md 1.1): lanes of tasks, each with the counters of
+// other lanes that it waits for; replaying it allocates nothing and cannot deadlock.
 #pragma once
 
 #include <array>
@@ -27,9 +27,9 @@ constexpr ObjectId kNoObject = ~ObjectId{0};
 struct Object {
     Tier home = Tier::host;
     int64_t bytes = 0;
-    int64_t offset = 0;     // of a fixed home in the device or host arena
-    int slot_class = -1;    // NVMe: the volume's; host: -1 is a fixed home, else versioned host slots
-    bool versioned = false; // written copy-on-write; a version becomes current when it is settled
+    int64_t offset = 0;   // of a fixed home in the device or host arena
+    int slot_class = -1;  // NVMe: the volume's; host: -1 is a fixed home, else versioned host slots
+    bool versioned = false;  // written copy-on-write; a version becomes current when it is settled
 };
 
 // Equally large host slots for versioned objects: a run of the host arena.
@@ -72,14 +72,14 @@ constexpr int kPlaces = 8;
 struct Task {
     Verb verb = Verb::kernel;
     Lane lane = Lane::compute;
-    uint8_t op = 0;          // kernel: which, the owner's enum
-    bool settled = false;    // write: becomes current when its bytes are on the device
+    uint8_t op = 0;        // kernel: which, the owner's enum
+    bool settled = false;  // write: becomes current when its bytes are on the device
     int32_t layer = 0;
-    int32_t item = 0;        // micro-batch or chunk, by op
+    int32_t item = 0;  // micro-batch or chunk, by op
     ObjectId object = kNoObject;
     int64_t bytes = 0;
     std::array<Place, kPlaces> places{};
-    uint32_t index = 0;      // in its lane
+    uint32_t index = 0;  // in its lane
     uint32_t first_wait = 0, waits = 0;
     uint32_t first_entry = 0, entries = 0;
 };
@@ -118,7 +118,7 @@ struct Schedule {
     std::vector<Wait> waits{};
     std::vector<Entry> entries{};
     std::vector<LastUse> last_uses{};
-    Wait verdict{};             // when this is done the step can be settled
+    Wait verdict{};  // when this is done the step can be settled
     bool has_verdict = false;
 };
 // Aborts unless every wait points to a task that comes earlier in program order: such a schedule
@@ -166,8 +166,8 @@ public:
                                        aio::Volume* volume, Kernels& kernels);
     virtual ~Store() = default;  // waits for what is in flight
 
-    // The schedule's tasks follow everything appended before, lane by lane. It must stay alive until
-    // drained. `step` is passed to its kernels. At most 4 schedules at a time.
+    // The schedule's tasks follow everything appended before, lane by lane. It must stay alive
+    // until drained. `step` is passed to its kernels. At most 4 schedules at a time.
     virtual void append(const Schedule& schedule, int64_t step) = 0;
     // Replays until the verdict of the schedule appended last is known; throws what went wrong.
     virtual void run_to_verdict() = 0;

@@ -33,8 +33,8 @@ struct MicroBatch {
 // Memory-maps the file and checks it whole (header, size, checksum, every token below the
 // vocabulary and below `model_vocab`); throws usage or io naming the file and the first bad token.
 //
-// Sequences start at multiples of `sequence` tokens. An epoch visits every training sequence once in
-// an order that is a function of (seed, epoch); global sequence s of the run is number s % n of
+// Sequences start at multiples of `sequence` tokens. An epoch visits every training sequence once
+// in an order that is a function of (seed, epoch); global sequence s of the run is number s % n of
 // epoch s / n; so a step's batch is a function of (seed, step, rank) alone and a run restarts
 // anywhere.
 class TokenLoader {

@@ -1,5 +1,5 @@
-// The engine: a configuration becomes a plan, the plan becomes memory, files and schedules, and each
-// step replays one of them.
+// The engine: a configuration becomes a plan, the plan becomes memory, files and schedules, and
+// each step replays one of them.
 #pragma once
 
 #include <array>
@@ -19,11 +19,11 @@
 namespace ferry::train {
 
 struct StepReport {
-    int64_t step = 0;            // from 1
-    double loss = 0;             // mean over the step's real targets, natural logarithm
+    int64_t step = 0;  // from 1
+    double loss = 0;   // mean over the step's real targets, natural logarithm
     double gradient_norm = 0, clip_factor = 1, lr = 0;
     int64_t targets = 0, tokens = 0;
-    bool skipped = false;        // no real target, or a non-finite gradient with on_nonfinite: skip
+    bool skipped = false;  // no real target, or a non-finite gradient with on_nonfinite: skip
     bool bet = false, won = false;
     double seconds = 0;
 };
@@ -36,24 +36,25 @@ struct LinkReport {
 
 struct RunReport {
     int64_t steps = 0, tokens = 0;
-    double seconds = 0;          // in steps, evaluation left out
+    double seconds = 0;  // in steps, evaluation left out
     int64_t bets_won = 0, bets_lost = 0, clipped_steps = 0, skipped_steps = 0;
     std::vector<LinkReport> links{};
     std::vector<aio::PathCounters> paths{};
-    double bound_seconds = 0;    // lower bound of a step (design.md section 4); 0: not measured
-    std::string binding{};       // the link that sets it
+    double bound_seconds = 0;  // lower bound of a step (design.md section 4); 0: not measured
+    std::string binding{};     // the link that sets it
 };
 
 // What the engine stands on; tests pass a simulated executor and volume.
 struct Runtime {
     Executor* executor = nullptr;
-    std::function<std::unique_ptr<aio::Volume>(aio::VolumeOptions, Executor&)> open_volume = &aio::Volume::open;
+    std::function<std::unique_ptr<aio::Volume>(aio::VolumeOptions, Executor&)> open_volume =
+        &aio::Volume::open;
 };
 
 class Engine {
 public:
     // Plans, reserves everything, initialises the state over the tiers. Throws Error.
-    static std::unique_ptr<Engine> make(const Config& config, Runtime runtime);
+    static std::unique_ptr<Engine> make(const Config& config, const Runtime& runtime);
     virtual ~Engine() = default;
 
     // Throws diverged when loss or gradient is not finite and the configuration does not skip.
@@ -61,8 +62,8 @@ public:
     // Mean loss over the held-back micro-batches the configuration asks for. Training goes on after
     // it with the same bits as without it.
     virtual double evaluate() = 0;
-    // XXH3 over all master weights, moments and compute weights in the model's order, after the last
-    // update; independent of every placement.
+    // XXH3 over all master weights, moments and compute weights in the model's order, after the
+    // last update; independent of every placement.
     virtual uint64_t state_hash() = 0;
     // The current fp32 master weights (or frozen weights widened) of one tensor.
     virtual std::vector<float> read_tensor(int64_t layer, const model::Tensor& tensor) = 0;

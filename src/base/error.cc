@@ -22,7 +22,7 @@ std::string message_of(const Problem& problem) {
 }
 
 spdlog::logger& logger() {
-    static const std::shared_ptr<spdlog::logger> instance = [] {
+    static const std::shared_ptr<spdlog::logger> kInstance = [] {
         auto made = std::make_shared<spdlog::logger>(
             "ferry", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
         const char* level = std::getenv("FERRY_LOG");
@@ -30,7 +30,7 @@ spdlog::logger& logger() {
         made->set_pattern("%H:%M:%S.%e %^%l%$ %v");
         return made;
     }();
-    return *instance;
+    return *kInstance;
 }
 
 }  // namespace

@@ -10,9 +10,12 @@ namespace ferry {
 
 std::string_view name_of(DType type) {
     switch (type) {
-        case DType::f32: return "fp32";
-        case DType::bf16: return "bf16";
-        case DType::f16: return "fp16";
+        case DType::f32:
+            return "fp32";
+        case DType::bf16:
+            return "bf16";
+        case DType::f16:
+            return "fp16";
     }
     return "?";
 }
@@ -53,7 +56,8 @@ float from_f16(uint16_t bits) noexcept {
     const uint32_t exponent = (bits >> 10) & 0x1fu;
     const uint32_t mantissa = bits & 0x3ffu;
     if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13));
-    if (exponent != 0) return std::bit_cast<float>(sign | ((exponent + 112u) << 23) | (mantissa << 13));
+    if (exponent != 0)
+        return std::bit_cast<float>(sign | ((exponent + 112u) << 23) | (mantissa << 13));
     const float magnitude = std::ldexp(static_cast<float>(mantissa), -24);
     return sign ? -magnitude : magnitude;
 }

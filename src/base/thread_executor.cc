@@ -48,7 +48,7 @@ private:
         std::unique_lock lock(mutex_);
         while (true) {
             filled_.wait(lock, [this] { return count_ > 0 || stopping_; });
-            if (count_ == 0) return;  // stops only once everything posted has run
+            if (count_ == 0) return;        // stops only once everything posted has run
             const Job job = ring_[first_];  // stays counted until it has run
             lock.unlock();
             job.run(job.context, job.argument);
@@ -68,16 +68,16 @@ private:
 
 class ThreadExecutor final : public Executor {
 public:
-    ~ThreadExecutor() override { FERRY_CHECK(services_.empty(), "a service outlives its executor"); }
+    ~ThreadExecutor() override {
+        FERRY_CHECK(services_.empty(), "a service outlives its executor");
+    }
 
     LaneId add_lane(std::string name, int lane_depth) override {
         lanes_.push_back(std::make_unique<Lane>(std::move(name), lane_depth));
         return static_cast<LaneId>(lanes_.size() - 1);
     }
 
-    void host(Service& service) override {
-        services_.push_back(std::make_unique<Hosted>(service));
-    }
+    void host(Service& service) override { services_.push_back(std::make_unique<Hosted>(service)); }
 
     void retire(Service& service) override {
         std::erase_if(services_, [&](const auto& hosted) { return &hosted->service == &service; });
@@ -110,10 +110,11 @@ public:
 
 private:
     struct Hosted {
-        explicit Hosted(Service& hosted_service) : service(hosted_service), thread([this] {
-            name_this_thread(service.name());
-            while (!stopping.load(std::memory_order_acquire)) service.turn(kForever);
-        }) {}
+        explicit Hosted(Service& hosted_service)
+            : service(hosted_service), thread([this] {
+                  name_this_thread(service.name());
+                  while (!stopping.load(std::memory_order_acquire)) service.turn(kForever);
+              }) {}
         ~Hosted() {
             stopping.store(true, std::memory_order_release);
             service.interrupt();

@@ -44,10 +44,11 @@ public:
 
 private:
     [[noreturn]] void fail(const char* what) const {
-        throw Error(Trouble::io, {.what = std::string("the weights file ") + what,
-                                  .where = temporary_,
-                                  .measured = std::strerror(errno),
-                                  .remedy = "check that the directory exists, is writable and has room"});
+        throw Error(Trouble::io,
+                    {.what = std::string("the weights file ") + what,
+                     .where = temporary_,
+                     .measured = std::strerror(errno),
+                     .remedy = "check that the directory exists, is writable and has room"});
     }
     std::string path_, temporary_;
     int fd_ = -1;
@@ -61,9 +62,11 @@ void write_safetensors(const std::string& path, const std::vector<TensorInfo>& t
     nlohmann::ordered_json header;
     uint64_t offset = 0;
     for (const TensorInfo& tensor : tensors) {
-        const auto count = std::accumulate(tensor.shape.begin(), tensor.shape.end(), int64_t{1}, std::multiplies<>());
+        const auto count = std::accumulate(tensor.shape.begin(), tensor.shape.end(), int64_t{1},
+                                           std::multiplies<>());
         const uint64_t end = offset + static_cast<uint64_t>(count) * 4;
-        header[tensor.name] = {{"dtype", "F32"}, {"shape", tensor.shape}, {"data_offsets", {offset, end}}};
+        header[tensor.name] = {
+            {"dtype", "F32"}, {"shape", tensor.shape}, {"data_offsets", {offset, end}}};
         offset = end;
     }
     std::string text = header.dump();

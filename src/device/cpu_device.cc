@@ -18,12 +18,14 @@ public:
     void launch(Job job) override { executor_.post(lane_, job); }
 
     void copy(void* destination, const void* source, int64_t bytes) override {
-        // The lane holds at most kDepth unfinished jobs, so the descriptor reused here is done with.
+        // The lane holds at most kDepth unfinished jobs, so the descriptor reused here is done
+        // with.
         Copy& next = copies_[next_copy_++ % kDepth];
         next = {destination, source, bytes};
         executor_.post(lane_, {[](void* context, uint64_t) {
                                    const Copy& c = *static_cast<Copy*>(context);
-                                   std::memcpy(c.destination, c.source, static_cast<size_t>(c.bytes));
+                                   std::memcpy(c.destination, c.source,
+                                               static_cast<size_t>(c.bytes));
                                },
                                &next});
     }
@@ -79,9 +81,12 @@ public:
     DeviceKind kind() const noexcept override { return DeviceKind::cpu; }
     Stream& stream(StreamKind kind) noexcept override {
         switch (kind) {
-            case StreamKind::compute: return compute_;
-            case StreamKind::h2d: return h2d_;
-            case StreamKind::d2h: return d2h_;
+            case StreamKind::compute:
+                return compute_;
+            case StreamKind::h2d:
+                return h2d_;
+            case StreamKind::d2h:
+                return d2h_;
         }
         bug("unknown stream");
     }

@@ -201,9 +201,11 @@ void RoundLeaf(const float* accumulator, int64_t count, DType wire_type, void* w
             const int64_t i = first + v * lanes(), n = std::min(lanes(), count - i);
             if (n <= 0) break;
             store(load(accumulator, DType::f32, i, n), wire, wire_type, i, n);
-            // Below 2^-60 a gradient counts as zero, as in the update; a NaN compares false and stays.
+            // Below 2^-60 a gradient counts as zero, as in the update; a NaN compares false and
+            // stays.
             const V32 value = load(wire, wire_type, i, n);
-            const V32 rounded = hn::IfThenZeroElse(hn::Lt(hn::Abs(value), hn::Set(d, 0x1p-60F)), value);
+            const V32 rounded =
+                hn::IfThenZeroElse(hn::Lt(hn::Abs(value), hn::Set(d, 0x1p-60F)), value);
             sums[v] = hn::Add(sums[v], hn::Mul(rounded, rounded));
         }
     }

@@ -12,7 +12,8 @@ template <class Bytes>
 int64_t largest(const Workload& work, bool blocks, const Bytes& bytes_of) {
     int64_t bytes = 0;
     for (const model::Layer& layer : work.layers) {
-        if ((layer.kind == model::LayerKind::block) == blocks) bytes = std::max(bytes, bytes_of(layer));
+        if ((layer.kind == model::LayerKind::block) == blocks)
+            bytes = std::max(bytes, bytes_of(layer));
     }
     return bytes;
 }
@@ -23,32 +24,47 @@ int64_t exact_bytes(Class c, const Workload& work) {
     const auto weights = [&](const model::Layer& layer) { return layer.elements * weight; };
     const auto gradient = [](const model::Layer& layer) { return layer.trainable_elements * 4; };
     switch (c) {
-        case Class::block_weights: return largest(work, true, weights);
-        case Class::edge_weights: return largest(work, false, weights);
-        case Class::block_gradient: return largest(work, true, gradient);
-        case Class::edge_gradient: return largest(work, false, gradient);
-        case Class::wire: return elements * wire + elements / kLeafElements * 4;
+        case Class::block_weights:
+            return largest(work, true, weights);
+        case Class::edge_weights:
+            return largest(work, false, weights);
+        case Class::block_gradient:
+            return largest(work, true, gradient);
+        case Class::edge_gradient:
+            return largest(work, false, gradient);
+        case Class::wire:
+            return elements * wire + elements / kLeafElements * 4;
         case Class::activation:
-        case Class::input_piece: return work.activation_bytes;
+        case Class::input_piece:
+            return work.activation_bytes;
         case Class::tokens:
-        case Class::host_tokens: return work.numerics.tokens() * 2 * 4;
-        case Class::scratch: return work.scratch_bytes;
-        case Class::stage: return elements * 12;
-        case Class::weight_piece: return elements * weight;
-        case Class::gradient_piece: return elements * wire;
-        case Class::park_piece: return elements * 4;
+        case Class::host_tokens:
+            return work.numerics.tokens() * 2 * 4;
+        case Class::scratch:
+            return work.scratch_bytes;
+        case Class::stage:
+            return elements * 12;
+        case Class::weight_piece:
+            return elements * weight;
+        case Class::gradient_piece:
+            return elements * wire;
+        case Class::park_piece:
+            return elements * 4;
     }
     bug("unknown buffer class");
 }
 
 }  // namespace
 
-int64_t buffer_bytes(Class c, const Workload& work) { return round_up(exact_bytes(c, work), kPage); }
+int64_t buffer_bytes(Class c, const Workload& work) {
+    return round_up(exact_bytes(c, work), kPage);
+}
 
 const char* name_of(Class c) {
     static constexpr const char* kNames[kClasses] = {
-        "block weights", "edge weights", "block gradient", "edge gradient", "wire", "activation", "tokens",
-        "scratch", "state stage", "weight piece", "gradient piece", "input piece", "park piece", "host tokens"};
+        "block weights",  "edge weights", "block gradient", "edge gradient", "wire",
+        "activation",     "tokens",       "scratch",        "state stage",   "weight piece",
+        "gradient piece", "input piece",  "park piece",     "host tokens"};
     return kNames[at(c)];
 }
 

@@ -32,11 +32,13 @@ std::vector<Chunk> cut_chunks(const std::vector<model::Layer>& layers, int64_t c
 int64_t choose_chunk_elements(const std::vector<model::Layer>& layers, int64_t host_budget_bytes) {
     int64_t largest = kLeafElements;
     for (const model::Layer& layer : layers) {
-        for (const model::Segment& segment : layer.segments) largest = std::max(largest, segment.count);
+        for (const model::Segment& segment : layer.segments)
+            largest = std::max(largest, segment.count);
     }
     // Large enough for a disk's bandwidth (12 MiB of state), small enough to stay in the caches.
-    int64_t elements = 1024 * 1024;
-    constexpr int64_t kStagedBytes = 6 * (12 + 4 + 4);  // per element: pieces of state, weight, gradient
+    int64_t elements = kMiB;
+    constexpr int64_t kStagedBytes =
+        6 * int64_t{12 + 4 + 4};  // per element: pieces of state, weight, gradient
     while (elements > kLeafElements &&
            (elements / 2 >= largest || elements * kStagedBytes > host_budget_bytes / 4)) {
         elements /= 2;

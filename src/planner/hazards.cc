@@ -80,7 +80,8 @@ void Hazards::finish(swap::Schedule& schedule) const {
         if (!state.touched) continue;
         swap::Counters writers = state.writers;
         writers.raise(state.before);
-        schedule.last_uses.push_back({resource, state.written || state.has_before, writers, state.readers});
+        schedule.last_uses.push_back(
+            {resource, state.written || state.has_before, writers, state.readers});
     }
 }
 

@@ -26,7 +26,7 @@ public:
 
 private:
     struct State {
-        swap::Counters before{};   // ordered before the writers that are joining
+        swap::Counters before{};  // ordered before the writers that are joining
         swap::Counters writers{};
         swap::Counters readers{};
         bool written = false, has_before = false, has_readers = false, touched = false;

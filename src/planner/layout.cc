@@ -28,17 +28,20 @@ public:
             chunk.state = add(homes.state, 3 * chunk.state_part_bytes(), "state", Class::stage);
             plan_.objects[chunk.state].versioned = homes.state == Tier::nvme || chunk.bets;
             if (chunk.bets && homes.state == Tier::nvme) ++slots("state", Class::stage).slots;
-            chunk.gradient = add(homes.gradient, chunk.count * wire, "gradients", Class::gradient_piece);
+            chunk.gradient =
+                add(homes.gradient, chunk.count * wire, "gradients", Class::gradient_piece);
             if (plan_.groups == 1) continue;
             chunk.park = add(homes.park, chunk.count * 4, "accumulators", Class::park_piece);
             if (plan_.tied && chunk.layer == 0) {
-                chunk.park_table = add(homes.park, chunk.count * 4, "accumulators", Class::park_piece);
+                chunk.park_table =
+                    add(homes.park, chunk.count * 4, "accumulators", Class::park_piece);
             }
         }
         for (const Tier home : placement_.inputs) {
             const int64_t bytes = buffer_bytes(Class::activation, work_);
-            plan_.inputs.push_back(home == Tier::device ? swap::kNoObject
-                                                        : add(home, bytes, "block inputs", Class::input_piece));
+            plan_.inputs.push_back(home == Tier::device
+                                       ? swap::kNoObject
+                                       : add(home, bytes, "block inputs", Class::input_piece));
         }
         // A settled update writes a fresh slot before it frees the old one.
         for (aio::SlotClass& c : plan_.slot_classes) {
@@ -71,9 +74,11 @@ public:
             LayerPlan& layer = plan_.layer_plans[l];
             layer.resident = placement_.resident[l];
             if (!layer.resident) continue;
-            layer.device_offset = take(Tier::device, plan_.layers[l].elements * size_of(plan_.compute));
+            layer.device_offset =
+                take(Tier::device, plan_.layers[l].elements * size_of(plan_.compute));
             for (const Chunk& chunk : plan_.chunks_of(static_cast<int64_t>(l))) {
-                plan_.objects[chunk.weight].offset = layer.device_offset + chunk.first * size_of(plan_.compute);
+                plan_.objects[chunk.weight].offset =
+                    layer.device_offset + chunk.first * size_of(plan_.compute);
             }
         }
         int64_t host_slots = 0;
@@ -105,7 +110,8 @@ private:
 
     aio::SlotClass& slots(const std::string& name, Class piece) {
         auto& classes = plan_.slot_classes;
-        const auto found = std::find_if(classes.begin(), classes.end(), [&](const auto& c) { return c.name == name; });
+        const auto found = std::find_if(classes.begin(), classes.end(),
+                                        [&](const auto& c) { return c.name == name; });
         if (found != classes.end()) return *found;
         return classes.emplace_back(aio::SlotClass{name, buffer_bytes(piece, work_), 0});
     }
@@ -122,7 +128,8 @@ void spend_nvme(Plan& plan, Budget& nvme) {
     throw Error(Trouble::does_not_fit,
                 {.what = "the NVMe budget is too small",
                  .where = "budgets.nvme",
-                 .measured = format_bytes(nvme.spent()) + " needed (" + std::to_string(nvme.spent()) + " bytes)",
+                 .measured = format_bytes(nvme.spent()) + " needed (" +
+                             std::to_string(nvme.spent()) + " bytes)",
                  .limit = format_bytes(nvme.limit()) + " over all paths, " +
                           format_bytes(nvme.spent() - nvme.limit()) + " missing",
                  .remedy = "raise the sizes in budgets.nvme to " + std::to_string(nvme.spent()) +
@@ -141,7 +148,8 @@ void lay_out(Plan& plan, const Placement& placement, const Workload& work, Budge
     for (const Budget* budget : {&placement.device, &placement.host, &std::as_const(nvme)}) {
         plan.rows.insert(plan.rows.end(), budget->rows().begin(), budget->rows().end());
     }
-    FERRY_CHECK(plan.device_bytes == placement.device.spent(), "the device arena is what was budgeted");
+    FERRY_CHECK(plan.device_bytes == placement.device.spent(),
+                "the device arena is what was budgeted");
     FERRY_CHECK(plan.host_bytes == placement.host.spent(), "the host arena is what was budgeted");
 }
 

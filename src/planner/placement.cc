@@ -14,25 +14,30 @@ struct Depths {
     int64_t weights = 1, gradients = 1, wire = 1, spare_activations = 0, pieces = 1;
 };
 constexpr Depths kLean{};
-constexpr Depths kBusy{.weights = 2, .gradients = 2, .wire = 4, .spare_activations = 1, .pieces = 4};
+constexpr Depths kBusy{
+    .weights = 2, .gradients = 2, .wire = 4, .spare_activations = 1, .pieces = 4};
 
 [[noreturn]] void refuse(const Budget& budget, int64_t smallest, const std::string& what,
                          const std::string& otherwise) {
     const std::string key = "budgets." + std::string(swap::name_of(budget.tier()));
-    throw Error(Trouble::does_not_fit,
-                {.what = what,
-                 .where = key,
-                 .measured = format_bytes(smallest) + " needed (" + std::to_string(smallest) + " bytes)",
-                 .limit = format_bytes(budget.limit()) + ", " + format_bytes(smallest - budget.limit()) + " (" +
-                          std::to_string(smallest - budget.limit()) + " bytes) missing",
-                 .remedy = "set " + key + " to " + std::to_string(smallest) + " or more, or " + otherwise});
+    throw Error(
+        Trouble::does_not_fit,
+        {.what = what,
+         .where = key,
+         .measured = format_bytes(smallest) + " needed (" + std::to_string(smallest) + " bytes)",
+         .limit = format_bytes(budget.limit()) + ", " + format_bytes(smallest - budget.limit()) +
+                  " (" + std::to_string(smallest - budget.limit()) + " bytes) missing",
+         .remedy = "set " + key + " to " + std::to_string(smallest) + " or more, or " + otherwise});
 }
 
 class Placer {
 public:
     Placer(const Config& config, const Workload& work, const std::vector<Chunk>& chunks)
-        : config_(config), work_(work), chunks_(chunks),
-          micro_batches_(config.batch.micro_batches), tied_(config.model.tie_embeddings),
+        : config_(config),
+          work_(work),
+          chunks_(chunks),
+          micro_batches_(config.batch.micro_batches),
+          tied_(config.model.tie_embeddings),
           result_{.device = Budget(Tier::device, config.budgets.device_bytes),
                   .host = Budget(Tier::host, config.budgets.host_bytes)} {}
 
@@ -70,7 +75,8 @@ private:
         counts[at(Class::block_gradient)] = depth.gradients;
         counts[at(Class::edge_gradient)] = tied_ ? 3 : 1;
         counts[at(Class::wire)] = depth.wire;
-        counts[at(Class::activation)] = micro_batches_ / groups + 1 + depth.spare_activations + kept;
+        counts[at(Class::activation)] =
+            micro_batches_ / groups + 1 + depth.spare_activations + kept;
         counts[at(Class::tokens)] = micro_batches_ / groups;
         counts[at(Class::scratch)] = 1;
         return counts;
@@ -84,15 +90,17 @@ private:
 
     // The fewest groups whose work fits: a further group moves weights and accumulators once more.
     void choose_groups() {
-        for (int64_t groups = std::max<int64_t>(config_.swap.groups, 1); groups <= micro_batches_; ++groups) {
+        for (int64_t groups = std::max<int64_t>(config_.swap.groups, 1); groups <= micro_batches_;
+             ++groups) {
             if (micro_batches_ % groups != 0) continue;
             result_.groups = groups;
             if (device_bytes(kLean, groups, 0) <= device().limit()) return;
             if (config_.swap.groups > 0) break;
         }
-        refuse(device(), device_bytes(kLean, result_.groups, 0),
-               "the device budget is too small for one layer and its work",
-               "lower batch.micro_batch, batch.sequence, numerics.head_tile or swap.chunk_elements");
+        refuse(
+            device(), device_bytes(kLean, result_.groups, 0),
+            "the device budget is too small for one layer and its work",
+            "lower batch.micro_batch, batch.sequence, numerics.head_tile or swap.chunk_elements");
     }
 
     void spend_device() {
@@ -104,17 +112,20 @@ private:
             if (device_bytes(deeper, result_.groups, 0) <= device().limit()) depth = deeper;
         }
         const int64_t left = device().limit() - device_bytes(depth, result_.groups, 0);
-        const int64_t kept = std::min(block_count() * group_size(), left / bytes_of(Class::activation));
+        const int64_t kept =
+            std::min(block_count() * group_size(), left / bytes_of(Class::activation));
         result_.counts = device_counts(depth, result_.groups, kept);
         for (size_t c = 0; c < kClasses; ++c) {
             const auto id = static_cast<Class>(c);
-            if (result_.counts[c] > 0) device().need(device_row(id), result_.counts[c] * bytes_of(id));
+            if (result_.counts[c] > 0)
+                device().need(device_row(id), result_.counts[c] * bytes_of(id));
         }
         keep_inputs(kept);
         // Embedding first, then layers 0, 1, 2, ...: needed first, and their gradients arrive last.
         result_.resident.assign(work_.layers.size(), false);
         for (size_t l = 0; l < work_.layers.size(); ++l) {
-            const int64_t bytes = round_up(work_.layers[l].elements * size_of(work_.numerics.compute), kPage);
+            const int64_t bytes =
+                round_up(work_.layers[l].elements * size_of(work_.numerics.compute), kPage);
             if (!device().take("resident weights", bytes)) break;
             result_.resident[l] = true;
         }
@@ -129,12 +140,17 @@ private:
     static std::string device_row(Class c) {
         switch (c) {
             case Class::block_weights:
-            case Class::edge_weights: return "weights in flight";
+            case Class::edge_weights:
+                return "weights in flight";
             case Class::block_gradient:
-            case Class::edge_gradient: return "gradient accumulators";
-            case Class::activation: return "block inputs";
-            case Class::scratch: return "scratch of the kernels";
-            default: return "tokens and gradients on their way";
+            case Class::edge_gradient:
+                return "gradient accumulators";
+            case Class::activation:
+                return "block inputs";
+            case Class::scratch:
+                return "scratch of the kernels";
+            default:
+                return "tokens and gradients on their way";
         }
     }
 
@@ -154,8 +170,8 @@ private:
             reserve(Class::input_piece, kStaging, 1);
         }
         if (result_.groups > 1) reserve(Class::park_piece, kStaging, 1);
-        for (const Class c : {Class::stage, Class::weight_piece, Class::gradient_piece, Class::input_piece,
-                              Class::park_piece}) {
+        for (const Class c : {Class::stage, Class::weight_piece, Class::gradient_piece,
+                              Class::input_piece, Class::park_piece}) {
             deepen(c);
         }
     }
@@ -176,7 +192,8 @@ private:
         }
     }
 
-    // Without NVMe everything has to be in host memory, fits or not: the sum is the smallest budget.
+    // Without NVMe everything has to be in host memory, fits or not: the sum is the smallest
+    // budget.
     bool claim(Tier& home, const char* what, int64_t bytes) {
         if (!has_nvme()) host().need(what, bytes);
         if (has_nvme() && !host().take(what, bytes)) return false;
@@ -198,13 +215,15 @@ private:
         // Crumbs, such as the norms' state: a whole slot each would be a waste.
         for_trainable([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
             const bool crumb = chunk.count * 8 <= work_.chunk_elements;
-            if (crumb && !fraction_is_given()) claim(homes.state, "optimizer state", state_bytes(chunk));
+            if (crumb && !fraction_is_given())
+                claim(homes.state, "optimizer state", state_bytes(chunk));
         });
         for (size_t c = 0; c < chunks_.size(); ++c) {
             if (result_.resident[static_cast<size_t>(chunks_[c].layer)]) {
                 result_.chunks[c].weight = Tier::device;
             } else {
-                claim(result_.chunks[c].weight, "weights", chunks_[c].count * size_of(work_.numerics.compute));
+                claim(result_.chunks[c].weight, "weights",
+                      chunks_[c].count * size_of(work_.numerics.compute));
             }
         }
         for_trainable([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
@@ -224,14 +243,16 @@ private:
 
     bool fraction_is_given() const { return config_.swap.state_on_nvme >= 0 && has_nvme(); }
     bool all_bet() const { return config_.swap.bets == "all"; }
-    // State in memory is updated in place; only when every chunk must bet does it get a second slot.
+    // State in memory is updated in place; only when every chunk must bet does it get a second
+    // slot.
     int64_t state_bytes(const Chunk& chunk) const {
         return all_bet() ? 2 * bytes_of(Class::stage) : 3 * chunk.state_part_bytes();
     }
 
     void place_states() {
         double trainable = 0, stored = 0;
-        for_trainable([&](const Chunk& chunk, Placement::ChunkHomes&) { trainable += double(chunk.count); });
+        for_trainable(
+            [&](const Chunk& chunk, Placement::ChunkHomes&) { trainable += double(chunk.count); });
         const double wanted = fraction_is_given() ? config_.swap.state_on_nvme * trainable : 0;
         for_trainable([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
             if (homes.state == Tier::host) return;
@@ -245,7 +266,9 @@ private:
 
     // Spread evenly over the layers, so that what is left for after settling is, too.
     void place_bets() {
-        const double fraction = all_bet() ? 1 : config_.swap.bets == "auto" ? expected_bet_fraction() : 0;
+        const double fraction = all_bet()                     ? 1
+                                : config_.swap.bets == "auto" ? expected_bet_fraction()
+                                                              : 0;
         double due = 0;
         for_trainable([&](const Chunk&, Placement::ChunkHomes& homes) {
             if (!all_bet() && homes.state != Tier::nvme) return;

@@ -23,8 +23,8 @@ struct Placement {
     Budget device, host;
 };
 
-// Rough figures of a small machine, to weigh costs with until a machine's own are known. They decide
-// how much is worth betting on; they never change a number.
+// Rough figures of a small machine, to weigh costs with until a machine's own are known. They
+// decide how much is worth betting on; they never change a number.
 struct MachineFigures {
     double flops_per_s = 1.5e11, nvme_bytes_per_s = 1.5e9, dram_bytes_per_s = 2e10;
 };

@@ -17,8 +17,9 @@ Budget nvme_budget(const Config& config) {
     return {swap::Tier::nvme, total};
 }
 
-Plan plan_with(int64_t chunk_elements, const Config& config, const std::vector<model::Layer>& layers,
-               const model::Numerics& numerics, int64_t activation_bytes, int64_t scratch_bytes) {
+Plan plan_with(int64_t chunk_elements, const Config& config,
+               const std::vector<model::Layer>& layers, const model::Numerics& numerics,
+               int64_t activation_bytes, int64_t scratch_bytes) {
     Plan plan{.micro_batches = config.batch.micro_batches,
               .chunk_elements = chunk_elements,
               .tied = config.model.tie_embeddings,
@@ -28,13 +29,15 @@ Plan plan_with(int64_t chunk_elements, const Config& config, const std::vector<m
               .layers = layers};
     plan.layer_plans.resize(plan.layers.size());
     plan.chunks = cut_chunks(plan.layers, plan.chunk_elements, plan.layer_plans);
-    for (const Chunk& chunk : plan.chunks) plan.leaves += chunk.trainable ? chunk.count / kLeafElements : 0;
+    for (const Chunk& chunk : plan.chunks)
+        plan.leaves += chunk.trainable ? chunk.count / kLeafElements : 0;
     if (plan.leaves == 0) {
         throw Error(Trouble::usage, {.what = "every tensor is frozen: there is nothing to train",
                                      .where = "freeze",
                                      .remedy = "remove a pattern from \"freeze\""});
     }
-    const Workload work{plan.layers, numerics, plan.chunk_elements, activation_bytes, scratch_bytes};
+    const Workload work{plan.layers, numerics, plan.chunk_elements, activation_bytes,
+                        scratch_bytes};
     const Placement placement = place(config, work, plan.chunks);
     lay_out(plan, placement, work, nvme_budget(config));
     return plan;
@@ -47,8 +50,8 @@ bool Plan::trains_below(int64_t layer) const {
                        [](const model::Layer& l) { return l.trainable_elements > 0; });
 }
 
-Plan make_plan(const Config& config, std::vector<model::Layer> layers, const model::Numerics& numerics,
-               int64_t activation_bytes, int64_t scratch_bytes) {
+Plan make_plan(const Config& config, std::vector<model::Layer> layers,
+               const model::Numerics& numerics, int64_t activation_bytes, int64_t scratch_bytes) {
     const bool automatic = config.swap.chunk_elements == 0;
     int64_t elements = automatic ? choose_chunk_elements(layers, config.budgets.host_bytes)
                                  : config.swap.chunk_elements;

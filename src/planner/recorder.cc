@@ -62,7 +62,8 @@ struct Recorder::Impl {
         emit(task, std::span<const Use>(uses.begin(), uses.size()));
     }
 
-    // Brings an object to `target` on the device, through a piece of host memory when it is on NVMe.
+    // Brings an object to `target` on the device, through a piece of host memory when it is on
+    // NVMe.
     void bring(Recorder& recorder, ObjectId object, Class piece_class, const Lease& target,
                int64_t offset) {
         const int64_t bytes = plan.objects[object].bytes;
@@ -82,7 +83,9 @@ struct Recorder::Impl {
     }
 
     void read(ObjectId object, const Lease& into) {
-        Task task{.verb = Verb::read, .lane = Lane::read, .object = object,
+        Task task{.verb = Verb::read,
+                  .lane = Lane::read,
+                  .object = object,
                   .bytes = plan.objects[object].bytes};
         task.places[0] = into.place();
         emit(task, {{object, Access::read}, {into.resources_[0], Access::write}});
@@ -91,14 +94,20 @@ struct Recorder::Impl {
     // The readers of `gated` wait for the check; the copy that fills it does not.
     void verify(ObjectId object, const Lease& piece, uint32_t gated) {
         if (!plan.verify) return;
-        Task task{.verb = Verb::verify, .lane = Lane::check, .object = object,
+        Task task{.verb = Verb::verify,
+                  .lane = Lane::check,
+                  .object = object,
                   .bytes = plan.objects[object].bytes};
         task.places[0] = piece.place();
-        emit(task, {{object, Access::read}, {piece.resources_[0], Access::read}, {gated, Access::join}});
+        emit(task,
+             {{object, Access::read}, {piece.resources_[0], Access::read}, {gated, Access::join}});
     }
 
     void write(ObjectId object, const Lease& from, bool settled) {
-        Task task{.verb = Verb::write, .lane = Lane::write, .settled = settled, .object = object,
+        Task task{.verb = Verb::write,
+                  .lane = Lane::write,
+                  .settled = settled,
+                  .object = object,
                   .bytes = plan.objects[object].bytes};
         task.places[0] = from.place();
         emit(task, {{from.resources_[0], Access::read}, {object, Access::write}});
@@ -106,14 +115,17 @@ struct Recorder::Impl {
 
     void seal(ObjectId object, const Lease& piece) {
         if (!plan.verify) return;
-        Task task{.verb = Verb::seal, .lane = Lane::check, .object = object,
+        Task task{.verb = Verb::seal,
+                  .lane = Lane::check,
+                  .object = object,
                   .bytes = plan.objects[object].bytes};
         task.places[0] = piece.place();
         emit(task, {{piece.resources_[0], Access::read}, {object, Access::write}});
     }
 
     // Takes `bytes` at `offset` of a device buffer to the object's home.
-    void send(Recorder& recorder, const Lease& from, int64_t offset, ObjectId object, Class piece_class) {
+    void send(Recorder& recorder, const Lease& from, int64_t offset, ObjectId object,
+              Class piece_class) {
         const int64_t bytes = plan.objects[object].bytes;
         Task copy{.verb = Verb::copy, .lane = Lane::d2h, .object = object, .bytes = bytes};
         copy.places[0] = from.place(offset);
@@ -210,32 +222,44 @@ void Recorder::send_gradient(int64_t layer, const Lease& gradient) {
         if (!chunk.trainable) continue;
         const Lease wire = acquire(Class::wire);
         const int64_t leaves_at = plan_.chunk_elements * size_of(plan_.wire);
-        Task round{.verb = Verb::kernel, .lane = Lane::compute, .op = static_cast<uint8_t>(Op::round),
-                   .layer = static_cast<int32_t>(layer), .item = static_cast<int32_t>(c)};
+        Task round{.verb = Verb::kernel,
+                   .lane = Lane::compute,
+                   .op = static_cast<uint8_t>(Op::round),
+                   .layer = static_cast<int32_t>(layer),
+                   .item = static_cast<int32_t>(c)};
         round.places = {gradient.place(chunk.first * 4), wire.place(), wire.place(leaves_at)};
-        impl_->emit(round, {{gradient.resources()[0], Access::read}, {wire.resources()[0], Access::write}});
+        impl_->emit(
+            round, {{gradient.resources()[0], Access::read}, {wire.resources()[0], Access::write}});
         impl_->send(*this, wire, 0, chunk.gradient, Class::gradient_piece);
-        Task norms{.verb = Verb::copy, .lane = Lane::d2h, .layer = static_cast<int32_t>(layer),
+        Task norms{.verb = Verb::copy,
+                   .lane = Lane::d2h,
+                   .layer = static_cast<int32_t>(layer),
                    .bytes = chunk.count / 4096 * 4};
         norms.places[0] = wire.place(leaves_at);
-        norms.places[1] = {Place::Kind::host, swap::kNoObject, plan_.leaves_offset + chunk.first_leaf * 4};
-        impl_->emit(norms, {{wire.resources()[0], Access::read}, {plan_.leaves_resource, Access::join}});
+        norms.places[1] = {Place::Kind::host, swap::kNoObject,
+                           plan_.leaves_offset + chunk.first_leaf * 4};
+        impl_->emit(norms,
+                    {{wire.resources()[0], Access::read}, {plan_.leaves_resource, Access::join}});
     }
 }
 
 Lease Recorder::load_tokens(int64_t micro_batch, bool evaluation) {
     const Lease staging = acquire(Class::host_tokens);
     const Op op = evaluation ? Op::load_evaluation : Op::load_tokens;
-    Task load{.verb = Verb::kernel, .lane = Lane::team, .op = static_cast<uint8_t>(op),
+    Task load{.verb = Verb::kernel,
+              .lane = Lane::team,
+              .op = static_cast<uint8_t>(op),
               .item = static_cast<int32_t>(micro_batch)};
     load.places[0] = staging.place();
     impl_->emit(load, {{staging.resources()[0], Access::write}});
     Lease tokens = acquire(Class::tokens);
-    Task copy{.verb = Verb::copy, .lane = Lane::h2d,
+    Task copy{.verb = Verb::copy,
+              .lane = Lane::h2d,
               .bytes = plan_.buffers[static_cast<size_t>(Class::tokens)].bytes};
     copy.places[0] = staging.place();
     copy.places[1] = tokens.place();
-    impl_->emit(copy, {{staging.resources()[0], Access::read}, {tokens.resources()[0], Access::write}});
+    impl_->emit(copy,
+                {{staging.resources()[0], Access::read}, {tokens.resources()[0], Access::write}});
     return tokens;
 }
 
@@ -264,8 +288,12 @@ Lease Recorder::recall_input(int64_t layer, int64_t i) {
 
 void Recorder::compute(Op op, int64_t layer, int64_t item, std::initializer_list<Operand> operands,
                        int64_t bytes) {
-    Task task{.verb = Verb::kernel, .lane = Lane::compute, .op = static_cast<uint8_t>(op),
-              .layer = static_cast<int32_t>(layer), .item = static_cast<int32_t>(item), .bytes = bytes};
+    Task task{.verb = Verb::kernel,
+              .lane = Lane::compute,
+              .op = static_cast<uint8_t>(op),
+              .layer = static_cast<int32_t>(layer),
+              .item = static_cast<int32_t>(item),
+              .bytes = bytes};
     std::vector<Use> uses;
     size_t position = 0;
     for (const Operand& operand : operands) {
@@ -283,8 +311,11 @@ void Recorder::compute(Op op, int64_t layer, int64_t item, std::initializer_list
 void Recorder::update_chunk(int64_t index, Op op) {
     const Chunk& chunk = plan_.chunks[static_cast<size_t>(index)];
     const bool recast = op == Op::recast;
-    Task task{.verb = Verb::kernel, .lane = Lane::team, .op = static_cast<uint8_t>(op),
-              .layer = static_cast<int32_t>(chunk.layer), .item = static_cast<int32_t>(index)};
+    Task task{.verb = Verb::kernel,
+              .lane = Lane::team,
+              .op = static_cast<uint8_t>(op),
+              .layer = static_cast<int32_t>(chunk.layer),
+              .item = static_cast<int32_t>(index)};
     std::vector<Use> uses;
     Lease stage, gradient, weight;
 
@@ -318,14 +349,17 @@ void Recorder::update_chunk(int64_t index, Op op) {
     }
     uses.push_back({chunk.weight, Access::write});
 
-    task.places = recast ? std::array<Place, swap::kPlaces>{state_in, weight_at}
-                         : std::array<Place, swap::kPlaces>{state_in, state_out, gradient_at, weight_at};
+    task.places =
+        recast ? std::array<Place, swap::kPlaces>{state_in, weight_at}
+               : std::array<Place, swap::kPlaces>{state_in, state_out, gradient_at, weight_at};
     impl_->emit(task, uses);
 
     if (stored && !recast) impl_->write(chunk.state, stage, op == Op::update);
     if (weight_home == Tier::nvme) impl_->write(chunk.weight, weight, false);
     if (weight_home == Tier::device) {
-        Task copy{.verb = Verb::copy, .lane = Lane::h2d, .object = chunk.weight,
+        Task copy{.verb = Verb::copy,
+                  .lane = Lane::h2d,
+                  .object = chunk.weight,
                   .bytes = plan_.objects[chunk.weight].bytes};
         copy.places[0] = weight_at;
         copy.places[1] = current(chunk.weight);
@@ -343,12 +377,14 @@ void Recorder::rewrite_state(int64_t chunk) {
 
 void Recorder::commit(int64_t chunk) {
     const ObjectId state = plan_.chunks[static_cast<size_t>(chunk)].state;
-    impl_->emit({.verb = Verb::commit, .lane = Lane::write, .object = state}, {{state, Access::write}});
+    impl_->emit({.verb = Verb::commit, .lane = Lane::write, .object = state},
+                {{state, Access::write}});
 }
 
 void Recorder::rollback(int64_t chunk) {
     const ObjectId state = plan_.chunks[static_cast<size_t>(chunk)].state;
-    impl_->emit({.verb = Verb::rollback, .lane = Lane::write, .object = state}, {{state, Access::write}});
+    impl_->emit({.verb = Verb::rollback, .lane = Lane::write, .object = state},
+                {{state, Access::write}});
 }
 
 void Recorder::mark_verdict() {

@@ -56,8 +56,9 @@ Team::Team(int threads, std::span<const int> cores, int callers) {
     FERRY_CHECK(threads >= 1, std::to_string(threads));
     // More workers than processors would only be a warning of TBB's.
     const int at_once = std::min(threads, tbb::info::default_concurrency());
-    arena_ = std::unique_ptr<Arena>(new Arena{
-        .threads = threads, .arena = tbb::task_arena(at_once, static_cast<unsigned>(callers))});
+    arena_ = std::make_unique<Arena>();
+    arena_->threads = threads;
+    arena_->arena.initialize(at_once, static_cast<unsigned>(callers));
     if (cores.empty()) return;
     arena_->arena.initialize();
     arena_->pin.emplace(arena_->arena, cores);

@@ -31,7 +31,8 @@ Term slowest(const BoundInput& in, const Fractions& f) {
     const double n = in.parameters;
     const double up = 2 * in.weight_bytes * (1 - f.weights_on_device) * n + in.input_bytes;
     const double down = in.wire_bytes * n + in.input_bytes;
-    const double stored = (2 * kStateBytes * (1 - f.state_in_host) + 3 * in.weight_bytes * f.weights_on_nvme) * n;
+    const double stored =
+        (2 * kStateBytes * (1 - f.state_in_host) + 3 * in.weight_bytes * f.weights_on_nvme) * n;
     const double update = (2 * kStateBytes + in.wire_bytes + in.weight_bytes) * n;
     const LinkSpeeds& s = in.speeds;
     const double dram = update + up + down + s.dram_per_nvme_byte * stored;
@@ -56,7 +57,8 @@ Bound lower_bound(const BoundInput& input) {
                 if (!admissible(input, f)) continue;
                 const Term term = slowest(input, f);
                 if (term.seconds >= best.seconds) continue;
-                best = {term.seconds, term.link, f.state_in_host, f.weights_on_nvme, f.weights_on_device};
+                best = {term.seconds, term.link, f.state_in_host, f.weights_on_nvme,
+                        f.weights_on_device};
             }
         }
     }

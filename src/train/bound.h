@@ -10,24 +10,25 @@ namespace ferry::train {
 
 // Link speeds of this machine, each measured alone.
 struct LinkSpeeds {
-    double copy_bytes_per_s = 0;     // host <-> device, one direction
-    double nvme_bytes_per_s = 0;     // reads and writes mixed; 0: no NVMe
-    double dram_bytes_per_s = 0;     // as the optimizer's update reaches alone
-    double dram_per_nvme_byte = 1;   // DRAM traffic that a byte from or to storage costs
+    double copy_bytes_per_s = 0;    // host <-> device, one direction
+    double nvme_bytes_per_s = 0;    // reads and writes mixed; 0: no NVMe
+    double dram_bytes_per_s = 0;    // as the optimizer's update reaches alone
+    double dram_per_nvme_byte = 1;  // DRAM traffic that a byte from or to storage costs
 };
 
 struct BoundInput {
-    double kernel_seconds = 0;       // of one step, each call measured alone
-    double parameters = 0;           // trainable
+    double kernel_seconds = 0;                // of one step, each call measured alone
+    double parameters = 0;                    // trainable
     double weight_bytes = 4, wire_bytes = 4;  // of each
-    double input_bytes = 0;          // block inputs of a step that cannot stay on the device
-    double device_bytes = 0, host_bytes = 0, nvme_bytes = 0;  // left for weights and state; may be infinite
+    double input_bytes = 0;  // block inputs of a step that cannot stay on the device
+    double device_bytes = 0, host_bytes = 0,
+           nvme_bytes = 0;  // left for weights and state; may be infinite
     LinkSpeeds speeds{};
 };
 
 struct Bound {
     double seconds = 0;
-    std::string binding{};           // the link that sets it
+    std::string binding{};                                                 // the link that sets it
     double state_in_host = 0, weights_on_nvme = 0, weights_on_device = 0;  // of the best placement
 };
 

@@ -3,9 +3,9 @@
 #include <cmath>
 #include <limits>
 
+#include "bound.h"
 #include "ferry/optim.h"
 #include "ferry/pinned_mem.h"
-#include "bound.h"
 #include "measure.h"
 #include "settle.h"
 #include "setup.h"
@@ -22,7 +22,7 @@ namespace {
 
 class Run final : public Engine {
 public:
-    Run(const Config& config, Runtime runtime)
+    Run(const Config& config, const Runtime& runtime)
         : config_(config),
           executor_(*runtime.executor),
           topology_(discover_topology()),
@@ -31,10 +31,11 @@ public:
           loader_(loader_options(config)),
           ops_(ops::make_cpu_ops(team_)),
           decoder_(shape_of(config), numerics_,
-                   model::layers_of(shape_of(config), config.freeze, config.optimizer.decay_norms_and_biases),
+                   model::layers_of(shape_of(config), config.freeze,
+                                    config.optimizer.decay_norms_and_biases),
                    *ops_),
-          plan_(planner::make_plan(config, decoder_.layers(), numerics_, decoder_.activation_bytes(),
-                                   decoder_.scratch_bytes())),
+          plan_(planner::make_plan(config, decoder_.layers(), numerics_,
+                                   decoder_.activation_bytes(), decoder_.scratch_bytes())),
           device_(Device::open(DeviceKind::cpu, plan_.device_bytes, executor_)),
           pool_(topology_, config.budgets.host_bytes),
           arena_(pool_.reserve("state and staging", plan_.host_bytes, team_)),
@@ -135,14 +136,16 @@ private:
             drains_[p] = record_drain(plan_, previous);
         }
         // Evaluation's micro-batches go through the layers together too: the most that fit a group.
-        evaluation_size_ = std::min(plan_.group_size(), std::max<int64_t>(config_.evaluate.micro_batches, 1));
+        evaluation_size_ =
+            std::min(plan_.group_size(), std::max<int64_t>(config_.evaluate.micro_batches, 1));
         while (config_.evaluate.micro_batches % evaluation_size_ != 0) --evaluation_size_;
         evaluation_ = record_evaluation(plan_, evaluation_size_);
     }
 
     void replay(StepReport& report) {
         StepState& state = kernels_.states()[++sequence_];
-        state = {.step = step_, .gradient_scale = static_cast<float>(1.0 / static_cast<double>(report.targets))};
+        state = {.step = step_,
+                 .gradient_scale = static_cast<float>(1.0 / static_cast<double>(report.targets))};
         report.bet = plan_.betting && settler_.bets_now();
         if (report.bet) state.bet = settler_.scalars(updates_ + 1, 1.0);
         kernels_.forget_nonfinite();
@@ -165,15 +168,17 @@ private:
         if (config_.on_nonfinite == "skip") return;
         int64_t layer = verdict.layer;
         for (size_t l = plan_.layers.size(); l-- > 0;) {
-            if (!kernels_.output_was_finite(static_cast<int64_t>(l))) layer = static_cast<int64_t>(l);
+            if (!kernels_.output_was_finite(static_cast<int64_t>(l)))
+                layer = static_cast<int64_t>(l);
         }
-        throw Error(Trouble::diverged,
-                    {.what = "loss or gradient is not finite",
-                     .where = "step " + std::to_string(step_) + ", " + layer_name(plan_.layers, layer),
-                     .measured = "loss " + std::to_string(report.loss) + ", gradient norm " +
-                                 std::to_string(verdict.norm),
-                     .limit = "the last good step is " + std::to_string(step_ - 1),
-                     .remedy = "lower optimizer.lr, set clip_norm, or set on_nonfinite to \"skip\""});
+        throw Error(
+            Trouble::diverged,
+            {.what = "loss or gradient is not finite",
+             .where = "step " + std::to_string(step_) + ", " + layer_name(plan_.layers, layer),
+             .measured = "loss " + std::to_string(report.loss) + ", gradient norm " +
+                         std::to_string(verdict.norm),
+             .limit = "the last good step is " + std::to_string(step_ - 1),
+             .remedy = "lower optimizer.lr, set clip_norm, or set on_nonfinite to \"skip\""});
     }
 
     void drain() {
@@ -224,7 +229,8 @@ void Run::measure_bound() {
     const swap::Schedule& step = steps_[static_cast<size_t>(Previous::rest)][0];
     kernels_.states()[0] = {.step = 1, .gradient_scale = 1};
     const auto room = [](int64_t budget, int64_t taken) {
-        return budget == kUnlimited ? std::numeric_limits<double>::infinity() : static_cast<double>(budget - taken);
+        return budget == kUnlimited ? std::numeric_limits<double>::infinity()
+                                    : static_cast<double>(budget - taken);
     };
     // The kernels need their device buffers in any placement; the host is all free to choose.
     int64_t device_buffers = 0, spilled_inputs = 0;
@@ -235,13 +241,14 @@ void Run::measure_bound() {
         if (input != swap::kNoObject) spilled_inputs += plan_.objects[input].bytes * plan_.groups;
     }
     const double parameters = static_cast<double>(plan_.leaves * optim::kLeaf);
-    BoundInput input{.parameters = parameters,
-                     .weight_bytes = static_cast<double>(size_of(plan_.compute)),
-                     .wire_bytes = static_cast<double>(size_of(plan_.wire)),
-                     .input_bytes = static_cast<double>(spilled_inputs),
-                     .device_bytes = room(config_.budgets.device_bytes, device_buffers),
-                     .host_bytes = room(config_.budgets.host_bytes, 0),
-                     .nvme_bytes = config_.budgets.nvme.empty() ? 0 : std::numeric_limits<double>::infinity()};
+    BoundInput input{
+        .parameters = parameters,
+        .weight_bytes = static_cast<double>(size_of(plan_.compute)),
+        .wire_bytes = static_cast<double>(size_of(plan_.wire)),
+        .input_bytes = static_cast<double>(spilled_inputs),
+        .device_bytes = room(config_.budgets.device_bytes, device_buffers),
+        .host_bytes = room(config_.budgets.host_bytes, 0),
+        .nvme_bytes = config_.budgets.nvme.empty() ? 0 : std::numeric_limits<double>::infinity()};
     input.kernel_seconds = time_kernels(step, kernels_, device_->memory(), *store_, plan_, 0);
     input.speeds.copy_bytes_per_s = time_copies(device_->stream(StreamKind::d2h), device_->memory(),
                                                 staging(Class::weight_piece), executor_);
@@ -271,8 +278,8 @@ RunReport Run::report() const {
 
 }  // namespace
 
-std::unique_ptr<Engine> Engine::make(const Config& config, Runtime runtime) {
-    return std::make_unique<Run>(config, std::move(runtime));
+std::unique_ptr<Engine> Engine::make(const Config& config, const Runtime& runtime) {
+    return std::make_unique<Run>(config, runtime);
 }
 
 }  // namespace ferry::train

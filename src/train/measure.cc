@@ -18,10 +18,12 @@ double seconds_of(const Work& work) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-swap::Call call_of(const swap::Task& task, std::span<std::byte> device, swap::Store& store, int64_t sequence) {
+swap::Call call_of(const swap::Task& task, std::span<std::byte> device, swap::Store& store,
+                   int64_t sequence) {
     swap::Call call{.task = &task, .step = sequence, .at = {}, .store = &store};
     for (size_t i = 0; i < swap::kPlaces; ++i) {
-        if (task.places[i].kind == swap::Place::Kind::device) call.at[i] = device.data() + task.places[i].offset;
+        if (task.places[i].kind == swap::Place::Kind::device)
+            call.at[i] = device.data() + task.places[i].offset;
     }
     return call;
 }
@@ -37,7 +39,8 @@ double time_kernels(const swap::Schedule& step, swap::Kernels& kernels, std::spa
         if (task.lane != swap::Lane::compute) continue;
         const auto op = static_cast<Op>(task.op);
         const auto kind = static_cast<int64_t>(plan.layers[static_cast<size_t>(task.layer)].kind);
-        const int64_t size = op == Op::round ? plan.chunks[static_cast<size_t>(task.item)].count : task.bytes;
+        const int64_t size =
+            op == Op::round ? plan.chunks[static_cast<size_t>(task.item)].count : task.bytes;
         auto [found, is_new] = known.try_emplace({task.op, kind, size}, 0);
         if (is_new) {
             const swap::Call call = call_of(task, device, store, sequence);
@@ -50,7 +53,8 @@ double time_kernels(const swap::Schedule& step, swap::Kernels& kernels, std::spa
     return total;
 }
 
-double time_copies(Stream& stream, std::span<std::byte> device, std::span<std::byte> host, Executor& executor) {
+double time_copies(Stream& stream, std::span<std::byte> device, std::span<std::byte> host,
+                   Executor& executor) {
     const auto bytes = static_cast<int64_t>(std::min(device.size(), host.size()));
     const int64_t repeats = std::max<int64_t>(1, 256 * kMiB / bytes);
     std::atomic<uint64_t> done = 0;
@@ -67,13 +71,21 @@ double time_copies(Stream& stream, std::span<std::byte> device, std::span<std::b
 }
 
 double time_updates(Team& team, const optim::Scalars& scalars, const planner::Plan& plan,
-                    std::span<std::byte> state, std::span<std::byte> weight, std::span<std::byte> gradient) {
+                    std::span<std::byte> state, std::span<std::byte> weight,
+                    std::span<std::byte> gradient) {
     auto* p = reinterpret_cast<float*>(state.data());
     const int64_t count = plan.chunk_elements;
-    const optim::Span span{.count = count, .gradient = gradient.data(), .gradient_type = plan.wire,
-                           .p_in = p, .m_in = p + count, .v_in = p + 2 * count,
-                           .p = p, .m = p + count, .v = p + 2 * count,
-                           .weight = weight.data(), .weight_type = plan.compute};
+    const optim::Span span{.count = count,
+                           .gradient = gradient.data(),
+                           .gradient_type = plan.wire,
+                           .p_in = p,
+                           .m_in = p + count,
+                           .v_in = p + 2 * count,
+                           .p = p,
+                           .m = p + count,
+                           .v = p + 2 * count,
+                           .weight = weight.data(),
+                           .weight_type = plan.compute};
     std::fill_n(p, 3 * count, 0.F);
     double best = seconds_of([&] { optim::update(team, span, scalars); });
     for (int i = 0; i < 5; ++i) {

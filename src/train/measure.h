@@ -11,17 +11,19 @@
 
 namespace ferry::train {
 
-// Times the compute kernels of a recorded step, each kind of call once it is warm; returns their sum
-// over the step's calls, in seconds.
+// Times the compute kernels of a recorded step, each kind of call once it is warm; returns their
+// sum over the step's calls, in seconds.
 double time_kernels(const swap::Schedule& step, swap::Kernels& kernels, std::span<std::byte> device,
                     swap::Store& store, const planner::Plan& plan, int64_t sequence);
 // Bytes a second of copies from device to host.
-double time_copies(Stream& stream, std::span<std::byte> device, std::span<std::byte> host, Executor& executor);
+double time_copies(Stream& stream, std::span<std::byte> device, std::span<std::byte> host,
+                   Executor& executor);
 // DRAM bytes a second of the optimizer's update over `state` (one chunk's p, m, v).
 double time_updates(Team& team, const optim::Scalars& scalars, const planner::Plan& plan,
-                    std::span<std::byte> state, std::span<std::byte> weight, std::span<std::byte> gradient);
-// Bytes a second to and from NVMe, mixed: stored chunks are rewritten through the staging buffers, as
-// the optimizer pass does but without the update. 0: nothing is stored.
+                    std::span<std::byte> state, std::span<std::byte> weight,
+                    std::span<std::byte> gradient);
+// Bytes a second to and from NVMe, mixed: stored chunks are rewritten through the staging buffers,
+// as the optimizer pass does but without the update. 0: nothing is stored.
 double time_storage(const planner::Plan& plan, swap::Store& store, Executor& executor);
 
 }  // namespace ferry::train

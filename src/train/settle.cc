@@ -10,7 +10,8 @@ optim::LrSchedule schedule_of(const Config& config) {
             .peak = config.optimizer.lr,
             .final_fraction = config.schedule.final_fraction,
             .warmup_steps = config.schedule.warmup_steps,
-            .total_steps = config.schedule.total_steps > 0 ? config.schedule.total_steps : config.steps};
+            .total_steps =
+                config.schedule.total_steps > 0 ? config.schedule.total_steps : config.steps};
 }
 
 optim::Hyper hyper_of(const OptimizerConfig& optimizer) {
@@ -25,8 +26,12 @@ optim::Hyper hyper_of(const OptimizerConfig& optimizer) {
 }  // namespace
 
 Settler::Settler(const Config& config, const planner::Plan& plan, const float* leaves)
-    : plan_(plan), leaves_(leaves), clip_norm_(config.clip_norm), always_bet_(config.swap.bets == "all"),
-      hyper_(hyper_of(config.optimizer)), schedule_(schedule_of(config)) {}
+    : plan_(plan),
+      leaves_(leaves),
+      clip_norm_(config.clip_norm),
+      always_bet_(config.swap.bets == "all"),
+      hyper_(hyper_of(config.optimizer)),
+      schedule_(schedule_of(config)) {}
 
 Verdict Settler::settle(double loss) {
     Verdict verdict;
@@ -36,7 +41,8 @@ Verdict Settler::settle(double loss) {
         verdict.layer = static_cast<int64_t>(plan_.layers.size()) - 1;
         for (const planner::Chunk& chunk : plan_.chunks) {
             if (!std::isfinite(loss) || !chunk.trainable) continue;
-            for (int64_t leaf = chunk.first_leaf; leaf < chunk.first_leaf + chunk.count / optim::kLeaf; ++leaf) {
+            for (int64_t leaf = chunk.first_leaf;
+                 leaf < chunk.first_leaf + chunk.count / optim::kLeaf; ++leaf) {
                 if (!std::isfinite(leaves_[leaf])) verdict.layer = chunk.layer;
             }
         }
@@ -48,7 +54,9 @@ Verdict Settler::settle(double loss) {
     return verdict;
 }
 
-double Settler::learning_rate(int64_t update) const { return optim::learning_rate(schedule_, update); }
+double Settler::learning_rate(int64_t update) const {
+    return optim::learning_rate(schedule_, update);
+}
 
 std::array<optim::Scalars, 2> Settler::scalars(int64_t update, double clip_factor) const {
     optim::Hyper hyper = hyper_;

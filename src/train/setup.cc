@@ -6,9 +6,16 @@ namespace ferry::train {
 
 model::Shape shape_of(const Config& config) {
     const ModelConfig& m = config.model;
-    return {.hidden = m.hidden, .layers = m.layers, .heads = m.heads, .kv_heads = m.kv_heads,
-            .head_dim = m.head_dim, .intermediate = m.intermediate, .vocab = m.vocab,
-            .tie_embeddings = m.tie_embeddings, .rope_theta = m.rope_theta, .norm_eps = m.norm_eps};
+    return {.hidden = m.hidden,
+            .layers = m.layers,
+            .heads = m.heads,
+            .kv_heads = m.kv_heads,
+            .head_dim = m.head_dim,
+            .intermediate = m.intermediate,
+            .vocab = m.vocab,
+            .tie_embeddings = m.tie_embeddings,
+            .rope_theta = m.rope_theta,
+            .norm_eps = m.norm_eps};
 }
 
 namespace {
@@ -74,11 +81,13 @@ std::string numerics_text(const Config& config) {
     const model::Shape s = shape_of(config);
     const model::Numerics n = numerics_of(config);
     return fmt::format(
-        "model {}x{} heads {}/{}x{} mlp {} vocab {} tied {} theta {} eps {}; sequence {} micro-batch {} x {}; "
+        "model {}x{} heads {}/{}x{} mlp {} vocab {} tied {} theta {} eps {}; sequence {} "
+        "micro-batch {} x {}; "
         "head tile {} mlp tile {}; compute {} residual {} wire {}; ranks 1; device cpu; ops 1",
-        s.layers, s.hidden, s.heads, s.kv_heads, s.head_dim, s.intermediate, s.vocab, s.tie_embeddings,
-        s.rope_theta, s.norm_eps, n.sequence, n.micro_batch, config.batch.micro_batches, n.head_tile, n.mlp_tile,
-        name_of(n.compute), name_of(n.residual), name_of(n.wire));
+        s.layers, s.hidden, s.heads, s.kv_heads, s.head_dim, s.intermediate, s.vocab,
+        s.tie_embeddings, s.rope_theta, s.norm_eps, n.sequence, n.micro_batch,
+        config.batch.micro_batches, n.head_tile, n.mlp_tile, name_of(n.compute),
+        name_of(n.residual), name_of(n.wire));
 }
 
 uint64_t numerics_hash(const Config& config) {
@@ -89,9 +98,12 @@ uint64_t numerics_hash(const Config& config) {
 std::string layer_name(const std::vector<model::Layer>& layers, int64_t layer) {
     const model::Layer& l = layers[static_cast<size_t>(layer)];
     switch (l.kind) {
-        case model::LayerKind::embedding: return "the embedding";
-        case model::LayerKind::block: return "block " + std::to_string(l.index);
-        case model::LayerKind::head: return "the head and loss";
+        case model::LayerKind::embedding:
+            return "the embedding";
+        case model::LayerKind::block:
+            return "block " + std::to_string(l.index);
+        case model::LayerKind::head:
+            return "the head and loss";
     }
     return "?";
 }

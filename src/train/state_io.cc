@@ -22,9 +22,15 @@ std::vector<float> widen(const std::byte* values, DType type, int64_t count) {
     const auto* halves = reinterpret_cast<const uint16_t*>(values);
     for (size_t i = 0; i < wide.size(); ++i) {
         switch (type) {
-            case DType::f32: wide[i] = floats[i]; break;
-            case DType::bf16: wide[i] = from_bf16(halves[i]); break;
-            case DType::f16: wide[i] = from_f16(halves[i]); break;
+            case DType::f32:
+                wide[i] = floats[i];
+                break;
+            case DType::bf16:
+                wide[i] = from_bf16(halves[i]);
+                break;
+            case DType::f16:
+                wide[i] = from_f16(halves[i]);
+                break;
         }
     }
     return wide;
@@ -54,11 +60,13 @@ uint64_t StateIo::hash() {
     for (const Chunk& chunk : plan_.chunks) {
         store_.get(chunk.weight, weight_bytes(chunk));
         if (chunk.trainable) store_.get(chunk.state, state_bytes(chunk));
-        const size_t leaf_bytes = optim::kLeaf * 4, weight_leaf = optim::kLeaf * static_cast<size_t>(size_of(plan_.compute));
+        const size_t leaf_bytes = optim::kLeaf * 4,
+                     weight_leaf = optim::kLeaf * static_cast<size_t>(size_of(plan_.compute));
         for (int64_t leaf = 0; leaf < chunk.count / optim::kLeaf; ++leaf) {
             const auto l = static_cast<size_t>(leaf);
             for (size_t part = 0; chunk.trainable && part < 3; ++part) {
-                const size_t at = part * static_cast<size_t>(chunk.state_part_bytes()) + l * leaf_bytes;
+                const size_t at =
+                    part * static_cast<size_t>(chunk.state_part_bytes()) + l * leaf_bytes;
                 hash = fold(hash, state_.subspan(at, leaf_bytes));
             }
             hash = fold(hash, weight_.subspan(l * weight_leaf, weight_leaf));
@@ -71,7 +79,8 @@ template <class Load>
 void StateIo::gather(int64_t layer, int64_t first, std::span<float> out, const Load& load) {
     const int64_t last = first + static_cast<int64_t>(out.size());
     for (const Chunk& chunk : plan_.chunks_of(layer)) {
-        const int64_t begin = std::max(first, chunk.first), end = std::min(last, chunk.first + chunk.count);
+        const int64_t begin = std::max(first, chunk.first),
+                      end = std::min(last, chunk.first + chunk.count);
         if (begin >= end) continue;
         const std::vector<float> values = load(chunk);
         if (values.empty()) continue;
@@ -94,7 +103,8 @@ void StateIo::read(int64_t layer, int64_t first, std::span<float> out) {
 void StateIo::read_gradient(int64_t layer, int64_t first, std::span<float> out) {
     gather(layer, first, out, [&](const Chunk& chunk) -> std::vector<float> {
         if (!chunk.trainable) return {};
-        store_.get(chunk.gradient, state_.first(static_cast<size_t>(chunk.count * size_of(plan_.wire))));
+        store_.get(chunk.gradient,
+                   state_.first(static_cast<size_t>(chunk.count * size_of(plan_.wire))));
         return widen(state_.data(), plan_.wire, chunk.count);
     });
 }

@@ -35,7 +35,8 @@ private:
     std::span<std::byte> weight_bytes(const planner::Chunk& chunk) const {
         return weight_.first(static_cast<size_t>(chunk.count * size_of(plan_.compute)));
     }
-    // Calls load(chunk) for each chunk that overlaps the range; its values go to their place in `out`.
+    // Calls load(chunk) for each chunk that overlaps the range; its values go to their place in
+    // `out`.
     template <class Load>
     void gather(int64_t layer, int64_t first, std::span<float> out, const Load& load);
 

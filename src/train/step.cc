@@ -1,6 +1,6 @@
 // The step, once, as plain code. It runs at start-up against a recorder; the schedule it leaves is
-// replayed every step. Micro-batches go through a layer together (design.md 1.3), groups of them one
-// after another; the optimizer's chunks run beside backward and beside the next forward.
+// replayed every step. Micro-batches go through a layer together (design.md 1.3), groups of them
+// one after another; the optimizer's chunks run beside backward and beside the next forward.
 #include "step.h"
 
 #include <utility>
@@ -23,21 +23,26 @@ struct Group {
 class Step {
 public:
     Step(Recorder& recorder, Previous previous, bool bets)
-        : r_(recorder), plan_(recorder.plan()), previous_(previous), bets_(bets),
+        : r_(recorder),
+          plan_(recorder.plan()),
+          previous_(previous),
+          bets_(bets),
           scratch_(recorder.acquire(Class::scratch)) {}
 
     void settle_previous() {
         for (size_t c = 0; c < plan_.chunks.size(); ++c) {
             if (!plan_.chunks[c].bets) continue;
             if (previous_ == Previous::won) r_.commit(static_cast<int64_t>(c));
-            if (previous_ == Previous::redo || previous_ == Previous::drop) r_.rollback(static_cast<int64_t>(c));
+            if (previous_ == Previous::redo || previous_ == Previous::drop)
+                r_.rollback(static_cast<int64_t>(c));
         }
     }
 
     // What the step before left of this layer, just before its weights are needed.
     void finish_previous(int64_t layer) {
         for_chunks(layer, [&](int64_t c, bool bet) {
-            if (previous_ == Previous::rest || previous_ == Previous::redo) r_.update_chunk(c, Op::update);
+            if (previous_ == Previous::rest || previous_ == Previous::redo)
+                r_.update_chunk(c, Op::update);
             if (previous_ == Previous::won && !bet) r_.update_chunk(c, Op::update);
             if (previous_ == Previous::drop && bet) r_.update_chunk(c, Op::recast);
         });
@@ -52,7 +57,9 @@ public:
             const Lease weights = r_.fetch_weights(layer);
             for (int64_t i = 0; i < group.size; ++i) {
                 Lease out = r_.acquire(Class::activation);
-                r_.compute(Op::forward, layer, i, {{&weights, false}, {&x_[at(i)], false}, {&out, true}, {&scratch_, false}});
+                r_.compute(
+                    Op::forward, layer, i,
+                    {{&weights, false}, {&x_[at(i)], false}, {&out, true}, {&scratch_, false}});
                 r_.keep_input(layer - 1, i, std::exchange(x_[at(i)], std::move(out)));
             }
         }
@@ -69,9 +76,14 @@ public:
         for (int64_t i = 0; i < group.size; ++i) {
             Lease dx = r_.acquire(Class::activation);
             r_.compute(Op::head, head(), i,
-                       {{&weights, false}, {plan_.tied ? &table : nullptr, false}, {&x_[at(i)], false},
-                        {&tokens_[at(i)], false}, {&dx, true}, {trains ? &gradient : nullptr, true},
-                        {table_trains ? &table_gradient_ : nullptr, true}, {&scratch_, false}});
+                       {{&weights, false},
+                        {plan_.tied ? &table : nullptr, false},
+                        {&x_[at(i)], false},
+                        {&tokens_[at(i)], false},
+                        {&dx, true},
+                        {trains ? &gradient : nullptr, true},
+                        {table_trains ? &table_gradient_ : nullptr, true},
+                        {&scratch_, false}});
             x_[at(i)] = std::move(dx);
         }
         if (trains) finish_gradient(head(), group, gradient);
@@ -89,8 +101,11 @@ public:
             for (int64_t i = 0; i < group.size; ++i) {
                 const Lease x = r_.recall_input(layer - 1, i);
                 r_.compute(Op::backward, layer, i,
-                           {{&weights, false}, {&x, false}, {&x_[at(i)], true},
-                            {trains ? &gradient : nullptr, true}, {&scratch_, false}},
+                           {{&weights, false},
+                            {&x, false},
+                            {&x_[at(i)], true},
+                            {trains ? &gradient : nullptr, true},
+                            {&scratch_, false}},
                            below ? 1 : 0);
             }
             if (trains) finish_gradient(layer, group, gradient);
@@ -108,7 +123,8 @@ public:
             const Lease weights = r_.fetch_weights(layer);
             for (Lease& x : x_) {
                 Lease out = r_.acquire(Class::activation);
-                r_.compute(Op::forward, layer, 0, {{&weights, false}, {&x, false}, {&out, true}, {&scratch_, false}});
+                r_.compute(Op::forward, layer, 0,
+                           {{&weights, false}, {&x, false}, {&out, true}, {&scratch_, false}});
                 x = std::move(out);
             }
         }
@@ -116,8 +132,13 @@ public:
         const Lease table = plan_.tied ? r_.fetch_weights(0) : Lease();
         for (int64_t i = 0; i < group.size; ++i) {
             r_.compute(Op::head_loss, head(), i,
-                       {{&weights, false}, {plan_.tied ? &table : nullptr, false}, {&x_[at(i)], false},
-                        {&tokens_[at(i)], false}, {nullptr, false}, {nullptr, false}, {nullptr, false},
+                       {{&weights, false},
+                        {plan_.tied ? &table : nullptr, false},
+                        {&x_[at(i)], false},
+                        {&tokens_[at(i)], false},
+                        {nullptr, false},
+                        {nullptr, false},
+                        {nullptr, false},
                         {&scratch_, false}});
         }
     }
@@ -139,7 +160,8 @@ private:
 
     void load_tokens(const Group& group, bool evaluation) {
         tokens_.clear();
-        for (int64_t i = 0; i < group.size; ++i) tokens_.push_back(r_.load_tokens(group.first + i, evaluation));
+        for (int64_t i = 0; i < group.size; ++i)
+            tokens_.push_back(r_.load_tokens(group.first + i, evaluation));
     }
 
     void embed(const Group& group) {
@@ -147,14 +169,16 @@ private:
         x_.clear();
         for (int64_t i = 0; i < group.size; ++i) {
             x_.push_back(r_.acquire(Class::activation));
-            r_.compute(Op::embed, 0, i, {{&tokens_[at(i)], false}, {&table, false}, {&x_.back(), true}});
+            r_.compute(Op::embed, 0, i,
+                       {{&tokens_[at(i)], false}, {&table, false}, {&x_.back(), true}});
         }
     }
 
     void backward_embedding(const Group& group) {
         const Lease gradient = r_.fetch_gradient(0, group.is_first);
         for (int64_t i = 0; i < group.size; ++i) {
-            r_.compute(Op::embed_backward, 0, i, {{&tokens_[at(i)], false}, {&x_[at(i)], false}, {&gradient, true}});
+            r_.compute(Op::embed_backward, 0, i,
+                       {{&tokens_[at(i)], false}, {&x_[at(i)], false}, {&gradient, true}});
         }
         if (plan_.tied && !group.is_last) r_.park_gradient(0, table_gradient_, true);
         if (plan_.tied && group.is_last) {

@@ -16,18 +16,26 @@ const int32_t* ints(std::byte* bytes) { return reinterpret_cast<const int32_t*>(
 
 StepKernels::StepKernels(const planner::Plan& plan, const model::Decoder& decoder, ops::Ops& ops,
                          Team& team, const TokenLoader& loader)
-    : plan_(plan), decoder_(decoder), ops_(ops), team_(team), loader_(loader),
+    : plan_(plan),
+      decoder_(decoder),
+      ops_(ops),
+      team_(team),
+      loader_(loader),
       nonfinite_(plan.layers.size()) {}
 
 void StepKernels::run(const Call& call) noexcept {
     try {
         switch (static_cast<Op>(call.task->op)) {
             case Op::load_tokens:
-            case Op::load_evaluation: return load(call);
+            case Op::load_evaluation:
+                return load(call);
             case Op::update:
-            case Op::update_bet: return update(call);
-            case Op::recast: return recast(call);
-            default: return compute(call);
+            case Op::update_bet:
+                return update(call);
+            case Op::recast:
+                return recast(call);
+            default:
+                return compute(call);
         }
     } catch (const Error& error) {
         call.store->fail(error);
@@ -53,22 +61,30 @@ void StepKernels::compute(const Call& call) {
     const auto& at = call.at;
     const int64_t block = task.layer - 1;
     switch (static_cast<Op>(task.op)) {
-        case Op::embed: return decoder_.embed(ints(at[0]), at[1], at[2]);
+        case Op::embed:
+            return decoder_.embed(ints(at[0]), at[1], at[2]);
         case Op::forward:
             return decoder_.forward(block, at[0], at[1], at[2],
                                     &nonfinite_[static_cast<size_t>(task.layer)], at[3]);
         case Op::head:
-        case Op::head_loss: return head(call);
+        case Op::head_loss:
+            return head(call);
         case Op::backward:
-            return decoder_.backward(block, at[0], at[1], at[2], task.bytes != 0, floats(at[3]), at[4]);
-        case Op::embed_backward: return decoder_.embed_backward(ints(at[0]), at[1], floats(at[2]));
-        case Op::zero: return ops_.fill_zero(at[0], task.bytes);
-        case Op::add: return ops_.add(floats(at[0]), floats(at[1]), task.bytes / 4);
+            return decoder_.backward(block, at[0], at[1], at[2], task.bytes != 0, floats(at[3]),
+                                     at[4]);
+        case Op::embed_backward:
+            return decoder_.embed_backward(ints(at[0]), at[1], floats(at[2]));
+        case Op::zero:
+            return ops_.fill_zero(at[0], task.bytes);
+        case Op::add:
+            return ops_.add(floats(at[0]), floats(at[1]), task.bytes / 4);
         case Op::round: {
             const Chunk& chunk = plan_.chunks[static_cast<size_t>(task.item)];
-            return ops_.round_gradient(floats(at[0]), chunk.count, plan_.wire, at[1], floats(at[2]));
+            return ops_.round_gradient(floats(at[0]), chunk.count, plan_.wire, at[1],
+                                       floats(at[2]));
         }
-        default: bug("not a compute kernel");
+        default:
+            bug("not a compute kernel");
     }
 }
 
@@ -82,8 +98,10 @@ void StepKernels::head(const Call& call) {
         return;
     }
     StepState& state = states_[call.step];
-    state.loss_sum += decoder_.head(at[0], at[1], at[2], targets, state.gradient_scale, at[4],
-                                    floats(at[5]), floats(at[6]), at[7]).loss_sum;
+    state.loss_sum += decoder_
+                          .head(at[0], at[1], at[2], targets, state.gradient_scale, at[4],
+                                floats(at[5]), floats(at[6]), at[7])
+                          .loss_sum;
 }
 
 // Whoever touches the bytes checks them: state and gradient that came from NVMe, before the update.
@@ -95,7 +113,8 @@ bool StepKernels::intact(const Call& call, swap::ObjectId object, const std::byt
 
 void StepKernels::seal(const Call& call, swap::ObjectId object, const std::byte* bytes) const {
     const swap::Object& known = plan_.objects[object];
-    if (known.home == Tier::nvme) call.store->seal(object, {bytes, static_cast<size_t>(known.bytes)});
+    if (known.home == Tier::nvme)
+        call.store->seal(object, {bytes, static_cast<size_t>(known.bytes)});
 }
 
 void StepKernels::update(const Call& call) {

@@ -19,7 +19,9 @@ public:
 
     StepStates& states() { return states_; }
     // Of the layer's output in the last forward pass.
-    bool output_was_finite(int64_t layer) const { return nonfinite_[static_cast<size_t>(layer)] == 0; }
+    bool output_was_finite(int64_t layer) const {
+        return nonfinite_[static_cast<size_t>(layer)] == 0;
+    }
     void forget_nonfinite() { nonfinite_.assign(nonfinite_.size(), 0); }
     model::HeadReport& evaluation() { return evaluation_; }
 

@@ -12,8 +12,8 @@ namespace ferry::train {
 
 // Schedules in the lanes carry a sequence number; each training schedule has one of these.
 struct StepState {
-    int64_t step = 0;            // of the run, from 1
-    float gradient_scale = 0;    // of each target's loss: 1 / the step's real targets
+    int64_t step = 0;          // of the run, from 1
+    float gradient_scale = 0;  // of each target's loss: 1 / the step's real targets
     // With and without weight decay, for the update after settling and for a bet.
     std::array<optim::Scalars, 2> settled{}, bet{};
     double loss_sum = 0;
@@ -22,7 +22,9 @@ struct StepState {
 // A ring: at most three schedules are in the lanes at once.
 class StepStates {
 public:
-    StepState& operator[](int64_t sequence) { return ring_[static_cast<size_t>(sequence) % ring_.size()]; }
+    StepState& operator[](int64_t sequence) {
+        return ring_[static_cast<size_t>(sequence) % ring_.size()];
+    }
 
 private:
     std::array<StepState, 4> ring_{};

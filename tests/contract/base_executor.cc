@@ -11,7 +11,8 @@ namespace {
 class ExecutorContract : public testing::TestWithParam<const char*> {
 protected:
     static std::unique_ptr<Executor> make(uint64_t seed = 1) {
-        return std::string(GetParam()) == "threads" ? make_thread_executor() : make_simulated_executor(seed);
+        return std::string(GetParam()) == "threads" ? make_thread_executor()
+                                                    : make_simulated_executor(seed);
     }
 };
 

@@ -1,4 +1,5 @@
-// The gradient's norm leaves are computed on the device by ops, and on the host by optim: one value.
+// The gradient's norm leaves are computed on the device by ops, and on the host by optim: one
+// value.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -15,7 +16,8 @@ std::vector<float> gradients(int64_t count, uint32_t lowest) {
     for (size_t i = 0; i < values.size(); ++i) {
         const auto bits = philox({11, Purpose::test}, {static_cast<uint32_t>(i), 0, 0, 0});
         const uint32_t exponent = lowest + bits[1] % 40;
-        values[i] = i % 97 == 0 ? 0.F : std::bit_cast<float>((bits[0] & 0x807fffffu) | (exponent << 23));
+        values[i] =
+            i % 97 == 0 ? 0.F : std::bit_cast<float>((bits[0] & 0x807fffffu) | (exponent << 23));
     }
     return values;
 }
@@ -37,7 +39,8 @@ TEST(NormLeaves, AreTheSameBitsFromOpsAndOptim) {
     const auto fast = ops::make_cpu_ops(team), reference = ops::make_reference_ops();
     for (const DType wire : {DType::f32, DType::bf16, DType::f16}) {
         for (const int64_t count : {int64_t{1}, int64_t{4095}, int64_t{4096}, int64_t{40961}}) {
-            for (const uint32_t lowest : {0U, 20U, 50U, 90U}) {  // 67 is 2^-60: below it counts as zero
+            for (const uint32_t lowest :
+                 {0U, 20U, 50U, 90U}) {  // 67 is 2^-60: below it counts as zero
                 compare(*fast, wire, count, lowest);
                 compare(*reference, wire, count, lowest);
             }

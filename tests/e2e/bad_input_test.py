@@ -231,6 +231,36 @@ class DataTest(BadInputTest):
         self.assertFalse(os.path.exists(self.path("new.bin")))
 
 
+class WeightsOutTest(BadInputTest):
+    def out(self, path, **options):
+        return self.train(self.config(steps=2), "--weights-out", path, **options)
+
+    def test_refused_before_the_training(self):
+        for path in ("/no/such/directory/w.safetensors", self.path("nvme"),
+                     self.path("text.txt/w.safetensors")):
+            self.assert_refused(self.out(path), USAGE, "--weights-out " + path)
+
+    def test_a_failed_write_keeps_what_is_there(self):
+        kept = self.path("kept.safetensors")
+        self.assert_trained(self.out(kept))
+        size = os.path.getsize(kept)
+
+        def limit():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100000, 100000))
+        run = self.out(kept, preexec_fn=limit)
+        self.assertEqual(run.code, IO, run.err)
+        self.assertIn("kept.safetensors", run.err)
+        self.assertEqual(os.path.getsize(kept), size)
+        self.assertFalse([name for name in os.listdir(self.dir) if name.endswith(".part")])
+
+    def test_standard_output_is_full(self):
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            done = subprocess.run([FERRY, *self.command(self.config(steps=2))], stdout=full,
+                                  stderr=subprocess.PIPE, text=True, check=False)
+        self.assertEqual(done.returncode, IO, done.stderr)
+        self.assertIn("standard output", done.stderr)
+
+
 class DivergedTest(BadInputTest):
     # The second update is large enough for the third step's numbers to overflow.
     BLOWN = {"optimizer__lr": 1e6, "optimizer__weight_decay": 1e6, "steps": 20,

@@ -90,7 +90,7 @@ class FerryTest(unittest.TestCase):
     @classmethod
     def ferry(cls, *arguments, through=(), **options):
         """Runs the program, if asked for by way of another command."""
-        done = subprocess.run([*through, FERRY, *arguments], capture_output=True, text=True, timeout=25,
+        done = subprocess.run([*through, FERRY, *arguments], capture_output=True, text=True, timeout=300,
                               check=False, **options)
         return Run(done.returncode, done.stdout, done.stderr)
 

@@ -33,22 +33,25 @@ protected:
     }
     static void TearDownTestSuite() { delete data_; }
 
-    static SimulatedOutcome simulate(const Config& config, const aio::SimulatedDiskOptions& options) {
+    static SimulatedOutcome simulate(const Config& config,
+                                     const aio::SimulatedDiskOptions& options) {
         const auto executor = make_simulated_executor(options.seed);
         aio::SimulatedDisk disk(options, *executor);
         SimulatedOutcome outcome;
         try {
-            outcome.run = run_tiny(config, {.executor = executor.get(),
-                                            .open_volume = [&](aio::VolumeOptions volume, Executor& e) {
-                                                volume.write_once = false;
-                                                return aio::open_simulated_volume(std::move(volume), e, disk);
-                                            }});
+            outcome.run =
+                run_tiny(config, {.executor = executor.get(),
+                                  .open_volume = [&](aio::VolumeOptions volume, Executor& e) {
+                                      volume.write_once = false;
+                                      return aio::open_simulated_volume(std::move(volume), e, disk);
+                                  }});
         } catch (const Error& error) {
             outcome.error = error.what();
             outcome.trouble = error.trouble();
         }
         outcome.trace = disk.trace();
-        for (int f = 1; f < aio::kFaults; ++f) outcome.injected += disk.injected(static_cast<aio::Fault>(f));
+        for (int f = 1; f < aio::kFaults; ++f)
+            outcome.injected += disk.injected(static_cast<aio::Fault>(f));
         return outcome;
     }
 
@@ -95,10 +98,12 @@ TEST_F(TrainSim, GetsOverEveryHiccup) {
         config.swap.groups = 1 + static_cast<int64_t>(seed % 2);
         config.budgets.host_bytes = (112 + static_cast<int64_t>(seed * 37 % 300)) * kKiB;
         config.budgets.device_bytes = (280 + static_cast<int64_t>(seed * 53 % 300)) * kKiB;
-        const SimulatedOutcome outcome = simulate(
-            config, {.seed = seed,
-                     .odds = {.shorten = 0.05, .interrupt = 0.05, .again = 0.02, .stall = 0.01,
-                              .partial_submission = 0.1}});
+        const SimulatedOutcome outcome = simulate(config, {.seed = seed,
+                                                           .odds = {.shorten = 0.05,
+                                                                    .interrupt = 0.05,
+                                                                    .again = 0.02,
+                                                                    .stall = 0.01,
+                                                                    .partial_submission = 0.1}});
         EXPECT_GT(outcome.injected, 0);
         expect_exact(outcome);
         if (HasFailure()) return;
@@ -106,16 +111,18 @@ TEST_F(TrainSim, GetsOverEveryHiccup) {
 }
 
 TEST_F(TrainSim, EveryFaultAtAnyTransferEndsExactOrNamed) {
-    const aio::Fault faults[] = {aio::Fault::eio, aio::Fault::enospc, aio::Fault::vanish, aio::Fault::bit_flip,
-                                 aio::Fault::lost_write, aio::Fault::misdirected_write, aio::Fault::torn_write};
+    const aio::Fault faults[] = {aio::Fault::eio,        aio::Fault::enospc,
+                                 aio::Fault::vanish,     aio::Fault::bit_flip,
+                                 aio::Fault::lost_write, aio::Fault::misdirected_write,
+                                 aio::Fault::torn_write};
     const Config config = tiny_config_on_nvme(*data_);
     const int64_t stride = static_cast<int64_t>(from_environment("FERRY_SIM_STRIDE", 7));
     for (const aio::Fault fault : faults) {
         int64_t named = 0;
         for (int64_t n = static_cast<int64_t>(fault);; n += stride) {
             SCOPED_TRACE(std::string(aio::name_of(fault)) + " at transfer " + std::to_string(n));
-            const SimulatedOutcome outcome =
-                simulate(config, {.seed = static_cast<uint64_t>(n) + 1, .fault = fault, .fault_at = n});
+            const SimulatedOutcome outcome = simulate(
+                config, {.seed = static_cast<uint64_t>(n) + 1, .fault = fault, .fault_at = n});
             expect_exact_or_named(outcome);
             if (HasFailure()) return;
             if (outcome.injected == 0) break;  // the run has fewer transfers than n

@@ -16,7 +16,8 @@ public:
         char pattern[] = "/tmp/ferry-tiny-XXXXXX";
         directory_ = ::mkdtemp(pattern);
         std::vector<uint32_t> tokens(1500);
-        for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<uint32_t>((i * i / 7 + i) % 31);
+        for (size_t i = 0; i < tokens.size(); ++i)
+            tokens[i] = static_cast<uint32_t>((i * i / 7 + i) % 31);
         write_tokens(tokens_path(), tokens, 32, {});
     }
     ~TinyData() { std::filesystem::remove_all(directory_); }
@@ -31,7 +32,13 @@ private:
 // Two blocks of 16 hidden, everything unlimited: the reference. Clipping binds in some steps.
 inline Config tiny_config(const TinyData& data) {
     Config config;
-    config.model = {.hidden = 16, .layers = 2, .heads = 2, .kv_heads = 1, .head_dim = 8, .intermediate = 32, .vocab = 32};
+    config.model = {.hidden = 16,
+                    .layers = 2,
+                    .heads = 2,
+                    .kv_heads = 1,
+                    .head_dim = 8,
+                    .intermediate = 32,
+                    .vocab = 32};
     config.data = {.tokens = data.tokens_path(), .held_back = 0};
     config.batch = {.sequence = 8, .micro_batch = 2, .micro_batches = 2};
     config.optimizer.lr = 3e-3;
@@ -64,7 +71,8 @@ struct TinyOutcome {
 inline TinyOutcome run_tiny(const Config& config, Runtime runtime) {
     const auto engine = Engine::make(config, std::move(runtime));
     TinyOutcome outcome;
-    for (int64_t step = 0; step < config.steps; ++step) outcome.losses.push_back(engine->step().loss);
+    for (int64_t step = 0; step < config.steps; ++step)
+        outcome.losses.push_back(engine->step().loss);
     outcome.hash = engine->state_hash();
     outcome.report = engine->report();
     return outcome;

@@ -16,8 +16,9 @@ TEST(Philox, GivesThePublishedAnswers) {
     const uint32_t ones = 0xffffffff;
     EXPECT_EQ(philox({ones, Purpose{ones}}, {ones, ones, ones, ones}),
               (std::array<uint32_t, 4>{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
-    EXPECT_EQ(philox({0xa4093822, Purpose{0x299f31d0}}, {0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}),
-              (std::array<uint32_t, 4>{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
+    EXPECT_EQ(
+        philox({0xa4093822, Purpose{0x299f31d0}}, {0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}),
+        (std::array<uint32_t, 4>{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }
 
 TEST(Philox, NormalHasUnitVariance) {

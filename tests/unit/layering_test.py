@@ -22,8 +22,16 @@ CONTRACT_LINES, FILE_LINES = 250, 500
 
 
 class Module:
-    def __init__(self, kind, name, folder, depends):
-        self.kind, self.name, self.folder, self.depends = kind, name, folder, depends
+    def __init__(self, kind, name, folder, depends, sources):
+        self.kind, self.name, self.folder = kind, name, folder
+        self.depends = depends
+        self.sources = sources  # those of its folder that belong to it; empty: all
+
+    def owns(self, path):
+        if not self.sources:
+            return path.startswith(self.folder + "/")
+        # A header belongs to the source of the same name.
+        return os.path.splitext(path)[0] in [os.path.splitext(s)[0] for s in self.sources]
 
 
 def parse_modules(cmake):
@@ -31,12 +39,14 @@ def parse_modules(cmake):
     cmake = re.sub(r"#.*", "", cmake)
     modules = {}
     for kind, body in re.findall(r"\b(ferry_module|ferry_program)\(([^)]*)\)", cmake):
-        words, depends, inside = body.split(), [], False
-        for word in words[2:]:
-            inside = word == "DEPENDS" or (inside and word != "USES")
-            if inside and word != "DEPENDS":
-                depends.append(word)
-        modules[words[0]] = Module(kind, words[0], words[1], depends)
+        name, folder, *words = body.split()
+        lists, keyword = {"DEPENDS": [], "USES": [], "SOURCES": []}, "USES"
+        for word in words:
+            if word in lists:
+                keyword = word
+            else:
+                lists[keyword].append(word)
+        modules[name] = Module(kind, name, folder, lists["DEPENDS"], lists["SOURCES"])
     return modules
 
 
@@ -99,7 +109,7 @@ class Checker:
         if str(pure.parent) == "include/ferry":
             name = OWNERS.get(pure.stem, pure.stem)
             return name if name in self.modules else None
-        found = [m for m in self.modules.values() if path.startswith(m.folder + "/")]
+        found = [m for m in self.modules.values() if m.owns(path)]
         return max(found, key=lambda m: len(m.folder)).name if found else None
 
     def check_file(self, path, text):
@@ -232,6 +242,17 @@ class TheCheckItself(unittest.TestCase):
         self.expect("is no contract header", {"tools/a.cc": '#include "ferry/none.h"\n'})
         self.expect("no module", cmake=self.CMAKE.replace("DEPENDS base ", "DEPENDS base gone "))
         self.expect("has no sources", cmake=self.CMAKE + "ferry_module(new new DEPENDS base)")
+
+    def test_programs_that_share_a_folder(self):
+        cmake = self.CMAKE + """
+            ferry_program(one bench DEPENDS disk SOURCES bench/one.cc)
+            ferry_program(two bench DEPENDS base SOURCES bench/two.cc)"""
+        files = {"bench/one.cc": '#include "one.h"\n', "bench/one.h": '#include "ferry/disk.h"\n',
+                 "bench/two.cc": '#include "ferry/base.h"\n'}
+        self.assertEqual(self.problems(files, cmake), [])
+        self.expect("two does not DEPEND on disk",
+                    {**files, "bench/two.cc": '#include "ferry/disk.h"\n'}, cmake)
+        self.expect("bench/three.cc: belongs to no module", {**files, "bench/three.cc": "\n"}, cmake)
 
     def test_too_long(self):
         self.expect("at most 500", {"disk/long.cc": "\n" * 501})

@@ -80,8 +80,10 @@ TEST(Hazards, FirstUsesAreLeftToTheSchedulesBefore) {
     EXPECT_EQ(r.add(Lane::compute, {{0, Access::read}}).entries, 1u);
     EXPECT_EQ(r.add(Lane::compute, {{1, Access::write}}).entries, 1u);
     EXPECT_EQ(r.add(Lane::h2d, {{2, Access::join}}).entries, 1u);
-    EXPECT_EQ(r.add(Lane::check, {{2, Access::join}}).entries, 1u);  // joins do not order each other
-    EXPECT_EQ(r.add(Lane::h2d, {{0, Access::write}}).entries, 1u);   // after a read that ordered nothing
+    EXPECT_EQ(r.add(Lane::check, {{2, Access::join}}).entries,
+              1u);  // joins do not order each other
+    EXPECT_EQ(r.add(Lane::h2d, {{0, Access::write}}).entries,
+              1u);  // after a read that ordered nothing
     EXPECT_FALSE(r.schedule.entries[0].writes);
     EXPECT_TRUE(r.schedule.entries[1].writes);
 }

@@ -49,7 +49,8 @@ TEST(Chunks, NeverStraddleASegmentAndCoverEveryElementOnce) {
         for (int64_t c = plans[l].first_chunk; c < plans[l].first_chunk + plans[l].chunks; ++c) {
             const Chunk& chunk = chunks[static_cast<size_t>(c)];
             EXPECT_EQ(chunk.first, next);
-            EXPECT_EQ(chunk.decays, chunk.first < layers[l].segments[1].offset || layers[l].segments[1].count == 0);
+            EXPECT_EQ(chunk.decays, chunk.first < layers[l].segments[1].offset ||
+                                        layers[l].segments[1].count == 0);
             next += chunk.count;
         }
         EXPECT_EQ(next, layers[l].elements);
@@ -80,13 +81,15 @@ int64_t smallest_budget(Config config, int64_t BudgetConfig::*budget) {
 
 TEST(Plan, TheSmallestBudgetItNamesWorksAndOneByteLessDoesNot) {
     for (const bool nvme : {false, true}) {
-        for (int64_t BudgetConfig::*budget : {&BudgetConfig::device_bytes, &BudgetConfig::host_bytes}) {
+        for (int64_t BudgetConfig::*budget :
+             {&BudgetConfig::device_bytes, &BudgetConfig::host_bytes}) {
             Config config = small_config();
             if (nvme) config.budgets.nvme = {{.path = "unused"}};
             const int64_t smallest = smallest_budget(config, budget);
             config.budgets.*budget = smallest;
             const Plan plan = plan_of(config);
-            EXPECT_LE(budget == &BudgetConfig::device_bytes ? plan.device_bytes : plan.host_bytes, smallest);
+            EXPECT_LE(budget == &BudgetConfig::device_bytes ? plan.device_bytes : plan.host_bytes,
+                      smallest);
             config.budgets.*budget = smallest - 1;
             EXPECT_THROW(plan_of(config), Error);
         }
@@ -108,7 +111,8 @@ TEST(Plan, StaysWithinEveryBudgetAndSpendsIt) {
                 smallest_stored = std::min(smallest_stored, 3 * chunk.state_part_bytes());
             }
         }
-        EXPECT_TRUE(smallest_stored == kUnlimited || plan.host_bytes + smallest_stored > host) << host;
+        EXPECT_TRUE(smallest_stored == kUnlimited || plan.host_bytes + smallest_stored > host)
+            << host;
     }
 }
 

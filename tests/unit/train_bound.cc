@@ -10,15 +10,22 @@ namespace {
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
 
 BoundInput billion() {
-    return {.kernel_seconds = 0.1, .parameters = 1e9, .weight_bytes = 2, .wire_bytes = 2,
-            .device_bytes = 0, .host_bytes = kInfinite, .nvme_bytes = kInfinite,
-            .speeds = {.copy_bytes_per_s = 50e9, .nvme_bytes_per_s = 4e9, .dram_bytes_per_s = 160e9}};
+    return {
+        .kernel_seconds = 0.1,
+        .parameters = 1e9,
+        .weight_bytes = 2,
+        .wire_bytes = 2,
+        .device_bytes = 0,
+        .host_bytes = kInfinite,
+        .nvme_bytes = kInfinite,
+        .speeds = {.copy_bytes_per_s = 50e9, .nvme_bytes_per_s = 4e9, .dram_bytes_per_s = 160e9}};
 }
 
 TEST(LowerBound, WithAmpleHostMemoryDramBinds) {
     const Bound bound = lower_bound(billion());
     EXPECT_EQ(bound.binding, "dram");
-    EXPECT_NEAR(bound.seconds, (28.0 + 4 + 2) / 160, 1e-9);  // update, weights up twice, gradients down
+    EXPECT_NEAR(bound.seconds, (28.0 + 4 + 2) / 160,
+                1e-9);  // update, weights up twice, gradients down
     EXPECT_EQ(bound.state_in_host, 1);
 }
 

@@ -1,0 +1,23 @@
+// What a build without CUDA offers in its place.
+#include "ferry/optim.h"
+
+#ifndef FERRY_CUDA
+
+namespace ferry::optim::cuda {
+namespace {
+
+[[noreturn]] void refuse() {
+    throw Error(Trouble::usage, {.what = "this ferry was built without CUDA",
+                                 .remedy = "build it with -DFERRY_CUDA=ON, or use the CPU"});
+}
+
+}  // namespace
+
+bool available() { return false; }
+void update(const Span&, const Scalars&, void*) { refuse(); }
+void recast(const float*, int64_t, DType, void*, void*) { refuse(); }
+void leaf_norms(const void*, DType, int64_t, float*, void*) { refuse(); }
+
+}  // namespace ferry::optim::cuda
+
+#endif
