@@ -16,6 +16,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 
 #include "errors.h"
 
@@ -260,7 +261,9 @@ void PathFiles::measure_room() {
         struct statvfs room {};
         if (statvfs(options_.path.c_str(), &room) != 0)
             refuse(Trouble::io, problem_of("free space cannot be read", options_.path, errno));
-        capacity_bytes_ = static_cast<int64_t>(room.f_bavail * room.f_frsize);
+        // A file system without blocks, such as ramfs, does not know how much it has left.
+        capacity_bytes_ = room.f_blocks == 0 ? std::numeric_limits<int64_t>::max() / 2
+                                             : static_cast<int64_t>(room.f_bavail * room.f_frsize);
     }
     if (options_.size_bytes == 0) return;
     if (options_.size_bytes > capacity_bytes_) {

@@ -76,7 +76,7 @@ public:
     virtual const planner::Plan& plan() const = 0;
     virtual const std::vector<model::Layer>& layers() const = 0;
     virtual std::string numerics_record() const = 0;  // what fixes every number, and its hash
-    virtual RunReport report() const = 0;
+    virtual RunReport report() = 0;  // of the steps so far, the last one finished first
 };
 
 }  // namespace ferry::train

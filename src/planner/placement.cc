@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "chunks.h"
+
 namespace ferry::planner {
 
 using swap::Tier;
@@ -51,7 +53,10 @@ public:
             refuse(host(), host().spent(),
                    has_nvme() ? "the host budget is too small even with all state on NVMe"
                               : "the model's state does not fit into the host budget",
-                   has_nvme() ? "lower swap.chunk_elements" : "add a path to budgets.nvme");
+                   !has_nvme() ? "add a path to budgets.nvme"
+                   : work_.chunk_elements > kLeafElements
+                       ? "lower swap.chunk_elements"
+                       : "lower batch.micro_batch or batch.sequence");
         }
         return std::move(result_);
     }

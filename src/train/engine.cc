@@ -72,7 +72,6 @@ public:
     }
 
     double evaluate() override {
-        drain();
         totals_ = report();  // evaluation moves weights too; the run's figures are training's alone
         store_->reset_report();
         kernels_.evaluation() = {};
@@ -110,7 +109,7 @@ public:
     const Plan& plan() const override { return plan_; }
     const std::vector<model::Layer>& layers() const override { return plan_.layers; }
     std::string numerics_record() const override { return numerics_text(config_); }
-    RunReport report() const override;
+    RunReport report() override;
 
 private:
     static std::unique_ptr<aio::Volume> open_volume(const Config& config, const Plan& plan,
@@ -181,12 +180,15 @@ private:
              .remedy = "lower optimizer.lr, set clip_norm, or set on_nonfinite to \"skip\""});
     }
 
+    // Finishes the last step; its time belongs to the steps.
     void drain() {
+        const Nanos start = executor_.now();
         if (previous_ != Previous::none) {
             store_->append(drains_[static_cast<size_t>(previous_)], ++sequence_);
             previous_ = Previous::none;
         }
         store_->drain();
+        totals_.seconds += static_cast<double>(executor_.now() - start) * 1e-9;
     }
 
     void note(const StepReport& report) {
@@ -262,7 +264,8 @@ void Run::measure_bound() {
     store_->reset_report();
 }
 
-RunReport Run::report() const {
+RunReport Run::report() {
+    drain();
     RunReport report = totals_;
     const auto lanes = store_->report();
     report.links.resize(swap::kLanes);
