@@ -1,0 +1,191 @@
+// The store on the simulated executor and disk: objects on every tier, versions, failures.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "ferry/swap.h"
+#include "tests/support/simulated_disk.h"
+
+namespace ferry::swap {
+namespace {
+
+constexpr int64_t kBytes = 8192;
+
+class StoreTest : public testing::Test, public Kernels {
+protected:
+    // Kernels add their op to every byte of their first place, in the second.
+    void run(const Call& call) noexcept override {
+        for (int64_t i = 0; i < kBytes; ++i) {
+            call.at[1][i] = static_cast<std::byte>(static_cast<int>(call.at[0][i]) + call.task->op);
+        }
+        if (call.task->object != kNoObject)
+            call.store->seal(call.task->object, {call.at[1], kBytes});
+    }
+
+    void make(const std::vector<Object>& objects, aio::SimulatedDiskOptions faults = {}) {
+        executor_ = make_simulated_executor(faults.seed);
+        disk_ = std::make_unique<aio::SimulatedDisk>(faults, *executor_);
+        device_ = Device::open(DeviceKind::cpu, 8 * kBytes, *executor_);
+        aio::VolumeOptions volume{.paths = {{.path = "simulated"}},
+                                  .classes = {{"state", kBytes, 3}},
+                                  .write_once = false};
+        volume_ = aio::open_simulated_volume(volume, *executor_, *disk_);
+        arena_.resize(16 * kBytes + 4096);
+        const auto address = reinterpret_cast<uintptr_t>(arena_.data());
+        host_ = {arena_.data() + (4096 - address % 4096) % 4096, 16 * kBytes};
+        store_ =
+            Store::make({.objects = objects,
+                         .host_slots = {.offset = 8 * kBytes, .slot_bytes = kBytes, .slots = 3},
+                         .resources = 8,
+                         .host_arena = host_},
+                        *executor_, *device_, volume_.get(), *this);
+    }
+    void TearDown() override {
+        store_.reset();
+        volume_.reset();
+    }
+
+    std::span<std::byte> staging() const { return host_.first(kBytes); }
+    void put(ObjectId object, uint8_t value) {
+        std::fill_n(staging().data(), kBytes, std::byte{value});
+        store_->put(object, staging());
+    }
+    int get(ObjectId object) {
+        std::fill_n(staging().data(), kBytes, std::byte{255});
+        store_->get(object, staging());
+        EXPECT_TRUE(std::all_of(staging().begin(), staging().end(),
+                                [&](std::byte b) { return b == staging()[0]; }));
+        return static_cast<int>(staging()[0]);
+    }
+
+    // Tasks one after another: each waits for the one before.
+    void replay(std::vector<Task> tasks) {
+        auto schedule = std::make_unique<Schedule>();
+        for (Task& task : tasks) {
+            auto& lane = schedule->lanes[static_cast<size_t>(task.lane)];
+            task.index = static_cast<uint32_t>(lane.size());
+            if (!schedule->tasks.empty()) {
+                task.first_wait = static_cast<uint32_t>(schedule->waits.size());
+                task.waits = 1;
+                const Task& before = schedule->tasks.back();
+                schedule->waits.push_back({before.lane, before.index});
+            }
+            lane.push_back(static_cast<uint32_t>(schedule->tasks.size()));
+            schedule->tasks.push_back(task);
+        }
+        prove_acyclic(*schedule);
+        schedules_.push_back(std::move(schedule));
+        store_->append(*schedules_.back(), 1);
+        store_->drain();
+    }
+
+    static Place host(int64_t buffer) { return {Place::Kind::host, kNoObject, buffer * kBytes}; }
+    static Task storage(Verb verb, ObjectId object, bool settled = false) {
+        Task task{.verb = verb,
+                  .lane = verb == Verb::read ? Lane::read : Lane::write,
+                  .settled = settled,
+                  .object = object,
+                  .bytes = kBytes};
+        task.places[0] = host(1);
+        return task;
+    }
+    static Task add(int op, Place from, Place to, ObjectId seals = kNoObject) {
+        Task task{.lane = Lane::team, .op = static_cast<uint8_t>(op), .object = seals};
+        task.places[0] = from;
+        task.places[1] = to;
+        return task;
+    }
+
+    std::unique_ptr<Executor> executor_;
+    std::unique_ptr<aio::SimulatedDisk> disk_;
+    std::unique_ptr<Device> device_;
+    std::unique_ptr<aio::Volume> volume_;
+    std::vector<std::byte> arena_;
+    std::span<std::byte> host_;
+    std::unique_ptr<Store> store_;
+    std::vector<std::unique_ptr<Schedule>> schedules_;
+};
+
+const Object kOnDevice{.home = Tier::device, .bytes = kBytes, .offset = kBytes};
+const Object kOnHost{.home = Tier::host, .bytes = kBytes, .offset = 4 * kBytes};
+const Object kVersionedOnHost{.home = Tier::host, .bytes = kBytes, .versioned = true};
+const Object kStored{.home = Tier::nvme, .bytes = kBytes, .slot_class = 0};
+const Object kVersionedStored{
+    .home = Tier::nvme, .bytes = kBytes, .slot_class = 0, .versioned = true};
+
+TEST_F(StoreTest, ObjectsOnEveryTierKeepTheirBytes) {
+    make({kOnDevice, kOnHost, kVersionedOnHost, kStored, kVersionedStored});
+    for (ObjectId id = 0; id < 5; ++id) put(id, static_cast<uint8_t>(10 + id));
+    for (ObjectId id = 0; id < 5; ++id) EXPECT_EQ(get(id), 10 + static_cast<int>(id));
+}
+
+TEST_F(StoreTest, ASettledWriteBecomesCurrent) {
+    make({kVersionedStored});
+    put(0, 7);
+    for (int round = 1; round <= 5; ++round) {  // more rounds than slots: the old one is freed
+        replay(
+            {storage(Verb::read, 0), add(1, host(1), host(1), 0), storage(Verb::write, 0, true)});
+        EXPECT_EQ(get(0), 7 + round);
+    }
+}
+
+TEST_F(StoreTest, ABetOnNvmeStandsOrFallsWithTheVerdict) {
+    make({kVersionedStored});
+    put(0, 7);
+    const auto bet = [&] {
+        replay({storage(Verb::read, 0), add(1, host(1), host(1), 0), storage(Verb::write, 0)});
+    };
+    bet();
+    EXPECT_EQ(get(0), 7);  // the old version stays until settling
+    replay({storage(Verb::rollback, 0)});
+    EXPECT_EQ(get(0), 7);
+    bet();
+    replay({storage(Verb::commit, 0)});
+    EXPECT_EQ(get(0), 8);
+}
+
+TEST_F(StoreTest, ABetInHostMemoryStandsOrFallsWithTheVerdict) {
+    make({kVersionedOnHost});
+    put(0, 7);
+    const Task bet = add(1, {Place::Kind::current, 0, 0}, {Place::Kind::fresh, 0, 0});
+    replay({bet});
+    EXPECT_EQ(get(0), 7);
+    replay({storage(Verb::rollback, 0), bet, storage(Verb::commit, 0)});
+    EXPECT_EQ(get(0), 8);
+}
+
+TEST_F(StoreTest, WrongBytesStopTheRunWithPlaceAndPiece) {
+    make({kStored}, {.seed = 3, .fault = aio::Fault::bit_flip, .fault_at = 0});
+    put(0, 7);
+    try {
+        get(0);
+        FAIL();
+    } catch (const Error& error) {
+        EXPECT_EQ(error.trouble(), Trouble::io);
+        EXPECT_NE(std::string(error.what()).find("not those written"), std::string::npos);
+        EXPECT_NE(std::string(error.what()).find("simulated"), std::string::npos);
+    }
+}
+
+TEST_F(StoreTest, AFailedReadInAScheduleIsThrownAndNothingHangs) {
+    make({kVersionedStored}, {.seed = 4, .fault = aio::Fault::eio, .fault_at = 1});
+    put(0, 7);
+    EXPECT_THROW(replay({storage(Verb::read, 0), add(1, host(1), host(1), 0),
+                         storage(Verb::write, 0, true)}),
+                 Error);
+}
+
+TEST_F(StoreTest, ReportsBytesByLane) {
+    make({kVersionedStored});
+    put(0, 7);
+    store_->reset_report();
+    replay({storage(Verb::read, 0), add(1, host(1), host(1), 0), storage(Verb::write, 0, true)});
+    const auto report = store_->report();
+    EXPECT_EQ(report[static_cast<size_t>(Lane::read)].bytes, kBytes);
+    EXPECT_EQ(report[static_cast<size_t>(Lane::write)].bytes, kBytes);
+    EXPECT_EQ(report[static_cast<size_t>(Lane::team)].tasks, 1);
+}
+
+}  // namespace
+}  // namespace ferry::swap
