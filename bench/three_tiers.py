@@ -20,8 +20,8 @@ UNLIMITED = ["--set", "budgets.device=unlimited", "--set", "budgets.host=unlimit
 
 def run(steps, extra):
     command = ["build/release/ferry", "train", "examples/quickstart.json", "--json", "--no-bound",
-               "--set", f"steps={steps}", "--set", "schedule.total_steps=300",
-               "--set", "evaluate.micro_batches=0", *extra]
+               "--set", f"steps={steps}", "--set", "schedule.total_steps=160",
+               "--set", "evaluate.every=0", "--set", "evaluate.micro_batches=0", *extra]
     lines = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                            text=True).stdout.splitlines()
     rows = [json.loads(line) for line in lines]

@@ -10,12 +10,13 @@ pkg_check_modules(hwloc REQUIRED IMPORTED_TARGET hwloc)
 pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
 pkg_check_modules(hwy REQUIRED IMPORTED_TARGET libhwy)
 
-# The serial OpenBLAS by its full path: the alternatives system may point libblas elsewhere, and a
-# threaded BLAS under TBB tiles would oversubscribe.
-find_library(FERRY_OPENBLAS openblas PATH_SUFFIXES openblas-serial NO_CACHE REQUIRED
-             PATHS /usr/lib/${CMAKE_LIBRARY_ARCHITECTURE}/openblas-serial NO_DEFAULT_PATH)
+# OpenBLAS by its full path, as the alternatives system may point libblas elsewhere. The threaded
+# build, held to one thread: the distributions' serial build has no locks and may not be called by
+# several threads at once (docs/decisions/0007-openblas.md).
+find_library(FERRY_OPENBLAS openblas PATH_SUFFIXES openblas-pthread NO_CACHE REQUIRED
+             PATHS /usr/lib/${CMAKE_LIBRARY_ARCHITECTURE}/openblas-pthread NO_DEFAULT_PATH)
 find_path(FERRY_OPENBLAS_INCLUDE openblas_config.h NO_CACHE REQUIRED
-          PATHS /usr/include/${CMAKE_LIBRARY_ARCHITECTURE}/openblas-serial NO_DEFAULT_PATH)
+          PATHS /usr/include/${CMAKE_LIBRARY_ARCHITECTURE}/openblas-pthread NO_DEFAULT_PATH)
 add_library(PkgConfig::openblas UNKNOWN IMPORTED)
 set_target_properties(PkgConfig::openblas PROPERTIES
     IMPORTED_LOCATION ${FERRY_OPENBLAS}

@@ -1,4 +1,4 @@
-#include "adam_core.h"
+#include "adam_bench.h"
 
 #include <algorithm>
 #include <chrono>
@@ -13,7 +13,7 @@
 
 #include "adam_plain.h"
 
-namespace ferry::bench {
+namespace ferry::tools {
 namespace {
 
 double seconds() {
@@ -329,4 +329,4 @@ std::string to_table(const std::vector<Row>& rows) {
     return out.str();
 }
 
-}  // namespace ferry::bench
+}  // namespace ferry::tools

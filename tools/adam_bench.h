@@ -1,5 +1,4 @@
-// Measures ferry's optimizer beside a hand-written loop in the same process: what the programs
-// bench_adam and `ferry bench adam` share.
+// Measures ferry's optimizer beside a hand-written loop in the same process: `ferry bench adam`.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +7,7 @@
 
 #include "ferry/optim.h"
 
-namespace ferry::bench {
+namespace ferry::tools {
 
 struct AdamBench {
     int64_t count = int64_t{32} << 20;  // elements; 28 to 44 bytes each
@@ -39,4 +38,4 @@ std::vector<Row> measure_adam(const AdamBench& what);
 std::string to_json(const std::vector<Row>& rows, const std::string& command);
 std::string to_table(const std::vector<Row>& rows);
 
-}  // namespace ferry::bench
+}  // namespace ferry::tools

@@ -9,7 +9,7 @@
 #define FERRY_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,f16c")))
 #define FERRY_AVX2 __attribute__((target("avx2,fma,f16c")))
 
-namespace ferry::bench {
+namespace ferry::tools {
 namespace {
 
 constexpr float kBeta1 = .9f, kBeta2 = .95f, kEps = 1e-8f, kLr = 1e-4f, kDecay = 1 - 1e-5f;
@@ -188,11 +188,11 @@ void plain_triad(float* a, const float* b, const float* c, int64_t count) {
 }
 float plain_squares(const float* values, int64_t count) { return squares256(values, count); }
 
-}  // namespace ferry::bench
+}  // namespace ferry::tools
 
 #else
 
-namespace ferry::bench {
+namespace ferry::tools {
 
 const char* plain_kind() { return nullptr; }
 void plain_adamw(const PlainArrays&, int64_t, int64_t, Stores) { bug("no hand-written loop here"); }
@@ -205,6 +205,6 @@ float plain_squares(const float* values, int64_t count) {
     return sum;
 }
 
-}  // namespace ferry::bench
+}  // namespace ferry::tools
 
 #endif

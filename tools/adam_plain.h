@@ -6,7 +6,7 @@
 
 #include "ferry/base.h"
 
-namespace ferry::bench {
+namespace ferry::tools {
 
 struct PlainArrays {
     int64_t count = 0;                  // a multiple of 16
@@ -33,4 +33,4 @@ void plain_triad(float* a, const float* b, const float* c, int64_t count);
 // Sum of squares in no particular order.
 float plain_squares(const float* values, int64_t count);
 
-}  // namespace ferry::bench
+}  // namespace ferry::tools

@@ -46,13 +46,15 @@ nlohmann::json to_json(const train::StepReport& report) {
 }
 
 void print_step(const train::StepReport& report, int64_t steps) {
+    if (report.skipped) {
+        fmt::print("step {:>5}/{}  skipped\n", report.step, steps);
+        return;
+    }
     fmt::print("step {:>5}/{}  loss {:.6f}  norm {:.4f}  lr {:.3e}  {:>7.0f} tokens/s{}{}\n",
                report.step, steps, report.loss, report.gradient_norm, report.lr,
                static_cast<double>(report.tokens) / report.seconds,
                report.clip_factor < 1 ? fmt::format("  clipped to {:.4f}", report.clip_factor) : "",
-               report.skipped ? "  skipped"
-               : report.bet   ? (report.won ? "  bet won" : "  bet lost")
-                              : "");
+               report.bet ? (report.won ? "  bet won" : "  bet lost") : "");
 }
 
 // Before the training, not after it: what can be known then must not cost the run's weights.
@@ -84,7 +86,10 @@ public:
           engine_(train::Engine::make(config_, {.executor = executor_.get()})) {}
 
     void run() {
-        if (!options_.json) print_plan(engine_->plan(), config_);
+        if (!options_.json) {
+            print_plan(engine_->plan(), config_);
+            fmt::print("numerics {}\n\n", engine_->numerics_record());
+        }
         if (options_.bound) engine_->measure_bound();
         evaluate(0);
         for (int64_t step = 1; step <= config_.steps && !interrupted; ++step) {
@@ -94,7 +99,7 @@ public:
             } else if (worth_a_line(step)) {
                 print_step(report, config_.steps);
             }
-            std::fflush(stdout);
+            check_output();
             if (config_.evaluate.every > 0 && step % config_.evaluate.every == 0) evaluate(step);
             if (config_.hash_every == "step") print_hash(step);
             steps_ = step;
@@ -117,7 +122,7 @@ private:
         } else {
             fmt::print("step {:>5}/{}  held-back loss {:.6f}\n", step, config_.steps, loss);
         }
-        std::fflush(stdout);
+        check_output();
     }
 
     void print_hash(int64_t step) {

@@ -5,5 +5,10 @@ namespace CLI {
 class App;
 }
 
+void add_bench_command(CLI::App& app);
 void add_data_command(CLI::App& app);
+void add_plan_command(CLI::App& app);
 void add_train_command(CLI::App& app);
+
+// Flushes standard output; throws Trouble::io when what was printed could not be written.
+void check_output();

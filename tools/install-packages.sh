@@ -8,7 +8,7 @@ set -euo pipefail
 # What compiles and links ferry and its unit tests.
 build="g++ cmake ninja-build pkg-config python3 liburing-dev libhwloc-dev libtbb-dev libspdlog-dev
        libgtest-dev libgmock-dev libcli11-dev nlohmann-json3-dev libxxhash-dev libhwy-dev
-       libopenblas-serial-dev"
+       libopenblas-pthread-dev"
 # Plain English text for the quick start: about 2.5 MB of quotations.
 text="fortunes fortunes-min"
 # What tools/test.sh needs besides. The version is part of the name: another clang-format lays the

@@ -6,17 +6,6 @@
 #include "commands.h"
 #include "ferry/base.h"
 
-namespace {
-
-void check_output() {
-    if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return;
-    throw ferry::Error(ferry::Trouble::io, {.what = "what ferry printed could not be written",
-                                            .where = "standard output",
-                                            .remedy = "free space where it is redirected to"});
-}
-
-}  // namespace
-
 int main(int argc, char** argv) {
     std::signal(SIGXFSZ, SIG_IGN);  // a file over the limit is an error to report, not a kill
     CLI::App app{
@@ -25,7 +14,9 @@ int main(int argc, char** argv) {
     app.require_subcommand(1);
     app.set_version_flag("--version", "ferry " FERRY_VERSION);
     add_train_command(app);
+    add_plan_command(app);
     add_data_command(app);
+    add_bench_command(app);
     try {
         app.parse(argc, argv);
         check_output();

@@ -105,12 +105,17 @@ void print_run(const train::RunReport& report, const planner::Plan& plan, const 
     }
 }
 
-nlohmann::json summary_json(const train::RunReport& report, const planner::Plan& plan) {
-    nlohmann::json links = nlohmann::json::array(), paths = links, tiers = links;
+nlohmann::json tiers_json(const planner::Plan& plan) {
+    nlohmann::json tiers = nlohmann::json::array();
     for (const planner::TierRow& row : plan.rows) {
         tiers.push_back(
             {{"tier", swap::name_of(row.tier)}, {"what", row.what}, {"bytes", row.bytes}});
     }
+    return tiers;
+}
+
+nlohmann::json summary_json(const train::RunReport& report, const planner::Plan& plan) {
+    nlohmann::json links = nlohmann::json::array(), paths = links;
     for (const train::LinkReport& link : report.links) {
         links.push_back(
             {{"lane", link.link}, {"bytes", link.bytes}, {"busy_seconds", link.busy_seconds}});
@@ -135,7 +140,7 @@ nlohmann::json summary_json(const train::RunReport& report, const planner::Plan&
               {"chunk_elements", plan.chunk_elements},
               {"bound_seconds", report.bound_seconds},
               {"binding", report.binding},
-              {"tiers", tiers},
+              {"tiers", tiers_json(plan)},
               {"lanes", links},
               {"paths", paths}}}};
 }

@@ -1,4 +1,4 @@
-// What `ferry train` prints before and after a run.
+// What `ferry plan` prints, and `ferry train` before and after a run.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -10,6 +10,7 @@ namespace ferry::tools {
 
 void print_plan(const planner::Plan& plan, const Config& config);
 void print_run(const train::RunReport& report, const planner::Plan& plan, const Config& config);
+nlohmann::json tiers_json(const planner::Plan& plan);  // the plan's table
 nlohmann::json summary_json(const train::RunReport& report, const planner::Plan& plan);
 
 }  // namespace ferry::tools

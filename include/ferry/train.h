@@ -12,6 +12,7 @@
 #include "ferry/aio.h"
 #include "ferry/base.h"
 #include "ferry/config.h"
+#include "ferry/optim.h"
 #include "ferry/planner.h"
 #include "ferry/swap.h"
 #include "ferry/tokens.h"
@@ -75,8 +76,14 @@ public:
 
     virtual const planner::Plan& plan() const = 0;
     virtual const std::vector<model::Layer>& layers() const = 0;
-    virtual std::string numerics_record() const = 0;  // what fixes every number, and its hash
+    // What fixes every number (docs/numerics.md) as text, with its hash: runs that print the same
+    // record print the same losses.
+    virtual std::string numerics_record() const = 0;
     virtual RunReport report() = 0;  // of the steps so far, the last one finished first
 };
+
+// The plan that Engine::make would work by; touches neither tokens nor disks. Throws Error.
+planner::Plan plan_for(const Config& config);
+optim::LrSchedule schedule_of(const Config& config);
 
 }  // namespace ferry::train

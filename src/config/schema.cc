@@ -87,10 +87,10 @@ const Key kKeys[] = {
 
     {FERRY_KEY(schedule.kind), choice, "after the warm-up: stay, or fall as a line or a half cosine", {}, first(kSchedules, 3)},
     {FERRY_KEY(schedule.warmup_steps), integer, "steps in which the rate climbs from 0 to the peak", kCount},
-    {FERRY_KEY(schedule.total_steps), integer, "step at which the fall ends; `auto` (0): `steps`", kCount, {}, 0},
+    {FERRY_KEY(schedule.total_steps), integer, "step at which the fall ends; `auto` (0): `steps`, or the warm-up if that is longer", kCount, {}, 0},
     {FERRY_KEY(schedule.final_fraction), number, "of the peak, left at the end of the fall", kUnit},
 
-    {FERRY_KEY(evaluate.every), integer, "steps between evaluations; 0: only at the end", kCount},
+    {FERRY_KEY(evaluate.every), integer, "steps between evaluations; 0: only before the first step and after the last", kCount},
     {FERRY_KEY(evaluate.micro_batches), integer, "held-back micro-batches of one evaluation; 0: none", kCount},
 
     {"budgets.device", +[](Config& c) { return &c.budgets.device_bytes; }, bytes, "device memory: weights in use, activations, gradients", kSize},
@@ -100,7 +100,7 @@ const Key kKeys[] = {
     {FERRY_KEY(swap.chunk_elements), integer, "elements of one optimizer chunk, a multiple of 4,096; `auto` (0): the planner chooses", {.low = 0, .high = 1LL << 32}, {}, 0},
     {FERRY_KEY(swap.groups), integer, "groups of micro-batches, each processed layer-first; `auto` (0): the fewest that fit", kCount, {}, 0},
     {FERRY_KEY(swap.bets), choice, "updates before the clip factor is known: as planned, none, or all of them", {}, first(kBets, 3)},
-    {FERRY_KEY(swap.state_on_nvme), number, "fraction of the optimizer state on NVMe; `auto` (-1): what the host budget asks", {.low = 0, .high = 1}, {}, -1},
+    {FERRY_KEY(swap.state_on_nvme), number, "least fraction of the optimizer state on NVMe; `auto` (-1): what the host budget asks", {.low = 0, .high = 1}, {}, -1},
     {FERRY_KEY(swap.verify), boolean, "check the checksum of everything that comes back from NVMe"},
 
     {FERRY_KEY(io.backend), choice, "`auto`: io_uring where the kernel allows it, else POSIX threads", {}, first(kBackends, 3)},

@@ -145,10 +145,11 @@ __global__ void update_kernel(const Span span, const Scalars s) {
     store_rounded<kWeight, kCount>(span.weight, i, p);
 }
 
-template <DType kType>
+// count is a multiple of kCount.
+template <DType kType, int kCount>
 __global__ void cast_kernel(const float* p, int64_t count, void* weight) {
-    const int64_t i = thread_index();
-    if (i < count) store_rounded<kType, 1>(weight, i, load<1>(p, i));
+    const int64_t i = thread_index() * kCount;
+    if (i < count) store_rounded<kType, kCount>(weight, i, load<kCount>(p, i));
 }
 
 // Half a warp a leaf, a thread a lane of the tree. Every thread of a warp takes part in the
@@ -175,11 +176,12 @@ __global__ void norms_kernel(const void* gradient, int64_t count, float* leaves)
 void check_launch(const char* kernel) {
     const cudaError_t error = cudaGetLastError();
     if (error == cudaSuccess) return;
-    throw Error(Trouble::internal,
-                {.what = "CUDA did not start the optimizer's kernel",
-                 .where = kernel,
-                 .measured = std::string(cudaGetErrorName(error)) + ", " + cudaGetErrorString(error),
-                 .remedy = "update on the CPU, or build for this GPU (FERRY_CUDA_ARCHITECTURES)"});
+    throw Error(
+        Trouble::internal,
+        {.what = "CUDA did not start the optimizer's kernel",
+         .where = kernel,
+         .measured = std::string(cudaGetErrorName(error)) + ", " + cudaGetErrorString(error),
+         .remedy = "update on the CPU, or build for this GPU (FERRY_CUDA_ARCHITECTURES)"});
 }
 
 unsigned blocks_for(int64_t threads) { return static_cast<unsigned>(ceil_div(threads, kThreads)); }
@@ -223,8 +225,9 @@ bool aligned(const void* pointer, int64_t bytes) {
 
 // Whether `elements` of them can be moved by one access.
 bool aligned(const Span& span, int64_t elements) {
-    for (const float* array : {span.p_in, span.m_in, span.v_in, static_cast<const float*>(span.p),
-                               static_cast<const float*>(span.m), static_cast<const float*>(span.v)}) {
+    for (const float* array :
+         {span.p_in, span.m_in, span.v_in, static_cast<const float*>(span.p),
+          static_cast<const float*>(span.m), static_cast<const float*>(span.v)}) {
         if (!aligned(array, 4 * elements)) return false;
     }
     return aligned(span.gradient, size_of(span.gradient_type) * elements) &&
@@ -244,9 +247,8 @@ void launch_all(const Span& span, const Scalars& scalars, cudaStream_t stream) {
 bool available() {
     int devices = 0;
     cudaFuncAttributes attributes;
-    const bool runs =
-        cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0 &&
-        cudaFuncGetAttributes(&attributes, norms_kernel<DType::f32>) == cudaSuccess;
+    const bool runs = cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0 &&
+                      cudaFuncGetAttributes(&attributes, norms_kernel<DType::f32>) == cudaSuccess;
     cudaGetLastError();  // leaves no error behind for who asks next
     return runs;
 }
@@ -272,11 +274,23 @@ void update(const Span& span, const Scalars& scalars, void* stream) {
 
 void recast(const float* p, int64_t count, DType weight_type, void* weight, void* stream) {
     FERRY_CHECK(count >= 0 && (count == 0 || (p && weight)));
-    FERRY_CHECK(aligned(p, 4) && aligned(weight, size_of(weight_type)));
-    if (count == 0) return;
+    const int64_t w_bytes = size_of(weight_type);
+    FERRY_CHECK(aligned(p, 4) && aligned(weight, w_bytes));
+    constexpr int kTogether = 4;
+    const bool may_pack = aligned(p, 4 * kTogether) && aligned(weight, w_bytes * kTogether);
+    const int64_t together = may_pack ? round_down(count, kTogether) : 0;
+    auto* on = static_cast<cudaStream_t>(stream);
+    auto* rest = static_cast<char*>(weight) + together * w_bytes;
     with_type(weight_type, [&](auto type) {
-        cast_kernel<decltype(type)::kValue>
-            <<<blocks_for(count), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p, count, weight);
+        constexpr DType kType = decltype(type)::kValue;
+        if (together > 0) {
+            cast_kernel<kType, kTogether>
+                <<<blocks_for(together / kTogether), kThreads, 0, on>>>(p, together, weight);
+        }
+        if (count > together) {
+            cast_kernel<kType, 1><<<blocks_for(count - together), kThreads, 0, on>>>(
+                p + together, count - together, rest);
+        }
     });
     check_launch("recast");
 }

@@ -29,12 +29,18 @@ std::vector<Chunk> cut_chunks(const std::vector<model::Layer>& layers, int64_t c
     return chunks;
 }
 
-int64_t choose_chunk_elements(const std::vector<model::Layer>& layers, int64_t host_budget_bytes) {
+int64_t largest_segment(const std::vector<model::Layer>& layers) {
     int64_t largest = kLeafElements;
     for (const model::Layer& layer : layers) {
-        for (const model::Segment& segment : layer.segments)
+        for (const model::Segment& segment : layer.segments) {
             largest = std::max(largest, segment.count);
+        }
     }
+    return largest;
+}
+
+int64_t choose_chunk_elements(const std::vector<model::Layer>& layers, int64_t host_budget_bytes) {
+    const int64_t largest = largest_segment(layers);
     // Large enough for a disk's bandwidth (12 MiB of state), small enough to stay in the caches.
     int64_t elements = kMiB;
     constexpr int64_t kStagedBytes =

@@ -13,6 +13,9 @@ constexpr int64_t kLeafElements = 4096;
 std::vector<Chunk> cut_chunks(const std::vector<model::Layer>& layers, int64_t chunk_elements,
                               std::vector<LayerPlan>& layer_plans);
 
+// Elements; a larger chunk would be air.
+int64_t largest_segment(const std::vector<model::Layer>& layers);
+
 // A power of two such that a few staged chunks take a small part of the host budget.
 int64_t choose_chunk_elements(const std::vector<model::Layer>& layers, int64_t host_budget_bytes);
 

@@ -54,7 +54,7 @@ Plan make_plan(const Config& config, std::vector<model::Layer> layers,
                const model::Numerics& numerics, int64_t activation_bytes, int64_t scratch_bytes) {
     const bool automatic = config.swap.chunk_elements == 0;
     int64_t elements = automatic ? choose_chunk_elements(layers, config.budgets.host_bytes)
-                                 : config.swap.chunk_elements;
+                                 : std::min(config.swap.chunk_elements, largest_segment(layers));
     for (;; elements /= 2) {
         try {
             return plan_with(elements, config, layers, numerics, activation_bytes, scratch_bytes);

@@ -1,5 +1,7 @@
 #include "ferry/train.h"
 
+#include <spdlog/fmt/fmt.h>
+
 #include <cmath>
 #include <limits>
 
@@ -108,7 +110,9 @@ public:
 
     const Plan& plan() const override { return plan_; }
     const std::vector<model::Layer>& layers() const override { return plan_.layers; }
-    std::string numerics_record() const override { return numerics_text(config_); }
+    std::string numerics_record() const override {
+        return fmt::format("{:016x} ({})", numerics_hash(config_), numerics_text(config_));
+    }
     RunReport report() override;
 
 private:
@@ -148,7 +152,11 @@ private:
         report.bet = plan_.betting && settler_.bets_now();
         if (report.bet) state.bet = settler_.scalars(updates_ + 1, 1.0);
         kernels_.forget_nonfinite();
-        store_->append(steps_[static_cast<size_t>(previous_)][report.bet ? 1 : 0], sequence_);
+        const swap::Schedule& schedule = steps_[static_cast<size_t>(previous_)][report.bet ? 1 : 0];
+        log_debug("step " + std::to_string(step_) + " replays \"" + schedule.name +
+                  "\": " + std::to_string(schedule.tasks.size()) + " tasks, " +
+                  std::to_string(schedule.waits.size()) + " waits");
+        store_->append(schedule, sequence_);
         store_->run_to_verdict();
         report.loss = state.loss_sum / static_cast<double>(report.targets);
         const Verdict verdict = settler_.settle(report.loss);
@@ -193,7 +201,7 @@ private:
 
     void note(const StepReport& report) {
         ++totals_.steps;
-        totals_.tokens += report.tokens;
+        totals_.tokens += report.skipped ? 0 : report.tokens;
         totals_.seconds += report.seconds;
         totals_.skipped_steps += report.skipped;
         totals_.clipped_steps += report.clip_factor < 1;

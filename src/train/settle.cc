@@ -2,17 +2,10 @@
 
 #include <cmath>
 
+#include "ferry/train.h"
+
 namespace ferry::train {
 namespace {
-
-optim::LrSchedule schedule_of(const Config& config) {
-    return {.kind = optim::decay_from(config.schedule.kind),
-            .peak = config.optimizer.lr,
-            .final_fraction = config.schedule.final_fraction,
-            .warmup_steps = config.schedule.warmup_steps,
-            .total_steps =
-                config.schedule.total_steps > 0 ? config.schedule.total_steps : config.steps};
-}
 
 optim::Hyper hyper_of(const OptimizerConfig& optimizer) {
     return {.method = optim::method_from(optimizer.name),
@@ -24,6 +17,15 @@ optim::Hyper hyper_of(const OptimizerConfig& optimizer) {
 }
 
 }  // namespace
+
+optim::LrSchedule schedule_of(const Config& config) {
+    return {.kind = optim::decay_from(config.schedule.kind),
+            .peak = config.optimizer.lr,
+            .final_fraction = config.schedule.final_fraction,
+            .warmup_steps = config.schedule.warmup_steps,
+            .total_steps =
+                config.schedule.total_steps > 0 ? config.schedule.total_steps : config.steps};
+}
 
 Settler::Settler(const Config& config, const planner::Plan& plan, const float* leaves)
     : plan_(plan),

@@ -210,7 +210,11 @@ private:
 }  // namespace
 
 swap::Schedule record_step(const Plan& plan, Previous previous, bool bets) {
-    Recorder recorder(plan, bets ? "step with bets" : "step");
+    static constexpr const char* kNames[kPrevious] = {"first", "after a step without bets",
+                                                      "after bets won", "after bets lost",
+                                                      "after a dropped step"};
+    Recorder recorder(
+        plan, std::string(kNames[static_cast<size_t>(previous)]) + (bets ? ", betting" : ""));
     {
         Step step(recorder, previous, bets);
         step.settle_previous();

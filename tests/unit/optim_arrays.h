@@ -211,7 +211,12 @@ inline bool same_float(float a, float b) {
 
 inline bool same_weight(DType type, const unsigned char* a, const unsigned char* b) {
     if (std::memcmp(a, b, static_cast<size_t>(size_of(type))) == 0) return true;
-    if (type == DType::f32) return false;
+    if (type == DType::f32) {
+        float x, y;
+        std::memcpy(&x, a, 4);
+        std::memcpy(&y, b, 4);
+        return same_float(x, y);
+    }
     uint16_t x, y;
     std::memcpy(&x, a, 2);
     std::memcpy(&y, b, 2);

@@ -1,0 +1,34 @@
+# CUDA is used where its compiler is found. Sanitized builds go without: their host code is the
+# same, and the sanitizers know nothing of the CUDA runtime's memory.
+find_program(FERRY_NVCC nvcc HINTS ${CUDAToolkit_ROOT}/bin $ENV{CUDA_HOME}/bin /usr/local/cuda/bin)
+set(cuda_default OFF)
+if(FERRY_NVCC AND NOT FERRY_SANITIZE)
+    set(cuda_default ON)
+endif()
+option(FERRY_CUDA "Build the CUDA kernels" ${cuda_default})
+set(FERRY_CUDA_ARCHITECTURES "90" CACHE STRING
+    "GPU architectures to compile for: 80;90, or all-major; the highest also as PTX for later ones")
+
+if(FERRY_CUDA)
+    if(FERRY_NVCC AND NOT CMAKE_CUDA_COMPILER)
+        set(CMAKE_CUDA_COMPILER ${FERRY_NVCC})
+    endif()
+    set(CMAKE_CUDA_ARCHITECTURES ${FERRY_CUDA_ARCHITECTURES})
+    enable_language(CUDA)
+    find_package(CUDAToolkit REQUIRED)
+    # CMake 3.25 does not know that nvcc 13 has C++20.
+    if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
+        set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+        set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+    endif()
+    set(CMAKE_CUDA_STANDARD 20)
+    set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+    set(CMAKE_CUDA_EXTENSIONS OFF)
+endif()
+
+# What fixes every bit (docs/numerics.md), and the warnings of the C++ sources.
+set(FERRY_CUDA_OPTIONS -fmad=false -prec-div=true -prec-sqrt=true -ftz=false
+    --expt-relaxed-constexpr -Xcompiler=-Wall,-Wextra,-Wshadow,-ffp-contract=off)
+if(FERRY_WERROR)
+    list(APPEND FERRY_CUDA_OPTIONS -Werror=all-warnings -Xcompiler=-Werror)
+endif()

@@ -1,0 +1,72 @@
+"""`ferry plan` says what `ferry train` then does; `ferry bench adam` prints what it promises."""
+
+import json
+import unittest
+
+from harness import USAGE, FerryTest
+
+
+class PlanTest(FerryTest):
+    def plan(self, command, *arguments):
+        """`ferry plan` of the configuration that a `train` command line names."""
+        return self.ferry("plan", command[1], "--json", *arguments)
+
+    def test_the_plan_is_that_of_training(self):
+        command = self.command(self.config(budgets__nvme=[self.nvme()], swap__state_on_nvme=0.5))
+        planned = self.plan(command)
+        self.assertEqual(planned.code, 0, planned.err)
+        plan, summary = json.loads(planned.out), self.ferry(*command).summary
+        for key in ("device_bytes", "host_bytes", "nvme_bytes", "groups", "chunk_elements", "tiers"):
+            self.assertEqual(plan[key], summary[key], key)
+
+    def test_the_schedule_is_that_of_training(self):
+        command = self.command(self.config(schedule={"kind": "cosine", "warmup_steps": 2}, steps=5))
+        planned = self.plan(command, "--schedule")
+        self.assertEqual(planned.code, 0, planned.err)
+        steps = self.ferry(*command).steps
+        self.assertEqual(len(steps), 5)
+        self.assertEqual(json.loads(planned.out)["schedule"]["lr"], [s["lr"] for s in steps])
+
+    def test_tables(self):
+        command = self.command(self.config(schedule={"kind": "linear"}, steps=7))
+        run = self.ferry("plan", command[1], "--schedule")
+        self.assertEqual(run.code, 0, run.err)
+        lines = run.out.splitlines()
+        self.assertTrue(any(line.split()[:1] == ["tier"] for line in lines), run.out)
+        rates = lines[next(i for i, line in enumerate(lines) if line.split() == ["step", "lr"]) + 1:]
+        self.assertEqual([line.split()[0] for line in rates], [str(i) for i in range(1, 8)])
+
+    def test_needs_no_tokens(self):
+        config = self.config()
+        config["data"]["tokens"] = self.path("none.bin")
+        self.assertEqual(self.plan(self.command(config)).code, 0)
+
+
+class BenchTest(FerryTest):
+    def test_adam_prints_rows_and_the_command_that_made_them(self):
+        words = ["bench", "adam", "--millions", "0.1", "--threads", "1", "--pairs", "1", "--method",
+                 "all", "--gradient", "fp16", "--in-place", "--json"]
+        run = self.ferry(*words)
+        self.assertEqual(run.code, 0, run.err)
+        table = json.loads(run.out)
+        self.assertEqual(set(table), {"machine", "command", "rows"})
+        again = self.ferry(*table["command"].split()[1:], "--json")
+        names = [row["name"] for row in table["rows"]]
+        self.assertEqual(names, [row["name"] for row in json.loads(again.out)["rows"]])
+        for method in ("adamw", "adam", "sgd", "lion", "adagrad", "leaf norms"):
+            self.assertTrue(any(name.startswith(method) for name in names), names)
+        for row in table["rows"]:
+            self.assertLessEqual({"name", "value", "unit", "reference", "ratio"}, set(row))
+            self.assertGreater(row["value"], 0)
+
+    def test_bad_words_are_refused(self):
+        for words in (["--target", "AVX9"], ["--method", "adamax"], ["--gradient", "int8"],
+                      ["--weight", "fp32"], ["--pairs", "0"], ["--threads", "0"],
+                      ["--millions", "-1"]):
+            run = self.ferry("bench", "adam", *words)
+            self.assertEqual(run.code, USAGE, (words, run.err))
+        self.assertEqual(self.ferry("bench").code, USAGE)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,65 @@
+"""What the compiler made of the optimizer's kernels, on machines without a GPU: no contracted
+multiply-add, exact division and square root, no flushing of denormals (docs/numerics.md)."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import unittest
+from pathlib import Path
+
+COMMANDS = Path(os.environ.get("FERRY_BUILD_DIR", "build/release")) / "compile_commands.json"
+
+
+def ptx_of(name, without=(), flags=()):
+    """PTX of a .cu file by its own build command, less some flags and with others; None where CUDA
+    is not built."""
+    entries = [e for e in json.loads(COMMANDS.read_text()) if e["file"].endswith(name)]
+    if not entries:
+        return None
+    words = shlex.split(entries[0]["command"])
+    kept, skip = [], False
+    for word in words:
+        if skip:
+            skip = False
+        elif word in ("-o", "-MF", "-MT"):
+            skip = True
+        elif word not in ("-c", "-MD", *without) and "code=" not in word:
+            kept.append(word)
+    command = [*kept, *flags, "-arch=compute_90", "-ptx", "-o", "-"]
+    return subprocess.run(command, cwd=entries[0]["directory"], check=True, timeout=600,
+                          capture_output=True, text=True).stdout
+
+
+def faults(ptx):
+    # "// begin inline asm" and its like are no instructions.
+    code = re.sub(r"//.*", "", ptx)
+    wrong = r"\bfma\.\S*|\b(?:div|sqrt|rcp|rsqrt)\.(?:approx|full)\S*|\b\S*\.ftz\S*"
+    return sorted(set(re.findall(wrong, code)))
+
+
+class Flags(unittest.TestCase):
+    def test_every_operation_rounds_once(self):
+        ptx = ptx_of("src/optim/cuda.cu")
+        if ptx is None:
+            self.skipTest("built without CUDA")
+        self.assertEqual(faults(ptx), [])
+        missing = [operation for operation in ("div.rn.f32", "sqrt.rn.f32", "mul.rn.f32", "add.rn.f32")
+                   if operation not in ptx]
+        self.assertEqual(missing, [])
+
+    def test_each_flag_is_needed(self):
+        for flag, wrong, shows in (("-fmad=false", "-fmad=true", "fma.rn"),
+                                   ("-prec-div=true", "-prec-div=false", "div.full"),
+                                   ("-prec-sqrt=true", "-prec-sqrt=false", "sqrt.approx"),
+                                   ("-ftz=false", "-ftz=true", ".ftz")):
+            with self.subTest(flag):
+                ptx = ptx_of("src/optim/cuda.cu", [flag], [wrong])
+                if ptx is None:
+                    self.skipTest("built without CUDA")
+                self.assertIn(shows, " ".join(faults(ptx)))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,11 @@
+#include <cstdio>
+
+#include "commands.h"
+#include "ferry/base.h"
+
+void check_output() {
+    if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return;
+    throw ferry::Error(ferry::Trouble::io, {.what = "what ferry printed could not be written",
+                                            .where = "standard output",
+                                            .remedy = "free space where it is redirected to"});
+}

@@ -1,0 +1,96 @@
+// `ferry plan CONFIG`: where everything would go, and the learning rate over the steps, without
+// training.
+#include <spdlog/fmt/fmt.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "commands.h"
+#include "ferry/config.h"
+#include "ferry/optim.h"
+#include "ferry/train.h"
+#include "run_table.h"
+
+namespace ferry::tools {
+namespace {
+
+struct PlanOptions {
+    std::string config{};
+    std::vector<std::string> overrides{};
+    bool schedule = false, json = false;
+};
+
+// At most about 25 steps: the first and the last, evenly spaced ones, and the end of the warm-up.
+std::vector<int64_t> steps_shown(const Config& config) {
+    constexpr int64_t kLines = 24;
+    const int64_t last = std::max<int64_t>(1, config.steps);
+    std::vector<int64_t> steps{1};
+    for (int64_t i = 1; i <= kLines; ++i) steps.push_back(std::max<int64_t>(1, last * i / kLines));
+    const int64_t peak = config.schedule.warmup_steps;
+    if (peak >= 1 && peak <= last) steps.push_back(peak);
+    std::sort(steps.begin(), steps.end());
+    steps.erase(std::unique(steps.begin(), steps.end()), steps.end());
+    return steps;
+}
+
+void print_schedule(const Config& config, const optim::LrSchedule& schedule) {
+    constexpr double kWidth = 50;
+    fmt::print("learning rate, {} from {:g} over {} steps\n\n", optim::name_of(schedule.kind),
+               schedule.peak, config.steps);
+    fmt::print("  {:>9} {:>11}\n", "step", "lr");
+    for (const int64_t step : steps_shown(config)) {
+        const double lr = optim::learning_rate(schedule, step);
+        const double part = schedule.peak > 0 ? lr / schedule.peak : 0;
+        const auto bar = static_cast<size_t>(std::lround(kWidth * std::clamp(part, 0.0, 1.0)));
+        fmt::print("  {:>9} {:>11.4e} {}\n", step, lr, std::string(bar, '#'));
+    }
+}
+
+nlohmann::json schedule_json(const Config& config, const optim::LrSchedule& schedule) {
+    nlohmann::json rates = nlohmann::json::array();
+    for (int64_t step = 1; step <= config.steps; ++step) {
+        rates.push_back(optim::learning_rate(schedule, step));
+    }
+    return {{"kind", optim::name_of(schedule.kind)}, {"peak", schedule.peak}, {"lr", rates}};
+}
+
+void run_plan(const PlanOptions& options) {
+    const Config config = load_config(options.config, options.overrides);
+    const planner::Plan plan = train::plan_for(config);
+    const optim::LrSchedule schedule = train::schedule_of(config);
+    optim::check(schedule);
+    if (!options.json) {
+        print_plan(plan, config);
+        if (options.schedule) print_schedule(config, schedule);
+        return;
+    }
+    nlohmann::json line = {{"device_bytes", plan.device_bytes},
+                           {"host_bytes", plan.host_bytes},
+                           {"nvme_bytes", plan.nvme_bytes},
+                           {"chunk_elements", plan.chunk_elements},
+                           {"micro_batches", plan.micro_batches},
+                           {"groups", plan.groups},
+                           {"tiers", tiers_json(plan)}};
+    if (options.schedule) line["schedule"] = schedule_json(config, schedule);
+    fmt::print("{}\n", line.dump());
+}
+
+}  // namespace
+}  // namespace ferry::tools
+
+void add_plan_command(CLI::App& app) {
+    using namespace ferry::tools;
+    const auto options = std::make_shared<PlanOptions>();
+    CLI::App* command = app.add_subcommand("plan", "say what `train` would do, without training");
+    command->add_option("config", options->config, "JSON configuration (docs/configuration.md)")
+        ->required();
+    command->add_option("--set", options->overrides, "override a key: --set budgets.host=64MiB")
+        ->allow_extra_args(false);
+    command->add_flag("--schedule", options->schedule, "the learning rate over the steps as well");
+    command->add_flag("--json", options->json,
+                      "one JSON object; with --schedule the rate of every step");
+    command->callback([options] { run_plan(*options); });
+}
