@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "ferry/base.h"
 #include "ferry/topology.h"
@@ -150,7 +151,10 @@ public:
 
 // Plain loops in double on the calling thread: the oracle.
 std::unique_ptr<Ops> make_reference_ops();
-// SIMD under tiles run by the team, which must outlive it.
+// SIMD and serial BLAS under tiles run by the team, which must outlive it.
 std::unique_ptr<Ops> make_cpu_ops(Team& team);
+// What the CPU operations' bits depend on beside their arguments: the BLAS with the processor type
+// it chose kernels for, and the SIMD target.
+std::string library_versions();
 
 }  // namespace ferry::ops

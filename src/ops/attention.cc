@@ -6,8 +6,8 @@
 #define HWY_TARGET_INCLUDE "../src/ops/attention.cc"
 #include <hwy/foreach_target.h>
 // after foreach_target
+#include "attention-inl.h"
 #include "kernels.h"
-#include "micro-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ferry::ops::HWY_NAMESPACE {

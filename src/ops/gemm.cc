@@ -1,125 +1,109 @@
-// A tile of a matrix product: operands are widened and packed a block of depth at a time, summed in
-// fp32, rounded once at the end.
+// A tile of a matrix product: single-threaded BLAS calls that add to what the tile starts from.
+// fp32 is read and written in place; narrow operands are widened a block of depth at a time, and a
+// narrow output is summed aside and rounded once.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "../src/ops/gemm.cc"
+#include <cblas.h>
+
 #include <hwy/foreach_target.h>
 // after foreach_target
 #include "kernels.h"
-#include "micro-inl.h"
+#include "simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ferry::ops::HWY_NAMESPACE {
 
-// Depth of a block: a panel of b stays in the first cache, a of a tile in the second. The order of
-// additions depends on it and on nothing else.
+// Depth of a widened block, at most. The order of additions depends on it.
 constexpr int64_t kDepth = 256;
-// Rows of packed a start in different sets of the cache.
-constexpr int64_t kRowStep = kDepth + 16;
+// Rows of a widened block start in different sets of the cache.
+constexpr int64_t kGap = 16;
 
-struct Room {
-    alignas(64) float a[kTileRows * kRowStep];  // [rows, depth]; tn: [rows / 8, depth, 8]
-    alignas(64) float b[kTileCols * kDepth];    // panels: [cols / micro_cols][depth][micro_cols]
-    alignas(64) float c[kTileRows * kTileCols];
-};
+inline ConstView part_of_a(const Gemm& g, const Rectangle& at, int64_t depth0, int64_t depth) {
+    return g.form == Form::tn ? g.a.block(depth0, depth, at.row, at.rows)
+                              : g.a.block(at.row, at.rows, depth0, depth);
+}
 
-// a is [k, m]: a group of rows of the product side by side, so that the kernel reads straight on.
-inline void pack_a_transposed(const Gemm& g, const Rectangle& at, int64_t depth0, int64_t depth,
-                              float* out) {
-    alignas(64) float wide[kTileRows];
-    const int64_t rows = round_up(at.rows, kMicroRows);
-    for (int64_t p = 0; p < depth; ++p) {
-        const void* in = element(g.a, depth0 + p, at.row);
-        const bool straight = g.a.type == DType::f32 && rows == at.rows;
-        if (!straight) widen(in, g.a.type, at.rows, wide, rows);
-        const float* from = straight ? static_cast<const float*>(in) : wide;
-        for (int64_t r = 0; r < rows; r += kMicroRows) {
-            std::memcpy(out + r * kRowStep + p * kMicroRows, from + r, kMicroRows * sizeof(float));
-        }
+inline ConstView part_of_b(const Gemm& g, const Rectangle& at, int64_t depth0, int64_t depth) {
+    return g.form == Form::nt ? g.b.block(at.col, at.cols, depth0, depth)
+                              : g.b.block(depth0, depth, at.col, at.cols);
+}
+
+inline ConstView widened(const ConstView& from, float* room) {
+    const View wide{room, DType::f32, from.rows, from.cols, from.cols + kGap};
+    for (int64_t r = 0; r < from.rows; ++r) {
+        auto* to = static_cast<float*>(element(wide, r, 0));
+        widen(element(from, r, 0), from.type, from.cols, to, from.cols);
+    }
+    return wide;
+}
+
+// sums += a b, all fp32.
+inline void multiply(Form form, const ConstView& a, const ConstView& b, const View& sums) {
+    const auto number = [](int64_t n) { return static_cast<blasint>(n); };
+    cblas_sgemm(CblasRowMajor, form == Form::tn ? CblasTrans : CblasNoTrans,
+                form == Form::nt ? CblasTrans : CblasNoTrans, number(sums.rows), number(sums.cols),
+                number(form == Form::tn ? a.rows : a.cols), 1, static_cast<const float*>(a.data),
+                number(a.ld), static_cast<const float*>(b.data), number(b.ld), 1,
+                static_cast<float*>(sums.data), number(sums.ld));
+}
+
+HWY_NOINLINE void multiply_narrow(const Gemm& g, const Rectangle& at, int64_t total,
+                                  const View& sums) {
+    alignas(64) float a[std::max(kTileRows * (kDepth + kGap), kDepth * (kTileRows + kGap))];
+    alignas(64) float b[std::max(kTileCols * (kDepth + kGap), kDepth * (kTileCols + kGap))];
+    const int64_t step = round_up(ceil_div(total, ceil_div(total, kDepth)), 16);
+    for (int64_t depth0 = 0; depth0 < total; depth0 += step) {
+        const int64_t depth = std::min(step, total - depth0);
+        multiply(g.form, widened(part_of_a(g, at, depth0, depth), a),
+                 widened(part_of_b(g, at, depth0, depth), b), sums);
     }
 }
 
-inline Left pack_a(const Gemm& g, const Rectangle& at, int64_t depth0, int64_t depth, float* out) {
-    if (g.form == Form::tn) {
-        pack_a_transposed(g, at, depth0, depth, out);
-        return {.data = out, .row = 1, .step = kMicroRows};
-    }
+// sums = bias + addend + (accumulate ? c : 0).
+inline void start(const Gemm& g, const Rectangle& at, const View& sums) {
+    const bool in_place = sums.data == element(g.c, at.row, at.col);
+    const bool extras = g.bias.data != nullptr || g.addend.data != nullptr;
+    if (g.accumulate && in_place && !extras) return;
     for (int64_t r = 0; r < at.rows; ++r) {
-        widen(element(g.a, at.row + r, depth0), g.a.type, depth, out + r * kRowStep, depth);
-    }
-    const int64_t rows = round_up(at.rows, kMicroRows);
-    std::fill(out + at.rows * kRowStep, out + rows * kRowStep, 0.0f);
-    return {.data = out, .row = kRowStep, .step = 1};
-}
-
-// b is [n, k]: columns of the panel are rows of b.
-inline void pack_b_transposed(const Gemm& g, int64_t col, int64_t cols, int64_t depth0,
-                              int64_t depth, float* out) {
-    if (g.b.type == DType::f32 && cols == micro_cols()) {
-        return transpose(static_cast<const float*>(element(g.b, col, depth0)), g.b.ld, depth, out,
-                         micro_cols());
-    }
-    alignas(64) float wide[32 * kDepth];
-    for (int64_t j = 0; j < cols; ++j) {
-        widen(element(g.b, col + j, depth0), g.b.type, depth, wide + j * kDepth, depth);
-    }
-    std::fill(wide + cols * kDepth, wide + micro_cols() * kDepth, 0.0f);
-    transpose(wide, kDepth, depth, out, micro_cols());
-}
-
-inline void pack_b(const Gemm& g, const Rectangle& at, int64_t depth0, int64_t depth, float* out) {
-    for (int64_t j = 0; j < at.cols; j += micro_cols(), out += kDepth * micro_cols()) {
-        const int64_t cols = std::min(micro_cols(), at.cols - j);
-        if (g.form == Form::nt) {
-            pack_b_transposed(g, at.col + j, cols, depth0, depth, out);
-            continue;
-        }
-        for (int64_t p = 0; p < depth; ++p) {
-            const void* in = element(g.b, depth0 + p, at.col + j);
-            float* to = out + p * micro_cols();
-            if (cols < micro_cols()) {
-                widen(in, g.b.type, cols, to, micro_cols());
-                continue;
-            }
-            store_full(load_full(in, g.b.type, 0), to, DType::f32, 0);
-            store_full(load_full(in, g.b.type, lanes()), to, DType::f32, lanes());
-        }
-    }
-}
-
-inline void finish(const Gemm& g, const Rectangle& at, const float* sums) {
-    for (int64_t r = 0; r < at.rows; ++r) {
-        void* c = element(g.c, at.row + r, at.col);
-        const float* sum = sums + r * kTileCols;
+        const void* c = element(g.c, at.row + r, at.col);
         for_vectors(at.cols, [&](int64_t i, int64_t n) {
-            V32 v = load(sum, DType::f32, i, n);
-            if (g.bias.data != nullptr)
-                v = hn::Add(v, load(g.bias.data, g.bias.type, at.col + i, n));
+            V32 v = hn::Zero(F32());
+            if (g.bias.data != nullptr) v = load(g.bias.data, g.bias.type, at.col + i, n);
             if (g.addend.data != nullptr) {
                 v = hn::Add(v, load(element(g.addend, at.row + r, at.col), g.addend.type, i, n));
             }
             if (g.accumulate) v = hn::Add(v, load(c, DType::f32, i, n));
-            store(v, c, g.c.type, i, n);
+            store(v, element(sums, r, 0), DType::f32, i, n);
+        });
+    }
+}
+
+inline void sum_tile(const Gemm& g, const Rectangle& at, const View& sums) {
+    start(g, at, sums);
+    const int64_t total = g.form == Form::tn ? g.a.rows : g.a.cols;
+    if (total == 0) return;
+    if (g.a.type != DType::f32) return multiply_narrow(g, at, total, sums);
+    multiply(g.form, part_of_a(g, at, 0, total), part_of_b(g, at, 0, total), sums);
+}
+
+HWY_NOINLINE void round_tile(const Gemm& g, const Rectangle& at) {
+    alignas(64) float room[kTileRows * kTileCols];
+    sum_tile(g, at, View::of(room, DType::f32, at.rows, at.cols));
+    for (int64_t r = 0; r < at.rows; ++r) {
+        void* c = element(g.c, at.row + r, at.col);
+        const float* sum = room + r * at.cols;
+        for_vectors(at.cols, [&](int64_t i, int64_t n) {
+            store(load(sum, DType::f32, i, n), c, g.c.type, i, n);
         });
     }
 }
 
 void GemmTile(const Gemm& g, const Rectangle& at) {
-    Room room;
-    const int64_t total = g.form == Form::tn ? g.a.rows : g.a.cols;
-    if (total == 0) std::fill_n(room.c, kTileRows * kTileCols, 0.0f);
-    for (int64_t depth0 = 0; depth0 < total; depth0 += kDepth) {
-        const int64_t depth = std::min(kDepth, total - depth0);
-        const Left a = pack_a(g, at, depth0, depth, room.a);
-        pack_b(g, at, depth0, depth, room.b);
-        for (int64_t j = 0; j < at.cols; j += micro_cols()) {
-            for (int64_t r = 0; r < at.rows; r += kMicroRows) {
-                micro(depth, {room.a + r * kRowStep, a.row, a.step}, room.b + j * kDepth,
-                      micro_cols(), room.c + r * kTileCols + j, kTileCols, depth0 > 0);
-            }
-        }
-    }
-    finish(g, at, room.c);
+    if (g.c.type != DType::f32) return round_tile(g, at);
+    sum_tile(g, at, g.c.block(at.row, at.rows, at.col, at.cols));
 }
+
+const char* TargetName() { return hwy::TargetName(HWY_TARGET); }
 
 }  // namespace ferry::ops::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -129,6 +113,11 @@ namespace ferry::ops {
 
 HWY_EXPORT(GemmTile);
 void gemm_tile(const Gemm& gemm, const Rectangle& at) { HWY_DYNAMIC_DISPATCH(GemmTile)(gemm, at); }
+
+HWY_EXPORT(TargetName);
+std::string library_versions() {
+    return std::string(openblas_get_config()) + ", Highway " + HWY_DYNAMIC_DISPATCH(TargetName)();
+}
 
 }  // namespace ferry::ops
 #endif

@@ -7,7 +7,7 @@
 namespace ferry::ops {
 
 // A rectangle of c, at most kTileRows x kTileCols.
-constexpr int64_t kTileRows = 256, kTileCols = 256;
+constexpr int64_t kTileRows = 512, kTileCols = 512;
 struct Rectangle {
     int64_t row, rows, col, cols;
 };

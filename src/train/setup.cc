@@ -2,6 +2,8 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include "ferry/ops.h"
+
 namespace ferry::train {
 
 model::Shape shape_of(const Config& config) {
@@ -83,11 +85,11 @@ std::string numerics_text(const Config& config) {
     return fmt::format(
         "model {}x{} heads {}/{}x{} mlp {} vocab {} tied {} theta {} eps {}; sequence {} "
         "micro-batch {} x {}; "
-        "head tile {} mlp tile {}; compute {} residual {} wire {}; ranks 1; device cpu; ops 1",
+        "head tile {} mlp tile {}; compute {} residual {} wire {}; ranks 1; device cpu; ops 2; {}",
         s.layers, s.hidden, s.heads, s.kv_heads, s.head_dim, s.intermediate, s.vocab,
         s.tie_embeddings, s.rope_theta, s.norm_eps, n.sequence, n.micro_batch,
         config.batch.micro_batches, n.head_tile, n.mlp_tile, name_of(n.compute),
-        name_of(n.residual), name_of(n.wire));
+        name_of(n.residual), name_of(n.wire), ops::library_versions());
 }
 
 uint64_t numerics_hash(const Config& config) {

@@ -455,18 +455,21 @@ TEST(CpuOps, threads_and_alignment_change_no_bit) {
     }
 }
 
-// Sums do not know of tiles: a row of a product is the same whichever product it is part of.
-TEST(CpuOps, a_row_s_product_does_not_depend_on_the_other_rows) {
-    Team team(2);
-    const auto ops = make_cpu_ops(team);
-    const Matrix a = Matrix(DType::f32, 777, 300).random(1),
-                 b = Matrix(DType::f32, 500, 300).random(2);
-    Matrix whole(DType::f32, 777, 500), part(DType::f32, 5, 500);
-    ops->gemm({.form = Form::nt, .a = a.view(), .b = b.view(), .c = whole.view()}, nullptr);
-    ops->gemm({.form = Form::nt, .a = a.view().row_range(400, 5), .b = b.view(), .c = part.view()},
-              nullptr);
-    for (int64_t r = 0; r < 5; ++r) {
-        for (int64_t c = 0; c < 500; ++c) ASSERT_EQ(part.get(r, c), whole.get(400 + r, c));
+// A BLAS that shares scratch between callers without a lock gives wrong sums now and then.
+TEST(CpuOps, many_threads_multiply_at_once) {
+    Team team(4), one(1);
+    const auto ops = make_cpu_ops(team), alone = make_cpu_ops(one);
+    const Matrix a = Matrix(DType::f32, 96, 64).random(1), b = Matrix(DType::f32, 64, 64).random(2);
+    Matrix expected(DType::f32, 96, 64);
+    const auto multiply = [&](Ops& with, Matrix& c) {
+        with.gemm({.form = Form::nt, .a = a.view(), .b = b.view(), .c = c.view()}, nullptr);
+    };
+    multiply(*alone, expected);
+    std::vector<Matrix> products(8, Matrix(DType::f32, 96, 64));
+    for (int round = 0; round < 2000; ++round) {
+        // Whole products side by side, whatever the tiles are.
+        team.parallel(8, [&](int64_t i) { multiply(*alone, products[static_cast<size_t>(i)]); });
+        for (const Matrix& product : products) ASSERT_TRUE(product.same_bytes(expected)) << round;
     }
 }
 

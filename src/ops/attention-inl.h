@@ -1,9 +1,9 @@
-// The inner product kernel that GEMM and attention share. Included once per SIMD target.
-#if defined(FERRY_OPS_MICRO_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef FERRY_OPS_MICRO_INL_H_
-#undef FERRY_OPS_MICRO_INL_H_
+// The inner product kernel of attention. Included once per SIMD target.
+#if defined(FERRY_OPS_ATTENTION_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FERRY_OPS_ATTENTION_INL_H_
+#undef FERRY_OPS_ATTENTION_INL_H_
 #else
-#define FERRY_OPS_MICRO_INL_H_
+#define FERRY_OPS_ATTENTION_INL_H_
 #endif
 
 #include "simd-inl.h"
