@@ -33,14 +33,5 @@ mapfile -t texts < <(dpkg-query -L fortunes fortunes-min |
 mkdir -p build/quickstart/nvme
 build/release/ferry data "${texts[@]}" -o build/quickstart/tokens.bin >&2
 
-# An OpenBLAS before 0.3.22 takes an AMD processor with AVX-512 for one without.
-flags=" $(grep -m 1 '^flags' /proc/cpuinfo || true) "
-blas=$(dpkg-query -W -f '${Version}' libopenblas0-pthread)
-if [ -z "${OPENBLAS_CORETYPE:-}" ] && dpkg --compare-versions "$blas" lt 0.3.22 &&
-    [[ $flags = *" avx512f "* && $flags = *" avx512dq "* && $flags = *" avx512bw "* && $flags = *" avx512vl "* ]]; then
-    say "OpenBLAS $blas may not know this processor's AVX-512: OPENBLAS_CORETYPE=SkylakeX"
-    export OPENBLAS_CORETYPE=SkylakeX
-fi
-
 say "training examples/quickstart.json"
 exec build/release/ferry train examples/quickstart.json "$@"

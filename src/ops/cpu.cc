@@ -41,7 +41,7 @@ std::pair<int64_t, int64_t> tile_sides(int64_t m, int64_t n) {
     return {even(m, rows, 8), even(n, cols, 32)};
 }
 
-// An OpenBLAS before 0.3.22 takes an AMD processor with AVX-512 for one without.
+// The environment can hold OpenBLAS to a core that does less than this processor.
 void advise_once() {
 #ifdef __x86_64__
     static std::once_flag once;
@@ -54,8 +54,9 @@ void advise_once() {
                           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
         if (!wide || (!chose(" Haswell ") && !chose(" Zen "))) return;
         log_info(
-            "OpenBLAS does not use this processor's AVX-512; OPENBLAS_CORETYPE=SkylakeX in the "
-            "environment makes it about twice as fast (and rounds differently)");
+            "OpenBLAS does not use this processor's AVX-512 (OPENBLAS_CORETYPE in the "
+            "environment?); "
+            "with it, it is about twice as fast, and rounds differently");
     });
 #endif
 }

@@ -259,6 +259,7 @@ void Run::measure_bound() {
         .device_bytes = room(config_.budgets.device_bytes, device_buffers),
         .host_bytes = room(config_.budgets.host_bytes, 0),
         .nvme_bytes = config_.budgets.nvme.empty() ? 0 : std::numeric_limits<double>::infinity()};
+    fill_buffers(plan_, device_->memory(), config_.model.vocab);
     input.kernel_seconds = time_kernels(step, kernels_, device_->memory(), *store_, plan_, 0);
     input.speeds.copy_bytes_per_s = time_copies(device_->stream(StreamKind::d2h), device_->memory(),
                                                 staging(Class::weight_piece), executor_);

@@ -30,6 +30,21 @@ swap::Call call_of(const swap::Task& task, std::span<std::byte> device, swap::St
 
 }  // namespace
 
+void fill_buffers(const planner::Plan& plan, std::span<std::byte> device, int64_t vocab) {
+    for (size_t c = 0; c < planner::kClasses; ++c) {
+        const planner::Buffers& b = plan.buffers[c];
+        if (b.tier != swap::Tier::device) continue;
+        const bool tokens = static_cast<planner::Class>(c) == planner::Class::tokens;
+        const auto count = static_cast<size_t>(b.bytes * b.count / 4);
+        auto* words = reinterpret_cast<uint32_t*>(device.data() + b.offset);
+        for (size_t i = 0; i < count; ++i) {
+            const auto noise = static_cast<uint32_t>((i + 1) * 2654435761U >> 16);
+            const uint32_t half = 0x3c80U | (noise & 0x807fU);  // +-0.016 to 0.031, as bf16
+            words[i] = tokens ? noise % static_cast<uint32_t>(vocab) : half << 16 | half;
+        }
+    }
+}
+
 double time_kernels(const swap::Schedule& step, swap::Kernels& kernels, std::span<std::byte> device,
                     swap::Store& store, const planner::Plan& plan, int64_t sequence) {
     // Blocks are alike; edge layers and chunks of different sizes are not.

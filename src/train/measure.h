@@ -11,6 +11,9 @@
 
 namespace ferry::train {
 
+// Fills the plan's device buffers with small numbers of every sign, in any compute type, and its
+// token buffers with tokens: what is left there by chance, zeros or denormals, takes other times.
+void fill_buffers(const planner::Plan& plan, std::span<std::byte> device, int64_t vocab);
 // Times the compute kernels of a recorded step, each kind of call once it is warm; returns their
 // sum over the step's calls, in seconds.
 double time_kernels(const swap::Schedule& step, swap::Kernels& kernels, std::span<std::byte> device,
