@@ -16,7 +16,11 @@ class BadInputTest(FerryTest):
         self.assertEqual(run.steps, [])
         for text in said:
             self.assertIn(text, run.err)
-        self.assertTrue(run.err.splitlines()[0].startswith("ferry: "), run.err)
+        # Log lines may come before it (they begin with the time); the error is one, and the last.
+        lines = run.err.splitlines()
+        errors = [i for i, line in enumerate(lines) if line.startswith("ferry: ")]
+        self.assertEqual(len(errors), 1, run.err)
+        self.assertTrue(all(line.startswith("  ") for line in lines[errors[0] + 1:]), run.err)
         self.assertEqual(os.listdir(self.path("nvme")), [])
 
     def refused(self, code, said, *arguments, **changes):
