@@ -43,8 +43,8 @@ std::unique_ptr<Volume> Volume::open(VolumeOptions options, Executor& executor) 
 }
 
 std::unique_ptr<Volume> open_volume(VolumeOptions options, Executor& executor,
-                                    BackendFactory make_backend) {
-    return std::make_unique<VolumeOnPaths>(std::move(options), executor, std::move(make_backend));
+                                    const BackendFactory& make_backend) {
+    return std::make_unique<VolumeOnPaths>(std::move(options), executor, make_backend);
 }
 
 // ---------------------------------------------------------------- opening

@@ -75,6 +75,6 @@ private:
 };
 
 std::unique_ptr<Volume> open_volume(VolumeOptions options, Executor& executor,
-                                    BackendFactory make_backend = {});
+                                    const BackendFactory& make_backend = {});
 
 }  // namespace ferry::aio

@@ -141,6 +141,7 @@ public:
 private:
     void measure_triad() {
         std::vector<double> rounds;
+        rounds.reserve(5);
         for (int i = 0; i < 5; ++i) {
             rounds.push_back(timed([&] {
                 on_threads(threads_, what_.count, [&](int64_t begin, int64_t n) {
@@ -171,7 +172,7 @@ private:
 
     // Always against the same fp32 moments; bytes the update itself has to move.
     double of_triad(const Row& row, DType gradient, int moments) const {
-        const auto bytes = static_cast<double>(8 * (1 + moments) + size_of(gradient) + 2);
+        const auto bytes = static_cast<double>(int64_t{8} * (1 + moments) + size_of(gradient) + 2);
         return bytes / row.value * 1e9 / triad_bytes_per_second_;
     }
 

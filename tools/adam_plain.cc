@@ -1,9 +1,11 @@
 #include "adam_plain.h"
 
 #if defined(__x86_64__)
+#ifndef __clang__
 // GCC 12 takes its own intrinsics' "undefined" operands for mistakes (its bug 105593).
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
 #include <immintrin.h>
 
 #define FERRY_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,f16c")))

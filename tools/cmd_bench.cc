@@ -27,7 +27,7 @@ DType type_from(const std::string& name) {
 }
 
 // Words of a list, "all" standing for every one of them.
-std::vector<std::string> expand(std::vector<std::string> words,
+std::vector<std::string> expand(const std::vector<std::string>& words,
                                 const std::vector<std::string>& known, const std::string& option) {
     std::vector<std::string> out;
     for (const std::string& word : words) {

@@ -1,7 +1,7 @@
 // The subcommands of `ferry`; each adds itself, with what it does, to the program's command line.
 #pragma once
 
-namespace CLI {
+namespace CLI {  // NOLINT(readability-identifier-naming): not ours
 class App;
 }
 

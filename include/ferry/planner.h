@@ -101,7 +101,7 @@ struct Plan {
 
 // Throws does_not_fit naming the tier, the bytes missing and the smallest budget that works.
 // activation_bytes: one block input of one micro-batch; scratch_bytes: the kernels' largest.
-Plan make_plan(const Config& config, std::vector<model::Layer> layers,
+Plan make_plan(const Config& config, const std::vector<model::Layer>& layers,
                const model::Numerics& numerics, int64_t activation_bytes, int64_t scratch_bytes);
 
 // ---------------------------------------------------------------- recorder

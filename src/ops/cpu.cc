@@ -17,7 +17,7 @@ namespace ferry::ops {
 namespace {
 
 // Elements that make a piece worth a task.
-constexpr int64_t kGrain = 32 * 1024;
+constexpr int64_t kGrain = 32 * kKiB;
 
 int64_t rows_per_piece(int64_t cols) {
     return std::max<int64_t>(1, kGrain / std::max<int64_t>(cols, 1));

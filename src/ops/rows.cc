@@ -195,7 +195,7 @@ void RoundLeaf(const float* accumulator, int64_t count, DType wire_type, void* w
     alignas(64) float lane[16];
     constexpr int64_t vectors = 16 / HWY_MIN(16, HWY_LANES(float));
     V32 sums[vectors];
-    for (int64_t v = 0; v < vectors; ++v) sums[v] = hn::Zero(d);
+    for (V32& sum : sums) sum = hn::Zero(d);
     for (int64_t first = 0; first < count; first += 16) {
         for (int64_t v = 0; v < vectors; ++v) {
             const int64_t i = first + v * lanes(), n = std::min(lanes(), count - i);

@@ -50,7 +50,7 @@ bool Plan::trains_below(int64_t layer) const {
                        [](const model::Layer& l) { return l.trainable_elements > 0; });
 }
 
-Plan make_plan(const Config& config, std::vector<model::Layer> layers,
+Plan make_plan(const Config& config, const std::vector<model::Layer>& layers,
                const model::Numerics& numerics, int64_t activation_bytes, int64_t scratch_bytes) {
     const bool automatic = config.swap.chunk_elements == 0;
     int64_t elements = automatic ? choose_chunk_elements(layers, config.budgets.host_bytes)
