@@ -163,7 +163,8 @@ private:
 
     void reserve_host_buffers() {
         int64_t leaves = 0;
-        for (const Chunk& chunk : chunks_) leaves += chunk.trainable ? chunk.count / kPage : 0;
+        for (const Chunk& chunk : chunks_)
+            leaves += chunk.trainable ? chunk.count / kLeafElements : 0;
         host().need("norm leaves", round_up(leaves * 4, kPage));
         reserve(Class::host_tokens, "token batches", std::min<int64_t>(2, group_size()));
         // One of each even without NVMe: first contents and the hash pass through them.

@@ -1,6 +1,7 @@
 #include <deque>
 #include <utility>
 
+#include "chunks.h"
 #include "ferry/planner.h"
 #include "hazards.h"
 
@@ -234,7 +235,7 @@ void Recorder::send_gradient(int64_t layer, const Lease& gradient) {
         Task norms{.verb = Verb::copy,
                    .lane = Lane::d2h,
                    .layer = static_cast<int32_t>(layer),
-                   .bytes = chunk.count / 4096 * 4};
+                   .bytes = chunk.count / kLeafElements * 4};
         norms.places[0] = wire.place(leaves_at);
         norms.places[1] = {Place::Kind::host, swap::kNoObject,
                            plan_.leaves_offset + chunk.first_leaf * 4};
