@@ -75,7 +75,7 @@ std::vector<Extents::PerPath> Extents::divide(std::span<const SlotClass> classes
     for (const PathShape& path : paths) room.push_back(path.capacity_bytes);
     const int64_t capacity = std::accumulate(room.begin(), room.end(), int64_t{0});
     std::vector<PerPath> counts;
-    int64_t needed = 0, missing = 0;
+    int64_t needed = 0, missing = 0, largest = 0;
     for (size_t c = 0; c < classes.size(); ++c) {
         counts.push_back(share(classes[c].slots, slot_bytes_[c], paths, room));
         int64_t placed = 0;
@@ -84,8 +84,11 @@ std::vector<Extents::PerPath> Extents::divide(std::span<const SlotClass> classes
             placed += counts[c][p];
         }
         needed += classes[c].slots * slot_bytes_[c];
+        largest = std::max(largest, slot_bytes_[c]);
         missing += (classes[c].slots - placed) * slot_bytes_[c];
     }
+    // A slot lies on one path: what is left at the end of each may be too small for one.
+    const int64_t enough = needed + (static_cast<int64_t>(paths.size()) - 1) * largest;
     std::string names;
     for (const PathShape& path : paths) names += (names.empty() ? "" : ", ") + path.name;
     if (missing > 0)
@@ -95,7 +98,8 @@ std::vector<Extents::PerPath> Extents::divide(std::span<const SlotClass> classes
                      .where = names,
                      .measured = std::to_string(needed) + " bytes needed",
                      .limit = std::to_string(capacity) + " bytes given",
-                     .remedy = "raise a path's size by what is missing, or add a path"});
+                     .remedy = "give the paths " + std::to_string(enough) +
+                               " bytes in all, or add a path"});
     return counts;
 }
 

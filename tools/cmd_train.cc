@@ -31,8 +31,9 @@ struct TrainOptions {
 };
 
 nlohmann::json to_json(const train::StepReport& report) {
+    const bool computed = report.targets > 0;  // else there is no loss, which is not a loss of 0
     return {{"step", report.step},
-            {"loss", report.loss},
+            {"loss", computed ? nlohmann::json(report.loss) : nlohmann::json()},
             {"gradient_norm", report.gradient_norm},
             {"clip_factor", report.clip_factor},
             {"lr", report.lr},

@@ -7,11 +7,14 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+usage() { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; }
+
 quick=false
 case "${1:-}" in
     "") ;;
     --quick) quick=true ;;
-    *) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; exit 2 ;;
+    -h | --help) usage; exit 0 ;;
+    *) usage >&2; exit 2 ;;
 esac
 
 say() { echo "== [$((SECONDS / 60)):$(printf %02d $((SECONDS % 60)))] $*"; }

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -16,14 +17,29 @@ void name_this_thread(std::string_view name) {
     pthread_setname_np(pthread_self(), std::string(name.substr(0, 15)).c_str());
 }
 
+template <class Body>
+std::thread start_thread(std::string name, Body body) {
+    try {
+        return std::thread([name, body = std::move(body)]() mutable {
+            name_this_thread(name);
+            body();
+        });
+    } catch (const std::system_error& error) {
+        throw Error(Trouble::does_not_fit,
+                    {.what = "a thread cannot be started",
+                     .where = "thread \"" + name + "\"",
+                     .measured = error.code().message(),
+                     .limit = "the user's processes (ulimit -u) or the container's (pids.max)",
+                     .remedy = "raise that limit, or end other processes"});
+    }
+}
+
 // A bounded FIFO of jobs and the thread that runs them.
 class Lane {
 public:
     Lane(std::string name, int depth)
-        : ring_(static_cast<size_t>(depth)), thread_([this, name = std::move(name)] {
-              name_this_thread(name);
-              loop();
-          }) {}
+        : ring_(static_cast<size_t>(depth)),
+          thread_(start_thread(std::move(name), [this] { loop(); })) {}
 
     ~Lane() {
         {
@@ -111,10 +127,9 @@ public:
 private:
     struct Hosted {
         explicit Hosted(Service& hosted_service)
-            : service(hosted_service), thread([this] {
-                  name_this_thread(service.name());
+            : service(hosted_service), thread(start_thread(std::string(service.name()), [this] {
                   while (!stopping.load(std::memory_order_acquire)) service.turn(kForever);
-              }) {}
+              })) {}
         ~Hosted() {
             stopping.store(true, std::memory_order_release);
             service.interrupt();

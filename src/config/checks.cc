@@ -30,6 +30,7 @@ std::string show(const char* name, int64_t value) {
 
 // The divisor of `whole` nearest to `wish`: what a user can write instead.
 int64_t nearest_divisor(int64_t whole, int64_t wish) {
+    wish = std::min(wish, whole);
     for (int64_t step = wish == 0 ? 1 : 0; step < whole; ++step) {
         if (wish > step && whole % (wish - step) == 0) return wish - step;
         if (whole % (wish + step) == 0) return wish + step;

@@ -28,12 +28,19 @@ std::string wanted(const Key& key) {
                                  .remedy = std::move(remedy)});
 }
 
+// "write 1 instead": the end of the range that the value is beyond, where it belongs to the range.
+std::string nearest_end(const Range& range, const json& found) {
+    const bool low = found.is_number() && found.get<double>() <= range.low;
+    if (low ? range.above_low : range.below_high) return "choose a value inside the range";
+    return "the nearest value allowed is " + format_number(low ? range.low : range.high);
+}
+
 [[noreturn]] void out_of_range(const Place& at, const json& found) {
     throw Error(Trouble::usage, {.what = "value outside its range",
                                  .where = at.where,
                                  .measured = found.dump(),
                                  .limit = describe(at.key.range, at.key.form),
-                                 .remedy = std::string(at.key.doc)});
+                                 .remedy = nearest_end(at.key.range, found)});
 }
 
 bool inside(const Range& range, double value) {

@@ -121,10 +121,18 @@ private:
     const Workload& work_;
 };
 
-void spend_nvme(Plan& plan, Budget& nvme) {
+// A slot lies on one path: what is left at the end of each may be too small for one.
+int64_t enough_over(size_t paths, const Plan& plan) {
+    int64_t largest = 0;
+    for (const aio::SlotClass& c : plan.slot_classes) largest = std::max(largest, c.slot_bytes);
+    return plan.nvme_bytes + (static_cast<int64_t>(paths) - 1) * largest;
+}
+
+void spend_nvme(Plan& plan, Budget& nvme, size_t paths) {
     for (const aio::SlotClass& c : plan.slot_classes) nvme.need(c.name, c.slots * c.slot_bytes);
     plan.nvme_bytes = nvme.spent();
     if (!nvme.exceeded()) return;
+    const std::string enough = std::to_string(enough_over(paths, plan));
     throw Error(Trouble::does_not_fit,
                 {.what = "the NVMe budget is too small",
                  .where = "budgets.nvme",
@@ -132,19 +140,20 @@ void spend_nvme(Plan& plan, Budget& nvme) {
                              std::to_string(nvme.spent()) + " bytes)",
                  .limit = format_bytes(nvme.limit()) + " over all paths, " +
                           format_bytes(nvme.spent() - nvme.limit()) + " missing",
-                 .remedy = "raise the sizes in budgets.nvme to " + std::to_string(nvme.spent()) +
+                 .remedy = "raise the sizes in budgets.nvme to " + enough +
                            " in all, add a path, or raise budgets.host"});
 }
 
 }  // namespace
 
-void lay_out(Plan& plan, const Placement& placement, const Workload& work, Budget nvme) {
+void lay_out(Plan& plan, const Placement& placement, const Workload& work, Budget nvme,
+             size_t paths) {
     plan.groups = placement.groups;
     Layout layout(plan, placement, work);
     layout.make_buffers();
     layout.make_objects();
     layout.assign_addresses();
-    spend_nvme(plan, nvme);
+    spend_nvme(plan, nvme, paths);
     for (const Budget* budget : {&placement.device, &placement.host, &std::as_const(nvme)}) {
         plan.rows.insert(plan.rows.end(), budget->rows().begin(), budget->rows().end());
     }

@@ -39,7 +39,7 @@ Plan plan_with(int64_t chunk_elements, const Config& config,
     const Workload work{plan.layers, numerics, plan.chunk_elements, activation_bytes,
                         scratch_bytes};
     const Placement placement = place(config, work, plan.chunks);
-    lay_out(plan, placement, work, nvme_budget(config));
+    lay_out(plan, placement, work, nvme_budget(config), config.budgets.nvme.size());
     return plan;
 }
 

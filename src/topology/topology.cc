@@ -116,8 +116,8 @@ Topology discover_topology() {
     const auto limits = topology::read_cgroup(membership.str(), "/sys/fs/cgroup");
     found.cpu_quota = limits.cpus;
     const int64_t installed = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
-    found.memory_limit_bytes =
-        limits.memory_bytes > 0 ? std::min(limits.memory_bytes, installed) : installed;
+    // Also above what is installed: virtual machines may be given more memory as they use it.
+    found.memory_limit_bytes = limits.memory_bytes > 0 ? limits.memory_bytes : installed;
     found.memlock_limit_bytes = memlock_limit();
     return found;
 }

@@ -14,7 +14,7 @@ struct Fractions {
 };
 
 bool admissible(const BoundInput& in, const Fractions& f) {
-    const double weights = in.weight_bytes * in.parameters, state = kStateBytes * in.parameters;
+    const double weights = in.weights.bytes, state = kStateBytes * in.parameters;
     const double in_host = 1 - f.weights_on_nvme - f.weights_on_device;
     if (in_host < -1e-9) return false;
     return f.weights_on_device * weights <= in.device_bytes &&
@@ -29,10 +29,16 @@ struct Term {
 
 Term slowest(const BoundInput& in, const Fractions& f) {
     const double n = in.parameters;
-    const double up = 2 * in.weight_bytes * (1 - f.weights_on_device) * n + in.input_bytes;
+    const WeightTraffic& w = in.weights;
+    // The best choice of that size: what is visited twice stays near, what is frozen goes far.
+    const auto reads_without = [&w](double kept) {
+        return std::max(0.0, w.read_bytes - 2 * kept * w.bytes);
+    };
+    const double up = reads_without(f.weights_on_device) + in.input_bytes;
     const double down = in.wire_bytes * n + in.input_bytes;
-    const double stored =
-        (2 * kStateBytes * (1 - f.state_in_host) + 3 * in.weight_bytes * f.weights_on_nvme) * n;
+    const double stored = 2 * kStateBytes * (1 - f.state_in_host) * n +
+                          reads_without(1 - f.weights_on_nvme) +
+                          std::max(0.0, f.weights_on_nvme * w.bytes - w.frozen_bytes);
     const double update = (2 * kStateBytes + in.wire_bytes + in.weight_bytes) * n;
     const LinkSpeeds& s = in.speeds;
     const double dram = update + up + down + s.dram_per_nvme_byte * stored;
@@ -46,6 +52,28 @@ Term slowest(const BoundInput& in, const Fractions& f) {
 }
 
 }  // namespace
+
+WeightTraffic weight_traffic(const std::vector<model::Layer>& layers, const model::Shape& shape,
+                             int64_t step_tokens, DType type) {
+    WeightTraffic found;
+    const auto bytes_of = [type](int64_t elements) { return double(elements * size_of(type)); };
+    bool trains_below = false;
+    for (const model::Layer& layer : layers) {
+        const double bytes = bytes_of(layer.elements);
+        const bool trains = layer.trainable_elements > 0;
+        found.bytes += bytes;
+        found.frozen_bytes += bytes_of(layer.elements - layer.trainable_elements);
+        if (layer.kind == model::LayerKind::embedding) {
+            found.read_bytes += bytes_of(std::min(step_tokens, shape.vocab) * shape.hidden);
+            if (shape.tie_embeddings) found.read_bytes += bytes;
+        } else {
+            const bool backward = layer.kind == model::LayerKind::block && (trains || trains_below);
+            found.read_bytes += bytes * (backward ? 2 : 1);
+        }
+        trains_below = trains_below || trains;
+    }
+    return found;
+}
 
 Bound lower_bound(const BoundInput& input) {
     constexpr int kSteps = 64;

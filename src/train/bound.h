@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <string>
 
+#include "ferry/model.h"
+
 namespace ferry::train {
 
 // Link speeds of this machine, each measured alone.
@@ -16,10 +18,22 @@ struct LinkSpeeds {
     double dram_per_nvme_byte = 1;  // DRAM traffic that a byte from or to storage costs
 };
 
+// The weights in the compute type, frozen ones included.
+struct WeightTraffic {
+    double bytes = 0;
+    double frozen_bytes = 0;
+    double read_bytes = 0;  // that a step needs on the device, a layer counted at each visit
+};
+// Blocks are visited forward, and backward where a gradient passes through them; the head once; of
+// the embedding only the rows of a step's tokens, and all of it with the head when it is tied.
+WeightTraffic weight_traffic(const std::vector<model::Layer>& layers, const model::Shape& shape,
+                             int64_t step_tokens, DType type);
+
 struct BoundInput {
     double kernel_seconds = 0;                // of one step, each call measured alone
     double parameters = 0;                    // trainable
     double weight_bytes = 4, wire_bytes = 4;  // of each
+    WeightTraffic weights{};
     double input_bytes = 0;  // block inputs of a step that cannot stay on the device
     double device_bytes = 0, host_bytes = 0,
            nvme_bytes = 0;  // left for weights and state; may be infinite

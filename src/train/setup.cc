@@ -55,6 +55,7 @@ TokenLoader::Options loader_options(const Config& config) {
             .micro_batches = config.batch.micro_batches,
             .model_vocab = config.model.vocab,
             .held_back = config.data.held_back,
+            .evaluation_micro_batches = config.evaluate.micro_batches,
             .seed = config.seed};
 }
 
@@ -72,6 +73,20 @@ aio::VolumeOptions volume_options(const Config& config, const planner::Plan& pla
         options.paths.push_back({.path = path.path, .size_bytes = unlimited ? 0 : path.size_bytes});
     }
     return options;
+}
+
+planner::Plan within_memory(planner::Plan plan, const Topology& machine) {
+    const int64_t bytes = plan.device_bytes + plan.host_bytes;
+    if (bytes <= machine.memory_limit_bytes) return plan;
+    throw Error(Trouble::does_not_fit,
+                {.what = "this machine has less memory than the budgets allow the run to take",
+                 .where = "budgets.device, budgets.host",
+                 .measured = format_bytes(plan.device_bytes) + " for the CPU device and " +
+                             format_bytes(plan.host_bytes) + " for the host tier",
+                 .limit = format_bytes(machine.memory_limit_bytes) +
+                          " installed or allowed to this container",
+                 .remedy = "set budgets.device and budgets.host to less than that in all, and give "
+                           "the rest a path in budgets.nvme"});
 }
 
 int worker_threads(const Config& config, const Topology& topology, const Executor& executor) {

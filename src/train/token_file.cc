@@ -98,7 +98,8 @@ TokenFile::TokenFile(const std::string& path, int64_t model_vocab) {
 TokenFile::~TokenFile() { ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size()); }
 
 void TokenFile::map(const std::string& path) {
-    const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    // Without O_NONBLOCK opening a named pipe would wait for its writer.
+    const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     struct stat status {};
     if (file.get() < 0 || ::fstat(file.get(), &status) != 0) {
         const Trouble trouble = errno == EIO ? Trouble::io : Trouble::usage;

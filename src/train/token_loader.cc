@@ -29,7 +29,23 @@ struct TokenLoader::Impl {
                  .limit = std::to_string(options.sequence + 1) + " for one sequence",
                  .remedy = "use more text, a shorter batch.sequence or less data.held_back"});
         }
+        check_evaluation();
         if (info.masked) count_each_sequence();
+    }
+
+    void check_evaluation() const {
+        const int64_t there = ceil_div(evaluation, options.micro_batch);
+        if (options.evaluation_micro_batches <= there) return;
+        throw Error(Trouble::usage,
+                    {.what = "less text is held back than evaluation asks for",
+                     .where = "evaluate.micro_batches",
+                     .measured = std::to_string(evaluation) + " sequences are held back, " +
+                                 std::to_string(there) + " micro-batches",
+                     .limit = std::to_string(options.evaluation_micro_batches) + " asked for",
+                     .remedy = (there > 0 ? "set evaluate.micro_batches to " +
+                                                std::to_string(there) + " or less, or raise"
+                                          : std::string("raise")) +
+                               " data.held_back"});
     }
 
     void count_each_sequence() {

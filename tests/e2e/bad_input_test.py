@@ -42,7 +42,7 @@ class ConfigurationTest(BadInputTest):
         self.refused(USAGE, ["wrong type", "model.hidden", "text \"wide\""], model__hidden="wide")
         self.refused(USAGE, ["wrong type", "model", "array"], model=[])
         self.refused(USAGE, ["steps", "number 2.5"], steps=2.5)
-        self.refused(USAGE, ["steps", "-3"], steps=-3)
+        self.refused(USAGE, ["steps", "-3", "the nearest value allowed is 1"], steps=-3)
         self.refused(USAGE, ["precision", "fp32, bf16", "did you mean \"bf16\""], precision="bf61")
         self.refused(USAGE, ["budgets.host", "10 apples"], budgets__host="10 apples")
         self.refused(USAGE, ["io.block_bytes", "5000", "8192"], io__block_bytes=5000)
@@ -56,6 +56,7 @@ class ConfigurationTest(BadInputTest):
         self.refused(USAGE, ["model.heads", "hidden 64, heads 7", "set heads 8"], model__heads=7)
         self.refused(USAGE, ["model.kv_heads", "heads 4, kv_heads 3", "set kv_heads"],
                      model__kv_heads=3)
+        self.refused(USAGE, ["model.kv_heads", "set kv_heads 4"], model__kv_heads=12)
         self.refused(USAGE, ["model.head_dim", "head_dim 1", "even"], model__heads=64)
 
     def test_broken_files_and_command_lines(self):
@@ -70,6 +71,7 @@ class ConfigurationTest(BadInputTest):
             run = self.ferry(*arguments)
             self.assertEqual(run.code, USAGE, run.err)
             self.assertIn("--help", run.err + run.out)
+            self.assertTrue(run.err.startswith("ferry: "), run.err)
 
 
 class DoesNotFitTest(BadInputTest):
@@ -121,6 +123,32 @@ class DoesNotFitTest(BadInputTest):
         small = {"budgets__host": "200KiB", "steps": 2}
         self.refused(DOES_NOT_FIT, ["NVMe budget"], **small, budgets__nvme=half[:1])
         self.assert_trained(self.train(self.config(**small, budgets__nvme=half)))
+
+    def test_nvme_budget_over_two_paths(self):
+        small = {"budgets__host": "200KiB", "steps": 2}
+
+        def paths(first, second):
+            return [self.nvme(first), self.nvme(second, "nvme2")]
+        run = self.refused(DOES_NOT_FIT, ["NVMe budget"], **small,
+                           budgets__nvme=paths("100KiB", "100KiB"))
+        enough = int(re.search(r'to ([0-9]+) in all', run.err).group(1))
+        for part in (enough // 2, enough // 3 + 1, 1234567):
+            run = self.train(self.config(**small, budgets__nvme=paths(part, enough - part)))
+            self.assert_trained(run)
+
+    def test_more_than_the_machine_has(self):
+        self.refused(DOES_NOT_FIT, ["less memory than the budgets allow", "budgets.host",
+                                    "budgets.nvme"],
+                     model__hidden=65536, model__intermediate=262144, model__layers=512, steps=2)
+
+    def test_threads_that_cannot_be_started(self):
+        if os.geteuid() == 0:
+            self.skipTest("root has no limit on its processes")
+
+        def limit():
+            resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+        run = self.train(self.config(steps=2), preexec_fn=limit)
+        self.assert_refused(run, DOES_NOT_FIT, "thread", "ulimit -u")
 
 
 class NvmePathTest(BadInputTest):
@@ -227,6 +255,16 @@ class DataTest(BadInputTest):
     def test_too_short(self):
         self.refused(USAGE, ["tokens.bin"], batch__sequence=100000)
 
+    def test_less_held_back_than_evaluated(self):
+        run = self.refused(USAGE, ["evaluate.micro_batches", "10000 asked for", "held back"],
+                           evaluate__micro_batches=10000)
+        most = int(re.search("set evaluate.micro_batches to ([0-9]+)", run.err).group(1))
+        self.assert_trained(self.train(self.config(steps=1, evaluate__micro_batches=most)))
+
+    def test_a_pipe_that_nobody_writes_to(self):
+        os.mkfifo(self.path("fifo"))
+        self.refused(USAGE, ["fifo", "not a regular file"], data__tokens=self.path("fifo"))
+
     def test_data_keeps_what_is_there(self):
         run = self.ferry("data", self.path("tokens.bin"), "-o", self.path("text.txt"))
         self.assert_refused(run, USAGE, "text.txt", "no token file")
@@ -263,6 +301,18 @@ class WeightsOutTest(BadInputTest):
                                   stderr=subprocess.PIPE, text=True, check=False)
         self.assertEqual(done.returncode, IO, done.stderr)
         self.assertIn("standard output", done.stderr)
+
+    def test_the_reader_goes_away(self):
+        command = [FERRY, *self.command(self.config(**NvmePathTest.SMALL,
+                                                    budgets__nvme=[self.nvme()]))]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              text=True) as run:
+            run.stdout.readline()
+            run.stdout.close()
+            said = run.stderr.read()
+        self.assertEqual(run.returncode, IO, said)
+        self.assertIn("Broken pipe", said)
+        self.assertEqual(os.listdir(self.path("nvme")), [])
 
 
 class DivergedTest(BadInputTest):

@@ -15,6 +15,7 @@ BoundInput billion() {
         .parameters = 1e9,
         .weight_bytes = 2,
         .wire_bytes = 2,
+        .weights = {.bytes = 2e9, .frozen_bytes = 0, .read_bytes = 4e9},
         .device_bytes = 0,
         .host_bytes = kInfinite,
         .nvme_bytes = kInfinite,
@@ -53,6 +54,42 @@ TEST(LowerBound, WeightsOnTheDeviceNeedNoCopies) {
     EXPECT_EQ(lower_bound(input).binding, "host to device");
     input.device_bytes = kInfinite;
     EXPECT_NEAR(lower_bound(input).seconds, 2.0 / 5, 1e-9);  // the gradients' way down
+}
+
+TEST(LowerBound, FrozenWeightsTravelToo) {
+    BoundInput input = billion();
+    input.weights = {.bytes = 6e9, .frozen_bytes = 4e9, .read_bytes = 12e9};
+    EXPECT_NEAR(lower_bound(input).seconds, (28.0 + 12 + 2) / 160, 1e-9);
+    // What the host cannot hold of them is read from NVMe at each visit and never written.
+    input.host_bytes = 16e9;  // all the state and two thirds of the weights
+    input.nvme_bytes = 4e9;
+    input.speeds.nvme_bytes_per_s = 1e9;
+    const Bound bound = lower_bound(input);
+    EXPECT_EQ(bound.binding, "nvme");
+    EXPECT_NEAR(bound.seconds, 4.125, 1e-9);  // 2 x 22/64 of 6 GB, the grid's nearest to a third
+}
+
+TEST(WeightTraffic, CountsALayerAtEachVisit) {
+    const model::Shape shape{.hidden = 8,
+                             .layers = 2,
+                             .heads = 1,
+                             .kv_heads = 1,
+                             .head_dim = 8,
+                             .intermediate = 16,
+                             .vocab = 100,
+                             .tie_embeddings = false};
+    const auto traffic = [&](const std::vector<std::string>& freeze, int64_t tokens) {
+        return weight_traffic(model::layers_of(shape, freeze, false), shape, tokens, DType::bf16);
+    };
+    const auto layers = model::layers_of(shape, {}, false);
+    const double block = 2.0 * double(layers[1].elements), head = 2.0 * double(layers[3].elements);
+    EXPECT_EQ(traffic({}, 10).frozen_bytes, 0);
+    EXPECT_EQ(traffic({}, 10).read_bytes, 10 * 8 * 2 + 4 * block + head);
+    EXPECT_EQ(traffic({}, 1000).read_bytes, 100 * 8 * 2 + 4 * block + head);
+    // Only the head trains: no block is visited on the way back.
+    const std::vector<std::string> below{"model.embed*", "model.layers.*"};
+    EXPECT_EQ(traffic(below, 10).read_bytes, 10 * 8 * 2 + 2 * block + head);
+    EXPECT_GE(traffic(below, 10).frozen_bytes, 2 * block);
 }
 
 TEST(LowerBound, IsInfiniteWhenNothingIsAdmissible) {
