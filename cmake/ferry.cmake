@@ -5,7 +5,7 @@ function(ferry_compile_options target)
                            $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${FERRY_WERROR}>>:-Werror>
                            "$<$<COMPILE_LANGUAGE:CUDA>:${FERRY_CUDA_OPTIONS}>")
     if(FERRY_SANITIZE)
-        target_compile_options(${target} PRIVATE -fsanitize=${FERRY_SANITIZE} -fno-omit-frame-pointer -g)
+        target_compile_options(${target} PRIVATE -fsanitize=${FERRY_SANITIZE} -fno-omit-frame-pointer -g1)
         target_link_options(${target} PRIVATE -fsanitize=${FERRY_SANITIZE})
     endif()
 endfunction()

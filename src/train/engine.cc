@@ -224,12 +224,13 @@ private:
     std::span<std::byte> arena_;
     std::unique_ptr<aio::Volume> volume_;
     StepKernels kernels_;
-    std::unique_ptr<swap::Store> store_;
-    StateIo state_;
-    Settler settler_;
+    // Before the store, which after an error still finishes tasks of the schedules it was given.
     std::array<std::array<swap::Schedule, 2>, kPrevious> steps_{};  // [previous][bets]
     std::array<swap::Schedule, kPrevious> drains_{};
     swap::Schedule evaluation_{};
+    std::unique_ptr<swap::Store> store_;
+    StateIo state_;
+    Settler settler_;
     int64_t evaluation_size_ = 1;
     int64_t step_ = 0, updates_ = 0, sequence_ = 0;
     Previous previous_ = Previous::none;
