@@ -13,6 +13,12 @@ std::string_view name_of(Lane lane) {
     return kNames[static_cast<size_t>(lane)];
 }
 
+const char* name_of(Verb verb) {
+    static constexpr const char* kNames[] = {"kernel", "copy",   "read",   "write",
+                                             "seal",   "verify", "commit", "rollback"};
+    return kNames[static_cast<size_t>(verb)];
+}
+
 void prove_acyclic(const Schedule& schedule) {
     std::array<uint32_t, kLanes> recorded{};
     for (const Task& task : schedule.tasks) {

@@ -20,6 +20,7 @@ struct Flight {
     Call call{};
     aio::Operation operation{};
     Kernels* kernels = nullptr;
+    const char* name = "";
     bool finished = false;
     Nanos dispatched_ns = 0;
 };
@@ -166,10 +167,26 @@ private:
     void account(Lane lane, int64_t i) {
         LaneReport& report = reports_[at(lane)];
         const Nanos now = executor_.now();
-        report.busy_ns += now - std::max(flight(lane, i).dispatched_ns, last_done_ns_[at(lane)]);
+        const Nanos start = std::max(flight(lane, i).dispatched_ns, last_done_ns_[at(lane)]);
+        const Task& task = *flight(lane, i).call.task;
+        report.busy_ns += now - start;
         last_done_ns_[at(lane)] = now;
-        report.bytes += flight(lane, i).call.task->bytes;
+        report.bytes += task.bytes;
         ++report.tasks;
+        if (!options_.recording) return;
+        options_.recording->add({.row = options_.rows[at(lane)],
+                                 .name = flight(lane, i).name,
+                                 .begin_ns = start,
+                                 .end_ns = now,
+                                 .bytes = task.bytes,
+                                 .step = flight(lane, i).call.step,
+                                 .layer = task.layer,
+                                 .item = task.item});
+    }
+
+    const char* name_of_task(const Task& task) const {
+        const bool named = task.verb == Verb::kernel && options_.kernel_name;
+        return named ? options_.kernel_name(task.op) : name_of(task.verb);
     }
 
     Flight& flight(Lane lane, int64_t i) {
@@ -196,6 +213,7 @@ private:
         Flight& flight = this->flight(task.lane, board_.taken(task.lane));
         flight.call = {.task = &task, .step = active.step, .at = {}, .store = this};
         flight.kernels = &kernels_;
+        flight.name = name_of_task(task);
         flight.finished = false;
         flight.dispatched_ns = executor_.now();
         if (!resolve(task, flight.call)) return false;
@@ -270,6 +288,7 @@ private:
         } else {
             stream.launch({[](void* context, uint64_t) {
                                const Flight& f = *static_cast<Flight*>(context);
+                               const trace::Range range(f.name);
                                f.kernels->run(f.call);
                            },
                            &flight});
@@ -289,6 +308,7 @@ private:
     void work(const Flight& flight) {
         const Task& task = *flight.call.task;
         const std::span<std::byte> bytes(flight.call.at[0], static_cast<size_t>(task.bytes));
+        const trace::Range range(flight.name);
         switch (task.verb) {
             case Verb::seal:
                 seal(task.object, bytes);

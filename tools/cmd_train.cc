@@ -25,7 +25,7 @@ std::atomic<bool> interrupted = false;
 struct TrainOptions {
     std::string config{};
     std::vector<std::string> overrides{};
-    std::string weights_out{};
+    std::string weights_out{}, trace{};
     bool json = false;
     bool bound = true;
 };
@@ -59,22 +59,22 @@ void print_step(const train::StepReport& report, int64_t steps) {
 }
 
 // Before the training, not after it: what can be known then must not cost the run's weights.
-void check_weights_out(const std::string& path) {
+void check_writable(const std::string& option, const std::string& path) {
     if (path.empty()) return;
     const std::filesystem::path file(path), parent = file.parent_path();
     const std::string directory = parent.empty() ? "." : parent.string();
     const auto refuse = [&](std::string what, std::string measured) {
         throw Error(Trouble::usage, {.what = std::move(what),
-                                     .where = "--weights-out " + path,
+                                     .where = option + " " + path,
                                      .measured = std::move(measured),
                                      .remedy = "name a file in a directory that you may write to"});
     };
     if (access(directory.c_str(), W_OK | X_OK) != 0) {
-        refuse("the weights cannot be written there", directory + ": " + std::strerror(errno));
+        refuse("nothing can be written there", directory + ": " + std::strerror(errno));
     }
     if (!std::filesystem::is_directory(directory)) refuse("not in a directory", directory);
     if (std::filesystem::exists(file) && !std::filesystem::is_regular_file(file)) {
-        refuse("the weights would replace something that is no file", path);
+        refuse("it would replace something that is no file", path);
     }
 }
 
@@ -84,7 +84,10 @@ public:
         : options_(options),
           config_(load_config(options.config, options.overrides)),
           executor_(make_thread_executor()),
-          engine_(train::Engine::make(config_, {.executor = executor_.get()})) {}
+          recording_(options.trace.empty() ? 0 : kTraceSlices),
+          engine_(train::Engine::make(
+              config_, {.executor = executor_.get(),
+                        .recording = options.trace.empty() ? nullptr : &recording_})) {}
 
     void run() {
         if (!options_.json) {
@@ -148,6 +151,14 @@ private:
         }
         if (config_.hash_every != "step") print_hash(steps_);
         if (!options_.weights_out.empty()) write_weights();
+        if (!options_.trace.empty()) write_trace();
+    }
+
+    void write_trace() {
+        recording_.write(options_.trace);
+        if (recording_.dropped() == 0) return;
+        log_warn(fmt::format("the trace holds the first {} tasks of the run; {} more did not fit",
+                             recording_.size(), recording_.dropped()));
     }
 
     void write_weights() {
@@ -166,7 +177,9 @@ private:
 
     TrainOptions options_;
     Config config_;
+    static constexpr size_t kTraceSlices = 200'000;  // 18 MB
     std::unique_ptr<Executor> executor_;
+    trace::Recording recording_;
     std::unique_ptr<train::Engine> engine_;
     int64_t steps_ = 0, evaluated_ = -1;
 };
@@ -184,6 +197,8 @@ void add_train_command(CLI::App& app) {
         ->allow_extra_args(false);
     command->add_option("--weights-out", options->weights_out,
                         "write the final fp32 weights (safetensors)");
+    command->add_option("--trace", options->trace,
+                        "write what each lane did when (Chrome trace: ui.perfetto.dev)");
     command->add_flag("--json", options->json, "one JSON object a step on standard output");
     command->add_flag("!--no-bound", options->bound,
                       "do not measure the lower bound of a step first");
@@ -199,7 +214,8 @@ void add_train_command(CLI::App& app) {
         action.sa_flags = SA_RESETHAND;
         sigaction(SIGINT, &action, nullptr);
         sigaction(SIGTERM, &action, nullptr);
-        check_weights_out(options->weights_out);
+        check_writable("--weights-out", options->weights_out);
+        check_writable("--trace", options->trace);
         TrainCommand(*options).run();
     });
 }

@@ -124,6 +124,8 @@ enum class Op : uint8_t {
     recast,           // team: {state, weight}; item: chunk
 };
 
+const char* name_of(Op op);
+
 class Recorder;
 
 // A view of a buffer between two points of the program; given back by the destructor.

@@ -13,6 +13,7 @@
 #include "ferry/aio.h"
 #include "ferry/base.h"
 #include "ferry/device.h"
+#include "ferry/trace.h"
 
 namespace ferry::swap {
 
@@ -67,6 +68,8 @@ enum class Verb : uint8_t {
     commit,    // write: the pending version becomes current, the old one is free
     rollback,  // write: the pending version is free
 };
+
+const char* name_of(Verb verb);
 
 constexpr int kPlaces = 8;
 struct Task {
@@ -149,6 +152,11 @@ struct StoreOptions {
     uint32_t resources = 0;  // planned buffers and objects, as the recorder numbered them
     bool verify = true;
     std::span<std::byte> host_arena{};
+    // Optional: a slice for each task on its lane's row, from when it could start to when it was
+    // seen done. Kernel tasks are named by their op, everything else by its verb.
+    trace::Recording* recording = nullptr;
+    std::array<trace::RowId, kLanes> rows{};
+    const char* (*kernel_name)(uint8_t op) = nullptr;
 };
 
 // What moved over each link since the last reset, and how long each lane was busy.

@@ -16,6 +16,7 @@
 #include "ferry/planner.h"
 #include "ferry/swap.h"
 #include "ferry/tokens.h"
+#include "ferry/trace.h"
 
 namespace ferry::train {
 
@@ -50,6 +51,7 @@ struct Runtime {
     Executor* executor = nullptr;
     std::function<std::unique_ptr<aio::Volume>(aio::VolumeOptions, Executor&)> open_volume =
         &aio::Volume::open;
+    trace::Recording* recording = nullptr;  // of every task, from the first step on; optional
 };
 
 class Engine {

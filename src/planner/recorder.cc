@@ -7,6 +7,40 @@
 
 namespace ferry::planner {
 
+const char* name_of(Op op) {
+    switch (op) {
+        case Op::load_tokens:
+            return "load tokens";
+        case Op::load_evaluation:
+            return "load held-back tokens";
+        case Op::embed:
+            return "embed";
+        case Op::forward:
+            return "forward";
+        case Op::head:
+            return "head and loss";
+        case Op::head_loss:
+            return "loss";
+        case Op::backward:
+            return "backward";
+        case Op::embed_backward:
+            return "embed backward";
+        case Op::zero:
+            return "zero";
+        case Op::add:
+            return "add";
+        case Op::round:
+            return "round and norm";
+        case Op::update:
+            return "update";
+        case Op::update_bet:
+            return "update (bet)";
+        case Op::recast:
+            return "recast";
+    }
+    bug("unknown operation");
+}
+
 using swap::Lane;
 using swap::ObjectId;
 using swap::Place;

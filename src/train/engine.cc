@@ -45,12 +45,8 @@ public:
           arena_(pool_.reserve("state and staging", plan_.host_bytes, team_)),
           volume_(open_volume(config, plan_, arena_, numerics_hash(config), runtime)),
           kernels_(plan_, decoder_, *ops_, team_, loader_),
-          store_(swap::Store::make({.objects = plan_.objects,
-                                    .host_slots = plan_.host_slots,
-                                    .resources = plan_.resources,
-                                    .verify = plan_.verify,
-                                    .host_arena = arena_},
-                                   executor_, *device_, volume_.get(), kernels_)),
+          store_(swap::Store::make(store_options(runtime.recording), executor_, *device_,
+                                   volume_.get(), kernels_)),
           state_(plan_, *store_, team_, staging(Class::stage), staging(Class::weight_piece)),
           settler_(config, plan_, floats_at(plan_.leaves_offset)) {
         pool_.seal();
@@ -123,6 +119,23 @@ private:
                                                     const Runtime& runtime) {
         if (plan.slot_classes.empty()) return nullptr;
         return runtime.open_volume(volume_options(config, plan, arena, run_id), *runtime.executor);
+    }
+
+    swap::StoreOptions store_options(trace::Recording* recording) const {
+        swap::StoreOptions options{.objects = plan_.objects,
+                                   .host_slots = plan_.host_slots,
+                                   .resources = plan_.resources,
+                                   .verify = plan_.verify,
+                                   .host_arena = arena_,
+                                   .recording = recording,
+                                   .kernel_name = [](uint8_t op) {
+                                       return planner::name_of(static_cast<planner::Op>(op));
+                                   }};
+        for (size_t lane = 0; recording && lane < swap::kLanes; ++lane) {
+            options.rows[lane] = recording->add_row(
+                "measured", std::string(swap::name_of(static_cast<swap::Lane>(lane))));
+        }
+        return options;
     }
 
     std::span<std::byte> staging(Class c) const {
