@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -127,6 +128,31 @@ struct Schedule {
 // Aborts unless every wait points to a task that comes earlier in program order: such a schedule
 // cannot deadlock.
 void prove_acyclic(const Schedule& schedule);
+
+// ---------------------------------------------------------------- prediction
+
+// What several lanes draw on at once.
+enum class Shared : uint8_t { cores, disk, dram };
+constexpr int kShared = 3;
+// What a task takes alone, and the part of each shared resource that it needs meanwhile (1: all).
+struct Cost {
+    double seconds = 0;
+    std::array<double, kShared> part{};
+};
+using CostModel = std::function<Cost(const Task&)>;
+
+struct Timeline {
+    struct Slice {
+        double begin_s = 0, end_s = 0;  // since the step before was settled
+    };
+    std::vector<Slice> tasks{};  // the schedule's, in program order
+    double step_seconds = 0;     // from verdict to verdict once steps follow each other
+    std::array<double, kLanes> busy_seconds{};
+};
+// Replays `first` and then `steady` again and again, as the store does but without the work.
+// Running tasks that need more of a resource than there is slow down alike.
+Timeline predict(const Schedule& first, const Schedule& steady, uint32_t resources,
+                 const CostModel& cost);
 
 // ---------------------------------------------------------------- store and replay
 

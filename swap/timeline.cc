@@ -1,0 +1,128 @@
+// The replay of schedules in thought: the same waits as the store's, seconds instead of work.
+#include <algorithm>
+#include <limits>
+#include <optional>
+
+#include "scoreboard.h"
+
+namespace ferry::swap {
+namespace {
+
+constexpr int64_t kSteps = 5;  // the last one is the answer: what the first left has settled
+
+struct Running {
+    double begin_s = 0, left_s = 0;  // left: as if alone
+    Cost cost{};
+    int64_t step = 0;
+    size_t task = 0;
+};
+
+class Prediction {
+public:
+    Prediction(const Schedule& first, const Schedule& steady, uint32_t resources,
+               const CostModel& cost)
+        : first_(first), steady_(steady), cost_(cost), board_(resources) {}
+
+    Timeline run() {
+        result_.tasks.resize(steady_.tasks.size());
+        append();
+        while (true) {
+            while (start_ready()) {
+            }
+            if (idle()) break;
+            advance();
+            if (step_ < kSteps && board_.reached(board_.newest(), schedule().verdict)) append();
+        }
+        FERRY_CHECK(board_.all_complete(), "a schedule that cannot end");
+        return std::move(result_);
+    }
+
+private:
+    const Schedule& schedule() const { return step_ == 1 ? first_ : steady_; }
+    bool idle() const {
+        return std::none_of(running_.begin(), running_.end(),
+                            [](const auto& task) { return task.has_value(); });
+    }
+
+    void append() {
+        result_.step_seconds = now_s_ - settled_s_;
+        settled_s_ = now_s_;
+        ++step_;
+        board_.append(schedule(), step_);
+    }
+
+    bool start_ready() {
+        bool any = false;
+        for (size_t lane = 0; lane < kLanes; ++lane) {
+            const Active* active = nullptr;
+            const Task* task =
+                running_[lane] ? nullptr : board_.next(static_cast<Lane>(lane), &active);
+            if (!task || !board_.ready(*task, *active)) continue;
+            const Cost cost = cost_(*task);
+            const auto index = static_cast<size_t>(task - active->schedule->tasks.data());
+            board_.take(static_cast<Lane>(lane));
+            running_[lane] = Running{now_s_, cost.seconds, cost, active->step, index};
+            any = true;
+        }
+        return any;
+    }
+
+    double rate(const Running& task, const std::array<double, kShared>& wanted) const {
+        double rate = 1;
+        for (size_t r = 0; r < kShared; ++r) {
+            if (task.cost.part[r] > 0) rate = std::min(rate, 1 / std::max(wanted[r], 1.0));
+        }
+        return rate;
+    }
+
+    // To the next completion.
+    void advance() {
+        std::array<double, kShared> wanted{};
+        for (const auto& task : running_) {
+            for (size_t r = 0; task && r < kShared; ++r) wanted[r] += task->cost.part[r];
+        }
+        double step_s = std::numeric_limits<double>::infinity();
+        for (const auto& task : running_) {
+            if (task) step_s = std::min(step_s, task->left_s / rate(*task, wanted));
+        }
+        now_s_ += step_s;
+        for (size_t lane = 0; lane < kLanes; ++lane) {
+            if (!running_[lane]) continue;
+            Running& task = *running_[lane];
+            const double share = rate(task, wanted);
+            const bool done = task.left_s / share <= step_s * (1 + 1e-12);
+            task.left_s -= step_s * share;
+            if (done) finish(lane);
+        }
+    }
+
+    void finish(size_t lane) {
+        const Running& task = *running_[lane];
+        if (task.step == kSteps) {
+            result_.tasks[task.task] = {task.begin_s - settled_s_, now_s_ - settled_s_};
+            result_.busy_seconds[lane] += now_s_ - task.begin_s;
+        }
+        running_[lane].reset();
+        const auto id = static_cast<Lane>(lane);
+        board_.complete(id, board_.completed(id) + 1);
+    }
+
+    const Schedule& first_;
+    const Schedule& steady_;
+    const CostModel& cost_;
+    Scoreboard board_;
+    std::array<std::optional<Running>, kLanes> running_{};
+    double now_s_ = 0, settled_s_ = 0;
+    int64_t step_ = 0;
+    Timeline result_;
+};
+
+}  // namespace
+
+Timeline predict(const Schedule& first, const Schedule& steady, uint32_t resources,
+                 const CostModel& cost) {
+    FERRY_CHECK(first.has_verdict && steady.has_verdict, "a step is settled");
+    return Prediction(first, steady, resources, cost).run();
+}
+
+}  // namespace ferry::swap
