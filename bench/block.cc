@@ -229,9 +229,10 @@ private:
         std::vector<int32_t> targets(static_cast<size_t>(t));
         for (size_t i = 0; i < targets.size(); ++i)
             targets[i] = static_cast<int32_t>(i % static_cast<size_t>(o_.vocab));
+        double loss = 0;
         report("head", time([&] {
                    decoder.head(weights.data(), nullptr, x.data(), targets.data(), 1e-4f, dx.data(),
-                                g.data(), nullptr, room.data());
+                                g.data(), nullptr, &loss, room.data());
                }),
                6.0 * static_cast<double>(t * o_.vocab * o_.hidden));
     }

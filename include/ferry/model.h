@@ -67,12 +67,6 @@ struct Layer {
 std::vector<Layer> layers_of(const Shape& shape, std::span<const std::string> freeze,
                              bool decay_norms);
 
-// What a micro-batch's head found.
-struct HeadReport {
-    double loss_sum = 0;  // over real targets, natural logarithm
-    int64_t targets = 0;  // real ones
-};
-
 // Every method is called inside a job of the compute stream; pointers are device memory, laid out
 // as Layer says, in the compute type; activations are [tokens, hidden] in the residual type.
 // `scratch` has scratch_bytes(). Nothing allocates.
@@ -97,12 +91,13 @@ public:
     // Final norm, logits, cross-entropy, fused over tiles of numerics().head_tile tokens. targets:
     // int32, -1 where not real. `table` and `table_gradient` are the embedding's when tied, else
     // null. Each target's gradient carries `scale` (1 / the step's real targets). dx receives
-    // d(x). gradient pointers may be null where nothing in them trains. dx may be null.
-    HeadReport head(const void* weights, const void* table, const void* x, const int32_t* targets,
-                    float scale, void* dx, float* gradient, float* table_gradient,
-                    std::byte* scratch) const;
-    HeadReport head_loss(const void* weights, const void* table, const void* x,
-                         const int32_t* targets, std::byte* scratch) const;
+    // d(x). gradient pointers may be null where nothing in them trains. dx may be null. Adds the
+    // losses (natural logarithm) over real targets to *loss_sum.
+    void head(const void* weights, const void* table, const void* x, const int32_t* targets,
+              float scale, void* dx, float* gradient, float* table_gradient, double* loss_sum,
+              std::byte* scratch) const;
+    void head_loss(const void* weights, const void* table, const void* x, const int32_t* targets,
+                   double* loss_sum, std::byte* scratch) const;
     // Adds each token's row of dx to gradient [vocab, hidden], in token order.
     void embed_backward(const int32_t* tokens, const void* dx, float* gradient) const;
 

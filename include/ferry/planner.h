@@ -32,7 +32,7 @@ struct Chunk {
     int64_t state_part_bytes() const { return count * 4; }  // of each of p, m, v in the slot
 };
 
-enum class Class : uint8_t {  // of equally large buffers; the first eight are device memory
+enum class Class : uint8_t {  // of equally large buffers; the first nine are device memory
     block_weights,
     edge_weights,
     block_gradient,
@@ -41,6 +41,7 @@ enum class Class : uint8_t {  // of equally large buffers; the first eight are d
     activation,
     tokens,
     scratch,
+    report,
     stage,
     weight_piece,
     gradient_piece,
@@ -48,7 +49,7 @@ enum class Class : uint8_t {  // of equally large buffers; the first eight are d
     park_piece,
     host_tokens,
 };
-constexpr int kClasses = 14;
+constexpr int kClasses = 15;
 struct Buffers {
     std::string name{};
     swap::Tier tier = swap::Tier::device;
@@ -86,8 +87,10 @@ struct Plan {
     std::vector<aio::SlotClass> slot_classes{};
     swap::HostSlots host_slots{};
     int64_t leaves = 0, leaves_offset = 0;  // fp32, in the host arena
-    uint32_t leaves_resource = 0, resources = 0;
-    int64_t device_bytes = 0, host_bytes = 0, nvme_bytes = 0;
+    int64_t report_offset = 0;              // of a step's report, in the host arena
+    uint32_t leaves_resource = 0, report_resource = 0, resources = 0;
+    // Of the arenas and volumes; the device holds device_overhead_bytes beside its arena.
+    int64_t device_bytes = 0, host_bytes = 0, nvme_bytes = 0, device_overhead_bytes = 0;
     int64_t io_bytes = 0;  // prefix of the host arena that meets io_uring
     std::vector<TierRow> rows{};
 
@@ -97,12 +100,26 @@ struct Plan {
         return {chunks.data() + l.first_chunk, static_cast<size_t>(l.chunks)};
     }
     bool trains_below(int64_t layer) const;  // something trainable in layers [0, layer)
+
+    // The report of a step: the sum of each micro-batch's losses (double), then of each layer
+    // whether an output was not finite (uint32). Kernels write it on the device, its copy lies in
+    // the host arena once the verdict is due.
+    int64_t nonfinite_offset() const { return micro_batches * 8; }
+    int64_t report_bytes() const {
+        return nonfinite_offset() + static_cast<int64_t>(layers.size()) * 4;
+    }
+};
+
+// What a device and its kernels ask for, in bytes.
+struct DeviceNeeds {
+    int64_t activation = 0;  // one block input of one micro-batch
+    int64_t scratch = 0;     // the kernels' largest
+    int64_t overhead = 0;    // of the budget, what the process holds beside its arena
 };
 
 // Throws does_not_fit naming the tier, the bytes missing and the smallest budget that works.
-// activation_bytes: one block input of one micro-batch; scratch_bytes: the kernels' largest.
 Plan make_plan(const Config& config, const std::vector<model::Layer>& layers,
-               const model::Numerics& numerics, int64_t activation_bytes, int64_t scratch_bytes);
+               const model::Numerics& numerics, const DeviceNeeds& needs);
 
 // ---------------------------------------------------------------- recorder
 
@@ -111,12 +128,13 @@ enum class Op : uint8_t {
     load_tokens,      // team: {host tokens and targets}; item: micro-batch of the step
     load_evaluation,  // the same for held-back text
     embed,            // {tokens, table, x}
-    forward,          // {weights, x_in, x_out, scratch}
-    head,             // {weights, table or none, x, tokens, dx, gradient, table gradient, scratch}
-    head_loss,        // {weights, table or none, x, tokens, -, -, -, scratch}
+    forward,          // {weights, x_in, x_out, scratch, report}
+    head,             // {weights, table or none, x, tokens, dx, gradient, table gradient, scratch,
+                      // report}; item: micro-batch, as the report counts them
+    head_loss,        // {weights, table or none, x, tokens, -, -, -, scratch, report}
     backward,         // {weights, x_in, dx, gradient or none, scratch}; bytes 1: needs dx
     embed_backward,   // {tokens, dx, gradient}
-    zero,             // {gradient}
+    zero,             // {gradient or report}
     add,              // {gradient, gradient to add}
     round,            // {gradient, wire, leaves}; item: chunk
     update,           // team: {state in, state out, gradient, weight}; item: chunk; settled scale
@@ -164,6 +182,7 @@ public:
     void send_gradient(int64_t layer,
                        const Lease& gradient);  // rounded to the wire type, with norms
     Lease load_tokens(int64_t micro_batch, bool evaluation);
+    void send_report(const Lease& report);               // to the host
     void keep_input(int64_t layer, int64_t i, Lease x);  // a block's input, until recalled
     Lease recall_input(int64_t layer, int64_t i);
 
@@ -179,7 +198,7 @@ public:
     void rewrite_state(int64_t chunk);        // stored state to a fresh slot, unchanged
     void commit(int64_t chunk);
     void rollback(int64_t chunk);
-    void mark_verdict();  // the gradients' norms have reached the host
+    void mark_verdict();  // norms and report have reached the host
 
     swap::Schedule finish();
 

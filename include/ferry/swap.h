@@ -72,7 +72,7 @@ enum class Verb : uint8_t {
 
 const char* name_of(Verb verb);
 
-constexpr int kPlaces = 8;
+constexpr int kPlaces = 9;
 struct Task {
     Verb verb = Verb::kernel;
     Lane lane = Lane::compute;

@@ -16,7 +16,6 @@ struct HeadBuffers {
     View n{}, dn{};            // [M, H], compute type
     View logits{}, dlogits{};  // [M, V], fp32 and compute type; one buffer when both are fp32
     float* rstd = nullptr;     // [M]
-    double* loss = nullptr;    // one
     std::byte* ops = nullptr;
 
     static HeadBuffers cut(const Shape& s, const Numerics& n, ops::Ops& ops, Carver& carver);
@@ -46,7 +45,6 @@ HeadBuffers HeadBuffers::cut(const Shape& s, const Numerics& n, ops::Ops& ops, C
     b.logits = carver.matrix(DType::f32, tile, s.vocab);
     b.dlogits = n.compute == DType::f32 ? b.logits : carver.matrix(n.compute, tile, s.vocab);
     b.rstd = carver.floats(tile);
-    b.loss = reinterpret_cast<double*>(carver.bytes(sizeof(double)));
     b.ops = carver.bytes(head_op_bytes(s, n, tile, ops));
     return b;
 }
@@ -78,13 +76,9 @@ HeadTensors head_tensors(const Shape& s, DType type, const Layer& layer, const v
     return h;
 }
 
-int64_t real_targets(const int32_t* targets, int64_t count) {
-    return std::count_if(targets, targets + count, [](int32_t t) { return t >= 0; });
-}
-
 // One tile, forward and, where anything asks for it, backward. x, dx: [M, H] residual type.
 void head_tile(ops::Ops& ops, const Shape& s, const HeadTensors& h, const HeadBuffers& buffers,
-               ConstView x, const int32_t* targets, float scale, View dx) {
+               ConstView x, const int32_t* targets, float scale, View dx, double* loss_sum) {
     const int64_t tokens = x.rows;
     const View n = buffers.n.row_range(0, tokens), dn = buffers.dn.row_range(0, tokens);
     const View logits = buffers.logits.row_range(0, tokens);
@@ -93,7 +87,7 @@ void head_tile(ops::Ops& ops, const Shape& s, const HeadTensors& h, const HeadBu
     const View dlogits = backward ? buffers.dlogits.row_range(0, tokens) : View{};
     ops.norm_forward(x, h.norm, s.norm_eps, n, buffers.rstd);
     ops.gemm({.form = Form::nt, .a = n, .b = h.table, .c = logits}, buffers.ops);
-    ops.cross_entropy(logits, targets, scale, dlogits, buffers.loss, buffers.ops);
+    ops.cross_entropy(logits, targets, scale, dlogits, loss_sum, buffers.ops);
     if (h.table_gradient != nullptr) {
         ops.gemm({.form = Form::tn,
                   .a = dlogits,
@@ -159,9 +153,9 @@ void Decoder::backward(int64_t block, const void* weights, const void* x_in, voi
     pass.backward(ConstView::of(x_in, numerics_.residual, d.rows, d.cols), d, needs_dx);
 }
 
-HeadReport Decoder::head(const void* weights, const void* table, const void* x,
-                         const int32_t* targets, float scale, void* dx, float* gradient,
-                         float* table_gradient, std::byte* scratch) const {
+void Decoder::head(const void* weights, const void* table, const void* x, const int32_t* targets,
+                   float scale, void* dx, float* gradient, float* table_gradient, double* loss_sum,
+                   std::byte* scratch) const {
     const int64_t tokens = numerics_.tokens(), tile = std::min(numerics_.head_tile, tokens);
     const DType type = numerics_.residual;
     Carver carver(scratch);
@@ -170,18 +164,16 @@ HeadReport Decoder::head(const void* weights, const void* table, const void* x,
                                        gradient, table_gradient);
     const ConstView rows = ConstView::of(x, type, tokens, shape_.hidden);
     const View drows = View::of(dx, type, tokens, shape_.hidden);
-    ops_.fill_zero(buffers.loss, sizeof(double));
     for (int64_t first = 0; first < tokens; first += tile) {
         const int64_t count = std::min(tile, tokens - first);
         head_tile(ops_, shape_, h, buffers, rows.row_range(first, count), targets + first, scale,
-                  dx == nullptr ? View{} : drows.row_range(first, count));
+                  dx == nullptr ? View{} : drows.row_range(first, count), loss_sum);
     }
-    return {.loss_sum = *buffers.loss, .targets = real_targets(targets, tokens)};
 }
 
-HeadReport Decoder::head_loss(const void* weights, const void* table, const void* x,
-                              const int32_t* targets, std::byte* scratch) const {
-    return head(weights, table, x, targets, 0, nullptr, nullptr, nullptr, scratch);
+void Decoder::head_loss(const void* weights, const void* table, const void* x,
+                        const int32_t* targets, double* loss_sum, std::byte* scratch) const {
+    head(weights, table, x, targets, 0, nullptr, nullptr, nullptr, loss_sum, scratch);
 }
 
 }  // namespace ferry::model

@@ -36,12 +36,14 @@ int64_t exact_bytes(Class c, const Workload& work) {
             return elements * wire + elements / kLeafElements * 4;
         case Class::activation:
         case Class::input_piece:
-            return work.activation_bytes;
+            return work.needs.activation;
         case Class::tokens:
         case Class::host_tokens:
             return work.numerics.tokens() * 2 * 4;
         case Class::scratch:
-            return work.scratch_bytes;
+            return work.needs.scratch;
+        case Class::report:
+            return work.report_bytes;
         case Class::stage:
             return elements * 12;
         case Class::weight_piece:
@@ -62,9 +64,9 @@ int64_t buffer_bytes(Class c, const Workload& work) {
 
 const char* name_of(Class c) {
     static constexpr const char* kNames[kClasses] = {
-        "block weights",  "edge weights", "block gradient", "edge gradient", "wire",
-        "activation",     "tokens",       "scratch",        "state stage",   "weight piece",
-        "gradient piece", "input piece",  "park piece",     "host tokens"};
+        "block weights", "edge weights",   "block gradient", "edge gradient", "wire",
+        "activation",    "tokens",         "scratch",        "report",        "state stage",
+        "weight piece",  "gradient piece", "input piece",    "park piece",    "host tokens"};
     return kNames[at(c)];
 }
 

@@ -11,11 +11,15 @@ constexpr size_t at(Class c) { return static_cast<size_t>(c); }
 struct Workload {
     const std::vector<model::Layer>& layers;
     const model::Numerics& numerics;
+    const DeviceNeeds& needs;
     int64_t chunk_elements = 0;
-    int64_t activation_bytes = 0;  // one block input of one micro-batch
-    int64_t scratch_bytes = 0;     // the kernels' largest
+    int64_t report_bytes = 0;  // of a step
 };
 
+// Bytes in the host arena of the norm leaves and, behind them, the report.
+inline int64_t report_room(int64_t leaves, int64_t report_bytes) {
+    return round_up(leaves * 4, 8) + report_bytes;
+}
 // Bytes of one buffer, a multiple of the page.
 int64_t buffer_bytes(Class c, const Workload& work);
 const char* name_of(Class c);

@@ -69,7 +69,9 @@ public:
         }
         plan_.io_bytes = plan_.host_bytes;
         plan_.leaves_resource = plan_.resources++;
-        plan_.leaves_offset = take(Tier::host, plan_.leaves * 4);
+        plan_.leaves_offset = take(Tier::host, report_room(plan_.leaves, work_.report_bytes));
+        plan_.report_resource = plan_.resources++;
+        plan_.report_offset = plan_.leaves_offset + round_up(plan_.leaves * 4, 8);
         for (size_t l = 0; l < plan_.layers.size(); ++l) {
             LayerPlan& layer = plan_.layer_plans[l];
             layer.resident = placement_.resident[l];
@@ -157,7 +159,7 @@ void lay_out(Plan& plan, const Placement& placement, const Workload& work, Budge
     for (const Budget* budget : {&placement.device, &placement.host, &std::as_const(nvme)}) {
         plan.rows.insert(plan.rows.end(), budget->rows().begin(), budget->rows().end());
     }
-    FERRY_CHECK(plan.device_bytes == placement.device.spent(),
+    FERRY_CHECK(plan.device_bytes + plan.device_overhead_bytes == placement.device.spent(),
                 "the device arena is what was budgeted");
     FERRY_CHECK(plan.host_bytes == placement.host.spent(), "the host arena is what was budgeted");
 }

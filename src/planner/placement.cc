@@ -84,11 +84,12 @@ private:
             micro_batches_ / groups + 1 + depth.spare_activations + kept;
         counts[at(Class::tokens)] = micro_batches_ / groups;
         counts[at(Class::scratch)] = 1;
+        counts[at(Class::report)] = 1;
         return counts;
     }
     int64_t device_bytes(const Depths& depth, int64_t groups, int64_t kept) const {
         const Counts counts = device_counts(depth, groups, kept);
-        int64_t bytes = 0;
+        int64_t bytes = work_.needs.overhead;
         for (size_t c = 0; c < kClasses; ++c) bytes += counts[c] * bytes_of(static_cast<Class>(c));
         return bytes;
     }
@@ -120,6 +121,8 @@ private:
         const int64_t kept =
             std::min(block_count() * group_size(), left / bytes_of(Class::activation));
         result_.counts = device_counts(depth, result_.groups, kept);
+        if (work_.needs.overhead > 0)
+            device().need("the process on the device: context, libraries", work_.needs.overhead);
         for (size_t c = 0; c < kClasses; ++c) {
             const auto id = static_cast<Class>(c);
             if (result_.counts[c] > 0)
@@ -155,7 +158,7 @@ private:
             case Class::scratch:
                 return "scratch of the kernels";
             default:
-                return "tokens and gradients on their way";
+                return "tokens, gradients, report on their way";
         }
     }
 
@@ -165,7 +168,8 @@ private:
         int64_t leaves = 0;
         for (const Chunk& chunk : chunks_)
             leaves += chunk.trainable ? chunk.count / kLeafElements : 0;
-        host().need("norm leaves", round_up(leaves * 4, kPage));
+        host().need("norm leaves and report",
+                    round_up(report_room(leaves, work_.report_bytes), kPage));
         reserve(Class::host_tokens, "token batches", std::min<int64_t>(2, group_size()));
         // One of each even without NVMe: first contents and the hash pass through them.
         reserve(Class::stage, kStaging, 1);

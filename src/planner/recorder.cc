@@ -298,6 +298,14 @@ Lease Recorder::load_tokens(int64_t micro_batch, bool evaluation) {
     return tokens;
 }
 
+void Recorder::send_report(const Lease& report) {
+    Task copy{.verb = Verb::copy, .lane = Lane::d2h, .bytes = plan_.report_bytes()};
+    copy.places[0] = report.place();
+    copy.places[1] = {Place::Kind::host, swap::kNoObject, plan_.report_offset};
+    impl_->emit(copy,
+                {{report.resources()[0], Access::read}, {plan_.report_resource, Access::write}});
+}
+
 void Recorder::keep_input(int64_t layer, int64_t i, Lease x) {
     const int64_t at = layer * plan_.group_size() + i;
     const ObjectId object = plan_.inputs[static_cast<size_t>(at)];

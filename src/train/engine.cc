@@ -37,8 +37,9 @@ public:
                                     config.optimizer.decay_norms_and_biases),
                    *ops_),
           plan_(within_memory(
-              planner::make_plan(config, decoder_.layers(), numerics_, decoder_.activation_bytes(),
-                                 decoder_.scratch_bytes()),
+              planner::make_plan(config, decoder_.layers(), numerics_,
+                                 {.activation = decoder_.activation_bytes(),
+                                  .scratch = decoder_.scratch_bytes()}),
               topology_)),
           device_(Device::open(DeviceKind::cpu, plan_.device_bytes, executor_)),
           pool_(topology_, config.budgets.host_bytes),
@@ -74,15 +75,17 @@ public:
     double evaluate() override {
         totals_ = report();  // evaluation moves weights too; the run's figures are training's alone
         store_->reset_report();
-        kernels_.evaluation() = {};
+        kernels_.evaluation_targets() = 0;
+        double loss_sum = 0;
         for (int64_t done = 0; done < config_.evaluate.micro_batches; done += evaluation_size_) {
             store_->append(evaluation_, done);
             store_->drain();
+            loss_sum = add_losses(loss_sum, evaluation_size_);
         }
         store_->reset_report();
-        const model::HeadReport& found = kernels_.evaluation();
-        return found.targets > 0 ? found.loss_sum / static_cast<double>(found.targets)
-                                 : std::numeric_limits<double>::quiet_NaN();
+        const int64_t targets = kernels_.evaluation_targets();
+        return targets > 0 ? loss_sum / static_cast<double>(targets)
+                           : std::numeric_limits<double>::quiet_NaN();
     }
 
     uint64_t state_hash() override {
@@ -146,6 +149,18 @@ private:
         return reinterpret_cast<const float*>(arena_.data() + offset);
     }
 
+    // The report of the schedule that has run, once its verdict is due.
+    double add_losses(double sum, int64_t micro_batches) const {
+        const auto* losses = reinterpret_cast<const double*>(arena_.data() + plan_.report_offset);
+        for (int64_t i = 0; i < micro_batches; ++i) sum += losses[i];
+        return sum;
+    }
+    bool output_was_finite(size_t layer) const {
+        const auto* nonfinite = reinterpret_cast<const uint32_t*>(
+            arena_.data() + plan_.report_offset + plan_.nonfinite_offset());
+        return nonfinite[layer] == 0;
+    }
+
     void record_schedules() {
         for (size_t p = 0; p < kPrevious; ++p) {
             const auto previous = static_cast<Previous>(p);
@@ -166,14 +181,13 @@ private:
                  .gradient_scale = static_cast<float>(1.0 / static_cast<double>(report.targets))};
         report.bet = plan_.betting && settler_.bets_now();
         if (report.bet) state.bet = settler_.scalars(updates_ + 1, 1.0);
-        kernels_.forget_nonfinite();
         const swap::Schedule& schedule = steps_[static_cast<size_t>(previous_)][report.bet ? 1 : 0];
         log_debug("step " + std::to_string(step_) + " replays \"" + schedule.name +
                   "\": " + std::to_string(schedule.tasks.size()) + " tasks, " +
                   std::to_string(schedule.waits.size()) + " waits");
         store_->append(schedule, sequence_);
         store_->run_to_verdict();
-        report.loss = state.loss_sum / static_cast<double>(report.targets);
+        report.loss = add_losses(0, plan_.micro_batches) / static_cast<double>(report.targets);
         const Verdict verdict = settler_.settle(report.loss);
         report.gradient_norm = verdict.norm;
         report.clip_factor = verdict.clip_factor;
@@ -190,8 +204,7 @@ private:
         if (config_.on_nonfinite == "skip") return;
         int64_t layer = verdict.layer;
         for (size_t l = plan_.layers.size(); l-- > 0;) {
-            if (!kernels_.output_was_finite(static_cast<int64_t>(l)))
-                layer = static_cast<int64_t>(l);
+            if (!output_was_finite(l)) layer = static_cast<int64_t>(l);
         }
         throw Error(
             Trouble::diverged,

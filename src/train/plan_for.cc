@@ -13,8 +13,9 @@ planner::Plan plan_for(const Config& config) {
     const model::Decoder decoder(
         shape, numerics,
         model::layers_of(shape, config.freeze, config.optimizer.decay_norms_and_biases), *ops);
-    return planner::make_plan(config, decoder.layers(), numerics, decoder.activation_bytes(),
-                              decoder.scratch_bytes());
+    return planner::make_plan(
+        config, decoder.layers(), numerics,
+        {.activation = decoder.activation_bytes(), .scratch = decoder.scratch_bytes()});
 }
 
 }  // namespace ferry::train

@@ -27,7 +27,8 @@ public:
           plan_(recorder.plan()),
           previous_(previous),
           bets_(bets),
-          scratch_(recorder.acquire(Class::scratch)) {}
+          scratch_(recorder.acquire(Class::scratch)),
+          report_(recorder.acquire(Class::report)) {}
 
     void settle_previous() {
         for (size_t c = 0; c < plan_.chunks.size(); ++c) {
@@ -37,6 +38,9 @@ public:
                 r_.rollback(static_cast<int64_t>(c));
         }
     }
+
+    void start_report() { r_.compute(Op::zero, 0, 0, {{&report_, true}}, plan_.report_bytes()); }
+    void send_report() { r_.send_report(report_); }
 
     // What the step before left of this layer, just before its weights are needed.
     void finish_previous(int64_t layer) {
@@ -57,9 +61,12 @@ public:
             const Lease weights = r_.fetch_weights(layer);
             for (int64_t i = 0; i < group.size; ++i) {
                 Lease out = r_.acquire(Class::activation);
-                r_.compute(
-                    Op::forward, layer, i,
-                    {{&weights, false}, {&x_[at(i)], false}, {&out, true}, {&scratch_, false}});
+                r_.compute(Op::forward, layer, i,
+                           {{&weights, false},
+                            {&x_[at(i)], false},
+                            {&out, true},
+                            {&scratch_, false},
+                            {&report_, true}});
                 r_.keep_input(layer - 1, i, std::exchange(x_[at(i)], std::move(out)));
             }
         }
@@ -75,7 +82,7 @@ public:
         if (table_trains) table_gradient_ = r_.fetch_gradient(0, group.is_first, true);
         for (int64_t i = 0; i < group.size; ++i) {
             Lease dx = r_.acquire(Class::activation);
-            r_.compute(Op::head, head(), i,
+            r_.compute(Op::head, head(), group.first + i,
                        {{&weights, false},
                         {plan_.tied ? &table : nullptr, false},
                         {&x_[at(i)], false},
@@ -83,7 +90,8 @@ public:
                         {&dx, true},
                         {trains ? &gradient : nullptr, true},
                         {table_trains ? &table_gradient_ : nullptr, true},
-                        {&scratch_, false}});
+                        {&scratch_, false},
+                        {&report_, true}});
             x_[at(i)] = std::move(dx);
         }
         if (trains) finish_gradient(head(), group, gradient);
@@ -124,7 +132,11 @@ public:
             for (Lease& x : x_) {
                 Lease out = r_.acquire(Class::activation);
                 r_.compute(Op::forward, layer, 0,
-                           {{&weights, false}, {&x, false}, {&out, true}, {&scratch_, false}});
+                           {{&weights, false},
+                            {&x, false},
+                            {&out, true},
+                            {&scratch_, false},
+                            {&report_, true}});
                 x = std::move(out);
             }
         }
@@ -139,7 +151,8 @@ public:
                         {nullptr, false},
                         {nullptr, false},
                         {nullptr, false},
-                        {&scratch_, false}});
+                        {&scratch_, false},
+                        {&report_, true}});
         }
     }
 
@@ -202,7 +215,7 @@ private:
     const Plan& plan_;
     Previous previous_;
     bool bets_;
-    Lease scratch_, table_gradient_;
+    Lease scratch_, report_, table_gradient_;
     std::vector<Lease> tokens_;  // of the group's micro-batches
     std::vector<Lease> x_;       // their block input on the way up, its gradient on the way down
 };
@@ -217,6 +230,7 @@ swap::Schedule record_step(const Plan& plan, Previous previous, bool bets) {
         plan, std::string(kNames[static_cast<size_t>(previous)]) + (bets ? ", betting" : ""));
     {
         Step step(recorder, previous, bets);
+        step.start_report();
         step.settle_previous();
         const int64_t size = plan.group_size();
         for (int64_t g = 0; g < plan.groups; ++g) {
@@ -225,6 +239,7 @@ swap::Schedule record_step(const Plan& plan, Previous previous, bool bets) {
             step.turn(group);
             step.backward(group);
         }
+        step.send_report();
     }
     recorder.mark_verdict();
     return recorder.finish();
@@ -244,7 +259,9 @@ swap::Schedule record_evaluation(const Plan& plan, int64_t micro_batches) {
     Recorder recorder(plan, "evaluation");
     {
         Step step(recorder, Previous::none, false);
+        step.start_report();
         step.evaluate(micro_batches);
+        step.send_report();
     }
     return recorder.finish();
 }

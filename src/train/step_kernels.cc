@@ -1,5 +1,7 @@
 #include "step_kernels.h"
 
+#include <algorithm>
+
 namespace ferry::train {
 
 using planner::Chunk;
@@ -16,12 +18,7 @@ const int32_t* ints(std::byte* bytes) { return reinterpret_cast<const int32_t*>(
 
 StepKernels::StepKernels(const planner::Plan& plan, const model::Decoder& decoder, ops::Ops& ops,
                          Team& team, const TokenLoader& loader)
-    : plan_(plan),
-      decoder_(decoder),
-      ops_(ops),
-      team_(team),
-      loader_(loader),
-      nonfinite_(plan.layers.size()) {}
+    : plan_(plan), decoder_(decoder), ops_(ops), team_(team), loader_(loader) {}
 
 void StepKernels::run(const Call& call) noexcept {
     try {
@@ -51,6 +48,7 @@ void StepKernels::load(const Call& call) {
     if (static_cast<Op>(call.task->op) == Op::load_evaluation) {
         // The schedule's step is the number of held-back micro-batches before it.
         loader_.fill_evaluation(call.step + call.task->item, out);
+        evaluation_targets_ += std::ranges::count_if(out.targets, [](int32_t t) { return t >= 0; });
     } else {
         loader_.fill(states_[call.step].step, call.task->item, out);
     }
@@ -64,8 +62,7 @@ void StepKernels::compute(const Call& call) {
         case Op::embed:
             return decoder_.embed(ints(at[0]), at[1], at[2]);
         case Op::forward:
-            return decoder_.forward(block, at[0], at[1], at[2],
-                                    &nonfinite_[static_cast<size_t>(task.layer)], at[3]);
+            return forward(call);
         case Op::head:
         case Op::head_loss:
             return head(call);
@@ -88,20 +85,22 @@ void StepKernels::compute(const Call& call) {
     }
 }
 
+void StepKernels::forward(const Call& call) {
+    const auto& at = call.at;
+    auto* nonfinite = reinterpret_cast<uint32_t*>(at[4] + plan_.nonfinite_offset());
+    const int64_t layer = call.task->layer;
+    decoder_.forward(layer - 1, at[0], at[1], at[2], nonfinite + layer, at[3]);
+}
+
 void StepKernels::head(const Call& call) {
     const auto& at = call.at;
     const int32_t* targets = ints(at[3]) + decoder_.numerics().tokens();
+    double* loss_sum = reinterpret_cast<double*>(at[8]) + call.task->item;
     if (static_cast<Op>(call.task->op) == Op::head_loss) {
-        const model::HeadReport found = decoder_.head_loss(at[0], at[1], at[2], targets, at[7]);
-        evaluation_.loss_sum += found.loss_sum;
-        evaluation_.targets += found.targets;
-        return;
+        return decoder_.head_loss(at[0], at[1], at[2], targets, loss_sum, at[7]);
     }
-    StepState& state = states_[call.step];
-    state.loss_sum += decoder_
-                          .head(at[0], at[1], at[2], targets, state.gradient_scale, at[4],
-                                floats(at[5]), floats(at[6]), at[7])
-                          .loss_sum;
+    decoder_.head(at[0], at[1], at[2], targets, states_[call.step].gradient_scale, at[4],
+                  floats(at[5]), floats(at[6]), loss_sum, at[7]);
 }
 
 // Whoever touches the bytes checks them: state and gradient that came from NVMe, before the update.

@@ -18,15 +18,12 @@ public:
     void run(const swap::Call& call) noexcept override;
 
     StepStates& states() { return states_; }
-    // Of the layer's output in the last forward pass.
-    bool output_was_finite(int64_t layer) const {
-        return nonfinite_[static_cast<size_t>(layer)] == 0;
-    }
-    void forget_nonfinite() { nonfinite_.assign(nonfinite_.size(), 0); }
-    model::HeadReport& evaluation() { return evaluation_; }
+    // Real targets of the held-back text loaded since.
+    int64_t& evaluation_targets() { return evaluation_targets_; }
 
 private:
     void compute(const swap::Call& call);
+    void forward(const swap::Call& call);
     void head(const swap::Call& call);
     void load(const swap::Call& call);
     void update(const swap::Call& call);
@@ -40,8 +37,7 @@ private:
     Team& team_;
     const TokenLoader& loader_;
     StepStates states_;
-    std::vector<uint32_t> nonfinite_;
-    model::HeadReport evaluation_{};
+    int64_t evaluation_targets_ = 0;
 };
 
 }  // namespace ferry::train

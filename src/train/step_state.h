@@ -1,4 +1,4 @@
-// What the kernels of a step need to know about it, and what they find out.
+// What the kernels of a step need to know about it.
 #pragma once
 
 #include <array>
@@ -16,7 +16,6 @@ struct StepState {
     float gradient_scale = 0;  // of each target's loss: 1 / the step's real targets
     // With and without weight decay, for the update after settling and for a bet.
     std::array<optim::Scalars, 2> settled{}, bet{};
-    double loss_sum = 0;
 };
 
 // A ring: at most three schedules are in the lanes at once.

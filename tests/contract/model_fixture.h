@@ -40,11 +40,11 @@ inline std::vector<float> weights_of(const Setting& s, const Layer& layer) {
 }
 
 struct Step {
-    HeadReport report{};
+    double loss_sum = 0;
     std::vector<std::vector<float>> gradients{};  // of each layer, the trainable prefix
     uint32_t nonfinite = 0;
     bool operator==(const Step& o) const {
-        return report.loss_sum == o.report.loss_sum && gradients == o.gradients;
+        return loss_sum == o.loss_sum && gradients == o.gradients;
     }
 };
 
@@ -95,9 +95,9 @@ public:
         }
         const auto last = static_cast<size_t>(blocks + 1);
         float* table_gradient = s.gradients[0].empty() ? nullptr : s.gradients[0].data();
-        s.report = decoder_.head(at(last), tied ? at(0) : nullptr, x.back().data(), targets.data(),
-                                 scale, dx.data(), s.gradients[last].data(),
-                                 tied ? table_gradient : nullptr, room);
+        decoder_.head(at(last), tied ? at(0) : nullptr, x.back().data(), targets.data(), scale,
+                      dx.data(), s.gradients[last].data(), tied ? table_gradient : nullptr,
+                      &s.loss_sum, room);
         for (int64_t b = blocks - 1; b >= 0; --b) {
             const auto i = static_cast<size_t>(b);
             decoder_.backward(b, at(i + 1), x[i].data(), dx.data(), b > 0 || first_block_needs_dx,

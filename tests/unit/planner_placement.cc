@@ -37,7 +37,8 @@ Config small_config() {
 }
 
 Plan plan_of(const Config& config) {
-    return make_plan(config, three_blocks(), {.sequence = 64, .micro_batch = 1}, 32768, 1 << 20);
+    return make_plan(config, three_blocks(), {.sequence = 64, .micro_batch = 1},
+                     {.activation = 32768, .scratch = 1 << 20});
 }
 
 TEST(Chunks, NeverStraddleASegmentAndCoverEveryElementOnce) {
