@@ -14,11 +14,9 @@
 #include <string_view>
 #include <vector>
 
-#include "ferry/base.h"
+#include "ferry/aio.h"
 
 namespace ferry::aio {
-
-enum class Verb : uint8_t { read, write, flush, discard };
 
 // One request to the kernel. The buffer stays untouched until its completion was reaped.
 struct Transfer {
@@ -54,7 +52,8 @@ struct BackendSetup {
     std::vector<int> files{};  // descriptors, open as long as the backend lives
     int depth = 32;            // transfers taken and not yet reaped
     std::vector<std::span<std::byte>> registered{};
-    bool sqpoll = false, iopoll = false;
+    bool sqpoll = false, iopoll = false;  // as probed
+    bool block_device = false;
     // Hand every transfer to a kernel worker: where the file system completes inside the submitting
     // call (tmpfs), the ring's thread would otherwise copy every byte itself.
     bool punt = false;
@@ -62,10 +61,12 @@ struct BackendSetup {
 
 using BackendFactory = std::function<std::unique_ptr<Backend>(const BackendSetup&)>;
 
-// Throws Error(io) where the kernel offers no io_uring.
+// Throws Error(io) where the kernel offers no io_uring, or no more of it.
 std::unique_ptr<Backend> make_uring_backend(const BackendSetup& setup);
 std::unique_ptr<Backend> make_posix_backend(const BackendSetup& setup);
 // Why io_uring cannot be used here; empty when it can.
 std::string why_no_uring();
+// Flush or discard by a plain, blocking system call: 0 or -errno.
+int32_t flush_or_discard(int file, bool block_device, const Transfer& transfer) noexcept;
 
 }  // namespace ferry::aio

@@ -62,12 +62,33 @@ const char* remedy_for(int error) noexcept {
             return "the device has gone: see the kernel's log (dmesg)";
         case EIO:
             return "see the kernel's log (dmesg) and the drive's health (smartctl)";
+        case EACCES:
+        case EPERM:
+            return "give a directory of your own, or change this one's owner or mode";
+        case ENOENT:
+        case ENOTDIR:
+            return "give a directory of a disk's file system; /proc and its like hold no files";
+        case ELOOP:
+            return "a symbolic link is in its place: remove it, or give another path";
+        case EBUSY:
+            return "it is mounted or in use: unmount it, or give another path";
+        case EMFILE:
+        case ENFILE:
+            return "raise the limit of open files (ulimit -n)";
+        case ENOMEM:
+            return "free some memory, or raise the limit (ulimit -v, ulimit -l, cgroup)";
         case EINTR:
         case EAGAIN:
             return "the kernel kept asking to be retried: the device is overloaded";
         default:
             return "see the kernel's log (dmesg)";
     }
+}
+
+Problem problem_of(std::string what, std::string where, int error) {
+    return {.what = std::move(what) + ": " + strerror(error),
+            .where = std::move(where),
+            .remedy = remedy_for(error)};
 }
 
 Error to_error(const Volume& volume, const Operation& operation) {
@@ -84,6 +105,21 @@ Error to_error(const Volume& volume, const Operation& operation) {
                                .measured = std::to_string(operation.done_bytes) + " bytes moved",
                                .limit = size + " bytes asked for",
                                .remedy = remedy_for(operation.error)});
+}
+
+std::string describe_wear(std::span<const PathCounters> paths) {
+    std::string text;
+    int64_t total = 0;
+    for (const PathCounters& path : paths) {
+        total += path.bytes_written;
+        text += (text.empty() ? "" : "\n") + path.path + ": " + format_bytes(path.bytes_written) +
+                " written";
+        if (path.endurance_used <= 0) continue;
+        char share[48];
+        snprintf(share, sizeof share, ", %.2g %% of its rated life", 100 * path.endurance_used);
+        text += share;
+    }
+    return paths.size() < 2 ? text : text + "\nin all: " + format_bytes(total) + " written";
 }
 
 }  // namespace ferry::aio

@@ -17,5 +17,7 @@ Verdict judge(Verb verb, int error) noexcept;
 const char* name_of(Verb verb) noexcept;
 // What a user can do about it.
 const char* remedy_for(int error) noexcept;
+// "<what>: <the errno's words>", with its remedy.
+Problem problem_of(std::string what, std::string where, int error);
 
 }  // namespace ferry::aio

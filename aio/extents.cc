@@ -47,16 +47,17 @@ std::vector<int64_t> share(int64_t slots, int64_t slot_bytes, std::span<const Pa
 }  // namespace
 
 Extents::Extents(std::span<const SlotClass> classes, std::span<const PathShape> paths,
-                 int64_t alignment) {
+                 int64_t alignment, double slack) {
     for (const PathShape& path : paths) {
         speed_.push_back(path.speed);
         file_bytes_.emplace_back(static_cast<size_t>(path.segments), path.data_offset);
     }
     for (const SlotClass& one : classes) slot_bytes_.push_back(round_up(one.slot_bytes, alignment));
     pools_.resize(classes.size() * paths.size());
-    const std::vector<PerPath> counts = divide(classes, paths);
+    const std::vector<PerPath> counts = divide(classes, paths, slack);
     int64_t slots = 0;
-    for (const SlotClass& one : classes) slots += one.slots;
+    for (const PerPath& count : counts) slots = std::accumulate(count.begin(), count.end(), slots);
+    for (const SlotClass& one : classes) unused_.push_back(one.slots);
     if (slots >= kNoSlot)
         throw Error(Trouble::usage, {.what = "too many storage slots",
                                      .measured = std::to_string(slots),
@@ -70,7 +71,8 @@ Extents::Extents(std::span<const SlotClass> classes, std::span<const PathShape> 
 }
 
 std::vector<Extents::PerPath> Extents::divide(std::span<const SlotClass> classes,
-                                              std::span<const PathShape> paths) const {
+                                              std::span<const PathShape> paths,
+                                              double slack) const {
     std::vector<int64_t> room;
     for (const PathShape& path : paths) room.push_back(path.capacity_bytes);
     const int64_t capacity = std::accumulate(room.begin(), room.end(), int64_t{0});
@@ -100,6 +102,15 @@ std::vector<Extents::PerPath> Extents::divide(std::span<const SlotClass> classes
                      .limit = std::to_string(capacity) + " bytes given",
                      .remedy = "give the paths " + std::to_string(enough) +
                                " bytes in all, or add a path"});
+    if (paths.size() < 2) return counts;
+    for (size_t c = 0; c < classes.size(); ++c) {
+        for (size_t p = 0; p < paths.size(); ++p) {
+            const auto wanted = std::ceil(slack * static_cast<double>(counts[c][p]));
+            const int64_t more = std::min(static_cast<int64_t>(wanted), room[p] / slot_bytes_[c]);
+            room[p] -= more * slot_bytes_[c];
+            counts[c][p] += more;
+        }
+    }
     return counts;
 }
 
@@ -124,6 +135,8 @@ void Extents::lay_out(int slot_class, int path, const PathShape& shape, int64_t 
 }
 
 SlotId Extents::allocate(int slot_class) noexcept {
+    int64_t& unused = unused_[static_cast<size_t>(slot_class)];
+    if (unused == 0) return kNoSlot;
     Pool* best = nullptr;
     double best_load = 0;
     for (size_t p = 0; p < speed_.size(); ++p) {
@@ -136,6 +149,7 @@ SlotId Extents::allocate(int slot_class) noexcept {
     const SlotId slot = best->free.back();
     best->free.pop_back();
     ++best->used;
+    --unused;
     used_[slot] = true;
     return slot;
 }
@@ -145,6 +159,7 @@ void Extents::free(SlotId slot) noexcept {
     Pool& mine = pool(places_[slot].slot_class, places_[slot].path);
     mine.free.push_back(slot);  // its capacity is that of all slots: no allocation
     --mine.used;
+    ++unused_[places_[slot].slot_class];
     used_[slot] = false;
 }
 

@@ -28,9 +28,11 @@ struct PathShape {
 
 class Extents {
 public:
-    // Divides each class over the paths by speed, as far as capacities allow. Throws does_not_fit.
+    // Divides each class over the paths by speed, as far as capacities allow. Where there are
+    // several, each gets `slack` times its share besides, if it has room: slots that are only used
+    // in exchange for another path's. Throws does_not_fit.
     Extents(std::span<const SlotClass> classes, std::span<const PathShape> paths,
-            int64_t alignment);
+            int64_t alignment, double slack = 0);
 
     const Place& place(SlotId slot) const noexcept { return places_[slot]; }
     size_t slots() const noexcept { return places_.size(); }
@@ -55,13 +57,13 @@ private:
     };
 
     std::vector<PerPath> divide(std::span<const SlotClass> classes,
-                                std::span<const PathShape> paths) const;
+                                std::span<const PathShape> paths, double slack) const;
     void lay_out(int slot_class, int path, const PathShape& shape, int64_t count);
     Pool& pool(int slot_class, size_t path) noexcept {
         return pools_[static_cast<size_t>(slot_class) * speed_.size() + path];
     }
 
-    std::vector<int64_t> slot_bytes_;
+    std::vector<int64_t> slot_bytes_, unused_;  // a class each; unused: how many may be allocated
     std::vector<double> speed_;
     std::vector<Place> places_;
     std::vector<bool> used_;

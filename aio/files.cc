@@ -2,65 +2,61 @@
 
 #include <fcntl.h>
 #include <linux/fs.h>
-#include <linux/magic.h>
-#include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/statfs.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
 
+#include "backend.h"
+#include "buffer.h"
 #include "errors.h"
+#include "probe.h"
 
 namespace ferry::aio {
 namespace {
 
-constexpr int64_t kHeaderBytes = 4096;
 constexpr int64_t kRawDataOffset = kMiB;  // keeps slots aligned to any erase block that matters
 constexpr int64_t kAlignmentMin = 4096;   // smaller writes make most drives read, modify, write
-constexpr uint32_t kFormatVersion = 1;
-constexpr char kMagic[8] = {'f', 'e', 'r', 'r', 'y', 'v', 'o', 'l'};
-constexpr int kMemorySegments = 8;
+constexpr int kSegmentsMany = 8;          // where writers of one file take turns
 
-struct Header {
-    char magic[8];
-    uint32_t version;
-    int32_t pid;
-    uint64_t run_id;
-    int32_t segments;
-    int32_t reserved;
-};
-
-Problem problem_of(std::string what, std::string where, int error) {
-    return {.what = std::move(what) + ": " + strerror(error),
-            .where = std::move(where),
-            .remedy = remedy_for(error)};
+// Writing beyond it would not only fail, it would send SIGXFSZ.
+int64_t file_size_limit() {
+    rlimit limit{};
+    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
+        return std::numeric_limits<int64_t>::max();
+    return static_cast<int64_t>(limit.rlim_cur);
 }
 
-std::string hex(uint64_t value) {
-    char text[20];
-    snprintf(text, sizeof text, "%016lx", static_cast<unsigned long>(value));
-    return text;
+int64_t allocated_bytes(const struct stat& status) { return int64_t{status.st_blocks} * 512; }
+
+// Removes a segment; what is no plain file of that name stays. Its space is free at once, even while the ring of a killed process still lets go of it.
+void remove_plain_file(const std::string& name) noexcept {
+    const int file = open(name.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (file < 0) return;
+    struct stat status {};
+    const bool plain =
+        fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink == 1;
+    if (plain && (ftruncate(file, 0) != 0 || unlink(name.c_str()) != 0))
+        log_warn("aio: " + name + " could not be removed: " + strerror(errno));
+    close(file);
 }
 
 }  // namespace
 
 PathFiles::PathFiles(const PathOptions& path, const VolumeOptions& volume)
-    : options_(path), leftover_(volume.leftover), run_id_(volume.run_id), direct_(volume.direct) {
+    : options_(path), run_id_(volume.run_id), direct_(volume.direct) {
     try {
-        options_.raw_device ? open_device() : open_directory();
-        write_header();
+        options_.raw_device ? open_device(volume.leftover) : open_directory(volume.leftover);
         measure_room();
-        if (options_.raw_device) descriptors_.push_back(open_segment(0, 0));
         find_alignment();
+        probe(volume.backend != BackendKind::posix);
     } catch (...) {
         release();
         throw;
@@ -78,18 +74,13 @@ void PathFiles::release() noexcept {
         close(file);
     }
     descriptors_.clear();
-    if (owned_ && options_.raw_device) {
-        // Without the magic the device is free for anyone again.
-        alignas(4096) static const char kZero[kHeaderBytes] = {};
-        if (pwrite(header_, kZero, kHeaderBytes, 0) != kHeaderBytes)
-            log_warn("aio: the header on " + options_.path + " could not be erased");
-    } else if (owned_) {
-        remove_segments();
-        unlink((options_.path + "/ferry.volume").c_str());
+    if (owned_) {
+        for (int i = 0; i < segments_ && !options_.raw_device; ++i)
+            remove_plain_file(segment_name(i));
+        header_->erase();
     }
     owned_ = false;
-    if (header_ >= 0) close(header_);  // unlocks
-    header_ = -1;
+    header_.reset();
 }
 
 void PathFiles::refuse(Trouble trouble, Problem problem) const {
@@ -97,9 +88,9 @@ void PathFiles::refuse(Trouble trouble, Problem problem) const {
     throw Error(trouble, std::move(problem));
 }
 
-// ---------------------------------------------------------------- lock and header
+// ---------------------------------------------------------------- lock, header, leftovers
 
-void PathFiles::check_directory() {
+void PathFiles::check_directory() const {
     struct stat status {};
     if (stat(options_.path.c_str(), &status) != 0)
         refuse(Trouble::usage,
@@ -118,142 +109,73 @@ void PathFiles::check_directory() {
                 .remedy = "change its owner or mode, or give another path"});
 }
 
-void PathFiles::open_directory() {
+void PathFiles::open_directory(Leftover leftover) {
     check_directory();
-    struct statfs system {};
-    statfs(options_.path.c_str(), &system);
-    memory_backed_ = system.f_type == TMPFS_MAGIC;
-    // tmpfs takes one lock an inode for writing, a disk's file system does not.
-    segments_ = options_.segments ? options_.segments : memory_backed_ ? kMemorySegments : 1;
-    // Between opening and locking the owner may remove the file: then the lock is on nothing.
-    while (!lock_header(O_CREAT)) {
-    }
-    judge_leftover();
-    for (int i = 0; i < segments_; ++i) {
+    header_ = std::make_unique<HeaderFile>(options_.path + "/ferry.volume", false);
+    segments_ = options_.segments ? options_.segments : kSegmentsMany;
+    Header found{};
+    if (header_->find_leftover(leftover, run_id_, found))
+        take_over(found, leftover == Leftover::reuse);
+    for (int i = kept_; i < segments_; ++i) {
         if (access(segment_name(i).c_str(), F_OK) == 0)
             refuse(Trouble::usage, {.what = "a file of this name exists and is not ferry's",
                                     .where = segment_name(i),
                                     .remedy = "move or delete it, or give another path"});
     }
-}
-
-// False: another process removed the header before the lock was taken.
-bool PathFiles::lock_header(int flags) {
-    const std::string name = options_.raw_device ? options_.path : options_.path + "/ferry.volume";
-    header_ = open(name.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | flags, 0600);
-    if (header_ < 0)
-        refuse(errno == EROFS || errno == EACCES ? Trouble::usage : Trouble::io,
-               problem_of("the volume's header cannot be opened", name, errno));
-    if (flock(header_, LOCK_EX | LOCK_NB) != 0) {
-        Header header{};
-        const bool known = pread(header_, &header, sizeof header, 0) == sizeof header &&
-                           memcmp(header.magic, kMagic, sizeof kMagic) == 0;
-        refuse(Trouble::usage, {.what = "the storage path is in use by another ferry",
-                                .measured = known ? "process " + std::to_string(header.pid) : "",
-                                .remedy = "wait for it, stop it, or give another path"});
-    }
-    struct stat opened {
-    }, named{};
-    if (options_.raw_device) return true;
-    if (fstat(header_, &opened) == 0 && stat(name.c_str(), &named) == 0 &&
-        opened.st_ino == named.st_ino)
-        return true;
-    close(header_);
-    header_ = -1;
-    return false;
+    write_header(false);
 }
 
 // We hold the lock, so whoever wrote this header has ended.
-void PathFiles::judge_leftover() {
-    Header header{};
-    const ssize_t got = pread(header_, &header, sizeof header, 0);
-    if (got == 0) return;  // new, or killed before the header was written
-    const std::string name = options_.path + "/ferry.volume";
-    constexpr auto kHeaderSize = static_cast<ssize_t>(sizeof header);
-    if (got < 0) refuse(Trouble::io, problem_of("the volume's header cannot be read", name, errno));
-    const bool truncated = got < kHeaderSize;
-    if (got < static_cast<ssize_t>(sizeof kMagic) ||
-        memcmp(header.magic, kMagic, sizeof kMagic) != 0)
-        refuse(Trouble::usage, {.what = "a file of this name exists and is not ferry's",
-                                .where = name,
-                                .remedy = "move or delete it, or give another path"});
-    if (!truncated && header.version > kFormatVersion)
-        refuse(Trouble::usage, {.what = "the volume was written by a newer ferry",
-                                .where = name,
-                                .measured = "format " + std::to_string(header.version),
-                                .limit = "format " + std::to_string(kFormatVersion),
-                                .remedy = "update ferry, or delete the ferry.* files there"});
-    const std::string whose = truncated ? "a truncated header"
-                                        : "process " + std::to_string(header.pid) + ", run " +
-                                              hex(header.run_id) +
-                                              (header.run_id == run_id_ ? "" : " (another run)");
-    if (leftover_ == Leftover::refuse)
-        refuse(Trouble::usage,
-               {.what = "files of a killed run are left here",
-                .where = name,
-                .measured = whose,
-                .remedy = "delete the ferry.* files there, or allow their removal"});
-    log_info("aio: removing what a killed run left in " + options_.path + ": " + whose);
-    owned_ = true;
-    segments_ = std::max({segments_, header.segments, 1});
-    remove_segments();
-    segments_ = options_.segments ? options_.segments : memory_backed_ ? kMemorySegments : 1;
+void PathFiles::take_over(const Header& found, bool reuse) {
+    if (reuse && found.laid_out) {
+        if (!options_.segments) segments_ = found.segments;
+        kept_ = std::min(segments_, found.segments);
+    }
+    for (int i = kept_; i < found.segments; ++i) remove_plain_file(segment_name(i));
+    for (int i = 0; i < kept_; ++i) {
+        struct stat status {};
+        if (stat(segment_name(i).c_str(), &status) == 0) kept_bytes_ += allocated_bytes(status);
+    }
+    const char* why = reuse && !found.laid_out ? " (their layout was not finished)" : "";
+    log_info("aio: " + options_.path + ": " +
+             (kept_ ? "its files, " + format_bytes(kept_bytes_) + ", are taken over"
+                    : std::string("its files are removed")) +
+             why);
 }
 
-void PathFiles::write_header() {
-    alignas(4096) char block[kHeaderBytes] = {};
-    Header header{.magic = {},
-                  .version = kFormatVersion,
-                  .pid = getpid(),
-                  .run_id = run_id_,
-                  .segments = segments_,
-                  .reserved = 0};
-    memcpy(header.magic, kMagic, sizeof kMagic);
-    memcpy(block, &header, sizeof header);
-    owned_ = true;
-    if (pwrite(header_, block, kHeaderBytes, 0) == kHeaderBytes && fdatasync(header_) == 0) return;
-    const int error = errno;
-    refuse(error == ENOSPC ? Trouble::does_not_fit : Trouble::io,
-           problem_of("the volume's header cannot be written", options_.path, error));
-}
-
-void PathFiles::remove_segments() noexcept {
-    for (int i = 0; i < segments_; ++i) unlink(segment_name(i).c_str());
-}
-
-// ---------------------------------------------------------------- segments
-
-std::string PathFiles::segment_name(int index) const {
-    return options_.raw_device ? options_.path
-                               : options_.path + "/ferry.seg" + std::to_string(index);
-}
-
-void PathFiles::open_device() {
+void PathFiles::open_device(Leftover leftover) {
     struct stat status {};
     if (stat(options_.path.c_str(), &status) != 0 || !S_ISBLK(status.st_mode))
         refuse(Trouble::usage, {.what = "raw_device is set, but the path is no block device",
                                 .remedy = "clear raw_device to use a directory"});
     data_offset_ = kRawDataOffset;
-    // O_EXCL on a device: refused while it is mounted or otherwise claimed.
-    lock_header(O_EXCL);
-    Header header{};
-    const bool ours = pread(header_, &header, sizeof header, 0) == sizeof header &&
-                      memcmp(header.magic, kMagic, sizeof kMagic) == 0;
-    if (ours && header.version > kFormatVersion)
-        refuse(Trouble::usage, {.what = "the volume was written by a newer ferry",
-                                .measured = "format " + std::to_string(header.version),
-                                .limit = "format " + std::to_string(kFormatVersion),
-                                .remedy = "update ferry, or erase the device's first block"});
-    if (ours && leftover_ == Leftover::refuse)
-        refuse(Trouble::usage, {.what = "the device holds the volume of a killed run",
-                                .measured = "run " + hex(header.run_id),
-                                .remedy = "allow its removal, or erase the first block"});
+    header_ = std::make_unique<HeaderFile>(options_.path, true);
+    Header found{};
+    const bool left = header_->find_leftover(leftover, run_id_, found);
+    if (left && leftover == Leftover::reuse && found.laid_out) device_end_ = found.device_end;
+    write_header(false);
+    descriptors_.push_back(open_file(options_.path, 0));
 }
+
+void PathFiles::write_header(bool laid_out) {
+    owned_ = true;
+    header_->write({.magic = {},
+                    .version = 0,
+                    .pid = 0,
+                    .run_id = run_id_,
+                    .segments = segments_,
+                    .laid_out = laid_out ? 1 : 0,
+                    .device_end = device_end_});
+}
+
+void PathFiles::mark_laid_out() { write_header(true); }
+
+// ---------------------------------------------------------------- what the path is like
 
 void PathFiles::measure_room() {
     if (options_.raw_device) {
         uint64_t bytes = 0;
-        if (ioctl(header_, BLKGETSIZE64, &bytes) != 0)
+        if (ioctl(header_->file(), BLKGETSIZE64, &bytes) != 0)
             refuse(Trouble::io,
                    problem_of("the device's size cannot be read", options_.path, errno));
         capacity_bytes_ = static_cast<int64_t>(bytes) - data_offset_;
@@ -263,7 +185,8 @@ void PathFiles::measure_room() {
             refuse(Trouble::io, problem_of("free space cannot be read", options_.path, errno));
         // A file system without blocks, such as ramfs, does not know how much it has left.
         capacity_bytes_ = room.f_blocks == 0 ? std::numeric_limits<int64_t>::max() / 2
-                                             : static_cast<int64_t>(room.f_bavail * room.f_frsize);
+                                             : static_cast<int64_t>(room.f_bavail * room.f_frsize) +
+                                                   kept_bytes_;
     }
     if (options_.size_bytes == 0) return;
     if (options_.size_bytes > capacity_bytes_) {
@@ -278,25 +201,8 @@ void PathFiles::measure_room() {
     capacity_bytes_ = options_.size_bytes;
 }
 
-int PathFiles::open_segment(int index, int flags) {
-    const std::string name = segment_name(index);
-    const int mode = O_RDWR | O_CLOEXEC | O_NOFOLLOW | flags;
-    if (direct_) {
-        const int file = open(name.c_str(), mode | O_DIRECT, 0600);
-        if (file >= 0) return file;
-        if (errno != EINVAL) refuse(Trouble::io, problem_of("cannot be opened", name, errno));
-        if (flags & O_CREAT) unlink(name.c_str());  // O_DIRECT is refused after the creation
-        log_warn("aio: O_DIRECT is refused on " + options_.path +
-                 ": buffered, and slower for it; its pages count as the kernel's memory");
-        direct_ = false;
-    }
-    const int file = open(name.c_str(), mode, 0600);
-    if (file < 0) refuse(Trouble::io, problem_of("cannot be opened", name, errno));
-    return file;
-}
-
 void PathFiles::find_alignment() {
-    if (descriptors_.empty()) descriptors_.push_back(open_segment(0, O_CREAT | O_EXCL));
+    if (descriptors_.empty()) descriptors_.push_back(open_segment(0));
     alignment_ = kAlignmentMin;
 #ifdef STATX_DIOALIGN
     struct statx status {};
@@ -313,41 +219,124 @@ void PathFiles::find_alignment() {
 #endif
 }
 
-void PathFiles::create_segment(int index, int64_t bytes) {
-    if (options_.raw_device) return;
-    if (static_cast<size_t>(index) >= descriptors_.size())
-        descriptors_.push_back(open_segment(index, O_CREAT | O_EXCL));
-    // Growing past the limit would not only fail, it would send SIGXFSZ.
-    rlimit limit{};
-    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
-        static_cast<uint64_t>(bytes) > limit.rlim_cur)
+// Small enough for any path, large enough to measure.
+int64_t PathFiles::probe_bytes() const {
+    constexpr int64_t kMost = 4 * kMiB, kLeast = 64 * kKiB;
+    const int64_t room = std::min(capacity_bytes_ / 2, file_size_limit() - data_offset_);
+    return room < kLeast ? 0 : round_down(std::min(room, kMost), kLeast);
+}
+
+void PathFiles::probe(bool uring) {
+    const int64_t bytes = probe_bytes();
+    const int file = descriptors_[0];
+    const bool fixed = options_.raw_device || options_.segments > 0 || kept_ > 0;
+    if (options_.raw_device || !fixed) segments_ = 1;
+    if (bytes == 0) return;
+    // A growing file would be a case of its own; where this fails the probe says so.
+    if (!options_.raw_device && fallocate(file, 0, 0, bytes) != 0) return;
+    punts_ = uring && completes_inline(file, data_offset_, bytes);
+    // A file system that only queues transfers holds its lock no longer than that takes.
+    const bool may_wait = punts_ || !uring || !why_no_uring().empty();
+    if (!fixed && may_wait && several_files_pay(bytes)) segments_ = kSegmentsMany;
+    if (punts_ || segments_ > 1)
+        log_debug("aio: " + options_.path + ": " + std::to_string(segments_) + " segment(s)" +
+                  (punts_ ? ", transfers are handed to the kernel's workers" : ""));
+}
+
+bool PathFiles::several_files_pay(int64_t bytes) {
+    const std::string name = segment_name(1);
+    const int other = open_file(name, O_CREAT | O_EXCL);
+    const bool pays = fallocate(other, 0, 0, bytes) == 0 &&
+                      writers_take_turns(descriptors_[0], other, bytes);
+    close(other);
+    remove_plain_file(name);
+    return pays;
+}
+
+// ---------------------------------------------------------------- segments
+
+std::string PathFiles::segment_name(int index) const {
+    return options_.raw_device ? options_.path
+                               : options_.path + "/ferry.seg" + std::to_string(index);
+}
+
+int PathFiles::open_segment(int index) {
+    if (index >= kept_) return open_file(segment_name(index), O_CREAT | O_EXCL);
+    const int file = open_file(segment_name(index), O_CREAT);
+    struct stat status {};
+    if (fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink == 1) return file;
+    close(file);
+    refuse(Trouble::usage, {.what = "a segment left by a killed run is no plain file",
+                            .where = segment_name(index),
+                            .remedy = "delete it, or give another path"});
+}
+
+int PathFiles::open_file(const std::string& name, int flags) {
+    const int mode = O_RDWR | O_CLOEXEC | O_NOFOLLOW | flags;
+    if (direct_) {
+        const int file = open(name.c_str(), mode | O_DIRECT, 0600);
+        if (file >= 0) return file;
+        if (errno != EINVAL) refuse(Trouble::io, problem_of("cannot be opened", name, errno));
+        if (flags & O_EXCL) unlink(name.c_str());  // O_DIRECT is refused after the creation
+        log_warn("aio: O_DIRECT is refused on " + options_.path +
+                 ": buffered, and slower for it; its pages count as the kernel's memory");
+        direct_ = false;
+    }
+    const int file = open(name.c_str(), mode, 0600);
+    if (file < 0) refuse(Trouble::io, problem_of("cannot be opened", name, errno));
+    return file;
+}
+
+void PathFiles::create_segment(int index, int64_t end) {
+    if (options_.raw_device) {
+        written_end_.push_back(std::min(end, device_end_));
+        device_end_ = end;
+        return;
+    }
+    const auto i = static_cast<size_t>(index);
+    if (i >= descriptors_.size()) descriptors_.push_back(open_segment(index));
+    if (end > file_size_limit())
         refuse(Trouble::does_not_fit,
                {.what = "the process may not write files this large",
                 .where = segment_name(index),
-                .measured = std::to_string(bytes) + " bytes needed",
-                .limit = std::to_string(limit.rlim_cur) + " bytes (RLIMIT_FSIZE)",
+                .measured = std::to_string(end) + " bytes needed",
+                .limit = std::to_string(file_size_limit()) + " bytes (RLIMIT_FSIZE)",
                 .remedy = remedy_for(EFBIG)});
-    if (bytes == 0) return;
-    const int file = descriptors_[static_cast<size_t>(index)];
+    written_end_.push_back(cut_to(descriptors_[i], index, end));
+    if (end > 0) reserve(descriptors_[i], segment_name(index), end);
+}
+
+// The file is at most `end` bytes long afterwards; returns up to where a killed run wrote it. Holes
+// mean that part of it was discarded: then all of it is written again.
+int64_t PathFiles::cut_to(int file, int index, int64_t end) const {
+    struct stat status {};
+    if (fstat(file, &status) != 0 || (status.st_size > end && ftruncate(file, end) != 0))
+        refuse(Trouble::io, problem_of("cannot be cut to size", segment_name(index), errno));
+    const bool whole = allocated_bytes(status) >= status.st_size;
+    return index < kept_ && whole ? std::min<int64_t>(status.st_size, end) : 0;
+}
+
+void PathFiles::reserve(int file, const std::string& name, int64_t end) const {
     int failed = 0;
-    while ((failed = fallocate(file, 0, 0, bytes)) != 0 && errno == EINTR) {
+    while ((failed = fallocate(file, 0, 0, end)) != 0 && errno == EINTR) {
     }
     if (failed && errno == EOPNOTSUPP) {
         log_warn("aio: " + options_.path + " cannot preallocate: space may run out later");
-        failed = ftruncate(file, bytes);
+        failed = ftruncate(file, end);
     }
     if (!failed) return;
     const int error = errno;
-    Problem problem = problem_of("space cannot be reserved", segment_name(index), error);
-    problem.measured = std::to_string(bytes) + " bytes needed";
+    Problem problem = problem_of("space cannot be reserved", name, error);
+    problem.measured = std::to_string(end) + " bytes needed";
     const bool space = error == ENOSPC || error == EDQUOT || error == EFBIG;
     refuse(space ? Trouble::does_not_fit : Trouble::io, std::move(problem));
 }
 
 double PathFiles::measure_speed() {
     constexpr int64_t kBlock = 4 * kMiB, kProbe = 32 * kMiB;
-    const int64_t bytes = std::min(kProbe, round_down(capacity_bytes_, kBlock));
-    void* const buffer = std::aligned_alloc(static_cast<size_t>(alignment_), kBlock);
+    const int64_t bytes = round_down(std::min({kProbe, capacity_bytes_, file_size_limit()}), kBlock);
+    const AlignedBuffer memory = aligned_buffer(alignment_, kBlock);
+    std::byte* const buffer = memory.get();
     memset(buffer, 0x5a, kBlock);
     using Clock = std::chrono::steady_clock;
     const auto begin = Clock::now();
@@ -358,7 +347,6 @@ double PathFiles::measure_speed() {
         if (wrote != kBlock || read != kBlock) break;  // the layout will find and name what failed
         moved += wrote + read;
     }
-    std::free(buffer);
     const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
     return moved == 0 ? 1 : static_cast<double>(moved) / seconds;
 }

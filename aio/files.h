@@ -1,6 +1,6 @@
 // The files of one path: a locked header, and preallocated segments that hold the slots.
 //
-//   <path>/ferry.volume   4 KiB: magic, format version, run id, process id; flocked while in use
+//   <path>/ferry.volume   the header (header.h)
 //   <path>/ferry.seg<N>   slots, nothing else
 //
 // The header is written before the first segment and removed after the last one, so that a segment
@@ -8,16 +8,18 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "ferry/aio.h"
+#include "header.h"
 
 namespace ferry::aio {
 
 class PathFiles {
 public:
-    // Checks the path, locks it, deals with what is there. Throws Error.
+    // Checks the path, locks it, deals with what is there, probes it. Throws Error.
     PathFiles(const PathOptions& path, const VolumeOptions& volume);
     ~PathFiles();
     PathFiles(const PathFiles&) = delete;
@@ -27,38 +29,52 @@ public:
     int segments() const noexcept { return segments_; }
     int64_t data_offset() const noexcept { return data_offset_; }
     int64_t capacity_bytes() const noexcept { return capacity_bytes_; }
-    bool punts() const noexcept { return memory_backed_; }
+    // The kernel's workers should move the bytes: the submitting call would do it itself.
+    bool punts() const noexcept { return punts_; }
     // Writes and reads a little in the first segment. bytes/s, for weighing paths.
     double measure_speed();
-    // Preallocates segment `index`; they are created in order.
-    void create_segment(int index, int64_t bytes);
+    // Preallocates segment `index` up to `end`; they are created in order.
+    void create_segment(int index, int64_t end);
+    // Up to where segment `index` was written by a killed run whose files were taken over.
+    int64_t written_end(int index) const noexcept {
+        return written_end_[static_cast<size_t>(index)];
+    }
+    // Every byte is written: from now on a killed run's files can be taken over. Throws Error.
+    void mark_laid_out();
     const std::vector<int>& descriptors() const noexcept { return descriptors_; }
     std::string segment_name(int index) const;
 
 private:
-    void release() noexcept;
-    void check_directory();
-    void open_directory();
-    void open_device();
-    bool lock_header(int flags);
-    void judge_leftover();
-    void write_header();
-    void remove_segments() noexcept;
+    void check_directory() const;
+    void open_directory(Leftover leftover);
+    void take_over(const Header& found, bool reuse);
+    void open_device(Leftover leftover);
+    void write_header(bool laid_out);
     void measure_room();
     void find_alignment();
-    int open_segment(int index, int flags);
+    int64_t probe_bytes() const;
+    void probe(bool uring);
+    bool several_files_pay(int64_t bytes);
+    int open_segment(int index);
+    int open_file(const std::string& name, int flags);
+    int64_t cut_to(int file, int index, int64_t end) const;
+    void reserve(int file, const std::string& name, int64_t end) const;
+    void release() noexcept;
     [[noreturn]] void refuse(Trouble trouble, Problem problem) const;
 
     const PathOptions options_;
-    const Leftover leftover_;
     const uint64_t run_id_;
     bool direct_;
-    int header_ = -1;
+    std::unique_ptr<HeaderFile> header_;
     bool owned_ = false;  // the header is ours: we remove what lies here
-    bool memory_backed_ = false;
-    int segments_ = 1;
+    int segments_ = 1;    // at most, until the probe has spoken
+    int kept_ = 0;        // of them, taken over from a killed run
+    bool punts_ = false;
+    int64_t kept_bytes_ = 0;
     int64_t alignment_ = 4096, data_offset_ = 0, capacity_bytes_ = 0;
+    int64_t device_end_ = 0;  // raw: the end of what was laid out
     std::vector<int> descriptors_;
+    std::vector<int64_t> written_end_;
 };
 
 }  // namespace ferry::aio

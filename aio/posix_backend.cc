@@ -1,6 +1,8 @@
 // pread and pwrite on a pool of threads: for containers whose seccomp filter forbids io_uring.
 #include <fcntl.h>
+#include <linux/fs.h>
 #include <pthread.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,6 +10,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #include "backend.h"
@@ -20,11 +23,21 @@ constexpr int kThreadsMax = 64;
 class PosixBackend final : public Backend {
 public:
     explicit PosixBackend(const BackendSetup& setup)
-        : files_(setup.files), depth_(static_cast<size_t>(setup.depth)) {
+        : files_(setup.files),
+          block_device_(setup.block_device),
+          depth_(static_cast<size_t>(setup.depth)) {
         waiting_.reserve(depth_);
         finished_.reserve(depth_);
-        for (int i = 0; i < std::min(setup.depth, kThreadsMax); ++i)
-            workers_.emplace_back([this] { work(); });
+        const int wanted = std::min(setup.depth, kThreadsMax);
+        workers_.reserve(static_cast<size_t>(wanted));
+        try {
+            while (static_cast<int>(workers_.size()) < wanted)
+                workers_.emplace_back([this] { work(); });
+        } catch (const std::system_error& error) {
+            if (workers_.empty()) throw;
+            log_warn("aio: only " + std::to_string(workers_.size()) + " of " +
+                     std::to_string(wanted) + " I/O threads could be started: " + error.what());
+        }
     }
 
     ~PosixBackend() override {
@@ -109,17 +122,14 @@ private:
                 result = pwrite(file, transfer.data, size, transfer.offset);
                 break;
             case Verb::flush:
-                result = fdatasync(file);
-                break;
             case Verb::discard:
-                result = fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                                   transfer.offset, transfer.size_bytes);
-                break;
+                return flush_or_discard(file, block_device_, transfer);
         }
         return result < 0 ? -errno : static_cast<int32_t>(result);
     }
 
     const std::vector<int> files_;
+    const bool block_device_;
     const size_t depth_;
     std::mutex mutex_;
     std::condition_variable filled_, done_;
@@ -131,6 +141,21 @@ private:
 };
 
 }  // namespace
+
+int32_t flush_or_discard(int file, bool block_device, const Transfer& transfer) noexcept {
+    int failed = 0;
+    if (transfer.verb == Verb::flush) {
+        failed = fdatasync(file);
+    } else if (block_device) {
+        uint64_t range[2] = {static_cast<uint64_t>(transfer.offset),
+                             static_cast<uint64_t>(transfer.size_bytes)};
+        failed = ioctl(file, BLKDISCARD, range);
+    } else {
+        failed = fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, transfer.offset,
+                           transfer.size_bytes);
+    }
+    return failed ? -errno : 0;
+}
 
 std::unique_ptr<Backend> make_posix_backend(const BackendSetup& setup) {
     return std::make_unique<PosixBackend>(setup);

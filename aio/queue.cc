@@ -261,8 +261,7 @@ bool Queue::start_flight() {
     const int64_t size = split ? std::min(left, options_.block_bytes) : left;
     const uint32_t id = free_flights_.back();
     free_flights_.pop_back();
-    flights_[id] =
-        Flight{.entry = index, .offset = entry.issued_bytes, .size_bytes = size, .sent = now_};
+    flights_[id] = Flight{.entry = index, .offset = entry.issued_bytes, .size_bytes = size};
     entry.issued_bytes += size;
     ++entry.flights;
     if (entry.issued_bytes == request.size_bytes) unlist(index);
@@ -271,7 +270,8 @@ bool Queue::start_flight() {
 }
 
 void Queue::send(uint32_t id) {
-    const Flight& flight = flights_[id];
+    Flight& flight = flights_[id];
+    flight.sent = now_;
     const Request& request = entries_[flight.entry].request;
     const int64_t at = flight.offset + flight.done_bytes;
     const bool data = request.verb == Verb::read || request.verb == Verb::write;
@@ -285,7 +285,25 @@ void Queue::send(uint32_t id) {
 
 // ---------------------------------------------------------------- back from the backend
 
+void Queue::trace(const Completion& completion) const {
+    const Flight& flight = flights_[completion.id];
+    const Request& request = entries_[flight.entry].request;
+    options_.tracer.transfer(
+        options_.tracer.context,
+        {.verb = request.verb,
+         .path = options_.path,
+         .ring = options_.ring,
+         .file = request.file,
+         .tag = request.operation->tag,
+         .offset = request.file_offset + flight.offset + flight.done_bytes,
+         .bytes = std::max(completion.result, 0),
+         .error = std::max(-completion.result, 0),
+         .start_ns = flight.sent,
+         .end_ns = now_});
+}
+
 void Queue::complete(const Completion& completion) {
+    if (options_.tracer.transfer) trace(completion);
     const Flight& flight = flights_[completion.id];
     const Verb verb = entries_[flight.entry].request.verb;
     if (now_ - flight.sent > kStall)

@@ -28,11 +28,13 @@ struct Request {
 
 struct QueueOptions {
     std::string name;
+    int path = 0, ring = 0;
     int depth = 32;
     int operations_max = 256;
     int64_t block_bytes = kMiB;
     int64_t alignment = 4096;
     size_t slots = 0;  // slot ids are below this
+    Tracer tracer{};
 };
 
 struct QueueCounters {
@@ -101,7 +103,7 @@ private:
         int64_t size_bytes = 0, done_bytes = 0;
         int attempts = 0;  // since the last progress
         Nanos retry_at = 0;
-        Nanos sent = 0;
+        Nanos sent = 0;  // the last time
     };
     struct List {
         uint32_t first = kNone, last = kNone;
@@ -124,6 +126,7 @@ private:
     Nanos sleep_until(Nanos until);
     // Back from it.
     void complete(const Completion& completion);
+    void trace(const Completion& completion) const;
     void failed(uint32_t id, int error);
     void moved(uint32_t id, int64_t bytes);
     void rest(uint32_t id, int error_when_spent);

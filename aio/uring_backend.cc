@@ -14,6 +14,7 @@
 #include <cstring>
 
 #include "backend.h"
+#include "errors.h"
 
 namespace ferry::aio {
 namespace {
@@ -50,27 +51,26 @@ int init_ring(io_uring& ring, unsigned entries, std::span<const Mode> modes, uns
     return error;
 }
 
-// A polled write may work where a polled read does not, so the probe is a read.
-bool polled_read_works(int file) {
-    io_uring ring;
-    if (io_uring_queue_init(2, &ring, IORING_SETUP_IOPOLL) != 0) return false;
-    alignas(4096) static std::byte probe_buffer[4096];
-    io_uring_sqe* sqe = io_uring_get_sqe(&ring);
-    io_uring_prep_read(sqe, file, probe_buffer, sizeof probe_buffer, 0);
-    io_uring_cqe* cqe = nullptr;
-    const bool works =
-        io_uring_submit(&ring) == 1 && io_uring_wait_cqe(&ring, &cqe) == 0 && cqe->res >= 0;
-    io_uring_queue_exit(&ring);
-    return works;
+Error no_ring(int error) {
+    return Error(Trouble::io,
+                 problem_of("io_uring cannot be used", "a ring of an aio volume", error));
 }
 
 class UringBackend final : public Backend {
 public:
-    explicit UringBackend(const BackendSetup& setup) : punt_(setup.punt) {
+    explicit UringBackend(const BackendSetup& setup)
+        : punt_(setup.punt),
+          iopoll_(setup.iopoll),
+          block_device_(setup.block_device),
+          files_(setup.files) {
         immediate_.reserve(static_cast<size_t>(setup.depth));
         open_ring(setup);
         wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-        FERRY_CHECK(wake_fd_ >= 0);
+        if (wake_fd_ < 0) {
+            const int error = errno;
+            io_uring_queue_exit(&ring_);
+            throw no_ring(error);
+        }
         register_files(setup.files);
         register_buffers(setup.registered);
     }
@@ -85,8 +85,9 @@ public:
         enable();
         int taken = 0;
         for (const Transfer& transfer : batch) {
-            if (iopoll_ && transfer.verb != Verb::read && transfer.verb != Verb::write) {
-                immediate_.push_back({transfer.id, perform(transfer)});
+            if (blocks(transfer.verb)) {
+                immediate_.push_back({transfer.id, flush_or_discard(files_[transfer.file],
+                                                                    block_device_, transfer)});
                 ++taken;
                 continue;
             }
@@ -105,7 +106,7 @@ public:
             if (!wait_polled(until)) return 0;
         } else {
             if (!wake_armed_) arm_wake();
-            enter(until);
+            enter(immediate_.empty() ? until : 0);
         }
         return collect(out);
     }
@@ -128,8 +129,6 @@ private:
     void open_ring(const BackendSetup& setup) {
         // One entry more than transfers, for the wake-up read: submit() then never runs out.
         const auto entries = std::bit_ceil(static_cast<unsigned>(setup.depth) + 1);
-        iopoll_ = setup.iopoll && !setup.files.empty() && polled_read_works(setup.files[0]);
-        if (setup.iopoll && !iopoll_) log_warn("aio: polled reads do not work here: IOPOLL is off");
         const unsigned extra = iopoll_ ? IORING_SETUP_IOPOLL : 0;
         int error = -1;
         if (setup.sqpoll) {
@@ -137,14 +136,10 @@ private:
             if (error != 0) log_warn("aio: SQPOLL is refused here, not used");
         }
         if (error != 0) error = init_ring(ring_, entries, kModes, extra);
-        if (error == 0) return;
-        throw Error(Trouble::io,
-                    {.what = "io_uring cannot be used: " + std::string(strerror(-error)),
-                     .remedy = "use the posix backend (\"automatic\" does so by itself)"});
+        if (error != 0) throw no_ring(-error);
     }
 
     void register_files(const std::vector<int>& files) {
-        files_ = files;
         fixed_files_ =
             io_uring_register_files(&ring_, files.data(), static_cast<unsigned>(files.size())) == 0;
         if (!fixed_files_) log_warn("aio: files could not be registered with io_uring");
@@ -238,14 +233,11 @@ private:
             io_uring_prep_write(&sqe, file, transfer.data, size, offset);
     }
 
-    // A polled ring knows reads and writes only; what is rare may block its thread.
-    int32_t perform(const Transfer& transfer) const {
-        const int file = files_[transfer.file];
-        const int failed = transfer.verb == Verb::flush
-                               ? fdatasync(file)
-                               : fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                                           transfer.offset, transfer.size_bytes);
-        return failed ? -errno : 0;
+    // A polled ring knows reads and writes only, and no ring discards from a device on every
+    // kernel: what is rare may block the ring's thread.
+    bool blocks(Verb verb) const {
+        return (iopoll_ && verb == Verb::flush) ||
+               ((iopoll_ || block_device_) && verb == Verb::discard);
     }
 
     // Submits what was prepared and waits. A refusal is harmless here: entries that the kernel did
@@ -316,10 +308,10 @@ private:
     io_uring ring_{};
     int wake_fd_ = -1;
     uint64_t wake_count_ = 0;
-    bool wake_armed_ = false, enabled_ = false, fixed_files_ = false, iopoll_ = false;
-    const bool punt_;
+    bool wake_armed_ = false, enabled_ = false, fixed_files_ = false;
+    const bool punt_, iopoll_, block_device_;
     int flying_ = 0;
-    std::vector<int> files_;
+    const std::vector<int> files_;
     std::vector<Registered> registered_;
     std::vector<Completion> immediate_;  // done inside submit()
 };

@@ -1,27 +1,23 @@
 #include "volume.h"
 
+#include <linux/io_uring.h>
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
+#include <map>
+#include <new>
+#include <system_error>
+
+#include "buffer.h"
+#include "probe.h"
 
 namespace ferry::aio {
 namespace {
 
 constexpr int kErrandsMax = 32;  // of the volume's own at a time, beside the caller's operations
 constexpr int64_t kBlockMax = kGiB;  // a transfer's result must fit the kernel's int
-
-struct FreeAligned {
-    void operator()(std::byte* memory) const { std::free(memory); }
-};
-using AlignedBuffer = std::unique_ptr<std::byte, FreeAligned>;
-
-AlignedBuffer aligned_buffer(int64_t alignment, int64_t bytes) {
-    auto* memory = static_cast<std::byte*>(
-        std::aligned_alloc(static_cast<size_t>(alignment), static_cast<size_t>(bytes)));
-    FERRY_CHECK(memory, "no memory for an I/O buffer");
-    return AlignedBuffer(memory);
-}
 
 [[noreturn]] void bad_option(std::string what, std::string measured, std::string limit) {
     throw Error(Trouble::usage, {.what = std::move(what),
@@ -43,8 +39,15 @@ std::unique_ptr<Volume> Volume::open(VolumeOptions options, Executor& executor) 
 }
 
 std::unique_ptr<Volume> open_volume(VolumeOptions options, Executor& executor,
-                                    const BackendFactory& make_backend) {
+                                    const BackendFactory& make_backend) try {
     return std::make_unique<VolumeOnPaths>(std::move(options), executor, make_backend);
+} catch (const std::bad_alloc&) {
+    throw Error(Trouble::does_not_fit, problem_of("no memory", "opening a volume", ENOMEM));
+} catch (const std::system_error& error) {
+    throw Error(Trouble::does_not_fit,
+                {.what = std::string("a thread for I/O cannot be started: ") + error.what(),
+                 .where = "opening a volume",
+                 .remedy = "raise the limit of processes (ulimit -u, cgroup pids.max)"});
 }
 
 // ---------------------------------------------------------------- opening
@@ -54,18 +57,18 @@ VolumeOnPaths::VolumeOnPaths(VolumeOptions options, Executor& executor,
     : options_(std::move(options)), executor_(executor) {
     check_options();
     const bool on_files = !make_backend;
+    if (on_files) check_paths_differ();
     if (on_files) choose_backend();
     shapes_ = open_paths(on_files);
-    extents_ = std::make_unique<Extents>(options_.classes, shapes_, alignment_);
+    extents_ = std::make_unique<Extents>(options_.classes, shapes_, alignment_, options_.slack);
     for (size_t p = 0; p < files_.size(); ++p)
         for (int i = 0; i < shapes_[p].segments; ++i)
             files_[p]->create_segment(i, extents_->file_bytes(static_cast<int>(p), i));
-    start_rings(on_files ? backend_of_kind_ : make_backend);
-    if (!options_.write_once) return;
     try {
-        write_every_slot();
+        start_rings(on_files ? backend_of_kind_ : make_backend);
+        if (options_.write_once) write_every_slot();
     } catch (...) {
-        for (; hosted_ > 0; --hosted_) executor_.retire(*queues_[hosted_ - 1]);
+        retire_queues();
         throw;
     }
 }
@@ -73,6 +76,10 @@ VolumeOnPaths::VolumeOnPaths(VolumeOptions options, Executor& executor,
 VolumeOnPaths::~VolumeOnPaths() {
     cancel_queued();
     wait_until_finished();
+    retire_queues();
+}
+
+void VolumeOnPaths::retire_queues() noexcept {
     for (; hosted_ > 0; --hosted_) executor_.retire(*queues_[hosted_ - 1]);
 }
 
@@ -84,8 +91,10 @@ void VolumeOnPaths::check_options() const {
     check_range("operations_max", options_.operations_max, 1, 1 << 20);
     check_range("rings", options_.rings, 1, 64);
     check_range("block_bytes", options_.block_bytes, 4096, kBlockMax);
+    if (!(options_.slack >= 0 && options_.slack <= 1))
+        bad_option("slack is out of range", std::to_string(options_.slack), "0 to 1");
     for (const PathOptions& path : options_.paths) {
-        check_range("segments", path.segments, 0, 256);
+        check_range("segments", path.segments, 0, kSegmentsMax);
         check_range("size_bytes", path.size_bytes, 0, int64_t{1} << 60);
     }
     for (const SlotClass& one : options_.classes) {
@@ -94,19 +103,50 @@ void VolumeOnPaths::check_options() const {
     }
 }
 
+// One directory under two names, or one device under two, would be locked against itself.
+void VolumeOnPaths::check_paths_differ() const {
+    std::map<std::array<uint64_t, 3>, std::string> seen;
+    for (const PathOptions& path : options_.paths) {
+        struct stat status {};
+        if (stat(path.path.c_str(), &status) != 0) continue;  // refused where it is opened
+        std::array<uint64_t, 3> identity{0, status.st_dev, status.st_ino};
+        if (S_ISBLK(status.st_mode)) identity = {1, status.st_rdev, 0};
+        const auto [other, fresh] = seen.emplace(identity, path.path);
+        if (!fresh)
+            throw Error(Trouble::usage, {.what = "the same storage path is given twice",
+                                         .where = path.path,
+                                         .measured = other->second + " is the same",
+                                         .remedy = "name each path once"});
+    }
+}
+
 void VolumeOnPaths::choose_backend() {
     backend_of_kind_ = make_posix_backend;
     if (options_.backend == BackendKind::posix) return;
     const std::string trouble = why_no_uring();
-    if (trouble.empty()) {
+    if (options_.backend == BackendKind::uring) {
+        if (!trouble.empty())
+            throw Error(Trouble::io, {.what = "io_uring cannot be used: " + trouble,
+                                      .where = "backend \"uring\"",
+                                      .remedy = "allow it (containers' seccomp filters forbid it), "
+                                                "or set the backend to \"auto\" or \"posix\""});
         backend_of_kind_ = make_uring_backend;
         return;
     }
-    if (options_.backend == BackendKind::uring)
-        throw Error(Trouble::io, {.what = "io_uring cannot be used: " + trouble,
-                                  .remedy = "allow it (containers' seccomp filters forbid it), or "
-                                            "set the backend to automatic or posix"});
-    log_info("aio: io_uring cannot be used (" + trouble + ")");
+    // A ring may be refused later than the first: descriptors, locked memory.
+    const auto fall_back = [](const std::string& why) {
+        log_warn("aio: backend \"auto\": io_uring cannot be used (" + why +
+                 "): POSIX threads are");
+    };
+    if (!trouble.empty()) return fall_back(trouble);
+    backend_of_kind_ = [fall_back](const BackendSetup& setup) {
+        try {
+            return make_uring_backend(setup);
+        } catch (const Error& error) {
+            fall_back(error.problem().what);
+            return make_posix_backend(setup);
+        }
+    };
 }
 
 std::vector<PathShape> VolumeOnPaths::open_paths(bool on_files) {
@@ -139,30 +179,50 @@ std::vector<PathShape> VolumeOnPaths::open_paths(bool on_files) {
     return shapes;
 }
 
+BackendSetup VolumeOnPaths::setup_of(size_t path) const {
+    BackendSetup setup{.path = static_cast<int>(path),
+                       .depth = options_.queue_depth,
+                       .registered = options_.registered};
+    if (files_.empty()) return setup;
+    setup.files = files_[path]->descriptors();
+    setup.block_device = options_.paths[path].raw_device;
+    setup.punt = files_[path]->punts();
+    const auto probe = [&](bool wanted, const char* option, unsigned flags) {
+        if (!wanted || options_.backend == BackendKind::posix) return false;
+        const std::string why = why_no_polling(setup.files[0], files_[path]->data_offset(), flags);
+        if (!why.empty())
+            log_warn("aio: " + std::string(option) + " does not work on " +
+                     options_.paths[path].path + " (" + why + "): it is not used");
+        return why.empty();
+    };
+    setup.iopoll = probe(options_.iopoll, "iopoll", IORING_SETUP_IOPOLL);
+    const unsigned also = setup.iopoll ? unsigned{IORING_SETUP_IOPOLL} : 0;
+    setup.sqpoll = probe(options_.sqpoll, "sqpoll", IORING_SETUP_SQPOLL | also);
+    return setup;
+}
+
 void VolumeOnPaths::start_rings(const BackendFactory& make_backend) {
     for (size_t p = 0; p < options_.paths.size(); ++p) {
+        BackendSetup setup = setup_of(p);
         for (int r = 0; r < options_.rings; ++r) {
             const std::string name = "aio-" + std::to_string(p) + "-" + std::to_string(r);
-            BackendSetup setup{
-                .path = static_cast<int>(p),
-                .ring = r,
-                .files = files_.empty() ? std::vector<int>{} : files_[p]->descriptors(),
-                .depth = options_.queue_depth,
-                .registered = options_.registered,
-                .sqpoll = options_.sqpoll,
-                .iopoll = options_.iopoll,
-                .punt = !files_.empty() && files_[p]->punts()};
+            setup.ring = r;
             queues_.push_back(std::make_unique<Queue>(
                 QueueOptions{.name = name,
+                             .path = setup.path,
+                             .ring = r,
                              .depth = options_.queue_depth,
                              .operations_max = options_.operations_max + kErrandsMax,
                              .block_bytes = options_.block_bytes,
                              .alignment = alignment_,
-                             .slots = extents_->slots()},
+                             .slots = extents_->slots(),
+                             .tracer = options_.tracer},
                 make_backend(setup), executor_));
         }
     }
-    backend_name_ = queues_[0]->backend_name();
+    for (const auto& queue : queues_)
+        if (const std::string name(queue->backend_name()); name != backend_name_)
+            backend_name_ += (backend_name_.empty() ? "" : " and ") + name;
     if (!files_.empty())
         log_info("aio: " + backend_name_ + ", " + std::to_string(queues_.size()) +
                  " ring(s) of depth " + std::to_string(options_.queue_depth) + ", blocks of " +
@@ -186,7 +246,9 @@ void VolumeOnPaths::write_every_slot() {
     for (size_t p = 0; p < shapes_.size(); ++p) {
         for (int f = 0; f < shapes_[p].segments; ++f) {
             const int64_t end = extents_->file_bytes(static_cast<int>(p), f);
-            for (int64_t at = shapes_[p].data_offset; at < end; at += kPart) {
+            int64_t at = shapes_[p].data_offset;
+            if (!files_.empty()) at = std::max(at, files_[p]->written_end(f));
+            for (; at < end; at += kPart) {
                 const int64_t bytes = std::min(kPart, end - at);
                 Errand errand = errand_on(p, f, Verb::write);
                 errand.operation.kind = Kind::write;
@@ -201,6 +263,7 @@ void VolumeOnPaths::write_every_slot() {
     std::ranges::stable_sort(errands, {},
                              [](const Errand& errand) { return errand.request.file_offset; });
     run_errands(errands, "the layout's write");
+    for (const auto& files : files_) files->mark_laid_out();
     refresh_speeds();
 }
 
@@ -386,6 +449,10 @@ std::vector<PathCounters> VolumeOnPaths::counters() const {
         sum.errors += one.errors;
         sum.read_bytes_per_s += one.read_bytes_per_s;
         sum.write_bytes_per_s += one.write_bytes_per_s;
+    }
+    for (size_t p = 0; p < all.size(); ++p) {
+        const double rated = options_.paths[p].endurance_tbw * 1e12;
+        if (rated > 0) all[p].endurance_used = static_cast<double>(all[p].bytes_written) / rated;
     }
     return all;
 }

@@ -48,6 +48,9 @@ private:
     void check_options() const;
     std::vector<PathShape> open_paths(bool on_files);
     void choose_backend();
+    void check_paths_differ() const;
+    BackendSetup setup_of(size_t path) const;
+    void retire_queues() noexcept;
     void start_rings(const BackendFactory& make_backend);
     void write_every_slot();
     Errand errand_on(size_t path, int file, Verb verb) const;

@@ -25,7 +25,7 @@ struct PathOptions {
     std::string path{};
     int64_t size_bytes = 0;    // at most this much of it
     bool raw_device = false;   // path names a block device whose contents may be destroyed
-    int segments = 0;          // files a path; 0: probe
+    int segments = 0;          // files a path; 0: as the probe finds best
     double endurance_tbw = 0;  // drive's rated terabytes written; 0: unknown
     double bytes_per_s = 0;    // sustained; 0: measured at open where there are several paths
 };
@@ -37,7 +37,30 @@ struct SlotClass {
     int64_t slots = 0;       // over all paths
 };
 
-enum class Leftover : uint8_t { refuse, remove };  // files of a killed run found at the path
+// Files of a killed run found at the path. `reuse` takes over what was laid out (aio/README.md): a
+// slot's contents are undefined, but it need not be written again. What is not ferry's, or a newer
+// ferry's, is refused whatever stands here.
+enum class Leftover : uint8_t { refuse, remove, reuse };
+
+enum class Verb : uint8_t { read, write, flush, discard };
+
+// One transfer that came back from the kernel; an operation is one or more of them.
+struct TransferTrace {
+    Verb verb = Verb::read;
+    int path = 0, ring = 0, file = 0;
+    uint64_t tag = 0;                // of its operation; 0: the volume's own
+    int64_t offset = 0;              // in the file
+    int64_t bytes = 0;               // moved
+    int error = 0;                   // errno
+    Nanos start_ns = 0, end_ns = 0;  // handed to the kernel, seen to be back
+};
+
+// Called for every transfer, on the thread of its ring: must be quick, and not call the volume.
+// Null costs one comparison.
+struct Tracer {
+    void (*transfer)(void* context, const TransferTrace& trace) = nullptr;
+    void* context = nullptr;
+};
 
 struct VolumeOptions {
     std::vector<PathOptions> paths{};
@@ -50,11 +73,15 @@ struct VolumeOptions {
     bool direct = true;              // O_DIRECT; falls back to buffered where refused, and says so
     bool sqpoll = false, iopoll = false;  // used where the probe shows that they work
     Leftover leftover = Leftover::remove;
-    uint64_t run_id = 0;     // hash of the numerics record; a volume of another run is foreign
+    uint64_t run_id = 0;     // hash of the numerics record; messages tell whose leftovers they are
     bool write_once = true;  // fill every slot at layout so later writes convert no metadata
     // Memory whose transfers are registered with the kernel. Only I/O slabs, never all of RAM; on
     // huge pages, which matter more than the registration (aio/README.md).
     std::vector<std::span<std::byte>> registered{};
+    // With several paths: each gets so many more slots than its share, as far as its size allows,
+    // so that the shares can follow the speeds. No more than SlotClass::slots are ever in use.
+    double slack = 0.25;
+    Tracer tracer{};
 };
 
 using SlotId = uint32_t;
@@ -85,6 +112,7 @@ struct PathCounters {
     int64_t bytes_retried = 0;                  // transferred again after a short count
     int64_t reads = 0, writes = 0, retries = 0, errors = 0;
     double read_bytes_per_s = 0, write_bytes_per_s = 0;  // sustained estimate
+    double endurance_used = 0;  // share of endurance_tbw that was written; 0: unknown
 };
 
 class Volume {
@@ -124,6 +152,8 @@ public:
 
 // The error of a failed operation as one clear Error: path, offset, size, errno and what to do.
 Error to_error(const Volume& volume, const Operation& operation);
+// "/mnt/a: 1.20 TiB written, 0.11 % of its rated life", a line a path, and a total for several.
+std::string describe_wear(std::span<const PathCounters> paths);
 
 // ---------------------------------------------------------------- integrity (design.md 1.11)
 

@@ -1,0 +1,161 @@
+#include "header.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "errors.h"
+
+namespace ferry::aio {
+namespace {
+
+constexpr uint32_t kFormatVersion = 2;
+constexpr char kMagic[8] = {'f', 'e', 'r', 'r', 'y', 'v', 'o', 'l'};
+
+bool has_magic(const Header& header, ssize_t bytes) {
+    return bytes >= static_cast<ssize_t>(sizeof kMagic) &&
+           memcmp(header.magic, kMagic, sizeof kMagic) == 0;
+}
+
+std::string hex(uint64_t value) {
+    char text[20];
+    snprintf(text, sizeof text, "%016lx", static_cast<unsigned long>(value));
+    return text;
+}
+
+std::string format_name(uint32_t version) { return "format " + std::to_string(version); }
+
+Error not_opened(const std::string& name, int error) {
+    const bool theirs = error == EACCES || error == EPERM;
+    struct stat status {};
+    std::string what = "the volume's header cannot be opened";
+    if (theirs && lstat(name.c_str(), &status) == 0 && status.st_uid != geteuid())
+        what = "the storage path holds the volume of another user (uid " +
+               std::to_string(status.st_uid) + ")";
+    // A file system of the kernel's own, such as /proc, answers creation with ENOENT.
+    if (error == ENOENT) what = "no file can be created in the storage path";
+    const bool users = theirs || error == ENOENT || error == EROFS || error == EBUSY;
+    return Error(users ? Trouble::usage : Trouble::io, problem_of(what, name, error));
+}
+
+}  // namespace
+
+HeaderFile::HeaderFile(std::string name, bool raw_device)
+    : name_(std::move(name)), raw_device_(raw_device) {
+    // Between opening and locking the owner may remove the file: then the lock is on nothing.
+    while (!lock()) {
+    }
+}
+
+HeaderFile::~HeaderFile() {
+    if (file_ >= 0) close(file_);
+}
+
+// False: another process removed the header before the lock was taken.
+bool HeaderFile::lock() {
+    // O_EXCL on a device: refused while it is mounted or otherwise claimed.
+    const int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW | (raw_device_ ? O_EXCL : O_CREAT);
+    const int file = open(name_.c_str(), flags, 0600);
+    if (file < 0) throw not_opened(name_, errno);
+    if (flock(file, LOCK_EX | LOCK_NB) != 0) {
+        Header header{};
+        const bool known = has_magic(header, pread(file, &header, sizeof header, 0));
+        close(file);
+        throw Error(Trouble::usage,
+                    {.what = "the storage path is in use by another ferry",
+                     .where = name_,
+                     .measured = known ? "process " + std::to_string(header.pid) : "",
+                     .remedy = "wait for it, stop it, or give another path"});
+    }
+    struct stat opened {
+    }, named{};
+    if (raw_device_ || (fstat(file, &opened) == 0 && stat(name_.c_str(), &named) == 0 &&
+                        opened.st_ino == named.st_ino)) {
+        file_ = file;
+        return true;
+    }
+    close(file);
+    return false;
+}
+
+bool HeaderFile::find_leftover(Leftover leftover, uint64_t run_id, Header& found) const {
+    found = {};
+    const ssize_t got = pread(file_, &found, sizeof found, 0);
+    if (got < 0)
+        throw Error(Trouble::io, problem_of("the volume's header cannot be read", name_, errno));
+    if (got == 0) return false;  // new, or killed before the header was written
+    if (!has_magic(found, got)) {
+        if (raw_device_) return false;  // its contents may be destroyed
+        throw Error(Trouble::usage, {.what = "a file of this name exists and is not ferry's",
+                                     .where = name_,
+                                     .remedy = "move or delete it, or give another path"});
+    }
+    const bool truncated = got < static_cast<ssize_t>(sizeof found);
+    if (!truncated && found.version > kFormatVersion)
+        throw Error(Trouble::usage,
+                    {.what = "the volume was written by a newer ferry",
+                     .where = name_,
+                     .measured = format_name(found.version),
+                     .limit = format_name(kFormatVersion),
+                     .remedy = raw_device_ ? "update ferry, or erase the device's first block"
+                                           : "update ferry, or delete the ferry.* files there"});
+    if (leftover == Leftover::refuse) refuse_leftover(found, truncated, run_id);
+    if (truncated || found.version < kFormatVersion) found.laid_out = 0;
+    found.segments = std::clamp(truncated ? kSegmentsMax : found.segments, 1, kSegmentsMax);
+    log_info("aio: process " + std::to_string(found.pid) + ", run " + hex(found.run_id) +
+             (found.run_id == run_id ? "" : " (another run)") + ", was killed and left " + name_ +
+             (truncated ? ", a truncated header" : ""));
+    return true;
+}
+
+void HeaderFile::refuse_leftover(const Header& header, bool truncated, uint64_t run_id) const {
+    Problem problem{.what = "files of a killed run are left here",
+                    .where = name_,
+                    .measured = "process " + std::to_string(header.pid) + ", run " +
+                                hex(header.run_id),
+                    .remedy = raw_device_ ? "allow its removal, or erase the first block"
+                                          : "delete the ferry.* files there, or allow their removal"};
+    if (truncated) {
+        problem.what = "a truncated header is left here";
+        problem.measured = "";
+    } else if (header.version < kFormatVersion) {
+        problem.what = "stale files of an older ferry are left here";
+        problem.measured = format_name(header.version);
+        problem.limit = format_name(kFormatVersion);
+    } else if (header.run_id != run_id) {
+        problem.what = "files of another run, which was killed, are left here";
+        problem.limit = "this run is " + hex(run_id);
+    }
+    throw Error(Trouble::usage, std::move(problem));
+}
+
+void HeaderFile::write(Header header) const {
+    alignas(4096) char block[kHeaderBytes] = {};
+    memcpy(header.magic, kMagic, sizeof kMagic);
+    header.version = kFormatVersion;
+    header.pid = getpid();
+    memcpy(block, &header, sizeof header);
+    errno = EIO;  // a short count says nothing else
+    if (pwrite(file_, block, kHeaderBytes, 0) == kHeaderBytes && fdatasync(file_) == 0) return;
+    const int error = errno;
+    throw Error(error == ENOSPC ? Trouble::does_not_fit : Trouble::io,
+                problem_of("the volume's header cannot be written", name_, error));
+}
+
+void HeaderFile::erase() noexcept {
+    if (!raw_device_) {
+        unlink(name_.c_str());
+        return;
+    }
+    // Without the magic the device is free for anyone again.
+    alignas(4096) static const char kZero[kHeaderBytes] = {};
+    if (pwrite(file_, kZero, kHeaderBytes, 0) != kHeaderBytes)
+        log_warn("aio: the header on " + name_ + " could not be erased");
+}
+
+}  // namespace ferry::aio

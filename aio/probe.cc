@@ -1,0 +1,135 @@
+#include "probe.h"
+
+#include <liburing.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "buffer.h"
+
+namespace ferry::aio {
+namespace {
+
+constexpr int kRounds = 3;
+constexpr unsigned kWrites = 4;
+constexpr int64_t kAlignment = 4096;
+
+double seconds_of(const auto& work) {
+    const auto start = std::chrono::steady_clock::now();
+    work();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// A ring for as long as the object lives.
+class ProbeRing {
+public:
+    ProbeRing(unsigned entries, unsigned flags)
+        : error_(io_uring_queue_init(entries, &ring_, flags)) {}
+    ~ProbeRing() {
+        if (error_ == 0) io_uring_queue_exit(&ring_);
+    }
+    ProbeRing(const ProbeRing&) = delete;
+    ProbeRing& operator=(const ProbeRing&) = delete;
+
+    int error() const { return error_; }
+    io_uring* get() { return &ring_; }
+    // The result of one transfer, or what failed before it.
+    int run(bool write, int file, std::byte* data, int64_t bytes, int64_t offset) {
+        io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
+        const auto size = static_cast<unsigned>(bytes);
+        const auto at = static_cast<uint64_t>(offset);
+        write ? io_uring_prep_write(sqe, file, data, size, at)
+              : io_uring_prep_read(sqe, file, data, size, at);
+        if (const int submitted = io_uring_submit(&ring_); submitted < 0) return submitted;
+        return wait();
+    }
+    int wait() {
+        io_uring_cqe* cqe = nullptr;
+        int error = -EINTR;
+        while (error == -EINTR) error = io_uring_wait_cqe(&ring_, &cqe);
+        if (error != 0) return error;
+        const int result = cqe->res;
+        io_uring_cqe_seen(&ring_, cqe);
+        return result;
+    }
+
+private:
+    io_uring ring_{};
+    int error_;
+};
+
+// One round of writes: true when all were back as soon as they had been handed over.
+bool all_back_at_once(ProbeRing& ring, int file, std::byte* data, int64_t offset, int64_t size) {
+    for (unsigned i = 0; i < kWrites; ++i)
+        io_uring_prep_write(io_uring_get_sqe(ring.get()), file, data, static_cast<unsigned>(size),
+                            static_cast<uint64_t>(offset + i * size));
+    const int submitted = io_uring_submit(ring.get());
+    bool at_once = io_uring_cq_ready(ring.get()) == kWrites;
+    for (int i = 0; i < submitted; ++i) at_once &= ring.wait() == size;
+    return at_once;
+}
+
+void write_all(int file, const std::byte* data, int64_t begin, int64_t end, int64_t size) {
+    for (int64_t at = begin; at < end; at += size)
+        if (pwrite(file, data, static_cast<size_t>(size), at) != size) return;
+}
+
+}  // namespace
+
+bool completes_inline(int file, int64_t offset, int64_t bytes) {
+    const int64_t size = round_down(bytes / kWrites, kAlignment);
+    if (size == 0) return false;
+    ProbeRing ring(kWrites, 0);
+    if (ring.error() != 0) return false;
+    const AlignedBuffer data = aligned_buffer(kAlignment, size);
+    memset(data.get(), 0x5a, static_cast<size_t>(size));
+    // Were the thread to lose its core for a moment, a fast device would look the same, so: always.
+    for (int round = 0; round < kRounds; ++round)
+        if (!all_back_at_once(ring, file, data.get(), offset, size)) return false;
+    return true;
+}
+
+bool writers_take_turns(int one, int other, int64_t bytes) {
+    constexpr double kGain = 1.3;
+    const int64_t size = round_down(std::min<int64_t>(bytes / 4, 256 * kKiB), kAlignment);
+    if (size == 0) return false;
+    const int64_t half = round_down(bytes / 2, size), end = 2 * half;
+    const AlignedBuffer data = aligned_buffer(kAlignment, size);
+    memset(data.get(), 0x5a, static_cast<size_t>(size));
+    // Each of two threads writes half the bytes.
+    const auto time = [&](int second) {
+        return seconds_of([&] {
+            std::thread helper([&] { write_all(second, data.get(), half, end, size); });
+            write_all(one, data.get(), 0, half, size);
+            helper.join();
+        });
+    };
+    double gain = 0;
+    // Cores that are busy elsewhere hide the gain, they do not make one up.
+    for (int round = 0; round < kRounds; ++round) gain = std::max(gain, time(one) / time(other));
+    return gain > kGain;
+}
+
+std::string why_no_polling(int file, int64_t offset, unsigned flags) {
+    ProbeRing ring(2, flags);
+    if (ring.error() != 0) return std::string("the ring: ") + strerror(-ring.error());
+    const AlignedBuffer written = aligned_buffer(kAlignment, kAlignment);
+    const AlignedBuffer read = aligned_buffer(kAlignment, kAlignment);
+    constexpr auto kBytes = static_cast<size_t>(kAlignment);
+    memset(written.get(), 0xa5, kBytes);
+    memset(read.get(), 0, kBytes);
+    for (const bool write : {true, false}) {
+        const int result =
+            ring.run(write, file, write ? written.get() : read.get(), kAlignment, offset);
+        if (result != kAlignment)
+            return std::string(write ? "a write: " : "a read: ") +
+                   (result < 0 ? strerror(-result) : "short");
+    }
+    return memcmp(written.get(), read.get(), kBytes) == 0 ? "" : "a read: not what was written";
+}
+
+}  // namespace ferry::aio

@@ -1,0 +1,21 @@
+// What a path's file system does with a transfer, found out by a few small ones and not guessed
+// from its name. The files' contents at the probed places are lost.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace ferry::aio {
+
+// True when io_uring's submission does not return before the writes are done, as on tmpfs. Writes
+// `bytes` at `offset`. False without io_uring.
+bool completes_inline(int file, int64_t offset, int64_t bytes);
+
+// True when two threads write two files markedly faster than one. Writes `bytes` into each.
+bool writers_take_turns(int one, int other, int64_t bytes);
+
+// Why a write and a read through a polled ring do not work; empty when both do. A polled write may
+// succeed where a polled read is refused. `flags`: IORING_SETUP_SQPOLL, IORING_SETUP_IOPOLL.
+std::string why_no_polling(int file, int64_t offset, unsigned flags);
+
+}  // namespace ferry::aio
