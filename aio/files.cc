@@ -134,7 +134,10 @@ void PathFiles::take_over(const Header& found, bool reuse) {
     for (int i = kept_; i < found.segments; ++i) remove_plain_file(segment_name(i));
     for (int i = 0; i < kept_; ++i) {
         struct stat status {};
-        if (stat(segment_name(i).c_str(), &status) == 0) kept_bytes_ += allocated_bytes(status);
+        if (stat(segment_name(i).c_str(), &status) != 0) status = {};
+        // Holes mean that part of it was discarded: then all of it is written again.
+        kept_end_.push_back(allocated_bytes(status) < status.st_size ? 0 : status.st_size);
+        kept_bytes_ += allocated_bytes(status);
     }
     const char* why = reuse && !found.laid_out ? " (their layout was not finished)" : "";
     log_info("aio: " + options_.path + ": " +
@@ -152,7 +155,7 @@ void PathFiles::open_device(Leftover leftover) {
     header_ = std::make_unique<HeaderFile>(options_.path, true);
     Header found{};
     const bool left = header_->find_leftover(leftover, run_id_, found);
-    if (left && leftover == Leftover::reuse && found.laid_out) device_end_ = found.device_end;
+    if (left && leftover == Leftover::reuse && found.laid_out) kept_end_ = {found.device_end};
     write_header(false);
     descriptors_.push_back(open_file(options_.path, 0));
 }
@@ -289,7 +292,6 @@ int PathFiles::open_file(const std::string& name, int flags) {
 
 void PathFiles::create_segment(int index, int64_t end) {
     if (options_.raw_device) {
-        written_end_.push_back(std::min(end, device_end_));
         device_end_ = end;
         return;
     }
@@ -302,18 +304,11 @@ void PathFiles::create_segment(int index, int64_t end) {
                 .measured = std::to_string(end) + " bytes needed",
                 .limit = std::to_string(file_size_limit()) + " bytes (RLIMIT_FSIZE)",
                 .remedy = remedy_for(EFBIG)});
-    written_end_.push_back(cut_to(descriptors_[i], index, end));
-    if (end > 0) reserve(descriptors_[i], segment_name(index), end);
-}
-
-// The file is at most `end` bytes long afterwards; returns up to where a killed run wrote it. Holes
-// mean that part of it was discarded: then all of it is written again.
-int64_t PathFiles::cut_to(int file, int index, int64_t end) const {
     struct stat status {};
+    const int file = descriptors_[i];
     if (fstat(file, &status) != 0 || (status.st_size > end && ftruncate(file, end) != 0))
         refuse(Trouble::io, problem_of("cannot be cut to size", segment_name(index), errno));
-    const bool whole = allocated_bytes(status) >= status.st_size;
-    return index < kept_ && whole ? std::min<int64_t>(status.st_size, end) : 0;
+    if (end > 0) reserve(file, segment_name(index), end);
 }
 
 void PathFiles::reserve(int file, const std::string& name, int64_t end) const {

@@ -37,7 +37,8 @@ public:
     void create_segment(int index, int64_t end);
     // Up to where segment `index` was written by a killed run whose files were taken over.
     int64_t written_end(int index) const noexcept {
-        return written_end_[static_cast<size_t>(index)];
+        const auto i = static_cast<size_t>(index);
+        return i < kept_end_.size() ? kept_end_[i] : 0;
     }
     // Every byte is written: from now on a killed run's files can be taken over. Throws Error.
     void mark_laid_out();
@@ -57,7 +58,6 @@ private:
     bool several_files_pay(int64_t bytes);
     int open_segment(int index);
     int open_file(const std::string& name, int flags);
-    int64_t cut_to(int file, int index, int64_t end) const;
     void reserve(int file, const std::string& name, int64_t end) const;
     void release() noexcept;
     [[noreturn]] void refuse(Trouble trouble, Problem problem) const;
@@ -74,7 +74,7 @@ private:
     int64_t alignment_ = 4096, data_offset_ = 0, capacity_bytes_ = 0;
     int64_t device_end_ = 0;  // raw: the end of what was laid out
     std::vector<int> descriptors_;
-    std::vector<int64_t> written_end_;
+    std::vector<int64_t> kept_end_;
 };
 
 }  // namespace ferry::aio

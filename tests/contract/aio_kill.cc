@@ -1,0 +1,234 @@
+// kill -9 on the real kernel, after every completed operation and at every system call of every
+// thread, from the first of open() to the last of closing. Whatever a killed run leaves is
+// recognised, refused, removed or taken over as asked, and what is not ferry's stays as it was.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/ptrace.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <vector>
+
+#include "aio/buffer.h"
+#include "ferry/aio.h"
+#include "tests/support/child.h"
+#include "tests/support/temporary_directory.h"
+
+namespace ferry::aio {
+namespace {
+
+constexpr int64_t kSlotBytes = 16384;
+constexpr size_t kSlots = 4;
+constexpr char kPrecious[] = "not ferry's, and longer than a header's magic";
+
+VolumeOptions options(const std::string& path, Leftover leftover) {
+    return {.paths = {{.path = path, .size_bytes = kMiB}},
+            .classes = {{"a", kSlotBytes, kSlots}},
+            .block_bytes = 8192,
+            .queue_depth = 4,
+            .operations_max = 8,
+            .leftover = leftover,
+            .run_id = 7};
+}
+
+struct Dies {
+    int after;  // completed operations
+};
+
+// Writes a few versions of every slot, reads them back, closes.
+int write_and_read(const std::string& path, Leftover leftover, Dies dies) {
+    auto executor = make_thread_executor();
+    auto volume = Volume::open(options(path, leftover), *executor);
+    const AlignedBuffer memory = aligned_buffer(4096, kSlotBytes * static_cast<int64_t>(kSlots));
+    std::vector<Operation> operations(kSlots);
+    std::vector<SlotId> slots;
+    for (size_t i = 0; i < kSlots; ++i) slots.push_back(volume->allocate(0));
+    const auto all = [&](Kind kind) {
+        for (size_t i = 0; i < kSlots; ++i) {
+            operations[i] = {.kind = kind,
+                             .slot = slots[i],
+                             .buffer = {memory.get() + i * kSlotBytes, kSlotBytes}};
+            volume->submit(operations[i]);
+        }
+        for (size_t done = 0; done < kSlots;) {
+            if (dies.after-- == 0) kill(getpid(), SIGKILL);
+            Operation* operation = nullptr;
+            while (!(operation = volume->poll())) executor->wait(kForever);
+            if (operation->state != State::done) return false;
+            ++done;
+        }
+        return true;
+    };
+    for (int version = 1; version <= 3; ++version) {
+        memset(memory.get(), version, kSlotBytes * kSlots);
+        if (!all(Kind::write)) return 1;
+        volume->flush();
+        memset(memory.get(), 0, kSlotBytes * kSlots);
+        if (!all(Kind::read)) return 2;
+        for (size_t i = 0; i < kSlotBytes * kSlots; ++i)
+            if (memory.get()[i] != static_cast<std::byte>(version)) return 3;
+    }
+    if (dies.after-- == 0) kill(getpid(), SIGKILL);
+    return 0;
+}
+
+constexpr Dies kNever{1 << 30};
+
+// What must hold of a path whatever its last user's fate was.
+void check_after_kill(const TemporaryDirectory& directory, int number) {
+    SCOPED_TRACE("killed at " + std::to_string(number));
+    EXPECT_EQ(directory.contents("ferry.notes"), kPrecious);
+    auto executor = make_thread_executor();
+    const std::string header = directory.contents("ferry.volume");
+    if (header.empty()) {
+        EXPECT_FALSE(directory.has("ferry.seg0")) << "a segment without a header";
+    } else {
+        try {
+            Volume::open(options(directory.path(), Leftover::refuse), *executor);
+            ADD_FAILURE() << "a leftover was not refused";
+        } catch (const Error& error) {
+            EXPECT_EQ(error.trouble(), Trouble::usage);
+            EXPECT_NE(std::string(error.what()).find("killed run"), std::string::npos)
+                << error.what();
+        }
+        EXPECT_EQ(directory.contents("ferry.volume"), header) << "refusing changed something";
+    }
+    const Leftover next = number % 2 ? Leftover::reuse : Leftover::remove;
+    EXPECT_EQ(write_and_read(directory.path(), next, kNever), 0);
+    EXPECT_FALSE(directory.has("ferry.volume"));
+    EXPECT_FALSE(directory.has("ferry.seg0"));
+    EXPECT_EQ(directory.contents("ferry.notes"), kPrecious);
+}
+
+class Killed : public testing::TestWithParam<const char*> {
+protected:
+    void SetUp() override { setenv("FERRY_LOG", "warn", 1); }
+};
+
+TEST_P(Killed, AfterEveryCompletedOperation) {
+    const TemporaryDirectory directory(GetParam());
+    directory.put("ferry.notes", kPrecious);
+    int after = 0;
+    for (bool killed = true; killed; ++after) {
+        const int status = in_child(
+            [&] { return write_and_read(directory.path(), Leftover::remove, {after}); });
+        killed = WIFSIGNALED(status);
+        if (!killed) {
+            ASSERT_EQ(WEXITSTATUS(status), 0);
+        }
+        check_after_kill(directory, after);
+    }
+    EXPECT_GT(after, 24);
+}
+
+// Follows a process and its threads, and kills it at the n-th system call of them all.
+class TracedChild {
+public:
+    // False: this kernel lets nobody trace.
+    bool start(const std::string& path, Leftover leftover) {
+        fflush(nullptr);
+        child_ = fork();
+        if (child_ == 0) {
+            if (ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) _exit(77);
+            raise(SIGSTOP);
+            _exit(write_and_read(path, leftover, kNever));
+        }
+        int status = 0;
+        waitpid(child_, &status, 0);
+        if (!WIFSTOPPED(status)) return false;
+        constexpr long kOptions =
+            PTRACE_O_TRACESYSGOOD | PTRACE_O_TRACECLONE | PTRACE_O_EXITKILL;
+        ptrace(PTRACE_SETOPTIONS, child_, nullptr, kOptions);
+        ptrace(PTRACE_SYSCALL, child_, nullptr, nullptr);
+        return true;
+    }
+
+    // True: it was killed. False: it ended before, well.
+    bool kill_at(int stop) {
+        int status = 0;
+        while (true) {
+            const pid_t who = waitpid(-1, &status, __WALL);
+            if (who < 0) return false;
+            if (who == child_ && !WIFSTOPPED(status)) break;
+            if (!WIFSTOPPED(status)) continue;  // one of its threads has ended
+            // Each call stops its thread twice; a call's end is where the next one begins.
+            const bool at_call = WSTOPSIG(status) == (SIGTRAP | 0x80);
+            const bool begins = at_call && (inside_[who] = !inside_[who]);
+            if (begins && stop-- == 0) kill(child_, SIGKILL);
+            ptrace(PTRACE_SYSCALL, who, nullptr, nullptr);
+        }
+        if (WIFSIGNALED(status)) return true;
+        EXPECT_EQ(WEXITSTATUS(status), 0);
+        return false;
+    }
+
+private:
+    pid_t child_ = -1;
+    std::map<pid_t, bool> inside_;
+};
+
+TEST_P(Killed, AtEverySystemCall) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    GTEST_SKIP() << "a sanitizer's own system calls would be the ones that are counted";
+#endif
+    const TemporaryDirectory directory(GetParam());
+    directory.put("ferry.notes", kPrecious);
+    std::map<bool, int> left;  // whether a header was there: how often
+    int stop = 0;
+    for (bool killed = true; killed && !HasFailure(); ++stop) {
+        TracedChild child;
+        if (!child.start(directory.path(), Leftover::remove))
+            GTEST_SKIP() << "processes may not be traced here";
+        killed = child.kill_at(stop);
+        ++left[directory.has("ferry.volume")];
+        check_after_kill(directory, stop);
+    }
+    EXPECT_GT(stop, 100);
+    EXPECT_GT(left[true], 50);
+    EXPECT_GT(left[false], 5);
+}
+
+// Contents are undefined after a takeover, but the files are the same ones.
+TEST_P(Killed, ReusedFilesAreTheSameFiles) {
+    const TemporaryDirectory directory(GetParam());
+    const int status =
+        in_child([&] { return write_and_read(directory.path(), Leftover::remove, {3}); });
+    ASSERT_TRUE(WIFSIGNALED(status));
+    struct stat before {
+    }, after{};
+    ASSERT_EQ(stat((directory / "ferry.seg0").c_str(), &before), 0);
+    auto executor = make_thread_executor();
+    auto volume = Volume::open(options(directory.path(), Leftover::reuse), *executor);
+    ASSERT_EQ(stat((directory / "ferry.seg0").c_str(), &after), 0);
+    EXPECT_EQ(before.st_ino, after.st_ino);
+    EXPECT_EQ(volume->counters()[0].bytes_written, 0) << "the layout was written again";
+    volume.reset();
+    EXPECT_TRUE(directory.empty());
+}
+
+TEST_P(Killed, ALargerLayoutWritesTheRestOnly) {
+    const TemporaryDirectory directory(GetParam());
+    ASSERT_TRUE(WIFSIGNALED(
+        in_child([&] { return write_and_read(directory.path(), Leftover::remove, {3}); })));
+    const bool several = directory.has("ferry.seg1");
+    auto executor = make_thread_executor();
+    VolumeOptions larger = options(directory.path(), Leftover::reuse);
+    larger.classes[0].slots = kSlots + 2;
+    auto volume = Volume::open(larger, *executor);
+    EXPECT_EQ(volume->counters()[0].bytes_written, 2 * kSlotBytes);
+    for (size_t i = 0; i < kSlots + 2; ++i) EXPECT_NE(volume->allocate(0), kNoSlot);
+    volume.reset();
+    EXPECT_TRUE(directory.empty()) << (several ? "several segments" : "one segment");
+}
+
+INSTANTIATE_TEST_SUITE_P(On, Killed, testing::Values("/var/tmp", "/dev/shm"),
+                         [](const auto& where) {
+                             return std::string(where.param) == "/var/tmp" ? "disk" : "tmpfs";
+                         });
+
+}  // namespace
+}  // namespace ferry::aio
