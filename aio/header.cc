@@ -43,6 +43,18 @@ Error not_opened(const std::string& name, int error) {
     return Error(users ? Trouble::usage : Trouble::io, problem_of(what, name, error));
 }
 
+void lock_or_throw(int file, const std::string& name) {
+    if (flock(file, LOCK_EX | LOCK_NB) == 0) return;
+    Header header{};
+    const bool known = has_magic(header, pread(file, &header, sizeof header, 0));
+    close(file);
+    throw Error(Trouble::usage,
+                {.what = "the storage path is in use by another ferry",
+                 .where = name,
+                 .measured = known ? "process " + std::to_string(header.pid) : "",
+                 .remedy = "wait for it, stop it, or give another path"});
+}
+
 }  // namespace
 
 HeaderFile::HeaderFile(std::string name, bool raw_device)
@@ -61,17 +73,14 @@ bool HeaderFile::lock() {
     // O_EXCL on a device: refused while it is mounted or otherwise claimed.
     const int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW | (raw_device_ ? O_EXCL : O_CREAT);
     const int file = open(name_.c_str(), flags, 0600);
-    if (file < 0) throw not_opened(name_, errno);
-    if (flock(file, LOCK_EX | LOCK_NB) != 0) {
-        Header header{};
-        const bool known = has_magic(header, pread(file, &header, sizeof header, 0));
-        close(file);
-        throw Error(Trouble::usage,
-                    {.what = "the storage path is in use by another ferry",
-                     .where = name_,
-                     .measured = known ? "process " + std::to_string(header.pid) : "",
-                     .remedy = "wait for it, stop it, or give another path"});
+    if (file < 0) {
+        const int error = errno;
+        // O_EXCL does not say who claims the device: a ferry also holds its lock.
+        const int busy = error == EBUSY ? open(name_.c_str(), O_RDONLY | O_CLOEXEC) : -1;
+        if (busy >= 0) lock_or_throw(busy, name_), close(busy);
+        throw not_opened(name_, error);
     }
+    lock_or_throw(file, name_);
     struct stat opened {
     }, named{};
     if (raw_device_ || (fstat(file, &opened) == 0 && stat(name_.c_str(), &named) == 0 &&

@@ -6,10 +6,11 @@
 
 #include <cstring>
 #include <filesystem>
-#include <fstream>
+#include <mutex>
 #include <set>
 
 #include "ferry/aio.h"
+#include "tests/support/loop_device.h"
 #include "tests/support/simulated_disk.h"
 
 namespace ferry::aio {
@@ -20,12 +21,19 @@ struct Where {
     BackendKind kind;
     const char* directory;  // null: simulated
     int rings = 1, segments = 0;
+    enum { none, sqpoll, iopoll, raw, buffered } special = none;
 };
 
 const Where kWhere[] = {
     {"uring_disk", BackendKind::uring, "/var/tmp"},
     {"uring_disk_rings", BackendKind::uring, "/var/tmp", 2, 3},
     {"uring_tmpfs", BackendKind::uring, "/dev/shm"},
+    {"uring_disk_buffered", BackendKind::uring, "/var/tmp", 1, 0, Where::buffered},
+    {"uring_disk_sqpoll", BackendKind::uring, "/var/tmp", 1, 0, Where::sqpoll},
+    {"uring_tmpfs_sqpoll", BackendKind::uring, "/dev/shm", 2, 0, Where::sqpoll},
+    {"uring_disk_iopoll", BackendKind::uring, "/var/tmp", 1, 0, Where::iopoll},
+    {"uring_loop_device", BackendKind::uring, "/var/tmp", 2, 0, Where::raw},
+    {"posix_loop_device", BackendKind::posix, "/var/tmp", 1, 0, Where::raw},
     {"posix_disk", BackendKind::posix, "/var/tmp"},
     {"posix_tmpfs_rings", BackendKind::posix, "/dev/shm", 3, 2},
     {"sim", BackendKind::automatic, nullptr},
@@ -81,10 +89,14 @@ protected:
         std::string name = std::string(where.directory) + "/ferry-test-XXXXXX";
         ASSERT_TRUE(mkdtemp(name.data()));
         directory_ = name;
+        if (where.special != Where::raw) return;
+        device_ = std::make_unique<LoopDevice>(directory_ + ".image", 128 * kMiB);
+        if (!device_->why_not().empty()) GTEST_SKIP() << device_->why_not();
     }
     void TearDown() override {
         volume_.reset();
         if (directory_.empty()) return;
+        std::filesystem::remove(directory_ + ".image");
         EXPECT_TRUE(std::filesystem::is_empty(directory_)) << "the volume left files behind";
         std::filesystem::remove_all(directory_);
     }
@@ -92,13 +104,19 @@ protected:
     VolumeOptions options() const {
         const Where& where = GetParam();
         return {
-            .paths = {{.path = directory_, .size_bytes = 64 * kMiB, .segments = where.segments}},
+            .paths = {{.path = device_ ? device_->name() : directory_,
+                       .size_bytes = 64 * kMiB,
+                       .raw_device = device_ != nullptr,
+                       .segments = where.segments}},
             .classes = {{"a", kSlotBytes, kSlots}, {"b", 4096, 3}},
             .backend = where.kind,
             .block_bytes = 64 * kKiB,
             .queue_depth = 8,
             .operations_max = 64,
-            .rings = where.rings};
+            .rings = where.rings,
+            .direct = where.special != Where::buffered,
+            .sqpoll = where.special == Where::sqpoll,
+            .iopoll = where.special == Where::iopoll};
     }
     Volume& open(VolumeOptions volume_options) {
         volume_ = disk_ ? open_simulated_volume(std::move(volume_options), *executor_, *disk_)
@@ -122,6 +140,7 @@ protected:
     std::string directory_;
     std::unique_ptr<Executor> executor_;
     std::unique_ptr<SimulatedDisk> disk_;
+    std::unique_ptr<LoopDevice> device_;
     std::unique_ptr<Volume> volume_;
 };
 
@@ -345,6 +364,68 @@ TEST_P(VolumeContract, FilledToTheLimitManyTimes) {
         for (size_t i = 0; i < operations.size(); ++i) ASSERT_EQ(next()->state, State::done);
         ASSERT_EQ(volume.poll(), nullptr);
     }
+}
+
+// What a tracer is told: every transfer once, with its place, its bytes and its time.
+struct Traced {
+    std::mutex mutex;
+    std::vector<TransferTrace> transfers;
+};
+
+TEST_P(VolumeContract, EveryTransferIsTraced) {
+    Traced traced;
+    VolumeOptions wanted = options();
+    wanted.tracer = {.transfer =
+                         [](void* context, const TransferTrace& trace) {
+                             auto& all = *static_cast<Traced*>(context);
+                             const std::lock_guard lock(all.mutex);
+                             all.transfers.push_back(trace);
+                         },
+                     .context = &traced};
+    Volume& volume = open(std::move(wanted));
+    const SlotId slot = volume.allocate(0);
+    Memory memory(kSlotBytes);
+    const size_t layout = traced.transfers.size();  // nothing is under way
+    EXPECT_EQ(layout, static_cast<size_t>(volume.counters()[0].writes));
+    Operation write{.kind = Kind::write, .slot = slot, .buffer = memory.span(), .tag = 77};
+    const Nanos before = executor_->now();
+    run(write);
+    volume.flush();
+    const Nanos after = executor_->now();
+    volume_.reset();
+    int64_t bytes = 0, flushes = 0;
+    std::set<int64_t> offsets;
+    for (size_t i = layout; i < traced.transfers.size(); ++i) {
+        const TransferTrace& one = traced.transfers[i];
+        EXPECT_EQ(one.error, 0);
+        EXPECT_EQ(one.path, 0);
+        EXPECT_GE(one.start_ns, before);
+        EXPECT_LE(one.start_ns, one.end_ns);
+        EXPECT_LE(one.end_ns, after);
+        flushes += one.verb == Verb::flush;
+        if (one.verb != Verb::write) continue;
+        EXPECT_EQ(one.tag, 77u);
+        EXPECT_LE(one.bytes, 64 * kKiB);
+        bytes += one.bytes;
+        offsets.insert(one.offset);
+    }
+    EXPECT_EQ(bytes, kSlotBytes);
+    EXPECT_EQ(offsets.size(), 4u);
+    EXPECT_GE(flushes, 1);
+}
+
+TEST_P(VolumeContract, WearIsTheShareOfTheDrivesLife) {
+    VolumeOptions wanted = options();
+    wanted.paths[0].endurance_tbw = 1e-3;  // a gigabyte, a short life
+    Volume& volume = open(std::move(wanted));
+    const PathCounters counters = volume.counters()[0];
+    EXPECT_DOUBLE_EQ(counters.endurance_used, static_cast<double>(counters.bytes_written) / 1e9);
+    const std::string words = describe_wear({&counters, 1});
+    EXPECT_NE(words.find("2.31 MiB written, 0.24 % of its rated life"), std::string::npos) << words;
+    const PathCounters two[] = {counters, {.path = "/mnt/b", .bytes_written = 3 * kMiB}};
+    EXPECT_NE(describe_wear(two).find("\n/mnt/b: 3.00 MiB written\nin all: 5.31 MiB written"),
+              std::string::npos)
+        << describe_wear(two);
 }
 
 TEST_P(VolumeContract, MisusesAreBugs) {

@@ -14,6 +14,7 @@
 #include <fstream>
 
 #include "ferry/aio.h"
+#include "tests/support/child.h"
 
 namespace ferry::aio {
 namespace {
@@ -231,11 +232,104 @@ TEST_F(VolumeFiles, NewerFormat) {
     EXPECT_TRUE(exists("ferry.seg0"));
 }
 
+TEST_F(VolumeFiles, OlderFormat) {
+    std::string header = leftover_header();
+    header[8] = 1;
+    put("ferry.volume", header);
+    VolumeOptions wanted = options();
+    wanted.leftover = Leftover::refuse;
+    expect_refused(wanted, Trouble::usage, "stale files of an older ferry");
+    wanted.leftover = Leftover::reuse;
+    EXPECT_GT(open(wanted)->counters()[0].bytes_written, 0) << "an older layout is not taken over";
+    EXPECT_TRUE(fs::is_empty(path_));
+}
+
+// Killed in the middle of its layout: parts of the files were never written.
+TEST_F(VolumeFiles, AnUnfinishedLayoutIsNotTakenOver) {
+    std::string header = leftover_header();
+    ASSERT_EQ(header[28], 1);
+    header[28] = 0;
+    put("ferry.volume", header);
+    VolumeOptions wanted = options();
+    wanted.leftover = Leftover::reuse;
+    EXPECT_EQ(open(wanted)->counters()[0].bytes_written, 4 * 65536);
+}
+
+TEST_F(VolumeFiles, ACutOrHoledSegmentIsWrittenAgain) {
+    const auto written_again = [&](auto damage) {
+        leftover_header();
+        damage(path_ + "/ferry.seg0");
+        VolumeOptions wanted = options();
+        wanted.leftover = Leftover::reuse;
+        const auto volume = open(wanted);
+        return volume->counters()[0].bytes_written;
+    };
+    EXPECT_EQ(written_again([](const std::string&) {}), 0);
+    EXPECT_EQ(written_again([](const std::string& name) { fs::resize_file(name, 65536); }),
+              3 * 65536);
+    EXPECT_EQ(written_again([](const std::string& name) { fs::remove(name); }), 4 * 65536);
+    EXPECT_EQ(written_again([](const std::string& name) {
+                  const int file = ::open(name.c_str(), O_RDWR);
+                  EXPECT_EQ(fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 8192, 8192),
+                            0);
+                  close(file);
+              }),
+              4 * 65536);
+    EXPECT_TRUE(fs::is_empty(path_));
+}
+
+TEST_F(VolumeFiles, ALinkInPlaceOfASegmentIsNotFollowed) {
+    leftover_header();
+    put("precious", "do not overwrite");
+    fs::remove(path_ + "/ferry.seg0");
+    fs::create_symlink(path_ + "/precious", path_ + "/ferry.seg0");
+    VolumeOptions wanted = options();
+    for (const Leftover leftover : {Leftover::reuse, Leftover::remove}) {
+        wanted.leftover = leftover;
+        EXPECT_THROW(open(wanted), Error);
+        EXPECT_EQ(fs::file_size(path_ + "/precious"), 16u);
+    }
+}
+
 TEST_F(VolumeFiles, ASymbolicLinkIsNotFollowed) {
     put("precious", "do not overwrite");
     fs::create_symlink(path_ + "/precious", path_ + "/ferry.volume");
-    expect_refused(options(), Trouble::io, "cannot be opened");
+    expect_refused(options(), Trouble::io, "a symbolic link is in its place");
     EXPECT_EQ(fs::file_size(path_ + "/precious"), 16u);
+}
+
+TEST_F(VolumeFiles, OnePathGivenTwice) {
+    VolumeOptions wanted = options();
+    wanted.paths.push_back({.path = path_ + "/../" + fs::path(path_).filename().string()});
+    expect_refused(wanted, Trouble::usage, "given twice");
+    EXPECT_TRUE(fs::is_empty(path_));
+}
+
+TEST_F(VolumeFiles, TheKernelsOwnFileSystems) {
+    VolumeOptions wanted = options();
+    wanted.paths[0].size_bytes = 0;
+    for (const char* path : {"/proc", "/sys"}) {
+        wanted.paths[0].path = path;
+        expect_refused(wanted, Trouble::usage, path);
+        try {
+            open(wanted);
+        } catch (const Error& error) {
+            EXPECT_EQ(std::string(error.what()).find("dmesg"), std::string::npos) << error.what();
+        }
+    }
+}
+
+TEST_F(VolumeFiles, LeftoversOfAnotherUser) {
+    if (geteuid() != 0) GTEST_SKIP() << "only root can be two users";
+    leftover_header();
+    fs::permissions(path_, fs::perms::all);
+    const int status = in_child([&] {
+        if (setresuid(65534, 65534, 65534) != 0) return 1;
+        expect_refused(options(), Trouble::usage, "the volume of another user (uid 0)");
+        return HasFailure() ? 2 : 0;
+    });
+    EXPECT_EQ(status, 0);
+    EXPECT_TRUE(exists("ferry.volume"));
 }
 
 TEST_F(VolumeFiles, NonsenseOptions) {

@@ -1,0 +1,140 @@
+// Raw block devices, as loop devices: used only when confirmed, recognised after a kill, and given
+// back what was freed.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/stat.h>
+
+#include <cstring>
+
+#include "aio/buffer.h"
+#include "ferry/aio.h"
+#include "tests/support/child.h"
+#include "tests/support/loop_device.h"
+#include "tests/support/temporary_directory.h"
+
+namespace ferry::aio {
+namespace {
+
+constexpr int64_t kSlotBytes = 64 * kKiB;
+constexpr size_t kSlots = 16;
+
+class RawDevice : public testing::Test {
+protected:
+    void SetUp() override {
+        if (!device_.why_not().empty()) GTEST_SKIP() << device_.why_not();
+    }
+    VolumeOptions options() const {
+        return {.paths = {{.path = device_.name(), .raw_device = true}},
+                .classes = {{"a", kSlotBytes, kSlots}},
+                .queue_depth = 8,
+                .operations_max = 16,
+                .run_id = 3};
+    }
+    std::unique_ptr<Volume> open(const VolumeOptions& wanted) {
+        return Volume::open(wanted, *executor_);
+    }
+    std::string refusal(const VolumeOptions& wanted) {
+        try {
+            open(wanted);
+        } catch (const Error& error) {
+            EXPECT_EQ(error.trouble(), Trouble::usage) << error.what();
+            return error.what();
+        }
+        return "accepted";
+    }
+    void leave_a_killed_run() {
+        EXPECT_TRUE(WIFSIGNALED(in_child([&] {
+            auto executor = make_thread_executor();
+            auto volume = Volume::open(options(), *executor);
+            return kill(getpid(), SIGKILL);
+        })));
+    }
+    int64_t backing_bytes() const {
+        struct stat status {};
+        stat((directory_ / "image").c_str(), &status);
+        return int64_t{status.st_blocks} * 512;
+    }
+    std::string first_bytes() const {
+        char bytes[8] = {};
+        const int file = ::open(device_.name().c_str(), O_RDONLY);
+        EXPECT_EQ(pread(file, bytes, sizeof bytes, 0), static_cast<ssize_t>(sizeof bytes));
+        close(file);
+        return {bytes, sizeof bytes};
+    }
+
+    TemporaryDirectory directory_;
+    LoopDevice device_{directory_ / "image", 16 * kMiB};
+    std::unique_ptr<Executor> executor_ = make_thread_executor();
+};
+
+TEST_F(RawDevice, NeedsToBeConfirmed) {
+    VolumeOptions wanted = options();
+    wanted.paths[0].raw_device = false;
+    EXPECT_NE(refusal(wanted).find("set raw_device"), std::string::npos);
+}
+
+TEST_F(RawDevice, AMountedOneIsRefused) {
+    const std::string make = "mkfs.ext4 -q -F " + device_.name() + " > /dev/null 2>&1";
+    if (system(make.c_str()) != 0) GTEST_SKIP() << "no mkfs.ext4";
+    const TemporaryDirectory where;
+    const Mounted mounted(device_.name(), where.path(), "ext4", "");
+    if (!mounted.why_not().empty()) GTEST_SKIP() << mounted.why_not();
+    EXPECT_NE(refusal(options()).find("mounted or in use"), std::string::npos);
+}
+
+TEST_F(RawDevice, GivenTwiceUnderTwoNames) {
+    const std::string alias = directory_ / "alias";
+    ASSERT_EQ(symlink(device_.name().c_str(), alias.c_str()), 0);
+    VolumeOptions wanted = options();
+    wanted.paths.push_back({.path = alias, .raw_device = true});
+    EXPECT_NE(refusal(wanted).find("given twice"), std::string::npos);
+}
+
+TEST_F(RawDevice, UsedByAnother) {
+    const auto volume = open(options());
+    EXPECT_NE(refusal(options()).find("in use by another ferry"), std::string::npos);
+}
+
+TEST_F(RawDevice, LeftoversAreRefusedRemovedOrReused) {
+    leave_a_killed_run();
+    EXPECT_EQ(first_bytes(), "ferryvol");
+    VolumeOptions wanted = options();
+    wanted.leftover = Leftover::refuse;
+    EXPECT_NE(refusal(wanted).find("killed run"), std::string::npos);
+    wanted.run_id = 4;
+    EXPECT_NE(refusal(wanted).find("another run"), std::string::npos);
+    wanted.leftover = Leftover::reuse;
+    EXPECT_EQ(open(wanted)->counters()[0].bytes_written, 0);
+    EXPECT_EQ(first_bytes(), std::string(8, '\0')) << "a closed volume leaves no header";
+    leave_a_killed_run();
+    wanted.leftover = Leftover::remove;
+    EXPECT_EQ(open(wanted)->counters()[0].bytes_written,
+              static_cast<int64_t>(kSlots) * kSlotBytes);
+}
+
+TEST_F(RawDevice, FreedSlotsAreDiscarded) {
+    const auto volume = open(options());
+    std::vector<SlotId> slots;
+    for (size_t i = 0; i < kSlots; ++i) slots.push_back(volume->allocate(0));
+    volume->flush();
+    const int64_t before = backing_bytes();
+    for (size_t i = 4; i < kSlots; ++i) volume->free(slots[i]);
+    volume->discard_free_slots();
+    EXPECT_EQ(before - backing_bytes(), 12 * kSlotBytes);
+    AlignedBuffer memory = aligned_buffer(4096, kSlotBytes);
+    Operation read{.kind = Kind::read, .slot = slots[0], .buffer = {memory.get(), kSlotBytes}};
+    volume->submit(read);
+    while (!volume->poll()) executor_->wait(kForever);
+    EXPECT_EQ(read.state, State::done);
+}
+
+TEST_F(RawDevice, TooSmall) {
+    VolumeOptions wanted = options();
+    wanted.classes[0].slots = 1000;
+    EXPECT_THROW(open(wanted), Error);
+    EXPECT_EQ(first_bytes(), std::string(8, '\0'));
+}
+
+}  // namespace
+}  // namespace ferry::aio
