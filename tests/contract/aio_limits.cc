@@ -1,0 +1,186 @@
+// What a process may not have: io_uring, descriptors, locked memory, memory, threads. Each is got
+// over with a line in the log, or is an Error; nothing aborts.
+#include <errno.h>
+#include <gtest/gtest.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstring>
+#include <filesystem>
+
+#include "aio/backend.h"
+#include "aio/buffer.h"
+#include "ferry/aio.h"
+#include "tests/support/child.h"
+#include "tests/support/temporary_directory.h"
+
+namespace ferry::aio {
+namespace {
+
+constexpr int64_t kSlotBytes = 64 * kKiB;
+
+// As a container's filter does: io_uring_setup() answers EPERM from now on.
+bool forbid_io_uring() {
+    sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    const sock_fprog program{.len = std::size(filter), .filter = filter};
+    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+           prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+void limit(__rlimit_resource what, rlim_t value) {
+    const rlimit both{.rlim_cur = value, .rlim_max = value};
+    setrlimit(what, &both);
+}
+
+class Limits : public testing::Test {
+protected:
+    VolumeOptions options(BackendKind kind = BackendKind::automatic) const {
+        return {.paths = {{.path = directory_.path(), .segments = 1}},
+                .classes = {{"a", kSlotBytes, 4}},
+                .backend = kind,
+                .block_bytes = 16384,
+                .queue_depth = 8,
+                .operations_max = 16};
+    }
+    // What a child says when it opens, writes and reads under a limit: the backend's name and what
+    // was logged, or the error's words.
+    std::string outcome(VolumeOptions wanted, const auto& restrict) {
+        const std::string name = directory_.path() + ".log";
+        const int status = in_child([&] {
+            setenv("FERRY_LOG", "info", 1);
+            if (!freopen(name.c_str(), "w", stderr)) return 1;
+            setvbuf(stderr, nullptr, _IONBF, 0);
+            auto executor = make_thread_executor();
+            restrict();
+            try {
+                auto volume = Volume::open(wanted, *executor);
+                fprintf(stderr, "backend=%s\n", std::string(volume->backend_name()).c_str());
+                return moves(*volume, *executor) ? 0 : 2;
+            } catch (const Error& error) {
+                fprintf(stderr, "error=%d %s\n", error.exit_code(), error.what());
+                return 0;
+            }
+        });
+        std::ifstream file(name);
+        const std::string said{std::istreambuf_iterator<char>(file), {}};
+        std::filesystem::remove(name);
+        EXPECT_EQ(status, 0) << said;
+        EXPECT_TRUE(directory_.empty()) << said;
+        return said;
+    }
+    static bool moves(Volume& volume, Executor& executor) {
+        const AlignedBuffer memory = aligned_buffer(4096, kSlotBytes);
+        const SlotId slot = volume.allocate(0);
+        for (const Kind kind : {Kind::write, Kind::read}) {
+            memset(memory.get(), kind == Kind::write ? 9 : 0, kSlotBytes);
+            Operation operation{
+                .kind = kind, .slot = slot, .buffer = {memory.get(), kSlotBytes}};
+            volume.submit(operation);
+            while (!volume.poll()) executor.wait(kForever);
+            if (operation.state != State::done) return false;
+        }
+        return memory.get()[kSlotBytes - 1] == std::byte{9};
+    }
+    static void expect(const std::string& said, const char* words) {
+        EXPECT_NE(said.find(words), std::string::npos) << words << " is not in:\n" << said;
+    }
+
+    TemporaryDirectory directory_;
+};
+
+TEST_F(Limits, AContainerWithoutIoUring) {
+    const std::string said = outcome(options(), [] { ASSERT_TRUE(forbid_io_uring()); });
+    expect(said, "backend=posix");
+    expect(said, "backend \"auto\": io_uring cannot be used (Operation not permitted)");
+    const std::string refused = outcome(options(BackendKind::uring), [] { forbid_io_uring(); });
+    expect(refused, "error=4");
+    expect(refused, "\"auto\" or \"posix\"");
+}
+
+// The header and the segment can be opened, a ring and its wake-up cannot.
+TEST_F(Limits, NoDescriptorIsLeftForARing) {
+    if (!why_no_uring().empty()) GTEST_SKIP() << "no io_uring here: " << why_no_uring();
+    int rings = 0, posix = 0, refused = 0;
+    for (rlim_t spare = 0; spare < 8; ++spare) {
+        const std::string said = outcome(options(), [&] {
+            const int next = dup(0);
+            close(next);
+            limit(RLIMIT_NOFILE, static_cast<rlim_t>(next) + spare);
+        });
+        if (said.find("error=") != std::string::npos) {
+            ++refused;
+            expect(said, "ulimit -n");
+        } else if (said.find("backend=posix") != std::string::npos) {
+            ++posix;
+            expect(said, "backend \"auto\": io_uring cannot be used");
+        } else {
+            ++rings;
+            expect(said, "backend=uring");
+        }
+    }
+    EXPECT_GT(refused, 0);
+    EXPECT_GT(posix, 0);
+    EXPECT_GT(rings, 0);
+}
+
+TEST_F(Limits, NoMemoryMayBeLocked) {
+    if (geteuid() != 0) GTEST_SKIP() << "only root can become a user without rights";
+    if (!why_no_uring().empty()) GTEST_SKIP() << "no io_uring here: " << why_no_uring();
+    const AlignedBuffer slab = aligned_buffer(4096, kMiB);
+    VolumeOptions wanted = options();
+    wanted.registered = {{slab.get(), kMiB}};
+    std::filesystem::permissions(directory_.path(), std::filesystem::perms::all);
+    const std::string said = outcome(wanted, [] {
+        limit(RLIMIT_MEMLOCK, 512 * 1024);  // enough for a ring
+        ASSERT_EQ(setresuid(65534, 65534, 65534), 0);
+    });
+    expect(said, "backend=uring");
+    expect(said, "ulimit -l");
+}
+
+TEST_F(Limits, NoMemory) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    GTEST_SKIP() << "a sanitizer needs all the addresses there are";
+#endif
+    const std::string said = outcome(options(BackendKind::posix), [] {
+        FILE* status = fopen("/proc/self/statm", "r");
+        unsigned long pages = 0;
+        ASSERT_EQ(fscanf(status, "%lu", &pages), 1);
+        fclose(status);
+        limit(RLIMIT_AS, pages * 4096 + 1024 * 1024);
+    });
+    expect(said, "error=3");
+    EXPECT_TRUE(said.find("memory") != std::string::npos ||
+                said.find("thread") != std::string::npos)
+        << said;
+}
+
+TEST_F(Limits, NoThreads) {
+    if (geteuid() != 0) GTEST_SKIP() << "only root can become a user without rights";
+    std::filesystem::permissions(directory_.path(), std::filesystem::perms::all);
+    for (const rlim_t threads : {1, 4}) {
+        const std::string said = outcome(options(BackendKind::posix), [&] {
+            limit(RLIMIT_NPROC, threads);
+            ASSERT_EQ(setresuid(65534, 65534, 65534), 0);
+        });
+        // A user that runs other things here may be at the limit already.
+        if (said.find("backend=posix") == std::string::npos) {
+            expect(said, "error=3");
+            expect(said, "ulimit -u");
+        }
+    }
+}
+
+}  // namespace
+}  // namespace ferry::aio
