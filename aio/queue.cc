@@ -12,6 +12,8 @@ namespace {
 constexpr int kAttemptsMax = 16;
 constexpr int kAttemptsAtOnce = 4;
 constexpr Nanos kRestFirst = 1'000'000, kRestMax = 250'000'000;
+// More under way than any device needs to be at its full speed: 10 GB/s for 200 microseconds.
+constexpr int64_t kSaturatingBytes = 2 * kMiB;
 constexpr Nanos kStall = 10'000'000'000;  // a transfer that took longer is worth a line
 
 // Only the I/O thread writes a counter, so it needs no atomic addition.
@@ -112,12 +114,17 @@ void Queue::turn(Nanos until) {
     sleeping_.store(false, std::memory_order_seq_cst);
     now_ = backend_->now();
     in_backend_ -= count;
-    for (int i = 0; i < count; ++i) complete(completions_[static_cast<size_t>(i)]);
+    for (int i = 0; i < count; ++i) {
+        const Completion& completion = completions_[static_cast<size_t>(i)];
+        bytes_in_backend_ -= flights_[completion.id].left();
+        complete(completion);
+    }
     busy_ ? speed_.pass(now_ - measured_at_) : speed_.skip();
     measured_at_ = now_;
     take_requests();
     issue();
-    busy_ = 2 * static_cast<size_t>(in_backend_) >= flights_.size();
+    busy_ = 2 * static_cast<size_t>(in_backend_) >= flights_.size() ||
+            bytes_in_backend_ >= kSaturatingBytes;
     tell();
 }
 
@@ -236,6 +243,8 @@ void Queue::issue() {
     }
     if (outgoing_.empty()) return;
     const int taken = backend_->submit(outgoing_);
+    for (int i = 0; i < taken; ++i)
+        bytes_in_backend_ += outgoing_[static_cast<size_t>(i)].size_bytes;
     outgoing_.erase(outgoing_.begin(), outgoing_.begin() + taken);
     in_backend_ += taken;
 }
@@ -280,7 +289,7 @@ void Queue::send(uint32_t id) {
                          .id = id,
                          .offset = request.file_offset + at,
                          .data = data ? request.operation->buffer.data() + at : nullptr,
-                         .size_bytes = flight.size_bytes - flight.done_bytes});
+                         .size_bytes = flight.left()});
 }
 
 // ---------------------------------------------------------------- back from the backend
@@ -311,8 +320,8 @@ void Queue::complete(const Completion& completion) {
                  std::to_string((now_ - flight.sent) / 1'000'000'000) + " s");
     if (completion.result < 0) return failed(completion.id, -completion.result);
     if (verb == Verb::flush || verb == Verb::discard)
-        return moved(completion.id, flight.size_bytes - flight.done_bytes);
-    FERRY_CHECK(completion.result <= flight.size_bytes - flight.done_bytes,
+        return moved(completion.id, flight.left());
+    FERRY_CHECK(completion.result <= flight.left(),
                 "the kernel moved more bytes than asked for");
     moved(completion.id, completion.result);
 }

@@ -50,7 +50,7 @@ public:
         (verb == Verb::read ? read_ : written_) += bytes;
     }
     // `busy_ns` passed since the last call, in which the bytes added moved. Only with the ring at
-    // least half full; otherwise skip(): it would measure the caller.
+    // least half full, or 2 MiB under way; otherwise skip(): it would measure the caller.
     void pass(Nanos busy_ns) noexcept;
     void skip() noexcept { read_ = written_ = 0; }
     void report(QueueCounters& counters) const noexcept;
@@ -104,6 +104,7 @@ private:
         int attempts = 0;  // since the last progress
         Nanos retry_at = 0;
         Nanos sent = 0;  // the last time
+        int64_t left() const noexcept { return size_bytes - done_bytes; }
     };
     struct List {
         uint32_t first = kNone, last = kNone;
@@ -156,9 +157,10 @@ private:
     std::vector<Transfer> outgoing_;  // not yet taken by the backend
     std::vector<Completion> completions_;
     int in_backend_ = 0;
+    int64_t bytes_in_backend_ = 0;
     Nanos now_ = 0;
     Nanos measured_at_ = 0;  // the end of the last turn's wait
-    bool busy_ = false;      // since then, at least half of the depth was in the backend
+    bool busy_ = false;      // since then, there was enough under way to measure the device
     bool delivered_ = false;
 
     struct {

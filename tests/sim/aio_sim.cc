@@ -390,40 +390,5 @@ TEST(AioSim, UnflushedWritesGetLost) {
     EXPECT_LT(kept, static_cast<size_t>(kSlotBytes) / 512);
 }
 
-TEST(AioSim, PathsOfDifferentSpeedFinishTogether) {
-    auto executor = make_simulated_executor(1);
-    SimulatedDisk disk({.seed = 1, .path_bytes_per_s = {3e9, 1e9}}, *executor);
-    VolumeOptions options = small_volume(2);
-    options.classes = {{"state", kMiB, 4000}};
-    options.block_bytes = 256 * kKiB;
-    options.operations_max = 64;
-    auto volume = open_simulated_volume(options, *executor, disk);
-    auto* memory = static_cast<std::byte*>(std::aligned_alloc(4096, kMiB));
-    memset(memory, 1, kMiB);
-    std::vector<Operation> operations(64);
-    std::vector<SlotId> held;
-    int last_round[2] = {};
-    for (int round = 0; round < 40; ++round) {
-        last_round[0] = last_round[1] = 0;
-        for (Operation& operation : operations) {
-            operation = {.kind = Kind::write,
-                         .slot = volume->allocate(0),
-                         .buffer = {memory, static_cast<size_t>(kMiB)}};
-            ++last_round[volume->path_of(operation.slot)];
-            held.push_back(operation.slot);
-            volume->submit(operation);
-        }
-        while (volume->in_flight() > 0)
-            if (!volume->poll()) executor->wait(kForever);
-        for (const SlotId slot : held) volume->free(slot);
-        held.clear();
-    }
-    EXPECT_NEAR(last_round[0], 48, 4) << "three of four go to the path three times as fast";
-    const auto counters = volume->counters();
-    EXPECT_NEAR(counters[0].write_bytes_per_s / counters[1].write_bytes_per_s, 3, 0.5);
-    volume.reset();
-    std::free(memory);
-}
-
 }  // namespace
 }  // namespace ferry::aio

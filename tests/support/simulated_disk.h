@@ -66,6 +66,10 @@ public:
     // lost. Transfers fail with EIO until power_up().
     void lose_power();
     void power_up() { powered_ = true; }
+    // From now on; options name the speeds at first.
+    void set_path_speed(int path, double bytes_per_s) {
+        options_.path_bytes_per_s.at(static_cast<size_t>(path)) = bytes_per_s;
+    }
 
     int64_t transfers() const { return transfers_; }
     int64_t injected(Fault fault) const { return injected_[static_cast<size_t>(fault)]; }
