@@ -2,12 +2,18 @@
 find_package(PkgConfig REQUIRED)
 find_package(Threads REQUIRED)
 find_package(spdlog REQUIRED)
+pkg_check_modules(uring REQUIRED IMPORTED_TARGET liburing)
+pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
+if(FERRY_TESTS)
+    find_package(GTest REQUIRED)
+endif()
+if(FERRY_ONLY_AIO)
+    return()
+endif()
 find_package(TBB REQUIRED)
 find_package(nlohmann_json 3.10 REQUIRED)
 find_package(CLI11 REQUIRED)
-pkg_check_modules(uring REQUIRED IMPORTED_TARGET liburing)
 pkg_check_modules(hwloc REQUIRED IMPORTED_TARGET hwloc)
-pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
 pkg_check_modules(hwy REQUIRED IMPORTED_TARGET libhwy)
 
 # OpenBLAS by its full path, as the alternatives system may point libblas elsewhere. The threaded
@@ -21,6 +27,3 @@ add_library(PkgConfig::openblas UNKNOWN IMPORTED)
 set_target_properties(PkgConfig::openblas PROPERTIES
     IMPORTED_LOCATION ${FERRY_OPENBLAS}
     INTERFACE_INCLUDE_DIRECTORIES ${FERRY_OPENBLAS_INCLUDE})
-if(FERRY_TESTS)
-    find_package(GTest REQUIRED)
-endif()

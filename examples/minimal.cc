@@ -7,7 +7,6 @@
 #include "ferry/aio.h"
 
 using namespace ferry;
-
 int main(int argc, char** argv) try {
     constexpr int64_t kBytes = 64 * kMiB;
     auto executor = make_thread_executor();
@@ -20,7 +19,6 @@ int main(int argc, char** argv) try {
     memset(memory, 42, kBytes);
     std::vector<uint64_t> sums(aio::pieces_of(kBytes));
     aio::seal(buffer, /*version=*/1, sums);
-
     const aio::SlotId slot = volume->allocate(0);
     for (const aio::Kind kind : {aio::Kind::write, aio::Kind::read}) {
         aio::Operation operation{.kind = kind, .slot = slot, .buffer = buffer};
