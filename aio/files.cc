@@ -238,9 +238,7 @@ void PathFiles::probe(bool uring) {
     // A growing file would be a case of its own; where this fails the probe says so.
     if (!options_.raw_device && fallocate(file, 0, 0, bytes) != 0) return;
     punts_ = uring && completes_inline(file, data_offset_, bytes);
-    // A file system that only queues transfers holds its lock no longer than that takes.
-    const bool may_wait = punts_ || !uring || !why_no_uring().empty();
-    if (!fixed && may_wait && several_files_pay(bytes)) segments_ = kSegmentsMany;
+    if (!fixed && several_files_pay(bytes)) segments_ = kSegmentsMany;
     if (punts_ || segments_ > 1)
         log_debug("aio: " + options_.path + ": " + std::to_string(segments_) + " segment(s)" +
                   (punts_ ? ", transfers are handed to the kernel's workers" : ""));

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -73,10 +74,33 @@ bool all_back_at_once(ProbeRing& ring, int file, std::byte* data, int64_t offset
     return at_once;
 }
 
-void write_all(int file, const std::byte* data, int64_t begin, int64_t end, int64_t size) {
-    for (int64_t at = begin; at < end; at += size)
-        if (pwrite(file, data, static_cast<size_t>(size), at) != size) return;
-}
+// Writes all but the file's first block, over and over, as long as the object lives.
+class LargeWriter {
+public:
+    LargeWriter(int file, int64_t bytes)
+        : data_(aligned_buffer(kAlignment, bytes - kAlignment)), thread_([this, file, bytes] {
+              const auto size = static_cast<size_t>(bytes - kAlignment);
+              memset(data_.get(), 0x5a, size);
+              bool works = true;
+              for (; works && !stop_; ++rounds_)
+                  works = pwrite(file, data_.get(), size, kAlignment) > 0;
+              stop_ = true;
+          }) {
+        while (rounds_ == 0 && !stop_) std::this_thread::yield();
+    }
+    ~LargeWriter() {
+        stop_ = true;
+        thread_.join();
+    }
+    LargeWriter(const LargeWriter&) = delete;
+    LargeWriter& operator=(const LargeWriter&) = delete;
+
+private:
+    const AlignedBuffer data_;
+    std::atomic<bool> stop_ = false;
+    std::atomic<int> rounds_ = 0;
+    std::thread thread_;
+};
 
 }  // namespace
 
@@ -94,26 +118,27 @@ bool completes_inline(int file, int64_t offset, int64_t bytes) {
 }
 
 bool writers_take_turns(int one, int other, int64_t bytes) {
-    constexpr double kGain = 1.3;
-    const int64_t size = round_down(std::min<int64_t>(bytes / 4, 256 * kKiB), kAlignment);
-    if (size == 0) return false;
-    const int64_t half = round_down(bytes / 2, size), end = 2 * half;
-    const AlignedBuffer data = aligned_buffer(kAlignment, size);
-    memset(data.get(), 0x5a, static_cast<size_t>(size));
-    // Each of two threads writes half the bytes.
-    const auto time = [&](int second) {
-        return seconds_of([&] {
-            std::thread helper([&] { write_all(second, data.get(), half, end, size); });
-            write_all(one, data.get(), 0, half, size);
-            helper.join();
-        });
-    };
-    write_all(one, data.get(), 0, end, size);  // the first write of a place is a case of its own
-    write_all(other, data.get(), 0, end, size);
-    double gain = 0;
-    // Cores that are busy elsewhere hide the gain, they do not make one up.
-    for (int round = 0; round < kRounds; ++round) gain = std::max(gain, time(one) / time(other));
-    return gain > kGain;
+    // A wait for megabytes stands out from a small write's own time also on a busy machine; the
+    // lower quarter leaves out what else may happen to it, such as a large write in the device.
+    constexpr double kWaited = 4;
+    constexpr size_t kSamples = 15, kLowerQuarter = kSamples / 4;
+    const AlignedBuffer data = aligned_buffer(kAlignment, kAlignment);
+    memset(data.get(), 0x5a, static_cast<size_t>(kAlignment));
+    double seconds[2][kSamples];
+    const LargeWriter writer(one, bytes);
+    for (size_t i = 0; i < kSamples; ++i) {
+        for (size_t which = 0; which < 2; ++which) {
+            // Otherwise all samples might fit between two large writes.
+            std::this_thread::sleep_for(std::chrono::microseconds(100));
+            seconds[which][i] = seconds_of([&] {
+                [[maybe_unused]] const ssize_t wrote = pwrite(
+                    which ? other : one, data.get(), static_cast<size_t>(kAlignment), 0);
+            });
+        }
+    }
+    for (auto& samples : seconds)
+        std::nth_element(samples, samples + kLowerQuarter, samples + kSamples);
+    return seconds[0][kLowerQuarter] > kWaited * seconds[1][kLowerQuarter];
 }
 
 std::string why_no_polling(int file, int64_t offset, unsigned flags) {

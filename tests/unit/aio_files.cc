@@ -2,10 +2,12 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <linux/magic.h>
 #include <sys/file.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,6 +17,7 @@
 
 #include "ferry/aio.h"
 #include "tests/support/child.h"
+#include "tests/support/temporary_directory.h"
 
 namespace ferry::aio {
 namespace {
@@ -330,6 +333,22 @@ TEST_F(VolumeFiles, LeftoversOfAnotherUser) {
     });
     EXPECT_EQ(status, 0);
     EXPECT_TRUE(exists("ferry.volume"));
+}
+
+// As many files as the probe finds to pay: one lock a file is taken by tmpfs, not by ext4.
+TEST_F(VolumeFiles, SegmentsFollowTheProbe) {
+    VolumeOptions wanted = options();
+    wanted.paths[0].size_bytes = 16 * kMiB;
+    struct statfs system {};
+    ASSERT_EQ(statfs(path_.c_str(), &system), 0);
+    if (system.f_type == EXT4_SUPER_MAGIC) {
+        const auto volume = open(wanted);
+        EXPECT_FALSE(exists("ferry.seg1"));
+    }
+    const TemporaryDirectory memory("/dev/shm");
+    wanted.paths[0].path = memory.path();
+    const auto volume = open(wanted);
+    EXPECT_TRUE(memory.has("ferry.seg7"));
 }
 
 TEST_F(VolumeFiles, NonsenseOptions) {
