@@ -25,8 +25,10 @@ constexpr int64_t kSlotBytes = 16384;
 constexpr size_t kSlots = 4;
 constexpr char kPrecious[] = "not ferry's, and longer than a header's magic";
 
+// The number of files is fixed, so that every run makes the same system calls.
 VolumeOptions options(const std::string& path, Leftover leftover) {
-    return {.paths = {{.path = path, .size_bytes = kMiB}},
+    const int segments = path.starts_with("/dev/shm") ? 3 : 1;
+    return {.paths = {{.path = path, .size_bytes = kMiB, .segments = segments}},
             .classes = {{"a", kSlotBytes, kSlots}},
             .block_bytes = 8192,
             .queue_depth = 4,
@@ -214,7 +216,6 @@ TEST_P(Killed, ALargerLayoutWritesTheRestOnly) {
     const TemporaryDirectory directory(GetParam());
     ASSERT_TRUE(WIFSIGNALED(
         in_child([&] { return write_and_read(directory.path(), Leftover::remove, {3}); })));
-    const bool several = directory.has("ferry.seg1");
     auto executor = make_thread_executor();
     VolumeOptions larger = options(directory.path(), Leftover::reuse);
     larger.classes[0].slots = kSlots + 2;
@@ -222,7 +223,7 @@ TEST_P(Killed, ALargerLayoutWritesTheRestOnly) {
     EXPECT_EQ(volume->counters()[0].bytes_written, 2 * kSlotBytes);
     for (size_t i = 0; i < kSlots + 2; ++i) EXPECT_NE(volume->allocate(0), kNoSlot);
     volume.reset();
-    EXPECT_TRUE(directory.empty()) << (several ? "several segments" : "one segment");
+    EXPECT_TRUE(directory.empty());
 }
 
 INSTANTIATE_TEST_SUITE_P(On, Killed, testing::Values("/var/tmp", "/dev/shm"),
