@@ -26,9 +26,12 @@ if(FERRY_CUDA)
     set(CMAKE_CUDA_EXTENSIONS OFF)
 endif()
 
-# What fixes every bit (docs/numerics.md), and the warnings of the C++ sources.
-set(FERRY_CUDA_OPTIONS -fmad=false -prec-div=true -prec-sqrt=true -ftz=false
+# The warnings of the C++ sources; correct division, square root and denormals everywhere.
+set(FERRY_CUDA_OPTIONS -prec-div=true -prec-sqrt=true -ftz=false
     --expt-relaxed-constexpr -Xcompiler=-Wall,-Wextra,-Wshadow,-ffp-contract=off)
+# What has the same bits on the CPU (docs/numerics.md) must not contract a product and a sum.
+set(FERRY_CUDA_EXACT src/optim/cuda.cu src/ops/cuda/round.cu)
+set_source_files_properties(${FERRY_CUDA_EXACT} PROPERTIES COMPILE_OPTIONS -fmad=false)
 if(FERRY_WERROR)
     list(APPEND FERRY_CUDA_OPTIONS -Werror=all-warnings -Xcompiler=-Werror)
 endif()

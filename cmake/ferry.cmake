@@ -1,5 +1,5 @@
-# ferry_module(NAME DIR [DEPENDS module...] [USES package...]): the library ferry_NAME from DIR/*.cc,
-# and DIR/*.cu where CUDA is built.
+# ferry_module(NAME DIR [DEPENDS module...] [USES package...] [CUDA_USES package...]): the library
+# ferry_NAME from DIR/*.cc; where CUDA is built, from DIR/*.cu and DIR/cuda/* too.
 function(ferry_compile_options target)
     target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wshadow;-Wnon-virtual-dtor;-ffp-contract=off>"
                            $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${FERRY_WERROR}>>:-Werror>
@@ -11,14 +11,15 @@ function(ferry_compile_options target)
 endfunction()
 
 function(ferry_module name dir)
-    cmake_parse_arguments(M "" "" "DEPENDS;USES" ${ARGN})
+    cmake_parse_arguments(M "" "" "DEPENDS;USES;CUDA_USES" ${ARGN})
     file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${dir}/*.cc)
     if(NOT sources OR (FERRY_ONLY_AIO AND NOT name MATCHES "^(base|aio)$"))
         return()
     endif()
     if(FERRY_CUDA)
-        file(GLOB kernels CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${dir}/*.cu)
-        list(APPEND sources ${kernels})
+        file(GLOB cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${dir}/*.cu
+             ${PROJECT_SOURCE_DIR}/${dir}/cuda/*.cu ${PROJECT_SOURCE_DIR}/${dir}/cuda/*.cc)
+        list(APPEND sources ${cuda_sources})
     endif()
     add_library(ferry_${name} STATIC ${sources})
     add_library(ferry::${name} ALIAS ferry_${name})
@@ -30,9 +31,9 @@ function(ferry_module name dir)
     set_property(GLOBAL PROPERTY FERRY_DIR_${name} ${dir})
     list(TRANSFORM M_DEPENDS PREPEND ferry_)
     target_link_libraries(ferry_${name} PUBLIC ${M_DEPENDS} PRIVATE ${M_USES})
-    if(FERRY_CUDA AND kernels)
+    if(FERRY_CUDA AND cuda_sources)
         target_compile_definitions(ferry_${name} PRIVATE FERRY_CUDA)
-        target_link_libraries(ferry_${name} PRIVATE CUDA::cudart_static)
+        target_link_libraries(ferry_${name} PRIVATE CUDA::cudart_static ${M_CUDA_USES})
     endif()
     ferry_compile_options(ferry_${name})
 endfunction()

@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <optional>
 
 #include "ferry/pinned_mem.h"
 
@@ -9,6 +10,8 @@ namespace ferry::pinned_mem {
 namespace {
 
 constexpr int64_t kHugePage = 2 * kMiB;
+// Page-locked at a time, by one thread: large, for a copy that crosses pieces is cut in two.
+constexpr int64_t kLockedPiece = 256 * kMiB;
 
 }  // namespace
 
@@ -16,6 +19,7 @@ Pool::Pool(const Topology& topology, int64_t budget_bytes)
     : topology_(topology), budget_bytes_(budget_bytes) {}
 
 Pool::~Pool() {
+    for (const auto pages : locked_) device_->unlock_pages(pages);
     for (const Mapping& mapping : mappings_) ::munmap(mapping.base, mapping.bytes);
 }
 
@@ -51,7 +55,33 @@ std::span<std::byte> Pool::reserve(std::string name, int64_t bytes, Team& team) 
     });
     reserved_bytes_ += bytes;
     reports_.push_back({std::move(name), bytes, huge});
-    return {aligned, static_cast<size_t>(bytes)};
+    slabs_.emplace_back(aligned, static_cast<size_t>(bytes));
+    return slabs_.back();
+}
+
+void Pool::lock_for(Device& device, Team& team) {
+    FERRY_CHECK(device_ == nullptr, "a pool is locked once");
+    device_ = &device;
+    for (const std::span<std::byte> slab : slabs_) {
+        const auto bytes = static_cast<int64_t>(slab.size());
+        std::optional<Error> failure;
+        team.parallel(ceil_div(bytes, kLockedPiece), [&](int64_t i) {
+            const int64_t first = i * kLockedPiece;
+            const auto pages =
+                slab.subspan(static_cast<size_t>(first),
+                             static_cast<size_t>(std::min(kLockedPiece, bytes - first)));
+            std::optional<Error> refused;
+            try {
+                device.lock_pages(pages);
+            } catch (const Error& error) {
+                refused = error;
+            }
+            const std::lock_guard lock(locked_mutex_);
+            if (!refused) locked_.push_back(pages);
+            if (refused && !failure) failure = refused;
+        });
+        if (failure) throw Error(*failure);
+    }
 }
 
 }  // namespace ferry::pinned_mem

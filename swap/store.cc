@@ -139,6 +139,7 @@ private:
     // ---- completion
 
     void collect() {
+        check_device();
         for (const Lane lane : {Lane::compute, Lane::h2d, Lane::d2h, Lane::team, Lane::check}) {
             const auto done = static_cast<int64_t>(done_[at(lane)].load(std::memory_order_acquire));
             for (int64_t i = board_.completed(lane); i < done; ++i) account(lane, i);
@@ -151,6 +152,23 @@ private:
         }
         // Without a volume too: commits and rollbacks of host objects are on the write lane.
         for (const Lane lane : {Lane::read, Lane::write}) complete_in_order(lane);
+    }
+
+    // Work on the device fails after its call has returned: the oldest task that was not yet seen
+    // done is named.
+    void check_device() {
+        try {
+            device_.check();
+        } catch (const Error& error) {
+            Problem problem = error.problem();
+            for (const Lane lane : {Lane::compute, Lane::h2d, Lane::d2h}) {
+                if (board_.in_flight(lane) == 0) continue;
+                const Flight& oldest = flight(lane, board_.completed(lane));
+                problem.where +=
+                    "; on " + std::string(name_of(lane)) + ": " + kernels_.describe(oldest.call);
+            }
+            fail(Error(error.trouble(), std::move(problem)));
+        }
     }
 
     void complete_in_order(Lane lane) {

@@ -99,6 +99,7 @@ struct Config {
     double clip_norm = 0;               // 0: no clipping
     uint32_t seed = 0;
     int64_t steps = 0;
+    std::string device = "cpu";         // cpu, cuda
     std::string precision = "fp32";     // fp32, bf16
     std::string on_nonfinite = "stop";  // stop, skip
     int threads = 0;                    // worker threads; 0: one a core

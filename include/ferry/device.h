@@ -6,37 +6,64 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
+#include <string_view>
 
 #include "ferry/base.h"
 
 namespace ferry {
 
 enum class DeviceKind : uint8_t { cpu, cuda };
+DeviceKind device_from(std::string_view name);  // "cpu", "cuda"; anything else is a bug
 enum class StreamKind : uint8_t { compute, h2d, d2h };
 constexpr int kStreams = 3;
 
-// Work in order. Every call enqueues and returns; nothing here blocks or allocates.
+// Work in order. Every call enqueues and returns; nothing here blocks or allocates. On CUDA a call
+// that the runtime refuses throws Trouble::internal.
 class Stream {
 public:
     virtual ~Stream() = default;
     // Kernels are called inside a job: on the CPU device it runs on the stream's thread when its
     // turn comes, on CUDA it runs at once and its kernels are enqueued.
     virtual void launch(Job job) = 0;
-    // Either side may be device or pinned host memory.
+    // Either side may be device or page-locked host memory.
     virtual void copy(void* destination, const void* source, int64_t bytes) = 0;
-    // After everything enqueued so far: ++counter, then the executor's wake().
+    // After everything enqueued so far: ++counter, then the executor's wake(). Also when that work
+    // failed: Device::check() then throws.
     virtual void signal(std::atomic<uint64_t>& counter) = 0;
+    // The cudaStream_t; null on the CPU device.
+    virtual void* native() noexcept { return nullptr; }
 };
 
 class Device {
 public:
-    // Reserves `memory_bytes` of device memory and touches it. Throws does_not_fit.
-    static std::unique_ptr<Device> open(DeviceKind kind, int64_t memory_bytes, Executor& executor);
+    // Opens the device and its streams, without an arena; on CUDA the first visible GPU. Throws
+    // Trouble::usage where this build, this machine or its driver has none.
+    static std::unique_ptr<Device> open(DeviceKind kind, Executor& executor);
     virtual ~Device() = default;
     virtual DeviceKind kind() const noexcept = 0;
+    // What results depend on beside ferry and its libraries: "cpu", "cuda sm_90".
+    virtual std::string architecture() const = 0;
     virtual Stream& stream(StreamKind kind) noexcept = 0;
+
+    // Device memory of this process, as measured now, beside its arena: context, loaded kernels,
+    // libraries. 0 on the CPU device.
+    virtual int64_t overhead_bytes() const = 0;
+    virtual int64_t free_bytes()
+        const = 0;  // that reserve() could give now; the CPU device knows no limit
+    // Once: the arena, every byte zero. Throws does_not_fit.
+    virtual void reserve(int64_t bytes) = 0;
     // The arena: the planner assigns offsets in it, nothing allocates from it while running.
     virtual std::span<std::byte> memory() noexcept = 0;
+
+    // Page-locks touched host memory, so that copies run beside the host's threads; unlock before
+    // it is unmapped. Any thread; ranges do not overlap. Throws does_not_fit. The CPU device needs
+    // none and does nothing.
+    virtual void lock_pages(std::span<std::byte> host) = 0;
+    virtual void unlock_pages(std::span<std::byte> host) noexcept = 0;
+
+    // Throws the first failure of work that was already enqueued, which no call could return.
+    virtual void check() = 0;
 };
 
 }  // namespace ferry

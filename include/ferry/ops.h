@@ -14,6 +14,7 @@
 #include <string>
 
 #include "ferry/base.h"
+#include "ferry/device.h"
 #include "ferry/topology.h"
 
 namespace ferry::ops {
@@ -153,8 +154,14 @@ public:
 std::unique_ptr<Ops> make_reference_ops();
 // SIMD and serial BLAS under tiles run by the team, which must outlive it.
 std::unique_ptr<Ops> make_cpu_ops(Team& team);
-// What the CPU operations' bits depend on beside their arguments: the BLAS with the processor type
-// it chose kernels for, and the SIMD target.
+// The GPU's: cuBLASLt and ferry's own kernels, enqueued on the device's compute stream; the device
+// must outlive it. Heads of at most 128 elements. Throws Trouble::usage where this build has no
+// kernels for the GPU.
+std::unique_ptr<Ops> make_cuda_ops(Device& device);
+
+// What the operations' bits depend on beside their arguments and the architecture. CPU: the BLAS
+// with the processor type it chose kernels for, and the SIMD target.
 std::string library_versions();
+std::string cuda_library_versions();
 
 }  // namespace ferry::ops

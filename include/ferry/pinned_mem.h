@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -31,6 +32,8 @@ public:
 
     // Before seal() only; a bug afterwards. Touches every page with `team`. The memory is zero.
     std::span<std::byte> reserve(std::string name, int64_t bytes, Team& team);
+    // Page-locks all slabs so far for the device, which must outlive the pool. Throws does_not_fit.
+    void lock_for(Device& device, Team& team);
     void seal() noexcept { sealed_ = true; }
     int64_t reserved_bytes() const noexcept { return reserved_bytes_; }
     const std::vector<SlabReport>& slabs() const noexcept { return reports_; }
@@ -44,6 +47,9 @@ private:
     int64_t budget_bytes_;
     int64_t reserved_bytes_ = 0;
     bool sealed_ = false;
+    Device* device_ = nullptr;  // the one it is locked for
+    std::mutex locked_mutex_;
+    std::vector<std::span<std::byte>> slabs_{}, locked_{};
     std::vector<Mapping> mappings_{};
     std::vector<SlabReport> reports_{};
 };

@@ -170,6 +170,8 @@ class Kernels {
 public:
     virtual ~Kernels() = default;
     virtual void run(const Call& call) noexcept = 0;  // on the lane's thread
+    // "step 12, block 3, backward": for an error's `where`.
+    virtual std::string describe(const Call& call) const = 0;
 };
 
 struct StoreOptions {

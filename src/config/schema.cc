@@ -11,6 +11,7 @@ namespace {
 using enum Form;
 using Words = std::array<std::string_view, 3>;
 
+constexpr Words kDevices = {"cpu", "cuda"};
 constexpr Words kPrecisions = {"fp32", "bf16"};
 constexpr Words kResiduals = {"auto", "fp32", "bf16"};
 constexpr Words kOptimizers = {"adamw"};
@@ -52,6 +53,7 @@ const Section kSections[] = {
 const Key kKeys[] = {
     {FERRY_KEY(steps), integer, "optimizer steps of the run", kPositive, {}, {}, true},
     {FERRY_KEY(seed), integer, "of every random number: initial weights, order of the sequences", {.low = 0, .high = 4294967295.0}},
+    {FERRY_KEY(device), choice, "what computes: this machine's processors, or its first GPU; part of the run's identity", {}, first(kDevices, 2)},
     {FERRY_KEY(precision), choice, "compute type; bf16 accumulates in fp32 and keeps fp32 master weights", {}, first(kPrecisions, 2)},
     {FERRY_KEY(clip_norm), number, "limit of the gradient's global norm; 0: no clipping", {.low = 0, .high = 1e30}},
     {FERRY_KEY(freeze), texts, "glob patterns (`*`, `?`) over tensor names; what matches is not trained"},
@@ -93,7 +95,7 @@ const Key kKeys[] = {
     {FERRY_KEY(evaluate.every), integer, "steps between evaluations; 0: only before the first step and after the last", kCount},
     {FERRY_KEY(evaluate.micro_batches), integer, "held-back micro-batches of one evaluation; 0: none", kCount},
 
-    {"budgets.device", +[](Config& c) { return &c.budgets.device_bytes; }, bytes, "device memory: weights in use, activations, gradients", kSize},
+    {"budgets.device", +[](Config& c) { return &c.budgets.device_bytes; }, bytes, "device memory: weights in use, activations, gradients; of a GPU all that the process holds there, its context and libraries included", kSize},
     {"budgets.host", +[](Config& c) { return &c.budgets.host_bytes; }, bytes, "host memory: state, staging buffers, spilled block inputs", kSize},
     {FERRY_KEY(budgets.nvme), volumes, "directories on NVMe, each a path or `{\"path\": ..., \"size\": ...}`; `size` is `unlimited` when left out"},
 

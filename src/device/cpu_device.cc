@@ -4,7 +4,10 @@
 
 #include <sys/mman.h>
 
+#include <array>
+#include <cerrno>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 namespace ferry {
@@ -61,24 +64,32 @@ private:
 
 class CpuDevice final : public Device {
 public:
-    CpuDevice(int64_t memory_bytes, Executor& executor)
-        : bytes_(round_up(std::max<int64_t>(memory_bytes, 1), 4096)),
-          compute_(executor, "compute"),
-          h2d_(executor, "h2d"),
-          d2h_(executor, "d2h") {
-        base_ = ::mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-        if (base_ == MAP_FAILED) {
+    explicit CpuDevice(Executor& executor)
+        : compute_(executor, "compute"), h2d_(executor, "h2d"), d2h_(executor, "d2h") {}
+    ~CpuDevice() override {
+        if (base_ != nullptr) ::munmap(base_, static_cast<size_t>(bytes_));
+    }
+
+    int64_t overhead_bytes() const override { return 0; }
+    int64_t free_bytes() const override { return std::numeric_limits<int64_t>::max(); }
+
+    void reserve(int64_t bytes) override {
+        FERRY_CHECK(base_ == nullptr, "the arena is reserved once");
+        bytes_ = round_up(std::max<int64_t>(bytes, 1), 4096);
+        void* base = ::mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+        if (base == MAP_FAILED) {
             throw Error(Trouble::does_not_fit,
                         {.what = "the CPU device's memory cannot be allocated",
                          .measured = format_bytes(bytes_),
                          .limit = std::string("mmap: ") + std::strerror(errno),
                          .remedy = "lower budgets.device, or free memory on this machine"});
         }
+        base_ = base;
     }
-    ~CpuDevice() override { ::munmap(base_, static_cast<size_t>(bytes_)); }
 
     DeviceKind kind() const noexcept override { return DeviceKind::cpu; }
+    std::string architecture() const override { return "cpu"; }
     Stream& stream(StreamKind kind) noexcept override {
         switch (kind) {
             case StreamKind::compute:
@@ -93,17 +104,20 @@ public:
     std::span<std::byte> memory() noexcept override {
         return {static_cast<std::byte*>(base_), static_cast<size_t>(bytes_)};
     }
+    void lock_pages(std::span<std::byte>) override {}
+    void unlock_pages(std::span<std::byte>) noexcept override {}
+    void check() override {}
 
 private:
-    int64_t bytes_;
+    int64_t bytes_ = 0;
     void* base_ = nullptr;
     CpuStream compute_, h2d_, d2h_;
 };
 
 }  // namespace
 
-std::unique_ptr<Device> open_cpu_device(int64_t memory_bytes, Executor& executor) {
-    return std::make_unique<CpuDevice>(memory_bytes, executor);
+std::unique_ptr<Device> open_cpu_device(Executor& executor) {
+    return std::make_unique<CpuDevice>(executor);
 }
 
 }  // namespace ferry

@@ -4,6 +4,6 @@
 
 namespace ferry {
 
-std::unique_ptr<Device> open_cpu_device(int64_t memory_bytes, Executor& executor);
+std::unique_ptr<Device> open_cpu_device(Executor& executor);
 
 }  // namespace ferry

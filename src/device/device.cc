@@ -1,13 +1,17 @@
 #include "ferry/device.h"
 
 #include "cpu_device.h"
+#include "cuda/cuda_device.h"
 
 namespace ferry {
 
-std::unique_ptr<Device> Device::open(DeviceKind kind, int64_t memory_bytes, Executor& executor) {
-    if (kind == DeviceKind::cpu) return open_cpu_device(memory_bytes, executor);
-    throw Error(Trouble::usage, {.what = "this build of ferry has no CUDA device",
-                                 .remedy = "build with nvcc, or use the cpu device"});
+DeviceKind device_from(std::string_view name) {
+    FERRY_CHECK(name == "cpu" || name == "cuda", name);
+    return name == "cuda" ? DeviceKind::cuda : DeviceKind::cpu;
+}
+
+std::unique_ptr<Device> Device::open(DeviceKind kind, Executor& executor) {
+    return kind == DeviceKind::cuda ? open_cuda_device(executor) : open_cpu_device(executor);
 }
 
 }  // namespace ferry

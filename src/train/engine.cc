@@ -31,20 +31,20 @@ public:
           team_(worker_threads(config, topology_, executor_)),
           numerics_(numerics_of(config)),
           loader_(loader_options(config)),
-          ops_(ops::make_cpu_ops(team_)),
+          device_(Device::open(device_from(config.device), executor_)),
+          ops_(ops_on(*device_, team_)),
           decoder_(shape_of(config), numerics_,
                    model::layers_of(shape_of(config), config.freeze,
                                     config.optimizer.decay_norms_and_biases),
                    *ops_),
           plan_(within_memory(
-              planner::make_plan(config, decoder_.layers(), numerics_,
-                                 {.activation = decoder_.activation_bytes(),
-                                  .scratch = decoder_.scratch_bytes()}),
-              topology_)),
-          device_(Device::open(DeviceKind::cpu, plan_.device_bytes, executor_)),
+              planner::make_plan(within(config, *device_), decoder_.layers(), numerics_,
+                                 needs_of(*device_, decoder_)),
+              topology_, *device_)),
           pool_(topology_, config.budgets.host_bytes),
-          arena_(pool_.reserve("state and staging", plan_.host_bytes, team_)),
-          volume_(open_volume(config, plan_, arena_, numerics_hash(config), runtime)),
+          arena_(reserve()),
+          volume_(open_volume(config, plan_, arena_, numerics_hash(config, machine_text(*device_)),
+                              runtime)),
           kernels_(plan_, decoder_, *ops_, team_, loader_),
           store_(swap::Store::make(store_options(runtime.recording), executor_, *device_,
                                    volume_.get(), kernels_)),
@@ -52,6 +52,7 @@ public:
           settler_(config, plan_, floats_at(plan_.leaves_offset)) {
         pool_.seal();
         record_schedules();
+        if (device_->kind() == DeviceKind::cuda) warm_up_device();
         state_.initialise(decoder_.shape(), config.seed);
         store_->reset_report();
     }
@@ -112,11 +113,22 @@ public:
     const Plan& plan() const override { return plan_; }
     const std::vector<model::Layer>& layers() const override { return plan_.layers; }
     std::string numerics_record() const override {
-        return fmt::format("{:016x} ({})", numerics_hash(config_), numerics_text(config_));
+        const std::string machine = machine_text(*device_);
+        return fmt::format("{:016x} ({})", numerics_hash(config_, machine),
+                           numerics_text(config_, machine));
     }
     RunReport report() override;
 
 private:
+    // The arenas of the plan; the host's is returned, page-locked where the device needs it.
+    std::span<std::byte> reserve() {
+        device_->reserve(plan_.device_bytes);
+        const std::span<std::byte> arena =
+            pool_.reserve("state and staging", plan_.host_bytes, team_);
+        pool_.lock_for(*device_, team_);
+        return arena;
+    }
+
     static std::unique_ptr<aio::Volume> open_volume(const Config& config, const Plan& plan,
                                                     std::span<std::byte> arena, uint64_t run_id,
                                                     const Runtime& runtime) {
@@ -173,6 +185,28 @@ private:
             std::min(plan_.group_size(), std::max<int64_t>(config_.evaluate.micro_batches, 1));
         while (config_.evaluate.micro_batches % evaluation_size_ != 0) --evaluation_size_;
         evaluation_ = record_evaluation(plan_, evaluation_size_);
+    }
+
+    Bench bench() { return {plan_, *device_, executor_, kernels_, *store_}; }
+
+    // After it everything that takes device memory has taken it, and the cap can be judged.
+    void warm_up_device() {
+        kernels_.states()[0] = {.step = 1, .gradient_scale = 1};
+        warm_up(steps_[static_cast<size_t>(Previous::rest)][0], bench());
+        store_->drain();  // throws what went wrong
+        const int64_t overhead = device_->overhead_bytes();
+        const int64_t held = overhead + static_cast<int64_t>(device_->memory().size());
+        log_info("the GPU's memory: " + format_bytes(held) + " held by this process, " +
+                 format_bytes(overhead) + " of it context, kernels and libraries (" +
+                 format_bytes(plan_.device_overhead_bytes) + " planned)");
+        if (held <= config_.budgets.device_bytes) return;
+        throw Error(Trouble::does_not_fit,
+                    {.what = "the GPU's libraries took more memory than planned for",
+                     .where = "budgets.device",
+                     .measured = format_bytes(held) + " held by this process",
+                     .limit = format_bytes(config_.budgets.device_bytes) + ", " +
+                              format_bytes(held - config_.budgets.device_bytes) + " missing",
+                     .remedy = "set budgets.device to " + std::to_string(held) + " or more"});
     }
 
     void replay(StepReport& report) {
@@ -242,10 +276,10 @@ private:
     Team team_;
     model::Numerics numerics_;
     TokenLoader loader_;
+    std::unique_ptr<Device> device_;
     std::unique_ptr<ops::Ops> ops_;
     model::Decoder decoder_;
     Plan plan_;
-    std::unique_ptr<Device> device_;
     pinned_mem::Pool pool_;
     std::span<std::byte> arena_;
     std::unique_ptr<aio::Volume> volume_;
@@ -290,13 +324,13 @@ void Run::measure_bound() {
         .device_bytes = room(config_.budgets.device_bytes, device_buffers),
         .host_bytes = room(config_.budgets.host_bytes, 0),
         .nvme_bytes = config_.budgets.nvme.empty() ? 0 : std::numeric_limits<double>::infinity()};
-    fill_buffers(plan_, device_->memory(), config_.model.vocab);
-    input.kernel_seconds = time_kernels(step, kernels_, device_->memory(), *store_, plan_, 0);
-    input.speeds.copy_bytes_per_s = time_copies(device_->stream(StreamKind::d2h), device_->memory(),
-                                                staging(Class::weight_piece), executor_);
+    const Bench on = bench();
+    fill_buffers(on, staging(Class::stage), config_.model.vocab);
+    input.kernel_seconds = time_kernels(step, on);
+    input.speeds.copy_bytes_per_s = time_copies(on, staging(Class::weight_piece));
     input.speeds.dram_bytes_per_s =
         time_updates(team_, settler_.scalars(1, 1.0)[0], plan_, staging(Class::stage),
-                     staging(Class::weight_piece), device_->memory());
+                     staging(Class::weight_piece));
     input.speeds.nvme_bytes_per_s = time_storage(plan_, *store_, executor_);
     const Bound bound = lower_bound(input);
     totals_.bound_seconds = bound.seconds;

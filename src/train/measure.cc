@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <map>
+#include <vector>
 
 namespace ferry::train {
 
@@ -18,9 +19,8 @@ double seconds_of(const Work& work) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-swap::Call call_of(const swap::Task& task, std::span<std::byte> device, swap::Store& store,
-                   int64_t sequence) {
-    swap::Call call{.task = &task, .step = sequence, .at = {}, .store = &store};
+swap::Call call_of(const swap::Task& task, std::span<std::byte> device, swap::Store& store) {
+    swap::Call call{.task = &task, .step = 0, .at = {}, .store = &store};
     for (size_t i = 0; i < swap::kPlaces; ++i) {
         if (task.places[i].kind == swap::Place::Kind::device)
             call.at[i] = device.data() + task.places[i].offset;
@@ -28,66 +28,122 @@ swap::Call call_of(const swap::Task& task, std::span<std::byte> device, swap::St
     return call;
 }
 
+// Runs work(i) `times` times on a stream and waits for the last; seconds of each.
+template <class Work>
+double seconds_on(Stream& stream, Executor& executor, int64_t times, const Work& work) {
+    std::atomic<uint64_t> done = 0;
+    const double seconds = seconds_of([&] {
+        for (int64_t i = 0; i < times; ++i) work(i);
+        stream.signal(done);
+        while (done.load(std::memory_order_acquire) == 0) executor.wait(kForever);
+    });
+    return seconds / static_cast<double>(times);
+}
+
+// A kernel of a schedule, ready to run.
+struct Work {
+    swap::Kernels* kernels = nullptr;
+    swap::Call call{};
+    void start(Stream& stream) {
+        stream.launch({[](void* context, uint64_t) {
+                           const Work& work = *static_cast<const Work*>(context);
+                           work.kernels->run(work.call);
+                       },
+                       this});
+    }
+};
+
+// The compute kernels of a step that are unlike each other, with how often each occurs. Blocks are
+// alike; edge layers and chunks of different sizes are not.
+std::vector<std::pair<Work, int64_t>> distinct_kernels(const swap::Schedule& step,
+                                                       const Bench& on) {
+    std::map<std::array<int64_t, 3>, size_t> known;
+    std::vector<std::pair<Work, int64_t>> distinct;
+    for (const swap::Task& task : step.tasks) {
+        if (task.lane != swap::Lane::compute) continue;
+        const auto kind =
+            static_cast<int64_t>(on.plan.layers[static_cast<size_t>(task.layer)].kind);
+        const int64_t size = static_cast<Op>(task.op) == Op::round
+                                 ? on.plan.chunks[static_cast<size_t>(task.item)].count
+                                 : task.bytes;
+        const auto [found, is_new] = known.try_emplace({task.op, kind, size}, distinct.size());
+        if (is_new) {
+            distinct.push_back({{&on.kernels, call_of(task, on.device.memory(), on.store)}, 0});
+        }
+        ++distinct[found->second].second;
+    }
+    return distinct;
+}
+
 }  // namespace
 
-void fill_buffers(const planner::Plan& plan, std::span<std::byte> device, int64_t vocab) {
+void fill_buffers(const Bench& on, std::span<std::byte> staging, int64_t vocab) {
+    // Half of the staging memory for each pattern; a device buffer repeats it.
+    const size_t half = staging.size() / 8 * 4;
+    const std::span<std::byte> numbers = staging.first(half), tokens = staging.subspan(half, half);
+    for (size_t i = 0; i < half / 4; ++i) {
+        const auto noise = static_cast<uint32_t>((i + 1) * 2654435761U >> 16);
+        const uint32_t small = 0x3c80U | (noise & 0x807fU);  // +-0.016 to 0.031, as bf16
+        reinterpret_cast<uint32_t*>(numbers.data())[i] = small << 16 | small;
+        reinterpret_cast<uint32_t*>(tokens.data())[i] = noise % static_cast<uint32_t>(vocab);
+    }
+    Stream& up = on.device.stream(StreamKind::h2d);
     for (size_t c = 0; c < planner::kClasses; ++c) {
-        const planner::Buffers& b = plan.buffers[c];
+        const planner::Buffers& b = on.plan.buffers[c];
         if (b.tier != swap::Tier::device) continue;
-        const bool tokens = static_cast<planner::Class>(c) == planner::Class::tokens;
-        const auto count = static_cast<size_t>(b.bytes * b.count / 4);
-        auto* words = reinterpret_cast<uint32_t*>(device.data() + b.offset);
-        for (size_t i = 0; i < count; ++i) {
-            const auto noise = static_cast<uint32_t>((i + 1) * 2654435761U >> 16);
-            const uint32_t half = 0x3c80U | (noise & 0x807fU);  // +-0.016 to 0.031, as bf16
-            words[i] = tokens ? noise % static_cast<uint32_t>(vocab) : half << 16 | half;
+        const auto from =
+            static_cast<planner::Class>(c) == planner::Class::tokens ? tokens : numbers;
+        const auto piece = static_cast<int64_t>(half);
+        const int64_t bytes = b.bytes * b.count;
+        std::byte* to = on.device.memory().data() + b.offset;
+        for (int64_t at = 0; at < bytes; at += piece) {
+            seconds_on(up, on.executor, 1, [&](int64_t) {
+                up.copy(to + at, from.data(), std::min(piece, bytes - at));
+            });
         }
     }
 }
 
-double time_kernels(const swap::Schedule& step, swap::Kernels& kernels, std::span<std::byte> device,
-                    swap::Store& store, const planner::Plan& plan, int64_t sequence) {
-    // Blocks are alike; edge layers and chunks of different sizes are not.
-    std::map<std::array<int64_t, 3>, double> known;
+void warm_up(const swap::Schedule& step, const Bench& on) {
+    Stream& compute = on.device.stream(StreamKind::compute);
+    for (auto& [work, count] : distinct_kernels(step, on))
+        seconds_on(compute, on.executor, 1, [&](int64_t) { work.start(compute); });
+}
+
+double time_kernels(const swap::Schedule& step, const Bench& on) {
+    constexpr double kShort = 2e-3;  // seconds: shorter work is repeated, its launch is not counted
+    constexpr int64_t kRepeats = 20;
+    Stream& compute = on.device.stream(StreamKind::compute);
     double total = 0;
-    for (const swap::Task& task : step.tasks) {
-        if (task.lane != swap::Lane::compute) continue;
-        const auto op = static_cast<Op>(task.op);
-        const auto kind = static_cast<int64_t>(plan.layers[static_cast<size_t>(task.layer)].kind);
-        const int64_t size =
-            op == Op::round ? plan.chunks[static_cast<size_t>(task.item)].count : task.bytes;
-        auto [found, is_new] = known.try_emplace({task.op, kind, size}, 0);
-        if (is_new) {
-            const swap::Call call = call_of(task, device, store, sequence);
-            const auto work = [&] { kernels.run(call); };
-            work();
-            found->second = std::min({seconds_of(work), seconds_of(work), seconds_of(work)});
-        }
-        total += found->second;
+    for (auto& [work, count] : distinct_kernels(step, on)) {
+        const auto time = [&](int64_t times) {
+            return seconds_on(compute, on.executor, times, [&](int64_t) { work.start(compute); });
+        };
+        time(1);
+        const double once = time(1);
+        const int64_t times = std::clamp<int64_t>(static_cast<int64_t>(kShort / once), 1, kRepeats);
+        total += std::min({time(times), time(times), time(times)}) * static_cast<double>(count);
     }
     return total;
 }
 
-double time_copies(Stream& stream, std::span<std::byte> device, std::span<std::byte> host,
-                   Executor& executor) {
+double time_copies(const Bench& on, std::span<std::byte> host) {
+    const std::span<std::byte> device = on.device.memory();
     const auto bytes = static_cast<int64_t>(std::min(device.size(), host.size()));
-    const int64_t repeats = std::max<int64_t>(1, 256 * kMiB / bytes);
-    std::atomic<uint64_t> done = 0;
-    uint64_t wanted = 0;
-    const double seconds = seconds_of([&] {
-        for (int64_t i = 0; i < repeats; ++i) {
-            stream.copy(host.data(), device.data(), bytes);
-            stream.signal(done);
-            ++wanted;
-            while (done.load(std::memory_order_acquire) < wanted) executor.wait(kForever);
-        }
-    });
-    return static_cast<double>(bytes * repeats) / seconds;
+    constexpr int64_t kMost = 64;  // copies on their way
+    Stream& stream = on.device.stream(StreamKind::d2h);
+    const int64_t times = std::clamp<int64_t>(256 * kMiB / bytes, 1, kMost);
+    const auto time = [&] {
+        return seconds_on(stream, on.executor, times,
+                          [&](int64_t) { stream.copy(host.data(), device.data(), bytes); });
+    };
+    return static_cast<double>(bytes) / std::min({time(), time(), time()});
 }
 
 double time_updates(Team& team, const optim::Scalars& scalars, const planner::Plan& plan,
-                    std::span<std::byte> state, std::span<std::byte> weight,
-                    std::span<std::byte> gradient) {
+                    std::span<std::byte> state, std::span<std::byte> weight) {
+    const std::vector<std::byte> gradient(
+        static_cast<size_t>(plan.chunk_elements * size_of(plan.wire)));
     auto* p = reinterpret_cast<float*>(state.data());
     const int64_t count = plan.chunk_elements;
     const optim::Span span{.count = count,

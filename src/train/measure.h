@@ -11,20 +11,29 @@
 
 namespace ferry::train {
 
+// What is measured on. Kernels run as those of schedule 0.
+struct Bench {
+    const planner::Plan& plan;
+    Device& device;
+    Executor& executor;
+    swap::Kernels& kernels;
+    swap::Store& store;
+};
+
 // Fills the plan's device buffers with small numbers of every sign, in any compute type, and its
 // token buffers with tokens: what is left there by chance, zeros or denormals, takes other times.
-void fill_buffers(const planner::Plan& plan, std::span<std::byte> device, int64_t vocab);
+void fill_buffers(const Bench& on, std::span<std::byte> staging, int64_t vocab);
+// Runs each kind of kernel of a recorded step once: the driver loads its code, and cuBLASLt chooses
+// its algorithm.
+void warm_up(const swap::Schedule& step, const Bench& on);
 // Times the compute kernels of a recorded step, each kind of call once it is warm; returns their
 // sum over the step's calls, in seconds.
-double time_kernels(const swap::Schedule& step, swap::Kernels& kernels, std::span<std::byte> device,
-                    swap::Store& store, const planner::Plan& plan, int64_t sequence);
+double time_kernels(const swap::Schedule& step, const Bench& on);
 // Bytes a second of copies from device to host.
-double time_copies(Stream& stream, std::span<std::byte> device, std::span<std::byte> host,
-                   Executor& executor);
+double time_copies(const Bench& on, std::span<std::byte> host);
 // DRAM bytes a second of the optimizer's update over `state` (one chunk's p, m, v).
 double time_updates(Team& team, const optim::Scalars& scalars, const planner::Plan& plan,
-                    std::span<std::byte> state, std::span<std::byte> weight,
-                    std::span<std::byte> gradient);
+                    std::span<std::byte> state, std::span<std::byte> weight);
 // Bytes a second to and from NVMe, mixed: stored chunks are rewritten through the staging buffers,
 // as the optimizer pass does but without the update. 0: nothing is stored.
 double time_storage(const planner::Plan& plan, swap::Store& store, Executor& executor);

@@ -1,3 +1,4 @@
+#include "ferry/device.h"
 #include "ferry/ops.h"
 #include "ferry/topology.h"
 #include "ferry/train.h"
@@ -7,15 +8,16 @@ namespace ferry::train {
 
 planner::Plan plan_for(const Config& config) {
     Team team(1);
-    const auto ops = ops::make_cpu_ops(team);
+    const auto executor = make_thread_executor();
+    const auto device = Device::open(device_from(config.device), *executor);
+    const auto ops = ops_on(*device, team);
     const model::Shape shape = shape_of(config);
     const model::Numerics numerics = numerics_of(config);
     const model::Decoder decoder(
         shape, numerics,
         model::layers_of(shape, config.freeze, config.optimizer.decay_norms_and_biases), *ops);
-    return planner::make_plan(
-        config, decoder.layers(), numerics,
-        {.activation = decoder.activation_bytes(), .scratch = decoder.scratch_bytes()});
+    return planner::make_plan(within(config, *device), decoder.layers(), numerics,
+                              needs_of(*device, decoder));
 }
 
 }  // namespace ferry::train

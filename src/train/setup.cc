@@ -75,13 +75,14 @@ aio::VolumeOptions volume_options(const Config& config, const planner::Plan& pla
     return options;
 }
 
-planner::Plan within_memory(planner::Plan plan, const Topology& machine) {
-    const int64_t bytes = plan.device_bytes + plan.host_bytes;
+planner::Plan within_memory(planner::Plan plan, const Topology& machine, const Device& device) {
+    const int64_t on_device = device.kind() == DeviceKind::cpu ? plan.device_bytes : 0;
+    const int64_t bytes = on_device + plan.host_bytes;
     if (bytes <= machine.memory_limit_bytes) return plan;
     throw Error(Trouble::does_not_fit,
                 {.what = "this machine has less memory than the budgets allow the run to take",
                  .where = "budgets.device, budgets.host",
-                 .measured = format_bytes(plan.device_bytes) + " for the CPU device and " +
+                 .measured = format_bytes(on_device) + " for the CPU device and " +
                              format_bytes(plan.host_bytes) + " for the host tier",
                  .limit = format_bytes(machine.memory_limit_bytes) +
                           " installed or allowed to this container",
@@ -94,21 +95,52 @@ int worker_threads(const Config& config, const Topology& topology, const Executo
     return config.threads > 0 ? config.threads : topology.cores();
 }
 
-std::string numerics_text(const Config& config) {
+std::unique_ptr<ops::Ops> ops_on(Device& device, Team& team) {
+    return device.kind() == DeviceKind::cuda ? ops::make_cuda_ops(device) : ops::make_cpu_ops(team);
+}
+
+planner::DeviceNeeds needs_of(const Device& device, const model::Decoder& decoder) {
+    // The driver loads a kernel's code at its first call; Engine measures again after that.
+    constexpr int64_t kCodeBytes = 128 * kMiB;
+    const bool gpu = device.kind() == DeviceKind::cuda;
+    return {.activation = decoder.activation_bytes(),
+            .scratch = decoder.scratch_bytes(),
+            .overhead = gpu ? round_up(device.overhead_bytes() + kCodeBytes, kMiB) : 0};
+}
+
+Config within(const Config& config, const Device& device) {
+    if (device.kind() == DeviceKind::cpu) return config;
+    Config possible = config;
+    const int64_t most = device.overhead_bytes() + device.free_bytes();
+    if (most >= config.budgets.device_bytes) return config;
+    possible.budgets.device_bytes = most;
+    if (config.budgets.device_bytes != kUnlimited) {
+        log_warn("budgets.device is " + format_bytes(config.budgets.device_bytes) +
+                 ", but the GPU has no more than " + format_bytes(most) + " for this process");
+    }
+    return possible;
+}
+
+std::string machine_text(const Device& device) {
+    if (device.kind() == DeviceKind::cpu) return "device cpu; ops 2; " + ops::library_versions();
+    return "device " + device.architecture() + "; ops 1; " + ops::cuda_library_versions();
+}
+
+std::string numerics_text(const Config& config, const std::string& machine) {
     const model::Shape s = shape_of(config);
     const model::Numerics n = numerics_of(config);
     return fmt::format(
         "model {}x{} heads {}/{}x{} mlp {} vocab {} tied {} theta {} eps {}; sequence {} "
         "micro-batch {} x {}; "
-        "head tile {} mlp tile {}; compute {} residual {} wire {}; ranks 1; device cpu; ops 2; {}",
+        "head tile {} mlp tile {}; compute {} residual {} wire {}; ranks 1; {}",
         s.layers, s.hidden, s.heads, s.kv_heads, s.head_dim, s.intermediate, s.vocab,
         s.tie_embeddings, s.rope_theta, s.norm_eps, n.sequence, n.micro_batch,
         config.batch.micro_batches, n.head_tile, n.mlp_tile, name_of(n.compute),
-        name_of(n.residual), name_of(n.wire), ops::library_versions());
+        name_of(n.residual), name_of(n.wire), machine);
 }
 
-uint64_t numerics_hash(const Config& config) {
-    const std::string text = numerics_text(config);
+uint64_t numerics_hash(const Config& config, const std::string& machine) {
+    const std::string text = numerics_text(config, machine);
     return checksum(std::as_bytes(std::span(text)));
 }
 

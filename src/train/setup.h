@@ -3,9 +3,13 @@
 
 #include <string>
 
+#include <memory>
+
 #include "ferry/aio.h"
 #include "ferry/config.h"
+#include "ferry/device.h"
 #include "ferry/model.h"
+#include "ferry/ops.h"
 #include "ferry/planner.h"
 #include "ferry/tokens.h"
 #include "ferry/topology.h"
@@ -18,12 +22,20 @@ TokenLoader::Options loader_options(const Config& config);
 aio::VolumeOptions volume_options(const Config& config, const planner::Plan& plan,
                                   std::span<std::byte> arena, uint64_t run_id);
 // Refuses a plan that takes more memory than the machine has: the kernel would kill the run later.
-planner::Plan within_memory(planner::Plan plan, const Topology& machine);
+planner::Plan within_memory(planner::Plan plan, const Topology& machine, const Device& device);
 int worker_threads(const Config& config, const Topology& topology, const Executor& executor);
 
 // Everything that fixes a number (docs/numerics.md), as text, and its hash: the run's identity.
-std::string numerics_text(const Config& config);
-uint64_t numerics_hash(const Config& config);
+// `machine`: what the device adds, see machine_text.
+std::string numerics_text(const Config& config, const std::string& machine);
+uint64_t numerics_hash(const Config& config, const std::string& machine);
+std::string machine_text(const Device& device);
+
+std::unique_ptr<ops::Ops> ops_on(Device& device, Team& team);
+// What the planner must know of them. Makes room for kernels that are loaded at their first call.
+planner::DeviceNeeds needs_of(const Device& device, const model::Decoder& decoder);
+// The configuration with the device budget that this device can give.
+Config within(const Config& config, const Device& device);
 
 std::string layer_name(const std::vector<model::Layer>& layers, int64_t layer);
 

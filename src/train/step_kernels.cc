@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "setup.h"
+
 namespace ferry::train {
 
 using planner::Chunk;
@@ -35,10 +37,21 @@ void StepKernels::run(const Call& call) noexcept {
                 return compute(call);
         }
     } catch (const Error& error) {
-        call.store->fail(error);
+        Problem problem = error.problem();
+        problem.where += (problem.where.empty() ? "" : ", ") + describe(call);
+        call.store->fail(Error(error.trouble(), std::move(problem)));
     } catch (const std::exception& error) {
         call.store->fail(Error(Trouble::internal, {.what = error.what()}));
     }
+}
+
+std::string StepKernels::describe(const Call& call) const {
+    const swap::Task& task = *call.task;
+    std::string text = "step " + std::to_string(states_[call.step].step) + ", " +
+                       layer_name(plan_.layers, task.layer);
+    if (task.verb == swap::Verb::kernel)
+        text += ", " + std::string(name_of(static_cast<Op>(task.op)));
+    return text;
 }
 
 void StepKernels::load(const Call& call) {

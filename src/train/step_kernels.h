@@ -1,6 +1,8 @@
 // The kernels that a schedule's tasks name, bound to the model, the optimizer and the loader.
 #pragma once
 
+#include <string>
+
 #include "ferry/model.h"
 #include "ferry/ops.h"
 #include "ferry/planner.h"
@@ -16,6 +18,7 @@ public:
     StepKernels(const planner::Plan& plan, const model::Decoder& decoder, ops::Ops& ops, Team& team,
                 const TokenLoader& loader);
     void run(const swap::Call& call) noexcept override;
+    std::string describe(const swap::Call& call) const override;
 
     StepStates& states() { return states_; }
     // Real targets of the held-back text loaded since.

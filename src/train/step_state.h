@@ -24,6 +24,9 @@ public:
     StepState& operator[](int64_t sequence) {
         return ring_[static_cast<size_t>(sequence) % ring_.size()];
     }
+    const StepState& operator[](int64_t sequence) const {
+        return ring_[static_cast<size_t>(sequence) % ring_.size()];
+    }
 
 private:
     std::array<StepState, 4> ring_{};

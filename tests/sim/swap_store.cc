@@ -14,6 +14,7 @@ constexpr int64_t kBytes = 8192;
 
 class StoreTest : public testing::Test, public Kernels {
 protected:
+    std::string describe(const Call&) const override { return "a kernel"; }
     // Kernels add their op to every byte of their first place, in the second.
     void run(const Call& call) noexcept override {
         for (int64_t i = 0; i < kBytes; ++i) {
@@ -26,7 +27,8 @@ protected:
     void make(const std::vector<Object>& objects, aio::SimulatedDiskOptions faults = {}) {
         executor_ = make_simulated_executor(faults.seed);
         disk_ = std::make_unique<aio::SimulatedDisk>(faults, *executor_);
-        device_ = Device::open(DeviceKind::cpu, 8 * kBytes, *executor_);
+        device_ = Device::open(DeviceKind::cpu, *executor_);
+        device_->reserve(8 * kBytes);
         aio::VolumeOptions volume{.paths = {{.path = "simulated"}},
                                   .classes = {{"state", kBytes, 3}},
                                   .write_once = false};

@@ -1,0 +1,157 @@
+// A GPU: its context, one arena, three streams. Host code only; kernels live in ops and optim.
+#include "cuda_device.h"
+
+#include <array>
+
+#include "cuda_stream.h"
+#include "free_before.h"
+#include "status.h"
+
+namespace ferry {
+namespace {
+
+constexpr int kGpu = 0;  // CUDA_VISIBLE_DEVICES chooses
+
+std::string version_text(int version) {
+    return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+// Before anything else: whether there is a GPU that this build can drive.
+void demand_gpu() {
+    int count = 0;
+    const cudaError_t status = cudaGetDeviceCount(&count);
+    if (status == cudaSuccess && count > 0) return;
+    int driver = 0, runtime = 0;
+    cudaDriverGetVersion(&driver);
+    cudaRuntimeGetVersion(&runtime);
+    cudaGetLastError();
+    if (status == cudaErrorInsufficientDriver && driver > 0) {
+        throw Error(Trouble::usage,
+                    {.what = "the NVIDIA driver is too old for this ferry",
+                     .where = "device",
+                     .measured = "the driver knows CUDA " + version_text(driver),
+                     .limit = "built with CUDA " + version_text(runtime),
+                     .remedy = "update the driver, build ferry with an older CUDA toolkit, or set "
+                               "device to cpu"});
+    }
+    throw Error(Trouble::usage,
+                {.what = driver > 0 ? "this machine has no GPU that CUDA can use"
+                                    : "this machine has no NVIDIA driver",
+                 .where = "device",
+                 .measured = status == cudaSuccess ? "0 GPUs visible" : text_of(status),
+                 .remedy = "look at nvidia-smi and CUDA_VISIBLE_DEVICES, or set device to cpu"});
+}
+
+int64_t free_now() {
+    size_t free = 0, total = 0;
+    demand(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+    return static_cast<int64_t>(free);
+}
+
+// Free bytes before this process took its context. Where the driver's library does not say, all of
+// the GPU: then what other processes hold counts as this one's, which errs on the safe side.
+int64_t free_at_start() {
+    std::array<char, 32> id{};
+    demand(cudaDeviceGetPCIBusId(id.data(), static_cast<int>(id.size()), kGpu),
+           "cudaDeviceGetPCIBusId");
+    const int64_t known = free_bytes_of_gpu(id.data());
+    if (known >= 0) return known;
+    size_t free = 0, total = 0;
+    demand(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+    log_warn(
+        "the driver's management library (libnvidia-ml.so.1) is missing: memory that other "
+        "processes hold on the GPU counts as ferry's own");
+    return static_cast<int64_t>(total);
+}
+
+class CudaDevice final : public Device {
+public:
+    explicit CudaDevice(Executor& executor)
+        : free_at_start_(free_at_start()),
+          compute_(executor, "compute", pages_, failures_),
+          h2d_(executor, "h2d", pages_, failures_),
+          d2h_(executor, "d2h", pages_, failures_) {
+        demand(cudaGetDeviceProperties(&properties_, kGpu), "cudaGetDeviceProperties");
+    }
+    ~CudaDevice() override { cudaFree(base_); }
+
+    DeviceKind kind() const noexcept override { return DeviceKind::cuda; }
+    std::string architecture() const override {
+        return "cuda sm_" + std::to_string(properties_.major) + std::to_string(properties_.minor);
+    }
+    Stream& stream(StreamKind kind) noexcept override {
+        switch (kind) {
+            case StreamKind::compute:
+                return compute_;
+            case StreamKind::h2d:
+                return h2d_;
+            case StreamKind::d2h:
+                return d2h_;
+        }
+        bug("unknown stream");
+    }
+
+    int64_t overhead_bytes() const override { return free_at_start_ - free_now() - bytes_; }
+    int64_t free_bytes() const override { return free_now(); }
+
+    void reserve(int64_t bytes) override {
+        FERRY_CHECK(base_ == nullptr, "the arena is reserved once");
+        const int64_t wanted = round_up(std::max<int64_t>(bytes, 1), 2 * kMiB);
+        const int64_t free = free_now();
+        const cudaError_t status = cudaMalloc(&base_, static_cast<size_t>(wanted));
+        if (status != cudaSuccess) {
+            throw Error(Trouble::does_not_fit,
+                        {.what = "the GPU's memory cannot be reserved",
+                         .where = std::string(properties_.name),
+                         .measured = format_bytes(wanted) + " needed, " + text_of(status),
+                         .limit = format_bytes(free) + " free",
+                         .remedy = "lower budgets.device, or stop what else uses the GPU"});
+        }
+        bytes_ = wanted;
+        demand(cudaMemset(base_, 0, static_cast<size_t>(wanted)), "cudaMemset");
+        demand(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    }
+    std::span<std::byte> memory() noexcept override {
+        return {static_cast<std::byte*>(base_), static_cast<size_t>(bytes_)};
+    }
+
+    void lock_pages(std::span<std::byte> host) override {
+        const cudaError_t status =
+            cudaHostRegister(host.data(), host.size(), cudaHostRegisterPortable);
+        if (status != cudaSuccess) {
+            throw Error(Trouble::does_not_fit,
+                        {.what = "host memory cannot be page-locked for the GPU",
+                         .where = "cudaHostRegister",
+                         .measured = format_bytes(static_cast<int64_t>(host.size())) + ", " +
+                                     text_of(status),
+                         .remedy = "lower budgets.host, or raise the limit on locked memory of "
+                                   "this machine or container"});
+        }
+        pages_.add(host);
+    }
+    void unlock_pages(std::span<std::byte> host) noexcept override {
+        cudaHostUnregister(host.data());
+        pages_.remove(host);
+    }
+
+    void check() override { failures_.check(); }
+
+private:
+    int64_t free_at_start_;
+    cudaDeviceProp properties_{};
+    void* base_ = nullptr;
+    int64_t bytes_ = 0;
+    LockedPages pages_;
+    Failures failures_;
+    CudaStream compute_, h2d_, d2h_;
+};
+
+}  // namespace
+
+std::unique_ptr<Device> open_cuda_device(Executor& executor) {
+    FERRY_CHECK(!executor.simulated(), "a GPU does not run in virtual time");
+    demand_gpu();
+    return std::make_unique<CudaDevice>(executor);
+}
+
+}  // namespace ferry

@@ -1,0 +1,127 @@
+#include "cuda_stream.h"
+
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <ctime>
+#include <limits>
+
+#include "status.h"
+
+namespace ferry {
+namespace {
+
+// Sleeps between two looks at an event: an eighth of the time waited so far, at most 50 us. Short
+// work is seen at once, long work costs little.
+void nap(std::chrono::steady_clock::time_point start) {
+    thread_local const bool precise = prctl(PR_SET_TIMERSLACK, 1000UL) == 0;
+    static_cast<void>(precise);
+    const auto waited = std::chrono::steady_clock::now() - start;
+    const auto rest = std::clamp<std::chrono::nanoseconds>(waited / 8, std::chrono::microseconds(2),
+                                                           std::chrono::microseconds(50));
+    const timespec time{.tv_sec = 0, .tv_nsec = static_cast<long>(rest.count())};
+    nanosleep(&time, nullptr);
+}
+
+}  // namespace
+
+void Failures::note(const char* call, cudaError_t status) noexcept {
+    const std::lock_guard lock(mutex_);
+    if (first_) return;
+    try {
+        demand(status, call);
+    } catch (const Error& error) {
+        first_ = error;
+        any_.store(true, std::memory_order_release);
+    }
+}
+
+void Failures::check() const {
+    if (!any_.load(std::memory_order_acquire)) return;
+    const std::lock_guard lock(mutex_);
+    throw Error(*first_);  // NOLINT(bugprone-unchecked-optional-access): any_ follows it
+}
+
+void LockedPages::add(std::span<std::byte> pages) {
+    const std::lock_guard lock(mutex_);
+    const auto later = std::ranges::find_if(
+        pieces_, [&](const auto& piece) { return piece.data() > pages.data(); });
+    pieces_.insert(later, pages);
+}
+
+void LockedPages::remove(std::span<std::byte> pages) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(pieces_, [&](const auto& piece) { return piece.data() == pages.data(); });
+}
+
+int64_t LockedPages::run_of(const void* at) const {
+    const std::lock_guard lock(mutex_);
+    const auto* byte = static_cast<const std::byte*>(at);
+    const auto next =
+        std::upper_bound(pieces_.begin(), pieces_.end(), byte,
+                         [](const std::byte* b, const auto& piece) { return b < piece.data(); });
+    if (next != pieces_.begin()) {
+        const auto& piece = *std::prev(next);
+        if (byte < piece.data() + piece.size()) return piece.data() + piece.size() - byte;
+    }
+    return std::numeric_limits<int64_t>::max();
+}
+
+CudaStream::CudaStream(Executor& executor, std::string name, const LockedPages& pages,
+                       Failures& failures)
+    : executor_(executor), lane_(executor.add_lane(std::move(name), kDepth)), pages_(pages) {
+    demand(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+    for (Signal& signal : signals_) {
+        signal.executor = &executor;
+        signal.failures = &failures;
+        demand(cudaEventCreateWithFlags(&signal.event, cudaEventDisableTiming),
+               "cudaEventCreateWithFlags");
+    }
+}
+
+CudaStream::~CudaStream() {
+    cudaStreamSynchronize(stream_);
+    for (const Signal& signal : signals_) cudaEventDestroy(signal.event);
+    cudaStreamDestroy(stream_);
+}
+
+void CudaStream::copy(void* destination, const void* source, int64_t bytes) {
+    auto* to = static_cast<std::byte*>(destination);
+    const auto* from = static_cast<const std::byte*>(source);
+    while (bytes > 0) {
+        const int64_t run = std::min({bytes, pages_.run_of(to), pages_.run_of(from)});
+        demand(cudaMemcpyAsync(to, from, static_cast<size_t>(run), cudaMemcpyDefault, stream_),
+               "cudaMemcpyAsync");
+        to += run;
+        from += run;
+        bytes -= run;
+    }
+}
+
+void CudaStream::signal(std::atomic<uint64_t>& counter) {
+    Signal& next = signals_[next_++ % kDepth];
+    next.counter = &counter;
+    demand(cudaEventRecord(next.event, stream_), "cudaEventRecord");
+    executor_.post(lane_, {[](void* context, uint64_t) {
+                               const Signal copy = *static_cast<const Signal*>(context);
+                               deliver(copy);
+                           },
+                           &next});
+}
+
+// On the lane's thread. Events rather than host functions: the GPU does not stop for them, and they
+// are delivered after a failure too.
+void CudaStream::deliver(const Signal& signal) noexcept {
+    const auto start = std::chrono::steady_clock::now();
+    cudaError_t status = cudaEventQuery(signal.event);
+    while (status == cudaErrorNotReady) {
+        nap(start);
+        status = cudaEventQuery(signal.event);
+    }
+    if (status != cudaSuccess) signal.failures->note("work enqueued before", status);
+    signal.counter->fetch_add(1, std::memory_order_release);
+    signal.executor->wake();
+}
+
+}  // namespace ferry

@@ -1,0 +1,17 @@
+// What a build without CUDA offers in its place.
+#include "cuda/cuda_device.h"
+
+#ifndef FERRY_CUDA
+
+namespace ferry {
+
+std::unique_ptr<Device> open_cuda_device(Executor&) {
+    throw Error(Trouble::usage,
+                {.what = "this ferry was built without CUDA",
+                 .where = "device",
+                 .remedy = "build it where nvcc is found (-DFERRY_CUDA=ON), or set device to cpu"});
+}
+
+}  // namespace ferry
+
+#endif

@@ -1,0 +1,121 @@
+// Causal attention tile by tile, in fp32: the scores of a tile of queries against a tile of keys,
+// the softmax taken online, so that no row of scores ever exists as a whole. Needs nothing that
+// Volta lacks.
+#include "kernels.h"
+#include "launch.h"
+#include "tile.h"
+
+namespace ferry::ops::cuda {
+namespace {
+
+constexpr int kTile = 64, kRows = 4, kCols = 4;  // of the scores; rows and columns of a thread
+constexpr int kScoreRow = kTile + 4;
+
+template <int kD>
+constexpr size_t kForwardBytes = sizeof(float) * (2 * kTile * kTileRow<kD> + kTile * kScoreRow);
+
+// State of the online softmax of a thread's rows; its 16 threads hold the same.
+struct Softmax {
+    float top[kRows], sum[kRows];
+};
+
+__device__ float over_row(float value, bool largest) {
+    for (int half = 8; half > 0; half /= 2) {
+        const float other = __shfl_xor_sync(0xffffffffu, value, half, 16);
+        value = largest ? fmaxf(value, other) : value + other;
+    }
+    return value;
+}
+
+// Scores become probabilities against the new top; what was summed before shrinks by `shrink`.
+__device__ void soften(float (&scores)[kRows][kCols], Softmax& state, float (&shrink)[kRows]) {
+    for (int i = 0; i < kRows; ++i) {
+        float top = scores[i][0];
+        for (int j = 1; j < kCols; ++j) top = fmaxf(top, scores[i][j]);
+        top = fmaxf(state.top[i], over_row(top, true));
+        shrink[i] = expf(state.top[i] - top);
+        float sum = 0;
+        for (int j = 0; j < kCols; ++j) {
+            scores[i][j] = expf(scores[i][j] - top);
+            sum += scores[i][j];
+        }
+        state.sum[i] = state.sum[i] * shrink[i] + over_row(sum, false);
+        state.top[i] = top;
+    }
+}
+
+// A block a tile of queries of one head of one sequence.
+template <int kD>
+__global__ void __launch_bounds__(kTileThreads)
+    forward_kernel(Attention shape, ConstView q, ConstView k, ConstView v, View out, float* lse) {
+    extern __shared__ float4 room[];
+    float* queries = reinterpret_cast<float*>(room);
+    float* keys = queries + kTile * kTileRow<kD>;  // then values
+    float* weights = keys + kTile * kTileRow<kD>;
+    constexpr int kOut = kD / 16;
+    const int row = static_cast<int>(threadIdx.x) / 16 * kRows;
+    const int col = static_cast<int>(threadIdx.x) % 16;
+    const int64_t tile = gridDim.x - 1 - blockIdx.x;  // the longest rows first
+    const int64_t head = blockIdx.y, kv_head = head / (shape.heads / shape.kv_heads);
+    const int64_t base = blockIdx.z * shape.sequence, first = tile * kTile;
+    const auto scale = static_cast<float>(shape.scale);
+    load_tile<kTile, kD>(queries, q, base, first, shape.sequence, head, shape.head_dim);
+    Softmax state;
+    float sums[kRows][kOut];
+    for (int i = 0; i < kRows; ++i) {
+        state.top[i] = -INFINITY;
+        state.sum[i] = 0;
+        for (int j = 0; j < kOut; ++j) sums[i][j] = 0;
+    }
+    for (int64_t key = 0; key <= first; key += kTile) {
+        __syncthreads();
+        load_tile<kTile, kD>(keys, k, base, key, shape.sequence, kv_head, shape.head_dim);
+        __syncthreads();
+        float scores[kRows][kCols], shrink[kRows];
+        inner_products<kRows, kCols, kD>(queries, row, keys, col, scores);
+        for (int i = 0; i < kRows; ++i) {
+            for (int j = 0; j < kCols; ++j) {
+                const bool seen = key + col + 16 * j <= first + row + i;
+                scores[i][j] = seen ? scores[i][j] * scale : -INFINITY;
+            }
+        }
+        soften(scores, state, shrink);
+        for (int i = 0; i < kRows; ++i) {
+            for (int j = 0; j < kCols; ++j)
+                weights[(row + i) * kScoreRow + col + 16 * j] = scores[i][j];
+            for (int j = 0; j < kOut; ++j) sums[i][j] *= shrink[i];
+        }
+        __syncthreads();
+        load_tile<kTile, kD>(keys, v, base, key, shape.sequence, kv_head, shape.head_dim);
+        __syncthreads();
+        weigh<kRows, kOut, kTile, kD>(weights, kScoreRow, 1, row, keys, col, sums);
+    }
+    const int64_t tokens = shape.sequences * shape.sequence;
+    for (int i = 0; i < kRows; ++i) {
+        const int64_t token = first + row + i;
+        if (token >= shape.sequence) break;
+        for (int j = 0; j < kOut; ++j) {
+            const int64_t c = col + 16 * j;
+            if (c < shape.head_dim)
+                store(sums[i][j] / state.sum[i], out, base + token, head * shape.head_dim + c);
+        }
+        if (col == 0) lse[head * tokens + base + token] = state.top[i] + logf(state.sum[i]);
+    }
+}
+
+}  // namespace
+
+void attention_forward(const Attention& shape, ConstView q, ConstView k, ConstView v, View out,
+                       float* lse, cudaStream_t stream) {
+    const dim3 blocks(blocks_for(shape.sequence, kTile), static_cast<unsigned>(shape.heads),
+                      static_cast<unsigned>(shape.sequences));
+    with_width(shape.head_dim, [&](auto width) {
+        constexpr int kD = decltype(width)::kValue;
+        allow_shared(forward_kernel<kD>, kForwardBytes<kD>);
+        forward_kernel<kD>
+            <<<blocks, kTileThreads, kForwardBytes<kD>, stream>>>(shape, q, k, v, out, lse);
+    });
+    check_launch("attention forward");
+}
+
+}  // namespace ferry::ops::cuda

@@ -1,0 +1,178 @@
+// The GPU's operations: checks of what the kernels can do, scratch, and the calls.
+#include <cublasLt.h>
+#include <cuda_runtime.h>
+
+#include "ferry/ops.h"
+#include "gemm.h"
+#include "kernels.h"
+#include "launch.h"
+
+namespace ferry::ops {
+namespace cuda {
+
+void check_launch(const char* kernel) {
+    const cudaError_t error = cudaGetLastError();
+    if (error == cudaSuccess) return;
+    throw Error(Trouble::internal, {.what = "CUDA did not start a kernel",
+                                    .where = kernel,
+                                    .measured = std::string(cudaGetErrorName(error)) + ", " +
+                                                cudaGetErrorString(error)});
+}
+
+namespace {
+
+float* floats(std::byte* bytes) { return reinterpret_cast<float*>(bytes); }
+
+class CudaOps final : public Ops {
+public:
+    CudaOps(cudaStream_t stream, int64_t workspace_bytes)
+        : stream_(stream), workspace_bytes_(workspace_bytes), products_(workspace_bytes) {}
+
+    int64_t gemm_scratch_bytes(const Gemm& g) const override {
+        return kWorkspaceUnit + workspace_bytes_ + (finishes(g) ? g.c.rows * g.c.cols * 4 : 0);
+    }
+
+    void gemm(const Gemm& g, std::byte* scratch) override {
+        FERRY_CHECK(g.a.type == g.b.type && (!g.accumulate || g.c.type == DType::f32));
+        if (g.c.rows == 0 || g.c.cols == 0) return;
+        const int64_t depth = g.form == Form::tn ? g.a.rows : g.a.cols;
+        if (depth == 0) return plain_gemm(g, stream_);
+        FERRY_CHECK(scratch != nullptr);
+        // cuBLASLt's workspace begins at a multiple of 256 bytes.
+        const auto at = reinterpret_cast<uintptr_t>(scratch);
+        std::byte* workspace = scratch + (kWorkspaceUnit - at % kWorkspaceUnit) % kWorkspaceUnit;
+        if (!finishes(g)) {
+            if (!products_.run(g, workspace, stream_)) plain_gemm(g, stream_);
+            return;
+        }
+        float* sum = floats(workspace + workspace_bytes_);
+        const Gemm only{
+            .form = g.form, .a = g.a, .b = g.b, .c = View::of(sum, DType::f32, g.c.rows, g.c.cols)};
+        if (!products_.run(only, workspace, stream_)) return plain_gemm(g, stream_);
+        finish_gemm(g, sum, stream_);
+    }
+
+    void norm_forward(ConstView x, ConstView weight, double eps, View y, float* rstd) override {
+        cuda::norm_forward(x, weight, eps, y, rstd, stream_);
+    }
+
+    int64_t norm_backward_scratch_bytes(int64_t tokens, int64_t hidden) const override {
+        return ceil_div(tokens, kNormRows) * hidden * 4;
+    }
+    void norm_backward(ConstView dy, ConstView x, ConstView weight, const float* rstd,
+                       ConstView addend, View dx, float* weight_gradient,
+                       std::byte* scratch) override {
+        cuda::norm_backward(dy, x, weight, rstd, addend, dx, weight_gradient, floats(scratch),
+                            stream_);
+    }
+
+    void rope(View x, const Rope& rope) override {
+        check_head(rope.head_dim);
+        cuda::rope(x, rope, stream_);
+    }
+
+    int64_t attention_forward_scratch_bytes(const Attention& shape) const override {
+        check_head(shape.head_dim);
+        return 0;
+    }
+    void attention_forward(const Attention& shape, ConstView q, ConstView k, ConstView v, View out,
+                           float* lse, std::byte*) override {
+        check_head(shape.head_dim);
+        cuda::attention_forward(shape, q, k, v, out, lse, stream_);
+    }
+    int64_t attention_backward_scratch_bytes(const Attention& shape) const override {
+        return shape.heads * shape.sequences * shape.sequence * 4;
+    }
+    void attention_backward(const Attention& shape, ConstView q, ConstView k, ConstView v,
+                            ConstView out, ConstView dout, const float* lse, View dq, View dk,
+                            View dv, std::byte* scratch) override {
+        check_head(shape.head_dim);
+        cuda::attention_backward(shape, q, k, v, out, dout, lse, dq, dk, dv, floats(scratch),
+                                 stream_);
+    }
+
+    void swiglu_forward(ConstView gate_up, View y) override {
+        cuda::swiglu_forward(gate_up, y, stream_);
+    }
+    void swiglu_backward(ConstView dy, View gate_up) override {
+        cuda::swiglu_backward(dy, gate_up, stream_);
+    }
+
+    void embed(const int32_t* tokens, ConstView table, View x) override {
+        cuda::embed(tokens, table, x, stream_);
+    }
+    void embed_backward(const int32_t* tokens, ConstView dx, float* gradient) override {
+        cuda::embed_backward(tokens, dx, gradient, stream_);
+    }
+
+    int64_t cross_entropy_scratch_bytes(int64_t tokens) const override { return tokens * 8; }
+    void cross_entropy(ConstView logits, const int32_t* targets, float scale, View dlogits,
+                       double* loss_sum, std::byte* scratch) override {
+        cuda::cross_entropy(logits, targets, scale, dlogits, loss_sum,
+                            reinterpret_cast<double*>(scratch), stream_);
+    }
+
+    void round_gradient(const float* accumulator, int64_t count, DType wire_type, void* wire,
+                        float* leaves) override {
+        cuda::round_gradient(accumulator, count, wire_type, wire, leaves, stream_);
+    }
+
+    void add(float* a, const float* b, int64_t count) override { cuda::add(a, b, count, stream_); }
+    void fill_zero(void* data, int64_t bytes) override {
+        cudaMemsetAsync(data, 0, static_cast<size_t>(bytes), stream_);
+        check_launch("fill zero");
+    }
+    void cast(ConstView from, View to) override { cuda::cast(from, to, stream_); }
+    void check_finite(ConstView x, uint32_t* nonfinite) override {
+        cuda::check_finite(x, nonfinite, stream_);
+    }
+
+private:
+    static constexpr int64_t kWorkspaceUnit = 256;
+
+    // Whether more is added than cuBLASLt can in the product itself.
+    static bool finishes(const Gemm& g) {
+        const bool addend = g.addend.data != nullptr;
+        return g.bias.data != nullptr || (addend && (g.accumulate || g.addend.type != g.c.type));
+    }
+
+    static void check_head(int64_t head_dim) {
+        if (head_dim <= kMaxHeadDim) return;
+        throw Error(Trouble::usage, {.what = "the GPU's attention does not do heads this wide",
+                                     .where = "model.head_dim",
+                                     .measured = std::to_string(head_dim),
+                                     .limit = std::to_string(kMaxHeadDim),
+                                     .remedy = "set device to cpu"});
+    }
+
+    cudaStream_t stream_;
+    int64_t workspace_bytes_;
+    Products products_;
+};
+
+}  // namespace
+}  // namespace cuda
+
+std::unique_ptr<Ops> make_cuda_ops(Device& device) {
+    FERRY_CHECK(device.kind() == DeviceKind::cuda);
+    const std::string architecture = device.architecture();
+    if (!cuda::runs_here()) {
+        throw Error(Trouble::usage,
+                    {.what = "this ferry has no kernels for this GPU",
+                     .where = "device",
+                     .measured = architecture,
+                     .remedy = "build it with -DFERRY_CUDA_ARCHITECTURES for this GPU, or set "
+                               "device to cpu"});
+    }
+    const int64_t workspace = (architecture == "cuda sm_90" ? 32 : 8) * kMiB;
+    auto* stream = static_cast<cudaStream_t>(device.stream(StreamKind::compute).native());
+    return std::make_unique<cuda::CudaOps>(stream, workspace);
+}
+
+std::string cuda_library_versions() {
+    const size_t version = cublasLtGetVersion();
+    return "cuBLASLt " + std::to_string(version / 10000) + "." +
+           std::to_string(version % 10000 / 100) + "." + std::to_string(version % 100);
+}
+
+}  // namespace ferry::ops

@@ -1,0 +1,153 @@
+// cuBLASLt thinks in columns: a row-major product c = a b is the column-major c^T = b^T a^T, so the
+// operands change places and nothing is transposed in memory.
+#include "gemm.h"
+
+#include <string>
+
+namespace ferry::ops::cuda {
+namespace {
+
+std::string shape_text(const Gemm& g) {
+    const int64_t depth = g.form == Form::tn ? g.a.rows : g.a.cols;
+    return std::to_string(g.c.rows) + " x " + std::to_string(g.c.cols) + " x " +
+           std::to_string(depth) + " of " + std::string(name_of(g.a.type));
+}
+
+void demand(cublasStatus_t status, const char* call, const std::string& where = {}) {
+    if (status == CUBLAS_STATUS_SUCCESS) return;
+    throw Error(Trouble::internal, {.what = "cuBLASLt refused a call",
+                                    .where = where.empty() ? call : call + (", " + where),
+                                    .measured = cublasLtGetStatusName(status)});
+}
+
+cudaDataType_t type_of(DType type) {
+    switch (type) {
+        case DType::bf16:
+            return CUDA_R_16BF;
+        case DType::f16:
+            return CUDA_R_16F;
+        case DType::f32:
+            break;
+    }
+    return CUDA_R_32F;
+}
+
+// A row-major matrix seen by columns.
+cublasLtMatrixLayout_t layout_of(const ConstView& v) {
+    cublasLtMatrixLayout_t layout = nullptr;
+    demand(cublasLtMatrixLayoutCreate(&layout, type_of(v.type), static_cast<uint64_t>(v.cols),
+                                      static_cast<uint64_t>(v.rows), v.ld),
+           "cublasLtMatrixLayoutCreate");
+    return layout;
+}
+
+// The power of two that the address is a multiple of, at most 16.
+int alignment_of(const void* at) {
+    const auto address = reinterpret_cast<uintptr_t>(at);
+    int bytes = 16;
+    while (address % static_cast<uintptr_t>(bytes) != 0) bytes /= 2;
+    return bytes;
+}
+
+// What the product is added to: an addend, or c itself.
+ConstView added(const Gemm& g) { return g.addend.data != nullptr ? g.addend : ConstView(g.c); }
+
+// Preferences of the search; destroyed with it.
+class Preference {
+public:
+    Preference() {
+        demand(cublasLtMatmulPreferenceCreate(&handle_), "cublasLtMatmulPreferenceCreate");
+    }
+    ~Preference() { cublasLtMatmulPreferenceDestroy(handle_); }
+    Preference(const Preference&) = delete;
+    Preference& operator=(const Preference&) = delete;
+    template <class Value>
+    void set(cublasLtMatmulPreferenceAttributes_t attribute, Value value) {
+        demand(cublasLtMatmulPreferenceSetAttribute(handle_, attribute, &value, sizeof(value)),
+               "cublasLtMatmulPreferenceSetAttribute");
+    }
+    cublasLtMatmulPreference_t handle() const { return handle_; }
+
+private:
+    cublasLtMatmulPreference_t handle_ = nullptr;
+};
+
+}  // namespace
+
+Products::Products(int64_t workspace_bytes) : workspace_bytes_(workspace_bytes) {
+    demand(cublasLtCreate(&handle_), "cublasLtCreate");
+}
+
+Products::~Products() {
+    for (const auto& [key, choice] : choices_) {
+        cublasLtMatmulDescDestroy(choice.product);
+        for (const auto layout : {choice.a, choice.b, choice.c, choice.d})
+            cublasLtMatrixLayoutDestroy(layout);
+    }
+    cublasLtDestroy(handle_);
+}
+
+Products::Choice Products::choose(const Gemm& g, const Key& key) const {
+    Choice choice;
+    demand(cublasLtMatmulDescCreate(&choice.product, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+           "cublasLtMatmulDescCreate");
+    const cublasOperation_t first = g.form == Form::nt ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cublasOperation_t second = g.form == Form::tn ? CUBLAS_OP_T : CUBLAS_OP_N;
+    for (const auto& [attribute, value] :
+         {std::pair{CUBLASLT_MATMUL_DESC_TRANSA, first}, {CUBLASLT_MATMUL_DESC_TRANSB, second}}) {
+        demand(cublasLtMatmulDescSetAttribute(choice.product, attribute, &value, sizeof(value)),
+               "cublasLtMatmulDescSetAttribute");
+    }
+    choice.a = layout_of(g.b);
+    choice.b = layout_of(g.a);
+    choice.c = layout_of(added(g));
+    choice.d = layout_of(g.c);
+    Preference preference;
+    preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes_);
+    // Sums of a split depth through the workspace, in a fixed order.
+    preference.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                   static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+    const auto& bytes = std::get<5>(key);
+    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<uint32_t>(bytes[0]));
+    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<uint32_t>(bytes[1]));
+    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<uint32_t>(bytes[2]));
+    preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<uint32_t>(bytes[3]));
+    cublasLtMatmulHeuristicResult_t result{};
+    int results = 0;
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(handle_, choice.product, choice.a, choice.b, choice.c,
+                                       choice.d, preference.handle(), 1, &result, &results);
+    choice.found = status == CUBLAS_STATUS_SUCCESS && results > 0;
+    if (!choice.found) {
+        log_info("cuBLASLt has no algorithm for a product of " + shape_text(g) +
+                 ": ferry's own kernel runs, slowly");
+    }
+    choice.algorithm = result.algo;
+    return choice;
+}
+
+bool Products::run(const Gemm& g, void* workspace, cudaStream_t stream) {
+    const ConstView c = added(g);
+    const bool adds = g.accumulate || g.addend.data != nullptr;
+    const int64_t depth = g.form == Form::tn ? g.a.rows : g.a.cols;
+    const Key key{g.form,
+                  g.a.type,
+                  g.c.type,
+                  {g.c.rows, g.c.cols, depth},
+                  {g.b.ld, g.a.ld, c.ld, g.c.ld},
+                  {alignment_of(g.b.data), alignment_of(g.a.data), alignment_of(c.data),
+                   alignment_of(g.c.data)},
+                  adds};
+    auto found = choices_.find(key);
+    if (found == choices_.end()) found = choices_.emplace(key, choose(g, key)).first;
+    const Choice& choice = found->second;
+    if (!choice.found) return false;
+    const float alpha = 1, beta = adds ? 1 : 0;
+    demand(cublasLtMatmul(handle_, choice.product, &alpha, g.b.data, choice.a, g.a.data, choice.b,
+                          &beta, c.data, choice.c, g.c.data, choice.d, &choice.algorithm, workspace,
+                          static_cast<size_t>(workspace_bytes_), stream),
+           "cublasLtMatmul", shape_text(g));
+    return true;
+}
+
+}  // namespace ferry::ops::cuda

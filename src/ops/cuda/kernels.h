@@ -1,0 +1,58 @@
+// What the GPU's operations are made of. Each enqueues on `stream`; arguments are those of Ops.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "ferry/ops.h"
+
+namespace ferry::ops::cuda {
+
+// Whether the kernels were compiled for the current GPU.
+bool runs_here();
+
+// ---------------------------------------------------------------- products
+
+// c = round(sum + bias + addend + (accumulate ? c : 0)), sum: fp32 [m, n].
+void finish_gemm(const Gemm& gemm, const float* sum, cudaStream_t stream);
+// The whole product by ferry's own kernel: for what cuBLASLt does not do.
+void plain_gemm(const Gemm& gemm, cudaStream_t stream);
+
+// ---------------------------------------------------------------- norms
+
+constexpr int64_t kNormRows = 64;  // of a partial sum of the weight's gradient
+void norm_forward(ConstView x, ConstView weight, double eps, View y, float* rstd,
+                  cudaStream_t stream);
+// partial: [ceil(tokens / kNormRows), hidden], where the weight trains.
+void norm_backward(ConstView dy, ConstView x, ConstView weight, const float* rstd, ConstView addend,
+                   View dx, float* weight_gradient, float* partial, cudaStream_t stream);
+
+// ---------------------------------------------------------------- attention
+
+constexpr int64_t kMaxHeadDim = 128;
+void attention_forward(const Attention& shape, ConstView q, ConstView k, ConstView v, View out,
+                       float* lse, cudaStream_t stream);
+// delta: [heads, tokens].
+void attention_backward(const Attention& shape, ConstView q, ConstView k, ConstView v,
+                        ConstView out, ConstView dout, const float* lse, View dq, View dk, View dv,
+                        float* delta, cudaStream_t stream);
+
+// ---------------------------------------------------------------- rows
+
+void rope(View x, const Rope& rope, cudaStream_t stream);
+void swiglu_forward(ConstView gate_up, View y, cudaStream_t stream);
+void swiglu_backward(ConstView dy, View gate_up, cudaStream_t stream);
+void cast(ConstView from, View to, cudaStream_t stream);
+void add(float* a, const float* b, int64_t count, cudaStream_t stream);
+void check_finite(ConstView x, uint32_t* nonfinite, cudaStream_t stream);
+
+void embed(const int32_t* tokens, ConstView table, View x, cudaStream_t stream);
+void embed_backward(const int32_t* tokens, ConstView dx, float* gradient, cudaStream_t stream);
+
+// losses: one double a row.
+void cross_entropy(ConstView logits, const int32_t* targets, float scale, View dlogits,
+                   double* loss_sum, double* losses, cudaStream_t stream);
+
+void round_gradient(const float* accumulator, int64_t count, DType wire_type, void* wire,
+                    float* leaves, cudaStream_t stream);
+
+}  // namespace ferry::ops::cuda

@@ -1,0 +1,17 @@
+// Starting kernels.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "ferry/ops.h"
+
+namespace ferry::ops::cuda {
+
+// Throws Trouble::internal when the kernel named did not start.
+void check_launch(const char* kernel);
+
+inline unsigned blocks_for(int64_t items, int64_t per_block) {
+    return static_cast<unsigned>(ceil_div(items, per_block));
+}
+
+}  // namespace ferry::ops::cuda

@@ -1,0 +1,119 @@
+// Operations that touch each element once: rotation, gates, conversions.
+#include <algorithm>
+
+#include "element.h"
+#include "kernels.h"
+#include "launch.h"
+
+namespace ferry::ops::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+// A block a position; its angles, in double, serve all heads of all sequences.
+__global__ void rope_kernel(View x, Rope rope) {
+    __shared__ float cosine[kMaxHeadDim / 2], sine[kMaxHeadDim / 2];
+    const int64_t position = blockIdx.x, half = rope.head_dim / 2;
+    for (int64_t i = threadIdx.x; i < half; i += kThreads) {
+        const double frequency =
+            pow(rope.theta, -2.0 * static_cast<double>(i) / static_cast<double>(rope.head_dim));
+        const double angle = static_cast<double>(position) * frequency;
+        cosine[i] = static_cast<float>(cos(angle));
+        sine[i] = static_cast<float>(rope.inverse ? -sin(angle) : sin(angle));
+    }
+    __syncthreads();
+    for (int64_t row = position; row < x.rows; row += rope.sequence) {
+        for (int64_t pair = threadIdx.x; pair < rope.heads * half; pair += kThreads) {
+            const int64_t i = pair % half, col = pair / half * rope.head_dim + i;
+            const float a = load(x, row, col), b = load(x, row, col + half);
+            store(a * cosine[i] - b * sine[i], x, row, col);
+            store(b * cosine[i] + a * sine[i], x, row, col + half);
+        }
+    }
+}
+
+__device__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+__global__ void swiglu_forward_kernel(ConstView gate_up, View y) {
+    const int64_t row = blockIdx.x;
+    for (int64_t c = threadIdx.x; c < y.cols; c += kThreads) {
+        const float gate = load(gate_up, row, c), up = load(gate_up, row, y.cols + c);
+        store(gate * sigmoid(gate) * up, y, row, c);
+    }
+}
+
+__global__ void swiglu_backward_kernel(ConstView dy, View gate_up) {
+    const int64_t row = blockIdx.x;
+    for (int64_t c = threadIdx.x; c < dy.cols; c += kThreads) {
+        const float gate = load(gate_up, row, c), up = load(gate_up, row, dy.cols + c);
+        const float d = load(dy, row, c), s = sigmoid(gate);
+        // d silu(g) = s (1 + g (1 - s))
+        store(d * up * (s * (1.0f + gate * (1.0f - s))), gate_up, row, c);
+        store(d * (gate * s), gate_up, row, dy.cols + c);
+    }
+}
+
+__global__ void cast_kernel(ConstView from, View to) {
+    const int64_t row = blockIdx.x;
+    for (int64_t c = threadIdx.x; c < to.cols; c += kThreads) store(load(from, row, c), to, row, c);
+}
+
+__global__ void add_kernel(float* a, const float* b, int64_t count) {
+    const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+    if (i < count) a[i] += b[i];
+}
+
+__global__ void check_finite_kernel(ConstView x, uint32_t* nonfinite) {
+    const int64_t row = blockIdx.x;
+    bool bad = false;
+    for (int64_t c = threadIdx.x; c < x.cols; c += kThreads) bad |= !isfinite(load(x, row, c));
+    if (bad) atomicOr(nonfinite, 1u);
+}
+
+}  // namespace
+
+bool runs_here() {
+    cudaFuncAttributes attributes;
+    const bool runs = cudaFuncGetAttributes(&attributes, add_kernel) == cudaSuccess;
+    cudaGetLastError();  // leaves no error behind for who asks next
+    return runs;
+}
+
+void rope(View x, const Rope& rope, cudaStream_t stream) {
+    const int64_t positions = std::min(rope.sequence, x.rows);
+    if (positions == 0) return;
+    rope_kernel<<<blocks_for(positions, 1), kThreads, 0, stream>>>(x, rope);
+    check_launch("rope");
+}
+
+void swiglu_forward(ConstView gate_up, View y, cudaStream_t stream) {
+    if (y.rows == 0) return;
+    swiglu_forward_kernel<<<blocks_for(y.rows, 1), kThreads, 0, stream>>>(gate_up, y);
+    check_launch("swiglu forward");
+}
+
+void swiglu_backward(ConstView dy, View gate_up, cudaStream_t stream) {
+    if (dy.rows == 0) return;
+    swiglu_backward_kernel<<<blocks_for(dy.rows, 1), kThreads, 0, stream>>>(dy, gate_up);
+    check_launch("swiglu backward");
+}
+
+void cast(ConstView from, View to, cudaStream_t stream) {
+    if (to.rows == 0) return;
+    cast_kernel<<<blocks_for(to.rows, 1), kThreads, 0, stream>>>(from, to);
+    check_launch("cast");
+}
+
+void add(float* a, const float* b, int64_t count, cudaStream_t stream) {
+    if (count == 0) return;
+    add_kernel<<<blocks_for(count, kThreads), kThreads, 0, stream>>>(a, b, count);
+    check_launch("add");
+}
+
+void check_finite(ConstView x, uint32_t* nonfinite, cudaStream_t stream) {
+    if (x.rows == 0) return;
+    check_finite_kernel<<<blocks_for(x.rows, 1), kThreads, 0, stream>>>(x, nonfinite);
+    check_launch("check finite");
+}
+
+}  // namespace ferry::ops::cuda

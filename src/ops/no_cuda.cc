@@ -1,0 +1,14 @@
+// What a build without CUDA offers in its place.
+#include "ferry/ops.h"
+
+#ifndef FERRY_CUDA
+
+namespace ferry::ops {
+
+// Nobody can hold a CUDA device in this build.
+std::unique_ptr<Ops> make_cuda_ops(Device&) { bug("built without CUDA"); }
+std::string cuda_library_versions() { return "no cuBLASLt"; }
+
+}  // namespace ferry::ops
+
+#endif
