@@ -167,6 +167,10 @@ struct Case {
 
 class DecoderContract : public testing::TestWithParam<std::tuple<Case, int>> {
 protected:
+    void SetUp() override {
+        Team team(1);
+        if (!ops_for(threads_, team)) GTEST_SKIP() << "no GPU, or built without CUDA";
+    }
     Setting setting_ = std::get<0>(GetParam()).setting();
     int threads_ = std::get<1>(GetParam());
 };
@@ -251,12 +255,13 @@ INSTANTIATE_TEST_SUITE_P(All, DecoderContract,
                                                           Case{"tied", tied_setting},
                                                           Case{"frozen", frozen_setting},
                                                           Case{"one_kv_head", single_key_head}),
-                                          testing::Values(0, 1, 2)),
+                                          testing::Values(0, 1, 2, kGpu)),
                          [](const auto& test) {
                              const int threads = std::get<1>(test.param);
                              return std::string(std::get<0>(test.param).name) + "_" +
-                                    (threads == 0 ? "reference"
-                                                  : std::to_string(threads) + "_threads");
+                                    (threads == 0      ? "reference"
+                                     : threads == kGpu ? "cuda"
+                                                       : std::to_string(threads) + "_threads");
                          });
 
 // ---------------------------------------------------------------- larger, on the fast operations
@@ -299,10 +304,25 @@ std::pair<double, double> compare(const std::vector<float>& a, const std::vector
     return {ab / std::sqrt(aa * bb), std::sqrt(bb / aa)};
 }
 
+TEST(Decoder, the_gpu_is_near_the_cpu) {
+    Team team(1);
+    if (!ops_for(kGpu, team)) GTEST_SKIP() << "no GPU, or built without CUDA";
+    const Step cpu = Runner(larger(DType::f32, DType::f32), 2).step();
+    const Step gpu = Runner(larger(DType::f32, DType::f32), kGpu).step();
+    EXPECT_NEAR(gpu.loss_sum / cpu.loss_sum, 1, 1e-6);
+    for (size_t l = 0; l < cpu.gradients.size(); ++l) {
+        const auto [cosine, length] = compare(cpu.gradients[l], gpu.gradients[l]);
+        EXPECT_NEAR(cosine, 1, 1e-6) << l;
+        EXPECT_NEAR(length, 1, 1e-5) << l;
+    }
+}
+
 TEST(Decoder, bf16_is_near_fp32) {
     const Step exact = Runner(larger(DType::f32, DType::f32), 2).step();
     for (const DType residual : {DType::f32, DType::bf16}) {
-        for (const int threads : {0, 2}) {
+        for (const int threads : {0, 2, kGpu}) {
+            Team team(1);
+            if (!ops_for(threads, team)) continue;
             SCOPED_TRACE(testing::Message() << name_of(residual) << " " << threads << " threads");
             const Step step = Runner(larger(DType::bf16, residual), threads).step();
             EXPECT_NEAR(step.loss_sum / exact.loss_sum, 1, 5e-3);

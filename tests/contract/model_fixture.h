@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ferry/model.h"
+#include "tests/support/mirrored_ops.h"
 
 namespace ferry::model {
 
@@ -48,13 +49,21 @@ struct Step {
     }
 };
 
+constexpr int kGpu = -1;
+
+// threads 0: the reference operations; kGpu: the GPU's, null where there is none.
+inline std::unique_ptr<ops::Ops> ops_for(int threads, Team& team) {
+    std::string why;
+    if (threads == kGpu) return ops::make_mirrored_ops(why);
+    return threads > 0 ? ops::make_cpu_ops(team) : ops::make_reference_ops();
+}
+
 class Runner {
 public:
-    // threads 0: the reference operations.
     Runner(Setting setting, int threads)
         : setting_(std::move(setting)),
           team_(std::max(threads, 1)),
-          ops_(threads > 0 ? ops::make_cpu_ops(team_) : ops::make_reference_ops()),
+          ops_(ops_for(threads, team_)),
           decoder_(setting_.shape, setting_.numerics,
                    layers_of(setting_.shape, setting_.freeze, false), *ops_) {
         const auto count = static_cast<size_t>(setting_.numerics.tokens());

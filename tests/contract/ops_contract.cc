@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ferry/ops.h"
+#include "tests/support/mirrored_ops.h"
 
 namespace ferry::ops {
 namespace {
@@ -104,17 +105,23 @@ std::byte* aligned(std::vector<std::byte>& scratch) {
     return scratch.data() + (64 - at % 64) % 64;
 }
 
+constexpr int kGpu = -1;
+
 struct Implementation {
     const char* name;
-    int threads;  // 0: the reference itself
+    int threads;  // 0: the reference itself; kGpu: the first GPU
 };
 
 class OpsContract : public testing::TestWithParam<std::tuple<Implementation, DType>> {
 protected:
-    OpsContract() {
+    void SetUp() override {
         const int threads = std::get<0>(GetParam()).threads;
+        std::string why;
         if (threads > 0) team_ = std::make_unique<Team>(threads);
-        ops_ = team_ ? make_cpu_ops(*team_) : make_reference_ops();
+        ops_ = threads == kGpu ? make_mirrored_ops(why)
+               : team_         ? make_cpu_ops(*team_)
+                               : make_reference_ops();
+        if (!ops_) GTEST_SKIP() << why;
     }
     DType type() const { return std::get<1>(GetParam()); }
     Ops& ops() { return *ops_; }
@@ -157,6 +164,45 @@ TEST_P(OpsContract, gemm_of_every_form_and_odd_size) {
                 SCOPED_TRACE(testing::Message() << s[0] << "x" << s[1] << "x" << s[2] << " form "
                                                 << static_cast<int>(form) << accumulate);
                 check_gemm(form, s[0], s[1], s[2], accumulate, accumulate != (form == Form::nn));
+            }
+        }
+    }
+}
+
+// As a model asks for them: rows without gaps, larger sizes, an output of the compute type or fp32.
+TEST_P(OpsContract, gemm_of_a_model_s_sizes_and_every_way_of_adding) {
+    enum class Adds { nothing, addend, itself, accumulates };
+    const int64_t sizes[][3] = {{225, 96, 72}, {100, 301, 96}, {64, 96, 225}};
+    const auto check = [&](Form form, const int64_t* s, DType out, Adds adds) {
+        const bool tn = form == Form::tn, nt = form == Form::nt;
+        const int64_t m = s[0], n = s[1], k = s[2];
+        const Matrix a = Matrix(type(), tn ? k : m, tn ? m : k, 0).random(1);
+        const Matrix b = Matrix(type(), nt ? n : k, nt ? k : n, 0).random(2);
+        const Matrix addend = Matrix(out, m, n, 0).random(4);
+        Matrix actual = Matrix(out, m, n, 0).random(5), expected = actual;
+        Gemm g{.form = form, .a = a.view(), .b = b.view(), .c = actual.view()};
+        g.accumulate = adds == Adds::accumulates;
+        if (adds == Adds::addend) g.addend = addend.view();
+        if (adds == Adds::itself) g.addend = actual.view();
+        auto scratch = scratch_of(ops().gemm_scratch_bytes(g));
+        ops().gemm(g, aligned(scratch));
+        g.c = expected.view();
+        if (adds == Adds::itself) g.addend = expected.view();
+        oracle().gemm(g, nullptr);
+        expect_near(actual, expected, std::sqrt(static_cast<double>(k)) * 4);
+    };
+    for (const auto& s : sizes) {
+        for (const Form form : {Form::nn, Form::nt, Form::tn}) {
+            for (const DType out : {type(), DType::f32}) {
+                for (const Adds adds :
+                     {Adds::nothing, Adds::addend, Adds::itself, Adds::accumulates}) {
+                    if (adds == Adds::accumulates && out != DType::f32) continue;
+                    SCOPED_TRACE(testing::Message()
+                                 << s[0] << "x" << s[1] << "x" << s[2] << " form "
+                                 << static_cast<int>(form) << " out " << name_of(out) << " adds "
+                                 << static_cast<int>(adds));
+                    check(form, s, out, adds);
+                }
             }
         }
     }
@@ -400,16 +446,15 @@ std::string name_of_case(const testing::TestParamInfo<OpsContract::ParamType>& i
 INSTANTIATE_TEST_SUITE_P(All, OpsContract,
                          testing::Combine(testing::Values(Implementation{"reference", 0},
                                                           Implementation{"cpu", 1},
-                                                          Implementation{"cpu_two_threads", 2}),
+                                                          Implementation{"cpu_two_threads", 2},
+                                                          Implementation{"cuda", kGpu}),
                                           testing::Values(DType::f32, DType::bf16, DType::f16)),
                          name_of_case);
 
 // ---------------------------------------------------------------- the same bits
 
-// A pass over every operation with sums in it; its outputs for one team and alignment.
-std::vector<Matrix> all_sums(int threads, int64_t shift, DType type) {
-    Team team(threads);
-    const auto ops = make_cpu_ops(team);
+// A pass over every operation with sums in it; its outputs for one alignment.
+std::vector<Matrix> all_sums(Ops* ops, int64_t shift, DType type) {
     const auto in = [&](int64_t r, int64_t c, uint32_t seed) {
         return Matrix(type, r, c, 3, shift).random(seed);
     };
@@ -442,16 +487,31 @@ std::vector<Matrix> all_sums(int threads, int64_t shift, DType type) {
     return outs;
 }
 
+void expect_same(const std::vector<Matrix>& one, const std::vector<Matrix>& other) {
+    for (size_t i = 0; i < one.size(); ++i) EXPECT_TRUE(one[i].same_values(other[i])) << i;
+}
+
 TEST(CpuOps, threads_and_alignment_change_no_bit) {
     for (const DType type : {DType::f32, DType::bf16}) {
-        const auto one = all_sums(1, 0, type);
+        Team alone(1);
+        const auto one = all_sums(make_cpu_ops(alone).get(), 0, type);
         for (const auto& [threads, shift] : {std::pair{2, 0}, {2, 0}, {3, 1}, {1, 5}}) {
-            const auto other = all_sums(threads, shift, type);
-            for (size_t i = 0; i < one.size(); ++i) {
-                EXPECT_TRUE(one[i].same_values(other[i]))
-                    << "output " << i << " threads " << threads;
-            }
+            SCOPED_TRACE(threads);
+            Team team(threads);
+            expect_same(one, all_sums(make_cpu_ops(team).get(), shift, type));
         }
+    }
+}
+
+// Buffers begin at multiples of 16 bytes, so only those count.
+TEST(CudaOps, runs_and_alignment_change_no_bit) {
+    std::string why;
+    const auto ops = make_mirrored_ops(why);
+    if (!ops) GTEST_SKIP() << why;
+    for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
+        const auto one = all_sums(ops.get(), 0, type);
+        for (const int64_t shift : {0, 0, 8, 24})
+            expect_same(one, all_sums(ops.get(), shift, type));
     }
 }
 

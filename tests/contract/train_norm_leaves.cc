@@ -6,6 +6,7 @@
 
 #include "ferry/ops.h"
 #include "ferry/optim.h"
+#include "tests/support/mirrored_ops.h"
 
 namespace ferry {
 namespace {
@@ -37,12 +38,15 @@ void compare(ops::Ops& ops, DType wire, int64_t count, uint32_t lowest) {
 TEST(NormLeaves, AreTheSameBitsFromOpsAndOptim) {
     Team team(2);
     const auto fast = ops::make_cpu_ops(team), reference = ops::make_reference_ops();
+    std::string no_gpu;
+    const auto gpu = ops::make_mirrored_ops(no_gpu);
     for (const DType wire : {DType::f32, DType::bf16, DType::f16}) {
         for (const int64_t count : {int64_t{1}, int64_t{4095}, int64_t{4096}, int64_t{40961}}) {
             for (const uint32_t lowest :
                  {0U, 20U, 50U, 90U}) {  // 67 is 2^-60: below it counts as zero
                 compare(*fast, wire, count, lowest);
                 compare(*reference, wire, count, lowest);
+                if (gpu) compare(*gpu, wire, count, lowest);
             }
         }
     }

@@ -1,0 +1,282 @@
+// The GPU's operations on operands in host memory, for tests that know nothing of devices: each
+// call copies its operands to the GPU, runs there with scratch of exactly the size it asked for,
+// waits, and copies them back. Allocations are exact, so that compute-sanitizer sees the first byte
+// too many.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "ferry/ops.h"
+
+#ifdef FERRY_CUDA
+#include <cuda_runtime.h>
+
+namespace ferry::ops {
+
+class MirroredOps final : public Ops {
+public:
+    MirroredOps() : device_(Device::open(DeviceKind::cuda, *executor_)) {
+        ops_ = make_cuda_ops(*device_);
+    }
+
+    int64_t gemm_scratch_bytes(const Gemm& g) const override { return ops_->gemm_scratch_bytes(g); }
+    void gemm(const Gemm& g, std::byte*) override {
+        Mirror m({of(g.a), of(g.b), of(g.c), of(g.bias), of(g.addend)},
+                 ops_->gemm_scratch_bytes(g));
+        Gemm there = g;
+        there.a = m(g.a);
+        there.b = m(g.b);
+        there.c = m(g.c);
+        there.bias = m(g.bias);
+        there.addend = m(g.addend);
+        ops_->gemm(there, m.scratch());
+        m.finish();
+    }
+
+    void norm_forward(ConstView x, ConstView weight, double eps, View y, float* rstd) override {
+        Mirror m({of(x), of(weight), of(y), {rstd, x.rows * 4}});
+        ops_->norm_forward(m(x), m(weight), eps, m(y), m(rstd));
+        m.finish();
+    }
+    int64_t norm_backward_scratch_bytes(int64_t tokens, int64_t hidden) const override {
+        return ops_->norm_backward_scratch_bytes(tokens, hidden);
+    }
+    void norm_backward(ConstView dy, ConstView x, ConstView weight, const float* rstd,
+                       ConstView addend, View dx, float* gradient, std::byte*) override {
+        Mirror m({of(dy),
+                  of(x),
+                  of(weight),
+                  {rstd, x.rows * 4},
+                  of(addend),
+                  of(dx),
+                  {gradient, x.cols * 4}},
+                 gradient ? ops_->norm_backward_scratch_bytes(x.rows, x.cols) : 0);
+        ops_->norm_backward(m(dy), m(x), m(weight), m(rstd), m(addend), m(dx), m(gradient),
+                            m.scratch());
+        m.finish();
+    }
+
+    void rope(View x, const Rope& rope) override {
+        Mirror m({of(x)});
+        ops_->rope(m(x), rope);
+        m.finish();
+    }
+
+    int64_t attention_forward_scratch_bytes(const Attention& shape) const override {
+        return ops_->attention_forward_scratch_bytes(shape);
+    }
+    void attention_forward(const Attention& shape, ConstView q, ConstView k, ConstView v, View out,
+                           float* lse, std::byte*) override {
+        Mirror m({of(q), of(k), of(v), of(out), {lse, shape.heads * q.rows * 4}},
+                 ops_->attention_forward_scratch_bytes(shape));
+        ops_->attention_forward(shape, m(q), m(k), m(v), m(out), m(lse), m.scratch());
+        m.finish();
+    }
+    int64_t attention_backward_scratch_bytes(const Attention& shape) const override {
+        return ops_->attention_backward_scratch_bytes(shape);
+    }
+    void attention_backward(const Attention& shape, ConstView q, ConstView k, ConstView v,
+                            ConstView out, ConstView dout, const float* lse, View dq, View dk,
+                            View dv, std::byte*) override {
+        Mirror m({of(q),
+                  of(k),
+                  of(v),
+                  of(out),
+                  of(dout),
+                  {lse, shape.heads * q.rows * 4},
+                  of(dq),
+                  of(dk),
+                  of(dv)},
+                 ops_->attention_backward_scratch_bytes(shape));
+        ops_->attention_backward(shape, m(q), m(k), m(v), m(out), m(dout), m(lse), m(dq), m(dk),
+                                 m(dv), m.scratch());
+        m.finish();
+    }
+
+    void swiglu_forward(ConstView gate_up, View y) override {
+        Mirror m({of(gate_up), of(y)});
+        ops_->swiglu_forward(m(gate_up), m(y));
+        m.finish();
+    }
+    void swiglu_backward(ConstView dy, View gate_up) override {
+        Mirror m({of(dy), of(gate_up)});
+        ops_->swiglu_backward(m(dy), m(gate_up));
+        m.finish();
+    }
+
+    void embed(const int32_t* tokens, ConstView table, View x) override {
+        Mirror m({{tokens, x.rows * 4}, of(table), of(x)});
+        ops_->embed(m(tokens), m(table), m(x));
+        m.finish();
+    }
+    void embed_backward(const int32_t* tokens, ConstView dx, float* gradient) override {
+        const int32_t last = *std::max_element(tokens, tokens + dx.rows);
+        Mirror m({{tokens, dx.rows * 4}, of(dx), {gradient, (last + 1) * dx.cols * 4}});
+        ops_->embed_backward(m(tokens), m(dx), m(gradient));
+        m.finish();
+    }
+
+    int64_t cross_entropy_scratch_bytes(int64_t tokens) const override {
+        return ops_->cross_entropy_scratch_bytes(tokens);
+    }
+    void cross_entropy(ConstView logits, const int32_t* targets, float scale, View dlogits,
+                       double* loss_sum, std::byte*) override {
+        Mirror m({of(logits), {targets, logits.rows * 4}, of(dlogits), {loss_sum, 8}},
+                 ops_->cross_entropy_scratch_bytes(logits.rows));
+        ops_->cross_entropy(m(logits), m(targets), scale, m(dlogits), m(loss_sum), m.scratch());
+        m.finish();
+    }
+
+    void round_gradient(const float* accumulator, int64_t count, DType type, void* wire,
+                        float* leaves) override {
+        Mirror m({{accumulator, count * 4},
+                  {wire, count * size_of(type)},
+                  {leaves, ceil_div(count, 4096) * 4}});
+        ops_->round_gradient(m(accumulator), count, type, m(wire), m(leaves));
+        m.finish();
+    }
+
+    void add(float* a, const float* b, int64_t count) override {
+        Mirror m({{a, count * 4}, {b, count * 4}});
+        ops_->add(m(a), m(b), count);
+        m.finish();
+    }
+    void fill_zero(void* data, int64_t bytes) override {
+        Mirror m({{data, bytes}});
+        ops_->fill_zero(m(data), bytes);
+        m.finish();
+    }
+    void cast(ConstView from, View to) override {
+        Mirror m({of(from), of(to)});
+        ops_->cast(m(from), m(to));
+        m.finish();
+    }
+    void check_finite(ConstView x, uint32_t* nonfinite) override {
+        Mirror m({of(x), {nonfinite, 4}});
+        ops_->check_finite(m(x), m(nonfinite));
+        m.finish();
+    }
+
+private:
+    struct Range {
+        const void* data;
+        int64_t bytes;
+    };
+    static Range of(const ConstView& v) {
+        const bool none = v.data == nullptr || v.rows == 0 || v.cols == 0;
+        return {v.data, none ? 0 : ((v.rows - 1) * v.ld + v.cols) * size_of(v.type)};
+    }
+
+    // Operands on the GPU during one call; those that overlap lie together.
+    class Mirror {
+    public:
+        Mirror(std::vector<Range> ranges, int64_t scratch_bytes = 0) {
+            std::erase_if(ranges, [](const Range& r) { return r.data == nullptr || r.bytes == 0; });
+            std::ranges::sort(ranges, {}, [](const Range& r) { return address(r.data); });
+            for (const Range& r : ranges) {
+                const uintptr_t first = address(r.data), end = first + static_cast<size_t>(r.bytes);
+                if (!pieces_.empty() && first < pieces_.back().end) {
+                    pieces_.back().end = std::max(pieces_.back().end, end);
+                } else {
+                    pieces_.push_back({first, end});
+                }
+            }
+            for (Piece& p : pieces_) {
+                // At the same distance from a boundary of 64 bytes as on the host.
+                const size_t offset = p.first % 64;
+                demand(cudaMalloc(&p.memory, offset + p.end - p.first));
+                p.device = reinterpret_cast<uintptr_t>(p.memory) + offset;
+                demand(
+                    cudaMemcpy(at(p.device), at(p.first), p.end - p.first, cudaMemcpyHostToDevice));
+            }
+            if (scratch_bytes > 0) {
+                demand(cudaMalloc(&scratch_, static_cast<size_t>(scratch_bytes)));
+            }
+            // A copy from pageable memory returns before its bytes are there, and the operations'
+            // stream does not wait for the default one.
+            demand(cudaDeviceSynchronize());
+        }
+        ~Mirror() {
+            for (const Piece& p : pieces_) cudaFree(p.memory);
+            cudaFree(scratch_);
+        }
+        Mirror(const Mirror&) = delete;
+        Mirror& operator=(const Mirror&) = delete;
+
+        // Where a host address lies on the GPU.
+        template <class T>
+        T* operator()(T* host) const {
+            const uintptr_t wanted = address(host);
+            for (const Piece& p : pieces_) {
+                if (wanted >= p.first && wanted < p.end)
+                    return reinterpret_cast<T*>(p.device + wanted - p.first);
+            }
+            return nullptr;
+        }
+        ConstView operator()(ConstView v) const {
+            v.data = (*this)(v.data);
+            return v;
+        }
+        View operator()(View v) const {
+            v.data = (*this)(v.data);
+            return v;
+        }
+        std::byte* scratch() const { return static_cast<std::byte*>(scratch_); }
+
+        void finish() const {
+            demand(cudaDeviceSynchronize());
+            for (const Piece& p : pieces_) {
+                demand(
+                    cudaMemcpy(at(p.first), at(p.device), p.end - p.first, cudaMemcpyDeviceToHost));
+            }
+        }
+
+    private:
+        struct Piece {
+            uintptr_t first = 0, end = 0;  // on the host
+            void* memory = nullptr;
+            uintptr_t device = 0;
+        };
+        static uintptr_t address(const void* data) { return reinterpret_cast<uintptr_t>(data); }
+        static void* at(uintptr_t address) { return reinterpret_cast<void*>(address); }
+        static void demand(cudaError_t status) {
+            if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
+        }
+        std::vector<Piece> pieces_;
+        void* scratch_ = nullptr;
+    };
+
+    std::unique_ptr<Executor> executor_ = make_thread_executor();
+    std::unique_ptr<Device> device_;
+    std::unique_ptr<Ops> ops_;
+};
+
+// Null where there is no GPU; then `why` says so.
+inline std::unique_ptr<Ops> make_mirrored_ops(std::string& why) {
+    try {
+        return std::make_unique<MirroredOps>();
+    } catch (const Error& error) {
+        why = error.what();
+        return nullptr;
+    }
+}
+
+}  // namespace ferry::ops
+
+#else
+
+namespace ferry::ops {
+
+inline std::unique_ptr<Ops> make_mirrored_ops(std::string& why) {
+    why = "built without CUDA";
+    return nullptr;
+}
+
+}  // namespace ferry::ops
+
+#endif
