@@ -17,7 +17,9 @@ struct Adam {
     }
 };
 
-void run_adam(const Span& span, const Scalars& s, bool stream) { run_rule<Adam>(span, s, stream); }
+void run_adam(const Span& span, const Scalars& s, Stores stores) {
+    run_rule<Adam>(span, s, stores);
+}
 
 }  // namespace ferry::optim::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -26,8 +28,8 @@ HWY_AFTER_NAMESPACE();
 namespace ferry::optim {
 
 HWY_EXPORT(run_adam);
-void update_adam(const Span& span, const Scalars& scalars, bool stream) {
-    HWY_DYNAMIC_DISPATCH(run_adam)(span, scalars, stream);
+void update_adam(const Span& span, const Scalars& scalars, Stores stores) {
+    HWY_DYNAMIC_DISPATCH(run_adam)(span, scalars, stores);
 }
 
 }  // namespace ferry::optim

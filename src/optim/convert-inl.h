@@ -50,11 +50,11 @@ HWY_INLINE VF widen_f16(VU bits) {
 HWY_INLINE VU round_bf16(VF value) {
     const U u;
     const VU bits = hn::BitCast(u, value);
-    const VU high = hn::ShiftRight<16>(bits);
-    const VU odd = hn::And(high, hn::Set(u, 1u));
-    const VU rounded = hn::ShiftRight<16>(hn::Add(hn::Add(bits, hn::Set(u, 0x7fffu)), odd));
-    const VU quiet = hn::Or(high, hn::Set(u, 0x40u));
-    return hn::IfThenElse(above(magnitude_of(bits), 0x7f800000u), quiet, rounded);
+    const auto odd = hn::TestBit(bits, hn::Set(u, 0x10000u));
+    const VU rounded = hn::Add(bits, hn::IfThenElse(odd, hn::Set(u, 0x8000u), hn::Set(u, 0x7fffu)));
+    const VU quiet = hn::Or(bits, hn::Set(u, 0x400000u));
+    const auto nan = hn::RebindMask(u, hn::IsNaN(value));
+    return hn::ShiftRight<16>(hn::IfThenElse(nan, quiet, rounded));
 }
 
 HWY_INLINE VU round_f16(VF value) {

@@ -15,12 +15,15 @@ void check_span(const Span& span, const Scalars& scalars);
 // The elements [begin, begin + count) of a span.
 Span part_of(const Span& span, int64_t begin, int64_t count);
 
+// What is written past the caches: nothing, the weight, or p, m, v as well. Only for arrays aligned
+// to 64 bytes.
+enum class Stores : uint8_t { cached, stream_weight, stream_all };
+
 // One entry a method, defined beside its formula; each picks the best SIMD target by itself.
-// `stream`: write p, m, v and the weight past the caches. Only for spans that are aligned to it.
-void update_adamw(const Span& span, const Scalars& scalars, bool stream);
-void update_adam(const Span& span, const Scalars& scalars, bool stream);
-void update_sgd(const Span& span, const Scalars& scalars, bool stream);
-void update_lion(const Span& span, const Scalars& scalars, bool stream);
-void update_adagrad(const Span& span, const Scalars& scalars, bool stream);
+void update_adamw(const Span& span, const Scalars& scalars, Stores stores);
+void update_adam(const Span& span, const Scalars& scalars, Stores stores);
+void update_sgd(const Span& span, const Scalars& scalars, Stores stores);
+void update_lion(const Span& span, const Scalars& scalars, Stores stores);
+void update_adagrad(const Span& span, const Scalars& scalars, Stores stores);
 
 }  // namespace ferry::optim

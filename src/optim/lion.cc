@@ -24,7 +24,9 @@ struct Lion {
     }
 };
 
-void run_lion(const Span& span, const Scalars& s, bool stream) { run_rule<Lion>(span, s, stream); }
+void run_lion(const Span& span, const Scalars& s, Stores stores) {
+    run_rule<Lion>(span, s, stores);
+}
 
 }  // namespace ferry::optim::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -33,8 +35,8 @@ HWY_AFTER_NAMESPACE();
 namespace ferry::optim {
 
 HWY_EXPORT(run_lion);
-void update_lion(const Span& span, const Scalars& scalars, bool stream) {
-    HWY_DYNAMIC_DISPATCH(run_lion)(span, scalars, stream);
+void update_lion(const Span& span, const Scalars& scalars, Stores stores) {
+    HWY_DYNAMIC_DISPATCH(run_lion)(span, scalars, stores);
 }
 
 }  // namespace ferry::optim

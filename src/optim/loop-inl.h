@@ -42,26 +42,47 @@ HWY_INLINE VF blend(VF x, float a, VF y, float b) {
 
 // A rule says which moments it keeps (kM, kV) and has one function,
 //     static void apply(VF& p, VF& m, VF& v, VF g, const Scalars& s)
+
 // How a loop treats its arrays; the weight may be absent.
-template <class Rule, DType kGradient, DType kWeight, bool kHasWeight, bool kStream>
+template <class Rule, DType kGradient, DType kWeight, bool kHasWeight>
 struct Pass {
+    // A cache line of fp32. The hardware's prefetchers stop at the end of a page and follow four
+    // streams late; asking 2 KiB ahead was 1.06 (EPYC) to 1.14 (Xeon) times as fast, and anything
+    // from 1 KiB to 8 KiB about the same.
+    static constexpr int64_t kLine = 16, kAhead = 512;
+
     // One vector at element i.
+    template <Stores kStores>
     HWY_INLINE static void turn(const Span& span, const Scalars& s, int64_t i) {
+        constexpr bool kStreamState = kStores == Stores::stream_all;
+        constexpr bool kStreamWeight = kStores != Stores::cached;
         VF p = hn::LoadU(F(), span.p_in + i);
         VF m = Rule::kM ? hn::LoadU(F(), span.m_in + i) : hn::Zero(F());
         VF v = Rule::kV ? hn::LoadU(F(), span.v_in + i) : hn::Zero(F());
         Rule::apply(p, m, v, scaled(load_as_f32<kGradient>(span.gradient, i), s), s);
-        put<kStream>(p, F(), span.p + i);
-        if constexpr (Rule::kM) put<kStream>(m, F(), span.m + i);
-        if constexpr (Rule::kV) put<kStream>(v, F(), span.v + i);
-        if constexpr (kHasWeight) store_rounded<kWeight, kStream>(p, span.weight, i);
+        put<kStreamState>(p, F(), span.p + i);
+        if constexpr (Rule::kM) put<kStreamState>(m, F(), span.m + i);
+        if constexpr (Rule::kV) put<kStreamState>(v, F(), span.v + i);
+        if constexpr (kHasWeight) store_rounded<kWeight, kStreamWeight>(p, span.weight, i);
     }
 
-    // The last elements, fewer than a vector, through a padded copy: the same operations.
+    template <Stores kStores>
+    HWY_INLINE static void line(const Span& span, const Scalars& s, int64_t i) {
+        const auto lanes = static_cast<int64_t>(hn::Lanes(F()));
+        for (int64_t k = 0; k < kLine; k += lanes) turn<kStores>(span, s, i + k);
+    }
+
+    HWY_INLINE static void prefetch(const Span& span, int64_t i) {
+        hwy::Prefetch(span.p_in + i);
+        if constexpr (Rule::kM) hwy::Prefetch(span.m_in + i);
+        if constexpr (Rule::kV) hwy::Prefetch(span.v_in + i);
+        hwy::Prefetch(static_cast<const char*>(span.gradient) + i * size_of(kGradient));
+    }
+
+    // The last elements, fewer than a line, through a padded copy: the same operations.
     HWY_NOINLINE static void tail(const Span& span, const Scalars& s, int64_t begin) {
-        constexpr size_t kMost = hn::MaxLanes(F());
-        HWY_ALIGN float p[kMost] = {}, m[kMost] = {}, v[kMost] = {};
-        HWY_ALIGN unsigned char gradient[kMost * 4] = {}, weight[kMost * 4];
+        HWY_ALIGN float p[kLine] = {}, m[kLine] = {}, v[kLine] = {};
+        HWY_ALIGN unsigned char gradient[kLine * 4] = {}, weight[kLine * 4];
         const auto rest = static_cast<size_t>(span.count - begin);
         const auto g_size = static_cast<size_t>(size_of(kGradient));
         const auto w_size = static_cast<size_t>(size_of(kWeight));
@@ -81,7 +102,7 @@ struct Pass {
                         .v = v,
                         .weight = weight,
                         .weight_type = kWeight};
-        Pass<Rule, kGradient, kWeight, kHasWeight, false>::turn(copy, s, 0);
+        line<Stores::cached>(copy, s, 0);
         std::memcpy(span.p + begin, p, rest * sizeof(float));
         if (Rule::kM) std::memcpy(span.m + begin, m, rest * sizeof(float));
         if (Rule::kV) std::memcpy(span.v + begin, v, rest * sizeof(float));
@@ -90,46 +111,56 @@ struct Pass {
         }
     }
 
+    template <Stores kStores>
     HWY_INLINE static void all(const Span& given, const Scalars& scalars) {
         // Copies, so that the compiler sees that no store can change them.
         const Span span = given;
         const Scalars s = scalars;
-        const auto lanes = static_cast<int64_t>(hn::Lanes(F()));
         int64_t i = 0;
-        for (; i + lanes <= span.count; i += lanes) turn(span, s, i);
-        if (kStream) hwy::FlushStream();
+        for (; i + kLine <= span.count; i += kLine) {
+            prefetch(span, std::min(i + kAhead, span.count - 1));
+            line<kStores>(span, s, i);
+        }
+        if (kStores != Stores::cached) hwy::FlushStream();
         if (i < span.count) tail(span, s, i);
     }
 };
 
 template <class Rule, DType kGradient, DType kWeight, bool kHasWeight>
-void with_stores(const Span& span, const Scalars& s, bool stream) {
-    if (stream) return Pass<Rule, kGradient, kWeight, kHasWeight, true>::all(span, s);
-    Pass<Rule, kGradient, kWeight, kHasWeight, false>::all(span, s);
+void with_stores(const Span& span, const Scalars& s, Stores stores) {
+    using This = Pass<Rule, kGradient, kWeight, kHasWeight>;
+    switch (stores) {
+        case Stores::cached:
+            return This::template all<Stores::cached>(span, s);
+        case Stores::stream_weight:
+            return This::template all<Stores::stream_weight>(span, s);
+        case Stores::stream_all:
+            return This::template all<Stores::stream_all>(span, s);
+    }
 }
 
 template <class Rule, DType kGradient>
-void with_gradient(const Span& span, const Scalars& s, bool stream) {
-    if (!span.weight) return with_stores<Rule, kGradient, DType::f32, false>(span, s, stream);
+void with_gradient(const Span& span, const Scalars& s, Stores stores) {
+    if (!span.weight) return with_stores<Rule, kGradient, DType::f32, false>(span, s, stores);
     switch (span.weight_type) {
         case DType::f32:
-            return with_stores<Rule, kGradient, DType::f32, true>(span, s, stream);
+            return with_stores<Rule, kGradient, DType::f32, true>(span, s, stores);
         case DType::bf16:
-            return with_stores<Rule, kGradient, DType::bf16, true>(span, s, stream);
+            return with_stores<Rule, kGradient, DType::bf16, true>(span, s, stores);
         case DType::f16:
-            return with_stores<Rule, kGradient, DType::f16, true>(span, s, stream);
+            return with_stores<Rule, kGradient, DType::f16, true>(span, s, stores);
     }
 }
 
 template <class Rule>
-void run_rule(const Span& span, const Scalars& s, bool stream) {
+void run_rule(const Span& span, const Scalars& s, Stores stores) {
     switch (span.gradient_type) {
         case DType::f32:
-            return with_gradient<Rule, DType::f32>(span, s, stream);
+            return with_gradient<Rule, DType::f32>(span, s, stores);
         case DType::bf16:
-            return with_gradient<Rule, DType::bf16>(span, s, stream);
+            return with_gradient<Rule, DType::bf16>(span, s, stores);
         case DType::f16:
-            return with_gradient<Rule, DType::f16>(span, s, stream);
+            return with_gradient<Rule, DType::f16>(span, s, stores);
     }
 }
 

@@ -83,17 +83,20 @@ TEST_P(Targets, absent_weight_and_absent_moment) {
     }
 }
 
-// Long enough for non-temporal stores, with and without the alignment they need.
-TEST_P(Targets, out_of_place_with_streaming_stores) {
+// Long enough for non-temporal stores, of the weight alone (in place) and of everything, with and
+// without the alignment they need.
+TEST_P(Targets, long_enough_for_streaming_stores) {
     for (const Method method : kMethods) {
         for (const DType weight : kTypes) {
             for (const int64_t offset : {int64_t{0}, int64_t{4}}) {
-                expect_same({.count = (1 << 16) + 77,
-                             .gradient_type = DType::bf16,
-                             .weight_type = weight,
-                             .offset = offset,
-                             .out_of_place = true},
-                            scalars_for(method));
+                for (const bool out_of_place : {false, true}) {
+                    expect_same({.count = (1 << 16) + 77,
+                                 .gradient_type = DType::bf16,
+                                 .weight_type = weight,
+                                 .offset = offset,
+                                 .out_of_place = out_of_place},
+                                scalars_for(method));
+                }
             }
         }
     }
