@@ -107,19 +107,4 @@ Error to_error(const Volume& volume, const Operation& operation) {
                                .remedy = remedy_for(operation.error)});
 }
 
-std::string describe_wear(std::span<const PathCounters> paths) {
-    std::string text;
-    int64_t total = 0;
-    for (const PathCounters& path : paths) {
-        total += path.bytes_written;
-        text += (text.empty() ? "" : "\n") + path.path + ": " + format_bytes(path.bytes_written) +
-                " written";
-        if (path.endurance_used <= 0) continue;
-        char share[48];
-        snprintf(share, sizeof share, ", %.2g %% of its rated life", 100 * path.endurance_used);
-        text += share;
-    }
-    return paths.size() < 2 ? text : text + "\nin all: " + format_bytes(total) + " written";
-}
-
 }  // namespace ferry::aio

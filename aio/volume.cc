@@ -457,4 +457,24 @@ std::vector<PathCounters> VolumeOnPaths::counters() const {
     return all;
 }
 
+std::string describe(std::span<const PathCounters> paths, std::string_view indent) {
+    std::string text;
+    const auto add = [&](const std::string& name, int64_t read, int64_t written) {
+        text.append(text.empty() ? "" : "\n").append(indent).append(name);
+        text += ": " + format_bytes(read) + " read, " + format_bytes(written) + " written";
+    };
+    int64_t read = 0, written = 0;
+    for (const PathCounters& path : paths) {
+        add(path.path, path.bytes_read, path.bytes_written);
+        read += path.bytes_read;
+        written += path.bytes_written;
+        if (path.endurance_used <= 0) continue;
+        char share[48];
+        snprintf(share, sizeof share, ", %.2g %% of its rated life", 100 * path.endurance_used);
+        text += share;
+    }
+    if (paths.size() > 1) add("all paths", read, written);
+    return text;
+}
+
 }  // namespace ferry::aio

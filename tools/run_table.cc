@@ -93,10 +93,8 @@ void print_run(const train::RunReport& report, const planner::Plan& plan, const 
         fmt::print("  {:<11} {:>12} {:>14}\n", swap::name_of(tier),
                    format_bytes(used_of(tier, plan)), budget_text(budget_of(tier, config)));
     }
-    for (const aio::PathCounters& path : report.paths) {
-        fmt::print("  {}: {} read, {} written since start\n", path.path,
-                   format_bytes(path.bytes_read), format_bytes(path.bytes_written));
-    }
+    if (!report.paths.empty())
+        fmt::print("\n{}\n", aio::describe(report.paths, "  since start, "));
     fmt::print("\n  bets: {} won, {} lost; {} steps clipped, {} skipped\n", report.bets_won,
                report.bets_lost, report.clipped_steps, report.skipped_steps);
     if (report.bound_seconds > 0) {
@@ -123,7 +121,8 @@ nlohmann::json summary_json(const train::RunReport& report, const planner::Plan&
     for (const aio::PathCounters& path : report.paths) {
         paths.push_back({{"path", path.path},
                          {"bytes_read", path.bytes_read},
-                         {"bytes_written", path.bytes_written}});
+                         {"bytes_written", path.bytes_written},
+                         {"endurance_used", path.endurance_used}});
     }
     return {{"summary",
              {{"steps", report.steps},

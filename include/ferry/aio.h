@@ -152,8 +152,9 @@ public:
 
 // The error of a failed operation as one clear Error: path, offset, size, errno and what to do.
 Error to_error(const Volume& volume, const Operation& operation);
-// "/mnt/a: 1.20 TiB written, 0.11 % of its rated life", a line a path, and a total for several.
-std::string describe_wear(std::span<const PathCounters> paths);
+// For a run's summary, a line a path and a total for several:
+// "/mnt/a: 1.20 TiB read, 1.20 TiB written, 0.11 % of its rated life".
+std::string describe(std::span<const PathCounters> paths, std::string_view indent = {});
 
 // ---------------------------------------------------------------- integrity (design.md 1.11)
 

@@ -54,6 +54,7 @@ struct EvaluateConfig {
 struct NvmePath {
     std::string path{};
     int64_t size_bytes = kUnlimited;
+    double endurance_tbw = 0;  // terabytes the drive is rated to be written; 0: unknown
 };
 
 struct BudgetConfig {

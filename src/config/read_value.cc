@@ -111,6 +111,8 @@ NvmePath read_volume(const Place& at, const json& value) {
     static const Key kPath{"path", {}, Form::text, {}};
     static const Key kSize{
         "size", {}, Form::bytes, "bytes ferry may use there", {.low = 1, .high = 9e18}};
+    static const Key kEndurance{
+        "endurance_tbw", {}, Form::number, "terabytes written", {.low = 0, .high = 1e9}};
     NvmePath volume;
     for (const auto& [name, item] : value.items()) {
         const std::string where = at.where + "." + name;
@@ -118,13 +120,15 @@ NvmePath read_volume(const Place& at, const json& value) {
             volume.path = read_text({kPath, where}, item);
         } else if (name == "size") {
             volume.size_bytes = read_bytes({kSize, where}, item);
+        } else if (name == "endurance_tbw") {
+            volume.endurance_tbw = read_number({kEndurance, where}, item);
         } else {
-            const std::vector<std::string> known = {"path", "size"};
+            const std::vector<std::string> known = {"path", "size", "endurance_tbw"};
             const std::string near = nearest_word(name, known);
             throw Error(Trouble::usage,
                         {.what = "unknown key",
                          .where = where,
-                         .limit = "an NVMe volume has \"path\" and \"size\"",
+                         .limit = "an NVMe volume has \"path\", \"size\" and \"endurance_tbw\"",
                          .remedy = near.empty() ? "" : "did you mean \"" + near + "\"?"});
         }
     }

@@ -70,7 +70,9 @@ aio::VolumeOptions volume_options(const Config& config, const planner::Plan& pla
                                .registered = {arena.first(static_cast<size_t>(plan.io_bytes))}};
     for (const NvmePath& path : config.budgets.nvme) {
         const bool unlimited = path.size_bytes == kUnlimited;
-        options.paths.push_back({.path = path.path, .size_bytes = unlimited ? 0 : path.size_bytes});
+        options.paths.push_back({.path = path.path,
+                                 .size_bytes = unlimited ? 0 : path.size_bytes,
+                                 .endurance_tbw = path.endurance_tbw});
     }
     return options;
 }

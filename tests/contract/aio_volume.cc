@@ -420,12 +420,15 @@ TEST_P(VolumeContract, WearIsTheShareOfTheDrivesLife) {
     Volume& volume = open(std::move(wanted));
     const PathCounters counters = volume.counters()[0];
     EXPECT_DOUBLE_EQ(counters.endurance_used, static_cast<double>(counters.bytes_written) / 1e9);
-    const std::string words = describe_wear({&counters, 1});
-    EXPECT_NE(words.find("2.31 MiB written, 0.24 % of its rated life"), std::string::npos) << words;
-    const PathCounters two[] = {counters, {.path = "/mnt/b", .bytes_written = 3 * kMiB}};
-    EXPECT_NE(describe_wear(two).find("\n/mnt/b: 3.00 MiB written\nin all: 5.31 MiB written"),
+    const std::string words = describe({&counters, 1});
+    EXPECT_NE(words.find(": 0 B read, 2.31 MiB written, 0.24 % of its rated life"),
               std::string::npos)
-        << describe_wear(two);
+        << words;
+    const PathCounters two[] = {counters, {.path = "/b", .bytes_read = 5, .bytes_written = kMiB}};
+    EXPECT_NE(describe(two, "- ").find("\n- /b: 5 B read, 1.00 MiB written\n"
+                                       "- all paths: 5 B read, 3.31 MiB written"),
+              std::string::npos)
+        << describe(two, "- ");
 }
 
 TEST_P(VolumeContract, MisusesAreBugs) {

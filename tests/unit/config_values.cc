@@ -42,7 +42,7 @@ TEST(Config, EveryKindOfValue) {
         "batch": {"sequence": 32, "micro_batches": 4},
         "optimizer": {"betas": [0.8, 0.95]},
         "budgets": {"device": "24MiB", "host": 1048576,
-                    "nvme": [{"path": "/a", "size": "1.5 GiB"}, "/b"]},
+                    "nvme": [{"path": "/a", "size": "1.5 GiB", "endurance_tbw": 600}, "/b"]},
         "swap": {"chunk_elements": 8192, "groups": 2, "state_on_nvme": -1},
         "io": {"block_bytes": "256KiB", "queue_depth": 8, "direct": false}})");
     EXPECT_EQ(c.steps, 1000);
@@ -57,6 +57,7 @@ TEST(Config, EveryKindOfValue) {
     EXPECT_EQ(c.budgets.host_bytes, kMiB);
     ASSERT_EQ(c.budgets.nvme.size(), 2u);
     EXPECT_EQ(c.budgets.nvme[0].size_bytes, 3 * kGiB / 2);
+    EXPECT_EQ(c.budgets.nvme[0].endurance_tbw, 600);
     EXPECT_EQ(c.budgets.nvme[1].path, "/b");
     EXPECT_EQ(c.budgets.nvme[1].size_bytes, kUnlimited);
     EXPECT_EQ(c.swap.state_on_nvme, -1);
