@@ -2,6 +2,8 @@
 #include <cublasLt.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "ferry/ops.h"
 #include "gemm.h"
 #include "kernels.h"
@@ -29,7 +31,11 @@ public:
         : stream_(stream), workspace_bytes_(workspace_bytes), products_(workspace_bytes) {}
 
     int64_t gemm_scratch_bytes(const Gemm& g) const override {
-        return kWorkspaceUnit + workspace_bytes_ + (finishes(g) ? g.c.rows * g.c.cols * 4 : 0);
+        const int64_t elements = g.c.rows * g.c.cols;
+        const int64_t sum = finishes(g) ? elements * 4 : 0;
+        const int64_t copy =
+            g.c.type == DType::f32 ? 0 : std::min(kCopyBytes, elements * size_of(g.c.type));
+        return kWorkspaceUnit + workspace_bytes_ + std::max(sum, copy);
     }
 
     void gemm(const Gemm& g, std::byte* scratch) override {
@@ -41,11 +47,12 @@ public:
         // cuBLASLt's workspace begins at a multiple of 256 bytes.
         const auto at = reinterpret_cast<uintptr_t>(scratch);
         std::byte* workspace = scratch + (kWorkspaceUnit - at % kWorkspaceUnit) % kWorkspaceUnit;
-        if (!finishes(g)) {
-            if (!products_.run(g, workspace, stream_)) plain_gemm(g, stream_);
-            return;
+        std::byte* room = workspace + workspace_bytes_;
+        if (g.addend.data == g.c.data && g.c.type != DType::f32 && !finishes(g)) {
+            return add_to_itself(g, workspace, room);
         }
-        float* sum = floats(workspace + workspace_bytes_);
+        if (!finishes(g)) return product(g, workspace);
+        float* sum = floats(room);
         const Gemm only{
             .form = g.form, .a = g.a, .b = g.b, .c = View::of(sum, DType::f32, g.c.rows, g.c.cols)};
         if (!products_.run(only, workspace, stream_)) return plain_gemm(g, stream_);
@@ -129,6 +136,32 @@ public:
 
 private:
     static constexpr int64_t kWorkspaceUnit = 256;
+    static constexpr int64_t kCopyBytes = 32 * kMiB;
+
+    void product(const Gemm& g, std::byte* workspace) {
+        if (!products_.run(g, workspace, stream_)) plain_gemm(g, stream_);
+    }
+
+    // In place, cuBLASLt 13.1's kernels for Hopper round a 16-bit product before they add c, and
+    // round again: so what is added is copied first, as many rows at a time as there is room for.
+    void add_to_itself(const Gemm& g, std::byte* workspace, std::byte* room) {
+        const auto row_bytes = static_cast<size_t>(g.c.cols * size_of(g.c.type));
+        int64_t most = kCopyBytes / static_cast<int64_t>(row_bytes);
+        FERRY_CHECK(most > 0, "a row of a product is wider than the room for a copy of it");
+        if (most > 256) most = round_down(most, 256);
+        for (int64_t first = 0; first < g.c.rows; first += most) {
+            const int64_t rows = std::min(most, g.c.rows - first);
+            Gemm part = g;
+            part.a = g.form == Form::tn ? g.a.col_range(first, rows) : g.a.row_range(first, rows);
+            part.c = g.c.row_range(first, rows);
+            part.addend = ConstView::of(room, g.c.type, rows, g.c.cols);
+            cudaMemcpy2DAsync(room, row_bytes, part.c.data,
+                              static_cast<size_t>(g.c.ld * size_of(g.c.type)), row_bytes,
+                              static_cast<size_t>(rows), cudaMemcpyDeviceToDevice, stream_);
+            check_launch("copy of what a product is added to");
+            product(part, workspace);
+        }
+    }
 
     // Whether more is added than cuBLASLt can in the product itself.
     static bool finishes(const Gemm& g) {
