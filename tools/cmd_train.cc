@@ -37,6 +37,7 @@ nlohmann::json to_json(const train::StepReport& report) {
             {"gradient_norm", report.gradient_norm},
             {"clip_factor", report.clip_factor},
             {"lr", report.lr},
+            {"loss_scale", report.loss_scale},
             {"targets", report.targets},
             {"tokens", report.tokens},
             {"skipped", report.skipped},
@@ -48,7 +49,10 @@ nlohmann::json to_json(const train::StepReport& report) {
 
 void print_step(const train::StepReport& report, int64_t steps) {
     if (report.skipped) {
-        fmt::print("step {:>5}/{}  skipped\n", report.step, steps);
+        fmt::print("step {:>5}/{}  skipped{}\n", report.step, steps,
+                   report.loss_scale > 1
+                       ? fmt::format(", gradients overflowed at loss scale {}", report.loss_scale)
+                       : "");
         return;
     }
     fmt::print("step {:>5}/{}  loss {:.6f}  norm {:.4f}  lr {:.3e}  {:>7.0f} tokens/s{}{}\n",

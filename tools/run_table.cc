@@ -25,7 +25,7 @@ int64_t budget_of(swap::Tier tier, const Config& config) {
 int64_t used_of(swap::Tier tier, const planner::Plan& plan) {
     switch (tier) {
         case swap::Tier::device:
-            return plan.device_bytes;
+            return plan.device_bytes + plan.device_overhead_bytes;
         case swap::Tier::host:
             return plan.host_bytes;
         case swap::Tier::nvme:

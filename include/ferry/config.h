@@ -79,7 +79,7 @@ struct IoConfig {
 };
 
 struct NumericsConfig {
-    std::string residual = "auto";  // auto: fp32 for fp32, bf16 for bf16
+    std::string residual = "auto";  // auto: bf16 for bf16, else fp32
     std::string wire = "auto";      // gradients: auto is the compute type
     int64_t head_tile = 1024;       // tokens
     int64_t mlp_tile = 0;
@@ -101,7 +101,7 @@ struct Config {
     uint32_t seed = 0;
     int64_t steps = 0;
     std::string device = "cpu";         // cpu, cuda
-    std::string precision = "fp32";     // fp32, bf16
+    std::string precision = "fp32";     // fp32, bf16, fp16
     std::string on_nonfinite = "stop";  // stop, skip
     int threads = 0;                    // worker threads; 0: one a core
     std::string hash_every = "end";     // end, step: when the state's hash is taken

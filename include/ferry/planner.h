@@ -33,23 +33,12 @@ struct Chunk {
     int64_t state_part_bytes() const { return count * 4; }  // of each of p, m, v in the slot
 };
 
+// clang-format off
 enum class Class : uint8_t {  // of equally large buffers; the first nine are device memory
-    block_weights,
-    edge_weights,
-    block_gradient,
-    edge_gradient,
-    wire,
-    activation,
-    tokens,
-    scratch,
-    report,
-    stage,
-    weight_piece,
-    gradient_piece,
-    input_piece,
-    park_piece,
-    host_tokens,
+    block_weights, edge_weights, block_gradient, edge_gradient, wire, activation, tokens, scratch,
+    report, stage, weight_piece, gradient_piece, input_piece, park_piece, host_tokens
 };
+// clang-format on
 constexpr int kClasses = 15;
 struct Buffers {
     std::string name{};
@@ -102,20 +91,18 @@ struct Plan {
     }
     bool trains_below(int64_t layer) const;  // something trainable in layers [0, layer)
 
-    // The report of a step: the sum of each micro-batch's losses (double), then of each layer
-    // whether an output was not finite (uint32). Kernels write it on the device, its copy lies in
-    // the host arena once the verdict is due.
+    // A step's report: each micro-batch's sum of losses (double), then of each layer whether its
+    // output was not finite (uint32). It reaches the host arena before the verdict.
     int64_t nonfinite_offset() const { return micro_batches * 8; }
     int64_t report_bytes() const {
         return nonfinite_offset() + static_cast<int64_t>(layers.size()) * 4;
     }
 };
 
-// What a device and its kernels ask for, in bytes.
+// Bytes: of a block input of a micro-batch; of the kernels' largest scratch; of what the process
+// holds on the device beside its arena.
 struct DeviceNeeds {
-    int64_t activation = 0;  // one block input of one micro-batch
-    int64_t scratch = 0;     // the kernels' largest
-    int64_t overhead = 0;    // of the budget, what the process holds beside its arena
+    int64_t activation = 0, scratch = 0, overhead = 0;
 };
 
 // Throws does_not_fit naming the tier, the bytes missing and the smallest budget that works.

@@ -23,9 +23,10 @@ namespace ferry::train {
 struct StepReport {
     int64_t step = 0;  // from 1
     double loss = 0;   // mean over the step's real targets, natural logarithm
-    double gradient_norm = 0, clip_factor = 1, lr = 0;
+    double gradient_norm = 0, clip_factor = 1, lr = 0, loss_scale = 1;
     int64_t targets = 0, tokens = 0;
-    bool skipped = false;  // no real target, or a non-finite gradient with on_nonfinite: skip
+    // No real target, a non-finite gradient with on_nonfinite: skip, or an overflow in fp16.
+    bool skipped = false;
     bool bet = false, won = false;
     double seconds = 0;
 };
@@ -60,7 +61,8 @@ public:
     static std::unique_ptr<Engine> make(const Config& config, const Runtime& runtime);
     virtual ~Engine() = default;
 
-    // Throws diverged when loss or gradient is not finite and the configuration does not skip.
+    // Throws diverged when loss or gradient is not finite and the configuration does not skip, or
+    // when fp16 overflows in the forward pass or too often.
     virtual StepReport step() = 0;
     // Mean loss over the held-back micro-batches the configuration asks for. Training goes on after
     // it with the same bits as without it.

@@ -83,20 +83,26 @@ void check_steps(const Config& c, const std::string& where) {
 
 void check_tiers(const Config& c, const std::string& where) {
     constexpr int64_t kLeaf = 4096;
-    demand(where, {{c.swap.chunk_elements % kLeaf == 0, "swap.chunk_elements",
-                    "a chunk is not a whole number of 4,096-element leaves",
-                    show("chunk_elements", c.swap.chunk_elements),
-                    "set " + show("chunk_elements", round_up(c.swap.chunk_elements, kLeaf))},
-                   {c.io.block_bytes % kLeaf == 0, "io.block_bytes",
-                    "the block is not a multiple of 4 KiB: O_DIRECT cannot read or write it",
-                    show("block_bytes", c.io.block_bytes),
-                    "set " + show("block_bytes", round_up(c.io.block_bytes, kLeaf))},
-                   {c.swap.state_on_nvme <= 0 || !c.budgets.nvme.empty(), "swap.state_on_nvme",
-                    "state is to lie on NVMe, with no path to put it", "budgets.nvme is empty",
-                    "add a path to budgets.nvme"},
-                   {c.precision != "fp32" || c.numerics.residual != "bf16", "numerics.residual",
-                    "a bf16 residual stream needs bf16 compute", "precision fp32",
-                    "set precision to bf16, or residual to auto"}});
+    const std::string& residual = c.numerics.residual;
+    demand(
+        where,
+        {{c.swap.chunk_elements % kLeaf == 0, "swap.chunk_elements",
+          "a chunk is not a whole number of 4,096-element leaves",
+          show("chunk_elements", c.swap.chunk_elements),
+          "set " + show("chunk_elements", round_up(c.swap.chunk_elements, kLeaf))},
+         {c.io.block_bytes % kLeaf == 0, "io.block_bytes",
+          "the block is not a multiple of 4 KiB: O_DIRECT cannot read or write it",
+          show("block_bytes", c.io.block_bytes),
+          "set " + show("block_bytes", round_up(c.io.block_bytes, kLeaf))},
+         {c.swap.state_on_nvme <= 0 || !c.budgets.nvme.empty(), "swap.state_on_nvme",
+          "state is to lie on NVMe, with no path to put it", "budgets.nvme is empty",
+          "add a path to budgets.nvme"},
+         {residual == "auto" || residual == "fp32" || residual == c.precision, "numerics.residual",
+          "a " + residual + " residual stream needs " + residual + " compute",
+          "precision " + c.precision, "set precision to " + residual + ", or residual to auto"},
+         {c.numerics.wire != "fp16" || c.precision == "fp16", "numerics.wire",
+          "gradients in fp16 overflow without loss scaling", "precision " + c.precision,
+          "set precision to fp16, or wire to auto"}});
     for (size_t i = 0; i < c.budgets.nvme.size(); ++i) {
         const std::string& path = c.budgets.nvme[i].path;
         const auto same = [&path](const NvmePath& other) { return other.path == path; };

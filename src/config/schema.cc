@@ -9,11 +9,11 @@ namespace {
 #define FERRY_KEY(field) #field, +[](Config & c) { return &c.field; }
 
 using enum Form;
-using Words = std::array<std::string_view, 3>;
+using Words = std::array<std::string_view, 6>;
 
 constexpr Words kDevices = {"cpu", "cuda"};
-constexpr Words kPrecisions = {"fp32", "bf16"};
-constexpr Words kResiduals = {"auto", "fp32", "bf16"};
+constexpr Words kPrecisions = {"fp32", "bf16", "fp16"};
+constexpr Words kNarrow = {"auto", "fp32", "bf16", "fp16"};
 constexpr Words kOptimizers = {"adamw"};
 constexpr Words kSchedules = {"constant", "linear", "cosine"};
 constexpr Words kNonFinite = {"stop", "skip"};
@@ -54,10 +54,10 @@ const Key kKeys[] = {
     {FERRY_KEY(steps), integer, "optimizer steps of the run", kPositive, {}, {}, true},
     {FERRY_KEY(seed), integer, "of every random number: initial weights, order of the sequences", {.low = 0, .high = 4294967295.0}},
     {FERRY_KEY(device), choice, "what computes: this machine's processors, or its first GPU; part of the run's identity", {}, first(kDevices, 2)},
-    {FERRY_KEY(precision), choice, "compute type; bf16 accumulates in fp32 and keeps fp32 master weights", {}, first(kPrecisions, 2)},
+    {FERRY_KEY(precision), choice, "compute type; bf16 and fp16 accumulate in fp32 and keep fp32 master weights, fp16 with dynamic loss scaling", {}, first(kPrecisions, 3)},
     {FERRY_KEY(clip_norm), number, "limit of the gradient's global norm; 0: no clipping", {.low = 0, .high = 1e30}},
     {FERRY_KEY(freeze), texts, "glob patterns (`*`, `?`) over tensor names; what matches is not trained"},
-    {FERRY_KEY(on_nonfinite), choice, "what a NaN or Inf in the gradient does: stop the run, or skip the step", {}, first(kNonFinite, 2)},
+    {FERRY_KEY(on_nonfinite), choice, "what a NaN or Inf in loss or gradient does: stop the run, or skip the step; with fp16 a gradient that overflows always skips, a forward pass that does always stops", {}, first(kNonFinite, 2)},
     {FERRY_KEY(threads), integer, "worker threads; `auto` (0): one a core", {.low = 0, .high = 4096}, {}, 0},
     {FERRY_KEY(hash_every), choice, "when the hash of all weights and moments is taken: once at the end, or every step", {}, first(kHashes, 2)},
 
@@ -110,8 +110,8 @@ const Key kKeys[] = {
     {FERRY_KEY(io.queue_depth), integer, "operations in flight on each path", {.low = 1, .high = 4096}},
     {FERRY_KEY(io.direct), boolean, "O_DIRECT; `false` goes through the page cache"},
 
-    {FERRY_KEY(numerics.residual), choice, "type of the residual stream; `auto`: the compute type", {}, first(kResiduals, 3)},
-    {FERRY_KEY(numerics.wire), choice, "type in which gradients travel; `auto`: the compute type", {}, first(kResiduals, 3)},
+    {FERRY_KEY(numerics.residual), choice, "type of the residual stream, fp32 or the compute type; `auto`: the compute type, with fp16 fp32", {}, first(kNarrow, 4)},
+    {FERRY_KEY(numerics.wire), choice, "type in which gradients travel; `auto`: the compute type", {}, first(kNarrow, 4)},
     {FERRY_KEY(numerics.head_tile), integer, "tokens of which logits exist at once", kPositive},
     {FERRY_KEY(numerics.mlp_tile), integer, "tokens of which MLP activations exist at once; `auto` (0): a whole micro-batch", kCount, {}, 0},
 };

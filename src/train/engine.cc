@@ -8,6 +8,7 @@
 #include "bound.h"
 #include "ferry/optim.h"
 #include "ferry/pinned_mem.h"
+#include "loss_scale.h"
 #include "measure.h"
 #include "settle.h"
 #include "setup.h"
@@ -211,10 +212,11 @@ private:
 
     void replay(StepReport& report) {
         StepState& state = kernels_.states()[++sequence_];
+        const double scale = report.loss_scale = loss_scale_.value();
         state = {.step = step_,
-                 .gradient_scale = static_cast<float>(1.0 / static_cast<double>(report.targets))};
+                 .gradient_scale = static_cast<float>(scale / static_cast<double>(report.targets))};
         report.bet = plan_.betting && settler_.bets_now();
-        if (report.bet) state.bet = settler_.scalars(updates_ + 1, 1.0);
+        if (report.bet) state.bet = settler_.scalars(updates_ + 1, 1 / scale);
         const swap::Schedule& schedule = steps_[static_cast<size_t>(previous_)][report.bet ? 1 : 0];
         log_debug("step " + std::to_string(step_) + " replays \"" + schedule.name +
                   "\": " + std::to_string(schedule.tasks.size()) + " tasks, " +
@@ -222,12 +224,13 @@ private:
         store_->append(schedule, sequence_);
         store_->run_to_verdict();
         report.loss = add_losses(0, plan_.micro_batches) / static_cast<double>(report.targets);
-        const Verdict verdict = settler_.settle(report.loss);
+        const Verdict verdict = settler_.settle(report.loss, scale);
         report.gradient_norm = verdict.norm;
         report.clip_factor = verdict.clip_factor;
         if (!verdict.finite) return skip_or_stop(report, verdict);
+        loss_scale_.good_step();
         ++updates_;
-        state.settled = settler_.scalars(updates_, verdict.clip_factor);
+        state.settled = settler_.scalars(updates_, verdict.clip_factor / scale);
         report.won = report.bet && verdict.clip_factor == 1;
         previous_ = !report.bet ? Previous::rest : report.won ? Previous::won : Previous::redo;
     }
@@ -235,11 +238,16 @@ private:
     void skip_or_stop(StepReport& report, const Verdict& verdict) {
         previous_ = report.bet ? Previous::drop : Previous::none;
         report.skipped = true;
-        if (config_.on_nonfinite == "skip") return;
         int64_t layer = verdict.layer;
+        bool forward_was_finite = std::isfinite(report.loss);
         for (size_t l = plan_.layers.size(); l-- > 0;) {
-            if (!output_was_finite(l)) layer = static_cast<int64_t>(l);
+            if (output_was_finite(l)) continue;
+            layer = static_cast<int64_t>(l);
+            forward_was_finite = false;
         }
+        // Scaling cannot cure a forward pass; a gradient that overflowed is what it is there for.
+        if (loss_scale_.scales() && forward_was_finite) return loss_scale_.overflow(step_);
+        if (!loss_scale_.scales() && config_.on_nonfinite == "skip") return;
         throw Error(
             Trouble::diverged,
             {.what = "loss or gradient is not finite",
@@ -247,7 +255,10 @@ private:
              .measured = "loss " + std::to_string(report.loss) + ", gradient norm " +
                          std::to_string(verdict.norm),
              .limit = "the last good step is " + std::to_string(step_ - 1),
-             .remedy = "lower optimizer.lr, set clip_norm, or set on_nonfinite to \"skip\""});
+             .remedy = loss_scale_.scales()
+                           ? "the activations exceed fp16's 65,504: train in bf16 or fp32, or "
+                             "lower optimizer.lr"
+                           : "lower optimizer.lr, set clip_norm, or set on_nonfinite to \"skip\""});
     }
 
     // Finishes the last step; its time belongs to the steps.
@@ -292,6 +303,7 @@ private:
     StateIo state_;
     Settler settler_;
     int64_t evaluation_size_ = 1;
+    LossScale loss_scale_{numerics_.compute == DType::f16};
     int64_t step_ = 0, updates_ = 0, sequence_ = 0;
     Previous previous_ = Previous::none;
     RunReport totals_{};
@@ -321,7 +333,8 @@ void Run::measure_bound() {
         .weights = weight_traffic(plan_.layers, decoder_.shape(),
                                   plan_.micro_batches * numerics_.tokens(), plan_.compute),
         .input_bytes = static_cast<double>(spilled_inputs),
-        .device_bytes = room(config_.budgets.device_bytes, device_buffers),
+        .device_bytes =
+            room(config_.budgets.device_bytes, device_buffers + plan_.device_overhead_bytes),
         .host_bytes = room(config_.budgets.host_bytes, 0),
         .nvme_bytes = config_.budgets.nvme.empty() ? 0 : std::numeric_limits<double>::infinity()};
     const Bench on = bench();

@@ -35,9 +35,10 @@ Settler::Settler(const Config& config, const planner::Plan& plan, const float* l
       hyper_(hyper_of(config.optimizer)),
       schedule_(schedule_of(config)) {}
 
-Verdict Settler::settle(double loss) {
+Verdict Settler::settle(double loss, double loss_scale) {
     Verdict verdict;
-    verdict.norm = std::sqrt(optim::sum_leaves({leaves_, static_cast<size_t>(plan_.leaves)}));
+    verdict.norm =
+        std::sqrt(optim::sum_leaves({leaves_, static_cast<size_t>(plan_.leaves)})) / loss_scale;
     verdict.finite = std::isfinite(verdict.norm) && std::isfinite(loss);
     if (!verdict.finite) {
         verdict.layer = static_cast<int64_t>(plan_.layers.size()) - 1;
@@ -60,12 +61,12 @@ double Settler::learning_rate(int64_t update) const {
     return optim::learning_rate(schedule_, update);
 }
 
-std::array<optim::Scalars, 2> Settler::scalars(int64_t update, double clip_factor) const {
+std::array<optim::Scalars, 2> Settler::scalars(int64_t update, double gradient_scale) const {
     optim::Hyper hyper = hyper_;
     hyper.lr = learning_rate(update);
-    const optim::Scalars decayed = optim::scalars_of(hyper, update, clip_factor);
+    const optim::Scalars decayed = optim::scalars_of(hyper, update, gradient_scale);
     hyper.weight_decay = 0;
-    return {optim::scalars_of(hyper, update, clip_factor), decayed};
+    return {optim::scalars_of(hyper, update, gradient_scale), decayed};
 }
 
 }  // namespace ferry::train

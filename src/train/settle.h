@@ -21,9 +21,10 @@ public:
     // `leaves` are the plan's norm leaves in host memory, complete when a step's verdict is due.
     Settler(const Config& config, const planner::Plan& plan, const float* leaves);
 
-    Verdict settle(double loss);
+    // The gradients carry `loss_scale`.
+    Verdict settle(double loss, double loss_scale);
     // Without ([0]) and with ([1]) weight decay, for update number `update` (from 1).
-    std::array<optim::Scalars, 2> scalars(int64_t update, double clip_factor) const;
+    std::array<optim::Scalars, 2> scalars(int64_t update, double gradient_scale) const;
     double learning_rate(int64_t update) const;
     // A bet pays when the clip factor will be 1: off after a clipped or skipped step.
     bool bets_now() const { return always_bet_ || unclipped_in_a_row_ >= 2; }

@@ -44,7 +44,8 @@ model::Numerics numerics_of(const Config& config) {
             .head_tile = config.numerics.head_tile,
             .mlp_tile = config.numerics.mlp_tile,
             .compute = compute,
-            .residual = dtype_from(config.numerics.residual, compute),
+            .residual =
+                dtype_from(config.numerics.residual, compute == DType::f16 ? DType::f32 : compute),
             .wire = dtype_from(config.numerics.wire, compute)};
 }
 

@@ -1,5 +1,6 @@
-"""What the compiler made of the optimizer's kernels, on machines without a GPU: no contracted
-multiply-add, exact division and square root, no flushing of denormals (docs/numerics.md)."""
+"""What the compiler made of the kernels that have the CPU's bits, on machines without a GPU: no
+contracted multiply-add, exact division and square root, no flushing of denormals
+(docs/numerics.md)."""
 
 import json
 import os
@@ -48,6 +49,14 @@ class Flags(unittest.TestCase):
         missing = [operation for operation in ("div.rn.f32", "sqrt.rn.f32", "mul.rn.f32", "add.rn.f32")
                    if operation not in ptx]
         self.assertEqual(missing, [])
+
+    def test_norm_leaves_round_every_square_and_sum(self):
+        ptx = ptx_of("src/ops/cuda/round.cu")
+        if ptx is None:
+            self.skipTest("built without CUDA")
+        self.assertEqual(faults(ptx), [])
+        self.assertIn("fma.rn", " ".join(faults(
+            ptx_of("src/ops/cuda/round.cu", ["-fmad=false"], ["-fmad=true"]))))
 
     def test_each_flag_is_needed(self):
         for flag, wrong, shows in (("-fmad=false", "-fmad=true", "fma.rn"),

@@ -1,0 +1,31 @@
+// Dynamic loss scaling for fp16 (docs/numerics.md): gradients travel multiplied by the scale, so
+// that small ones do not vanish; a step whose gradients overflowed is skipped at half of it.
+#pragma once
+
+#include <cstdint>
+
+#include "ferry/base.h"
+
+namespace ferry::train {
+
+class LossScale {
+public:
+    // Without scaling the value is 1 for ever.
+    explicit LossScale(bool scales) : value_(scales ? kFirst : 1), scales_(scales) {}
+
+    bool scales() const noexcept { return scales_; }
+    double value() const noexcept { return value_; }  // a power of two
+    void good_step() noexcept;
+    // Throws diverged below a scale of 1, and after 20 skipped steps in a row.
+    void overflow(int64_t step);
+
+private:
+    static constexpr double kFirst = 65536;
+    static constexpr int64_t kGoodSteps = 2000, kSkips = 20;
+
+    double value_;
+    bool scales_;
+    int64_t good_ = 0, skipped_ = 0;  // in a row
+};
+
+}  // namespace ferry::train
