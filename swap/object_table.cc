@@ -2,6 +2,11 @@
 
 namespace ferry::swap {
 
+std::string_view name_of(Tier tier) {
+    static constexpr std::string_view kNames[] = {"device", "host", "nvme"};
+    return kNames[static_cast<size_t>(tier)];
+}
+
 ObjectTable::ObjectTable(const StoreOptions& options, Device& device, aio::Volume* volume)
     : objects_(options.objects),
       entries_(options.objects.size()),

@@ -1,11 +1,6 @@
-#include "ferry/swap.h"
+#include "ferry/schedule.h"
 
 namespace ferry::swap {
-
-std::string_view name_of(Tier tier) {
-    static constexpr std::string_view kNames[] = {"device", "host", "nvme"};
-    return kNames[static_cast<size_t>(tier)];
-}
 
 std::string_view name_of(Lane lane) {
     static constexpr std::string_view kNames[] = {"compute", "h2d",       "d2h",       "team",

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "ferry/swap.h"
+#include "ferry/schedule.h"
 
 namespace ferry::swap {
 

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -37,19 +38,30 @@ std::string read_file(const std::string& path) {
         throw Error(trouble, {.what = errno ? "cannot read the file" : "the file is empty",
                               .where = path,
                               .measured = errno ? std::strerror(errno) : "0 bytes",
-                              .remedy = errno == EISDIR ? "name the files in it" : ""});
+                              .remedy = errno == EISDIR ? "name the files in it"
+                                        : errno         ? "name a file that you may read"
+                                                        : "name a file with text in it"});
     }
     return std::move(text).str();
 }
 
+bool begins_as_tokens(const std::string& path) {
+    constexpr std::string_view kMagic = "FERRYTOK";
+    std::ifstream file(path, std::ios::binary);
+    std::string start(kMagic.size(), '\0');
+    return file.read(start.data(), static_cast<std::streamsize>(start.size())) && start == kMagic;
+}
+
 // `ferry data *.txt -o notes.txt` must not eat the notes.
 void check_output(const std::string& path) {
-    constexpr size_t kMagicBytes = 8;
-    std::ifstream file(path, std::ios::binary);
-    std::string start(kMagicBytes, '\0');
-    file.read(start.data(), static_cast<std::streamsize>(start.size()));
-    start.resize(static_cast<size_t>(file.gcount()));
-    if (start.empty() || start == "FERRYTOK") return;
+    const auto parent = std::filesystem::path(path).parent_path();
+    if (!parent.empty() && !std::filesystem::is_directory(parent)) {
+        throw Error(Trouble::usage, {.what = "the output's directory does not exist",
+                                     .where = path,
+                                     .remedy = "make the directory first"});
+    }
+    const bool empty = std::ifstream(path).peek() == std::ifstream::traits_type::eof();
+    if (empty || begins_as_tokens(path)) return;
     throw Error(Trouble::usage, {.what = "the output exists and is no token file",
                                  .where = path,
                                  .remedy = "remove it, or choose another name after -o"});
@@ -72,15 +84,31 @@ std::vector<uint8_t> read_mask(const std::string& path, size_t count) {
         if (mark != 0 && mark != 1 && mark != '0' && mark != '1') {
             throw Error(Trouble::usage, {.what = "the mask holds something else than 0 and 1",
                                          .where = path + ", byte " + std::to_string(i),
-                                         .measured = "byte " + std::to_string(mark)});
+                                         .measured = "byte " + std::to_string(mark),
+                                         .remedy = "write 0 for a target and 1 for none"});
         }
         mask[i] = mark == 1 || mark == '1';
     }
     return mask;
 }
 
+void check_input(const std::string& path, const std::string& output) {
+    std::error_code ignored;
+    if (std::filesystem::equivalent(path, output, ignored)) {
+        throw Error(Trouble::usage, {.what = "the output is one of the inputs",
+                                     .where = path,
+                                     .remedy = "choose another name after -o"});
+    }
+    if (begins_as_tokens(path)) {
+        throw Error(Trouble::usage, {.what = "a token file, not text",
+                                     .where = path,
+                                     .remedy = "name the text that it was made of"});
+    }
+}
+
 void write_data(const DataOptions& options) {
     check_output(options.output);
+    for (const std::string& path : options.texts) check_input(path, options.output);
     std::vector<uint32_t> tokens;
     for (const std::string& path : options.texts) {
         const std::string text = read_file(path);

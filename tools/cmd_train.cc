@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
@@ -63,7 +64,9 @@ void print_step(const train::StepReport& report, int64_t steps) {
 }
 
 // Before the training, not after it: what can be known then must not cost the run's weights.
-void check_writable(const std::string& option, const std::string& path) {
+// Nothing is replaced but an older file of the same kind, known by its `beginning`.
+void check_writable(const std::string& option, const std::string& path, size_t skipped,
+                    const std::string& beginning) {
     if (path.empty()) return;
     const std::filesystem::path file(path), parent = file.parent_path();
     const std::string directory = parent.empty() ? "." : parent.string();
@@ -80,6 +83,15 @@ void check_writable(const std::string& option, const std::string& path) {
     if (std::filesystem::exists(file) && !std::filesystem::is_regular_file(file)) {
         refuse("it would replace something that is no file", path);
     }
+    std::ifstream old(path, std::ios::binary);
+    std::string start(skipped + beginning.size(), '\0');
+    if (old.read(start.data(), static_cast<std::streamsize>(start.size())) &&
+        start.substr(skipped) != beginning)
+        refuse("it would replace a file of another kind", path);
+    // A directory may be writable by its mode and still take no file, as in /proc.
+    const std::string trial = path + ".trial";
+    if (!std::ofstream(trial)) refuse("nothing can be written there", std::strerror(errno));
+    std::filesystem::remove(trial);
 }
 
 class TrainCommand {
@@ -104,7 +116,7 @@ public:
             const train::StepReport report = engine_->step();
             if (options_.json) {
                 fmt::print("{}\n", to_json(report).dump());
-            } else if (worth_a_line(step)) {
+            } else if (worth_a_line(report)) {
                 print_step(report, config_.steps);
             }
             check_output();
@@ -116,9 +128,15 @@ public:
     }
 
 private:
-    bool worth_a_line(int64_t step) const {
+    // About fifty lines a run, and a sign of life at least every ten seconds.
+    bool worth_a_line(const train::StepReport& report) {
+        constexpr double kQuietSeconds = 10;
         const int64_t every = std::max<int64_t>(1, config_.steps / 50);
-        return step % every == 0 || step == 1 || step == config_.steps;
+        quiet_seconds_ += report.seconds;
+        const bool due = report.step % every == 0 || report.step == 1 ||
+                         report.step == config_.steps || quiet_seconds_ >= kQuietSeconds;
+        if (due) quiet_seconds_ = 0;
+        return due;
     }
 
     void evaluate(int64_t step) {
@@ -143,8 +161,12 @@ private:
     }
 
     void finish() {
-        if (interrupted && !options_.json) fmt::print("interrupted: ended after step {}\n", steps_);
+        if (interrupted && !options_.json)
+            fmt::print("interrupted {}\n", steps_ > 0 ? fmt::format("after step {}", steps_)
+                                                      : std::string("before the first step"));
         if (steps_ == config_.steps) evaluate(steps_);
+        // Once more: a bound taken while the machine was busy elsewhere would flatter the run.
+        if (options_.bound && steps_ > 0) engine_->measure_bound();
         const train::RunReport report = engine_->report();
         if (options_.json) {
             nlohmann::json line = summary_json(report, engine_->plan());
@@ -186,6 +208,7 @@ private:
     trace::Recording recording_;
     std::unique_ptr<train::Engine> engine_;
     int64_t steps_ = 0, evaluated_ = -1;
+    double quiet_seconds_ = 0;  // since the last line
 };
 
 }  // namespace
@@ -218,8 +241,9 @@ void add_train_command(CLI::App& app) {
         action.sa_flags = SA_RESETHAND;
         sigaction(SIGINT, &action, nullptr);
         sigaction(SIGTERM, &action, nullptr);
-        check_writable("--weights-out", options->weights_out);
-        check_writable("--trace", options->trace);
+        sigaction(SIGHUP, &action, nullptr);
+        check_writable("--weights-out", options->weights_out, 8, "{\"");  // behind a length
+        check_writable("--trace", options->trace, 0, "{\"displayTimeUnit\"");
         TrainCommand(*options).run();
     });
 }

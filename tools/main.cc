@@ -2,15 +2,29 @@
 #include <CLI/CLI.hpp>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
+#include <new>
 
 #include "commands.h"
 #include "ferry/base.h"
 
 namespace {
 
-int report(const ferry::Error& error) {
-    std::fprintf(stderr, "ferry: %s\n", error.what());
-    return error.exit_code();
+// Everything of ferry's is unwound by now. What libraries do at a normal exit may wait for ever for
+// memory or threads that they did not get.
+[[noreturn]] void end(const char* message, int exit_code) {
+    std::fflush(stdout);
+    std::fprintf(stderr, "ferry: %s\n", message);
+    std::_Exit(exit_code);
+}
+
+[[noreturn]] void end(const ferry::Error& error) { end(error.what(), error.exit_code()); }
+
+ferry::Error out_of_memory() {
+    return {ferry::Trouble::does_not_fit,
+            {.what = "the process is not given the memory it asks for",
+             .limit = "ulimit -v, the container's or the machine's memory",
+             .remedy = "raise the limit, or lower budgets.host, budgets.device or threads"}};
 }
 
 ferry::Error usage_error(const CLI::App& app, const CLI::ParseError& error) {
@@ -46,11 +60,12 @@ int main(int argc, char** argv) {
     } catch (const CLI::ParseError& error) {
         // Help and version are "errors" of code 0; every other one is a usage error.
         if (error.get_exit_code() == 0) return app.exit(error);
-        return report(usage_error(app, error));
+        end(usage_error(app, error));
     } catch (const ferry::Error& error) {
-        return report(error);
+        end(error);
+    } catch (const std::bad_alloc&) {
+        end(out_of_memory());
     } catch (const std::exception& error) {
-        std::fprintf(stderr, "ferry: %s\n", error.what());
-        return static_cast<int>(ferry::Trouble::internal);
+        end(error.what(), static_cast<int>(ferry::Trouble::internal));
     }
 }

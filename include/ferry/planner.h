@@ -182,8 +182,8 @@ public:
     void compute(Op op, int64_t layer, int64_t item, std::initializer_list<Operand> operands,
                  int64_t bytes = 0);
 
-    void update_chunk(int64_t chunk, Op op);  // update, update_bet or recast
-    void rewrite_state(int64_t chunk);        // stored state to a fresh slot, unchanged
+    void update_chunk(int64_t chunk, Op op);             // update, update_bet or recast
+    void rewrite(swap::ObjectId stored, Class through);  // on NVMe, unchanged
     void commit(int64_t chunk);
     void rollback(int64_t chunk);
     void mark_verdict();  // norms and report have reached the host

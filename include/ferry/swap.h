@@ -1,11 +1,9 @@
-// The tiered store: where every piece of state lives, the schedule that moves it, and the replay of
-// that schedule. A schedule is data (design.md 1.1): lanes of tasks, each with the counters of
-// other lanes that it waits for; replaying it allocates nothing and cannot deadlock.
+// The tiered store: where every piece of state lives, and the replay of the schedules that move it
+// (schedule.h). Replaying allocates nothing and cannot deadlock.
 #pragma once
 
 #include <array>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -14,6 +12,7 @@
 #include "ferry/aio.h"
 #include "ferry/base.h"
 #include "ferry/device.h"
+#include "ferry/schedule.h"
 #include "ferry/trace.h"
 
 namespace ferry::swap {
@@ -23,9 +22,7 @@ std::string_view name_of(Tier tier);
 
 // ---------------------------------------------------------------- objects
 
-// A piece of state with a home: a chunk's p, m, v; its weights; its gradient; a block input.
-using ObjectId = uint32_t;
-constexpr ObjectId kNoObject = ~ObjectId{0};
+// Where a piece of state lives.
 struct Object {
     Tier home = Tier::host;
     int64_t bytes = 0;
@@ -38,121 +35,6 @@ struct Object {
 struct HostSlots {
     int64_t offset = 0, slot_bytes = 0, slots = 0;
 };
-
-// ---------------------------------------------------------------- schedule
-
-enum class Lane : uint8_t { compute, h2d, d2h, team, check, read, write };
-constexpr int kLanes = 7;
-std::string_view name_of(Lane lane);
-
-// Tasks complete in order within a lane, as counted: a counter of n means tasks 0..n-1 are done.
-struct Wait {
-    Lane lane = Lane::compute;
-    uint32_t index = 0;  // of the task that must be done, in its lane of this schedule
-};
-
-// Where a task's operand lies; resolved to an address when the task is dispatched.
-struct Place {
-    enum class Kind : uint8_t { none, device, host, current, fresh };
-    Kind kind = Kind::none;
-    ObjectId object = kNoObject;  // current, fresh: this object's version in memory
-    int64_t offset = 0;           // bytes, in the arena or in the object
-};
-
-enum class Verb : uint8_t {
-    kernel,    // compute, team: the owner's work
-    copy,      // h2d, d2h: places[0] -> places[1]
-    read,      // object on NVMe -> places[0]
-    write,     // places[0] -> object on NVMe; a versioned object gets a fresh slot
-    seal,      // check: checksums of places[0], about to be written
-    verify,    // check: places[0], just read, against the checksums
-    commit,    // write: the pending version becomes current, the old one is free
-    rollback,  // write: the pending version is free
-};
-
-const char* name_of(Verb verb);
-
-constexpr int kPlaces = 9;
-struct Task {
-    Verb verb = Verb::kernel;
-    Lane lane = Lane::compute;
-    uint8_t op = 0;        // kernel: which, the owner's enum
-    bool settled = false;  // write: becomes current when its bytes are on the device
-    int32_t layer = 0;
-    int32_t item = 0;  // micro-batch or chunk, by op
-    ObjectId object = kNoObject;
-    int64_t bytes = 0;
-    std::array<Place, kPlaces> places{};
-    uint32_t index = 0;  // in its lane
-    uint32_t first_wait = 0, waits = 0;
-    uint32_t first_entry = 0, entries = 0;
-};
-
-// A use of a resource (a planned buffer or an object) that nothing earlier in this schedule orders:
-// the replay makes it wait for what the schedules before left in flight.
-struct Entry {
-    uint32_t resource = 0;
-    bool writes = false;
-};
-
-// Highest task index by lane, -1 none.
-struct Counters {
-    std::array<int64_t, kLanes> last{-1, -1, -1, -1, -1, -1, -1};
-    void raise(Lane lane, int64_t index) {
-        int64_t& mine = last[static_cast<size_t>(lane)];
-        if (index > mine) mine = index;
-    }
-    void raise(const Counters& other) {
-        for (size_t lane = 0; lane < kLanes; ++lane) {
-            if (other.last[lane] > last[lane]) last[lane] = other.last[lane];
-        }
-    }
-};
-// How a schedule leaves a resource: who wrote it last and who has read it since.
-struct LastUse {
-    uint32_t resource = 0;
-    bool written = false;  // false: read only, earlier writers still count
-    Counters writers{}, readers{};
-};
-
-struct Schedule {
-    std::string name{};
-    std::vector<Task> tasks{};  // in program order: every wait points to an earlier task
-    std::array<std::vector<uint32_t>, kLanes> lanes{};
-    std::vector<Wait> waits{};
-    std::vector<Entry> entries{};
-    std::vector<LastUse> last_uses{};
-    Wait verdict{};  // when this is done the step can be settled
-    bool has_verdict = false;
-};
-// Aborts unless every wait points to a task that comes earlier in program order: such a schedule
-// cannot deadlock.
-void prove_acyclic(const Schedule& schedule);
-
-// ---------------------------------------------------------------- prediction
-
-// What several lanes draw on at once.
-enum class Shared : uint8_t { cores, disk, dram };
-constexpr int kShared = 3;
-// What a task takes alone, and the part of each shared resource that it needs meanwhile (1: all).
-struct Cost {
-    double seconds = 0;
-    std::array<double, kShared> part{};
-};
-using CostModel = std::function<Cost(const Task&)>;
-
-struct Timeline {
-    struct Slice {
-        double begin_s = 0, end_s = 0;  // since the step before was settled
-    };
-    std::vector<Slice> tasks{};  // the schedule's, in program order
-    double step_seconds = 0;     // from verdict to verdict once steps follow each other
-    std::array<double, kLanes> busy_seconds{};
-};
-// Replays `first` and then `steady` again and again, as the store does but without the work.
-// Running tasks that need more of a resource than there is slow down alike.
-Timeline predict(const Schedule& first, const Schedule& steady, uint32_t resources,
-                 const CostModel& cost);
 
 // ---------------------------------------------------------------- store and replay
 

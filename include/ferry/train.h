@@ -75,7 +75,8 @@ public:
     // The last step's gradient of one tensor, as rounded to the wire type, before unscaling and
     // clipping; zeros where it is frozen. Only between step() and the next call of anything else.
     virtual std::vector<float> read_gradient(int64_t layer, const model::Tensor& tensor) = 0;
-    // Measures the kernels and links of this plan alone; the run's report then has the bound.
+    // Measures the kernels and links of this plan alone, between steps; the run's report then has
+    // the bound. The lower one where it is measured again: a busy machine makes it look high.
     virtual void measure_bound() = 0;
 
     virtual const planner::Plan& plan() const = 0;

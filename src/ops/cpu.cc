@@ -10,6 +10,7 @@
 #include <mutex>
 #include <utility>
 
+#include "blas_buffers.h"
 #include "ferry/ops.h"
 #include "kernels.h"
 
@@ -66,6 +67,7 @@ public:
     explicit CpuOps(Team& team) : team_(team) {
         advise_once();
         openblas_set_num_threads(1);  // the team's threads call it, a tile each
+        reserve_blas_buffers(team.threads());
     }
 
     int64_t gemm_scratch_bytes(const Gemm&) const override { return 0; }

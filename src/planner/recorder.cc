@@ -410,12 +410,11 @@ void Recorder::update_chunk(int64_t index, Op op) {
     }
 }
 
-void Recorder::rewrite_state(int64_t chunk) {
-    const ObjectId state = plan_.chunks[static_cast<size_t>(chunk)].state;
-    const Lease stage = acquire(Class::stage);
-    impl_->read(state, stage);
-    impl_->seal(state, stage);
-    impl_->write(state, stage, true);
+void Recorder::rewrite(ObjectId stored, Class through) {
+    const Lease buffer = acquire(through);
+    impl_->read(stored, buffer);
+    impl_->seal(stored, buffer);
+    impl_->write(stored, buffer, plan_.objects[stored].versioned);
 }
 
 void Recorder::commit(int64_t chunk) {

@@ -23,6 +23,9 @@ using planner::Plan;
 
 namespace {
 
+// NaN without the sign that printf gives it.
+std::string number_text(double value) { return std::isnan(value) ? "nan" : std::to_string(value); }
+
 class Run final : public Engine {
 public:
     Run(const Config& config, const Runtime& runtime)
@@ -38,10 +41,9 @@ public:
                    model::layers_of(shape_of(config), config.freeze,
                                     config.optimizer.decay_norms_and_biases),
                    *ops_),
-          plan_(within_memory(
-              planner::make_plan(within(config, *device_), decoder_.layers(), numerics_,
-                                 needs_of(*device_, decoder_)),
-              topology_, *device_)),
+          plan_(within_memory(planner::make_plan(within(config, *device_), decoder_.layers(),
+                                                 numerics_, needs_of(*device_, decoder_)),
+                              config, topology_, *device_)),
           pool_(topology_, config.budgets.host_bytes),
           arena_(reserve()),
           volume_(open_volume(config, plan_, arena_, numerics_hash(config, machine_text(*device_)),
@@ -133,6 +135,7 @@ private:
     static std::unique_ptr<aio::Volume> open_volume(const Config& config, const Plan& plan,
                                                     std::span<std::byte> arena, uint64_t run_id,
                                                     const Runtime& runtime) {
+        if (!runtime.executor->simulated()) check_paths(config);
         if (plan.slot_classes.empty()) return nullptr;
         return runtime.open_volume(volume_options(config, plan, arena, run_id), *runtime.executor);
     }
@@ -229,6 +232,7 @@ private:
         report.clip_factor = verdict.clip_factor;
         if (!verdict.finite) return skip_or_stop(report, verdict);
         loss_scale_.good_step();
+        skipped_in_a_row_ = 0;
         ++updates_;
         state.settled = settler_.scalars(updates_, verdict.clip_factor / scale);
         report.won = report.bet && verdict.clip_factor == 1;
@@ -247,18 +251,29 @@ private:
         }
         // Scaling cannot cure a forward pass; a gradient that overflowed is what it is there for.
         if (loss_scale_.scales() && forward_was_finite) return loss_scale_.overflow(step_);
-        if (!loss_scale_.scales() && config_.on_nonfinite == "skip") return;
+        if (!loss_scale_.scales() && config_.on_nonfinite == "skip" &&
+            ++skipped_in_a_row_ < kSkipsMost)
+            return;
         throw Error(
             Trouble::diverged,
             {.what = "loss or gradient is not finite",
              .where = "step " + std::to_string(step_) + ", " + layer_name(plan_.layers, layer),
-             .measured = "loss " + std::to_string(report.loss) + ", gradient norm " +
-                         std::to_string(verdict.norm),
-             .limit = "the last good step is " + std::to_string(step_ - 1),
+             .measured = "loss " + number_text(report.loss) + ", gradient norm " +
+                         number_text(verdict.norm),
+             .limit = "the last good step is " +
+                      std::to_string(step_ - std::max<int64_t>(skipped_in_a_row_, 1)),
              .remedy = loss_scale_.scales()
                            ? "the activations exceed fp16's 65,504: train in bf16 or fp32, or "
                              "lower optimizer.lr"
-                           : "lower optimizer.lr, set clip_norm, or set on_nonfinite to \"skip\""});
+                           : divergence_remedy()});
+    }
+
+    std::string divergence_remedy() const {
+        std::string text = "lower optimizer.lr";
+        if (config_.clip_norm == 0) text += ", set clip_norm";
+        return text + (skipped_in_a_row_ == kSkipsMost
+                           ? ": " + std::to_string(kSkipsMost) + " steps in a row were skipped"
+                           : ", or set on_nonfinite to \"skip\"");
     }
 
     // Finishes the last step; its time belongs to the steps.
@@ -304,13 +319,15 @@ private:
     Settler settler_;
     int64_t evaluation_size_ = 1;
     LossScale loss_scale_{numerics_.compute == DType::f16};
+    static constexpr int64_t kSkipsMost = 20;  // in a row; then nothing is learnt any more
+    int64_t skipped_in_a_row_ = 0;
     int64_t step_ = 0, updates_ = 0, sequence_ = 0;
     Previous previous_ = Previous::none;
     RunReport totals_{};
 };
 
 void Run::measure_bound() {
-    FERRY_CHECK(step_ == 0, "the bound is measured before the first step, while buffers are free");
+    drain();  // then all buffers are free
     const swap::Schedule& step = steps_[static_cast<size_t>(Previous::rest)][0];
     kernels_.states()[0] = {.step = 1, .gradient_scale = 1};
     const auto room = [](int64_t budget, int64_t taken) {
@@ -325,6 +342,7 @@ void Run::measure_bound() {
     for (const swap::ObjectId input : plan_.inputs) {
         if (input != swap::kNoObject) spilled_inputs += plan_.objects[input].bytes * plan_.groups;
     }
+    totals_ = report();  // what is moved from here on is not the run's
     const double parameters = static_cast<double>(plan_.leaves * optim::kLeaf);
     BoundInput input{
         .parameters = parameters,
@@ -346,8 +364,10 @@ void Run::measure_bound() {
                      staging(Class::weight_piece));
     input.speeds.nvme_bytes_per_s = time_storage(plan_, *store_, executor_);
     const Bound bound = lower_bound(input);
-    totals_.bound_seconds = bound.seconds;
-    totals_.binding = bound.binding;
+    if (totals_.bound_seconds == 0 || bound.seconds < totals_.bound_seconds) {
+        totals_.bound_seconds = bound.seconds;
+        totals_.binding = bound.binding;
+    }
     store_->reset_report();
 }
 

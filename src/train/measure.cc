@@ -168,16 +168,19 @@ double time_updates(Team& team, const optim::Scalars& scalars, const planner::Pl
 double time_storage(const planner::Plan& plan, swap::Store& store, Executor& executor) {
     planner::Recorder recorder(plan, "rewrite");
     int64_t bytes = 0;
+    const auto rewrite = [&](swap::ObjectId object, planner::Class through) {
+        if (object == swap::kNoObject || plan.objects[object].home != swap::Tier::nvme) return;
+        recorder.rewrite(object, through);
+        bytes += 2 * plan.objects[object].bytes;
+    };
     for (size_t c = 0; c < plan.chunks.size() && bytes < 256 * kMiB; ++c) {
-        const planner::Chunk& chunk = plan.chunks[c];
-        if (!chunk.trainable || plan.objects[chunk.state].home != swap::Tier::nvme) continue;
-        recorder.rewrite_state(static_cast<int64_t>(c));
-        bytes += 6 * chunk.state_part_bytes();
+        rewrite(plan.chunks[c].state, planner::Class::stage);
+        rewrite(plan.chunks[c].weight, planner::Class::weight_piece);
     }
     if (bytes == 0) return 0;
-    const swap::Schedule rewrite = recorder.finish();
+    const swap::Schedule schedule = recorder.finish();
     const Nanos start = executor.now();
-    store.append(rewrite, 0);
+    store.append(schedule, 0);
     store.drain();
     return static_cast<double>(bytes) / (static_cast<double>(executor.now() - start) * 1e-9);
 }

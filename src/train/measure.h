@@ -34,8 +34,8 @@ double time_copies(const Bench& on, std::span<std::byte> host);
 // DRAM bytes a second of the optimizer's update over `state` (one chunk's p, m, v).
 double time_updates(Team& team, const optim::Scalars& scalars, const planner::Plan& plan,
                     std::span<std::byte> state, std::span<std::byte> weight);
-// Bytes a second to and from NVMe, mixed: stored chunks are rewritten through the staging buffers,
-// as the optimizer pass does but without the update. 0: nothing is stored.
+// Bytes a second to and from NVMe, mixed: stored state and weights are rewritten through the
+// staging buffers, as the optimizer pass does but without the update. 0: none of them is stored.
 double time_storage(const planner::Plan& plan, swap::Store& store, Executor& executor);
 
 }  // namespace ferry::train

@@ -1,6 +1,12 @@
 #include "setup.h"
 
+#include <linux/magic.h>
 #include <spdlog/fmt/fmt.h>
+#include <sys/vfs.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
 
 #include "ferry/ops.h"
 
@@ -78,15 +84,52 @@ aio::VolumeOptions volume_options(const Config& config, const planner::Plan& pla
     return options;
 }
 
-planner::Plan within_memory(planner::Plan plan, const Topology& machine, const Device& device) {
+namespace {
+
+bool is_memory(const std::string& path) {
+    struct statfs status {};
+    return statfs(path.c_str(), &status) == 0 && status.f_type == TMPFS_MAGIC;
+}
+
+// Of what the plan stores, the most that lies on paths that are memory themselves.
+int64_t stored_in_memory(const Config& config, const planner::Plan& plan) {
+    int64_t bytes = 0;
+    for (const NvmePath& path : config.budgets.nvme) {
+        if (!is_memory(path.path)) continue;
+        log_warn(path.path +
+                 " is memory (tmpfs): what is stored there is host memory, beside "
+                 "budgets.host");
+        bytes += std::min(path.size_bytes, plan.nvme_bytes);
+    }
+    return std::min(bytes, plan.nvme_bytes);
+}
+
+}  // namespace
+
+void check_paths(const Config& config) {
+    for (size_t i = 0; i < config.budgets.nvme.size(); ++i) {
+        const std::string& path = config.budgets.nvme[i].path;
+        std::error_code reason;
+        if (std::filesystem::exists(path, reason)) continue;
+        throw Error(Trouble::usage, {.what = "a storage path does not exist",
+                                     .where = "budgets.nvme[" + std::to_string(i) + "]: " + path,
+                                     .measured = reason ? reason.message() : std::strerror(ENOENT),
+                                     .remedy = "create the directory, or leave the path out"});
+    }
+}
+
+planner::Plan within_memory(planner::Plan plan, const Config& config, const Topology& machine,
+                            const Device& device) {
     const int64_t on_device = device.kind() == DeviceKind::cpu ? plan.device_bytes : 0;
-    const int64_t bytes = on_device + plan.host_bytes;
+    const int64_t on_tmpfs = stored_in_memory(config, plan);
+    const int64_t bytes = on_device + plan.host_bytes + on_tmpfs;
     if (bytes <= machine.memory_limit_bytes) return plan;
     throw Error(Trouble::does_not_fit,
                 {.what = "this machine has less memory than the budgets allow the run to take",
                  .where = "budgets.device, budgets.host",
-                 .measured = format_bytes(on_device) + " for the CPU device and " +
-                             format_bytes(plan.host_bytes) + " for the host tier",
+                 .measured = format_bytes(on_device) + " for the CPU device, " +
+                             format_bytes(plan.host_bytes) + " for the host tier and " +
+                             format_bytes(on_tmpfs) + " on tmpfs",
                  .limit = format_bytes(machine.memory_limit_bytes) +
                           " installed or allowed to this container",
                  .remedy = "set budgets.device and budgets.host to less than that in all, and give "

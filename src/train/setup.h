@@ -22,7 +22,10 @@ TokenLoader::Options loader_options(const Config& config);
 aio::VolumeOptions volume_options(const Config& config, const planner::Plan& plan,
                                   std::span<std::byte> arena, uint64_t run_id);
 // Refuses a plan that takes more memory than the machine has: the kernel would kill the run later.
-planner::Plan within_memory(planner::Plan plan, const Topology& machine, const Device& device);
+planner::Plan within_memory(planner::Plan plan, const Config& config, const Topology& machine,
+                            const Device& device);
+// Also the paths that this plan does not need: the next one may.
+void check_paths(const Config& config);
 int worker_threads(const Config& config, const Topology& topology, const Executor& executor);
 
 // Everything that fixes a number (docs/numerics.md), as text, and its hash: the run's identity.

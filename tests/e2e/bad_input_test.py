@@ -141,13 +141,31 @@ class DoesNotFitTest(BadInputTest):
                                     "budgets.nvme"],
                      model__hidden=65536, model__intermediate=262144, model__layers=512, steps=2)
 
+    def test_address_space(self):
+        refused = 0
+        for mib in range(256, 8192, 64):
+            def limit(mib=mib):
+                resource.setrlimit(resource.RLIMIT_AS, (mib << 20, mib << 20))
+            run = self.train(self.config(steps=2), preexec_fn=limit)
+            if run.code == 0:
+                break
+            if run.code == DOES_NOT_FIT:
+                self.assert_refused(run, DOES_NOT_FIT, "do:")
+                refused += 1
+            else:  # the libraries, or what they do before the program, had no room
+                self.assertEqual(refused, 0, run.err)
+        self.assertEqual(run.code, 0)
+        self.assertGreater(refused, 0)
+
     def test_threads_that_cannot_be_started(self):
         if os.geteuid() == 0:
             self.skipTest("root has no limit on its processes")
 
         def limit():
             resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
-        run = self.train(self.config(steps=2), preexec_fn=limit)
+        # OpenBLAS starts threads of its own before the program, unless it is told not to.
+        run = self.train(self.config(steps=2), preexec_fn=limit,
+                         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"})
         self.assert_refused(run, DOES_NOT_FIT, "thread", "ulimit -u")
 
 
@@ -178,6 +196,11 @@ class NvmePathTest(BadInputTest):
     def test_a_file(self):
         self.assert_refused(self.on_path(self.path("text.txt")), USAGE, "text.txt",
                             "not a directory", "give a directory")
+
+    def test_missing_and_not_needed(self):
+        absent = self.path("absent")
+        run = self.train(self.config(steps=1, budgets__nvme=[absent]))
+        self.assert_refused(run, USAGE, absent, "does not exist", "budgets.nvme[0]")
 
     def test_read_only(self):
         self.assert_refused(self.on_mount("tmpfs", "ro"), USAGE, "mount-tmpfs", "Read-only")
@@ -268,6 +291,11 @@ class DataTest(BadInputTest):
     def test_data_keeps_what_is_there(self):
         run = self.ferry("data", self.path("tokens.bin"), "-o", self.path("text.txt"))
         self.assert_refused(run, USAGE, "text.txt", "no token file")
+        for output in ("tokens.bin", "other.bin"):
+            run = self.ferry("data", self.path("tokens.bin"), "-o", self.path(output))
+            self.assert_refused(run, USAGE, "tokens.bin")
+        run = self.ferry("data", self.path("text.txt"), "-o", self.path("no/such/new.bin"))
+        self.assert_refused(run, USAGE, "no/such/new.bin", "directory")
         run = self.ferry("data", self.path("absent.txt"), "-o", self.path("new.bin"))
         self.assert_refused(run, USAGE, "absent.txt", "No such file")
         self.assertFalse(os.path.exists(self.path("new.bin")))
@@ -315,6 +343,18 @@ class WeightsOutTest(BadInputTest):
         self.assertEqual(os.listdir(self.path("nvme")), [])
 
 
+    def test_replaces_nothing_but_weights(self):
+        for name in ("tokens.bin", "text.txt"):
+            before = os.path.getsize(self.path(name))
+            for option in ("--weights-out", "--trace"):
+                run = self.train(self.config(steps=1), option, self.path(name))
+                self.assert_refused(run, USAGE, option, name, "another kind")
+            self.assertEqual(os.path.getsize(self.path(name)), before)
+        trace = self.path("trace.json")
+        for _ in range(2):
+            self.assert_trained(self.train(self.config(steps=1), "--trace", trace))
+
+
 class DivergedTest(BadInputTest):
     # The second update is large enough for the third step's numbers to overflow.
     BLOWN = {"optimizer__lr": 1e6, "optimizer__weight_decay": 1e6, "steps": 20,
@@ -353,6 +393,14 @@ class DivergedTest(BadInputTest):
             self.assertGreater(sum(skipped), 0)
             self.assertEqual(run.summary["skipped_steps"], sum(skipped))
         self.assertEqual(runs[0].numbers(), runs[1].numbers())
+
+    def test_skips_for_ever_are_an_error(self):
+        run = self.train(self.config(**{**self.BLOWN, "steps": 60}, on_nonfinite="skip"))
+        self.assertEqual(run.code, DIVERGED, run.err)
+        self.assertIn("20 steps in a row were skipped", run.err)
+        self.assertTrue(all(step["skipped"] for step in run.steps[-19:]))
+        good = max(step["step"] for step in run.steps if not step["skipped"])
+        self.assertIn(f"the last good step is {good}", run.err)
 
     def test_a_skipped_step_changes_nothing_but_the_data(self):
         run = self.train(self.config(**self.BLOWN, on_nonfinite="skip", hash_every="step"))

@@ -131,7 +131,7 @@ class EndTest(FerryTest):
         config = self.config(budgets__host="200KiB", budgets__nvme=[self.nvme()])
         run = self.train(config)
         self.assert_trained(run)
-        self.assertIn("removing what a killed run left", run.err)
+        self.assertIn("was killed and left", run.err)
         self.assertEqual(os.listdir(self.path("nvme")), [])
         again = self.train(config)
         self.assertNotIn("removing", again.err)

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "ferry/swap.h"
+#include "ferry/schedule.h"
 
 namespace ferry::swap {
 namespace {
