@@ -178,6 +178,37 @@ TEST_F(StoreTest, AFailedReadInAScheduleIsThrownAndNothingHangs) {
                  Error);
 }
 
+// A whole cycle, out and in and out again, with one fault at its n-th transfer, for every n: it ends
+// exact or with a named error, and nothing hangs or stays behind.
+TEST_F(StoreTest, EveryFaultAtEveryTransferOfACycle) {
+    for (int kind = 1; kind < aio::kFaults; ++kind) {
+        const auto fault = static_cast<aio::Fault>(kind);
+        int64_t fired = 0;
+        for (int64_t nth = 0;; ++nth) {
+            SCOPED_TRACE(std::string(name_of(fault)) + " at " + std::to_string(nth));
+            TearDown();
+            make({kVersionedStored}, {.seed = 5, .fault = fault, .fault_at = nth});
+            std::string error;
+            try {
+                put(0, 7);
+                Task verified = storage(Verb::verify, 0);
+                verified.lane = Lane::check;
+                replay({storage(Verb::read, 0), verified, add(1, host(1), host(1), 0),
+                        storage(Verb::write, 0, true)});
+                EXPECT_EQ(get(0), 8);
+            } catch (const Error& thrown) {
+                EXPECT_EQ(thrown.trouble(), Trouble::io);
+                error = thrown.what();
+            }
+            if (disk_->injected(fault) == 0) break;
+            ++fired;
+            const bool named = error.find("simulated") != std::string::npos;
+            EXPECT_EQ(named, silent(fault) || loud_failure(fault)) << error;
+        }
+        EXPECT_GE(fired, 2) << name_of(fault);
+    }
+}
+
 TEST_F(StoreTest, ReportsBytesByLane) {
     make({kVersionedStored});
     put(0, 7);
