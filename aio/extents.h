@@ -31,8 +31,8 @@ public:
     // Divides each class over the paths by speed, as far as capacities allow. Where there are
     // several, each gets `slack` times its share besides, if it has room: slots that are only used
     // in exchange for another path's. Throws does_not_fit.
-    Extents(std::span<const SlotClass> classes, std::span<const PathShape> paths,
-            int64_t alignment, double slack = 0);
+    Extents(std::span<const SlotClass> classes, std::span<const PathShape> paths, int64_t alignment,
+            double slack = 0);
 
     const Place& place(SlotId slot) const noexcept { return places_[slot]; }
     size_t slots() const noexcept { return places_.size(); }

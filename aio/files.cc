@@ -36,13 +36,13 @@ int64_t file_size_limit() {
 
 int64_t allocated_bytes(const struct stat& status) { return int64_t{status.st_blocks} * 512; }
 
-// Removes a segment; what is no plain file of that name stays. Its space is free at once, even while the ring of a killed process still lets go of it.
+// Removes a segment; what is no plain file of that name stays. Its space is free at once, even
+// while the ring of a killed process still lets go of it.
 void remove_plain_file(const std::string& name) noexcept {
     const int file = open(name.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (file < 0) return;
     struct stat status {};
-    const bool plain =
-        fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink == 1;
+    const bool plain = fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink == 1;
     if (plain && (ftruncate(file, 0) != 0 || unlink(name.c_str()) != 0))
         log_warn("aio: " + name + " could not be removed: " + strerror(errno));
     close(file);
@@ -187,9 +187,9 @@ void PathFiles::measure_room() {
         if (statvfs(options_.path.c_str(), &room) != 0)
             refuse(Trouble::io, problem_of("free space cannot be read", options_.path, errno));
         // A file system without blocks, such as ramfs, does not know how much it has left.
-        capacity_bytes_ = room.f_blocks == 0 ? std::numeric_limits<int64_t>::max() / 2
-                                             : static_cast<int64_t>(room.f_bavail * room.f_frsize) +
-                                                   kept_bytes_;
+        capacity_bytes_ = room.f_blocks == 0
+                              ? std::numeric_limits<int64_t>::max() / 2
+                              : static_cast<int64_t>(room.f_bavail * room.f_frsize) + kept_bytes_;
     }
     if (options_.size_bytes == 0) return;
     if (options_.size_bytes > capacity_bytes_) {
@@ -244,11 +244,12 @@ void PathFiles::probe(bool uring) {
                   (punts_ ? ", transfers are handed to the kernel's workers" : ""));
 }
 
-bool PathFiles::several_files_pay(int64_t bytes) {
+bool PathFiles::several_files_pay(int64_t most) {
+    const int64_t bytes = std::min(most, kMiB);
     const std::string name = segment_name(1);
     const int other = open_file(name, O_CREAT | O_EXCL);
-    const bool pays = fallocate(other, 0, 0, bytes) == 0 &&
-                      writers_take_turns(descriptors_[0], other, bytes);
+    const bool pays =
+        fallocate(other, 0, 0, bytes) == 0 && writers_take_turns(descriptors_[0], other, bytes);
     close(other);
     remove_plain_file(name);
     return pays;
@@ -327,7 +328,8 @@ void PathFiles::reserve(int file, const std::string& name, int64_t end) const {
 
 double PathFiles::measure_speed() {
     constexpr int64_t kBlock = 4 * kMiB, kProbe = 32 * kMiB;
-    const int64_t bytes = round_down(std::min({kProbe, capacity_bytes_, file_size_limit()}), kBlock);
+    const int64_t bytes =
+        round_down(std::min({kProbe, capacity_bytes_, file_size_limit()}), kBlock);
     const AlignedBuffer memory = aligned_buffer(alignment_, kBlock);
     std::byte* const buffer = memory.get();
     memset(buffer, 0x5a, kBlock);

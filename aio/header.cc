@@ -48,11 +48,10 @@ void lock_or_throw(int file, const std::string& name) {
     Header header{};
     const bool known = has_magic(header, pread(file, &header, sizeof header, 0));
     close(file);
-    throw Error(Trouble::usage,
-                {.what = "the storage path is in use by another ferry",
-                 .where = name,
-                 .measured = known ? "process " + std::to_string(header.pid) : "",
-                 .remedy = "wait for it, stop it, or give another path"});
+    throw Error(Trouble::usage, {.what = "the storage path is in use by another ferry",
+                                 .where = name,
+                                 .measured = known ? "process " + std::to_string(header.pid) : "",
+                                 .remedy = "wait for it, stop it, or give another path"});
 }
 
 }  // namespace
@@ -123,12 +122,12 @@ bool HeaderFile::find_leftover(Leftover leftover, uint64_t run_id, Header& found
 }
 
 void HeaderFile::refuse_leftover(const Header& header, bool truncated, uint64_t run_id) const {
-    Problem problem{.what = "files of a killed run are left here",
-                    .where = name_,
-                    .measured = "process " + std::to_string(header.pid) + ", run " +
-                                hex(header.run_id),
-                    .remedy = raw_device_ ? "allow its removal, or erase the first block"
-                                          : "delete the ferry.* files there, or allow their removal"};
+    Problem problem{
+        .what = "files of a killed run are left here",
+        .where = name_,
+        .measured = "process " + std::to_string(header.pid) + ", run " + hex(header.run_id),
+        .remedy = raw_device_ ? "allow its removal, or erase the first block"
+                              : "delete the ferry.* files there, or allow their removal"};
     if (truncated) {
         problem.what = "a truncated header is left here";
         problem.measured = "";

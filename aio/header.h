@@ -18,9 +18,9 @@ struct Header {
     uint32_t version;
     int32_t pid;
     uint64_t run_id;
-    int32_t segments;       // at most this many lie beside the header
-    int32_t laid_out;       // 1: every byte of them was written
-    int64_t device_end;     // of the slots on a raw device
+    int32_t segments;    // at most this many lie beside the header
+    int32_t laid_out;    // 1: every byte of them was written
+    int64_t device_end;  // of the slots on a raw device
 };
 
 class HeaderFile {

@@ -15,7 +15,7 @@
 namespace ferry::aio {
 namespace {
 
-constexpr int kRounds = 3;
+constexpr int kRounds = 5;
 constexpr unsigned kWrites = 4;
 constexpr int64_t kAlignment = 4096;
 
@@ -121,7 +121,7 @@ bool writers_take_turns(int one, int other, int64_t bytes) {
     // A wait for megabytes stands out from a small write's own time also on a busy machine; the
     // lower quarter leaves out what else may happen to it, such as a large write in the device.
     constexpr double kWaited = 4;
-    constexpr size_t kSamples = 15, kLowerQuarter = kSamples / 4;
+    constexpr size_t kSamples = 9, kLowerQuarter = kSamples / 4;
     const AlignedBuffer data = aligned_buffer(kAlignment, kAlignment);
     memset(data.get(), 0x5a, static_cast<size_t>(kAlignment));
     double seconds[2][kSamples];
@@ -131,8 +131,8 @@ bool writers_take_turns(int one, int other, int64_t bytes) {
             // Otherwise all samples might fit between two large writes.
             std::this_thread::sleep_for(std::chrono::microseconds(100));
             seconds[which][i] = seconds_of([&] {
-                [[maybe_unused]] const ssize_t wrote = pwrite(
-                    which ? other : one, data.get(), static_cast<size_t>(kAlignment), 0);
+                [[maybe_unused]] const ssize_t wrote =
+                    pwrite(which ? other : one, data.get(), static_cast<size_t>(kAlignment), 0);
             });
         }
     }

@@ -297,18 +297,17 @@ void Queue::send(uint32_t id) {
 void Queue::trace(const Completion& completion) const {
     const Flight& flight = flights_[completion.id];
     const Request& request = entries_[flight.entry].request;
-    options_.tracer.transfer(
-        options_.tracer.context,
-        {.verb = request.verb,
-         .path = options_.path,
-         .ring = options_.ring,
-         .file = request.file,
-         .tag = request.operation->tag,
-         .offset = request.file_offset + flight.offset + flight.done_bytes,
-         .bytes = std::max(completion.result, 0),
-         .error = std::max(-completion.result, 0),
-         .start_ns = flight.sent,
-         .end_ns = now_});
+    options_.tracer.transfer(options_.tracer.context,
+                             {.verb = request.verb,
+                              .path = options_.path,
+                              .ring = options_.ring,
+                              .file = request.file,
+                              .tag = request.operation->tag,
+                              .offset = request.file_offset + flight.offset + flight.done_bytes,
+                              .bytes = std::max(completion.result, 0),
+                              .error = std::max(-completion.result, 0),
+                              .start_ns = flight.sent,
+                              .end_ns = now_});
 }
 
 void Queue::complete(const Completion& completion) {
@@ -319,10 +318,8 @@ void Queue::complete(const Completion& completion) {
         log_warn("aio: a " + std::string(name_of(verb)) + " of " + options_.name + " took " +
                  std::to_string((now_ - flight.sent) / 1'000'000'000) + " s");
     if (completion.result < 0) return failed(completion.id, -completion.result);
-    if (verb == Verb::flush || verb == Verb::discard)
-        return moved(completion.id, flight.left());
-    FERRY_CHECK(completion.result <= flight.left(),
-                "the kernel moved more bytes than asked for");
+    if (verb == Verb::flush || verb == Verb::discard) return moved(completion.id, flight.left());
+    FERRY_CHECK(completion.result <= flight.left(), "the kernel moved more bytes than asked for");
     moved(completion.id, completion.result);
 }
 

@@ -135,8 +135,7 @@ void VolumeOnPaths::choose_backend() {
     }
     // A ring may be refused later than the first: descriptors, locked memory.
     const auto fall_back = [](const std::string& why) {
-        log_warn("aio: backend \"auto\": io_uring cannot be used (" + why +
-                 "): POSIX threads are");
+        log_warn("aio: backend \"auto\": io_uring cannot be used (" + why + "): POSIX threads are");
     };
     if (!trouble.empty()) return fall_back(trouble);
     backend_of_kind_ = [fall_back](const BackendSetup& setup) {

@@ -93,8 +93,7 @@ void print_run(const train::RunReport& report, const planner::Plan& plan, const 
         fmt::print("  {:<11} {:>12} {:>14}\n", swap::name_of(tier),
                    format_bytes(used_of(tier, plan)), budget_text(budget_of(tier, config)));
     }
-    if (!report.paths.empty())
-        fmt::print("\n{}\n", aio::describe(report.paths, "  since start, "));
+    if (!report.paths.empty()) fmt::print("\n{}\n", aio::describe(report.paths, "  since start, "));
     fmt::print("\n  bets: {} won, {} lost; {} steps clipped, {} skipped\n", report.bets_won,
                report.bets_lost, report.clipped_steps, report.skipped_steps);
     if (report.bound_seconds > 0) {

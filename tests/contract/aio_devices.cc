@@ -109,8 +109,7 @@ TEST_F(RawDevice, LeftoversAreRefusedRemovedOrReused) {
     EXPECT_EQ(first_bytes(), std::string(8, '\0')) << "a closed volume leaves no header";
     leave_a_killed_run();
     wanted.leftover = Leftover::remove;
-    EXPECT_EQ(open(wanted)->counters()[0].bytes_written,
-              static_cast<int64_t>(kSlots) * kSlotBytes);
+    EXPECT_EQ(open(wanted)->counters()[0].bytes_written, static_cast<int64_t>(kSlots) * kSlotBytes);
 }
 
 TEST_F(RawDevice, FreedSlotsAreDiscarded) {

@@ -140,8 +140,8 @@ public:
         const std::string make = "mkfs.ext4 -q -F " + device_.name() + " > /dev/null 2>&1";
         if (system(make.c_str()) != 0) return;
         std::filesystem::create_directory(mount_point_);
-        mounted_ = std::make_unique<Mounted>(device_.name(), mount_point_, "ext4",
-                                             "errors=remount-ro");
+        mounted_ =
+            std::make_unique<Mounted>(device_.name(), mount_point_, "ext4", "errors=remount-ro");
     }
     std::string why_not() const {
         if (!device_.why_not().empty()) return device_.why_not();
@@ -222,8 +222,8 @@ TEST_P(RealFaults, FreedSpaceGoesBackToTheFileSystem) {
     const auto blocks = [&] {
         int64_t bytes = 0;
         struct stat status {};
-        for (int i = 0; stat((directory_ / ("ferry.seg" + std::to_string(i))).c_str(), &status) == 0;
-             ++i)
+        for (int i = 0;
+             stat((directory_ / ("ferry.seg" + std::to_string(i))).c_str(), &status) == 0; ++i)
             bytes += int64_t{status.st_blocks} * 512;
         return bytes;
     };

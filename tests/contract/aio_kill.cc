@@ -116,8 +116,8 @@ TEST_P(Killed, AfterEveryCompletedOperation) {
     directory.put("ferry.notes", kPrecious);
     int after = 0;
     for (bool killed = true; killed; ++after) {
-        const int status = in_child(
-            [&] { return write_and_read(directory.path(), Leftover::remove, {after}); });
+        const int status =
+            in_child([&] { return write_and_read(directory.path(), Leftover::remove, {after}); });
         killed = WIFSIGNALED(status);
         if (!killed) {
             ASSERT_EQ(WEXITSTATUS(status), 0);
@@ -142,8 +142,7 @@ public:
         int status = 0;
         waitpid(child_, &status, 0);
         if (!WIFSTOPPED(status)) return false;
-        constexpr long kOptions =
-            PTRACE_O_TRACESYSGOOD | PTRACE_O_TRACECLONE | PTRACE_O_EXITKILL;
+        constexpr long kOptions = PTRACE_O_TRACESYSGOOD | PTRACE_O_TRACECLONE | PTRACE_O_EXITKILL;
         ptrace(PTRACE_SETOPTIONS, child_, nullptr, kOptions);
         ptrace(PTRACE_SYSCALL, child_, nullptr, nullptr);
         return true;

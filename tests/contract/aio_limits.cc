@@ -84,8 +84,7 @@ protected:
         const SlotId slot = volume.allocate(0);
         for (const Kind kind : {Kind::write, Kind::read}) {
             memset(memory.get(), kind == Kind::write ? 9 : 0, kSlotBytes);
-            Operation operation{
-                .kind = kind, .slot = slot, .buffer = {memory.get(), kSlotBytes}};
+            Operation operation{.kind = kind, .slot = slot, .buffer = {memory.get(), kSlotBytes}};
             volume.submit(operation);
             while (!volume.poll()) executor.wait(kForever);
             if (operation.state != State::done) return false;

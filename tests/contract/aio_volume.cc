@@ -103,20 +103,19 @@ protected:
 
     VolumeOptions options() const {
         const Where& where = GetParam();
-        return {
-            .paths = {{.path = device_ ? device_->name() : directory_,
-                       .size_bytes = 64 * kMiB,
-                       .raw_device = device_ != nullptr,
-                       .segments = where.segments}},
-            .classes = {{"a", kSlotBytes, kSlots}, {"b", 4096, 3}},
-            .backend = where.kind,
-            .block_bytes = 64 * kKiB,
-            .queue_depth = 8,
-            .operations_max = 64,
-            .rings = where.rings,
-            .direct = where.special != Where::buffered,
-            .sqpoll = where.special == Where::sqpoll,
-            .iopoll = where.special == Where::iopoll};
+        return {.paths = {{.path = device_ ? device_->name() : directory_,
+                           .size_bytes = 64 * kMiB,
+                           .raw_device = device_ != nullptr,
+                           .segments = where.segments}},
+                .classes = {{"a", kSlotBytes, kSlots}, {"b", 4096, 3}},
+                .backend = where.kind,
+                .block_bytes = 64 * kKiB,
+                .queue_depth = 8,
+                .operations_max = 64,
+                .rings = where.rings,
+                .direct = where.special != Where::buffered,
+                .sqpoll = where.special == Where::sqpoll,
+                .iopoll = where.special == Where::iopoll};
     }
     Volume& open(VolumeOptions volume_options) {
         volume_ = disk_ ? open_simulated_volume(std::move(volume_options), *executor_, *disk_)

@@ -166,8 +166,8 @@ TEST_F(Paths, SlackBoundsTheMove) {
 TEST(RealPaths, ADiskAndMemoryShareTheWork) {
     const TemporaryDirectory disk, memory("/dev/shm");
     auto executor = make_thread_executor();
-    auto volume = Volume::open(options_for({{.path = disk.path()}, {.path = memory.path()}}, 1),
-                               *executor);
+    auto volume =
+        Volume::open(options_for({{.path = disk.path()}, {.path = memory.path()}}, 1), *executor);
     {
         Steps steps(*volume, *executor);
         for (int i = 0; i < 20; ++i) steps.run();

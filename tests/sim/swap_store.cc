@@ -178,8 +178,8 @@ TEST_F(StoreTest, AFailedReadInAScheduleIsThrownAndNothingHangs) {
                  Error);
 }
 
-// A whole cycle, out and in and out again, with one fault at its n-th transfer, for every n: it ends
-// exact or with a named error, and nothing hangs or stays behind.
+// A whole cycle, out and in and out again, with one fault at its n-th transfer, for every n: it
+// ends exact or with a named error, and nothing hangs or stays behind.
 TEST_F(StoreTest, EveryFaultAtEveryTransferOfACycle) {
     for (int kind = 1; kind < aio::kFaults; ++kind) {
         const auto fault = static_cast<aio::Fault>(kind);

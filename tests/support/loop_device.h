@@ -19,7 +19,8 @@ public:
     LoopDevice(const std::string& file, int64_t bytes) {
         const int backing = open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
         const int control = open("/dev/loop-control", O_RDWR | O_CLOEXEC);
-        if (backing < 0 || ftruncate(backing, bytes) != 0 || control < 0) why_not_ = strerror(errno);
+        if (backing < 0 || ftruncate(backing, bytes) != 0 || control < 0)
+            why_not_ = strerror(errno);
         for (int tries = 0; why_not_.empty() && name_.empty() && tries < 100; ++tries)
             attach(backing, ioctl(control, LOOP_CTL_GET_FREE));
         if (backing >= 0) close(backing);
@@ -31,7 +32,7 @@ public:
     LoopDevice(const LoopDevice&) = delete;
     LoopDevice& operator=(const LoopDevice&) = delete;
 
-    const std::string& name() const { return name_; }         // "/dev/loop3"
+    const std::string& name() const { return name_; }        // "/dev/loop3"
     const std::string& why_not() const { return why_not_; }  // empty: it is there
 
 private:

@@ -1,8 +1,8 @@
 // What is refused at open, and with which words: bad paths, other people's files, no space.
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <signal.h>
 #include <linux/magic.h>
+#include <signal.h>
 #include <sys/file.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
