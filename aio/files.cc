@@ -224,7 +224,7 @@ void PathFiles::find_alignment() {
 
 // Small enough for any path, large enough to measure.
 int64_t PathFiles::probe_bytes() const {
-    constexpr int64_t kMost = 4 * kMiB, kLeast = 64 * kKiB;
+    constexpr int64_t kMost = 8 * kMiB, kLeast = 64 * kKiB;
     const int64_t room = std::min(capacity_bytes_ / 2, file_size_limit() - data_offset_);
     return room < kLeast ? 0 : round_down(std::min(room, kMost), kLeast);
 }
@@ -244,8 +244,7 @@ void PathFiles::probe(bool uring) {
                   (punts_ ? ", transfers are handed to the kernel's workers" : ""));
 }
 
-bool PathFiles::several_files_pay(int64_t most) {
-    const int64_t bytes = std::min(most, kMiB);
+bool PathFiles::several_files_pay(int64_t bytes) {
     const std::string name = segment_name(1);
     const int other = open_file(name, O_CREAT | O_EXCL);
     const bool pays =

@@ -55,7 +55,7 @@ private:
     void find_alignment();
     int64_t probe_bytes() const;
     void probe(bool uring);
-    bool several_files_pay(int64_t most);
+    bool several_files_pay(int64_t bytes);
     int open_segment(int index);
     int open_file(const std::string& name, int flags);
     void reserve(int file, const std::string& name, int64_t end) const;

@@ -18,12 +18,7 @@ namespace {
 constexpr int kRounds = 5;
 constexpr unsigned kWrites = 4;
 constexpr int64_t kAlignment = 4096;
-
-double seconds_of(const auto& work) {
-    const auto start = std::chrono::steady_clock::now();
-    work();
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
+constexpr std::chrono::microseconds kPause(50);
 
 // A ring for as long as the object lives.
 class ProbeRing {
@@ -81,13 +76,13 @@ public:
         : data_(aligned_buffer(kAlignment, bytes - kAlignment)), thread_([this, file, bytes] {
               const auto size = static_cast<size_t>(bytes - kAlignment);
               memset(data_.get(), 0x5a, size);
-              bool works = true;
-              for (; works && !stop_; ++rounds_)
+              for (bool works = true; works && !stop_;) {
+                  ++phase_;
                   works = pwrite(file, data_.get(), size, kAlignment) > 0;
+                  ++phase_;
+              }
               stop_ = true;
-          }) {
-        while (rounds_ == 0 && !stop_) std::this_thread::yield();
-    }
+          }) {}
     ~LargeWriter() {
         stop_ = true;
         thread_.join();
@@ -95,10 +90,20 @@ public:
     LargeWriter(const LargeWriter&) = delete;
     LargeWriter& operator=(const LargeWriter&) = delete;
 
+    // True when `work` was begun during a write and done a while before that write was. Without the
+    // while, whoever waited for the write's lock could be faster than the writer's return.
+    bool outlasts(const auto& work) const {
+        uint64_t before = 0;
+        while ((before = phase_) % 2 == 0 && !stop_) std::this_thread::yield();
+        work();
+        std::this_thread::sleep_for(kPause);
+        return phase_ == before;
+    }
+
 private:
     const AlignedBuffer data_;
     std::atomic<bool> stop_ = false;
-    std::atomic<int> rounds_ = 0;
+    std::atomic<uint64_t> phase_ = 0;  // odd: within a write
     std::thread thread_;
 };
 
@@ -118,27 +123,26 @@ bool completes_inline(int file, int64_t offset, int64_t bytes) {
 }
 
 bool writers_take_turns(int one, int other, int64_t bytes) {
-    // A wait for megabytes stands out from a small write's own time also on a busy machine; the
-    // lower quarter leaves out what else may happen to it, such as a large write in the device.
-    constexpr double kWaited = 4;
-    constexpr size_t kSamples = 9, kLowerQuarter = kSamples / 4;
+    constexpr int kSamples = 16, kFirst = 4, kMore = 6;
     const AlignedBuffer data = aligned_buffer(kAlignment, kAlignment);
     memset(data.get(), 0x5a, static_cast<size_t>(kAlignment));
-    double seconds[2][kSamples];
     const LargeWriter writer(one, bytes);
-    for (size_t i = 0; i < kSamples; ++i) {
-        for (size_t which = 0; which < 2; ++which) {
-            // Otherwise all samples might fit between two large writes.
-            std::this_thread::sleep_for(std::chrono::microseconds(100));
-            seconds[which][i] = seconds_of([&] {
-                [[maybe_unused]] const ssize_t wrote =
-                    pwrite(which ? other : one, data.get(), static_cast<size_t>(kAlignment), 0);
-            });
-        }
+    const auto overtakes = [&](int file) {
+        // The pause lets a busy machine run the writer, so that samples fall anywhere in its
+        // writes.
+        std::this_thread::sleep_for(kPause);
+        return writer.outlasts([&] {
+            [[maybe_unused]] const ssize_t wrote =
+                pwrite(file, data.get(), static_cast<size_t>(kAlignment), 0);
+        });
+    };
+    int same = 0, apart = 0;
+    for (int i = 0; i < kSamples; ++i) {
+        same += overtakes(one);
+        apart += overtakes(other);
+        if (i == kFirst && apart == 0) break;  // the device orders them, and no lock
     }
-    for (auto& samples : seconds)
-        std::nth_element(samples, samples + kLowerQuarter, samples + kSamples);
-    return seconds[0][kLowerQuarter] > kWaited * seconds[1][kLowerQuarter];
+    return apart - same >= kMore;
 }
 
 std::string why_no_polling(int file, int64_t offset, unsigned flags) {

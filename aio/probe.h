@@ -11,8 +11,9 @@ namespace ferry::aio {
 // `bytes` at `offset`. False without io_uring.
 bool completes_inline(int file, int64_t offset, int64_t bytes);
 
-// True when a small write waits for a large one that another thread makes to the same file, and not
-// for one to another file: then several files serve several writers. Both hold `bytes` bytes.
+// True when small writes begun during another thread's large write to the same file wait for its
+// end, and those to another file do not: then several files serve several writers. Both hold
+// `bytes` bytes.
 bool writers_take_turns(int one, int other, int64_t bytes);
 
 // Why a write and a read through a polled ring do not work; empty when both do. A polled write may

@@ -335,20 +335,28 @@ TEST_F(VolumeFiles, LeftoversOfAnotherUser) {
     EXPECT_TRUE(exists("ferry.volume"));
 }
 
-// As many files as the probe finds to pay: one lock a file is taken by tmpfs, not by ext4.
+// As many files as the probe finds to pay: tmpfs takes one lock a file, ext4 does not. A
+// measurement on a busy machine may be wrong once.
 TEST_F(VolumeFiles, SegmentsFollowTheProbe) {
     VolumeOptions wanted = options();
     wanted.paths[0].size_bytes = 16 * kMiB;
+    const auto segments = [&](const std::string& path) {
+        wanted.paths[0].path = path;
+        const auto volume = open(wanted);
+        return std::distance(fs::directory_iterator(path), fs::directory_iterator()) - 1;
+    };
+    const auto found = [&](const std::string& path, std::ptrdiff_t expected) {
+        for (int tries = 0; tries < 4; ++tries)
+            if (segments(path) == expected) return true;
+        return false;
+    };
+    const TemporaryDirectory memory("/dev/shm");
+    EXPECT_TRUE(found(memory.path(), 8));
     struct statfs system {};
     ASSERT_EQ(statfs(path_.c_str(), &system), 0);
     if (system.f_type == EXT4_SUPER_MAGIC) {
-        const auto volume = open(wanted);
-        EXPECT_FALSE(exists("ferry.seg1"));
+        EXPECT_TRUE(found(path_, 1));
     }
-    const TemporaryDirectory memory("/dev/shm");
-    wanted.paths[0].path = memory.path();
-    const auto volume = open(wanted);
-    EXPECT_TRUE(memory.has("ferry.seg7"));
 }
 
 TEST_F(VolumeFiles, NonsenseOptions) {
