@@ -59,6 +59,17 @@ class ConfigurationTest(BadInputTest):
         self.refused(USAGE, ["model.kv_heads", "set kv_heads 4"], model__kv_heads=12)
         self.refused(USAGE, ["model.head_dim", "head_dim 1", "even"], model__heads=64)
 
+    def test_a_gpu_where_there_is_none_or_too_small_a_part_of_one(self):
+        run = self.train(self.config(device="cuda", budgets__device="100MiB"))
+        if run.code == DOES_NOT_FIT:  # there is a GPU: its context alone is larger
+            self.assert_refused(run, DOES_NOT_FIT, "budgets.device", "missing")
+        else:
+            self.assert_refused(run, USAGE, "where:    device", "set device to cpu")
+        self.refused(USAGE, ["numerics.residual", "bf16 compute"], precision="fp16",
+                     numerics__residual="bf16")
+        self.refused(USAGE, ["numerics.wire", "loss scaling"], precision="bf16",
+                     numerics__wire="fp16")
+
     def test_broken_files_and_command_lines(self):
         broken = self.path("broken.json")
         with open(broken, "w", encoding="utf-8") as file:
