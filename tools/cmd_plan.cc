@@ -23,14 +23,18 @@ struct PlanOptions {
     bool schedule = false, json = false;
 };
 
-// At most about 25 steps: the first and the last, evenly spaced ones, and the end of the warm-up.
-std::vector<int64_t> steps_shown(const Config& config) {
+// At most about 25 steps: the first and the last, evenly spaced ones, and where the rate turns.
+std::vector<int64_t> steps_shown(const Config& config, const optim::LrSchedule& schedule) {
     constexpr int64_t kLines = 24;
     const int64_t last = std::max<int64_t>(1, config.steps);
     std::vector<int64_t> steps{1};
     for (int64_t i = 1; i <= kLines; ++i) steps.push_back(std::max<int64_t>(1, last * i / kLines));
-    const int64_t peak = config.schedule.warmup_steps;
-    if (peak >= 1 && peak <= last) steps.push_back(peak);
+    std::vector<int64_t> turns{schedule.warmup_steps};
+    if (schedule.kind == optim::Decay::wsd)
+        turns.push_back(schedule.total_steps - schedule.decay_steps);
+    for (const int64_t turn : turns) {
+        if (turn >= 1 && turn <= last) steps.push_back(turn);
+    }
     std::sort(steps.begin(), steps.end());
     steps.erase(std::unique(steps.begin(), steps.end()), steps.end());
     return steps;
@@ -41,7 +45,7 @@ void print_schedule(const Config& config, const optim::LrSchedule& schedule) {
     fmt::print("learning rate, {} from {:g} over {} steps\n\n", optim::name_of(schedule.kind),
                schedule.peak, config.steps);
     fmt::print("  {:>9} {:>11}\n", "step", "lr");
-    for (const int64_t step : steps_shown(config)) {
+    for (const int64_t step : steps_shown(config, schedule)) {
         const double lr = optim::learning_rate(schedule, step);
         const double part = schedule.peak > 0 ? lr / schedule.peak : 0;
         const auto bar = static_cast<size_t>(std::lround(kWidth * std::clamp(part, 0.0, 1.0)));
@@ -61,7 +65,6 @@ void run_plan(const PlanOptions& options) {
     const Config config = load_config(options.config, options.overrides);
     const planner::Plan plan = train::plan_for(config);
     const optim::LrSchedule schedule = train::schedule_of(config);
-    optim::check(schedule);
     if (!options.json) {
         print_plan(plan, config);
         if (options.schedule) print_schedule(config, schedule);

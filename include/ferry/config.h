@@ -34,16 +34,22 @@ struct BatchConfig {
 };
 
 struct OptimizerConfig {
-    std::string name = "adamw";
+    std::string method = "adamw";  // adamw, adam, sgd, lion, adagrad
     double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
+    double momentum = 0;             // sgd
+    bool nesterov = false;           // sgd
+    double initial_accumulator = 0;  // adagrad
     bool decay_norms_and_biases = false;
 };
 
 struct ScheduleConfig {
-    std::string kind = "constant";  // constant, linear, cosine
+    // constant, linear, cosine, wsd, one_cycle, warmup_decay (ferry/optim.h has the formulas)
+    std::string kind = "constant";
     int64_t warmup_steps = 0;
     int64_t total_steps = 0;    // 0: `steps`
+    int64_t decay_steps = 0;    // wsd; 0: a tenth of total_steps
     double final_fraction = 0;  // of the peak
+    bool log_warmup = false;
 };
 
 struct EvaluateConfig {
@@ -108,8 +114,10 @@ struct Config {
 };
 
 // `overrides` are "key.path=value" (JSON value, or a bare string). Relative paths inside the file
-// are relative to the working directory. The result is whole: kv_heads, head_dim and
-// schedule.total_steps are filled in where the file left them to be derived.
+// are relative to the working directory. The result is whole: kv_heads, head_dim, the schedule's
+// total_steps and decay_steps, and the constants for which optimizer.method has defaults of its own
+// are filled in where the file left them to be derived. A key that the chosen method or schedule
+// does not use is warned about, not refused.
 Config load_config(const std::string& path, std::span<const std::string> overrides);
 Config parse_config(std::string_view json, const std::string& where,
                     std::span<const std::string> overrides);

@@ -67,6 +67,7 @@ struct Plan {
     bool betting = false;  // some chunk bets
     bool verify = true;    // what comes back from NVMe is checked
     DType compute = DType::f32, wire = DType::f32;
+    int64_t state_parts = 3;  // fp32 arrays of a chunk's state: p and the moments, in this order
     std::vector<model::Layer> layers{};
     std::vector<LayerPlan> layer_plans{};
     std::vector<Chunk> chunks{};
@@ -89,6 +90,7 @@ struct Plan {
         const LayerPlan& l = layer_plans[static_cast<size_t>(layer)];
         return {chunks.data() + l.first_chunk, static_cast<size_t>(l.chunks)};
     }
+    int64_t state_bytes(const Chunk& chunk) const { return state_parts * chunk.state_part_bytes(); }
     bool trains_below(int64_t layer) const;  // something trainable in layers [0, layer)
 
     // A step's report: each micro-batch's sum of losses (double), then of each layer whether its
@@ -106,8 +108,9 @@ struct DeviceNeeds {
 };
 
 // Throws does_not_fit naming the tier, the bytes missing and the smallest budget that works.
+// moments: fp32 arrays that the optimizer keeps besides the master weights.
 Plan make_plan(const Config& config, const std::vector<model::Layer>& layers,
-               const model::Numerics& numerics, const DeviceNeeds& needs);
+               const model::Numerics& numerics, const DeviceNeeds& needs, int64_t moments);
 
 // ---------------------------------------------------------------- recorder
 

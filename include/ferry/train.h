@@ -81,14 +81,15 @@ public:
 
     virtual const planner::Plan& plan() const = 0;
     virtual const std::vector<model::Layer>& layers() const = 0;
-    // What fixes every number (docs/numerics.md) as text, with its hash: runs that print the same
-    // record print the same losses.
+    // What orders every operation (docs/numerics.md) as text, with its hash: runs with the same
+    // record, seed, tokens and constants of optimizer and schedule print the same losses.
     virtual std::string numerics_record() const = 0;
     virtual RunReport report() = 0;  // of the steps so far, the last one finished first
 };
 
 // The plan that Engine::make would work by; touches neither tokens nor disks. Throws Error.
 planner::Plan plan_for(const Config& config);
+// The learning rate over the run's updates. Throws usage where its keys contradict each other.
 optim::LrSchedule schedule_of(const Config& config);
 
 }  // namespace ferry::train

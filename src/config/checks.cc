@@ -1,7 +1,9 @@
 #include "checks.h"
 
 #include <algorithm>
+#include <array>
 #include <initializer_list>
+#include <span>
 
 namespace ferry::config {
 namespace {
@@ -53,6 +55,54 @@ void settle_model(ModelConfig& m, const std::string& where) {
                    {m.head_dim % 2 == 0, "model.head_dim",
                     "the elements of a head must be even: RoPE turns them in pairs",
                     show("head_dim", m.head_dim), "choose heads or head_dim so that it is even"}});
+}
+
+// A key that only some choices of another use.
+struct Use {
+    std::string_view key;
+    std::array<std::string_view, 3> choices;  // empty ones stand for nothing
+};
+constexpr Use kOfMethod[] = {{"optimizer.betas", {"adamw", "adam", "lion"}},
+                             {"optimizer.eps", {"adamw", "adam", "adagrad"}},
+                             {"optimizer.momentum", {"sgd"}},
+                             {"optimizer.nesterov", {"sgd"}},
+                             {"optimizer.initial_accumulator", {"adagrad"}}};
+constexpr Use kOfKind[] = {{"schedule.decay_steps", {"wsd"}}};
+
+void warn_of_unused(std::span<const Use> uses, const std::string& choice, const Given& given,
+                    const std::string& where) {
+    for (const Use& use : uses) {
+        const auto& all = use.choices;
+        if (!given.contains(use.key) || std::find(all.begin(), all.end(), choice) != all.end())
+            continue;
+        std::string text = where;
+        text.append(": ").append(use.key).append(" does nothing with ").append(choice);
+        text.append("; it is for");
+        for (const std::string_view word : all) {
+            if (!word.empty()) text.append(" ").append(word);
+        }
+        log_warn(text);
+    }
+}
+
+void settle_optimizer(OptimizerConfig& o, const Given& given, const std::string& where) {
+    // Chen et al. 2023; torch.optim.Adagrad.
+    if (o.method == "lion" && !given.contains("optimizer.betas")) o.beta2 = 0.99;
+    if (o.method == "adagrad" && !given.contains("optimizer.eps")) o.eps = 1e-10;
+    warn_of_unused(kOfMethod, o.method, given, where);
+    const bool looks_ahead_with_nothing = o.method == "sgd" && o.nesterov && o.momentum == 0;
+    demand(where, {{!looks_ahead_with_nothing, "optimizer.nesterov",
+                    "there is no momentum to look ahead with", "momentum 0",
+                    "set optimizer.momentum, such as 0.9, or nesterov to false"}});
+}
+
+void settle_schedule(Config& c, const Given& given, const std::string& where) {
+    ScheduleConfig& s = c.schedule;
+    // A trial run of a few steps (--set steps=5) may end inside the warm-up.
+    if (s.total_steps == 0) s.total_steps = std::max(c.steps, s.warmup_steps);
+    const int64_t left = std::max<int64_t>(1, s.total_steps - s.warmup_steps);
+    if (s.decay_steps == 0) s.decay_steps = std::clamp<int64_t>(s.total_steps / 10, 1, left);
+    warn_of_unused(kOfKind, s.kind, given, where);
 }
 
 void check_steps(const Config& c, const std::string& where) {
@@ -115,11 +165,10 @@ void check_tiers(const Config& c, const std::string& where) {
 
 }  // namespace
 
-void settle(Config& config, const std::string& where) {
+void settle(Config& config, const Given& given, const std::string& where) {
     settle_model(config.model, where);
-    // A trial run of a few steps (--set steps=5) may end inside the warm-up.
-    if (config.schedule.total_steps == 0)
-        config.schedule.total_steps = std::max(config.steps, config.schedule.warmup_steps);
+    settle_optimizer(config.optimizer, given, where);
+    settle_schedule(config, given, where);
     check_steps(config, where);
     check_tiers(config, where);
 }

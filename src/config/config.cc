@@ -56,7 +56,7 @@ std::string suggestion(std::string_view path) {
 // Reads a value, or a section's values, into the configuration and notes the keys it gave.
 class Reader {
 public:
-    Reader(Config& config, std::set<std::string_view>& given) : config_(config), given_(given) {}
+    Reader(Config& config, config::Given& given) : config_(config), given_(given) {}
 
     void read(const std::string& where, const std::string& path, const json& value) {
         if (const Key* key = config::find_key(path)) {
@@ -77,7 +77,7 @@ public:
 
 private:
     Config& config_;
-    std::set<std::string_view>& given_;
+    config::Given& given_;
 };
 
 // nlohmann keeps the last of two equal keys; a user who wrote both means only one of them.
@@ -169,12 +169,12 @@ void demand_required(const std::set<std::string_view>& given, const std::string&
 Config parse_config(std::string_view text, const std::string& where,
                     std::span<const std::string> overrides) {
     Config result;
-    std::set<std::string_view> given;
+    config::Given given;
     Reader reader(result, given);
     reader.read(where, "", parse_text(text, where));
     for (const std::string& each : overrides) read_override(reader, each);
     demand_required(given, where);
-    config::settle(result, where);
+    config::settle(result, given, where);
     return result;
 }
 

@@ -14,8 +14,8 @@ using Words = std::array<std::string_view, 6>;
 constexpr Words kDevices = {"cpu", "cuda"};
 constexpr Words kPrecisions = {"fp32", "bf16", "fp16"};
 constexpr Words kNarrow = {"auto", "fp32", "bf16", "fp16"};
-constexpr Words kOptimizers = {"adamw"};
-constexpr Words kSchedules = {"constant", "linear", "cosine"};
+constexpr Words kMethods = {"adamw", "adam", "sgd", "lion", "adagrad"};
+constexpr Words kSchedules = {"constant", "linear", "cosine", "wsd", "one_cycle", "warmup_decay"};
 constexpr Words kNonFinite = {"stop", "skip"};
 constexpr Words kHashes = {"end", "step"};
 constexpr Words kBets = {"auto", "off", "all"};
@@ -41,7 +41,9 @@ const Section kSections[] = {
     {"batch",
      "One optimizer step sees `micro_batches` x `micro_batch` x `sequence` tokens a rank."},
     {"optimizer", "How weights follow gradients."},
-    {"schedule", "The learning rate over the steps: a linear warm-up, then one of the kinds."},
+    {"schedule",
+     "The learning rate over the steps: a warm-up, then one of the kinds. `ferry plan --schedule` "
+     "prints it."},
     {"evaluate", "Loss on the held-back end of the token file. It never changes the training."},
     {"budgets", "What each tier may hold. What does not fit is refused before the first step."},
     {"swap", "How the state travels between the tiers. Nothing here changes a number of the run."},
@@ -79,18 +81,23 @@ const Key kKeys[] = {
     {FERRY_KEY(batch.micro_batch), integer, "sequences a kernel works on at once", kWidth},
     {FERRY_KEY(batch.micro_batches), integer, "micro-batches of one optimizer step", kWidth},
 
-    {FERRY_KEY(optimizer.name), choice, "which optimizer", {}, first(kOptimizers, 1)},
+    {FERRY_KEY(optimizer.method), choice, "AdamW, Adam, SGD, Lion or Adagrad; state a parameter besides the fp32 weight: 8 B for the first two, 4 B for the others, none for `sgd` without momentum", {}, first(kMethods, 5)},
     {FERRY_KEY(optimizer.lr), number, "peak learning rate", {.low = 0, .high = 1e6}},
     {"optimizer.betas", +[](Config& c) { return Pair{&c.optimizer.beta1, &c.optimizer.beta2}; }, pair,
-     "decay of the first and the second moment", {.low = 0, .high = 1, .below_high = true}},
-    {FERRY_KEY(optimizer.eps), number, "added to the square root of the second moment", kAboveZero},
-    {FERRY_KEY(optimizer.weight_decay), number, "decoupled weight decay", {.low = 0, .high = 1e6}},
+     "decay of the first and the second moment: `adamw`, `adam`, `lion`; for `lion` the default is `[0.9, 0.99]`", {.low = 0, .high = 1, .below_high = true}},
+    {FERRY_KEY(optimizer.eps), number, "added to the square root of the second moment: `adamw`, `adam`, `adagrad` (default there 1e-10); below 2^-50 / sqrt(1 - beta2) that is used", {.low = 0, .high = 1e30}},
+    {FERRY_KEY(optimizer.weight_decay), number, "`adamw`, `lion`: decoupled, times the learning rate; the others: an L2 term of the gradient", {.low = 0, .high = 1e6}},
+    {FERRY_KEY(optimizer.momentum), number, "`sgd`; 0: none, and no state", {.low = 0, .high = 1, .below_high = true}},
+    {FERRY_KEY(optimizer.nesterov), boolean, "`sgd` with momentum: look ahead"},
+    {FERRY_KEY(optimizer.initial_accumulator), number, "`adagrad`: what its sum of squares starts at", {.low = 0, .high = 1e30}},
     {FERRY_KEY(optimizer.decay_norms_and_biases), boolean, "norm weights and biases decay too"},
 
-    {FERRY_KEY(schedule.kind), choice, "after the warm-up: stay, or fall as a line or a half cosine", {}, first(kSchedules, 3)},
-    {FERRY_KEY(schedule.warmup_steps), integer, "steps in which the rate climbs from 0 to the peak", kCount},
-    {FERRY_KEY(schedule.total_steps), integer, "step at which the fall ends; `auto` (0): `steps`, or the warm-up if that is longer", kCount, {}, 0},
-    {FERRY_KEY(schedule.final_fraction), number, "of the peak, left at the end of the fall", kUnit},
+    {FERRY_KEY(schedule.kind), choice, "after the warm-up: stay; fall as a line, as a half cosine, or as a line over the last steps only (`wsd`); rise and fall between final fraction and peak, counted from step 0 (`one_cycle`, `warmup_decay`)", {}, first(kSchedules, 6)},
+    {FERRY_KEY(schedule.warmup_steps), integer, "steps in which the rate climbs to the peak, which it has at the last of them", kCount},
+    {FERRY_KEY(schedule.total_steps), integer, "steps until the fall has ended: the last of them is the last above the end of the fall; `auto` (0): `steps`, or the warm-up if that is longer", kCount, {}, 0},
+    {FERRY_KEY(schedule.decay_steps), integer, "`wsd`: the falling steps at the end; `auto` (0): a tenth of `total_steps`, at most what the warm-up leaves", kCount, {}, 0},
+    {FERRY_KEY(schedule.final_fraction), number, "of the peak, left after `total_steps`", kUnit},
+    {FERRY_KEY(schedule.log_warmup), boolean, "the warm-up climbs as the logarithm of the step; not for `one_cycle`"},
 
     {FERRY_KEY(evaluate.every), integer, "steps between evaluations; 0: only before the first step and after the last", kCount},
     {FERRY_KEY(evaluate.micro_batches), integer, "held-back micro-batches of one evaluation; 0: none", kCount},

@@ -138,7 +138,7 @@ Method method_from(std::string_view name) {
     for (const std::string& word : known) list += (list.empty() ? "" : ", ") + word;
     throw Error(Trouble::usage,
                 {.what = "unknown optimizer \"" + std::string(name) + "\"",
-                 .where = "optimizer.type",
+                 .where = "optimizer.method",
                  .limit = "one of " + list,
                  .remedy = near.empty() ? "choose one of them" : "did you mean \"" + near + "\"?"});
 }

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <sstream>
 #include <utility>
 
 #include "ferry/optim.h"
@@ -13,11 +14,13 @@ constexpr std::pair<Decay, std::string_view> kKinds[] = {
     {Decay::cosine, "cosine"},       {Decay::wsd, "wsd"},
     {Decay::one_cycle, "one_cycle"}, {Decay::warmup_decay, "warmup_decay"}};
 
-[[noreturn]] void refuse(std::string_view field, double measured, std::string limit,
+[[noreturn]] void refuse(std::string_view key, double measured, std::string limit,
                          std::string remedy) {
+    std::ostringstream number;
+    number << measured;
     throw Error(Trouble::usage, {.what = "the learning-rate schedule contradicts itself",
-                                 .where = "scheduler." + std::string(field),
-                                 .measured = std::to_string(measured),
+                                 .where = std::string(key),
+                                 .measured = number.str(),
                                  .limit = std::move(limit),
                                  .remedy = std::move(remedy)});
 }
@@ -28,41 +31,41 @@ double ratio(int64_t part, int64_t whole) {
     return static_cast<double>(part) / static_cast<double>(whole);
 }
 
-// Of peak, for a step inside the warm-up; `step` from 0.
+// The warm-up's share at its `step`-th step: 1 at the last.
 double warmup(const LrSchedule& s, int64_t step) {
     if (!s.log_warmup) return ratio(step, s.warmup_steps);
     const double whole = std::log(static_cast<double>(std::max<int64_t>(2, s.warmup_steps)));
     return std::log(static_cast<double>(std::max<int64_t>(1, step))) / whole;
 }
 
-// How far the falling part, which ends at total_steps, has come: 0 to 1.
-double fallen(const LrSchedule& s, int64_t step, int64_t length) {
-    if (step >= s.total_steps || length <= 0) return 1;
-    return std::max(0.0, 1 - ratio(s.total_steps - step, length));
+// How far a fall of `length` steps that ends at total_steps has come when `done` steps lie behind:
+// 0 to 1.
+double fallen(const LrSchedule& s, int64_t done, int64_t length) {
+    if (done >= s.total_steps || length <= 0) return 1;
+    return std::max(0.0, 1 - ratio(s.total_steps - done, length));
 }
 
-double warmup_decay(const LrSchedule& s, int64_t step) {
-    const int64_t done = step - 1;
-    const double gamma = done < s.warmup_steps
-                             ? warmup(s, s.log_warmup ? done + 1 : done)
-                             : 1 - fallen(s, done, s.total_steps - s.warmup_steps);
-    return mix(s.final_fraction, 1, gamma);
+// DeepSpeed's two, which count from 0 and rise from the minimum they fall back to.
+double up_and_down(const LrSchedule& s, int64_t done) {
+    const double height = done < s.warmup_steps
+                              ? warmup(s, s.log_warmup ? done + 1 : done)
+                              : 1 - fallen(s, done, s.total_steps - s.warmup_steps);
+    return mix(s.final_fraction, 1, height);
 }
 
 double factor(const LrSchedule& s, int64_t step) {
-    if (s.kind == Decay::warmup_decay) return warmup_decay(s, step);
-    if (step < s.warmup_steps) {
-        if (s.kind != Decay::one_cycle) return warmup(s, step);
-        return mix(s.final_fraction, 1, ratio(step, s.warmup_steps));
-    }
-    const double share = fallen(s, step, s.total_steps - s.warmup_steps);
+    const int64_t done = step - 1;
+    if (s.kind == Decay::one_cycle) return up_and_down(s, done);
+    if (s.kind == Decay::warmup_decay) return up_and_down(s, std::max<int64_t>(0, done - 1));
+    if (step <= s.warmup_steps) return warmup(s, step);
+    const double share = fallen(s, done, s.total_steps - s.warmup_steps);
     switch (s.kind) {
         case Decay::constant:
             return 1;
         case Decay::cosine:
             return mix(1, s.final_fraction, (1 - std::cos(std::numbers::pi * share)) / 2);
         case Decay::wsd:
-            return mix(1, s.final_fraction, fallen(s, step, s.decay_steps));
+            return mix(1, s.final_fraction, fallen(s, done, s.decay_steps));
         default:
             return mix(1, s.final_fraction, share);
     }
@@ -72,24 +75,30 @@ double factor(const LrSchedule& s, int64_t step) {
 
 void check(const LrSchedule& s) {
     if (!(s.peak >= 0 && std::isfinite(s.peak))) {
-        refuse("lr", s.peak, "a finite number, 0 or more", "set lr to such a number");
+        refuse("optimizer.lr", s.peak, "a finite number, 0 or more", "set it to such a number");
     }
     if (!(s.final_fraction >= 0 && s.final_fraction <= 1)) {
-        refuse("final_fraction", s.final_fraction, "0 to 1", "give it as a part of the peak");
+        refuse("schedule.final_fraction", s.final_fraction, "0 to 1",
+               "give it as a part of the peak");
     }
     if (s.warmup_steps < 0) {
-        refuse("warmup_steps", static_cast<double>(s.warmup_steps), "0 or more", "set it to 0");
+        refuse("schedule.warmup_steps", double(s.warmup_steps), "0 or more", "set it to 0");
     }
-    if (s.kind != Decay::constant && s.total_steps <= s.warmup_steps) {
-        refuse("total_steps", static_cast<double>(s.total_steps),
-               "more than warmup_steps, " + std::to_string(s.warmup_steps),
-               "set total_steps to the length of the whole run, or use the constant schedule");
+    if (s.kind == Decay::constant) return;
+    if (s.total_steps < std::max<int64_t>(1, s.warmup_steps)) {
+        refuse("schedule.total_steps", double(s.total_steps),
+               "at least warmup_steps, " + std::to_string(s.warmup_steps),
+               "set it to the length of the whole run, or use the constant schedule");
     }
-    if (s.kind == Decay::wsd &&
-        (s.decay_steps < 1 || s.decay_steps > s.total_steps - s.warmup_steps)) {
-        refuse("decay_steps", static_cast<double>(s.decay_steps),
-               "1 to total_steps - warmup_steps, " + std::to_string(s.total_steps - s.warmup_steps),
-               "10 % of total_steps is common");
+    const int64_t left = std::max<int64_t>(1, s.total_steps - s.warmup_steps);
+    if (s.kind == Decay::wsd && (s.decay_steps < 1 || s.decay_steps > left)) {
+        refuse("schedule.decay_steps", double(s.decay_steps),
+               "1 to total_steps - warmup_steps, " + std::to_string(left),
+               "a tenth of total_steps is common");
+    }
+    if (s.kind == Decay::one_cycle && s.log_warmup) {
+        refuse("schedule.log_warmup", 1, "a linear rise, as one_cycle has",
+               "set it to false, or use warmup_decay");
     }
 }
 
@@ -111,7 +120,7 @@ Decay decay_from(std::string_view name) {
     for (const std::string& word : known) list += (list.empty() ? "" : ", ") + word;
     throw Error(Trouble::usage,
                 {.what = "unknown learning-rate schedule \"" + std::string(name) + "\"",
-                 .where = "scheduler.type",
+                 .where = "schedule.kind",
                  .limit = "one of " + list,
                  .remedy = near.empty() ? "choose one of them" : "did you mean \"" + near + "\"?"});
 }

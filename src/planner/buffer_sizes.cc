@@ -45,7 +45,7 @@ int64_t exact_bytes(Class c, const Workload& work) {
         case Class::report:
             return work.report_bytes;
         case Class::stage:
-            return elements * 12;
+            return elements * 4 * work.state_parts;
         case Class::weight_piece:
             return elements * weight;
         case Class::gradient_piece:

@@ -44,7 +44,7 @@ int64_t choose_chunk_elements(const std::vector<model::Layer>& layers, int64_t h
     // Large enough for a disk's bandwidth (12 MiB of state), small enough to stay in the caches.
     int64_t elements = kMiB;
     constexpr int64_t kStagedBytes =
-        6 * int64_t{12 + 4 + 4};  // per element: pieces of state, weight, gradient
+        6 * int64_t{12 + 4 + 4};  // per element: pieces of state (at most), weight, gradient
     while (elements > kLeafElements &&
            (elements / 2 >= largest || elements * kStagedBytes > host_budget_bytes / 4)) {
         elements /= 2;

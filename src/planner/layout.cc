@@ -25,7 +25,7 @@ public:
             if (!chunk.trainable) continue;
             chunk.bets = homes.bets;
             plan_.betting = plan_.betting || chunk.bets;
-            chunk.state = add(homes.state, 3 * chunk.state_part_bytes(), "state", Class::stage);
+            chunk.state = add(homes.state, plan_.state_bytes(chunk), "state", Class::stage);
             plan_.objects[chunk.state].versioned = homes.state == Tier::nvme || chunk.bets;
             if (chunk.bets && homes.state == Tier::nvme) ++slots("state", Class::stage).slots;
             chunk.gradient =

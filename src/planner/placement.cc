@@ -256,7 +256,8 @@ private:
     // State in memory is updated in place; only when every chunk must bet does it get a second
     // slot.
     int64_t state_bytes(const Chunk& chunk) const {
-        return all_bet() ? 2 * bytes_of(Class::stage) : 3 * chunk.state_part_bytes();
+        return all_bet() ? 2 * bytes_of(Class::stage)
+                         : work_.state_parts * chunk.state_part_bytes();
     }
 
     void place_states() {
@@ -297,8 +298,9 @@ private:
         });
         const double tokens = double(work_.numerics.tokens() * micro_batches_);
         const double forward = 2 * all * tokens / machine_.flops_per_s;
-        const double optimizer = std::max(24 * stored / machine_.nvme_bytes_per_s,
-                                          32 * trainable / machine_.dram_bytes_per_s);
+        const double state = 8.0 * double(work_.state_parts);  // bytes read and written
+        const double optimizer = std::max(state * stored / machine_.nvme_bytes_per_s,
+                                          (state + 8) * trainable / machine_.dram_bytes_per_s);
         return bet_fraction(forward, 3 * forward, optimizer);  // backward recomputes
     }
 

@@ -7,14 +7,12 @@
 namespace ferry::train {
 namespace {
 
-constexpr double kStateBytes = 12;  // fp32 p, m, v
-
 struct Fractions {
     double state_in_host = 0, weights_on_nvme = 0, weights_on_device = 0;
 };
 
 bool admissible(const BoundInput& in, const Fractions& f) {
-    const double weights = in.weights.bytes, state = kStateBytes * in.parameters;
+    const double weights = in.weights.bytes, state = in.state_bytes * in.parameters;
     const double in_host = 1 - f.weights_on_nvme - f.weights_on_device;
     if (in_host < -1e-9) return false;
     return f.weights_on_device * weights <= in.device_bytes &&
@@ -36,10 +34,10 @@ Term slowest(const BoundInput& in, const Fractions& f) {
     };
     const double up = reads_without(f.weights_on_device) + in.input_bytes;
     const double down = in.wire_bytes * n + in.input_bytes;
-    const double stored = 2 * kStateBytes * (1 - f.state_in_host) * n +
+    const double stored = 2 * in.state_bytes * (1 - f.state_in_host) * n +
                           reads_without(1 - f.weights_on_nvme) +
                           std::max(0.0, f.weights_on_nvme * w.bytes - w.frozen_bytes);
-    const double update = (2 * kStateBytes + in.wire_bytes + in.weight_bytes) * n;
+    const double update = (2 * in.state_bytes + in.wire_bytes + in.weight_bytes) * n;
     const LinkSpeeds& s = in.speeds;
     const double dram = update + up + down + s.dram_per_nvme_byte * stored;
     const std::array<Term, 5> terms{{{in.kernel_seconds, "compute"},

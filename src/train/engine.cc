@@ -31,6 +31,8 @@ public:
     Run(const Config& config, const Runtime& runtime)
         : config_(config),
           executor_(*runtime.executor),
+          hyper_(hyper_of(config.optimizer)),
+          schedule_(schedule_of(config)),
           topology_(discover_topology()),
           team_(worker_threads(config, topology_, executor_)),
           numerics_(numerics_of(config)),
@@ -41,9 +43,10 @@ public:
                    model::layers_of(shape_of(config), config.freeze,
                                     config.optimizer.decay_norms_and_biases),
                    *ops_),
-          plan_(within_memory(planner::make_plan(within(config, *device_), decoder_.layers(),
-                                                 numerics_, needs_of(*device_, decoder_)),
-                              config, topology_, *device_)),
+          plan_(within_memory(
+              planner::make_plan(within(config, *device_), decoder_.layers(), numerics_,
+                                 needs_of(*device_, decoder_), optim::moments_of(hyper_)),
+              config, topology_, *device_)),
           pool_(topology_, config.budgets.host_bytes),
           arena_(reserve()),
           volume_(open_volume(config, plan_, arena_, numerics_hash(config, machine_text(*device_)),
@@ -52,11 +55,11 @@ public:
           store_(swap::Store::make(store_options(runtime.recording), executor_, *device_,
                                    volume_.get(), kernels_)),
           state_(plan_, *store_, team_, staging(Class::stage), staging(Class::weight_piece)),
-          settler_(config, plan_, floats_at(plan_.leaves_offset)) {
+          settler_(config, hyper_, schedule_, plan_, floats_at(plan_.leaves_offset)) {
         pool_.seal();
         record_schedules();
         if (device_->kind() == DeviceKind::cuda) warm_up_device();
-        state_.initialise(decoder_.shape(), config.seed);
+        state_.initialise(decoder_.shape(), config.seed, optim::initial_moment(hyper_));
         store_->reset_report();
     }
 
@@ -298,6 +301,8 @@ private:
 
     const Config config_;
     Executor& executor_;
+    const optim::Hyper hyper_;
+    const optim::LrSchedule schedule_;
     Topology topology_;
     Team team_;
     model::Numerics numerics_;
@@ -348,6 +353,7 @@ void Run::measure_bound() {
         .parameters = parameters,
         .weight_bytes = static_cast<double>(size_of(plan_.compute)),
         .wire_bytes = static_cast<double>(size_of(plan_.wire)),
+        .state_bytes = static_cast<double>(4 * plan_.state_parts),
         .weights = weight_traffic(plan_.layers, decoder_.shape(),
                                   plan_.micro_batches * numerics_.tokens(), plan_.compute),
         .input_bytes = static_cast<double>(spilled_inputs),

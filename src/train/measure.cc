@@ -6,6 +6,8 @@
 #include <map>
 #include <vector>
 
+#include "state_io.h"
+
 namespace ferry::train {
 
 using planner::Op;
@@ -144,25 +146,20 @@ double time_updates(Team& team, const optim::Scalars& scalars, const planner::Pl
                     std::span<std::byte> state, std::span<std::byte> weight) {
     const std::vector<std::byte> gradient(
         static_cast<size_t>(plan.chunk_elements * size_of(plan.wire)));
-    auto* p = reinterpret_cast<float*>(state.data());
     const int64_t count = plan.chunk_elements;
-    const optim::Span span{.count = count,
-                           .gradient = gradient.data(),
-                           .gradient_type = plan.wire,
-                           .p_in = p,
-                           .m_in = p + count,
-                           .v_in = p + 2 * count,
-                           .p = p,
-                           .m = p + count,
-                           .v = p + 2 * count,
-                           .weight = weight.data(),
-                           .weight_type = plan.compute};
-    std::fill_n(p, 3 * count, 0.F);
+    optim::Span span = state_span(plan, count, state.data(), state.data());
+    span.gradient = gradient.data();
+    span.gradient_type = plan.wire;
+    span.weight = weight.data();
+    span.weight_type = plan.compute;
+    std::fill_n(span.p, plan.state_parts * count, 0.F);
     double best = seconds_of([&] { optim::update(team, span, scalars); });
     for (int i = 0; i < 5; ++i) {
         best = std::min(best, seconds_of([&] { optim::update(team, span, scalars); }));
     }
-    return static_cast<double>(count * (24 + size_of(plan.wire) + size_of(plan.compute))) / best;
+    return static_cast<double>(
+               count * (8 * plan.state_parts + size_of(plan.wire) + size_of(plan.compute))) /
+           best;
 }
 
 double time_storage(const planner::Plan& plan, swap::Store& store, Executor& executor) {

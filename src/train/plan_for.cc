@@ -2,11 +2,13 @@
 #include "ferry/ops.h"
 #include "ferry/topology.h"
 #include "ferry/train.h"
+#include "settle.h"
 #include "setup.h"
 
 namespace ferry::train {
 
 planner::Plan plan_for(const Config& config) {
+    schedule_of(config);  // refuses one that makes no sense
     Team team(1);
     const auto executor = make_thread_executor();
     const auto device = Device::open(device_from(config.device), *executor);
@@ -17,7 +19,8 @@ planner::Plan plan_for(const Config& config) {
         shape, numerics,
         model::layers_of(shape, config.freeze, config.optimizer.decay_norms_and_biases), *ops);
     return planner::make_plan(within(config, *device), decoder.layers(), numerics,
-                              needs_of(*device, decoder));
+                              needs_of(*device, decoder),
+                              optim::moments_of(hyper_of(config.optimizer)));
 }
 
 }  // namespace ferry::train

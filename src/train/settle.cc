@@ -5,35 +5,41 @@
 #include "ferry/train.h"
 
 namespace ferry::train {
-namespace {
 
 optim::Hyper hyper_of(const OptimizerConfig& optimizer) {
-    return {.method = optim::method_from(optimizer.name),
+    return {.method = optim::method_from(optimizer.method),
             .lr = optimizer.lr,
             .beta1 = optimizer.beta1,
             .beta2 = optimizer.beta2,
             .eps = optimizer.eps,
-            .weight_decay = optimizer.weight_decay};
+            .weight_decay = optimizer.weight_decay,
+            .momentum = optimizer.momentum,
+            .nesterov = optimizer.nesterov,
+            .initial_accumulator = optimizer.initial_accumulator};
 }
-
-}  // namespace
 
 optim::LrSchedule schedule_of(const Config& config) {
-    return {.kind = optim::decay_from(config.schedule.kind),
-            .peak = config.optimizer.lr,
-            .final_fraction = config.schedule.final_fraction,
-            .warmup_steps = config.schedule.warmup_steps,
-            .total_steps =
-                config.schedule.total_steps > 0 ? config.schedule.total_steps : config.steps};
+    const ScheduleConfig& s = config.schedule;
+    const optim::LrSchedule schedule{
+        .kind = optim::decay_from(s.kind),
+        .peak = config.optimizer.lr,
+        .final_fraction = s.final_fraction,
+        .warmup_steps = s.warmup_steps,
+        .total_steps = s.total_steps > 0 ? s.total_steps : config.steps,
+        .decay_steps = s.decay_steps,
+        .log_warmup = s.log_warmup};
+    optim::check(schedule);
+    return schedule;
 }
 
-Settler::Settler(const Config& config, const planner::Plan& plan, const float* leaves)
+Settler::Settler(const Config& config, const optim::Hyper& hyper, const optim::LrSchedule& schedule,
+                 const planner::Plan& plan, const float* leaves)
     : plan_(plan),
       leaves_(leaves),
       clip_norm_(config.clip_norm),
       always_bet_(config.swap.bets == "all"),
-      hyper_(hyper_of(config.optimizer)),
-      schedule_(schedule_of(config)) {}
+      hyper_(hyper),
+      schedule_(schedule) {}
 
 Verdict Settler::settle(double loss, double loss_scale) {
     Verdict verdict;

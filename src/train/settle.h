@@ -16,10 +16,14 @@ struct Verdict {
     int64_t layer = 0;  // the highest with a non-finite gradient; the head when the loss is
 };
 
+// The optimizer of a configuration; its learning rate is the schedule's peak.
+optim::Hyper hyper_of(const OptimizerConfig& optimizer);
+
 class Settler {
 public:
     // `leaves` are the plan's norm leaves in host memory, complete when a step's verdict is due.
-    Settler(const Config& config, const planner::Plan& plan, const float* leaves);
+    Settler(const Config& config, const optim::Hyper& hyper, const optim::LrSchedule& schedule,
+            const planner::Plan& plan, const float* leaves);
 
     // The gradients carry `loss_scale`.
     Verdict settle(double loss, double loss_scale);

@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "ferry/ops.h"
+#include "settle.h"
 
 namespace ferry::train {
 
@@ -172,17 +173,31 @@ std::string machine_text(const Device& device) {
     return "device " + device.architecture() + "; ops 1; " + ops::cuda_library_versions();
 }
 
+namespace {
+
+// Which list of operations an update is, and so what the state holds; not its constants.
+std::string operations_of(const OptimizerConfig& optimizer) {
+    const optim::Hyper hyper = hyper_of(optimizer);
+    std::string text = optimizer.method;
+    if (hyper.method == optim::Method::sgd && hyper.momentum > 0)
+        text += hyper.nesterov ? " with Nesterov momentum" : " with momentum";
+    return text;
+}
+
+}  // namespace
+
 std::string numerics_text(const Config& config, const std::string& machine) {
     const model::Shape s = shape_of(config);
     const model::Numerics n = numerics_of(config);
     return fmt::format(
         "model {}x{} heads {}/{}x{} mlp {} vocab {} tied {} theta {} eps {}; sequence {} "
         "micro-batch {} x {}; "
-        "head tile {} mlp tile {}; compute {} residual {} wire {}; ranks 1; {}",
+        "head tile {} mlp tile {}; compute {} residual {} wire {}; ranks 1; "
+        "optimizer {}; {}",
         s.layers, s.hidden, s.heads, s.kv_heads, s.head_dim, s.intermediate, s.vocab,
         s.tie_embeddings, s.rope_theta, s.norm_eps, n.sequence, n.micro_batch,
         config.batch.micro_batches, n.head_tile, n.mlp_tile, name_of(n.compute),
-        name_of(n.residual), name_of(n.wire), machine);
+        name_of(n.residual), name_of(n.wire), operations_of(config.optimizer), machine);
 }
 
 uint64_t numerics_hash(const Config& config, const std::string& machine) {

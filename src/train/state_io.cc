@@ -1,9 +1,6 @@
 #include "state_io.h"
 
 #include <algorithm>
-#include <cstring>
-
-#include "ferry/optim.h"
 
 namespace ferry::train {
 
@@ -38,7 +35,17 @@ std::vector<float> widen(const std::byte* values, DType type, int64_t count) {
 
 }  // namespace
 
-void StateIo::initialise(const model::Shape& shape, uint32_t seed) {
+optim::Span state_span(const planner::Plan& plan, int64_t count, const std::byte* in,
+                       std::byte* out) {
+    const auto* from = reinterpret_cast<const float*>(in);
+    auto* to = reinterpret_cast<float*>(out);
+    optim::Span span{.count = count, .p_in = from, .p = to};
+    if (plan.state_parts > 1) span.m_in = from + count, span.m = to + count;
+    if (plan.state_parts > 2) span.v_in = from + 2 * count, span.v = to + 2 * count;
+    return span;
+}
+
+void StateIo::initialise(const model::Shape& shape, uint32_t seed, float moment) {
     for (const Chunk& chunk : plan_.chunks) {
         const model::Layer& layer = plan_.layers[static_cast<size_t>(chunk.layer)];
         auto* p = reinterpret_cast<float*>(state_.data());
@@ -50,13 +57,15 @@ void StateIo::initialise(const model::Shape& shape, uint32_t seed) {
         optim::recast(p, chunk.count, plan_.compute, weight_.data());
         store_.put(chunk.weight, weight_bytes(chunk));
         if (!chunk.trainable) continue;
-        std::memset(p + chunk.count, 0, static_cast<size_t>(2 * chunk.state_part_bytes()));
+        for (int64_t part = 1; part < plan_.state_parts; ++part)
+            std::fill_n(p + part * chunk.count, chunk.count, part == 1 ? moment : 0.0f);
         store_.put(chunk.state, state_bytes(chunk));
     }
 }
 
 uint64_t StateIo::hash() {
     uint64_t hash = 0;
+    const auto parts = static_cast<size_t>(plan_.state_parts);
     for (const Chunk& chunk : plan_.chunks) {
         store_.get(chunk.weight, weight_bytes(chunk));
         if (chunk.trainable) store_.get(chunk.state, state_bytes(chunk));
@@ -64,7 +73,7 @@ uint64_t StateIo::hash() {
                      weight_leaf = optim::kLeaf * static_cast<size_t>(size_of(plan_.compute));
         for (int64_t leaf = 0; leaf < chunk.count / optim::kLeaf; ++leaf) {
             const auto l = static_cast<size_t>(leaf);
-            for (size_t part = 0; chunk.trainable && part < 3; ++part) {
+            for (size_t part = 0; chunk.trainable && part < parts; ++part) {
                 const size_t at =
                     part * static_cast<size_t>(chunk.state_part_bytes()) + l * leaf_bytes;
                 hash = fold(hash, state_.subspan(at, leaf_bytes));

@@ -5,11 +5,17 @@
 #include <vector>
 
 #include "ferry/model.h"
+#include "ferry/optim.h"
 #include "ferry/planner.h"
 #include "ferry/swap.h"
 #include "ferry/topology.h"
 
 namespace ferry::train {
+
+// The arrays of a chunk's state at `in` and `out`, as far as the optimizer keeps them, in a span
+// without gradient and weight.
+optim::Span state_span(const planner::Plan& plan, int64_t count, const std::byte* in,
+                       std::byte* out);
 
 class StateIo {
 public:
@@ -18,8 +24,9 @@ public:
             std::span<std::byte> weight)
         : plan_(plan), store_(store), team_(team), state_(state), weight_(weight) {}
 
-    // Random master weights, zero moments, weights in the compute type, each chunk to its home.
-    void initialise(const model::Shape& shape, uint32_t seed);
+    // Random master weights, the first moment everywhere at `moment` and the second at zero,
+    // weights in the compute type, each chunk to its home.
+    void initialise(const model::Shape& shape, uint32_t seed, float moment);
     // Leaf by leaf of 4,096 elements, so that no chunk size or placement shows.
     uint64_t hash();
     // fp32 values of elements [first, first + out.size()) of a layer: the master's, or the compute
@@ -30,7 +37,7 @@ public:
 
 private:
     std::span<std::byte> state_bytes(const planner::Chunk& chunk) const {
-        return state_.first(static_cast<size_t>(3 * chunk.state_part_bytes()));
+        return state_.first(static_cast<size_t>(plan_.state_bytes(chunk)));
     }
     std::span<std::byte> weight_bytes(const planner::Chunk& chunk) const {
         return weight_.first(static_cast<size_t>(chunk.count * size_of(plan_.compute)));

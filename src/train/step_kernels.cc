@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "setup.h"
+#include "state_io.h"
 
 namespace ferry::train {
 
@@ -135,19 +136,11 @@ void StepKernels::update(const Call& call) {
     const bool bet = static_cast<Op>(call.task->op) == Op::update_bet;
     // A settled update finishes the step before the schedule's own.
     const StepState& state = states_[bet ? call.step : call.step - 1];
-    const float* in = floats(call.at[0]);
-    float* out = floats(call.at[1]);
-    const optim::Span span{.count = chunk.count,
-                           .gradient = call.at[2],
-                           .gradient_type = plan_.wire,
-                           .p_in = in,
-                           .m_in = in + chunk.count,
-                           .v_in = in + 2 * chunk.count,
-                           .p = out,
-                           .m = out + chunk.count,
-                           .v = out + 2 * chunk.count,
-                           .weight = call.at[3],
-                           .weight_type = plan_.compute};
+    optim::Span span = state_span(plan_, chunk.count, call.at[0], call.at[1]);
+    span.gradient = call.at[2];
+    span.gradient_type = plan_.wire;
+    span.weight = call.at[3];
+    span.weight_type = plan_.compute;
     optim::update(team_, span, (bet ? state.bet : state.settled)[chunk.decays ? 1 : 0]);
     seal(call, chunk.state, call.at[1]);
     seal(call, chunk.weight, call.at[3]);

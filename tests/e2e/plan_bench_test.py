@@ -20,12 +20,23 @@ class PlanTest(FerryTest):
             self.assertEqual(plan[key], summary[key], key)
 
     def test_the_schedule_is_that_of_training(self):
-        command = self.command(self.config(schedule={"kind": "cosine", "warmup_steps": 2}, steps=5))
-        planned = self.plan(command, "--schedule")
-        self.assertEqual(planned.code, 0, planned.err)
-        steps = self.ferry(*command).steps
-        self.assertEqual(len(steps), 5)
-        self.assertEqual(json.loads(planned.out)["schedule"]["lr"], [s["lr"] for s in steps])
+        for more in ({"kind": "cosine"}, {"kind": "wsd", "decay_steps": 2, "log_warmup": True},
+                     {"kind": "one_cycle", "final_fraction": 0.2}, {"kind": "warmup_decay"}):
+            schedule = {"warmup_steps": 2, **more}
+            command = self.command(self.config(schedule=schedule, steps=5))
+            planned = self.plan(command, "--schedule")
+            self.assertEqual(planned.code, 0, planned.err)
+            steps = self.ferry(*command).steps
+            self.assertEqual(len(steps), 5)
+            self.assertEqual(json.loads(planned.out)["schedule"]["lr"], [s["lr"] for s in steps])
+            self.assertGreater(steps[-1]["lr"], 0, "the last step moves the weights")
+
+    def test_a_schedule_that_contradicts_itself_is_refused(self):
+        schedule = {"kind": "wsd", "warmup_steps": 4, "decay_steps": 3}
+        command = self.command(self.config(schedule=schedule, steps=5))
+        for run in (self.plan(command), self.ferry(*command)):
+            self.assertEqual(run.code, USAGE, run.err)
+            self.assertIn("schedule.decay_steps", run.err)
 
     def test_tables(self):
         command = self.command(self.config(schedule={"kind": "linear"}, steps=7))
@@ -35,6 +46,9 @@ class PlanTest(FerryTest):
         self.assertTrue(any(line.split()[:1] == ["tier"] for line in lines), run.out)
         rates = lines[next(i for i, line in enumerate(lines) if line.split() == ["step", "lr"]) + 1:]
         self.assertEqual([line.split()[0] for line in rates], [str(i) for i in range(1, 8)])
+        plot = [line.count("#") for line in rates]
+        self.assertEqual(plot, sorted(plot, reverse=True))
+        self.assertEqual(plot[0], 50)
 
     def test_needs_no_tokens(self):
         config = self.config()

@@ -25,7 +25,10 @@ TEST(Config, Defaults) {
     EXPECT_EQ(c.model.head_dim, 16);
     EXPECT_EQ(c.model.vocab, 256);
     EXPECT_EQ(c.schedule.total_steps, 10);
+    EXPECT_EQ(c.optimizer.method, "adamw");
     EXPECT_EQ(c.optimizer.beta2, 0.999);
+    EXPECT_EQ(c.optimizer.eps, 1e-8);
+    EXPECT_EQ(c.schedule.decay_steps, 1);
     EXPECT_EQ(c.budgets.host_bytes, kUnlimited);
     EXPECT_TRUE(c.budgets.nvme.empty());
     EXPECT_EQ(c.precision, "fp32");
@@ -123,6 +126,54 @@ TEST(Config, DocumentationIsCurrent) {
     const auto fresh = std::filesystem::path(testing::TempDir()) / "configuration.md";
     std::ofstream(fresh) << describe_config_markdown();
     ADD_FAILURE() << path << " is out of date; copy " << fresh << " over it";
+}
+
+TEST(Config, EveryOptimizerHasItsKeysAndDefaults) {
+    const Config sgd = parse({"optimizer={\"method\": \"sgd\", \"momentum\": 0.9}",
+                              "optimizer.nesterov=true", "optimizer.weight_decay=0.1"});
+    EXPECT_EQ(sgd.optimizer.method, "sgd");
+    EXPECT_EQ(sgd.optimizer.momentum, 0.9);
+    EXPECT_TRUE(sgd.optimizer.nesterov);
+    EXPECT_EQ(sgd.optimizer.weight_decay, 0.1);
+    EXPECT_EQ(parse({"optimizer.method=lion"}).optimizer.beta1, 0.9);
+    EXPECT_EQ(parse({"optimizer.method=lion"}).optimizer.beta2, 0.99);
+    const Config lion = parse({"optimizer.method=lion", "optimizer.betas=[0.95, 0.98]"});
+    EXPECT_EQ(lion.optimizer.beta1, 0.95);
+    EXPECT_EQ(lion.optimizer.beta2, 0.98);
+    EXPECT_EQ(parse({"optimizer.method=adagrad"}).optimizer.eps, 1e-10);
+    const Config adagrad =
+        parse({"optimizer.method=adagrad", "optimizer.eps=0", "optimizer.initial_accumulator=0.1"});
+    EXPECT_EQ(adagrad.optimizer.eps, 0);
+    EXPECT_EQ(adagrad.optimizer.initial_accumulator, 0.1);
+    EXPECT_EQ(parse({"optimizer.method=adam"}).optimizer.eps, 1e-8);
+}
+
+TEST(Config, EveryScheduleHasItsKeysAndDefaults) {
+    for (const char* kind : {"constant", "linear", "cosine", "wsd", "one_cycle", "warmup_decay"}) {
+        EXPECT_EQ(parse({std::string("schedule.kind=") + kind}).schedule.kind, kind);
+    }
+    const Config c = parse({"steps=200", "schedule.kind=wsd", "schedule.warmup_steps=20"});
+    EXPECT_EQ(c.schedule.total_steps, 200);
+    EXPECT_EQ(c.schedule.decay_steps, 20);
+    EXPECT_EQ(parse({"schedule.decay_steps=7"}).schedule.decay_steps, 7);
+    EXPECT_EQ(
+        parse({"steps=5", "schedule.kind=wsd", "schedule.warmup_steps=20"}).schedule.decay_steps,
+        1);  // a trial run that ends inside the warm-up
+    EXPECT_TRUE(parse({"schedule.log_warmup=true"}).schedule.log_warmup);
+}
+
+TEST(Config, WarnsOfWhatTheMethodDoesNotUse) {
+    const auto warned = [](const std::vector<std::string>& overrides) {
+        testing::internal::CaptureStderr();
+        parse(overrides);
+        return testing::internal::GetCapturedStderr();
+    };
+    EXPECT_EQ(warned({"optimizer.method=sgd", "optimizer.momentum=0.9"}), "");
+    EXPECT_EQ(warned({"optimizer.betas=[0.9, 0.95]", "optimizer.eps=1e-6"}), "");
+    const std::string unused = warned({"optimizer.method=sgd", "optimizer.betas=[0.9, 0.95]"});
+    EXPECT_NE(unused.find("optimizer.betas does nothing with sgd"), std::string::npos) << unused;
+    EXPECT_NE(unused.find("adamw adam lion"), std::string::npos) << unused;
+    EXPECT_NE(warned({"schedule.decay_steps=3"}).find("schedule.decay_steps"), std::string::npos);
 }
 
 TEST(Config, ExamplesAreValid) {

@@ -36,9 +36,9 @@ Config small_config() {
     return config;
 }
 
-Plan plan_of(const Config& config) {
+Plan plan_of(const Config& config, int64_t moments = 2) {
     return make_plan(config, three_blocks(), {.sequence = 64, .micro_batch = 1},
-                     {.activation = 32768, .scratch = 1 << 20});
+                     {.activation = 32768, .scratch = 1 << 20}, moments);
 }
 
 TEST(Chunks, NeverStraddleASegmentAndCoverEveryElementOnce) {
@@ -141,6 +141,27 @@ TEST(Plan, NvmeBudgetTooSmallSaysHowMuch) {
         EXPECT_EQ(error.trouble(), Trouble::does_not_fit);
         EXPECT_EQ(error.problem().where, "budgets.nvme");
     }
+}
+
+// Four bytes a parameter for the master weight and for each moment: in memory, on NVMe and in the
+// buffers between them.
+TEST(Plan, TakesStateAsTheOptimizerKeepsIt) {
+    Config in_memory = small_config(), stored = small_config();
+    stored.budgets.nvme = {{.path = "disk"}};
+    stored.swap.state_on_nvme = 1;
+    for (const int64_t moments : {0, 1, 2}) {
+        for (const Config& config : {in_memory, stored}) {
+            const Plan plan = plan_of(config, moments);
+            EXPECT_EQ(plan.state_parts, 1 + moments);
+            EXPECT_EQ(plan.buffers[size_t(Class::stage)].bytes,
+                      4 * (1 + moments) * plan.chunk_elements);
+            int64_t bytes = 0;
+            for (const Chunk& chunk : plan.chunks) bytes += plan.objects[chunk.state].bytes;
+            EXPECT_EQ(bytes, 4 * (1 + moments) * plan.leaves * 4096);
+        }
+    }
+    EXPECT_LT(plan_of(stored, 0).nvme_bytes, plan_of(stored, 1).nvme_bytes);
+    EXPECT_LT(plan_of(in_memory, 1).host_bytes, plan_of(in_memory, 2).host_bytes);
 }
 
 }  // namespace

@@ -101,5 +101,12 @@ TEST(LowerBound, IsInfiniteWhenNothingIsAdmissible) {
     EXPECT_EQ(lower_bound(input).seconds, kInfinite);
 }
 
+TEST(LowerBound, CountsTheStateThatTheOptimizerKeeps) {
+    BoundInput input = billion();
+    const double adam = lower_bound(input).seconds;
+    input.state_bytes = 4;  // sgd without momentum: p alone
+    EXPECT_NEAR(adam - lower_bound(input).seconds, 16.0 / 160, 1e-9);
+}
+
 }  // namespace
 }  // namespace ferry::train

@@ -1,0 +1,131 @@
+// Every optimizer through the whole engine: in memory, and through three tiers with bets and redone
+// updates, ends with the same bits; and the loss falls.
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <set>
+
+#include "tests/support/simulated_disk.h"
+#include "tests/support/tiny_run.h"
+
+namespace ferry::train {
+namespace {
+
+struct MethodCase {
+    const char* name;
+    OptimizerConfig optimizer;
+    int64_t state_parts;  // fp32 arrays of the state
+};
+
+void PrintTo(const MethodCase& c, std::ostream* out) { *out << c.name; }
+
+const MethodCase kMethods[] = {
+    {"adamw", {.method = "adamw", .lr = 1e-2, .weight_decay = 0.1}, 3},
+    {"adam", {.method = "adam", .lr = 1e-2, .weight_decay = 1e-3}, 3},
+    {"sgd", {.method = "sgd", .lr = 0.3, .weight_decay = 1e-3}, 1},
+    {"sgd_momentum", {.method = "sgd", .lr = 0.1, .weight_decay = 1e-3, .momentum = 0.9}, 2},
+    {"sgd_nesterov", {.method = "sgd", .lr = 0.1, .momentum = 0.9, .nesterov = true}, 2},
+    {"lion", {.method = "lion", .lr = 3e-3, .beta2 = 0.99, .weight_decay = 0.1}, 2},
+    {"adagrad",
+     {.method = "adagrad",
+      .lr = 0.1,
+      .eps = 1e-10,
+      .weight_decay = 1e-3,
+      .initial_accumulator = 0.1},
+     2},
+};
+
+class Methods : public testing::TestWithParam<MethodCase> {
+protected:
+    static Config with_method(Config config) {
+        config.optimizer = GetParam().optimizer;
+        config.schedule = {.kind = "wsd", .warmup_steps = 2, .total_steps = 10, .decay_steps = 3};
+        config.steps = 10;
+        return config;
+    }
+    static TinyOutcome in_memory(const Config& config) {
+        const auto executor = make_thread_executor();
+        return run_tiny(config, {.executor = executor.get()});
+    }
+    static TinyOutcome on_simulated_disk(const Config& config) {
+        const auto executor = make_simulated_executor(5);
+        aio::SimulatedDisk disk({.seed = 5}, *executor);
+        return run_tiny(config, {.executor = executor.get(),
+                                 .open_volume = [&](aio::VolumeOptions volume, Executor& e) {
+                                     volume.write_once = false;
+                                     return aio::open_simulated_volume(std::move(volume), e, disk);
+                                 }});
+    }
+    const TinyData data_;
+};
+
+TEST_P(Methods, ThreeTiersEndWithTheBitsOfMemory) {
+    const Config roomy = with_method(tiny_config(data_));
+    Config tight = with_method(tiny_config_on_nvme(data_));
+    tight.swap.state_on_nvme = 1;
+    ASSERT_EQ(plan_for(tight).state_parts, GetParam().state_parts);
+    const TinyOutcome reference = in_memory(roomy), stored = on_simulated_disk(tight);
+    EXPECT_EQ(stored.hash, reference.hash);
+    EXPECT_EQ(stored.losses, reference.losses);
+    EXPECT_GT(stored.report.links[size_t(swap::Lane::read)].bytes, 0);
+    EXPECT_GT(stored.report.bets_won, 0);
+    EXPECT_GT(stored.report.bets_lost, 0);
+
+    Config chunked = roomy;
+    chunked.swap.chunk_elements = 8192;
+    chunked.threads = 2;
+    EXPECT_EQ(in_memory(chunked).hash, reference.hash);
+}
+
+TEST_P(Methods, LossFalls) {
+    Config config = with_method(tiny_config(data_));
+    config.clip_norm = 0;
+    config.steps = config.schedule.total_steps = 80;
+    const auto losses = in_memory(config).losses;
+    const double before = std::accumulate(losses.begin(), losses.begin() + 10, 0.0) / 10;
+    const double after = std::accumulate(losses.end() - 10, losses.end(), 0.0) / 10;
+    EXPECT_LT(after, before - 0.1);
+}
+
+TEST(MethodsDiffer, EveryOneHasABitPatternAndARecordOfItsOwn) {
+    const TinyData data;
+    std::set<uint64_t> hashes;
+    std::set<std::string> records;
+    for (const MethodCase& one : kMethods) {
+        Config config = tiny_config(data);
+        config.optimizer = one.optimizer;
+        const auto executor = make_thread_executor();
+        const auto engine = Engine::make(config, {.executor = executor.get()});
+        engine->step();
+        hashes.insert(engine->state_hash());
+        records.insert(engine->numerics_record());
+    }
+    EXPECT_EQ(hashes.size(), std::size(kMethods));
+    EXPECT_EQ(records.size(), std::size(kMethods));
+}
+
+INSTANTIATE_TEST_SUITE_P(all, Methods, testing::ValuesIn(kMethods),
+                         [](const auto& one) { return std::string(one.param.name); });
+
+// The schedule's contradictions are refused before anything is opened.
+TEST(Schedules, ThatContradictThemselvesAreRefusedAtTheStart) {
+    const TinyData data;
+    Config config = tiny_config(data);
+    config.schedule = {.kind = "wsd", .warmup_steps = 4, .total_steps = 10, .decay_steps = 7};
+    const auto executor = make_thread_executor();
+    const auto where = [&](auto&& make) -> std::string {
+        try {
+            make();
+        } catch (const Error& error) {
+            EXPECT_EQ(error.trouble(), Trouble::usage);
+            return error.problem().where;
+        }
+        return "accepted";
+    };
+    EXPECT_EQ(where([&] { Engine::make(config, {.executor = executor.get()}); }),
+              "schedule.decay_steps");
+    EXPECT_EQ(where([&] { plan_for(config); }), "schedule.decay_steps");
+}
+
+}  // namespace
+}  // namespace ferry::train
