@@ -23,7 +23,7 @@ Pool::~Pool() {
     for (const Mapping& mapping : mappings_) ::munmap(mapping.base, mapping.bytes);
 }
 
-std::span<std::byte> Pool::reserve(std::string name, int64_t bytes, Team& team) {
+std::span<std::byte> Pool::reserve(std::string name, int64_t bytes, NodeTeams& teams) {
     FERRY_CHECK(!sealed_, "the pool is sealed: everything is reserved at start-up");
     if (bytes == 0) return {};
     const auto refuse = [&](const std::string& limit) {
@@ -49,9 +49,13 @@ std::span<std::byte> Pool::reserve(std::string name, int64_t bytes, Team& team) 
         static_cast<std::byte*>(base) +
         (static_cast<uintptr_t>(round_up(static_cast<int64_t>(address), kHugePage)) - address);
     const bool huge = ::madvise(aligned, static_cast<size_t>(bytes), MADV_HUGEPAGE) == 0;
-    team.parallel(ceil_div(bytes, kHugePage), [&](int64_t page) {
-        const int64_t first = page * kHugePage;
-        std::memset(aligned + first, 0, static_cast<size_t>(std::min(kHugePage, bytes - first)));
+    const int64_t pages = ceil_div(bytes, kHugePage);
+    teams.each([&](int node, Team& team) {
+        team.parallel(ceil_div(pages - node, teams.count()), [&](int64_t turn) {
+            const int64_t first = (node + turn * teams.count()) * kHugePage;
+            std::memset(aligned + first, 0,
+                        static_cast<size_t>(std::min(kHugePage, bytes - first)));
+        });
     });
     reserved_bytes_ += bytes;
     reports_.push_back({std::move(name), bytes, huge});

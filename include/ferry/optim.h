@@ -97,8 +97,8 @@ struct Span {
 void update_reference(const Span& span, const Scalars& scalars);  // the oracle
 void update(const Span& span, const Scalars& scalars);            // best SIMD target, this thread
 void update(Team& team, const Span& span, const Scalars& scalars);
-// Each chunk on the node that holds its p_in, all nodes at the same time.
-void update(NodeTeams& teams, std::span<const Span> chunks, const Scalars& scalars);
+// Each 256 KiB of p on the node that holds them, all nodes at the same time.
+void update(NodeTeams& teams, const Span& span, const Scalars& scalars);
 
 // weight = cast(p): after a redo or a dropped step.
 void recast(const float* p, int64_t count, DType weight_type, void* weight);

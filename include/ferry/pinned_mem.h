@@ -30,8 +30,10 @@ public:
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;
 
-    // Before seal() only; a bug afterwards. Touches every page with `team`. The memory is zero.
-    std::span<std::byte> reserve(std::string name, int64_t bytes, Team& team);
+    // Before seal() only; a bug afterwards. The memory is zero. Each 2 MiB are touched by, and so
+    // lie on, another of the teams' nodes in turn: whatever is worked on keeps every node's memory
+    // busy.
+    std::span<std::byte> reserve(std::string name, int64_t bytes, NodeTeams& teams);
     // Page-locks all slabs so far for the device, which must outlive the pool. Throws does_not_fit.
     void lock_for(Device& device, Team& team);
     void seal() noexcept { sealed_ = true; }

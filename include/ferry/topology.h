@@ -63,9 +63,12 @@ private:
 // unknown.
 int node_of(const void* address);
 
-// A team on each node, so that a chunk is worked on where it lies. `threads` are spread in
-// proportion to the nodes' cores, at least one each; `reserved` cores (OS indices) are left to the
-// threads that drive I/O and copies. On one node without reserved cores nothing is pinned.
+// A team on each node, so that memory is worked on where it lies, and one of all their cores, for
+// work without a place. `threads` are spread in proportion to the nodes' cores, at least one each;
+// `reserved` cores (OS indices) are left to the threads that drive I/O and copies. On one node both
+// are the same team, and without reserved cores nothing is pinned. On several, workers are as many
+// as leave a core each for two threads that bring work of their own: the compute stream's and the
+// optimizer's.
 class NodeTeams {
 public:
     NodeTeams(const Topology& machine, int threads, std::span<const int> reserved = {});
@@ -74,6 +77,7 @@ public:
     NodeTeams& operator=(const NodeTeams&) = delete;
     int count() const noexcept { return static_cast<int>(teams_.size()); }
     Team& team(int index) { return *teams_[static_cast<size_t>(index)]; }
+    Team& all() { return all_ ? *all_ : *teams_.front(); }
     // Which of the teams is nearest to the address; 0 when unknown.
     int index_of(const void* address) const;
 
@@ -87,8 +91,11 @@ public:
 
 private:
     void run(void (*call)(const void*, int, Team&), const void* body);
+    struct WorkerLimit;
     std::vector<int> os_index_{};
+    std::unique_ptr<WorkerLimit> limit_;
     std::vector<std::unique_ptr<Team>> teams_{};
+    std::unique_ptr<Team> all_{};  // of several nodes
 };
 
 }  // namespace ferry

@@ -22,6 +22,7 @@ std::string default_text(const Key& key, Config& config) {
         } else if constexpr (std::is_same_v<Field, std::string*>) {
             return "`" + *value + "`";
         } else if constexpr (std::is_same_v<Field, std::vector<std::string>*> ||
+                             std::is_same_v<Field, std::vector<int>*> ||
                              std::is_same_v<Field, std::vector<NvmePath>*>) {
             return "`[]`";
         } else if (key.form == Form::bytes) {
@@ -90,6 +91,8 @@ std::string_view name_of(Form form) {
             return "size";
         case Form::pair:
             return "list of two numbers";
+        case Form::integers:
+            return "list of whole numbers";
         case Form::texts:
             return "list of texts";
         case Form::volumes:

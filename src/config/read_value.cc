@@ -150,6 +150,13 @@ std::vector<NvmePath> read_volumes(const Place& at, const json& value) {
     return volumes;
 }
 
+std::vector<int> read_integers(const Place& at, const json& value) {
+    if (!value.is_array()) wrong_type(at, value);
+    std::vector<int> numbers;
+    for (const json& item : value) numbers.push_back(static_cast<int>(read_integer(at, item)));
+    return numbers;
+}
+
 void read_pair(const Place& at, const json& value, Pair out) {
     if (!value.is_array() || value.size() != 2) wrong_type(at, value);
     *out.first = read_number(at, value[0]);
@@ -165,6 +172,8 @@ void read_field(const Place& at, const json& value, Field* field) {
         *field = at.key.form == Form::choice ? read_choice(at, value) : read_text(at, value);
     } else if constexpr (std::is_same_v<Field, std::vector<std::string>>) {
         *field = read_texts(at, value);
+    } else if constexpr (std::is_same_v<Field, std::vector<int>>) {
+        *field = read_integers(at, value);
     } else if constexpr (std::is_same_v<Field, std::vector<NvmePath>>) {
         *field = read_volumes(at, value);
     } else {

@@ -21,10 +21,21 @@ struct Pair {
 // how it is written.
 using Slot = std::variant<int64_t* (*)(Config&), int* (*)(Config&), uint32_t* (*)(Config&),
                           double* (*)(Config&), bool* (*)(Config&), std::string* (*)(Config&),
-                          std::vector<std::string>* (*)(Config&),
+                          std::vector<std::string>* (*)(Config&), std::vector<int>* (*)(Config&),
                           std::vector<NvmePath>* (*)(Config&), Pair (*)(Config&)>;
 
-enum class Form : uint8_t { integer, number, boolean, text, choice, bytes, pair, texts, volumes };
+enum class Form : uint8_t {
+    integer,
+    number,
+    boolean,
+    text,
+    choice,
+    bytes,
+    pair,
+    integers,
+    texts,
+    volumes
+};
 
 struct Range {
     double low = 0, high = 0;
@@ -37,7 +48,7 @@ struct Key {
     Slot slot;
     Form form;
     std::string_view doc;
-    Range range{};                                // integer, number, pair, bytes
+    Range range{};                                // integer, number, pair, integers, bytes
     std::span<const std::string_view> choices{};  // choice
     std::optional<double> automatic{};            // the value that "auto" stands for
     bool required = false;

@@ -45,6 +45,11 @@ void run(const Span& span, const Scalars& scalars, Stores stores) {
     }
 }
 
+void run_tile(const Span& span, int64_t tile, const Scalars& scalars, Stores stores) {
+    const int64_t begin = tile * kTile;
+    run(part_of(span, begin, std::min(kTile, span.count - begin)), scalars, stores);
+}
+
 }  // namespace
 
 void check_span(const Span& span, const Scalars& scalars) {
@@ -82,17 +87,19 @@ void update(const Span& span, const Scalars& scalars) {
 void update(Team& team, const Span& span, const Scalars& scalars) {
     check_span(span, scalars);
     const Stores stores = stores_for(span);
-    team.parallel(ceil_div(span.count, kTile), [&](int64_t tile) {
-        const int64_t begin = tile * kTile;
-        run(part_of(span, begin, std::min(kTile, span.count - begin)), scalars, stores);
-    });
+    team.parallel(ceil_div(span.count, kTile),
+                  [&](int64_t tile) { run_tile(span, tile, scalars, stores); });
 }
 
-void update(NodeTeams& teams, std::span<const Span> chunks, const Scalars& scalars) {
-    teams.each([&](int index, Team& team) {
-        for (const Span& chunk : chunks) {
-            if (teams.index_of(chunk.p_in) == index) update(team, chunk, scalars);
-        }
+void update(NodeTeams& teams, const Span& span, const Scalars& scalars) {
+    if (teams.count() == 1) return update(teams.team(0), span, scalars);
+    check_span(span, scalars);
+    const Stores stores = stores_for(span);
+    teams.each([&](int node, Team& team) {
+        team.parallel(ceil_div(span.count, kTile), [&](int64_t tile) {
+            if (teams.index_of(span.p_in + tile * kTile) == node)
+                run_tile(span, tile, scalars, stores);
+        });
     });
 }
 

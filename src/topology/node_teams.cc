@@ -1,5 +1,6 @@
 #include <linux/mempolicy.h>
 #include <sys/syscall.h>
+#include <tbb/global_control.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,6 +21,10 @@ std::vector<int> without(const std::vector<int>& cores, std::span<const int> res
 }
 
 }  // namespace
+
+struct NodeTeams::WorkerLimit {
+    tbb::global_control control;
+};
 
 int node_of(const void* address) {
     int node = -1;
@@ -54,13 +59,21 @@ NodeTeams::NodeTeams(const Topology& machine, int threads, std::span<const int> 
         // Cumulative rounding: the shares add up to `threads`.
         const int64_t after = before + static_cast<int64_t>(mine.size());
         const int64_t share = after * threads / all - before * threads / all;
-        const int count = static_cast<int>(std::max<int64_t>(1, share));
+        const int here = static_cast<int>(std::max<int64_t>(1, share));
         before = after;
         // The caller of each() serves the first node; the others are for TBB's own workers.
         const int callers = teams_.empty() ? 1 : 0;
         const auto where = pinned ? std::span<const int>(mine) : std::span<const int>();
-        teams_.emplace_back(new Team(count, where, callers));
+        teams_.emplace_back(new Team(here, where, callers));
     }
+    if (count() == 1) return;
+    const auto most = static_cast<size_t>(std::max(threads - 1, count()));
+    limit_.reset(new WorkerLimit{{tbb::global_control::max_allowed_parallelism, most}});
+    std::vector<int> everywhere;
+    for (const std::vector<int>& mine : cores)
+        everywhere.insert(everywhere.end(), mine.begin(), mine.end());
+    all_ = reserved.empty() ? std::make_unique<Team>(threads)
+                            : std::make_unique<Team>(threads, everywhere);
 }
 
 NodeTeams::~NodeTeams() = default;

@@ -34,11 +34,11 @@ public:
           hyper_(hyper_of(config.optimizer)),
           schedule_(schedule_of(config)),
           topology_(discover_topology()),
-          team_(worker_threads(config, topology_, executor_)),
+          teams_(make_teams(config, topology_, executor_)),
           numerics_(numerics_of(config)),
           loader_(loader_options(config)),
           device_(Device::open(device_from(config.device), executor_)),
-          ops_(ops_on(*device_, team_)),
+          ops_(ops_on(*device_, teams_->all())),
           decoder_(shape_of(config), numerics_,
                    model::layers_of(shape_of(config), config.freeze,
                                     config.optimizer.decay_norms_and_biases),
@@ -51,10 +51,11 @@ public:
           arena_(reserve()),
           volume_(open_volume(config, plan_, arena_, numerics_hash(config, machine_text(*device_)),
                               runtime)),
-          kernels_(plan_, decoder_, *ops_, team_, loader_),
+          kernels_(plan_, decoder_, *ops_, *teams_, loader_),
           store_(swap::Store::make(store_options(runtime.recording), executor_, *device_,
                                    volume_.get(), kernels_)),
-          state_(plan_, *store_, team_, staging(Class::stage), staging(Class::weight_piece)),
+          state_(plan_, *store_, teams_->all(), staging(Class::stage),
+                 staging(Class::weight_piece)),
           settler_(config, hyper_, schedule_, plan_, floats_at(plan_.leaves_offset)) {
         pool_.seal();
         record_schedules();
@@ -130,8 +131,8 @@ private:
     std::span<std::byte> reserve() {
         device_->reserve(plan_.device_bytes);
         const std::span<std::byte> arena =
-            pool_.reserve("state and staging", plan_.host_bytes, team_);
-        pool_.lock_for(*device_, team_);
+            pool_.reserve("state and staging", plan_.host_bytes, *teams_);
+        pool_.lock_for(*device_, teams_->all());
         return arena;
     }
 
@@ -304,7 +305,7 @@ private:
     const optim::Hyper hyper_;
     const optim::LrSchedule schedule_;
     Topology topology_;
-    Team team_;
+    std::unique_ptr<NodeTeams> teams_;
     model::Numerics numerics_;
     TokenLoader loader_;
     std::unique_ptr<Device> device_;
@@ -366,7 +367,7 @@ void Run::measure_bound() {
     input.kernel_seconds = time_kernels(step, on);
     input.speeds.copy_bytes_per_s = time_copies(on, staging(Class::weight_piece));
     input.speeds.dram_bytes_per_s =
-        time_updates(team_, settler_.scalars(1, 1.0)[0], plan_, staging(Class::stage),
+        time_updates(*teams_, settler_.scalars(1, 1.0)[0], plan_, staging(Class::stage),
                      staging(Class::weight_piece));
     input.speeds.nvme_bytes_per_s = time_storage(plan_, *store_, executor_);
     const Bound bound = lower_bound(input);

@@ -142,7 +142,7 @@ double time_copies(const Bench& on, std::span<std::byte> host) {
     return static_cast<double>(bytes) / std::min({time(), time(), time()});
 }
 
-double time_updates(Team& team, const optim::Scalars& scalars, const planner::Plan& plan,
+double time_updates(NodeTeams& teams, const optim::Scalars& scalars, const planner::Plan& plan,
                     std::span<std::byte> state, std::span<std::byte> weight) {
     const std::vector<std::byte> gradient(
         static_cast<size_t>(plan.chunk_elements * size_of(plan.wire)));
@@ -153,9 +153,9 @@ double time_updates(Team& team, const optim::Scalars& scalars, const planner::Pl
     span.weight = weight.data();
     span.weight_type = plan.compute;
     std::fill_n(span.p, plan.state_parts * count, 0.F);
-    double best = seconds_of([&] { optim::update(team, span, scalars); });
+    double best = seconds_of([&] { optim::update(teams, span, scalars); });
     for (int i = 0; i < 5; ++i) {
-        best = std::min(best, seconds_of([&] { optim::update(team, span, scalars); }));
+        best = std::min(best, seconds_of([&] { optim::update(teams, span, scalars); }));
     }
     return static_cast<double>(
                count * (8 * plan.state_parts + size_of(plan.wire) + size_of(plan.compute))) /

@@ -32,7 +32,7 @@ double time_kernels(const swap::Schedule& step, const Bench& on);
 // Bytes a second of copies from device to host.
 double time_copies(const Bench& on, std::span<std::byte> host);
 // DRAM bytes a second of the optimizer's update over `state` (one chunk's).
-double time_updates(Team& team, const optim::Scalars& scalars, const planner::Plan& plan,
+double time_updates(NodeTeams& teams, const optim::Scalars& scalars, const planner::Plan& plan,
                     std::span<std::byte> state, std::span<std::byte> weight);
 // Bytes a second to and from NVMe, mixed: stored state and weights are rewritten through the
 // staging buffers, as the optimizer pass does but without the update. 0: none of them is stored.

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <filesystem>
 
+#include <algorithm>
+
 #include "ferry/ops.h"
 #include "settle.h"
 
@@ -40,6 +42,21 @@ aio::BackendKind backend_from(const std::string& name) {
     if (name == "uring") return aio::BackendKind::uring;
     if (name == "posix") return aio::BackendKind::posix;
     return aio::BackendKind::automatic;
+}
+
+void check_reserved(const std::vector<int>& reserved, const Topology& machine) {
+    std::vector<int> cores;
+    for (const NumaNode& node : machine.nodes)
+        cores.insert(cores.end(), node.cores.begin(), node.cores.end());
+    for (const int core : reserved) {
+        if (std::find(cores.begin(), cores.end(), core) != cores.end()) continue;
+        throw Error(Trouble::usage,
+                    {.what = "no such core to reserve",
+                     .where = "reserved_cores",
+                     .measured = std::to_string(core),
+                     .limit = fmt::format("this process may run on {}", fmt::join(cores, ", ")),
+                     .remedy = "name cores of that list (one processing unit stands for a core)"});
+    }
 }
 
 }  // namespace
@@ -137,9 +154,22 @@ planner::Plan within_memory(planner::Plan plan, const Config& config, const Topo
                            "the rest a path in budgets.nvme"});
 }
 
-int worker_threads(const Config& config, const Topology& topology, const Executor& executor) {
-    if (executor.simulated()) return 1;
-    return config.threads > 0 ? config.threads : topology.cores();
+std::unique_ptr<NodeTeams> make_teams(const Config& config, const Topology& machine,
+                                      const Executor& executor) {
+    if (executor.simulated()) {  // one thread does everything
+        Topology one = machine;
+        one.nodes.resize(1);
+        return std::make_unique<NodeTeams>(one, 1);
+    }
+    check_reserved(config.reserved_cores, machine);
+    const int left = machine.cores() - static_cast<int>(config.reserved_cores.size());
+    auto teams = std::make_unique<NodeTeams>(
+        machine, config.threads > 0 ? config.threads : std::max(1, left), config.reserved_cores);
+    for (int i = 0; teams->count() > 1 && i < teams->count(); ++i) {
+        log_info(fmt::format("NUMA node {} of {}: {} threads update what lies there", i,
+                             teams->count(), teams->team(i).threads()));
+    }
+    return teams;
 }
 
 std::unique_ptr<ops::Ops> ops_on(Device& device, Team& team) {

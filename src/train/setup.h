@@ -1,6 +1,7 @@
 // From the configuration to what the modules below want to be told.
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include <memory>
@@ -26,7 +27,10 @@ planner::Plan within_memory(planner::Plan plan, const Config& config, const Topo
                             const Device& device);
 // Also the paths that this plan does not need: the next one may.
 void check_paths(const Config& config);
-int worker_threads(const Config& config, const Topology& topology, const Executor& executor);
+// The threads that compute: as many as asked for, or one for each core that is not reserved. Throws
+// usage when a reserved core is none of this process's.
+std::unique_ptr<NodeTeams> make_teams(const Config& config, const Topology& machine,
+                                      const Executor& executor);
 
 // Everything that fixes a number (docs/numerics.md), as text, and its hash: the run's identity.
 // `machine`: what the device adds, see machine_text.

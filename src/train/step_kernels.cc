@@ -20,8 +20,8 @@ const int32_t* ints(std::byte* bytes) { return reinterpret_cast<const int32_t*>(
 }  // namespace
 
 StepKernels::StepKernels(const planner::Plan& plan, const model::Decoder& decoder, ops::Ops& ops,
-                         Team& team, const TokenLoader& loader)
-    : plan_(plan), decoder_(decoder), ops_(ops), team_(team), loader_(loader) {}
+                         NodeTeams& teams, const TokenLoader& loader)
+    : plan_(plan), decoder_(decoder), ops_(ops), teams_(teams), loader_(loader) {}
 
 void StepKernels::run(const Call& call) noexcept {
     try {
@@ -141,7 +141,7 @@ void StepKernels::update(const Call& call) {
     span.gradient_type = plan_.wire;
     span.weight = call.at[3];
     span.weight_type = plan_.compute;
-    optim::update(team_, span, (bet ? state.bet : state.settled)[chunk.decays ? 1 : 0]);
+    optim::update(teams_, span, (bet ? state.bet : state.settled)[chunk.decays ? 1 : 0]);
     seal(call, chunk.state, call.at[1]);
     seal(call, chunk.weight, call.at[3]);
 }

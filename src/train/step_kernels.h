@@ -15,8 +15,8 @@ namespace ferry::train {
 
 class StepKernels final : public swap::Kernels {
 public:
-    StepKernels(const planner::Plan& plan, const model::Decoder& decoder, ops::Ops& ops, Team& team,
-                const TokenLoader& loader);
+    StepKernels(const planner::Plan& plan, const model::Decoder& decoder, ops::Ops& ops,
+                NodeTeams& teams, const TokenLoader& loader);
     void run(const swap::Call& call) noexcept override;
     std::string describe(const swap::Call& call) const override;
 
@@ -37,7 +37,7 @@ private:
     const planner::Plan& plan_;
     const model::Decoder& decoder_;
     ops::Ops& ops_;
-    Team& team_;
+    NodeTeams& teams_;
     const TokenLoader& loader_;
     StepStates states_;
     int64_t evaluation_targets_ = 0;

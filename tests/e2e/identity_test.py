@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import unittest
 
-from harness import FerryTest
+from harness import USAGE, FerryTest
 
 TWICE = {"swap__bets": "all"}
 URING, POSIX = {"io__backend": "uring"}, {"io__backend": "posix"}
@@ -57,6 +57,9 @@ def on_both_paths(test, run):
     test.assertEqual(len(run.summary["paths"]), 2)
     for path in run.summary["paths"]:
         test.assertGreater(min(path["bytes_read"], path["bytes_written"]), 0)
+
+
+TWO_NODES = {"HWLOC_SYNTHETIC": "pack:2 [numa] core:1 pu:1", "HWLOC_THISSYSTEM": "1"}
 
 
 class IdentityTest(FerryTest):
@@ -181,6 +184,36 @@ class IdentityTest(FerryTest):
                         nvme = {"budgets__nvme": [{"path": self.memory, "size": "16MiB"}]}
                         run = self.tight({}, {**nvme, **family, **changes})
                         self.assert_same(run, reference)
+
+    def test_every_optimizer(self):
+        optimizers = ({"method": "adam", "lr": 0.003}, {"method": "sgd", "lr": 0.3},
+                      {"method": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": True},
+                      {"method": "lion", "lr": 0.001, "weight_decay": 0.1},
+                      {"method": "adagrad", "lr": 0.02, "initial_accumulator": 0.1})
+        for optimizer in optimizers:
+            with self.subTest(**optimizer):
+                reference = self.train(self.config(optimizer=optimizer))
+                self.assert_trained(reference)
+                self.assertLess(reference.steps[-1]["loss"], reference.steps[0]["loss"])
+                run = self.tight({"optimizer": optimizer}, {"swap__state_on_nvme": 1})
+                self.assert_same(run, reference)
+                self.assertGreater(run.bytes_of("nvme", "state"), 0)
+
+    def test_numa_nodes_and_reserved_cores(self):
+        if len(os.sched_getaffinity(0)) < 2:
+            self.skipTest("one core")
+        reference = self.reference(self.CLIP)
+        tight = {**self.CLIP, **self.TIGHT, "budgets__nvme": [self.nvme()], "threads": 2}
+        run = self.train(self.config(**tight), env={**os.environ, **TWO_NODES})
+        self.assert_same(run, reference)
+        self.assertIn("NUMA node 1 of 2", run.err)
+        core = max(os.sched_getaffinity(0))
+        run = self.train(self.config(**tight, reserved_cores=[core]))
+        self.assert_same(run, reference)
+        self.assertNotIn("NUMA node", run.err)
+        run = self.train(self.config(**tight, reserved_cores=[9999]))
+        self.assertEqual(run.code, USAGE)
+        self.assertIn("reserved_cores", run.err)
 
     def test_families_differ(self):
         """The hash sees what it should: no two of these runs are the same."""

@@ -65,6 +65,8 @@ const Case kCases[] = {
     {"HugeInteger", {"steps=18446744073709551615"}, {"outside its range", "steps"}},
     {"NegativeLr", {"optimizer.lr=-1"}, {"outside its range", "at least 0"}},
     {"NegativeEps", {"optimizer.eps=-1e-8"}, {"outside its range", "at least 0"}},
+    {"ReservedCoreIsNoNumber", {"reserved_cores=[\"a\"]"}, {"reserved_cores", "list of whole"}},
+    {"ReservedCoreIsNegative", {"reserved_cores=[-1]"}, {"reserved_cores", "at least 0"}},
     {"UnknownMethod",
      {"optimizer.method=adamv"},
      {"optimizer.method", "lion, adagrad", "\"adamw\"?"}},

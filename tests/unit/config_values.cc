@@ -38,7 +38,7 @@ TEST(Config, EveryKindOfValue) {
     const Config c = parse({}, R"({
         // comments are allowed
         "steps": 1e3, "seed": 4294967295, "freeze": ["embed*", "lm_head"], "clip_norm": 1,
-        "precision": "bf16", "threads": "auto",
+        "precision": "bf16", "threads": "auto", "reserved_cores": [0, 3],
         "model": {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 24,
                   "intermediate": 96, "tie_embeddings": true, "rope_theta": 5e5},
         "data": {"tokens": "t.bin", "held_back": 0},
@@ -49,6 +49,7 @@ TEST(Config, EveryKindOfValue) {
         "swap": {"chunk_elements": 8192, "groups": 2, "state_on_nvme": -1},
         "io": {"block_bytes": "256KiB", "queue_depth": 8, "direct": false}})");
     EXPECT_EQ(c.steps, 1000);
+    EXPECT_EQ(c.reserved_cores, (std::vector<int>{0, 3}));
     EXPECT_EQ(c.seed, 4294967295u);
     EXPECT_EQ(c.freeze, (std::vector<std::string>{"embed*", "lm_head"}));
     EXPECT_EQ(c.threads, 0);

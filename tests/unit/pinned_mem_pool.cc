@@ -12,15 +12,16 @@ protected:
     Topology topology_ = [] {
         Topology made;
         made.memory_limit_bytes = 64 * kMiB;
+        made.nodes = {{.os_index = 0, .cores = {0}}, {.os_index = 1, .cores = {1}}};
         return made;
     }();
-    Team team_{2};
+    NodeTeams teams_{topology_, 2};
 };
 
 TEST_F(PoolTest, SlabsAreAlignedZeroAndCounted) {
     Pool pool(topology_, 16 * kMiB);
-    const auto a = pool.reserve("a", 5 * kMiB + 123, team_);
-    const auto b = pool.reserve("b", 4096, team_);
+    const auto a = pool.reserve("a", 5 * kMiB + 123, teams_);
+    const auto b = pool.reserve("b", 4096, teams_);
     EXPECT_EQ(reinterpret_cast<uintptr_t>(a.data()) % (2 * kMiB), 0u);
     EXPECT_EQ(a.size(), static_cast<size_t>(5 * kMiB + 123));
     EXPECT_TRUE(std::all_of(a.begin(), a.end(), [](std::byte x) { return x == std::byte{0}; }));
@@ -28,16 +29,16 @@ TEST_F(PoolTest, SlabsAreAlignedZeroAndCounted) {
     ASSERT_EQ(pool.slabs().size(), 2u);
     EXPECT_EQ(pool.slabs()[1].name, "b");
     EXPECT_NE(a.data(), b.data());
-    EXPECT_TRUE(pool.reserve("nothing", 0, team_).empty());
+    EXPECT_TRUE(pool.reserve("nothing", 0, teams_).empty());
 }
 
 TEST_F(PoolTest, TheBudgetAndTheMachineAreLimits) {
     Pool pool(topology_, 8 * kMiB);
-    pool.reserve("a", 8 * kMiB, team_);
-    EXPECT_THROW(pool.reserve("b", 1, team_), Error);
+    pool.reserve("a", 8 * kMiB, teams_);
+    EXPECT_THROW(pool.reserve("b", 1, teams_), Error);
     Pool large(topology_, kGiB);
     try {
-        large.reserve("c", 65 * kMiB, team_);
+        large.reserve("c", 65 * kMiB, teams_);
         FAIL();
     } catch (const Error& error) {
         EXPECT_EQ(error.trouble(), Trouble::does_not_fit);
@@ -48,7 +49,7 @@ TEST_F(PoolTest, TheBudgetAndTheMachineAreLimits) {
 TEST_F(PoolTest, NothingIsReservedOnceSealed) {
     Pool pool(topology_, 8 * kMiB);
     pool.seal();
-    EXPECT_DEATH(pool.reserve("late", 1, team_), "sealed");
+    EXPECT_DEATH(pool.reserve("late", 1, teams_), "sealed");
 }
 
 }  // namespace

@@ -102,6 +102,7 @@ TEST(NodeTeams, of_one_node_is_one_team) {
     NodeTeams teams(machine, 2);
     ASSERT_EQ(teams.count(), 1);
     EXPECT_EQ(teams.team(0).threads(), 2);
+    EXPECT_EQ(&teams.all(), &teams.team(0));
     int calls = 0;
     teams.each([&](int index, Team& team) {
         EXPECT_EQ(index, 0);
@@ -120,6 +121,7 @@ TEST(NodeTeams, spread_the_threads_and_leave_reserved_cores) {
     EXPECT_EQ(all.team(0).threads(), 4);
     EXPECT_EQ(all.team(1).threads(), 2);
     EXPECT_EQ(all.team(2).threads(), 1);
+    EXPECT_EQ(all.all().threads(), 7);
     NodeTeams fewer(machine, 4, std::vector<int>{0, 1, 6});
     ASSERT_EQ(fewer.count(), 2);
     EXPECT_EQ(fewer.team(0).threads(), 2);
@@ -132,14 +134,65 @@ TEST(NodeTeams, spread_the_threads_and_leave_reserved_cores) {
     EXPECT_THROW(NodeTeams(machine, 1, std::vector<int>{0, 1, 2, 3, 4, 5, 6}), Error);
 }
 
+std::vector<int> cores_of_this_process() {
+    cpu_set_t allowed;
+    std::vector<int> cores;
+    if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return cores;
+    for (int core = 0; core < CPU_SETSIZE; ++core) {
+        if (CPU_ISSET(static_cast<size_t>(core), &allowed)) cores.push_back(core);
+    }
+    return cores;
+}
+
+// One node or two, everyone's team or a node's: nobody runs on a core that is reserved.
+TEST(NodeTeams, never_work_on_a_reserved_core) {
+    const std::vector<int> cores = cores_of_this_process();
+    if (cores.size() < 2) GTEST_SKIP() << "one core";
+    const Topology one{.nodes = {{.os_index = 0, .cores = cores}}};
+    const Topology two{.nodes = {{.os_index = 0, .cores = {cores[0], cores[1]}},
+                                 {.os_index = 1, .cores = {cores[0]}}}};
+    for (const Topology& machine : {one, two}) {
+        NodeTeams teams(machine, 2, std::vector<int>{cores[1]});
+        std::atomic<int> calls{0};
+        const auto here = [&](int64_t) {
+            EXPECT_NE(sched_getcpu(), cores[1]);
+            ++calls;
+        };
+        teams.all().parallel(50, here);
+        teams.each([&](int, Team& team) { team.parallel(50, here); });
+        EXPECT_EQ(calls, 50 + 50 * teams.count());
+    }
+}
+
+// The compute stream's thread in the team of all cores beside the optimizer's in the nodes' teams:
+// no more bodies at once than there are threads.
+TEST(NodeTeams, never_oversubscribe_beside_the_team_of_all_cores) {
+    const std::vector<int> cores = cores_of_this_process();
+    const Topology machine{.nodes = {{.os_index = 0, .cores = {cores.front()}},
+                                     {.os_index = 1, .cores = {cores.back()}}}};
+    constexpr int kThreads = 3;
+    NodeTeams teams(machine, kThreads);
+    std::atomic<int> inside{0}, most{0};
+    const auto body = [&](int64_t) {
+        const int now = ++inside;
+        int seen = most;
+        while (seen < now && !most.compare_exchange_weak(seen, now)) {
+        }
+        std::this_thread::sleep_for(std::chrono::microseconds(200));
+        --inside;
+    };
+    std::thread compute([&] { teams.all().parallel(200, body); });
+    for (int round = 0; round < 5; ++round)
+        teams.each([&](int, Team& team) { team.parallel(20, body); });
+    compute.join();
+    EXPECT_LE(most, kThreads);
+}
+
 // Two pretended nodes with one real core each: what runs for a node runs on its core.
 TEST(NodeTeams, work_on_their_own_cores_at_the_same_time) {
     cpu_set_t allowed;
     ASSERT_EQ(sched_getaffinity(0, sizeof(allowed), &allowed), 0);
-    std::vector<int> cores;
-    for (int core = 0; core < CPU_SETSIZE; ++core) {
-        if (CPU_ISSET(static_cast<size_t>(core), &allowed)) cores.push_back(core);
-    }
+    const std::vector<int> cores = cores_of_this_process();
     if (cores.size() < 2) GTEST_SKIP() << "one core";
     const Topology machine{
         .nodes = {{.os_index = 0, .cores = {cores[0]}}, {.os_index = 1, .cores = {cores[1]}}}};
