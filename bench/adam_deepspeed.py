@@ -2,9 +2,11 @@
 
     python3 bench/adam_deepspeed.py [--ferry build/release/ferry] [--millions 128] [--threads 1 8 16]
 
-One process a thread count: DeepSpeed's OpenMP team and torch's are fixed at start-up. Prints
-nanoseconds a parameter and the ratio (DeepSpeed / ferry; T3 asks for 1.5). Without DeepSpeed it says
-so and ends with 0.
+Both sides in turns, a process each (DeepSpeed's OpenMP team and torch's are fixed at start-up): the
+medians of the rounds in nanoseconds a parameter, and the median of the rounds' ratios, DeepSpeed /
+ferry (T3 asks for 1.5). Both have fp32 gradients and bf16 weights. --json prints one object instead of
+the table; --theirs prints DeepSpeed's side alone, for `ferry bench adam --deepspeed`. Without DeepSpeed it
+says so and ends with 0.
 """
 
 import argparse
@@ -15,18 +17,20 @@ import subprocess
 import sys
 import time
 
+PARTS = ("update", "unscale", "cast")
 
-def timed(work, rounds):
+
+def timed(work, calls):
     work()
     seconds = []
-    for _ in range(rounds):
+    for _ in range(calls):
         start = time.perf_counter()
         work()
         seconds.append(time.perf_counter() - start)
     return statistics.median(seconds)
 
 
-def child(elements, threads, rounds):
+def child(elements, threads, calls):
     import torch
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
@@ -35,26 +39,50 @@ def child(elements, threads, rounds):
     weight.grad = torch.full((elements,), 0.001)
     half = torch.empty(elements, dtype=torch.bfloat16)
     optimizer = DeepSpeedCPUAdam([weight], lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1)
-    parts = {"update": optimizer.step,
-             # 1 exactly: the same bytes, and no gradient that shrinks into denormals.
-             "unscale": lambda: weight.grad.mul_(1.0),
-             "cast": lambda: half.copy_(weight.data)}
-    print(json.dumps({name: timed(work, rounds) / elements * 1e9 for name, work in parts.items()}))
+    work = {"update": optimizer.step,
+            # 1 exactly: the same bytes, and no gradient that shrinks into denormals.
+            "unscale": lambda: weight.grad.mul_(1.0),
+            "cast": lambda: half.copy_(weight.data)}
+    print(json.dumps({part: timed(work[part], calls) / elements * 1e9 for part in PARTS}))
 
 
 def of_deepspeed(arguments, threads):
     command = [sys.executable, __file__, "--child", str(threads), "--millions",
-               str(arguments.millions), "--rounds", str(arguments.rounds)]
+               str(arguments.millions), "--calls", str(arguments.calls)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     out = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(out.stdout.splitlines()[-1])
 
 
 def of_ferry(arguments, threads):
-    command = [arguments.ferry, "bench", "adam", "--json", "--in-place", "--gradient", "fp32",
-               "--threads", str(threads), "--millions", str(arguments.millions)]
+    command = [arguments.ferry, "bench", "adam", "--json", "--in-place", "--gradient", "fp32", "--pairs",
+               str(arguments.calls), "--threads", str(threads), "--millions", str(arguments.millions)]
     out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(out.stdout)["rows"][0]["value"]
+
+
+def compare(arguments, threads):
+    theirs, ours, ratios = [], [], []
+    for turn in range(arguments.rounds):
+        if turn % 2:
+            ours.append(of_ferry(arguments, threads))
+        theirs.append(of_deepspeed(arguments, threads))
+        if not turn % 2:
+            ours.append(of_ferry(arguments, threads))
+        ratios.append(sum(theirs[-1].values()) / ours[-1])
+    row = {part: statistics.median(round_[part] for round_ in theirs) for part in PARTS}
+    return {"name": f"unscale, AdamW and cast, {threads} threads", "value": statistics.median(ours),
+            "unit": "ns/param", "reference": sum(row.values()), "ratio": statistics.median(ratios),
+            "ratio_low": min(ratios), "ratio_high": max(ratios), "threads": threads, **row}
+
+
+def print_table(rows):
+    print(f"{'threads':>7} {'update':>8} {'unscale':>8} {'cast':>8} {'sum':>8} {'ferry':>8} {'ratio':>6} "
+          f"{'least to most':>13}")
+    for row in rows:
+        print(f"{row['threads']:>7} {row['update']:>8.3f} {row['unscale']:>8.3f} {row['cast']:>8.3f} "
+              f"{row['reference']:>8.3f} {row['value']:>8.3f} {row['ratio']:>6.2f} "
+              f"{row['ratio_low']:>6.2f}-{row['ratio_high']:.2f}")
 
 
 def main():
@@ -62,22 +90,30 @@ def main():
     parser.add_argument("--ferry", default="build/release/ferry")
     parser.add_argument("--millions", type=int, default=128, help="elements, in units of 2^20")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, os.cpu_count()])
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each side")
+    parser.add_argument("--calls", type=int, default=7, help="calls a turn; its figure is their median")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--theirs", action="store_true", help="DeepSpeed alone, a JSON line a thread count")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        return child(arguments.millions << 20, arguments.child, arguments.rounds)
+        return child(arguments.millions << 20, arguments.child, arguments.calls)
     try:
-        import deepspeed.ops.adam  # noqa: F401
-    except ImportError as error:
-        print(f"skipped: DeepSpeed is not installed ({error})")
+        import deepspeed.ops.adam
+    except Exception as error:  # whatever its many imports do
+        reason = f"DeepSpeed cannot be imported ({error})"
+        print(json.dumps({"missing": reason}) if arguments.theirs or arguments.json else f"skipped: {reason}")
         return None
-    print(f"{'threads':>7} {'update':>8} {'unscale':>8} {'cast':>8} {'sum':>8} {'ferry':>8} {'ratio':>6}")
-    for threads in arguments.threads:
-        theirs = of_deepspeed(arguments, threads)
-        total, ours = sum(theirs.values()), of_ferry(arguments, threads)
-        print(f"{threads:>7} {theirs['update']:>8.3f} {theirs['unscale']:>8.3f} {theirs['cast']:>8.3f} "
-              f"{total:>8.3f} {ours:>8.3f} {total / ours:>6.2f}")
+    if arguments.theirs:
+        for threads in arguments.threads:
+            print(json.dumps({"threads": threads, **of_deepspeed(arguments, threads)}), flush=True)
+        return None
+    rows = [compare(arguments, threads) for threads in arguments.threads]
+    if arguments.json:
+        machine = {"cores": os.cpu_count(), "deepspeed": deepspeed.__version__}
+        print(json.dumps({"machine": machine, "command": " ".join(sys.argv), "rows": rows}))
+    else:
+        print_table(rows)
     return None
 
 

@@ -286,11 +286,6 @@ std::string quoted(const std::string& text) {
 std::vector<Row> measure_adam(const AdamBench& given) {
     AdamBench what = given;
     what.count = round_up(what.count, 64);  // the hand-written loop knows no tails
-    if (what.threads.empty()) {
-        what.threads.push_back(1);
-        const int cores = discover_topology().cores();
-        if (cores > 1) what.threads.push_back(cores);
-    }
     std::vector<Row> rows;
     for (const int threads : what.threads) Bench(what, threads).run(rows);
     return rows;

@@ -11,7 +11,7 @@ namespace ferry::tools {
 
 struct AdamBench {
     int64_t count = int64_t{32} << 20;  // elements; 28 to 44 bytes each
-    std::vector<int> threads{};         // empty: 1, and all cores
+    std::vector<int> threads{1};
     std::vector<DType> gradient_types{DType::bf16, DType::f32};
     DType weight_type = DType::bf16;       // bf16 or f16
     std::vector<optim::Method> methods{};  // besides AdamW; no hand-written loop for them

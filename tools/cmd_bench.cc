@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "adam_bench.h"
+#include "adam_deepspeed.h"
 #include "commands.h"
 
 namespace ferry::tools {
@@ -14,7 +15,7 @@ struct AdamOptions {
     double millions = 32;  // of 2^20 elements
     std::vector<int> threads{};
     std::vector<std::string> gradients{"bf16", "fp32"}, methods{"adamw"}, targets{};
-    std::string weight = "bf16";
+    std::string weight = "bf16", deepspeed{};
     int pairs = 15;
     bool in_place_only = false, json = false;
 };
@@ -51,6 +52,8 @@ AdamBench bench_of(const AdamOptions& options) {
     AdamBench what;
     what.count = static_cast<int64_t>(options.millions * (1 << 20));
     what.threads = options.threads;
+    const int cores = discover_topology().cores();
+    if (what.threads.empty()) what.threads = cores > 1 ? std::vector{1, cores} : std::vector{1};
     what.weight_type = type_from(options.weight);
     what.pairs = options.pairs;
     what.out_of_place = !options.in_place_only;
@@ -78,11 +81,17 @@ std::string command_of(const AdamOptions& options) {
     add("target", options.targets);
     line += " --pairs " + std::to_string(options.pairs);
     if (options.in_place_only) line += " --in-place";
+    if (!options.deepspeed.empty()) line += " --deepspeed=" + options.deepspeed;
     return line;
 }
 
 void run_adam(const AdamOptions& options) {
-    const auto rows = measure_adam(bench_of(options));
+    const AdamBench what = bench_of(options);
+    auto rows = measure_adam(what);
+    if (!options.deepspeed.empty()) {
+        const auto more = compare_deepspeed(what, rows, options.deepspeed);
+        rows.insert(rows.end(), more.begin(), more.end());
+    }
     const std::string text = options.json ? to_json(rows, command_of(options)) : to_table(rows);
     std::fputs(text.c_str(), stdout);
 }
@@ -109,6 +118,9 @@ void add_adam(CLI::App& bench) {
         ->check(CLI::Range(1, 100000))
         ->capture_default_str();
     command->add_flag("--in-place", options->in_place_only, "leave the out-of-place rows out");
+    command->add_flag("--deepspeed{bench/adam_deepspeed.py}", options->deepspeed,
+                      "DeepSpeed's CPU-Adam, unscale and cast too, where python3 can import it; "
+                      "--deepspeed=SCRIPT where that is not the script's path");
     command->add_flag("--json", options->json, "one JSON object on standard output");
     command->footer(
         "ns/param, medians; ratio: by hand / ferry, the median over pairs with its 95 % interval;\n"

@@ -73,6 +73,26 @@ class BenchTest(FerryTest):
             self.assertLessEqual({"name", "value", "unit", "reference", "ratio"}, set(row))
             self.assertGreater(row["value"], 0)
 
+    def test_adam_beside_deepspeed(self):
+        """DeepSpeed is pretended: a script that prints what bench/adam_deepspeed.py would."""
+        script = self.path("theirs.py")
+        words = ["bench", "adam", "--millions", "1", "--threads", "1", "--pairs", "1", "--in-place",
+                 "--gradient", "fp32", f"--deepspeed={script}", "--json"]
+        self.assertEqual(self.ferry(*words).code, USAGE)
+        with open(script, "w", encoding="ascii") as file:
+            file.write("print('hello'); print('{\"threads\": 1, \"update\": 3, \"unscale\": 2,"
+                       " \"cast\": 1}')")
+        row = json.loads(self.ferry(*words).out)["rows"][-1]
+        self.assertTrue(row["name"].startswith("deepspeed"), row)
+        self.assertEqual(row["reference"], 6)
+        self.assertAlmostEqual(row["ratio"], 6 / row["value"], delta=0.01 * row["ratio"])
+        with open(script, "w", encoding="ascii") as file:
+            file.write("print('{\"missing\": \"there is none\"}')")
+        run = self.ferry(*words)
+        self.assertEqual(run.code, 0, run.err)
+        self.assertIn("there is none", run.err)
+        self.assertFalse(any("deepspeed" in row["name"] for row in json.loads(run.out)["rows"]))
+
     def test_bad_words_are_refused(self):
         for words in (["--target", "AVX9"], ["--method", "adamax"], ["--gradient", "int8"],
                       ["--weight", "fp32"], ["--pairs", "0"], ["--threads", "0"],
