@@ -72,8 +72,7 @@ struct Plan {
     std::vector<LayerPlan> layer_plans{};
     std::vector<Chunk> chunks{};
     std::vector<swap::Object> objects{};
-    std::vector<swap::ObjectId>
-        inputs{};  // [layer * group_size + i]; kNoObject: kept on the device
+    std::vector<swap::ObjectId> inputs{};  // [layer * group_size + i]; kNoObject: on the device
     std::array<Buffers, kClasses> buffers{};
     std::vector<aio::SlotClass> slot_classes{};
     swap::HostSlots host_slots{};
@@ -96,9 +95,7 @@ struct Plan {
     // A step's report: each micro-batch's sum of losses (double), then of each layer whether its
     // output was not finite (uint32). It reaches the host arena before the verdict.
     int64_t nonfinite_offset() const { return micro_batches * 8; }
-    int64_t report_bytes() const {
-        return nonfinite_offset() + static_cast<int64_t>(layers.size()) * 4;
-    }
+    int64_t report_bytes() const { return nonfinite_offset() + std::ssize(layers) * 4; }
 };
 
 // Bytes: of a block input of a micro-batch; of the kernels' largest scratch; of what the process
@@ -107,8 +104,8 @@ struct DeviceNeeds {
     int64_t activation = 0, scratch = 0, overhead = 0;
 };
 
-// Throws does_not_fit naming the tier, the bytes missing and the smallest budget that works.
-// moments: fp32 arrays that the optimizer keeps besides the master weights.
+// For an optimizer that keeps `moments` fp32 arrays besides the master weights. Throws does_not_fit
+// naming the tier, the bytes missing and the smallest budget that works.
 Plan make_plan(const Config& config, const std::vector<model::Layer>& layers,
                const model::Numerics& numerics, const DeviceNeeds& needs, int64_t moments);
 
