@@ -291,8 +291,8 @@ std::vector<AttentionCase> attention_cases() {
     const auto of = [](int64_t n, int64_t s, int64_t h, int64_t kv, int64_t d) {
         return AttentionCase{{n, s, h, kv, d, 1 / std::sqrt(static_cast<double>(d))}};
     };
-    return {of(1, 1, 1, 1, 2), of(2, 7, 4, 2, 6), of(2, 64, 2, 2, 32), of(1, 130, 6, 2, 40),
-            of(1, 193, 2, 1, 16)};
+    return {of(1, 1, 1, 1, 2),    of(2, 7, 4, 2, 6),   of(2, 64, 2, 2, 32), of(1, 130, 6, 2, 40),
+            of(1, 193, 2, 1, 16), of(1, 70, 3, 1, 64), of(1, 90, 2, 1, 128)};
 }
 
 TEST_P(OpsContract, attention_forward_and_backward) {

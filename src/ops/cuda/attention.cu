@@ -3,46 +3,17 @@
 // Volta lacks.
 #include "kernels.h"
 #include "launch.h"
+#include "softmax.h"
 #include "tile.h"
 
 namespace ferry::ops::cuda {
 namespace {
 
-constexpr int kTile = 64, kRows = 4, kCols = 4;  // of the scores; rows and columns of a thread
+constexpr int kTile = 64;
 constexpr int kScoreRow = kTile + 4;
 
 template <int kD>
 constexpr size_t kForwardBytes = sizeof(float) * (2 * kTile * kTileRow<kD> + kTile * kScoreRow);
-
-// State of the online softmax of a thread's rows; its 16 threads hold the same.
-struct Softmax {
-    float top[kRows], sum[kRows];
-};
-
-__device__ float over_row(float value, bool largest) {
-    for (int half = 8; half > 0; half /= 2) {
-        const float other = __shfl_xor_sync(0xffffffffu, value, half, 16);
-        value = largest ? fmaxf(value, other) : value + other;
-    }
-    return value;
-}
-
-// Scores become probabilities against the new top; what was summed before shrinks by `shrink`.
-__device__ void soften(float (&scores)[kRows][kCols], Softmax& state, float (&shrink)[kRows]) {
-    for (int i = 0; i < kRows; ++i) {
-        float top = scores[i][0];
-        for (int j = 1; j < kCols; ++j) top = fmaxf(top, scores[i][j]);
-        top = fmaxf(state.top[i], over_row(top, true));
-        shrink[i] = expf(state.top[i] - top);
-        float sum = 0;
-        for (int j = 0; j < kCols; ++j) {
-            scores[i][j] = expf(scores[i][j] - top);
-            sum += scores[i][j];
-        }
-        state.sum[i] = state.sum[i] * shrink[i] + over_row(sum, false);
-        state.top[i] = top;
-    }
-}
 
 // A block a tile of queries of one head of one sequence.
 template <int kD>
@@ -62,10 +33,8 @@ __global__ void __launch_bounds__(kTileThreads)
     load_tile<kTile, kD>(queries, q, base, first, shape.sequence, head, shape.head_dim);
     Softmax state;
     float sums[kRows][kOut];
-    for (int i = 0; i < kRows; ++i) {
-        state.top[i] = -INFINITY;
-        state.sum[i] = 0;
-        for (int j = 0; j < kOut; ++j) sums[i][j] = 0;
+    for (auto& row_sums : sums) {
+        for (float& sum : row_sums) sum = 0;
     }
     for (int64_t key = 0; key <= first; key += kTile) {
         __syncthreads();
@@ -105,8 +74,20 @@ __global__ void __launch_bounds__(kTileThreads)
 
 }  // namespace
 
+bool has_tensor_cores_for(DType type) {
+    static const int major = [] {
+        int found = 0;
+        cudaDeviceGetAttribute(&found, cudaDevAttrComputeCapabilityMajor, 0);
+        return found;
+    }();
+    return type == DType::f16 ? major >= 7 : type == DType::bf16 && major >= 8;
+}
+
 void attention_forward(const Attention& shape, ConstView q, ConstView k, ConstView v, View out,
                        float* lse, cudaStream_t stream) {
+    if (has_tensor_cores_for(q.type)) {
+        return tensor_attention_forward(shape, q, k, v, out, lse, stream);
+    }
     const dim3 blocks(blocks_for(shape.sequence, kTile), static_cast<unsigned>(shape.heads),
                       static_cast<unsigned>(shape.sequences));
     with_width(shape.head_dim, [&](auto width) {

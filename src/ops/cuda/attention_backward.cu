@@ -160,6 +160,9 @@ void attention_backward(const Attention& shape, ConstView q, ConstView k, ConstV
     const int64_t rows = shape.sequences * shape.sequence * shape.heads;
     delta_kernel<<<blocks_for(rows * 32, kTileThreads), kTileThreads, 0, stream>>>(shape, out, dout,
                                                                                    delta);
+    if (has_tensor_cores_for(q.type)) {
+        return tensor_attention_backward(shape, q, k, v, dout, lse, delta, dq, dk, dv, stream);
+    }
     const Inputs in{shape, q, k, v, dout, lse, delta};
     const unsigned tiles = blocks_for(shape.sequence, kTile);
     const auto sequences = static_cast<unsigned>(shape.sequences);

@@ -36,6 +36,14 @@ void attention_backward(const Attention& shape, ConstView q, ConstView k, ConstV
                         ConstView out, ConstView dout, const float* lse, View dq, View dk, View dv,
                         float* delta, cudaStream_t stream);
 
+// Types of 16 bits that the GPU's tensor cores multiply; fp32 runs without them.
+bool has_tensor_cores_for(DType type);
+void tensor_attention_forward(const Attention& shape, ConstView q, ConstView k, ConstView v,
+                              View out, float* lse, cudaStream_t stream);
+void tensor_attention_backward(const Attention& shape, ConstView q, ConstView k, ConstView v,
+                               ConstView dout, const float* lse, const float* delta, View dq,
+                               View dk, View dv, cudaStream_t stream);
+
 // ---------------------------------------------------------------- rows
 
 void rope(View x, const Rope& rope, cudaStream_t stream);
