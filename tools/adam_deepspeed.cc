@@ -55,7 +55,8 @@ std::vector<Row> compare_deepspeed(const AdamBench& what, const std::vector<Row>
         if (!mine) continue;
         Row row = *mine;
         row.name.insert(0, "deepspeed: unscale + ");
-        row.of_triad = row.reference = 0;
+        row.more.clear();
+        row.reference = 0;
         for (const char* part : {"update", "unscale", "cast"})
             row.reference += found.value(part, 0.0);
         row.ratio = row.ratio_low = row.ratio_high = row.reference / row.value;

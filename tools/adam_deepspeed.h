@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "adam_bench.h"
+#include "bench_adam.h"
 
 namespace ferry::tools {
 

@@ -3,9 +3,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <atomic>
 #include <cerrno>
-#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -16,12 +14,11 @@
 #include "ferry/checkpoint.h"
 #include "ferry/config.h"
 #include "ferry/train.h"
+#include "interrupt.h"
 #include "run_table.h"
 
 namespace ferry::tools {
 namespace {
-
-std::atomic<bool> interrupted = false;
 
 struct TrainOptions {
     std::string config{};
@@ -112,7 +109,7 @@ public:
         }
         if (options_.bound) engine_->measure_bound();
         evaluate(0);
-        for (int64_t step = 1; step <= config_.steps && !interrupted; ++step) {
+        for (int64_t step = 1; step <= config_.steps && !interrupted(); ++step) {
             const train::StepReport report = engine_->step();
             if (options_.json) {
                 fmt::print("{}\n", to_json(report).dump());
@@ -161,7 +158,7 @@ private:
     }
 
     void finish() {
-        if (interrupted && !options_.json)
+        if (interrupted() && !options_.json)
             fmt::print("interrupted {}\n", steps_ > 0 ? fmt::format("after step {}", steps_)
                                                       : std::string("before the first step"));
         if (steps_ == config_.steps) evaluate(steps_);
@@ -170,7 +167,7 @@ private:
         const train::RunReport report = engine_->report();
         if (options_.json) {
             nlohmann::json line = summary_json(report, engine_->plan());
-            line["summary"]["interrupted"] = interrupted.load();
+            line["summary"]["interrupted"] = interrupted();
             fmt::print("{}\n", line.dump());
         } else {
             print_run(report, engine_->plan(), config_);
@@ -235,13 +232,7 @@ void add_train_command(CLI::App& app) {
         "Exit codes: 0 done, 1 a bug in ferry, 2 configuration or usage, 3 does not fit a budget,\n"
         "            4 I/O failed or bytes are corrupt, 5 loss or gradient not finite");
     command->callback([options] {
-        // The first Ctrl-C ends the run after its step; a second one ends the process.
-        struct sigaction action {};
-        action.sa_handler = [](int) { interrupted = true; };
-        action.sa_flags = SA_RESETHAND;
-        sigaction(SIGINT, &action, nullptr);
-        sigaction(SIGTERM, &action, nullptr);
-        sigaction(SIGHUP, &action, nullptr);
+        catch_interrupts();
         check_writable("--weights-out", options->weights_out, 8, "{\"");  // behind a length
         check_writable("--trace", options->trace, 0, "{\"displayTimeUnit\"");
         TrainCommand(*options).run();

@@ -10,5 +10,9 @@ void add_data_command(CLI::App& app);
 void add_plan_command(CLI::App& app);
 void add_train_command(CLI::App& app);
 
+// Below `ferry bench`.
+void add_adam_bench(CLI::App& bench);
+void add_io_bench(CLI::App& bench);
+
 // Flushes standard output; throws Trouble::io when what was printed could not be written.
 void check_output();

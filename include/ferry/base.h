@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <source_location>
 #include <span>
 #include <stdexcept>
@@ -86,7 +87,8 @@ std::string nearest_word(std::string_view word, std::span<const std::string> kno
 
 enum class DType : uint8_t { f32, bf16, f16 };
 constexpr int64_t size_of(DType type) { return type == DType::f32 ? 4 : 2; }
-std::string_view name_of(DType type);
+std::string_view name_of(DType type);  // "fp32", "bf16", "fp16"
+std::optional<DType> dtype_from_name(std::string_view name);
 
 // Round to nearest, ties to even; NaN stays a NaN.
 uint16_t to_bf16(float value) noexcept;

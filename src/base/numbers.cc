@@ -20,6 +20,13 @@ std::string_view name_of(DType type) {
     return "?";
 }
 
+std::optional<DType> dtype_from_name(std::string_view name) {
+    for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
+        if (name == name_of(type)) return type;
+    }
+    return std::nullopt;
+}
+
 uint16_t to_bf16(float value) noexcept {
     const uint32_t bits = std::bit_cast<uint32_t>(value);
     if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x40u);

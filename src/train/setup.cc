@@ -31,13 +31,6 @@ model::Shape shape_of(const Config& config) {
 
 namespace {
 
-DType dtype_from(const std::string& name, DType automatic) {
-    if (name == "fp32") return DType::f32;
-    if (name == "bf16") return DType::bf16;
-    if (name == "fp16") return DType::f16;
-    return automatic;
-}
-
 aio::BackendKind backend_from(const std::string& name) {
     if (name == "uring") return aio::BackendKind::uring;
     if (name == "posix") return aio::BackendKind::posix;
@@ -62,15 +55,15 @@ void check_reserved(const std::vector<int>& reserved, const Topology& machine) {
 }  // namespace
 
 model::Numerics numerics_of(const Config& config) {
-    const DType compute = dtype_from(config.precision, DType::f32);
+    const DType compute = dtype_from_name(config.precision).value_or(DType::f32);
     return {.sequence = config.batch.sequence,
             .micro_batch = config.batch.micro_batch,
             .head_tile = config.numerics.head_tile,
             .mlp_tile = config.numerics.mlp_tile,
             .compute = compute,
-            .residual =
-                dtype_from(config.numerics.residual, compute == DType::f16 ? DType::f32 : compute),
-            .wire = dtype_from(config.numerics.wire, compute)};
+            .residual = dtype_from_name(config.numerics.residual)
+                            .value_or(compute == DType::f16 ? DType::f32 : compute),
+            .wire = dtype_from_name(config.numerics.wire).value_or(compute)};
 }
 
 TokenLoader::Options loader_options(const Config& config) {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "bench_rows.h"
 #include "ferry/optim.h"
 
 namespace ferry::tools {
@@ -20,22 +21,8 @@ struct AdamBench {
     int pairs = 15;
 };
 
-// One line of the table: `value` is ferry's, `reference` the hand-written loop's (0: none), and
-// `ratio` the median over pairs of reference / value: larger is better, 1 is equal.
-struct Row {
-    std::string name;
-    double value = 0;
-    std::string unit;
-    double reference = 0;
-    double ratio = 0;
-    double ratio_low = 0, ratio_high = 0;  // 95 % interval of the median
-    double of_triad = 0;                   // bytes a second against the triad's; 0: not given
-};
-
+// A row for each loop, in ns/param; `reference` is the hand-written loop, and "triad" the bytes
+// that the pass must move a second against a streaming triad's.
 std::vector<Row> measure_adam(const AdamBench& what);
-
-// {"machine": {...}, "command": ..., "rows": [...]}, and the same as a table.
-std::string to_json(const std::vector<Row>& rows, const std::string& command);
-std::string to_table(const std::vector<Row>& rows);
 
 }  // namespace ferry::tools

@@ -1,14 +1,10 @@
-#include "adam_bench.h"
+#include "bench_adam.h"
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
-#include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <functional>
 #include <memory>
-#include <sstream>
 #include <thread>
 
 #include "adam_plain.h"
@@ -74,12 +70,6 @@ double timed(const Work& work) {
     return seconds() - start;
 }
 
-double median(std::vector<double> values) {
-    std::sort(values.begin(), values.end());
-    const size_t n = values.size();
-    return n == 0 ? 0 : (values[(n - 1) / 2] + values[n / 2]) / 2;
-}
-
 // Pairs in the order A B B A, so that a drift of the machine's speed hits both alike.
 Row compare(std::string name, const Work& ours, const Work& theirs, int pairs, int64_t count) {
     std::vector<double> values, references, ratios;
@@ -97,20 +87,12 @@ Row compare(std::string name, const Work& ours, const Work& theirs, int pairs, i
         references.push_back(reference);
         ratios.push_back(reference / value);
     }
-    std::sort(ratios.begin(), ratios.end());
-    // Ranks of the median's 95 % interval, by the normal approximation of the binomial.
-    const double half = 0.98 * std::sqrt(static_cast<double>(pairs));
-    const auto rank = [&](double r) {
-        return static_cast<size_t>(std::clamp(r, 0.0, static_cast<double>(pairs - 1)));
-    };
-    const double middle = (pairs - 1) / 2.0, per_element = 1e9 / static_cast<double>(count);
-    Row row{.name = std::move(name), .value = median(values) * per_element, .unit = "ns/param"};
-    if (!theirs) return row;
-    row.reference = median(references) * per_element;
-    row.ratio = median(ratios);
-    row.ratio_low = ratios[rank(std::floor(middle - half))];
-    row.ratio_high = ratios[rank(std::ceil(middle + half))];
-    return row;
+    const double per_element = 1e9 / static_cast<double>(count);
+    for (std::vector<double>* side : {&values, &references}) {
+        for (double& value : *side) value *= per_element;
+    }
+    if (!theirs) return {.name = std::move(name), .value = median(values), .unit = "ns/param"};
+    return compared(std::move(name), "ns/param", values, references, ratios);
 }
 
 class Bench {
@@ -211,7 +193,7 @@ private:
         Row row = compare(
             name(what, gradient), [&] { optim::update(team_, s, scalars); }, theirs, what_.pairs,
             what_.count);
-        row.of_triad = of_triad(row, gradient, 2);
+        row.more.emplace_back("triad", of_triad(row, gradient, 2));
         return row;
     }
 
@@ -225,7 +207,7 @@ private:
         Row row = compare(
             name(std::string(optim::name_of(method)) + " in place", gradient),
             [&] { optim::update(team_, s, scalars); }, {}, what_.pairs, what_.count);
-        row.of_triad = of_triad(row, gradient, optim::moments_of(method));
+        row.more.emplace_back("triad", of_triad(row, gradient, optim::moments_of(method)));
         return row;
     }
 
@@ -247,7 +229,7 @@ private:
         const std::string count =
             std::to_string(threads_) + (threads_ == 1 ? " thread" : " threads");
         Row row = compare("leaf norms, fp32, " + count, ours, theirs, what_.pairs, what_.count);
-        row.of_triad = 4 / row.value * 1e9 / triad_bytes_per_second_;
+        row.more.emplace_back("triad", 4 / row.value * 1e9 / triad_bytes_per_second_);
         return row;
     }
 
@@ -258,29 +240,6 @@ private:
     double triad_bytes_per_second_ = 1;
 };
 
-std::string processor() {
-    std::ifstream file("/proc/cpuinfo");
-    for (std::string line; std::getline(file, line);) {
-        if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
-    }
-    return "unknown";
-}
-
-std::string number(double value) {
-    char text[32];
-    std::snprintf(text, sizeof(text), "%.4g", value);
-    return text;
-}
-
-std::string quoted(const std::string& text) {
-    std::string out = "\"";
-    for (const char c : text) {
-        if (c == '"' || c == '\\') out += '\\';
-        out += c;
-    }
-    return out + '"';
-}
-
 }  // namespace
 
 std::vector<Row> measure_adam(const AdamBench& given) {
@@ -289,40 +248,6 @@ std::vector<Row> measure_adam(const AdamBench& given) {
     std::vector<Row> rows;
     for (const int threads : what.threads) Bench(what, threads).run(rows);
     return rows;
-}
-
-std::string to_json(const std::vector<Row>& rows, const std::string& command) {
-    std::ostringstream out;
-    out << "{\"machine\": {\"processor\": " << quoted(processor())
-        << ", \"cores\": " << discover_topology().cores()
-        << ", \"target\": " << quoted(optim::current_target())
-        << ", \"by_hand\": " << quoted(plain_kind() ? plain_kind() : "none")
-        << "}, \"command\": " << quoted(command) << ", \"rows\": [";
-    for (const Row& row : rows) {
-        out << (&row == &rows.front() ? "" : ",") << "\n  {\"name\": " << quoted(row.name)
-            << ", \"value\": " << number(row.value) << ", \"unit\": " << quoted(row.unit)
-            << ", \"reference\": " << number(row.reference) << ", \"ratio\": " << number(row.ratio)
-            << ", \"ratio_low\": " << number(row.ratio_low)
-            << ", \"ratio_high\": " << number(row.ratio_high)
-            << ", \"of_triad\": " << number(row.of_triad) << "}";
-    }
-    out << "\n]}\n";
-    return out.str();
-}
-
-std::string to_table(const std::vector<Row>& rows) {
-    std::ostringstream out;
-    char line[256];
-    std::snprintf(line, sizeof(line), "%-72s %8s %8s %6s %15s %6s\n", "", "ferry", "by hand",
-                  "ratio", "95 %", "triad");
-    out << line;
-    for (const Row& row : rows) {
-        std::snprintf(line, sizeof(line), "%-72s %8.3f %8.3f %6.3f %7.3f-%-7.3f %6.2f\n",
-                      row.name.c_str(), row.value, row.reference, row.ratio, row.ratio_low,
-                      row.ratio_high, row.of_triad);
-        out << line;
-    }
-    return out.str();
 }
 
 }  // namespace ferry::tools

@@ -1,0 +1,259 @@
+#include "bench_io.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+
+#include "interrupt.h"
+#include "io_site.h"
+#include "progress.h"
+
+namespace ferry::tools {
+namespace {
+
+constexpr int kRounds = 3;        // of a point, whose result is the median
+constexpr double kSustained = 4;  // times as long as a point
+// Settings that reach so much of the best bandwidth are good enough; of those the one with the
+// least in flight is taken, as what is in flight is memory and waiting time.
+constexpr double kGoodEnough = 0.95;
+constexpr double kWorthAChange = 1.05;  // more rings or another backend must gain this much
+
+constexpr Access kRead{Direction::read}, kWrite{Direction::write}, kMixed{Direction::mixed};
+
+Sample median_of(std::vector<Sample> samples) {
+    std::sort(samples.begin(), samples.end(),
+              [](const Sample& a, const Sample& b) { return a.gb_per_s() < b.gb_per_s(); });
+    return samples[samples.size() / 2];
+}
+
+bool same(Access a, Access b) { return a.direction == b.direction && a.random == b.random; }
+
+std::string describe(const IoPoint& point) {
+    return fmt::format("{} {}, depth {}", name_of(point.access), format_bytes(point.block_bytes),
+                       point.depth);
+}
+
+class Sweep {
+public:
+    explicit Sweep(const IoBench& bench)
+        : bench_(bench),
+          sites_(bench.paths),
+          bytes_(sites_.bytes_per_path(bench.bytes_per_path, kDefaultBytes, kSlotBytes)),
+          memory_(buffer_bytes(bench, bench.paths.size())),
+          progress_(steps()) {}
+
+    IoResult run() {
+        for (const std::string& path : bench_.paths) {
+            result_.places.push_back(path);
+            sweep({sites_.directories()[result_.places.size() - 1]});
+        }
+        if (bench_.paths.size() > 1 && !interrupted()) {
+            result_.places.emplace_back("all together");
+            sweep(sites_.directories());
+        }
+        for (size_t p = 0; p < bench_.paths.size() && !interrupted(); ++p) settle(p);
+        return std::move(result_);
+    }
+
+private:
+    int steps() const {
+        const size_t places = bench_.paths.size() + (bench_.paths.size() > 1 ? 1 : 0);
+        return static_cast<int>(places * bench_.depths.size() * kRounds * bench_.accesses.size() *
+                                bench_.blocks.size());
+    }
+
+    // Block sizes inside, so that each depth opens its volume once; rounds between them, so that a
+    // moment's trouble hits one round of several points and not all rounds of one.
+    void sweep(const std::vector<std::string>& directories) {
+        for (const int depth : bench_.depths) {
+            if (interrupted()) return;
+            Rig rig(rig_options(bench_, directories, bytes_, depth), memory_.bytes());
+            std::vector<IoPoint> points;
+            for (const Access access : bench_.accesses) {
+                for (const int64_t block : bench_.blocks)
+                    points.push_back({result_.places.size() - 1, access, block, depth, {}});
+            }
+            std::vector<std::vector<Sample>> samples(points.size());
+            for (int round = 0; round < kRounds; ++round) {
+                for (size_t i = 0; i < points.size() && !interrupted(); ++i) {
+                    samples[i].push_back(measure(rig, points[i], bench_.seconds / kRounds));
+                }
+            }
+            if (interrupted()) return;
+            for (size_t i = 0; i < points.size(); ++i) {
+                points[i].sample = median_of(samples[i]);
+                result_.points.push_back(points[i]);
+            }
+        }
+    }
+
+    Sample measure(Rig& rig, const IoPoint& point, double seconds) {
+        const Sample sample = rig.run({.access = point.access,
+                                       .block_bytes = point.block_bytes,
+                                       .seconds = seconds,
+                                       .integrity = bench_.integrity});
+        progress_.show(++done_, fmt::format("{}: {} {:.2f} GB/s", result_.places[point.place],
+                                            describe(point), sample.gb_per_s()));
+        return sample;
+    }
+
+    double rate(size_t place, Access access, int64_t block, int depth) const {
+        for (const IoPoint& point : result_.points) {
+            if (point.place == place && same(point.access, access) && point.block_bytes == block &&
+                point.depth == depth)
+                return point.sample.gb_per_s();
+        }
+        return 0;
+    }
+
+    double best_rate(size_t place, Access access) const {
+        double best = 0;
+        for (const IoPoint& point : result_.points) {
+            if (point.place == place && same(point.access, access))
+                best = std::max(best, point.sample.gb_per_s());
+        }
+        return best;
+    }
+
+    // The lowest share of the best that one of the three kinds gets with these settings.
+    double share(size_t place, int64_t block, int depth) const {
+        double lowest = 1;
+        for (const Access access : {kRead, kWrite, kMixed}) {
+            const double best = best_rate(place, access);
+            lowest = std::min(lowest, best > 0 ? rate(place, access, block, depth) / best : 0);
+        }
+        return lowest;
+    }
+
+    std::optional<std::pair<int64_t, int>> block_and_depth(size_t place) const {
+        double best = 0;
+        for (const int64_t block : bench_.blocks) {
+            for (const int depth : bench_.depths) best = std::max(best, share(place, block, depth));
+        }
+        if (best == 0) return std::nullopt;  // not all three kinds were measured
+        const double wanted = std::min(best, kGoodEnough);
+        std::optional<std::pair<int64_t, int>> found;
+        for (const int64_t block : bench_.blocks) {
+            for (const int depth : bench_.depths) {
+                if (share(place, block, depth) < wanted) continue;
+                if (!found || block * depth < found->first * found->second)
+                    found.emplace(block, depth);
+            }
+        }
+        return found;
+    }
+
+    IoSettings sustained(size_t path, const IoBench& with, int64_t block, double seconds) {
+        const RigOptions options =
+            rig_options(with, {sites_.directories()[path]}, bytes_, with.depths.front());
+        Rig rig(options, memory_.bytes());
+        const auto measured = [&](Access access) {
+            return rig.run({.access = access, .block_bytes = block, .seconds = seconds});
+        };
+        const std::string absolute = std::filesystem::absolute(bench_.paths[path]).string();
+        return {.path = absolute,
+                .file_system = file_system_of(absolute),
+                .backend = std::string(rig.backend_name()),
+                .block_bytes = block,
+                .queue_depth = with.depths.front(),
+                .rings = with.rings,
+                .direct = with.direct,
+                .read = measured(kRead),
+                .write = measured(kWrite),
+                .mixed = measured(kMixed)};
+    }
+
+    // Starts from the sweep, looks whether more rings or the other backend gain something, and
+    // measures once more for longer.
+    void settle(size_t path) {
+        const auto chosen = block_and_depth(path);
+        if (!chosen) return;
+        IoBench with = bench_;
+        with.depths = {chosen->second};
+        const auto try_with = [&](const IoBench& other) {
+            const IoSettings found = sustained(path, other, chosen->first, bench_.seconds);
+            return found.read.gb_per_s() + found.write.gb_per_s() + found.mixed.gb_per_s();
+        };
+        progress_.show(done_, bench_.paths[path] + ": rings and backends");
+        double best = try_with(with);
+        std::vector<IoBench> others{with, with};
+        others[0].rings = 2 * with.rings;
+        others[1].backend = aio::BackendKind::posix;
+        for (const IoBench& other : others) {
+            const bool possible =
+                buffer_bytes(other, 1) <= static_cast<int64_t>(memory_.bytes().size());
+            if (interrupted() || !possible) continue;
+            const double gained = try_with(other);
+            if (gained < kWorthAChange * best) continue;
+            best = gained;
+            with = other;
+        }
+        if (interrupted()) return;
+        progress_.show(done_, bench_.paths[path] + ": sustained");
+        const IoSettings settings =
+            sustained(path, with, chosen->first, kSustained * bench_.seconds);
+        if (!interrupted()) result_.settings.push_back(settings);
+    }
+
+    const IoBench& bench_;
+    IoSites sites_;
+    int64_t bytes_;
+    IoMemory memory_;
+    Progress progress_;
+    int done_ = 0;
+    IoResult result_{};
+};
+
+}  // namespace
+
+RigOptions rig_options(const IoBench& bench, const std::vector<std::string>& directories,
+                       int64_t bytes_per_path, int depth) {
+    return {.directories = directories,
+            .bytes_per_path = bytes_per_path,
+            .depth = depth,
+            .rings = bench.rings,
+            .backend = bench.backend,
+            .direct = bench.direct,
+            .hashers = bench.hashers};
+}
+
+int64_t buffer_bytes(const IoBench& bench, size_t paths) {
+    const int depth = *std::max_element(bench.depths.begin(), bench.depths.end());
+    const int64_t block = *std::max_element(bench.blocks.begin(), bench.blocks.end());
+    const std::vector<std::string> directories(paths);
+    return operations_of(rig_options(bench, directories, 0, depth)) * block;
+}
+
+IoResult measure_io(const IoBench& bench) { return Sweep(bench).run(); }
+
+std::vector<Row> rows_of(const IoResult& result) {
+    std::vector<Row> rows;
+    for (const IoPoint& point : result.points) {
+        const std::string place =
+            result.places.size() > 1 ? result.places[point.place] + ": " : std::string();
+        Row row{.name = place + describe(point),
+                .value = point.sample.gb_per_s(),
+                .unit = "GB/s",
+                .more = {{"cpu s/GB", point.sample.cpu_s_per_gb()},
+                         {"cpu us/op", point.sample.cpu_us_per_operation()}}};
+        rows.push_back(std::move(row));
+    }
+    return rows;
+}
+
+std::string text_of(const IoSettings& settings) {
+    return fmt::format(
+        "{} ({}): blocks of {}, depth {}, {} ring{}, {}{}\n"
+        "  sustained: read {:.2f} GB/s, write {:.2f} GB/s, mixed {:.2f} + {:.2f} GB/s; CPU {:.3f}, "
+        "{:.3f}, {:.3f} s/GB\n",
+        settings.path, settings.file_system, format_bytes(settings.block_bytes),
+        settings.queue_depth, settings.rings, settings.rings == 1 ? "" : "s", settings.backend,
+        settings.direct ? "" : ", buffered", settings.read.gb_per_s(), settings.write.gb_per_s(),
+        static_cast<double>(settings.mixed.bytes_read) / settings.mixed.seconds * 1e-9,
+        static_cast<double>(settings.mixed.bytes_written) / settings.mixed.seconds * 1e-9,
+        settings.read.cpu_s_per_gb(), settings.write.cpu_s_per_gb(), settings.mixed.cpu_s_per_gb());
+}
+
+}  // namespace ferry::tools

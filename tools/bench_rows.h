@@ -1,0 +1,47 @@
+// What every benchmark has in common: rows of a table, medians over pairs, the machine, the JSON.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace ferry::tools {
+
+// One line of the table. `value` is ferry's, `reference` the other side's (0: there is none), and
+// `ratio` the median over pairs, turned so that larger is better and 1 is equal.
+struct Row {
+    std::string name{};
+    double value = 0;
+    std::string unit{};
+    double reference = 0;
+    double ratio = 0;
+    double ratio_low = 0, ratio_high = 0;                // 95 % interval of the median
+    std::vector<std::pair<std::string, double>> more{};  // further figures, by name
+};
+
+double median(std::vector<double> values);  // 0 of none
+
+struct Interval {
+    double middle = 0, low = 0, high = 0;
+};
+// The median and its 95 % interval: order statistics, by the normal approximation of the binomial.
+Interval median_interval(std::vector<double> values);
+
+// Measurements in turns: `ratios` pair by pair, larger is better.
+Row compared(std::string name, std::string unit, const std::vector<double>& values,
+             const std::vector<double>& references, const std::vector<double>& ratios);
+
+// {"processor", "cores", "memory_bytes", "kernel", "date"}
+nlohmann::json machine_json();
+// "AMD EPYC, 2 cores, Linux 6.1, 2026-11-21"
+std::string machine_text();
+
+// {"machine": {...}, "command": ..., "rows": [...]}; what is in `more` stands beside the ratio.
+nlohmann::json rows_json(const std::vector<Row>& rows, const std::string& command,
+                         const nlohmann::json& machine);
+// A line for each row; a column for each name that occurs in `more`. `reference` heads the column
+// of the other side; empty: nothing was compared.
+std::string rows_table(const std::vector<Row>& rows, const std::string& reference);
+
+}  // namespace ferry::tools

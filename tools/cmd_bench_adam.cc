@@ -1,0 +1,134 @@
+// `ferry bench adam`: the optimizer's speed on this machine, beside a loop written by hand.
+#include <spdlog/fmt/fmt.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <memory>
+
+#include "adam_deepspeed.h"
+#include "adam_plain.h"
+#include "bench_adam.h"
+#include "commands.h"
+#include "ferry/topology.h"
+
+namespace ferry::tools {
+namespace {
+
+struct AdamOptions {
+    double millions = 32;  // of 2^20 elements
+    std::vector<int> threads{};
+    std::vector<std::string> gradients{"bf16", "fp32"}, methods{"adamw"}, targets{};
+    std::string weight = "bf16", deepspeed{};
+    int pairs = 15;
+    bool in_place_only = false, json = false;
+};
+
+const std::vector<std::string> kAllMethods{"adamw", "adam", "sgd", "lion", "adagrad"};
+
+// Words of a list, "all" standing for every one of them.
+std::vector<std::string> expand(const std::vector<std::string>& words,
+                                const std::vector<std::string>& known, const std::string& option) {
+    std::vector<std::string> out;
+    for (const std::string& word : words) {
+        if (word == "all") {
+            out.insert(out.end(), known.begin(), known.end());
+        } else if (std::find(known.begin(), known.end(), word) != known.end()) {
+            out.push_back(word);
+        } else {
+            std::string all;
+            for (const std::string& one : known) all += one + ", ";
+            throw Error(Trouble::usage, {.what = "nothing of that name can be measured here",
+                                         .where = option,
+                                         .measured = "\"" + word + "\"",
+                                         .limit = all + "all"});
+        }
+    }
+    return out;
+}
+
+AdamBench bench_of(const AdamOptions& options) {
+    AdamBench what;
+    what.count = static_cast<int64_t>(options.millions * (1 << 20));
+    what.threads = options.threads;
+    const int cores = discover_topology().cores();
+    if (what.threads.empty()) what.threads = cores > 1 ? std::vector{1, cores} : std::vector{1};
+    what.weight_type = dtype_from_name(options.weight).value();
+    what.pairs = options.pairs;
+    what.out_of_place = !options.in_place_only;
+    what.targets = expand(options.targets, optim::supported_targets(), "--target");
+    what.gradient_types.clear();
+    for (const std::string& name :
+         expand(options.gradients, {"bf16", "fp16", "fp32"}, "--gradient"))
+        what.gradient_types.push_back(dtype_from_name(name).value());
+    for (const std::string& name : expand(options.methods, kAllMethods, "--method")) {
+        if (name != "adamw") what.methods.push_back(optim::method_from(name));
+    }
+    return what;
+}
+
+// The words a user typed, so that a table says how to get it again.
+std::string command_of(const AdamOptions& options) {
+    std::string line = "ferry bench adam --millions " + CLI::detail::to_string(options.millions);
+    const auto add = [&](const std::string& name, const auto& words) {
+        for (const auto& word : words) line += " --" + name + " " + CLI::detail::to_string(word);
+    };
+    add("threads", options.threads);
+    add("gradient", options.gradients);
+    line += " --weight " + options.weight;
+    add("method", options.methods);
+    add("target", options.targets);
+    line += " --pairs " + std::to_string(options.pairs);
+    if (options.in_place_only) line += " --in-place";
+    if (!options.deepspeed.empty()) line += " --deepspeed=" + options.deepspeed;
+    return line;
+}
+
+void run_adam(const AdamOptions& options) {
+    const AdamBench what = bench_of(options);
+    auto rows = measure_adam(what);
+    if (!options.deepspeed.empty()) {
+        const auto more = compare_deepspeed(what, rows, options.deepspeed);
+        rows.insert(rows.end(), more.begin(), more.end());
+    }
+    if (!options.json) return fmt::print("{}", rows_table(rows, "by hand"));
+    nlohmann::json machine = machine_json();
+    machine["target"] = optim::current_target();
+    machine["by_hand"] = plain_kind() ? plain_kind() : "none";
+    fmt::print("{}\n", rows_json(rows, command_of(options), machine).dump());
+}
+
+}  // namespace
+}  // namespace ferry::tools
+
+void add_adam_bench(CLI::App& bench) {
+    using namespace ferry::tools;
+    const auto options = std::make_shared<AdamOptions>();
+    CLI::App* command = bench.add_subcommand("adam", "the optimizer beside a hand-written loop");
+    command
+        ->add_option("--millions", options->millions, "elements, in units of 2^20 (28-44 B each)")
+        ->check(CLI::Range(0.001, 65536.0))
+        ->capture_default_str();
+    command->add_option("--threads", options->threads, "thread counts; default: 1 and all cores")
+        ->check(CLI::Range(1, 4096));
+    command->add_option("--gradient", options->gradients, "bf16, fp16, fp32 or all")
+        ->capture_default_str();
+    command->add_option("--weight", options->weight, "type of the weight written")
+        ->check(CLI::IsMember({"bf16", "fp16"}))
+        ->capture_default_str();
+    command->add_option("--method", options->methods,
+                        "besides adamw: adam, sgd, lion, adagrad or all; without a loop by hand");
+    command->add_option("--target", options->targets,
+                        "SIMD targets besides the best: a name of Highway's, or all");
+    command->add_option("--pairs", options->pairs, "measurements of each side, in turns")
+        ->check(CLI::Range(1, 100000))
+        ->capture_default_str();
+    command->add_flag("--in-place", options->in_place_only, "leave the out-of-place rows out");
+    command->add_flag("--deepspeed{bench/adam_deepspeed.py}", options->deepspeed,
+                      "DeepSpeed's CPU-Adam, unscale and cast too, where python3 can import it; "
+                      "--deepspeed=SCRIPT where that is not the script's path");
+    command->add_flag("--json", options->json, "one JSON object on standard output");
+    command->footer(
+        "ns/param, medians; ratio: by hand / ferry, the median over pairs with its 95 % interval;\n"
+        "triad: bytes that the pass must move a second, against a streaming triad's.");
+    command->callback([options] { run_adam(*options); });
+}

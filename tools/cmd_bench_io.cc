@@ -1,0 +1,236 @@
+// `ferry bench io PATH...`: what storage paths give, alone or beside fio.
+#include <spdlog/fmt/fmt.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "bench_io.h"
+#include "bench_io_fio.h"
+#include "commands.h"
+#include "ferry/topology.h"
+#include "fio.h"
+#include "interrupt.h"
+#include "io_plot.h"
+#include "machine_file.h"
+
+namespace ferry::tools {
+namespace {
+
+struct IoOptions {
+    std::vector<std::string> paths{}, modes{}, blocks{};
+    std::vector<int> depths{};
+    std::string size{}, backend = "auto", plot{}, save{};
+    double seconds = 0;
+    int rings = 1, threads = 0, pairs = 15;
+    bool buffered = false, integrity = false, compare_fio = false, json = false;
+};
+
+const std::map<std::string, aio::BackendKind> kBackends{{"auto", aio::BackendKind::automatic},
+                                                        {"uring", aio::BackendKind::uring},
+                                                        {"posix", aio::BackendKind::posix}};
+
+[[noreturn]] void bad_word(const char* option, const std::string& word, const char* limit) {
+    throw Error(Trouble::usage, {.what = "this cannot be measured",
+                                 .where = option,
+                                 .measured = "\"" + word + "\"",
+                                 .limit = limit});
+}
+
+std::vector<Access> accesses_of(const std::vector<std::string>& words) {
+    std::vector<Access> accesses;
+    for (const std::string& word : words) {
+        const auto access = access_from_name(word);
+        if (!access)
+            bad_word("--modes", word, "read, write, mixed, randread, randwrite, randmixed");
+        accesses.push_back(*access);
+    }
+    return accesses;
+}
+
+std::vector<int64_t> blocks_of(const std::vector<std::string>& words) {
+    std::vector<int64_t> blocks;
+    for (const std::string& word : words) {
+        const int64_t bytes = parse_bytes(word, "--blocks");
+        if (bytes < 4 * kKiB || bytes > kSlotBytes || (bytes & (bytes - 1)) != 0)
+            bad_word("--blocks", word, "a power of two from 4KiB to 16MiB");
+        blocks.push_back(bytes);
+    }
+    std::sort(blocks.begin(), blocks.end());
+    return blocks;
+}
+
+IoBench bench_of(const IoOptions& options) {
+    const bool compare = options.compare_fio;
+    const auto or_default = [](const auto& given, auto otherwise) {
+        return given.empty() ? otherwise : given;
+    };
+    using Words = std::vector<std::string>;
+    const Words modes{"read", "write", "mixed"}, all_modes{"read", "write", "mixed", "randread"};
+    const Words large{"1MiB", "4MiB", "16MiB"},
+        all{"4KiB", "64KiB", "256KiB", "1MiB", "4MiB", "16MiB"};
+    IoBench bench{
+        .paths = options.paths,
+        .accesses = accesses_of(or_default(options.modes, compare ? modes : all_modes)),
+        .blocks = blocks_of(or_default(options.blocks, compare ? large : all)),
+        .depths = or_default(options.depths, compare ? std::vector{32} : std::vector{2, 8, 32}),
+        .seconds = options.seconds,
+        .rings = options.rings,
+        .hashers = options.threads,
+        .pairs = options.pairs,
+        .backend = kBackends.at(options.backend),
+        .direct = !options.buffered,
+        .integrity = options.integrity};
+    std::sort(bench.depths.begin(), bench.depths.end());
+    if (!options.size.empty()) bench.bytes_per_path = parse_bytes(options.size, "--size");
+    if (bench.seconds == 0) bench.seconds = compare ? 1.5 : 0.5;
+    if (bench.hashers == 0) bench.hashers = std::clamp(discover_topology().cores() / 2, 1, 8);
+    return bench;
+}
+
+// What a user has to type to get these rows again.
+std::string command_of(const IoOptions& options) {
+    std::string line = "ferry bench io";
+    for (const std::string& path : options.paths) line += " " + path;
+    const auto add_list = [&](const char* name, const auto& list) {
+        if (!list.empty()) line += fmt::format(" {} {}", name, fmt::join(list, ","));
+    };
+    add_list("--modes", options.modes);
+    add_list("--blocks", options.blocks);
+    add_list("--depths", options.depths);
+    if (!options.size.empty()) line += " --size " + options.size;
+    if (options.seconds > 0) line += fmt::format(" --seconds {:g}", options.seconds);
+    if (options.rings != 1) line += fmt::format(" --rings {}", options.rings);
+    if (options.threads != 0) line += fmt::format(" --threads {}", options.threads);
+    if (options.backend != "auto") line += " --backend " + options.backend;
+    if (options.buffered) line += " --buffered";
+    if (options.integrity) line += " --integrity";
+    if (options.compare_fio) line += fmt::format(" --compare-fio --pairs {}", options.pairs);
+    return line;
+}
+
+void check_plot_file(const std::string& file) {
+    std::ofstream out(file, std::ios::app);
+    if (out) return;
+    throw Error(Trouble::usage,
+                {.what = std::string("the picture cannot be written: ") + std::strerror(errno),
+                 .where = "--plot " + file});
+}
+
+void write_plot(const std::string& file, const IoResult& result) {
+    std::ofstream out(file);
+    out << svg_of(result, machine_text());
+    if (!out.flush())
+        throw Error(Trouble::io, {.what = std::string("the picture could not be written: ") +
+                                          std::strerror(errno),
+                                  .where = "--plot " + file});
+}
+
+void run_comparison(const IoOptions& options) {
+    IoBench bench = bench_of(options);
+    bench.integrity = true;  // a slice more of each pair
+    nlohmann::json machine = machine_json();
+    machine["fio"] = fio_version();
+    machine["fio_flags"] = fio_flags();
+    std::vector<Row> rows = compare_with_fio(bench);
+    if (options.modes.empty() && options.blocks.empty() && !interrupted()) {
+        bench.accesses = {{Direction::read, true}};
+        bench.blocks = {4 * kKiB};
+        bench.integrity = false;
+        const std::vector<Row> small = compare_with_fio(bench);
+        rows.insert(rows.end(), small.begin(), small.end());
+    }
+    if (options.json) {
+        nlohmann::json object = rows_json(rows, command_of(options), machine);
+        object["interrupted"] = interrupted();
+        return fmt::print("{}\n", object.dump());
+    }
+    fmt::print("{}\n{}: {}\n\n{}", machine_text(), machine["fio"].get<std::string>(), fio_flags(),
+               rows_table(rows, "fio"));
+}
+
+void run_sweep(const IoOptions& options) {
+    const IoResult result = measure_io(bench_of(options));
+    const std::vector<Row> rows = rows_of(result);
+    if (!options.plot.empty() && !rows.empty()) write_plot(options.plot, result);
+    if (!options.save.empty() && !interrupted()) save_paths(options.save, result.settings);
+    if (options.json) {
+        nlohmann::json object = rows_json(rows, command_of(options), machine_json());
+        object["interrupted"] = interrupted();
+        object["settings"] = settings_json(result.settings);
+        return fmt::print("{}\n", object.dump());
+    }
+    fmt::print("{}\n{}", machine_text(), rows_table(rows, ""));
+    if (options.plot.empty()) fmt::print("{}", heat_maps_of(result));
+    fmt::print("\n");
+    for (const IoSettings& settings : result.settings) fmt::print("{}", text_of(settings));
+}
+
+void run_io(const IoOptions& options) {
+    if (!options.save.empty()) check_machine_file(options.save);
+    if (!options.plot.empty()) check_plot_file(options.plot);
+    catch_interrupts();
+    options.compare_fio ? run_comparison(options) : run_sweep(options);
+    if (interrupted()) fmt::print(stderr, "ferry: interrupted; the files are removed\n");
+    end_if_interrupted();
+}
+
+void add_what(CLI::App& command, IoOptions& options) {
+    command.add_option("paths", options.paths, "directories on the drives")->required();
+    command
+        .add_option("--modes", options.modes, "read, write, mixed, randread, randwrite, randmixed")
+        ->delimiter(',')
+        ->allow_extra_args(false);
+    command.add_option("--blocks", options.blocks, "transfer sizes, 4KiB to 16MiB")
+        ->delimiter(',')
+        ->allow_extra_args(false);
+    command.add_option("--depths", options.depths, "transfers in flight, a ring")
+        ->delimiter(',')
+        ->allow_extra_args(false)
+        ->check(CLI::Range(1, 4096));
+    command.add_option("--size", options.size, "of the files, a path; default: 2GiB, or less");
+    command.add_option("--seconds", options.seconds, "a point, or a slice beside fio")
+        ->check(CLI::Range(0.01, 3600.0));
+    command.add_option("--rings,--jobs", options.rings, "rings a path; jobs of fio")
+        ->check(CLI::Range(1, 64))
+        ->capture_default_str();
+    command.add_option("--backend", options.backend, "auto, uring or posix")
+        ->check(CLI::IsMember({"auto", "uring", "posix"}))
+        ->capture_default_str();
+    command.add_flag("--buffered,!--direct", options.buffered, "through the page cache");
+    command.add_flag("--integrity", options.integrity, "seal what is written, verify what is read");
+    command
+        .add_option("--threads", options.threads, "that seal and verify; default: half the cores")
+        ->check(CLI::Range(1, 256));
+}
+
+}  // namespace
+}  // namespace ferry::tools
+
+void add_io_bench(CLI::App& bench) {
+    using namespace ferry::tools;
+    const auto options = std::make_shared<IoOptions>();
+    CLI::App* command = bench.add_subcommand(
+        "io", "bandwidth and CPU time of storage paths; only files of its own are touched");
+    add_what(*command, *options);
+    CLI::Option* fio = command->add_flag("--compare-fio", options->compare_fio,
+                                         "beside fio, in turns, on the same files");
+    command->add_option("--pairs", options->pairs, "slices of each side, with --compare-fio")
+        ->check(CLI::Range(1, 100000))
+        ->capture_default_str();
+    command->add_option("--plot", options->plot, "write the picture to this file (SVG)")
+        ->excludes(fio);
+    command->add_option("--save", options->save, "write the settings found (docs/machine.md)")
+        ->excludes(fio);
+    command->add_flag("--json", options->json, "one JSON object on standard output");
+    command->footer(
+        "About a minute a path; beside fio about a minute a line of the table.\n"
+        "Ctrl-C ends with what is known so far; a second one kills. The files, in\n"
+        "PATH/ferry-bench, are removed at the end, after a kill by the next run.");
+    command->callback([options] { run_io(*options); });
+}

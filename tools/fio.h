@@ -1,0 +1,32 @@
+// Runs fio as the other side of a comparison.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "io_load.h"
+
+namespace ferry::tools {
+
+struct FioJob {
+    std::vector<std::string> files{};  // exist and are written; dealt out to the jobs
+    Access access{};
+    int64_t block_bytes = kMiB;
+    int depth = 32;  // of each job
+    int jobs = 1;
+    bool direct = true;
+    double seconds = 1.5;
+};
+
+// What was asked of fio besides the job, for a table's caption.
+std::string fio_flags();
+// "fio-3.33". Throws usage, naming the package, where fio cannot be run.
+std::string fio_version();
+
+// Blocks. The CPU time is that of fio's whole process, workers of io_uring in the kernel included,
+// sampled while its jobs ran: fio's own figure, of its jobs' threads alone, is less than half of it
+// where the kernel hands transfers to workers (tmpfs). Throws io with what fio said. A sample of no
+// bytes: interrupted.
+Sample run_fio(const FioJob& job);
+
+}  // namespace ferry::tools

@@ -1,0 +1,13 @@
+// Ctrl-C: the first one is a request to end soon and in order, a second one ends the process.
+#pragma once
+
+namespace ferry::tools {
+
+// From now on SIGINT, SIGTERM and SIGHUP are such requests.
+void catch_interrupts();
+bool interrupted() noexcept;
+// Ends the process by the signal that was caught, as whoever waits for it expects. Returns where
+// none was.
+void end_if_interrupted();
+
+}  // namespace ferry::tools

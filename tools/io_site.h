@@ -1,0 +1,33 @@
+// Directories of a benchmark's own: <path>/ferry-bench, made and removed again, so that nothing
+// else at the path is touched. What a killed benchmark left there is removed first.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace ferry::tools {
+
+class IoSites {
+public:
+    // Throws usage where a path is no directory that can be written to.
+    explicit IoSites(const std::vector<std::string>& paths);
+    ~IoSites();
+    IoSites(const IoSites&) = delete;
+    IoSites& operator=(const IoSites&) = delete;
+
+    const std::vector<std::string>& directories() const noexcept { return directories_; }
+    // What each path can give, a multiple of `step`: at most `wanted` (0: up to `most`), with a
+    // margin left free, a twentieth of the file system or 1 GiB. Throws does_not_fit.
+    int64_t bytes_per_path(int64_t wanted, int64_t most, int64_t step) const;
+
+private:
+    void remove_leftovers(const std::string& directory);
+    void remove_directories() noexcept;
+    std::vector<std::string> directories_{};
+};
+
+// "ext4", "tmpfs", "xfs", ... or the number of an unknown one.
+std::string file_system_of(const std::string& path);
+
+}  // namespace ferry::tools
