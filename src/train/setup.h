@@ -4,8 +4,6 @@
 #include <memory>
 #include <string>
 
-#include <memory>
-
 #include "ferry/aio.h"
 #include "ferry/config.h"
 #include "ferry/device.h"

@@ -15,8 +15,9 @@ namespace {
 // Sleeps between two looks at an event: an eighth of the time waited so far, at most 50 us. Short
 // work is seen at once, long work costs little.
 void nap(std::chrono::steady_clock::time_point start) {
-    thread_local const bool precise = prctl(PR_SET_TIMERSLACK, 1000UL) == 0;
-    static_cast<void>(precise);
+    thread_local bool precise = false;  // else the kernel may add 50 us to every sleep
+    if (!precise) prctl(PR_SET_TIMERSLACK, 1000UL);
+    precise = true;
     const auto waited = std::chrono::steady_clock::now() - start;
     const auto rest = std::clamp<std::chrono::nanoseconds>(waited / 8, std::chrono::microseconds(2),
                                                            std::chrono::microseconds(50));
