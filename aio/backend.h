@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "ferry/aio.h"
+#include "probe.h"
 
 namespace ferry::aio {
 
@@ -54,9 +55,8 @@ struct BackendSetup {
     std::vector<std::span<std::byte>> registered{};
     bool sqpoll = false, iopoll = false;  // as probed
     bool block_device = false;
-    // Hand every transfer to a kernel worker: where the file system completes inside the submitting
-    // call (tmpfs), the ring's thread would otherwise copy every byte itself.
-    bool punt = false;
+    Workers punt{};   // which large transfers to hand to the kernel's workers, as probed
+    int workers = 1;  // of them, at most; a single one gains nothing
 };
 
 using BackendFactory = std::function<std::unique_ptr<Backend>(const BackendSetup&)>;
