@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "ferry/aio.h"
-#include "probe.h"
 
 namespace ferry::aio {
 
@@ -55,8 +54,9 @@ struct BackendSetup {
     std::vector<std::span<std::byte>> registered{};
     bool sqpoll = false, iopoll = false;  // as probed
     bool block_device = false;
-    Workers punt{};   // which large transfers to hand to the kernel's workers, as probed
-    int workers = 1;  // of them, at most; a single one gains nothing
+    // Hand every transfer to a kernel worker: where the file system completes inside the submitting
+    // call (tmpfs), the ring's thread would otherwise copy every byte itself.
+    bool punt = false;
 };
 
 using BackendFactory = std::function<std::unique_ptr<Backend>(const BackendSetup&)>;

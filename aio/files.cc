@@ -237,12 +237,11 @@ void PathFiles::probe(bool uring) {
     if (bytes == 0) return;
     // A growing file would be a case of its own; where this fails the probe says so.
     if (!options_.raw_device && fallocate(file, 0, 0, bytes) != 0) return;
-    if (uring) workers_ = workers_pay(file, data_offset_, bytes);
+    punts_ = uring && completes_inline(file, data_offset_, bytes);
     if (!fixed && several_files_pay(bytes)) segments_ = kSegmentsMany;
-    if (workers_.reads || workers_.writes || segments_ > 1)
+    if (punts_ || segments_ > 1)
         log_debug("aio: " + options_.path + ": " + std::to_string(segments_) + " segment(s)" +
-                  (workers_.reads ? ", reads are handed to the kernel's workers" : "") +
-                  (workers_.writes ? ", writes are handed to the kernel's workers" : ""));
+                  (punts_ ? ", transfers are handed to the kernel's workers" : ""));
 }
 
 bool PathFiles::several_files_pay(int64_t bytes) {

@@ -14,7 +14,6 @@
 
 #include "ferry/aio.h"
 #include "header.h"
-#include "probe.h"
 
 namespace ferry::aio {
 
@@ -31,7 +30,7 @@ public:
     int64_t data_offset() const noexcept { return data_offset_; }
     int64_t capacity_bytes() const noexcept { return capacity_bytes_; }
     // The kernel's workers should move the bytes: the submitting call would do it itself.
-    Workers workers() const noexcept { return workers_; }
+    bool punts() const noexcept { return punts_; }
     // Writes and reads a little in the first segment. bytes/s, for weighing paths.
     double measure_speed();
     // Preallocates segment `index` up to `end`; they are created in order.
@@ -70,7 +69,7 @@ private:
     bool owned_ = false;  // the header is ours: we remove what lies here
     int segments_ = 1;    // at most, until the probe has spoken
     int kept_ = 0;        // of them, taken over from a killed run
-    Workers workers_{};
+    bool punts_ = false;
     int64_t kept_bytes_ = 0;
     int64_t alignment_ = 4096, data_offset_ = 0, capacity_bytes_ = 0;
     int64_t device_end_ = 0;  // raw: the end of what was laid out

@@ -5,19 +5,11 @@
 #include <cstdint>
 #include <string>
 
-#include "ferry/base.h"
-
 namespace ferry::aio {
 
-// Transfers smaller than this are copied sooner than handed over.
-constexpr int64_t kWorthAWorker = 256 * kKiB;
-// Whether large transfers are markedly faster when each is given to a worker of the kernel's
-// (IOSQE_ASYNC), as on tmpfs, where one thread would otherwise copy every byte. Writes and reads
-// `bytes` at `offset`. Neither without io_uring.
-struct Workers {
-    bool reads = false, writes = false;
-};
-Workers workers_pay(int file, int64_t offset, int64_t bytes);
+// True when io_uring's submission does not return before the writes are done, as on tmpfs. Writes
+// `bytes` at `offset`. False without io_uring.
+bool completes_inline(int file, int64_t offset, int64_t bytes);
 
 // True when small writes begun during another thread's large write to the same file wait for its
 // end, and those to another file do not: then several files serve several writers. Both hold

@@ -59,7 +59,7 @@ Error no_ring(int error) {
 class UringBackend final : public Backend {
 public:
     explicit UringBackend(const BackendSetup& setup)
-        : punt_(setup.workers > 1 ? setup.punt : Workers{}),
+        : punt_(setup.punt),
           iopoll_(setup.iopoll),
           block_device_(setup.block_device),
           files_(setup.files) {
@@ -70,10 +70,6 @@ public:
             const int error = errno;
             io_uring_queue_exit(&ring_);
             throw no_ring(error);
-        }
-        if (punt_.reads || punt_.writes) {
-            unsigned workers[2] = {static_cast<unsigned>(setup.workers), 0};  // 0: as it is
-            io_uring_register_iowq_max_workers(&ring_, workers);
         }
         register_files(setup.files);
         register_buffers(setup.registered);
@@ -218,15 +214,9 @@ private:
                 break;
         }
         unsigned flags = fixed_files_ ? IOSQE_FIXED_FILE : 0;
-        if (punts(transfer)) flags |= IOSQE_ASYNC;
+        if (punt_) flags |= IOSQE_ASYNC;
         io_uring_sqe_set_flags(&sqe, flags);
         io_uring_sqe_set_data64(&sqe, transfer.id);
-    }
-
-    bool punts(const Transfer& transfer) const {
-        if (transfer.size_bytes < kWorthAWorker) return false;
-        return (transfer.verb == Verb::read && punt_.reads) ||
-               (transfer.verb == Verb::write && punt_.writes);
     }
 
     void prepare_data(io_uring_sqe& sqe, const Transfer& transfer, int file, uint64_t offset,
@@ -319,8 +309,7 @@ private:
     int wake_fd_ = -1;
     uint64_t wake_count_ = 0;
     bool wake_armed_ = false, enabled_ = false, fixed_files_ = false;
-    const Workers punt_;
-    const bool iopoll_, block_device_;
+    const bool punt_, iopoll_, block_device_;
     int flying_ = 0;
     const std::vector<int> files_;
     std::vector<Registered> registered_;

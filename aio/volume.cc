@@ -9,7 +9,6 @@
 #include <map>
 #include <new>
 #include <system_error>
-#include <thread>
 
 #include "buffer.h"
 #include "probe.h"
@@ -186,10 +185,7 @@ BackendSetup VolumeOnPaths::setup_of(size_t path) const {
     if (files_.empty()) return setup;
     setup.files = files_[path]->descriptors();
     setup.block_device = options_.paths[path].raw_device;
-    setup.punt = files_[path]->workers();
-    const int rings = options_.rings * static_cast<int>(options_.paths.size());
-    const int cores = static_cast<int>(std::thread::hardware_concurrency());
-    setup.workers = std::max(1, cores / rings);
+    setup.punt = files_[path]->punts();
     const auto probe = [&](bool wanted, const char* option, unsigned flags) {
         if (!wanted || options_.backend == BackendKind::posix) return false;
         const std::string why = why_no_polling(setup.files[0], files_[path]->data_offset(), flags);
