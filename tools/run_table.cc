@@ -99,6 +99,11 @@ void print_run(const train::RunReport& report, const planner::Plan& plan, const 
     if (report.bound_seconds > 0) {
         fmt::print("  lower bound of a step: {:.4f} s, set by {}; measured step at {:.1f}% of it\n",
                    report.bound_seconds, report.binding, 100 * step_seconds / report.bound_seconds);
+        // Of the last minutes' figures: what the machine did meanwhile for others is not in it.
+        const bool bet = 2 * report.bets_won > report.steps;
+        const double predicted = bet ? report.predicted_betting_seconds : report.predicted_seconds;
+        fmt::print("  predicted by its schedule: {:.4f} s{}; measured step at {:.1f}% of it\n",
+                   predicted, bet ? " with bets won" : "", 100 * step_seconds / predicted);
     }
 }
 
@@ -138,6 +143,8 @@ nlohmann::json summary_json(const train::RunReport& report, const planner::Plan&
               {"chunk_elements", plan.chunk_elements},
               {"bound_seconds", report.bound_seconds},
               {"binding", report.binding},
+              {"predicted_seconds", report.predicted_seconds},
+              {"predicted_betting_seconds", report.predicted_betting_seconds},
               {"tiers", tiers_json(plan)},
               {"lanes", links},
               {"paths", paths}}}};

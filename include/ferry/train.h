@@ -45,6 +45,9 @@ struct RunReport {
     std::vector<aio::PathCounters> paths{};
     double bound_seconds = 0;  // lower bound of a step (design.md section 4); 0: not measured
     std::string binding{};     // the link that sets it
+    // A step's seconds as its schedule and the figures measured with the bound give them: without
+    // bets, and with bets that are won (0: nothing bets).
+    double predicted_seconds = 0, predicted_betting_seconds = 0;
 };
 
 // What the engine stands on; tests pass a simulated executor and volume.

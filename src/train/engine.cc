@@ -10,6 +10,7 @@
 #include "ferry/pinned_mem.h"
 #include "loss_scale.h"
 #include "measure.h"
+#include "predict.h"
 #include "settle.h"
 #include "setup.h"
 #include "state_io.h"
@@ -195,6 +196,7 @@ private:
         evaluation_ = record_evaluation(plan_, evaluation_size_);
     }
 
+    void predict_steps(const KernelTimes& kernels, const Machine& machine);
     Bench bench() { return {plan_, *device_, executor_, kernels_, *store_}; }
 
     // After it everything that takes device memory has taken it, and the cap can be judged.
@@ -364,18 +366,34 @@ void Run::measure_bound() {
         .nvme_bytes = config_.budgets.nvme.empty() ? 0 : std::numeric_limits<double>::infinity()};
     const Bench on = bench();
     fill_buffers(on, staging(Class::stage), config_.model.vocab);
-    input.kernel_seconds = time_kernels(step, on);
+    const KernelTimes kernels = time_kernels(step, on);
+    input.kernel_seconds = kernels.sum(step, plan_);
     input.speeds.copy_bytes_per_s = time_copies(on, staging(Class::weight_piece));
     input.speeds.dram_bytes_per_s =
         time_updates(*teams_, settler_.scalars(1, 1.0)[0], plan_, staging(Class::stage),
                      staging(Class::weight_piece));
     input.speeds.nvme_bytes_per_s = time_storage(plan_, *store_, executor_);
+    predict_steps(kernels, {.links = input.speeds,
+                            .check_bytes_per_s = time_checks(staging(Class::stage)),
+                            .threads = teams_->all().threads(),
+                            .computes_on_host = device_->kind() == DeviceKind::cpu});
     const Bound bound = lower_bound(input);
     if (totals_.bound_seconds == 0 || bound.seconds < totals_.bound_seconds) {
         totals_.bound_seconds = bound.seconds;
         totals_.binding = bound.binding;
     }
     store_->reset_report();
+}
+
+void Run::predict_steps(const KernelTimes& kernels, const Machine& machine) {
+    const auto cost = cost_model(plan_, kernels, machine);
+    const auto seconds = [&](Previous steady, size_t bets) {
+        return swap::predict(steps_[static_cast<size_t>(Previous::none)][bets],
+                             steps_[static_cast<size_t>(steady)][bets], plan_.resources, cost)
+            .step_seconds;
+    };
+    totals_.predicted_seconds = seconds(Previous::rest, 0);
+    if (plan_.betting) totals_.predicted_betting_seconds = seconds(Previous::won, 1);
 }
 
 RunReport Run::report() {

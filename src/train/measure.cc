@@ -55,24 +55,22 @@ struct Work {
     }
 };
 
-// The compute kernels of a step that are unlike each other, with how often each occurs. Blocks are
-// alike; edge layers and chunks of different sizes are not.
-std::vector<std::pair<Work, int64_t>> distinct_kernels(const swap::Schedule& step,
-                                                       const Bench& on) {
-    std::map<std::array<int64_t, 3>, size_t> known;
-    std::vector<std::pair<Work, int64_t>> distinct;
+// Blocks are alike; edge layers and chunks of different sizes are not.
+KernelTimes::Kind kind_of(const swap::Task& task, const planner::Plan& plan) {
+    const auto layer = static_cast<int64_t>(plan.layers[static_cast<size_t>(task.layer)].kind);
+    const int64_t size = static_cast<Op>(task.op) == Op::round
+                             ? plan.chunks[static_cast<size_t>(task.item)].count
+                             : task.bytes;
+    return {task.op, layer, size};
+}
+
+// One kernel of each kind among the step's.
+std::map<KernelTimes::Kind, Work> distinct_kernels(const swap::Schedule& step, const Bench& on) {
+    std::map<KernelTimes::Kind, Work> distinct;
     for (const swap::Task& task : step.tasks) {
         if (task.lane != swap::Lane::compute) continue;
-        const auto kind =
-            static_cast<int64_t>(on.plan.layers[static_cast<size_t>(task.layer)].kind);
-        const int64_t size = static_cast<Op>(task.op) == Op::round
-                                 ? on.plan.chunks[static_cast<size_t>(task.item)].count
-                                 : task.bytes;
-        const auto [found, is_new] = known.try_emplace({task.op, kind, size}, distinct.size());
-        if (is_new) {
-            distinct.push_back({{&on.kernels, call_of(task, on.device.memory(), on.store)}, 0});
-        }
-        ++distinct[found->second].second;
+        const swap::Call call = call_of(task, on.device.memory(), on.store);
+        distinct.try_emplace(kind_of(task, on.plan), Work{&on.kernels, call});
     }
     return distinct;
 }
@@ -108,25 +106,43 @@ void fill_buffers(const Bench& on, std::span<std::byte> staging, int64_t vocab) 
 
 void warm_up(const swap::Schedule& step, const Bench& on) {
     Stream& compute = on.device.stream(StreamKind::compute);
-    for (auto& [work, count] : distinct_kernels(step, on))
+    for (auto& [kind, work] : distinct_kernels(step, on))
         seconds_on(compute, on.executor, 1, [&](int64_t) { work.start(compute); });
 }
 
-double time_kernels(const swap::Schedule& step, const Bench& on) {
+double KernelTimes::of(const swap::Task& task, const planner::Plan& plan) const {
+    return seconds.at(kind_of(task, plan));
+}
+
+double KernelTimes::sum(const swap::Schedule& step, const planner::Plan& plan) const {
+    double total = 0;
+    for (const swap::Task& task : step.tasks)
+        total += task.lane == swap::Lane::compute ? of(task, plan) : 0;
+    return total;
+}
+
+KernelTimes time_kernels(const swap::Schedule& step, const Bench& on) {
     constexpr double kShort = 2e-3;  // seconds: shorter work is repeated, its launch is not counted
     constexpr int64_t kRepeats = 20;
     Stream& compute = on.device.stream(StreamKind::compute);
-    double total = 0;
-    for (auto& [work, count] : distinct_kernels(step, on)) {
-        const auto time = [&](int64_t times) {
-            return seconds_on(compute, on.executor, times, [&](int64_t) { work.start(compute); });
+    KernelTimes found;
+    for (auto& [kind, work] : distinct_kernels(step, on)) {
+        const auto time = [&, &kernel = work](int64_t times) {
+            return seconds_on(compute, on.executor, times, [&](int64_t) { kernel.start(compute); });
         };
         time(1);
         const double once = time(1);
         const int64_t times = std::clamp<int64_t>(static_cast<int64_t>(kShort / once), 1, kRepeats);
-        total += std::min({time(times), time(times), time(times)}) * static_cast<double>(count);
+        found.seconds[kind] = std::min({time(times), time(times), time(times)});
     }
-    return total;
+    return found;
+}
+
+double time_checks(std::span<std::byte> bytes) {
+    std::vector<uint64_t> sums(static_cast<size_t>(aio::pieces_of(std::ssize(bytes))));
+    const auto time = [&] { return seconds_of([&] { aio::seal(bytes, 1, sums); }); };
+    time();
+    return static_cast<double>(bytes.size()) / std::min({time(), time(), time()});
 }
 
 double time_copies(const Bench& on, std::span<std::byte> host) {

@@ -1,6 +1,8 @@
 // Speeds of kernels and links, each alone, on the buffers of a plan that is not running yet.
 #pragma once
 
+#include <array>
+#include <map>
 #include <span>
 
 #include "ferry/device.h"
@@ -26,9 +28,16 @@ void fill_buffers(const Bench& on, std::span<std::byte> staging, int64_t vocab);
 // Runs each kind of kernel of a recorded step once: the driver loads its code, and cuBLASLt chooses
 // its algorithm.
 void warm_up(const swap::Schedule& step, const Bench& on);
-// Times the compute kernels of a recorded step, each kind of call once it is warm; returns their
-// sum over the step's calls, in seconds.
-double time_kernels(const swap::Schedule& step, const Bench& on);
+// Seconds of a step's compute kernels, each kind measured alone once it is warm.
+struct KernelTimes {
+    using Kind = std::array<int64_t, 3>;  // operation, kind of layer, size
+    std::map<Kind, double> seconds{};
+    double of(const swap::Task& task, const planner::Plan& plan) const;
+    double sum(const swap::Schedule& step, const planner::Plan& plan) const;
+};
+KernelTimes time_kernels(const swap::Schedule& step, const Bench& on);
+// Bytes a second that one thread seals.
+double time_checks(std::span<std::byte> bytes);
 // Bytes a second of copies from device to host.
 double time_copies(const Bench& on, std::span<std::byte> host);
 // DRAM bytes a second of the optimizer's update over `state` (one chunk's).
