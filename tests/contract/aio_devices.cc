@@ -120,7 +120,8 @@ TEST_F(RawDevice, FreedSlotsAreDiscarded) {
     const int64_t before = backing_bytes();
     for (size_t i = 4; i < kSlots; ++i) volume->free(slots[i]);
     volume->discard_free_slots();
-    EXPECT_EQ(before - backing_bytes(), 12 * kSlotBytes);
+    // The file system under the loop device may add or drop a block of its own meanwhile.
+    EXPECT_NEAR(before - backing_bytes(), 12 * kSlotBytes, kSlotBytes / 2);
     AlignedBuffer memory = aligned_buffer(4096, kSlotBytes);
     Operation read{.kind = Kind::read, .slot = slots[0], .buffer = {memory.get(), kSlotBytes}};
     volume->submit(read);
