@@ -124,7 +124,9 @@ double clip_factor(double norm, double max_norm);
 // and benchmarks, while nothing else runs.
 std::vector<std::string> supported_targets();
 void force_target(std::string_view name);  // "" undoes
+// The target that runs: of the norms and the cast, and of a method's update, asked of its own loop.
 std::string current_target();
+std::string current_target(Method method);
 
 // ---------------------------------------------------------------- CUDA
 

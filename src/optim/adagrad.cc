@@ -20,8 +20,8 @@ struct Adagrad {
     }
 };
 
-void run_adagrad(const Span& span, const Scalars& s, Stores stores) {
-    run_rule<Adagrad>(span, s, stores);
+const char* run_adagrad(const Span& span, const Scalars& s, Stores stores) {
+    return run_rule<Adagrad>(span, s, stores);
 }
 
 }  // namespace ferry::optim::HWY_NAMESPACE
@@ -31,8 +31,8 @@ HWY_AFTER_NAMESPACE();
 namespace ferry::optim {
 
 HWY_EXPORT(run_adagrad);
-void update_adagrad(const Span& span, const Scalars& scalars, Stores stores) {
-    HWY_DYNAMIC_DISPATCH(run_adagrad)(span, scalars, stores);
+const char* update_adagrad(const Span& span, const Scalars& scalars, Stores stores) {
+    return HWY_DYNAMIC_DISPATCH(run_adagrad)(span, scalars, stores);
 }
 
 }  // namespace ferry::optim

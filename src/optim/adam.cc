@@ -17,8 +17,8 @@ struct Adam {
     }
 };
 
-void run_adam(const Span& span, const Scalars& s, Stores stores) {
-    run_rule<Adam>(span, s, stores);
+const char* run_adam(const Span& span, const Scalars& s, Stores stores) {
+    return run_rule<Adam>(span, s, stores);
 }
 
 }  // namespace ferry::optim::HWY_NAMESPACE
@@ -28,8 +28,8 @@ HWY_AFTER_NAMESPACE();
 namespace ferry::optim {
 
 HWY_EXPORT(run_adam);
-void update_adam(const Span& span, const Scalars& scalars, Stores stores) {
-    HWY_DYNAMIC_DISPATCH(run_adam)(span, scalars, stores);
+const char* update_adam(const Span& span, const Scalars& scalars, Stores stores) {
+    return HWY_DYNAMIC_DISPATCH(run_adam)(span, scalars, stores);
 }
 
 }  // namespace ferry::optim

@@ -17,8 +17,8 @@ struct AdamW {
     }
 };
 
-void run_adamw(const Span& span, const Scalars& s, Stores stores) {
-    run_rule<AdamW>(span, s, stores);
+const char* run_adamw(const Span& span, const Scalars& s, Stores stores) {
+    return run_rule<AdamW>(span, s, stores);
 }
 
 }  // namespace ferry::optim::HWY_NAMESPACE
@@ -28,8 +28,8 @@ HWY_AFTER_NAMESPACE();
 namespace ferry::optim {
 
 HWY_EXPORT(run_adamw);
-void update_adamw(const Span& span, const Scalars& scalars, Stores stores) {
-    HWY_DYNAMIC_DISPATCH(run_adamw)(span, scalars, stores);
+const char* update_adamw(const Span& span, const Scalars& scalars, Stores stores) {
+    return HWY_DYNAMIC_DISPATCH(run_adamw)(span, scalars, stores);
 }
 
 }  // namespace ferry::optim

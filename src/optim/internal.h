@@ -19,11 +19,12 @@ Span part_of(const Span& span, int64_t begin, int64_t count);
 // to 64 bytes.
 enum class Stores : uint8_t { cached, stream_weight, stream_all };
 
-// One entry a method, defined beside its formula; each picks the best SIMD target by itself.
-void update_adamw(const Span& span, const Scalars& scalars, Stores stores);
-void update_adam(const Span& span, const Scalars& scalars, Stores stores);
-void update_sgd(const Span& span, const Scalars& scalars, Stores stores);
-void update_lion(const Span& span, const Scalars& scalars, Stores stores);
-void update_adagrad(const Span& span, const Scalars& scalars, Stores stores);
+// One entry a method, defined beside its formula; each picks the best SIMD target by itself and
+// returns the name of the one that ran.
+const char* update_adamw(const Span& span, const Scalars& scalars, Stores stores);
+const char* update_adam(const Span& span, const Scalars& scalars, Stores stores);
+const char* update_sgd(const Span& span, const Scalars& scalars, Stores stores);
+const char* update_lion(const Span& span, const Scalars& scalars, Stores stores);
+const char* update_adagrad(const Span& span, const Scalars& scalars, Stores stores);
 
 }  // namespace ferry::optim

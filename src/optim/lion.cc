@@ -24,8 +24,8 @@ struct Lion {
     }
 };
 
-void run_lion(const Span& span, const Scalars& s, Stores stores) {
-    run_rule<Lion>(span, s, stores);
+const char* run_lion(const Span& span, const Scalars& s, Stores stores) {
+    return run_rule<Lion>(span, s, stores);
 }
 
 }  // namespace ferry::optim::HWY_NAMESPACE
@@ -35,8 +35,8 @@ HWY_AFTER_NAMESPACE();
 namespace ferry::optim {
 
 HWY_EXPORT(run_lion);
-void update_lion(const Span& span, const Scalars& scalars, Stores stores) {
-    HWY_DYNAMIC_DISPATCH(run_lion)(span, scalars, stores);
+const char* update_lion(const Span& span, const Scalars& scalars, Stores stores) {
+    return HWY_DYNAMIC_DISPATCH(run_lion)(span, scalars, stores);
 }
 
 }  // namespace ferry::optim

@@ -152,16 +152,21 @@ void with_gradient(const Span& span, const Scalars& s, Stores stores) {
     }
 }
 
+// Returns the name of the target that ran.
 template <class Rule>
-void run_rule(const Span& span, const Scalars& s, Stores stores) {
+const char* run_rule(const Span& span, const Scalars& s, Stores stores) {
     switch (span.gradient_type) {
         case DType::f32:
-            return with_gradient<Rule, DType::f32>(span, s, stores);
+            with_gradient<Rule, DType::f32>(span, s, stores);
+            break;
         case DType::bf16:
-            return with_gradient<Rule, DType::bf16>(span, s, stores);
+            with_gradient<Rule, DType::bf16>(span, s, stores);
+            break;
         case DType::f16:
-            return with_gradient<Rule, DType::f16>(span, s, stores);
+            with_gradient<Rule, DType::f16>(span, s, stores);
+            break;
     }
+    return hwy::TargetName(HWY_TARGET);
 }
 
 // AdamW's and Adam's common part.

@@ -22,10 +22,10 @@ struct Sgd {
     }
 };
 
-void run_sgd(const Span& span, const Scalars& s, Stores stores) {
+const char* run_sgd(const Span& span, const Scalars& s, Stores stores) {
     if (!span.m) return run_rule<Sgd<false, false>>(span, s, stores);
     if (!s.nesterov) return run_rule<Sgd<true, false>>(span, s, stores);
-    run_rule<Sgd<true, true>>(span, s, stores);
+    return run_rule<Sgd<true, true>>(span, s, stores);
 }
 
 }  // namespace ferry::optim::HWY_NAMESPACE
@@ -35,8 +35,8 @@ HWY_AFTER_NAMESPACE();
 namespace ferry::optim {
 
 HWY_EXPORT(run_sgd);
-void update_sgd(const Span& span, const Scalars& scalars, Stores stores) {
-    HWY_DYNAMIC_DISPATCH(run_sgd)(span, scalars, stores);
+const char* update_sgd(const Span& span, const Scalars& scalars, Stores stores) {
+    return HWY_DYNAMIC_DISPATCH(run_sgd)(span, scalars, stores);
 }
 
 }  // namespace ferry::optim

@@ -30,7 +30,7 @@ Stores stores_for(const Span& span) {
     return span.weight ? Stores::stream_weight : Stores::cached;
 }
 
-void run(const Span& span, const Scalars& scalars, Stores stores) {
+const char* run(const Span& span, const Scalars& scalars, Stores stores) {
     switch (scalars.method) {
         case Method::adamw:
             return update_adamw(span, scalars, stores);
@@ -43,6 +43,7 @@ void run(const Span& span, const Scalars& scalars, Stores stores) {
         case Method::adagrad:
             return update_adagrad(span, scalars, stores);
     }
+    FERRY_CHECK(false, "unknown method");
 }
 
 void run_tile(const Span& span, int64_t tile, const Scalars& scalars, Stores stores) {
@@ -101,6 +102,10 @@ void update(NodeTeams& teams, const Span& span, const Scalars& scalars) {
                 run_tile(span, tile, scalars, stores);
         });
     });
+}
+
+std::string current_target(Method method) {
+    return run(Span{}, Scalars{.method = method}, Stores::cached);
 }
 
 void leaf_norms(Team& team, const void* gradient, DType type, int64_t count, float* leaves) {

@@ -23,6 +23,8 @@ protected:
     void SetUp() override {
         force_target(GetParam());
         ASSERT_EQ(current_target(), GetParam()) << "the target was never dispatched";
+        for (const Method method : kMethods)
+            ASSERT_EQ(current_target(method), GetParam()) << name_of(method) << " lacks the target";
     }
     void TearDown() override { force_target(""); }
 
@@ -275,6 +277,8 @@ TEST(Dispatch, no_target_of_this_processor_is_left_out) {
 #endif
     EXPECT_FALSE(known.empty());
     EXPECT_EQ(current_target(), names.front()) << "the best is not the default";
+    for (const Method method : kMethods)
+        EXPECT_EQ(current_target(method), names.front()) << name_of(method);
 }
 
 }  // namespace
