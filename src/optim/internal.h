@@ -15,6 +15,21 @@ void check_span(const Span& span, const Scalars& scalars);
 // The elements [begin, begin + count) of a span.
 Span part_of(const Span& span, int64_t begin, int64_t count);
 
+// Elements a task: long enough that handing it out costs nothing, short enough that 16 threads
+// share a small tensor. A multiple of kLeaf and of every vector.
+constexpr int64_t kTile = 16 * kLeaf;
+
+// body(node, tile) for each tile of `count` elements, all nodes at the same time: each tile by the
+// team of the node that holds its first element of `where`.
+template <class Body>
+void each_tile(NodeTeams& teams, const float* where, int64_t count, const Body& body) {
+    teams.each([&](int node, Team& team) {
+        team.parallel(ceil_div(count, kTile), [&](int64_t tile) {
+            if (teams.index_of(where + tile * kTile) == node) body(node, tile);
+        });
+    });
+}
+
 // What is written past the caches: nothing, the weight, or p, m, v as well. Only for arrays aligned
 // to 64 bytes.
 enum class Stores : uint8_t { cached, stream_weight, stream_all };

@@ -6,10 +6,6 @@
 namespace ferry::optim {
 namespace {
 
-// Elements a task: long enough that handing it out costs nothing, short enough that 16 threads
-// share a small tensor. A multiple of kLeaf and of every vector.
-constexpr int64_t kTile = 16 * kLeaf;
-
 bool same_or_disjoint(const float* in, const float* out, int64_t count) {
     return in == out || in + count <= out || out + count <= in;
 }
@@ -96,12 +92,8 @@ void update(NodeTeams& teams, const Span& span, const Scalars& scalars) {
     if (teams.count() == 1) return update(teams.team(0), span, scalars);
     check_span(span, scalars);
     const Stores stores = stores_for(span);
-    teams.each([&](int node, Team& team) {
-        team.parallel(ceil_div(span.count, kTile), [&](int64_t tile) {
-            if (teams.index_of(span.p_in + tile * kTile) == node)
-                run_tile(span, tile, scalars, stores);
-        });
-    });
+    each_tile(teams, span.p_in, span.count,
+              [&](int, int64_t tile) { run_tile(span, tile, scalars, stores); });
 }
 
 std::string current_target(Method method) {

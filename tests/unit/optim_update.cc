@@ -1,7 +1,13 @@
 // The update as its callers see it: threads, pieces, degenerate input, refusals.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/mman.h>
 
+#include <array>
+#include <atomic>
+
+#include "internal.h"
 #include "tests/unit/optim_arrays.h"
 
 namespace ferry::optim {
@@ -63,6 +69,39 @@ TEST(Update, on_several_nodes_is_the_same) {
         update(teams, got.span(), scalars);
         EXPECT_EQ(difference(got, want, c), "");
         update(teams, Span{}, scalars);
+    }
+}
+
+// Two tiles that the second node really holds, and two that are nowhere, which the first takes.
+TEST(Update, works_on_each_tile_on_the_node_that_holds_it) {
+    constexpr int64_t kHeld = 2, kTiles = 4;
+    constexpr size_t kTileBytes = kTile * sizeof(float);
+    void* memory =
+        mmap(nullptr, kTiles * kTileBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    ASSERT_NE(memory, MAP_FAILED);
+    ASSERT_EQ(mprotect(memory, kHeld * kTileBytes, PROT_READ | PROT_WRITE), 0);
+    std::memset(memory, 1, kHeld * kTileBytes);
+    const auto* where = static_cast<const float*>(memory);
+    NodeTeams teams(
+        {.nodes = {{.os_index = 77, .cores = {0}}, {.os_index = node_of(where), .cores = {1}}}}, 2);
+    std::array<std::atomic<int>, kTiles> times{}, node{}, core{};
+    each_tile(teams, where, kTiles * kTile - 5, [&](int index, int64_t tile) {
+        const auto t = static_cast<size_t>(tile);
+        ++times[t];
+        node[t] = index;
+        core[t] = sched_getcpu();
+    });
+    munmap(memory, kTiles * kTileBytes);
+    cpu_set_t allowed;
+    ASSERT_EQ(sched_getaffinity(0, sizeof(allowed), &allowed), 0);
+    const bool two_cores = CPU_ISSET(0, &allowed) && CPU_ISSET(1, &allowed);
+    for (size_t t = 0; t < kTiles; ++t) {
+        const int holder = t < kHeld ? 1 : 0;
+        EXPECT_EQ(times[t], 1) << t;
+        EXPECT_EQ(node[t], holder) << t;
+        if (two_cores) {
+            EXPECT_EQ(core[t], holder) << t;
+        }
     }
 }
 
