@@ -77,9 +77,13 @@ std::string_view name_of(Method method);
 
 // One run of `count` elements. Any alignment, also of half a float. In and out pointers are equal
 // (in place) or disjoint; anything else is a bug of the caller and aborts. `m`/`v` are left alone
-// and may be null where the method does not keep them. A gradient that is not finite makes p', m'
-// and v' NaN or infinite: leaf_norms finds it before. Values stay finite otherwise, short of
-// overflow, where all implementations still agree.
+// and may be null where the method does not keep them.
+//
+// A gradient of NaN, or an infinite one where gradient_scale is 0, makes p' and every kept moment
+// NaN. Any other infinite one, on finite p, m and v, makes every kept moment infinite, and p' NaN;
+// but for SGD p' is infinite too (NaN at lr 0), and for Lion p' stays finite: it moves by step_size
+// as for any gradient. leaf_norms finds such gradients before. From finite input values stay finite
+// otherwise, short of overflow, where all implementations still agree.
 struct Span {
     int64_t count = 0;
     const void* gradient = nullptr;  // gradient_type

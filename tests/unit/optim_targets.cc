@@ -159,6 +159,47 @@ TEST_P(Targets, a_nan_gradient_makes_nan_and_touches_no_neighbour) {
     }
 }
 
+// What ferry/optim.h says of p' and the moments, and the reference's bits.
+TEST_P(Targets, an_infinite_gradient_does_what_the_header_says) {
+    for (const Method method : kMethods) {
+        for (const float bad : {INFINITY, -INFINITY}) {
+            for (const int64_t at : {5, 40}) {  // in a whole line, in the tail
+                const Case c{.count = 41, .positive_m = method == Method::adagrad};
+                Arrays got(c), want(c);
+                got.gradient().put(at, bad);
+                want.gradient().put(at, bad);
+                update(got.span(), scalars_for(method));
+                update_reference(want.span(), scalars_for(method));
+                EXPECT_EQ(difference(got, want, c), "") << name_of(method);
+                const float p = got.out(0).get(at);
+                if (method == Method::sgd) {
+                    EXPECT_EQ(p, -bad);
+                } else if (method == Method::lion) {
+                    EXPECT_TRUE(std::isfinite(p));
+                } else {
+                    EXPECT_TRUE(std::isnan(p)) << name_of(method);
+                }
+                for (int k = 1; k <= moments_of(method); ++k)
+                    EXPECT_TRUE(std::isinf(got.out(k).get(at))) << name_of(method) << k;
+            }
+        }
+    }
+}
+
+TEST_P(Targets, an_infinite_gradient_is_a_nan_at_a_scale_or_rate_of_zero) {
+    for (const Method method : kMethods) {
+        const Case c{.count = 41, .positive_m = method == Method::adagrad};
+        Arrays no_scale(c), no_rate(c);
+        no_scale.gradient().put(7, INFINITY);
+        no_rate.gradient().put(7, INFINITY);
+        update(no_scale.span(), scalars_for(method, 1e-3, 0));
+        update(no_rate.span(), scalars_for(method, 0));
+        for (int k = 0; k <= moments_of(method); ++k)
+            EXPECT_TRUE(std::isnan(no_scale.out(k).get(7))) << name_of(method) << k;
+        EXPECT_EQ(std::isnan(no_rate.out(0).get(7)), method != Method::lion) << name_of(method);
+    }
+}
+
 // All 2^16 values of a half as gradient; every half-way point and its neighbours as weight.
 TEST_P(Targets, every_half_and_every_tie) {
     for (const DType type : {DType::bf16, DType::f16}) {
