@@ -63,7 +63,8 @@ struct Scalars {
     bool nesterov = false;
 };
 // `step` counts updates from 1. Throws Trouble::usage for values that define no update: step < 1,
-// a beta or momentum outside [0, 1), anything negative or not finite, nesterov without momentum.
+// a beta or momentum outside [0, 1) or that fp32 rounds to 1, anything negative or not finite, a
+// step_size or decay that overflows fp32, nesterov without momentum.
 // lr of 0 is an update that moves only the moments. An eps below e = 2^-50 / sqrt(1 - beta2), 0
 // too, becomes e (2.8e-14 at beta2 = 0.999; 2^-50 for Adagrad): a gradient below e leaves no trace
 // in v, and must not be divided by less. Scalars too small to be normal in fp32 become 0.

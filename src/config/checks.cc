@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <initializer_list>
+#include <iomanip>
 #include <span>
+#include <sstream>
+#include <utility>
 
 namespace ferry::config {
 namespace {
@@ -85,6 +88,14 @@ void warn_of_unused(std::span<const Use> uses, const std::string& choice, const 
     }
 }
 
+// Below 1 as given, but the update computes in fp32, where a decay of 1 takes no gradient in.
+Rule below_one_in_fp32(std::string key, double decay) {
+    std::ostringstream measured;
+    measured << std::setprecision(15) << decay;
+    return {static_cast<float>(decay) < 1, std::move(key), "rounds to 1 in fp32", measured.str(),
+            "set it to at most 0.9999999"};
+}
+
 void settle_optimizer(OptimizerConfig& o, const Given& given, const std::string& where) {
     // Chen et al. 2023; torch.optim.Adagrad.
     if (o.method == "lion" && !given.contains("optimizer.betas")) o.beta2 = 0.99;
@@ -93,7 +104,9 @@ void settle_optimizer(OptimizerConfig& o, const Given& given, const std::string&
     const bool looks_ahead_with_nothing = o.method == "sgd" && o.nesterov && o.momentum == 0;
     demand(where, {{!looks_ahead_with_nothing, "optimizer.nesterov",
                     "there is no momentum to look ahead with", "momentum 0",
-                    "set optimizer.momentum, such as 0.9, or nesterov to false"}});
+                    "set optimizer.momentum, such as 0.9, or nesterov to false"},
+                   below_one_in_fp32("optimizer.betas", std::max(o.beta1, o.beta2)),
+                   below_one_in_fp32("optimizer.momentum", o.momentum)});
 }
 
 void settle_schedule(Config& c, const Given& given, const std::string& where) {

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <iomanip>
 #include <limits>
 #include <sstream>
 #include <utility>
@@ -25,7 +26,7 @@ constexpr std::pair<Method, std::string_view> kMethods[] = {{Method::adamw, "ada
 
 std::string text_of(double value) {
     std::ostringstream text;
-    text << value;
+    text << std::setprecision(10) << value;
     return text.str();
 }
 
@@ -45,8 +46,8 @@ void need_not_negative(std::string_view name, double value) {
 }
 
 void need_fraction(std::string_view name, double value) {
-    if (value >= 0 && value < 1) return;
-    refuse(name, value, "0 <= " + std::string(name) + " < 1",
+    if (value >= 0 && static_cast<float>(value) < 1) return;
+    refuse(name, value, "0 <= " + std::string(name) + " < 1, in fp32 too (at most 1 - 2^-24)",
            "at 1 the average would never take in a gradient; common values are 0.9 to 0.999");
 }
 
@@ -72,6 +73,17 @@ void check(const Hyper& hyper, int64_t step, double gradient_scale) {
 float rounded(double value) {
     const float nearest = static_cast<float>(value);
     return std::fabs(nearest) < std::numeric_limits<float>::min() ? 0.0f : nearest;
+}
+
+// Of values that are each finite in fp32.
+void need_finite(const Scalars& scalars, const Hyper& hyper) {
+    if (!std::isfinite(scalars.step_size)) {
+        refuse("lr", hyper.lr, "lr / (1 - beta1^step) finite in fp32", "set a smaller lr");
+    }
+    if (!std::isfinite(scalars.decay)) {
+        refuse("weight_decay", hyper.weight_decay, "lr * weight_decay finite in fp32",
+               "set a smaller weight_decay or lr");
+    }
 }
 
 void set_betas(Scalars& scalars, double beta1, double beta2) {
@@ -112,6 +124,7 @@ Scalars scalars_of(const Hyper& hyper, int64_t step, double gradient_scale) {
         case Method::adagrad:
             break;
     }
+    need_finite(scalars, hyper);
     return scalars;
 }
 

@@ -233,6 +233,28 @@ TEST(Scalars, of_values_that_define_no_update_are_refused_by_name) {
     EXPECT_FALSE(refusal({.beta1 = 1}).remedy.empty());
 }
 
+TEST(Scalars, that_fp32_rounds_to_one_or_to_infinity_are_refused) {
+    const double nearly = 0.99999999;  // a float of exactly 1
+    EXPECT_EQ(refusal({.beta1 = nearly}).where, "optimizer.beta1");
+    EXPECT_EQ(refusal({.beta1 = nearly}).measured, "0.99999999");
+    EXPECT_EQ(refusal({.beta2 = nearly}).where, "optimizer.beta2");
+    EXPECT_EQ(refusal({.method = Method::sgd, .momentum = nearly}).where, "optimizer.momentum");
+    const double most = 1 - 0x1p-24;
+    const Scalars s = scalars_of({.beta1 = most, .beta2 = most}, 1, 1);
+    EXPECT_LT(s.beta1, 1);
+    EXPECT_LT(s.beta2, 1);
+    EXPECT_GT(s.one_minus_beta1, 0);
+    EXPECT_TRUE(std::isfinite(s.step_size) && std::isfinite(s.inv_sqrt_bias2));
+
+    EXPECT_EQ(refusal({.lr = 3e38}).where, "optimizer.lr");
+    EXPECT_EQ(scalars_of({.method = Method::sgd, .lr = 3e38}, 1, 1).step_size, 3e38f);
+    EXPECT_EQ(refusal({.lr = 1e30, .weight_decay = 1e30}).where, "optimizer.weight_decay");
+    EXPECT_EQ(refusal({.method = Method::lion, .lr = 1e30, .weight_decay = 1e30}).where,
+              "optimizer.weight_decay");
+    EXPECT_EQ(scalars_of({.method = Method::adam, .lr = 1e30, .weight_decay = 1e30}, 1, 1).decay,
+              1);
+}
+
 TEST(Scalars, are_rounded_once_from_double) {
     const Hyper hyper{.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1};
     const Scalars s = scalars_of(hyper, 3, 0.25);
