@@ -53,12 +53,24 @@ void print_schedule(const Config& config, const optim::LrSchedule& schedule) {
     }
 }
 
+// Every step of an ordinary run; of a long one every k-th, and the last.
+std::vector<int64_t> steps_listed(int64_t last) {
+    constexpr int64_t kMost = 10000;
+    const int64_t every = last <= kMost ? 1 : last / (kMost - 1) + 1;
+    std::vector<int64_t> steps;
+    for (int64_t i = 0; i <= (last - 1) / every; ++i) steps.push_back(1 + i * every);
+    if (steps.back() != last) steps.push_back(last);
+    return steps;
+}
+
 nlohmann::json schedule_json(const Config& config, const optim::LrSchedule& schedule) {
+    const std::vector<int64_t> steps = steps_listed(config.steps);
     nlohmann::json rates = nlohmann::json::array();
-    for (int64_t step = 1; step <= config.steps; ++step) {
-        rates.push_back(optim::learning_rate(schedule, step));
-    }
-    return {{"kind", optim::name_of(schedule.kind)}, {"peak", schedule.peak}, {"lr", rates}};
+    for (const int64_t step : steps) rates.push_back(optim::learning_rate(schedule, step));
+    return {{"kind", optim::name_of(schedule.kind)},
+            {"peak", schedule.peak},
+            {"step", steps},
+            {"lr", rates}};
 }
 
 void run_plan(const PlanOptions& options) {
@@ -94,6 +106,7 @@ void add_plan_command(CLI::App& app) {
         ->allow_extra_args(false);
     command->add_flag("--schedule", options->schedule, "the learning rate over the steps as well");
     command->add_flag("--json", options->json,
-                      "one JSON object; with --schedule the rate of every step");
+                      "one JSON object; with --schedule the rates of at most 10,000 steps, evenly "
+                      "spaced, and those steps");
     command->callback([options] { run_plan(*options); });
 }

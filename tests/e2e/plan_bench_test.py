@@ -28,8 +28,26 @@ class PlanTest(FerryTest):
             self.assertEqual(planned.code, 0, planned.err)
             steps = self.ferry(*command).steps
             self.assertEqual(len(steps), 5)
-            self.assertEqual(json.loads(planned.out)["schedule"]["lr"], [s["lr"] for s in steps])
+            schedule = json.loads(planned.out)["schedule"]
+            self.assertEqual(schedule["lr"], [s["lr"] for s in steps])
+            self.assertEqual(schedule["step"], [1, 2, 3, 4, 5])
             self.assertGreater(steps[-1]["lr"], 0, "the last step moves the weights")
+
+    def test_the_schedule_of_a_long_run_is_thinned(self):
+        command = self.command(self.config(schedule={"kind": "linear"}))
+        for steps in (9999, 10000, 10001, 19999, 9_000_000_000_000_000):
+            planned = self.plan(command, "--schedule", "--set", f"steps={steps}")
+            self.assertEqual(planned.code, 0, planned.err)
+            schedule = json.loads(planned.out)["schedule"]
+            shown = schedule["step"]
+            self.assertEqual(len(shown), len(schedule["lr"]))
+            self.assertGreater(len(shown), 5000)
+            self.assertLessEqual(len(shown), 10000)
+            self.assertEqual((shown[0], shown[-1]), (1, steps))
+            self.assertEqual(len({b - a for a, b in zip(shown[:-1], shown[1:-1])}), 1)
+            if steps <= 10000:
+                self.assertEqual(len(shown), steps)
+            self.assertEqual(schedule["lr"], sorted(schedule["lr"], reverse=True))
 
     def test_a_schedule_that_contradicts_itself_is_refused(self):
         schedule = {"kind": "wsd", "warmup_steps": 4, "decay_steps": 3}
