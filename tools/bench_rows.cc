@@ -47,6 +47,8 @@ std::vector<std::string> names_of_more(const std::vector<Row>& rows) {
     return names;
 }
 
+bool has_interval(const Row& row) { return row.ratio_high != 0; }
+
 std::string cell(double value) { return fmt::format(" {:>9.4g}", value); }
 
 std::string line_of(const Row& row, bool compared, const std::vector<std::string>& more) {
@@ -54,8 +56,10 @@ std::string line_of(const Row& row, bool compared, const std::vector<std::string
     if (compared && row.reference == 0) {
         line += fmt::format(" {:>9} {:>6} {:>15}", "", "", "");
     } else if (compared) {
-        line += cell(row.reference) + fmt::format(" {:>6.3f} {:>7.3f}-{:<7.3f}", row.ratio,
-                                                  row.ratio_low, row.ratio_high);
+        const std::string interval =
+            has_interval(row) ? fmt::format("{:>7.3f}-{:<7.3f}", row.ratio_low, row.ratio_high)
+                              : "";
+        line += cell(row.reference) + fmt::format(" {:>6.3f} {:>15}", row.ratio, interval);
     }
     for (const std::string& name : more) {
         const auto found = std::find_if(row.more.begin(), row.more.end(),
@@ -86,7 +90,9 @@ Interval median_interval(std::vector<double> values) {
 
 Row compared(std::string name, std::string unit, const std::vector<double>& values,
              const std::vector<double>& references, const std::vector<double>& ratios) {
-    const Interval ratio = median_interval(ratios);
+    constexpr size_t kLeastForInterval = 6;
+    Interval ratio = median_interval(ratios);
+    if (ratios.size() < kLeastForInterval) ratio.low = ratio.high = 0;
     return {.name = std::move(name),
             .value = median(values),
             .unit = std::move(unit),
@@ -117,10 +123,16 @@ nlohmann::json rows_json(const std::vector<Row>& rows, const std::string& comman
         nlohmann::json one = {{"name", row.name},
                               {"value", rounded(row.value)},
                               {"unit", row.unit},
-                              {"reference", rounded(row.reference)},
-                              {"ratio", rounded(row.ratio)},
-                              {"ratio_low", rounded(row.ratio_low)},
-                              {"ratio_high", rounded(row.ratio_high)}};
+                              {"reference", nullptr},
+                              {"ratio", nullptr}};
+        if (row.reference != 0) {
+            one["reference"] = rounded(row.reference);
+            one["ratio"] = rounded(row.ratio);
+        }
+        if (has_interval(row)) {
+            one["ratio_low"] = rounded(row.ratio_low);
+            one["ratio_high"] = rounded(row.ratio_high);
+        }
         for (const auto& [name, value] : row.more) one[name] = rounded(value);
         all.push_back(std::move(one));
     }

@@ -16,7 +16,7 @@ struct Row {
     std::string unit{};
     double reference = 0;
     double ratio = 0;
-    double ratio_low = 0, ratio_high = 0;                // 95 % interval of the median
+    double ratio_low = 0, ratio_high = 0;                // 95 % interval of the median; 0: none
     std::vector<std::pair<std::string, double>> more{};  // further figures, by name
 };
 
@@ -28,7 +28,8 @@ struct Interval {
 // The median and its 95 % interval: order statistics, by the normal approximation of the binomial.
 Interval median_interval(std::vector<double> values);
 
-// Measurements in turns: `ratios` pair by pair, larger is better.
+// Measurements in turns: `ratios` pair by pair, larger is better. Fewer than 6 pairs have no
+// interval: not even the least and the largest of 5 hold their median in 95 % of cases.
 Row compared(std::string name, std::string unit, const std::vector<double>& values,
              const std::vector<double>& references, const std::vector<double>& ratios);
 
@@ -38,6 +39,8 @@ nlohmann::json machine_json();
 std::string machine_text();
 
 // {"machine": {...}, "command": ..., "rows": [...]}; what is in `more` stands beside the ratio.
+// Without another side "reference" and "ratio" are null; without an interval there are no
+// "ratio_low" and "ratio_high".
 nlohmann::json rows_json(const std::vector<Row>& rows, const std::string& command,
                          const nlohmann::json& machine);
 // A line for each row; a column for each name that occurs in `more`. `reference` heads the column
