@@ -23,6 +23,12 @@ class Array {
 public:
     Array(int64_t bytes, uint32_t word, Team& team)
         : data_(static_cast<uint32_t*>(std::aligned_alloc(2 << 20, size(bytes)))) {
+        if (!data_) {
+            throw Error(Trouble::does_not_fit, {.what = "the system gives no memory for an array",
+                                                .where = "--millions",
+                                                .measured = std::to_string(bytes) + " B",
+                                                .remedy = "measure fewer elements"});
+        }
         constexpr int64_t kWords = 1 << 16;
         team.parallel(ceil_div(bytes / 4, kWords), [&](int64_t part) {
             const int64_t end = std::min(bytes / 4, (part + 1) * kWords);
@@ -40,15 +46,18 @@ private:
     std::unique_ptr<uint32_t, Free> data_;
 };
 
+// p, m, v, and out of place their copies.
+int state_arrays(const AdamBench& what) { return what.out_of_place ? 6 : 3; }
+
 struct Buffers {
     Buffers(const AdamBench& what, Team& team)
         : gradient(what.count * 4, 0x3a833a83u, team), weight(what.count * 2, 0, team) {
-        for (int k = 0; k < (what.out_of_place ? 6 : 3); ++k) {
+        for (int k = 0; k < state_arrays(what); ++k) {
             state.emplace_back(what.count * 4, 0x3a83126fu, team);
         }
     }
     Array gradient, weight;
-    std::vector<Array> state{};  // p, m, v and their out-of-place copies
+    std::vector<Array> state{};
 };
 
 using Work = std::function<void()>;
@@ -241,6 +250,10 @@ private:
 };
 
 }  // namespace
+
+int64_t bytes_of(const AdamBench& what) {
+    return what.count * (4 + 2 + 4 * int64_t{state_arrays(what)});
+}
 
 std::vector<Row> measure_adam(const AdamBench& given) {
     AdamBench what = given;

@@ -11,7 +11,7 @@
 namespace ferry::tools {
 
 struct AdamBench {
-    int64_t count = int64_t{32} << 20;  // elements; 28 to 44 bytes each
+    int64_t count = int64_t{32} << 20;  // elements
     std::vector<int> threads{1};
     std::vector<DType> gradient_types{DType::bf16, DType::f32};
     DType weight_type = DType::bf16;       // bf16 or f16
@@ -21,8 +21,12 @@ struct AdamBench {
     int pairs = 15;
 };
 
+// Of all arrays together.
+int64_t bytes_of(const AdamBench& what);
+
 // A row for each loop, in ns/param; `reference` is the hand-written loop, and "triad" the bytes
-// that the pass must move a second against a streaming triad's.
+// that the pass must move a second against a streaming triad's. Throws Trouble::does_not_fit where
+// the system gives no memory.
 std::vector<Row> measure_adam(const AdamBench& what);
 
 }  // namespace ferry::tools

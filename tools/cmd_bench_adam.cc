@@ -3,7 +3,10 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "adam_deepspeed.h"
 #include "adam_plain.h"
@@ -46,15 +49,43 @@ std::vector<std::string> expand(const std::vector<std::string>& words,
     return out;
 }
 
+// At most a thread a core: ferry's team would start no more, and the loop by hand would pay for
+// threads that only wait for each other.
+std::vector<int> thread_counts(const std::vector<int>& wished, int cores) {
+    if (wished.empty()) return cores > 1 ? std::vector{1, cores} : std::vector{1};
+    std::vector<int> counts;
+    for (const int threads : wished) {
+        if (threads > cores) {
+            log_warn(fmt::format("--threads {}: this process has {} cores; measured on {} threads",
+                                 threads, cores, cores));
+        }
+        const int count = std::min(threads, cores);
+        if (std::find(counts.begin(), counts.end(), count) == counts.end()) counts.push_back(count);
+    }
+    return counts;
+}
+
+void need_memory(const AdamBench& what, int64_t limit) {
+    const int64_t bytes = bytes_of(what);
+    if (bytes <= limit) return;
+    throw Error(Trouble::does_not_fit,
+                {.what = "the benchmark's arrays do not fit this machine's memory",
+                 .where = "--millions",
+                 .measured = std::to_string(bytes) + " B",
+                 .limit = std::to_string(limit) + " B",
+                 .remedy = what.out_of_place ? "measure fewer elements, or only --in-place"
+                                             : "measure fewer elements"});
+}
+
 AdamBench bench_of(const AdamOptions& options) {
     AdamBench what;
     what.count = static_cast<int64_t>(options.millions * (1 << 20));
-    what.threads = options.threads;
-    const int cores = discover_topology().cores();
-    if (what.threads.empty()) what.threads = cores > 1 ? std::vector{1, cores} : std::vector{1};
+    const Topology machine = discover_topology();
+    what.threads = thread_counts(options.threads, machine.cores());
     what.weight_type = dtype_from_name(options.weight).value();
     what.pairs = options.pairs;
     what.out_of_place = !options.in_place_only;
+    need_memory(what, machine.memory_limit_bytes);
     what.targets = expand(options.targets, optim::supported_targets(), "--target");
     what.gradient_types.clear();
     for (const std::string& name :
@@ -64,6 +95,11 @@ AdamBench bench_of(const AdamOptions& options) {
         if (name != "adamw") what.methods.push_back(optim::method_from(name));
     }
     return what;
+}
+
+// CLI::Range lets a NaN pass: it is neither below nor above.
+std::string is_a_number(const std::string& text) {
+    return std::isnan(std::stod(text)) ? "not a number: " + text : "";
 }
 
 // The words a user typed, so that a table says how to get it again.
@@ -105,8 +141,10 @@ void add_adam_bench(CLI::App& bench) {
     const auto options = std::make_shared<AdamOptions>();
     CLI::App* command = bench.add_subcommand("adam", "the optimizer beside a hand-written loop");
     command
-        ->add_option("--millions", options->millions, "elements, in units of 2^20 (28-44 B each)")
+        ->add_option("--millions", options->millions,
+                     "elements, in units of 2^20 (30 B each; 18 B with --in-place)")
         ->check(CLI::Range(0.001, 65536.0))
+        ->check(is_a_number)
         ->capture_default_str();
     command->add_option("--threads", options->threads, "thread counts; default: 1 and all cores")
         ->check(CLI::Range(1, 4096));

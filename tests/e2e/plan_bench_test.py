@@ -3,7 +3,7 @@
 import json
 import unittest
 
-from harness import USAGE, FerryTest
+from harness import DOES_NOT_FIT, USAGE, FerryTest
 
 
 class PlanTest(FerryTest):
@@ -126,10 +126,25 @@ class BenchTest(FerryTest):
         self.assertIn("there is none", run.err)
         self.assertFalse(any("deepspeed" in row["name"] for row in json.loads(run.out)["rows"]))
 
+    def test_adam_that_does_not_fit_is_refused_before_memory_is_touched(self):
+        run = self.ferry("bench", "adam", "--millions", "65536", "--threads", "1")
+        self.assertEqual(run.code, DOES_NOT_FIT, run.err)
+        self.assertIn("--millions", run.err)
+
+    def test_adam_runs_on_no_more_threads_than_cores(self):
+        run = self.ferry("bench", "adam", "--millions", "0.1", "--threads", "4096", "--pairs", "1",
+                         "--gradient", "fp32", "--in-place", "--json")
+        self.assertEqual(run.code, 0, run.err)
+        self.assertIn("4096", run.err)
+        table = json.loads(run.out)
+        cores = table["machine"]["cores"]
+        for row in table["rows"]:
+            self.assertTrue(row["name"].endswith(f", {cores} thread" + "s" * (cores > 1)), row)
+
     def test_bad_words_are_refused(self):
         for words in (["--target", "AVX9"], ["--method", "adamax"], ["--gradient", "int8"],
                       ["--weight", "fp32"], ["--pairs", "0"], ["--threads", "0"],
-                      ["--millions", "-1"]):
+                      ["--millions", "-1"], ["--millions", "nan"], ["--millions", "inf"]):
             run = self.ferry("bench", "adam", *words)
             self.assertEqual(run.code, USAGE, (words, run.err))
         self.assertEqual(self.ferry("bench").code, USAGE)
