@@ -1,13 +1,14 @@
 #include "bench_adam.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <functional>
 #include <memory>
-#include <thread>
 
 #include "adam_plain.h"
+#include "crew.h"
 
 namespace ferry::tools {
 namespace {
@@ -62,15 +63,13 @@ struct Buffers {
 
 using Work = std::function<void()>;
 
-// Contiguous equal shares on threads of their own, as an OpenMP loop would.
-void on_threads(int threads, int64_t count, const std::function<void(int64_t, int64_t)>& body) {
-    const int64_t share = round_up(ceil_div(count, threads), 64);
-    std::vector<std::jthread> others;
-    for (int t = 1; t < threads; ++t) {
+// Contiguous equal shares, as an OpenMP loop would.
+void on_threads(Crew& crew, int64_t count, const std::function<void(int64_t, int64_t)>& body) {
+    const int64_t share = round_up(ceil_div(count, crew.threads()), 64);
+    crew.run([&](int t) {
         const int64_t begin = std::min(count, t * share);
-        others.emplace_back([&body, begin, n = std::min(share, count - begin)] { body(begin, n); });
-    }
-    body(0, std::min(share, count));
+        body(begin, std::min(share, count - begin));
+    });
 }
 
 double timed(const Work& work) {
@@ -107,7 +106,7 @@ Row compare(std::string name, const Work& ours, const Work& theirs, int pairs, i
 class Bench {
 public:
     Bench(const AdamBench& what, int threads)
-        : what_(what), threads_(threads), team_(threads), buffers_(what, team_) {}
+        : what_(what), threads_(threads), crew_(threads), team_(threads), buffers_(what, team_) {}
 
     void run(std::vector<Row>& rows) {
         measure_triad();
@@ -135,7 +134,7 @@ private:
         rounds.reserve(5);
         for (int i = 0; i < 5; ++i) {
             rounds.push_back(timed([&] {
-                on_threads(threads_, what_.count, [&](int64_t begin, int64_t n) {
+                on_threads(crew_, what_.count, [&](int64_t begin, int64_t n) {
                     plain_triad(buffers_.state[0].floats() + begin,
                                 buffers_.state[1].floats() + begin,
                                 buffers_.state[2].floats() + begin, n);
@@ -191,7 +190,7 @@ private:
         Work theirs;
         if (plain_kind()) {
             theirs = [&] {
-                on_threads(threads_, what_.count,
+                on_threads(crew_, what_.count,
                            [&](int64_t begin, int64_t n) { plain_adamw(plain, begin, n, stores); });
             };
         }
@@ -230,7 +229,7 @@ private:
         std::atomic<float> sink{0};
         if (plain_kind()) {
             theirs = [&] {
-                on_threads(threads_, what_.count, [&](int64_t begin, int64_t n) {
+                on_threads(crew_, what_.count, [&](int64_t begin, int64_t n) {
                     sink = plain_squares(values + begin, n);
                 });
             };
@@ -244,6 +243,7 @@ private:
 
     const AdamBench& what_;
     int threads_;
+    Crew crew_;
     Team team_;
     Buffers buffers_;
     double triad_bytes_per_second_ = 1;
