@@ -27,7 +27,8 @@ struct Topology {
     int cores() const;
 };
 
-// Reads hwloc (HWLOC_SYNTHETIC is honoured), the affinity mask and the cgroup's cpu quota.
+// Reads hwloc (HWLOC_SYNTHETIC is honoured; one that hwloc cannot read is warned of), the affinity
+// mask and the cgroup's cpu quota.
 Topology discover_topology();
 
 // `threads` workers over TBB, shared by the CPU device's streams and the optimizer, so that two

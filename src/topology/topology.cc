@@ -5,9 +5,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <fstream>
 #include <limits>
 #include <sstream>
+#include <string>
+#include <string_view>
 
 #include "cgroup.h"
 #include "ferry/base.h"
@@ -32,6 +35,15 @@ struct Hwloc {
                          .where = "HWLOC_SYNTHETIC, HWLOC_XMLFILE or /sys",
                          .remedy = "unset the HWLOC_ variables, or check with lstopo"});
         }
+    }
+    // hwloc passes over a description that it cannot read, and looks at the machine instead.
+    void warn_of_unread_description() const {
+        const char* wish = std::getenv("HWLOC_SYNTHETIC");
+        if (!wish || !*wish) return;
+        const char* backend = hwloc_obj_get_info_by_name(hwloc_get_root_obj(handle), "Backend");
+        if (backend && std::string_view(backend) == "Synthetic") return;
+        log_warn("hwloc did not take HWLOC_SYNTHETIC=\"" + std::string(wish) +
+                 "\"; the topology is this machine's own");
     }
     Hwloc(const Hwloc&) = delete;
     Hwloc& operator=(const Hwloc&) = delete;
@@ -96,6 +108,7 @@ int Topology::cores() const {
 
 Topology discover_topology() {
     const Hwloc machine;
+    machine.warn_of_unread_description();
     Bitmap allowed;
     allowed_units(machine.handle, allowed.set);
 

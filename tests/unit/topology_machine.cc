@@ -1,3 +1,4 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/resource.h>
@@ -61,6 +62,23 @@ TEST(Topology, sees_synthetic_nodes_and_one_unit_a_core) {
     EXPECT_EQ(machine.nodes[1].cores, (std::vector<int>{8, 10, 12, 14}));
     EXPECT_GT(machine.l2_bytes, 0);
     EXPECT_GT(machine.l3_bytes, machine.l2_bytes);
+}
+
+TEST(Topology, warns_of_a_synthetic_description_that_is_not_one) {
+    const Topology real = discover_topology();
+    testing::internal::CaptureStderr();
+    {
+        const Environment synthetic("HWLOC_SYNTHETIC", "garbage");
+        EXPECT_EQ(discover_topology().cores(), real.cores());
+    }
+    EXPECT_THAT(testing::internal::GetCapturedStderr(),
+                testing::HasSubstr("HWLOC_SYNTHETIC=\"garbage\""));
+    testing::internal::CaptureStderr();
+    {
+        const Environment synthetic("HWLOC_SYNTHETIC", "pack:2 [numa] core:1 pu:1");
+        discover_topology();
+    }
+    EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
 }
 
 // hwloc's way to try two nodes on any machine: the synthetic units are real ones.
