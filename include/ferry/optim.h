@@ -110,6 +110,10 @@ void recast(const float* p, int64_t count, DType weight_type, void* weight);
 
 // ---------------------------------------------------------------- gradient norm
 
+// Training takes its leaves from Ops::round_gradient, on the CPU and the GPU alike: they come with
+// the rounding to the wire type, without a pass of their own. The passes here, and the functions of
+// cuda below, are the same numbers for gradients and state that come by another way, of a program
+// that embeds ferry; in ferry itself only tests and benchmarks call them.
 constexpr int64_t kLeaf = 4096;
 // Sum of squares of each leaf of 4,096 elements (the last may be shorter: as if padded by zeros).
 // The tree, in fp32: an element below 2^-60 in magnitude counts as zero, as in the update; lane j
