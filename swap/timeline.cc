@@ -92,12 +92,11 @@ private:
             const double share = rate(task, wanted);
             const bool done = task.left_s / share <= step_s * (1 + 1e-12);
             task.left_s -= step_s * share;
-            if (done) finish(lane);
+            if (done) finish(lane, task);
         }
     }
 
-    void finish(size_t lane) {
-        const Running& task = *running_[lane];
+    void finish(size_t lane, const Running& task) {
         if (task.step == kSteps) {
             result_.tasks[task.task] = {task.begin_s - settled_s_, now_s_ - settled_s_};
             result_.busy_seconds[lane] += now_s_ - task.begin_s;
