@@ -86,8 +86,9 @@ class EndTest(FerryTest):
         return lines
 
     def assert_interrupted(self, process, steps):
-        out, err = process.communicate(timeout=30)
-        self.assertEqual(process.returncode, 0, err)
+        # communicate() would read past what readline() left in the buffer, and lose it.
+        out, err = process.stdout.read(), process.stderr.read()
+        self.assertEqual(process.wait(timeout=30), 0, err)
         lines = [json.loads(line) for line in out.splitlines()]
         steps += [line for line in lines if "loss" in line]
         summary = next(line["summary"] for line in lines if "summary" in line)
