@@ -2,6 +2,7 @@
 // device: its "device memory" is an arena of its own, its streams are executor lanes.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -44,7 +45,7 @@ public:
     virtual DeviceKind kind() const noexcept = 0;
     // What results depend on beside ferry and its libraries: "cpu", "cuda sm_90".
     virtual std::string architecture() const = 0;
-    virtual Stream& stream(StreamKind kind) noexcept = 0;
+    Stream& stream(StreamKind kind) noexcept { return *streams_[static_cast<size_t>(kind)]; }
 
     // Device memory of this process, as measured now, beside its arena: context, loaded kernels,
     // libraries. 0 on the CPU device.
@@ -64,6 +65,9 @@ public:
 
     // Throws the first failure of work that was already enqueued, which no call could return.
     virtual void check() = 0;
+
+protected:
+    std::array<Stream*, kStreams> streams_{};  // by kind; the implementation owns and sets them
 };
 
 }  // namespace ferry

@@ -65,7 +65,9 @@ private:
 class CpuDevice final : public Device {
 public:
     explicit CpuDevice(Executor& executor)
-        : compute_(executor, "compute"), h2d_(executor, "h2d"), d2h_(executor, "d2h") {}
+        : compute_(executor, "compute"), h2d_(executor, "h2d"), d2h_(executor, "d2h") {
+        streams_ = {&compute_, &h2d_, &d2h_};
+    }
     ~CpuDevice() override {
         if (base_ != nullptr) ::munmap(base_, static_cast<size_t>(bytes_));
     }
@@ -90,17 +92,6 @@ public:
 
     DeviceKind kind() const noexcept override { return DeviceKind::cpu; }
     std::string architecture() const override { return "cpu"; }
-    Stream& stream(StreamKind kind) noexcept override {
-        switch (kind) {
-            case StreamKind::compute:
-                return compute_;
-            case StreamKind::h2d:
-                return h2d_;
-            case StreamKind::d2h:
-                return d2h_;
-        }
-        bug("unknown stream");
-    }
     std::span<std::byte> memory() noexcept override {
         return {static_cast<std::byte*>(base_), static_cast<size_t>(bytes_)};
     }

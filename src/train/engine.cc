@@ -327,7 +327,6 @@ private:
     Settler settler_;
     int64_t evaluation_size_ = 1;
     LossScale loss_scale_{numerics_.compute == DType::f16};
-    static constexpr int64_t kSkipsMost = 20;  // in a row; then nothing is learnt any more
     int64_t skipped_in_a_row_ = 0;
     int64_t step_ = 0, updates_ = 0, sequence_ = 0;
     Previous previous_ = Previous::none;

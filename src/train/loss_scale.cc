@@ -16,13 +16,13 @@ void LossScale::overflow(int64_t step) {
     good_ = 0;
     ++skipped_;
     value_ /= 2;
-    if (value_ >= 1 && skipped_ < kSkips) return;
+    if (value_ >= 1 && skipped_ < kSkipsMost) return;
     throw Error(Trouble::diverged,
                 {.what = "fp16 gradients overflow at every loss scale",
                  .where = "step " + std::to_string(step),
                  .measured = std::to_string(skipped_) + " steps skipped in a row, loss scale " +
                              std::to_string(value_),
-                 .limit = "a loss scale of 1, or 20 steps",
+                 .limit = "a loss scale of 1, or " + std::to_string(kSkipsMost) + " steps",
                  .remedy = "lower optimizer.lr, set precision to bf16 where the GPU has it, or to "
                            "fp32"});
 }

@@ -8,6 +8,10 @@
 
 namespace ferry::train {
 
+// Steps skipped in a row for numbers that are not finite, scaled or not; after so many nothing is
+// learnt any more.
+constexpr int64_t kSkipsMost = 20;
+
 class LossScale {
 public:
     // Without scaling the value is 1 for ever.
@@ -21,7 +25,7 @@ public:
 
 private:
     static constexpr double kFirst = 65536;
-    static constexpr int64_t kGoodSteps = 2000, kSkips = 20;
+    static constexpr int64_t kGoodSteps = 2000;
 
     double value_;
     bool scales_;

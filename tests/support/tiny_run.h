@@ -1,11 +1,11 @@
 // A training run small enough to repeat thousands of times.
 #pragma once
 
-#include <filesystem>
 #include <string>
 #include <vector>
 
 #include "ferry/train.h"
+#include "tests/support/temporary_directory.h"
 
 namespace ferry::train {
 
@@ -13,20 +13,15 @@ namespace ferry::train {
 class TinyData {
 public:
     TinyData() {
-        char pattern[] = "/tmp/ferry-tiny-XXXXXX";
-        directory_ = ::mkdtemp(pattern);
         std::vector<uint32_t> tokens(1500);
         for (size_t i = 0; i < tokens.size(); ++i)
             tokens[i] = static_cast<uint32_t>((i * i / 7 + i) % 31);
         write_tokens(tokens_path(), tokens, 32, {});
     }
-    ~TinyData() { std::filesystem::remove_all(directory_); }
-    TinyData(const TinyData&) = delete;
-    TinyData& operator=(const TinyData&) = delete;
-    std::string tokens_path() const { return directory_ + "/tokens.bin"; }
+    std::string tokens_path() const { return directory_ / "tokens.bin"; }
 
 private:
-    std::string directory_;
+    TemporaryDirectory directory_{"/tmp"};
 };
 
 // Two blocks of 16 hidden, everything unlimited: the reference. Clipping binds in some steps.

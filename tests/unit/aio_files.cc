@@ -26,13 +26,6 @@ namespace fs = std::filesystem;
 
 class VolumeFiles : public testing::Test {
 protected:
-    void SetUp() override {
-        char name[] = "/var/tmp/ferry-test-XXXXXX";
-        ASSERT_TRUE(mkdtemp(name));
-        path_ = name;
-    }
-    void TearDown() override { fs::remove_all(path_); }
-
     VolumeOptions options() const {
         return {.paths = {{.path = path_, .size_bytes = kMiB}},
                 .classes = {{"a", 65536, 4}},
@@ -73,7 +66,8 @@ protected:
     }
     bool exists(const char* name) const { return fs::exists(path_ + "/" + name); }
 
-    std::string path_;
+    const TemporaryDirectory directory_;
+    const std::string& path_ = directory_.path();
     std::unique_ptr<Executor> executor_ = make_thread_executor();
 };
 

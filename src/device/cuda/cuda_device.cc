@@ -71,6 +71,7 @@ public:
           compute_(executor, "compute", pages_, failures_),
           h2d_(executor, "h2d", pages_, failures_),
           d2h_(executor, "d2h", pages_, failures_) {
+        streams_ = {&compute_, &h2d_, &d2h_};
         demand(cudaGetDeviceProperties(&properties_, kGpu), "cudaGetDeviceProperties");
     }
     ~CudaDevice() override { cudaFree(base_); }
@@ -78,17 +79,6 @@ public:
     DeviceKind kind() const noexcept override { return DeviceKind::cuda; }
     std::string architecture() const override {
         return "cuda sm_" + std::to_string(properties_.major) + std::to_string(properties_.minor);
-    }
-    Stream& stream(StreamKind kind) noexcept override {
-        switch (kind) {
-            case StreamKind::compute:
-                return compute_;
-            case StreamKind::h2d:
-                return h2d_;
-            case StreamKind::d2h:
-                return d2h_;
-        }
-        bug("unknown stream");
     }
 
     int64_t overhead_bytes() const override { return free_at_start_ - free_now() - bytes_; }
