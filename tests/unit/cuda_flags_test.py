@@ -2,35 +2,10 @@
 contracted multiply-add, exact division and square root, no flushing of denormals
 (docs/numerics.md)."""
 
-import json
-import os
 import re
-import shlex
-import subprocess
 import unittest
-from pathlib import Path
 
-COMMANDS = Path(os.environ.get("FERRY_BUILD_DIR", "build/release")) / "compile_commands.json"
-
-
-def ptx_of(name, without=(), flags=()):
-    """PTX of a .cu file by its own build command, less some flags and with others; None where CUDA
-    is not built."""
-    entries = [e for e in json.loads(COMMANDS.read_text()) if e["file"].endswith(name)]
-    if not entries:
-        return None
-    words = shlex.split(entries[0]["command"])
-    kept, skip = [], False
-    for word in words:
-        if skip:
-            skip = False
-        elif word in ("-o", "-MF", "-MT"):
-            skip = True
-        elif word not in ("-c", "-MD", *without) and "code=" not in word:
-            kept.append(word)
-    command = [*kept, *flags, "-arch=compute_90", "-ptx", "-o", "-"]
-    return subprocess.run(command, cwd=entries[0]["directory"], check=True, timeout=600,
-                          capture_output=True, text=True).stdout
+from ptx import ptx_of
 
 
 def faults(ptx):

@@ -1,0 +1,79 @@
+"""No kernel needs more than Volta (sm_70) has. nvcc 13 does not compile for it any more: its PTX for the
+next architecture, sm_75, is assembled by the last assembler that knows Volta, CUDA 12's."""
+
+import concurrent.futures
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+import zipfile
+from pathlib import Path
+
+from ptx import COMMANDS, kernel_files, ptx_of
+
+WHEEL = "nvidia-cuda-nvcc-cu12==12.9.86"
+PTX_VERSION = "8.8"  # the newest that CUDA 12.9 reads
+# Asynchronous copies came with sm_80.
+NEEDS_AMPERE = """.version 8.8
+.target sm_70
+.address_size 64
+.visible .entry wait() { cp.async.wait_all; ret; }
+"""
+
+
+def assembler():
+    """CUDA 12.9's ptxas: named by FERRY_PTXAS12, kept beside the build, or fetched there."""
+    given = os.environ.get("FERRY_PTXAS12")
+    kept = Path(given) if given else COMMANDS.parent / "ptxas-12.9"
+    if kept.exists():
+        return kept
+    with tempfile.TemporaryDirectory(prefix="ferry-ptxas-") as folder:
+        subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder, WHEEL],
+                       check=True, timeout=300, capture_output=True)
+        wheel = zipfile.ZipFile(next(Path(folder).glob("*.whl")))
+        part = kept.with_suffix(".part")
+        with wheel.open("nvidia/cuda_nvcc/bin/ptxas") as packed, open(part, "wb") as out:
+            shutil.copyfileobj(packed, out)
+    part.chmod(0o755)
+    part.rename(kept)
+    return kept
+
+
+class Volta(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        if not kernel_files():
+            raise unittest.SkipTest("built without CUDA")
+        try:
+            cls.ptxas = assembler()
+        except (OSError, subprocess.SubprocessError) as error:
+            raise unittest.SkipTest(f"no CUDA 12 assembler here (FERRY_PTXAS12), and none could be "
+                                    f"fetched: {error}") from error
+
+    def assemble(self, ptx):
+        return subprocess.run([self.ptxas, "-arch=sm_70", "-o", "/dev/null", "-"], input=ptx, text=True,
+                              capture_output=True, timeout=600)
+
+    def check(self, file):
+        ptx = ptx_of(file, architecture="75")
+        ptx = re.sub(r"^\.version .*$", f".version {PTX_VERSION}", ptx, count=1, flags=re.M)
+        ptx = re.sub(r"^\.target sm_75", ".target sm_70", ptx, count=1, flags=re.M)
+        return file, self.assemble(ptx)
+
+    def test_every_kernel_assembles(self):
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            for file, result in pool.map(self.check, kernel_files()):
+                with self.subTest(file):
+                    self.assertEqual(result.returncode, 0, result.stderr[-2000:])
+
+    def test_what_volta_lacks_is_seen(self):
+        result = self.assemble(NEEDS_AMPERE)
+        self.assertNotEqual(result.returncode, 0)
+        self.assertIn("sm_80", result.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
