@@ -77,12 +77,19 @@ void need_memory(const AdamBench& what, int64_t limit) {
                                              : "measure fewer elements"});
 }
 
+// The command line takes no other names.
+DType type_named(const std::string& name) {
+    const auto type = dtype_from_name(name);
+    FERRY_CHECK(type, name);
+    return *type;
+}
+
 AdamBench bench_of(const AdamOptions& options) {
     AdamBench what;
     what.count = static_cast<int64_t>(options.millions * (1 << 20));
     const Topology machine = discover_topology();
     what.threads = thread_counts(options.threads, machine.cores());
-    what.weight_type = dtype_from_name(options.weight).value();
+    what.weight_type = type_named(options.weight);
     what.pairs = options.pairs;
     what.out_of_place = !options.in_place_only;
     need_memory(what, machine.memory_limit_bytes);
@@ -90,7 +97,7 @@ AdamBench bench_of(const AdamOptions& options) {
     what.gradient_types.clear();
     for (const std::string& name :
          expand(options.gradients, {"bf16", "fp16", "fp32"}, "--gradient"))
-        what.gradient_types.push_back(dtype_from_name(name).value());
+        what.gradient_types.push_back(type_named(name));
     for (const std::string& name : expand(options.methods, kAllMethods, "--method")) {
         if (name != "adamw") what.methods.push_back(optim::method_from(name));
     }

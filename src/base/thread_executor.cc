@@ -18,7 +18,7 @@ void name_this_thread(std::string_view name) {
 }
 
 template <class Body>
-std::thread start_thread(std::string name, Body body) {
+std::thread start_thread(const std::string& name, Body body) {
     try {
         return std::thread([name, body = std::move(body)]() mutable {
             name_this_thread(name);

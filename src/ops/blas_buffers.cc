@@ -35,7 +35,7 @@ constexpr int64_t kBufferBytes = 128 * kMiB, kThreadBytes = 72 * kMiB;
 
 void multiply_once() {
     constexpr int kEdge = 64;  // above the sizes that are multiplied without a buffer
-    std::vector<float> a(kEdge * kEdge, 1), c(a);
+    std::vector<float> a(size_t{kEdge} * kEdge, 1), c(a);
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, kEdge, kEdge, kEdge, 1, a.data(), kEdge,
                 a.data(), kEdge, 0, c.data(), kEdge);
 }

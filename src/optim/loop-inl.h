@@ -118,7 +118,9 @@ struct Pass {
         const Scalars s = scalars;
         int64_t i = 0;
         for (; i + kLine <= span.count; i += kLine) {
-            prefetch(span, std::min(i + kAhead, span.count - 1));
+            if constexpr (kStores != Stores::stream_all) {
+                prefetch(span, std::min(i + kAhead, span.count - 1));
+            }
             line<kStores>(span, s, i);
         }
         if (kStores != Stores::cached) hwy::FlushStream();

@@ -23,6 +23,8 @@ std::vector<int> without(const std::vector<int>& cores, std::span<const int> res
 }  // namespace
 
 struct NodeTeams::WorkerLimit {
+    explicit WorkerLimit(size_t most)
+        : control(tbb::global_control::max_allowed_parallelism, most) {}
     tbb::global_control control;
 };
 
@@ -68,7 +70,7 @@ NodeTeams::NodeTeams(const Topology& machine, int threads, std::span<const int> 
     }
     if (count() == 1) return;
     const auto most = static_cast<size_t>(std::max(threads - 1, count()));
-    limit_.reset(new WorkerLimit{{tbb::global_control::max_allowed_parallelism, most}});
+    limit_ = std::make_unique<WorkerLimit>(most);
     std::vector<int> everywhere;
     for (const std::vector<int>& mine : cores)
         everywhere.insert(everywhere.end(), mine.begin(), mine.end());
