@@ -92,7 +92,7 @@ public:
 
     void attention() {
         const int64_t d = o_.hidden / o_.heads, t = o_.sequence * o_.sequences;
-        const ops::Attention s{o_.sequences, o_.sequence, o_.heads, o_.kv_heads, d, 0.2};
+        const ops::Attention s{o_.sequences, o_.sequence, o_.heads, o_.kv_heads, d, 0.2, o_.type};
         Buffer q(o_.type, t, o_.hidden), k(o_.type, t, o_.kv_heads * d), v(k), out(q), dout(q),
             dq(q), dk(k), dv(k);
         std::vector<float> lse(static_cast<size_t>(o_.heads * t));

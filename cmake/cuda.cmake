@@ -24,6 +24,21 @@ if(FERRY_CUDA)
     set(CMAKE_CUDA_STANDARD 20)
     set(CMAKE_CUDA_STANDARD_REQUIRED ON)
     set(CMAKE_CUDA_EXTENSIONS OFF)
+
+    # cuDNN's attention needs cuDNN 9 and the headers of cudnn-frontend, which the Python package
+    # index has (nvidia-cudnn-frontend).
+    find_package(Python3 COMPONENTS Interpreter)
+    execute_process(COMMAND ${Python3_EXECUTABLE} -c "import site; print(';'.join(site.getsitepackages() + [site.getusersitepackages()]))"
+                    OUTPUT_VARIABLE python_packages OUTPUT_STRIP_TRAILING_WHITESPACE)
+    find_path(FERRY_CUDNN_FRONTEND cudnn_frontend.h PATHS ${python_packages} PATH_SUFFIXES include)
+    find_path(FERRY_CUDNN_INCLUDE cudnn.h HINTS ${CUDAToolkit_INCLUDE_DIRS} ${CUDAToolkit_LIBRARY_ROOT}/include)
+    find_library(FERRY_CUDNN_LIBRARY cudnn HINTS ${CUDAToolkit_LIBRARY_DIR} ${CUDAToolkit_LIBRARY_ROOT}
+                 PATH_SUFFIXES lib lib64)
+    if(FERRY_CUDNN_FRONTEND AND FERRY_CUDNN_INCLUDE AND FERRY_CUDNN_LIBRARY)
+        set(cudnn_default ON)
+    endif()
+    option(FERRY_CUDNN "Use cuDNN's attention on GPUs" ${cudnn_default})
+    message(STATUS "ferry: cuDNN's attention ${FERRY_CUDNN} (cudnn_frontend.h: ${FERRY_CUDNN_FRONTEND})")
 endif()
 
 # The warnings of the C++ sources; correct division, square root and denormals everywhere.

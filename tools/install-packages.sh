@@ -33,6 +33,19 @@ done
 command -v dpkg-query > /dev/null ||
     fail "this is neither Debian nor Ubuntu; install the equivalents of:" $wanted
 
+# cuDNN's attention is compiled against headers that only the Python package index has. Without them
+# the GPU runs ferry's own.
+frontend=nvidia-cudnn-frontend==1.32.0
+install_frontend() {
+    command -v nvcc > /dev/null || [ -x /usr/local/cuda/bin/nvcc ] || return 0
+    python3 -m pip --version > /dev/null 2>&1 || return 0
+    python3 -m pip show -q "${frontend%%=*}" 2> /dev/null && return 0
+    echo "install-packages: will install for python3, by pip: $frontend"
+    python3 -m pip install -q --no-deps --break-system-packages --root-user-action=ignore "$frontend" ||
+        echo "install-packages: no $frontend; GPUs will run ferry's own attention" >&2
+}
+case "${*:-all}" in *build* | all) install_frontend ;; esac
+
 missing=()
 for package in $wanted; do
     status=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2> /dev/null || true)

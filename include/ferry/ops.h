@@ -74,6 +74,11 @@ struct Attention {
     int64_t sequences = 0, sequence = 0;  // tokens = sequences * sequence
     int64_t heads = 0, kv_heads = 0, head_dim = 0;
     double scale = 0;
+    DType type = DType::f32;  // of queries, keys, values, outputs and their gradients
+    // Where the log-sum-exp of a row of the queries stands: [sequences, heads, sequence].
+    constexpr int64_t lse_index(int64_t row, int64_t head) const {
+        return (row / sequence * heads + head) * sequence + row % sequence;
+    }
 };
 
 // Rotation of pairs (i, i + head_dim / 2) by position * theta^(-2 i / head_dim), as Hugging Face's
@@ -106,8 +111,8 @@ public:
     virtual void rope(View x, const Rope& rope) = 0;
 
     // Causal, grouped queries: head h reads key/value head h / (heads / kv_heads).
-    // q, out: [tokens, heads * head_dim]; k, v: [tokens, kv_heads * head_dim]; lse: [heads,
-    // tokens], the log-sum-exp of each row of scores, for the backward pass.
+    // q, out: [tokens, heads * head_dim]; k, v: [tokens, kv_heads * head_dim]; lse: the log-sum-exp
+    // of each row of scores, at lse_index, for the backward pass.
     virtual int64_t attention_forward_scratch_bytes(const Attention& shape) const = 0;
     virtual void attention_forward(const Attention& shape, ConstView q, ConstView k, ConstView v,
                                    View out, float* lse, std::byte* scratch) = 0;
@@ -154,14 +159,18 @@ public:
 std::unique_ptr<Ops> make_reference_ops();
 // SIMD and serial BLAS under tiles run by the team, which must outlive it.
 std::unique_ptr<Ops> make_cpu_ops(Team& team);
-// The GPU's: cuBLASLt and ferry's own kernels, enqueued on the device's compute stream; the device
-// must outlive it. Heads of at most 128 elements. Throws Trouble::usage where this build has no
-// kernels for the GPU.
-std::unique_ptr<Ops> make_cuda_ops(Device& device);
+// Whose attention the GPU runs. `best`: cuDNN's where this build has it and it has a deterministic
+// kernel for the shape; it rounds probabilities to the compute type. Else ferry's own.
+enum class AttentionKernels : uint8_t { best, ferry };
+// The GPU's: cuBLASLt, cuDNN and ferry's own kernels, enqueued on the device's compute stream; the
+// device must outlive it. Heads of at most 128 elements. Throws Trouble::usage where this build has
+// no kernels for the GPU.
+std::unique_ptr<Ops> make_cuda_ops(Device& device,
+                                   AttentionKernels attention = AttentionKernels::best);
 
 // What the operations' bits depend on beside their arguments and the architecture. CPU: the BLAS
 // with the processor type it chose kernels for, and the SIMD target.
 std::string library_versions();
-std::string cuda_library_versions();
+std::string cuda_library_versions(AttentionKernels attention);
 
 }  // namespace ferry::ops

@@ -16,6 +16,7 @@ constexpr Words kPrecisions = {"fp32", "bf16", "fp16"};
 constexpr Words kNarrow = {"auto", "fp32", "bf16", "fp16"};
 constexpr Words kMethods = {"adamw", "adam", "sgd", "lion", "adagrad"};
 constexpr Words kSchedules = {"constant", "linear", "cosine", "wsd", "one_cycle", "warmup_decay"};
+constexpr Words kAttentions = {"auto", "ferry"};
 constexpr Words kNonFinite = {"stop", "skip"};
 constexpr Words kHashes = {"end", "step"};
 constexpr Words kBets = {"auto", "off", "all"};
@@ -120,6 +121,7 @@ const Key kKeys[] = {
 
     {FERRY_KEY(numerics.residual), choice, "type of the residual stream, fp32 or the compute type; `auto`: the compute type, with fp16 fp32", {}, first(kNarrow, 4)},
     {FERRY_KEY(numerics.wire), choice, "type in which gradients travel; `auto`: the compute type", {}, first(kNarrow, 4)},
+    {FERRY_KEY(numerics.attention), choice, "whose attention a GPU runs: cuDNN's where ferry is built with it and it has a deterministic kernel (16-bit types, heads of 64 or 128 elements), or always ferry's own, which never rounds probabilities", {}, first(kAttentions, 2)},
     {FERRY_KEY(numerics.head_tile), integer, "tokens of which logits exist at once", kPositive},
     {FERRY_KEY(numerics.mlp_tile), integer, "tokens of which MLP activations exist at once; `auto` (0): a whole micro-batch", kCount, {}, 0},
 };

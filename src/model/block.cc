@@ -184,7 +184,8 @@ ops::Attention Block::attention() const {
             .heads = shape_.heads,
             .kv_heads = shape_.kv_heads,
             .head_dim = shape_.head_dim,
-            .scale = 1 / std::sqrt(static_cast<double>(shape_.head_dim))};
+            .scale = 1 / std::sqrt(static_cast<double>(shape_.head_dim)),
+            .type = numerics_.compute};
 }
 
 // Queries and keys lie side by side, so one rotation turns both.

@@ -47,7 +47,7 @@ private:
     struct Buffers {
         ops::View n1{}, qkv{}, attended{}, x_mid{};  // [T, H], [T, Q + 2 K], [T, Q], [T, H]
         ops::View dy{}, dn{};                        // [T, H] both, in the compute type
-        float *rstd1 = nullptr, *lse = nullptr;      // [T], [heads, T]
+        float *rstd1 = nullptr, *lse = nullptr;      // [T], [heads * T]
         // The MLP's: [M, H], [M, 2 I], [M, I], [M, I], [M].
         ops::View n2{}, gate_up{}, active{}, dactive{};
         float* rstd2 = nullptr;

@@ -142,8 +142,7 @@ void AttendTile(const AttentionCall& call, View out, float* lse, int64_t sequenc
         for_vectors(s.head_dim, [&](int64_t i, int64_t n) {
             store(hn::Div(load(sum + r * padded, DType::f32, i, n), total), to, out.type, i, n);
         });
-        lse[head * s.sequences * s.sequence + rows.first + r] =
-            state[r].top + std::log(state[r].sum);
+        lse[s.lse_index(rows.first + r, head)] = state[r].top + std::log(state[r].sum);
     }
 }
 
@@ -170,7 +169,7 @@ inline void load_query_tile(const AttentionCall& call, const Rows& rows, int64_t
             sum = hn::MulAdd(load(out, call.out.type, i, n), g, sum);
         });
         t.dot[r] = sum_lanes(sum);
-        t.lse[r] = call.lse[head * s.sequences * s.sequence + rows.first + r];
+        t.lse[r] = call.lse[s.lse_index(rows.first + r, head)];
     }
 }
 

@@ -51,7 +51,7 @@ constexpr int64_t kAttentionTile = 64, kHeadUnit = 32, kMaxHeadDim = 512;
 struct AttentionCall {
     Attention shape{};
     ConstView q{}, k{}, v{}, out{}, dout{};
-    const float* lse = nullptr;  // [heads, tokens]
+    const float* lse = nullptr;
     View dq{}, dk{}, dv{};
     // Scratch. S: sequence rounded up to tiles, D: head_dim rounded up to kHeadUnit.
     float* k_transposed = nullptr;  // [sequences, kv_heads, S / tile, D, tile]

@@ -6,8 +6,8 @@
 namespace ferry::ops {
 
 // Nobody can hold a CUDA device in this build.
-std::unique_ptr<Ops> make_cuda_ops(Device&) { bug("built without CUDA"); }
-std::string cuda_library_versions() { return "no cuBLASLt"; }
+std::unique_ptr<Ops> make_cuda_ops(Device&, AttentionKernels) { bug("built without CUDA"); }
+std::string cuda_library_versions(AttentionKernels) { return "no cuBLASLt"; }
 
 }  // namespace ferry::ops
 

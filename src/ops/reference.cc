@@ -133,7 +133,8 @@ public:
             const int64_t kv = h / (shape.heads / shape.kv_heads);
             for (int64_t t = 0; t < tokens; ++t) {
                 const int64_t first = t - t % shape.sequence;
-                lse[h * tokens + t] = static_cast<float>(probabilities(shape, q, k, h, t, p));
+                lse[shape.lse_index(t, h)] =
+                    static_cast<float>(probabilities(shape, q, k, h, t, p));
                 for (int64_t c = 0; c < d; ++c) {
                     double sum = 0;
                     for (int64_t s = first; s <= t; ++s) {

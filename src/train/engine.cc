@@ -39,7 +39,7 @@ public:
           numerics_(numerics_of(config)),
           loader_(loader_options(config)),
           device_(Device::open(device_from(config.device), executor_)),
-          ops_(ops_on(*device_, teams_->all())),
+          ops_(ops_on(*device_, config, teams_->all())),
           decoder_(shape_of(config), numerics_,
                    model::layers_of(shape_of(config), config.freeze,
                                     config.optimizer.decay_norms_and_biases),
@@ -50,8 +50,8 @@ public:
               config, topology_, *device_)),
           pool_(topology_, config.budgets.host_bytes),
           arena_(reserve()),
-          volume_(open_volume(config, plan_, arena_, numerics_hash(config, machine_text(*device_)),
-                              runtime)),
+          volume_(open_volume(config, plan_, arena_,
+                              numerics_hash(config, machine_text(*device_, config_)), runtime)),
           kernels_(plan_, decoder_, *ops_, *teams_, loader_),
           store_(swap::Store::make(store_options(runtime.recording), executor_, *device_,
                                    volume_.get(), kernels_)),
@@ -121,7 +121,7 @@ public:
     const Plan& plan() const override { return plan_; }
     const std::vector<model::Layer>& layers() const override { return plan_.layers; }
     std::string numerics_record() const override {
-        const std::string machine = machine_text(*device_);
+        const std::string machine = machine_text(*device_, config_);
         return fmt::format("{:016x} ({})", numerics_hash(config_, machine),
                            numerics_text(config_, machine));
     }

@@ -12,7 +12,7 @@ planner::Plan plan_for(const Config& config) {
     Team team(1);
     const auto executor = make_thread_executor();
     const auto device = Device::open(device_from(config.device), *executor);
-    const auto ops = ops_on(*device, team);
+    const auto ops = ops_on(*device, config, team);
     const model::Shape shape = shape_of(config);
     const model::Numerics numerics = numerics_of(config);
     const model::Decoder decoder(

@@ -165,8 +165,18 @@ std::unique_ptr<NodeTeams> make_teams(const Config& config, const Topology& mach
     return teams;
 }
 
-std::unique_ptr<ops::Ops> ops_on(Device& device, Team& team) {
-    return device.kind() == DeviceKind::cuda ? ops::make_cuda_ops(device) : ops::make_cpu_ops(team);
+namespace {
+
+ops::AttentionKernels attention_of(const Config& config) {
+    return config.numerics.attention == "ferry" ? ops::AttentionKernels::ferry
+                                                : ops::AttentionKernels::best;
+}
+
+}  // namespace
+
+std::unique_ptr<ops::Ops> ops_on(Device& device, const Config& config, Team& team) {
+    if (device.kind() == DeviceKind::cpu) return ops::make_cpu_ops(team);
+    return ops::make_cuda_ops(device, attention_of(config));
 }
 
 planner::DeviceNeeds needs_of(const Device& device, const model::Decoder& decoder) {
@@ -191,9 +201,10 @@ Config within(const Config& config, const Device& device) {
     return possible;
 }
 
-std::string machine_text(const Device& device) {
+std::string machine_text(const Device& device, const Config& config) {
     if (device.kind() == DeviceKind::cpu) return "device cpu; ops 2; " + ops::library_versions();
-    return "device " + device.architecture() + "; ops 1; " + ops::cuda_library_versions();
+    return "device " + device.architecture() + "; ops 2; " +
+           ops::cuda_library_versions(attention_of(config));
 }
 
 namespace {

@@ -34,9 +34,9 @@ std::unique_ptr<NodeTeams> make_teams(const Config& config, const Topology& mach
 // `machine`: what the device adds, see machine_text.
 std::string numerics_text(const Config& config, const std::string& machine);
 uint64_t numerics_hash(const Config& config, const std::string& machine);
-std::string machine_text(const Device& device);
+std::string machine_text(const Device& device, const Config& config);
 
-std::unique_ptr<ops::Ops> ops_on(Device& device, Team& team);
+std::unique_ptr<ops::Ops> ops_on(Device& device, const Config& config, Team& team);
 // What the planner must know of them. Makes room for kernels that are loaded at their first call.
 planner::DeviceNeeds needs_of(const Device& device, const model::Decoder& decoder);
 // The configuration with the device budget that this device can give.

@@ -20,9 +20,9 @@ namespace ferry::ops {
 
 class MirroredOps final : public Ops {
 public:
-    MirroredOps() : device_(Device::open(DeviceKind::cuda, *executor_)) {
-        ops_ = make_cuda_ops(*device_);
-    }
+    explicit MirroredOps(AttentionKernels attention)
+        : device_(Device::open(DeviceKind::cuda, *executor_)),
+          ops_(make_cuda_ops(*device_, attention)) {}
 
     int64_t gemm_scratch_bytes(const Gemm& g) const override { return ops_->gemm_scratch_bytes(g); }
     void gemm(const Gemm& g, std::byte*) override {
@@ -256,10 +256,12 @@ private:
     std::unique_ptr<Ops> ops_;
 };
 
-// Null where there is no GPU; then `why` says so.
-inline std::unique_ptr<Ops> make_mirrored_ops(std::string& why) {
+// Null where there is no GPU; then `why` says so. Ferry's own attention unless a test is about the
+// other: the contract is that of one rounding.
+inline std::unique_ptr<Ops> make_mirrored_ops(
+    std::string& why, AttentionKernels attention = AttentionKernels::ferry) {
     try {
-        return std::make_unique<MirroredOps>();
+        return std::make_unique<MirroredOps>(attention);
     } catch (const Error& error) {
         why = error.what();
         return nullptr;
@@ -272,7 +274,8 @@ inline std::unique_ptr<Ops> make_mirrored_ops(std::string& why) {
 
 namespace ferry::ops {
 
-inline std::unique_ptr<Ops> make_mirrored_ops(std::string& why) {
+inline std::unique_ptr<Ops> make_mirrored_ops(std::string& why,
+                                              AttentionKernels = AttentionKernels::ferry) {
     why = "built without CUDA";
     return nullptr;
 }

@@ -59,7 +59,6 @@ __global__ void __launch_bounds__(kTileThreads)
         __syncthreads();
         weigh<kRows, kOut, kTile, kD>(weights, kScoreRow, 1, row, keys, col, sums);
     }
-    const int64_t tokens = shape.sequences * shape.sequence;
     for (int i = 0; i < kRows; ++i) {
         const int64_t token = first + row + i;
         if (token >= shape.sequence) break;
@@ -68,7 +67,7 @@ __global__ void __launch_bounds__(kTileThreads)
             if (c < shape.head_dim)
                 store(sums[i][j] / state.sum[i], out, base + token, head * shape.head_dim + c);
         }
-        if (col == 0) lse[head * tokens + base + token] = state.top[i] + logf(state.sum[i]);
+        if (col == 0) lse[shape.lse_index(base + token, head)] = state.top[i] + logf(state.sum[i]);
     }
 }
 

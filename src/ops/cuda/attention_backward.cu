@@ -17,9 +17,8 @@ constexpr size_t kBackwardBytes = sizeof(float) *
 struct Inputs {
     Attention shape;
     ConstView q, k, v, dout;
-    const float *lse, *delta;  // [heads, tokens]
+    const float *lse, *delta;  // at lse_index
     __device__ int64_t kv_head(int64_t head) const { return head / (shape.heads / shape.kv_heads); }
-    __device__ int64_t tokens() const { return shape.sequences * shape.sequence; }
 };
 
 // Shared memory of a block.
@@ -44,7 +43,7 @@ struct Room {
         load_tile<kTile, kD>(douts, in.dout, base, first, s.sequence, head, s.head_dim);
         if (threadIdx.x < kTile) {
             const bool inside = first + threadIdx.x < s.sequence;
-            const int64_t at = head * in.tokens() + base + first + threadIdx.x;
+            const int64_t at = s.lse_index(base + first + threadIdx.x, head);
             lse[threadIdx.x] = inside ? in.lse[at] : 0.0f;
             delta[threadIdx.x] = inside ? in.delta[at] : 0.0f;
         }
@@ -96,7 +95,7 @@ __global__ void delta_kernel(Attention shape, ConstView out, ConstView dout, flo
         sum += load(dout, token, col) * load(out, token, col);
     }
     for (int half = 16; half > 0; half /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, half);
-    if (threadIdx.x % 32 == 0) delta[i] = sum;
+    if (threadIdx.x % 32 == 0) delta[shape.lse_index(token, head)] = sum;
 }
 
 // A block a tile of queries of one head of one sequence.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "cudnn_attention.h"
 #include "ferry/ops.h"
 #include "gemm.h"
 #include "kernels.h"
@@ -27,8 +28,11 @@ float* floats(std::byte* bytes) { return reinterpret_cast<float*>(bytes); }
 
 class CudaOps final : public Ops {
 public:
-    CudaOps(cudaStream_t stream, int64_t workspace_bytes)
-        : stream_(stream), workspace_bytes_(workspace_bytes), products_(workspace_bytes) {}
+    CudaOps(cudaStream_t stream, int64_t workspace_bytes, AttentionKernels attention)
+        : stream_(stream),
+          workspace_bytes_(workspace_bytes),
+          products_(workspace_bytes),
+          cudnn_(attention == AttentionKernels::best ? CudnnAttention::make(stream) : nullptr) {}
 
     int64_t gemm_scratch_bytes(const Gemm& g) const override {
         const int64_t elements = g.c.rows * g.c.cols;
@@ -44,9 +48,7 @@ public:
         const int64_t depth = g.form == Form::tn ? g.a.rows : g.a.cols;
         if (depth == 0) return plain_gemm(g, stream_);
         FERRY_CHECK(scratch != nullptr);
-        // cuBLASLt's workspace begins at a multiple of 256 bytes.
-        const auto at = reinterpret_cast<uintptr_t>(scratch);
-        std::byte* workspace = scratch + (kWorkspaceUnit - at % kWorkspaceUnit) % kWorkspaceUnit;
+        std::byte* workspace = workspace_in(scratch);
         std::byte* room = workspace + workspace_bytes_;
         if (g.addend.data == g.c.data && g.c.type != DType::f32 && !finishes(g)) {
             return add_to_itself(g, workspace, room);
@@ -80,20 +82,31 @@ public:
 
     int64_t attention_forward_scratch_bytes(const Attention& shape) const override {
         check_head(shape.head_dim);
-        return 0;
+        const auto cudnn = cudnn_ ? cudnn_->forward_bytes(shape) : std::nullopt;
+        return cudnn ? kWorkspaceUnit + *cudnn : 0;
     }
     void attention_forward(const Attention& shape, ConstView q, ConstView k, ConstView v, View out,
-                           float* lse, std::byte*) override {
+                           float* lse, std::byte* scratch) override {
         check_head(shape.head_dim);
+        FERRY_CHECK(q.type == shape.type);
+        if (cudnn_ && cudnn_->forward_bytes(shape)) {
+            return cudnn_->forward(shape, q, k, v, out, lse, workspace_in(scratch));
+        }
         cuda::attention_forward(shape, q, k, v, out, lse, stream_);
     }
     int64_t attention_backward_scratch_bytes(const Attention& shape) const override {
-        return shape.heads * shape.sequences * shape.sequence * 4;
+        const auto cudnn = cudnn_ ? cudnn_->backward_bytes(shape) : std::nullopt;
+        return cudnn ? kWorkspaceUnit + *cudnn : shape.heads * shape.sequences * shape.sequence * 4;
     }
     void attention_backward(const Attention& shape, ConstView q, ConstView k, ConstView v,
                             ConstView out, ConstView dout, const float* lse, View dq, View dk,
                             View dv, std::byte* scratch) override {
         check_head(shape.head_dim);
+        FERRY_CHECK(q.type == shape.type);
+        if (cudnn_ && cudnn_->backward_bytes(shape)) {
+            return cudnn_->backward(shape, q, k, v, out, dout, lse, dq, dk, dv,
+                                    workspace_in(scratch));
+        }
         cuda::attention_backward(shape, q, k, v, out, dout, lse, dq, dk, dv, floats(scratch),
                                  stream_);
     }
@@ -138,6 +151,12 @@ private:
     static constexpr int64_t kWorkspaceUnit = 256;
     static constexpr int64_t kCopyBytes = 32 * kMiB;
 
+    // Libraries' workspaces begin at multiples of 256 bytes.
+    static std::byte* workspace_in(std::byte* scratch) {
+        const auto at = reinterpret_cast<uintptr_t>(scratch);
+        return scratch + (kWorkspaceUnit - at % kWorkspaceUnit) % kWorkspaceUnit;
+    }
+
     void product(const Gemm& g, std::byte* workspace) {
         if (!products_.run(g, workspace, stream_)) plain_gemm(g, stream_);
     }
@@ -181,12 +200,13 @@ private:
     cudaStream_t stream_;
     int64_t workspace_bytes_;
     Products products_;
+    std::unique_ptr<CudnnAttention> cudnn_;  // null: not wanted, or not in this build
 };
 
 }  // namespace
 }  // namespace cuda
 
-std::unique_ptr<Ops> make_cuda_ops(Device& device) {
+std::unique_ptr<Ops> make_cuda_ops(Device& device, AttentionKernels attention) {
     FERRY_CHECK(device.kind() == DeviceKind::cuda);
     const std::string architecture = device.architecture();
     if (!cuda::runs_here()) {
@@ -199,13 +219,17 @@ std::unique_ptr<Ops> make_cuda_ops(Device& device) {
     }
     const int64_t workspace = (architecture == "cuda sm_90" ? 32 : 8) * kMiB;
     auto* stream = static_cast<cudaStream_t>(device.stream(StreamKind::compute).native());
-    return std::make_unique<cuda::CudaOps>(stream, workspace);
+    return std::make_unique<cuda::CudaOps>(stream, workspace, attention);
 }
 
-std::string cuda_library_versions() {
+std::string cuda_library_versions(AttentionKernels attention) {
     const size_t version = cublasLtGetVersion();
-    return "cuBLASLt " + std::to_string(version / 10000) + "." +
-           std::to_string(version % 10000 / 100) + "." + std::to_string(version % 100);
+    const std::string cublas = "cuBLASLt " + std::to_string(version / 10000) + "." +
+                               std::to_string(version % 10000 / 100) + "." +
+                               std::to_string(version % 100);
+    const std::string cudnn =
+        attention == AttentionKernels::best ? cuda::cudnn_version() : std::string();
+    return cublas + (cudnn.empty() ? "" : ", attention cuDNN " + cudnn);
 }
 
 }  // namespace ferry::ops

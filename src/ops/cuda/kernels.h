@@ -31,7 +31,7 @@ void norm_backward(ConstView dy, ConstView x, ConstView weight, const float* rst
 constexpr int64_t kMaxHeadDim = 128;
 void attention_forward(const Attention& shape, ConstView q, ConstView k, ConstView v, View out,
                        float* lse, cudaStream_t stream);
-// delta: [heads, tokens].
+// delta: as many as log-sum-exps, in their order.
 void attention_backward(const Attention& shape, ConstView q, ConstView k, ConstView v,
                         ConstView out, ConstView dout, const float* lse, View dq, View dk, View dv,
                         float* delta, cudaStream_t stream);

@@ -1,9 +1,9 @@
 // Operations that touch each element once: rotation, gates, conversions.
 #include <algorithm>
 
-#include "element.h"
 #include "kernels.h"
 #include "launch.h"
+#include "pack.h"
 
 namespace ferry::ops::cuda {
 namespace {
@@ -23,11 +23,18 @@ __global__ void rope_kernel(View x, Rope rope) {
     }
     __syncthreads();
     for (int64_t row = position; row < x.rows; row += rope.sequence) {
-        for (int64_t pair = threadIdx.x; pair < rope.heads * half; pair += kThreads) {
-            const int64_t i = pair % half, col = pair / half * rope.head_dim + i;
-            const float a = load(x, row, col), b = load(x, row, col + half);
-            store(a * cosine[i] - b * sine[i], x, row, col);
-            store(b * cosine[i] + a * sine[i], x, row, col + half);
+        const int64_t packs = ceil_div(half, kPack);
+        for (int64_t p = threadIdx.x; p < rope.heads * packs; p += kThreads) {
+            const int64_t first = p % packs * kPack, col = p / packs * rope.head_dim + first;
+            const int count = pack_count(half, first);
+            Pack a = load_pack(x, row, col, count), b = load_pack(x, row, col + half, count);
+            for (int i = 0; i < kPack; ++i) {
+                const float c = cosine[first + i], s = sine[first + i], was = a.at[i];
+                a.at[i] = was * c - b.at[i] * s;
+                b.at[i] = b.at[i] * c + was * s;
+            }
+            store_pack(a, x, row, col);
+            store_pack(b, x, row, col + half);
         }
     }
 }
@@ -36,26 +43,36 @@ __device__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
 __global__ void swiglu_forward_kernel(ConstView gate_up, View y) {
     const int64_t row = blockIdx.x;
-    for (int64_t c = threadIdx.x; c < y.cols; c += kThreads) {
-        const float gate = load(gate_up, row, c), up = load(gate_up, row, y.cols + c);
-        store(gate * sigmoid(gate) * up, y, row, c);
-    }
+    each_pack<kThreads>(y.cols, [&](int64_t col, int count) {
+        Pack gate = load_pack(gate_up, row, col, count);
+        const Pack up = load_pack(gate_up, row, y.cols + col, count);
+        for (int i = 0; i < kPack; ++i) gate.at[i] = gate.at[i] * sigmoid(gate.at[i]) * up.at[i];
+        store_pack(gate, y, row, col);
+    });
 }
 
 __global__ void swiglu_backward_kernel(ConstView dy, View gate_up) {
     const int64_t row = blockIdx.x;
-    for (int64_t c = threadIdx.x; c < dy.cols; c += kThreads) {
-        const float gate = load(gate_up, row, c), up = load(gate_up, row, dy.cols + c);
-        const float d = load(dy, row, c), s = sigmoid(gate);
-        // d silu(g) = s (1 + g (1 - s))
-        store(d * up * (s * (1.0f + gate * (1.0f - s))), gate_up, row, c);
-        store(d * (gate * s), gate_up, row, dy.cols + c);
-    }
+    each_pack<kThreads>(dy.cols, [&](int64_t col, int count) {
+        const Pack d = load_pack(dy, row, col, count);
+        Pack gates = load_pack(gate_up, row, col, count);
+        Pack ups = load_pack(gate_up, row, dy.cols + col, count);
+        for (int i = 0; i < kPack; ++i) {
+            const float gate = gates.at[i], up = ups.at[i], s = sigmoid(gate);
+            // d silu(g) = s (1 + g (1 - s))
+            gates.at[i] = d.at[i] * up * (s * (1.0f + gate * (1.0f - s)));
+            ups.at[i] = d.at[i] * (gate * s);
+        }
+        store_pack(gates, gate_up, row, col);
+        store_pack(ups, gate_up, row, dy.cols + col);
+    });
 }
 
 __global__ void cast_kernel(ConstView from, View to) {
     const int64_t row = blockIdx.x;
-    for (int64_t c = threadIdx.x; c < to.cols; c += kThreads) store(load(from, row, c), to, row, c);
+    each_pack<kThreads>(to.cols, [&](int64_t col, int count) {
+        store_pack(load_pack(from, row, col, count), to, row, col);
+    });
 }
 
 __global__ void add_kernel(float* a, const float* b, int64_t count) {
@@ -66,7 +83,10 @@ __global__ void add_kernel(float* a, const float* b, int64_t count) {
 __global__ void check_finite_kernel(ConstView x, uint32_t* nonfinite) {
     const int64_t row = blockIdx.x;
     bool bad = false;
-    for (int64_t c = threadIdx.x; c < x.cols; c += kThreads) bad |= !isfinite(load(x, row, c));
+    each_pack<kThreads>(x.cols, [&](int64_t col, int count) {
+        const Pack pack = load_pack(x, row, col, count);
+        for (int i = 0; i < kPack; ++i) bad |= !isfinite(pack.at[i]);
+    });
     if (bad) atomicOr(nonfinite, 1u);
 }
 

@@ -97,7 +97,6 @@ __device__ void forward(const Attention& shape, const ConstView& q, const ConstV
         add_values(room, warp);
     }
     __syncthreads();
-    const int64_t tokens = shape.sequences * shape.sequence;
     for (int i = 0; i < kRows; ++i) {
         const int64_t token = first + row + i;
         if (token >= shape.sequence) break;
@@ -105,7 +104,7 @@ __device__ void forward(const Attention& shape, const ConstView& q, const ConstV
             store(room.sums[(row + i) * wide_row(kD) + c] / state.sum[i], out, base + token,
                   head * shape.head_dim + c);
         }
-        if (col == 0) lse[head * tokens + base + token] = state.top[i] + logf(state.sum[i]);
+        if (col == 0) lse[shape.lse_index(base + token, head)] = state.top[i] + logf(state.sum[i]);
     }
 }
 

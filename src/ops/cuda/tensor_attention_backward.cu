@@ -21,7 +21,7 @@ constexpr size_t kBackwardBytes = 2 * 2 * (kOwn + kOther) * narrow_row(kD)   // 
 struct Inputs {
     Attention shape;
     ConstView q, k, v, dout;
-    const float *lse, *delta;  // [heads, tokens]
+    const float *lse, *delta;  // at lse_index
 };
 
 // Shared memory of a block with kQ queries and kK keys at a time.
@@ -49,10 +49,9 @@ struct Room {
         const Attention& s = in.shape;
         load_narrow<kQ, kD>(queries, in.q, base, first, s.sequence, head, s.head_dim);
         load_narrow<kQ, kD>(douts, in.dout, base, first, s.sequence, head, s.head_dim);
-        const int64_t tokens = s.sequences * s.sequence;
         if (threadIdx.x < kQ) {
             const bool inside = first + threadIdx.x < s.sequence;
-            const int64_t at = head * tokens + base + first + threadIdx.x;
+            const int64_t at = s.lse_index(base + first + threadIdx.x, head);
             lse[threadIdx.x] = inside ? in.lse[at] : 0.0f;
             delta[threadIdx.x] = inside ? in.delta[at] : 0.0f;
         }

@@ -1,0 +1,41 @@
+// cuDNN's fused attention: for 16-bit types and heads of 64 and 128 elements, on GPUs from sm_80
+// on. It rounds probabilities and their slopes to the compute type before they meet the other
+// factor; ferry's own kernels do not.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "ferry/ops.h"
+
+namespace ferry::ops::cuda {
+
+class CudnnAttention {
+public:
+    // Null where this build has no cuDNN. Throws internal when it cannot start.
+    static std::unique_ptr<CudnnAttention> make(cudaStream_t stream);
+    virtual ~CudnnAttention() = default;
+
+    // Workspace of a pass; nothing where cuDNN has no deterministic kernel for the shape, or asks
+    // for more than kMostWorkspace. A function of shape, GPU and library version. The first call
+    // for a shape lets cuDNN choose and build its kernels.
+    virtual std::optional<int64_t> forward_bytes(const Attention& shape) = 0;
+    virtual std::optional<int64_t> backward_bytes(const Attention& shape) = 0;
+
+    // Arguments are those of Ops; for shapes that have a workspace.
+    virtual void forward(const Attention& shape, ConstView q, ConstView k, ConstView v, View out,
+                         float* lse, std::byte* workspace) = 0;
+    virtual void backward(const Attention& shape, ConstView q, ConstView k, ConstView v,
+                          ConstView out, ConstView dout, const float* lse, View dq, View dk,
+                          View dv, std::byte* workspace) = 0;
+
+    static constexpr int64_t kMostWorkspace = kGiB;
+};
+
+// "9.14.0"; empty where this build has none.
+std::string cudnn_version();
+
+}  // namespace ferry::ops::cuda

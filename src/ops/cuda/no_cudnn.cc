@@ -1,0 +1,13 @@
+// What a build without cuDNN offers in its place.
+#include "cudnn_attention.h"
+
+#ifndef FERRY_CUDNN
+
+namespace ferry::ops::cuda {
+
+std::unique_ptr<CudnnAttention> CudnnAttention::make(cudaStream_t) { return nullptr; }
+std::string cudnn_version() { return {}; }
+
+}  // namespace ferry::ops::cuda
+
+#endif

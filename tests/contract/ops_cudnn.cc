@@ -1,0 +1,132 @@
+// cuDNN's attention against the oracle: it rounds probabilities, so the tolerance is that of
+// products of narrow numbers; but it gives the same bits every time.
+#include <gtest/gtest.h>
+
+#include <tuple>
+
+#include "ferry/ops.h"
+#include "tests/support/matrix.h"
+#include "tests/support/mirrored_ops.h"
+
+namespace ferry::ops {
+namespace {
+
+class CudnnAttention : public testing::TestWithParam<DType> {
+protected:
+    void SetUp() override {
+        const std::string versions = cuda_library_versions(AttentionKernels::best);
+        if (versions.find("cuDNN") == std::string::npos) GTEST_SKIP() << "built without cuDNN";
+        std::string why;
+        ops_ = make_mirrored_ops(why, AttentionKernels::best);
+        if (!ops_) GTEST_SKIP() << why;
+        own_ = make_mirrored_ops(why);
+    }
+
+    Attention shape_of(int64_t sequences, int64_t sequence, int64_t heads, int64_t kv_heads,
+                       int64_t head_dim) const {
+        const double scale = 1 / std::sqrt(static_cast<double>(head_dim));
+        return {sequences, sequence, heads, kv_heads, head_dim, scale, GetParam()};
+    }
+
+    // Queries, keys and values side by side, as a block has them; the gradients too.
+    struct Operands {
+        explicit Operands(const Attention& s, int64_t shift = 0)
+            : query(s.heads * s.head_dim),
+              key(s.kv_heads * s.head_dim),
+              qkv(s.type, s.sequences * s.sequence, query + 2 * key, 0, shift),
+              out(s.type, s.sequences * s.sequence, query, 0, shift),
+              dout(out),
+              dqkv(qkv),
+              lse(static_cast<size_t>(s.heads * s.sequences * s.sequence)) {
+            qkv.random(1, 1.5F);
+            dout.random(2);
+        }
+        View part(Matrix& of, int i) const {
+            const int64_t first = i == 0 ? 0 : query + (i - 1) * key;
+            return of.view().col_range(first, i == 0 ? query : key);
+        }
+        int64_t query, key;
+        Matrix qkv, out, dout, dqkv;
+        std::vector<float> lse;
+    };
+
+    static void run(Ops& ops, const Attention& s, Operands& o) {
+        auto room = scratch_of(std::max(ops.attention_forward_scratch_bytes(s),
+                                        ops.attention_backward_scratch_bytes(s)));
+        ops.attention_forward(s, o.part(o.qkv, 0), o.part(o.qkv, 1), o.part(o.qkv, 2), o.out.view(),
+                              o.lse.data(), aligned(room));
+        ops.attention_backward(s, o.part(o.qkv, 0), o.part(o.qkv, 1), o.part(o.qkv, 2),
+                               o.out.view(), o.dout.view(), o.lse.data(), o.part(o.dqkv, 0),
+                               o.part(o.dqkv, 1), o.part(o.dqkv, 2), aligned(room));
+    }
+
+    std::unique_ptr<Ops> ops_, own_;
+};
+
+// One unit of the type where a value was rounded, and the noise of rounded probabilities.
+TEST_P(CudnnAttention, is_near_the_oracle) {
+    const auto oracle = make_reference_ops();
+    for (const Attention& s : {shape_of(1, 1, 1, 1, 64), shape_of(2, 130, 4, 2, 64),
+                               shape_of(3, 193, 6, 2, 128), shape_of(1, 70, 3, 1, 128)}) {
+        SCOPED_TRACE(s.sequence);
+        Operands here(s), there(s);
+        run(*ops_, s, here);
+        run(*oracle, s, there);
+        const double noise = unit_of(GetParam());
+        expect_near(here.out, there.out, 1, noise);
+        for (size_t i = 0; i < here.lse.size(); ++i) ASSERT_NEAR(here.lse[i], there.lse[i], 1e-3);
+        expect_near(here.dqkv, there.dqkv, 8, noise);
+    }
+}
+
+TEST_P(CudnnAttention, same_bits_every_time_and_wherever_operands_lie) {
+    const Attention s = shape_of(2, 300, 6, 2, 128);
+    Operands one(s);
+    run(*ops_, s, one);
+    for (const int64_t shift : {0, 0, 8, 24}) {
+        Operands other(s, shift);
+        run(*ops_, s, other);
+        EXPECT_TRUE(other.out.same_values(one.out)) << shift;
+        EXPECT_TRUE(other.dqkv.same_values(one.dqkv)) << shift;
+        EXPECT_EQ(other.lse, one.lse) << shift;
+    }
+}
+
+// Its deterministic backward pass takes a few sequences at a time: none knows of its neighbours.
+TEST_P(CudnnAttention, a_sequence_is_the_same_alone_and_among_others) {
+    const Attention many = shape_of(5, 1024, 24, 8, 128);
+    Attention alone = many;
+    alone.sequences = 1;
+    Operands all(many);
+    run(*ops_, many, all);
+    for (const int64_t i : {0, 4}) {
+        Operands one(alone);
+        for (int64_t r = 0; r < alone.sequence; ++r) {
+            for (int64_t c = 0; c < one.qkv.view().cols; ++c)
+                one.qkv.set(r, c, all.qkv.get(i * alone.sequence + r, c));
+            for (int64_t c = 0; c < one.query; ++c)
+                one.dout.set(r, c, all.dout.get(i * alone.sequence + r, c));
+        }
+        run(*ops_, alone, one);
+        for (int64_t r = 0; r < alone.sequence; ++r) {
+            for (int64_t c = 0; c < one.qkv.view().cols; ++c)
+                ASSERT_EQ(one.dqkv.get(r, c), all.dqkv.get(i * alone.sequence + r, c));
+        }
+    }
+}
+
+// What it has no kernels for is ferry's own attention, bit for bit.
+TEST_P(CudnnAttention, other_heads_fall_back) {
+    const Attention s = shape_of(2, 70, 4, 2, 96);
+    Operands here(s), own(s);
+    run(*ops_, s, here);
+    run(*own_, s, own);
+    EXPECT_TRUE(here.out.same_values(own.out));
+    EXPECT_TRUE(here.dqkv.same_values(own.dqkv));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, CudnnAttention, testing::Values(DType::bf16, DType::f16),
+                         [](const auto& param) { return std::string(name_of(param.param)); });
+
+}  // namespace
+}  // namespace ferry::ops
