@@ -18,6 +18,9 @@ struct Depths {
 constexpr Depths kLean{};
 constexpr Depths kBusy{
     .weights = 2, .gradients = 2, .wire = 4, .spare_activations = 1, .pieces = 4};
+// Pieces on their way to resident weights, where all else has its place: updates go on while a few
+// of them are copied.
+constexpr int64_t kManyPieces = 16;
 
 [[noreturn]] void refuse(const Budget& budget, int64_t smallest, const std::string& what,
                          const std::string& otherwise) {
@@ -40,6 +43,7 @@ public:
           chunks_(chunks),
           micro_batches_(config.batch.micro_batches),
           tied_(config.model.tie_embeddings),
+          machine_(config.device == "cuda" ? kGpuServer : MachineFigures{}),
           result_{.device = Budget(Tier::device, config.budgets.device_bytes),
                   .host = Budget(Tier::host, config.budgets.host_bytes)} {}
 
@@ -48,7 +52,6 @@ public:
         spend_device();
         reserve_host_buffers();
         choose_homes();
-        if (!has_nvme()) deepen(Class::weight_piece);  // towards resident weights
         if (host().exceeded()) {
             refuse(host(), host().spent(),
                    has_nvme() ? "the host budget is too small even with all state on NVMe"
@@ -117,6 +120,14 @@ private:
             deeper.*field = kBusy.*field;
             if (device_bytes(deeper, result_.groups, 0) <= device().limit()) depth = deeper;
         }
+        // The gradients of two blocks: one is rounded while the one before is on its way, so that
+        // kernels do not wait for copies. A sixteenth of the budget at most.
+        Depths deeper = depth;
+        deeper.wire = std::max(depth.wire, 2 * most_chunks_of_a_block());
+        if ((deeper.wire - depth.wire) * bytes_of(Class::wire) <= device().limit() / 16 &&
+            device_bytes(deeper, result_.groups, 0) <= device().limit()) {
+            depth = deeper;
+        }
         const int64_t left = device().limit() - device_bytes(depth, result_.groups, 0);
         const int64_t kept =
             std::min(block_count() * group_size(), left / bytes_of(Class::activation));
@@ -137,6 +148,16 @@ private:
             if (!device().take("resident weights", bytes)) break;
             result_.resident[l] = true;
         }
+    }
+
+    int64_t most_chunks_of_a_block() const {
+        std::vector<int64_t> chunks(work_.layers.size());
+        for (const Chunk& chunk : chunks_) ++chunks[static_cast<size_t>(chunk.layer)];
+        int64_t most = 0;
+        for (size_t l = 0; l < chunks.size(); ++l) {
+            if (work_.layers[l].kind == model::LayerKind::block) most = std::max(most, chunks[l]);
+        }
+        return most;
     }
 
     // The last blocks' inputs are needed again first: they keep the device's buffers.
@@ -180,9 +201,10 @@ private:
             reserve(Class::input_piece, kStaging, 1);
         }
         if (result_.groups > 1) reserve(Class::park_piece, kStaging, 1);
+        // A quarter of the budget at most: memory that holds state saves more than a deeper queue.
         for (const Class c : {Class::stage, Class::weight_piece, Class::gradient_piece,
                               Class::input_piece, Class::park_piece}) {
-            deepen(c);
+            deepen(c, kBusy.pieces, host().limit() / 4);
         }
     }
 
@@ -193,10 +215,9 @@ private:
         host().need(what, count * bytes_of(c));
     }
 
-    void deepen(Class c) {
+    void deepen(Class c, int64_t most, int64_t most_spent) {
         int64_t& count = result_.counts[at(c)];
-        // A quarter of the budget at most: memory that holds state saves more than a deeper queue.
-        while (count > 0 && count < kBusy.pieces && host().spent() < host().limit() / 4 &&
+        while (count > 0 && count < most && host().spent() < most_spent &&
                host().take(kStaging, bytes_of(c))) {
             ++count;
         }
@@ -218,14 +239,15 @@ private:
         }
     }
 
+    bool is_crumb(const Chunk& chunk) const { return chunk.count * 8 <= work_.chunk_elements; }
+
     // Host memory goes where it saves most traffic per byte: weights (read twice, written once),
     // accumulators and gradients, block inputs, then optimizer state.
     void choose_homes() {
         result_.chunks.resize(chunks_.size());
         // Crumbs, such as the norms' state: a whole slot each would be a waste.
         for_trainable([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
-            const bool crumb = chunk.count * 8 <= work_.chunk_elements;
-            if (crumb && !fraction_is_given())
+            if (is_crumb(chunk) && !fraction_is_given())
                 claim(homes.state, "optimizer state", state_bytes(chunk));
         });
         for (size_t c = 0; c < chunks_.size(); ++c) {
@@ -248,13 +270,13 @@ private:
             if (input != Tier::device) claim(input, "block inputs", bytes_of(Class::activation));
         }
         place_states();
+        if (!has_nvme()) deepen(Class::weight_piece, kManyPieces, host().limit());
         place_bets();
     }
 
     bool fraction_is_given() const { return config_.swap.state_on_nvme >= 0 && has_nvme(); }
     bool all_bet() const { return config_.swap.bets == "all"; }
-    // State in memory is updated in place; only when every chunk must bet does it get a second
-    // slot.
+    // State in memory is updated in place, unless it bets: then it has two slots.
     int64_t state_bytes(const Chunk& chunk) const {
         return all_bet() ? 2 * bytes_of(Class::stage)
                          : work_.state_parts * chunk.state_part_bytes();
@@ -281,12 +303,21 @@ private:
                                 : config_.swap.bets == "auto" ? expected_bet_fraction()
                                                               : 0;
         double due = 0;
-        for_trainable([&](const Chunk&, Placement::ChunkHomes& homes) {
-            if (!all_bet() && homes.state != Tier::nvme) return;
+        for_trainable([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
             due += fraction;
-            homes.bets = due >= 1;
-            if (homes.bets) due -= 1;
+            if (due < 1 || !may_bet(chunk, homes)) return;
+            homes.bets = true;
+            due -= 1;
         });
+    }
+
+    // State in memory bets where memory to spare is known, and where updates do not take the cores
+    // that compute: beside a GPU.
+    bool may_bet(const Chunk& chunk, const Placement::ChunkHomes& homes) {
+        if (homes.state == Tier::nvme || all_bet()) return true;
+        const int64_t second_slot = 2 * bytes_of(Class::stage) - state_bytes(chunk);
+        return config_.device == "cuda" && config_.budgets.host_bytes != kUnlimited &&
+               !is_crumb(chunk) && host().take("optimizer state", second_slot);
     }
 
     double expected_bet_fraction() {
@@ -304,12 +335,12 @@ private:
         return bet_fraction(forward, 3 * forward, optimizer);  // backward recomputes
     }
 
-    const MachineFigures machine_{};
     const Config& config_;
     const Workload& work_;
     const std::vector<Chunk>& chunks_;
     const int64_t micro_batches_;
     const bool tied_;
+    const MachineFigures machine_;
     Placement result_;
 };
 

@@ -164,5 +164,40 @@ TEST(Plan, TakesStateAsTheOptimizerKeepsIt) {
     EXPECT_LT(plan_of(in_memory, 1).host_bytes, plan_of(in_memory, 2).host_bytes);
 }
 
+// Beside a GPU, and where the budget says what is to spare, state in memory bets too: it then has two
+// slots and is never updated in place.
+TEST(Bets, StateInMemoryBetsWhereThereIsRoom) {
+    Config config = small_config();
+    config.device = "cuda";
+    config.batch.micro_batches = 256;  // backward has time to hide updates
+    const auto bets = [&] {
+        const Plan plan = plan_of(config);
+        int64_t count = 0;
+        for (const Chunk& chunk : plan.chunks) {
+            if (!chunk.trainable) continue;
+            EXPECT_EQ(plan.objects[chunk.state].versioned, chunk.bets);
+            count += chunk.bets;
+        }
+        EXPECT_EQ(plan.host_slots.slots, 2 * count);
+        return count;
+    };
+    EXPECT_EQ(bets(), 0);  // unlimited: nobody said what is to spare
+    config.budgets.host_bytes = kGiB;
+    const int64_t most = bets();
+    EXPECT_GT(most, 3);
+    config.swap.bets = "off";
+    EXPECT_EQ(bets(), 0);
+    const int64_t in_place = plan_of(config).host_bytes;
+    config.swap.bets = "auto";
+    config.budgets.host_bytes = in_place + 2 * 65536 * 12;  // room for two second slots
+    const int64_t few = bets();
+    EXPECT_EQ(few, 2);
+    config.budgets.host_bytes = in_place;
+    EXPECT_EQ(bets(), 0);
+    config.device = "cpu";
+    config.budgets.host_bytes = kGiB;
+    EXPECT_EQ(bets(), 0);
+}
+
 }  // namespace
 }  // namespace ferry::planner

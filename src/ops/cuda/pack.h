@@ -11,7 +11,7 @@ namespace ferry::ops::cuda {
 constexpr int kPack = 8;
 struct Pack {
     float at[kPack];
-    int count;  // fewer than kPack at the end of a row
+    int count;  // fewer than kPack at the end of a row, none behind it
 };
 
 __device__ inline int pack_count(int64_t cols, int64_t col) {

@@ -1,34 +1,49 @@
 // An accumulated gradient becomes its one value, with norm leaves of the CPU's bits. The file must
 // be compiled without contraction (cmake/cuda.cmake); tests/unit/cuda_flags_test.py looks at it.
-#include "element.h"
 #include "kernels.h"
 #include "launch.h"
+#include "pack.h"
 
 namespace ferry::ops::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kLanes = 16;  // of the tree: half a warp a leaf
-constexpr int64_t kLeaf = 4096;
+constexpr int kLanes = 16;  // of the tree
+constexpr int kLeaf = 4096;
 
-// Every thread of a warp takes part in the shuffles, also beyond the last leaf.
-__global__ void round_kernel(const float* accumulator, int64_t count, DType type, void* wire,
-                             float* leaves) {
-    const int64_t leaf = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / kLanes;
-    const int64_t end = min(count, (leaf + 1) * kLeaf);
+// A block a leaf. All threads round; the squares wait in shared memory for the few that add them in
+// the tree's order: a lane's 256 sums depend on each other, and a chunk has but a few hundred
+// leaves.
+__global__ void __launch_bounds__(kThreads)
+    round_kernel(const float* accumulator, int64_t count, DType type, void* wire, float* leaves) {
+    __shared__ float4 room[kLeaf / 4];
+    auto* squares = reinterpret_cast<float*>(room);
+    const int64_t first = int64_t{blockIdx.x} * kLeaf;
+    const View out{wire, type, 1, count, count};
+    for (int i = static_cast<int>(threadIdx.x) * kPack; i < kLeaf; i += kThreads * kPack) {
+        const int here = pack_count(count, first + i);
+        Pack pack = load_pack_of(accumulator + first + i, here);
+        float square[kPack];
+        for (int k = 0; k < kPack; ++k) {
+            const float once = rounded(pack.at[k], type);
+            pack.at[k] = once;
+            // Below 2^-60 a gradient counts as zero, as in the update; a NaN compares false and
+            // stays.
+            const float value = fabsf(once) < 0x1p-60F ? 0.0f : once;
+            square[k] = value * value;
+        }
+        if (here > 0) store_pack(pack, out, 0, first + i);
+        room[i / 4] = make_float4(square[0], square[1], square[2], square[3]);
+        room[i / 4 + 1] = make_float4(square[4], square[5], square[6], square[7]);
+    }
+    __syncthreads();
+    if (threadIdx.x >= kLanes) return;
     float sum = 0;
-#pragma unroll 8
-    for (int64_t i = leaf * kLeaf + threadIdx.x % kLanes; i < end; i += kLanes) {
-        const float once = rounded(accumulator[i], type);
-        store(once, wire, type, i);
-        // Below 2^-60 a gradient counts as zero, as in the update; a NaN compares false and stays.
-        const float value = fabsf(once) < 0x1p-60F ? 0.0f : once;
-        sum = sum + value * value;
-    }
-    for (int half = kLanes / 2; half >= 1; half /= 2) {
-        sum = sum + __shfl_down_sync(0xffffffffu, sum, static_cast<unsigned>(half), kLanes);
-    }
-    if (threadIdx.x % kLanes == 0 && leaf * kLeaf < count) leaves[leaf] = sum;
+#pragma unroll 16
+    for (int i = 0; i < kLeaf; i += kLanes) sum = sum + squares[i + threadIdx.x];
+    for (int half = kLanes / 2; half >= 1; half /= 2)
+        sum = sum + __shfl_down_sync(0xffffu, sum, static_cast<unsigned>(half), kLanes);
+    if (threadIdx.x == 0) leaves[blockIdx.x] = sum;
 }
 
 }  // namespace
@@ -36,8 +51,8 @@ __global__ void round_kernel(const float* accumulator, int64_t count, DType type
 void round_gradient(const float* accumulator, int64_t count, DType wire_type, void* wire,
                     float* leaves, cudaStream_t stream) {
     if (count == 0) return;
-    const unsigned blocks = blocks_for(ceil_div(count, kLeaf) * kLanes, kThreads);
-    round_kernel<<<blocks, kThreads, 0, stream>>>(accumulator, count, wire_type, wire, leaves);
+    round_kernel<<<blocks_for(count, kLeaf), kThreads, 0, stream>>>(accumulator, count, wire_type,
+                                                                    wire, leaves);
     check_launch("round gradient");
 }
 
