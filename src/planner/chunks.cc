@@ -39,14 +39,18 @@ int64_t largest_segment(const std::vector<model::Layer>& layers) {
     return largest;
 }
 
-int64_t choose_chunk_elements(const std::vector<model::Layer>& layers, int64_t host_budget_bytes) {
+int64_t choose_chunk_elements(const std::vector<model::Layer>& layers, const Config& config) {
     const int64_t largest = largest_segment(layers);
     // Large enough for a disk's bandwidth (12 MiB of state), small enough to stay in the caches.
-    int64_t elements = kMiB;
+    // Beside a GPU and without a disk there are many cores, all waiting for memory: what counts is
+    // how often they meet. Updates of 2.9 B parameters by 16 cores took 0.75 s in chunks of 1 Mi
+    // elements, 0.46 s in chunks of 8 Mi.
+    const bool many_cores = config.device == "cuda" && config.budgets.nvme.empty();
+    int64_t elements = many_cores ? 8 * kMiB : kMiB;
     constexpr int64_t kStagedBytes =
         6 * int64_t{12 + 4 + 4};  // per element: pieces of state (at most), weight, gradient
     while (elements > kLeafElements &&
-           (elements / 2 >= largest || elements * kStagedBytes > host_budget_bytes / 4)) {
+           (elements / 2 >= largest || elements * kStagedBytes > config.budgets.host_bytes / 4)) {
         elements /= 2;
     }
     return elements;

@@ -17,6 +17,6 @@ std::vector<Chunk> cut_chunks(const std::vector<model::Layer>& layers, int64_t c
 int64_t largest_segment(const std::vector<model::Layer>& layers);
 
 // A power of two such that a few staged chunks take a small part of the host budget.
-int64_t choose_chunk_elements(const std::vector<model::Layer>& layers, int64_t host_budget_bytes);
+int64_t choose_chunk_elements(const std::vector<model::Layer>& layers, const Config& config);
 
 }  // namespace ferry::planner

@@ -59,7 +59,7 @@ bool Plan::trains_below(int64_t layer) const {
 Plan make_plan(const Config& config, const std::vector<model::Layer>& layers,
                const model::Numerics& numerics, const DeviceNeeds& needs, int64_t moments) {
     const bool automatic = config.swap.chunk_elements == 0;
-    int64_t elements = automatic ? choose_chunk_elements(layers, config.budgets.host_bytes)
+    int64_t elements = automatic ? choose_chunk_elements(layers, config)
                                  : std::min(config.swap.chunk_elements, largest_segment(layers));
     for (;; elements /= 2) {
         try {

@@ -155,7 +155,10 @@ std::unique_ptr<NodeTeams> make_teams(const Config& config, const Topology& mach
         return std::make_unique<NodeTeams>(one, 1);
     }
     check_reserved(config.reserved_cores, machine);
-    const int left = machine.cores() - static_cast<int>(config.reserved_cores.size());
+    int left = machine.cores() - static_cast<int>(config.reserved_cores.size());
+    // Beside a GPU two cores start its kernels and copies and look for their ends.
+    constexpr int kCoresForGpu = 2;
+    if (config.device == "cuda" && config.reserved_cores.empty()) left -= kCoresForGpu;
     auto teams = std::make_unique<NodeTeams>(
         machine, config.threads > 0 ? config.threads : std::max(1, left), config.reserved_cores);
     for (int i = 0; teams->count() > 1 && i < teams->count(); ++i) {
