@@ -367,12 +367,12 @@ void VolumeOnPaths::refresh_speeds() noexcept {
         extents_->set_speed(static_cast<int>(p), speed_of(p));
 }
 
-void VolumeOnPaths::submit(Operation& operation) noexcept {
+bool VolumeOnPaths::try_submit(Operation& operation) noexcept {
     const auto size = static_cast<int64_t>(operation.buffer.size());
     FERRY_CHECK(operation.state != State::queued, "an operation is submitted twice");
     FERRY_CHECK(operation.slot < extents_->slots() && extents_->used(operation.slot),
                 "an operation on a slot that is not in use");
-    FERRY_CHECK(in_flight_ < options_.operations_max, "more operations than operations_max");
+    if (in_flight_ == options_.operations_max) return false;
     const Place& place = extents_->place(operation.slot);
     FERRY_CHECK(size > 0 && operation.offset >= 0 &&
                     operation.offset + size <= slot_bytes(place.slot_class),
@@ -394,6 +394,7 @@ void VolumeOnPaths::submit(Operation& operation) noexcept {
                             .file = place.file,
                             .file_offset = place.offset + operation.offset,
                             .size_bytes = size});
+    return true;
 }
 
 Operation* VolumeOnPaths::poll() noexcept {

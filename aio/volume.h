@@ -21,7 +21,7 @@ public:
     SlotId allocate(int slot_class) noexcept override;
     void free(SlotId slot) noexcept override { extents_->free(slot); }
     void discard_free_slots() override;
-    void submit(Operation& operation) noexcept override;
+    bool try_submit(Operation& operation) noexcept override;
     Operation* poll() noexcept override;
     void cancel_queued() noexcept override;
     int in_flight() const noexcept override { return in_flight_; }

@@ -68,7 +68,7 @@ struct VolumeOptions {
     BackendKind backend = BackendKind::automatic;
     int64_t block_bytes = 1 * kMiB;  // an operation is split into transfers of at most this
     int queue_depth = 32;            // transfers in flight, a ring
-    int operations_max = 256;        // submitted and not yet finished; more is a bug of the caller
+    int operations_max = 256;        // submitted and not yet polled
     int rings = 1;                   // a path
     bool direct = true;              // O_DIRECT; falls back to buffered where refused, and says so
     bool sqpoll = false, iopoll = false;  // used where the probe shows that they work
@@ -130,8 +130,12 @@ public:
     virtual void discard_free_slots() = 0;  // gives the blocks of free slots back to the device
 
     // Enqueues; never blocks, never allocates. Conflicting operations on a slot keep their order;
-    // nothing else does.
-    virtual void submit(Operation& operation) noexcept = 0;
+    // nothing else does. False, and nothing happened: operations_max are under way, poll() first.
+    [[nodiscard]] virtual bool try_submit(Operation& operation) noexcept = 0;
+    // For callers that keep count themselves: with operations_max under way it is their bug.
+    void submit(Operation& operation) noexcept {
+        FERRY_CHECK(try_submit(operation), "more operations than operations_max");
+    }
     // The next finished operation, or nullptr. The executor's wake() was called for each.
     virtual Operation* poll() noexcept = 0;
     // Operations of which nothing has reached the kernel become `cancelled`, others go on; poll()

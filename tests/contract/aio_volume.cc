@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <mutex>
@@ -365,6 +366,26 @@ TEST_P(VolumeContract, FilledToTheLimitManyTimes) {
     }
 }
 
+// Back-pressure: what does not fit is not taken, and fits again after a poll.
+TEST_P(VolumeContract, AFullQueueTakesNoMore) {
+    VolumeOptions wanted = options();
+    wanted.operations_max = 3;
+    Volume& volume = open(std::move(wanted));
+    const SlotId slot = volume.allocate(0);
+    Memory memory(kSlotBytes);
+    std::vector<Operation> operations(4);
+    for (Operation& operation : operations)
+        operation = {.kind = Kind::write, .slot = slot, .buffer = memory.span()};
+    for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(volume.try_submit(operations[i]));
+    Operation& last = operations.back();
+    EXPECT_FALSE(volume.try_submit(last));
+    EXPECT_EQ(last.state, State::idle);
+    EXPECT_EQ(volume.in_flight(), 3);
+    EXPECT_EQ(next(), &operations[0]);
+    EXPECT_TRUE(volume.try_submit(last));
+    for (size_t i = 1; i < 4; ++i) EXPECT_EQ(next(), &operations[i]);
+}
+
 // What a tracer is told: every transfer once, with its place, its bytes and its time.
 struct Traced {
     std::mutex mutex;
@@ -443,6 +464,9 @@ TEST_P(VolumeContract, MisusesAreBugs) {
     EXPECT_DEATH(submit({.slot = slot, .buffer = buffer.subspan(8, 4096)}), "not aligned");
     EXPECT_DEATH(submit({.slot = slot + 1, .buffer = buffer.first(4096)}), "not in use");
     EXPECT_DEATH(volume.free(slot + 1), "not in use");
+    std::vector<Operation> many(65, {.slot = slot, .buffer = buffer.first(4096)});
+    EXPECT_DEATH(std::ranges::for_each(many, [&](Operation& one) { volume.submit(one); }),
+                 "more operations");
 }
 
 INSTANTIATE_TEST_SUITE_P(All, VolumeContract, testing::ValuesIn(kWhere),
