@@ -1,7 +1,10 @@
 #include "errors.h"
 
+#include <sys/resource.h>
+
 #include <cerrno>
 #include <cstring>
+#include <limits>
 
 #include "ferry/aio.h"
 
@@ -31,6 +34,18 @@ Verdict judge(Verb verb, int error) noexcept {
         default:
             return Verdict::fail;
     }
+}
+
+int cause_of(Verb verb, int error, int64_t end) noexcept {
+    const bool cut = verb == Verb::write && (error == EINVAL || error == EIO);
+    return cut && end > file_size_limit() ? EFBIG : error;
+}
+
+int64_t file_size_limit() noexcept {
+    rlimit limit{};
+    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
+        return std::numeric_limits<int64_t>::max();
+    return static_cast<int64_t>(limit.rlim_cur);
 }
 
 const char* name_of(Verb verb) noexcept {

@@ -14,6 +14,12 @@ enum class Verdict : uint8_t {
 };
 
 Verdict judge(Verb verb, int error) noexcept;
+// `error`, or EFBIG for a write up to `end` where the process may not write so far: a limit that
+// was lowered since open() and lies inside a block cuts a direct write to a size that O_DIRECT
+// refuses as EINVAL, and any other to one that never makes a block's progress.
+int cause_of(Verb verb, int error, int64_t end) noexcept;
+// RLIMIT_FSIZE. Writing beyond it would not only fail, it would send SIGXFSZ.
+int64_t file_size_limit() noexcept;
 const char* name_of(Verb verb) noexcept;
 // What a user can do about it.
 const char* remedy_for(int error) noexcept;

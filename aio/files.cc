@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <linux/fs.h>
 #include <sys/ioctl.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -25,14 +24,6 @@ namespace {
 constexpr int64_t kRawDataOffset = kMiB;  // keeps slots aligned to any erase block that matters
 constexpr int64_t kAlignmentMin = 4096;   // smaller writes make most drives read, modify, write
 constexpr int kSegmentsMany = 8;          // where writers of one file take turns
-
-// Writing beyond it would not only fail, it would send SIGXFSZ.
-int64_t file_size_limit() {
-    rlimit limit{};
-    if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
-        return std::numeric_limits<int64_t>::max();
-    return static_cast<int64_t>(limit.rlim_cur);
-}
 
 int64_t allocated_bytes(const struct stat& status) { return int64_t{status.st_blocks} * 512; }
 

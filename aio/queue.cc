@@ -323,8 +323,14 @@ void Queue::complete(const Completion& completion) {
     moved(completion.id, completion.result);
 }
 
+int64_t Queue::file_end(uint32_t id) const noexcept {
+    const Flight& flight = flights_[id];
+    return entries_[flight.entry].request.file_offset + flight.offset + flight.size_bytes;
+}
+
 void Queue::failed(uint32_t id, int error) {
     const Verb verb = entries_[flights_[id].entry].request.verb;
+    error = cause_of(verb, error, file_end(id));
     switch (judge(verb, error)) {
         case Verdict::retry:
             return rest(id, error);
@@ -349,7 +355,7 @@ void Queue::moved(uint32_t id, int64_t bytes) {
     speed_.add(verb, kept);
     if (whole) return land(id);
     // Each resume with progress is bounded by the size; without, by the attempts.
-    if (kept == 0) return rest(id, EIO);
+    if (kept == 0) return rest(id, cause_of(verb, EIO, file_end(id)));
     flight.attempts = 0;
     bump(counts_.retries, 1);
     entries_[flight.entry].error ? land(id) : send(id);

@@ -128,6 +128,7 @@ private:
     // Back from it.
     void complete(const Completion& completion);
     void trace(const Completion& completion) const;
+    int64_t file_end(uint32_t id) const noexcept;  // where its transfer ends in the file
     void failed(uint32_t id, int error);
     void moved(uint32_t id, int64_t bytes);
     void rest(uint32_t id, int error_when_spent);

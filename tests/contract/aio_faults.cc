@@ -81,6 +81,28 @@ protected:
         EXPECT_FALSE(error.problem().remedy.empty());
     }
 
+    void end_at_the_limit(const std::string& path, rlim_t bytes) {
+        const int status = in_child([&] {
+            signal(SIGXFSZ, SIG_IGN);
+            open(path, 1);
+            const rlimit limit{.rlim_cur = bytes, .rlim_max = bytes};
+            setrlimit(RLIMIT_FSIZE, &limit);
+            EXPECT_EQ(move(Kind::write, slots_[0], 1), 0);
+            for (const SlotId slot : slots_) {
+                if (move(Kind::write, slot, 1) == 0) continue;
+                EXPECT_EQ(operation_.error, EFBIG) << strerror(operation_.error);
+                expect_named("File too large");
+                const int code = to_error(*volume_, operation_).exit_code();
+                volume_.reset();
+                return HasFailure() ? 98 : code;
+            }
+            return 0;
+        });
+        ASSERT_TRUE(WIFEXITED(status));
+        EXPECT_EQ(WEXITSTATUS(status), 4);
+        EXPECT_TRUE(directory_.empty());
+    }
+
     TemporaryDirectory directory_;
     std::unique_ptr<Executor> executor_ = make_thread_executor();
     std::unique_ptr<Volume> volume_;
@@ -109,26 +131,17 @@ TEST_P(RealFaults, NoSpaceInTheMiddleOfARun) {
     EXPECT_TRUE(directory_.empty());
 }
 
+// A limit within the second slot, at a block's end, inside one, and inside one on tmpfs, which
+// writes what fits.
 TEST_P(RealFaults, TheProcessEndsWithTheNamedError) {
-    const int status = in_child([&] {
-        signal(SIGXFSZ, SIG_IGN);
-        open(directory_.path(), 1);
-        const rlimit limit{.rlim_cur = 98304, .rlim_max = 98304};  // within the second slot
-        setrlimit(RLIMIT_FSIZE, &limit);
-        EXPECT_EQ(move(Kind::write, slots_[0], 1), 0);
-        for (const SlotId slot : slots_) {
-            if (move(Kind::write, slot, 1) == 0) continue;
-            EXPECT_EQ(operation_.error, EFBIG);
-            expect_named("File too large");
-            const int code = to_error(*volume_, operation_).exit_code();
-            volume_.reset();
-            return HasFailure() ? 98 : code;
-        }
-        return 0;
-    });
-    ASSERT_TRUE(WIFEXITED(status));
-    EXPECT_EQ(WEXITSTATUS(status), 4);
-    EXPECT_TRUE(directory_.empty());
+    const TemporaryDirectory memory("/dev/shm");
+    for (const auto& [path, bytes] : {std::pair{directory_.path(), rlim_t{98304}},
+                                      std::pair{directory_.path(), rlim_t{98304 + 100}},
+                                      std::pair{memory.path(), rlim_t{98304 + 100}}}) {
+        SCOPED_TRACE(path + ", limit " + std::to_string(bytes));
+        end_at_the_limit(path, bytes);
+    }
+    EXPECT_TRUE(memory.empty());
 }
 
 // A file system on a loop device, for faults that only a file system's own errors bring about.
