@@ -105,8 +105,7 @@ void PathFiles::open_directory(Leftover leftover) {
     header_ = std::make_unique<HeaderFile>(options_.path + "/ferry.volume", false);
     segments_ = options_.segments ? options_.segments : kSegmentsMany;
     Header found{};
-    if (header_->find_leftover(leftover, run_id_, found))
-        take_over(found, leftover == Leftover::reuse);
+    if (header_->find_leftover(leftover, run_id_, found)) take_over(found, reuses(leftover));
     for (int i = kept_; i < segments_; ++i) {
         if (access(segment_name(i).c_str(), F_OK) == 0)
             refuse(Trouble::usage, {.what = "a file of this name exists and is not ferry's",
@@ -146,7 +145,7 @@ void PathFiles::open_device(Leftover leftover) {
     header_ = std::make_unique<HeaderFile>(options_.path, true);
     Header found{};
     const bool left = header_->find_leftover(leftover, run_id_, found);
-    if (left && leftover == Leftover::reuse && found.laid_out) kept_end_ = {found.device_end};
+    if (left && reuses(leftover) && found.laid_out) kept_end_ = {found.device_end};
     write_header(false);
     descriptors_.push_back(open_file(options_.path, 0));
 }

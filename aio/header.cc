@@ -112,7 +112,9 @@ bool HeaderFile::find_leftover(Leftover leftover, uint64_t run_id, Header& found
                      .limit = format_name(kFormatVersion),
                      .remedy = raw_device_ ? "update ferry, or erase the device's first block"
                                            : "update ferry, or delete the ferry.* files there"});
-    if (leftover == Leftover::refuse) refuse_leftover(found, truncated, run_id);
+    const bool any = leftover == Leftover::remove_any || leftover == Leftover::reuse_any;
+    const bool own = !truncated && found.version == kFormatVersion && found.run_id == run_id;
+    if (leftover == Leftover::refuse || !(own || any)) refuse_leftover(found, truncated, run_id);
     if (truncated || found.version < kFormatVersion) found.laid_out = 0;
     found.segments = std::clamp(truncated ? kSegmentsMax : found.segments, 1, kSegmentsMax);
     log_info("aio: process " + std::to_string(found.pid) + ", run " + hex(found.run_id) +
@@ -125,9 +127,8 @@ void HeaderFile::refuse_leftover(const Header& header, bool truncated, uint64_t 
     Problem problem{
         .what = "files of a killed run are left here",
         .where = name_,
-        .measured = "process " + std::to_string(header.pid) + ", run " + hex(header.run_id),
-        .remedy = raw_device_ ? "allow its removal, or erase the first block"
-                              : "delete the ferry.* files there, or allow their removal"};
+        .measured = "process " + std::to_string(header.pid) + ", run " + hex(header.run_id)};
+    const char* allow = "set leftovers to \"remove_any\"";
     if (truncated) {
         problem.what = "a truncated header is left here";
         problem.measured = "";
@@ -138,7 +139,11 @@ void HeaderFile::refuse_leftover(const Header& header, bool truncated, uint64_t 
     } else if (header.run_id != run_id) {
         problem.what = "files of another run, which was killed, are left here";
         problem.limit = "this run is " + hex(run_id);
+    } else {
+        allow = "set leftovers to \"remove\" or \"reuse\"";
     }
+    problem.remedy = std::string(allow) + (raw_device_ ? ", or erase the device's first block"
+                                                       : ", or delete the ferry.* files there");
     throw Error(Trouble::usage, std::move(problem));
 }
 

@@ -9,6 +9,10 @@
 
 namespace ferry::aio {
 
+constexpr bool reuses(Leftover leftover) {
+    return leftover == Leftover::reuse || leftover == Leftover::reuse_any;
+}
+
 constexpr int64_t kHeaderBytes = 4096;
 constexpr int kSegmentsMax = 256;  // a path
 
@@ -33,7 +37,7 @@ public:
 
     int file() const noexcept { return file_; }
     // What a killed run left: true and its header, or false. Throws what may not be taken over: a
-    // foreign file, a newer format, and any leftover where `leftover` says refuse.
+    // foreign file, a newer format, and what `leftover` does not allow.
     bool find_leftover(Leftover leftover, uint64_t run_id, Header& found) const;
     // With magic, version and process filled in; on stable storage at return. Throws Error.
     void write(Header header) const;

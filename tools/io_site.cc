@@ -103,6 +103,7 @@ void IoSites::remove_leftovers(const std::string& directory) {
                        .classes = {{.name = "none", .slot_bytes = 4096, .slots = 1}},
                        .backend = aio::BackendKind::posix,
                        .queue_depth = 1,
+                       .leftover = aio::Leftover::remove_any,
                        .write_once = false},
                       *executor);
 }

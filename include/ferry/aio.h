@@ -38,9 +38,10 @@ struct SlotClass {
 };
 
 // Files of a killed run found at the path. `reuse` takes over what was laid out (aio/README.md): a
-// slot's contents are undefined, but it need not be written again. What is not ferry's, or a newer
-// ferry's, is refused whatever stands here.
-enum class Leftover : uint8_t { refuse, remove, reuse };
+// slot's contents are undefined, but it need not be written again. Both are for files of this
+// run_id only; those of another run, of an older ferry or with a damaged header also need `_any`.
+// What is not ferry's, or a newer ferry's, is refused whatever stands here.
+enum class Leftover : uint8_t { refuse, remove, reuse, remove_any, reuse_any };
 
 enum class Verb : uint8_t { read, write, flush, discard };
 
@@ -73,7 +74,7 @@ struct VolumeOptions {
     bool direct = true;              // O_DIRECT; falls back to buffered where refused, and says so
     bool sqpoll = false, iopoll = false;  // used where the probe shows that they work
     Leftover leftover = Leftover::remove;
-    uint64_t run_id = 0;     // hash of the numerics record; messages tell whose leftovers they are
+    uint64_t run_id = 0;     // hash of the numerics record: tells whose leftovers they are
     bool write_once = true;  // fill every slot at layout so later writes convert no metadata
     // Memory whose transfers are registered with the kernel. Only I/O slabs, never all of RAM; on
     // huge pages, which matter more than the registration (aio/README.md).

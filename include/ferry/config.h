@@ -82,6 +82,7 @@ struct IoConfig {
     int64_t block_bytes = 1 * kMiB;
     int queue_depth = 32;
     bool direct = true;
+    std::string leftovers = "remove";  // reuse, refuse, remove_any, reuse_any
 };
 
 struct NumericsConfig {

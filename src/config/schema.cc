@@ -21,6 +21,7 @@ constexpr Words kNonFinite = {"stop", "skip"};
 constexpr Words kHashes = {"end", "step"};
 constexpr Words kBets = {"auto", "off", "all"};
 constexpr Words kBackends = {"auto", "uring", "posix"};
+constexpr Words kLeftovers = {"remove", "reuse", "refuse", "remove_any", "reuse_any"};
 
 constexpr std::span<const std::string_view> first(const Words& words, size_t count) {
     return {words.data(), count};
@@ -118,6 +119,7 @@ const Key kKeys[] = {
     {FERRY_KEY(io.block_bytes), bytes, "largest single read or write, a multiple of 4 KiB", {.low = 4096, .high = 1 << 30}},
     {FERRY_KEY(io.queue_depth), integer, "operations in flight on each path", {.low = 1, .high = 4096}},
     {FERRY_KEY(io.direct), boolean, "O_DIRECT; `false` goes through the page cache"},
+    {FERRY_KEY(io.leftovers), choice, "files that a killed run left on a path: remove them, take them over (no need to lay them out again), or stop. Files of a run with other numerics, or of an older ferry, stop the run unless `_any` is said", {}, first(kLeftovers, 5)},
 
     {FERRY_KEY(numerics.residual), choice, "type of the residual stream, fp32 or the compute type; `auto`: the compute type, with fp16 fp32", {}, first(kNarrow, 4)},
     {FERRY_KEY(numerics.wire), choice, "type in which gradients travel; `auto`: the compute type", {}, first(kNarrow, 4)},

@@ -37,6 +37,14 @@ aio::BackendKind backend_from(const std::string& name) {
     return aio::BackendKind::automatic;
 }
 
+aio::Leftover leftover_from(const std::string& name) {
+    using enum aio::Leftover;
+    if (name == "reuse") return reuse;
+    if (name == "refuse") return refuse;
+    if (name == "remove_any") return remove_any;
+    return name == "reuse_any" ? reuse_any : remove;
+}
+
 void check_reserved(const std::vector<int>& reserved, const Topology& machine) {
     std::vector<int> cores;
     for (const NumaNode& node : machine.nodes)
@@ -84,6 +92,7 @@ aio::VolumeOptions volume_options(const Config& config, const planner::Plan& pla
                                .block_bytes = config.io.block_bytes,
                                .queue_depth = config.io.queue_depth,
                                .direct = config.io.direct,
+                               .leftover = leftover_from(config.io.leftovers),
                                .run_id = run_id,
                                .registered = {arena.first(static_cast<size_t>(plan.io_bytes))}};
     for (const NvmePath& path : config.budgets.nvme) {

@@ -103,11 +103,16 @@ TEST_F(RawDevice, LeftoversAreRefusedRemovedOrReused) {
     wanted.leftover = Leftover::refuse;
     EXPECT_NE(refusal(wanted).find("killed run"), std::string::npos);
     wanted.run_id = 4;
-    EXPECT_NE(refusal(wanted).find("another run"), std::string::npos);
-    wanted.leftover = Leftover::reuse;
+    for (const Leftover own : {Leftover::refuse, Leftover::remove, Leftover::reuse}) {
+        wanted.leftover = own;
+        EXPECT_NE(refusal(wanted).find("another run"), std::string::npos);
+        EXPECT_EQ(first_bytes(), "ferryvol");
+    }
+    wanted.leftover = Leftover::reuse_any;
     EXPECT_EQ(open(wanted)->counters()[0].bytes_written, 0);
     EXPECT_EQ(first_bytes(), std::string(8, '\0')) << "a closed volume leaves no header";
     leave_a_killed_run();
+    wanted = options();
     wanted.leftover = Leftover::remove;
     EXPECT_EQ(open(wanted)->counters()[0].bytes_written, static_cast<int64_t>(kSlots) * kSlotBytes);
 }

@@ -120,8 +120,11 @@ class EndTest(FerryTest):
         out, _ = process.communicate(timeout=10)
         self.assertEqual(process.returncode, -signal.SIGINT)
         self.assertEqual(out, "")
-        self.assert_trained(self.train(self.config(budgets__host="200KiB",
-                                                   budgets__nvme=[self.nvme()])))
+        other = {"budgets__host": "200KiB", "budgets__nvme": [self.nvme()]}
+        refused = self.train(self.config(**other))
+        self.assertEqual(refused.code, USAGE, refused.err)
+        self.assertIn("files of another run, which was killed, are left here", refused.err)
+        self.assert_trained(self.train(self.config(io__leftovers="remove_any", **other)))
 
     def test_after_a_kill_the_next_run_works(self):
         process = self.start()

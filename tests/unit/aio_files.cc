@@ -171,12 +171,21 @@ TEST_F(VolumeFiles, ALeftoverIsRefusedOrRemovedAsAsked) {
     EXPECT_TRUE(fs::is_empty(path_));
 }
 
-TEST_F(VolumeFiles, ALeftoverOfAnotherRunSaysSo) {
+TEST_F(VolumeFiles, ALeftoverOfAnotherRunIsTakenOnlyWhenThatIsSaid) {
     leftover_header();
     VolumeOptions wanted = options();
-    wanted.leftover = Leftover::refuse;
     wanted.run_id = 5;
-    expect_refused(wanted, Trouble::usage, "another run");
+    for (const Leftover leftover : {Leftover::refuse, Leftover::remove, Leftover::reuse}) {
+        wanted.leftover = leftover;
+        expect_refused(wanted, Trouble::usage, "another run");
+        expect_refused(wanted, Trouble::usage, "set leftovers to \"remove_any\"");
+        EXPECT_TRUE(exists("ferry.seg0"));
+    }
+    wanted.leftover = Leftover::reuse_any;
+    EXPECT_EQ(open(wanted)->counters()[0].bytes_written, 0);
+    leftover_header();
+    wanted.leftover = Leftover::remove_any;
+    EXPECT_EQ(open(wanted)->counters()[0].bytes_written, 4 * 65536);
 }
 
 TEST_F(VolumeFiles, MoreSegmentsLeftThanWantedNowAllGo) {
@@ -198,9 +207,9 @@ TEST_F(VolumeFiles, TruncatedHeader) {
     const std::string header = leftover_header();
     put("ferry.volume", header.substr(0, 12));
     VolumeOptions wanted = options();
-    wanted.leftover = Leftover::refuse;
     expect_refused(wanted, Trouble::usage, "truncated");
-    wanted.leftover = Leftover::remove;
+    EXPECT_TRUE(exists("ferry.seg0")) << "nobody knows whose it is";
+    wanted.leftover = Leftover::remove_any;
     open(wanted).reset();
     EXPECT_TRUE(fs::is_empty(path_));
 }
@@ -234,9 +243,8 @@ TEST_F(VolumeFiles, OlderFormat) {
     header[8] = 1;
     put("ferry.volume", header);
     VolumeOptions wanted = options();
-    wanted.leftover = Leftover::refuse;
     expect_refused(wanted, Trouble::usage, "stale files of an older ferry");
-    wanted.leftover = Leftover::reuse;
+    wanted.leftover = Leftover::reuse_any;
     EXPECT_GT(open(wanted)->counters()[0].bytes_written, 0) << "an older layout is not taken over";
     EXPECT_TRUE(fs::is_empty(path_));
 }
