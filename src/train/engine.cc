@@ -10,6 +10,7 @@
 #include "ferry/pinned_mem.h"
 #include "loss_scale.h"
 #include "measure.h"
+#include "path_rows.h"
 #include "predict.h"
 #include "settle.h"
 #include "setup.h"
@@ -50,8 +51,8 @@ public:
               config, topology_, *device_)),
           pool_(topology_, config.budgets.host_bytes),
           arena_(reserve()),
-          volume_(open_volume(config, plan_, arena_,
-                              numerics_hash(config, machine_text(*device_, config_)), runtime)),
+          path_rows_(runtime.recording, config.budgets.nvme),
+          volume_(open_volume(runtime)),
           kernels_(plan_, decoder_, *ops_, *teams_, loader_),
           store_(swap::Store::make(store_options(runtime.recording), executor_, *device_,
                                    volume_.get(), kernels_)),
@@ -137,12 +138,13 @@ private:
         return arena;
     }
 
-    static std::unique_ptr<aio::Volume> open_volume(const Config& config, const Plan& plan,
-                                                    std::span<std::byte> arena, uint64_t run_id,
-                                                    const Runtime& runtime) {
-        if (!runtime.executor->simulated()) check_paths(config);
-        if (plan.slot_classes.empty()) return nullptr;
-        return runtime.open_volume(volume_options(config, plan, arena, run_id), *runtime.executor);
+    std::unique_ptr<aio::Volume> open_volume(const Runtime& runtime) {
+        if (!executor_.simulated()) check_paths(config_);
+        if (plan_.slot_classes.empty()) return nullptr;
+        aio::VolumeOptions options =
+            volume_options(config_, plan_, arena_, numerics_hash(config_, machine_text(*device_, config_)));
+        options.tracer = path_rows_.tracer();
+        return runtime.open_volume(std::move(options), executor_);
     }
 
     swap::StoreOptions store_options(trace::Recording* recording) const {
@@ -316,6 +318,7 @@ private:
     Plan plan_;
     pinned_mem::Pool pool_;
     std::span<std::byte> arena_;
+    PathRows path_rows_;
     std::unique_ptr<aio::Volume> volume_;
     StepKernels kernels_;
     // Before the store, which after an error still finishes tasks of the schedules it was given.

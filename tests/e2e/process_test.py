@@ -39,6 +39,26 @@ class OutputTest(FerryTest):
         self.assert_trained(run)
         self.assertFalse([line for line in run.lines if "text" in line])
 
+    def test_the_trace_shows_what_each_path_did(self):
+        trace = self.path("path-rows.json")
+        config = self.config(budgets__host="200KiB", budgets__nvme=[self.nvme()], steps=2)
+        run = self.train(config, "--trace", trace)
+        self.assert_trained(run)
+        with open(trace, encoding="utf-8") as file:
+            events = json.load(file)["traceEvents"]
+        rows = {(event["pid"], event["tid"]): event["args"]["name"] for event in events
+                if event["name"] == "thread_name"}
+        for direction in ("read", "write"):
+            name = f"{self.path('nvme')}: {direction}"
+            self.assertIn(name, rows.values())
+            slices = sorted((event["ts"], event["dur"], event["args"]["bytes"])
+                            for event in events
+                            if event["ph"] == "X" and rows[event["pid"], event["tid"]] == name)
+            self.assertGreater(len(slices), 2)
+            self.assertGreater(sum(size for _, _, size in slices), 0)
+            for (begin, length, _), (after, _, _) in zip(slices, slices[1:]):
+                self.assertLessEqual(begin + length, after + 0.01)  # microseconds
+
     def test_the_table(self):
         config = self.config(budgets__host="200KiB", budgets__nvme=[self.nvme()], steps=3)
         command = [word for word in self.command(config) if word not in ("--json", "--no-bound")]

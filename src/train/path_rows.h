@@ -1,0 +1,31 @@
+// What each storage path did when, in a run's trace: a row for its reads and one for its writes.
+#pragma once
+
+#include <vector>
+
+#include "ferry/aio.h"
+#include "ferry/config.h"
+#include "ferry/trace.h"
+
+namespace ferry::train {
+
+class PathRows {
+public:
+    // Without a recording there is nothing to do, and the tracer is none.
+    PathRows(trace::Recording* recording, const std::vector<NvmePath>& paths);
+    // Outlives the volume that it is given to, which has one ring a path.
+    aio::Tracer tracer();
+
+private:
+    // Transfers overlap, slices of a row must not: each begins where the one before it ended.
+    struct Row {
+        trace::RowId id = 0;
+        Nanos end_ns = 0;
+    };
+    static void add(void* context, const aio::TransferTrace& transfer);
+
+    trace::Recording* recording_;
+    std::vector<Row> rows_{};  // path-major, reads first; each path's belong to its ring's thread
+};
+
+}  // namespace ferry::train
