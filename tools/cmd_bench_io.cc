@@ -231,6 +231,6 @@ void add_io_bench(CLI::App& bench) {
     command->footer(
         "About a minute a path; beside fio about a minute a line of the table.\n"
         "Ctrl-C ends with what is known so far; a second one kills. The files, in\n"
-        "PATH/ferry-bench, are removed at the end, after a kill by the next run.");
+        "PATH/ferry-bench, are removed at the end, whatever the end is.");
     command->callback([options] { run_io(*options); });
 }

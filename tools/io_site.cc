@@ -1,16 +1,20 @@
 #include "io_site.h"
 
+#include <fcntl.h>
 #include <linux/magic.h>
 #include <spdlog/fmt/fmt.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
 #include <sys/statvfs.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <thread>
 
 #include "ferry/aio.h"
 #include "ferry/topology.h"
@@ -83,13 +87,67 @@ IoSites::IoSites(const std::vector<std::string>& paths) {
             directories_.push_back(directory);
             if (!made) remove_leftovers(directory);
         }
+        start_caretaker();
     } catch (...) {
         remove_directories();
         throw;
     }
 }
 
-IoSites::~IoSites() { remove_directories(); }
+IoSites::~IoSites() {
+    remove_directories();
+    dismiss_caretaker();
+}
+
+// Without one, a killed benchmark's files stay until the next run; that is no reason not to
+// measure.
+void IoSites::start_caretaker() {
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0) return;
+    caretaker_ = fork();
+    if (caretaker_ == 0) {
+        close(ends[1]);
+        take_care(ends[0]);
+    }
+    close(ends[0]);
+    lifeline_ = ends[1];
+}
+
+// In the child. Neither a terminal's Ctrl-C nor a signal to the benchmark's group reaches it.
+void IoSites::take_care(int lifeline) noexcept {
+    setsid();
+    const int nowhere = open("/dev/null", O_RDWR);
+    for (const int standard : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) dup2(nowhere, standard);
+    char dismissed = 0;
+    ssize_t got = -1;
+    while ((got = read(lifeline, &dismissed, 1)) < 0 && errno == EINTR) {
+    }
+    if (got > 0) _exit(0);
+    // The kernel lets go of a killed process's lock a little later than of its pipe.
+    constexpr int kAttempts = 500;
+    constexpr auto kPause = std::chrono::milliseconds(20);
+    for (const std::string& directory : directories_) {
+        bool removed = false;
+        for (int i = 0; i < kAttempts && !removed; ++i) {
+            try {
+                remove_leftovers(directory);
+                removed = true;
+            } catch (...) {
+                std::this_thread::sleep_for(kPause);
+            }
+        }
+    }
+    remove_directories();
+    _exit(0);
+}
+
+void IoSites::dismiss_caretaker() noexcept {
+    if (lifeline_ >= 0) {
+        [[maybe_unused]] const ssize_t written = write(lifeline_, "", 1);
+        close(lifeline_);
+    }
+    if (caretaker_ > 0) waitpid(caretaker_, nullptr, 0);
+}
 
 // Left in place where somebody else still has files there.
 void IoSites::remove_directories() noexcept {

@@ -1,5 +1,6 @@
 // Directories of a benchmark's own: <path>/ferry-bench, made and removed again, so that nothing
-// else at the path is touched. What a killed benchmark left there is removed first.
+// else at the path is touched. A child process outlives a benchmark that is killed and removes them
+// then; what is left there even so, the next benchmark removes first.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +25,13 @@ public:
 private:
     void remove_leftovers(const std::string& directory);
     void remove_directories() noexcept;
+    void start_caretaker();
+    [[noreturn]] void take_care(int lifeline) noexcept;
+    void dismiss_caretaker() noexcept;
+
     std::vector<std::string> directories_{};
+    int caretaker_ = -1;  // its process
+    int lifeline_ = -1;   // the write end of a pipe, closed by this process's end
 };
 
 // "ext4", "tmpfs", "xfs", ... or the number of an unknown one.

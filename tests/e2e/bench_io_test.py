@@ -187,9 +187,30 @@ class EndTest(BenchIoTest):
             self.assertTrue(json.loads(out)["interrupted"])
             self.assert_clean()
 
-    def test_after_a_kill_the_next_run_removes_what_is_left(self):
+    def test_after_a_kill_nothing_is_left(self):
+        """Killed while it lays out its files, and while it measures."""
+        for wait in (lambda: time.sleep(0.05), self.wait_for_segment):
+            process = self.start()
+            wait()
+            process.kill()
+            process.communicate(timeout=20)
+            for _ in range(1000):
+                if os.listdir(self.drive) == ["mine.txt"]:
+                    break
+                time.sleep(0.02)
+            self.assert_clean()
+
+    @staticmethod
+    def caretakers(process):
+        """Those who would remove the files after a kill."""
+        with open(f"/proc/{process.pid}/task/{process.pid}/children", encoding="ascii") as file:
+            return [int(pid) for pid in file.read().split()]
+
+    def test_after_a_kill_of_everything_the_next_run_removes_what_is_left(self):
         process = self.start()
         self.wait_for_segment()
+        for caretaker in self.caretakers(process):
+            os.kill(caretaker, signal.SIGKILL)
         process.kill()
         process.communicate(timeout=20)
         self.assertIn("ferry-bench", os.listdir(self.drive))
