@@ -1,11 +1,9 @@
 // Checksums of pieces. The version seeds the hash, so that old contents of the same slot (a lost
 // write) do not match even when they are what some earlier version rightly held.
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include <algorithm>
 
 #include "ferry/aio.h"
+#include "xxh3.h"
 
 namespace ferry::aio {
 namespace {
@@ -13,7 +11,8 @@ namespace {
 uint64_t sum_of_piece(std::span<const std::byte> bytes, int64_t piece, uint64_t version) {
     const auto begin = static_cast<size_t>(piece * kPieceBytes);
     const size_t size = std::min(bytes.size() - begin, static_cast<size_t>(kPieceBytes));
-    return XXH3_64bits_withSeed(bytes.data() + begin, size, version);
+    static const Xxh3 hash = best_xxh3();
+    return hash(bytes.data() + begin, size, version);
 }
 
 }  // namespace

@@ -1,0 +1,23 @@
+// Compiled with -mavx2 where there is such a thing, so nothing else belongs here: an inline
+// function of another header could be taken from this file for the whole program.
+#include "xxh3.h"
+
+#define XXH_PREFETCH_DIST FERRY_XXH3_AHEAD_BYTES
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+namespace ferry::aio {
+
+bool has_avx2() noexcept {
+#ifdef __AVX2__
+    return __builtin_cpu_supports("avx2") != 0;
+#else
+    return false;
+#endif
+}
+
+uint64_t xxh3_avx2(const void* data, size_t bytes, uint64_t seed) noexcept {
+    return XXH3_64bits_withSeed(data, bytes, seed);
+}
+
+}  // namespace ferry::aio
