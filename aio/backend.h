@@ -54,9 +54,8 @@ struct BackendSetup {
     std::vector<std::span<std::byte>> registered{};
     bool sqpoll = false, iopoll = false;  // as probed
     bool block_device = false;
-    // Hand every transfer to a kernel worker: where the file system completes inside the submitting
-    // call (tmpfs), the ring's thread would otherwise copy every byte itself.
-    bool punt = false;
+    // Kernel threads among which large transfers are shared out; 1: as the kernel does it.
+    int workers = 1;
 };
 
 using BackendFactory = std::function<std::unique_ptr<Backend>(const BackendSetup&)>;

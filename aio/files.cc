@@ -47,7 +47,7 @@ PathFiles::PathFiles(const PathOptions& path, const VolumeOptions& volume)
         options_.raw_device ? open_device(volume.leftover) : open_directory(volume.leftover);
         measure_room();
         find_alignment();
-        probe(volume.backend != BackendKind::posix);
+        probe();
     } catch (...) {
         release();
         throw;
@@ -219,7 +219,7 @@ int64_t PathFiles::probe_bytes() const {
     return room < kLeast ? 0 : round_down(std::min(room, kMost), kLeast);
 }
 
-void PathFiles::probe(bool uring) {
+void PathFiles::probe() {
     const int64_t bytes = probe_bytes();
     const int file = descriptors_[0];
     const bool fixed = options_.raw_device || options_.segments > 0 || kept_ > 0;
@@ -227,11 +227,11 @@ void PathFiles::probe(bool uring) {
     if (bytes == 0) return;
     // A growing file would be a case of its own; where this fails the probe says so.
     if (!options_.raw_device && fallocate(file, 0, 0, bytes) != 0) return;
-    punts_ = uring && completes_inline(file, data_offset_, bytes);
+    only_copies_ = reads_only_copy(file, data_offset_, bytes);
     if (!fixed && several_files_pay(bytes)) segments_ = kSegmentsMany;
-    if (punts_ || segments_ > 1)
+    if (only_copies_ || segments_ > 1)
         log_debug("aio: " + options_.path + ": " + std::to_string(segments_) + " segment(s)" +
-                  (punts_ ? ", transfers are handed to the kernel's workers" : ""));
+                  (only_copies_ ? ", no device behind it" : ""));
 }
 
 bool PathFiles::several_files_pay(int64_t bytes) {

@@ -29,8 +29,8 @@ public:
     int segments() const noexcept { return segments_; }
     int64_t data_offset() const noexcept { return data_offset_; }
     int64_t capacity_bytes() const noexcept { return capacity_bytes_; }
-    // The kernel's workers should move the bytes: the submitting call would do it itself.
-    bool punts() const noexcept { return punts_; }
+    // Processors move its bytes, as on tmpfs: the more of them, the faster.
+    bool only_copies() const noexcept { return only_copies_; }
     // Writes and reads a little in the first segment. bytes/s, for weighing paths.
     double measure_speed();
     // Preallocates segment `index` up to `end`; they are created in order.
@@ -54,7 +54,7 @@ private:
     void measure_room();
     void find_alignment();
     int64_t probe_bytes() const;
-    void probe(bool uring);
+    void probe();
     bool several_files_pay(int64_t bytes);
     int open_segment(int index);
     int open_file(const std::string& name, int flags);
@@ -69,7 +69,7 @@ private:
     bool owned_ = false;  // the header is ours: we remove what lies here
     int segments_ = 1;    // at most, until the probe has spoken
     int kept_ = 0;        // of them, taken over from a killed run
-    bool punts_ = false;
+    bool only_copies_ = false;
     int64_t kept_bytes_ = 0;
     int64_t alignment_ = 4096, data_offset_ = 0, capacity_bytes_ = 0;
     int64_t device_end_ = 0;  // raw: the end of what was laid out

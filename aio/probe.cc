@@ -1,6 +1,7 @@
 #include "probe.h"
 
 #include <liburing.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,8 +16,7 @@
 namespace ferry::aio {
 namespace {
 
-constexpr int kRounds = 5;
-constexpr unsigned kWrites = 4;
+constexpr int kReads = 8;
 constexpr int64_t kAlignment = 4096;
 constexpr std::chrono::microseconds kPause(50);
 
@@ -58,17 +58,6 @@ private:
     int error_;
 };
 
-// One round of writes: true when all were back as soon as they had been handed over.
-bool all_back_at_once(ProbeRing& ring, int file, std::byte* data, int64_t offset, int64_t size) {
-    for (unsigned i = 0; i < kWrites; ++i)
-        io_uring_prep_write(io_uring_get_sqe(ring.get()), file, data, static_cast<unsigned>(size),
-                            static_cast<uint64_t>(offset + i * size));
-    const int submitted = io_uring_submit(ring.get());
-    bool at_once = io_uring_cq_ready(ring.get()) == kWrites;
-    for (int i = 0; i < submitted; ++i) at_once &= ring.wait() == size;
-    return at_once;
-}
-
 // Writes all but the file's first block, over and over, as long as the object lives.
 class LargeWriter {
 public:
@@ -109,17 +98,17 @@ private:
 
 }  // namespace
 
-bool completes_inline(int file, int64_t offset, int64_t bytes) {
-    const int64_t size = round_down(bytes / kWrites, kAlignment);
-    if (size == 0) return false;
-    ProbeRing ring(kWrites, 0);
-    if (ring.error() != 0) return false;
-    const AlignedBuffer data = aligned_buffer(kAlignment, size);
-    memset(data.get(), 0x5a, static_cast<size_t>(size));
-    // Were the thread to lose its core for a moment, a fast device would look the same, so: always.
-    for (int round = 0; round < kRounds; ++round)
-        if (!all_back_at_once(ring, file, data.get(), offset, size)) return false;
-    return true;
+bool reads_only_copy(int file, int64_t offset, int64_t bytes) {
+    const AlignedBuffer data = aligned_buffer(kAlignment, bytes);
+    memset(data.get(), 0x5a, static_cast<size_t>(bytes));
+    const auto size = static_cast<size_t>(bytes);
+    if (pwrite(file, data.get(), size, offset) != bytes) return false;
+    rusage before{}, after{};
+    getrusage(RUSAGE_THREAD, &before);
+    for (int read = 0; read < kReads; ++read)
+        if (pread(file, data.get(), size, offset) != bytes) return false;
+    getrusage(RUSAGE_THREAD, &after);
+    return after.ru_nvcsw == before.ru_nvcsw;
 }
 
 bool writers_take_turns(int one, int other, int64_t bytes) {

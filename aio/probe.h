@@ -7,9 +7,10 @@
 
 namespace ferry::aio {
 
-// True when io_uring's submission does not return before the writes are done, as on tmpfs. Writes
-// `bytes` at `offset`. False without io_uring.
-bool completes_inline(int file, int64_t offset, int64_t bytes);
+// True when reads of what was just written never put the reader to sleep: the bytes are in memory
+// and a processor copies them, as on tmpfs or out of the page cache. Counted, not timed, so that a
+// busy machine gives the same answer. Writes `bytes` at `offset`.
+bool reads_only_copy(int file, int64_t offset, int64_t bytes);
 
 // True when small writes begun during another thread's large write to the same file wait for its
 // end, and those to another file do not: then several files serve several writers. Both hold

@@ -21,6 +21,8 @@ namespace {
 
 constexpr uint64_t kWakeId = ~uint64_t{0};
 constexpr int64_t kEntryBytesMax = kGiB;  // a larger registered buffer is refused with EFAULT
+// Smaller transfers are moved sooner than handed to a worker.
+constexpr int64_t kWorthAWorker = 64 * kKiB;
 
 struct Mode {
     unsigned flags;
@@ -59,7 +61,7 @@ Error no_ring(int error) {
 class UringBackend final : public Backend {
 public:
     explicit UringBackend(const BackendSetup& setup)
-        : punt_(setup.punt),
+        : workers_(static_cast<unsigned>(setup.workers)),
           iopoll_(setup.iopoll),
           block_device_(setup.block_device),
           files_(setup.files) {
@@ -177,6 +179,11 @@ private:
         const auto ring = static_cast<unsigned>(ring_.ring_fd);
         FERRY_CHECK(io_uring_register(ring, IORING_REGISTER_ENABLE_RINGS, nullptr, 0) == 0);
         enabled_ = true;
+        if (workers_ <= 1) return;
+        unsigned most[2] = {workers_, 0};  // for files and devices; 0: leave the others' as it is
+        if (const int error = io_uring_register_iowq_max_workers(&ring_, most); error != 0)
+            log_warn(std::string("aio: the kernel's workers cannot be limited: ") +
+                     strerror(-error));
     }
 
     void arm_wake() {
@@ -214,7 +221,9 @@ private:
                 break;
         }
         unsigned flags = fixed_files_ ? IOSQE_FIXED_FILE : 0;
-        if (punt_) flags |= IOSQE_ASYNC;
+        // Of its own accord the kernel gives a ring one worker where transfers do not wait for a
+        // device; those marked so get as many as are allowed.
+        if (workers_ > 1 && transfer.size_bytes >= kWorthAWorker) flags |= IOSQE_ASYNC;
         io_uring_sqe_set_flags(&sqe, flags);
         io_uring_sqe_set_data64(&sqe, transfer.id);
     }
@@ -309,7 +318,8 @@ private:
     int wake_fd_ = -1;
     uint64_t wake_count_ = 0;
     bool wake_armed_ = false, enabled_ = false, fixed_files_ = false;
-    const bool punt_, iopoll_, block_device_;
+    const unsigned workers_;
+    const bool iopoll_, block_device_;
     int flying_ = 0;
     const std::vector<int> files_;
     std::vector<Registered> registered_;

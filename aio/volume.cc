@@ -1,6 +1,7 @@
 #include "volume.h"
 
 #include <linux/io_uring.h>
+#include <sched.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -30,6 +31,16 @@ void check_range(const char* name, int64_t value, int64_t low, int64_t high) {
     if (value < low || value > high)
         bad_option(std::string(name) + " is out of range", std::to_string(value),
                    std::to_string(low) + " to " + std::to_string(high));
+}
+
+// Of the kernel's threads, where copying is all there is to do: half the cores among all rings, as
+// whoever waits for the bytes needs some too. With one each the kernel's own way is as good, and
+// cheaper.
+int workers_for_each(int rings) {
+    constexpr int kMost = 16;
+    cpu_set_t cores;
+    const int count = sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
+    return std::clamp(count / (2 * rings), 1, kMost);
 }
 
 }  // namespace
@@ -185,7 +196,7 @@ BackendSetup VolumeOnPaths::setup_of(size_t path) const {
     if (files_.empty()) return setup;
     setup.files = files_[path]->descriptors();
     setup.block_device = options_.paths[path].raw_device;
-    setup.punt = files_[path]->punts();
+    if (files_[path]->only_copies()) setup.workers = workers_for_each(rings_that_copy());
     const auto probe = [&](bool wanted, const char* option, unsigned flags) {
         if (!wanted || options_.backend == BackendKind::posix) return false;
         const std::string why = why_no_polling(setup.files[0], files_[path]->data_offset(), flags);
@@ -198,6 +209,11 @@ BackendSetup VolumeOnPaths::setup_of(size_t path) const {
     const unsigned also = setup.iopoll ? unsigned{IORING_SETUP_IOPOLL} : 0;
     setup.sqpoll = probe(options_.sqpoll, "sqpoll", IORING_SETUP_SQPOLL | also);
     return setup;
+}
+
+int VolumeOnPaths::rings_that_copy() const {
+    return options_.rings * static_cast<int>(std::ranges::count_if(
+                                files_, [](const auto& files) { return files->only_copies(); }));
 }
 
 void VolumeOnPaths::start_rings(const BackendFactory& make_backend) {

@@ -50,6 +50,7 @@ private:
     void choose_backend();
     void check_paths_differ() const;
     BackendSetup setup_of(size_t path) const;
+    int rings_that_copy() const;
     void retire_queues() noexcept;
     void start_rings(const BackendFactory& make_backend);
     void write_every_slot();

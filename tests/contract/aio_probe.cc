@@ -1,0 +1,109 @@
+// What the probes say of real paths, and what is made of it.
+#include "probe.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <set>
+
+#include <linux/magic.h>
+
+#include "backend.h"
+#include "buffer.h"
+#include "tests/support/temporary_directory.h"
+
+namespace ferry::aio {
+namespace {
+
+class File {
+public:
+    explicit File(const std::string& name, int flags = O_DIRECT)
+        : file_(open(name.c_str(), O_RDWR | O_CREAT | flags, 0600)) {}
+    ~File() { close(file_); }
+    int get() const { return file_; }
+
+private:
+    int file_;
+};
+
+bool in_memory(const std::string& path) {
+    struct statfs status {};
+    return statfs(path.c_str(), &status) == 0 && status.f_type == TMPFS_MAGIC;
+}
+
+TEST(Probe, MemoryCopiesAndADiskDoesNot) {
+    const TemporaryDirectory memory("/dev/shm"), disk;
+    if (!in_memory(memory.path())) GTEST_SKIP() << "/dev/shm is no tmpfs here";
+    EXPECT_TRUE(reads_only_copy(File(memory / "f").get(), 0, kMiB));
+    EXPECT_TRUE(reads_only_copy(File(disk / "cached", 0).get(), 0, kMiB)) << "the page cache";
+    const File direct(disk / "f");
+    if (in_memory(disk.path()) || direct.get() < 0) GTEST_SKIP() << "/var/tmp is no disk here";
+    EXPECT_FALSE(reads_only_copy(direct.get(), 0, kMiB));
+}
+
+int kernel_workers() {
+    int count = 0;
+    DIR* tasks = opendir("/proc/self/task");
+    while (const dirent* task = readdir(tasks)) {
+        std::string name;
+        std::ifstream(std::string("/proc/self/task/") + task->d_name + "/comm") >> name;
+        count += name.starts_with("iou-wrk");
+    }
+    closedir(tasks);
+    return count;
+}
+
+// Every byte comes back when several of the kernel's threads move them, and no more than allowed.
+TEST(Probe, WorkersAreAsManyAsAllowed) {
+    if (!why_no_uring().empty()) GTEST_SKIP() << "no io_uring here: " << why_no_uring();
+    constexpr int kDepth = 32, kWorkers = 3;
+    constexpr int64_t kBlock = 256 * kKiB;
+    const TemporaryDirectory memory("/dev/shm");
+    const File file(memory / "f");
+    const AlignedBuffer buffer = aligned_buffer(4096, kDepth * kBlock);
+    const auto backend =
+        make_uring_backend({.files = {file.get()},
+                            .depth = kDepth,
+                            .registered = {{buffer.get(), static_cast<size_t>(kDepth * kBlock)}},
+                            .workers = kWorkers});
+    const auto all = [&](Verb verb) {
+        std::vector<Transfer> transfers;
+        for (uint32_t i = 0; i < kDepth; ++i)
+            transfers.push_back({.verb = verb,
+                                 .id = i,
+                                 .offset = i * kBlock,
+                                 .data = buffer.get() + i * kBlock,
+                                 .size_bytes = kBlock});
+        EXPECT_EQ(backend->submit(transfers), kDepth);
+        std::set<uint32_t> back;
+        std::vector<Completion> completions(kDepth);
+        while (back.size() < kDepth) {
+            const int count = backend->reap(completions, kForever);
+            for (int i = 0; i < count; ++i) {
+                EXPECT_EQ(completions[static_cast<size_t>(i)].result, kBlock);
+                back.insert(completions[static_cast<size_t>(i)].id);
+            }
+        }
+    };
+    for (int round = 1; round <= 5; ++round) {
+        for (int i = 0; i < kDepth; ++i)
+            memset(buffer.get() + i * kBlock, round + i, static_cast<size_t>(kBlock));
+        all(Verb::write);
+        memset(buffer.get(), 0, static_cast<size_t>(kDepth * kBlock));
+        all(Verb::read);
+        for (int64_t at = 0; at < kDepth * kBlock; at += 512)
+            ASSERT_EQ(buffer.get()[at], static_cast<std::byte>(round + at / kBlock));
+    }
+    // Some kernels are content with one.
+    EXPECT_GE(kernel_workers(), 1);
+    EXPECT_LE(kernel_workers(), kWorkers);
+}
+
+}  // namespace
+}  // namespace ferry::aio
