@@ -14,6 +14,8 @@ constexpr int kAttemptsAtOnce = 4;
 constexpr Nanos kRestFirst = 1'000'000, kRestMax = 250'000'000;
 // More under way than any device needs to be at its full speed: 10 GB/s for 200 microseconds.
 constexpr int64_t kSaturatingBytes = 2 * kMiB;
+// Thousands of small transfers a second would wake the step thread for each.
+constexpr Nanos kTellEvery = 50'000;
 constexpr Nanos kStall = 10'000'000'000;  // a transfer that took longer is worth a line
 
 // Only the I/O thread writes a counter, so it needs no atomic addition.
@@ -107,6 +109,7 @@ QueueCounters Queue::counters() const noexcept {
 // ---------------------------------------------------------------- the turn
 
 void Queue::turn(Nanos until) {
+    now_ = std::max(now_, backend_->now());
     take_requests();
     issue();
     tell();  // before sleeping: a cancellation finishes operations too
@@ -128,10 +131,16 @@ void Queue::turn(Nanos until) {
     tell();
 }
 
-// Wakes the step thread once for all that finished.
+// Wakes the step thread once for all that finished: at once where it waits for one of them or the
+// ring for it, else a little later, together with what finishes until then.
 void Queue::tell() {
-    if (delivered_) executor_.wake();
-    delivered_ = false;
+    if (!delivered_) return;
+    const bool more_to_do =
+        std::ranges::any_of(ready_, [](const List& ready) { return ready.first != kNone; });
+    if (!pressing_ && more_to_do && now_ - told_at_ < kTellEvery) return;
+    executor_.wake();
+    delivered_ = pressing_ = false;
+    told_at_ = now_;
 }
 
 Nanos Queue::next_event() const {
@@ -139,6 +148,7 @@ Nanos Queue::next_event() const {
     if (!inbox_.empty()) return kAtOnce;
     if (!outgoing_.empty() && in_backend_ == 0) return kAtOnce;
     Nanos next = backend_->next_event();
+    if (delivered_) next = std::min(next, told_at_ + kTellEvery);
     for (const uint32_t id : resting_) next = std::min(next, flights_[id].retry_at);
     return next;
 }
@@ -155,6 +165,7 @@ Nanos Queue::sleep_until(Nanos until) {
         if (!inbox_.empty()) return kDoNotSleep;
     }
     for (const uint32_t id : resting_) until = std::min(until, flights_[id].retry_at);
+    if (delivered_) until = std::min(until, told_at_ + kTellEvery);
     return until;
 }
 
@@ -237,7 +248,6 @@ void Queue::cancel_unissued() {
 // ---------------------------------------------------------------- towards the backend
 
 void Queue::issue() {
-    now_ = std::max(now_, backend_->now());
     rouse();
     while (!free_flights_.empty() && start_flight()) {
     }
@@ -412,6 +422,7 @@ void Queue::finish(uint32_t index, State state) {
     entry.request.operation = nullptr;
     free_entries_.push_back(index);
     delivered_ = true;
+    pressing_ |= entry.priority == Priority::urgent;
     if (!internal) FERRY_CHECK(outbox_.push(&operation), "more operations than operations_max");
     finished_.fetch_add(1, std::memory_order_release);
 }

@@ -160,9 +160,11 @@ private:
     int in_backend_ = 0;
     int64_t bytes_in_backend_ = 0;
     Nanos now_ = 0;
-    Nanos measured_at_ = 0;  // the end of the last turn's wait
-    bool busy_ = false;      // since then, there was enough under way to measure the device
-    bool delivered_ = false;
+    Nanos measured_at_ = 0;   // the end of the last turn's wait
+    bool busy_ = false;       // since then, there was enough under way to measure the device
+    bool delivered_ = false;  // something finished that the step thread was not told of
+    bool pressing_ = false;   // one of it was urgent
+    Nanos told_at_ = 0;
 
     struct {
         std::atomic<int64_t> bytes_read = 0, bytes_written = 0, bytes_retried = 0;
