@@ -205,7 +205,8 @@ void add_what(CLI::App& command, IoOptions& options) {
     command.add_flag("--buffered,!--direct", options.buffered, "through the page cache");
     command.add_flag("--integrity", options.integrity, "seal what is written, verify what is read");
     command
-        .add_option("--threads", options.threads, "that seal and verify; default: half the cores")
+        .add_option("--threads", options.threads,
+                    "that seal and verify; default: half the cores; 1: the one that submits")
         ->check(CLI::Range(1, 256));
 }
 

@@ -15,6 +15,8 @@
 namespace ferry::tools {
 namespace {
 
+// Smaller blocks are hashed sooner than handed to another thread.
+constexpr size_t kWorthAThread = 64 * kKiB;
 constexpr std::array<std::string_view, 3> kDirections{"read", "write", "mixed"};
 
 double process_cpu_seconds() {
@@ -146,7 +148,7 @@ public:
           memory_(memory),
           works_(static_cast<size_t>(operations_of(options))),
           executor_(make_thread_executor()) {
-        for (int i = 0; i < options.hashers; ++i)
+        for (int i = 0; options.hashers > 1 && i < options.hashers; ++i)
             hashers_.push_back(executor_->add_lane("hash-" + std::to_string(i)));
         for (size_t i = 0; i < works_.size(); ++i) {
             works_[i].rig = this;
@@ -180,11 +182,12 @@ private:
     template <class Next>
     Sample pump(bool integrity, const Next& next);
     void aim(Work& work, aio::Kind kind, int64_t position);
-    void start(Work& work, bool integrity);
-    void hash(Work& work, Step step);
+    void start(Work& work, bool integrity, Sample& sample);
+    void hash(Work& work, Step step, Sample& sample);
     void hash_now(Work& work) noexcept;
     bool reap(Sample& sample, bool integrity);
     bool collect_hashed(Sample& sample);
+    void go_on(Work& work, Sample& sample);
     void finish(Work& work, Sample& sample);
 
     const RigOptions options_;
@@ -309,8 +312,9 @@ Sample Rig::Impl::pump(bool integrity, const Next& next) {
         while (more && !idle_.empty()) {
             more = next(*idle_.back());
             if (!more) break;
-            start(*idle_.back(), integrity);
+            Work& work = *idle_.back();
             idle_.pop_back();
+            start(work, integrity, sample);
         }
         const bool progress = [&] {
             const bool reaped = reap(sample, integrity);
@@ -323,19 +327,23 @@ Sample Rig::Impl::pump(bool integrity, const Next& next) {
     return sample;
 }
 
-void Rig::Impl::start(Work& work, bool integrity) {
+void Rig::Impl::start(Work& work, bool integrity, Sample& sample) {
     if (integrity) {
         uint64_t& version = seals_.versions[static_cast<size_t>(work.position)];
         const bool write = work.operation.kind == aio::Kind::write;
         work.version = write ? ++version : version;
-        if (write) return hash(work, Step::sealing);
+        if (write) return hash(work, Step::sealing, sample);
     }
     work.step = Step::moving;
     volume_->submit(work.operation);
 }
 
-void Rig::Impl::hash(Work& work, Step step) {
+void Rig::Impl::hash(Work& work, Step step, Sample& sample) {
     work.step = step;
+    if (hashers_.empty() || work.operation.buffer.size() < kWorthAThread) {
+        hash_now(work);
+        return go_on(work, sample);
+    }
     work.hashed.store(false, std::memory_order_relaxed);
     hashing_.push_back(&work);
     next_hasher_ = (next_hasher_ + 1) % hashers_.size();
@@ -343,11 +351,12 @@ void Rig::Impl::hash(Work& work, Step step) {
                                                  [](void* context, uint64_t) {
                                                      auto* mine = static_cast<Work*>(context);
                                                      mine->rig->hash_now(*mine);
+                                                     mine->rig->executor_->wake();
                                                  },
                                              .context = &work});
 }
 
-// A hasher's thread. Every piece is stamped with what it is before it is sealed: two blocks, or two
+// Every piece is stamped with what it is before it is sealed: two blocks, or two
 // versions of one, never hold the same bytes.
 void Rig::Impl::hash_now(Work& work) noexcept {
     const std::span<std::byte> bytes = work.operation.buffer;
@@ -361,7 +370,6 @@ void Rig::Impl::hash_now(Work& work) noexcept {
         work.wrong = aio::verify(bytes, work.version, sums) >= 0;
     }
     work.hashed.store(true, std::memory_order_release);
-    executor_->wake();
 }
 
 bool Rig::Impl::reap(Sample& sample, bool integrity) {
@@ -371,7 +379,7 @@ bool Rig::Impl::reap(Sample& sample, bool integrity) {
         Work& work = works_[operation->tag];
         if (operation->state == aio::State::failed) throw aio::to_error(*volume_, *operation);
         const bool verify = integrity && operation->kind == aio::Kind::read;
-        verify ? hash(work, Step::verifying) : finish(work, sample);
+        verify ? hash(work, Step::verifying, sample) : finish(work, sample);
     }
     return any;
 }
@@ -379,20 +387,23 @@ bool Rig::Impl::reap(Sample& sample, bool integrity) {
 bool Rig::Impl::collect_hashed(Sample& sample) {
     return std::erase_if(hashing_, [&](Work* work) {
                if (!work->hashed.load(std::memory_order_acquire)) return false;
-               if (work->step == Step::sealing) {
-                   work->step = Step::moving;
-                   volume_->submit(work->operation);
-                   return true;
-               }
-               if (work->wrong)
-                   throw Error(Trouble::io,
-                               {.what = "bytes came back wrong: the checksum does not match",
-                                .where = volume_->describe(work->operation.slot) + " + " +
-                                         std::to_string(work->operation.offset),
-                                .remedy = "do not trust this drive"});
-               finish(*work, sample);
+               go_on(*work, sample);
                return true;
            }) > 0;
+}
+
+// With what is hashed: a sealed block is written, a verified one is done.
+void Rig::Impl::go_on(Work& work, Sample& sample) {
+    if (work.step == Step::sealing) {
+        work.step = Step::moving;
+        return volume_->submit(work.operation);
+    }
+    if (work.wrong)
+        throw Error(Trouble::io, {.what = "bytes came back wrong: the checksum does not match",
+                                  .where = volume_->describe(work.operation.slot) + " + " +
+                                           std::to_string(work.operation.offset),
+                                  .remedy = "do not trust this drive"});
+    finish(work, sample);
 }
 
 void Rig::Impl::finish(Work& work, Sample& sample) {

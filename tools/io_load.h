@@ -54,7 +54,7 @@ struct RigOptions {
     int rings = 1;   // of each path
     aio::BackendKind backend = aio::BackendKind::automatic;
     bool direct = true;
-    int hashers = 1;  // threads that seal and verify
+    int hashers = 1;  // threads that seal and verify; 1: the one that submits
 };
 
 constexpr int64_t kSlotBytes = 16 * kMiB;  // and the largest block
