@@ -218,6 +218,9 @@ TEST(AioSim, EverySeedIsExactOrNamed) {
     }
     std::signal(SIGABRT, previous);
     if (only) return;
+    printf("seeds %lu to %lu: %d exact, %d ended with a named error, %d with wrong bytes found\n",
+           static_cast<unsigned long>(first), static_cast<unsigned long>(last), exact, failed,
+           corrupt);
     // The mix has a good part of each, or the test tests nothing.
     const int seeds = static_cast<int>(last);
     EXPECT_GT(exact, seeds / 4);
@@ -303,48 +306,51 @@ INSTANTIATE_TEST_SUITE_P(AioSim, EachFault,
                                          Fault::misdirected_write, Fault::torn_write),
                          [](const auto& fault) { return name_of(fault.param); });
 
-class PowerLoss : public testing::Test {
+// Writes versions 1, 2, ... to slots of their own, each followed by a flush of both paths; the
+// power fails, or the process is killed, at every transfer: before, between and within the flushes.
+class Stopped : public testing::TestWithParam<bool> {
 protected:
-    static constexpr size_t kVersions = 4;
+    static constexpr size_t kVersions = 5;
 
-    // Writes versions 1, 2, ... of every slot, each followed by a flush; power fails at the n-th
-    // event and what was flushed must be there. False: the run ended before.
-    bool fails_at(uint64_t seed, int64_t event) {
+    // What was promised must be there. False: the run ended before.
+    bool at_transfer(uint64_t seed, int64_t nth) {
         auto executor = make_simulated_executor(seed);
-        SimulatedDisk disk({.seed = seed, .odds = {.shorten = 0.1}, .power_loss = true}, *executor);
-        size_t flushed = 0;
-        bool failed = false;
+        SimulatedDisk disk(
+            {.seed = seed, .odds = {.shorten = 0.1}, .power_loss = GetParam(), .stop_at = nth},
+            *executor);
+        promised_ = 0;
         {
-            auto volume = open_simulated_volume(small_volume(1), *executor, disk);
-            failed = !write_versions(*volume, *executor, disk, event, flushed);
+            auto volume = open_simulated_volume(small_volume(), *executor, disk);
+            write_versions(*volume, *executor);
         }
-        if (!failed) return false;
+        if (disk.powered()) return false;
         disk.power_up();
-        auto volume = open_simulated_volume(small_volume(1), *executor, disk);
-        for (size_t version = 1; version <= flushed; ++version) check(*volume, *executor, version);
+        auto volume = open_simulated_volume(small_volume(), *executor, disk);
+        for (size_t version = 1; version <= promised_; ++version)
+            check(*volume, *executor, version);
         return true;
     }
+    bool in_a_flush_ = false;
 
 private:
-    bool write_versions(Volume& volume, Executor& executor, SimulatedDisk& disk, int64_t event,
-                        size_t& flushed) {
+    void write_versions(Volume& volume, Executor& executor) {
         AlignedBytes bytes;
         for (size_t version = 1; version <= kVersions; ++version) {
             fill(bytes.span(), version, version);
             Operation write{
                 .kind = Kind::write, .slot = volume.allocate(0), .buffer = bytes.span()};
             volume.submit(write);
-            bool lost = false;
-            while (!volume.poll()) {
-                if (!lost && event-- == 0) disk.lose_power(), lost = true;
-                executor.wait(executor.now() + 20'000);
+            while (!volume.poll()) executor.wait(kForever);
+            if (write.state != State::done) return;
+            if (!GetParam()) promised_ = version;  // a killed process loses nothing that was done
+            try {
+                volume.flush();
+            } catch (const Error&) {
+                in_a_flush_ = true;
+                return;
             }
-            if (lost) return false;
-            if (event-- == 0) return disk.lose_power(), false;
-            volume.flush();
-            flushed = version;
+            promised_ = version;
         }
-        return true;
     }
 
     // Slots are handed out in the same order by each volume of the same shape.
@@ -357,16 +363,25 @@ private:
         EXPECT_EQ(read.state, State::done);
         EXPECT_EQ(memcmp(bytes.data, expected.data, kSlotBytes), 0) << "version " << version;
     }
+
+    size_t promised_ = 0;
 };
 
-TEST_F(PowerLoss, WhatWasFlushedIsThere) {
-    for (uint64_t seed = 1; seed <= 20; ++seed) {
+TEST_P(Stopped, AtEveryTransferWhatWasPromisedIsThere) {
+    for (uint64_t seed = 1; seed <= 50; ++seed) {
         SCOPED_TRACE("seed " + std::to_string(seed));
-        int64_t event = 0;
-        while (fails_at(seed, event)) ++event;
-        EXPECT_GT(event, 8);
+        int64_t nth = 0;
+        in_a_flush_ = false;
+        while (at_transfer(seed, nth)) ++nth;
+        // Three transfers a version at least, and a flush for each path.
+        EXPECT_GE(nth, static_cast<int64_t>(kVersions) * (3 + 2));
+        EXPECT_TRUE(in_a_flush_);
     }
 }
+
+INSTANTIATE_TEST_SUITE_P(AioSim, Stopped, testing::Bool(), [](const auto& power) {
+    return power.param ? "by_power_loss" : "by_a_kill";
+});
 
 // The simulated disk itself: without a flush, bytes do get lost.
 TEST(AioSim, UnflushedWritesGetLost) {

@@ -183,6 +183,7 @@ void SimulatedDisk::record(const Transfer& transfer, int64_t result) {
 }
 
 int32_t SimulatedDisk::perform(int path, const Transfer& transfer, Fault fault) {
+    if (ended_++ == options_.stop_at) lose_power();
     if (!powered_) return -EIO;
     if (vanished_) return -ENODEV;
     switch (fault) {
@@ -265,18 +266,26 @@ void SimulatedDisk::store(File& file, int64_t offset, const std::byte* data, int
     if (options_.power_loss) file.unflushed.push_back({offset, {data, data + bytes}});
 }
 
-void SimulatedDisk::lose_power() {
-    // A write under way is one that may have happened: sector by sector, like the unflushed ones.
+// A write under way is one that may have happened: sector by sector, like the unflushed ones, where
+// power fails; whole or not at all where only the process ends.
+void SimulatedDisk::end_flights() {
     for (SimulatedBackend* backend : backends_) {
         for (const auto& one : backend->flying_) {
             const Transfer& transfer = one.transfer;
             if (transfer.verb != Verb::write) continue;
+            if (!options_.power_loss && draw() % 2) continue;
             File& file = at(backend->path_, transfer.file);
             const auto end = static_cast<size_t>(transfer.offset + transfer.size_bytes);
             if (file.now.size() < end) file.now.resize(end);
             store(file, transfer.offset, transfer.data, transfer.size_bytes);
         }
     }
+}
+
+void SimulatedDisk::lose_power() {
+    end_flights();
+    powered_ = false;
+    if (!options_.power_loss) return;
     for (auto& [place, file] : files_) {
         file.durable.resize(file.now.size());
         for (const File::Write& write : file.unflushed) {
@@ -290,7 +299,6 @@ void SimulatedDisk::lose_power() {
         file.unflushed.clear();
         file.now = file.durable;
     }
-    powered_ = false;
 }
 
 }  // namespace ferry::aio

@@ -54,6 +54,9 @@ struct SimulatedDiskOptions {
     Fault fault = Fault::none;
     int64_t fault_at = -1;
     bool power_loss = false;  // keep what lose_power() needs (twice the memory)
+    // The machine stops as the n-th transfer of any kind is about to end: with `power_loss` as
+    // lose_power() says, without it as if the process were killed: what has ended stays.
+    int64_t stop_at = -1;
 };
 
 // The contents; outlives the volumes opened on it, as a disk does.
@@ -66,6 +69,7 @@ public:
     // lost. Transfers fail with EIO until power_up().
     void lose_power();
     void power_up() { powered_ = true; }
+    bool powered() const { return powered_; }
     // From now on; options name the speeds at first.
     void set_path_speed(int path, double bytes_per_s) {
         options_.path_bytes_per_s.at(static_cast<size_t>(path)) = bytes_per_s;
@@ -97,12 +101,13 @@ private:
     int32_t perform_write(File& file, const Transfer& transfer, Fault fault);
     void store(File& file, int64_t offset, const std::byte* data, int64_t bytes);
     double rate_of(int path) const;
+    void end_flights();
 
     SimulatedDiskOptions options_;
     Executor& executor_;
     uint64_t state_;
     bool powered_ = true, vanished_ = false;
-    int64_t transfers_ = 0, candidates_ = 0;
+    int64_t transfers_ = 0, candidates_ = 0, ended_ = 0;
     int64_t injected_[kFaults] = {};
     uint64_t trace_ = 14695981039346656037u;
     std::map<std::pair<int, int>, File> files_;
