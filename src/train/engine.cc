@@ -141,8 +141,8 @@ private:
     std::unique_ptr<aio::Volume> open_volume(const Runtime& runtime) {
         if (!executor_.simulated()) check_paths(config_);
         if (plan_.slot_classes.empty()) return nullptr;
-        aio::VolumeOptions options =
-            volume_options(config_, plan_, arena_, numerics_hash(config_, machine_text(*device_, config_)));
+        aio::VolumeOptions options = volume_options(
+            config_, plan_, arena_, numerics_hash(config_, machine_text(*device_, config_)));
         options.tracer = path_rows_.tracer();
         return runtime.open_volume(std::move(options), executor_);
     }
