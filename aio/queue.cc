@@ -14,7 +14,9 @@ constexpr int kAttemptsAtOnce = 4;
 constexpr Nanos kRestFirst = 1'000'000, kRestMax = 250'000'000;
 // More under way than any device needs to be at its full speed: 10 GB/s for 200 microseconds.
 constexpr int64_t kSaturatingBytes = 2 * kMiB;
-// Thousands of small transfers a second would wake the step thread for each.
+// Small operations, thousands of which a second would wake the step thread for each, wait for each
+// other this long.
+constexpr int64_t kSmallBytes = 64 * kKiB;
 constexpr Nanos kTellEvery = 50'000;
 constexpr Nanos kStall = 10'000'000'000;  // a transfer that took longer is worth a line
 
@@ -131,8 +133,8 @@ void Queue::turn(Nanos until) {
     tell();
 }
 
-// Wakes the step thread once for all that finished: at once where it waits for one of them or the
-// ring for it, else a little later, together with what finishes until then.
+// Wakes the step thread once for all that finished: at once where one of them is urgent or large,
+// or the ring needs more to do, else a little later, together with what finishes until then.
 void Queue::tell() {
     if (!delivered_) return;
     const bool more_to_do =
@@ -422,7 +424,7 @@ void Queue::finish(uint32_t index, State state) {
     entry.request.operation = nullptr;
     free_entries_.push_back(index);
     delivered_ = true;
-    pressing_ |= entry.priority == Priority::urgent;
+    pressing_ |= entry.priority == Priority::urgent || entry.request.size_bytes >= kSmallBytes;
     if (!internal) FERRY_CHECK(outbox_.push(&operation), "more operations than operations_max");
     finished_.fetch_add(1, std::memory_order_release);
 }

@@ -163,7 +163,7 @@ private:
     Nanos measured_at_ = 0;   // the end of the last turn's wait
     bool busy_ = false;       // since then, there was enough under way to measure the device
     bool delivered_ = false;  // something finished that the step thread was not told of
-    bool pressing_ = false;   // one of it was urgent
+    bool pressing_ = false;   // one of it was urgent or large
     Nanos told_at_ = 0;
 
     struct {

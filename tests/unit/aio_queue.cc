@@ -52,6 +52,20 @@ public:
     Nanos time = 1, slept_until = 0;
 };
 
+// Counts how often the step thread is woken.
+class CountingExecutor final : public Executor {
+public:
+    LaneId add_lane(std::string, int) override { return 0; }
+    void host(Service&) override {}
+    void retire(Service&) override {}
+    void post(LaneId, Job) override {}
+    void wait(Nanos) override {}
+    void wake() noexcept override { ++wakes; }
+    Nanos now() const noexcept override { return 0; }
+
+    int wakes = 0;
+};
+
 class QueueTest : public testing::Test {
 protected:
     void make(QueueOptions options) {
@@ -95,11 +109,33 @@ protected:
     }
 
     alignas(4096) static inline std::byte memory_[1 << 20];
-    std::unique_ptr<Executor> executor_ = make_simulated_executor(1);
+    std::unique_ptr<CountingExecutor> executor_ = std::make_unique<CountingExecutor>();
     ScriptedBackend* backend_ = nullptr;
     std::unique_ptr<Queue> queue_;
     std::vector<std::unique_ptr<Operation>> operations_;
 };
+
+TEST_F(QueueTest, SmallOperationsAreToldTogetherOthersAtOnce) {
+    // Eight operations, one at a time, `pause` after each.
+    const auto wakes = [&](int64_t bytes, Priority priority, Nanos pause) {
+        make({.name = "q", .depth = 1, .operations_max = 8, .block_bytes = kMiB});
+        executor_->wakes = 0;
+        for (SlotId slot = 0; slot < 8; ++slot)
+            submit(operation(Kind::read, slot, bytes, priority));
+        for (int i = 0; i < 8; ++i) {
+            queue_->turn(kForever);
+            if (executor_->wakes == 0) {
+                EXPECT_LE(queue_->next_event(), 50'000);
+            }
+            backend_->time += pause;
+        }
+        return executor_->wakes;
+    };
+    EXPECT_EQ(wakes(4096, Priority::normal, 1), 2) << "nothing left to start; the last one";
+    EXPECT_EQ(wakes(4096, Priority::urgent, 1), 8);
+    EXPECT_EQ(wakes(65536, Priority::normal, 1), 8);
+    EXPECT_EQ(wakes(4096, Priority::background, 60'000), 8) << "nobody waits longer than 50 us";
+}
 
 TEST_F(QueueTest, SplitsByBlock) {
     Operation& op = operation(Kind::write, 1, 40960);
