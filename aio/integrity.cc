@@ -11,8 +11,8 @@ namespace {
 uint64_t sum_of_piece(std::span<const std::byte> bytes, int64_t piece, uint64_t version) {
     const auto begin = static_cast<size_t>(piece * kPieceBytes);
     const size_t size = std::min(bytes.size() - begin, static_cast<size_t>(kPieceBytes));
-    static const Xxh3 hash = best_xxh3();
-    return hash(bytes.data() + begin, size, version);
+    static const Xxh3 kHash = best_xxh3();
+    return kHash(bytes.data() + begin, size, version);
 }
 
 }  // namespace

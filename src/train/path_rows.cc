@@ -21,7 +21,7 @@ void PathRows::add(void* context, const aio::TransferTrace& transfer) {
     constexpr uint64_t kNotOfAStep = 0;  // the layout, and the initial state
     if (transfer.tag == kNotOfAStep || !(read || write)) return;
     auto& rows = *static_cast<PathRows*>(context);
-    Row& row = rows.rows_[static_cast<size_t>(2 * transfer.path + (write ? 1 : 0))];
+    Row& row = rows.rows_[2 * static_cast<size_t>(transfer.path) + (write ? 1 : 0)];
     const Nanos begin = std::max(transfer.start_ns, row.end_ns);
     row.end_ns = transfer.end_ns;
     rows.recording_->add({.row = row.id,
