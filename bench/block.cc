@@ -130,10 +130,12 @@ public:
                0);
         report("swiglu backward", time([&] { ops_->swiglu_backward(active.view(), gate.view()); }),
                0);
+        const std::vector<double> frequencies(static_cast<size_t>(h / o_.heads / 2), 0.01);
         report("rope", time([&] {
-                   ops_->rope(
-                       x.view(),
-                       {.sequence = o_.sequence, .heads = o_.heads, .head_dim = h / o_.heads});
+                   ops_->rope(x.view(), {.sequence = o_.sequence,
+                                         .heads = o_.heads,
+                                         .head_dim = h / o_.heads,
+                                         .frequencies = frequencies.data()});
                }),
                0);
     }
@@ -157,7 +159,7 @@ public:
         std::vector<std::byte> room(static_cast<size_t>(decoder.scratch_bytes()));
         const model::Layer& layer = decoder.layers()[1];
         std::vector<float> w(static_cast<size_t>(layer.elements)), g(w.size());
-        model::initialise(shape, layer, 1, 1, 0, w);
+        model::initialise(shape, layer, 1, 0, w);
         Buffer weights(o_.type, 1, layer.elements);
         ops_->cast(ops::ConstView::of(w.data(), DType::f32, 1, layer.elements), weights.view());
         uint32_t bad = 0;

@@ -13,13 +13,41 @@
 
 namespace ferry::model {
 
-// Llama-style: RMSNorm, RoPE, grouped-query attention, SwiGLU. hidden, intermediate, ... in
-// elements.
+// How a family calls its tensors and lays them out; what else families differ in, Shape says.
+// ferry/huggingface.h reads their configurations.
+enum class Family : uint8_t { llama, mistral, qwen2, qwen3, gpt2 };
+
+// What stretches RoPE beyond the text a model was first trained on.
+struct RopeScaling {
+    enum class Kind : uint8_t { none, linear, llama3, yarn };
+    Kind kind = Kind::none;
+    double factor = 1;
+    double original_positions = 0;                 // llama3, yarn: of the first training
+    double low_frequency = 1, high_frequency = 4;  // llama3: turns in the original text
+    double beta_fast = 32, beta_slow = 1;          // yarn: the same
+    double amplitude = 1;                          // yarn: of both queries and keys
+    bool truncate = true;                          // yarn: whole dimensions
+};
+
+// Pre-norm blocks of grouped-query attention and an MLP. hidden, intermediate, ... in elements.
 struct Shape {
     int64_t hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, intermediate = 0;
     int64_t vocab = 0;
     bool tie_embeddings = false;
     double rope_theta = 10000, norm_eps = 1e-5;
+    Family family = Family::llama;
+    bool layer_norm = false;  // LayerNorm with biases; else RMSNorm
+    bool gated = true;        // SwiGLU; else GELU in its tanh form
+    bool qkv_bias = false, output_bias = false, mlp_bias = false;
+    bool head_norms = false;        // RMSNorm of each head's queries and keys, before RoPE
+    int64_t learned_positions = 0;  // rows of a table added to the embedding; 0: RoPE
+    RopeScaling rope_scaling{};
+    std::vector<int64_t> windows{};   // of each block, in tokens, 0: none; empty: none has one
+    double initial_deviation = 0.02;  // of random weights
+    bool smaller_residuals = true;    // random output and down projections / sqrt(2 layers)
+    int64_t window_of(int64_t block) const {
+        return windows.empty() ? 0 : windows[static_cast<size_t>(block)];
+    }
 };
 
 // What orders or rounds a floating-point operation (numerics.md). Nothing else may.
@@ -34,9 +62,42 @@ struct Numerics {
     int64_t tokens() const { return sequence * micro_batch; }
 };
 
+// What a tensor is for, in the order in which a layer's buffer holds them. A bias follows its
+// weight's place: what one GEMM does lies together.
+enum class Role : uint8_t {
+    token_table,
+    position_table,
+    head_table,
+    query,
+    key,
+    value,
+    query_key_value,
+    output,
+    gate,
+    up,
+    down,
+    attention_norm,
+    attention_norm_bias,
+    mlp_norm,
+    mlp_norm_bias,
+    final_norm,
+    final_norm_bias,
+    query_norm,
+    key_norm,
+    query_bias,
+    key_bias,
+    value_bias,
+    query_key_value_bias,
+    output_bias,
+    gate_bias,
+    up_bias,
+    down_bias
+};
+
 struct Tensor {
     std::string name{};  // Hugging Face's: model.layers.0.self_attn.q_proj.weight
-    std::vector<int64_t> shape{};
+    Role role{};
+    std::vector<int64_t> shape{};   // a matrix is [outputs, inputs], in gpt2's blocks the reverse
     int64_t offset = 0, count = 0;  // elements in the layer's flat buffer
     bool decays = true, trainable = true;
 };
@@ -55,17 +116,25 @@ struct Layer {
     int64_t index = 0;  // of the block
     std::vector<Tensor> tensors{};
     std::vector<Segment> segments{};
-    int64_t elements = 0;            // of the buffer, padded
-    int64_t trainable_elements = 0;  // its prefix that has gradients and optimizer state
-    const Tensor& tensor(std::string_view suffix) const;  // by the end of its name
+    int64_t elements = 0;                 // of the buffer, padded
+    int64_t trainable_elements = 0;       // its prefix that has gradients and optimizer state
+    const Tensor* find(Role role) const;  // null where the layer has none
 };
 
 // Embedding, blocks, head. With tied embeddings the head's layer holds the final norm alone and the
 // head multiplies by the embedding's table. `freeze` are glob patterns ('*' and '?') over tensor
-// names; a pattern that matches nothing throws Trouble::usage. Norm weights do not decay unless
-// `decay_norms`.
+// names; a pattern that matches nothing throws Trouble::usage. Norm weights and biases do not decay
+// unless `decay_norms`.
 std::vector<Layer> layers_of(const Shape& shape, std::span<const std::string> freeze,
                              bool decay_norms);
+
+// Angles of RoPE: position * frequency, and what cosine and sine are multiplied by. Without scaling
+// theta^(-2 i / head_dim) and 1. Empty where positions are learned.
+struct RopeTable {
+    std::vector<double> frequencies{};  // [head_dim / 2]
+    double amplitude = 1;
+};
+RopeTable rope_table(const Shape& shape);
 
 // Every method is called inside a job of the compute stream; pointers are device memory, laid out
 // as Layer says, in the compute type; activations are [tokens, hidden] in the residual type.
@@ -79,8 +148,8 @@ public:
     int64_t activation_bytes() const;  // of one block input of one micro-batch
     int64_t scratch_bytes() const;     // the largest of any call below
 
-    // tokens: [micro_batch, sequence] int32, each in [0, vocab).
-    void embed(const int32_t* tokens, const void* table, void* x) const;
+    // tokens: [micro_batch, sequence] int32, each in [0, vocab). weights: the embedding layer's.
+    void embed(const int32_t* tokens, const void* weights, void* x) const;
     // *nonfinite |= 1 when an element of x_out is NaN or Inf.
     void forward(int64_t block, const void* weights, const void* x_in, void* x_out,
                  uint32_t* nonfinite, std::byte* scratch) const;
@@ -89,29 +158,30 @@ public:
     void backward(int64_t block, const void* weights, const void* x_in, void* dx, bool needs_dx,
                   float* gradient, std::byte* scratch) const;
     // Final norm, logits, cross-entropy, fused over tiles of numerics().head_tile tokens. targets:
-    // int32, -1 where not real. `table` and `table_gradient` are the embedding's when tied, else
-    // null. Each target's gradient carries `scale` (1 / the step's real targets). dx receives
-    // d(x). gradient pointers may be null where nothing in them trains. dx may be null. Adds the
-    // losses (natural logarithm) over real targets to *loss_sum.
-    void head(const void* weights, const void* table, const void* x, const int32_t* targets,
-              float scale, void* dx, float* gradient, float* table_gradient, double* loss_sum,
+    // int32, -1 where not real. `embedding` and `embedding_gradient` are the embedding layer's when
+    // tied, else null. Each target's gradient carries `scale` (1 / the step's real targets). dx
+    // receives d(x). gradient pointers may be null where nothing in them trains. dx may be null.
+    // Adds the losses (natural logarithm) over real targets to *loss_sum.
+    void head(const void* weights, const void* embedding, const void* x, const int32_t* targets,
+              float scale, void* dx, float* gradient, float* embedding_gradient, double* loss_sum,
               std::byte* scratch) const;
-    void head_loss(const void* weights, const void* table, const void* x, const int32_t* targets,
-                   double* loss_sum, std::byte* scratch) const;
-    // Adds each token's row of dx to gradient [vocab, hidden], in token order.
+    void head_loss(const void* weights, const void* embedding, const void* x,
+                   const int32_t* targets, double* loss_sum, std::byte* scratch) const;
+    // Adds each token's row of dx, in token order, to the embedding layer's gradient.
     void embed_backward(const int32_t* tokens, const void* dx, float* gradient) const;
 
 private:
     Shape shape_;
     Numerics numerics_;
+    RopeTable rope_;
     std::vector<Layer> layers_;
     ops::Ops& ops_;
 };
 
 // fp32 master weights of elements [first, first + out.size()) of a layer's flat buffer: normal with
-// standard deviation 0.02 (residual projections 0.02 / sqrt(2 layers)), norms one, padding zero.
-// A function of (seed, tensor, element) only.
-void initialise(const Shape& shape, const Layer& layer, int64_t layer_index, uint32_t seed,
-                int64_t first, std::span<float> out);
+// the shape's standard deviation, norm weights one, biases and padding zero. A function of (seed,
+// tensor, element) only.
+void initialise(const Shape& shape, const Layer& layer, uint32_t seed, int64_t first,
+                std::span<float> out);
 
 }  // namespace ferry::model

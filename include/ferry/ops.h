@@ -16,46 +16,9 @@
 #include "ferry/base.h"
 #include "ferry/device.h"
 #include "ferry/topology.h"
+#include "ferry/view.h"
 
 namespace ferry::ops {
-
-// A row-major matrix; row r begins at element r * ld.
-struct View {
-    void* data = nullptr;
-    DType type = DType::f32;
-    int64_t rows = 0, cols = 0, ld = 0;
-
-    static View of(void* data, DType type, int64_t rows, int64_t cols) {
-        return {data, type, rows, cols, cols};
-    }
-    View block(int64_t row, int64_t row_count, int64_t col, int64_t col_count) const {
-        auto* at = static_cast<std::byte*>(data) + (row * ld + col) * size_of(type);
-        return {at, type, row_count, col_count, ld};
-    }
-    View row_range(int64_t row, int64_t count) const { return block(row, count, 0, cols); }
-    View col_range(int64_t col, int64_t count) const { return block(0, rows, col, count); }
-};
-
-struct ConstView {
-    const void* data = nullptr;
-    DType type = DType::f32;
-    int64_t rows = 0, cols = 0, ld = 0;
-
-    ConstView() = default;
-    // NOLINTNEXTLINE(google-explicit-constructor): reading what may be written needs no ceremony
-    ConstView(const View& v) : data(v.data), type(v.type), rows(v.rows), cols(v.cols), ld(v.ld) {}
-    ConstView(const void* at, DType t, int64_t r, int64_t c, int64_t stride)
-        : data(at), type(t), rows(r), cols(c), ld(stride) {}
-    static ConstView of(const void* data, DType type, int64_t rows, int64_t cols) {
-        return {data, type, rows, cols, cols};
-    }
-    ConstView block(int64_t row, int64_t row_count, int64_t col, int64_t col_count) const {
-        const auto* at = static_cast<const std::byte*>(data) + (row * ld + col) * size_of(type);
-        return {at, type, row_count, col_count, ld};
-    }
-    ConstView row_range(int64_t row, int64_t count) const { return block(row, count, 0, cols); }
-    ConstView col_range(int64_t col, int64_t count) const { return block(0, rows, col, count); }
-};
 
 // nn: c[m, n] = a[m, k] b[k, n]; nt: b is [n, k]; tn: a is [k, m] (a weight's gradient).
 enum class Form : uint8_t { nn, nt, tn };
@@ -75,19 +38,29 @@ struct Attention {
     int64_t heads = 0, kv_heads = 0, head_dim = 0;
     double scale = 0;
     DType type = DType::f32;  // of queries, keys, values, outputs and their gradients
+    int64_t window = 0;       // keys that a query sees, its own and those before it; 0: all of them
     // Where the log-sum-exp of a row of the queries stands: [sequences, heads, sequence].
     constexpr int64_t lse_index(int64_t row, int64_t head) const {
         return (row / sequence * heads + head) * sequence + row % sequence;
     }
+    // The first key, within the sequence, that the query at `position` sees.
+    constexpr int64_t first_key(int64_t position) const {
+        return window == 0 || position < window ? 0 : position - window + 1;
+    }
+    // One more than the last query that sees the key at `position`.
+    constexpr int64_t end_query(int64_t position) const {
+        return window == 0 || sequence - position < window ? sequence : position + window;
+    }
 };
 
-// Rotation of pairs (i, i + head_dim / 2) by position * theta^(-2 i / head_dim), as Hugging Face's
-// rotate_half. Angles are computed in double.
+// Rotation of pairs (i, i + head_dim / 2) by position * frequencies[i], times `amplitude`, as
+// Hugging Face's rotate_half. Angles are computed in double.
 struct Rope {
     int64_t sequence = 0;  // row r has position r % sequence
     int64_t heads = 0, head_dim = 0;
-    double theta = 10000;
-    bool inverse = false;  // the backward pass
+    const double* frequencies = nullptr;  // [head_dim / 2], host memory, read during the call
+    double amplitude = 1;
+    bool inverse = false;  // the transpose: the backward pass
 };
 
 class Ops {
@@ -97,15 +70,29 @@ public:
     virtual int64_t gemm_scratch_bytes(const Gemm& shape) const = 0;  // `data` is not read
     virtual void gemm(const Gemm& gemm, std::byte* scratch) = 0;
 
-    // y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + eps). x, y: [tokens, hidden]; weight:
-    // [1, hidden]; rstd: [tokens].
+    // RMSNorm of each run of n = weight.cols columns of a row, such as a head: y = x * rstd *
+    // weight, rstd = 1 / sqrt(mean(x^2) + eps). x, y: [tokens, runs * n]; weight: [1, n]; rstd:
+    // [tokens, runs].
     virtual void norm_forward(ConstView x, ConstView weight, double eps, View y, float* rstd) = 0;
     // dx = addend + d(x); addend optional (null data), of dx's type and may be dx itself.
-    // dx optional. weight_gradient (fp32 [hidden], optional): adds the sum over tokens.
-    virtual int64_t norm_backward_scratch_bytes(int64_t tokens, int64_t hidden) const = 0;
+    // dx optional; may be dy. weight_gradient (fp32 [n], optional): adds the sum over tokens and
+    // runs. rows: tokens * runs.
+    virtual int64_t norm_backward_scratch_bytes(int64_t rows, int64_t n) const = 0;
     virtual void norm_backward(ConstView dy, ConstView x, ConstView weight, const float* rstd,
                                ConstView addend, View dx, float* weight_gradient,
                                std::byte* scratch) = 0;
+
+    // LayerNorm: y = (x - mean(x)) * rstd * weight + bias, rstd = 1 / sqrt(variance(x) + eps).
+    // x, y: [tokens, n]; weight, bias: [1, n]; stats: [2, tokens], means and then rstds.
+    virtual void layer_norm_forward(ConstView x, ConstView weight, ConstView bias, double eps,
+                                    View y, float* stats) = 0;
+    // As norm_backward. The bias's gradient is sum_rows of dy.
+    virtual void layer_norm_backward(ConstView dy, ConstView x, ConstView weight,
+                                     const float* stats, ConstView addend, View dx,
+                                     float* weight_gradient, std::byte* scratch) = 0;
+
+    // sums += the sum over rows of x. sums: fp32 [cols]. Scratch as norm_backward's.
+    virtual void sum_rows(ConstView x, float* sums, std::byte* scratch) = 0;
 
     // In place on x: [tokens, heads * head_dim].
     virtual void rope(View x, const Rope& rope) = 0;
@@ -127,10 +114,17 @@ public:
     // gate_up becomes [d gate | d up].
     virtual void swiglu_backward(ConstView dy, View gate_up) = 0;
 
-    // x[t] = table[tokens[t]].
-    virtual void embed(const int32_t* tokens, ConstView table, View x) = 0;
+    // y = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))). x, y: [tokens, n].
+    virtual void gelu_forward(ConstView x, View y) = 0;
+    // x becomes d(x).
+    virtual void gelu_backward(ConstView dy, View x) = 0;
+
+    // x[t] = table[tokens[t]] + positions[t % positions.rows]; positions optional.
+    virtual void embed(const int32_t* tokens, ConstView table, ConstView positions, View x) = 0;
     // gradient[tokens[t]] += dx[t], in the order of t. gradient: fp32 [vocab, hidden].
     virtual void embed_backward(const int32_t* tokens, ConstView dx, float* gradient) = 0;
+    // gradient[t % sequence] += dx[t], in the order of t. gradient: fp32 [sequence, hidden].
+    virtual void positions_backward(ConstView dx, int64_t sequence, float* gradient) = 0;
 
     // Softmax cross-entropy of a tile of logits (fp32 [tokens, vocab]); targets -1 are ignored.
     // *loss_sum += the tile's losses, in double, in token order. dlogits (optional; may be `logits`

@@ -2,70 +2,46 @@
 
 #include <cmath>
 
+#include "families.h"
+
 namespace ferry::model {
 
 using ops::ConstView;
-using ops::Form;
 using ops::View;
 
-Block::Block(const Shape& shape, const Numerics& numerics, const Layer& layer, ops::Ops& ops,
-             const void* weights, float* gradient, std::byte* scratch)
-    : shape_(shape),
-      numerics_(numerics),
-      layer_(layer),
-      ops_(ops),
-      weights_(static_cast<const std::byte*>(weights)),
-      gradient_(gradient),
-      query_(shape.heads * shape.head_dim),
-      key_(shape.kv_heads * shape.head_dim),
-      norm1_(norm("input_layernorm.weight")),
-      norm2_(norm("post_attention_layernorm.weight")),
-      qkv_(projection({"q_proj.weight", "k_proj.weight", "v_proj.weight"})),
-      output_(projection({"o_proj.weight"})),
-      gate_up_(projection({"gate_proj.weight", "up_proj.weight"})),
-      down_(projection({"down_proj.weight"})) {
+Block::Block(const Shape& shape, const Numerics& numerics, const RopeTable& rope, ops::Ops& ops,
+             const LayerMemory& memory, std::byte* scratch)
+    : Block(shape, numerics, rope, ops, memory, names_of(shape.family).input_major) {
     Carver carver(scratch);
     b_ = cut(carver);
 }
 
-int64_t Block::scratch_bytes(const Shape& shape, const Numerics& numerics, const Layer& layer,
-                             ops::Ops& ops) {
-    const Block block(shape, numerics, layer, ops, nullptr, nullptr, nullptr);
+Block::Block(const Shape& shape, const Numerics& numerics, const RopeTable& rope, ops::Ops& ops,
+             const LayerMemory& memory, bool input_major)
+    : shape_(shape),
+      numerics_(numerics),
+      rope_(rope),
+      ops_(ops),
+      index_(memory.layer().index),
+      query_(shape.heads * shape.head_dim),
+      key_(shape.kv_heads * shape.head_dim),
+      norm1_{memory(Role::attention_norm), memory(Role::attention_norm_bias), shape.norm_eps},
+      norm2_{memory(Role::mlp_norm), memory(Role::mlp_norm_bias), shape.norm_eps},
+      query_norm_{memory(Role::query_norm), {}, shape.norm_eps},
+      key_norm_{memory(Role::key_norm), {}, shape.norm_eps},
+      qkv_(memory, input_major, {Role::query, Role::key, Role::value, Role::query_key_value},
+           {Role::query_bias, Role::key_bias, Role::value_bias, Role::query_key_value_bias}),
+      output_(memory, input_major, {Role::output}, {Role::output_bias}),
+      up_(memory, input_major, {Role::gate, Role::up}, {Role::gate_bias, Role::up_bias}),
+      down_(memory, input_major, {Role::down}, {Role::down_bias}) {}
+
+int64_t Block::scratch_bytes(const Shape& shape, const Numerics& numerics, const RopeTable& rope,
+                             ops::Ops& ops, const Layer& layer) {
+    const LayerMemory nowhere(layer, numerics.compute, nullptr, nullptr);
+    const Block block(shape, numerics, rope, ops, nowhere, nullptr);
     Carver carver(nullptr);
     block.cut(carver);
     return carver.peak();
-}
-
-Projection Block::projection(std::initializer_list<std::string_view> suffixes) const {
-    Projection p;
-    const Tensor* before = nullptr;
-    int64_t column = 0;
-    for (const std::string_view suffix : suffixes) {
-        const Tensor& t = layer_.tensor(suffix);
-        const bool joins = before != nullptr && before->offset + before->count == t.offset &&
-                           before->trainable == t.trainable;
-        if (joins) {
-            p.parts[static_cast<size_t>(p.count - 1)].weight.rows += t.shape[0];
-        } else {
-            const void* at =
-                weights_ == nullptr ? nullptr : weights_ + t.offset * size_of(numerics_.compute);
-            p.parts[static_cast<size_t>(p.count++)] = {
-                .weight = ConstView::of(at, numerics_.compute, t.shape[0], t.shape[1]),
-                .gradient = t.trainable && gradient_ != nullptr ? gradient_ + t.offset : nullptr,
-                .column = column};
-        }
-        column += t.shape[0];
-        before = &t;
-    }
-    return p;
-}
-
-Block::Norm Block::norm(std::string_view suffix) const {
-    const Tensor& t = layer_.tensor(suffix);
-    const void* at =
-        weights_ == nullptr ? nullptr : weights_ + t.offset * size_of(numerics_.compute);
-    return {.weight = ConstView::of(at, numerics_.compute, 1, t.count),
-            .gradient = t.trainable && gradient_ != nullptr ? gradient_ + t.offset : nullptr};
 }
 
 int64_t Block::mlp_tile() const {
@@ -76,23 +52,27 @@ int64_t Block::mlp_tile() const {
 Block::Buffers Block::cut(Carver& carver) const {
     const int64_t tokens = numerics_.tokens(), tile = mlp_tile();
     const int64_t hidden = shape_.hidden, inner = shape_.intermediate;
+    const int64_t normed = shape_.head_norms ? tokens : 0;
     const DType compute = numerics_.compute;
     Buffers b;
     b.n1 = carver.matrix(compute, tokens, hidden);
     b.qkv = carver.matrix(compute, tokens, query_ + 2 * key_);
+    b.normed = carver.matrix(compute, normed, query_ + key_);
     b.attended = carver.matrix(compute, tokens, query_);
     b.x_mid = carver.matrix(numerics_.residual, tokens, hidden);
     b.dy = carver.matrix(compute, compute == numerics_.residual ? 0 : tokens, hidden);
     b.dn = carver.matrix(compute, tokens, hidden);
-    b.rstd1 = carver.floats(tokens);
+    b.stats1 = carver.floats(norm1_.stats_floats(tokens));
+    b.query_rstd = carver.floats(normed * shape_.heads);
+    b.key_rstd = carver.floats(normed * shape_.kv_heads);
     b.lse = carver.floats(shape_.heads * tokens);
     b.ops = carver.bytes(op_scratch_bytes());
     const int64_t shared = carver.mark();
     b.n2 = carver.matrix(compute, tile, hidden);
-    b.gate_up = carver.matrix(compute, tile, 2 * inner);
+    b.inner = carver.matrix(compute, tile, up_.outputs());
     b.active = carver.matrix(compute, tile, inner);
     b.dactive = carver.matrix(compute, tile, inner);
-    b.rstd2 = carver.floats(tile);
+    b.stats2 = carver.floats(norm2_.stats_floats(tile));
     carver.rewind(shared);
     b.dattended = carver.matrix(compute, tokens, query_);
     b.dqkv = carver.matrix(compute, tokens, query_ + 2 * key_);
@@ -100,76 +80,20 @@ Block::Buffers Block::cut(Carver& carver) const {
 }
 
 int64_t Block::op_scratch_bytes() const {
-    const int64_t tokens = numerics_.tokens(), tile = mlp_tile(), hidden = shape_.hidden;
-    const int64_t widest = std::max(query_ + 2 * key_, 2 * shape_.intermediate);
-    const DType compute = numerics_.compute;
-    int64_t most = ops_.norm_backward_scratch_bytes(tokens, hidden);
-    most = std::max(most, ops_.attention_forward_scratch_bytes(attention()));
-    most = std::max(most, ops_.attention_backward_scratch_bytes(attention()));
-    const auto gemm = [&](Form form, int64_t m, int64_t n, int64_t k, DType out) {
-        const bool tn = form == Form::tn, nt = form == Form::nt;
-        const ops::Gemm g{.form = form,
-                          .a = ConstView::of(nullptr, compute, tn ? k : m, tn ? m : k),
-                          .b = ConstView::of(nullptr, compute, nt ? n : k, nt ? k : n),
-                          .c = View::of(nullptr, out, m, n),
-                          .accumulate = tn};
-        most = std::max(most, ops_.gemm_scratch_bytes(g));
-    };
-    // Every matrix of the block, forward, its input's gradient and its own.
-    const auto all = [&](int64_t rows, int64_t out, int64_t in, DType type) {
-        gemm(Form::nt, rows, out, in, type);
-        gemm(Form::nn, rows, in, out, compute);
-        gemm(Form::tn, out, in, rows, DType::f32);
-    };
-    all(tokens, widest, hidden, compute);
-    all(tokens, query_ + 2 * key_, hidden, compute);
-    all(tokens, hidden, query_, numerics_.residual);
-    all(tile, 2 * shape_.intermediate, hidden, compute);
-    all(tile, hidden, shape_.intermediate, numerics_.residual);
+    const int64_t tokens = numerics_.tokens(), tile = mlp_tile();
+    const DType compute = numerics_.compute, residual = numerics_.residual;
+    int64_t most = std::max(
+        {ops_.attention_forward_scratch_bytes(attention()),
+         ops_.attention_backward_scratch_bytes(attention()), norm1_.scratch_bytes(tokens, ops_),
+         norm2_.scratch_bytes(tile, ops_), qkv_.scratch_bytes(ops_, tokens, compute),
+         output_.scratch_bytes(ops_, tokens, residual), up_.scratch_bytes(ops_, tile, compute),
+         down_.scratch_bytes(ops_, tile, residual)});
+    if (shape_.head_norms)
+        most = std::max(most, query_norm_.scratch_bytes(tokens * shape_.heads, ops_));
     return most;
 }
 
 // ---------------------------------------------------------------- pieces
-
-// y = x W^T + addend, part by part.
-void Block::apply(const Projection& p, ConstView x, View y, ConstView addend) {
-    for (int i = 0; i < p.count; ++i) {
-        const Projection::Part& part = p.parts[static_cast<size_t>(i)];
-        ops_.gemm({.form = Form::nt,
-                   .a = x,
-                   .b = part.weight,
-                   .c = y.col_range(part.column, part.weight.rows),
-                   .addend = addend},
-                  b_.ops);
-    }
-}
-
-// dx = dy W; the parts' contributions are added in order.
-void Block::apply_transposed(const Projection& p, ConstView dy, View dx) {
-    for (int i = 0; i < p.count; ++i) {
-        const Projection::Part& part = p.parts[static_cast<size_t>(i)];
-        ops_.gemm({.form = Form::nn,
-                   .a = dy.col_range(part.column, part.weight.rows),
-                   .b = part.weight,
-                   .c = dx,
-                   .addend = i == 0 ? ConstView{} : ConstView(dx)},
-                  b_.ops);
-    }
-}
-
-// gradient += dy^T x, of the parts that train.
-void Block::add_gradient(const Projection& p, ConstView dy, ConstView x) {
-    for (int i = 0; i < p.count; ++i) {
-        const Projection::Part& part = p.parts[static_cast<size_t>(i)];
-        if (part.gradient == nullptr) continue;
-        ops_.gemm({.form = Form::tn,
-                   .a = dy.col_range(part.column, part.weight.rows),
-                   .b = x,
-                   .c = View::of(part.gradient, DType::f32, part.weight.rows, part.weight.cols),
-                   .accumulate = true},
-                  b_.ops);
-    }
-}
 
 ConstView Block::in_compute_type(ConstView x, View room) {
     if (x.type == numerics_.compute) return x;
@@ -179,41 +103,66 @@ ConstView Block::in_compute_type(ConstView x, View room) {
 }
 
 ops::Attention Block::attention() const {
+    const int64_t window = shape_.window_of(index_);
     return {.sequences = numerics_.micro_batch,
             .sequence = numerics_.sequence,
             .heads = shape_.heads,
             .kv_heads = shape_.kv_heads,
             .head_dim = shape_.head_dim,
             .scale = 1 / std::sqrt(static_cast<double>(shape_.head_dim)),
-            .type = numerics_.compute};
+            .type = numerics_.compute,
+            .window = window < numerics_.sequence ? window : 0};
+}
+
+void Block::norm_heads() {
+    if (!shape_.head_norms) return;
+    query_norm_.forward(ops_, queries(b_.qkv), queries(b_.normed), b_.query_rstd);
+    key_norm_.forward(ops_, keys(b_.qkv), keys(b_.normed), b_.key_rstd);
+}
+
+// dqkv holds the gradients of what the norms gave, and receives those of what they took.
+void Block::norm_heads_backward() {
+    if (!shape_.head_norms) return;
+    const View dq = queries(b_.dqkv), dk = keys(b_.dqkv);
+    query_norm_.backward(ops_, dq, queries(b_.qkv), b_.query_rstd, {}, dq, b_.ops);
+    key_norm_.backward(ops_, dk, keys(b_.qkv), b_.key_rstd, {}, dk, b_.ops);
 }
 
 // Queries and keys lie side by side, so one rotation turns both.
-void Block::rope(View qkv, bool inverse) {
-    ops_.rope(qkv.col_range(0, query_ + key_), {.sequence = numerics_.sequence,
-                                                .heads = shape_.heads + shape_.kv_heads,
-                                                .head_dim = shape_.head_dim,
-                                                .theta = shape_.rope_theta,
-                                                .inverse = inverse});
+void Block::rope(View queries_and_keys, bool inverse) {
+    if (rope_.frequencies.empty()) return;  // the embedding knows the positions
+    ops_.rope(queries_and_keys, {.sequence = numerics_.sequence,
+                                 .heads = shape_.heads + shape_.kv_heads,
+                                 .head_dim = shape_.head_dim,
+                                 .frequencies = rope_.frequencies.data(),
+                                 .amplitude = rope_.amplitude,
+                                 .inverse = inverse});
 }
 
 // ---------------------------------------------------------------- passes
 
 void Block::attend(ConstView x_in, View x_mid) {
-    ops_.norm_forward(x_in, norm1_.weight, shape_.norm_eps, b_.n1, b_.rstd1);
-    apply(qkv_, b_.n1, b_.qkv);
-    rope(b_.qkv, false);
-    ops_.attention_forward(attention(), b_.qkv.col_range(0, query_), b_.qkv.col_range(query_, key_),
-                           b_.qkv.col_range(query_ + key_, key_), b_.attended, b_.lse, b_.ops);
-    apply(output_, b_.attended, x_mid, x_in);
+    norm1_.forward(ops_, x_in, b_.n1, b_.stats1);
+    qkv_.apply(ops_, b_.n1, b_.qkv, {}, b_.ops);
+    norm_heads();
+    rope(seen(), false);
+    ops_.attention_forward(attention(), queries(seen()), keys(seen()), values(b_.qkv), b_.attended,
+                           b_.lse, b_.ops);
+    output_.apply(ops_, b_.attended, x_mid, x_in, b_.ops);
 }
 
-// n2, gate and up, and their product, of a tile of x_mid.
+// n2, what the MLP's first matrices make of it, and what is active of that, of a tile of x_mid.
 void Block::mlp(ConstView x_mid) {
     const int64_t tokens = x_mid.rows;
-    ops_.norm_forward(x_mid, norm2_.weight, shape_.norm_eps, b_.n2.row_range(0, tokens), b_.rstd2);
-    apply(gate_up_, b_.n2.row_range(0, tokens), b_.gate_up.row_range(0, tokens));
-    ops_.swiglu_forward(b_.gate_up.row_range(0, tokens), b_.active.row_range(0, tokens));
+    const View n2 = b_.n2.row_range(0, tokens), inner = b_.inner.row_range(0, tokens);
+    const View active = b_.active.row_range(0, tokens);
+    norm2_.forward(ops_, x_mid, n2, b_.stats2);
+    up_.apply(ops_, n2, inner, {}, b_.ops);
+    if (shape_.gated) {
+        ops_.swiglu_forward(inner, active);
+    } else {
+        ops_.gelu_forward(inner, active);
+    }
 }
 
 void Block::forward(ConstView x_in, View x_out) {
@@ -221,12 +170,13 @@ void Block::forward(ConstView x_in, View x_out) {
     for (int64_t first = 0; first < x_out.rows; first += mlp_tile()) {
         const View x = x_out.row_range(first, std::min(mlp_tile(), x_out.rows - first));
         mlp(x);
-        apply(down_, b_.active.row_range(0, x.rows), x, x);
+        down_.apply(ops_, b_.active.row_range(0, x.rows), x, x, b_.ops);
     }
 }
 
 void Block::backward(ConstView x_in, View dx, bool needs_dx) {
-    const bool into_qkv = needs_dx || norm1_.gradient != nullptr || qkv_.trains();
+    const bool into_heads = needs_dx || norm1_.trains() || qkv_.trains();
+    const bool into_qkv = into_heads || query_norm_.trains() || key_norm_.trains();
     const bool needs_mid = into_qkv || output_.trains();
     attend(x_in, b_.x_mid);
     for (int64_t first = 0; first < dx.rows; first += mlp_tile()) {
@@ -238,42 +188,45 @@ void Block::backward(ConstView x_in, View dx, bool needs_dx) {
 
 // dx holds d(x_out) and receives d(x_mid).
 void Block::mlp_backward(ConstView x_mid, View dx, bool needs_mid) {
-    const bool into_norm = needs_mid || norm2_.gradient != nullptr;
-    const bool into_gate = into_norm || gate_up_.trains();
-    if (!into_gate && !down_.trains()) return;
+    const bool into_norm = needs_mid || norm2_.trains();
+    const bool into_up = into_norm || up_.trains();
+    if (!into_up && !down_.trains()) return;
     const int64_t tokens = x_mid.rows;
-    const View gate_up = b_.gate_up.row_range(0, tokens), dactive = b_.dactive.row_range(0, tokens);
+    const View inner = b_.inner.row_range(0, tokens), dactive = b_.dactive.row_range(0, tokens);
     const View n2 = b_.n2.row_range(0, tokens), dn = b_.dn.row_range(0, tokens);
     mlp(x_mid);
     const ConstView dy = in_compute_type(dx, b_.dy);
-    add_gradient(down_, dy, b_.active.row_range(0, tokens));
-    if (!into_gate) return;
-    apply_transposed(down_, dy, dactive);
-    ops_.swiglu_backward(dactive, gate_up);
-    add_gradient(gate_up_, gate_up, n2);
+    down_.add_gradient(ops_, dy, b_.active.row_range(0, tokens), b_.ops);
+    if (!into_up) return;
+    down_.apply_transposed(ops_, dy, dactive, b_.ops);
+    if (shape_.gated) {
+        ops_.swiglu_backward(dactive, inner);
+    } else {
+        ops_.gelu_backward(dactive, inner);
+    }
+    up_.add_gradient(ops_, inner, n2, b_.ops);
     if (!into_norm) return;
-    apply_transposed(gate_up_, gate_up, dn);
-    ops_.norm_backward(dn, x_mid, norm2_.weight, b_.rstd2, needs_mid ? ConstView(dx) : ConstView{},
-                       needs_mid ? dx : View{}, norm2_.gradient, b_.ops);
+    up_.apply_transposed(ops_, inner, dn, b_.ops);
+    norm2_.backward(ops_, dn, x_mid, b_.stats2, needs_mid ? ConstView(dx) : ConstView{},
+                    needs_mid ? dx : View{}, b_.ops);
 }
 
 // dx holds d(x_mid) and receives d(x_in).
 void Block::attention_backward(ConstView x_in, View dx, bool needs_dx, bool into_qkv) {
     const ConstView dy = in_compute_type(dx, b_.dy);
-    add_gradient(output_, dy, b_.attended);
+    output_.add_gradient(ops_, dy, b_.attended, b_.ops);
     if (!into_qkv) return;
-    apply_transposed(output_, dy, b_.dattended);
-    ops_.attention_backward(attention(), b_.qkv.col_range(0, query_),
-                            b_.qkv.col_range(query_, key_), b_.qkv.col_range(query_ + key_, key_),
-                            b_.attended, b_.dattended, b_.lse, b_.dqkv.col_range(0, query_),
-                            b_.dqkv.col_range(query_, key_), b_.dqkv.col_range(query_ + key_, key_),
+    output_.apply_transposed(ops_, dy, b_.dattended, b_.ops);
+    ops_.attention_backward(attention(), queries(seen()), keys(seen()), values(b_.qkv), b_.attended,
+                            b_.dattended, b_.lse, queries(b_.dqkv), keys(b_.dqkv), values(b_.dqkv),
                             b_.ops);
-    rope(b_.dqkv, true);
-    add_gradient(qkv_, b_.dqkv, b_.n1);
-    if (!needs_dx && norm1_.gradient == nullptr) return;
-    apply_transposed(qkv_, b_.dqkv, b_.dn);
-    ops_.norm_backward(b_.dn, x_in, norm1_.weight, b_.rstd1, needs_dx ? ConstView(dx) : ConstView{},
-                       needs_dx ? dx : View{}, norm1_.gradient, b_.ops);
+    rope(b_.dqkv.col_range(0, query_ + key_), true);
+    norm_heads_backward();
+    qkv_.add_gradient(ops_, b_.dqkv, b_.n1, b_.ops);
+    if (!needs_dx && !norm1_.trains()) return;
+    qkv_.apply_transposed(ops_, b_.dqkv, b_.dn, b_.ops);
+    norm1_.backward(ops_, b_.dn, x_in, b_.stats1, needs_dx ? ConstView(dx) : ConstView{},
+                    needs_dx ? dx : View{}, b_.ops);
 }
 
 }  // namespace ferry::model

@@ -6,17 +6,30 @@
 namespace ferry::model {
 namespace {
 
-constexpr double kStandardDeviation = 0.02;
+bool is_norm_weight(Role role) {
+    switch (role) {
+        case Role::attention_norm:
+        case Role::mlp_norm:
+        case Role::final_norm:
+        case Role::query_norm:
+        case Role::key_norm:
+            return true;
+        default:
+            return false;
+    }
+}
 
-bool ends_with_any(std::string_view name, std::initializer_list<std::string_view> endings) {
-    return std::ranges::any_of(endings, [&](std::string_view e) { return name.ends_with(e); });
+double deviation_of(const Shape& shape, Role role) {
+    const bool residual = role == Role::output || role == Role::down;
+    if (!residual || !shape.smaller_residuals) return shape.initial_deviation;
+    return shape.initial_deviation / std::sqrt(2 * static_cast<double>(shape.layers));
 }
 
 }  // namespace
 
 // The site of numerics.md's counter is a hash of the tensor's name: neither freezing nor the order
 // of a layer's tensors changes a value, so the layer's index is not needed.
-void initialise(const Shape& shape, const Layer& layer, int64_t, uint32_t seed, int64_t first,
+void initialise(const Shape& shape, const Layer& layer, uint32_t seed, int64_t first,
                 std::span<float> out) {
     const int64_t end = first + static_cast<int64_t>(out.size());
     const PhiloxKey key{seed, Purpose::initialise};
@@ -27,13 +40,10 @@ void initialise(const Shape& shape, const Layer& layer, int64_t, uint32_t seed, 
         const auto part =
             out.subspan(static_cast<size_t>(from - first), static_cast<size_t>(to - from));
         if (t.shape.size() == 1) {
-            std::ranges::fill(part, 1.0f);
+            std::ranges::fill(part, is_norm_weight(t.role) ? 1.0f : 0.0f);
             continue;
         }
-        const bool residual = ends_with_any(t.name, {"o_proj.weight", "down_proj.weight"});
-        const auto layers = static_cast<double>(shape.layers);
-        const auto deviation = static_cast<float>(
-            residual ? kStandardDeviation / std::sqrt(2 * layers) : kStandardDeviation);
+        const auto deviation = static_cast<float>(deviation_of(shape, t.role));
         const uint64_t site = checksum(std::as_bytes(std::span(t.name)));
         for (int64_t i = from; i < to; ++i) {
             const auto element = static_cast<uint64_t>(i - t.offset);

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <string>
 
+#include "families.h"
 #include "ferry/model.h"
 
 namespace ferry::model {
@@ -52,12 +53,113 @@ private:
     std::vector<bool> used_;
 };
 
-Tensor matrix(std::string name, int64_t rows, int64_t cols) {
-    return {.name = std::move(name), .shape = {rows, cols}, .count = rows * cols};
+// Rows and columns of a role's matrix, or the length of its vector.
+std::vector<int64_t> extent_of(const Shape& s, Role role) {
+    const int64_t q = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim;
+    const int64_t hidden = s.hidden, inner = s.intermediate;
+    switch (role) {
+        case Role::token_table:
+        case Role::head_table:
+            return {s.vocab, hidden};
+        case Role::position_table:
+            return {s.learned_positions, hidden};
+        case Role::query:
+            return {q, hidden};
+        case Role::key:
+        case Role::value:
+            return {kv, hidden};
+        case Role::query_key_value:
+            return {q + 2 * kv, hidden};
+        case Role::output:
+            return {hidden, q};
+        case Role::gate:
+        case Role::up:
+            return {inner, hidden};
+        case Role::down:
+            return {hidden, inner};
+        case Role::query_norm:
+        case Role::key_norm:
+            return {s.head_dim};
+        case Role::query_bias:
+            return {q};
+        case Role::key_bias:
+        case Role::value_bias:
+            return {kv};
+        case Role::query_key_value_bias:
+            return {q + 2 * kv};
+        case Role::gate_bias:
+        case Role::up_bias:
+            return {inner};
+        default:  // norms and what is added to the residual stream
+            return {hidden};
+    }
 }
 
-Tensor norm(std::string name, int64_t hidden, bool decays) {
-    return {.name = std::move(name), .shape = {hidden}, .count = hidden, .decays = decays};
+// Whether a model of this shape has the tensor, if its family knows it.
+bool has(const Shape& s, Role role) {
+    switch (role) {
+        case Role::position_table:
+            return s.learned_positions > 0;
+        case Role::head_table:
+            return !s.tie_embeddings;
+        case Role::gate:
+            return s.gated;
+        case Role::attention_norm_bias:
+        case Role::mlp_norm_bias:
+        case Role::final_norm_bias:
+            return s.layer_norm;
+        case Role::query_norm:
+        case Role::key_norm:
+            return s.head_norms;
+        case Role::query_bias:
+        case Role::key_bias:
+        case Role::value_bias:
+        case Role::query_key_value_bias:
+            return s.qkv_bias;
+        case Role::output_bias:
+            return s.output_bias;
+        case Role::gate_bias:
+            return s.gated && s.mlp_bias;
+        case Role::up_bias:
+        case Role::down_bias:
+            return s.mlp_bias;
+        default:
+            return true;
+    }
+}
+
+LayerKind kind_of(Role role) {
+    switch (role) {
+        case Role::token_table:
+        case Role::position_table:
+            return LayerKind::embedding;
+        case Role::head_table:
+        case Role::final_norm:
+        case Role::final_norm_bias:
+            return LayerKind::head;
+        default:
+            return LayerKind::block;
+    }
+}
+
+// In the order of the roles.
+std::vector<Tensor> tensors_of(const Shape& s, LayerKind kind, int64_t block, bool decay_norms) {
+    const FamilyNames& family = names_of(s.family);
+    std::vector<Tensor> tensors;
+    for (const TensorName& known : family.names) {
+        if (kind_of(known.role) != kind || !has(s, known.role)) continue;
+        Tensor t{.name = *tensor_name(s.family, known.role, block),
+                 .role = known.role,
+                 .shape = extent_of(s, known.role)};
+        const bool matrix = t.shape.size() > 1;
+        if (matrix && kind == LayerKind::block && family.input_major)
+            std::swap(t.shape[0], t.shape[1]);
+        t.count = matrix ? t.shape[0] * t.shape[1] : t.shape[0];
+        t.decays = matrix || decay_norms;
+        tensors.push_back(std::move(t));
+    }
+    std::ranges::sort(tensors, {}, &Tensor::role);
+    return tensors;
 }
 
 // Places the tensors: trainable and decayed, trainable and not decayed, frozen; in each the given
@@ -88,46 +190,24 @@ Layer lay_out(LayerKind kind, int64_t index, std::vector<Tensor> tensors, Freeze
     return layer;
 }
 
-std::vector<Tensor> block_tensors(const Shape& s, int64_t index, bool decay_norms) {
-    const std::string at = "model.layers." + std::to_string(index) + ".";
-    const int64_t q = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim;
-    std::vector<Tensor> t;
-    t.push_back(matrix(at + "self_attn.q_proj.weight", q, s.hidden));
-    t.push_back(matrix(at + "self_attn.k_proj.weight", kv, s.hidden));
-    t.push_back(matrix(at + "self_attn.v_proj.weight", kv, s.hidden));
-    t.push_back(matrix(at + "self_attn.o_proj.weight", s.hidden, q));
-    t.push_back(matrix(at + "mlp.gate_proj.weight", s.intermediate, s.hidden));
-    t.push_back(matrix(at + "mlp.up_proj.weight", s.intermediate, s.hidden));
-    t.push_back(matrix(at + "mlp.down_proj.weight", s.hidden, s.intermediate));
-    t.push_back(norm(at + "input_layernorm.weight", s.hidden, decay_norms));
-    t.push_back(norm(at + "post_attention_layernorm.weight", s.hidden, decay_norms));
-    return t;
-}
-
 }  // namespace
 
-const Tensor& Layer::tensor(std::string_view suffix) const {
-    const auto found = std::ranges::find_if(
-        tensors, [&](const Tensor& t) { return std::string_view(t.name).ends_with(suffix); });
-    FERRY_CHECK(found != tensors.end(), suffix);
-    return *found;
+const Tensor* Layer::find(Role role) const {
+    const auto found = std::ranges::find(tensors, role, &Tensor::role);
+    return found == tensors.end() ? nullptr : &*found;
 }
 
 std::vector<Layer> layers_of(const Shape& shape, std::span<const std::string> freeze,
                              bool decay_norms) {
     Freezer freezer(freeze);
     std::vector<Layer> layers;
-    layers.push_back(lay_out(LayerKind::embedding, 0,
-                             {matrix("model.embed_tokens.weight", shape.vocab, shape.hidden)},
-                             freezer));
-    for (int64_t i = 0; i < shape.layers; ++i) {
+    const auto add = [&](LayerKind kind, int64_t index, int64_t block) {
         layers.push_back(
-            lay_out(LayerKind::block, i, block_tensors(shape, i, decay_norms), freezer));
-    }
-    std::vector<Tensor> head;
-    if (!shape.tie_embeddings) head.push_back(matrix("lm_head.weight", shape.vocab, shape.hidden));
-    head.push_back(norm("model.norm.weight", shape.hidden, decay_norms));
-    layers.push_back(lay_out(LayerKind::head, 0, std::move(head), freezer));
+            lay_out(kind, index, tensors_of(shape, kind, block, decay_norms), freezer));
+    };
+    add(LayerKind::embedding, 0, -1);
+    for (int64_t i = 0; i < shape.layers; ++i) add(LayerKind::block, i, i);
+    add(LayerKind::head, 0, -1);
     freezer.check_all_used();
     return layers;
 }

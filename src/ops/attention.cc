@@ -81,6 +81,10 @@ struct Softmax {
 inline float soften(Softmax& state, float* scores, int64_t valid, float scale) {
     const F32 d;
     const V32 low = hn::Set(d, -std::numeric_limits<float>::infinity()), by = hn::Set(d, scale);
+    if (valid == 0) {  // the whole tile lies before the row's window
+        std::fill_n(scores, kTile, 0.0f);
+        return 1;
+    }
     V32 top = low;
     for_vectors(valid, [&](int64_t i, int64_t n) {
         const V32 s = hn::Mul(hn::LoadU(d, scores + i), by);
@@ -104,6 +108,11 @@ inline float soften(Softmax& state, float* scores, int64_t valid, float scale) {
     return shrink;
 }
 
+// Scores of keys that lie before the window count for nothing.
+inline void hide_first(float* scores, int64_t hidden) {
+    std::fill_n(scores, hidden, -std::numeric_limits<float>::infinity());
+}
+
 inline void scale_row(float* row, int64_t count, float factor) {
     const F32 d;
     for (int64_t i = 0; i < count; i += lanes()) {
@@ -123,12 +132,14 @@ void AttendTile(const AttentionCall& call, View out, float* lse, int64_t sequenc
     const auto scale = static_cast<float>(s.scale);
     copy_tile(call, call.q, rows, head, q);
     std::fill_n(sum, kTile * padded, 0.0f);
-    for (int64_t other = 0; other <= tile; ++other) {
+    for (int64_t other = s.first_key(tile * kTile) / kTile; other <= tile; ++other) {
         const int64_t at = keys + other * kTile * padded;
         product(rows.padded(), kTile, {q, padded, 1}, call.k_transposed + at, kTile, scores, kTile,
                 false, [&](int64_t) { return padded; });
         for (int64_t r = 0; r < rows.count; ++r) {
-            const int64_t valid = other == tile ? r + 1 : kTile;
+            const int64_t hidden = s.first_key(tile * kTile + r) - other * kTile;
+            const int64_t valid = hidden >= kTile ? 0 : other == tile ? r + 1 : kTile;
+            if (hidden > 0 && valid > 0) hide_first(scores + r * kTile, hidden);
             const float shrink = soften(state[r], scores + r * kTile, valid, scale);
             if (shrink != 1) scale_row(sum + r * padded, padded, shrink);
         }
@@ -174,12 +185,18 @@ inline void load_query_tile(const AttentionCall& call, const Rows& rows, int64_t
 }
 
 // p = exp(scores * scale - lse), ds = p * (dp - dot) * scale; zero where a key is in the future.
-inline void soften_backward(QueryTile& t, const Rows& rows, bool diagonal, float scale) {
+// first_query, first_key: positions where the tiles begin.
+inline void soften_backward(const Attention& s, QueryTile& t, const Rows& rows, int64_t first_query,
+                            int64_t first_key) {
     const F32 d;
-    const V32 by = hn::Set(d, scale);
+    const V32 by = hn::Set(d, static_cast<float>(s.scale));
+    const bool diagonal = first_query == first_key;
     for (int64_t r = 0; r < rows.padded(); ++r) {
-        const int64_t valid = r >= rows.count ? 0 : diagonal ? r + 1 : kTile;
+        const int64_t hidden = s.first_key(first_query + r) - first_key;
+        const bool none = r >= rows.count || hidden >= kTile;
+        const int64_t valid = none ? 0 : diagonal ? r + 1 : kTile;
         float *p = t.p + r * kTile, *ds = t.ds + r * kTile;
+        if (hidden > 0 && valid > 0) hide_first(p, hidden);
         for (int64_t i = 0; i < kTile; i += lanes()) {
             const int64_t n = std::clamp<int64_t>(valid - i, 0, lanes());
             V32 probability = hn::Zero(d), slope = hn::Zero(d);
@@ -216,22 +233,22 @@ struct KeyTile {
     alignas(64) float dk[kTile * kMaxHeadDim], dv[kTile * kMaxHeadDim];
 };
 
-// Adds what one tile of queries of one head gives to a tile of keys, and takes from it. `at`: the
-// key tile's place in the packed buffers. dq: [kTile, D].
-inline void attend_back(const AttentionCall& call, int64_t at, const Rows& rows, bool diagonal,
-                        QueryTile& t, KeyTile& sums, float* dq) {
+// Adds what tile `other` of queries of one head gives to a tile of keys, and takes from it. `at`:
+// the key tile's place in the packed buffers. dq: [kTile, D].
+inline void attend_back(const AttentionCall& call, int64_t at, const Rows& rows, int64_t tile,
+                        int64_t other, QueryTile& t, KeyTile& sums, float* dq) {
     const int64_t padded = call.padded_head();
     const auto whole_head = [&](int64_t) { return padded; };
     product(rows.padded(), kTile, {t.q, padded, 1}, call.k_transposed + at, kTile, t.p, kTile,
             false, whole_head);
     product(rows.padded(), kTile, {t.dout, padded, 1}, call.v_transposed + at, kTile, t.ds, kTile,
             false, whole_head);
-    soften_backward(t, rows, diagonal, static_cast<float>(call.shape.scale));
+    soften_backward(call.shape, t, rows, other * kTile, tile * kTile);
     const auto all_queries = [&](int64_t) { return rows.padded(); };
     product(kTile, padded, {t.p, 1, kTile}, t.dout, padded, sums.dv, padded, true, all_queries);
     product(kTile, padded, {t.ds, 1, kTile}, t.q, padded, sums.dk, padded, true, all_queries);
     product(rows.padded(), padded, {t.ds, kTile, 1}, call.k_rows + at, padded, dq, padded, true,
-            [&](int64_t r) { return diagonal ? std::min(r + kMicroRows, kTile) : kTile; });
+            [&](int64_t r) { return other == tile ? std::min(r + kMicroRows, kTile) : kTile; });
 }
 
 void AttendBackward(const AttentionCall& call, int64_t sequence, int64_t kv_head) {
@@ -246,10 +263,11 @@ void AttendBackward(const AttentionCall& call, int64_t sequence, int64_t kv_head
         std::fill_n(sums.dk, tile_size, 0.0f);
         std::fill_n(sums.dv, tile_size, 0.0f);
         for (int64_t g = 0; g < group; ++g) {
-            for (int64_t other = tile; other < call.tiles(); ++other) {
+            const int64_t last = std::min((tile + 1) * kTile, s.sequence) - 1;
+            for (int64_t other = tile; other < ceil_div(s.end_query(last), kTile); ++other) {
                 const Rows rows = rows_of(s, sequence, other);
                 load_query_tile(call, rows, kv_head * group + g, queries);
-                attend_back(call, keys + tile * tile_size, rows, other == tile, queries, sums,
+                attend_back(call, keys + tile * tile_size, rows, tile, other, queries, sums,
                             dq + (g * call.tiles() + other) * tile_size);
             }
         }

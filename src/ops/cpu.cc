@@ -88,38 +88,53 @@ public:
     }
 
     void norm_forward(ConstView x, ConstView weight, double eps, View y, float* rstd) override {
-        for_rows(x.rows, x.cols, [&](int64_t first, int64_t count) {
+        for_rows(x.rows * (x.cols / weight.cols), weight.cols, [&](int64_t first, int64_t count) {
             norm_forward_rows(x, weight, eps, y, rstd, first, count);
         });
     }
 
-    int64_t norm_backward_scratch_bytes(int64_t tokens, int64_t hidden) const override {
-        return ceil_div(tokens, kNormRows) * hidden * 4;
+    int64_t norm_backward_scratch_bytes(int64_t rows, int64_t n) const override {
+        return ceil_div(rows, kNormRows) * n * 4;
     }
 
     void norm_backward(ConstView dy, ConstView x, ConstView weight, const float* rstd,
                        ConstView addend, View dx, float* weight_gradient,
                        std::byte* scratch) override {
-        const int64_t blocks = ceil_div(x.rows, kNormRows), hidden = x.cols;
+        const int64_t blocks = ceil_div(x.rows * (x.cols / weight.cols), kNormRows);
         auto* partial = weight_gradient == nullptr ? nullptr : reinterpret_cast<float*>(scratch);
-        const NormBackward args{dy, x, weight, rstd, addend, dx, partial};
+        const NormBackward args{dy, x, weight, nullptr, rstd, addend, dx, partial};
         team_.parallel(blocks, [&](int64_t block) { norm_backward_block(args, block); });
-        if (weight_gradient == nullptr) return;
-        constexpr int64_t kCols = 1024;
-        team_.parallel(ceil_div(hidden, kCols), [&](int64_t i) {
-            norm_gradient_cols(partial, blocks, hidden, i * kCols,
-                               std::min(kCols, hidden - i * kCols), weight_gradient);
+        add_partial(partial, blocks, weight.cols, weight_gradient);
+    }
+
+    void layer_norm_forward(ConstView x, ConstView weight, ConstView bias, double eps, View y,
+                            float* stats) override {
+        for_rows(x.rows, x.cols, [&](int64_t first, int64_t count) {
+            layer_norm_forward_rows(x, weight, bias, eps, y, stats, first, count);
         });
+    }
+
+    void layer_norm_backward(ConstView dy, ConstView x, ConstView weight, const float* stats,
+                             ConstView addend, View dx, float* weight_gradient,
+                             std::byte* scratch) override {
+        const int64_t blocks = ceil_div(x.rows, kNormRows);
+        auto* partial = weight_gradient == nullptr ? nullptr : reinterpret_cast<float*>(scratch);
+        const NormBackward args{dy, x, weight, stats, stats + x.rows, addend, dx, partial};
+        team_.parallel(blocks, [&](int64_t block) { layer_norm_backward_block(args, block); });
+        add_partial(partial, blocks, x.cols, weight_gradient);
+    }
+
+    void sum_rows(ConstView x, float* sums, std::byte* scratch) override {
+        const int64_t blocks = ceil_div(x.rows, kNormRows);
+        auto* partial = reinterpret_cast<float*>(scratch);
+        team_.parallel(blocks, [&](int64_t block) { sum_rows_block(x, partial, block); });
+        add_partial(partial, blocks, x.cols, sums);
     }
 
     void rope(View x, const Rope& rope) override {
         const int64_t half = rope.head_dim / 2;
         FERRY_CHECK(half <= kMaxHeadDim / 2 && rope.head_dim % 2 == 0);
-        double frequency[kMaxHeadDim / 2];
-        for (int64_t i = 0; i < half; ++i) {
-            frequency[i] = std::pow(
-                rope.theta, -2.0 * static_cast<double>(i) / static_cast<double>(rope.head_dim));
-        }
+        const double amplitude = rope.amplitude, turn = rope.inverse ? -amplitude : amplitude;
         constexpr int64_t kPositions = 16;
         const int64_t positions = std::min(rope.sequence, x.rows);
         team_.parallel(ceil_div(positions, kPositions), [&](int64_t piece) {
@@ -127,9 +142,9 @@ public:
             const int64_t last = std::min((piece + 1) * kPositions, positions);
             for (int64_t position = piece * kPositions; position < last; ++position) {
                 for (int64_t i = 0; i < half; ++i) {
-                    const double angle = static_cast<double>(position) * frequency[i];
-                    cosine[i] = static_cast<float>(std::cos(angle));
-                    sine[i] = static_cast<float>(rope.inverse ? -std::sin(angle) : std::sin(angle));
+                    const double angle = static_cast<double>(position) * rope.frequencies[i];
+                    cosine[i] = static_cast<float>(amplitude * std::cos(angle));
+                    sine[i] = static_cast<float>(turn * std::sin(angle));
                 }
                 rotate_position(x, rope, position, cosine, sine);
             }
@@ -191,10 +206,26 @@ public:
         });
     }
 
-    void embed(const int32_t* tokens, ConstView table, View x) override {
+    void gelu_forward(ConstView x, View y) override {
+        for_rows(y.rows, y.cols,
+                 [&](int64_t first, int64_t count) { gelu_forward_rows(x, y, first, count); });
+    }
+
+    void gelu_backward(ConstView dy, View x) override {
+        for_rows(dy.rows, dy.cols,
+                 [&](int64_t first, int64_t count) { gelu_backward_rows(dy, x, first, count); });
+    }
+
+    void embed(const int32_t* tokens, ConstView table, ConstView positions, View x) override {
         for_rows(x.rows, x.cols, [&](int64_t first, int64_t count) {
             for (int64_t t = first; t < first + count; ++t) {
-                copy_row(row_of(table, tokens[t]), table.type, x.cols, row_of(x, t), x.type);
+                const void* token = row_of(table, tokens[t]);
+                if (positions.data == nullptr) {
+                    copy_row(token, table.type, x.cols, row_of(x, t), x.type);
+                } else {
+                    sum_row(token, table.type, row_of(positions, t % positions.rows),
+                            positions.type, x.cols, row_of(x, t), x.type);
+                }
             }
         });
     }
@@ -207,6 +238,15 @@ public:
             for (int64_t t = 0; t < dx.rows; ++t) {
                 add_row(gradient + tokens[t] * dx.cols + col, dx.block(t, 1, col, count).data,
                         dx.type, count);
+            }
+        });
+    }
+
+    void positions_backward(ConstView dx, int64_t sequence, float* gradient) override {
+        for_rows(std::min(sequence, dx.rows), dx.cols, [&](int64_t first, int64_t count) {
+            for (int64_t position = first; position < first + count; ++position) {
+                for (int64_t t = position; t < dx.rows; t += sequence)
+                    add_row(gradient + position * dx.cols, row_of(dx, t), dx.type, dx.cols);
             }
         });
     }
@@ -277,6 +317,16 @@ private:
         const int64_t step = rows_per_piece(cols);
         team_.parallel(ceil_div(rows, step),
                        [&](int64_t i) { body(i * step, std::min(step, rows - i * step)); });
+    }
+
+    // sums += the blocks' partial sums, where they are asked for.
+    void add_partial(const float* partial, int64_t blocks, int64_t cols, float* sums) {
+        if (sums == nullptr) return;
+        constexpr int64_t kCols = 1024;
+        team_.parallel(ceil_div(cols, kCols), [&](int64_t i) {
+            add_partial_cols(partial, blocks, cols, i * kCols, std::min(kCols, cols - i * kCols),
+                             sums);
+        });
     }
 
     static int64_t keys_size(const Attention& shape) {

@@ -15,31 +15,43 @@ void gemm_tile(const Gemm& gemm, const Rectangle& at);
 
 // ---------------------------------------------------------------- rows
 
+// Rows of a norm are the runs of its weight's length, those of a row of the matrix in order.
 struct NormBackward {
     ConstView dy, x, weight;
+    const float* mean;  // null: RMSNorm
     const float* rstd;
     ConstView addend;
     View dx;
-    float* partial;  // [blocks of kNormRows, hidden]; null: the weight does not train
+    float* partial;  // [blocks of kNormRows, weight.cols]; null: the weight does not train
 };
 constexpr int64_t kNormRows = 64;
 void norm_forward_rows(ConstView x, ConstView weight, double eps, View y, float* rstd,
                        int64_t first, int64_t count);
+void layer_norm_forward_rows(ConstView x, ConstView weight, ConstView bias, double eps, View y,
+                             float* stats, int64_t first, int64_t count);
 // Rows of one block of kNormRows.
 void norm_backward_block(const NormBackward& args, int64_t block);
+void layer_norm_backward_block(const NormBackward& args, int64_t block);
+// partial[block] = the sum of a block of kNormRows rows of x.
+void sum_rows_block(ConstView x, float* partial, int64_t block);
 // gradient[col..] += the blocks' partial sums, in order, in double.
-void norm_gradient_cols(const float* partial, int64_t blocks, int64_t hidden, int64_t col,
-                        int64_t count, float* gradient);
+void add_partial_cols(const float* partial, int64_t blocks, int64_t cols, int64_t col,
+                      int64_t count, float* gradient);
 // One position of all sequences; cosine and sine: [head_dim / 2].
 void rotate_position(View x, const Rope& rope, int64_t position, const float* cosine,
                      const float* sine);
 void swiglu_forward_rows(ConstView gate_up, View y, int64_t first, int64_t count);
 void swiglu_backward_rows(ConstView dy, View gate_up, int64_t first, int64_t count);
+void gelu_forward_rows(ConstView x, View y, int64_t first, int64_t count);
+void gelu_backward_rows(ConstView dy, View x, int64_t first, int64_t count);
 // losses: one double a row.
 void cross_entropy_rows(ConstView logits, const int32_t* targets, float scale, View dlogits,
                         double* losses, int64_t first, int64_t count);
 void copy_row(const void* from, DType from_type, int64_t count, void* to, DType to_type);
 void add_row(float* a, const void* b, DType b_type, int64_t count);
+// to = a + b.
+void sum_row(const void* a, DType a_type, const void* b, DType b_type, int64_t count, void* to,
+             DType to_type);
 void round_leaf(const float* accumulator, int64_t count, DType wire_type, void* wire, float* leaf);
 bool row_is_finite(const void* x, DType type, int64_t count);
 

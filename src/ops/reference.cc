@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numbers>
 #include <vector>
 
 #include "ferry/ops.h"
@@ -63,13 +64,15 @@ public:
     }
 
     void norm_forward(ConstView x, ConstView weight, double eps, View y, float* rstd) override {
-        for (int64_t t = 0; t < x.rows; ++t) {
+        const int64_t n = weight.cols;
+        for_runs(x, n, [&](int64_t t, int64_t first, int64_t i) {
             double squares = 0;
-            for (int64_t c = 0; c < x.cols; ++c) squares += get(x, t, c) * get(x, t, c);
-            const double r = 1 / std::sqrt(squares / static_cast<double>(x.cols) + eps);
-            rstd[t] = static_cast<float>(r);
-            for (int64_t c = 0; c < x.cols; ++c) put(y, t, c, get(x, t, c) * r * get(weight, 0, c));
-        }
+            for (int64_t c = 0; c < n; ++c) squares += get(x, t, first + c) * get(x, t, first + c);
+            const double r = 1 / std::sqrt(squares / static_cast<double>(n) + eps);
+            rstd[i] = static_cast<float>(r);
+            for (int64_t c = 0; c < n; ++c)
+                put(y, t, first + c, get(x, t, first + c) * r * get(weight, 0, c));
+        });
     }
 
     int64_t norm_backward_scratch_bytes(int64_t, int64_t) const override { return 0; }
@@ -78,28 +81,82 @@ public:
     // dx = r (w dy) - x r^3 / n * sum(w dy x), dw = sum over tokens of dy x r.
     void norm_backward(ConstView dy, ConstView x, ConstView weight, const float* rstd,
                        ConstView addend, View dx, float* weight_gradient, std::byte*) override {
-        const auto n = static_cast<double>(x.cols);
-        if (weight_gradient != nullptr) {
-            for (int64_t c = 0; c < x.cols; ++c) {
-                double sum = 0;
-                for (int64_t t = 0; t < x.rows; ++t) {
-                    sum += get(dy, t, c) * get(x, t, c) * static_cast<double>(rstd[t]);
-                }
-                weight_gradient[c] = static_cast<float>(weight_gradient[c] + sum);
+        const int64_t n = weight.cols;
+        for (int64_t c = 0; weight_gradient != nullptr && c < n; ++c) {
+            double sum = 0;
+            for_runs(x, n, [&](int64_t t, int64_t first, int64_t i) {
+                sum += get(dy, t, first + c) * get(x, t, first + c) * static_cast<double>(rstd[i]);
+            });
+            weight_gradient[c] = static_cast<float>(weight_gradient[c] + sum);
+        }
+        if (dx.data == nullptr) return;
+        for_runs(x, n, [&](int64_t t, int64_t first, int64_t i) {
+            const double r = rstd[i];
+            double dot = 0;
+            for (int64_t c = 0; c < n; ++c)
+                dot += get(weight, 0, c) * get(dy, t, first + c) * get(x, t, first + c);
+            for (int64_t c = 0; c < n; ++c) {
+                const double before = addend.data != nullptr ? get(addend, t, first + c) : 0;
+                const double own = r * get(weight, 0, c) * get(dy, t, first + c) -
+                                   get(x, t, first + c) * r * r * r / static_cast<double>(n) * dot;
+                put(dx, t, first + c, before + own);
             }
+        });
+    }
+
+    void layer_norm_forward(ConstView x, ConstView weight, ConstView bias, double eps, View y,
+                            float* stats) override {
+        const auto n = static_cast<double>(x.cols);
+        for (int64_t t = 0; t < x.rows; ++t) {
+            double mean = 0, variance = 0;
+            for (int64_t c = 0; c < x.cols; ++c) mean += get(x, t, c) / n;
+            for (int64_t c = 0; c < x.cols; ++c)
+                variance += (get(x, t, c) - mean) * (get(x, t, c) - mean) / n;
+            const double r = 1 / std::sqrt(variance + eps);
+            stats[t] = static_cast<float>(mean);
+            stats[x.rows + t] = static_cast<float>(r);
+            for (int64_t c = 0; c < x.cols; ++c)
+                put(y, t, c, (get(x, t, c) - mean) * r * get(weight, 0, c) + get(bias, 0, c));
+        }
+    }
+
+    // y = h w + b, h = (x - mean) r: dx = r (w dy - mean(w dy) - h mean(w dy h)), dw = sum of dy h.
+    void layer_norm_backward(ConstView dy, ConstView x, ConstView weight, const float* stats,
+                             ConstView addend, View dx, float* weight_gradient,
+                             std::byte*) override {
+        const auto n = static_cast<double>(x.cols);
+        const auto normed = [&](int64_t t, int64_t c) {
+            return (get(x, t, c) - static_cast<double>(stats[t])) *
+                   static_cast<double>(stats[x.rows + t]);
+        };
+        for (int64_t c = 0; weight_gradient != nullptr && c < x.cols; ++c) {
+            double sum = 0;
+            for (int64_t t = 0; t < x.rows; ++t) sum += get(dy, t, c) * normed(t, c);
+            weight_gradient[c] = static_cast<float>(weight_gradient[c] + sum);
         }
         if (dx.data == nullptr) return;
         for (int64_t t = 0; t < x.rows; ++t) {
-            const double r = rstd[t];
-            double dot = 0;
-            for (int64_t c = 0; c < x.cols; ++c)
-                dot += get(weight, 0, c) * get(dy, t, c) * get(x, t, c);
+            double mean = 0, slope = 0;
+            for (int64_t c = 0; c < x.cols; ++c) {
+                const double g = get(weight, 0, c) * get(dy, t, c);
+                mean += g / n;
+                slope += g * normed(t, c) / n;
+            }
             for (int64_t c = 0; c < x.cols; ++c) {
                 const double before = addend.data != nullptr ? get(addend, t, c) : 0;
-                const double own =
-                    r * get(weight, 0, c) * get(dy, t, c) - get(x, t, c) * r * r * r / n * dot;
-                put(dx, t, c, before + own);
+                const double g = get(weight, 0, c) * get(dy, t, c);
+                put(dx, t, c,
+                    before +
+                        static_cast<double>(stats[x.rows + t]) * (g - mean - normed(t, c) * slope));
             }
+        }
+    }
+
+    void sum_rows(ConstView x, float* sums, std::byte*) override {
+        for (int64_t c = 0; c < x.cols; ++c) {
+            double sum = 0;
+            for (int64_t t = 0; t < x.rows; ++t) sum += get(x, t, c);
+            sums[c] = static_cast<float>(sums[c] + sum);
         }
     }
 
@@ -107,11 +164,10 @@ public:
         const int64_t half = rope.head_dim / 2;
         for (int64_t t = 0; t < x.rows; ++t) {
             for (int64_t i = 0; i < half; ++i) {
-                const double frequency = std::pow(
-                    rope.theta, -2.0 * static_cast<double>(i) / static_cast<double>(rope.head_dim));
-                const double angle = static_cast<double>(t % rope.sequence) * frequency;
-                const double c = std::cos(angle),
-                             s = rope.inverse ? -std::sin(angle) : std::sin(angle);
+                const double angle = static_cast<double>(t % rope.sequence) * rope.frequencies[i];
+                const double c = rope.amplitude * std::cos(angle),
+                             s = rope.amplitude *
+                                 (rope.inverse ? -std::sin(angle) : std::sin(angle));
                 for (int64_t h = 0; h < rope.heads; ++h) {
                     const int64_t col = h * rope.head_dim + i;
                     const double a = get(x, t, col), b = get(x, t, col + half);
@@ -132,7 +188,7 @@ public:
         for (int64_t h = 0; h < shape.heads; ++h) {
             const int64_t kv = h / (shape.heads / shape.kv_heads);
             for (int64_t t = 0; t < tokens; ++t) {
-                const int64_t first = t - t % shape.sequence;
+                const int64_t first = first_seen(shape, t);
                 lse[shape.lse_index(t, h)] =
                     static_cast<float>(probabilities(shape, q, k, h, t, p));
                 for (int64_t c = 0; c < d; ++c) {
@@ -158,7 +214,7 @@ public:
         for (int64_t h = 0; h < shape.heads; ++h) {
             const int64_t kv = h / (shape.heads / shape.kv_heads);
             for (int64_t t = 0; t < tokens; ++t) {
-                const int64_t first = t - t % shape.sequence;
+                const int64_t first = first_seen(shape, t);
                 probabilities(shape, q, k, h, t, p);
                 double dot = 0;
                 for (int64_t s = first; s <= t; ++s) {
@@ -207,15 +263,45 @@ public:
         }
     }
 
-    void embed(const int32_t* tokens, ConstView table, View x) override {
+    void gelu_forward(ConstView x, View y) override {
+        for (int64_t t = 0; t < y.rows; ++t) {
+            for (int64_t c = 0; c < y.cols; ++c) {
+                const double v = get(x, t, c);
+                put(y, t, c, v / 2 * (1 + std::tanh(gelu_argument(v))));
+            }
+        }
+    }
+
+    void gelu_backward(ConstView dy, View x) override {
+        for (int64_t t = 0; t < dy.rows; ++t) {
+            for (int64_t c = 0; c < dy.cols; ++c) {
+                const double v = get(x, t, c), th = std::tanh(gelu_argument(v));
+                const double inner = kGeluScale * (1 + 3 * kGeluCube * v * v);
+                put(x, t, c, get(dy, t, c) * ((1 + th) / 2 + v / 2 * (1 - th * th) * inner));
+            }
+        }
+    }
+
+    void embed(const int32_t* tokens, ConstView table, ConstView positions, View x) override {
         for (int64_t t = 0; t < x.rows; ++t) {
-            for (int64_t c = 0; c < x.cols; ++c) put(x, t, c, get(table, tokens[t], c));
+            for (int64_t c = 0; c < x.cols; ++c) {
+                const double at =
+                    positions.data != nullptr ? get(positions, t % positions.rows, c) : 0;
+                put(x, t, c, get(table, tokens[t], c) + at);
+            }
         }
     }
 
     void embed_backward(const int32_t* tokens, ConstView dx, float* gradient) override {
         for (int64_t t = 0; t < dx.rows; ++t) {
             float* row = gradient + tokens[t] * dx.cols;
+            for (int64_t c = 0; c < dx.cols; ++c) row[c] += static_cast<float>(get(dx, t, c));
+        }
+    }
+
+    void positions_backward(ConstView dx, int64_t sequence, float* gradient) override {
+        for (int64_t t = 0; t < dx.rows; ++t) {
+            float* row = gradient + t % sequence * dx.cols;
             for (int64_t c = 0; c < dx.cols; ++c) row[c] += static_cast<float>(get(dx, t, c));
         }
     }
@@ -280,11 +366,29 @@ public:
     }
 
 private:
-    // Softmax of one causal row of scores into p; its log-sum-exp.
+    static constexpr double kGeluCube = 0.044715;
+    static inline const double kGeluScale = std::sqrt(2 / std::numbers::pi);
+    static double gelu_argument(double x) { return kGeluScale * (x + kGeluCube * x * x * x); }
+
+    // body(row, first column, run) for each run of n columns.
+    template <class Body>
+    static void for_runs(const ConstView& x, int64_t n, const Body& body) {
+        const int64_t runs = x.cols / n;
+        for (int64_t i = 0; i < x.rows * runs; ++i) body(i / runs, i % runs * n, i);
+    }
+
+    // The first token whose key this token's query sees.
+    static int64_t first_seen(const Attention& shape, int64_t token) {
+        const int64_t position = token % shape.sequence;
+        return token - position + shape.first_key(position);
+    }
+
+    // Softmax of one causal row of scores into p, which begins at the first key seen; its
+    // log-sum-exp.
     static double probabilities(const Attention& shape, const ConstView& q, const ConstView& k,
                                 int64_t head, int64_t token, std::vector<double>& p) {
         const int64_t d = shape.head_dim, kv = head / (shape.heads / shape.kv_heads);
-        const int64_t length = token % shape.sequence + 1, first = token + 1 - length;
+        const int64_t first = first_seen(shape, token), length = token + 1 - first;
         double top = -std::numeric_limits<double>::infinity(), sum = 0;
         for (int64_t s = 0; s < length; ++s) {
             double score = 0;

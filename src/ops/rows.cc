@@ -14,6 +14,8 @@ namespace ferry::ops::HWY_NAMESPACE {
 // Sums run in fp32 lanes over kChunk elements and in double over the chunks.
 constexpr int64_t kChunk = 512;
 
+constexpr float kGeluScale = 1.5957691216057308f, kGeluCube = 0.044715f;  // 2 sqrt(2 / pi)
+
 // Sum over [0, count) of value(i, n), whose lanes from n on must be zero.
 template <class Value>
 HWY_INLINE double sum_chunks(int64_t count, const Value& value) {
@@ -27,18 +29,29 @@ HWY_INLINE double sum_chunks(int64_t count, const Value& value) {
     return total;
 }
 
+// The i-th run of n columns.
+inline const void* run_of(const ConstView& v, int64_t i, int64_t n) {
+    const int64_t runs = v.cols / n;
+    return element(v, i / runs, i % runs * n);
+}
+inline void* run_of(const View& v, int64_t i, int64_t n) {
+    const int64_t runs = v.cols / n;
+    return element(v, i / runs, i % runs * n);
+}
+
 void NormForwardRows(ConstView x, ConstView weight, double eps, View y, float* rstd, int64_t first,
                      int64_t count) {
+    const int64_t cols = weight.cols;
     for (int64_t t = first; t < first + count; ++t) {
-        const void* in = element(x, t, 0);
-        void* out = element(y, t, 0);
-        const double squares = sum_chunks(x.cols, [&](int64_t i, int64_t n) {
+        const void* in = run_of(x, t, cols);
+        void* out = run_of(y, t, cols);
+        const double squares = sum_chunks(cols, [&](int64_t i, int64_t n) {
             const V32 v = load(in, x.type, i, n);
             return hn::Mul(v, v);
         });
-        rstd[t] = static_cast<float>(1 / std::sqrt(squares / static_cast<double>(x.cols) + eps));
+        rstd[t] = static_cast<float>(1 / std::sqrt(squares / static_cast<double>(cols) + eps));
         const V32 r = hn::Set(F32(), rstd[t]);
-        for_vectors(x.cols, [&](int64_t i, int64_t n) {
+        for_vectors(cols, [&](int64_t i, int64_t n) {
             const V32 v = hn::Mul(load(in, x.type, i, n), r);
             store(hn::Mul(v, load(weight.data, weight.type, i, n)), out, y.type, i, n);
         });
@@ -47,12 +60,12 @@ void NormForwardRows(ConstView x, ConstView weight, double eps, View y, float* r
 
 void NormBackwardBlock(const NormBackward& a, int64_t block) {
     const F32 d;
-    const int64_t hidden = a.x.cols, first = block * kNormRows;
-    const int64_t last = std::min(first + kNormRows, a.x.rows);
+    const int64_t hidden = a.weight.cols, first = block * kNormRows;
+    const int64_t last = std::min(first + kNormRows, a.x.rows * (a.x.cols / hidden));
     float* partial = a.partial == nullptr ? nullptr : a.partial + block * hidden;
     if (partial != nullptr) std::fill_n(partial, hidden, 0.0f);
     for (int64_t t = first; t < last; ++t) {
-        const void *dy = element(a.dy, t, 0), *x = element(a.x, t, 0);
+        const void *dy = run_of(a.dy, t, hidden), *x = run_of(a.x, t, hidden);
         const auto weighted = [&](int64_t i, int64_t n) {
             return hn::Mul(load(a.weight.data, a.weight.type, i, n), load(dy, a.dy.type, i, n));
         };
@@ -72,13 +85,98 @@ void NormBackwardBlock(const NormBackward& a, int64_t block) {
         const double r1 = a.rstd[t];
         const V32 pull =
             hn::Set(d, static_cast<float>(r1 * r1 * r1 * dot / static_cast<double>(hidden)));
-        void* dx = element(a.dx, t, 0);
+        void* dx = run_of(a.dx, t, hidden);
         for_vectors(hidden, [&](int64_t i, int64_t n) {
             V32 own = hn::NegMulAdd(load(x, a.x.type, i, n), pull, hn::Mul(weighted(i, n), r));
+            if (a.addend.data != nullptr) {
+                own = hn::Add(load(run_of(a.addend, t, hidden), a.addend.type, i, n), own);
+            }
+            store(own, dx, a.dx.type, i, n);
+        });
+    }
+}
+
+// The first n lanes of v, then zeros.
+HWY_INLINE V32 first_lanes(V32 v, int64_t n) {
+    return n == lanes() ? v : hn::IfThenElseZero(hn::FirstN(F32(), static_cast<size_t>(n)), v);
+}
+
+void LayerNormForwardRows(ConstView x, ConstView weight, ConstView bias, double eps, View y,
+                          float* stats, int64_t first, int64_t count) {
+    const F32 d;
+    const auto cols = static_cast<double>(x.cols);
+    for (int64_t t = first; t < first + count; ++t) {
+        const void* in = element(x, t, 0);
+        void* out = element(y, t, 0);
+        const double sum =
+            sum_chunks(x.cols, [&](int64_t i, int64_t n) { return load(in, x.type, i, n); });
+        stats[t] = static_cast<float>(sum / cols);
+        const V32 mean = hn::Set(d, stats[t]);
+        const double squares = sum_chunks(x.cols, [&](int64_t i, int64_t n) {
+            const V32 v = hn::Sub(load(in, x.type, i, n), mean);
+            return first_lanes(hn::Mul(v, v), n);
+        });
+        stats[x.rows + t] = static_cast<float>(1 / std::sqrt(squares / cols + eps));
+        const V32 r = hn::Set(d, stats[x.rows + t]);
+        for_vectors(x.cols, [&](int64_t i, int64_t n) {
+            const V32 v = hn::Mul(hn::Sub(load(in, x.type, i, n), mean), r);
+            store(hn::MulAdd(v, load(weight.data, weight.type, i, n),
+                             load(bias.data, bias.type, i, n)),
+                  out, y.type, i, n);
+        });
+    }
+}
+
+void LayerNormBackwardBlock(const NormBackward& a, int64_t block) {
+    const F32 d;
+    const int64_t hidden = a.x.cols, first = block * kNormRows;
+    const int64_t last = std::min(first + kNormRows, a.x.rows);
+    float* partial = a.partial == nullptr ? nullptr : a.partial + block * hidden;
+    if (partial != nullptr) std::fill_n(partial, hidden, 0.0f);
+    for (int64_t t = first; t < last; ++t) {
+        const void *dy = element(a.dy, t, 0), *x = element(a.x, t, 0);
+        const V32 r = hn::Set(d, a.rstd[t]), mean = hn::Set(d, a.mean[t]);
+        const auto weighted = [&](int64_t i, int64_t n) {
+            return hn::Mul(load(a.weight.data, a.weight.type, i, n), load(dy, a.dy.type, i, n));
+        };
+        const auto normed = [&](int64_t i, int64_t n) {
+            return hn::Mul(hn::Sub(load(x, a.x.type, i, n), mean), r);
+        };
+        if (partial != nullptr) {
+            for_vectors(hidden, [&](int64_t i, int64_t n) {
+                const V32 sum = load(partial, DType::f32, i, n);
+                store(hn::MulAdd(normed(i, n), load(dy, a.dy.type, i, n), sum), partial, DType::f32,
+                      i, n);
+            });
+        }
+        if (a.dx.data == nullptr) continue;
+        const auto cols = static_cast<double>(hidden);
+        const V32 level = hn::Set(d, static_cast<float>(sum_chunks(hidden, weighted) / cols));
+        const double dot = sum_chunks(hidden, [&](int64_t i, int64_t n) {
+            return hn::Mul(weighted(i, n), normed(i, n));  // dy is zero beyond the row
+        });
+        const V32 slope = hn::Set(d, static_cast<float>(dot / cols));
+        void* dx = element(a.dx, t, 0);
+        for_vectors(hidden, [&](int64_t i, int64_t n) {
+            const V32 pull = hn::MulAdd(normed(i, n), slope, level);
+            V32 own = hn::Mul(hn::Sub(weighted(i, n), pull), r);
             if (a.addend.data != nullptr) {
                 own = hn::Add(load(element(a.addend, t, 0), a.addend.type, i, n), own);
             }
             store(own, dx, a.dx.type, i, n);
+        });
+    }
+}
+
+void SumRowsBlock(ConstView x, float* partial, int64_t block) {
+    const int64_t first = block * kNormRows, last = std::min(first + kNormRows, x.rows);
+    float* sums = partial + block * x.cols;
+    std::fill_n(sums, x.cols, 0.0f);
+    for (int64_t t = first; t < last; ++t) {
+        const void* row = element(x, t, 0);
+        for_vectors(x.cols, [&](int64_t i, int64_t n) {
+            store(hn::Add(load(sums, DType::f32, i, n), load(row, x.type, i, n)), sums, DType::f32,
+                  i, n);
         });
     }
 }
@@ -129,6 +227,43 @@ void SwigluBackwardRows(ConstView dy, View gate_up, int64_t first, int64_t count
             const V32 slope = hn::Mul(s, hn::MulAdd(g, hn::Sub(one, s), one));
             store(hn::Mul(hn::Mul(dv, u), slope), gate, gate_up.type, i, n);
             store(hn::Mul(dv, hn::Mul(g, s)), up, gate_up.type, i, n);
+        });
+    }
+}
+
+// x / 2 (1 + tanh(z)) = x sigmoid(2 z): 2 z, and its derivative.
+HWY_INLINE V32 gelu_argument(V32 x) {
+    const F32 d;
+    const V32 cubic = hn::Mul(hn::Mul(x, x), hn::Set(d, kGeluCube));
+    return hn::Mul(hn::Mul(hn::Set(d, kGeluScale), x), hn::Add(hn::Set(d, 1.0f), cubic));
+}
+HWY_INLINE V32 gelu_slope(V32 x) {
+    const F32 d;
+    const V32 cubic = hn::Mul(hn::Mul(x, x), hn::Set(d, 3 * kGeluCube));
+    return hn::Mul(hn::Set(d, kGeluScale), hn::Add(hn::Set(d, 1.0f), cubic));
+}
+
+void GeluForwardRows(ConstView x, View y, int64_t first, int64_t count) {
+    for (int64_t t = first; t < first + count; ++t) {
+        const void* in = element(x, t, 0);
+        void* out = element(y, t, 0);
+        for_vectors(y.cols, [&](int64_t i, int64_t n) {
+            const V32 v = load(in, x.type, i, n);
+            store(hn::Mul(v, sigmoid(gelu_argument(v))), out, y.type, i, n);
+        });
+    }
+}
+
+void GeluBackwardRows(ConstView dy, View x, int64_t first, int64_t count) {
+    const V32 one = hn::Set(F32(), 1.0f);
+    for (int64_t t = first; t < first + count; ++t) {
+        const void* slope = element(dy, t, 0);
+        void* at = element(x, t, 0);
+        for_vectors(dy.cols, [&](int64_t i, int64_t n) {
+            const V32 v = load(at, x.type, i, n), s = sigmoid(gelu_argument(v));
+            // d (x s(u)) = s + x s (1 - s) u'
+            const V32 bend = hn::Mul(hn::Mul(v, s), hn::Mul(hn::Sub(one, s), gelu_slope(v)));
+            store(hn::Mul(load(slope, dy.type, i, n), hn::Add(s, bend)), at, x.type, i, n);
         });
     }
 }
@@ -190,6 +325,13 @@ void AddRow(float* a, const void* b, DType b_type, int64_t count) {
     });
 }
 
+void SumRow(const void* a, DType a_type, const void* b, DType b_type, int64_t count, void* to,
+            DType to_type) {
+    for_vectors(count, [&](int64_t i, int64_t n) {
+        store(hn::Add(load(a, a_type, i, n), load(b, b_type, i, n)), to, to_type, i, n);
+    });
+}
+
 void RoundLeaf(const float* accumulator, int64_t count, DType wire_type, void* wire, float* leaf) {
     const F32 d;
     alignas(64) float lane[16];
@@ -243,11 +385,27 @@ void norm_backward_block(const NormBackward& args, int64_t block) {
     HWY_DYNAMIC_DISPATCH(NormBackwardBlock)(args, block);
 }
 
-void norm_gradient_cols(const float* partial, int64_t blocks, int64_t hidden, int64_t col,
-                        int64_t count, float* gradient) {
+HWY_EXPORT(LayerNormForwardRows);
+void layer_norm_forward_rows(ConstView x, ConstView weight, ConstView bias, double eps, View y,
+                             float* stats, int64_t first, int64_t count) {
+    HWY_DYNAMIC_DISPATCH(LayerNormForwardRows)(x, weight, bias, eps, y, stats, first, count);
+}
+
+HWY_EXPORT(LayerNormBackwardBlock);
+void layer_norm_backward_block(const NormBackward& args, int64_t block) {
+    HWY_DYNAMIC_DISPATCH(LayerNormBackwardBlock)(args, block);
+}
+
+HWY_EXPORT(SumRowsBlock);
+void sum_rows_block(ConstView x, float* partial, int64_t block) {
+    HWY_DYNAMIC_DISPATCH(SumRowsBlock)(x, partial, block);
+}
+
+void add_partial_cols(const float* partial, int64_t blocks, int64_t cols, int64_t col,
+                      int64_t count, float* gradient) {
     for (int64_t c = col; c < col + count; ++c) {
         double sum = 0;
-        for (int64_t b = 0; b < blocks; ++b) sum += static_cast<double>(partial[b * hidden + c]);
+        for (int64_t b = 0; b < blocks; ++b) sum += static_cast<double>(partial[b * cols + c]);
         gradient[c] = static_cast<float>(static_cast<double>(gradient[c]) + sum);
     }
 }
@@ -268,6 +426,16 @@ void swiglu_backward_rows(ConstView dy, View gate_up, int64_t first, int64_t cou
     HWY_DYNAMIC_DISPATCH(SwigluBackwardRows)(dy, gate_up, first, count);
 }
 
+HWY_EXPORT(GeluForwardRows);
+void gelu_forward_rows(ConstView x, View y, int64_t first, int64_t count) {
+    HWY_DYNAMIC_DISPATCH(GeluForwardRows)(x, y, first, count);
+}
+
+HWY_EXPORT(GeluBackwardRows);
+void gelu_backward_rows(ConstView dy, View x, int64_t first, int64_t count) {
+    HWY_DYNAMIC_DISPATCH(GeluBackwardRows)(dy, x, first, count);
+}
+
 HWY_EXPORT(CrossEntropyRows);
 void cross_entropy_rows(ConstView logits, const int32_t* targets, float scale, View dlogits,
                         double* losses, int64_t first, int64_t count) {
@@ -282,6 +450,12 @@ void copy_row(const void* from, DType from_type, int64_t count, void* to, DType 
 HWY_EXPORT(AddRow);
 void add_row(float* a, const void* b, DType b_type, int64_t count) {
     HWY_DYNAMIC_DISPATCH(AddRow)(a, b, b_type, count);
+}
+
+HWY_EXPORT(SumRow);
+void sum_row(const void* a, DType a_type, const void* b, DType b_type, int64_t count, void* to,
+             DType to_type) {
+    HWY_DYNAMIC_DISPATCH(SumRow)(a, a_type, b, b_type, count, to, to_type);
 }
 
 HWY_EXPORT(RoundLeaf);

@@ -42,7 +42,7 @@ public:
           work_(work),
           chunks_(chunks),
           micro_batches_(config.batch.micro_batches),
-          tied_(config.model.tie_embeddings),
+          tied_(work.layers.back().find(model::Role::head_table) == nullptr),
           machine_(config.device == "cuda" ? kGpuServer : MachineFigures{}),
           result_{.device = Budget(Tier::device, config.budgets.device_bytes),
                   .host = Budget(Tier::host, config.budgets.host_bytes)} {}

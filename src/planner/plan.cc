@@ -22,7 +22,7 @@ Plan plan_with(int64_t chunk_elements, const Config& config,
                const DeviceNeeds& needs, int64_t moments) {
     Plan plan{.micro_batches = config.batch.micro_batches,
               .chunk_elements = chunk_elements,
-              .tied = config.model.tie_embeddings,
+              .tied = layers.back().find(model::Role::head_table) == nullptr,
               .verify = config.swap.verify,
               .compute = numerics.compute,
               .wire = numerics.wire,

@@ -214,8 +214,8 @@ Config within(const Config& config, const Device& device) {
 }
 
 std::string machine_text(const Device& device, const Config& config) {
-    if (device.kind() == DeviceKind::cpu) return "device cpu; ops 2; " + ops::library_versions();
-    return "device " + device.architecture() + "; ops 2; " +
+    if (device.kind() == DeviceKind::cpu) return "device cpu; ops 3; " + ops::library_versions();
+    return "device " + device.architecture() + "; ops 3; " +
            ops::cuda_library_versions(attention_of(config));
 }
 

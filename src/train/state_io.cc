@@ -51,7 +51,7 @@ void StateIo::initialise(const model::Shape& shape, uint32_t seed, float moment)
         auto* p = reinterpret_cast<float*>(state_.data());
         team_.parallel(chunk.count / optim::kLeaf, [&](int64_t leaf) {
             const int64_t at = leaf * optim::kLeaf;
-            model::initialise(shape, layer, chunk.layer, seed, chunk.first + at,
+            model::initialise(shape, layer, seed, chunk.first + at,
                               {p + at, static_cast<size_t>(optim::kLeaf)});
         });
         optim::recast(p, chunk.count, plan_.compute, weight_.data());

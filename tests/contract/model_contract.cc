@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
+#include <optional>
 
 #include "model_fixture.h"
 
@@ -26,8 +28,9 @@ public:
         for (int64_t q = 0; q < n.micro_batch; ++q) {
             std::vector<Doubles> x;
             for (int64_t t = 0; t < n.sequence; ++t) {
-                x.push_back(row(0, "embed_tokens.weight",
-                                r_.tokens[static_cast<size_t>(q * n.sequence + t)]));
+                x.push_back(
+                    row(0, Role::token_table, r_.tokens[static_cast<size_t>(q * n.sequence + t)]));
+                if (s_.shape.learned_positions > 0) add(x.back(), row(0, Role::position_table, t));
             }
             for (int64_t b = 0; b < s_.shape.layers; ++b) block(static_cast<size_t>(b + 1), x);
             for (int64_t t = 0; t < n.sequence; ++t) {
@@ -41,69 +44,118 @@ public:
     std::vector<Doubles> weights{};
 
 private:
-    const Tensor& tensor(size_t layer, std::string_view name) const {
-        return r_.decoder().layers()[layer].tensor(name);
+    const Tensor* tensor(size_t layer, Role role) const {
+        return r_.decoder().layers()[layer].find(role);
     }
-    Doubles row(size_t layer, std::string_view name, int64_t index) const {
-        const Tensor& t = tensor(layer, name);
-        const int64_t cols = t.shape.back();
-        const auto from = weights[layer].begin() + t.offset + index * cols;
+    // A row of a matrix, or a whole vector; empty where there is none.
+    Doubles row(size_t layer, std::optional<Role> role, int64_t index = 0) const {
+        const Tensor* t = role ? tensor(layer, *role) : nullptr;
+        if (t == nullptr) return {};
+        const int64_t cols = t->shape.back();
+        const auto from = weights[layer].begin() + t->offset + index * cols;
         return {from, from + cols};
     }
-    Doubles times(size_t layer, std::string_view name, const Doubles& x) const {
-        const int64_t rows = tensor(layer, name).shape[0];
+    // W x + b; gpt2's blocks hold W transposed.
+    Doubles times(size_t layer, Role role, const Doubles& x, std::optional<Role> bias = {}) const {
+        const bool input_major =
+            s_.shape.family == Family::gpt2 && layer > 0 && layer + 1 < weights.size();
+        const Tensor* t = tensor(layer, role);
+        Doubles y(static_cast<size_t>(t->shape[input_major ? 1 : 0]), 0.0);
+        for (int64_t r = 0; r < t->shape[0]; ++r) {
+            const Doubles w = row(layer, role, r);
+            const auto i = static_cast<size_t>(r);
+            for (size_t j = 0; j < w.size(); ++j)
+                y[input_major ? j : i] += w[j] * x[input_major ? i : j];
+        }
+        add(y, row(layer, bias));
+        return y;
+    }
+    Doubles norm(size_t layer, Role role, Doubles x, std::optional<Role> bias = {}) const {
+        const Doubles w = row(layer, role), b = row(layer, bias);
+        const auto n = static_cast<double>(x.size());
+        double mean = 0, squares = 0;
+        if (s_.shape.layer_norm) {
+            for (const double v : x) mean += v / n;
+        }
+        for (const double v : x) squares += (v - mean) * (v - mean);
+        const double root = std::sqrt(squares / n + s_.shape.norm_eps);
+        for (size_t i = 0; i < x.size(); ++i) x[i] = (x[i] - mean) / root * w[i];
+        add(x, b);
+        return x;
+    }
+    // Each head of x by itself.
+    Doubles norm_heads(size_t layer, Role role, const Doubles& x) const {
+        if (tensor(layer, role) == nullptr) return x;
         Doubles y;
-        for (int64_t i = 0; i < rows; ++i) {
-            const Doubles w = row(layer, name, i);
-            double sum = 0;
-            for (size_t j = 0; j < x.size(); ++j) sum += w[j] * x[j];
-            y.push_back(sum);
+        const auto d = static_cast<std::ptrdiff_t>(s_.shape.head_dim);
+        for (auto at = x.begin(); at != x.end(); at += d) {
+            const Doubles head = norm(layer, role, {at, at + d});
+            y.insert(y.end(), head.begin(), head.end());
         }
         return y;
     }
-    Doubles norm(size_t layer, std::string_view name, Doubles x) const {
-        const Doubles w = row(layer, name, 0);
-        double squares = 0;
-        for (const double v : x) squares += v * v;
-        const double root = std::sqrt(squares / static_cast<double>(x.size()) + s_.shape.norm_eps);
-        for (size_t i = 0; i < x.size(); ++i) x[i] *= w[i] / root;
-        return x;
-    }
     // rotate_half: x cos + [-x2, x1] sin.
     void rotate(Doubles& x, size_t position) const {
+        if (s_.shape.learned_positions > 0) return;
         const auto d = static_cast<size_t>(s_.shape.head_dim);
         const Doubles before = x;
         for (size_t i = 0; i < x.size(); ++i) {
             const size_t pair = i % d % (d / 2), head = i - i % d;
             const double angle = static_cast<double>(position) /
-                                 std::pow(s_.shape.rope_theta,
-                                          2.0 * static_cast<double>(pair) / static_cast<double>(d));
+                                 std::pow(s_.shape.rope_theta, 2.0 * static_cast<double>(pair) /
+                                                                   static_cast<double>(d)) /
+                                 s_.shape.rope_scaling.factor;
             const bool low = i % d < d / 2;
             const double other = low ? -before[head + pair + d / 2] : before[head + pair];
             x[i] = before[i] * std::cos(angle) + other * std::sin(angle);
         }
     }
+    // Queries, keys and values of a token.
+    std::array<Doubles, 3> project(size_t layer, const Doubles& n) const {
+        if (tensor(layer, Role::query_key_value) == nullptr) {
+            return {times(layer, Role::query, n, Role::query_bias),
+                    times(layer, Role::key, n, Role::key_bias),
+                    times(layer, Role::value, n, Role::value_bias)};
+        }
+        const Doubles all = times(layer, Role::query_key_value, n, Role::query_key_value_bias);
+        const auto third = static_cast<std::ptrdiff_t>(all.size() / 3);
+        const auto at = all.begin();
+        return {Doubles(at, at + third), Doubles(at + third, at + 2 * third),
+                Doubles(at + 2 * third, all.end())};
+    }
+    Doubles mlp(size_t layer, const Doubles& n) const {
+        Doubles inner = times(layer, Role::up, n, Role::up_bias);
+        if (s_.shape.gated) {
+            const Doubles gate = times(layer, Role::gate, n, Role::gate_bias);
+            for (size_t i = 0; i < inner.size(); ++i)
+                inner[i] *= gate[i] / (1 + std::exp(-gate[i]));
+        } else {
+            const double scale = std::sqrt(2 / std::acos(-1.0));
+            for (double& v : inner) v *= (1 + std::tanh(scale * (v + 0.044715 * v * v * v))) / 2;
+        }
+        return times(layer, Role::down, inner, Role::down_bias);
+    }
     void block(size_t layer, std::vector<Doubles>& x) const {
         std::vector<Doubles> q, k, v;
         for (size_t t = 0; t < x.size(); ++t) {
-            const Doubles n = norm(layer, "input_layernorm.weight", x[t]);
-            q.push_back(times(layer, "q_proj.weight", n));
-            k.push_back(times(layer, "k_proj.weight", n));
-            v.push_back(times(layer, "v_proj.weight", n));
+            auto [query, key, value] =
+                project(layer, norm(layer, Role::attention_norm, x[t], Role::attention_norm_bias));
+            q.push_back(norm_heads(layer, Role::query_norm, query));
+            k.push_back(norm_heads(layer, Role::key_norm, key));
+            v.push_back(value);
             rotate(q[t], t);
             rotate(k[t], t);
         }
+        const auto window =
+            static_cast<size_t>(s_.shape.window_of(static_cast<int64_t>(layer) - 1));
         for (size_t t = 0; t < x.size(); ++t) {
-            add(x[t], times(layer, "o_proj.weight", attend(q[t], k, v, t)));
-            const Doubles n = norm(layer, "post_attention_layernorm.weight", x[t]);
-            Doubles gate = times(layer, "gate_proj.weight", n);
-            const Doubles up = times(layer, "up_proj.weight", n);
-            for (size_t i = 0; i < gate.size(); ++i) gate[i] *= up[i] / (1 + std::exp(-gate[i]));
-            add(x[t], times(layer, "down_proj.weight", gate));
+            const size_t first = window == 0 || t < window ? 0 : t - window + 1;
+            add(x[t], times(layer, Role::output, attend(q[t], k, v, first, t), Role::output_bias));
+            add(x[t], mlp(layer, norm(layer, Role::mlp_norm, x[t], Role::mlp_norm_bias)));
         }
     }
     Doubles attend(const Doubles& q, const std::vector<Doubles>& k, const std::vector<Doubles>& v,
-                   size_t t) const {
+                   size_t first, size_t t) const {
         const auto d = static_cast<size_t>(s_.shape.head_dim);
         const auto group = static_cast<size_t>(s_.shape.heads / s_.shape.kv_heads);
         Doubles out(q.size(), 0);
@@ -111,26 +163,26 @@ private:
             const size_t kv = h / group * d;
             Doubles p;
             double sum = 0;
-            for (size_t s = 0; s <= t; ++s) {
+            for (size_t s = first; s <= t; ++s) {
                 double score = 0;
                 for (size_t c = 0; c < d; ++c) score += q[h * d + c] * k[s][kv + c];
                 p.push_back(std::exp(score / std::sqrt(static_cast<double>(d))));
                 sum += p.back();
             }
-            for (size_t s = 0; s <= t; ++s) {
-                for (size_t c = 0; c < d; ++c) out[h * d + c] += p[s] / sum * v[s][kv + c];
+            for (size_t s = first; s <= t; ++s) {
+                for (size_t c = 0; c < d; ++c) out[h * d + c] += p[s - first] / sum * v[s][kv + c];
             }
         }
         return out;
     }
     static void add(Doubles& x, const Doubles& y) {
-        for (size_t i = 0; i < x.size(); ++i) x[i] += y[i];
+        for (size_t i = 0; i < y.size(); ++i) x[i] += y[i];
     }
     double token_loss(const Doubles& x, int32_t target) const {
         const size_t head = weights.size() - 1;
-        const Doubles n = norm(head, "norm.weight", x);
-        const Doubles logits = s_.shape.tie_embeddings ? times(0, "embed_tokens.weight", n)
-                                                       : times(head, "lm_head.weight", n);
+        const Doubles n = norm(head, Role::final_norm, x, Role::final_norm_bias);
+        const Doubles logits = s_.shape.tie_embeddings ? times(0, Role::token_table, n)
+                                                       : times(head, Role::head_table, n);
         double sum = 0;
         for (const double l : logits) sum += std::exp(l);
         return std::log(sum) - logits[static_cast<size_t>(target)];
@@ -157,6 +209,56 @@ Setting single_key_head() {
     Setting s;
     s.shape.kv_heads = 1;
     s.shape.layers = 1;
+    return s;
+}
+
+// Biases everywhere; a query's bias frozen apart from its neighbours, so that no GEMM does all
+// three.
+Setting qwen2_setting() {
+    Setting s = tied_setting();
+    s.shape.family = Family::qwen2;
+    s.shape.qkv_bias = true;
+    s.shape.windows = {0, 3};
+    s.freeze = {"*.1.*q_proj.bias"};
+    return s;
+}
+Setting llama_setting() {
+    Setting s;
+    s.shape.qkv_bias = s.shape.output_bias = s.shape.mlp_bias = true;
+    s.shape.rope_scaling = {.kind = RopeScaling::Kind::linear, .factor = 4};
+    s.numerics.mlp_tile = 4;
+    return s;
+}
+Setting qwen3_setting() {
+    Setting s;
+    s.shape.family = Family::qwen3;
+    s.shape.head_norms = true;
+    s.shape.head_dim = 10;
+    s.shape.windows = {2, 5};
+    return s;
+}
+// Of the second block only the norms of the queries train.
+Setting head_norms_alone() {
+    Setting s = qwen3_setting();
+    s.freeze = {"model.embed*",    "lm_head*", "*.0.*",      "*.1.*proj*",
+                "*.1.*layernorm*", "*k_norm*", "model.norm*"};
+    return s;
+}
+Setting gpt2_setting() {
+    Setting s;
+    s.shape.family = Family::gpt2;
+    s.shape.kv_heads = s.shape.heads;
+    s.shape.tie_embeddings = s.shape.layer_norm = true;
+    s.shape.gated = false;
+    s.shape.qkv_bias = s.shape.output_bias = s.shape.mlp_bias = true;
+    s.shape.learned_positions = 9;
+    s.numerics.mlp_tile = 4;
+    return s;
+}
+// The shared table is frozen, the positions beside it train.
+Setting frozen_table() {
+    Setting s = gpt2_setting();
+    s.freeze = {"*wte*"};
     return s;
 }
 
@@ -250,19 +352,22 @@ TEST_P(DecoderContract, evaluation_finds_the_training_loss) {
     EXPECT_EQ(loss_sum, step.loss_sum);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, DecoderContract,
-                         testing::Combine(testing::Values(Case{"plain", [] { return Setting{}; }},
-                                                          Case{"tied", tied_setting},
-                                                          Case{"frozen", frozen_setting},
-                                                          Case{"one_kv_head", single_key_head}),
-                                          testing::Values(0, 1, 2, kGpu)),
-                         [](const auto& test) {
-                             const int threads = std::get<1>(test.param);
-                             return std::string(std::get<0>(test.param).name) + "_" +
-                                    (threads == 0      ? "reference"
-                                     : threads == kGpu ? "cuda"
-                                                       : std::to_string(threads) + "_threads");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    All, DecoderContract,
+    testing::Combine(
+        testing::Values(Case{"plain", [] { return Setting{}; }}, Case{"tied", tied_setting},
+                        Case{"frozen", frozen_setting}, Case{"one_kv_head", single_key_head},
+                        Case{"llama", llama_setting}, Case{"qwen2", qwen2_setting},
+                        Case{"qwen3", qwen3_setting}, Case{"head_norms", head_norms_alone},
+                        Case{"gpt2", gpt2_setting}, Case{"frozen_table", frozen_table}),
+        testing::Values(0, 1, 2, kGpu)),
+    [](const auto& test) {
+        const int threads = std::get<1>(test.param);
+        return std::string(std::get<0>(test.param).name) + "_" +
+               (threads == 0      ? "reference"
+                : threads == kGpu ? "cuda"
+                                  : std::to_string(threads) + "_threads");
+    });
 
 // ---------------------------------------------------------------- larger, on the fast operations
 

@@ -26,15 +26,17 @@ struct Setting {
 // fp32 weights of a layer, larger than at the start of training so that every term matters.
 inline std::vector<float> weights_of(const Setting& s, const Layer& layer) {
     std::vector<float> w(static_cast<size_t>(layer.elements));
-    initialise(s.shape, layer, 0, 3, 0, w);
+    initialise(s.shape, layer, 3, 0, w);
     const float gain = 70 / std::sqrt(static_cast<float>(s.shape.hidden));
     for (const Tensor& t : layer.tensors) {
         for (int64_t i = 0; i < t.count; ++i) {
             float& x = w[static_cast<size_t>(t.offset + i)];
             const auto element = static_cast<uint32_t>(i);
-            x = t.shape.size() == 1
-                    ? 1 + 0.3f * philox_normal({1, Purpose::test}, {0, 0, 0, element})
-                    : x * gain;
+            const float noise =
+                0.3f *
+                philox_normal({1, Purpose::test}, {0, 0, static_cast<uint32_t>(t.role), element});
+            // Norm weights start at one, biases at zero.
+            x = t.shape.size() == 1 ? x + noise : x * gain;
         }
     }
     return w;

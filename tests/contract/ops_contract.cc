@@ -2,6 +2,7 @@
 // between one and two threads and between alignments.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <functional>
 #include <vector>
@@ -173,9 +174,84 @@ TEST_P(OpsContract, norm_forward_and_backward) {
     }
 }
 
+// As the norm of each head's queries, in place on the way back.
+TEST_P(OpsContract, norm_of_every_head) {
+    for (const auto& [tokens, heads, n] : {std::array{3, 2, 5}, {50, 3, 48}, {9, 1, 64}}) {
+        SCOPED_TRACE(n);
+        const Matrix x = Matrix(type(), tokens, heads * n).random(1);
+        const Matrix w = Matrix(type(), 1, n).random(2);
+        Matrix y(type(), tokens, heads * n), y0 = y;
+        std::vector<float> r(static_cast<size_t>(tokens * heads)), r0 = r;
+        ops().norm_forward(x.view(), w.view(), 1e-6, y.view(), r.data());
+        oracle().norm_forward(x.view(), w.view(), 1e-6, y0.view(), r0.data());
+        expect_near(y, y0, 4);
+        Matrix dy = Matrix(type(), tokens, heads * n).random(3), dy0 = dy;
+        Matrix dw = Matrix(DType::f32, 1, n).random(5), dw0 = dw;
+        auto scratch = scratch_of(ops().norm_backward_scratch_bytes(tokens * heads, n));
+        ops().norm_backward(dy.view(), x.view(), w.view(), r.data(), {}, dy.view(),
+                            static_cast<float*>(dw.view().data), aligned(scratch));
+        oracle().norm_backward(dy0.view(), x.view(), w.view(), r0.data(), {}, dy0.view(),
+                               static_cast<float*>(dw0.view().data), nullptr);
+        expect_near(dy, dy0, 8);
+        expect_near(dw, dw0, 40);
+    }
+}
+
+TEST_P(OpsContract, layer_norm_forward_and_backward) {
+    for (const auto& [tokens, hidden] : {std::pair{1, 2}, {3, 17}, {130, 96}, {70, 1030}}) {
+        SCOPED_TRACE(hidden);
+        Matrix x = Matrix(DType::f32, tokens, hidden).random(1);
+        for (int64_t c = 0; c < hidden; ++c) x.set(0, c, x.get(0, c) + 30);  // far from zero
+        const Matrix w = Matrix(type(), 1, hidden).random(2),
+                     b = Matrix(type(), 1, hidden).random(6);
+        const Matrix dy = Matrix(type(), tokens, hidden).random(3);
+        Matrix y(type(), tokens, hidden), y0 = y;
+        std::vector<float> s(static_cast<size_t>(2 * tokens)), s0 = s;
+        ops().layer_norm_forward(x.view(), w.view(), b.view(), 1e-5, y.view(), s.data());
+        oracle().layer_norm_forward(x.view(), w.view(), b.view(), 1e-5, y0.view(), s0.data());
+        expect_near(y, y0, hidden == 2 ? 400 : 40);  // of two elements the rstd can be large
+        Matrix dx = Matrix(DType::f32, tokens, hidden).random(4), dx0 = dx;
+        Matrix dw = Matrix(DType::f32, 1, hidden).random(5), dw0 = dw;
+        auto scratch = scratch_of(ops().norm_backward_scratch_bytes(tokens, hidden));
+        ops().layer_norm_backward(dy.view(), x.view(), w.view(), s.data(), dx.view(), dx.view(),
+                                  static_cast<float*>(dw.view().data), aligned(scratch));
+        oracle().layer_norm_backward(dy.view(), x.view(), w.view(), s0.data(), dx0.view(),
+                                     dx0.view(), static_cast<float*>(dw0.view().data), nullptr);
+        expect_near(dx, dx0, 40);
+        expect_near(dw, dw0, 40);
+        Matrix only(type(), tokens, hidden), only0 = only;
+        ops().layer_norm_backward(dy.view(), x.view(), w.view(), s.data(), {}, only.view(), nullptr,
+                                  nullptr);
+        oracle().layer_norm_backward(dy.view(), x.view(), w.view(), s0.data(), {}, only0.view(),
+                                     nullptr, nullptr);
+        expect_near(only, only0, 40);
+    }
+}
+
+TEST_P(OpsContract, rows_are_summed_onto_what_is_there) {
+    for (const auto& [rows, cols] : {std::pair{1, 1}, {63, 5}, {64, 33}, {200, 1030}}) {
+        const Matrix x = Matrix(type(), rows, cols).random(1);
+        Matrix sums = Matrix(DType::f32, 1, cols).random(2), sums0 = sums;
+        auto scratch = scratch_of(ops().norm_backward_scratch_bytes(rows, cols));
+        ops().sum_rows(x.view(), static_cast<float*>(sums.view().data), aligned(scratch));
+        oracle().sum_rows(x.view(), static_cast<float*>(sums0.view().data), nullptr);
+        expect_near(sums, sums0, 10);
+    }
+}
+
+// theta^(-2 i / head_dim)
+std::vector<double> frequencies_of(int64_t head_dim) {
+    std::vector<double> f;
+    for (int64_t i = 0; i < head_dim / 2; ++i)
+        f.push_back(std::pow(1e4, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim)));
+    return f;
+}
+
 TEST_P(OpsContract, rope_turns_and_turns_back) {
     for (const int64_t head_dim : {2, 6, 64}) {
-        const Rope rope{.sequence = 37, .heads = 3, .head_dim = head_dim};
+        const std::vector<double> frequencies = frequencies_of(head_dim);
+        const Rope rope{
+            .sequence = 37, .heads = 3, .head_dim = head_dim, .frequencies = frequencies.data()};
         const Matrix start = Matrix(type(), 2 * 37, 3 * head_dim).random(1);
         Matrix x = start, x0 = start;
         ops().rope(x.view(), rope);
@@ -185,6 +261,15 @@ TEST_P(OpsContract, rope_turns_and_turns_back) {
         back.inverse = true;
         ops().rope(x.view(), back);
         expect_near(x, start, 4, type() == DType::f32 ? 2e-6 : unit_of(type()));
+        Rope longer = rope;
+        longer.amplitude = 1.3;
+        for (const bool inverse : {false, true}) {
+            longer.inverse = inverse;
+            Matrix y = start, y0 = start;
+            ops().rope(y.view(), longer);
+            oracle().rope(y0.view(), longer);
+            expect_near(y, y0, 4);
+        }
     }
 }
 
@@ -196,11 +281,15 @@ struct AttentionCase {
 };
 
 std::vector<AttentionCase> attention_cases() {
-    const auto of = [](int64_t n, int64_t s, int64_t h, int64_t kv, int64_t d) {
-        return AttentionCase{{n, s, h, kv, d, 1 / std::sqrt(static_cast<double>(d))}};
+    const auto of = [](int64_t n, int64_t s, int64_t h, int64_t kv, int64_t d, int64_t window = 0) {
+        const double scale = 1 / std::sqrt(static_cast<double>(d));
+        return AttentionCase{{n, s, h, kv, d, scale, DType::f32, window}};
     };
-    return {of(1, 1, 1, 1, 2),    of(2, 7, 4, 2, 6),   of(2, 64, 2, 2, 32), of(1, 130, 6, 2, 40),
-            of(1, 193, 2, 1, 16), of(1, 70, 3, 1, 64), of(1, 90, 2, 1, 128)};
+    return {of(1, 1, 1, 1, 2), of(2, 7, 4, 2, 6), of(2, 64, 2, 2, 32), of(1, 130, 6, 2, 40),
+            of(1, 193, 2, 1, 16), of(1, 70, 3, 1, 64), of(1, 90, 2, 1, 128),
+            // A window of one key, one within a tile, one across tiles, one as long as the text.
+            of(2, 70, 2, 1, 8, 1), of(1, 200, 2, 2, 16, 5), of(2, 193, 2, 1, 40, 65),
+            of(1, 300, 1, 1, 64, 100), of(1, 130, 2, 1, 16, 130)};
 }
 
 TEST_P(OpsContract, attention_forward_and_backward) {
@@ -253,12 +342,45 @@ TEST_P(OpsContract, swiglu_forward_and_backward) {
     }
 }
 
+TEST_P(OpsContract, gelu_forward_and_backward) {
+    for (const int64_t cols : {1, 19, 100}) {
+        Matrix x = Matrix(type(), 40, cols).random(1, 3), x0(type(), 1, 1);
+        x.set(0, 0, 100);
+        x.set(1, 0, -100);
+        x.set(2, 0, -5);
+        x0 = x;
+        const Matrix dy = Matrix(type(), 40, cols).random(2);
+        Matrix y(type(), 40, cols), y0 = y;
+        ops().gelu_forward(x.view(), y.view());
+        oracle().gelu_forward(x0.view(), y0.view());
+        expect_near(y, y0, 4);
+        ops().gelu_backward(dy.view(), x.view());
+        oracle().gelu_backward(dy.view(), x0.view());
+        expect_near(x, x0, 8);
+    }
+}
+
+TEST_P(OpsContract, positions_are_added_and_their_gradient_summed) {
+    const std::vector<int32_t> tokens{4, 0, 4, 4, 2, 6};
+    const Matrix table = Matrix(type(), 7, 150, 0).random(1);
+    const Matrix positions = Matrix(type(), 3, 150).random(2),
+                 dx = Matrix(type(), 6, 150).random(3);
+    Matrix x(DType::f32, 6, 150), x0 = x;
+    ops().embed(tokens.data(), table.view(), positions.view(), x.view());
+    oracle().embed(tokens.data(), table.view(), positions.view(), x0.view());
+    EXPECT_TRUE(x.same_bytes(x0));
+    Matrix g = Matrix(DType::f32, 3, 150, 0).random(4), g0 = g;
+    ops().positions_backward(dx.view(), 3, static_cast<float*>(g.view().data));
+    oracle().positions_backward(dx.view(), 3, static_cast<float*>(g0.view().data));
+    EXPECT_TRUE(g.same_bytes(g0));
+}
+
 TEST_P(OpsContract, embedding_rows_and_their_gradient) {
     const std::vector<int32_t> tokens{4, 0, 4, 4, 2, 6, 0};
     const Matrix table = Matrix(type(), 7, 150, 0).random(1), dx = Matrix(type(), 7, 150).random(2);
     Matrix x(DType::f32, 7, 150), x0 = x;
-    ops().embed(tokens.data(), table.view(), x.view());
-    oracle().embed(tokens.data(), table.view(), x0.view());
+    ops().embed(tokens.data(), table.view(), {}, x.view());
+    oracle().embed(tokens.data(), table.view(), {}, x0.view());
     EXPECT_TRUE(x.same_bytes(x0));
     Matrix g = Matrix(DType::f32, 7, 150, 0).random(3), g0 = g;
     ops().embed_backward(tokens.data(), dx.view(), static_cast<float*>(g.view().data));
@@ -393,6 +515,13 @@ std::vector<Matrix> all_sums(Ops* ops, int64_t shift, DType type) {
     ops->norm_forward(q.view(), w.view(), 1e-5, outs[5].view(), rstd.data());
     ops->norm_backward(dout.view(), q.view(), w.view(), rstd.data(), {}, outs[5].view(),
                        static_cast<float*>(outs[6].view().data), aligned(room));
+    std::vector<float> stats(600);
+    outs.emplace_back(type, 300, 96, 1, shift);
+    for (int i = 0; i < 2; ++i) outs.emplace_back(DType::f32, 1, 96, 1, shift);
+    ops->layer_norm_forward(q.view(), w.view(), w.view(), 1e-5, outs[7].view(), stats.data());
+    ops->layer_norm_backward(dout.view(), q.view(), w.view(), stats.data(), {}, outs[7].view(),
+                             static_cast<float*>(outs[8].fill(0).view().data), aligned(room));
+    ops->sum_rows(dout.view(), static_cast<float*>(outs[9].fill(0).view().data), aligned(room));
     return outs;
 }
 

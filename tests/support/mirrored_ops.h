@@ -39,25 +39,50 @@ public:
     }
 
     void norm_forward(ConstView x, ConstView weight, double eps, View y, float* rstd) override {
-        Mirror m({of(x), of(weight), of(y), {rstd, x.rows * 4}});
+        Mirror m({of(x), of(weight), of(y), {rstd, runs_of(x, weight) * 4}});
         ops_->norm_forward(m(x), m(weight), eps, m(y), m(rstd));
         m.finish();
     }
-    int64_t norm_backward_scratch_bytes(int64_t tokens, int64_t hidden) const override {
-        return ops_->norm_backward_scratch_bytes(tokens, hidden);
+    int64_t norm_backward_scratch_bytes(int64_t rows, int64_t n) const override {
+        return ops_->norm_backward_scratch_bytes(rows, n);
     }
     void norm_backward(ConstView dy, ConstView x, ConstView weight, const float* rstd,
                        ConstView addend, View dx, float* gradient, std::byte*) override {
         Mirror m({of(dy),
                   of(x),
                   of(weight),
-                  {rstd, x.rows * 4},
+                  {rstd, runs_of(x, weight) * 4},
+                  of(addend),
+                  of(dx),
+                  {gradient, weight.cols * 4}},
+                 gradient ? ops_->norm_backward_scratch_bytes(runs_of(x, weight), weight.cols) : 0);
+        ops_->norm_backward(m(dy), m(x), m(weight), m(rstd), m(addend), m(dx), m(gradient),
+                            m.scratch());
+        m.finish();
+    }
+    void layer_norm_forward(ConstView x, ConstView weight, ConstView bias, double eps, View y,
+                            float* stats) override {
+        Mirror m({of(x), of(weight), of(bias), of(y), {stats, x.rows * 8}});
+        ops_->layer_norm_forward(m(x), m(weight), m(bias), eps, m(y), m(stats));
+        m.finish();
+    }
+    void layer_norm_backward(ConstView dy, ConstView x, ConstView weight, const float* stats,
+                             ConstView addend, View dx, float* gradient, std::byte*) override {
+        Mirror m({of(dy),
+                  of(x),
+                  of(weight),
+                  {stats, x.rows * 8},
                   of(addend),
                   of(dx),
                   {gradient, x.cols * 4}},
                  gradient ? ops_->norm_backward_scratch_bytes(x.rows, x.cols) : 0);
-        ops_->norm_backward(m(dy), m(x), m(weight), m(rstd), m(addend), m(dx), m(gradient),
-                            m.scratch());
+        ops_->layer_norm_backward(m(dy), m(x), m(weight), m(stats), m(addend), m(dx), m(gradient),
+                                  m.scratch());
+        m.finish();
+    }
+    void sum_rows(ConstView x, float* sums, std::byte*) override {
+        Mirror m({of(x), {sums, x.cols * 4}}, ops_->norm_backward_scratch_bytes(x.rows, x.cols));
+        ops_->sum_rows(m(x), m(sums), m.scratch());
         m.finish();
     }
 
@@ -109,9 +134,25 @@ public:
         m.finish();
     }
 
-    void embed(const int32_t* tokens, ConstView table, View x) override {
-        Mirror m({{tokens, x.rows * 4}, of(table), of(x)});
-        ops_->embed(m(tokens), m(table), m(x));
+    void gelu_forward(ConstView x, View y) override {
+        Mirror m({of(x), of(y)});
+        ops_->gelu_forward(m(x), m(y));
+        m.finish();
+    }
+    void gelu_backward(ConstView dy, View x) override {
+        Mirror m({of(dy), of(x)});
+        ops_->gelu_backward(m(dy), m(x));
+        m.finish();
+    }
+
+    void embed(const int32_t* tokens, ConstView table, ConstView positions, View x) override {
+        Mirror m({{tokens, x.rows * 4}, of(table), of(positions), of(x)});
+        ops_->embed(m(tokens), m(table), m(positions), m(x));
+        m.finish();
+    }
+    void positions_backward(ConstView dx, int64_t sequence, float* gradient) override {
+        Mirror m({of(dx), {gradient, std::min(sequence, dx.rows) * dx.cols * 4}});
+        ops_->positions_backward(m(dx), sequence, m(gradient));
         m.finish();
     }
     void embed_backward(const int32_t* tokens, ConstView dx, float* gradient) override {
@@ -163,6 +204,9 @@ public:
     }
 
 private:
+    static int64_t runs_of(const ConstView& x, const ConstView& weight) {
+        return x.rows * (x.cols / weight.cols);
+    }
     struct Range {
         const void* data;
         int64_t bytes;

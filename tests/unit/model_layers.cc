@@ -19,6 +19,12 @@ Shape small(bool tied) {
             .tie_embeddings = tied};
 }
 
+const Tensor& tensor(const Layer& layer, Role role) {
+    const Tensor* found = layer.find(role);
+    FERRY_CHECK(found != nullptr);
+    return *found;
+}
+
 std::vector<Layer> layers(bool tied, std::vector<std::string> freeze = {},
                           bool decay_norms = false) {
     return layers_of(small(tied), freeze, decay_norms);
@@ -55,17 +61,16 @@ TEST(Layers, a_block_is_one_buffer_with_its_norms_apart) {
     ASSERT_EQ(block.segments.size(), 2u);
     EXPECT_TRUE(block.segments[0].decays);
     EXPECT_FALSE(block.segments[1].decays);
-    EXPECT_EQ(block.tensor("k_proj.weight").offset, 48 * 48);
-    EXPECT_EQ(block.tensor("v_proj.weight").offset, 48 * 48 + 24 * 48);
-    EXPECT_EQ(block.tensor("up_proj.weight").offset,
-              block.tensor("gate_proj.weight").offset + 48 * 100);
-    EXPECT_EQ(block.tensor("q_proj.weight").name, "model.layers.1.self_attn.q_proj.weight");
+    EXPECT_EQ(tensor(block, Role::key).offset, 48 * 48);
+    EXPECT_EQ(tensor(block, Role::value).offset, 48 * 48 + 24 * 48);
+    EXPECT_EQ(tensor(block, Role::up).offset, tensor(block, Role::gate).offset + 48 * 100);
+    EXPECT_EQ(tensor(block, Role::query).name, "model.layers.1.self_attn.q_proj.weight");
 }
 
 TEST(Layers, norms_decay_when_asked) {
     const Layer block = layers(false, {}, true)[1];
     EXPECT_EQ(block.segments.size(), 1u);
-    EXPECT_TRUE(block.tensor("input_layernorm.weight").decays);
+    EXPECT_TRUE(tensor(block, Role::attention_norm).decays);
 }
 
 TEST(Layers, a_tied_head_has_the_norm_alone) {
@@ -81,7 +86,7 @@ TEST(Layers, frozen_tensors_come_last_and_q_k_v_stay_together) {
     const Layer& block = all[2];
     ASSERT_EQ(block.segments.size(), 3u);
     EXPECT_FALSE(block.segments[2].trainable);
-    const Tensor &q = block.tensor("q_proj.weight"), &k = block.tensor("k_proj.weight");
+    const Tensor &q = tensor(block, Role::query), &k = tensor(block, Role::key);
     EXPECT_EQ(q.offset, block.trainable_elements);
     EXPECT_EQ(k.offset, q.offset + q.count);
 }
@@ -98,7 +103,7 @@ TEST(Layers, a_pattern_without_a_match_is_an_error) {
 
 std::vector<float> initial(const Layer& layer, uint32_t seed = 7) {
     std::vector<float> out(static_cast<size_t>(layer.elements), 9.0f);
-    initialise(small(false), layer, 1, seed, 0, out);
+    initialise(small(false), layer, seed, 0, out);
     return out;
 }
 
@@ -107,7 +112,7 @@ TEST(Initialise, any_part_gives_the_same_values_and_padding_is_zero) {
     const auto whole = initial(layer);
     for (const auto& [first, count] : {std::pair{0, 1}, {2300, 700}, {4090, 5000}}) {
         std::vector<float> part(static_cast<size_t>(count));
-        initialise(small(false), layer, 1, 7, first, part);
+        initialise(small(false), layer, 7, first, part);
         for (int i = 0; i < count; ++i) {
             ASSERT_EQ(part[static_cast<size_t>(i)], whole[static_cast<size_t>(first + i)]);
         }
@@ -122,7 +127,7 @@ TEST(Initialise, freezing_moves_values_but_does_not_change_them) {
     const Layer free = layers(false)[1], part = layers(false, {"*.0.*q_proj*", "*.0.*up_proj*"})[1];
     const auto a = initial(free), b = initial(part);
     for (const Tensor& t : free.tensors) {
-        const Tensor& u = part.tensor(t.name);
+        const Tensor& u = tensor(part, t.role);
         for (int64_t i = 0; i < t.count; ++i) {
             ASSERT_EQ(a[static_cast<size_t>(t.offset + i)], b[static_cast<size_t>(u.offset + i)]);
         }
@@ -132,8 +137,8 @@ TEST(Initialise, freezing_moves_values_but_does_not_change_them) {
 TEST(Initialise, deviations_are_as_said) {
     const Layer layer = layers(false)[1];
     const auto values = initial(layer);
-    const auto deviation = [&](std::string_view name) {
-        const Tensor& t = layer.tensor(name);
+    const auto deviation = [&](Role role) {
+        const Tensor& t = tensor(layer, role);
         double sum = 0;
         for (int64_t i = 0; i < t.count; ++i) {
             const double x = values[static_cast<size_t>(t.offset + i)];
@@ -141,9 +146,9 @@ TEST(Initialise, deviations_are_as_said) {
         }
         return std::sqrt(sum / static_cast<double>(t.count));
     };
-    EXPECT_NEAR(deviation("gate_proj.weight"), 0.02, 0.001);
-    EXPECT_NEAR(deviation("down_proj.weight"), 0.01, 0.0005);
-    EXPECT_EQ(deviation("input_layernorm.weight"), 1);
+    EXPECT_NEAR(deviation(Role::gate), 0.02, 0.001);
+    EXPECT_NEAR(deviation(Role::down), 0.01, 0.0005);
+    EXPECT_EQ(deviation(Role::attention_norm), 1);
 }
 
 }  // namespace

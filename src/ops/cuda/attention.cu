@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kTileThreads)
     for (auto& row_sums : sums) {
         for (float& sum : row_sums) sum = 0;
     }
-    for (int64_t key = 0; key <= first; key += kTile) {
+    for (int64_t key = shape.first_key(first) / kTile * kTile; key <= first; key += kTile) {
         __syncthreads();
         load_tile<kTile, kD>(keys, k, base, key, shape.sequence, kv_head, shape.head_dim);
         __syncthreads();
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kTileThreads)
         inner_products<kRows, kCols, kD>(queries, row, keys, col, scores);
         for (int i = 0; i < kRows; ++i) {
             for (int j = 0; j < kCols; ++j) {
-                const bool seen = key + col + 16 * j <= first + row + i;
+                const bool seen = sees(shape, first + row + i, key + col + 16 * j);
                 scores[i][j] = seen ? scores[i][j] * scale : -INFINITY;
             }
         }

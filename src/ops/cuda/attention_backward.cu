@@ -62,7 +62,7 @@ struct Room {
         for (int i = 0; i < kRows; ++i) {
             for (int j = 0; j < kCols; ++j) {
                 const int r = row + i, c = col + 16 * j;
-                const bool seen = key + c <= query + r && query + r < s.sequence;
+                const bool seen = query + r < s.sequence && sees(s, query + r, key + c);
                 const float p = seen ? expf(scores[i][j] * scale - lse[r]) : 0.0f;
                 weights[r * kScoreRow + c] = p;
                 slopes[r * kScoreRow + c] = p * (dp[i][j] - delta[r]) * scale;
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kTileThreads) queries_kernel(Inputs in, View d
     const int64_t first = int64_t{gridDim.x - 1 - blockIdx.x} * kTile;
     room.load_queries(in, base, first, head);
     float sums[kRows][kOut] = {};
-    for (int64_t key = 0; key <= first; key += kTile) {
+    for (int64_t key = s.first_key(first) / kTile * kTile; key <= first; key += kTile) {
         __syncthreads();
         room.load_keys(in, base, key, in.kv_head(head));
         __syncthreads();
@@ -133,10 +133,11 @@ __global__ void __launch_bounds__(kTileThreads) keys_kernel(Inputs in, View dk, 
     const int col = static_cast<int>(threadIdx.x) % 16;
     const int64_t kv_head = blockIdx.y, base = blockIdx.z * s.sequence;
     const int64_t first = int64_t{blockIdx.x} * kTile, together = s.heads / s.kv_heads;
+    const int64_t end = s.end_query(min(first + kTile, s.sequence) - 1);
     room.load_keys(in, base, first, kv_head);
     float dkeys[kRows][kOut] = {}, dvalues[kRows][kOut] = {};
     for (int64_t head = kv_head * together; head < (kv_head + 1) * together; ++head) {
-        for (int64_t query = first; query < s.sequence; query += kTile) {
+        for (int64_t query = first; query < end; query += kTile) {
             __syncthreads();
             room.load_queries(in, base, query, head);
             __syncthreads();

@@ -65,14 +65,28 @@ public:
         cuda::norm_forward(x, weight, eps, y, rstd, stream_);
     }
 
-    int64_t norm_backward_scratch_bytes(int64_t tokens, int64_t hidden) const override {
-        return ceil_div(tokens, kNormRows) * hidden * 4;
+    int64_t norm_backward_scratch_bytes(int64_t rows, int64_t n) const override {
+        return ceil_div(rows, kNormRows) * n * 4;
     }
     void norm_backward(ConstView dy, ConstView x, ConstView weight, const float* rstd,
                        ConstView addend, View dx, float* weight_gradient,
                        std::byte* scratch) override {
         cuda::norm_backward(dy, x, weight, rstd, addend, dx, weight_gradient, floats(scratch),
                             stream_);
+    }
+
+    void layer_norm_forward(ConstView x, ConstView weight, ConstView bias, double eps, View y,
+                            float* stats) override {
+        cuda::layer_norm_forward(x, weight, bias, eps, y, stats, stream_);
+    }
+    void layer_norm_backward(ConstView dy, ConstView x, ConstView weight, const float* stats,
+                             ConstView addend, View dx, float* weight_gradient,
+                             std::byte* scratch) override {
+        cuda::layer_norm_backward(dy, x, weight, stats, addend, dx, weight_gradient,
+                                  floats(scratch), stream_);
+    }
+    void sum_rows(ConstView x, float* sums, std::byte* scratch) override {
+        cuda::sum_rows(x, sums, floats(scratch), stream_);
     }
 
     void rope(View x, const Rope& rope) override {
@@ -82,20 +96,20 @@ public:
 
     int64_t attention_forward_scratch_bytes(const Attention& shape) const override {
         check_head(shape.head_dim);
-        const auto cudnn = cudnn_ ? cudnn_->forward_bytes(shape) : std::nullopt;
+        const auto cudnn = cudnn_forward_bytes(shape);
         return cudnn ? kWorkspaceUnit + *cudnn : 0;
     }
     void attention_forward(const Attention& shape, ConstView q, ConstView k, ConstView v, View out,
                            float* lse, std::byte* scratch) override {
         check_head(shape.head_dim);
         FERRY_CHECK(q.type == shape.type);
-        if (cudnn_ && cudnn_->forward_bytes(shape)) {
+        if (cudnn_forward_bytes(shape)) {
             return cudnn_->forward(shape, q, k, v, out, lse, workspace_in(scratch));
         }
         cuda::attention_forward(shape, q, k, v, out, lse, stream_);
     }
     int64_t attention_backward_scratch_bytes(const Attention& shape) const override {
-        const auto cudnn = cudnn_ ? cudnn_->backward_bytes(shape) : std::nullopt;
+        const auto cudnn = cudnn_backward_bytes(shape);
         return cudnn ? kWorkspaceUnit + *cudnn : shape.heads * shape.sequences * shape.sequence * 4;
     }
     void attention_backward(const Attention& shape, ConstView q, ConstView k, ConstView v,
@@ -103,7 +117,7 @@ public:
                             View dv, std::byte* scratch) override {
         check_head(shape.head_dim);
         FERRY_CHECK(q.type == shape.type);
-        if (cudnn_ && cudnn_->backward_bytes(shape)) {
+        if (cudnn_backward_bytes(shape)) {
             return cudnn_->backward(shape, q, k, v, out, dout, lse, dq, dk, dv,
                                     workspace_in(scratch));
         }
@@ -118,11 +132,17 @@ public:
         cuda::swiglu_backward(dy, gate_up, stream_);
     }
 
-    void embed(const int32_t* tokens, ConstView table, View x) override {
-        cuda::embed(tokens, table, x, stream_);
+    void gelu_forward(ConstView x, View y) override { cuda::gelu_forward(x, y, stream_); }
+    void gelu_backward(ConstView dy, View x) override { cuda::gelu_backward(dy, x, stream_); }
+
+    void embed(const int32_t* tokens, ConstView table, ConstView positions, View x) override {
+        cuda::embed(tokens, table, positions, x, stream_);
     }
     void embed_backward(const int32_t* tokens, ConstView dx, float* gradient) override {
         cuda::embed_backward(tokens, dx, gradient, stream_);
+    }
+    void positions_backward(ConstView dx, int64_t sequence, float* gradient) override {
+        cuda::positions_backward(dx, sequence, gradient, stream_);
     }
 
     int64_t cross_entropy_scratch_bytes(int64_t tokens) const override { return tokens * 8; }
@@ -150,6 +170,14 @@ public:
 private:
     static constexpr int64_t kWorkspaceUnit = 256;
     static constexpr int64_t kCopyBytes = 32 * kMiB;
+
+    // Nothing where ferry's own attention runs; it alone does windows.
+    std::optional<int64_t> cudnn_forward_bytes(const Attention& shape) const {
+        return cudnn_ && shape.window == 0 ? cudnn_->forward_bytes(shape) : std::nullopt;
+    }
+    std::optional<int64_t> cudnn_backward_bytes(const Attention& shape) const {
+        return cudnn_ && shape.window == 0 ? cudnn_->backward_bytes(shape) : std::nullopt;
+    }
 
     // Libraries' workspaces begin at multiples of 256 bytes.
     static std::byte* workspace_in(std::byte* scratch) {
@@ -182,10 +210,11 @@ private:
         }
     }
 
-    // Whether more is added than cuBLASLt can in the product itself.
+    // Whether more is added than cuBLASLt can in the product itself. By shapes: at plan time there
+    // is no data.
     static bool finishes(const Gemm& g) {
-        const bool addend = g.addend.data != nullptr;
-        return g.bias.data != nullptr || (addend && (g.accumulate || g.addend.type != g.c.type));
+        const bool addend = g.addend.cols > 0;
+        return g.bias.cols > 0 || (addend && (g.accumulate || g.addend.type != g.c.type));
     }
 
     static void check_head(int64_t head_dim) {

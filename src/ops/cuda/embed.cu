@@ -1,4 +1,6 @@
 // Embedding rows, and their gradient summed per row in token order without atomics.
+#include <algorithm>
+
 #include "element.h"
 #include "kernels.h"
 #include "launch.h"
@@ -10,10 +12,22 @@ constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kTogether = 4;  // columns of a thread
 constexpr int64_t kCols = int64_t{kThreads} * kTogether;
 
-__global__ void embed_kernel(const int32_t* tokens, ConstView table, View x) {
+__global__ void embed_kernel(const int32_t* tokens, ConstView table, ConstView positions, View x) {
     const int64_t row = blockIdx.x, token = tokens[row];
-    for (int64_t c = threadIdx.x; c < x.cols; c += kThreads)
-        store(load(table, token, c), x, row, c);
+    for (int64_t c = threadIdx.x; c < x.cols; c += kThreads) {
+        float value = load(table, token, c);
+        if (positions.data != nullptr) value += load(positions, row % positions.rows, c);
+        store(value, x, row, c);
+    }
+}
+
+// A thread an element of a position's row.
+__global__ void positions_backward_kernel(ConstView dx, int64_t sequence, float* gradient) {
+    const int64_t col = int64_t{blockIdx.y} * kThreads + threadIdx.x, position = blockIdx.x;
+    if (col >= dx.cols) return;
+    float sum = gradient[position * dx.cols + col];
+    for (int64_t row = position; row < dx.rows; row += sequence) sum += load(dx, row, col);
+    gradient[position * dx.cols + col] = sum;
 }
 
 // The positions of [first, first + kThreads) whose token is `token`, in order, into `found`.
@@ -72,10 +86,18 @@ __global__ void embed_backward_kernel(const int32_t* tokens, ConstView dx, float
 
 }  // namespace
 
-void embed(const int32_t* tokens, ConstView table, View x, cudaStream_t stream) {
+void embed(const int32_t* tokens, ConstView table, ConstView positions, View x,
+           cudaStream_t stream) {
     if (x.rows == 0) return;
-    embed_kernel<<<blocks_for(x.rows, 1), kThreads, 0, stream>>>(tokens, table, x);
+    embed_kernel<<<blocks_for(x.rows, 1), kThreads, 0, stream>>>(tokens, table, positions, x);
     check_launch("embed");
+}
+
+void positions_backward(ConstView dx, int64_t sequence, float* gradient, cudaStream_t stream) {
+    if (dx.rows == 0) return;
+    const dim3 blocks(blocks_for(std::min(sequence, dx.rows), 1), blocks_for(dx.cols, kThreads));
+    positions_backward_kernel<<<blocks, kThreads, 0, stream>>>(dx, sequence, gradient);
+    check_launch("positions backward");
 }
 
 void embed_backward(const int32_t* tokens, ConstView dx, float* gradient, cudaStream_t stream) {

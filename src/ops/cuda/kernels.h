@@ -22,9 +22,15 @@ void plain_gemm(const Gemm& gemm, cudaStream_t stream);
 constexpr int64_t kNormRows = 64;  // of a partial sum of the weight's gradient
 void norm_forward(ConstView x, ConstView weight, double eps, View y, float* rstd,
                   cudaStream_t stream);
-// partial: [ceil(tokens / kNormRows), hidden], where the weight trains.
+// partial: [ceil(tokens * runs / kNormRows), weight.cols], where the weight trains.
 void norm_backward(ConstView dy, ConstView x, ConstView weight, const float* rstd, ConstView addend,
                    View dx, float* weight_gradient, float* partial, cudaStream_t stream);
+void layer_norm_forward(ConstView x, ConstView weight, ConstView bias, double eps, View y,
+                        float* stats, cudaStream_t stream);
+void layer_norm_backward(ConstView dy, ConstView x, ConstView weight, const float* stats,
+                         ConstView addend, View dx, float* weight_gradient, float* partial,
+                         cudaStream_t stream);
+void sum_rows(ConstView x, float* sums, float* partial, cudaStream_t stream);
 
 // ---------------------------------------------------------------- attention
 
@@ -49,11 +55,15 @@ void tensor_attention_backward(const Attention& shape, ConstView q, ConstView k,
 void rope(View x, const Rope& rope, cudaStream_t stream);
 void swiglu_forward(ConstView gate_up, View y, cudaStream_t stream);
 void swiglu_backward(ConstView dy, View gate_up, cudaStream_t stream);
+void gelu_forward(ConstView x, View y, cudaStream_t stream);
+void gelu_backward(ConstView dy, View x, cudaStream_t stream);
 void cast(ConstView from, View to, cudaStream_t stream);
 void add(float* a, const float* b, int64_t count, cudaStream_t stream);
 void check_finite(ConstView x, uint32_t* nonfinite, cudaStream_t stream);
 
-void embed(const int32_t* tokens, ConstView table, View x, cudaStream_t stream);
+void embed(const int32_t* tokens, ConstView table, ConstView positions, View x,
+           cudaStream_t stream);
+void positions_backward(ConstView dx, int64_t sequence, float* gradient, cudaStream_t stream);
 void embed_backward(const int32_t* tokens, ConstView dx, float* gradient, cudaStream_t stream);
 
 // losses: one double a row.

@@ -10,16 +10,20 @@ namespace {
 
 constexpr int kThreads = 256;
 
+// The frequencies travel with the launch.
+struct Frequencies {
+    double of[kMaxHeadDim / 2];
+};
+
 // A block a position; its angles, in double, serve all heads of all sequences.
-__global__ void rope_kernel(View x, Rope rope) {
+__global__ void rope_kernel(View x, Rope rope, Frequencies frequencies) {
     __shared__ float cosine[kMaxHeadDim / 2], sine[kMaxHeadDim / 2];
     const int64_t position = blockIdx.x, half = rope.head_dim / 2;
+    const double turn = rope.inverse ? -rope.amplitude : rope.amplitude;
     for (int64_t i = threadIdx.x; i < half; i += kThreads) {
-        const double frequency =
-            pow(rope.theta, -2.0 * static_cast<double>(i) / static_cast<double>(rope.head_dim));
-        const double angle = static_cast<double>(position) * frequency;
-        cosine[i] = static_cast<float>(cos(angle));
-        sine[i] = static_cast<float>(rope.inverse ? -sin(angle) : sin(angle));
+        const double angle = static_cast<double>(position) * frequencies.of[i];
+        cosine[i] = static_cast<float>(rope.amplitude * cos(angle));
+        sine[i] = static_cast<float>(turn * sin(angle));
     }
     __syncthreads();
     for (int64_t row = position; row < x.rows; row += rope.sequence) {
@@ -68,6 +72,36 @@ __global__ void swiglu_backward_kernel(ConstView dy, View gate_up) {
     });
 }
 
+// x / 2 (1 + tanh(z)) = x sigmoid(2 z).
+constexpr float kGeluScale = 1.5957691216057308f, kGeluCube = 0.044715f;  // 2 sqrt(2 / pi)
+__device__ float gelu_sigmoid(float x) {
+    return sigmoid(kGeluScale * x * (1.0f + kGeluCube * x * x));
+}
+
+__global__ void gelu_forward_kernel(ConstView x, View y) {
+    const int64_t row = blockIdx.x;
+    each_pack<kThreads>(y.cols, [&](int64_t col, int count) {
+        Pack pack = load_pack(x, row, col, count);
+        for (int i = 0; i < kPack; ++i) pack.at[i] *= gelu_sigmoid(pack.at[i]);
+        store_pack(pack, y, row, col);
+    });
+}
+
+__global__ void gelu_backward_kernel(ConstView dy, View x) {
+    const int64_t row = blockIdx.x;
+    each_pack<kThreads>(dy.cols, [&](int64_t col, int count) {
+        Pack pack = load_pack(x, row, col, count);
+        const Pack d = load_pack(dy, row, col, count);
+        for (int i = 0; i < kPack; ++i) {
+            const float value = pack.at[i], s = gelu_sigmoid(value);
+            // d (x s(u)) = s + x s (1 - s) u'
+            const float slope = kGeluScale * (1.0f + 3.0f * kGeluCube * value * value);
+            pack.at[i] = d.at[i] * (s + value * s * ((1.0f - s) * slope));
+        }
+        store_pack(pack, x, row, col);
+    });
+}
+
 __global__ void cast_kernel(ConstView from, View to) {
     const int64_t row = blockIdx.x;
     each_pack<kThreads>(to.cols, [&](int64_t col, int count) {
@@ -102,7 +136,9 @@ bool runs_here() {
 void rope(View x, const Rope& rope, cudaStream_t stream) {
     const int64_t positions = std::min(rope.sequence, x.rows);
     if (positions == 0) return;
-    rope_kernel<<<blocks_for(positions, 1), kThreads, 0, stream>>>(x, rope);
+    Frequencies frequencies{};
+    std::copy_n(rope.frequencies, rope.head_dim / 2, frequencies.of);
+    rope_kernel<<<blocks_for(positions, 1), kThreads, 0, stream>>>(x, rope, frequencies);
     check_launch("rope");
 }
 
@@ -116,6 +152,18 @@ void swiglu_backward(ConstView dy, View gate_up, cudaStream_t stream) {
     if (dy.rows == 0) return;
     swiglu_backward_kernel<<<blocks_for(dy.rows, 1), kThreads, 0, stream>>>(dy, gate_up);
     check_launch("swiglu backward");
+}
+
+void gelu_forward(ConstView x, View y, cudaStream_t stream) {
+    if (y.rows == 0) return;
+    gelu_forward_kernel<<<blocks_for(y.rows, 1), kThreads, 0, stream>>>(x, y);
+    check_launch("gelu forward");
+}
+
+void gelu_backward(ConstView dy, View x, cudaStream_t stream) {
+    if (dy.rows == 0) return;
+    gelu_backward_kernel<<<blocks_for(dy.rows, 1), kThreads, 0, stream>>>(dy, x);
+    check_launch("gelu backward");
 }
 
 void cast(ConstView from, View to, cudaStream_t stream) {

@@ -27,10 +27,12 @@ __device__ inline void soften(float (&scores)[kRows][kCols], Softmax& state,
         float top = scores[i][0];
         for (int j = 1; j < kCols; ++j) top = fmaxf(top, scores[i][j]);
         top = fmaxf(state.top[i], over_row(top, true));
-        shrink[i] = expf(state.top[i] - top);
+        // Where no key has been seen so far, -inf - -inf would be NaN.
+        const float level = top == -INFINITY ? 0.0f : top;
+        shrink[i] = expf(state.top[i] - level);
         float sum = 0;
         for (int j = 0; j < kCols; ++j) {
-            scores[i][j] = expf(scores[i][j] - top);
+            scores[i][j] = expf(scores[i][j] - level);
             sum += scores[i][j];
         }
         state.sum[i] = state.sum[i] * shrink[i] + over_row(sum, false);

@@ -63,7 +63,7 @@ __device__ void forward(const Attention& shape, const ConstView& q, const ConstV
     for (int i = static_cast<int>(threadIdx.x); i < kTile * wide_row(kD); i += kWarpThreads)
         room.sums[i] = 0;
     Softmax state;
-    for (int64_t key = 0; key <= first; key += kTile) {
+    for (int64_t key = shape.first_key(first) / kTile * kTile; key <= first; key += kTile) {
         __syncthreads();
         load_narrow<kTile, kD>(room.keys, k, base, key, shape.sequence, kv_head, shape.head_dim);
         __syncthreads();
@@ -77,7 +77,7 @@ __device__ void forward(const Attention& shape, const ConstView& q, const ConstV
         float scores[kRows][kCols], shrink[kRows];
         for (int i = 0; i < kRows; ++i) {
             for (int j = 0; j < kCols; ++j) {
-                const bool seen = key + col + 16 * j <= first + row + i;
+                const bool seen = sees(shape, first + row + i, key + col + 16 * j);
                 const float score = room.scores[(row + i) * kScoreRow + col + 16 * j];
                 scores[i][j] = seen ? score * scale : -INFINITY;
             }

@@ -76,7 +76,7 @@ struct Room {
         for (int i = 0; i < kEach; ++i) {
             const int e = static_cast<int>(threadIdx.x) + i * kWarpThreads;
             const int row = e / kK, col = e % kK, at = row * kScoreRow + col;
-            const bool seen = key + col <= query + row && query + row < s.sequence;
+            const bool seen = query + row < s.sequence && sees(s, query + row, key + col);
             p[i] = seen ? expf(scores[at] * scale - lse[row]) : 0.0f;
             ds[i] = p[i] * (slopes[at] - delta[row]) * scale;
         }
@@ -123,7 +123,7 @@ __device__ void queries_gradient(const Inputs& in, const View& dq, float4* memor
     room.load_queries(in, base, first, head);
     Sums sums[kN];
     for (Sums& sum : sums) wmma::fill_fragment(sum, 0.0f);
-    for (int64_t key = 0; key < end; key += kOther) {
+    for (int64_t key = s.first_key(first) / kOther * kOther; key < end; key += kOther) {
         __syncthreads();
         room.load_keys(in, base, key, head / (s.heads / s.kv_heads));
         __syncthreads();
@@ -144,6 +144,7 @@ __device__ void keys_gradient(const Inputs& in, const View& dk, const View& dv, 
     const int row = warp / 2 * kSide, col = warp % 2 * kN * kSide;
     const int64_t kv_head = blockIdx.y, base = blockIdx.z * s.sequence;
     const int64_t first = int64_t{blockIdx.x} * kOwn, together = s.heads / s.kv_heads;
+    const int64_t last = s.end_query(min(first + kOwn, s.sequence) - 1);
     room.load_keys(in, base, first, kv_head);
     Sums dkeys[kN], dvalues[kN];
     for (int j = 0; j < kN; ++j) {
@@ -151,7 +152,7 @@ __device__ void keys_gradient(const Inputs& in, const View& dk, const View& dv, 
         wmma::fill_fragment(dvalues[j], 0.0f);
     }
     for (int64_t head = kv_head * together; head < (kv_head + 1) * together; ++head) {
-        for (int64_t query = first; query < s.sequence; query += kOther) {
+        for (int64_t query = first; query < last; query += kOther) {
             __syncthreads();
             room.load_queries(in, base, query, head);
             __syncthreads();

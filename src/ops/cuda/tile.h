@@ -11,6 +11,10 @@ constexpr int kTileThreads = 256;
 template <int kD>
 constexpr int kTileRow = kD + 4;
 
+__device__ inline bool sees(const Attention& shape, int64_t query, int64_t key) {
+    return key <= query && key >= shape.first_key(query);
+}
+
 // Rows [first, first + kRows) of one head's columns; zeros beyond `end` and beyond the head.
 template <int kRows, int kD>
 __device__ void load_tile(float* tile, const ConstView& from, int64_t base, int64_t first,

@@ -1,0 +1,94 @@
+// A layer's tensors where they lie in memory, and what is made of several of them.
+#pragma once
+
+#include <array>
+#include <initializer_list>
+
+#include "ferry/model.h"
+
+namespace ferry::model {
+
+// A weight or bias and where its gradient goes; no data where the layer has no such tensor, or
+// where nothing lies in memory yet.
+struct Parameter {
+    ops::ConstView value{};     // a bias or norm weight is [1, n]
+    float* gradient = nullptr;  // fp32, like the value; null: it does not train
+    bool exists() const { return value.cols > 0; }
+    bool trains() const { return gradient != nullptr; }
+};
+
+class LayerMemory {
+public:
+    // `weights` and `gradient` may be null: then only shapes are known, or nothing trains.
+    LayerMemory(const Layer& layer, DType type, const void* weights, float* gradient)
+        : layer_(layer),
+          type_(type),
+          weights_(static_cast<const std::byte*>(weights)),
+          gradient_(gradient) {}
+
+    Parameter operator()(Role role) const;
+    const Layer& layer() const { return layer_; }
+
+private:
+    const Layer& layer_;
+    DType type_;
+    const std::byte* weights_;
+    float* gradient_;
+};
+
+// RMSNorm of each run of the weight's length, or LayerNorm where there is a bias.
+struct Norm {
+    Parameter weight{}, bias{};
+    double eps = 0;
+    bool trains() const { return weight.trains() || bias.trains(); }
+
+    // rows: tokens times runs.
+    int64_t stats_floats(int64_t rows) const { return bias.exists() ? 2 * rows : rows; }
+    int64_t scratch_bytes(int64_t rows, const ops::Ops& ops) const {
+        return ops.norm_backward_scratch_bytes(rows, weight.value.cols);
+    }
+    void forward(ops::Ops& ops, ops::ConstView x, ops::View y, float* stats) const;
+    // As Ops::norm_backward.
+    void backward(ops::Ops& ops, ops::ConstView dy, ops::ConstView x, const float* stats,
+                  ops::ConstView addend, ops::View dx, std::byte* scratch) const;
+};
+
+// Matrices that multiply the same input, one above the other; adjacent ones that train alike count
+// as one, so that one GEMM does them.
+class Projection {
+public:
+    // Of those roles that the layer has. Each weight's bias, if any, is the role of the same place
+    // in `biases`.
+    Projection(const LayerMemory& memory, bool input_major, std::initializer_list<Role> weights,
+               std::initializer_list<Role> biases);
+    bool trains() const;
+    int64_t outputs() const { return outputs_; }
+
+    // y = x W^T + b + addend, part by part. x: [tokens, inputs], y: [tokens, outputs].
+    void apply(ops::Ops& ops, ops::ConstView x, ops::View y, ops::ConstView addend,
+               std::byte* scratch) const;
+    // dx = dy W; the parts' contributions are added in order.
+    void apply_transposed(ops::Ops& ops, ops::ConstView dy, ops::View dx, std::byte* scratch) const;
+    // gradients += dy^T x and the sums of dy, of the parts that train.
+    void add_gradient(ops::Ops& ops, ops::ConstView dy, ops::ConstView x, std::byte* scratch) const;
+    // Of any of the three, on so many tokens. `output`: y's type.
+    int64_t scratch_bytes(const ops::Ops& ops, int64_t tokens, DType output) const;
+
+private:
+    struct Part {
+        Parameter weight{}, bias{};
+        int64_t column = 0, outputs = 0;  // of the output
+    };
+    ops::Gemm forward(const Part& part, ops::ConstView x, ops::View y, ops::ConstView addend) const;
+    ops::Gemm backward(const Part& part, ops::ConstView dy, ops::View dx,
+                       ops::ConstView addend) const;
+    ops::Gemm gradient(const Part& part, ops::ConstView dy, ops::ConstView x) const;
+    std::span<const Part> parts() const { return {parts_.data(), static_cast<size_t>(count_)}; }
+    std::array<Part, 3> parts_{};
+    int count_ = 0;
+    int64_t inputs_ = 0, outputs_ = 0;
+    DType type_ = DType::f32;
+    bool input_major_;
+};
+
+}  // namespace ferry::model
