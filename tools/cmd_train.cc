@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
+#include "export_options.h"
 #include "ferry/checkpoint.h"
 #include "ferry/config.h"
 #include "ferry/train.h"
@@ -24,6 +25,7 @@ struct TrainOptions {
     std::string config{};
     std::vector<std::string> overrides{};
     std::string weights_out{}, trace{};
+    train::ExportOptions exported{};
     bool json = false;
     bool bound = true;
 };
@@ -139,11 +141,15 @@ private:
     void evaluate(int64_t step) {
         if (config_.evaluate.micro_batches == 0 || step == evaluated_) return;
         evaluated_ = step;
-        const double loss = engine_->evaluate();
+        const train::Evaluation found = engine_->evaluate();
         if (options_.json) {
-            fmt::print("{}\n", nlohmann::json{{"step", step}, {"evaluation_loss", loss}}.dump());
+            const nlohmann::json line{{"step", step},
+                                      {"evaluation_loss", found.loss},
+                                      {"perplexity", found.perplexity()}};
+            fmt::print("{}\n", line.dump());
         } else {
-            fmt::print("step {:>5}/{}  held-back loss {:.6f}\n", step, config_.steps, loss);
+            fmt::print("step {:>5}/{}  held-back loss {:.6f}, perplexity {:.4g}\n", step,
+                       config_.steps, found.loss, found.perplexity());
         }
         check_output();
     }
@@ -174,6 +180,8 @@ private:
         }
         if (config_.hash_every != "step") print_hash(steps_);
         if (!options_.weights_out.empty()) write_weights();
+        if (!options_.exported.directory.empty())
+            train::export_model(*engine_, config_, options_.exported);
         if (!options_.trace.empty()) write_trace();
     }
 
@@ -193,9 +201,10 @@ private:
                 tensors.emplace_back(layer, &tensor);
             }
         }
-        checkpoint::write_safetensors(options_.weights_out, infos, [&](size_t i) {
-            return engine_->read_tensor(tensors[i].first, *tensors[i].second);
-        });
+        const auto read = [&](size_t i, const checkpoint::Sink& sink) {
+            engine_->read_tensor(tensors[i].first, *tensors[i].second, sink);
+        };
+        checkpoint::write_safetensors(options_.weights_out, infos, DType::f32, read);
     }
 
     TrainOptions options_;
@@ -221,6 +230,7 @@ void add_train_command(CLI::App& app) {
         ->allow_extra_args(false);
     command->add_option("--weights-out", options->weights_out,
                         "write the final fp32 weights (safetensors)");
+    add_export_options(*command, "--export", options->exported);
     command->add_option("--trace", options->trace,
                         "write what each lane did when (Chrome trace: ui.perfetto.dev)");
     command->add_flag("--json", options->json, "one JSON object a step on standard output");
@@ -235,6 +245,7 @@ void add_train_command(CLI::App& app) {
         catch_interrupts();
         check_writable("--weights-out", options->weights_out, 8, "{\"");  // behind a length
         check_writable("--trace", options->trace, 0, "{\"displayTimeUnit\"");
+        if (!options->exported.directory.empty()) ferry::train::prepare_export(options->exported);
         TrainCommand(*options).run();
     });
 }

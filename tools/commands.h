@@ -7,6 +7,8 @@ class App;
 
 void add_bench_command(CLI::App& app);
 void add_data_command(CLI::App& app);
+void add_eval_command(CLI::App& app);
+void add_export_command(CLI::App& app);
 void add_plan_command(CLI::App& app);
 void add_train_command(CLI::App& app);
 

@@ -52,6 +52,8 @@ int main(int argc, char** argv) {
     add_train_command(app);
     add_plan_command(app);
     add_data_command(app);
+    add_eval_command(app);
+    add_export_command(app);
     add_bench_command(app);
     try {
         app.parse(argc, argv);

@@ -16,6 +16,10 @@ namespace ferry {
 constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
 
 struct ModelConfig {
+    // A Hugging Face directory, whose config.json then says everything below `load`.
+    std::string path{};
+    std::string dropout = "refuse";  // refuse, ignore: where config.json asks for it
+    bool load = true;                // its weights; false: random ones
     int64_t hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, intermediate = 0;
     int64_t vocab = 256;
     bool tie_embeddings = false;
@@ -55,6 +59,7 @@ struct ScheduleConfig {
 struct EvaluateConfig {
     int64_t every = 0;          // steps; 0: only at the end when `micro_batches` > 0
     int64_t micro_batches = 0;  // 0: no evaluation
+    bool only = false;          // no key: `ferry eval` trains nothing, on the whole token file
 };
 
 struct NvmePath {

@@ -44,6 +44,7 @@ public:
         int64_t sequence = 0, micro_batch = 0, micro_batches = 0;
         int64_t model_vocab = 0;
         double held_back = 0;
+        bool trains = true;                    // false: the whole file is held back
         int64_t evaluation_micro_batches = 0;  // that will be asked for; refused when not there
         uint32_t seed = 0;
         int rank = 0, ranks = 1;

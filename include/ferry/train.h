@@ -3,9 +3,12 @@
 #pragma once
 
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -29,6 +32,12 @@ struct StepReport {
     bool skipped = false;
     bool bet = false, won = false;
     double seconds = 0;
+};
+
+struct Evaluation {
+    double loss = 0;  // mean over the real targets, natural logarithm; NaN where there is none
+    int64_t targets = 0;
+    double perplexity() const { return std::exp(loss); }
 };
 
 struct LinkReport {
@@ -69,15 +78,17 @@ public:
     virtual StepReport step() = 0;
     // Mean loss over the held-back micro-batches the configuration asks for. Training goes on after
     // it with the same bits as without it.
-    virtual double evaluate() = 0;
+    virtual Evaluation evaluate() = 0;
     // XXH3 over all master weights, moments and compute weights in the model's order, after the
     // last update; independent of every placement.
     virtual uint64_t state_hash() = 0;
+    // Takes values in order, in pieces of at most a chunk.
+    using Sink = std::function<void(std::span<const float>)>;
     // The current fp32 master weights (or frozen weights widened) of one tensor.
-    virtual std::vector<float> read_tensor(int64_t layer, const model::Tensor& tensor) = 0;
+    virtual void read_tensor(int64_t layer, const model::Tensor& tensor, const Sink& sink) = 0;
     // The last step's gradient of one tensor, as rounded to the wire type, before unscaling and
     // clipping; zeros where it is frozen. Only between step() and the next call of anything else.
-    virtual std::vector<float> read_gradient(int64_t layer, const model::Tensor& tensor) = 0;
+    virtual void read_gradient(int64_t layer, const model::Tensor& tensor, const Sink& sink) = 0;
     // Measures the kernels and links of this plan alone, between steps; the run's report then has
     // the bound. The lower one where it is measured again: a busy machine makes it look high.
     virtual void measure_bound() = 0;
@@ -90,8 +101,25 @@ public:
     virtual RunReport report() = 0;  // of the steps so far, the last one finished first
 };
 
+// Where a model goes, as transformers saves one.
+struct ExportOptions {
+    std::string directory{};      // new or empty
+    std::optional<DType> type{};  // of the weights; none: the type the run computes in
+    int64_t shard_bytes = 5'000'000'000;
+};
+// Throws usage unless the directory is new or empty and can be written to; makes it.
+void prepare_export(const ExportOptions& options);
+// Weights, config.json and, where the model came from a directory, its tokenizer's files.
+// config.json is written last: without it the directory is not taken for a model.
+void export_model(Engine& engine, const Config& config, const ExportOptions& options);
+// The same of weights that `ferry train --weights-out` wrote, of the model that `config` describes.
+void export_weights(const std::string& weights, const Config& config, const ExportOptions& options);
+
 // The plan that Engine::make would work by; touches neither tokens nor disks. Throws Error.
 planner::Plan plan_for(const Config& config);
+// Sequences of the whole token file, for a configuration that only evaluates. Throws usage where
+// there is none.
+int64_t evaluation_sequences(const Config& config);
 // The learning rate over the run's updates. Throws usage where its keys contradict each other.
 optim::LrSchedule schedule_of(const Config& config);
 

@@ -43,7 +43,21 @@ int64_t nearest_divisor(int64_t whole, int64_t wish) {
     return 1;
 }
 
-void settle_model(ModelConfig& m, const std::string& where) {
+// A directory says all of the shape, so that keys of it beside the path contradict it.
+void check_directory(const Given& given, const std::string& where) {
+    constexpr std::array<std::string_view, 3> kOfDirectory{"model.path", "model.load",
+                                                           "model.dropout"};
+    for (const std::string_view key : given) {
+        const bool known =
+            std::find(kOfDirectory.begin(), kOfDirectory.end(), key) != kOfDirectory.end();
+        demand(where, {{known || !key.starts_with("model."), std::string(key),
+                        "the model's directory and a key of its shape are both given",
+                        "model.path is given", "leave one of them out"}});
+    }
+}
+
+void settle_model(ModelConfig& m, const Given& given, const std::string& where) {
+    if (!m.path.empty()) return check_directory(given, where);
     if (m.kv_heads == 0) m.kv_heads = m.heads;
     demand(where, {{m.head_dim != 0 || m.hidden % m.heads == 0, "model.heads",
                     "the hidden width is not divisible by the heads",
@@ -179,7 +193,7 @@ void check_tiers(const Config& c, const std::string& where) {
 }  // namespace
 
 void settle(Config& config, const Given& given, const std::string& where) {
-    settle_model(config.model, where);
+    settle_model(config.model, given, where);
     settle_optimizer(config.optimizer, given, where);
     settle_schedule(config, given, where);
     check_steps(config, where);

@@ -155,9 +155,12 @@ void read_override(Reader& reader, const std::string& text) {
     reader.read(where, path, override_value(path, text.substr(equals + 1)));
 }
 
-void demand_required(const std::set<std::string_view>& given, const std::string& where) {
+void demand_required(const Config& config, const std::set<std::string_view>& given,
+                     const std::string& where) {
     for (const Key& key : config::schema()) {
+        const bool of_shape = key.path.starts_with("model.");
         if (!key.required || given.contains(key.path)) continue;
+        if (of_shape && !config.model.path.empty()) continue;
         throw Error(Trouble::usage, {.what = "required key is missing",
                                      .where = where + ": " + std::string(key.path),
                                      .remedy = "give it: " + std::string(key.doc)});
@@ -173,7 +176,7 @@ Config parse_config(std::string_view text, const std::string& where,
     Reader reader(result, given);
     reader.read(where, "", parse_text(text, where));
     for (const std::string& each : overrides) read_override(reader, each);
-    demand_required(given, where);
+    demand_required(result, given, where);
     config::settle(result, given, where);
     return result;
 }

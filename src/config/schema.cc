@@ -20,6 +20,7 @@ constexpr Words kAttentions = {"auto", "ferry"};
 constexpr Words kNonFinite = {"stop", "skip"};
 constexpr Words kHashes = {"end", "step"};
 constexpr Words kBets = {"auto", "off", "all"};
+constexpr Words kDropouts = {"refuse", "ignore"};
 constexpr Words kBackends = {"auto", "uring", "posix"};
 constexpr Words kLeftovers = {"remove", "reuse", "refuse", "remove_any", "reuse_any"};
 
@@ -38,7 +39,9 @@ constexpr Range kWidth = {.low = 1, .high = 1 << 20};
 const Section kSections[] = {
     {"", "The run as a whole."},
     {"model",
-     "The shape of the Llama-style decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU."},
+     "A Hugging Face directory, or the shape of a Llama-style decoder: RMSNorm, RoPE, "
+     "grouped-query "
+     "attention, SwiGLU."},
     {"data", "Where the tokens come from."},
     {"batch",
      "One optimizer step sees `micro_batches` x `micro_batch` x `sequence` tokens a rank."},
@@ -66,6 +69,9 @@ const Key kKeys[] = {
     {FERRY_KEY(reserved_cores), integers, "cores, by the system's numbers, that workers leave to the threads of I/O and copies", {.low = 0, .high = 65535}},
     {FERRY_KEY(hash_every), choice, "when the hash of all weights and moments is taken: once at the end, or every step", {}, first(kHashes, 2)},
 
+    {FERRY_KEY(model.path), text, "directory of a Hugging Face model: llama, mistral, qwen2, qwen3, gpt2 (docs/models.md); its `config.json` then stands for the keys of the shape, from `hidden` on"},
+    {FERRY_KEY(model.load), boolean, "start from the weights in `path`; `false`: from random ones by the family's rule"},
+    {FERRY_KEY(model.dropout), choice, "what to do where `config.json` asks for dropout, which is not supported", {}, first(kDropouts, 2)},
     {FERRY_KEY(model.hidden), integer, "width of the residual stream", kWidth, {}, {}, true},
     {FERRY_KEY(model.layers), integer, "decoder blocks", {.low = 1, .high = 65536}, {}, {}, true},
     {FERRY_KEY(model.heads), integer, "query heads", {.low = 1, .high = 65536}, {}, {}, true},

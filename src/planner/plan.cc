@@ -33,7 +33,7 @@ Plan plan_with(int64_t chunk_elements, const Config& config,
     plan.chunks = cut_chunks(plan.layers, plan.chunk_elements, plan.layer_plans);
     for (const Chunk& chunk : plan.chunks)
         plan.leaves += chunk.trainable ? chunk.count / kLeafElements : 0;
-    if (plan.leaves == 0) {
+    if (plan.leaves == 0 && !config.evaluate.only) {
         throw Error(Trouble::usage, {.what = "every tensor is frozen: there is nothing to train",
                                      .where = "freeze",
                                      .remedy = "remove a pattern from \"freeze\""});

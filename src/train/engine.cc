@@ -8,6 +8,7 @@
 #include "bound.h"
 #include "ferry/optim.h"
 #include "ferry/pinned_mem.h"
+#include "loaded_weights.h"
 #include "loss_scale.h"
 #include "measure.h"
 #include "path_rows.h"
@@ -25,6 +26,12 @@ using planner::Plan;
 
 namespace {
 
+std::unique_ptr<LoadedWeights> open_weights(const Config& config, const model::Shape& shape,
+                                            const std::vector<model::Layer>& layers) {
+    if (config.model.path.empty() || !config.model.load) return nullptr;
+    return std::make_unique<LoadedWeights>(config.model.path, shape, layers);
+}
+
 // NaN without the sign that printf gives it.
 std::string number_text(double value) { return std::isnan(value) ? "nan" : std::to_string(value); }
 
@@ -38,13 +45,13 @@ public:
           topology_(discover_topology()),
           teams_(make_teams(config, topology_, executor_)),
           numerics_(numerics_of(config)),
-          loader_(loader_options(config)),
+          shape_(model_of(config).shape),
+          loader_(loader_options(config, shape_)),
+          layers_(model::layers_of(shape_, config.freeze, config.optimizer.decay_norms_and_biases)),
+          loaded_(open_weights(config, shape_, layers_)),
           device_(Device::open(device_from(config.device), executor_)),
           ops_(ops_on(*device_, config, teams_->all())),
-          decoder_(shape_of(config), numerics_,
-                   model::layers_of(shape_of(config), config.freeze,
-                                    config.optimizer.decay_norms_and_biases),
-                   *ops_),
+          decoder_(shape_, numerics_, layers_, *ops_),
           plan_(within_memory(
               planner::make_plan(within(config, *device_), decoder_.layers(), numerics_,
                                  needs_of(*device_, decoder_), optim::moments_of(hyper_)),
@@ -62,7 +69,13 @@ public:
         pool_.seal();
         record_schedules();
         if (device_->kind() == DeviceKind::cuda) warm_up_device();
-        state_.initialise(decoder_.shape(), config.seed, optim::initial_moment(hyper_));
+        state_.initialise(
+            [&](const model::Layer& layer, int64_t first, std::span<float> out) {
+                if (loaded_) return loaded_->fill(layer, first, out);
+                model::initialise(shape_, layer, config.seed, first, out);
+            },
+            optim::initial_moment(hyper_));
+        loaded_.reset();
         store_->reset_report();
     }
 
@@ -82,7 +95,7 @@ public:
         return report;
     }
 
-    double evaluate() override {
+    Evaluation evaluate() override {
         totals_ = report();  // evaluation moves weights too; the run's figures are training's alone
         store_->reset_report();
         kernels_.evaluation_targets() = 0;
@@ -94,8 +107,9 @@ public:
         }
         store_->reset_report();
         const int64_t targets = kernels_.evaluation_targets();
-        return targets > 0 ? loss_sum / static_cast<double>(targets)
-                           : std::numeric_limits<double>::quiet_NaN();
+        return {.loss = targets > 0 ? loss_sum / static_cast<double>(targets)
+                                    : std::numeric_limits<double>::quiet_NaN(),
+                .targets = targets};
     }
 
     uint64_t state_hash() override {
@@ -103,18 +117,14 @@ public:
         return state_.hash();
     }
 
-    std::vector<float> read_tensor(int64_t layer, const model::Tensor& tensor) override {
+    void read_tensor(int64_t layer, const model::Tensor& tensor, const Sink& sink) override {
         drain();
-        std::vector<float> values(static_cast<size_t>(tensor.count));
-        state_.read(layer, tensor.offset, values);
-        return values;
+        state_.read(layer, tensor.offset, tensor.count, sink);
     }
 
-    std::vector<float> read_gradient(int64_t layer, const model::Tensor& tensor) override {
+    void read_gradient(int64_t layer, const model::Tensor& tensor, const Sink& sink) override {
         store_->drain();
-        std::vector<float> values(static_cast<size_t>(tensor.count));
-        state_.read_gradient(layer, tensor.offset, values);
-        return values;
+        state_.read_gradient(layer, tensor.offset, tensor.count, sink);
     }
 
     void measure_bound() override;
@@ -123,8 +133,8 @@ public:
     const std::vector<model::Layer>& layers() const override { return plan_.layers; }
     std::string numerics_record() const override {
         const std::string machine = machine_text(*device_, config_);
-        return fmt::format("{:016x} ({})", numerics_hash(config_, machine),
-                           numerics_text(config_, machine));
+        return fmt::format("{:016x} ({})", numerics_hash(config_, shape_, machine),
+                           numerics_text(config_, shape_, machine));
     }
     RunReport report() override;
 
@@ -141,8 +151,8 @@ private:
     std::unique_ptr<aio::Volume> open_volume(const Runtime& runtime) {
         if (!executor_.simulated()) check_paths(config_);
         if (plan_.slot_classes.empty()) return nullptr;
-        aio::VolumeOptions options = volume_options(
-            config_, plan_, arena_, numerics_hash(config_, machine_text(*device_, config_)));
+        const uint64_t run_id = numerics_hash(config_, shape_, machine_text(*device_, config_));
+        aio::VolumeOptions options = volume_options(config_, plan_, arena_, run_id);
         options.tracer = path_rows_.tracer();
         return runtime.open_volume(std::move(options), executor_);
     }
@@ -311,7 +321,10 @@ private:
     Topology topology_;
     std::unique_ptr<NodeTeams> teams_;
     model::Numerics numerics_;
+    model::Shape shape_;
     TokenLoader loader_;
+    std::vector<model::Layer> layers_;
+    std::unique_ptr<LoadedWeights> loaded_;  // until the state is initialised
     std::unique_ptr<Device> device_;
     std::unique_ptr<ops::Ops> ops_;
     model::Decoder decoder_;
@@ -367,7 +380,7 @@ void Run::measure_bound() {
         .host_bytes = room(config_.budgets.host_bytes, 0),
         .nvme_bytes = config_.budgets.nvme.empty() ? 0 : std::numeric_limits<double>::infinity()};
     const Bench on = bench();
-    fill_buffers(on, staging(Class::stage), config_.model.vocab);
+    fill_buffers(on, staging(Class::stage), shape_.vocab);
     const KernelTimes kernels = time_kernels(step, on);
     input.kernel_seconds = kernels.sum(step, plan_);
     input.speeds.copy_bytes_per_s = time_copies(on, staging(Class::weight_piece));

@@ -2,11 +2,14 @@
 
 #include <linux/magic.h>
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
 #include <sys/vfs.h>
 
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <sstream>
 
 #include <algorithm>
 
@@ -15,18 +18,64 @@
 
 namespace ferry::train {
 
-model::Shape shape_of(const Config& config) {
+namespace {
+
+model::Description read_directory(const Config& config) {
     const ModelConfig& m = config.model;
-    return {.hidden = m.hidden,
-            .layers = m.layers,
-            .heads = m.heads,
-            .kv_heads = m.kv_heads,
-            .head_dim = m.head_dim,
-            .intermediate = m.intermediate,
-            .vocab = m.vocab,
-            .tie_embeddings = m.tie_embeddings,
-            .rope_theta = m.rope_theta,
-            .norm_eps = m.norm_eps};
+    const std::string path = std::filesystem::path(m.path) / "config.json";
+    errno = 0;
+    std::ifstream file(path, std::ios::binary);
+    std::ostringstream text;
+    if (!file.is_open() || !(text << file.rdbuf())) {
+        throw Error(Trouble::usage, {.what = "cannot read the model's configuration",
+                                     .where = "model.path: " + path,
+                                     .measured = errno ? std::strerror(errno) : "the file is empty",
+                                     .remedy = "name the directory of a Hugging Face model"});
+    }
+    model::Description found = model::read_description(text.str(), path);
+    if (found.drops && m.dropout != "ignore") {
+        throw Error(Trouble::usage, {.what = "the model asks for dropout, which ferry does not do",
+                                     .where = path,
+                                     .remedy = "set model.dropout to \"ignore\""});
+    }
+    return found;
+}
+
+// Longer text than the model was made for: impossible where positions are learned.
+void check_context(const model::Description& found, int64_t sequence) {
+    if (sequence <= found.context) return;
+    if (found.shape.learned_positions == 0) {
+        return log_warn(fmt::format("batch.sequence is {}, but the model was made for {} tokens",
+                                    sequence, found.context));
+    }
+    throw Error(Trouble::usage,
+                {.what = "the model knows fewer positions than a sequence has",
+                 .where = "batch.sequence",
+                 .measured = std::to_string(sequence),
+                 .limit = std::to_string(found.context),
+                 .remedy = "set batch.sequence to " + std::to_string(found.context) + " or less"});
+}
+
+}  // namespace
+
+model::Description model_of(const Config& config) {
+    const ModelConfig& m = config.model;
+    if (!m.path.empty()) {
+        model::Description found = read_directory(config);
+        check_context(found, config.batch.sequence);
+        return found;
+    }
+    return {.shape = {.hidden = m.hidden,
+                      .layers = m.layers,
+                      .heads = m.heads,
+                      .kv_heads = m.kv_heads,
+                      .head_dim = m.head_dim,
+                      .intermediate = m.intermediate,
+                      .vocab = m.vocab,
+                      .tie_embeddings = m.tie_embeddings,
+                      .rope_theta = m.rope_theta,
+                      .norm_eps = m.norm_eps},
+            .context = config.batch.sequence};
 }
 
 namespace {
@@ -74,13 +123,14 @@ model::Numerics numerics_of(const Config& config) {
             .wire = dtype_from_name(config.numerics.wire).value_or(compute)};
 }
 
-TokenLoader::Options loader_options(const Config& config) {
+TokenLoader::Options loader_options(const Config& config, const model::Shape& shape) {
     return {.path = config.data.tokens,
             .sequence = config.batch.sequence,
             .micro_batch = config.batch.micro_batch,
             .micro_batches = config.batch.micro_batches,
-            .model_vocab = config.model.vocab,
+            .model_vocab = shape.vocab,
             .held_back = config.data.held_back,
+            .trains = !config.evaluate.only,
             .evaluation_micro_batches = config.evaluate.micro_batches,
             .seed = config.seed};
 }
@@ -230,24 +280,45 @@ std::string operations_of(const OptimizerConfig& optimizer) {
     return text;
 }
 
+// What the shape has beside the sizes of a plain Llama.
+std::string options_of(const model::Shape& s) {
+    std::string text;
+    const auto add = [&](bool there, const char* name) { text += there ? name : ""; };
+    add(s.layer_norm, " layer-norm");
+    add(!s.gated, " gelu");
+    add(s.qkv_bias, " qkv-bias");
+    add(s.output_bias, " output-bias");
+    add(s.mlp_bias, " mlp-bias");
+    add(s.head_norms, " head-norms");
+    add(s.learned_positions > 0, " learned-positions");
+    const model::RopeScaling& r = s.rope_scaling;
+    if (r.kind != model::RopeScaling::Kind::none) {
+        text += fmt::format(" rope-scaling {}/{}/{}/{}/{}/{}/{}/{}/{}", static_cast<int>(r.kind),
+                            r.factor, r.original_positions, r.low_frequency, r.high_frequency,
+                            r.beta_fast, r.beta_slow, r.amplitude, r.truncate);
+    }
+    if (!s.windows.empty()) text += fmt::format(" windows {}", fmt::join(s.windows, "/"));
+    return text;
+}
+
 }  // namespace
 
-std::string numerics_text(const Config& config, const std::string& machine) {
-    const model::Shape s = shape_of(config);
+std::string numerics_text(const Config& config, const model::Shape& s, const std::string& machine) {
     const model::Numerics n = numerics_of(config);
     return fmt::format(
-        "model {}x{} heads {}/{}x{} mlp {} vocab {} tied {} theta {} eps {}; sequence {} "
+        "model {}x{} heads {}/{}x{} mlp {} vocab {} tied {} theta {} eps {}{}; sequence {} "
         "micro-batch {} x {}; "
         "head tile {} mlp tile {}; compute {} residual {} wire {}; ranks 1; "
         "optimizer {}; {}",
         s.layers, s.hidden, s.heads, s.kv_heads, s.head_dim, s.intermediate, s.vocab,
-        s.tie_embeddings, s.rope_theta, s.norm_eps, n.sequence, n.micro_batch,
+        s.tie_embeddings, s.rope_theta, s.norm_eps, options_of(s), n.sequence, n.micro_batch,
         config.batch.micro_batches, n.head_tile, n.mlp_tile, name_of(n.compute),
         name_of(n.residual), name_of(n.wire), operations_of(config.optimizer), machine);
 }
 
-uint64_t numerics_hash(const Config& config, const std::string& machine) {
-    const std::string text = numerics_text(config, machine);
+uint64_t numerics_hash(const Config& config, const model::Shape& shape,
+                       const std::string& machine) {
+    const std::string text = numerics_text(config, shape, machine);
     return checksum(std::as_bytes(std::span(text)));
 }
 

@@ -7,6 +7,7 @@
 #include "ferry/aio.h"
 #include "ferry/config.h"
 #include "ferry/device.h"
+#include "ferry/huggingface.h"
 #include "ferry/model.h"
 #include "ferry/ops.h"
 #include "ferry/planner.h"
@@ -15,9 +16,10 @@
 
 namespace ferry::train {
 
-model::Shape shape_of(const Config& config);
+// The model's shape and context, from the configuration's own keys or its Hugging Face directory.
+model::Description model_of(const Config& config);
 model::Numerics numerics_of(const Config& config);
-TokenLoader::Options loader_options(const Config& config);
+TokenLoader::Options loader_options(const Config& config, const model::Shape& shape);
 aio::VolumeOptions volume_options(const Config& config, const planner::Plan& plan,
                                   std::span<std::byte> arena, uint64_t run_id);
 // Refuses a plan that takes more memory than the machine has: the kernel would kill the run later.
@@ -32,8 +34,9 @@ std::unique_ptr<NodeTeams> make_teams(const Config& config, const Topology& mach
 
 // Everything that fixes a number (docs/numerics.md), as text, and its hash: the run's identity.
 // `machine`: what the device adds, see machine_text.
-std::string numerics_text(const Config& config, const std::string& machine);
-uint64_t numerics_hash(const Config& config, const std::string& machine);
+std::string numerics_text(const Config& config, const model::Shape& shape,
+                          const std::string& machine);
+uint64_t numerics_hash(const Config& config, const model::Shape& shape, const std::string& machine);
 std::string machine_text(const Device& device, const Config& config);
 
 std::unique_ptr<ops::Ops> ops_on(Device& device, const Config& config, Team& team);

@@ -45,14 +45,14 @@ optim::Span state_span(const planner::Plan& plan, int64_t count, const std::byte
     return span;
 }
 
-void StateIo::initialise(const model::Shape& shape, uint32_t seed, float moment) {
+void StateIo::initialise(const Fill& fill, float moment) {
+    constexpr int64_t kPiece = 64 * optim::kLeaf;  // 1 MiB of a file
     for (const Chunk& chunk : plan_.chunks) {
         const model::Layer& layer = plan_.layers[static_cast<size_t>(chunk.layer)];
         auto* p = reinterpret_cast<float*>(state_.data());
-        team_.parallel(chunk.count / optim::kLeaf, [&](int64_t leaf) {
-            const int64_t at = leaf * optim::kLeaf;
-            model::initialise(shape, layer, seed, chunk.first + at,
-                              {p + at, static_cast<size_t>(optim::kLeaf)});
+        team_.parallel(ceil_div(chunk.count, kPiece), [&](int64_t piece) {
+            const int64_t at = piece * kPiece, count = std::min(kPiece, chunk.count - at);
+            fill(layer, chunk.first + at, {p + at, static_cast<size_t>(count)});
         });
         optim::recast(p, chunk.count, plan_.compute, weight_.data());
         store_.put(chunk.weight, weight_bytes(chunk));
@@ -85,21 +85,21 @@ uint64_t StateIo::hash() {
 }
 
 template <class Load>
-void StateIo::gather(int64_t layer, int64_t first, std::span<float> out, const Load& load) {
-    const int64_t last = first + static_cast<int64_t>(out.size());
+void StateIo::gather(int64_t layer, int64_t first, int64_t count, const Sink& sink,
+                     const Load& load) {
+    const int64_t last = first + count;
     for (const Chunk& chunk : plan_.chunks_of(layer)) {
         const int64_t begin = std::max(first, chunk.first),
                       end = std::min(last, chunk.first + chunk.count);
         if (begin >= end) continue;
         const std::vector<float> values = load(chunk);
-        if (values.empty()) continue;
-        std::copy(values.begin() + (begin - chunk.first), values.begin() + (end - chunk.first),
-                  out.begin() + (begin - first));
+        sink(std::span(values).subspan(static_cast<size_t>(begin - chunk.first),
+                                       static_cast<size_t>(end - begin)));
     }
 }
 
-void StateIo::read(int64_t layer, int64_t first, std::span<float> out) {
-    gather(layer, first, out, [&](const Chunk& chunk) {
+void StateIo::read(int64_t layer, int64_t first, int64_t count, const Sink& sink) {
+    gather(layer, first, count, sink, [&](const Chunk& chunk) {
         if (!chunk.trainable) {
             store_.get(chunk.weight, weight_bytes(chunk));
             return widen(weight_.data(), plan_.compute, chunk.count);
@@ -109,9 +109,9 @@ void StateIo::read(int64_t layer, int64_t first, std::span<float> out) {
     });
 }
 
-void StateIo::read_gradient(int64_t layer, int64_t first, std::span<float> out) {
-    gather(layer, first, out, [&](const Chunk& chunk) -> std::vector<float> {
-        if (!chunk.trainable) return {};
+void StateIo::read_gradient(int64_t layer, int64_t first, int64_t count, const Sink& sink) {
+    gather(layer, first, count, sink, [&](const Chunk& chunk) {
+        if (!chunk.trainable) return std::vector<float>(static_cast<size_t>(chunk.count));
         store_.get(chunk.gradient,
                    state_.first(static_cast<size_t>(chunk.count * size_of(plan_.wire))));
         return widen(state_.data(), plan_.wire, chunk.count);

@@ -1,6 +1,7 @@
 // Whole-state passes outside of any schedule: first contents, the hash, reading a tensor back.
 #pragma once
 
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -24,16 +25,20 @@ public:
             std::span<std::byte> weight)
         : plan_(plan), store_(store), team_(team), state_(state), weight_(weight) {}
 
-    // Random master weights, the first moment everywhere at `moment` and the second at zero,
-    // weights in the compute type, each chunk to its home.
-    void initialise(const model::Shape& shape, uint32_t seed, float moment);
+    // fp32 values of elements [first, first + out.size()) of a layer; called by any thread.
+    using Fill = std::function<void(const model::Layer&, int64_t first, std::span<float> out)>;
+    // Master weights as `fill` says, the first moment everywhere at `moment` and the second at
+    // zero, weights in the compute type, each chunk to its home.
+    void initialise(const Fill& fill, float moment);
     // Leaf by leaf of 4,096 elements, so that no chunk size or placement shows.
     uint64_t hash();
-    // fp32 values of elements [first, first + out.size()) of a layer: the master's, or the compute
+    // Takes values in order, in pieces.
+    using Sink = std::function<void(std::span<const float>)>;
+    // fp32 values of elements [first, first + count) of a layer: the master's, or the compute
     // weights' where the chunk is frozen.
-    void read(int64_t layer, int64_t first, std::span<float> out);
-    // The same of the gradients that wait for their update.
-    void read_gradient(int64_t layer, int64_t first, std::span<float> out);
+    void read(int64_t layer, int64_t first, int64_t count, const Sink& sink);
+    // The same of the gradients that wait for their update, zeros where the chunk is frozen.
+    void read_gradient(int64_t layer, int64_t first, int64_t count, const Sink& sink);
 
 private:
     std::span<std::byte> state_bytes(const planner::Chunk& chunk) const {
@@ -42,10 +47,9 @@ private:
     std::span<std::byte> weight_bytes(const planner::Chunk& chunk) const {
         return weight_.first(static_cast<size_t>(chunk.count * size_of(plan_.compute)));
     }
-    // Calls load(chunk) for each chunk that overlaps the range; its values go to their place in
-    // `out`.
+    // Gives the sink what load(chunk) returns of each chunk that overlaps the range.
     template <class Load>
-    void gather(int64_t layer, int64_t first, std::span<float> out, const Load& load);
+    void gather(int64_t layer, int64_t first, int64_t count, const Sink& sink, const Load& load);
 
     const planner::Plan& plan_;
     swap::Store& store_;

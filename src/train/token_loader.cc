@@ -13,22 +13,25 @@ struct TokenLoader::Impl {
         : options(std::move(chosen)), file(options.path, options.model_vocab) {
         const TokenFileInfo& info = file.info();
         const auto count = static_cast<int64_t>(info.count);
-        const auto held = static_cast<int64_t>(options.held_back * static_cast<double>(count));
+        const double held_back = options.trains ? options.held_back : 1;
+        const auto held = static_cast<int64_t>(held_back * static_cast<double>(count));
         // A sequence needs one token more than it has, its last target; so no training target lies
         // in the held-back text.
         const int64_t split = count - held;
         training = std::max<int64_t>(split - 1, 0) / options.sequence;
         evaluation_begin = round_up(split, options.sequence);
         evaluation = std::max<int64_t>(count - evaluation_begin - 1, 0) / options.sequence;
-        if (training == 0) {
+        if ((options.trains ? training : evaluation) == 0) {
             throw Error(
                 Trouble::usage,
                 {.what = "the token file is shorter than one sequence",
                  .where = options.path,
-                 .measured = std::to_string(split) + " tokens to train on",
+                 .measured = options.trains ? std::to_string(split) + " tokens to train on"
+                                            : std::to_string(count) + " tokens",
                  .limit = std::to_string(options.sequence + 1) + " for one sequence",
                  .remedy = "use more text, a shorter batch.sequence or less data.held_back"});
         }
+        if (!options.trains) return;
         check_evaluation();
         if (info.masked) count_each_sequence();
     }

@@ -193,13 +193,16 @@ class Trace:
             self.step(list(micro_batches(tokens, mask, config["seed"], step)))
             self.weights[step] = {n: p.detach().clone() for n, p in self.p.items()}
 
+    def logits(self, p, inputs):
+        return logits(p, inputs, self.config["model"])
+
     def step(self, batches):
         self.optimizer.zero_grad()
         count = sum(int((targets >= 0).sum()) for _, targets in batches)
         loss = 0.0
         for inputs, targets in batches:
             p = {n: w.to(self.compute) for n, w in self.p.items()} if self.compute else self.p
-            out = logits(p, inputs, self.config["model"]).flatten(0, 1)
+            out = self.logits(p, inputs).flatten(0, 1)
             out = out.float() if self.compute else out
             part = F.cross_entropy(out, targets.flatten(), ignore_index=-1, reduction="sum")
             (part / count).backward()

@@ -1,5 +1,6 @@
 // Whole runs against PyTorch's, from the same weights and tokens: as near to its fp64 run as three
-// times what its own fp32 run is, and within 1e-5. Files from make_train_golden.py.
+// times what its own fp32 run is, and within 1e-5. Files from make_train_golden.py (train/) and
+// make_hf_golden.py (hf/: transformers' models, loaded from their directories).
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
@@ -18,7 +19,7 @@ namespace ferry::train {
 namespace {
 
 constexpr double kNear = 1e-5;
-const std::filesystem::path kFolder = FERRY_SOURCE_DIR "/tests/golden/train";
+const std::filesystem::path kFolder = FERRY_SOURCE_DIR "/tests/golden";
 
 // One tensor in PyTorch's runs; `values` from the fp64 run, `apart` the distance of the fp32 run to
 // it: of the gradient of step 1, then of the weights after each shown step.
@@ -81,9 +82,11 @@ void read_values(const std::string& name, const std::vector<model::Layer>& layer
 }
 
 Config golden_config(const std::string& name, const std::string& device) {
-    const std::string tokens = "data.tokens=" + (kFolder / "tokens.bin").string();
-    return load_config((kFolder / (name + ".json")).string(),
-                       std::vector<std::string>{tokens, "device=" + device});
+    std::vector<std::string> overrides{"data.tokens=" + (kFolder / "train" / "tokens.bin").string(),
+                                       "device=" + device};
+    if (std::filesystem::is_directory(kFolder / name))
+        overrides.push_back("model.path=" + (kFolder / name).string());
+    return load_config((kFolder / (name + ".json")).string(), overrides);
 }
 
 // Why this device cannot be tested here; empty when it can.
@@ -149,16 +152,21 @@ Values read_all(Engine& engine, const Read& read) {
     Values all;
     for (size_t layer = 0; layer < engine.layers().size(); ++layer) {
         for (const model::Tensor& t : engine.layers()[layer].tensors) {
-            all[t.name] = read(static_cast<int64_t>(layer), t);
+            std::vector<float>& values = all[t.name];
+            read(static_cast<int64_t>(layer), t, [&](std::span<const float> piece) {
+                values.insert(values.end(), piece.begin(), piece.end());
+            });
         }
     }
     return all;
 }
 
 Trace run(Engine& engine, int64_t steps, const std::vector<double>& shown) {
-    const auto weight = [&](int64_t l, const model::Tensor& t) { return engine.read_tensor(l, t); };
-    const auto gradient = [&](int64_t l, const model::Tensor& t) {
-        return engine.read_gradient(l, t);
+    const auto weight = [&](int64_t l, const model::Tensor& t, const Engine::Sink& sink) {
+        engine.read_tensor(l, t, sink);
+    };
+    const auto gradient = [&](int64_t l, const model::Tensor& t, const Engine::Sink& sink) {
+        engine.read_gradient(l, t, sink);
     };
     Trace trace;
     trace.initial = read_all(engine, weight);
@@ -206,11 +214,19 @@ struct Apart {
     }
 };
 
+// A bias of all keys alike adds the same to every score of a query: its exact gradient is zero, and
+// AdamW follows what rounding makes of it for whole steps. So gpt2's, the middle third, is left
+// out.
+bool counts(const std::string& name, size_t i, size_t count) {
+    return !name.ends_with("attn.c_attn.bias") || i / (count / 3) != 1;
+}
+
 // Of values - base to the exact ones.
-Apart apart(const std::vector<float>& values, const std::vector<float>& base,
-            const std::vector<float>& moved, double theirs) {
+Apart apart(const std::string& name, const std::vector<float>& values,
+            const std::vector<float>& base, const std::vector<float>& moved, double theirs) {
     Apart result{.theirs = theirs * theirs};
     for (size_t i = 0; i < moved.size(); ++i) {
+        if (!counts(name, i, moved.size())) continue;
         const double exact =
             (base.empty() ? 0.0 : static_cast<double>(base[i])) + static_cast<double>(moved[i]);
         const double off = static_cast<double>(values[i]) - exact;
@@ -254,7 +270,7 @@ void check_clipping(const Trace& trace, const Golden& golden, double clip_norm) 
 void check_gradients(const Trace& trace, const Golden& golden) {
     double most = 0;
     for (const GoldenTensor& tensor : golden.tensors) {
-        const Apart a = apart(trace.gradient.at(tensor.name), {}, tensor.values[0], 0);
+        const Apart a = apart(tensor.name, trace.gradient.at(tensor.name), {}, tensor.values[0], 0);
         EXPECT_EQ(a.size == 0, tensor.frozen) << tensor.name;
         EXPECT_LE(std::sqrt(a.ours), kNear * std::sqrt(a.size)) << tensor.name;
         if (a.size > 0) most = std::max(most, std::sqrt(a.ours / a.size));
@@ -271,7 +287,8 @@ void check_weights(const Trace& trace, const Golden& golden) {
                   &weights = trace.weights.at(step).at(tensor.name);
             const std::string what = tensor.name + " after step " + std::to_string(step);
             EXPECT_EQ(weights == initial, tensor.frozen) << what;
-            const Apart a = apart(weights, initial, tensor.values[i + 1], tensor.apart[i + 1]);
+            const Apart a =
+                apart(tensor.name, weights, initial, tensor.values[i + 1], tensor.apart[i + 1]);
             EXPECT_LE(std::sqrt(a.ours), kNear * std::sqrt(a.size)) << what;
             all.add(a);
         }
@@ -324,20 +341,23 @@ class TorchBf16 : public testing::TestWithParam<std::string> {};
 TEST_P(TorchBf16, run_is_as_near_to_fp64_as_torchs_bf16) {
     if (const std::string why = unavailable(GetParam()); !why.empty()) GTEST_SKIP() << why;
     const auto executor = make_thread_executor();
-    const Config config = golden_config("bf16", GetParam());
-    const Golden golden = read_golden("bf16");
+    const Config config = golden_config("train/bf16", GetParam());
+    const Golden golden = read_golden("train/bf16");
     const auto engine = Engine::make(config, {.executor = executor.get()});
     const Trace trace = run(*engine, config.steps, golden.shown);
     check_steps(trace, golden, "16", 2, 1e-3, 1e-2);
     check_tight(config, golden, trace, *executor);
 }
 
-INSTANTIATE_TEST_SUITE_P(golden, Torch,
-                         testing::Combine(testing::Values("tied", "untied", "frozen", "upper"),
-                                          testing::Values("cpu", "cuda")),
-                         [](const auto& one) {
-                             return std::get<0>(one.param) + "_" + std::get<1>(one.param);
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    golden, Torch,
+    testing::Combine(testing::Values("train/tied", "train/untied", "train/frozen", "train/upper",
+                                     "hf/llama", "hf/mistral", "hf/qwen2", "hf/qwen3", "hf/gpt2"),
+                     testing::Values("cpu", "cuda")),
+    [](const auto& one) {
+        const std::string& name = std::get<0>(one.param);
+        return name.substr(name.find('/') + 1) + "_" + std::get<1>(one.param);
+    });
 INSTANTIATE_TEST_SUITE_P(golden, TorchBf16, testing::Values("cpu", "cuda"),
                          [](const auto& one) { return one.param; });
 

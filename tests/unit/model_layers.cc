@@ -134,21 +134,49 @@ TEST(Initialise, freezing_moves_values_but_does_not_change_them) {
     }
 }
 
+// Of a role's random values in the first block, about zero.
+double deviation(const Shape& shape, Role role) {
+    const Layer layer = layers_of(shape, {}, false)[1];
+    std::vector<float> values(static_cast<size_t>(layer.elements));
+    initialise(shape, layer, 7, 0, values);
+    const Tensor& t = tensor(layer, role);
+    double sum = 0;
+    for (int64_t i = 0; i < t.count; ++i) {
+        const double x = values[static_cast<size_t>(t.offset + i)];
+        sum += x * x;
+    }
+    return std::sqrt(sum / static_cast<double>(t.count));
+}
+
 TEST(Initialise, deviations_are_as_said) {
-    const Layer layer = layers(false)[1];
-    const auto values = initial(layer);
-    const auto deviation = [&](Role role) {
-        const Tensor& t = tensor(layer, role);
-        double sum = 0;
-        for (int64_t i = 0; i < t.count; ++i) {
-            const double x = values[static_cast<size_t>(t.offset + i)];
-            sum += x * x;
-        }
-        return std::sqrt(sum / static_cast<double>(t.count));
-    };
-    EXPECT_NEAR(deviation(Role::gate), 0.02, 0.001);
-    EXPECT_NEAR(deviation(Role::down), 0.01, 0.0005);
-    EXPECT_EQ(deviation(Role::attention_norm), 1);
+    EXPECT_NEAR(deviation(small(false), Role::gate), 0.02, 0.001);
+    EXPECT_NEAR(deviation(small(false), Role::down), 0.01, 0.0005);
+    EXPECT_EQ(deviation(small(false), Role::attention_norm), 1);
+    Shape as_llama = small(false);
+    as_llama.smaller_residuals = false;
+    as_llama.initial_deviation = 0.1;
+    as_llama.qkv_bias = as_llama.head_norms = true;
+    EXPECT_NEAR(deviation(as_llama, Role::down), 0.1, 0.005);
+    EXPECT_EQ(deviation(as_llama, Role::query_bias), 0);
+    EXPECT_EQ(deviation(as_llama, Role::key_norm), 1);
+}
+
+TEST(Layers, gpt2_is_laid_out_as_its_files_are) {
+    Shape s = small(true);
+    s.family = Family::gpt2;
+    s.kv_heads = s.heads;
+    s.gated = false;
+    s.layer_norm = s.qkv_bias = s.output_bias = s.mlp_bias = true;
+    s.learned_positions = 9;
+    const auto all = layers_of(s, {}, false);
+    for (const Layer& l : all) check_layout(l);
+    EXPECT_EQ(tensor(all[0], Role::position_table).name, "transformer.wpe.weight");
+    const Tensor& fused = tensor(all[1], Role::query_key_value);
+    EXPECT_EQ(fused.name, "transformer.h.0.attn.c_attn.weight");
+    EXPECT_EQ(fused.shape, (std::vector<int64_t>{48, 144}));
+    EXPECT_EQ(all[1].find(Role::query), nullptr);
+    EXPECT_EQ(all[1].tensors.size(), 12u);
+    EXPECT_EQ(all.back().tensors.size(), 2u);  // the final norm and its bias
 }
 
 }  // namespace

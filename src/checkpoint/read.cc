@@ -1,0 +1,290 @@
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "ferry/checkpoint.h"
+
+namespace ferry::checkpoint {
+namespace {
+
+using nlohmann::json;
+
+constexpr uint64_t kHeaderMost = 100'000'000;  // the format's own limit
+constexpr const char* kIndex = "model.safetensors.index.json";
+
+[[noreturn]] void damaged(std::string what, const std::string& where, std::string measured = {},
+                          std::string limit = {}) {
+    throw Error(Trouble::io, {.what = std::move(what),
+                              .where = where,
+                              .measured = std::move(measured),
+                              .limit = std::move(limit),
+                              .remedy = "fetch or write the file again"});
+}
+
+// A shard, open for reading.
+class File {
+public:
+    explicit File(std::string path) : path_(std::move(path)) {
+        // Without O_NONBLOCK opening a named pipe would wait for its writer.
+        fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+        struct stat status {};
+        if (fd_ < 0 || ::fstat(fd_, &status) != 0) {
+            throw Error(errno == EIO ? Trouble::io : Trouble::usage,
+                        {.what = "cannot open the weights",
+                         .where = path_,
+                         .measured = std::strerror(errno)});
+        }
+        size_bytes_ = S_ISREG(status.st_mode) ? status.st_size : 0;
+    }
+    ~File() {
+        if (fd_ >= 0) ::close(fd_);
+    }
+    File(File&& other) noexcept
+        : path_(std::move(other.path_)),
+          fd_(std::exchange(other.fd_, -1)),
+          size_bytes_(other.size_bytes_) {}
+    File& operator=(File&&) = delete;
+
+    void read(void* to, int64_t bytes, int64_t offset) const {
+        auto* at = static_cast<char*>(to);
+        while (bytes > 0) {
+            const ssize_t count = ::pread(fd_, at, static_cast<size_t>(bytes), offset);
+            if (count < 0 && errno == EINTR) continue;
+            if (count <= 0) {
+                damaged("the weights cannot be read", path_,
+                        count < 0 ? std::strerror(errno) : "the file ends",
+                        std::to_string(bytes) + " bytes wanted at " + std::to_string(offset));
+            }
+            at += count;
+            offset += count;
+            bytes -= count;
+        }
+    }
+    const std::string& path() const { return path_; }
+    int64_t size_bytes() const { return size_bytes_; }
+
+private:
+    std::string path_;
+    int fd_ = -1;
+    int64_t size_bytes_ = 0;
+};
+
+struct Known {
+    std::string_view dtype;
+    int64_t bytes;
+    std::optional<DType> type;
+};
+// Those that ferry does not read may lie in a file beside the weights: masks, step counts.
+constexpr std::array<Known, 14> kTypes{{{"F32", 4, DType::f32},
+                                        {"BF16", 2, DType::bf16},
+                                        {"F16", 2, DType::f16},
+                                        {"F64", 8, {}},
+                                        {"I64", 8, {}},
+                                        {"U64", 8, {}},
+                                        {"I32", 4, {}},
+                                        {"U32", 4, {}},
+                                        {"I16", 2, {}},
+                                        {"U16", 2, {}},
+                                        {"I8", 1, {}},
+                                        {"U8", 1, {}},
+                                        {"BOOL", 1, {}},
+                                        {"F8_E4M3", 1, {}}}};
+
+// nlohmann keeps the last of two equal names.
+json parse_header(const std::string& text, const std::string& path) {
+    std::set<std::string> names;
+    const auto check = [&](int depth, json::parse_event_t event, const json& parsed) {
+        if (event == json::parse_event_t::key && depth == 1 &&
+            !names.insert(parsed.get<std::string>()).second) {
+            damaged("a tensor is in the file twice", path + ": " + parsed.get<std::string>());
+        }
+        return true;
+    };
+    try {
+        json header = json::parse(text, check);
+        if (header.is_object()) return header;
+        damaged("not a safetensors file: its header is no object", path);
+    } catch (const json::exception& error) {
+        damaged("not a safetensors file: its header is not JSON", path, error.what());
+    }
+}
+
+// One entry of a header; `data` is where the tensors' bytes begin, `end` receives where its own
+// end.
+StoredTensor read_entry(const std::string& name, const json& entry, const std::string& path,
+                        int64_t data, int64_t& end) {
+    const std::string where = path + ": " + name;
+    StoredTensor tensor;
+    std::array<int64_t, 2> offsets{};
+    try {
+        tensor.name = name;
+        tensor.dtype = entry.at("dtype").get<std::string>();
+        tensor.shape = entry.at("shape").get<std::vector<int64_t>>();
+        offsets = entry.at("data_offsets").get<std::array<int64_t, 2>>();
+    } catch (const json::exception& error) {
+        damaged("a tensor's entry in the header is damaged", where, error.what());
+    }
+    const auto* known = std::ranges::find(kTypes, tensor.dtype, &Known::dtype);
+    const int64_t bytes = offsets[1] - offsets[0];
+    // By division, as a damaged shape must not overflow.
+    int64_t left = known == kTypes.end() ? 0 : bytes / known->bytes;
+    bool fits = known == kTypes.end() || left * known->bytes == bytes;
+    for (const int64_t side : tensor.shape) {
+        if (known == kTypes.end()) break;
+        fits = fits && side > 0 && left % side == 0;
+        if (fits) left /= side;
+    }
+    if (offsets[0] < 0 || bytes < 0 || !fits || (known != kTypes.end() && left != 1)) {
+        damaged("a tensor's shape and its bytes differ", where,
+                std::to_string(bytes) + " bytes of " + tensor.dtype,
+                "shape " + json(tensor.shape).dump());
+    }
+    if (known != kTypes.end()) tensor.type = known->type;
+    tensor.offset = data + offsets[0];
+    end = data + offsets[1];
+    return tensor;
+}
+
+// The tensors of a file, which fill it without a gap.
+std::vector<StoredTensor> read_file(const File& file, size_t index) {
+    const std::string& path = file.path();
+    uint64_t length = 0;
+    if (file.size_bytes() >= 8) file.read(&length, sizeof length, 0);
+    if (length < 2 || length > kHeaderMost ||
+        8 + static_cast<int64_t>(length) > file.size_bytes()) {
+        damaged("not a safetensors file, or a truncated one", path,
+                std::to_string(file.size_bytes()) + " bytes",
+                "a header of " + std::to_string(length) + " bytes");
+    }
+    std::string text(length, '\0');
+    file.read(text.data(), static_cast<int64_t>(length), 8);
+    const json header = parse_header(text, path);
+    const int64_t data = 8 + static_cast<int64_t>(length);
+    std::vector<std::pair<int64_t, StoredTensor>> found;  // with their ends
+    for (const auto& [name, entry] : header.items()) {
+        if (name == "__metadata__") continue;
+        int64_t end = 0;
+        StoredTensor tensor = read_entry(name, entry, path, data, end);
+        tensor.file = index;
+        found.emplace_back(end, std::move(tensor));
+    }
+    std::ranges::sort(found, {},
+                      [](const auto& one) { return std::pair(one.second.offset, one.first); });
+    int64_t at = data;
+    std::vector<StoredTensor> tensors;
+    for (auto& [end, tensor] : found) {
+        if (tensor.offset != at) {
+            damaged(tensor.offset < at ? "tensors overlap" : "there is a gap before a tensor",
+                    path + ": " + tensor.name, "it begins at byte " + std::to_string(tensor.offset),
+                    "the one before ends at " + std::to_string(at));
+        }
+        at = end;
+        tensors.push_back(std::move(tensor));
+    }
+    if (at != file.size_bytes()) {
+        damaged(at > file.size_bytes() ? "the file is truncated"
+                                       : "the file is longer than its tensors",
+                path, std::to_string(file.size_bytes()) + " bytes", std::to_string(at) + " bytes");
+    }
+    return tensors;
+}
+
+// Tensor to file name.
+std::map<std::string, std::string> read_index(const std::filesystem::path& path) {
+    std::ifstream file(path);
+    const json index = json::parse(file, nullptr, false);
+    std::map<std::string, std::string> map;
+    try {
+        map = index.at("weight_map").get<std::map<std::string, std::string>>();
+    } catch (const json::exception& error) {
+        damaged("the index of the shards is damaged", path, error.what());
+    }
+    for (const auto& [tensor, name] : map) {
+        if (std::filesystem::path(name).filename() != name)
+            damaged("a shard outside the model's directory", path, name);
+    }
+    return map;
+}
+
+}  // namespace
+
+struct Weights::Impl {
+    std::vector<File> files{};
+    std::vector<StoredTensor> tensors{};
+
+    explicit Impl(const std::filesystem::path& path) {
+        const bool directory = std::filesystem::is_directory(path);
+        if (directory && std::filesystem::exists(path / kIndex)) {
+            read_shards(path);
+        } else {
+            files.emplace_back(directory ? path / "model.safetensors" : path);
+            tensors = read_file(files[0], 0);
+        }
+        std::ranges::sort(tensors, {}, &StoredTensor::name);
+    }
+
+    void read_shards(const std::filesystem::path& path) {
+        const auto map = read_index(path / kIndex);
+        std::set<std::string> names;
+        for (const auto& [tensor, name] : map) names.insert(name);
+        std::set<std::string> listed;
+        for (const std::string& name : names) {
+            files.emplace_back(path / name);
+            for (StoredTensor& tensor : read_file(files.back(), files.size() - 1)) {
+                const auto place = map.find(tensor.name);
+                if (place == map.end() || place->second != name)
+                    damaged("a tensor lies in another shard than the index says",
+                            files.back().path() + ": " + tensor.name,
+                            place == map.end() ? "not in the index" : place->second);
+                listed.insert(tensor.name);
+                tensors.push_back(std::move(tensor));
+            }
+        }
+        for (const auto& [tensor, name] : map) {
+            if (!listed.contains(tensor))
+                damaged("a shard lacks a tensor", (path / name).string() + ": " + tensor);
+        }
+    }
+};
+
+Weights::Weights(const std::string& path) : impl_(std::make_unique<Impl>(path)) {}
+Weights::~Weights() = default;
+
+const std::vector<StoredTensor>& Weights::tensors() const { return impl_->tensors; }
+
+const StoredTensor* Weights::find(std::string_view name) const {
+    const auto at = std::ranges::lower_bound(impl_->tensors, name, {}, &StoredTensor::name);
+    return at != impl_->tensors.end() && at->name == name ? &*at : nullptr;
+}
+
+const std::string& Weights::file_of(const StoredTensor& tensor) const {
+    return impl_->files[tensor.file].path();
+}
+
+void Weights::read(const StoredTensor& tensor, int64_t first, std::span<float> out) const {
+    FERRY_CHECK(tensor.type.has_value() && first >= 0);
+    FERRY_CHECK(first + std::ssize(out) <= tensor.count(), tensor.name);
+    const int64_t count = std::ssize(out), width = size_of(*tensor.type);
+    // Narrow values are read into the end of `out` and widened from its beginning: what is written
+    // never overtakes what is read.
+    std::byte* to = reinterpret_cast<std::byte*>(out.data()) + count * (4 - width);
+    impl_->files[tensor.file].read(to, count * width, tensor.offset + first * width);
+    if (*tensor.type == DType::f32) return;
+    for (size_t i = 0; i < out.size(); ++i) {
+        uint16_t half = 0;
+        std::memcpy(&half, to + i * sizeof half, sizeof half);
+        out[i] = *tensor.type == DType::bf16 ? from_bf16(half) : from_f16(half);
+    }
+}
+
+}  // namespace ferry::checkpoint

@@ -1,0 +1,176 @@
+#include <fcntl.h>
+#include <spdlog/fmt/fmt.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "ferry/checkpoint.h"
+
+namespace ferry::checkpoint {
+namespace {
+
+// A file that replaces `path` when published and vanishes otherwise.
+class NewFile {
+public:
+    explicit NewFile(std::string path) : path_(std::move(path)), temporary_(path_ + ".part") {
+        fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+        if (fd_ < 0) fail("cannot be created");
+    }
+    ~NewFile() {
+        if (fd_ >= 0) ::close(fd_);
+        if (!published_) ::unlink(temporary_.c_str());
+    }
+    NewFile(const NewFile&) = delete;
+    NewFile& operator=(const NewFile&) = delete;
+
+    void write(const void* data, size_t bytes) {
+        const auto* at = static_cast<const char*>(data);
+        while (bytes > 0) {
+            const ssize_t written = ::write(fd_, at, bytes);
+            if (written < 0 && errno == EINTR) continue;
+            if (written <= 0) fail("cannot be written");
+            at += written;
+            bytes -= static_cast<size_t>(written);
+        }
+    }
+
+    void publish() {
+        if (::fsync(fd_) != 0) fail("cannot be flushed");
+        if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("cannot be renamed into place");
+        published_ = true;
+    }
+
+private:
+    [[noreturn]] void fail(const char* what) const {
+        throw Error(Trouble::io,
+                    {.what = std::string("the file ") + what,
+                     .where = temporary_,
+                     .measured = std::strerror(errno),
+                     .remedy = "check that the directory exists, is writable and has room"});
+    }
+    std::string path_, temporary_;
+    int fd_ = -1;
+    bool published_ = false;
+};
+
+const char* dtype_name(DType type) {
+    switch (type) {
+        case DType::bf16:
+            return "BF16";
+        case DType::f16:
+            return "F16";
+        case DType::f32:
+            break;
+    }
+    return "F32";
+}
+
+// Values as they lie in the file.
+void write_values(NewFile& file, std::span<const float> values, DType type,
+                  std::vector<uint16_t>& room) {
+    if (type == DType::f32) return file.write(values.data(), values.size_bytes());
+    constexpr size_t kPiece = 1 << 16;
+    room.resize(kPiece);
+    for (size_t first = 0; first < values.size(); first += kPiece) {
+        const size_t count = std::min(kPiece, values.size() - first);
+        std::transform(values.begin() + static_cast<std::ptrdiff_t>(first),
+                       values.begin() + static_cast<std::ptrdiff_t>(first + count), room.begin(),
+                       type == DType::bf16 ? to_bf16 : to_f16);
+        file.write(room.data(), count * sizeof(uint16_t));
+    }
+}
+
+std::string header_of(std::span<const TensorInfo> tensors, DType type) {
+    nlohmann::ordered_json header;
+    header["__metadata__"] = {{"format", "pt"}};  // which transformers asks for
+    int64_t offset = 0;
+    for (const TensorInfo& tensor : tensors) {
+        const int64_t end = offset + tensor.count() * size_of(type);
+        header[tensor.name] = {
+            {"dtype", dtype_name(type)}, {"shape", tensor.shape}, {"data_offsets", {offset, end}}};
+        offset = end;
+    }
+    std::string text = header.dump();
+    text.resize(static_cast<size_t>(round_up(static_cast<int64_t>(text.size()), 8)), ' ');
+    return text;
+}
+
+// First tensor of each shard, and the end.
+std::vector<size_t> cut_shards(std::span<const TensorInfo> tensors, DType type,
+                               int64_t shard_bytes) {
+    std::vector<size_t> first{0};
+    int64_t bytes = 0;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+        const int64_t own = tensors[i].count() * size_of(type);
+        if (bytes > 0 && bytes + own > shard_bytes) {
+            first.push_back(i);
+            bytes = 0;
+        }
+        bytes += own;
+    }
+    first.push_back(tensors.size());
+    return first;
+}
+
+}  // namespace
+
+int64_t TensorInfo::count() const {
+    return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+}
+
+void write_safetensors(const std::string& path, std::span<const TensorInfo> tensors, DType type,
+                       const Source& source) {
+    const std::string header = header_of(tensors, type);
+    NewFile file(path);
+    const uint64_t length = header.size();
+    file.write(&length, sizeof length);
+    file.write(header.data(), header.size());
+    std::vector<uint16_t> room;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+        int64_t written = 0;
+        source(i, [&](std::span<const float> values) {
+            write_values(file, values, type, room);
+            written += std::ssize(values);
+        });
+        FERRY_CHECK(written == tensors[i].count(), tensors[i].name);
+    }
+    file.publish();
+}
+
+void write_model(const std::string& directory, std::span<const TensorInfo> tensors, DType type,
+                 int64_t shard_bytes, const Source& source) {
+    const std::filesystem::path folder(directory);
+    const std::vector<size_t> cuts = cut_shards(tensors, type, shard_bytes);
+    const size_t shards = cuts.size() - 1;
+    nlohmann::ordered_json map;
+    int64_t bytes = 0;
+    for (size_t shard = 0; shard < shards; ++shard) {
+        const std::string name =
+            shards == 1 ? "model.safetensors"
+                        : fmt::format("model-{:05}-of-{:05}.safetensors", shard + 1, shards);
+        const size_t first = cuts[shard];
+        const auto part = tensors.subspan(first, cuts[shard + 1] - first);
+        write_safetensors(folder / name, part, type,
+                          [&](size_t i, const Sink& sink) { source(first + i, sink); });
+        for (const TensorInfo& tensor : part) {
+            map[tensor.name] = name;
+            bytes += tensor.count() * size_of(type);
+        }
+    }
+    if (shards == 1) return;
+    const nlohmann::ordered_json index{{"metadata", {{"total_size", bytes}}}, {"weight_map", map}};
+    write_text(folder / "model.safetensors.index.json", index.dump(2) + "\n");
+}
+
+void write_text(const std::string& path, std::string_view text) {
+    NewFile file(path);
+    file.write(text.data(), text.size());
+    file.publish();
+}
+
+}  // namespace ferry::checkpoint

@@ -1,0 +1,338 @@
+#include "ferry/huggingface.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "families.h"
+
+namespace ferry::model {
+namespace {
+
+using nlohmann::json;
+
+// ---------------------------------------------------------------- what each family says where
+
+// An option of which ferry does some values.
+struct Demand {
+    std::string_view key;
+    std::array<std::string_view, 3> values;  // as JSON; the first is what an absent key means
+};
+
+enum class Bias : uint8_t { never, always, asked };
+enum class Window : uint8_t { none, all_blocks, upper_blocks };
+
+// The keys of a family's config.json.
+struct Keys {
+    Family family;
+    std::string_view hidden, layers, heads, kv_heads, inner, context, eps;
+    double default_eps;
+    Bias qkv_bias;     // asked: attention_bias
+    Bias output_bias;  // the same
+    Bias mlp_bias;     // asked: mlp_bias
+    Window window;
+    bool head_norms;
+    bool classic;   // LayerNorm, GELU, learned positions; else RMSNorm, SwiGLU, RoPE
+    bool tied;      // when tie_word_embeddings is absent
+    bool dropping;  // when the keys of dropout are absent
+    std::span<const Demand> demands;
+    std::span<const std::string_view> dropouts;
+};
+
+constexpr Demand kSilu[] = {{"hidden_act", {"\"silu\"", "\"swish\""}}};
+constexpr Demand kGpt2Demands[] = {
+    {"activation_function", {"\"gelu_new\"", "\"gelu_pytorch_tanh\""}},
+    {"scale_attn_weights", {"true"}},
+    {"scale_attn_by_inverse_layer_idx", {"false"}},
+    {"reorder_and_upcast_attn", {"false"}},
+    {"add_cross_attention", {"false"}},
+};
+constexpr std::string_view kAttentionDropout[] = {"attention_dropout"};
+constexpr std::string_view kGpt2Dropouts[] = {"resid_pdrop", "embd_pdrop", "attn_pdrop"};
+
+// clang-format off
+constexpr Keys kKeys[] = {
+    {Family::llama, "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+     "intermediate_size", "max_position_embeddings", "rms_norm_eps", 1e-6,
+     Bias::asked, Bias::asked, Bias::asked, Window::none, false, false, false, false, kSilu, kAttentionDropout},
+    {Family::mistral, "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+     "intermediate_size", "max_position_embeddings", "rms_norm_eps", 1e-6,
+     Bias::never, Bias::never, Bias::never, Window::all_blocks, false, false, false, false, kSilu, kAttentionDropout},
+    {Family::qwen2, "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+     "intermediate_size", "max_position_embeddings", "rms_norm_eps", 1e-6,
+     Bias::always, Bias::never, Bias::never, Window::upper_blocks, false, false, false, false, kSilu, kAttentionDropout},
+    {Family::qwen3, "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+     "intermediate_size", "max_position_embeddings", "rms_norm_eps", 1e-6,
+     Bias::asked, Bias::asked, Bias::never, Window::upper_blocks, true, false, false, false, kSilu, kAttentionDropout},
+    {Family::gpt2, "n_embd", "n_layer", "n_head", "",
+     "n_inner", "n_positions", "layer_norm_epsilon", 1e-5,
+     Bias::always, Bias::always, Bias::always, Window::none, false, true, true, true, kGpt2Demands, kGpt2Dropouts},
+};
+// clang-format on
+
+// ---------------------------------------------------------------- reading
+
+class Reader {
+public:
+    Reader(const json& config, const std::string& where) : config_(config), where_(where) {}
+
+    [[noreturn]] void refuse(std::string_view key, std::string what, const json& value,
+                             std::string limit, std::string remedy = {}) const {
+        throw Error(Trouble::usage, {.what = std::move(what),
+                                     .where = where_ + ": " + std::string(key),
+                                     .measured = value.is_null() ? "null" : value.dump(),
+                                     .limit = std::move(limit),
+                                     .remedy = std::move(remedy)});
+    }
+
+    // Null where the key is absent or null.
+    const json& at(std::string_view key) const {
+        static const json none;
+        const auto found = config_.find(key);
+        return found == config_.end() ? none : *found;
+    }
+    bool has(std::string_view key) const { return config_.contains(key); }
+    int64_t integer(std::string_view key, int64_t otherwise) const {
+        const json& value = at(key);
+        if (value.is_null() && otherwise > 0) return otherwise;
+        constexpr int64_t kMost = 1 << 30;
+        if (!value.is_number_integer() || value.get<double>() < 1 || value.get<double>() > kMost)
+            refuse(key, "a size is missing or out of range", value, "an integer of 1 to 2^30");
+        return value.get<int64_t>();
+    }
+    double number(std::string_view key, double otherwise) const {
+        const json& value = at(key);
+        if (value.is_null() && otherwise > 0) return otherwise;
+        if (!value.is_number() || !(value.get<double>() > 0) || !std::isfinite(value.get<double>()))
+            refuse(key, "a number is missing or out of range", value, "a number above 0");
+        return value.get<double>();
+    }
+    bool flag(std::string_view key, bool otherwise) const {
+        const json& value = at(key);
+        if (value.is_null()) return otherwise;
+        if (!value.is_boolean()) refuse(key, "wrong type of value", value, "true or false");
+        return value.get<bool>();
+    }
+    bool biased(Bias bias, std::string_view key) const {
+        return bias == Bias::asked ? flag(key, false) : bias == Bias::always;
+    }
+    void demand(const Demand& demand) const {
+        const json& value = at(demand.key);
+        if (value.is_null()) return;
+        std::string known;
+        for (const std::string_view one : demand.values) {
+            if (one.empty()) continue;
+            if (value.dump() == one) return;
+            known.append(known.empty() ? "" : ", ").append(one);
+        }
+        refuse(demand.key, "an option that ferry does not support", value, "supported: " + known);
+    }
+
+private:
+    const json& config_;
+    const std::string& where_;
+};
+
+const Keys& keys_of(const Reader& in) {
+    const json& type = in.at("model_type");
+    std::string known;
+    for (const FamilyNames& names : families()) {
+        if (type == names.model_type) return *std::ranges::find(kKeys, names.family, &Keys::family);
+        known.append(known.empty() ? "" : ", ").append(names.model_type);
+    }
+    in.refuse("model_type", "a family of models that ferry does not support", type,
+              "supported: " + known);
+}
+
+// The windows of the blocks: those that slide, by the list of layer types or by the older rule.
+std::vector<int64_t> windows_of(const Reader& in, Window rule, int64_t layers) {
+    if (rule == Window::none) return {};
+    const bool all = rule == Window::all_blocks;
+    const json& size = in.at("sliding_window");
+    const json& types = in.at("layer_types");
+    if (!all && !in.flag("use_sliding_window", false)) return {};
+    if (size.is_null() && in.has("sliding_window")) return {};
+    const int64_t window = in.integer("sliding_window", 4096);
+    std::vector<int64_t> windows(static_cast<size_t>(layers), all ? window : 0);
+    if (types.is_array()) {
+        if (std::ssize(types) != layers)
+            in.refuse("layer_types", "not as many types as layers", types, std::to_string(layers));
+        for (size_t i = 0; i < windows.size(); ++i) {
+            const bool slides = types[i] == "sliding_attention";
+            if (!slides && types[i] != "full_attention")
+                in.refuse("layer_types", "a kind of attention that ferry does not support",
+                          types[i], "supported: \"full_attention\", \"sliding_attention\"");
+            windows[i] = slides ? window : 0;
+        }
+    } else if (!all) {
+        const json& below = in.at("max_window_layers");
+        const int64_t first = below == 0 ? 0 : in.integer("max_window_layers", 28);
+        for (int64_t i = first; i < layers; ++i) windows[static_cast<size_t>(i)] = window;
+    }
+    return windows;
+}
+
+double yarn_amplitude(const Reader& in, double factor) {
+    const auto amplitude = [factor](double scale) {
+        return factor <= 1 ? 1.0 : 0.1 * scale * std::log(factor) + 1;
+    };
+    if (!in.at("attention_factor").is_null()) return in.number("attention_factor", 0);
+    const bool both = in.at("mscale").is_number() && in.at("mscale_all_dim").is_number() &&
+                      in.at("mscale") != 0 && in.at("mscale_all_dim") != 0;
+    if (!both) return amplitude(1);
+    return amplitude(in.number("mscale", 0)) / amplitude(in.number("mscale_all_dim", 0));
+}
+
+void read_scaling(const Reader& in, int64_t context, Shape& shape) {
+    const json& named = in.at("rope_type").is_null() ? in.at("type") : in.at("rope_type");
+    if (named.is_null() || named == "default") return;
+    RopeScaling& s = shape.rope_scaling;
+    if (named == "linear") s.kind = RopeScaling::Kind::linear;
+    if (named == "llama3") s.kind = RopeScaling::Kind::llama3;
+    if (named == "yarn") s.kind = RopeScaling::Kind::yarn;
+    if (s.kind == RopeScaling::Kind::none)
+        in.refuse("rope_type", "a scaling of RoPE that ferry does not support", named,
+                  "supported: default, linear, llama3, yarn");
+    s.factor = in.number("factor", 0);
+    if (s.kind == RopeScaling::Kind::linear) return;
+    s.original_positions =
+        static_cast<double>(in.integer("original_max_position_embeddings", context));
+    if (s.kind == RopeScaling::Kind::llama3) {
+        s.low_frequency = in.number("low_freq_factor", 0);
+        s.high_frequency = in.number("high_freq_factor", 0);
+        return;
+    }
+    s.beta_fast = in.number("beta_fast", 32);
+    s.beta_slow = in.number("beta_slow", 1);
+    s.truncate = in.flag("truncate", true);
+    s.amplitude = yarn_amplitude(in, s.factor);
+}
+
+// rope_parameters as transformers 5 writes it, or rope_theta and rope_scaling as 4 did.
+void read_rope(const Reader& in, const std::string& where, int64_t context, Shape& shape) {
+    constexpr Demand kWhole{"partial_rotary_factor", {"1.0", "1"}};
+    in.demand(kWhole);
+    const bool newer = in.at("rope_parameters").is_object();
+    const char* key = newer ? "rope_parameters" : "rope_scaling";
+    const json& settings = in.at(key);
+    if (!settings.is_null() && !settings.is_object())
+        in.refuse(key, "wrong type of value", settings, "an object");
+    shape.rope_theta = in.number("rope_theta", 10000);
+    if (settings.is_null()) return;
+    const std::string place = where + ": " + key;
+    const Reader inner(settings, place);
+    inner.demand(kWhole);
+    if (newer) shape.rope_theta = inner.number("rope_theta", shape.rope_theta);
+    read_scaling(inner, context, shape);
+}
+
+void read_sizes(const Reader& in, const Keys& keys, Shape& s) {
+    s.hidden = in.integer(keys.hidden, 0);
+    s.layers = in.integer(keys.layers, 0);
+    s.heads = in.integer(keys.heads, 0);
+    s.vocab = in.integer("vocab_size", 0);
+    s.kv_heads = keys.kv_heads.empty() ? s.heads : in.integer(keys.kv_heads, s.heads);
+    s.intermediate = in.integer(keys.inner, keys.classic ? 4 * s.hidden : 0);
+    s.norm_eps = in.number(keys.eps, keys.default_eps);
+    if (in.at("head_dim").is_null() && s.hidden % s.heads != 0)
+        in.refuse(keys.heads, "the hidden width is not divisible by the heads", s.heads,
+                  std::string(keys.hidden) + " " + std::to_string(s.hidden));
+    s.head_dim = in.integer("head_dim", s.hidden / s.heads);
+    if (s.heads % s.kv_heads != 0)
+        in.refuse(keys.kv_heads, "the heads are not divisible by the key and value heads",
+                  s.kv_heads, std::string(keys.heads) + " " + std::to_string(s.heads));
+}
+
+bool has_dropout(const Reader& in, const Keys& keys) {
+    return std::ranges::any_of(keys.dropouts, [&](std::string_view key) {
+        const json& value = in.at(key);
+        return value.is_null() ? keys.dropping : value != 0;
+    });
+}
+
+json parse(std::string_view text, const std::string& where) {
+    json config = json::parse(text, nullptr, false);
+    if (config.is_object()) return config;
+    throw Error(Trouble::usage,
+                {.what = "not the configuration of a model: no JSON object", .where = where});
+}
+
+std::string_view torch_name(DType type) {
+    return type == DType::f32 ? "float32" : type == DType::bf16 ? "bfloat16" : "float16";
+}
+
+}  // namespace
+
+Description read_description(std::string_view text, const std::string& where) {
+    const json config = parse(text, where);
+    const Reader in(config, where);
+    const Keys& keys = keys_of(in);
+    for (const Demand& demand : keys.demands) in.demand(demand);
+    if (!in.at("quantization_config").is_null())
+        in.refuse("quantization_config", "quantized weights cannot be trained",
+                  in.at("quantization_config"), "",
+                  "use the model's weights in bf16, fp16 or fp32");
+    Description found{.context = in.integer(keys.context, 0), .drops = has_dropout(in, keys)};
+    Shape& s = found.shape;
+    s.family = keys.family;
+    read_sizes(in, keys, s);
+    s.tie_embeddings = in.flag("tie_word_embeddings", keys.tied);
+    s.layer_norm = keys.classic;
+    s.gated = !keys.classic;
+    s.qkv_bias = in.biased(keys.qkv_bias, "attention_bias");
+    s.output_bias = in.biased(keys.output_bias, "attention_bias");
+    s.mlp_bias = in.biased(keys.mlp_bias, "mlp_bias");
+    s.head_norms = keys.head_norms;
+    s.windows = windows_of(in, keys.window, s.layers);
+    s.initial_deviation = in.number("initializer_range", 0.02);
+    s.smaller_residuals = keys.classic;
+    if (keys.classic) {
+        s.learned_positions = found.context;
+    } else {
+        read_rope(in, where, found.context, s);
+        if (s.head_dim % 2 != 0)
+            in.refuse("head_dim", "the elements of a head must be even: RoPE turns them in pairs",
+                      s.head_dim, "an even number");
+    }
+    return found;
+}
+
+std::string with_type(std::string_view text, DType type) {
+    auto config = nlohmann::ordered_json::parse(text);
+    // transformers 5 calls it dtype, and reads both.
+    const char* key = config.contains("dtype") ? "dtype" : "torch_dtype";
+    config[key] = torch_name(type);
+    return config.dump(2) + "\n";
+}
+
+std::string describe_llama(const Shape& s, int64_t context, DType type) {
+    const nlohmann::ordered_json config{{"architectures", {names_of(Family::llama).architecture}},
+                                        {"model_type", names_of(Family::llama).model_type},
+                                        {"torch_dtype", torch_name(type)},
+                                        {"hidden_size", s.hidden},
+                                        {"intermediate_size", s.intermediate},
+                                        {"num_hidden_layers", s.layers},
+                                        {"num_attention_heads", s.heads},
+                                        {"num_key_value_heads", s.kv_heads},
+                                        {"head_dim", s.head_dim},
+                                        {"vocab_size", s.vocab},
+                                        {"max_position_embeddings", context},
+                                        {"rms_norm_eps", s.norm_eps},
+                                        {"rope_theta", s.rope_theta},
+                                        {"rope_scaling", nullptr},
+                                        {"hidden_act", "silu"},
+                                        {"attention_bias", false},
+                                        {"attention_dropout", 0.0},
+                                        {"mlp_bias", false},
+                                        {"tie_word_embeddings", s.tie_embeddings},
+                                        {"initializer_range", s.initial_deviation},
+                                        {"bos_token_id", nullptr},
+                                        {"eos_token_id", nullptr},
+                                        {"use_cache", true}};
+    return config.dump(2) + "\n";
+}
+
+std::string_view optional_prefix(Family family) { return names_of(family).prefix; }
+
+}  // namespace ferry::model

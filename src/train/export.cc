@@ -1,0 +1,133 @@
+// A run's weights as a directory that transformers loads.
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "ferry/checkpoint.h"
+#include "ferry/huggingface.h"
+#include "ferry/train.h"
+#include "loaded_weights.h"
+#include "setup.h"
+
+namespace ferry::train {
+namespace {
+
+// What belongs to a model and is no weights, as far as it is there.
+constexpr std::array<std::string_view, 12> kCompanions{"tokenizer.json",
+                                                       "tokenizer_config.json",
+                                                       "tokenizer.model",
+                                                       "special_tokens_map.json",
+                                                       "added_tokens.json",
+                                                       "vocab.json",
+                                                       "vocab.txt",
+                                                       "merges.txt",
+                                                       "chat_template.jinja",
+                                                       "chat_template.json",
+                                                       "generation_config.json",
+                                                       "preprocessor_config.json"};
+
+[[noreturn]] void refuse(const std::string& directory, std::string what, std::string measured) {
+    throw Error(Trouble::usage, {.what = std::move(what),
+                                 .where = directory,
+                                 .measured = std::move(measured),
+                                 .remedy = "name a new directory"});
+}
+
+void copy_companions(const std::filesystem::path& from, const std::filesystem::path& to) {
+    for (const std::string_view name : kCompanions) {
+        std::error_code reason;
+        if (!std::filesystem::is_regular_file(from / name, reason)) continue;
+        std::filesystem::copy_file(from / name, to / name, reason);
+        if (!reason) continue;
+        throw Error(Trouble::io, {.what = "a file of the model cannot be copied",
+                                  .where = from / name,
+                                  .measured = reason.message()});
+    }
+}
+
+std::string text_of(const std::filesystem::path& path) {
+    std::ifstream file(path, std::ios::binary);
+    std::ostringstream text;
+    text << file.rdbuf();
+    return std::move(text).str();
+}
+
+// What was read from a directory goes back as it was, but for the type.
+std::string description_of(const Config& config, DType type) {
+    if (!config.model.path.empty())
+        return model::with_type(text_of(std::filesystem::path(config.model.path) / "config.json"),
+                                type);
+    const model::Description own = model_of(config);
+    return model::describe_llama(own.shape, own.context, type);
+}
+
+// A tensor and the index of its layer.
+struct Place {
+    int64_t layer = 0;
+    const model::Tensor* tensor = nullptr;
+};
+
+// read(place, sink) gives a tensor's values.
+template <class Read>
+void write(const std::vector<model::Layer>& layers, const Config& config,
+           const ExportOptions& options, const Read& read) {
+    std::vector<checkpoint::TensorInfo> infos;
+    std::vector<Place> places;
+    for (size_t l = 0; l < layers.size(); ++l) {
+        for (const model::Tensor& tensor : layers[l].tensors) {
+            infos.push_back({tensor.name, tensor.shape});
+            places.push_back({static_cast<int64_t>(l), &tensor});
+        }
+    }
+    const DType type = options.type.value_or(numerics_of(config).compute);
+    const std::filesystem::path directory(options.directory);
+    checkpoint::write_model(directory, infos, type, options.shard_bytes,
+                            [&](size_t i, const checkpoint::Sink& sink) { read(places[i], sink); });
+    if (!config.model.path.empty()) copy_companions(config.model.path, directory);
+    checkpoint::write_text(directory / "config.json", description_of(config, type));
+}
+
+}  // namespace
+
+void prepare_export(const ExportOptions& options) {
+    const std::string& directory = options.directory;
+    std::error_code reason;
+    std::filesystem::create_directory(directory, reason);
+    if (!std::filesystem::is_directory(directory))
+        refuse(directory, "the directory cannot be made", reason ? reason.message() : "");
+    if (::access(directory.c_str(), W_OK | X_OK) != 0)
+        refuse(directory, "nothing can be written there", std::strerror(errno));
+    if (!std::filesystem::is_empty(directory))
+        refuse(directory, "the directory is not empty",
+               std::filesystem::directory_iterator(directory)->path().filename());
+}
+
+void export_model(Engine& engine, const Config& config, const ExportOptions& options) {
+    write(engine.layers(), config, options, [&](const Place& place, const checkpoint::Sink& sink) {
+        engine.read_tensor(place.layer, *place.tensor, sink);
+    });
+}
+
+void export_weights(const std::string& weights, const Config& config,
+                    const ExportOptions& options) {
+    const model::Shape shape = model_of(config).shape;
+    const auto layers = model::layers_of(shape, {}, false);
+    const LoadedWeights loaded(weights, shape, layers);
+    write(layers, config, options, [&](const Place& place, const checkpoint::Sink& sink) {
+        constexpr int64_t kPiece = 4 * kMiB;
+        std::vector<float> room;
+        const model::Tensor& t = *place.tensor;
+        for (int64_t first = 0; first < t.count; first += kPiece) {
+            room.resize(static_cast<size_t>(std::min(kPiece, t.count - first)));
+            loaded.fill(layers[static_cast<size_t>(place.layer)], t.offset + first, room);
+            sink(room);
+        }
+    });
+}
+
+}  // namespace ferry::train

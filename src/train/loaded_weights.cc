@@ -1,0 +1,99 @@
+#include "loaded_weights.h"
+
+#include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
+
+#include <algorithm>
+#include <set>
+
+#include "ferry/huggingface.h"
+
+namespace ferry::train {
+namespace {
+
+// What older files hold beside the weights: causal masks, and RoPE's table.
+constexpr std::string_view kNoWeights[] = {".attn.bias", ".attn.masked_bias",
+                                           "rotary_emb.inv_freq"};
+
+bool is_no_weight(std::string_view name) {
+    return std::ranges::any_of(kNoWeights, [&](std::string_view e) { return name.ends_with(e); });
+}
+
+}  // namespace
+
+LoadedWeights::LoadedWeights(const std::string& path, const model::Shape& shape,
+                             const std::vector<model::Layer>& layers)
+    : path_(path), weights_(path) {
+    const std::string_view prefix = model::optional_prefix(shape.family);
+    std::string missing;
+    int64_t count = 0;
+    for (const model::Layer& layer : layers) {
+        for (const model::Tensor& tensor : layer.tensors) {
+            const std::string_view name = tensor.name;
+            const checkpoint::StoredTensor* stored = weights_.find(name);
+            if (stored == nullptr && name.starts_with(prefix))
+                stored = weights_.find(name.substr(prefix.size()));
+            if (stored == nullptr) {
+                if (count++ == 0) missing = tensor.name;
+                continue;
+            }
+            check(tensor, *stored);
+            stored_[tensor.name] = stored;
+        }
+    }
+    if (count > 0) {
+        throw Error(Trouble::usage,
+                    {.what = "the weights lack a tensor of the model",
+                     .where = path_ + ": " + missing,
+                     .measured = fmt::format("{} tensors missing", count),
+                     .remedy = "check that config.json and the weights belong together, or set "
+                               "model.load to false for random weights"});
+    }
+    check_unknown(shape);
+}
+
+void LoadedWeights::check(const model::Tensor& tensor,
+                          const checkpoint::StoredTensor& stored) const {
+    const std::string where = weights_.file_of(stored) + ": " + stored.name;
+    if (stored.shape != tensor.shape) {
+        throw Error(Trouble::usage, {.what = "a tensor's shape is not what config.json says",
+                                     .where = where,
+                                     .measured = fmt::format("[{}]", fmt::join(stored.shape, ", ")),
+                                     .limit = fmt::format("[{}]", fmt::join(tensor.shape, ", "))});
+    }
+    if (!stored.type) {
+        throw Error(Trouble::usage, {.what = "weights of a type that ferry does not read",
+                                     .where = where,
+                                     .measured = stored.dtype,
+                                     .limit = "F32, BF16 or F16",
+                                     .remedy = "convert them to one of these"});
+    }
+}
+
+// A tensor that nobody asked for means that the model is another one than config.json says.
+void LoadedWeights::check_unknown(const model::Shape& shape) const {
+    std::set<const checkpoint::StoredTensor*> used;
+    for (const auto& [name, stored] : stored_) used.insert(stored);
+    for (const checkpoint::StoredTensor& stored : weights_.tensors()) {
+        const bool copy = shape.tie_embeddings && stored.name == "lm_head.weight";
+        if (used.contains(&stored) || copy || is_no_weight(stored.name)) continue;
+        throw Error(Trouble::usage,
+                    {.what = "the weights hold a tensor that the model does not have",
+                     .where = weights_.file_of(stored) + ": " + stored.name,
+                     .remedy = "check that config.json and the weights belong together"});
+    }
+}
+
+void LoadedWeights::fill(const model::Layer& layer, int64_t first, std::span<float> out) const {
+    const int64_t end = first + std::ssize(out);
+    std::ranges::fill(out, 0.0f);
+    for (const model::Tensor& t : layer.tensors) {
+        const int64_t from = std::max(first, t.offset), to = std::min(end, t.offset + t.count);
+        if (from >= to) continue;
+        weights_.read(
+            *stored_.at(t.name), from - t.offset,
+            out.subspan(static_cast<size_t>(from - first), static_cast<size_t>(to - from)));
+    }
+}
+
+}  // namespace ferry::train

@@ -1,0 +1,34 @@
+// The weights of a Hugging Face directory, as a model's layers want them.
+#pragma once
+
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ferry/checkpoint.h"
+#include "ferry/model.h"
+
+namespace ferry::train {
+
+class LoadedWeights {
+public:
+    // Opens the files and holds them against the layers; throws usage for tensors that are missing,
+    // unknown, of another shape than the configuration says or of a type that ferry does not read.
+    LoadedWeights(const std::string& path, const model::Shape& shape,
+                  const std::vector<model::Layer>& layers);
+    // fp32 values of elements [first, first + out.size()) of a layer's flat buffer, padding zero.
+    // Any thread.
+    void fill(const model::Layer& layer, int64_t first, std::span<float> out) const;
+
+private:
+    void check(const model::Tensor& tensor, const checkpoint::StoredTensor& stored) const;
+    void check_unknown(const model::Shape& shape) const;
+
+    std::string path_;
+    checkpoint::Weights weights_;
+    std::map<std::string, const checkpoint::StoredTensor*, std::less<>>
+        stored_{};  // by ferry's name
+};
+
+}  // namespace ferry::train

@@ -1,0 +1,191 @@
+// Safetensors written and read back, and every way a file can be wrong.
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <stdexcept>
+
+#include "ferry/checkpoint.h"
+
+namespace ferry::checkpoint {
+namespace {
+
+class WeightsTest : public testing::Test {
+protected:
+    WeightsTest() {
+        std::string pattern = testing::TempDir() + "ferry-weights-XXXXXX";
+        if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp " + pattern);
+        directory = pattern;
+    }
+    ~WeightsTest() override { std::filesystem::remove_all(directory); }
+
+    std::string path(const std::string& name) const { return directory / name; }
+
+    // A file of this header and so many bytes of data.
+    std::string write(const std::string& name, const std::string& header, size_t data_bytes) const {
+        std::ofstream file(path(name), std::ios::binary);
+        const uint64_t length = header.size();
+        file.write(reinterpret_cast<const char*>(&length), sizeof length);
+        file << header << std::string(data_bytes, '\1');
+        return path(name);
+    }
+
+    void expect_refused(const std::string& from, Trouble trouble,
+                        std::initializer_list<const char*> said) const {
+        try {
+            const Weights weights(from);
+            FAIL() << from << " was read";
+        } catch (const Error& error) {
+            EXPECT_EQ(error.trouble(), trouble) << error.what();
+            for (const char* text : said)
+                EXPECT_NE(std::string(error.what()).find(text), std::string::npos)
+                    << text << " in: " << error.what();
+        }
+    }
+    void expect_damaged(const std::string& header, size_t data_bytes,
+                        std::initializer_list<const char*> said) const {
+        SCOPED_TRACE(header);
+        expect_refused(write("bad.safetensors", header, data_bytes), Trouble::io, said);
+    }
+
+    std::filesystem::path directory{};
+};
+
+std::vector<float> values_of(size_t tensor, int64_t count) {
+    std::vector<float> values;
+    for (int64_t i = 0; i < count; ++i)
+        values.push_back(static_cast<float>(i) * 0.37f - static_cast<float>(tensor) * 5);
+    return values;
+}
+
+// In pieces of three values.
+void source(std::span<const TensorInfo> tensors, size_t i, const Sink& sink) {
+    const std::vector<float> values = values_of(i, tensors[i].count());
+    for (size_t first = 0; first < values.size(); first += 3)
+        sink(std::span(values).subspan(first, std::min<size_t>(3, values.size() - first)));
+}
+
+const std::vector<TensorInfo> kTensors{{"b.weight", {4, 5}}, {"a.weight", {7}}, {"c", {2, 3, 2}}};
+
+float rounded(float value, DType type) {
+    if (type == DType::f32) return value;
+    return type == DType::bf16 ? from_bf16(to_bf16(value)) : from_f16(to_f16(value));
+}
+
+TEST_F(WeightsTest, what_is_written_is_read_back_in_any_part_and_type) {
+    for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
+        write_safetensors(path("x.safetensors"), kTensors, type,
+                          [&](size_t i, const Sink& sink) { source(kTensors, i, sink); });
+        const Weights weights(path("x.safetensors"));
+        ASSERT_EQ(weights.tensors().size(), 3u);
+        EXPECT_EQ(weights.find("b"), nullptr);
+        for (size_t i = 0; i < kTensors.size(); ++i) {
+            const StoredTensor* stored = weights.find(kTensors[i].name);
+            ASSERT_NE(stored, nullptr);
+            EXPECT_EQ(stored->shape, kTensors[i].shape);
+            EXPECT_EQ(stored->type, type);
+            const std::vector<float> expected = values_of(i, stored->count());
+            for (int64_t first = 0; first < stored->count(); ++first) {
+                std::vector<float> part(static_cast<size_t>(stored->count() - first));
+                weights.read(*stored, first, part);
+                for (size_t j = 0; j < part.size(); ++j)
+                    ASSERT_EQ(part[j], rounded(expected[static_cast<size_t>(first) + j], type));
+            }
+        }
+    }
+}
+
+TEST_F(WeightsTest, shards_hold_what_fits_and_an_index_names_them) {
+    // 80, 28 and 48 bytes.
+    write_model(directory, kTensors, DType::f32, 80,
+                [&](size_t i, const Sink& sink) { source(kTensors, i, sink); });
+    EXPECT_TRUE(std::filesystem::exists(path("model-00001-of-00002.safetensors")));
+    EXPECT_TRUE(std::filesystem::exists(path("model-00002-of-00002.safetensors")));
+    const Weights weights(directory);
+    ASSERT_EQ(weights.tensors().size(), 3u);
+    EXPECT_NE(weights.file_of(*weights.find("b.weight")), weights.file_of(*weights.find("c")));
+    EXPECT_EQ(weights.file_of(*weights.find("a.weight")), weights.file_of(*weights.find("c")));
+    std::vector<float> c(12);
+    weights.read(*weights.find("c"), 0, c);
+    EXPECT_EQ(c, values_of(2, 12));
+}
+
+TEST_F(WeightsTest, one_file_where_all_fits) {
+    write_model(directory, kTensors, DType::bf16, 1000,
+                [&](size_t i, const Sink& sink) { source(kTensors, i, sink); });
+    EXPECT_TRUE(std::filesystem::exists(path("model.safetensors")));
+    EXPECT_FALSE(std::filesystem::exists(path("model.safetensors.index.json")));
+    EXPECT_EQ(Weights(directory).tensors().size(), 3u);
+}
+
+TEST_F(WeightsTest, a_file_that_ends_early_leaves_nothing) {
+    EXPECT_THROW(write_safetensors(path("x.safetensors"), kTensors, DType::f32,
+                                   [](size_t, const Sink&) { throw std::runtime_error("no"); }),
+                 std::runtime_error);
+    EXPECT_TRUE(std::filesystem::is_empty(directory));
+}
+
+constexpr const char* kOne = R"("a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]})";
+std::string with(const std::string& more) { return std::string("{") + kOne + "," + more + "}"; }
+
+TEST_F(WeightsTest, damaged_headers_are_named) {
+    expect_damaged("{,", 8, {"bad.safetensors", "not JSON"});
+    expect_damaged("[1]", 8, {"no object"});
+    expect_damaged(with(kOne), 8, {"twice", "bad.safetensors: a"});
+    expect_damaged(R"({"a":{"dtype":"F32","shape":[2]}})", 8, {"entry", ": a"});
+    expect_damaged(R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", 8,
+                   {"shape and its bytes differ", "[3]"});
+    expect_damaged(R"({"a":{"dtype":"F32","shape":[-2,-1],"data_offsets":[0,8]}})", 8, {"differ"});
+    expect_damaged(R"({"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}})",
+                   0, {"differ"});
+    expect_damaged(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", 8, {"differ"});
+    expect_damaged(with(R"("b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]})"), 12,
+                   {"overlap", ": b"});
+    expect_damaged(with(R"("b":{"dtype":"F32","shape":[2],"data_offsets":[12,20]})"), 20,
+                   {"gap", ": b"});
+    expect_damaged(std::string("{") + kOne + "}", 7, {"truncated"});
+    expect_damaged(std::string("{") + kOne + "}", 9, {"longer"});
+    std::ofstream(path("short.safetensors")) << "abc";
+    expect_refused(path("short.safetensors"), Trouble::io, {"truncated"});
+    std::ofstream(path("huge.safetensors")) << std::string(64, '\x7f');
+    expect_refused(path("huge.safetensors"), Trouble::io, {"huge.safetensors", "header of"});
+}
+
+TEST_F(WeightsTest, types_that_are_no_weights_are_listed_but_not_read) {
+    const Weights weights(write(
+        "x.safetensors", with(R"("m":{"dtype":"BOOL","shape":[3],"data_offsets":[8,11]})"), 11));
+    EXPECT_FALSE(weights.find("m")->type.has_value());
+    EXPECT_EQ(weights.find("m")->dtype, "BOOL");
+}
+
+TEST_F(WeightsTest, nothing_to_read) {
+    expect_refused(directory, Trouble::usage, {"model.safetensors", "No such file"});
+    expect_refused(path("absent"), Trouble::usage, {"absent"});
+}
+
+TEST_F(WeightsTest, an_index_and_its_shards_must_agree) {
+    const std::string index = path("model.safetensors.index.json");
+    const std::string two = R"({"b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})";
+    write("one.safetensors", std::string("{") + kOne + "}", 8);
+    write("two.safetensors", two, 4);
+    std::ofstream(index) << R"({"weight_map":{"a":"one.safetensors","b":"two.safetensors"}})";
+    EXPECT_EQ(Weights(directory).tensors().size(), 2u);
+    std::ofstream(index) << R"({"weight_map":{"a":"one.safetensors","b":"one.safetensors"}})";
+    expect_refused(directory, Trouble::io, {"lacks a tensor", "one.safetensors: b"});
+    std::ofstream(index) << R"({"weight_map":{"a":"one.safetensors"}})";
+    EXPECT_EQ(Weights(directory).tensors().size(), 1u);
+    write("two.safetensors", with(R"("b":{"dtype":"F32","shape":[1],"data_offsets":[8,12]})"), 12);
+    std::ofstream(index) << R"({"weight_map":{"a":"one.safetensors","b":"two.safetensors"}})";
+    expect_refused(directory, Trouble::io, {"another shard", "two.safetensors"});
+    std::ofstream(index) << R"({"weight_map":{"a":"../one.safetensors"}})";
+    expect_refused(directory, Trouble::io, {"outside"});
+    std::ofstream(index) << R"({"weight_map":{"a":"none.safetensors"}})";
+    expect_refused(directory, Trouble::usage, {"none.safetensors"});
+    std::ofstream(index) << "{}";
+    expect_refused(directory, Trouble::io, {"index"});
+}
+
+}  // namespace
+}  // namespace ferry::checkpoint

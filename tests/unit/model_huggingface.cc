@@ -1,0 +1,128 @@
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "ferry/huggingface.h"
+
+namespace ferry::model {
+namespace {
+
+using nlohmann::json;
+
+json llama() {
+    return {{"model_type", "llama"},          {"hidden_size", 64},        {"num_hidden_layers", 3},
+            {"num_attention_heads", 4},       {"intermediate_size", 160}, {"vocab_size", 500},
+            {"max_position_embeddings", 256}, {"rms_norm_eps", 1e-6}};
+}
+
+json changed(json config, const json& by) {
+    config.update(by);
+    return config;
+}
+
+Shape read(const json& config) { return read_description(config.dump(), "here").shape; }
+
+void expect_refused(const json& config, std::initializer_list<const char*> said) {
+    try {
+        read(config);
+        FAIL() << config;
+    } catch (const Error& error) {
+        EXPECT_EQ(error.trouble(), Trouble::usage);
+        for (const char* text : said)
+            EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+    }
+}
+
+TEST(HuggingFace, what_is_not_said_is_what_transformers_takes) {
+    const Description found = read_description(llama().dump(), "here");
+    const Shape& s = found.shape;
+    EXPECT_EQ(s.kv_heads, 4);
+    EXPECT_EQ(s.head_dim, 16);
+    EXPECT_EQ(s.rope_theta, 10000);
+    EXPECT_EQ(found.context, 256);
+    EXPECT_FALSE(s.tie_embeddings || s.qkv_bias || s.mlp_bias || s.smaller_residuals);
+    EXPECT_FALSE(found.drops);
+    const json gpt2{{"model_type", "gpt2"}, {"n_embd", 48},       {"n_layer", 2},
+                    {"n_head", 3},          {"n_positions", 128}, {"vocab_size", 100}};
+    const Description older = read_description(gpt2.dump(), "here");
+    EXPECT_EQ(older.shape.intermediate, 192);
+    EXPECT_EQ(older.shape.learned_positions, 128);
+    EXPECT_TRUE(older.shape.tie_embeddings && older.shape.layer_norm && older.shape.qkv_bias);
+    EXPECT_TRUE(older.drops);
+}
+
+TEST(HuggingFace, both_spellings_of_rope_say_the_same) {
+    const json four{
+        {"rope_theta", 5e5},
+        {"rope_scaling",
+         {{"type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 64}}}};
+    const json five{{"rope_parameters",
+                     {{"rope_type", "yarn"},
+                      {"rope_theta", 5e5},
+                      {"factor", 4.0},
+                      {"original_max_position_embeddings", 64}}}};
+    const RopeTable a = rope_table(read(changed(llama(), four)));
+    const RopeTable b = rope_table(read(changed(llama(), five)));
+    EXPECT_EQ(a.frequencies, b.frequencies);
+    EXPECT_EQ(a.amplitude, b.amplitude);
+    EXPECT_GT(a.amplitude, 1);
+    EXPECT_EQ(a.frequencies[0], 1);
+    EXPECT_LT(a.frequencies[7], rope_table(read(llama())).frequencies[7]);
+}
+
+TEST(HuggingFace, windows_by_list_and_by_the_older_rule) {
+    const json qwen = changed(llama(), {{"model_type", "qwen2"}, {"sliding_window", 32}});
+    using Windows = std::vector<int64_t>;
+    EXPECT_EQ(read(qwen).windows, Windows{});
+    const json sliding = changed(qwen, {{"use_sliding_window", true}, {"max_window_layers", 1}});
+    EXPECT_EQ(read(sliding).windows, (Windows{0, 32, 32}));
+    const json listed = changed(
+        sliding, {{"layer_types", {"sliding_attention", "full_attention", "sliding_attention"}}});
+    EXPECT_EQ(read(listed).windows, (Windows{32, 0, 32}));
+    expect_refused(changed(sliding, {{"layer_types", {"full_attention"}}}), {"layer_types", "3"});
+    expect_refused(
+        changed(sliding, {{"layer_types", {"full_attention", "chunked", "full_attention"}}}),
+        {"chunked", "sliding_attention"});
+    const json mistral = changed(llama(), {{"model_type", "mistral"}});
+    EXPECT_EQ(read(mistral).windows, (Windows{4096, 4096, 4096}));
+    EXPECT_EQ(read(changed(mistral, {{"sliding_window", nullptr}})).windows, Windows{});
+}
+
+TEST(HuggingFace, biases_are_the_familys) {
+    const json asked{{"attention_bias", true}, {"mlp_bias", true}};
+    const Shape own = read(changed(llama(), asked));
+    EXPECT_TRUE(own.qkv_bias && own.output_bias && own.mlp_bias);
+    const Shape two = read(changed(changed(llama(), asked), {{"model_type", "qwen2"}}));
+    EXPECT_TRUE(two.qkv_bias);
+    EXPECT_FALSE(two.output_bias || two.mlp_bias || two.head_norms);
+    const Shape three = read(changed(llama(), {{"model_type", "qwen3"}, {"head_dim", 20}}));
+    EXPECT_TRUE(three.head_norms);
+    EXPECT_EQ(three.head_dim, 20);
+}
+
+TEST(HuggingFace, what_is_not_supported_is_named) {
+    expect_refused({{"hidden_size", 3}}, {"model_type", "null", "gpt2"});
+    expect_refused(changed(llama(), {{"model_type", "phi3"}}), {"phi3", "llama, mistral"});
+    expect_refused(changed(llama(), {{"num_attention_heads", 5}}), {"hidden_size 64", "5"});
+    expect_refused(changed(llama(), {{"head_dim", 15}}), {"head_dim", "even"});
+    expect_refused(changed(llama(), {{"rms_norm_eps", 0}}), {"rms_norm_eps"});
+    expect_refused(changed(llama(), {{"hidden_size", 64.5}}), {"hidden_size", "64.5"});
+    expect_refused(changed(llama(), {{"tie_word_embeddings", "yes"}}), {"tie_word_embeddings"});
+    EXPECT_THROW(read_description("[1]", "here"), Error);
+    EXPECT_THROW(read_description("{", "here"), Error);
+}
+
+TEST(HuggingFace, a_llama_written_is_the_one_read) {
+    Shape s = read(changed(llama(), {{"num_key_value_heads", 2}, {"head_dim", 24}}));
+    const Description back = read_description(describe_llama(s, 77, DType::bf16), "here");
+    EXPECT_EQ(back.context, 77);
+    EXPECT_EQ(back.shape.head_dim, 24);
+    EXPECT_EQ(back.shape.kv_heads, 2);
+    EXPECT_EQ(back.shape.norm_eps, s.norm_eps);
+    const json typed = json::parse(with_type(llama().dump(), DType::bf16));
+    EXPECT_EQ(typed["torch_dtype"], "bfloat16");
+    EXPECT_EQ(typed["hidden_size"], 64);
+}
+
+}  // namespace
+}  // namespace ferry::model
