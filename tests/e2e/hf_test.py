@@ -1,0 +1,233 @@
+"""Hugging Face directories in and out, on the tiny models of tests/golden/hf: what is loaded, trained,
+exported and loaded again, and how directories that ferry cannot use are refused."""
+
+import json
+import os
+import pathlib
+import shutil
+import struct
+import unittest
+
+from harness import IO, USAGE, FerryTest
+
+MODELS = pathlib.Path(__file__).resolve().parents[1] / "golden" / "hf"
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2")
+TOKENS = MODELS.parent / "train" / "tokens.bin"
+
+
+def read_tensors(path):
+    """Name to (dtype, shape, bytes), of a file or of all in a directory."""
+    path = pathlib.Path(path)
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    tensors = {}
+    for file in files:
+        raw = file.read_bytes()
+        length = struct.unpack("<Q", raw[:8])[0]
+        for name, entry in json.loads(raw[8:8 + length]).items():
+            if name != "__metadata__":
+                begin, end = (8 + length + offset for offset in entry["data_offsets"])
+                tensors[name] = (entry["dtype"], entry["shape"], raw[begin:end])
+    return tensors
+
+
+class HfTest(FerryTest):
+    def config_for(self, path, **changes):
+        config = self.config(**{"batch__sequence": 24, "steps": 3, "data__tokens": str(TOKENS), **changes})
+        config["model"] = {"path": str(path), "dropout": "ignore", **changes.get("model", {})}
+        return config
+
+    def copy_of(self, family):
+        """A model that a test may spoil."""
+        path = self.path(f"{family}{len(os.listdir(self.dir))}")
+        shutil.copytree(MODELS / family, path)
+        return pathlib.Path(path)
+
+    @staticmethod
+    def change(path, **changes):
+        """Of config.json; None removes a key."""
+        config = json.loads((path / "config.json").read_text())
+        config.update(changes)
+        (path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+
+
+class RoundTripTest(HfTest):
+    def test_a_model_that_does_not_move_is_exported_as_it_was(self):
+        for family in FAMILIES:
+            with self.subTest(family):
+                out = self.path(f"still-{family}")
+                run = self.train(self.config_for(MODELS / family, steps=1, optimizer={"lr": 0}), "--export", out)
+                self.assert_trained(run)
+                self.assertEqual(read_tensors(out), read_tensors(MODELS / family))
+                was = json.loads((MODELS / family / "config.json").read_text())
+                self.assertEqual(json.loads(pathlib.Path(out, "config.json").read_text()), was)
+
+    def test_what_was_trained_comes_back_bit_for_bit(self):
+        for family in FAMILIES:
+            with self.subTest(family):
+                first, second = self.path(f"first-{family}"), self.path(f"second-{family}")
+                weights = self.path(f"weights-{family}")
+                moved = self.train(self.config_for(MODELS / family), "--export", first, "--weights-out", weights,
+                                   "--shard-size", "10KB")
+                self.assert_trained(moved)
+                self.assertNotEqual(read_tensors(first), read_tensors(MODELS / family))
+                self.assertEqual(read_tensors(first), read_tensors(weights))
+                self.assertIn("model.safetensors.index.json", os.listdir(first))
+                again = self.train(self.config_for(first, steps=1, optimizer={"lr": 0}), "--export", second)
+                self.assert_trained(again)
+                self.assertEqual(read_tensors(second), read_tensors(first))
+
+    def test_where_the_state_lies_changes_no_bit(self):
+        for family in ("llama", "gpt2"):
+            near = self.train(self.config_for(MODELS / family))
+            far = self.train(self.config_for(MODELS / family, budgets={
+                "host": "1MiB", "nvme": [self.nvme()]}, swap={"state_on_nvme": 1, "chunk_elements": 4096}))
+            self.assert_trained(near)
+            self.assert_trained(far)
+            self.assertEqual(near.numbers(), far.numbers())
+
+    def test_random_weights_depend_on_the_seed_alone(self):
+        hashes = set()
+        for seed in (1, 1, 2):
+            run = self.train(self.config_for(MODELS / "qwen3", seed=seed, model={"load": False}))
+            self.assert_trained(run)
+            hashes.add(run.hashes[-1])
+        self.assertEqual(len(hashes), 2)
+
+    def test_export_in_another_type_and_from_saved_weights(self):
+        weights, config = self.path("weights"), self.config_for(MODELS / "qwen2")
+        self.assert_trained(self.train(config, "--weights-out", weights))
+        out = self.path("narrow")
+        name = self.path("narrow.json")
+        pathlib.Path(name).write_text(json.dumps(config))
+        done = self.ferry("export", name, weights, out, "--export-type", "bf16")
+        self.assertEqual(done.code, 0, done.err)
+        exported, wide = read_tensors(out), read_tensors(weights)
+        self.assertEqual(exported.keys(), wide.keys())
+        for tensor, (dtype, shape, data) in exported.items():
+            self.assertEqual((dtype, shape, 2 * len(data)), ("BF16", wide[tensor][1], len(wide[tensor][2])))
+        self.assertEqual(json.loads(pathlib.Path(out, "config.json").read_text())["dtype"], "bfloat16")
+        back = self.path("narrow-again")
+        run = self.train(self.config_for(out, steps=1, optimizer={"lr": 0}), "--export", back, "--export-type", "bf16")
+        self.assert_trained(run)
+        self.assertEqual(read_tensors(back), exported)
+
+    def test_ferrys_own_models_are_exported_as_llamas(self):
+        out = self.path("own")
+        run = self.train(self.config(steps=2), "--export", out)
+        self.assert_trained(run)
+        again = self.train({**self.config(steps=1, optimizer={"lr": 0}), "model": {"path": out}},
+                           "--export", self.path("own-again"))
+        self.assert_trained(again)
+        self.assertEqual(read_tensors(out), read_tensors(self.path("own-again")))
+
+    def test_the_tokenizer_travels(self):
+        model = self.copy_of("llama")
+        (model / "tokenizer.json").write_text("{}")
+        (model / "notes.txt").write_text("stay")
+        self.assert_trained(self.train(self.config_for(model), "--export", self.path("with-tokenizer")))
+        self.assertIn("tokenizer.json", os.listdir(self.path("with-tokenizer")))
+        self.assertNotIn("notes.txt", os.listdir(self.path("with-tokenizer")))
+
+    def test_names_without_the_base_models_prefix(self):
+        model = self.copy_of("gpt2")
+        file = model / "model.safetensors"
+        raw = file.read_bytes()
+        length = struct.unpack("<Q", raw[:8])[0]
+        header = raw[8:8 + length].decode().replace('"transformer.', '"').ljust(length).encode()
+        file.write_bytes(raw[:8] + header + raw[8 + length:])
+        plain = self.train(self.config_for(MODELS / "gpt2"))
+        bare = self.train(self.config_for(model))
+        self.assert_trained(bare)
+        self.assertEqual(bare.numbers(), plain.numbers())
+
+
+class EvalTest(HfTest):
+    def test_loss_and_perplexity(self):
+        for family in FAMILIES:
+            with self.subTest(family):
+                done = self.ferry("eval", str(MODELS / family), str(TOKENS), "--set", "batch.sequence=72", "--json")
+                self.assertEqual(done.code, 0, done.err)
+                found = done.lines[-1]
+                golden = json.loads((MODELS / f"{family}.eval.json").read_text())
+                self.assertEqual(found["targets"], golden["targets"])
+                self.assertAlmostEqual(found["loss"] / golden["loss"], 1, delta=1e-6)
+                self.assertAlmostEqual(found["perplexity"] / golden["perplexity"], 1, delta=1e-5)
+
+    def test_micro_batches_and_tiers_change_nothing(self):
+        losses = set()
+        for more in ([], ["--set", "budgets.host=2MiB", "--set", "batch.micro_batch=1"]):
+            done = self.ferry("eval", str(MODELS / "llama"), str(TOKENS), "--json", "--set", "batch.sequence=48", *more)
+            self.assertEqual(done.code, 0, done.err)
+            losses.add(round(done.lines[-1]["loss"], 6))
+        self.assertEqual(len(losses), 1)
+
+    def test_what_cannot_be_evaluated(self):
+        for arguments, said in ((["nowhere", str(TOKENS)], "config.json"),
+                                ([str(MODELS / "llama"), "nowhere"], "token file"),
+                                ([str(MODELS / "llama"), str(TOKENS), "--set", "batch.sequence=100000"],
+                                 "shorter than one sequence")):
+            done = self.ferry("eval", *arguments)
+            self.assertEqual(done.code, USAGE, done.err)
+            self.assertIn(said, done.err)
+
+
+class RefusedTest(HfTest):
+    def refused(self, path, code, *said, **changes):
+        run = self.train(self.config_for(path, **changes))
+        self.assertEqual(run.code, code, run.err)
+        for text in said:
+            self.assertIn(text, run.err)
+
+    def test_families_and_options(self):
+        for change, said in (
+                ({"model_type": "mamba"}, ["model_type", "mamba", "llama, mistral, qwen2, qwen3, gpt2"]),
+                ({"hidden_act": "gelu"}, ["hidden_act", "gelu", "silu"]),
+                ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, ["longrope", "yarn"]),
+                ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, ["factor"]),
+                ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, ["partial_rotary_factor"]),
+                ({"quantization_config": {"bits": 4}}, ["quantization_config"]),
+                ({"num_key_value_heads": 3}, ["num_key_value_heads", "3"]),
+                ({"hidden_size": None}, ["hidden_size", "missing"]),
+                ({"vocab_size": -4}, ["vocab_size", "-4"])):
+            model = self.copy_of("llama")
+            self.change(model, **change)
+            with self.subTest(str(change)):
+                self.refused(model, USAGE, "config.json", *said)
+
+    def test_dropout_must_be_ignored_in_so_many_words(self):
+        self.refused(MODELS / "gpt2", USAGE, "dropout", "ignore", model={"dropout": "refuse"})
+
+    def test_text_longer_than_learned_positions(self):
+        self.refused(MODELS / "gpt2", USAGE, "batch.sequence", "positions", "80", batch__sequence=81)
+
+    def test_weights_of_another_model(self):
+        model = self.copy_of("llama")
+        self.change(model, intermediate_size=48)
+        self.refused(model, USAGE, "shape", "gate_proj", "[40, 24]", "[48, 24]")
+        model = self.copy_of("llama")
+        self.change(model, num_hidden_layers=3)
+        self.refused(model, USAGE, "lack a tensor", "model.layers.2.")
+        model = self.copy_of("llama")
+        self.change(model, num_hidden_layers=1)
+        self.refused(model, USAGE, "does not have", "model.layers.1.")
+        model = self.copy_of("qwen3")
+        raw = (model / "model.safetensors").read_bytes()
+        (model / "model.safetensors").write_bytes(raw[:-5])
+        self.refused(model, IO, "truncated")
+
+    def test_a_shape_beside_a_directory(self):
+        self.refused(MODELS / "llama", USAGE, "model.hidden", "leave one of them out", model={"hidden": 24})
+
+    def test_exports_never_replace_anything(self):
+        taken = self.path("taken")
+        os.mkdir(taken)
+        pathlib.Path(taken, "thesis.txt").write_text("x")
+        run = self.train(self.config_for(MODELS / "llama"), "--export", taken)
+        self.assertEqual(run.code, USAGE, run.err)
+        self.assertEqual(run.steps, [])
+        self.assertIn("not empty", run.err)
+        self.assertEqual(os.listdir(taken), ["thesis.txt"])
+
+
+if __name__ == "__main__":
+    unittest.main()
