@@ -152,7 +152,7 @@ private:
         const auto measured = [&](Access access) {
             return rig.run({.access = access, .block_bytes = block, .seconds = seconds});
         };
-        const std::string absolute = std::filesystem::absolute(bench_.paths[path]).string();
+        const std::string absolute = absolute_path(bench_.paths[path]);
         return {.path = absolute,
                 .file_system = file_system_of(absolute),
                 .backend = std::string(rig.backend_name()),

@@ -4,9 +4,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -18,6 +15,7 @@
 #include "interrupt.h"
 #include "io_plot.h"
 #include "machine_file.h"
+#include "svg.h"
 
 namespace ferry::tools {
 namespace {
@@ -30,10 +28,6 @@ struct IoOptions {
     int rings = 1, threads = 0, pairs = 15;
     bool buffered = false, integrity = false, compare_fio = false, json = false;
 };
-
-const std::map<std::string, aio::BackendKind> kBackends{{"auto", aio::BackendKind::automatic},
-                                                        {"uring", aio::BackendKind::uring},
-                                                        {"posix", aio::BackendKind::posix}};
 
 [[noreturn]] void bad_word(const char* option, const std::string& word, const char* limit) {
     throw Error(Trouble::usage, {.what = "this cannot be measured",
@@ -83,7 +77,7 @@ IoBench bench_of(const IoOptions& options) {
         .rings = options.rings,
         .hashers = options.threads,
         .pairs = options.pairs,
-        .backend = kBackends.at(options.backend),
+        .backend = backend_from_name(options.backend),
         .direct = !options.buffered,
         .integrity = options.integrity};
     std::sort(bench.depths.begin(), bench.depths.end());
@@ -114,23 +108,6 @@ std::string command_of(const IoOptions& options) {
     return line;
 }
 
-void check_plot_file(const std::string& file) {
-    std::ofstream out(file, std::ios::app);
-    if (out) return;
-    throw Error(Trouble::usage,
-                {.what = std::string("the picture cannot be written: ") + std::strerror(errno),
-                 .where = "--plot " + file});
-}
-
-void write_plot(const std::string& file, const IoResult& result) {
-    std::ofstream out(file);
-    out << svg_of(result, machine_text());
-    if (!out.flush())
-        throw Error(Trouble::io, {.what = std::string("the picture could not be written: ") +
-                                          std::strerror(errno),
-                                  .where = "--plot " + file});
-}
-
 void run_comparison(const IoOptions& options) {
     IoBench bench = bench_of(options);
     bench.integrity = true;  // a slice more of each pair
@@ -157,7 +134,8 @@ void run_comparison(const IoOptions& options) {
 void run_sweep(const IoOptions& options) {
     const IoResult result = measure_io(bench_of(options));
     const std::vector<Row> rows = rows_of(result);
-    if (!options.plot.empty() && !rows.empty()) write_plot(options.plot, result);
+    if (!options.plot.empty() && !rows.empty())
+        write_picture("--plot", options.plot, svg_of(result, machine_text()));
     if (!options.save.empty() && !interrupted()) save_paths(options.save, result.settings);
     if (options.json) {
         nlohmann::json object = rows_json(rows, command_of(options), machine_json());
@@ -173,7 +151,7 @@ void run_sweep(const IoOptions& options) {
 
 void run_io(const IoOptions& options) {
     if (!options.save.empty()) check_machine_file(options.save);
-    if (!options.plot.empty()) check_plot_file(options.plot);
+    if (!options.plot.empty()) check_picture_file("--plot", options.plot);
     catch_interrupts();
     options.compare_fio ? run_comparison(options) : run_sweep(options);
     if (interrupted()) fmt::print(stderr, "ferry: interrupted; the files are removed\n");

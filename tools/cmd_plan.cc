@@ -1,5 +1,5 @@
-// `ferry plan CONFIG`: where everything would go, and the learning rate over the steps, without
-// training.
+// `ferry plan CONFIG`: where everything would go, what a step would take, and the learning rate
+// over the steps, without training.
 #include <spdlog/fmt/fmt.h>
 
 #include <CLI/CLI.hpp>
@@ -12,7 +12,11 @@
 #include "ferry/config.h"
 #include "ferry/optim.h"
 #include "ferry/train.h"
+#include "forecast_report.h"
 #include "run_table.h"
+#include "svg.h"
+#include "timeline_picture.h"
+#include "wear.h"
 
 namespace ferry::tools {
 namespace {
@@ -20,7 +24,8 @@ namespace {
 struct PlanOptions {
     std::string config{};
     std::vector<std::string> overrides{};
-    bool schedule = false, json = false;
+    std::string machine{}, svg{};
+    bool schedule = false, json = false, forecast = true;
 };
 
 // At most about 25 steps: the first and the last, evenly spaced ones, and where the rate turns.
@@ -73,12 +78,34 @@ nlohmann::json schedule_json(const Config& config, const optim::LrSchedule& sche
             {"lr", rates}};
 }
 
+ForecastReport forecast_of(const PlanOptions& options, const Config& config,
+                           train::Forecaster& forecaster, const planner::Plan& plan) {
+    std::optional<MachineFile> machine;
+    if (!options.machine.empty()) machine = MachineFile::read(options.machine);
+    ForecastReport report{.found = figures_for(config, forecaster, plan, machine)};
+    if (!report.found.missing.empty()) return report;
+    report.forecast = forecaster.forecast(config, plan, report.found.figures);
+    report.what_if = what_if(config, forecaster, plan, report.found.figures);
+    return report;
+}
+
 void run_plan(const PlanOptions& options) {
     const Config config = load_config(options.config, options.overrides);
-    const planner::Plan plan = train::plan_for(config);
+    if (!options.svg.empty()) check_picture_file("--svg", options.svg);
+    const auto forecaster = train::Forecaster::make(config);
+    const planner::Plan plan = forecaster->plan(config);
     const optim::LrSchedule schedule = train::schedule_of(config);
+    std::optional<ForecastReport> report;
+    if (options.forecast) report = forecast_of(options, config, *forecaster, plan);
+    const std::vector<train::ScheduleBytes> schedules = train::schedule_bytes(plan);
+    const Wear wear = wear_of(config, plan, schedules,
+                              report ? report->found.path_shares : std::vector<double>{});
+    if (report && report->found.missing.empty() && !options.svg.empty())
+        write_picture("--svg", options.svg, timeline_svg(report->forecast, machine_text()));
     if (!options.json) {
         print_plan(plan, config);
+        if (report) fmt::print("{}", text_of(*report));
+        fmt::print("{}", text_of(wear, config));
         if (options.schedule) print_schedule(config, schedule);
         return;
     }
@@ -88,7 +115,10 @@ void run_plan(const PlanOptions& options) {
                            {"chunk_elements", plan.chunk_elements},
                            {"micro_batches", plan.micro_batches},
                            {"groups", plan.groups},
-                           {"tiers", tiers_json(plan)}};
+                           {"tiers", tiers_json(plan)},
+                           {"schedules", schedules_json(schedules)},
+                           {"wear", to_json(wear)}};
+    if (report) line["forecast"] = to_json(*report);
     if (options.schedule) line["schedule"] = schedule_json(config, schedule);
     fmt::print("{}\n", line.dump());
 }
@@ -104,6 +134,14 @@ void add_plan_command(CLI::App& app) {
         ->required();
     command->add_option("--set", options->overrides, "override a key: --set budgets.host=64MiB")
         ->allow_extra_args(false);
+    command->add_option("--machine", options->machine,
+                        "a machine file (docs/machine.md): what it knows is not measured");
+    CLI::Option* svg =
+        command->add_option("--svg", options->svg, "write the step's timeline to this file (SVG)");
+    command
+        ->add_flag("!--no-forecast", options->forecast,
+                   "only where everything goes: measure nothing, predict nothing")
+        ->excludes(svg);
     command->add_flag("--schedule", options->schedule, "the learning rate over the steps as well");
     command->add_flag("--json", options->json,
                       "one JSON object; with --schedule the rates of at most 10,000 steps, evenly "

@@ -15,6 +15,7 @@
 #include "ferry/checkpoint.h"
 #include "ferry/config.h"
 #include "ferry/train.h"
+#include "figures.h"
 #include "interrupt.h"
 #include "run_table.h"
 
@@ -24,7 +25,7 @@ namespace {
 struct TrainOptions {
     std::string config{};
     std::vector<std::string> overrides{};
-    std::string weights_out{}, trace{};
+    std::string weights_out{}, trace{}, machine{};
     train::ExportOptions exported{};
     bool json = false;
     bool bound = true;
@@ -100,9 +101,11 @@ public:
           config_(load_config(options.config, options.overrides)),
           executor_(make_thread_executor()),
           recording_(options.trace.empty() ? 0 : kTraceSlices),
-          engine_(train::Engine::make(
-              config_, {.executor = executor_.get(),
-                        .recording = options.trace.empty() ? nullptr : &recording_})) {}
+          figures_(figures_in(options.machine, config_)),
+          engine_(train::Engine::make(config_,
+                                      {.executor = executor_.get(),
+                                       .recording = options.trace.empty() ? nullptr : &recording_,
+                                       .figures = figures_ ? &*figures_ : nullptr})) {}
 
     void run() {
         if (!options_.json) {
@@ -127,6 +130,11 @@ public:
     }
 
 private:
+    static std::optional<train::Figures> figures_in(const std::string& file, const Config& config) {
+        if (file.empty()) return std::nullopt;
+        return known_figures(config, MachineFile::read(file));
+    }
+
     // About fifty lines a run, and a sign of life at least every ten seconds.
     bool worth_a_line(const train::StepReport& report) {
         constexpr double kQuietSeconds = 10;
@@ -209,9 +217,10 @@ private:
 
     TrainOptions options_;
     Config config_;
-    static constexpr size_t kTraceSlices = 200'000;  // 18 MB
+    static constexpr size_t kTraceSlices = 400'000;  // 36 MB
     std::unique_ptr<Executor> executor_;
     trace::Recording recording_;
+    std::optional<train::Figures> figures_;
     std::unique_ptr<train::Engine> engine_;
     int64_t steps_ = 0, evaluated_ = -1;
     double quiet_seconds_ = 0;  // since the last line
@@ -232,7 +241,11 @@ void add_train_command(CLI::App& app) {
                         "write the final fp32 weights (safetensors)");
     add_export_options(*command, "--export", options->exported);
     command->add_option("--trace", options->trace,
-                        "write what each lane did when (Chrome trace: ui.perfetto.dev)");
+                        "write what each lane did when, and beside it what was planned (Chrome "
+                        "trace: ui.perfetto.dev)");
+    command->add_option("--machine", options->machine,
+                        "a machine file (docs/machine.md): bound and prediction by its figures, "
+                        "nothing is measured");
     command->add_flag("--json", options->json, "one JSON object a step on standard output");
     command->add_flag("!--no-bound", options->bound,
                       "do not measure the lower bound of a step first");

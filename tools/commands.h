@@ -12,7 +12,9 @@ void add_export_command(CLI::App& app);
 void add_plan_command(CLI::App& app);
 void add_train_command(CLI::App& app);
 
-// Below `ferry bench`.
+// Below `ferry bench`; the first is `ferry bench --all`, and what is said where nothing is asked
+// for.
+void add_all_benches(CLI::App& bench);
 void add_adam_bench(CLI::App& bench);
 void add_io_bench(CLI::App& bench);
 

@@ -119,6 +119,13 @@ std::optional<Access> access_from_name(std::string_view name) {
     return std::nullopt;
 }
 
+aio::BackendKind backend_from_name(std::string_view name) {
+    if (name == "uring") return aio::BackendKind::uring;
+    if (name == "posix") return aio::BackendKind::posix;
+    FERRY_CHECK(name == "auto", name);
+    return aio::BackendKind::automatic;
+}
+
 IoMemory::IoMemory(int64_t bytes)
     : topology_(discover_topology()), pool_(topology_, topology_.memory_limit_bytes / 4) {
     NodeTeams teams(topology_, topology_.cores());

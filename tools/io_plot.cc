@@ -6,22 +6,10 @@
 #include <array>
 #include <cmath>
 
+#include "svg.h"
+
 namespace ferry::tools {
 namespace {
-
-// Distinguishable with any colour vision, on white and on near black (Okabe and Ito).
-constexpr std::array<const char*, 6> kColours{"#0072b2", "#e69f00", "#009e73",
-                                              "#d55e00", "#cc79a7", "#56b4e9"};
-constexpr const char* kStyle =
-    "  <style>\n"
-    "    .ground { fill: #ffffff } text { fill: #24292f; font: 12px sans-serif }\n"
-    "    .title { font-size: 16px; font-weight: bold } .faint { fill: #6a737d }\n"
-    "    .axis { stroke: #6a737d; fill: none } .grid { stroke: #d8dee4 }\n"
-    "    @media (prefers-color-scheme: dark) {\n"
-    "      .ground { fill: #161b22 } text { fill: #e6edf3 } .faint { fill: #9aa4af }\n"
-    "      .axis { stroke: #9aa4af } .grid { stroke: #30363d }\n"
-    "    }\n"
-    "  </style>\n";
 
 constexpr double kPanelWidth = 300, kPanelHeight = 210, kLeft = 60, kTop = 70, kGapX = 50,
                  kGapY = 76, kBottom = 62, kLegend = 110;
@@ -29,17 +17,6 @@ constexpr double kPanelWidth = 300, kPanelHeight = 210, kLeft = 60, kTop = 70, k
 std::string short_size(int64_t bytes) {
     if (bytes >= kMiB && bytes % kMiB == 0) return fmt::format("{}M", bytes / kMiB);
     return bytes % kKiB == 0 ? fmt::format("{}K", bytes / kKiB) : std::to_string(bytes);
-}
-
-std::string escaped(const std::string& text) {
-    std::string out;
-    for (const char c : text) {
-        if (c == '<' || c == '>' || c == '&')
-            out += fmt::format("&#{};", static_cast<int>(c));
-        else
-            out += c;
-    }
-    return out;
 }
 
 // The panels and what they share.
@@ -81,15 +58,6 @@ double highest(const IoResult& result, size_t place, const std::string& access) 
     return most;
 }
 
-// 1, 2 or 5 times a power of ten: at most five of them reach `most`.
-double tick_for(double most) {
-    const double power = std::pow(10.0, std::floor(std::log10(std::max(most, 1e-6) / 5)));
-    for (const double factor : {1.0, 2.0, 5.0}) {
-        if (factor * power * 5 >= most) return factor * power;
-    }
-    return 10 * power;
-}
-
 class Panel {
 public:
     Panel(const IoResult& result, const Layout& layout, size_t place, size_t column)
@@ -114,7 +82,7 @@ private:
     std::string axes() const {
         std::string out = fmt::format(
             "  <text x=\"{:.0f}\" y=\"{:.0f}\" text-anchor=\"middle\">{}</text>\n",
-            x_ + kPanelWidth / 2, y_ - 8, escaped(result_.places[place_] + ": " + access_));
+            x_ + kPanelWidth / 2, y_ - 8, svg_escaped(result_.places[place_] + ": " + access_));
         for (double rate = 0; rate <= top_ + tick_ / 2; rate += tick_) {
             out += fmt::format(
                 "  <line class=\"grid\" x1=\"{0:.1f}\" y1=\"{1:.1f}\" x2=\"{2:.1f}\" "
@@ -199,14 +167,8 @@ std::string svg_of(const IoResult& result, const std::string& caption) {
     const double right = kLeft + columns * (kPanelWidth + kGapX) - kGapX / 2;
     const double width = right + kLegend;
     const double height = kTop + rows * (kPanelHeight + kGapY) - kGapY + kBottom + 24;
-    std::string out = fmt::format(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0:.0f} {1:.0f}\" "
-        "width=\"{0:.0f}\" height=\"{1:.0f}\">\n{2}"
-        "  <rect class=\"ground\" width=\"100%\" height=\"100%\"/>\n"
-        "  <text class=\"title\" x=\"{3:.0f}\" y=\"30\">Storage bandwidth over block size and "
-        "depth</text>\n"
-        "  <text class=\"faint\" x=\"{3:.0f}\" y=\"{4:.0f}\">{5}</text>\n",
-        width, height, kStyle, kLeft, height - 12, escaped(caption));
+    std::string out =
+        svg_beginning(width, height, kLeft, "Storage bandwidth over block size and depth", caption);
     for (size_t place = 0; place < result.places.size(); ++place) {
         for (size_t column = 0; column < layout.accesses.size(); ++column)
             out += Panel(result, layout, place, column).draw();

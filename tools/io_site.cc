@@ -54,6 +54,12 @@ Room room_at(const std::string& directory) {
 
 }  // namespace
 
+std::string absolute_path(const std::string& path) {
+    std::string absolute = std::filesystem::absolute(path).lexically_normal().string();
+    if (absolute.size() > 1 && absolute.back() == '/') absolute.pop_back();
+    return absolute;
+}
+
 std::string file_system_of(const std::string& path) {
     struct statfs system {};
     if (statfs(path.c_str(), &system) != 0) return "unknown";
@@ -75,10 +81,10 @@ std::string file_system_of(const std::string& path) {
     }
 }
 
-IoSites::IoSites(const std::vector<std::string>& paths) {
+IoSites::IoSites(const std::vector<std::string>& paths, const std::string& name) {
     try {
         for (const std::string& path : paths) {
-            const std::string directory = path + "/ferry-bench";
+            const std::string directory = path + "/" + name;
             const bool made = mkdir(directory.c_str(), 0700) == 0;
             struct stat status {};
             if (!made && errno != EEXIST) cannot_use(path, errno);

@@ -1,6 +1,6 @@
-// Directories of a benchmark's own: <path>/ferry-bench, made and removed again, so that nothing
-// else at the path is touched. A child process outlives a benchmark that is killed and removes them
-// then; what is left there even so, the next benchmark removes first.
+// Directories of a benchmark's own: <path>/<name>, made and removed again, so that nothing else at
+// the path is touched. A child process outlives a benchmark that is killed and removes them then;
+// what is left there even so, the next benchmark removes first.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,8 @@ namespace ferry::tools {
 class IoSites {
 public:
     // Throws usage where a path is no directory that can be written to.
-    explicit IoSites(const std::vector<std::string>& paths);
+    explicit IoSites(const std::vector<std::string>& paths,
+                     const std::string& name = "ferry-bench");
     ~IoSites();
     IoSites(const IoSites&) = delete;
     IoSites& operator=(const IoSites&) = delete;
@@ -33,6 +34,9 @@ private:
     int caretaker_ = -1;  // its process
     int lifeline_ = -1;   // the write end of a pipe, closed by this process's end
 };
+
+// What a path is known by: absolute, without "." and "..", without a slash at its end.
+std::string absolute_path(const std::string& path);
 
 // "ext4", "tmpfs", "xfs", ... or the number of an unknown one.
 std::string file_system_of(const std::string& path);

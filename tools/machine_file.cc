@@ -1,6 +1,7 @@
 #include "machine_file.h"
 
 #include <fcntl.h>
+#include <spdlog/fmt/fmt.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +14,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "io_site.h"
+
 namespace ferry::tools {
 namespace {
 
@@ -22,26 +25,30 @@ using nlohmann::json;
     throw Error(Trouble::usage, {.what = std::move(what),
                                  .where = file,
                                  .measured = std::move(measured),
-                                 .remedy = "give --save another file"});
+                                 .remedy = "give another file, or write it with `ferry bench --all "
+                                           "--save FILE`"});
 }
 
-json read_file(const std::string& file) {
+json read_file(const std::string& file, bool may_be_new) {
     std::ifstream in(file);
     if (!in) {
-        if (errno == ENOENT) return json{{"ferry_machine", kMachineFormat}};
+        if (errno == ENOENT && may_be_new) return json{{"ferry_machine", kMachineFormat}};
         refuse(file, std::string("the machine file cannot be read: ") + std::strerror(errno));
     }
     std::ostringstream text;
     text << in.rdbuf();
     json content = json::parse(text.str(), nullptr, false, true);
     const bool known = content.is_object() && content.contains("ferry_machine") &&
-                       content["ferry_machine"].is_number_integer();
+                       content["ferry_machine"].is_number_integer() &&
+                       content["ferry_machine"].get<int64_t>() >= 1;
     if (!known) refuse(file, "the file exists and is no machine file of ferry's");
     const auto format = content["ferry_machine"].get<int64_t>();
     if (format > kMachineFormat)
         refuse(file, "the machine file was written by a newer ferry", std::to_string(format));
-    if (content.contains("paths") && !content["paths"].is_array())
-        refuse(file, "the machine file's \"paths\" is no list");
+    for (const char* list : {"paths", "memory", "devices", "kernels"}) {
+        if (content.contains(list) && !content[list].is_array())
+            refuse(file, fmt::format("the machine file's \"{}\" is no list", list));
+    }
     return content;
 }
 
@@ -89,10 +96,60 @@ json figures_of(const IoSettings& settings) {
             {"measured", machine_json()["date"]}};
 }
 
+// The entry of a list that is about `value`, or null.
+const json* entry(const json& content, const char* list, const char* key, const json& value) {
+    if (!content.contains(list)) return nullptr;
+    for (const json& one : content[list]) {
+        if (one.is_object() && one.value(key, json()) == value) return &one;
+    }
+    return nullptr;
+}
+
+// Keeps what it does not know of the old one.
+void replace(json& list, const char* key, const json& figures) {
+    if (list.is_null()) list = json::array();
+    const auto found = std::find_if(list.begin(), list.end(), [&](const json& one) {
+        return one.is_object() && one.value(key, json()) == figures[key];
+    });
+    if (found == list.end())
+        list.push_back(figures);
+    else
+        found->update(figures);
+}
+
+double positive(const std::string& file, const json& of, const std::string& where,
+                const char* key) {
+    if (!of.contains(key))
+        refuse(file, fmt::format("{}: the figure \"{}\" is missing", where, key));
+    const json& value = of[key];
+    if (!value.is_number() || !(value.get<double>() > 0))
+        refuse(file, fmt::format("{}: \"{}\" must be a number above 0", where, key), value.dump());
+    return value.get<double>();
+}
+
+const std::vector<std::string> kLayers{"embedding", "block", "head"};
+
+std::vector<std::string> kernel_names() {
+    std::vector<std::string> names;
+    for (int op = 0; op <= static_cast<int>(planner::Op::recast); ++op)
+        names.emplace_back(planner::name_of(static_cast<planner::Op>(op)));
+    return names;
+}
+
+int64_t index_of(const std::string& file, const json& one, const std::string& where,
+                 const char* key, const std::vector<std::string>& known) {
+    const json word = one.is_object() ? one.value(key, json()) : json();
+    const auto found = std::find(known.begin(), known.end(), word);
+    if (found == known.end())
+        refuse(file, fmt::format("{}: \"{}\" is none of those that ferry has", where, key),
+               word.dump());
+    return found - known.begin();
+}
+
 }  // namespace
 
 void check_machine_file(const std::string& file) {
-    read_file(file);
+    read_file(file, true);
     const std::filesystem::path parent = std::filesystem::absolute(file).parent_path();
     if (access(parent.c_str(), W_OK | X_OK) != 0)
         refuse(file, std::string("no file can be written there: ") + std::strerror(errno));
@@ -106,20 +163,89 @@ json settings_json(const std::vector<IoSettings>& paths) {
 }
 
 void save_paths(const std::string& file, const std::vector<IoSettings>& paths) {
-    json content = read_file(file);
-    content["ferry_machine"] = kMachineFormat;
-    json& known = content["paths"];
-    if (known.is_null()) known = json::array();
-    for (const json& figures : settings_json(paths)) {
-        auto found = std::find_if(known.begin(), known.end(), [&](const json& one) {
-            return one.is_object() && one.value("path", json()) == figures["path"];
-        });
-        if (found == known.end())
-            known.push_back(figures);
-        else
-            found->update(figures);
-    }
+    json content = read_file(file, true);
+    for (const json& figures : settings_json(paths)) replace(content["paths"], "path", figures);
     write_whole(file, content.dump(2) + "\n");
+}
+
+void save_figures(const std::string& file, const FiguresOf& what, const train::Figures& figures,
+                  double triad_bytes_per_s) {
+    json content = read_file(file, true);
+    const train::Machine& machine = figures.machine;
+    const json date = machine_json()["date"];
+    json memory = {{"threads", what.threads},
+                   {"update_bytes_per_s", rounded(machine.links.dram_bytes_per_s)},
+                   {"check_bytes_per_s", rounded(machine.check_bytes_per_s)},
+                   {"measured", date}};
+    if (triad_bytes_per_s > 0) memory["triad_bytes_per_s"] = rounded(triad_bytes_per_s);
+    replace(content["memory"], "threads", memory);
+    replace(content["devices"], "device",
+            {{"device", what.device},
+             {"copy_bytes_per_s", rounded(machine.links.copy_bytes_per_s)},
+             {"measured", date}});
+    json times = json::array();
+    for (const auto& [kind, seconds] : figures.kernels.seconds) {
+        times.push_back({{"kernel", planner::name_of(static_cast<planner::Op>(kind[0]))},
+                         {"layer", kLayers[static_cast<size_t>(kind[1])]},
+                         {"size", kind[2]},
+                         {"seconds", seconds}});
+    }
+    if (!times.empty())
+        replace(content["kernels"], "of",
+                {{"of", what.kernels}, {"times", times}, {"measured", date}});
+    write_whole(file, content.dump(2) + "\n");
+}
+
+// ---------------------------------------------------------------- reading
+
+MachineFile MachineFile::read(const std::string& file) {
+    MachineFile found;
+    found.name_ = file;
+    found.content_ = read_file(file, false);
+    return found;
+}
+
+std::optional<PathFigures> MachineFile::path(const std::string& path) const {
+    const std::string absolute = absolute_path(path);
+    const json* figures = entry(content_, "paths", "path", absolute);
+    if (!figures) return std::nullopt;
+    const std::string where = "paths, " + absolute;
+    return PathFigures{
+        .mixed_bytes_per_s = positive(name_, *figures, where, "mixed_read_bytes_per_s") +
+                             positive(name_, *figures, where, "mixed_write_bytes_per_s"),
+        .in_memory = figures->value("file_system", json()) == "tmpfs"};
+}
+
+std::optional<train::Machine> MachineFile::machine(const FiguresOf& what) const {
+    const json* memory = entry(content_, "memory", "threads", what.threads);
+    const json* device = entry(content_, "devices", "device", what.device);
+    if (!memory || !device) return std::nullopt;
+    const std::string where = fmt::format("memory, threads {}", what.threads);
+    return train::Machine{
+        .links = {.copy_bytes_per_s =
+                      positive(name_, *device, "devices, " + what.device, "copy_bytes_per_s"),
+                  .dram_bytes_per_s = positive(name_, *memory, where, "update_bytes_per_s")},
+        .check_bytes_per_s = positive(name_, *memory, where, "check_bytes_per_s"),
+        .threads = what.threads,
+        .computes_on_host = what.device == "cpu"};
+}
+
+std::optional<train::KernelTimes> MachineFile::kernels(const FiguresOf& what) const {
+    const json* known = entry(content_, "kernels", "of", what.kernels);
+    if (!known) return std::nullopt;
+    const json times = known->value("times", json());
+    if (!times.is_array() || times.empty()) refuse(name_, "kernels: \"times\" is no list of them");
+    train::KernelTimes found;
+    for (const json& one : times) {
+        const std::string where = "kernels, times: " + one.dump();
+        const int64_t op = index_of(name_, one, where, "kernel", kernel_names());
+        const int64_t layer = index_of(name_, one, where, "layer", kLayers);
+        const json size = one.value("size", json());
+        if (!size.is_number_integer() || size.get<int64_t>() < 0)
+            refuse(name_, where + ": \"size\" is no count", size.dump());
+        found.seconds[{op, layer, size.get<int64_t>()}] = positive(name_, one, where, "seconds");
+    }
+    return found;
 }
 
 }  // namespace ferry::tools

@@ -2,14 +2,18 @@
 // docs/machine.md has its keys.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "bench_io.h"
+#include "ferry/forecast.h"
 
 namespace ferry::tools {
 
 constexpr int kMachineFormat = 1;
+
+// ---------------------------------------------------------------- writing
 
 // Before a measurement: throws usage where the file could not be written afterwards, or is there
 // and is no machine file of a format that is understood.
@@ -21,5 +25,42 @@ nlohmann::json settings_json(const std::vector<IoSettings>& paths);
 // Replaces the figures of these paths, keeps everything else that the file holds, unknown keys too.
 // The old file stays until the new one is whole. Throws io.
 void save_paths(const std::string& file, const std::vector<IoSettings>& paths);
+
+// What was measured for, and with.
+struct FiguresOf {
+    std::string device{};   // its architecture: "cpu", "cuda sm_90"
+    std::string kernels{};  // train::Forecaster::kernels_text
+    int threads = 1;
+};
+// The same for everything but storage. No kernels: those of the file stay. `triad_bytes_per_s` is a
+// yardstick beside the update's rate; 0: not measured.
+void save_figures(const std::string& file, const FiguresOf& what, const train::Figures& figures,
+                  double triad_bytes_per_s);
+
+// ---------------------------------------------------------------- reading
+
+// What the file knows of a path, as far as planning goes.
+struct PathFigures {
+    double mixed_bytes_per_s = 0;
+    bool in_memory = false;  // tmpfs
+};
+
+class MachineFile {
+public:
+    // Throws usage, naming the key, for a file that is not there, is no machine file, is of a newer
+    // format, or lacks a figure or has one that is no positive number in what it says.
+    static MachineFile read(const std::string& file);
+
+    const std::string& name() const noexcept { return name_; }
+    // Nothing where the file has none for that.
+    std::optional<PathFigures> path(const std::string& path) const;
+    // Links but storage; with as many threads.
+    std::optional<train::Machine> machine(const FiguresOf& what) const;
+    std::optional<train::KernelTimes> kernels(const FiguresOf& what) const;
+
+private:
+    std::string name_{};
+    nlohmann::json content_{};
+};
 
 }  // namespace ferry::tools

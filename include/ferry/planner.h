@@ -167,8 +167,7 @@ public:
     Lease fetch_weights(int64_t layer);  // on the device, ready to compute with
     Lease fetch_gradient(int64_t layer, bool first_group, bool of_table = false);
     void park_gradient(int64_t layer, const Lease& gradient, bool of_table = false);
-    void send_gradient(int64_t layer,
-                       const Lease& gradient);  // rounded to the wire type, with norms
+    void send_gradient(int64_t layer, const Lease& gradient);  // in the wire type, with norms
     Lease load_tokens(int64_t micro_batch, bool evaluation);
     void send_report(const Lease& report);               // to the host
     void keep_input(int64_t layer, int64_t i, Lease x);  // a block's input, until recalled
@@ -182,8 +181,9 @@ public:
     void compute(Op op, int64_t layer, int64_t item, std::initializer_list<Operand> operands,
                  int64_t bytes = 0);
 
-    void update_chunk(int64_t chunk, Op op);             // update, update_bet or recast
-    void rewrite(swap::ObjectId stored, Class through);  // on NVMe, unchanged
+    void update_chunk(int64_t chunk, Op op);      // update, update_bet or recast
+    enum class Move : uint8_t { in, out, both };  // read and checked; sealed and written; unchanged
+    void move(swap::ObjectId stored, Class through, Move how);  // on NVMe, through host memory
     void commit(int64_t chunk);
     void rollback(int64_t chunk);
     void mark_verdict();  // norms and report have reached the host

@@ -15,6 +15,7 @@
 #include "ferry/aio.h"
 #include "ferry/base.h"
 #include "ferry/config.h"
+#include "ferry/forecast.h"
 #include "ferry/optim.h"
 #include "ferry/planner.h"
 #include "ferry/swap.h"
@@ -64,7 +65,9 @@ struct Runtime {
     Executor* executor = nullptr;
     std::function<std::unique_ptr<aio::Volume>(aio::VolumeOptions, Executor&)> open_volume =
         &aio::Volume::open;
-    trace::Recording* recording = nullptr;  // of every task, from the first step on; optional
+    // Of every task, from the first step on; beside it, once the bound is known, what was planned.
+    trace::Recording* recording = nullptr;
+    const Figures* figures = nullptr;  // of this machine: measure_bound() then measures nothing
 };
 
 class Engine {
@@ -89,8 +92,9 @@ public:
     // The last step's gradient of one tensor, as rounded to the wire type, before unscaling and
     // clipping; zeros where it is frozen. Only between step() and the next call of anything else.
     virtual void read_gradient(int64_t layer, const model::Tensor& tensor, const Sink& sink) = 0;
-    // Measures the kernels and links of this plan alone, between steps; the run's report then has
-    // the bound. The lower one where it is measured again: a busy machine makes it look high.
+    // Measures the kernels and links of this plan alone, between steps, unless the figures were
+    // given; the run's report then has the bound. The lower one where it is measured again: a busy
+    // machine makes it look high.
     virtual void measure_bound() = 0;
 
     virtual const planner::Plan& plan() const = 0;

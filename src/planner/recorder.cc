@@ -410,9 +410,10 @@ void Recorder::update_chunk(int64_t index, Op op) {
     }
 }
 
-void Recorder::rewrite(ObjectId stored, Class through) {
+void Recorder::move(ObjectId stored, Class through, Move how) {
     const Lease buffer = acquire(through);
-    impl_->read(stored, buffer);
+    if (how != Move::out) impl_->read(stored, buffer);
+    if (how == Move::in) return impl_->verify(stored, buffer, buffer.resources()[0]);
     impl_->seal(stored, buffer);
     impl_->write(stored, buffer, plan_.objects[stored].versioned);
 }

@@ -6,17 +6,10 @@
 #include <cstdint>
 #include <string>
 
+#include "ferry/forecast.h"
 #include "ferry/model.h"
 
 namespace ferry::train {
-
-// Link speeds of this machine, each measured alone.
-struct LinkSpeeds {
-    double copy_bytes_per_s = 0;    // host <-> device, one direction
-    double nvme_bytes_per_s = 0;    // reads and writes mixed; 0: no NVMe
-    double dram_bytes_per_s = 0;    // as the optimizer's update reaches alone
-    double dram_per_nvme_byte = 1;  // DRAM traffic that a byte from or to storage costs
-};
 
 // The weights in the compute type, frozen ones included.
 struct WeightTraffic {

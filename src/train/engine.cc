@@ -40,6 +40,8 @@ public:
     Run(const Config& config, const Runtime& runtime)
         : config_(config),
           executor_(*runtime.executor),
+          recording_(runtime.recording),
+          figures_(runtime.figures),
           hyper_(hyper_of(config.optimizer)),
           schedule_(schedule_of(config)),
           topology_(discover_topology()),
@@ -60,9 +62,8 @@ public:
           arena_(reserve()),
           path_rows_(runtime.recording, config.budgets.nvme),
           volume_(open_volume(runtime)),
-          kernels_(plan_, decoder_, *ops_, *teams_, loader_),
-          store_(swap::Store::make(store_options(runtime.recording), executor_, *device_,
-                                   volume_.get(), kernels_)),
+          kernels_(plan_, *teams_, {&decoder_, ops_.get(), &loader_}),
+          store_(swap::Store::make(store_options(), executor_, *device_, volume_.get(), kernels_)),
           state_(plan_, *store_, teams_->all(), staging(Class::stage),
                  staging(Class::weight_piece)),
           settler_(config, hyper_, schedule_, plan_, floats_at(plan_.leaves_offset)) {
@@ -157,21 +158,43 @@ private:
         return runtime.open_volume(std::move(options), executor_);
     }
 
-    swap::StoreOptions store_options(trace::Recording* recording) const {
+    swap::StoreOptions store_options() {
         swap::StoreOptions options{.objects = plan_.objects,
                                    .host_slots = plan_.host_slots,
                                    .resources = plan_.resources,
                                    .verify = plan_.verify,
                                    .host_arena = arena_,
-                                   .recording = recording,
+                                   .recording = recording_,
                                    .kernel_name = [](uint8_t op) {
                                        return planner::name_of(static_cast<planner::Op>(op));
                                    }};
-        for (size_t lane = 0; recording && lane < swap::kLanes; ++lane) {
-            options.rows[lane] = recording->add_row(
-                "measured", std::string(swap::name_of(static_cast<swap::Lane>(lane))));
+        for (size_t lane = 0; recording_ && lane < swap::kLanes; ++lane) {
+            const std::string name(swap::name_of(static_cast<swap::Lane>(lane)));
+            options.rows[lane] = recording_->add_row("measured", name);
+            planned_rows_[lane] = recording_->add_row("planned", name);
         }
         return options;
+    }
+
+    // Beside what this step will do, what it should.
+    void record_plan(const swap::Schedule& schedule, const swap::Timeline& planned) {
+        const Nanos start = executor_.now();
+        for (size_t t = 0; t < planned.tasks.size(); ++t) {
+            const swap::Task& task = schedule.tasks[t];
+            const auto at = [&](double seconds) {
+                return start + static_cast<Nanos>(seconds * 1e9);
+            };
+            recording_->add({.row = planned_rows_[static_cast<size_t>(task.lane)],
+                             .name = task.verb == swap::Verb::kernel
+                                         ? planner::name_of(static_cast<planner::Op>(task.op))
+                                         : swap::name_of(task.verb),
+                             .begin_ns = at(planned.tasks[t].begin_s),
+                             .end_ns = at(planned.tasks[t].end_s),
+                             .bytes = task.bytes,
+                             .step = sequence_,
+                             .layer = task.layer,
+                             .item = task.item});
+        }
     }
 
     std::span<std::byte> staging(Class c) const {
@@ -208,7 +231,7 @@ private:
         evaluation_ = record_evaluation(plan_, evaluation_size_);
     }
 
-    void predict_steps(const KernelTimes& kernels, const Machine& machine);
+    void judge(const Figures& figures);
     Bench bench() { return {plan_, *device_, executor_, kernels_, *store_}; }
 
     // After it everything that takes device memory has taken it, and the cap can be judged.
@@ -242,6 +265,8 @@ private:
         log_debug("step " + std::to_string(step_) + " replays \"" + schedule.name +
                   "\": " + std::to_string(schedule.tasks.size()) + " tasks, " +
                   std::to_string(schedule.waits.size()) + " waits");
+        if (recording_)
+            record_plan(schedule, planned_[static_cast<size_t>(previous_)][report.bet ? 1 : 0]);
         store_->append(schedule, sequence_);
         store_->run_to_verdict();
         report.loss = add_losses(0, plan_.micro_batches) / static_cast<double>(report.targets);
@@ -316,6 +341,9 @@ private:
 
     const Config config_;
     Executor& executor_;
+    trace::Recording* recording_;
+    const Figures* figures_;
+    std::array<trace::RowId, swap::kLanes> planned_rows_{};
     const optim::Hyper hyper_;
     const optim::LrSchedule schedule_;
     Topology topology_;
@@ -341,6 +369,8 @@ private:
     std::unique_ptr<swap::Store> store_;
     StateIo state_;
     Settler settler_;
+    // Where there is a recording and the bound is known: what each schedule should take.
+    std::array<std::array<swap::Timeline, 2>, kPrevious> planned_{};
     int64_t evaluation_size_ = 1;
     LossScale loss_scale_{numerics_.compute == DType::f16};
     int64_t skipped_in_a_row_ = 0;
@@ -350,65 +380,37 @@ private:
 };
 
 void Run::measure_bound() {
-    drain();  // then all buffers are free
-    const swap::Schedule& step = steps_[static_cast<size_t>(Previous::rest)][0];
-    kernels_.states()[0] = {.step = 1, .gradient_scale = 1};
-    const auto room = [](int64_t budget, int64_t taken) {
-        return budget == kUnlimited ? std::numeric_limits<double>::infinity()
-                                    : static_cast<double>(budget - taken);
-    };
-    // The kernels need their device buffers in any placement; the host is all free to choose.
-    int64_t device_buffers = 0, spilled_inputs = 0;
-    for (const planner::Buffers& b : plan_.buffers) {
-        if (b.tier == swap::Tier::device) device_buffers += b.bytes * b.count;
-    }
-    for (const swap::ObjectId input : plan_.inputs) {
-        if (input != swap::kNoObject) spilled_inputs += plan_.objects[input].bytes * plan_.groups;
-    }
+    if (figures_) return judge(*figures_);
+    drain();             // then all buffers are free
     totals_ = report();  // what is moved from here on is not the run's
-    const double parameters = static_cast<double>(plan_.leaves * optim::kLeaf);
-    BoundInput input{
-        .parameters = parameters,
-        .weight_bytes = static_cast<double>(size_of(plan_.compute)),
-        .wire_bytes = static_cast<double>(size_of(plan_.wire)),
-        .state_bytes = static_cast<double>(4 * plan_.state_parts),
-        .weights = weight_traffic(plan_.layers, decoder_.shape(),
-                                  plan_.micro_batches * numerics_.tokens(), plan_.compute),
-        .input_bytes = static_cast<double>(spilled_inputs),
-        .device_bytes =
-            room(config_.budgets.device_bytes, device_buffers + plan_.device_overhead_bytes),
-        .host_bytes = room(config_.budgets.host_bytes, 0),
-        .nvme_bytes = config_.budgets.nvme.empty() ? 0 : std::numeric_limits<double>::infinity()};
-    const Bench on = bench();
-    fill_buffers(on, staging(Class::stage), shape_.vocab);
-    const KernelTimes kernels = time_kernels(step, on);
-    input.kernel_seconds = kernels.sum(step, plan_);
-    input.speeds.copy_bytes_per_s = time_copies(on, staging(Class::weight_piece));
-    input.speeds.dram_bytes_per_s =
-        time_updates(*teams_, settler_.scalars(1, 1.0)[0], plan_, staging(Class::stage),
-                     staging(Class::weight_piece));
-    input.speeds.nvme_bytes_per_s = time_storage(plan_, *store_, executor_);
-    predict_steps(kernels, {.links = input.speeds,
-                            .check_bytes_per_s = time_checks(staging(Class::stage)),
-                            .threads = teams_->all().threads(),
-                            .computes_on_host = device_->kind() == DeviceKind::cpu});
-    const Bound bound = lower_bound(input);
+    kernels_.states()[0] = {.step = 1, .gradient_scale = 1};
+    Figures figures = measure_figures(steps_[static_cast<size_t>(Previous::rest)][0], bench(),
+                                      *teams_, settler_.scalars(1, 1.0)[0], arena_, shape_.vocab);
+    figures.machine.links.nvme_bytes_per_s = time_storage(plan_, *store_, executor_);
+    judge(figures);
+    store_->reset_report();
+}
+
+// Bound and prediction by these figures.
+void Run::judge(const Figures& figures) {
+    const auto predict = [&](size_t steady, size_t bets) {
+        return predict_steps(plan_, steps_[static_cast<size_t>(Previous::none)][bets],
+                             steps_[steady][bets], figures);
+    };
+    totals_.predicted_seconds = predict(static_cast<size_t>(Previous::rest), 0).step_seconds;
+    if (plan_.betting)
+        totals_.predicted_betting_seconds =
+            predict(static_cast<size_t>(Previous::won), 1).step_seconds;
+    for (size_t previous = 0; recording_ && previous < kPrevious; ++previous) {
+        planned_[previous][0] = predict(previous, 0);
+        if (plan_.betting) planned_[previous][1] = predict(previous, 1);
+    }
+    const Bound bound =
+        bound_of(config_, plan_, shape_, steps_[static_cast<size_t>(Previous::rest)][0], figures);
     if (totals_.bound_seconds == 0 || bound.seconds < totals_.bound_seconds) {
         totals_.bound_seconds = bound.seconds;
         totals_.binding = bound.binding;
     }
-    store_->reset_report();
-}
-
-void Run::predict_steps(const KernelTimes& kernels, const Machine& machine) {
-    const auto cost = cost_model(plan_, kernels, machine);
-    const auto seconds = [&](Previous steady, size_t bets) {
-        return swap::predict(steps_[static_cast<size_t>(Previous::none)][bets],
-                             steps_[static_cast<size_t>(steady)][bets], plan_.resources, cost)
-            .step_seconds;
-    };
-    totals_.predicted_seconds = seconds(Previous::rest, 0);
-    if (plan_.betting) totals_.predicted_betting_seconds = seconds(Previous::won, 1);
 }
 
 RunReport Run::report() {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <map>
 #include <vector>
 
@@ -64,6 +65,28 @@ KernelTimes::Kind kind_of(const swap::Task& task, const planner::Plan& plan) {
     return {task.op, layer, size};
 }
 
+// The time to go by: of this kind, or of one that differs in its size alone, where the size is a
+// number of bytes or elements.
+std::map<KernelTimes::Kind, double>::const_iterator nearest(const KernelTimes& times,
+                                                            const KernelTimes::Kind& kind) {
+    const auto exact = times.seconds.find(kind);
+    const auto op = static_cast<Op>(kind[0]);
+    const bool scales = op == Op::round || op == Op::zero || op == Op::add;
+    if (exact != times.seconds.end() || !scales) return exact;
+    auto best = times.seconds.end();
+    double least = 0;
+    for (auto it = times.seconds.begin(); it != times.seconds.end(); ++it) {
+        const auto& [known, seconds] = *it;
+        if (known[0] != kind[0] || known[2] <= 0) continue;
+        const double distance =
+            std::abs(std::log(static_cast<double>(known[2]) / static_cast<double>(kind[2])));
+        if (best != times.seconds.end() && distance >= least) continue;
+        best = it;
+        least = distance;
+    }
+    return best;
+}
+
 // One kernel of each kind among the step's.
 std::map<KernelTimes::Kind, Work> distinct_kernels(const swap::Schedule& step, const Bench& on) {
     std::map<KernelTimes::Kind, Work> distinct;
@@ -111,7 +134,18 @@ void warm_up(const swap::Schedule& step, const Bench& on) {
 }
 
 double KernelTimes::of(const swap::Task& task, const planner::Plan& plan) const {
-    return seconds.at(kind_of(task, plan));
+    const Kind kind = kind_of(task, plan);
+    const auto known = nearest(*this, kind);
+    FERRY_CHECK(known != seconds.end(), "a kernel that was not measured");
+    if (known->first == kind) return known->second;
+    return known->second * static_cast<double>(kind[2]) / static_cast<double>(known->first[2]);
+}
+
+bool KernelTimes::covers(const swap::Schedule& step, const planner::Plan& plan) const {
+    return std::all_of(step.tasks.begin(), step.tasks.end(), [&](const swap::Task& task) {
+        return task.lane != swap::Lane::compute ||
+               nearest(*this, kind_of(task, plan)) != seconds.end();
+    });
 }
 
 double KernelTimes::sum(const swap::Schedule& step, const planner::Plan& plan) const {
@@ -183,7 +217,7 @@ double time_storage(const planner::Plan& plan, swap::Store& store, Executor& exe
     int64_t bytes = 0;
     const auto rewrite = [&](swap::ObjectId object, planner::Class through) {
         if (object == swap::kNoObject || plan.objects[object].home != swap::Tier::nvme) return;
-        recorder.rewrite(object, through);
+        recorder.move(object, through, planner::Recorder::Move::both);
         bytes += 2 * plan.objects[object].bytes;
     };
     for (size_t c = 0; c < plan.chunks.size() && bytes < 256 * kMiB; ++c) {
@@ -196,6 +230,26 @@ double time_storage(const planner::Plan& plan, swap::Store& store, Executor& exe
     store.append(schedule, 0);
     store.drain();
     return static_cast<double>(bytes) / (static_cast<double>(executor.now() - start) * 1e-9);
+}
+
+Figures measure_figures(const swap::Schedule& step, const Bench& on, NodeTeams& teams,
+                        const optim::Scalars& scalars, std::span<std::byte> host, int64_t vocab) {
+    const auto staging = [&](planner::Class c) {
+        const planner::Buffers& b = on.plan.buffers[static_cast<size_t>(c)];
+        return host.subspan(static_cast<size_t>(b.offset), static_cast<size_t>(b.bytes));
+    };
+    const std::span<std::byte> state = staging(planner::Class::stage),
+                               weight = staging(planner::Class::weight_piece);
+    fill_buffers(on, state, vocab);
+    Figures found;
+    found.kernels = time_kernels(step, on);
+    Machine& machine = found.machine;
+    machine.links.copy_bytes_per_s = time_copies(on, weight);
+    machine.links.dram_bytes_per_s = time_updates(teams, scalars, on.plan, state, weight);
+    machine.check_bytes_per_s = time_checks(state);
+    machine.threads = teams.all().threads();
+    machine.computes_on_host = on.device.kind() == DeviceKind::cpu;
+    return found;
 }
 
 }  // namespace ferry::train

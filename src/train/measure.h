@@ -1,11 +1,10 @@
 // Speeds of kernels and links, each alone, on the buffers of a plan that is not running yet.
 #pragma once
 
-#include <array>
-#include <map>
 #include <span>
 
 #include "ferry/device.h"
+#include "ferry/forecast.h"
 #include "ferry/optim.h"
 #include "ferry/planner.h"
 #include "ferry/swap.h"
@@ -28,13 +27,6 @@ void fill_buffers(const Bench& on, std::span<std::byte> staging, int64_t vocab);
 // Runs each kind of kernel of a recorded step once: the driver loads its code, and cuBLASLt chooses
 // its algorithm.
 void warm_up(const swap::Schedule& step, const Bench& on);
-// Seconds of a step's compute kernels, each kind measured alone once it is warm.
-struct KernelTimes {
-    using Kind = std::array<int64_t, 3>;  // operation, kind of layer, size
-    std::map<Kind, double> seconds{};
-    double of(const swap::Task& task, const planner::Plan& plan) const;
-    double sum(const swap::Schedule& step, const planner::Plan& plan) const;
-};
 KernelTimes time_kernels(const swap::Schedule& step, const Bench& on);
 // Bytes a second that one thread seals.
 double time_checks(std::span<std::byte> bytes);
@@ -46,5 +38,9 @@ double time_updates(NodeTeams& teams, const optim::Scalars& scalars, const plann
 // Bytes a second to and from NVMe, mixed: stored state and weights are rewritten through the
 // staging buffers, as the optimizer pass does but without the update. 0: none of them is stored.
 double time_storage(const planner::Plan& plan, swap::Store& store, Executor& executor);
+// All of the above but storage. `host` is the host arena, its staging buffers at least. Fills the
+// plan's device buffers first.
+Figures measure_figures(const swap::Schedule& step, const Bench& on, NodeTeams& teams,
+                        const optim::Scalars& scalars, std::span<std::byte> host, int64_t vocab);
 
 }  // namespace ferry::train

@@ -1,5 +1,10 @@
 #include "predict.h"
 
+#include <limits>
+
+#include "ferry/optim.h"
+#include "setup.h"
+
 namespace ferry::train {
 namespace {
 
@@ -7,18 +12,41 @@ using planner::Op;
 using swap::Cost;
 using swap::Task;
 
-double bytes_of_update(const planner::Plan& plan, const Task& task) {
+// Whoever touches the bytes checks them: what an update reads from NVMe, and what it will write
+// there.
+double bytes_checked_by_update(const planner::Plan& plan, const Task& task) {
+    if (!plan.verify) return 0;
     const planner::Chunk& chunk = plan.chunks[static_cast<size_t>(task.item)];
-    const int64_t each = size_of(plan.wire) + size_of(plan.compute);
-    return static_cast<double>(2 * plan.state_bytes(chunk) + chunk.count * each);
+    const auto stored = [&](swap::ObjectId object) {
+        const swap::Object& known = plan.objects[object];
+        return known.home == swap::Tier::nvme ? known.bytes : 0;
+    };
+    const bool recast = static_cast<Op>(task.op) == Op::recast;
+    const int64_t state = stored(chunk.state), gradient = stored(chunk.gradient);
+    return static_cast<double>((recast ? state : 2 * state + gradient) + stored(chunk.weight));
 }
 
 bool is_update(const Task& task) {
     const auto op = static_cast<Op>(task.op);
-    return op == Op::update || op == Op::update_bet || op == Op::recast;
+    return task.lane == swap::Lane::team &&
+           (op == Op::update || op == Op::update_bet || op == Op::recast);
+}
+
+// The update on all cores, then the checks on one.
+Cost update_cost(double update_s, double checks_s, double one) {
+    const double seconds = update_s + checks_s;
+    if (seconds <= 0) return {};
+    return {seconds, {(update_s + one * checks_s) / seconds, 0, 0}};
 }
 
 }  // namespace
+
+double bytes_of_update(const planner::Plan& plan, const Task& task) {
+    if (!is_update(task)) return 0;
+    const planner::Chunk& chunk = plan.chunks[static_cast<size_t>(task.item)];
+    const int64_t each = size_of(plan.wire) + size_of(plan.compute);
+    return static_cast<double>(2 * plan.state_bytes(chunk) + chunk.count * each);
+}
 
 swap::CostModel cost_model(const planner::Plan& plan, const KernelTimes& kernels,
                            const Machine& machine) {
@@ -33,7 +61,9 @@ swap::CostModel cost_model(const planner::Plan& plan, const KernelTimes& kernels
                 return {bytes / machine.links.copy_bytes_per_s, {on_host * one, 0, 0}};
             case swap::Lane::team:
                 if (!is_update(task)) return {};  // tokens are copied: nothing beside the rest
-                return {bytes_of_update(plan, task) / machine.links.dram_bytes_per_s, {1, 0, 0}};
+                return update_cost(bytes_of_update(plan, task) / machine.links.dram_bytes_per_s,
+                                   bytes_checked_by_update(plan, task) / machine.check_bytes_per_s,
+                                   one);
             case swap::Lane::check:
                 return {bytes / machine.check_bytes_per_s, {one, 0, 0}};
             case swap::Lane::read:
@@ -43,6 +73,40 @@ swap::CostModel cost_model(const planner::Plan& plan, const KernelTimes& kernels
         }
         bug("unknown lane");
     };
+}
+
+swap::Timeline predict_steps(const planner::Plan& plan, const swap::Schedule& first,
+                             const swap::Schedule& steady, const Figures& figures) {
+    return swap::predict(first, steady, plan.resources,
+                         cost_model(plan, figures.kernels, figures.machine));
+}
+
+Bound bound_of(const Config& config, const planner::Plan& plan, const model::Shape& shape,
+               const swap::Schedule& step, const Figures& figures) {
+    constexpr double kInfinite = std::numeric_limits<double>::infinity();
+    const auto room = [](int64_t budget, int64_t taken) {
+        return budget == kUnlimited ? kInfinite : static_cast<double>(budget - taken);
+    };
+    // The kernels need their device buffers in any placement; the host is all free to choose.
+    int64_t spilled_inputs = 0;
+    for (const swap::ObjectId input : plan.inputs) {
+        if (input != swap::kNoObject) spilled_inputs += plan.objects[input].bytes * plan.groups;
+    }
+    const int64_t step_tokens =
+        plan.micro_batches * config.batch.micro_batch * config.batch.sequence;
+    return lower_bound(
+        {.kernel_seconds = figures.kernels.sum(step, plan),
+         .parameters = static_cast<double>(plan.leaves * optim::kLeaf),
+         .weight_bytes = static_cast<double>(size_of(plan.compute)),
+         .wire_bytes = static_cast<double>(size_of(plan.wire)),
+         .state_bytes = static_cast<double>(4 * plan.state_parts),
+         .weights = weight_traffic(plan.layers, shape, step_tokens, plan.compute),
+         .input_bytes = static_cast<double>(spilled_inputs),
+         .device_bytes = room(config.budgets.device_bytes,
+                              device_buffer_bytes(plan) + plan.device_overhead_bytes),
+         .host_bytes = room(config.budgets.host_bytes, 0),
+         .nvme_bytes = config.budgets.nvme.empty() ? 0 : kInfinite,
+         .speeds = figures.machine.links});
 }
 
 }  // namespace ferry::train

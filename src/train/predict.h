@@ -1,20 +1,27 @@
-// What the tasks of a step take on this machine, so that swap::predict can say what the step takes.
+// What the tasks of a step take on this machine, so that swap::predict can say what the step takes;
+// and the lower bound of a plan's configuration.
 #pragma once
 
 #include "bound.h"
-#include "measure.h"
+#include "ferry/forecast.h"
+#include "step.h"
 
 namespace ferry::train {
 
-struct Machine {
-    LinkSpeeds links{};
-    double check_bytes_per_s = 0;  // of one thread
-    int threads = 1;               // of the team
-    bool computes_on_host = true;  // kernels and copies take the team's cores
-};
+// DRAM traffic of the optimizer's update; 0 of any other task.
+double bytes_of_update(const planner::Plan& plan, const swap::Task& task);
 
 // Kernels and updates take all cores, copies and checks one each; reads and writes share the disk.
 swap::CostModel cost_model(const planner::Plan& plan, const KernelTimes& kernels,
                            const Machine& machine);
+
+// Steps of that kind one after another, after a first one that had nothing to finish.
+swap::Timeline predict_steps(const planner::Plan& plan, const swap::Schedule& first,
+                             const swap::Schedule& steady, const Figures& figures);
+
+// `step` is the steady one. The host memory and the drives are the budgets'; of the device's memory
+// that which the kernels' buffers leave.
+Bound bound_of(const Config& config, const planner::Plan& plan, const model::Shape& shape,
+               const swap::Schedule& step, const Figures& figures);
 
 }  // namespace ferry::train

@@ -206,6 +206,14 @@ planner::Plan within_memory(planner::Plan plan, const Config& config, const Topo
                            "the rest a path in budgets.nvme"});
 }
 
+int threads_for(const Config& config, const Topology& machine) {
+    // Beside a GPU two cores start its kernels and copies and look for their ends.
+    constexpr int kCoresForGpu = 2;
+    int left = machine.cores() - static_cast<int>(config.reserved_cores.size());
+    if (config.device == "cuda" && config.reserved_cores.empty()) left -= kCoresForGpu;
+    return config.threads > 0 ? config.threads : std::max(1, left);
+}
+
 std::unique_ptr<NodeTeams> make_teams(const Config& config, const Topology& machine,
                                       const Executor& executor) {
     if (executor.simulated()) {  // one thread does everything
@@ -214,12 +222,8 @@ std::unique_ptr<NodeTeams> make_teams(const Config& config, const Topology& mach
         return std::make_unique<NodeTeams>(one, 1);
     }
     check_reserved(config.reserved_cores, machine);
-    int left = machine.cores() - static_cast<int>(config.reserved_cores.size());
-    // Beside a GPU two cores start its kernels and copies and look for their ends.
-    constexpr int kCoresForGpu = 2;
-    if (config.device == "cuda" && config.reserved_cores.empty()) left -= kCoresForGpu;
-    auto teams = std::make_unique<NodeTeams>(
-        machine, config.threads > 0 ? config.threads : std::max(1, left), config.reserved_cores);
+    auto teams =
+        std::make_unique<NodeTeams>(machine, threads_for(config, machine), config.reserved_cores);
     for (int i = 0; teams->count() > 1 && i < teams->count(); ++i) {
         log_info(fmt::format("NUMA node {} of {}: {} threads update what lies there", i,
                              teams->count(), teams->team(i).threads()));
@@ -320,6 +324,14 @@ uint64_t numerics_hash(const Config& config, const model::Shape& shape,
                        const std::string& machine) {
     const std::string text = numerics_text(config, shape, machine);
     return checksum(std::as_bytes(std::span(text)));
+}
+
+int64_t device_buffer_bytes(const planner::Plan& plan) {
+    int64_t bytes = 0;
+    for (const planner::Buffers& b : plan.buffers) {
+        if (b.tier == swap::Tier::device) bytes += b.bytes * b.count;
+    }
+    return bytes;
 }
 
 std::string layer_name(const std::vector<model::Layer>& layers, int64_t layer) {

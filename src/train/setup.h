@@ -27,8 +27,9 @@ planner::Plan within_memory(planner::Plan plan, const Config& config, const Topo
                             const Device& device);
 // Also the paths that this plan does not need: the next one may.
 void check_paths(const Config& config);
-// The threads that compute: as many as asked for, or one for each core that is not reserved. Throws
-// usage when a reserved core is none of this process's.
+// As many as asked for, or one for each core that is not reserved; beside a GPU two fewer.
+int threads_for(const Config& config, const Topology& machine);
+// The threads that compute. Throws usage when a reserved core is none of this process's.
 std::unique_ptr<NodeTeams> make_teams(const Config& config, const Topology& machine,
                                       const Executor& executor);
 
@@ -44,6 +45,9 @@ std::unique_ptr<ops::Ops> ops_on(Device& device, const Config& config, Team& tea
 planner::DeviceNeeds needs_of(const Device& device, const model::Decoder& decoder);
 // The configuration with the device budget that this device can give.
 Config within(const Config& config, const Device& device);
+
+// Of the buffers alone: without resident weights, and without what the process holds beside them.
+int64_t device_buffer_bytes(const planner::Plan& plan);
 
 std::string layer_name(const std::vector<model::Layer>& layers, int64_t layer);
 

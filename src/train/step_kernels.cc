@@ -19,9 +19,8 @@ const int32_t* ints(std::byte* bytes) { return reinterpret_cast<const int32_t*>(
 
 }  // namespace
 
-StepKernels::StepKernels(const planner::Plan& plan, const model::Decoder& decoder, ops::Ops& ops,
-                         NodeTeams& teams, const TokenLoader& loader)
-    : plan_(plan), decoder_(decoder), ops_(ops), teams_(teams), loader_(loader) {}
+StepKernels::StepKernels(const planner::Plan& plan, NodeTeams& teams, const StepModel& model)
+    : plan_(plan), teams_(teams), model_(model) {}
 
 void StepKernels::run(const Call& call) noexcept {
     try {
@@ -56,15 +55,15 @@ std::string StepKernels::describe(const Call& call) const {
 }
 
 void StepKernels::load(const Call& call) {
-    const auto tokens = static_cast<size_t>(decoder_.numerics().tokens());
+    const auto tokens = static_cast<size_t>(model_.decoder->numerics().tokens());
     auto* first = reinterpret_cast<int32_t*>(call.at[0]);
     const MicroBatch out{{first, tokens}, {first + tokens, tokens}};
     if (static_cast<Op>(call.task->op) == Op::load_evaluation) {
         // The schedule's step is the number of held-back micro-batches before it.
-        loader_.fill_evaluation(call.step + call.task->item, out);
+        model_.loader->fill_evaluation(call.step + call.task->item, out);
         evaluation_targets_ += std::ranges::count_if(out.targets, [](int32_t t) { return t >= 0; });
     } else {
-        loader_.fill(states_[call.step].step, call.task->item, out);
+        model_.loader->fill(states_[call.step].step, call.task->item, out);
     }
 }
 
@@ -74,25 +73,25 @@ void StepKernels::compute(const Call& call) {
     const int64_t block = task.layer - 1;
     switch (static_cast<Op>(task.op)) {
         case Op::embed:
-            return decoder_.embed(ints(at[0]), at[1], at[2]);
+            return model_.decoder->embed(ints(at[0]), at[1], at[2]);
         case Op::forward:
             return forward(call);
         case Op::head:
         case Op::head_loss:
             return head(call);
         case Op::backward:
-            return decoder_.backward(block, at[0], at[1], at[2], task.bytes != 0, floats(at[3]),
-                                     at[4]);
+            return model_.decoder->backward(block, at[0], at[1], at[2], task.bytes != 0,
+                                            floats(at[3]), at[4]);
         case Op::embed_backward:
-            return decoder_.embed_backward(ints(at[0]), at[1], floats(at[2]));
+            return model_.decoder->embed_backward(ints(at[0]), at[1], floats(at[2]));
         case Op::zero:
-            return ops_.fill_zero(at[0], task.bytes);
+            return model_.ops->fill_zero(at[0], task.bytes);
         case Op::add:
-            return ops_.add(floats(at[0]), floats(at[1]), task.bytes / 4);
+            return model_.ops->add(floats(at[0]), floats(at[1]), task.bytes / 4);
         case Op::round: {
             const Chunk& chunk = plan_.chunks[static_cast<size_t>(task.item)];
-            return ops_.round_gradient(floats(at[0]), chunk.count, plan_.wire, at[1],
-                                       floats(at[2]));
+            return model_.ops->round_gradient(floats(at[0]), chunk.count, plan_.wire, at[1],
+                                              floats(at[2]));
         }
         default:
             bug("not a compute kernel");
@@ -103,18 +102,18 @@ void StepKernels::forward(const Call& call) {
     const auto& at = call.at;
     auto* nonfinite = reinterpret_cast<uint32_t*>(at[4] + plan_.nonfinite_offset());
     const int64_t layer = call.task->layer;
-    decoder_.forward(layer - 1, at[0], at[1], at[2], nonfinite + layer, at[3]);
+    model_.decoder->forward(layer - 1, at[0], at[1], at[2], nonfinite + layer, at[3]);
 }
 
 void StepKernels::head(const Call& call) {
     const auto& at = call.at;
-    const int32_t* targets = ints(at[3]) + decoder_.numerics().tokens();
+    const int32_t* targets = ints(at[3]) + model_.decoder->numerics().tokens();
     double* loss_sum = reinterpret_cast<double*>(at[8]) + call.task->item;
     if (static_cast<Op>(call.task->op) == Op::head_loss) {
-        return decoder_.head_loss(at[0], at[1], at[2], targets, loss_sum, at[7]);
+        return model_.decoder->head_loss(at[0], at[1], at[2], targets, loss_sum, at[7]);
     }
-    decoder_.head(at[0], at[1], at[2], targets, states_[call.step].gradient_scale, at[4],
-                  floats(at[5]), floats(at[6]), loss_sum, at[7]);
+    model_.decoder->head(at[0], at[1], at[2], targets, states_[call.step].gradient_scale, at[4],
+                         floats(at[5]), floats(at[6]), loss_sum, at[7]);
 }
 
 // Whoever touches the bytes checks them: state and gradient that came from NVMe, before the update.

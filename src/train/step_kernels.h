@@ -13,10 +13,16 @@
 
 namespace ferry::train {
 
+// Null where no kernel of that sort is run: measuring loads no tokens, and updates alone need none.
+struct StepModel {
+    const model::Decoder* decoder = nullptr;
+    ops::Ops* ops = nullptr;
+    const TokenLoader* loader = nullptr;
+};
+
 class StepKernels final : public swap::Kernels {
 public:
-    StepKernels(const planner::Plan& plan, const model::Decoder& decoder, ops::Ops& ops,
-                NodeTeams& teams, const TokenLoader& loader);
+    StepKernels(const planner::Plan& plan, NodeTeams& teams, const StepModel& model);
     void run(const swap::Call& call) noexcept override;
     std::string describe(const swap::Call& call) const override;
 
@@ -35,10 +41,8 @@ private:
     void seal(const swap::Call& call, swap::ObjectId object, const std::byte* bytes) const;
 
     const planner::Plan& plan_;
-    const model::Decoder& decoder_;
-    ops::Ops& ops_;
     NodeTeams& teams_;
-    const TokenLoader& loader_;
+    const StepModel model_;
     StepStates states_;
     int64_t evaluation_targets_ = 0;
 };

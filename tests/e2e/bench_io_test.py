@@ -124,7 +124,7 @@ class MachineFileTest(BenchIoTest):
         for key in ("read_bytes_per_s", "write_bytes_per_s", "mixed_read_bytes_per_s",
                     "mixed_write_bytes_per_s"):
             self.assertGreater(path[key], MIB, key)
-        machine["kernels"] = {"gemm": 1}
+        machine["notes"] = {"rack": 1}
         path["endurance_tbw"] = 600
         path["read_bytes_per_s"] = 1
         machine["paths"].insert(0, {"path": "/elsewhere", "read_bytes_per_s": 5})
@@ -133,7 +133,7 @@ class MachineFileTest(BenchIoTest):
         self.assertEqual(self.save(name).code, 0)
         with open(name, encoding="utf-8") as file:
             again = json.load(file)
-        self.assertEqual(again["kernels"], {"gemm": 1})
+        self.assertEqual(again["notes"], {"rack": 1})
         self.assertEqual(again["paths"][0], {"path": "/elsewhere", "read_bytes_per_s": 5})
         self.assertEqual(len(again["paths"]), 2)
         self.assertEqual(again["paths"][1]["endurance_tbw"], 600)

@@ -12,7 +12,8 @@ using swap::Verb;
 planner::Plan one_chunk() {
     planner::Plan plan;
     plan.layers.resize(1);
-    plan.chunks = {{.count = 8192}};
+    plan.objects = {{}};  // all in host memory
+    plan.chunks = {{.count = 8192, .weight = 0, .state = 0, .gradient = 0}};
     plan.compute = plan.wire = DType::bf16;
     plan.state_parts = 3;
     return plan;
@@ -38,6 +39,50 @@ TEST(CostModel, EachLaneHasItsSpeed) {
     EXPECT_EQ(cost({.lane = Lane::team, .op = op(Op::load_tokens)}).seconds, 0);
     // p, m, v read and written, the gradient read, the weight written.
     EXPECT_DOUBLE_EQ(cost({.lane = Lane::team, .op = op(Op::update)}).seconds, 8192 * 28 / 1e10);
+}
+
+TEST(CostModel, AnUpdateChecksWhatIsStored) {
+    planner::Plan plan = one_chunk();
+    plan.objects = {{.home = swap::Tier::nvme, .bytes = 8192 * 12},
+                    {.home = swap::Tier::host, .bytes = 8192 * 2},
+                    {.home = swap::Tier::nvme, .bytes = 8192 * 2}};
+    plan.chunks[0].state = 0;
+    plan.chunks[0].gradient = 1;
+    plan.chunks[0].weight = 2;
+    const auto cost = [&] {
+        return cost_model(plan, {},
+                          kMachine)({.lane = Lane::team, .op = static_cast<uint8_t>(Op::update)});
+    };
+    // State verified and sealed, the weight sealed: by one thread, while the others are free.
+    const double update_s = 8192 * 28 / 1e10, checks_s = 8192 * (12 + 12 + 2) / 4e9;
+    EXPECT_DOUBLE_EQ(cost().seconds, update_s + checks_s);
+    EXPECT_DOUBLE_EQ(cost().part[0], (update_s + checks_s / 4) / (update_s + checks_s));
+    plan.verify = false;
+    EXPECT_DOUBLE_EQ(cost().seconds, update_s);
+    EXPECT_DOUBLE_EQ(cost().part[0], 1);
+}
+
+TEST(KernelTimes, WhatWasNotMeasuredCostsByItsBytesWhereItCan) {
+    planner::Plan plan = one_chunk();
+    plan.chunks.push_back({.count = 3 * 8192});
+    const auto kind = [&](Op op, int64_t size) {
+        return KernelTimes::Kind{static_cast<int64_t>(op),
+                                 static_cast<int64_t>(plan.layers[0].kind), size};
+    };
+    KernelTimes times;
+    times.seconds = {
+        {kind(Op::round, 8192), 0.25}, {kind(Op::round, 1 << 20), 7}, {kind(Op::backward, 1), 0.5}};
+    const auto task = [](Op op, int64_t bytes, int32_t item) {
+        return swap::Task{.op = static_cast<uint8_t>(op), .item = item, .bytes = bytes};
+    };
+    EXPECT_EQ(times.of(task(Op::round, 0, 0), plan), 0.25);
+    EXPECT_DOUBLE_EQ(times.of(task(Op::round, 0, 1), plan), 0.75);
+    swap::Schedule step;
+    step.tasks = {task(Op::round, 0, 1), task(Op::backward, 1, 0)};
+    EXPECT_TRUE(times.covers(step, plan));
+    EXPECT_DOUBLE_EQ(times.sum(step, plan), 1.25);
+    step.tasks.push_back(task(Op::backward, 0, 0));  // its size is no number of bytes
+    EXPECT_FALSE(times.covers(step, plan));
 }
 
 TEST(CostModel, TheHostsCoresAreSharedWhereItComputes) {

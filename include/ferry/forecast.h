@@ -1,0 +1,103 @@
+// What a step would take: figures of a machine, each measured alone, and a plan's schedules
+// replayed in thought with them. Engine compares the same figures with what it measures; `ferry
+// plan` needs neither tokens nor the memory of a run.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ferry/config.h"
+#include "ferry/planner.h"
+#include "ferry/schedule.h"
+
+namespace ferry::train {
+
+// ---------------------------------------------------------------- figures
+
+// Link speeds of this machine, each measured alone. 0: not known.
+struct LinkSpeeds {
+    double copy_bytes_per_s = 0;    // host <-> device, one direction
+    double nvme_bytes_per_s = 0;    // reads and writes mixed, all paths; 0: no NVMe
+    double dram_bytes_per_s = 0;    // as the optimizer's update reaches alone
+    double dram_per_nvme_byte = 1;  // DRAM traffic that a byte from or to storage costs
+};
+
+struct Machine {
+    LinkSpeeds links{};
+    double check_bytes_per_s = 0;  // of one thread
+    int threads = 1;               // of the team
+    bool computes_on_host = true;  // kernels and copies take the team's cores
+};
+
+// Seconds of a step's compute kernels, each kind measured alone once it is warm.
+struct KernelTimes {
+    using Kind = std::array<int64_t, 3>;  // planner::Op, model::LayerKind, size
+    std::map<Kind, double> seconds{};
+    // A kernel of a size that was not measured, as with other chunks, costs by its bytes what the
+    // nearest one did. One of a kind that was not measured is a bug: see covers().
+    double of(const swap::Task& task, const planner::Plan& plan) const;
+    bool covers(const swap::Schedule& step, const planner::Plan& plan) const;
+    double sum(const swap::Schedule& step, const planner::Plan& plan) const;
+};
+
+struct Figures {
+    Machine machine{};
+    KernelTimes kernels{};
+};
+
+// ---------------------------------------------------------------- forecast
+
+// A link of a plan: what a step moves over it, and the seconds that takes with nothing beside it.
+struct LinkForecast {
+    std::string link{};
+    int64_t bytes = 0;
+    double seconds = 0;
+};
+
+struct Forecast {
+    swap::Schedule schedule{};  // of a step among many
+    swap::Timeline timeline{};  // its `step_seconds` is the prediction
+    bool betting = false;       // bets that are won; else none
+    std::vector<LinkForecast> links{};
+    // Of any placement that the budgets allow (design.md section 4), and the link that sets it.
+    double bound_seconds = 0;
+    std::string bound_link{};
+    const LinkForecast& binding() const;  // the link that takes longest: the plan's own bound
+};
+
+// What a schedule moves on each lane, to the byte.
+struct ScheduleBytes {
+    std::string name{};
+    std::array<int64_t, swap::kLanes> bytes{};
+};
+// Every schedule that a run of this plan may replay: its steps, and what ends it.
+std::vector<ScheduleBytes> schedule_bytes(const planner::Plan& plan);
+
+// Plans one model on one device again and again, with other budgets, and says what a step would
+// take. Touches neither tokens nor disks.
+class Forecaster {
+public:
+    // Opens the device, and reserves nothing on it. Throws Error.
+    static std::unique_ptr<Forecaster> make(const Config& config);
+    virtual ~Forecaster() = default;
+
+    // `config` differs from that of make() at most in budgets, swap and io. Throws does_not_fit.
+    virtual planner::Plan plan(const Config& config) const = 0;
+    // Everything but storage, on device memory and staging memory as large as the plan's buffers.
+    // Once; blocks for seconds. Throws Error.
+    virtual Figures measure(const planner::Plan& plan) = 0;
+    virtual Forecast forecast(const Config& config, const planner::Plan& plan,
+                              const Figures& figures) const = 0;
+    // Whether a step of this plan can be forecast by these times.
+    virtual bool covers(const planner::Plan& plan, const KernelTimes& times) const = 0;
+    // What the kernels' times depend on, as text: model, micro-batch, numerics, device, threads.
+    virtual std::string kernels_text() const = 0;
+    virtual std::string device_text() const = 0;
+    virtual int threads() const = 0;
+};
+
+}  // namespace ferry::train

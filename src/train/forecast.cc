@@ -1,0 +1,191 @@
+#include "ferry/forecast.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+
+#include "ferry/device.h"
+#include "ferry/ops.h"
+#include "ferry/pinned_mem.h"
+#include "ferry/topology.h"
+#include "ferry/train.h"
+#include "measure.h"
+#include "predict.h"
+#include "settle.h"
+#include "setup.h"
+#include "step.h"
+#include "step_kernels.h"
+
+namespace ferry::train {
+
+using planner::Plan;
+using swap::Lane;
+
+namespace {
+
+class ModelOnDevice final : public Forecaster {
+public:
+    explicit ModelOnDevice(const Config& config)
+        : config_(config),
+          executor_(make_thread_executor()),
+          device_(Device::open(device_from(config.device), *executor_)),
+          ops_(ops_on(*device_, config, team_)),
+          decoder_(model_of(config).shape, numerics_of(config),
+                   model::layers_of(model_of(config).shape, config.freeze,
+                                    config.optimizer.decay_norms_and_biases),
+                   *ops_),
+          needs_(needs_of(*device_, decoder_)),
+          device_most_(device_bytes_of(*device_)) {
+        schedule_of(config);       // refuses one that makes no sense
+        within(config, *device_);  // warns of a budget that the GPU has not got
+    }
+
+    Plan plan(const Config& config) const override {
+        return planner::make_plan(possible(config), decoder_.layers(), decoder_.numerics(), needs_,
+                                  optim::moments_of(hyper_of(config.optimizer)));
+    }
+
+    Figures measure(const Plan& plan) override {
+        const Topology machine = discover_topology();
+        const Plan sample = within_memory(buffers_of(plan), config_, machine, *device_);
+        const auto teams = make_teams(config_, machine, *executor_);
+        const auto ops = ops_on(*device_, config_, teams->all());
+        const model::Decoder decoder(decoder_.shape(), decoder_.numerics(), decoder_.layers(),
+                                     *ops);
+        device_->reserve(sample.device_bytes);
+        pinned_mem::Pool pool(machine, sample.host_bytes);
+        const std::span<std::byte> staging = pool.reserve("staging", sample.host_bytes, *teams);
+        pool.lock_for(*device_, teams->all());
+        pool.seal();
+        StepKernels kernels(sample, *teams, {&decoder, ops.get(), nullptr});
+        kernels.states()[0] = {.step = 1, .gradient_scale = 1};
+        const auto store =
+            swap::Store::make({.host_arena = staging}, *executor_, *device_, nullptr, kernels);
+        Figures found = measure_figures(record_step(sample, Previous::rest, false),
+                                        {sample, *device_, *executor_, kernels, *store}, *teams,
+                                        optim::scalars_of(hyper_of(config_.optimizer), 1, 1.0),
+                                        staging, decoder_.shape().vocab);
+        store->drain();  // throws what went wrong
+        return found;
+    }
+
+    Forecast forecast(const Config& config, const Plan& plan,
+                      const Figures& figures) const override {
+        Forecast found;
+        found.betting = plan.betting;
+        const Previous steady = plan.betting ? Previous::won : Previous::rest;
+        found.schedule = record_step(plan, steady, plan.betting);
+        found.timeline = predict_steps(plan, record_step(plan, Previous::none, plan.betting),
+                                       found.schedule, figures);
+        found.links = links_of(found.schedule, plan, figures);
+        const Bound bound =
+            bound_of(possible(config), plan, decoder_.shape(), found.schedule, figures);
+        found.bound_seconds = bound.seconds;
+        found.bound_link = bound.binding;
+        return found;
+    }
+
+    bool covers(const Plan& plan, const KernelTimes& times) const override {
+        return times.covers(record_step(plan, Previous::rest, false), plan);
+    }
+    std::string kernels_text() const override {
+        Config alike = config_;  // what a kernel does not know of
+        alike.batch.micro_batches = 1;
+        alike.optimizer = {};
+        return fmt::format("{}; {} threads",
+                           numerics_text(alike, decoder_.shape(), machine_text(*device_, config_)),
+                           threads());
+    }
+    std::string device_text() const override { return device_->architecture(); }
+    int threads() const override { return threads_for(config_, discover_topology()); }
+
+private:
+    static int64_t device_bytes_of(const Device& device) {
+        Config unlimited;
+        return within(unlimited, device).budgets.device_bytes;
+    }
+    Config possible(const Config& config) const {
+        Config found = config;
+        found.budgets.device_bytes = std::min(config.budgets.device_bytes, device_most_);
+        return found;
+    }
+
+    // The same buffers and nothing else: kernels take as long wherever their weights come from.
+    Plan buffers_of(const Plan& plan) const {
+        Config config = config_;
+        config.budgets = {.device_bytes = plan.device_overhead_bytes + device_buffer_bytes(plan)};
+        config.swap = {.chunk_elements = plan.chunk_elements, .groups = plan.groups};
+        Plan sample = this->plan(config);
+        sample.host_bytes = sample.io_bytes;
+        return sample;
+    }
+
+    static std::vector<LinkForecast> links_of(const swap::Schedule& step, const Plan& plan,
+                                              const Figures& figures) {
+        const LinkSpeeds& speeds = figures.machine.links;
+        const swap::CostModel cost = cost_model(plan, figures.kernels, figures.machine);
+        std::array<int64_t, swap::kLanes> bytes{};
+        double compute_s = 0, cores_s = 0, update_bytes = 0;
+        for (const swap::Task& task : step.tasks) {
+            bytes[static_cast<size_t>(task.lane)] += task.lane == Lane::compute ? 0 : task.bytes;
+            const swap::Cost taken = cost(task);
+            cores_s += taken.seconds * taken.part[static_cast<size_t>(swap::Shared::cores)];
+            if (task.lane == Lane::compute) compute_s += taken.seconds;
+            update_bytes += bytes_of_update(plan, task);
+        }
+        const auto on = [&](Lane lane) { return bytes[static_cast<size_t>(lane)]; };
+        const int64_t up = on(Lane::h2d), down = on(Lane::d2h),
+                      stored = on(Lane::read) + on(Lane::write);
+        const double dram = update_bytes + static_cast<double>(up + down) +
+                            speeds.dram_per_nvme_byte * static_cast<double>(stored);
+        const auto seconds = [](double moved, double rate) { return moved > 0 ? moved / rate : 0; };
+        return {{"compute", 0, compute_s},
+                {"host to device", up, seconds(double(up), speeds.copy_bytes_per_s)},
+                {"device to host", down, seconds(double(down), speeds.copy_bytes_per_s)},
+                {"nvme", stored, seconds(double(stored), speeds.nvme_bytes_per_s)},
+                {"dram", static_cast<int64_t>(dram), seconds(dram, speeds.dram_bytes_per_s)},
+                {"cores", 0, cores_s}};
+    }
+
+    const Config config_;
+    Team team_{1};  // of operations that only say how much scratch they need
+    std::unique_ptr<Executor> executor_;
+    std::unique_ptr<Device> device_;
+    std::unique_ptr<ops::Ops> ops_;
+    model::Decoder decoder_;
+    // As it was before anything was measured there.
+    const planner::DeviceNeeds needs_;
+    const int64_t device_most_;
+};
+
+}  // namespace
+
+const LinkForecast& Forecast::binding() const {
+    return *std::max_element(links.begin(), links.end(),
+                             [](const auto& a, const auto& b) { return a.seconds < b.seconds; });
+}
+
+std::vector<ScheduleBytes> schedule_bytes(const Plan& plan) {
+    std::vector<ScheduleBytes> all;
+    const auto add = [&](const std::string& name, const swap::Schedule& schedule) {
+        ScheduleBytes& one = all.emplace_back(ScheduleBytes{.name = name});
+        for (const swap::Task& task : schedule.tasks)
+            one.bytes[static_cast<size_t>(task.lane)] += task.bytes;
+    };
+    for (int p = 0; p < kPrevious; ++p) {
+        const auto previous = static_cast<Previous>(p);
+        for (const bool bets : {false, true}) {
+            if (bets && !plan.betting) continue;
+            const swap::Schedule step = record_step(plan, previous, bets);
+            add(step.name, step);
+            if (!bets) add("end " + step.name, record_drain(plan, previous));
+        }
+    }
+    return all;
+}
+
+std::unique_ptr<Forecaster> Forecaster::make(const Config& config) {
+    return std::make_unique<ModelOnDevice>(config);
+}
+
+}  // namespace ferry::train

@@ -1,0 +1,273 @@
+"""`ferry plan` says what a step takes before it is run, from measured figures or a machine file, and
+`ferry train` moves exactly the bytes that were planned."""
+
+import collections
+import json
+import os
+import unittest
+import xml.etree.ElementTree
+
+from harness import USAGE, FerryTest
+
+LANES = ("compute", "h2d", "d2h", "team", "check", "nvme read", "nvme write")
+
+
+class ForecastTest(FerryTest):
+    def plan(self, config, *arguments):
+        return self.ferry("plan", self.command(config)[1], "--json", *arguments)
+
+    def tiers(self, **changes):
+        """Three tiers, all of the state stored."""
+        return self.config(**{"budgets__nvme": [self.nvme()], "swap__state_on_nvme": 1, **changes})
+
+
+class BytesTest(ForecastTest):
+    def planned(self, config, steps):
+        """What the schedules that these steps replayed move, by lane."""
+        plan = self.plan(config, "--no-forecast")
+        self.assertEqual(plan.code, 0, plan.err)
+        schedules = {one["name"]: one["bytes"] for one in json.loads(plan.out)["schedules"]}
+        total, previous = collections.Counter(), "first"
+        for step in steps:
+            total.update(schedules[previous + (", betting" if step["bet"] else "")])
+            previous = ("after a step without bets" if not step["bet"] else
+                        "after bets won" if step["won"] else "after bets lost")
+        total.update(schedules["end " + previous])
+        return total
+
+    def assert_exact(self, config):
+        run = self.train(config)
+        self.assert_trained(run)
+        planned = self.planned(config, run.steps)
+        for lane in LANES:
+            self.assertEqual(planned[lane], run.lane(lane), lane)
+        return run
+
+    def test_planned_bytes_are_those_measured(self):
+        run = self.assert_exact(self.tiers(swap__bets="off"))
+        # And those that the kernel says it moved: the state's first contents came before.
+        self.assertEqual(sum(p["bytes_read"] for p in run.summary["paths"]), run.lane("nvme read"))
+
+    def test_with_bets_won_and_lost(self):
+        run = self.assert_exact(self.tiers(swap__bets="all", clip_norm=1.0, steps=12))
+        self.assertGreater(run.summary["bets_won"] + run.summary["bets_lost"], 0)
+
+    def test_with_groups_and_little_memory(self):
+        self.assert_exact(self.tiers(swap__groups=2, budgets__host="700KiB", budgets__device="2MiB",
+                                     swap__chunk_elements=8192))
+
+
+class PlanTest(ForecastTest):
+    def forecast(self, config, *arguments):
+        plan = self.plan(config, *arguments)
+        self.assertEqual(plan.code, 0, plan.err)
+        return json.loads(plan.out)
+
+    def test_json(self):
+        plan = self.forecast(self.tiers())
+        self.assertEqual(set(plan), {"device_bytes", "host_bytes", "nvme_bytes", "chunk_elements",
+                                     "micro_batches", "groups", "tiers", "schedules", "wear",
+                                     "forecast"})
+        forecast = plan["forecast"]
+        self.assertEqual(set(forecast), {"step_seconds", "betting", "binding", "plan_bound_seconds",
+                                         "bound_seconds", "bound_link", "links", "timeline",
+                                         "what_if", "measured"})
+        step = forecast["step_seconds"]
+        self.assertGreater(step, 0)
+        self.assertGreaterEqual(step, forecast["plan_bound_seconds"] * 0.999)
+        links = {link["link"]: link for link in forecast["links"]}
+        self.assertEqual(set(links), {"compute", "host to device", "device to host", "nvme", "dram",
+                                      "cores"})
+        self.assertEqual(max(links.values(), key=lambda link: link["seconds"])["link"],
+                         forecast["binding"])
+        steady = next(one["bytes"] for one in plan["schedules"]
+                      if one["name"] == "after a step without bets")
+        self.assertEqual(links["nvme"]["bytes"], steady["nvme read"] + steady["nvme write"])
+        self.assertEqual(links["host to device"]["bytes"], steady["h2d"])
+        for bar in forecast["timeline"]:
+            self.assertIn(bar["lane"], LANES)
+            self.assertLessEqual(0, bar["begin_seconds"])
+            self.assertLessEqual(bar["begin_seconds"], bar["end_seconds"])
+            self.assertLessEqual(bar["end_seconds"], step * (1 + 1e-9))
+        # Nobody checks but the update: only state is stored.
+        self.assertEqual({bar["lane"] for bar in forecast["timeline"]}, set(LANES) - {"check"})
+        changes = [one["change"] for one in forecast["what_if"]]
+        self.assertIn("+10 % NVMe bandwidth", changes)
+        self.assertIn("+1 core", changes)
+        self.assertNotIn("+1 GiB of host memory", changes, "the budget is unlimited")
+        self.assertEqual(os.listdir(self.path("nvme")), [])
+
+    def test_more_of_what_is_limited_is_asked_for(self):
+        plan = self.forecast(self.config(budgets__nvme=[self.nvme()], budgets__host="2MiB",
+                                         budgets__device="4MiB"))
+        gains = {one["change"]: one["step_seconds"] for one in plan["forecast"]["what_if"]}
+        self.assertLessEqual(gains["+1 GiB of host memory"], plan["forecast"]["step_seconds"])
+        self.assertIn("+1 GiB of device memory", gains)
+
+    def test_table_and_picture(self):
+        picture = self.path("step.svg")
+        run = self.ferry("plan", self.command(self.tiers())[1], "--svg", picture)
+        self.assertEqual(run.code, 0, run.err)
+        for text in ("measured now: ", "one step as planned", "compute  ", "binds",
+                     "lower bound of any placement", "one more unit of", "+10 % NVMe bandwidth",
+                     "NVMe wear: "):
+            self.assertIn(text, run.out)
+        root = xml.etree.ElementTree.parse(picture).getroot()
+        space = "{http://www.w3.org/2000/svg}"
+        texts = [text.text for text in root.iter(space + "text")]
+        for lane in LANES:
+            self.assertIn(lane, texts)
+        self.assertGreater(len(list(root.iter(space + "rect"))), 20)
+
+    def test_a_path_that_is_not_there_is_no_prediction(self):
+        config = self.tiers(budgets__nvme=[{"path": self.path("none"), "size": "64MiB"}])
+        plan = self.forecast(config)
+        self.assertIn("No such file", plan["forecast"]["missing"])
+        self.assertFalse(os.path.exists(self.path("none")))
+
+    def test_wear(self):
+        drive = {**self.nvme(), "endurance_tbw": 0.001}
+        plan = self.forecast(self.tiers(budgets__nvme=[drive], steps=1000), "--no-forecast")
+        wear = plan["wear"]
+        steady = next(one["bytes"] for one in plan["schedules"]
+                      if one["name"] == "after a step without bets")
+        self.assertEqual(wear["step_bytes"], steady["nvme write"])
+        self.assertGreater(wear["run_bytes"], 1000 * wear["step_bytes"])
+        self.assertAlmostEqual(wear["paths"][0]["endurance_share"], wear["run_bytes"] / 1e9)
+        self.assertTrue(any("budgets.host" in line for line in wear["advice"]), wear)
+        self.assertTrue(any("micro_batches" in line for line in wear["advice"]), wear)
+        drive["endurance_tbw"] = 600
+        plan = self.forecast(self.tiers(budgets__nvme=[drive], steps=1000), "--no-forecast")
+        self.assertEqual(plan["wear"]["advice"], [])
+
+
+class MachineTest(ForecastTest):
+    """One file for all of it, measured once."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.tiny = cls.config(budgets__nvme=[cls.nvme()], swap__state_on_nvme=1)
+        cls.machine = cls.path("machine.json")
+        cls.saved = cls.ferry("bench", "--all", "--json", "--save", cls.machine, "--config",
+                              cls.command(cls.tiny)[1])
+        with open(cls.machine, encoding="utf-8") as file:
+            cls.content = json.load(file)
+
+    def with_content(self, content):
+        name = self.path("changed.json")
+        with open(name, "w", encoding="utf-8") as file:
+            json.dump(content, file)
+        return name
+
+    def changed(self, change):
+        content = json.loads(json.dumps(self.content))
+        change(content)
+        return self.with_content(content)
+
+    def test_what_is_saved(self):
+        self.assertEqual(self.saved.code, 0, self.saved.err)
+        rows = [row["name"] for row in json.loads(self.saved.out)["rows"]]
+        for part in ("update of the optimizer", "triad", "kernel: forward", "mixed"):
+            self.assertTrue(any(part in row for row in rows), (part, rows))
+        self.assertEqual(set(self.content),
+                         {"ferry_machine", "paths", "memory", "devices", "kernels"})
+        self.assertEqual(os.listdir(self.path("nvme")), [])
+
+    def test_nothing_is_measured_again(self):
+        first, second = (json.loads(self.plan(self.tiny, "--machine", self.machine).out)["forecast"]
+                         for _ in range(2))
+        self.assertEqual(first["measured"], [])
+        self.assertEqual(first, second)
+        path = self.content["paths"][0]
+        nvme = next(link for link in first["links"] if link["link"] == "nvme")
+        rate = path["mixed_read_bytes_per_s"] + path["mixed_write_bytes_per_s"]
+        self.assertAlmostEqual(nvme["bytes"] / nvme["seconds"] / rate, 1)
+
+    def test_twice_the_drive_is_seen(self):
+        def faster(content):
+            for key in ("mixed_read_bytes_per_s", "mixed_write_bytes_per_s"):
+                content["paths"][0][key] *= 2
+        seconds = []
+        for file in (self.machine, self.changed(faster)):
+            forecast = json.loads(self.plan(self.tiny, "--machine", file).out)["forecast"]
+            seconds.append(next(link["seconds"] for link in forecast["links"]
+                                if link["link"] == "nvme"))
+        self.assertAlmostEqual(seconds[0] / seconds[1], 2)
+
+    def test_another_shape_is_measured(self):
+        other = self.tiers(model__hidden=32)
+        forecast = json.loads(self.plan(other, "--machine", self.machine).out)["forecast"]
+        self.assertEqual(forecast["measured"], ["this model's kernels"])
+
+    def test_training_goes_by_it(self):
+        command = [word for word in self.command(self.tiny) if word != "--no-bound"]
+        trace = self.path("trace.json")
+        run = self.ferry(*command, "--machine", self.machine, "--trace", trace)
+        self.assert_trained(run)
+        forecast = json.loads(self.plan(self.tiny, "--machine", self.machine).out)["forecast"]
+        key = "predicted_betting_seconds" if forecast["betting"] else "predicted_seconds"
+        self.assertAlmostEqual(run.summary[key], forecast["step_seconds"])
+        self.assertAlmostEqual(run.summary["bound_seconds"], forecast["bound_seconds"])
+        with open(trace, encoding="utf-8") as file:
+            events = json.load(file)["traceEvents"]
+        groups = {event["pid"]: event["args"]["name"] for event in events
+                  if event["name"] == "process_name"}
+        slices = collections.Counter()
+        for event in events:
+            if event["ph"] == "X" and event["args"].get("step", 0) > 0:
+                slices[groups[event["pid"]], event["name"]] += 1
+        # A run of N steps ends with the drain of the last one, which has no plan.
+        self.assertEqual(slices["planned", "forward"], slices["measured", "forward"])
+        self.assertGreater(slices["planned", "write"], 0)
+
+    def test_training_says_what_the_file_lacks(self):
+        for change, text in ((lambda c: c["kernels"].clear(), "kernels"),
+                             (lambda c: c["memory"].clear(), "threads"),
+                             (lambda c: c["paths"].clear(), self.path("nvme"))):
+            file = self.changed(change)
+            run = self.train(self.tiny, "--machine", file)
+            self.assertEqual(run.code, USAGE, run.err)
+            for word in (text, file, "ferry bench --all"):
+                self.assertIn(word, run.err)
+
+    def test_bad_files(self):
+        def put(where, key, value):
+            def change(content):
+                place = content[where][0]
+                if where == "kernels":
+                    place = place["times"][0]
+                if value is None:
+                    del place[key]
+                else:
+                    place[key] = value
+            return change
+        for change, *texts in (
+                (put("paths", "mixed_read_bytes_per_s", None), "mixed_read_bytes_per_s", "missing"),
+                (put("paths", "mixed_write_bytes_per_s", -1), "mixed_write_bytes_per_s", "-1"),
+                (put("memory", "update_bytes_per_s", 0), "update_bytes_per_s", "above 0"),
+                (put("memory", "check_bytes_per_s", "fast"), "check_bytes_per_s", "fast"),
+                (put("devices", "copy_bytes_per_s", None), "copy_bytes_per_s", "missing"),
+                (put("kernels", "seconds", -0.5), "seconds", "-0.5"),
+                (put("kernels", "kernel", "warp"), "kernel", "warp"),
+                (put("kernels", "layer", None), "layer", "none of those"),
+                (put("kernels", "size", -1), "size", "-1"),
+                (lambda c: c.update(ferry_machine=2), "newer ferry"),
+                (lambda c: c.update(ferry_machine=0), "no machine file"),
+                (lambda c: c.update(memory=3), "memory", "no list")):
+            file = self.changed(change)
+            run = self.plan(self.tiny, "--machine", file)
+            self.assertEqual(run.code, USAGE, (texts, run.err))
+            for text in (*texts, file):
+                self.assertIn(text, run.err)
+        run = self.plan(self.tiny, "--machine", self.path("none.json"))
+        self.assertEqual(run.code, USAGE)
+        self.assertIn("No such file", run.err)
+
+    def test_bench_wants_to_be_told_what(self):
+        for words in ([], ["--save", self.path("m.json")], ["--all", "--save", "/none/m.json"]):
+            self.assertEqual(self.ferry("bench", *words).code, USAGE, words)
+
+
+if __name__ == "__main__":
+    unittest.main()

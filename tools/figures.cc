@@ -1,0 +1,132 @@
+#include "figures.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <bit>
+
+#include "io_site.h"
+
+namespace ferry::tools {
+namespace {
+
+constexpr int64_t kSampleBytes = 256 * kMiB;  // of files on each path
+constexpr double kSampleSeconds = 0.5;
+
+// Reads and writes at once, with the configuration's own settings.
+double measure_path(const Config& config, const std::string& path) {
+    const IoSites sites({path});
+    const auto block = static_cast<int64_t>(
+        std::bit_floor(static_cast<uint64_t>(std::min(config.io.block_bytes, kSlotBytes))));
+    RigOptions options{.directories = sites.directories(),
+                       .bytes_per_path = sites.bytes_per_path(0, kSampleBytes, kSlotBytes),
+                       .depth = std::min(config.io.queue_depth, 32),
+                       .backend = backend_from_name(config.io.backend),
+                       .direct = config.io.direct};
+    // Half of the blocks are read and half are written, and as many again lie idle.
+    const int64_t most = options.bytes_per_path / block / 4;
+    options.depth = static_cast<int>(std::clamp<int64_t>(most, 1, options.depth));
+    const IoMemory memory(operations_of(options) * block);
+    Rig rig(options, memory.bytes());
+    const Load load{
+        .access = {Direction::mixed, false}, .block_bytes = block, .seconds = kSampleSeconds};
+    return rig.run(load).gb_per_s() * 1e9;
+}
+
+class Finder {
+public:
+    Finder(const Config& config, const planner::Plan& plan, const std::optional<MachineFile>& file)
+        : config_(config), plan_(plan), file_(file) {}
+
+    FoundFigures find(train::Forecaster& forecaster) {
+        find_kernels(forecaster);
+        find_paths();
+        return std::move(found_);
+    }
+
+private:
+    void find_kernels(train::Forecaster& forecaster) {
+        const FiguresOf what = identity_of(forecaster);
+        const auto machine = file_ ? file_->machine(what) : std::nullopt;
+        auto kernels = file_ ? file_->kernels(what) : std::nullopt;
+        if (kernels && !forecaster.covers(plan_, *kernels)) kernels.reset();
+        if (!machine || !kernels) {
+            found_.figures = forecaster.measure(plan_);
+            if (!machine) found_.measured.emplace_back("memory and copies");
+            if (!kernels) found_.measured.emplace_back("this model's kernels");
+        }
+        if (machine) found_.figures.machine = *machine;
+        if (kernels) found_.figures.kernels = *kernels;
+    }
+
+    void find_paths() {
+        train::LinkSpeeds& links = found_.figures.machine.links;
+        double bytes_per_s = 0, dram_bytes = 0;
+        for (const NvmePath& path : config_.budgets.nvme) {
+            const PathFigures figures = path_figures(path.path);
+            const double rate = figures.mixed_bytes_per_s;
+            // A device's DMA touches memory once, a copy into a file that is memory twice.
+            dram_bytes += rate * (figures.in_memory ? 2 : 1);
+            bytes_per_s += rate;
+            found_.path_shares.push_back(rate);
+        }
+        links.nvme_bytes_per_s = bytes_per_s;
+        if (bytes_per_s == 0) return found_.path_shares.clear();
+        links.dram_per_nvme_byte = dram_bytes / bytes_per_s;
+        for (double& share : found_.path_shares) share /= bytes_per_s;
+    }
+
+    PathFigures path_figures(const std::string& path) {
+        if (const auto known = file_ ? file_->path(path) : std::nullopt) return *known;
+        try {
+            const double rate = measure_path(config_, path);
+            found_.measured.push_back(path);
+            return {rate, file_system_of(path) == "tmpfs"};
+        } catch (const Error& error) {
+            if (plan_.nvme_bytes > 0 && found_.missing.empty()) found_.missing = error.what();
+            return {};
+        }
+    }
+
+    const Config& config_;
+    const planner::Plan& plan_;
+    const std::optional<MachineFile>& file_;
+    FoundFigures found_{};
+};
+
+[[noreturn]] void lacks(const MachineFile& file, const std::string& what) {
+    throw Error(
+        Trouble::usage,
+        {.what = "the machine file has no figures of " + what,
+         .where = file.name(),
+         .remedy = "measure them: ferry bench --all --config CONFIG --save " + file.name()});
+}
+
+}  // namespace
+
+FiguresOf identity_of(const train::Forecaster& forecaster) {
+    return {.device = forecaster.device_text(),
+            .kernels = forecaster.kernels_text(),
+            .threads = forecaster.threads()};
+}
+
+FoundFigures figures_for(const Config& config, train::Forecaster& forecaster,
+                         const planner::Plan& plan, const std::optional<MachineFile>& file) {
+    return Finder(config, plan, file).find(forecaster);
+}
+
+train::Figures known_figures(const Config& config, const MachineFile& file) {
+    const auto forecaster = train::Forecaster::make(config);
+    const planner::Plan plan = forecaster->plan(config);
+    const FiguresOf what = identity_of(*forecaster);
+    const auto machine = file.machine(what);
+    if (!machine) lacks(file, fmt::format("{} with {} threads", what.device, what.threads));
+    const auto kernels = file.kernels(what);
+    if (!kernels || !forecaster->covers(plan, *kernels)) lacks(file, "this model's kernels");
+    for (const NvmePath& path : config.budgets.nvme) {
+        if (plan.nvme_bytes > 0 && !file.path(path.path)) lacks(file, path.path);
+    }
+    return figures_for(config, *forecaster, plan, file).figures;
+}
+
+}  // namespace ferry::tools

@@ -1,0 +1,32 @@
+// The figures that a configuration is planned by: the machine file's, and measured where it has
+// none.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ferry/forecast.h"
+#include "machine_file.h"
+
+namespace ferry::tools {
+
+struct FoundFigures {
+    train::Figures figures{};
+    std::vector<double> path_shares{};    // of what is stored, on each path of the configuration
+    std::vector<std::string> measured{};  // a line each: what was measured just now
+    std::string missing{};                // why there is no prediction; empty: nothing is missing
+};
+
+FiguresOf identity_of(const train::Forecaster& forecaster);
+
+// Measures for a few seconds what the file does not know of: kernels and links on memory of its
+// own, and each path in a directory of its own there. A path that cannot be measured is `missing`
+// where the plan needs it.
+FoundFigures figures_for(const Config& config, train::Forecaster& forecaster,
+                         const planner::Plan& plan, const std::optional<MachineFile>& file);
+
+// The file's alone. Throws usage, saying what it lacks and how to measure that.
+train::Figures known_figures(const Config& config, const MachineFile& file);
+
+}  // namespace ferry::tools

@@ -1,0 +1,104 @@
+#include "forecast_report.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include "timeline_picture.h"
+
+namespace ferry::tools {
+namespace {
+
+std::string percent(double part) { return fmt::format("{:.0f}%", 100 * part); }
+
+std::string links_text(const train::Forecast& forecast) {
+    const double step_s = forecast.timeline.step_seconds;
+    std::string out = fmt::format("  {:<15} {:>12} {:>10} {:>9} {:>10}\n", "link", "bytes/step",
+                                  "GB/s", "alone, s", "of a step");
+    for (const train::LinkForecast& link : forecast.links) {
+        if (link.seconds <= 0) continue;
+        const double rate = static_cast<double>(link.bytes) / link.seconds * 1e-9;
+        out += fmt::format("  {:<15} {:>12} {:>10} {:>9.4f} {:>10}{}\n", link.link,
+                           link.bytes > 0 ? format_bytes(link.bytes) : "",
+                           link.bytes > 0 ? fmt::format("{:.2f}", rate) : "", link.seconds,
+                           percent(link.seconds / step_s),
+                           &link == &forecast.binding() ? "  binds" : "");
+    }
+    return out;
+}
+
+std::string what_if_text(const std::vector<WhatIf>& answers, double step_s) {
+    std::string out = "  one more unit of                    step, s      gain\n";
+    for (const WhatIf& one : answers) {
+        const double gain = 100 * (step_s - one.step_seconds) / step_s;
+        out += fmt::format("  {:<32} {:>10.4f} {:>8.1f}%\n", one.change, one.step_seconds,
+                           std::abs(gain) < 0.05 ? 0 : gain);
+    }
+    return out;
+}
+
+}  // namespace
+
+std::string text_of(const ForecastReport& report) {
+    std::string out;
+    if (!report.found.measured.empty())
+        out += fmt::format("measured now: {}\n\n", fmt::join(report.found.measured, ", "));
+    if (!report.found.missing.empty())
+        return out + "no prediction: " + report.found.missing + "\n\n";
+    const train::Forecast& forecast = report.forecast;
+    const double step_s = forecast.timeline.step_seconds;
+    out += fmt::format("one step as planned{}: {:.4f} s\n\n", forecast.betting ? ", bets won" : "",
+                       step_s);
+    out += timeline_text(forecast) + "\n" + links_text(forecast);
+    out += fmt::format(
+        "\n  the plan's own bound {:.4f} s ({}), {} of the predicted step\n"
+        "  lower bound of any placement {:.4f} s ({}), {} of the predicted step\n\n",
+        forecast.binding().seconds, forecast.binding().link,
+        percent(forecast.binding().seconds / step_s), forecast.bound_seconds, forecast.bound_link,
+        percent(forecast.bound_seconds / step_s));
+    return out + what_if_text(report.what_if, step_s) + "\n";
+}
+
+nlohmann::json to_json(const ForecastReport& report) {
+    nlohmann::json measured = report.found.measured;
+    if (!report.found.missing.empty())
+        return {{"missing", report.found.missing}, {"measured", measured}};
+    const train::Forecast& forecast = report.forecast;
+    nlohmann::json links = nlohmann::json::array(), timeline = links, answers = links;
+    for (const train::LinkForecast& link : forecast.links) {
+        if (link.seconds > 0)
+            links.push_back(
+                {{"link", link.link}, {"bytes", link.bytes}, {"seconds", link.seconds}});
+    }
+    for (const Bar& bar : bars_of(forecast, 1e-3)) {
+        timeline.push_back({{"lane", swap::name_of(bar.lane)},
+                            {"name", bar.name},
+                            {"begin_seconds", bar.begin_s},
+                            {"end_seconds", bar.end_s},
+                            {"tasks", bar.tasks},
+                            {"bytes", bar.bytes}});
+    }
+    for (const WhatIf& one : report.what_if)
+        answers.push_back({{"change", one.change}, {"step_seconds", one.step_seconds}});
+    return {{"step_seconds", forecast.timeline.step_seconds},
+            {"betting", forecast.betting},
+            {"binding", forecast.binding().link},
+            {"plan_bound_seconds", forecast.binding().seconds},
+            {"bound_seconds", forecast.bound_seconds},
+            {"bound_link", forecast.bound_link},
+            {"links", links},
+            {"timeline", timeline},
+            {"what_if", answers},
+            {"measured", measured}};
+}
+
+nlohmann::json schedules_json(const std::vector<train::ScheduleBytes>& schedules) {
+    nlohmann::json all = nlohmann::json::array();
+    for (const train::ScheduleBytes& schedule : schedules) {
+        nlohmann::json lanes;
+        for (size_t lane = 0; lane < swap::kLanes; ++lane)
+            lanes[std::string(swap::name_of(static_cast<swap::Lane>(lane)))] = schedule.bytes[lane];
+        all.push_back({{"name", schedule.name}, {"bytes", lanes}});
+    }
+    return all;
+}
+
+}  // namespace ferry::tools

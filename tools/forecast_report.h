@@ -1,0 +1,24 @@
+// What `ferry plan` says of a step before it is run.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "figures.h"
+#include "what_if.h"
+
+namespace ferry::tools {
+
+struct ForecastReport {
+    train::Forecast forecast{};
+    FoundFigures found{};
+    std::vector<WhatIf> what_if{};
+};
+
+std::string text_of(const ForecastReport& report);
+nlohmann::json to_json(const ForecastReport& report);
+// Bytes that each schedule moves on each lane.
+nlohmann::json schedules_json(const std::vector<train::ScheduleBytes>& schedules);
+
+}  // namespace ferry::tools

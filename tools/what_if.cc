@@ -1,0 +1,76 @@
+#include "what_if.h"
+
+#include "ferry/base.h"
+
+namespace ferry::tools {
+namespace {
+
+constexpr double kMore = 1.1;  // of a speed
+
+class Asker {
+public:
+    Asker(const Config& config, const train::Forecaster& forecaster, const planner::Plan& plan,
+          const train::Figures& figures)
+        : config_(config), forecaster_(forecaster), plan_(plan), figures_(figures) {}
+
+    std::vector<WhatIf> ask() {
+        more_memory("+1 GiB of device memory", &BudgetConfig::device_bytes);
+        more_memory("+1 GiB of host memory", &BudgetConfig::host_bytes);
+        using train::LinkSpeeds;
+        if (plan_.nvme_bytes > 0) faster("+10 % NVMe bandwidth", &LinkSpeeds::nvme_bytes_per_s);
+        faster("+10 % memory bandwidth", &LinkSpeeds::dram_bytes_per_s);
+        faster("+10 % copy bandwidth", &LinkSpeeds::copy_bytes_per_s);
+        faster_kernels();
+        more_cores();
+        return std::move(answers_);
+    }
+
+private:
+    void answer(std::string change, const Config& config, const planner::Plan& plan,
+                const train::Figures& figures) {
+        const train::Forecast forecast = forecaster_.forecast(config, plan, figures);
+        answers_.push_back({std::move(change), forecast.timeline.step_seconds});
+    }
+
+    void more_memory(std::string change, int64_t BudgetConfig::*budget) {
+        if (config_.budgets.*budget == kUnlimited) return;
+        Config config = config_;
+        config.budgets.*budget += kGiB;
+        answer(std::move(change), config, forecaster_.plan(config), figures_);
+    }
+    void faster(std::string change, double train::LinkSpeeds::*speed) {
+        train::Figures figures = figures_;
+        figures.machine.links.*speed *= kMore;
+        answer(std::move(change), config_, plan_, figures);
+    }
+    static void scale(train::KernelTimes& kernels, double factor) {
+        for (auto& [kind, seconds] : kernels.seconds) seconds *= factor;
+    }
+    void faster_kernels() {
+        train::Figures figures = figures_;
+        scale(figures.kernels, 1 / kMore);
+        answer("+10 % compute", config_, plan_, figures);
+    }
+    // Kernels on the host take all cores and share out well; the update is bound by memory.
+    void more_cores() {
+        train::Figures figures = figures_;
+        const auto cores = static_cast<double>(figures.machine.threads++);
+        if (figures.machine.computes_on_host) scale(figures.kernels, cores / (cores + 1));
+        answer("+1 core", config_, plan_, figures);
+    }
+
+    const Config& config_;
+    const train::Forecaster& forecaster_;
+    const planner::Plan& plan_;
+    const train::Figures& figures_;
+    std::vector<WhatIf> answers_{};
+};
+
+}  // namespace
+
+std::vector<WhatIf> what_if(const Config& config, const train::Forecaster& forecaster,
+                            const planner::Plan& plan, const train::Figures& figures) {
+    return Asker(config, forecaster, plan, figures).ask();
+}
+
+}  // namespace ferry::tools
