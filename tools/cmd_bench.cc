@@ -9,4 +9,5 @@ void add_bench_command(CLI::App& app) {
     add_all_benches(*bench);
     add_adam_bench(*bench);
     add_io_bench(*bench);
+    add_swap_bench(*bench);
 }

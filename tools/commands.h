@@ -17,6 +17,7 @@ void add_train_command(CLI::App& app);
 void add_all_benches(CLI::App& bench);
 void add_adam_bench(CLI::App& bench);
 void add_io_bench(CLI::App& bench);
+void add_swap_bench(CLI::App& bench);
 
 // Flushes standard output; throws Trouble::io when what was printed could not be written.
 void check_output();

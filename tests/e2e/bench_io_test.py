@@ -1,7 +1,6 @@
 """`ferry bench io` as a user runs it: its rows, its picture, its machine file, and that it never leaves
 or touches a file that is not its own."""
 
-import glob
 import json
 import os
 import shutil
@@ -11,36 +10,16 @@ import time
 import unittest
 import xml.etree.ElementTree
 
-from harness import DOES_NOT_FIT, FERRY, USAGE, FerryTest
+from harness import DOES_NOT_FIT, FERRY, USAGE, DriveTest
 
 MIB = 1 << 20
 # Small and short: what is printed is checked here, not how fast it is.
 QUICK = ["--size", "64MiB", "--seconds", "0.03", "--blocks", "4KiB,256KiB", "--depths", "1,4"]
 
 
-class BenchIoTest(FerryTest):
-    def setUp(self):
-        self.drive = self.path("drive-" + self.id().rpartition(".")[2])
-        os.mkdir(self.drive)
-        with open(os.path.join(self.drive, "mine.txt"), "w", encoding="ascii") as file:
-            file.write("not ferry's")
-
-    def tearDown(self):
-        """Whatever happened: the stranger's file is as it was."""
-        with open(os.path.join(self.drive, "mine.txt"), encoding="ascii") as file:
-            self.assertEqual(file.read(), "not ferry's")
-
+class BenchIoTest(DriveTest):
     def bench(self, *words, path=None, through=()):
         return self.ferry("bench", "io", path or self.drive, *words, through=through)
-
-    def assert_clean(self):
-        self.assertEqual(os.listdir(self.drive), ["mine.txt"])
-
-    def assert_refused(self, run, code, *texts):
-        self.assertEqual(run.code, code, run.err)
-        self.assertEqual(run.out, "")
-        for text in texts:
-            self.assertIn(text, run.err)
 
 
 class RowsTest(BenchIoTest):
@@ -157,24 +136,11 @@ class EndTest(BenchIoTest):
     LONG = ["--size", "64MiB", "--seconds", "30", "--blocks", "4KiB", "--depths", "1", "--json"]
 
     def start(self, *words):
-        process = subprocess.Popen([FERRY, "bench", "io", self.drive, *(words or self.LONG)],
-                                   text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        self.addCleanup(process.communicate)
-        self.addCleanup(process.kill)
-        return process
+        return self.start_ferry("bench", "io", self.drive, *(words or self.LONG))
 
     def wait_for_segment(self):
         """Until the files are there: it measures, or is about to."""
-        for _ in range(1000):
-            # One file or several, as the path was probed.
-            files = glob.glob(os.path.join(self.drive, "ferry-bench", "ferry.seg*"))
-            try:
-                if sum(os.path.getsize(name) for name in files) >= 64 * MIB:
-                    return
-            except FileNotFoundError:
-                pass  # one that was there to be probed
-            time.sleep(0.02)
-        self.fail("no file appeared")
+        self.wait_for_files("ferry-bench", 64 * MIB)
 
     def test_ctrl_c(self):
         for name in (signal.SIGINT, signal.SIGTERM):
@@ -194,17 +160,7 @@ class EndTest(BenchIoTest):
             wait()
             process.kill()
             process.communicate(timeout=20)
-            for _ in range(1000):
-                if os.listdir(self.drive) == ["mine.txt"]:
-                    break
-                time.sleep(0.02)
-            self.assert_clean()
-
-    @staticmethod
-    def caretakers(process):
-        """Those who would remove the files after a kill."""
-        with open(f"/proc/{process.pid}/task/{process.pid}/children", encoding="ascii") as file:
-            return [int(pid) for pid in file.read().split()]
+            self.wait_until_clean()
 
     def test_after_a_kill_of_everything_the_next_run_removes_what_is_left(self):
         process = self.start()

@@ -2,12 +2,14 @@
 runs it. The program is named by the environment variable FERRY."""
 
 import copy
+import glob
 import json
 import os
 import random
 import shutil
 import subprocess
 import tempfile
+import time
 import unittest
 
 FERRY = os.environ.get("FERRY", "")
@@ -127,3 +129,61 @@ class FerryTest(unittest.TestCase):
     def assert_trained(self, run):
         self.assertEqual(run.code, 0, run.err)
         self.assertIsNotNone(run.summary, run.out)
+
+
+class DriveTest(FerryTest):
+    """A directory that stands for a drive, with a file in it that nobody may touch."""
+
+    def setUp(self):
+        self.drive = self.path("drive-" + self.id().rpartition(".")[2])
+        os.mkdir(self.drive)
+        with open(os.path.join(self.drive, "mine.txt"), "w", encoding="ascii") as file:
+            file.write("not ferry's")
+
+    def tearDown(self):
+        """Whatever happened: the stranger's file is as it was."""
+        with open(os.path.join(self.drive, "mine.txt"), encoding="ascii") as file:
+            self.assertEqual(file.read(), "not ferry's")
+
+    def assert_clean(self):
+        self.assertEqual(os.listdir(self.drive), ["mine.txt"])
+
+    def assert_refused(self, run, code, *texts):
+        self.assertEqual(run.code, code, run.err)
+        self.assertEqual(run.out, "")
+        for text in texts:
+            self.assertIn(text, run.err)
+
+    def start_ferry(self, *words):
+        """Runs beside the test, which may send it a signal."""
+        process = subprocess.Popen([FERRY, *words], text=True, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE)
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        return process
+
+    def wait_for_files(self, directory, size):
+        """Until a benchmark's volume is laid out, in so many bytes; one file or several."""
+        for _ in range(1000):
+            files = glob.glob(os.path.join(self.drive, directory, "ferry.seg*"))
+            try:
+                if sum(os.path.getsize(name) for name in files) >= size:
+                    return
+            except FileNotFoundError:
+                pass  # one that was there to be probed
+            time.sleep(0.02)
+        self.fail("no file appeared")
+
+    def wait_until_clean(self):
+        """After a kill: somebody removes the files."""
+        for _ in range(1000):
+            if os.listdir(self.drive) == ["mine.txt"]:
+                return
+            time.sleep(0.02)
+        self.assert_clean()
+
+    @staticmethod
+    def caretakers(process):
+        """Those who would remove the files after a kill."""
+        with open(f"/proc/{process.pid}/task/{process.pid}/children", encoding="ascii") as file:
+            return [int(pid) for pid in file.read().split()]

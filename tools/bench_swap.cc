@@ -1,0 +1,253 @@
+#include "bench_swap.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <thread>
+
+#include "fio.h"
+#include "interrupt.h"
+#include "io_site.h"
+#include "progress.h"
+#include "svg.h"
+#include "timeline_picture.h"
+
+namespace ferry::tools {
+namespace {
+
+using train::Pass;
+using train::PassReport;
+
+constexpr size_t kSlices = 400'000;
+
+double gb_per_s(int64_t bytes, double seconds) {
+    return static_cast<double>(bytes) / seconds * 1e-9;
+}
+
+const swap::LaneReport& on(const PassReport& report, swap::Lane lane) {
+    return report.lanes[static_cast<size_t>(lane)];
+}
+int64_t stored_bytes(const PassReport& report) {
+    return on(report, swap::Lane::read).bytes + on(report, swap::Lane::write).bytes;
+}
+
+Direction direction_of(Pass pass) {
+    switch (pass) {
+        case Pass::swap_out:
+            return Direction::write;
+        case Pass::swap_in:
+            return Direction::read;
+        case Pass::optimizer:
+        case Pass::step:
+            break;
+    }
+    return Direction::mixed;
+}
+
+// Plain transfers on files of their own, as large as the state: what the drives give by themselves.
+class Plain {
+public:
+    Plain(const SwapBench& bench, const IoSites& sites, int64_t bytes_per_path)
+        : bench_(bench),
+          options_{
+              .directories = sites.directories(),
+              .bytes_per_path = sites.bytes_per_path(bytes_per_path, bytes_per_path, kSlotBytes),
+              .depth = bench.config.io.queue_depth,
+              .backend = backend_from_name(bench.config.io.backend),
+              .direct = bench.config.io.direct},
+          memory_(operations_of(options_) * bench.config.io.block_bytes),
+          rig_(options_, memory_.bytes()) {}
+
+    double gb_per_s(Pass pass) {
+        const Access access{direction_of(pass), false};
+        const int64_t block = bench_.config.io.block_bytes;
+        if (!bench_.fio)
+            return rig_.run({.access = access, .block_bytes = block, .seconds = bench_.seconds})
+                .gb_per_s();
+        return run_fio({.files = rig_.files(),
+                        .access = access,
+                        .block_bytes = block,
+                        .depth = options_.depth,
+                        .jobs = static_cast<int>(bench_.paths.size()),
+                        .direct = options_.direct,
+                        .seconds = bench_.seconds})
+            .gb_per_s();
+    }
+
+private:
+    const SwapBench& bench_;
+    RigOptions options_;
+    IoMemory memory_;
+    Rig rig_;
+};
+
+class Swap {
+public:
+    explicit Swap(const SwapBench& bench)
+        : bench_(bench),
+          sites_(bench.paths),
+          plain_sites_(bench.paths, "ferry-bench-plain"),
+          executor_(make_thread_executor()),
+          recording_(bench.svg.empty() ? 0 : kSlices),
+          rehearsal_(
+              train::Rehearsal::make(config(), bench.rehearsal,
+                                     {.executor = executor_.get(),
+                                      .recording = bench.svg.empty() ? nullptr : &recording_})),
+          machine_(rehearsal_->measure()),
+          progress_(static_cast<int>(bench.passes.size()) * bench.pairs) {
+        const auto paths = static_cast<int64_t>(bench.paths.size());
+        const planner::Plan& plan = rehearsal_->plan();
+        if (plan.nvme_bytes > 0) {
+            const int64_t each = ceil_div(plan.nvme_bytes, paths);
+            plain_.emplace(bench, plain_sites_,
+                           std::max(round_up(each, kSlotBytes), kLeastPlainBytes));
+        }
+    }
+
+    std::vector<Row> run() {
+        for (const Pass pass : bench_.passes) measure(pass);
+        if (!bench_.svg.empty() && last_begin_ < recording_.size()) write_svg();
+        return std::move(rows_);
+    }
+
+private:
+    static constexpr int64_t kLeastPlainBytes = 256 * kMiB;
+
+    Config config() const {
+        Config config = bench_.config;
+        config.budgets.nvme.clear();
+        for (const std::string& directory : sites_.directories())
+            config.budgets.nvme.push_back({.path = directory});
+        return config;
+    }
+
+    // A B B A: a drift of the drive's speed hits both sides alike.
+    void measure(Pass pass) {
+        const bool moves = pass == Pass::optimizer || pass == Pass::step || plain_;
+        if (!moves) return;  // nothing lives on NVMe
+        std::vector<PassReport> reports;
+        std::vector<double> plain;
+        rehearsal_->run(pass);  // after the pass before, and the layout, nothing lies about
+        for (int pair = 0; pair < bench_.pairs && !interrupted(); ++pair) {
+            for (int side = 0; side < 2 && !interrupted(); ++side) {
+                if ((pair + side) % 2 == 0)
+                    reports.push_back(once(pass));
+                else
+                    plain.push_back(plain_ ? plain_->gb_per_s(pass) : 0);
+            }
+            if (reports.size() != plain.size()) return;  // interrupted
+            progress_.show(
+                ++done_, fmt::format("{}: {:.3f} s, {:.2f} GB/s beside {:.2f}", name_of(pass),
+                                     reports.back().seconds,
+                                     gb_per_s(stored_bytes(reports.back()), reports.back().seconds),
+                                     plain.back()));
+        }
+        if (!reports.empty()) add_row(pass, reports, plain);
+    }
+
+    PassReport once(Pass pass) {
+        if (bench_.fio) {
+            // While fio starts the drive rests, and one that meters its clients is faster after it.
+            constexpr auto kStartOfFio = std::chrono::milliseconds(250);
+            std::this_thread::sleep_for(kStartOfFio);
+        }
+        last_begin_ = recording_.size();
+        last_ = pass;
+        last_report_ = rehearsal_->run(pass);
+        return last_report_;
+    }
+
+    void add_row(Pass pass, const std::vector<PassReport>& reports,
+                 const std::vector<double>& plain) {
+        std::vector<double> values, ratios, seconds, bounds;
+        for (size_t i = 0; i < reports.size(); ++i) {
+            const PassReport& report = reports[i];
+            const auto bytes = static_cast<double>(stored_bytes(report));
+            const double dram = rehearsal_->dram_bytes(pass);
+            values.push_back((plain_ ? bytes : dram) / report.seconds * 1e-9);
+            ratios.push_back(plain_ ? values.back() / plain[i] : 0);
+            seconds.push_back(report.seconds);
+            const double compute = pass == Pass::step ? bench_.rehearsal.compute_seconds : 0;
+            bounds.push_back(std::max({compute, plain_ ? bytes * 1e-9 / plain[i] : 0,
+                                       dram / machine_.links.dram_bytes_per_s}) /
+                             report.seconds);
+        }
+        Row row = plain_ ? compared(name_of(pass), "GB/s", values, plain, ratios)
+                         : Row{.name = std::string(name_of(pass)) + ", in memory",
+                               .value = median(values),
+                               .unit = "GB/s"};
+        row.more = lanes_of(reports.back());
+        row.more.emplace_back("GB moved", 1e-9 * static_cast<double>(stored_bytes(reports.back())));
+        row.more.emplace_back("seconds", median(seconds));
+        row.more.emplace_back("% of bound", 100 * median(bounds));
+        rows_.push_back(std::move(row));
+    }
+
+    // Of the last pass: links, and how much ran at the same time.
+    static std::vector<std::pair<std::string, double>> lanes_of(const PassReport& report) {
+        std::vector<std::pair<std::string, double>> figures;
+        double busy_s = 0;
+        for (const swap::LaneReport& lane : report.lanes)
+            busy_s += static_cast<double>(lane.busy_ns) * 1e-9;
+        for (const swap::Lane lane :
+             {swap::Lane::read, swap::Lane::write, swap::Lane::h2d, swap::Lane::d2h})
+            figures.emplace_back(std::string(swap::name_of(lane)),
+                                 gb_per_s(on(report, lane).bytes, report.seconds));
+        figures.emplace_back(
+            "team busy %",
+            1e-7 * static_cast<double>(on(report, swap::Lane::team).busy_ns) / report.seconds);
+        figures.emplace_back("overlap", busy_s / report.seconds);
+        return figures;
+    }
+
+    void write_svg() const {
+        std::vector<Bar> bars;
+        Nanos begin = kForever;
+        for (size_t i = last_begin_; i < recording_.size(); ++i)
+            begin = std::min(begin, recording_[i].begin_ns);
+        for (size_t i = last_begin_; i < recording_.size(); ++i) {
+            const trace::Slice& slice = recording_[i];
+            const auto at = [&](Nanos when) { return static_cast<double>(when - begin) * 1e-9; };
+            bars.push_back({.lane = static_cast<swap::Lane>(slice.row),
+                            .name = std::string(slice.name),
+                            .begin_s = at(slice.begin_ns),
+                            .end_s = at(slice.end_ns),
+                            .busy_s = at(slice.end_ns) - at(slice.begin_ns),
+                            .tasks = 1,
+                            .bytes = slice.bytes});
+        }
+        const std::string title =
+            fmt::format("{}, as it went: {:.4g} s", name_of(last_), last_report_.seconds);
+        write_picture("--svg", bench_.svg,
+                      bars_svg(bars, last_report_.seconds, title, machine_text()));
+    }
+
+    const SwapBench& bench_;
+    // Before there are threads, and open files that their caretakers would inherit.
+    IoSites sites_, plain_sites_;
+    std::unique_ptr<Executor> executor_;
+    trace::Recording recording_;
+    std::unique_ptr<train::Rehearsal> rehearsal_;
+    train::Machine machine_;
+    std::optional<Plain> plain_{};
+    Progress progress_;
+    int done_ = 0;
+    size_t last_begin_ = 0;
+    Pass last_ = Pass::optimizer;
+    PassReport last_report_{};
+    std::vector<Row> rows_{};
+};
+
+}  // namespace
+
+const char* name_of(Pass pass) {
+    constexpr std::array<const char*, train::kPasses> kNames{"swap-out", "swap-in",
+                                                             "optimizer pass", "step"};
+    return kNames[static_cast<size_t>(pass)];
+}
+
+std::vector<Row> measure_swap(const SwapBench& bench) { return Swap(bench).run(); }
+
+}  // namespace ferry::tools
