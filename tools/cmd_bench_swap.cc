@@ -3,6 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cmath>
 #include <memory>
 
@@ -17,7 +18,7 @@ namespace ferry::tools {
 namespace {
 
 struct SwapOptions {
-    std::vector<std::string> paths{};
+    std::vector<std::string> paths{}, passes{};
     double millions = 64;  // of 2^20 parameters
     std::string host{}, block{}, svg{}, precision = "bf16", optimizer = "adamw", backend = "auto";
     double on_nvme = -1, compute_ms = 0, seconds = 1.5;
@@ -34,6 +35,23 @@ int64_t block_of(const SwapOptions& options) {
                                  .where = "--block",
                                  .measured = options.block,
                                  .limit = "a power of two from 4KiB to 16MiB"});
+}
+
+std::vector<train::Pass> passes_of(const SwapOptions& options) {
+    using train::Pass;
+    static const std::vector<std::pair<std::string, Pass>> kWords{{"out", Pass::swap_out},
+                                                                  {"in", Pass::swap_in},
+                                                                  {"optimizer", Pass::optimizer},
+                                                                  {"step", Pass::step}};
+    std::vector<Pass> passes;
+    for (const auto& [word, pass] : kWords) {
+        const auto& asked = options.passes;
+        const bool wanted = asked.empty()
+                                ? pass != Pass::step || options.compute_ms > 0
+                                : std::find(asked.begin(), asked.end(), word) != asked.end();
+        if (wanted) passes.push_back(pass);
+    }
+    return passes;
 }
 
 SwapBench bench_of(const SwapOptions& options) {
@@ -60,9 +78,7 @@ SwapBench bench_of(const SwapOptions& options) {
                  .block_bytes = block_of(options),
                  .queue_depth = options.depth,
                  .direct = !options.buffered};
-    using train::Pass;
-    bench.passes = {Pass::swap_out, Pass::swap_in, Pass::optimizer};
-    if (options.compute_ms > 0) bench.passes.push_back(Pass::step);
+    bench.passes = passes_of(options);
     return bench;
 }
 
@@ -73,6 +89,8 @@ std::string command_of(const SwapOptions& options) {
     if (!options.host.empty()) line += " --host " + options.host;
     if (options.on_nvme >= 0) line += fmt::format(" --on-nvme {:g}", options.on_nvme);
     if (options.chunk > 0) line += fmt::format(" --chunk {}", options.chunk);
+    if (!options.passes.empty())
+        line += fmt::format(" --passes {}", fmt::join(options.passes, ","));
     if (options.compute_ms > 0) line += fmt::format(" --compute-ms {:g}", options.compute_ms);
     if (!options.block.empty()) line += " --block " + options.block;
     if (options.depth != 32) line += fmt::format(" --depth {}", options.depth);
@@ -135,6 +153,11 @@ void add_what(CLI::App& command, SwapOptions& options) {
         .add_option("--compute-ms", options.compute_ms,
                     "of a step on the device: adds the row of a whole step")
         ->check(CLI::Range(0.0, 3.6e6));
+    command
+        .add_option("--passes", options.passes, "out, in, optimizer, step; default: all that fit")
+        ->delimiter(',')
+        ->allow_extra_args(false)
+        ->check(CLI::IsMember({"out", "in", "optimizer", "step"}));
     command.add_option("--precision", options.precision, "of weights and gradients")
         ->check(CLI::IsMember({"bf16", "fp16", "fp32"}))
         ->capture_default_str();

@@ -62,6 +62,10 @@ class RowsTest(BenchSwapTest):
         self.assertEqual(list(rows), ["optimizer pass, in memory"])
         self.assertIsNone(rows["optimizer pass, in memory"]["reference"])
 
+    def test_only_some_passes(self):
+        _, rows = self.rows(self.drive, *QUICK, "--passes", "optimizer,in")
+        self.assertEqual(list(rows), ["swap-in", "optimizer pass"])
+
     def test_several_paths_and_methods(self):
         other = self.path("other")
         os.makedirs(other, exist_ok=True)
@@ -95,7 +99,7 @@ class RowsTest(BenchSwapTest):
         for words in (["--millions", "0"], ["--millions", "nan"], ["--on-nvme", "2"],
                       ["--block", "3KiB"], ["--depth", "0"], ["--pairs", "0"],
                       ["--precision", "int8"], ["--optimizer", "adamax"], ["--host", "much"],
-                      ["--backend", "dma"], ["--svg", "/none/a.svg"], ["--compute-ms", "-1"]):
+                      ["--backend", "dma"], ["--passes", "sideways"], ["--svg", "/none/a.svg"], ["--compute-ms", "-1"]):
             self.assertEqual(self.bench(self.drive, *words).code, USAGE, words)
         self.assert_refused(self.bench(self.path("absent")), USAGE, "No such file")
         self.assert_clean()
