@@ -113,7 +113,7 @@ const Key kKeys[] = {
 
     {"budgets.device", +[](Config& c) { return &c.budgets.device_bytes; }, bytes, "device memory: weights in use, activations, gradients; of a GPU all that the process holds there, its context and libraries included", kSize},
     {"budgets.host", +[](Config& c) { return &c.budgets.host_bytes; }, bytes, "host memory: state, staging buffers, spilled block inputs", kSize},
-    {FERRY_KEY(budgets.nvme), volumes, "directories on NVMe, each a path or `{\"path\": ..., \"size\": ...}`; `size` is `unlimited` when left out; `endurance_tbw`, the terabytes the drive is rated for, adds its wear to the summary"},
+    {FERRY_KEY(budgets.nvme), volumes, "directories on NVMe, each a path or `{\"path\": ..., \"size\": ...}`; `size` is `unlimited` when left out; `endurance_tbw`, the terabytes the drive is rated for, adds its wear to the plan and the summary"},
 
     {FERRY_KEY(swap.chunk_elements), integer, "elements of one optimizer chunk, a multiple of 4,096; `auto` (0): the planner chooses", {.low = 0, .high = 1LL << 32}, {}, 0},
     {FERRY_KEY(swap.groups), integer, "groups of micro-batches, each processed layer-first; `auto` (0): the fewest that fit", kCount, {}, 0},
