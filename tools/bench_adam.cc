@@ -120,10 +120,13 @@ public:
         const DType first = what_.gradient_types.front();
         for (const optim::Method method : what_.methods)
             rows.push_back(other_method(method, first));
+        for (const StateFormat& format : what_.formats) rows.push_back(adamw_in(format, first));
         for (const std::string& target : what_.targets) {
+            const size_t before = rows.size();
             optim::force_target(target);
             rows.push_back(adamw(first, false, Stores::plain));
-            rows.back().name += ", " + target;
+            for (const StateFormat& format : what_.formats) rows.push_back(adamw_in(format, first));
+            for (size_t i = before; i < rows.size(); ++i) rows[i].name += ", " + target;
             optim::force_target("");
         }
     }
@@ -144,26 +147,34 @@ private:
         triad_bytes_per_second_ = 12.0 * static_cast<double>(what_.count) / median(rounds);
     }
 
-    optim::Span span(DType gradient, bool out_of_place) {
+    optim::Span span(DType gradient, bool out_of_place, const StateFormat& format = {}) {
         auto& s = buffers_.state;
         const size_t to = out_of_place ? 3 : 0;
-        return {.count = what_.count,
-                .gradient = buffers_.gradient.floats(),
-                .gradient_type = gradient,
-                .p_in = s[0].floats(),
-                .m_in = s[1].floats(),
-                .v_in = s[2].floats(),
-                .p = s[to].floats(),
-                .m = s[to + 1].floats(),
-                .v = s[to + 2].floats(),
-                .weight = buffers_.weight.halves(),
-                .weight_type = what_.weight_type};
+        optim::Span span{.count = what_.count,
+                         .gradient = buffers_.gradient.floats(),
+                         .gradient_type = gradient,
+                         .moment_type = format.moment_type,
+                         .p_in = s[0].floats(),
+                         .m_in = s[1].floats(),
+                         .v_in = s[2].floats(),
+                         .p = s[to].floats(),
+                         .m = s[to + 1].floats(),
+                         .v = s[to + 2].floats(),
+                         .weight = buffers_.weight.halves(),
+                         .weight_type = what_.weight_type};
+        if (!format.split) return span;
+        span.p_in = span.p = nullptr;
+        span.weight_in = buffers_.weight.halves();
+        span.low_in = s[0].halves();
+        span.low = s[to].halves();
+        return span;
     }
 
-    // Always against the same fp32 moments; bytes the update itself has to move.
-    double of_triad(const Row& row, DType gradient, int moments) const {
-        const auto bytes = static_cast<double>(int64_t{8} * (1 + moments) + size_of(gradient) + 2);
-        return bytes / row.value * 1e9 / triad_bytes_per_second_;
+    // Bytes the update itself has to move.
+    double of_triad(const Row& row, DType gradient, const StateFormat& format) const {
+        const int64_t weights = format.split ? 4 : 2;
+        const int64_t bytes = 2 * format.element_bytes() + size_of(gradient) + weights;
+        return static_cast<double>(bytes) / row.value * 1e9 / triad_bytes_per_second_;
     }
 
     std::string name(const std::string& what, DType gradient) const {
@@ -180,11 +191,11 @@ private:
                                 .gradient = s.gradient,
                                 .gradient_type = gradient,
                                 .p_in = s.p_in,
-                                .m_in = s.m_in,
-                                .v_in = s.v_in,
+                                .m_in = static_cast<const float*>(s.m_in),
+                                .v_in = static_cast<const float*>(s.v_in),
                                 .p = s.p,
-                                .m = s.m,
-                                .v = s.v,
+                                .m = static_cast<float*>(s.m),
+                                .v = static_cast<float*>(s.v),
                                 .weight = buffers_.weight.halves(),
                                 .weight_type = what_.weight_type};
         Work theirs;
@@ -201,7 +212,7 @@ private:
         Row row = compare(
             name(what, gradient), [&] { optim::update(team_, s, scalars); }, theirs, what_.pairs,
             what_.count);
-        row.more.emplace_back("triad", of_triad(row, gradient, 2));
+        row.more.emplace_back("triad", of_triad(row, gradient, {}));
         return row;
     }
 
@@ -215,7 +226,22 @@ private:
         Row row = compare(
             name(std::string(optim::name_of(method)) + " in place", gradient),
             [&] { optim::update(team_, s, scalars); }, {}, what_.pairs, what_.count);
-        row.more.emplace_back("triad", of_triad(row, gradient, optim::moments_of(method)));
+        row.more.emplace_back("triad",
+                              of_triad(row, gradient, {.moments = optim::moments_of(method)}));
+        return row;
+    }
+
+    Row adamw_in(const StateFormat& format, DType gradient) {
+        const optim::Scalars scalars = optim::scalars_of(
+            {.lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1}, 100, 0.9);
+        const optim::Span s = span(gradient, false, format);
+        std::string what = "adamw in place";
+        if (format.moment_type == DType::bf16) what += ", bf16 moments";
+        if (format.split) what += ", split master";
+        Row row = compare(
+            name(what, gradient), [&] { optim::update(team_, s, scalars); }, {}, what_.pairs,
+            what_.count);
+        row.more.emplace_back("triad", of_triad(row, gradient, format));
         return row;
     }
 

@@ -17,6 +17,7 @@ struct AdamBench {
     DType weight_type = DType::bf16;       // bf16 or f16
     std::vector<optim::Method> methods{};  // besides AdamW; no hand-written loop for them
     std::vector<std::string> targets{};    // SIMD targets besides the best
+    std::vector<StateFormat> formats{};    // besides fp32 throughout; no hand-written loop either
     bool out_of_place = true;
     int pairs = 15;
 };

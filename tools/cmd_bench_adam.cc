@@ -20,12 +20,13 @@ namespace {
 struct AdamOptions {
     double millions = 32;  // of 2^20 elements
     std::vector<int> threads{};
-    std::vector<std::string> gradients{"bf16", "fp32"}, methods{"adamw"}, targets{};
+    std::vector<std::string> gradients{"bf16", "fp32"}, methods{"adamw"}, targets{}, formats{};
     std::string weight = "bf16", deepspeed{};
     int pairs = 15;
     bool in_place_only = false, json = false;
 };
 
+const std::vector<std::string> kAllFormats{"bf16-moments", "split", "split-bf16-moments"};
 const std::vector<std::string> kAllMethods{"adamw", "adam", "sgd", "lion", "adagrad"};
 
 // Words of a list, "all" standing for every one of them.
@@ -101,6 +102,16 @@ AdamBench bench_of(const AdamOptions& options) {
     for (const std::string& name : expand(options.methods, kAllMethods, "--method")) {
         if (name != "adamw") what.methods.push_back(optim::method_from(name));
     }
+    for (const std::string& name : expand(options.formats, kAllFormats, "--format")) {
+        StateFormat& format = what.formats.emplace_back();
+        if (name.ends_with("bf16-moments")) format.moment_type = DType::bf16;
+        format.split = name.starts_with("split");
+        if (!format.split || what.weight_type == DType::bf16) continue;
+        throw Error(Trouble::usage, {.what = "a split master has bf16 weights",
+                                     .where = "--format",
+                                     .measured = "--weight " + options.weight,
+                                     .remedy = "measure it with --weight bf16"});
+    }
     return what;
 }
 
@@ -120,6 +131,7 @@ std::string command_of(const AdamOptions& options) {
     line += " --weight " + options.weight;
     add("method", options.methods);
     add("target", options.targets);
+    add("format", options.formats);
     line += " --pairs " + std::to_string(options.pairs);
     if (options.in_place_only) line += " --in-place";
     if (!options.deepspeed.empty()) line += " --deepspeed=" + options.deepspeed;
@@ -162,6 +174,9 @@ void add_adam_bench(CLI::App& bench) {
         ->capture_default_str();
     command->add_option("--method", options->methods,
                         "besides adamw: adam, sgd, lion, adagrad or all; without a loop by hand");
+    command->add_option("--format", options->formats,
+                        "how the state is kept besides fp32: bf16-moments, split, "
+                        "split-bf16-moments or all; without a loop by hand");
     command->add_option("--target", options->targets,
                         "SIMD targets besides the best: a name of Highway's, or all");
     command->add_option("--pairs", options->pairs, "measurements of each side, in turns")

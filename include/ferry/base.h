@@ -96,6 +96,15 @@ float from_bf16(uint16_t bits) noexcept;
 uint16_t to_f16(float value) noexcept;
 float from_f16(uint16_t bits) noexcept;
 
+// How an optimizer's state is kept: arrays of the master weight and of the moments, in this order.
+struct StateFormat {
+    int64_t moments = 2;             // 0 to 2
+    DType moment_type = DType::f32;  // or bf16
+    bool split = false;              // of the master only the low 16 bits: the weight has the rest
+    int64_t master_bytes() const { return split ? 2 : 4; }  // of an element
+    int64_t element_bytes() const { return master_bytes() + moments * size_of(moment_type); }
+};
+
 // Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 // numerics.md: key = (seed, purpose), counter = (step, global sequence, site, element).
 enum class Purpose : uint32_t { initialise = 1, shuffle = 2, stochastic_rounding = 3, test = 4 };

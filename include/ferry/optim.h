@@ -23,6 +23,7 @@ struct Hyper {
     double momentum = 0;             // sgd
     bool nesterov = false;           // sgd
     double initial_accumulator = 0;  // adagrad
+    uint32_t seed = 0;               // of stochastic rounding
 };
 
 // What a step's update needs, rounded once from double to float on the host.
@@ -61,6 +62,7 @@ struct Scalars {
     float beta1 = 0, one_minus_beta1 = 0, beta2 = 0, one_minus_beta2 = 0;
     float eps = 0, step_size = 0, inv_sqrt_bias2 = 0, decay = 1, weight_decay = 0;
     bool nesterov = false;
+    uint32_t seed = 0, update = 0;  // which random bits round this step's moments
 };
 // `step` counts updates from 1. Throws Trouble::usage for values that define no update: step < 1,
 // a beta or momentum outside [0, 1) or that fp32 rounds to 1, anything negative or not finite, a
@@ -76,6 +78,29 @@ float initial_moment(const Hyper& hyper);  // what m starts as: 0, but for Adagr
 Method method_from(std::string_view name);
 std::string_view name_of(Method method);
 
+// Two formats of the state that are smaller than fp32 p, m, v. Neither changes an operation above.
+//
+// Moments in bf16, rounded stochastically: m' and v' are kept as one of the two neighbours, the
+// nearer one with the higher probability, so that what is too small for 8 bits adds up on average.
+//   kept = (bits of m' + r) >> 16                     r: 16 random bits; a NaN stays one
+// p' follows from m' and v' before that. With e = Span::element + i the bits are word
+// e % 32 / 16 * 2 + e % 2 of philox({seed, stochastic_rounding}, {update, 0, layer, e / 32 * 8 +
+// e % 16 / 2}), the low half for m and the high half for v: a function of step, layer, element and
+// moment, and of nothing else. (A vector of blocks yields words of neighbours in any lane count.)
+//
+// Split master: p is kept as its weight in bf16, rounded half up (in magnitude: ties away from
+// zero), and its low 16 bits: together p exactly. The weight differs from cast(p) only where p lies
+// half way between two bf16 of which the lower is even (the low bits are 0x8000).
+struct Halves {
+    uint16_t weight, low;
+};
+constexpr Halves split(uint32_t bits) {
+    return {static_cast<uint16_t>((bits + 0x8000u) >> 16), static_cast<uint16_t>(bits)};
+}
+constexpr uint32_t join(Halves halves) {
+    return ((uint32_t{halves.weight} - (halves.low >> 15)) << 16) | halves.low;
+}
+
 // One run of `count` elements. Any alignment, also of half a float. In and out pointers are equal
 // (in place) or disjoint; anything else is a bug of the caller and aborts. `m`/`v` are left alone
 // and may be null where the method does not keep them.
@@ -89,14 +114,22 @@ struct Span {
     int64_t count = 0;
     const void* gradient = nullptr;  // gradient_type
     DType gradient_type = DType::f32;
+    DType moment_type = DType::f32;  // or bf16: `element` is a multiple of 32
     const float* p_in = nullptr;
-    const float* m_in = nullptr;
-    const float* v_in = nullptr;
+    const void* m_in = nullptr;  // moment_type
+    const void* v_in = nullptr;
     float* p = nullptr;
-    float* m = nullptr;
-    float* v = nullptr;
+    void* m = nullptr;
+    void* v = nullptr;
     void* weight = nullptr;  // weight_type, cast(p'); null: not written
     DType weight_type = DType::f32;
+    // Split master, in place of p: `weight` is bf16 and its other half.
+    const uint16_t* weight_in = nullptr;
+    const uint16_t* low_in = nullptr;
+    uint16_t* low = nullptr;
+    // For the random bits: where the first element lies in the model.
+    uint32_t layer = 0;
+    int64_t element = 0;
 };
 
 void update_reference(const Span& span, const Scalars& scalars);  // the oracle
@@ -153,38 +186,5 @@ void recast(const float* p, int64_t count, DType weight_type, void* weight, void
 void leaf_norms(const void* gradient, DType type, int64_t count, float* leaves, void* stream);
 
 }  // namespace cuda
-
-// ---------------------------------------------------------------- learning-rate schedules
-
-enum class Decay : uint8_t { constant, linear, cosine, wsd, one_cycle, warmup_decay };
-// Factor of peak at a step (from 1), with r = (step - 1 - warmup_steps) / (total_steps -
-// warmup_steps): as in PyTorch and transformers the fall is over after the last step, so that the
-// last step still moves when final_fraction is 0. Unlike there the first step moves too.
-//   warm-up       step / warmup_steps; log_warmup: log(step) / log(max(2, warmup_steps))
-//   constant      1
-//   linear        from 1 to final_fraction along r
-//   cosine        final_fraction + (1 - final_fraction) * (1 + cos(pi * r)) / 2
-//   wsd           1, over the last decay_steps linear to final_fraction (MiniCPM, Hu et al. 2024)
-//   one_cycle     DeepSpeed's OneCycle (first step size = warmup_steps, both = total_steps): linear
-//                 from final_fraction at the first step to 1 after warmup_steps and back
-//   warmup_decay  DeepSpeed's WarmupDecayLR, a step later than that, as its engine runs it: the
-//                 first two steps have final_fraction; its default is log_warmup
-// After total_steps final_fraction holds, except for constant.
-struct LrSchedule {
-    Decay kind = Decay::constant;
-    double peak = 1e-3;
-    double final_fraction = 0;  // of peak, after total_steps
-    int64_t warmup_steps = 0;   // linear from peak / warmup_steps at step 1 to peak
-    int64_t total_steps = 0;
-    int64_t decay_steps = 0;  // wsd: length of the last, falling part
-    bool log_warmup = false;  // not for one_cycle
-};
-// Throws Trouble::usage where the fields contradict each other (a decay without total_steps, ...),
-// naming the configuration's keys.
-void check(const LrSchedule& schedule);
-// Pure function of the step (from 1).
-double learning_rate(const LrSchedule& schedule, int64_t step);
-Decay decay_from(std::string_view name);
-std::string_view name_of(Decay kind);
 
 }  // namespace ferry::optim

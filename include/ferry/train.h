@@ -16,7 +16,7 @@
 #include "ferry/base.h"
 #include "ferry/config.h"
 #include "ferry/forecast.h"
-#include "ferry/optim.h"
+#include "ferry/learning_rate.h"
 #include "ferry/planner.h"
 #include "ferry/swap.h"
 #include "ferry/tokens.h"

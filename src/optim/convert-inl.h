@@ -119,6 +119,15 @@ HWY_INLINE void put(V value, D d, T* at) {
     }
 }
 
+// Of values below 2^16.
+HWY_INLINE hn::Vec<H> narrow(VU bits) { return hn::DemoteTo(H(), hn::BitCast(I(), bits)); }
+
+template <bool kStream>
+HWY_INLINE void put_halves(hn::Vec<H> halves, uint16_t* at) {
+    constexpr bool kCan = HWY_MAX_BYTES >= 32;  // half of a 128-bit vector has no streaming store
+    put<kStream && kCan>(halves, H(), at);
+}
+
 template <DType kType, bool kStream>
 HWY_INLINE void store_rounded(VF value, void* array, int64_t i) {
     if constexpr (kType == DType::f32) {
@@ -126,13 +135,11 @@ HWY_INLINE void store_rounded(VF value, void* array, int64_t i) {
     } else {
         hn::Vec<H> half;
         if constexpr (kType == DType::bf16) {
-            half = hn::DemoteTo(H(), hn::BitCast(I(), round_bf16(value)));
+            half = narrow(round_bf16(value));
         } else {
             half = narrow_f16(value);
         }
-        // Half of a 128-bit vector has no streaming store.
-        constexpr bool kCan = HWY_MAX_BYTES >= 32;
-        put<kStream && kCan>(half, H(), static_cast<uint16_t*>(array) + i);
+        put_halves<kStream>(half, static_cast<uint16_t*>(array) + i);
     }
 }
 

@@ -91,21 +91,20 @@ __device__ void narrow(float value, float& to) { to = value; }
 __device__ void narrow(float value, __nv_bfloat16& to) { to = __float2bfloat16_rn(value); }
 __device__ void narrow(float value, __half& to) { to = __float2half_rn(value); }
 
-// The elements [i, i + kCount) of an array of fp32; zeros of an absent one.
-template <int kCount>
-__device__ Pack<float, kCount> load(const float* array, int64_t i) {
-    if (!array) return {};
-    return *reinterpret_cast<const Pack<float, kCount>*>(array + i);
+// The elements [i, i + kCount) of an array.
+template <int kCount, class T>
+__device__ Pack<T, kCount> load(const T* array, int64_t i) {
+    return *reinterpret_cast<const Pack<T, kCount>*>(array + i);
 }
-template <int kCount>
-__device__ void store(float* array, int64_t i, const Pack<float, kCount>& values) {
-    if (array) *reinterpret_cast<Pack<float, kCount>*>(array + i) = values;
+template <int kCount, class T>
+__device__ void store(T* array, int64_t i, const Pack<T, kCount>& values) {
+    *reinterpret_cast<Pack<T, kCount>*>(array + i) = values;
 }
 
 template <DType kType, int kCount>
 __device__ Pack<float, kCount> load_as_f32(const void* array, int64_t i) {
     using T = typename Stored<kType>::Type;
-    const auto raw = *reinterpret_cast<const Pack<T, kCount>*>(static_cast<const T*>(array) + i);
+    const auto raw = load<kCount>(static_cast<const T*>(array), i);
     Pack<float, kCount> values;
     for (int k = 0; k < kCount; ++k) values.at[k] = widen(raw.at[k]);
     return values;
@@ -116,7 +115,97 @@ __device__ void store_rounded(void* array, int64_t i, const Pack<float, kCount>&
     using T = typename Stored<kType>::Type;
     Pack<T, kCount> raw;
     for (int k = 0; k < kCount; ++k) narrow(values.at[k], raw.at[k]);
-    *reinterpret_cast<Pack<T, kCount>*>(static_cast<T*>(array) + i) = raw;
+    store<kCount>(static_cast<T*>(array), i, raw);
+}
+
+// ---------------------------------------------------------------- formats
+
+// Philox4x32-10, as ferry::philox.
+__device__ void philox_words(const Scalars& s, uint32_t layer, uint32_t block,
+                             uint32_t (&words)[4]) {
+    uint32_t c0 = s.update, c1 = 0, c2 = layer, c3 = block;
+    uint32_t k0 = s.seed, k1 = static_cast<uint32_t>(Purpose::stochastic_rounding);
+    for (int round = 0; round < 10; ++round) {
+        const uint32_t a = __umulhi(0xD2511F53u, c0), b = __umulhi(0xCD9E8D57u, c2);
+        const uint32_t a_low = 0xD2511F53u * c0, b_low = 0xCD9E8D57u * c2;
+        c0 = b ^ c1 ^ k0;
+        c1 = b_low;
+        c2 = a ^ c3 ^ k1;
+        c3 = a_low;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    words[0] = c0, words[1] = c1, words[2] = c2, words[3] = c3;
+}
+
+// The random bits of the elements [i, i + kCount): noise_of() of each.
+template <int kCount>
+__device__ Pack<uint32_t, kCount> draw_noise(const Span& span, const Scalars& s, int64_t i) {
+    constexpr int kTogether = kCount == 1 ? 1 : 2;  // neighbours share a block
+    Pack<uint32_t, kCount> noise;
+    for (int k = 0; k < kCount; k += kTogether) {
+        const int64_t e = span.element + i + k;
+        uint32_t words[4];
+        philox_words(s, span.layer, static_cast<uint32_t>(e / 32 * 8 + e % 16 / 2), words);
+        const uint32_t even = e % 32 < 16 ? words[0] : words[2];
+        const uint32_t odd = e % 32 < 16 ? words[1] : words[3];
+        if constexpr (kCount == 1) {
+            noise.at[0] = e % 2 == 0 ? even : odd;
+        } else {
+            noise.at[k] = even;
+            noise.at[k + 1] = odd;
+        }
+    }
+    return noise;
+}
+
+// Zeros of an absent moment.
+template <int kCount>
+__device__ Pack<float, kCount> load_moment(const void* array, DType type, int64_t i) {
+    if (!array) return {};
+    if (type == DType::f32) return load_as_f32<DType::f32, kCount>(array, i);
+    return load_as_f32<DType::bf16, kCount>(array, i);
+}
+
+// `noise` has 16 random bits an element, for bf16.
+template <int kCount>
+__device__ void store_moment(void* array, DType type, int64_t i, const Pack<float, kCount>& values,
+                             const Pack<uint32_t, kCount>& noise) {
+    if (!array) return;
+    if (type == DType::f32) return store<kCount>(static_cast<float*>(array), i, values);
+    Pack<uint16_t, kCount> raw;
+    for (int k = 0; k < kCount; ++k) {
+        const uint32_t bits = __float_as_uint(values.at[k]);
+        const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
+        raw.at[k] = static_cast<uint16_t>((nan ? bits | 0x400000u : bits + noise.at[k]) >> 16);
+    }
+    store<kCount>(static_cast<uint16_t*>(array), i, raw);
+}
+
+template <int kCount>
+__device__ Pack<float, kCount> load_master(const Span& span, int64_t i) {
+    if (!span.low) return load<kCount>(span.p_in, i);
+    const auto weight = load<kCount>(span.weight_in, i), low = load<kCount>(span.low_in, i);
+    Pack<float, kCount> p;
+    for (int k = 0; k < kCount; ++k) p.at[k] = __uint_as_float(join({weight.at[k], low.at[k]}));
+    return p;
+}
+
+// And the weight.
+template <DType kWeight, int kCount>
+__device__ void store_master(const Span& span, int64_t i, const Pack<float, kCount>& p) {
+    if (!span.low) {
+        store<kCount>(span.p, i, p);
+        return store_rounded<kWeight, kCount>(span.weight, i, p);
+    }
+    Pack<uint16_t, kCount> weight, low;
+    for (int k = 0; k < kCount; ++k) {
+        const Halves halves = split(__float_as_uint(p.at[k]));
+        weight.at[k] = halves.weight;
+        low.at[k] = halves.low;
+    }
+    store<kCount>(static_cast<uint16_t*>(span.weight), i, weight);
+    store<kCount>(span.low, i, low);
 }
 
 // ---------------------------------------------------------------- kernels
@@ -130,19 +219,27 @@ __global__ void update_kernel(const Span span, const Scalars s) {
     const int64_t i = thread_index() * kCount;
     if (i >= span.count) return;
     const auto g = load_as_f32<kGradient, kCount>(span.gradient, i);
-    auto p = load<kCount>(span.p_in, i), m = load<kCount>(span.m_in, i);
+    const DType type = span.moment_type;
+    auto p = load_master<kCount>(span, i), m = load_moment<kCount>(span.m_in, type, i);
     Pack<float, kCount> v{};
-    if constexpr (kV) v = load<kCount>(span.v_in, i);
+    if constexpr (kV) v = load_moment<kCount>(span.v_in, type, i);
     for (int k = 0; k < kCount; ++k) {
         const Element e = step<kMethod>({p.at[k], m.at[k], v.at[k]}, g.at[k], s);
         p.at[k] = e.p;
         m.at[k] = e.m;
         v.at[k] = e.v;
     }
-    store<kCount>(span.p, i, p);
-    store<kCount>(span.m, i, m);
-    if constexpr (kV) store<kCount>(span.v, i, v);
-    store_rounded<kWeight, kCount>(span.weight, i, p);
+    store_master<kWeight, kCount>(span, i, p);
+    Pack<uint32_t, kCount> of_m{}, of_v{};
+    if (type == DType::bf16 && span.m) {
+        const auto noise = draw_noise<kCount>(span, s, i);
+        for (int k = 0; k < kCount; ++k) {
+            of_m.at[k] = noise.at[k] & 0xffffu;
+            of_v.at[k] = noise.at[k] >> 16;
+        }
+    }
+    store_moment<kCount>(span.m, type, i, m, of_m);
+    if constexpr (kV) store_moment<kCount>(span.v, type, i, v, of_v);
 }
 
 // count is a multiple of kCount.
@@ -225,12 +322,17 @@ bool aligned(const void* pointer, int64_t bytes) {
 
 // Whether `elements` of them can be moved by one access.
 bool aligned(const Span& span, int64_t elements) {
-    for (const float* array :
-         {span.p_in, span.m_in, span.v_in, static_cast<const float*>(span.p),
-          static_cast<const float*>(span.m), static_cast<const float*>(span.v)}) {
-        if (!aligned(array, 4 * elements)) return false;
+    const int64_t moment = size_of(span.moment_type) * elements;
+    const void* const moments[] = {span.m_in, span.m, span.v_in, span.v};
+    for (const void* array : moments) {
+        if (!aligned(array, moment)) return false;
     }
-    return aligned(span.gradient, size_of(span.gradient_type) * elements) &&
+    const void* const halves[] = {span.weight_in, span.low_in, span.low};
+    for (const void* array : halves) {
+        if (!aligned(array, 2 * elements)) return false;
+    }
+    return aligned(span.p_in, 4 * elements) && aligned(span.p, 4 * elements) &&
+           aligned(span.gradient, size_of(span.gradient_type) * elements) &&
            aligned(span.weight, size_of(span.weight_type) * elements);
 }
 

@@ -12,6 +12,15 @@ constexpr float kLeastMoment = 0x1p-100f;
 // Aborts unless the span holds what the method needs, and nothing overlaps by half.
 void check_span(const Span& span, const Scalars& scalars);
 
+// Whether the master is kept as weight and low half.
+inline bool is_split(const Span& span) { return span.low != nullptr; }
+
+// The random bits that round the moments of a span's element i: those of m in the low half.
+uint32_t noise_of(const Span& span, const Scalars& scalars, int64_t i);
+
+// Elements whose random bits are drawn together; Span::element is a multiple of it.
+constexpr int64_t kNoiseRun = 32;
+
 // The elements [begin, begin + count) of a span.
 Span part_of(const Span& span, int64_t begin, int64_t count);
 
@@ -21,8 +30,8 @@ constexpr int64_t kTile = 16 * kLeaf;
 
 // body(node, tile) for each tile of `count` elements, all nodes at the same time: each tile by the
 // team of the node that holds its first element of `where`.
-template <class Body>
-void each_tile(NodeTeams& teams, const float* where, int64_t count, const Body& body) {
+template <class Element, class Body>
+void each_tile(NodeTeams& teams, const Element* where, int64_t count, const Body& body) {
     teams.each([&](int node, Team& team) {
         team.parallel(ceil_div(count, kTile), [&](int64_t tile) {
             if (teams.index_of(where + tile * kTile) == node) body(node, tile);

@@ -43,72 +43,191 @@ HWY_INLINE VF blend(VF x, float a, VF y, float b) {
 // A rule says which moments it keeps (kM, kV) and has one function,
 //     static void apply(VF& p, VF& m, VF& v, VF g, const Scalars& s)
 
-// How a loop treats its arrays; the weight may be absent.
-template <class Rule, DType kGradient, DType kWeight, bool kHasWeight>
-struct Pass {
-    // A cache line of fp32. The hardware's prefetchers stop at the end of a page and follow four
-    // streams late; asking 2 KiB ahead was 1.06 (EPYC) to 1.14 (Xeon) times as fast, and anything
-    // from 1 KiB to 8 KiB about the same.
-    static constexpr int64_t kLine = 16, kAhead = 512;
+// How the state is kept (ferry/optim.h).
+template <DType kMomentType, bool kIsSplit>
+struct Format {
+    static constexpr DType kMoment = kMomentType;
+    static constexpr bool kSplit = kIsSplit;
+};
 
-    // One vector at element i.
+using W = hn::RepartitionToWide<U>;
+using VW = hn::Vec<W>;
+
+// The random bits of the kNoiseRun elements from i on: Philox4x32-10, a block of four words a
+// 64-bit lane. The high halves of c1 and c3 are never looked at. One copy a target: in each loop it
+// would be most of the code.
+inline HWY_NOINLINE void draw_noise(const Span& span, const Scalars& s, int64_t i,
+                                    uint32_t* noise) {
+    if (hn::MaxLanes(F()) < 4) {
+        for (int64_t e = 0; e < kNoiseRun; ++e) noise[e] = noise_of(span, s, i + e);
+        return;
+    }
+    const U u;
+    const W w;
+    const auto lanes = static_cast<int64_t>(hn::Lanes(w));
+    const int64_t first = (span.element + i) / kNoiseRun * 8;
+    for (int64_t j = 0; j < 8; j += lanes) {
+        VW c0 = hn::Set(w, s.update), c1 = hn::Zero(w), c2 = hn::Set(w, span.layer);
+        VW c3 = hn::Add(hn::Iota(w, 0), hn::Set(w, static_cast<uint64_t>(first + j)));
+        uint32_t k0 = s.seed, k1 = static_cast<uint32_t>(Purpose::stochastic_rounding);
+        for (int round = 0; round < 10; ++round) {
+            const VW a = hn::MulEven(hn::BitCast(u, c0), hn::Set(u, 0xD2511F53u));
+            const VW b = hn::MulEven(hn::BitCast(u, c2), hn::Set(u, 0xCD9E8D57u));
+            c0 = hn::Xor(hn::Xor(hn::ShiftRight<32>(b), c1), hn::Set(w, k0));
+            c2 = hn::Xor(hn::Xor(hn::ShiftRight<32>(a), c3), hn::Set(w, k1));
+            c1 = b;
+            c3 = a;
+            k0 += 0x9E3779B9u;
+            k1 += 0xBB67AE85u;
+        }
+        const VW low = hn::Set(w, 0xffffffffu);
+        const VW even = hn::Or(hn::And(c0, low), hn::ShiftLeft<32>(c1));
+        const VW odd = hn::Or(hn::And(c2, low), hn::ShiftLeft<32>(c3));
+        hn::StoreU(hn::BitCast(u, even), u, noise + 2 * j);
+        hn::StoreU(hn::BitCast(u, odd), u, noise + kNoiseRun / 2 + 2 * j);
+    }
+}
+
+// To one of the two bf16 around it, by 16 random bits.
+HWY_INLINE VU round_by_noise(VF value, VU noise) {
+    const U u;
+    const VU bits = hn::BitCast(u, value);
+    const auto nan = hn::RebindMask(u, hn::IsNaN(value));
+    const VU quiet = hn::Or(bits, hn::Set(u, 0x400000u));
+    return hn::ShiftRight<16>(hn::IfThenElse(nan, quiet, hn::Add(bits, noise)));
+}
+
+HWY_INLINE VF load_joined(const uint16_t* weight, const uint16_t* low) {
+    const VU halves = hn::PromoteTo(U(), hn::LoadU(H(), low));
+    const VU high = hn::Sub(hn::PromoteTo(U(), hn::LoadU(H(), weight)), hn::ShiftRight<15>(halves));
+    return hn::BitCast(F(), hn::Or(hn::ShiftLeft<16>(high), halves));
+}
+
+template <bool kStream>
+HWY_INLINE void store_split(VF p, uint16_t* weight, uint16_t* low) {
+    const VU bits = hn::BitCast(U(), p);
+    put_halves<kStream>(narrow(hn::ShiftRight<16>(hn::Add(bits, hn::Set(U(), 0x8000u)))), weight);
+    put_halves<kStream>(narrow(hn::And(bits, hn::Set(U(), 0xffffu))), low);
+}
+
+// How a loop treats its arrays; the weight may be absent.
+template <class Rule, DType kGradient, DType kWeight, bool kHasWeight, class Kept>
+struct Pass {
+    static constexpr DType kMoment = Kept::kMoment;
+    static constexpr bool kNoisy = Rule::kM && kMoment == DType::bf16;
+    // A cache line of the moments. The hardware's prefetchers stop at the end of a page and follow
+    // four streams late; asking 2 KiB ahead was 1.06 (EPYC) to 1.14 (Xeon) times as fast, and
+    // anything from 1 KiB to 8 KiB about the same.
+    static constexpr int64_t kLine = kNoisy ? kNoiseRun : 16, kAhead = 512;
+
+    template <bool kStream>
+    HWY_INLINE static void store_moment(VF value, VU noise, void* array, int64_t i) {
+        if constexpr (kNoisy) {
+            put_halves<kStream>(narrow(round_by_noise(value, noise)),
+                                static_cast<uint16_t*>(array) + i);
+        } else {
+            put<kStream>(value, F(), static_cast<float*>(array) + i);
+        }
+    }
+
+    // One vector at element i, and its random bits.
     template <Stores kStores>
-    HWY_INLINE static void turn(const Span& span, const Scalars& s, int64_t i) {
+    HWY_INLINE static void turn(const Span& span, const Scalars& s, int64_t i,
+                                const uint32_t* noise_at) {
         constexpr bool kStreamState = kStores == Stores::stream_all;
         constexpr bool kStreamWeight = kStores != Stores::cached;
-        VF p = hn::LoadU(F(), span.p_in + i);
-        VF m = Rule::kM ? hn::LoadU(F(), span.m_in + i) : hn::Zero(F());
-        VF v = Rule::kV ? hn::LoadU(F(), span.v_in + i) : hn::Zero(F());
+        const U u;
+        VF p;
+        if constexpr (Kept::kSplit) {
+            p = load_joined(span.weight_in + i, span.low_in + i);
+        } else {
+            p = hn::LoadU(F(), span.p_in + i);
+        }
+        VF m = Rule::kM ? load_as_f32<kMoment>(span.m_in, i) : hn::Zero(F());
+        VF v = Rule::kV ? load_as_f32<kMoment>(span.v_in, i) : hn::Zero(F());
         Rule::apply(p, m, v, scaled(load_as_f32<kGradient>(span.gradient, i), s), s);
-        put<kStreamState>(p, F(), span.p + i);
-        if constexpr (Rule::kM) put<kStreamState>(m, F(), span.m + i);
-        if constexpr (Rule::kV) put<kStreamState>(v, F(), span.v + i);
-        if constexpr (kHasWeight) store_rounded<kWeight, kStreamWeight>(p, span.weight, i);
+        if constexpr (Kept::kSplit) {
+            store_split<kStreamState>(p, static_cast<uint16_t*>(span.weight) + i, span.low + i);
+        } else {
+            put<kStreamState>(p, F(), span.p + i);
+            if constexpr (kHasWeight) store_rounded<kWeight, kStreamWeight>(p, span.weight, i);
+        }
+        const VU noise = kNoisy ? hn::LoadU(u, noise_at) : hn::Zero(u);
+        if constexpr (Rule::kM) {
+            const VU of_m = hn::And(noise, hn::Set(u, 0xffffu));
+            store_moment<kStreamState>(m, of_m, span.m, i);
+        }
+        if constexpr (Rule::kV) {
+            store_moment<kStreamState>(v, hn::ShiftRight<16>(noise), span.v, i);
+        }
     }
 
     template <Stores kStores>
     HWY_INLINE static void line(const Span& span, const Scalars& s, int64_t i) {
+        HWY_ALIGN uint32_t noise[kLine];
+        if constexpr (kNoisy) draw_noise(span, s, i, noise);
         const auto lanes = static_cast<int64_t>(hn::Lanes(F()));
-        for (int64_t k = 0; k < kLine; k += lanes) turn<kStores>(span, s, i + k);
+        for (int64_t k = 0; k < kLine; k += lanes) turn<kStores>(span, s, i + k, noise + k);
+    }
+
+    // A line's elements from i on.
+    HWY_INLINE static void prefetch(const void* array, int64_t i, int64_t element_bytes) {
+        const char* from = static_cast<const char*>(array) + i * element_bytes;
+        for (int64_t at = 0; at < kLine * element_bytes; at += 64) hwy::Prefetch(from + at);
     }
 
     HWY_INLINE static void prefetch(const Span& span, int64_t i) {
-        hwy::Prefetch(span.p_in + i);
-        if constexpr (Rule::kM) hwy::Prefetch(span.m_in + i);
-        if constexpr (Rule::kV) hwy::Prefetch(span.v_in + i);
-        hwy::Prefetch(static_cast<const char*>(span.gradient) + i * size_of(kGradient));
+        if constexpr (Kept::kSplit) {
+            prefetch(span.weight_in, i, 2);
+            prefetch(span.low_in, i, 2);
+        } else {
+            prefetch(span.p_in, i, 4);
+        }
+        if constexpr (Rule::kM) prefetch(span.m_in, i, size_of(kMoment));
+        if constexpr (Rule::kV) prefetch(span.v_in, i, size_of(kMoment));
+        prefetch(span.gradient, i, size_of(kGradient));
     }
 
-    // The last elements, fewer than a line, through a padded copy: the same operations.
-    HWY_NOINLINE static void tail(const Span& span, const Scalars& s, int64_t begin) {
-        HWY_ALIGN float p[kLine] = {}, m[kLine] = {}, v[kLine] = {};
-        HWY_ALIGN unsigned char gradient[kLine * 4] = {}, weight[kLine * 4];
-        const auto rest = static_cast<size_t>(span.count - begin);
-        const auto g_size = static_cast<size_t>(size_of(kGradient));
-        const auto w_size = static_cast<size_t>(size_of(kWeight));
-        const auto at = static_cast<size_t>(begin);
-        std::memcpy(gradient, static_cast<const char*>(span.gradient) + at * g_size, rest * g_size);
-        std::memcpy(p, span.p_in + begin, rest * sizeof(float));
-        if (Rule::kM) std::memcpy(m, span.m_in + begin, rest * sizeof(float));
-        if (Rule::kV) std::memcpy(v, span.v_in + begin, rest * sizeof(float));
-        const Span copy{.count = static_cast<int64_t>(rest),
-                        .gradient = gradient,
-                        .gradient_type = kGradient,
-                        .p_in = p,
-                        .m_in = m,
-                        .v_in = v,
-                        .p = p,
-                        .m = m,
-                        .v = v,
-                        .weight = weight,
-                        .weight_type = kWeight};
-        line<Stores::cached>(copy, s, 0);
-        std::memcpy(span.p + begin, p, rest * sizeof(float));
-        if (Rule::kM) std::memcpy(span.m + begin, m, rest * sizeof(float));
-        if (Rule::kV) std::memcpy(span.v + begin, v, rest * sizeof(float));
-        if (kHasWeight) {
-            std::memcpy(static_cast<char*>(span.weight) + at * w_size, weight, rest * w_size);
+    // The last elements of an array, fewer than a line, in a copy that is as long as one.
+    struct Padded {
+        int64_t offset = 0;
+        size_t size = 0;  // bytes
+        HWY_ALIGN char bytes[kLine * 4] = {};
+        Padded(const Span& span, int64_t begin, int64_t element_bytes)
+            : offset(begin * element_bytes),
+              size(static_cast<size_t>((span.count - begin) * element_bytes)) {}
+        const void* filled_from(const void* array) {
+            if (array) std::memcpy(bytes, static_cast<const char*>(array) + offset, size);
+            return bytes;
         }
+        void empty_into(void* array) const {
+            if (array) std::memcpy(static_cast<char*>(array) + offset, bytes, size);
+        }
+    };
+
+    // Through padded copies: the same operations.
+    HWY_NOINLINE static void tail(const Span& span, const Scalars& s, int64_t begin) {
+        Padded gradient(span, begin, size_of(kGradient)), weight(span, begin, size_of(kWeight));
+        Padded p(span, begin, 4), low(span, begin, 2);
+        Padded m(span, begin, size_of(kMoment)), v(span, begin, size_of(kMoment));
+        Span copy = part_of(span, begin, span.count - begin);
+        copy.gradient = gradient.filled_from(span.gradient);
+        copy.p_in = static_cast<const float*>(p.filled_from(span.p_in));
+        copy.weight_in = static_cast<const uint16_t*>(weight.filled_from(span.weight_in));
+        copy.low_in = static_cast<const uint16_t*>(low.filled_from(span.low_in));
+        copy.m_in = m.filled_from(Rule::kM ? span.m_in : nullptr);
+        copy.v_in = v.filled_from(Rule::kV ? span.v_in : nullptr);
+        copy.p = reinterpret_cast<float*>(p.bytes);
+        copy.weight = weight.bytes;
+        copy.low = reinterpret_cast<uint16_t*>(low.bytes);
+        copy.m = m.bytes;
+        copy.v = v.bytes;
+        line<Stores::cached>(copy, s, 0);
+        p.empty_into(span.p);
+        weight.empty_into(span.weight);
+        low.empty_into(span.low);
+        m.empty_into(Rule::kM ? span.m : nullptr);
+        v.empty_into(Rule::kV ? span.v : nullptr);
     }
 
     template <Stores kStores>
@@ -128,9 +247,9 @@ struct Pass {
     }
 };
 
-template <class Rule, DType kGradient, DType kWeight, bool kHasWeight>
+template <class Rule, DType kGradient, DType kWeight, bool kHasWeight, class Kept>
 void with_stores(const Span& span, const Scalars& s, Stores stores) {
-    using This = Pass<Rule, kGradient, kWeight, kHasWeight>;
+    using This = Pass<Rule, kGradient, kWeight, kHasWeight, Kept>;
     switch (stores) {
         case Stores::cached:
             return This::template all<Stores::cached>(span, s);
@@ -141,32 +260,48 @@ void with_stores(const Span& span, const Scalars& s, Stores stores) {
     }
 }
 
-template <class Rule, DType kGradient>
+template <class Rule, DType kGradient, class Kept>
 void with_gradient(const Span& span, const Scalars& s, Stores stores) {
-    if (!span.weight) return with_stores<Rule, kGradient, DType::f32, false>(span, s, stores);
-    switch (span.weight_type) {
+    if constexpr (Kept::kSplit) {
+        with_stores<Rule, kGradient, DType::bf16, true, Kept>(span, s, stores);
+        return;
+    } else {
+        if (!span.weight)
+            return with_stores<Rule, kGradient, DType::f32, false, Kept>(span, s, stores);
+        switch (span.weight_type) {
+            case DType::f32:
+                return with_stores<Rule, kGradient, DType::f32, true, Kept>(span, s, stores);
+            case DType::bf16:
+                return with_stores<Rule, kGradient, DType::bf16, true, Kept>(span, s, stores);
+            case DType::f16:
+                return with_stores<Rule, kGradient, DType::f16, true, Kept>(span, s, stores);
+        }
+    }
+}
+
+template <class Rule, class Kept>
+void with_format(const Span& span, const Scalars& s, Stores stores) {
+    switch (span.gradient_type) {
         case DType::f32:
-            return with_stores<Rule, kGradient, DType::f32, true>(span, s, stores);
+            return with_gradient<Rule, DType::f32, Kept>(span, s, stores);
         case DType::bf16:
-            return with_stores<Rule, kGradient, DType::bf16, true>(span, s, stores);
+            return with_gradient<Rule, DType::bf16, Kept>(span, s, stores);
         case DType::f16:
-            return with_stores<Rule, kGradient, DType::f16, true>(span, s, stores);
+            return with_gradient<Rule, DType::f16, Kept>(span, s, stores);
     }
 }
 
 // Returns the name of the target that ran.
 template <class Rule>
 const char* run_rule(const Span& span, const Scalars& s, Stores stores) {
-    switch (span.gradient_type) {
-        case DType::f32:
-            with_gradient<Rule, DType::f32>(span, s, stores);
-            break;
-        case DType::bf16:
-            with_gradient<Rule, DType::bf16>(span, s, stores);
-            break;
-        case DType::f16:
-            with_gradient<Rule, DType::f16>(span, s, stores);
-            break;
+    constexpr DType kSmall = Rule::kM ? DType::bf16 : DType::f32;  // without moments all the same
+    const bool small = Rule::kM && span.moment_type == DType::bf16;
+    if (is_split(span)) {
+        small ? with_format<Rule, Format<kSmall, true>>(span, s, stores)
+              : with_format<Rule, Format<DType::f32, true>>(span, s, stores);
+    } else {
+        small ? with_format<Rule, Format<kSmall, false>>(span, s, stores)
+              : with_format<Rule, Format<DType::f32, false>>(span, s, stores);
     }
     return hwy::TargetName(HWY_TARGET);
 }

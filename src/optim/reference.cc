@@ -1,4 +1,5 @@
 // The formulas of ferry/optim.h as one would write them on paper: the oracle of every fast version.
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -97,20 +98,58 @@ Element step(Element e, float g, const Scalars& s) {
     FERRY_CHECK(false, "unknown method");
 }
 
+float load_master(const Span& span, int64_t i) {
+    if (!is_split(span)) return load<float>(span.p_in, i);
+    return std::bit_cast<float>(
+        join({load<uint16_t>(span.weight_in, i), load<uint16_t>(span.low_in, i)}));
+}
+
+void store_master(const Span& span, int64_t i, float p) {
+    if (is_split(span)) {
+        const Halves halves = split(std::bit_cast<uint32_t>(p));
+        store(span.weight, i, halves.weight);
+        store(span.low, i, halves.low);
+        return;
+    }
+    store(span.p, i, p);
+    if (span.weight) store_weight(span.weight, span.weight_type, i, p);
+}
+
+float load_moment(const void* array, DType type, int64_t i) {
+    return array ? widened(array, type, i) : 0.0f;
+}
+
+void store_moment(void* array, DType type, int64_t i, float value, uint32_t noise) {
+    if (type == DType::f32) return store(array, i, value);
+    if (std::isnan(value)) return store(array, i, to_bf16(value));
+    const uint32_t bits = std::bit_cast<uint32_t>(value) + (noise & 0xffffu);
+    store(array, i, static_cast<uint16_t>(bits >> 16));
+}
+
 }  // namespace
+
+uint32_t noise_of(const Span& span, const Scalars& scalars, int64_t i) {
+    const int64_t e = span.element + i;
+    const auto block = static_cast<uint32_t>(e / 32 * 8 + e % 16 / 2);
+    const auto words = philox({scalars.seed, Purpose::stochastic_rounding},
+                              {scalars.update, 0, span.layer, block});
+    return words[static_cast<size_t>(e % 32 / 16 * 2 + e % 2)];
+}
 
 void update_reference(const Span& span, const Scalars& scalars) {
     check_span(span, scalars);
+    const DType type = span.moment_type;
     for (int64_t i = 0; i < span.count; ++i) {
-        const Element before{.p = load<float>(span.p_in, i),
-                             .m = span.m_in ? load<float>(span.m_in, i) : 0.0f,
-                             .v = span.v_in ? load<float>(span.v_in, i) : 0.0f};
+        const Element before{.p = load_master(span, i),
+                             .m = load_moment(span.m_in, type, i),
+                             .v = load_moment(span.v_in, type, i)};
         const float g = widened(span.gradient, span.gradient_type, i);
         const Element after = step(before, g, scalars);
-        store(span.p, i, after.p);
-        if (span.m) store(span.m, i, after.m);
-        if (span.v && moments_of(scalars.method) == 2) store(span.v, i, after.v);
-        if (span.weight) store_weight(span.weight, span.weight_type, i, after.p);
+        const uint32_t noise = type == DType::bf16 ? noise_of(span, scalars, i) : 0;
+        store_master(span, i, after.p);
+        if (span.m) store_moment(span.m, type, i, after.m, noise);
+        if (span.v && moments_of(scalars.method) == 2)
+            store_moment(span.v, type, i, after.v, noise >> 16);
     }
 }
 

@@ -99,6 +99,8 @@ Scalars scalars_of(const Hyper& hyper, int64_t step, double gradient_scale) {
     check(hyper, step, gradient_scale);
     Scalars scalars;
     scalars.method = hyper.method;
+    scalars.seed = hyper.seed;
+    scalars.update = static_cast<uint32_t>(step);
     scalars.gradient_scale = rounded(gradient_scale);
     scalars.eps = rounded(std::max(hyper.eps, least_eps(hyper)));
     scalars.step_size = rounded(hyper.lr);

@@ -2,9 +2,11 @@
 #include <cmath>
 #include <numbers>
 #include <sstream>
+#include <string>
 #include <utility>
+#include <vector>
 
-#include "ferry/optim.h"
+#include "ferry/learning_rate.h"
 
 namespace ferry::optim {
 namespace {

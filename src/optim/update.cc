@@ -1,13 +1,16 @@
 // Which implementation runs, over which pieces.
 #include <cstdint>
+#include <type_traits>
 
 #include "internal.h"
 
 namespace ferry::optim {
 namespace {
 
-bool same_or_disjoint(const float* in, const float* out, int64_t count) {
-    return in == out || in + count <= out || out + count <= in;
+bool same_or_disjoint(const void* in, const void* out, int64_t bytes) {
+    const auto* i = static_cast<const char*>(in);
+    const auto* o = static_cast<const char*>(out);
+    return i == o || i + bytes <= o || o + bytes <= i;
 }
 
 bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 64 == 0; }
@@ -19,10 +22,16 @@ bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) 
 // EPYC, 0.24 / 0.17 on 16 of the Xeon). A span that fits the L2 cache is left there.
 Stores stores_for(const Span& span) {
     if (span.count < kTile || (span.weight && !aligned(span.weight))) return Stores::cached;
-    const bool apart = span.p != span.p_in && aligned(span.p) &&
-                       (!span.m || (span.m != span.m_in && aligned(span.m))) &&
-                       (!span.v || (span.v != span.v_in && aligned(span.v)));
-    if (apart) return Stores::stream_all;
+    const auto apart = [](const void* in, const void* out) {
+        return !out || (in != out && aligned(out));
+    };
+    const bool moments = apart(span.m_in, span.m) && apart(span.v_in, span.v);
+    // The weight of a split master is read too.
+    if (is_split(span)) {
+        const bool master = apart(span.weight_in, span.weight) && apart(span.low_in, span.low);
+        return moments && master ? Stores::stream_all : Stores::cached;
+    }
+    if (moments && apart(span.p_in, span.p)) return Stores::stream_all;
     return span.weight ? Stores::stream_weight : Stores::cached;
 }
 
@@ -47,32 +56,55 @@ void run_tile(const Span& span, int64_t tile, const Scalars& scalars, Stores sto
     run(part_of(span, begin, std::min(kTile, span.count - begin)), scalars, stores);
 }
 
+void check_master(const Span& span) {
+    if (!is_split(span)) {
+        FERRY_CHECK(span.p_in && span.p && !span.low_in && !span.weight_in);
+        FERRY_CHECK(same_or_disjoint(span.p_in, span.p, span.count * 4));
+        return;
+    }
+    FERRY_CHECK(!span.p_in && !span.p && span.low_in && span.weight_in && span.weight);
+    FERRY_CHECK(span.weight_type == DType::bf16, "a split master has bf16 weights");
+    FERRY_CHECK(same_or_disjoint(span.low_in, span.low, span.count * 2));
+    FERRY_CHECK(same_or_disjoint(span.weight_in, span.weight, span.count * 2));
+}
+
 }  // namespace
 
 void check_span(const Span& span, const Scalars& scalars) {
     FERRY_CHECK(span.count >= 0, std::to_string(span.count));
     if (span.count == 0) return;
-    FERRY_CHECK(span.gradient && span.p_in && span.p);
+    FERRY_CHECK(span.gradient);
     FERRY_CHECK((span.m_in != nullptr) == (span.m != nullptr));
     FERRY_CHECK((span.v_in != nullptr) == (span.v != nullptr));
     const bool needs_m = scalars.method != Method::sgd || scalars.beta1 != 0;
     FERRY_CHECK(span.m || !needs_m, name_of(scalars.method));
     FERRY_CHECK(span.v || moments_of(scalars.method) < 2, name_of(scalars.method));
-    FERRY_CHECK(same_or_disjoint(span.p_in, span.p, span.count));
-    FERRY_CHECK(same_or_disjoint(span.m_in, span.m, span.count));
-    FERRY_CHECK(same_or_disjoint(span.v_in, span.v, span.count));
+    const int64_t moment_bytes = span.count * size_of(span.moment_type);
+    FERRY_CHECK(same_or_disjoint(span.m_in, span.m, moment_bytes));
+    FERRY_CHECK(same_or_disjoint(span.v_in, span.v, moment_bytes));
+    check_master(span);
+    if (span.moment_type == DType::f32) return;
+    FERRY_CHECK(span.moment_type == DType::bf16, "moments in fp16");
+    FERRY_CHECK(span.element % kNoiseRun == 0 && span.element + span.count <= int64_t{1} << 34,
+                std::to_string(span.element));
 }
 
 Span part_of(const Span& span, int64_t begin, int64_t count) {
+    const auto moved = []<class T>(T* array, int64_t bytes) -> T* {
+        using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
+        return array ? reinterpret_cast<T*>(reinterpret_cast<Byte*>(array) + bytes) : nullptr;
+    };
+    const int64_t moment = begin * size_of(span.moment_type);
     Span part = span;
     part.count = count;
-    part.gradient = static_cast<const char*>(span.gradient) + begin * size_of(span.gradient_type);
-    part.p_in += begin;
-    part.p += begin;
-    if (span.m) part.m_in += begin, part.m += begin;
-    if (span.v) part.v_in += begin, part.v += begin;
-    if (span.weight)
-        part.weight = static_cast<char*>(span.weight) + begin * size_of(span.weight_type);
+    part.element += begin;
+    part.gradient = moved(span.gradient, begin * size_of(span.gradient_type));
+    part.p_in = moved(span.p_in, begin * 4), part.p = moved(span.p, begin * 4);
+    part.m_in = moved(span.m_in, moment), part.m = moved(span.m, moment);
+    part.v_in = moved(span.v_in, moment), part.v = moved(span.v, moment);
+    part.weight = moved(span.weight, begin * size_of(span.weight_type));
+    part.weight_in = moved(span.weight_in, begin * 2);
+    part.low_in = moved(span.low_in, begin * 2), part.low = moved(span.low, begin * 2);
     return part;
 }
 
@@ -92,8 +124,9 @@ void update(NodeTeams& teams, const Span& span, const Scalars& scalars) {
     if (teams.count() == 1) return update(teams.team(0), span, scalars);
     check_span(span, scalars);
     const Stores stores = stores_for(span);
-    each_tile(teams, span.p_in, span.count,
-              [&](int, int64_t tile) { run_tile(span, tile, scalars, stores); });
+    const auto body = [&](int, int64_t tile) { run_tile(span, tile, scalars, stores); };
+    if (is_split(span)) return each_tile(teams, span.low_in, span.count, body);
+    each_tile(teams, span.p_in, span.count, body);
 }
 
 std::string current_target(Method method) {

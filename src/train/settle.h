@@ -5,6 +5,7 @@
 #include <array>
 
 #include "ferry/config.h"
+#include "ferry/learning_rate.h"
 #include "ferry/optim.h"
 #include "ferry/planner.h"
 

@@ -48,25 +48,30 @@ private:
 
 // What update() does to host arrays, done on the device.
 void update_on_device(Arrays& arrays, const Case& c, const Scalars& scalars) {
-    OnDevice gradient(arrays.gradient()), weight(arrays.weight());
+    OnDevice gradient(arrays.gradient()), weight(arrays.weight()), weight_in(arrays.weight_in());
     OnDevice p_in(arrays.in(0)), m_in(arrays.in(1)), v_in(arrays.in(2));
     OnDevice p_out(arrays.out(0)), m_out(arrays.out(1)), v_out(arrays.out(2));
+    OnDevice &p = c.out_of_place ? p_out : p_in, &m = c.out_of_place ? m_out : m_in,
+             &v = c.out_of_place ? v_out : v_in;
     Span span = arrays.span();
     span.gradient = gradient.data();
-    span.p_in = p_in.floats();
-    span.v_in = v_in.floats();
-    span.p = c.out_of_place ? p_out.floats() : p_in.floats();
-    span.v = c.out_of_place ? v_out.floats() : v_in.floats();
-    if (span.m) {
-        span.m_in = m_in.floats();
-        span.m = c.out_of_place ? m_out.floats() : m_in.floats();
-    }
+    span.v_in = v_in.data();
+    span.v = v.data();
+    if (span.m) span.m_in = m_in.data(), span.m = m.data();
     if (span.weight) span.weight = weight.data();
+    if (c.split) {
+        span.weight_in = static_cast<uint16_t*>((c.out_of_place ? weight_in : weight).data());
+        span.low_in = static_cast<uint16_t*>(p_in.data());
+        span.low = static_cast<uint16_t*>(p.data());
+    } else {
+        span.p_in = p_in.floats();
+        span.p = p.floats();
+    }
     cuda::update(span, scalars, nullptr);
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    (c.out_of_place ? p_out : p_in).read(arrays.out(0).data());
-    (c.out_of_place ? m_out : m_in).read(arrays.out(1).data());
-    (c.out_of_place ? v_out : v_in).read(arrays.out(2).data());
+    p.read(arrays.out(0).data());
+    m.read(arrays.out(1).data());
+    v.read(arrays.out(2).data());
     weight.read(arrays.weight().data());
 }
 
@@ -84,7 +89,8 @@ protected:
         EXPECT_EQ(difference(got, want, c), "")
             << name_of(scalars.method) << ", count " << c.count << ", gradient "
             << name_of(c.gradient_type) << ", weight " << name_of(c.weight_type) << ", offset "
-            << c.offset << ", seed " << c.seed;
+            << c.offset << ", moments " << name_of(c.moment_type) << (c.split ? ", split" : "")
+            << ", seed " << c.seed;
     }
 
     static void expect_same_norms(const Case& c) {
@@ -122,6 +128,35 @@ TEST_F(CudaSmall, every_size_type_and_method) {
             }
         }
     }
+}
+
+TEST_F(CudaSmall, every_format_of_the_state) {
+    const StateFormat formats[] = {
+        {.moment_type = DType::bf16}, {.split = true}, {.moment_type = DType::bf16, .split = true}};
+    for (const Method method : kMethods) {
+        Scalars scalars = scalars_for(method);
+        scalars.seed = 0xfedcba98u;
+        for (const StateFormat& format : formats) {
+            for (const int64_t count : {0, 1, 2, 3, 4, 5, 31, 32, 33, 255, 257, 1025, 70001}) {
+                for (const bool out_of_place : {false, true}) {
+                    for (const int64_t offset : {0, 4}) {
+                        expect_same({.count = count,
+                                     .gradient_type = kTypes[count % 3],
+                                     .fill = Fill::any_finite,
+                                     .seed = static_cast<uint64_t>(count),
+                                     .offset = offset,
+                                     .out_of_place = out_of_place,
+                                     .moment_type = format.moment_type,
+                                     .split = format.split,
+                                     .element = (int64_t{1} << 34) - (1 << 17)},
+                                    scalars);
+                    }
+                }
+            }
+        }
+    }
+    const Scalars sgd = scalars_of({.method = Method::sgd, .weight_decay = 0.1}, 1, 1);
+    expect_same({.count = 99, .with_m = false, .moment_type = DType::bf16, .split = true}, sgd);
 }
 
 TEST_F(CudaSmall, views_aligned_to_an_element_only) {

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <limits>
 
+#include "ferry/learning_rate.h"
 #include "tests/unit/optim_arrays.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

@@ -32,7 +32,14 @@ public:
         }
         return true;
     }
+    uint16_t* halves() { return reinterpret_cast<uint16_t*>(data()); }
     void put(int64_t i, float value) { std::memcpy(data() + 4 * i, &value, 4); }
+    void put_half(int64_t i, uint16_t half) { std::memcpy(data() + 2 * i, &half, 2); }
+    uint16_t get_half(int64_t i) const {
+        uint16_t half;
+        std::memcpy(&half, data() + 2 * i, 2);
+        return half;
+    }
     float get(int64_t i) const {
         float value;
         std::memcpy(&value, data() + 4 * i, 4);
@@ -133,6 +140,10 @@ struct Case {
     bool with_weight = true;
     bool with_m = true;
     bool positive_m = false;  // a sum of squares
+    DType moment_type = DType::f32;
+    bool split = false;   // the master; the weight is bf16
+    int64_t element = 0;  // in the layer, of the first
+    StateFormat format() const { return {.moment_type = moment_type, .split = split}; }
 };
 
 class Arrays {
@@ -140,36 +151,54 @@ public:
     explicit Arrays(const Case& c)
         : case_(c),
           gradient_(c.count * size_of(c.gradient_type), c.offset % 64),
-          weight_(c.count * size_of(c.weight_type), c.offset % 64) {
-        for (int k = 0; k < 3; ++k) in_.emplace_back(c.count * 4, c.offset);
-        for (int k = 0; k < 3; ++k) out_.emplace_back(c.out_of_place ? c.count * 4 : 0, c.offset);
+          weight_(c.count * size_of(c.weight_type), c.offset % 64),
+          weight_in_(c.split && c.out_of_place ? c.count * 2 : 0, c.offset % 64) {
+        for (int k = 0; k < 3; ++k) {
+            in_.emplace_back(c.count * bytes_of(k), c.offset);
+            out_.emplace_back(c.out_of_place ? c.count * bytes_of(k) : 0, c.offset);
+        }
         fill();
     }
 
     Span span() {
-        auto& out = case_.out_of_place ? out_ : in_;
         Span span{.count = case_.count,
                   .gradient = gradient_.data(),
                   .gradient_type = case_.gradient_type,
-                  .p_in = in_[0].floats(),
-                  .m_in = in_[1].floats(),
-                  .v_in = in_[2].floats(),
-                  .p = out[0].floats(),
-                  .m = out[1].floats(),
-                  .v = out[2].floats(),
+                  .moment_type = case_.moment_type,
+                  .m_in = in_[1].data(),
+                  .v_in = in_[2].data(),
+                  .m = out(1).data(),
+                  .v = out(2).data(),
                   .weight = weight_.data(),
-                  .weight_type = case_.weight_type};
+                  .weight_type = case_.weight_type,
+                  .layer = 7,
+                  .element = case_.element};
+        if (case_.split) {
+            span.weight_in = weight_in().halves();
+            span.low_in = in_[0].halves(), span.low = out(0).halves();
+        } else {
+            span.p_in = in_[0].floats(), span.p = out(0).floats();
+        }
         if (!case_.with_weight) span.weight = nullptr;
         if (!case_.with_m) span.m_in = span.m = nullptr;
         return span;
     }
     Bytes& gradient() { return gradient_; }
     Bytes& weight() { return weight_; }
+    Bytes& weight_in() { return case_.out_of_place ? weight_in_ : weight_; }  // of a split master
     Bytes& in(int k) { return in_[static_cast<size_t>(k)]; }
     Bytes& out(int k) { return (case_.out_of_place ? out_ : in_)[static_cast<size_t>(k)]; }
 
+    // Of p, m, v after the update.
+    float value(int k, int64_t i) {
+        if (bytes_of(k) == 4) return out(k).get(i);
+        const uint16_t half = out(k).get_half(i);
+        if (k > 0) return from_bf16(half);
+        return std::bit_cast<float>(join({weight_.get_half(i), half}));
+    }
+
     bool guarded() const {
-        bool good = gradient_.guarded() && weight_.guarded();
+        bool good = gradient_.guarded() && weight_.guarded() && weight_in_.guarded();
         for (int k = 0; k < 3; ++k) {
             good = good && in_[static_cast<size_t>(k)].guarded() &&
                    out_[static_cast<size_t>(k)].guarded();
@@ -178,12 +207,25 @@ public:
     }
 
 private:
+    int64_t bytes_of(int k) const {
+        return k == 0 ? case_.format().master_bytes() : size_of(case_.moment_type);
+    }
+
+    void put(int k, int64_t i, float value) {
+        if (bytes_of(k) == 4) return in(k).put(i, value);
+        const uint32_t bits = std::bit_cast<uint32_t>(value);
+        if (k > 0) return in(k).put_half(i, static_cast<uint16_t>(bits >> 16));
+        weight_in().put_half(i, split(bits).weight);
+        in(k).put_half(i, split(bits).low);
+    }
+
     void fill() {
         for (int64_t i = 0; i < case_.count; ++i) {
-            for (uint32_t k = 0; k < 3; ++k) {
-                const float value = value_of(case_.fill, random_bits(case_.seed, k, i));
+            for (int k = 0; k < 3; ++k) {
+                const auto stream = static_cast<uint32_t>(k);
+                const float value = value_of(case_.fill, random_bits(case_.seed, stream, i));
                 const bool square = k == 2 || (k == 1 && case_.positive_m);
-                in_[k].put(i, square ? std::fabs(value) : value);
+                put(k, i, square ? std::fabs(value) : value);
             }
             const uint32_t bits = random_bits(case_.seed, 3, i);
             if (case_.gradient_type == DType::f32) {
@@ -195,12 +237,12 @@ private:
                 const float value = ordinary(bits);
                 half = case_.gradient_type == DType::bf16 ? to_bf16(value) : to_f16(value);
             }
-            std::memcpy(gradient_.data() + 2 * i, &half, 2);
+            gradient_.put_half(i, half);
         }
     }
 
     Case case_;
-    Bytes gradient_, weight_;
+    Bytes gradient_, weight_, weight_in_;
     std::vector<Bytes> in_, out_;
 };
 
@@ -229,7 +271,7 @@ inline bool same_weight(DType type, const unsigned char* a, const unsigned char*
 inline std::string difference(Arrays& got, Arrays& want, const Case& c) {
     for (int64_t i = 0; i < c.count; ++i) {
         for (int k = 0; k < 3; ++k) {
-            const float a = got.out(k).get(i), b = want.out(k).get(i);
+            const float a = got.value(k, i), b = want.value(k, i);
             if (same_float(a, b)) continue;
             char text[160];
             std::snprintf(text, sizeof(text), "element %lld of %c: %a, reference %a",

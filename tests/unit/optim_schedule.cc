@@ -4,7 +4,7 @@
 #include <cmath>
 #include <span>
 
-#include "ferry/optim.h"
+#include "ferry/learning_rate.h"
 
 namespace ferry::optim {
 namespace {

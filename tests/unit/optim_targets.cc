@@ -36,9 +36,74 @@ protected:
         EXPECT_EQ(difference(got, want, c), "")
             << name_of(scalars.method) << ", count " << c.count << ", gradient "
             << name_of(c.gradient_type) << ", weight " << name_of(c.weight_type) << ", offset "
-            << c.offset << ", seed " << c.seed;
+            << c.offset << ", moments " << name_of(c.moment_type) << (c.split ? ", split" : "")
+            << ", seed " << c.seed;
     }
 };
+
+const StateFormat kSmaller[] = {
+    {.moment_type = DType::bf16}, {.split = true}, {.moment_type = DType::bf16, .split = true}};
+
+TEST_P(Targets, every_format_of_the_state) {
+    for (const Method method : kMethods) {
+        Scalars scalars = scalars_for(method);
+        scalars.seed = 0xfedcba98u;
+        for (const StateFormat& format : kSmaller) {
+            for (int64_t count = 0; count <= 100; ++count) {
+                for (const DType gradient : kTypes) {
+                    expect_same({.count = count,
+                                 .gradient_type = gradient,
+                                 .fill = count % 2 ? Fill::edges : Fill::ordinary,
+                                 .seed = static_cast<uint64_t>(count),
+                                 .offset = count % 64,
+                                 .out_of_place = count % 3 == 0,
+                                 .moment_type = format.moment_type,
+                                 .split = format.split,
+                                 .element = count * 4096},
+                                scalars);
+                }
+            }
+            for (const DType weight : kTypes) {
+                if (format.split) break;
+                expect_same({.count = 77, .weight_type = weight, .moment_type = DType::bf16},
+                            scalars);
+            }
+            for (const bool out_of_place : {false, true}) {
+                for (const int64_t offset : {int64_t{0}, int64_t{4}}) {  // streaming stores or not
+                    expect_same({.count = (1 << 16) + 77,
+                                 .gradient_type = DType::bf16,
+                                 .fill = Fill::any_finite,
+                                 .offset = offset,
+                                 .out_of_place = out_of_place,
+                                 .moment_type = format.moment_type,
+                                 .split = format.split,
+                                 .element = (int64_t{1} << 34) - (1 << 17)},
+                                scalars);
+                }
+            }
+        }
+    }
+    Scalars sgd = scalars_of({.method = Method::sgd, .weight_decay = 0.1}, 1, 1);
+    expect_same({.count = 99, .with_m = false, .moment_type = DType::bf16, .split = true}, sgd);
+    expect_same({.count = 99, .with_weight = false, .moment_type = DType::bf16},
+                scalars_for(Method::lion));
+}
+
+TEST_P(Targets, a_nan_stays_one_in_every_format) {
+    for (const StateFormat& format : kSmaller) {
+        const Case c{.count = 41, .moment_type = format.moment_type, .split = format.split};
+        Arrays got(c), want(c);
+        got.gradient().put(20, std::nanf(""));
+        want.gradient().put(20, std::nanf(""));
+        update(got.span(), scalars_for(Method::adamw));
+        update_reference(want.span(), scalars_for(Method::adamw));
+        EXPECT_EQ(difference(got, want, c), "");
+        for (int k = 0; k < 3; ++k) {
+            EXPECT_TRUE(std::isnan(got.value(k, 20)));
+            EXPECT_TRUE(std::isfinite(got.value(k, 19)) && std::isfinite(got.value(k, 21)));
+        }
+    }
+}
 
 TEST_P(Targets, every_size_type_and_method) {
     for (const Method method : kMethods) {

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <atomic>
+#include <set>
 
 #include "internal.h"
 #include "tests/unit/optim_arrays.h"
@@ -39,17 +40,121 @@ TEST(Update, is_independent_of_threads_and_pieces) {
         Arrays pieces(c);
         for (int64_t begin = 0, length = 1; begin < c.count;
              begin += length, length = length * 3 + 1) {
-            const Span all = pieces.span();
-            Span part = all;
-            part.count = std::min(length, c.count - begin);
-            part.gradient = static_cast<const char*>(all.gradient) + 2 * begin;
-            part.p_in += begin, part.m_in += begin, part.v_in += begin;
-            part.p += begin, part.m += begin, part.v += begin;
-            part.weight = static_cast<char*>(all.weight) + 2 * begin;
-            update(part, scalars);
+            update(part_of(pieces.span(), begin, std::min(length, c.count - begin)), scalars);
         }
         EXPECT_EQ(difference(pieces, want, c), "") << name_of(method) << " in pieces";
     }
+}
+
+// The formats of the state: pieces, threads and in place or not are the same bits too.
+TEST(Update, of_every_format_is_independent_of_threads_and_pieces) {
+    for (const Method method : kMethods) {
+        for (const DType moment_type : {DType::f32, DType::bf16}) {
+            for (const bool out_of_place : {false, true}) {
+                const Case c{.count = 200033,
+                             .gradient_type = DType::bf16,
+                             .out_of_place = out_of_place,
+                             .positive_m = method == Method::adagrad,
+                             .moment_type = moment_type,
+                             .split = true,
+                             .element = 4096};
+                Hyper hyper = hyper_for(method);
+                hyper.seed = 5;
+                const Scalars scalars = scalars_of(hyper, 3, 0.5);
+                Arrays want(c);
+                update_reference(want.span(), scalars);
+                Team team(2);
+                Arrays got(c), pieces(c);
+                update(team, got.span(), scalars);
+                EXPECT_EQ(difference(got, want, c), "") << name_of(method);
+                for (int64_t begin = 0, length = 32; begin < c.count;
+                     begin += length, length = length * 3 + 32)
+                    update(part_of(pieces.span(), begin, std::min(length, c.count - begin)),
+                           scalars);
+                EXPECT_EQ(difference(pieces, want, c), "") << name_of(method) << " in pieces";
+            }
+        }
+    }
+}
+
+// What a split master gives back is what was given, whatever the bits; its weight is the nearest
+// bf16, of two equally near ones the larger in magnitude.
+TEST(Split, is_exact_and_differs_from_the_cast_in_ties_alone) {
+    for (uint32_t high = 0; high < 0x10000; ++high) {
+        for (const uint32_t low : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
+            const uint32_t bits = high << 16 | low;
+            const Halves halves = split(bits);
+            ASSERT_EQ(join(halves), bits);
+            const float p = std::bit_cast<float>(bits);
+            if (std::isnan(p)) continue;
+            const bool tie = low == 0x8000u && high % 2 == 0;
+            ASSERT_EQ(halves.weight, to_bf16(p) + (tie ? 1 : 0)) << std::hexfloat << p;
+        }
+    }
+}
+
+// A rounding that is fair: over many draws the mean is the value, where rounding to nearest would
+// always give the same neighbour; what bf16 holds exactly stays.
+TEST(Noise, rounds_to_a_neighbour_and_is_right_on_average) {
+    constexpr int64_t kCount = 1 << 16;
+    const float value = 1 + 0x1p-7f * 0.3f;  // between 1 and 1 + 2^-7
+    std::vector<float> p(kCount), g(kCount, value);
+    std::vector<uint16_t> m(kCount);
+    const Scalars sgd = scalars_of({.method = Method::sgd, .momentum = 0.5, .seed = 9}, 1, 1);
+    update({.count = kCount,
+            .gradient = g.data(),
+            .moment_type = DType::bf16,
+            .p_in = p.data(),
+            .m_in = m.data(),
+            .p = p.data(),
+            .m = m.data()},
+           sgd);
+    int64_t above = 0;
+    for (const uint16_t half : m) {
+        ASSERT_TRUE(half == to_bf16(1) || half == to_bf16(1) + 1);
+        above += half - to_bf16(1);
+    }
+    // A binomial's standard deviation is 117 here.
+    EXPECT_NEAR(static_cast<double>(above), 0.3 * kCount, 500);
+    std::fill(g.begin(), g.end(), 1.5f);
+    std::fill(m.begin(), m.end(), uint16_t{0});
+    update({.count = kCount,
+            .gradient = g.data(),
+            .moment_type = DType::bf16,
+            .p_in = p.data(),
+            .m_in = m.data(),
+            .p = p.data(),
+            .m = m.data()},
+           sgd);
+    for (const uint16_t half : m) ASSERT_EQ(half, to_bf16(1.5f));
+}
+
+// Each of seed, update, layer, element and moment draws bits of its own.
+TEST(Noise, is_a_function_of_step_layer_element_and_moment) {
+    const Span span{.layer = 3};
+    const Scalars base = scalars_of({.seed = 11}, 4, 1);
+    const auto at = [&](uint32_t seed, int64_t step, uint32_t layer, int64_t element) {
+        Span place = span;
+        place.layer = layer;
+        place.element = element;
+        return noise_of(place, scalars_of({.seed = seed}, step, 1), 0);
+    };
+    const uint32_t here = noise_of(span, base, 0);
+    EXPECT_EQ(at(11, 4, 3, 0), here);
+    EXPECT_NE(at(12, 4, 3, 0), here);
+    EXPECT_NE(at(11, 5, 3, 0), here);
+    EXPECT_NE(at(11, 4, 4, 0), here);
+    std::set<uint32_t> words;
+    for (int64_t i = 0; i < 4096; ++i) {
+        words.insert(noise_of(span, base, i));
+        EXPECT_EQ(noise_of(span, base, i), at(11, 4, 3, i));
+    }
+    EXPECT_GT(words.size(), 4090u);  // of 2^32: two alike are rare, neighbours in a block too
+    // Element 38 is word 0 of block 11.
+    EXPECT_EQ(noise_of(span, base, 38),
+              philox({11, Purpose::stochastic_rounding}, {4, 0, 3, 11})[0]);
+    EXPECT_EQ(noise_of(span, base, 55),
+              philox({11, Purpose::stochastic_rounding}, {4, 0, 3, 11})[3]);
 }
 
 // Two pretended nodes. Either both have numbers that this machine has not, and the first takes what
@@ -199,6 +304,13 @@ TEST(UpdateDeathTest, refuses_half_overlapping_and_missing_arrays) {
     EXPECT_DEATH(update(span, scalars), "v_in");
     span.v_in = nullptr;
     EXPECT_DEATH(update(span, scalars), "adamw");
+    span.v_in = span.v = c.data();
+    span.moment_type = DType::bf16;
+    span.element = 16;
+    EXPECT_DEATH(update(span, scalars), "16");
+    span.element = 0;
+    span.low = reinterpret_cast<uint16_t*>(g.data());
+    EXPECT_DEATH(update(span, scalars), "low_in");
     span.count = -1;
     EXPECT_DEATH(update(span, scalars), "-1");
 }

@@ -1,0 +1,42 @@
+// Learning-rate schedules: the rate as a pure function of the step.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "ferry/base.h"
+
+namespace ferry::optim {
+
+enum class Decay : uint8_t { constant, linear, cosine, wsd, one_cycle, warmup_decay };
+// Factor of peak at a step (from 1), with r = (step - 1 - warmup_steps) / (total_steps -
+// warmup_steps): as in PyTorch and transformers the fall is over after the last step, so that the
+// last step still moves when final_fraction is 0. Unlike there the first step moves too.
+//   warm-up       step / warmup_steps; log_warmup: log(step) / log(max(2, warmup_steps))
+//   constant      1
+//   linear        from 1 to final_fraction along r
+//   cosine        final_fraction + (1 - final_fraction) * (1 + cos(pi * r)) / 2
+//   wsd           1, over the last decay_steps linear to final_fraction (MiniCPM, Hu et al. 2024)
+//   one_cycle     DeepSpeed's OneCycle (first step size = warmup_steps, both = total_steps): linear
+//                 from final_fraction at the first step to 1 after warmup_steps and back
+//   warmup_decay  DeepSpeed's WarmupDecayLR, a step later than that, as its engine runs it: the
+//                 first two steps have final_fraction; its default is log_warmup
+// After total_steps final_fraction holds, except for constant.
+struct LrSchedule {
+    Decay kind = Decay::constant;
+    double peak = 1e-3;
+    double final_fraction = 0;  // of peak, after total_steps
+    int64_t warmup_steps = 0;   // linear from peak / warmup_steps at step 1 to peak
+    int64_t total_steps = 0;
+    int64_t decay_steps = 0;  // wsd: length of the last, falling part
+    bool log_warmup = false;  // not for one_cycle
+};
+// Throws Trouble::usage where the fields contradict each other (a decay without total_steps, ...),
+// naming the configuration's keys.
+void check(const LrSchedule& schedule);
+// Pure function of the step (from 1).
+double learning_rate(const LrSchedule& schedule, int64_t step);
+Decay decay_from(std::string_view name);
+std::string_view name_of(Decay kind);
+
+}  // namespace ferry::optim
