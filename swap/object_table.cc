@@ -13,9 +13,10 @@ ObjectTable::ObjectTable(const StoreOptions& options, Device& device, aio::Volum
       host_arena_(options.host_arena),
       device_memory_(device.memory()),
       volume_(volume) {
-    for (int64_t i = options.host_slots.slots - 1; i >= 0; --i) {
-        free_host_slots_.push_back(host_arena_.data() + options.host_slots.offset +
-                                   i * options.host_slots.slot_bytes);
+    for (const HostSlots& slots : options.host_slots) {
+        auto& free = free_host_slots_.emplace_back();
+        for (int64_t i = slots.slots - 1; i >= 0; --i)
+            free.push_back(host_arena_.data() + slots.offset + i * slots.slot_bytes);
     }
     int64_t sums = 0;
     for (size_t id = 0; id < objects_.size(); ++id) {
@@ -35,9 +36,10 @@ void ObjectTable::place_initially(ObjectId id) {
         entry.slot[0] = volume_->allocate(object.slot_class);
         FERRY_CHECK(entry.slot[0] != aio::kNoSlot, "the plan has a slot for every object");
     } else if (object.versioned) {
-        FERRY_CHECK(!free_host_slots_.empty(), "the plan has a host slot for every object");
-        entry.address[0] = free_host_slots_.back();
-        free_host_slots_.pop_back();
+        auto& free = free_host_slots(object);
+        FERRY_CHECK(!free.empty(), "the plan has a host slot for every object");
+        entry.address[0] = free.back();
+        free.pop_back();
     } else {
         const auto arena = object.home == Tier::device ? device_memory_ : host_arena_;
         entry.address[0] = arena.data() + object.offset;
@@ -51,9 +53,10 @@ std::byte* ObjectTable::current_address(ObjectId id) {
 bool ObjectTable::reserve_fresh_address(ObjectId id) {
     Versions& entry = entries_[id];
     if (entry.pending) return true;
-    if (free_host_slots_.empty()) return false;
-    entry.address[1 - entry.current] = free_host_slots_.back();
-    free_host_slots_.pop_back();
+    auto& free = free_host_slots(objects_[id]);
+    if (free.empty()) return false;
+    entry.address[1 - entry.current] = free.back();
+    free.pop_back();
     entry.pending = true;
     return true;
 }
@@ -74,9 +77,10 @@ std::optional<aio::SlotId> ObjectTable::slot_for_write(ObjectId id) {
     return fresh;
 }
 
-void ObjectTable::release(Versions& entry, size_t side) {
+void ObjectTable::release(ObjectId id, size_t side) {
+    Versions& entry = entries_[id];
     if (entry.slot[side] != aio::kNoSlot) volume_->free(entry.slot[side]);
-    if (entry.address[side]) free_host_slots_.push_back(entry.address[side]);
+    if (entry.address[side]) free_host_slots(objects_[id]).push_back(entry.address[side]);
     entry.slot[side] = aio::kNoSlot;
     entry.address[side] = nullptr;
     entry.pending = false;
@@ -85,14 +89,14 @@ void ObjectTable::release(Versions& entry, size_t side) {
 void ObjectTable::commit(ObjectId id) {
     Versions& entry = entries_[id];
     FERRY_CHECK(entry.pending, "commit without a pending version");
-    release(entry, entry.current);
+    release(id, entry.current);
     entry.current = static_cast<uint8_t>(1 - entry.current);
 }
 
 void ObjectTable::rollback(ObjectId id) {
     Versions& entry = entries_[id];
     FERRY_CHECK(entry.pending, "rollback without a pending version");
-    release(entry, 1 - entry.current);
+    release(id, 1 - entry.current);
 }
 
 uint64_t ObjectTable::seed_of(ObjectId id, uint64_t version) const {

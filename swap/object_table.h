@@ -50,13 +50,16 @@ private:
     size_t target(const Versions& entry, const Object& object) const {
         return object.versioned ? 1 - entry.current : entry.current;
     }
-    void release(Versions& entry, size_t side);
+    std::vector<std::byte*>& free_host_slots(const Object& object) {
+        return free_host_slots_[static_cast<size_t>(object.slot_class)];
+    }
+    void release(ObjectId id, size_t side);
     uint64_t seed_of(ObjectId id, uint64_t version) const;
 
     std::vector<Object> objects_;
     std::vector<Versions> entries_;
     std::vector<uint64_t> sums_;
-    std::vector<std::byte*> free_host_slots_;
+    std::vector<std::vector<std::byte*>> free_host_slots_;  // by class
     std::span<std::byte> host_arena_;
     std::span<std::byte> device_memory_;
     aio::Volume* volume_;

@@ -44,6 +44,8 @@ struct OptimizerConfig {
     bool nesterov = false;           // sgd
     double initial_accumulator = 0;  // adagrad
     bool decay_norms_and_biases = false;
+    std::string moments = "fp32";  // fp32, bf16: the type they are kept in
+    std::string master = "fp32";   // fp32, split: bf16 weight and low 16 bits
 };
 
 struct ScheduleConfig {

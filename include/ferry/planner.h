@@ -27,10 +27,9 @@ struct Chunk {
     bool trainable = true, decays = true;
     bool bets = false;  // may be updated before the step is settled (design.md 1.6)
     swap::ObjectId weight = swap::kNoObject, state = swap::kNoObject, gradient = swap::kNoObject;
-    swap::ObjectId park = swap::kNoObject;                  // fp32 accumulator between groups
-    swap::ObjectId park_table = swap::kNoObject;            // tied: the head's part of it
-    int64_t first_leaf = 0;                                 // index among all norm leaves
-    int64_t state_part_bytes() const { return count * 4; }  // of each of p, m, v in the slot
+    swap::ObjectId park = swap::kNoObject;        // fp32 accumulator between groups
+    swap::ObjectId park_table = swap::kNoObject;  // tied: the head's part of it
+    int64_t first_leaf = 0;                       // index among all norm leaves
 };
 
 // clang-format off
@@ -67,7 +66,7 @@ struct Plan {
     bool betting = false;  // some chunk bets
     bool verify = true;    // what comes back from NVMe is checked
     DType compute = DType::f32, wire = DType::f32;
-    int64_t state_parts = 3;  // fp32 arrays of a chunk's state: p and the moments, in this order
+    StateFormat state{};  // of a chunk: whole arrays, one after the other
     std::vector<model::Layer> layers{};
     std::vector<LayerPlan> layer_plans{};
     std::vector<Chunk> chunks{};
@@ -75,7 +74,7 @@ struct Plan {
     std::vector<swap::ObjectId> inputs{};  // [layer * group_size + i]; kNoObject: on the device
     std::array<Buffers, kClasses> buffers{};
     std::vector<aio::SlotClass> slot_classes{};
-    swap::HostSlots host_slots{};
+    std::vector<swap::HostSlots> host_slots{};
     int64_t leaves = 0, leaves_offset = 0;  // fp32, in the host arena
     int64_t report_offset = 0;              // of a step's report, in the host arena
     uint32_t leaves_resource = 0, report_resource = 0, resources = 0;
@@ -89,7 +88,7 @@ struct Plan {
         const LayerPlan& l = layer_plans[static_cast<size_t>(layer)];
         return {chunks.data() + l.first_chunk, static_cast<size_t>(l.chunks)};
     }
-    int64_t state_bytes(const Chunk& chunk) const { return state_parts * chunk.state_part_bytes(); }
+    int64_t state_bytes(const Chunk& chunk) const { return chunk.count * state.element_bytes(); }
     bool trains_below(int64_t layer) const;  // something trainable in layers [0, layer)
 
     // A step's report: each micro-batch's sum of losses (double), then of each layer whether its
@@ -104,10 +103,9 @@ struct DeviceNeeds {
     int64_t activation = 0, scratch = 0, overhead = 0;
 };
 
-// For an optimizer that keeps `moments` fp32 arrays besides the master weights. Throws does_not_fit
-// naming the tier, the bytes missing and the smallest budget that works.
+// Throws does_not_fit naming the tier, the bytes missing and the smallest budget that works.
 Plan make_plan(const Config& config, const std::vector<model::Layer>& layers,
-               const model::Numerics& numerics, const DeviceNeeds& needs, int64_t moments);
+               const model::Numerics& numerics, const DeviceNeeds& needs, const StateFormat& state);
 
 // ---------------------------------------------------------------- recorder
 
@@ -125,7 +123,8 @@ enum class Op : uint8_t {
     zero,             // {gradient or report}
     add,              // {gradient, gradient to add}
     round,            // {gradient, wire, leaves}; item: chunk
-    update,           // team: {state in, state out, gradient, weight}; item: chunk; settled scale
+    update,           // team: {state in, state out, gradient, weight, weight before (split master:
+                      // the same place or another; else none)}; item: chunk; settled scale
     update_bet,       // the same with scale 1, for the step of the schedule itself
     recast,           // team: {state, weight}; item: chunk
 };

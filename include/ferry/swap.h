@@ -26,12 +26,12 @@ std::string_view name_of(Tier tier);
 struct Object {
     Tier home = Tier::host;
     int64_t bytes = 0;
-    int64_t offset = 0;   // of a fixed home in the device or host arena
-    int slot_class = -1;  // NVMe: the volume's; host: -1 is a fixed home, else versioned host slots
+    int64_t offset = 0;      // of a fixed home in the device or host arena
+    int slot_class = -1;     // NVMe: the volume's; versioned in the host arena: of host_slots
     bool versioned = false;  // written copy-on-write; a version becomes current when it is settled
 };
 
-// Equally large host slots for versioned objects: a run of the host arena.
+// A family of equally large host slots for versioned objects: a run of the host arena.
 struct HostSlots {
     int64_t offset = 0, slot_bytes = 0, slots = 0;
 };
@@ -58,7 +58,7 @@ public:
 
 struct StoreOptions {
     std::vector<Object> objects{};
-    HostSlots host_slots{};
+    std::vector<HostSlots> host_slots{};
     uint32_t resources = 0;  // planned buffers and objects, as the recorder numbered them
     bool verify = true;
     std::span<std::byte> host_arena{};

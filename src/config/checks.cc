@@ -115,6 +115,8 @@ void settle_optimizer(OptimizerConfig& o, const Given& given, const std::string&
     if (o.method == "lion" && !given.contains("optimizer.betas")) o.beta2 = 0.99;
     if (o.method == "adagrad" && !given.contains("optimizer.eps")) o.eps = 1e-10;
     warn_of_unused(kOfMethod, o.method, given, where);
+    if (o.moments == "bf16" && o.method == "sgd" && o.momentum == 0)
+        log_warn(where + ": optimizer.moments does nothing with sgd without momentum");
     const bool looks_ahead_with_nothing = o.method == "sgd" && o.nesterov && o.momentum == 0;
     demand(where, {{!looks_ahead_with_nothing, "optimizer.nesterov",
                     "there is no momentum to look ahead with", "momentum 0",
@@ -174,6 +176,9 @@ void check_tiers(const Config& c, const std::string& where) {
          {c.swap.state_on_nvme <= 0 || !c.budgets.nvme.empty(), "swap.state_on_nvme",
           "state is to lie on NVMe, with no path to put it", "budgets.nvme is empty",
           "add a path to budgets.nvme"},
+         {c.optimizer.master != "split" || c.precision == "bf16", "optimizer.master",
+          "a split master is a bf16 weight and the bits below it", "precision " + c.precision,
+          "set precision to bf16, or master to fp32"},
          {residual == "auto" || residual == "fp32" || residual == c.precision, "numerics.residual",
           "a " + residual + " residual stream needs " + residual + " compute",
           "precision " + c.precision, "set precision to " + residual + ", or residual to auto"},

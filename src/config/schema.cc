@@ -17,6 +17,8 @@ constexpr Words kNarrow = {"auto", "fp32", "bf16", "fp16"};
 constexpr Words kMethods = {"adamw", "adam", "sgd", "lion", "adagrad"};
 constexpr Words kSchedules = {"constant", "linear", "cosine", "wsd", "one_cycle", "warmup_decay"};
 constexpr Words kAttentions = {"auto", "ferry"};
+constexpr Words kMoments = {"fp32", "bf16"};
+constexpr Words kMasters = {"fp32", "split"};
 constexpr Words kNonFinite = {"stop", "skip"};
 constexpr Words kHashes = {"end", "step"};
 constexpr Words kBets = {"auto", "off", "all"};
@@ -59,9 +61,9 @@ const Section kSections[] = {
 // clang-format off
 const Key kKeys[] = {
     {FERRY_KEY(steps), integer, "optimizer steps of the run", kPositive, {}, {}, true},
-    {FERRY_KEY(seed), integer, "of every random number: initial weights, order of the sequences", {.low = 0, .high = 4294967295.0}},
+    {FERRY_KEY(seed), integer, "of every random number: initial weights, order of the sequences, stochastic rounding", {.low = 0, .high = 4294967295.0}},
     {FERRY_KEY(device), choice, "what computes: this machine's processors, or its first GPU; part of the run's identity", {}, first(kDevices, 2)},
-    {FERRY_KEY(precision), choice, "compute type; bf16 and fp16 accumulate in fp32 and keep fp32 master weights, fp16 with dynamic loss scaling", {}, first(kPrecisions, 3)},
+    {FERRY_KEY(precision), choice, "compute type; bf16 and fp16 accumulate in fp32 and keep master weights of fp32, fp16 with dynamic loss scaling", {}, first(kPrecisions, 3)},
     {FERRY_KEY(clip_norm), number, "limit of the gradient's global norm; 0: no clipping", {.low = 0, .high = 1e30}},
     {FERRY_KEY(freeze), texts, "glob patterns (`*`, `?`) over tensor names; what matches is not trained"},
     {FERRY_KEY(on_nonfinite), choice, "what a NaN or Inf in loss or gradient does: stop the run, or skip the step; with fp16 a gradient that overflows always skips, a forward pass that does always stops", {}, first(kNonFinite, 2)},
@@ -100,6 +102,8 @@ const Key kKeys[] = {
     {FERRY_KEY(optimizer.nesterov), boolean, "`sgd` with momentum: look ahead"},
     {FERRY_KEY(optimizer.initial_accumulator), number, "`adagrad`: what its sum of squares starts at", {.low = 0, .high = 1e30}},
     {FERRY_KEY(optimizer.decay_norms_and_biases), boolean, "norm weights and biases decay too"},
+    {FERRY_KEY(optimizer.moments), choice, "type the moments are kept in; `bf16` rounds them stochastically by bits of `seed`: 2 B less a parameter and moment to store and move, at the price of noise; part of the run's identity", {}, first(kMoments, 2)},
+    {FERRY_KEY(optimizer.master), choice, "`split`: of the fp32 master weight only the low 16 bits are kept beside the bf16 weight, which is then rounded half up instead of to even; exact, and 2 B less a parameter to store and move; needs `precision` `bf16`; part of the run's identity", {}, first(kMasters, 2)},
 
     {FERRY_KEY(schedule.kind), choice, "after the warm-up: stay; fall as a line, as a half cosine, or as a line over the last steps only (`wsd`); rise and fall between final fraction and peak, counted from step 0 (`one_cycle`, `warmup_decay`)", {}, first(kSchedules, 6)},
     {FERRY_KEY(schedule.warmup_steps), integer, "steps in which the rate climbs to the peak, which it has at the last of them", kCount},

@@ -45,7 +45,8 @@ int64_t exact_bytes(Class c, const Workload& work) {
         case Class::report:
             return work.report_bytes;
         case Class::stage:
-            return elements * 4 * work.state_parts;
+            // Gradients are read back through it too.
+            return elements * std::max(work.state.element_bytes(), wire);
         case Class::weight_piece:
             return elements * weight;
         case Class::gradient_piece:

@@ -14,7 +14,7 @@ struct Workload {
     const DeviceNeeds& needs;
     int64_t chunk_elements = 0;
     int64_t report_bytes = 0;  // of a step
-    int64_t state_parts = 3;   // fp32 arrays: p and the moments
+    StateFormat state{};
 };
 
 // Bytes in the host arena of the norm leaves and, behind them, the report.

@@ -11,6 +11,9 @@ using swap::Tier;
 
 namespace {
 
+// Classes of host slots, in the plan's order.
+constexpr int kStateSlots = 0, kWeightSlots = 1;
+
 class Layout {
 public:
     Layout(Plan& plan, const Placement& placement, const Workload& work)
@@ -26,8 +29,9 @@ public:
             chunk.bets = homes.bets;
             plan_.betting = plan_.betting || chunk.bets;
             chunk.state = add(homes.state, plan_.state_bytes(chunk), "state", Class::stage);
-            plan_.objects[chunk.state].versioned = homes.state == Tier::nvme || chunk.bets;
-            if (chunk.bets && homes.state == Tier::nvme) ++slots("state", Class::stage).slots;
+            if (homes.state == Tier::nvme || chunk.bets)
+                make_versioned(chunk.state, chunk.bets, kStateSlots);
+            if (plan_.state.split && chunk.bets) make_versioned(chunk.weight, true, kWeightSlots);
             chunk.gradient =
                 add(homes.gradient, chunk.count * wire, "gradients", Class::gradient_piece);
             if (plan_.groups == 1) continue;
@@ -46,6 +50,8 @@ public:
         // A settled update writes a fresh slot before it frees the old one.
         for (aio::SlotClass& c : plan_.slot_classes) {
             if (c.name == "state") c.slots += plan_.buffers[at(Class::stage)].count;
+            if (c.name == "weights" && stores_versioned_weights())
+                c.slots += plan_.buffers[at(Class::weight_piece)].count;
         }
     }
 
@@ -83,20 +89,39 @@ public:
                     layer.device_offset + chunk.first * size_of(plan_.compute);
             }
         }
-        int64_t host_slots = 0;
+        plan_.host_slots = {{.slot_bytes = buffer_bytes(Class::stage, work_)},
+                            {.slot_bytes = buffer_bytes(Class::weight_piece, work_)}};
         for (Object& object : plan_.objects) {
             if (object.home != Tier::host) continue;
-            if (object.versioned) host_slots += 2;
-            if (!object.versioned) object.offset = take(Tier::host, object.bytes);
+            if (object.versioned)
+                plan_.host_slots[static_cast<size_t>(object.slot_class)].slots += 2;
+            else
+                object.offset = take(Tier::host, object.bytes);
         }
-        const int64_t slot_bytes = buffer_bytes(Class::stage, work_);
-        plan_.host_slots = {take(Tier::host, host_slots * slot_bytes), slot_bytes, host_slots};
+        for (swap::HostSlots& c : plan_.host_slots)
+            c.offset = take(Tier::host, c.slots * c.slot_bytes);
     }
 
 private:
     int64_t take(Tier tier, int64_t bytes) {
         int64_t& end = tier == Tier::device ? plan_.device_bytes : plan_.host_bytes;
         return std::exchange(end, end + round_up(bytes, kPage));
+    }
+
+    // `bets`: it holds two versions until the verdict.
+    void make_versioned(ObjectId id, bool bets, int host_class) {
+        Object& object = plan_.objects[id];
+        object.versioned = true;
+        if (object.home == Tier::host) object.slot_class = host_class;
+        if (object.home == Tier::nvme && bets)
+            ++plan_.slot_classes[static_cast<size_t>(object.slot_class)].slots;
+    }
+
+    bool stores_versioned_weights() const {
+        return std::ranges::any_of(plan_.chunks, [&](const Chunk& chunk) {
+            const Object& weight = plan_.objects[chunk.weight];
+            return weight.home == Tier::nvme && weight.versioned;
+        });
     }
 
     ObjectId add(Tier home, int64_t bytes, const char* slot_class, Class piece) {

@@ -254,8 +254,7 @@ private:
             if (result_.resident[static_cast<size_t>(chunks_[c].layer)]) {
                 result_.chunks[c].weight = Tier::device;
             } else {
-                claim(result_.chunks[c].weight, "weights",
-                      chunks_[c].count * size_of(work_.numerics.compute));
+                claim(result_.chunks[c].weight, "weights", weight_bytes(chunks_[c]));
             }
         }
         for_trainable([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
@@ -276,12 +275,22 @@ private:
 
     bool fraction_is_given() const { return config_.swap.state_on_nvme >= 0 && has_nvme(); }
     bool all_bet() const { return config_.swap.bets == "all"; }
+    // The weight of a split master is half of the old version, so a bet must leave it as it was:
+    // there is no second place for one that lives on the device.
+    bool can_bet(const Chunk& chunk) const {
+        return chunk.trainable &&
+               !(work_.state.split && result_.resident[static_cast<size_t>(chunk.layer)]);
+    }
+    bool must_bet(const Chunk& chunk) const { return all_bet() && can_bet(chunk); }
     // State in memory is updated in place, unless it bets: then it has two slots.
     int64_t state_bytes(const Chunk& chunk) const {
-        return all_bet() ? 2 * bytes_of(Class::stage)
-                         : work_.state_parts * chunk.state_part_bytes();
+        return must_bet(chunk) ? 2 * bytes_of(Class::stage)
+                               : chunk.count * work_.state.element_bytes();
     }
-
+    int64_t weight_bytes(const Chunk& chunk) const {
+        return work_.state.split && must_bet(chunk) ? 2 * bytes_of(Class::weight_piece)
+                                                    : chunk.count * size_of(work_.numerics.compute);
+    }
     void place_states() {
         double trainable = 0, stored = 0;
         for_trainable(
@@ -312,12 +321,21 @@ private:
     }
 
     // State in memory bets where memory to spare is known, and where updates do not take the cores
-    // that compute: beside a GPU.
+    // that compute: beside a GPU. Takes the second slots of what it allows.
     bool may_bet(const Chunk& chunk, const Placement::ChunkHomes& homes) {
-        if (homes.state == Tier::nvme || all_bet()) return true;
-        const int64_t second_slot = 2 * bytes_of(Class::stage) - state_bytes(chunk);
-        return config_.device == "cuda" && config_.budgets.host_bytes != kUnlimited &&
-               !is_crumb(chunk) && host().take("optimizer state", second_slot);
+        if (all_bet() || !can_bet(chunk)) return can_bet(chunk);
+        const bool in_memory = homes.state == Tier::host;
+        const bool may_in_memory = config_.device == "cuda" &&
+                                   config_.budgets.host_bytes != kUnlimited && !is_crumb(chunk);
+        if (in_memory && !may_in_memory) return false;
+        const int64_t state = in_memory ? 2 * bytes_of(Class::stage) - state_bytes(chunk) : 0;
+        const bool two_weights = work_.state.split && homes.weight == Tier::host;
+        const int64_t weights =
+            two_weights ? 2 * bytes_of(Class::weight_piece) - weight_bytes(chunk) : 0;
+        if (host().spent() + state + weights > host().limit()) return false;
+        if (in_memory) host().need("optimizer state", state);
+        if (two_weights) host().need("weights", weights);
+        return true;
     }
 
     double expected_bet_fraction() {
@@ -329,7 +347,7 @@ private:
         });
         const double tokens = double(work_.numerics.tokens() * micro_batches_);
         const double forward = 2 * all * tokens / machine_.flops_per_s;
-        const double state = 8.0 * double(work_.state_parts);  // bytes read and written
+        const double state = 2.0 * double(work_.state.element_bytes());  // bytes read and written
         const double optimizer = std::max(state * stored / machine_.nvme_bytes_per_s,
                                           (state + 8) * trainable / machine_.dram_bytes_per_s);
         return bet_fraction(forward, 3 * forward, optimizer);  // backward recomputes

@@ -19,14 +19,14 @@ Budget nvme_budget(const Config& config) {
 
 Plan plan_with(int64_t chunk_elements, const Config& config,
                const std::vector<model::Layer>& layers, const model::Numerics& numerics,
-               const DeviceNeeds& needs, int64_t moments) {
+               const DeviceNeeds& needs, const StateFormat& state) {
     Plan plan{.micro_batches = config.batch.micro_batches,
               .chunk_elements = chunk_elements,
               .tied = layers.back().find(model::Role::head_table) == nullptr,
               .verify = config.swap.verify,
               .compute = numerics.compute,
               .wire = numerics.wire,
-              .state_parts = 1 + moments,
+              .state = state,
               .layers = layers,
               .device_overhead_bytes = needs.overhead};
     plan.layer_plans.resize(plan.layers.size());
@@ -43,7 +43,7 @@ Plan plan_with(int64_t chunk_elements, const Config& config,
                         .needs = needs,
                         .chunk_elements = plan.chunk_elements,
                         .report_bytes = plan.report_bytes(),
-                        .state_parts = plan.state_parts};
+                        .state = plan.state};
     const Placement placement = place(config, work, plan.chunks);
     lay_out(plan, placement, work, nvme_budget(config), config.budgets.nvme.size());
     return plan;
@@ -57,13 +57,14 @@ bool Plan::trains_below(int64_t layer) const {
 }
 
 Plan make_plan(const Config& config, const std::vector<model::Layer>& layers,
-               const model::Numerics& numerics, const DeviceNeeds& needs, int64_t moments) {
+               const model::Numerics& numerics, const DeviceNeeds& needs,
+               const StateFormat& state) {
     const bool automatic = config.swap.chunk_elements == 0;
     int64_t elements = automatic ? choose_chunk_elements(layers, config)
                                  : std::min(config.swap.chunk_elements, largest_segment(layers));
     for (;; elements /= 2) {
         try {
-            return plan_with(elements, config, layers, numerics, needs, moments);
+            return plan_with(elements, config, layers, numerics, needs, state);
         } catch (const Error& error) {
             // Smaller chunks pass through smaller buffers. Refuse only what the smallest cannot do:
             // then the budget that the message names works.

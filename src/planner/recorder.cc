@@ -158,6 +158,24 @@ struct Recorder::Impl {
         emit(task, {{piece.resources_[0], Access::read}, {object, Access::write}});
     }
 
+    // All of an object that lives on the device, to or from a piece of host memory.
+    void copy(ObjectId object, Lane lane, const Lease& piece, Access of_piece, Access of_object) {
+        Task copy{.verb = Verb::copy,
+                  .lane = lane,
+                  .object = object,
+                  .bytes = plan.objects[object].bytes};
+        const bool up = lane == Lane::h2d;
+        copy.places[up ? 0 : 1] = piece.place();
+        copy.places[up ? 1 : 0] = current(object);
+        emit(copy, {{piece.resources_[0], of_piece}, {object, of_object}});
+    }
+
+    // The weights that an update of a split master starts from. Who updates checks them.
+    void load_weight(ObjectId weight, const Lease& piece) {
+        if (plan.objects[weight].home == Tier::nvme) return read(weight, piece);
+        copy(weight, Lane::d2h, piece, Access::write, Access::read);
+    }
+
     // Takes `bytes` at `offset` of a device buffer to the object's home.
     void send(Recorder& recorder, const Lease& from, int64_t offset, ObjectId object,
               Class piece_class) {
@@ -174,6 +192,15 @@ struct Recorder::Impl {
         emit(copy, {{from.resources_[0], Access::read}, {piece.resources_[0], Access::write}});
         seal(object, piece);
         write(object, piece, false);
+    }
+
+    // A bet's pending versions: of the state, and of the weight where that is half of the master.
+    void settle(int64_t index, Verb verb) {
+        const Chunk& chunk = plan.chunks[static_cast<size_t>(index)];
+        for (const ObjectId object : {chunk.state, chunk.weight}) {
+            if (object == chunk.weight && !plan.state.split) continue;
+            emit({.verb = verb, .lane = Lane::write, .object = object}, {{object, Access::write}});
+        }
     }
 
     const Plan& plan;
@@ -383,31 +410,31 @@ void Recorder::update_chunk(int64_t index, Op op) {
     }
     if (!recast) uses.push_back({chunk.gradient, Access::read});
 
-    Place weight_at = current(chunk.weight);
-    const Tier weight_home = plan_.objects[chunk.weight].home;
-    if (weight_home != Tier::host) {
+    Place weight_at = current(chunk.weight), weight_in{};
+    const swap::Object& weight_object = plan_.objects[chunk.weight];
+    if (weight_object.home != Tier::host) {
         weight = acquire(Class::weight_piece);
+        if (plan_.state.split) impl_->load_weight(chunk.weight, weight);
         uses.push_back({weight.resources()[0], Access::write});
         weight_at = weight.place();
     }
+    if (plan_.state.split) {
+        weight_in = weight_at;
+        const bool in_memory = weight_object.home == Tier::host;
+        if (in_memory && op == Op::update_bet) weight_at = {Place::Kind::fresh, chunk.weight, 0};
+    }
     uses.push_back({chunk.weight, Access::write});
 
-    task.places =
-        recast ? std::array<Place, swap::kPlaces>{state_in, weight_at}
-               : std::array<Place, swap::kPlaces>{state_in, state_out, gradient_at, weight_at};
+    task.places = recast ? std::array<Place, swap::kPlaces>{state_in, weight_at}
+                         : std::array<Place, swap::kPlaces>{state_in, state_out, gradient_at,
+                                                            weight_at, weight_in};
     impl_->emit(task, uses);
 
     if (stored && !recast) impl_->write(chunk.state, stage, op == Op::update);
-    if (weight_home == Tier::nvme) impl_->write(chunk.weight, weight, false);
-    if (weight_home == Tier::device) {
-        Task copy{.verb = Verb::copy,
-                  .lane = Lane::h2d,
-                  .object = chunk.weight,
-                  .bytes = plan_.objects[chunk.weight].bytes};
-        copy.places[0] = weight_at;
-        copy.places[1] = current(chunk.weight);
-        impl_->emit(copy, {{weight.resources()[0], Access::read}, {chunk.weight, Access::write}});
-    }
+    if (weight_object.home == Tier::nvme)
+        impl_->write(chunk.weight, weight, weight_object.versioned && op == Op::update);
+    if (weight_object.home == Tier::device)
+        impl_->copy(chunk.weight, Lane::h2d, weight, Access::read, Access::write);
 }
 
 void Recorder::move(ObjectId stored, Class through, Move how) {
@@ -418,17 +445,8 @@ void Recorder::move(ObjectId stored, Class through, Move how) {
     impl_->write(stored, buffer, plan_.objects[stored].versioned);
 }
 
-void Recorder::commit(int64_t chunk) {
-    const ObjectId state = plan_.chunks[static_cast<size_t>(chunk)].state;
-    impl_->emit({.verb = Verb::commit, .lane = Lane::write, .object = state},
-                {{state, Access::write}});
-}
-
-void Recorder::rollback(int64_t chunk) {
-    const ObjectId state = plan_.chunks[static_cast<size_t>(chunk)].state;
-    impl_->emit({.verb = Verb::rollback, .lane = Lane::write, .object = state},
-                {{state, Access::write}});
-}
+void Recorder::commit(int64_t chunk) { impl_->settle(chunk, Verb::commit); }
+void Recorder::rollback(int64_t chunk) { impl_->settle(chunk, Verb::rollback); }
 
 void Recorder::mark_verdict() {
     const auto& d2h = impl_->schedule.lanes[static_cast<size_t>(Lane::d2h)];

@@ -33,11 +33,16 @@ Term slowest(const BoundInput& in, const Fractions& f) {
         return std::max(0.0, w.read_bytes - 2 * kept * w.bytes);
     };
     const double up = reads_without(f.weights_on_device) + in.input_bytes;
-    const double down = in.wire_bytes * n + in.input_bytes;
+    // What an update writes of weights that live elsewhere, and reads where they are half of p.
+    const auto trained = [&w](double kept) {
+        return std::max(0.0, kept * w.bytes - w.frozen_bytes);
+    };
+    const double reads = in.split ? 1 : 0;
+    const double down = in.wire_bytes * n + in.input_bytes + reads * trained(f.weights_on_device);
     const double stored = 2 * in.state_bytes * (1 - f.state_in_host) * n +
                           reads_without(1 - f.weights_on_nvme) +
-                          std::max(0.0, f.weights_on_nvme * w.bytes - w.frozen_bytes);
-    const double update = (2 * in.state_bytes + in.wire_bytes + in.weight_bytes) * n;
+                          (1 + reads) * trained(f.weights_on_nvme);
+    const double update = (2 * in.state_bytes + in.wire_bytes + (1 + reads) * in.weight_bytes) * n;
     const LinkSpeeds& s = in.speeds;
     const double dram = update + up + down + s.dram_per_nvme_byte * stored;
     const std::array<Term, 5> terms{{{in.kernel_seconds, "compute"},

@@ -26,7 +26,8 @@ struct BoundInput {
     double kernel_seconds = 0;                // of one step, each call measured alone
     double parameters = 0;                    // trainable
     double weight_bytes = 4, wire_bytes = 4;  // of each
-    double state_bytes = 12;                  // of each: fp32 p and the optimizer's moments
+    double state_bytes = 12;                  // of each: p and the optimizer's moments
+    bool split = false;                       // the update reads the weights too
     WeightTraffic weights{};
     double input_bytes = 0;  // block inputs of a step that cannot stay on the device
     double device_bytes = 0, host_bytes = 0,

@@ -42,7 +42,7 @@ public:
           executor_(*runtime.executor),
           recording_(runtime.recording),
           figures_(runtime.figures),
-          hyper_(hyper_of(config.optimizer)),
+          hyper_(hyper_of(config)),
           schedule_(schedule_of(config)),
           topology_(discover_topology()),
           teams_(make_teams(config, topology_, executor_)),
@@ -56,7 +56,7 @@ public:
           decoder_(shape_, numerics_, layers_, *ops_),
           plan_(within_memory(
               planner::make_plan(within(config, *device_), decoder_.layers(), numerics_,
-                                 needs_of(*device_, decoder_), optim::moments_of(hyper_)),
+                                 needs_of(*device_, decoder_), format_of(config)),
               config, topology_, *device_)),
           pool_(topology_, config.budgets.host_bytes),
           arena_(reserve()),

@@ -42,7 +42,7 @@ public:
 
     Plan plan(const Config& config) const override {
         return planner::make_plan(possible(config), decoder_.layers(), decoder_.numerics(), needs_,
-                                  optim::moments_of(hyper_of(config.optimizer)));
+                                  format_of(config));
     }
 
     Figures measure(const Plan& plan) override {
@@ -63,8 +63,8 @@ public:
             swap::Store::make({.host_arena = staging}, *executor_, *device_, nullptr, kernels);
         Figures found = measure_figures(record_step(sample, Previous::rest, false),
                                         {sample, *device_, *executor_, kernels, *store}, *teams,
-                                        optim::scalars_of(hyper_of(config_.optimizer), 1, 1.0),
-                                        staging, decoder_.shape().vocab);
+                                        optim::scalars_of(hyper_of(config_), 1, 1.0), staging,
+                                        decoder_.shape().vocab);
         store->drain();  // throws what went wrong
         return found;
     }

@@ -202,14 +202,14 @@ double time_updates(NodeTeams& teams, const optim::Scalars& scalars, const plann
     span.gradient_type = plan.wire;
     span.weight = weight.data();
     span.weight_type = plan.compute;
-    std::fill_n(span.p, plan.state_parts * count, 0.F);
+    if (plan.state.split) span.weight_in = reinterpret_cast<const uint16_t*>(weight.data());
+    std::ranges::fill(state, std::byte{});
+    std::ranges::fill(weight, std::byte{});
     double best = seconds_of([&] { optim::update(teams, span, scalars); });
     for (int i = 0; i < 5; ++i) {
         best = std::min(best, seconds_of([&] { optim::update(teams, span, scalars); }));
     }
-    return static_cast<double>(
-               count * (8 * plan.state_parts + size_of(plan.wire) + size_of(plan.compute))) /
-           best;
+    return static_cast<double>(update_bytes(plan, count)) / best;
 }
 
 double time_storage(const planner::Plan& plan, swap::Store& store, Executor& executor) {

@@ -4,6 +4,7 @@
 
 #include "ferry/optim.h"
 #include "setup.h"
+#include "state_io.h"
 
 namespace ferry::train {
 namespace {
@@ -43,9 +44,8 @@ Cost update_cost(double update_s, double checks_s, double one) {
 
 double bytes_of_update(const planner::Plan& plan, const Task& task) {
     if (!is_update(task)) return 0;
-    const planner::Chunk& chunk = plan.chunks[static_cast<size_t>(task.item)];
-    const int64_t each = size_of(plan.wire) + size_of(plan.compute);
-    return static_cast<double>(2 * plan.state_bytes(chunk) + chunk.count * each);
+    return static_cast<double>(
+        update_bytes(plan, plan.chunks[static_cast<size_t>(task.item)].count));
 }
 
 swap::CostModel cost_model(const planner::Plan& plan, const KernelTimes& kernels,
@@ -99,7 +99,8 @@ Bound bound_of(const Config& config, const planner::Plan& plan, const model::Sha
          .parameters = static_cast<double>(plan.leaves * optim::kLeaf),
          .weight_bytes = static_cast<double>(size_of(plan.compute)),
          .wire_bytes = static_cast<double>(size_of(plan.wire)),
-         .state_bytes = static_cast<double>(4 * plan.state_parts),
+         .state_bytes = static_cast<double>(plan.state.element_bytes()),
+         .split = plan.state.split,
          .weights = weight_traffic(plan.layers, shape, step_tokens, plan.compute),
          .input_bytes = static_cast<double>(spilled_inputs),
          .device_bytes = room(config.budgets.device_bytes,

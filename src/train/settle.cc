@@ -6,7 +6,8 @@
 
 namespace ferry::train {
 
-optim::Hyper hyper_of(const OptimizerConfig& optimizer) {
+optim::Hyper hyper_of(const Config& config) {
+    const OptimizerConfig& optimizer = config.optimizer;
     return {.method = optim::method_from(optimizer.method),
             .lr = optimizer.lr,
             .beta1 = optimizer.beta1,
@@ -15,7 +16,14 @@ optim::Hyper hyper_of(const OptimizerConfig& optimizer) {
             .weight_decay = optimizer.weight_decay,
             .momentum = optimizer.momentum,
             .nesterov = optimizer.nesterov,
-            .initial_accumulator = optimizer.initial_accumulator};
+            .initial_accumulator = optimizer.initial_accumulator,
+            .seed = config.seed};
+}
+
+StateFormat format_of(const Config& config) {
+    return {.moments = optim::moments_of(hyper_of(config)),
+            .moment_type = dtype_from_name(config.optimizer.moments).value_or(DType::f32),
+            .split = config.optimizer.master == "split"};
 }
 
 optim::LrSchedule schedule_of(const Config& config) {

@@ -18,7 +18,8 @@ struct Verdict {
 };
 
 // The optimizer of a configuration; its learning rate is the schedule's peak.
-optim::Hyper hyper_of(const OptimizerConfig& optimizer);
+optim::Hyper hyper_of(const Config& config);
+StateFormat format_of(const Config& config);
 
 class Settler {
 public:

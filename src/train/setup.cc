@@ -276,11 +276,15 @@ std::string machine_text(const Device& device, const Config& config) {
 namespace {
 
 // Which list of operations an update is, and so what the state holds; not its constants.
-std::string operations_of(const OptimizerConfig& optimizer) {
-    const optim::Hyper hyper = hyper_of(optimizer);
-    std::string text = optimizer.method;
+std::string operations_of(const Config& config) {
+    const optim::Hyper hyper = hyper_of(config);
+    std::string text = config.optimizer.method;
     if (hyper.method == optim::Method::sgd && hyper.momentum > 0)
         text += hyper.nesterov ? " with Nesterov momentum" : " with momentum";
+    const StateFormat format = format_of(config);
+    if (format.moments > 0 && format.moment_type == DType::bf16)
+        text += ", moments bf16 rounded stochastically";
+    if (format.split) text += ", split master";
     return text;
 }
 
@@ -317,7 +321,7 @@ std::string numerics_text(const Config& config, const model::Shape& s, const std
         s.layers, s.hidden, s.heads, s.kv_heads, s.head_dim, s.intermediate, s.vocab,
         s.tie_embeddings, s.rope_theta, s.norm_eps, options_of(s), n.sequence, n.micro_batch,
         config.batch.micro_batches, n.head_tile, n.mlp_tile, name_of(n.compute),
-        name_of(n.residual), name_of(n.wire), operations_of(config.optimizer), machine);
+        name_of(n.residual), name_of(n.wire), operations_of(config), machine);
 }
 
 uint64_t numerics_hash(const Config& config, const model::Shape& shape,

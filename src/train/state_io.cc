@@ -1,6 +1,9 @@
 #include "state_io.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
 
 namespace ferry::train {
 
@@ -37,48 +40,100 @@ std::vector<float> widen(const std::byte* values, DType type, int64_t count) {
 
 optim::Span state_span(const planner::Plan& plan, int64_t count, const std::byte* in,
                        std::byte* out) {
-    const auto* from = reinterpret_cast<const float*>(in);
-    auto* to = reinterpret_cast<float*>(out);
-    optim::Span span{.count = count, .p_in = from, .p = to};
-    if (plan.state_parts > 1) span.m_in = from + count, span.m = to + count;
-    if (plan.state_parts > 2) span.v_in = from + 2 * count, span.v = to + 2 * count;
+    const StateFormat& kept = plan.state;
+    optim::Span span{.count = count, .moment_type = kept.moment_type};
+    if (kept.split) {
+        span.low_in = reinterpret_cast<const uint16_t*>(in);
+        span.low = reinterpret_cast<uint16_t*>(out);
+    } else {
+        span.p_in = reinterpret_cast<const float*>(in);
+        span.p = reinterpret_cast<float*>(out);
+    }
+    const int64_t m = count * kept.master_bytes(), v = m + count * size_of(kept.moment_type);
+    if (kept.moments > 0) span.m_in = in + m, span.m = out + m;
+    if (kept.moments > 1) span.v_in = in + v, span.v = out + v;
     return span;
+}
+
+int64_t update_bytes(const planner::Plan& plan, int64_t count) {
+    const int64_t weights = (plan.state.split ? 2 : 1) * size_of(plan.compute);
+    return count * (2 * plan.state.element_bytes() + size_of(plan.wire) + weights);
 }
 
 void StateIo::initialise(const Fill& fill, float moment) {
     constexpr int64_t kPiece = 64 * optim::kLeaf;  // 1 MiB of a file
     for (const Chunk& chunk : plan_.chunks) {
         const model::Layer& layer = plan_.layers[static_cast<size_t>(chunk.layer)];
-        auto* p = reinterpret_cast<float*>(state_.data());
         team_.parallel(ceil_div(chunk.count, kPiece), [&](int64_t piece) {
             const int64_t at = piece * kPiece, count = std::min(kPiece, chunk.count - at);
-            fill(layer, chunk.first + at, {p + at, static_cast<size_t>(count)});
+            std::vector<float> p(static_cast<size_t>(count));
+            fill(layer, chunk.first + at, p);
+            store_master(chunk, at, p);
         });
-        optim::recast(p, chunk.count, plan_.compute, weight_.data());
         store_.put(chunk.weight, weight_bytes(chunk));
         if (!chunk.trainable) continue;
-        for (int64_t part = 1; part < plan_.state_parts; ++part)
-            std::fill_n(p + part * chunk.count, chunk.count, part == 1 ? moment : 0.0f);
+        const optim::Span arrays = state_span(plan_, chunk.count, state_.data(), state_.data());
+        fill_moments(arrays.m, chunk.count, moment);
+        fill_moments(arrays.v, chunk.count, 0);
         store_.put(chunk.state, state_bytes(chunk));
     }
 }
 
+void StateIo::store_master(const Chunk& chunk, int64_t at, std::span<const float> p) {
+    std::byte* weight = weight_.data() + at * size_of(plan_.compute);
+    if (!chunk.trainable || !plan_.state.split) {
+        optim::recast(p.data(), std::ssize(p), plan_.compute, weight);
+        if (chunk.trainable) std::memcpy(state_.data() + at * 4, p.data(), p.size_bytes());
+        return;
+    }
+    auto* weights = reinterpret_cast<uint16_t*>(weight);
+    auto* low = reinterpret_cast<uint16_t*>(state_.data()) + at;
+    for (size_t i = 0; i < p.size(); ++i) {
+        const optim::Halves halves = optim::split(std::bit_cast<uint32_t>(p[i]));
+        weights[i] = halves.weight;
+        low[i] = halves.low;
+    }
+}
+
+void StateIo::load_master(int64_t at, std::span<float> p) const {
+    if (!plan_.state.split) {
+        std::memcpy(p.data(), state_.data() + at * 4, p.size_bytes());
+        return;
+    }
+    const auto* weights = reinterpret_cast<const uint16_t*>(weight_.data()) + at;
+    const auto* low = reinterpret_cast<const uint16_t*>(state_.data()) + at;
+    for (size_t i = 0; i < p.size(); ++i)
+        p[i] = std::bit_cast<float>(optim::join({weights[i], low[i]}));
+}
+
+void StateIo::fill_moments(void* array, int64_t count, float value) const {
+    if (!array) return;
+    if (plan_.state.moment_type == DType::f32)
+        std::fill_n(static_cast<float*>(array), count, value);
+    else
+        std::fill_n(static_cast<uint16_t*>(array), count, to_bf16(value));
+}
+
 uint64_t StateIo::hash() {
     uint64_t hash = 0;
-    const auto parts = static_cast<size_t>(plan_.state_parts);
+    std::array<float, optim::kLeaf> p;
+    const auto fold_leaf = [&](const void* array, int64_t leaf, DType type) {
+        const auto bytes = static_cast<size_t>(optim::kLeaf * size_of(type));
+        const auto* from = static_cast<const std::byte*>(array);
+        if (from) hash = fold(hash, {from + static_cast<size_t>(leaf) * bytes, bytes});
+    };
     for (const Chunk& chunk : plan_.chunks) {
         store_.get(chunk.weight, weight_bytes(chunk));
         if (chunk.trainable) store_.get(chunk.state, state_bytes(chunk));
-        const size_t leaf_bytes = optim::kLeaf * 4,
-                     weight_leaf = optim::kLeaf * static_cast<size_t>(size_of(plan_.compute));
+        const optim::Span arrays = state_span(plan_, chunk.count, state_.data(), state_.data());
         for (int64_t leaf = 0; leaf < chunk.count / optim::kLeaf; ++leaf) {
-            const auto l = static_cast<size_t>(leaf);
-            for (size_t part = 0; chunk.trainable && part < parts; ++part) {
-                const size_t at =
-                    part * static_cast<size_t>(chunk.state_part_bytes()) + l * leaf_bytes;
-                hash = fold(hash, state_.subspan(at, leaf_bytes));
+            if (chunk.trainable) {
+                load_master(leaf * optim::kLeaf, p);
+                fold_leaf(p.data(), 0, DType::f32);
+                fold_leaf(arrays.m, leaf, plan_.state.moment_type);
+                fold_leaf(arrays.v, leaf, plan_.state.moment_type);
             }
-            hash = fold(hash, weight_.subspan(l * weight_leaf, weight_leaf));
+            fold_leaf(weight_.data(), leaf, plan_.compute);
         }
     }
     return hash;
@@ -98,24 +153,30 @@ void StateIo::gather(int64_t layer, int64_t first, int64_t count, const Sink& si
     }
 }
 
-void StateIo::read(int64_t layer, int64_t first, int64_t count, const Sink& sink) {
-    gather(layer, first, count, sink, [&](const Chunk& chunk) {
-        if (!chunk.trainable) {
-            store_.get(chunk.weight, weight_bytes(chunk));
-            return widen(weight_.data(), plan_.compute, chunk.count);
+void StateIo::read(int64_t layer, int64_t first, std::span<float> out) {
+    gather(layer, first, out, [&](const Chunk& chunk) {
+        if (!chunk.trainable || plan_.state.split) store_.get(chunk.weight, weight_bytes(chunk));
+        if (!chunk.trainable) return widen(weight_.data(), plan_.compute, chunk.count);
+        void StateIo::read(int64_t layer, int64_t first, int64_t count, const Sink& sink) {
+            gather(layer, first, count, sink, [&](const Chunk& chunk) {
+                if (!chunk.trainable) {
+                    store_.get(chunk.weight, weight_bytes(chunk));
+                    return widen(weight_.data(), plan_.compute, chunk.count);
+                }
+                store_.get(chunk.state, state_bytes(chunk));
+                std::vector<float> master(static_cast<size_t>(chunk.count));
+                load_master(0, master);
+                return master;
+            });
         }
-        store_.get(chunk.state, state_bytes(chunk));
-        return widen(state_.data(), DType::f32, chunk.count);
-    });
-}
 
-void StateIo::read_gradient(int64_t layer, int64_t first, int64_t count, const Sink& sink) {
-    gather(layer, first, count, sink, [&](const Chunk& chunk) {
-        if (!chunk.trainable) return std::vector<float>(static_cast<size_t>(chunk.count));
-        store_.get(chunk.gradient,
-                   state_.first(static_cast<size_t>(chunk.count * size_of(plan_.wire))));
-        return widen(state_.data(), plan_.wire, chunk.count);
-    });
-}
+        void StateIo::read_gradient(int64_t layer, int64_t first, int64_t count, const Sink& sink) {
+            gather(layer, first, count, sink, [&](const Chunk& chunk) {
+                if (!chunk.trainable) return std::vector<float>(static_cast<size_t>(chunk.count));
+                store_.get(chunk.gradient,
+                           state_.first(static_cast<size_t>(chunk.count * size_of(plan_.wire))));
+                return widen(state_.data(), plan_.wire, chunk.count);
+            });
+        }
 
 }  // namespace ferry::train

@@ -14,13 +14,16 @@
 namespace ferry::train {
 
 // The arrays of a chunk's state at `in` and `out`, as far as the optimizer keeps them, in a span
-// without gradient and weight.
+// without gradient, weights and the chunk's place in the model.
 optim::Span state_span(const planner::Plan& plan, int64_t count, const std::byte* in,
                        std::byte* out);
 
+// Bytes of memory that an update of `count` elements reads and writes.
+int64_t update_bytes(const planner::Plan& plan, int64_t count);
+
 class StateIo {
 public:
-    // `state` and `weight` are staging memory: one chunk's p, m, v, and one chunk's weights.
+    // `state` and `weight` are staging memory: one chunk's state, and one chunk's weights.
     StateIo(const planner::Plan& plan, swap::Store& store, Team& team, std::span<std::byte> state,
             std::span<std::byte> weight)
         : plan_(plan), store_(store), team_(team), state_(state), weight_(weight) {}
@@ -30,7 +33,8 @@ public:
     // Master weights as `fill` says, the first moment everywhere at `moment` and the second at
     // zero, weights in the compute type, each chunk to its home.
     void initialise(const Fill& fill, float moment);
-    // Leaf by leaf of 4,096 elements, so that no chunk size or placement shows.
+    // Leaf by leaf of 4,096 elements, so that no chunk size or placement shows; of the master in
+    // fp32, however it is kept.
     uint64_t hash();
     // Takes values in order, in pieces.
     using Sink = std::function<void(std::span<const float>)>;
@@ -47,6 +51,10 @@ private:
     std::span<std::byte> weight_bytes(const planner::Chunk& chunk) const {
         return weight_.first(static_cast<size_t>(chunk.count * size_of(plan_.compute)));
     }
+    // Between fp32 and the staging memory, from element `at` of the chunk there on.
+    void store_master(const planner::Chunk& chunk, int64_t at, std::span<const float> p);
+    void load_master(int64_t at, std::span<float> p) const;
+    void fill_moments(void* array, int64_t count, float value) const;
     // Gives the sink what load(chunk) returns of each chunk that overlaps the range.
     template <class Load>
     void gather(int64_t layer, int64_t first, int64_t count, const Sink& sink, const Load& load);

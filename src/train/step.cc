@@ -48,7 +48,9 @@ public:
             if (previous_ == Previous::rest || previous_ == Previous::redo)
                 r_.update_chunk(c, Op::update);
             if (previous_ == Previous::won && !bet) r_.update_chunk(c, Op::update);
-            if (previous_ == Previous::drop && bet) r_.update_chunk(c, Op::recast);
+            // A split master's weight was rolled back with the rest of its version.
+            if (previous_ == Previous::drop && bet && !plan_.state.split)
+                r_.update_chunk(c, Op::recast);
         });
     }
 

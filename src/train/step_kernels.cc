@@ -132,6 +132,7 @@ void StepKernels::seal(const Call& call, swap::ObjectId object, const std::byte*
 void StepKernels::update(const Call& call) {
     const Chunk& chunk = plan_.chunks[static_cast<size_t>(call.task->item)];
     if (!intact(call, chunk.state, call.at[0]) || !intact(call, chunk.gradient, call.at[2])) return;
+    if (plan_.state.split && !intact(call, chunk.weight, call.at[4])) return;
     const bool bet = static_cast<Op>(call.task->op) == Op::update_bet;
     // A settled update finishes the step before the schedule's own.
     const StepState& state = states_[bet ? call.step : call.step - 1];
@@ -140,6 +141,9 @@ void StepKernels::update(const Call& call) {
     span.gradient_type = plan_.wire;
     span.weight = call.at[3];
     span.weight_type = plan_.compute;
+    span.weight_in = reinterpret_cast<const uint16_t*>(call.at[4]);
+    span.layer = static_cast<uint32_t>(chunk.layer);
+    span.element = chunk.first;
     optim::update(teams_, span, (bet ? state.bet : state.settled)[chunk.decays ? 1 : 0]);
     seal(call, chunk.state, call.at[1]);
     seal(call, chunk.weight, call.at[3]);

@@ -44,6 +44,20 @@ def state_on(*tiers):
     return check
 
 
+def stored(*names):
+    def check(test, run):
+        for name in names:
+            test.assertGreater(run.bytes_of("nvme", name), 0, name)
+    return check
+
+
+def inputs_on(*tiers):
+    def check(test, run):
+        inputs = {tier: run.bytes_of(tier, "block inputs") for tier in ("host", "nvme")}
+        test.assertEqual([tier for tier in inputs if inputs[tier] > 0], list(tiers))
+    return check
+
+
 def unchecked(test, run):
     test.assertEqual(run.lane("check"), 0)
     test.assertGreater(run.lane("nvme read"), 0)
@@ -139,6 +153,10 @@ class IdentityTest(FerryTest):
                 ({**TWICE, "budgets__host": "unlimited", "budgets__nvme": []}, bets_both_ways),
             "bets in groups on two threads":
                 ({**TWICE, "swap__groups": 4, "threads": 2}, bets_both_ways),
+            "block inputs in memory": ({"budgets__host": "3MiB"}, inputs_on("host")),
+            "block inputs in memory and on NVMe":
+                ({"budgets__host": "1930KiB", "swap__groups": 1, "budgets__device": "1400KiB"},
+                 inputs_on("host", "nvme")),
             "state in memory": ({**roomy, "swap__state_on_nvme": 0}, state_on("host")),
             "a third of the state on NVMe": ({**roomy, "swap__state_on_nvme": 0.3}, state_on("nvme", "host")),
             "all state on NVMe": ({**roomy, "swap__state_on_nvme": 1}, state_on("nvme")),
@@ -164,6 +182,14 @@ class IdentityTest(FerryTest):
             "bf16, tied": {"precision": "bf16", "model__tie_embeddings": True},
             "bf16, wide residual and wire":
                 {"precision": "bf16", "numerics__residual": "fp32", "numerics__wire": "fp32"},
+            "bf16 moments": {"optimizer__moments": "bf16"},
+            "split master": {"precision": "bf16", "optimizer__master": "split"},
+            "split master, bf16 moments, tied":
+                {"precision": "bf16", "optimizer__master": "split", "optimizer__moments": "bf16",
+                 "model__tie_embeddings": True},
+            "split master, frozen parts":
+                {"precision": "bf16", "optimizer__master": "split",
+                 "freeze": ["*mlp*", "*q_proj*", "*norm*"], "clip_norm": 1.95},
             "frozen embedding and block":
                 {"freeze": ["model.embed_tokens.*", "model.layers.0.*"], "clip_norm": 1.9},
             "tied and frozen": {"model__tie_embeddings": True, "freeze": ["model.embed_tokens.*"],
@@ -184,6 +210,41 @@ class IdentityTest(FerryTest):
                         nvme = {"budgets__nvme": [{"path": self.memory, "size": "16MiB"}]}
                         run = self.tight({}, {**nvme, **family, **changes})
                         self.assert_same(run, reference)
+
+    def test_small_state_in_every_way(self):
+        """The formats that change what a version is: the weight of a split master belongs to it."""
+        small = {**self.CLIP, "precision": "bf16",
+                 "optimizer__master": "split", "optimizer__moments": "bf16"}
+        reference = self.reference(small)
+        roomy = {"budgets__host": "4MiB", "budgets__device": "4MiB"}
+        variations = {
+            "three tiers": ({}, stored("weights", "state", "gradients")),
+            "no bets": ({"swap__bets": "off"}, no_bets),
+            "every step a bet": (TWICE, bets_both_ways),
+            "some bets": ({"swap__bets": "auto"}, bets_both_ways),
+            "every step a bet in memory":
+                ({**TWICE, "budgets__host": "8MiB", "swap__state_on_nvme": 0}, bets_both_ways),
+            "every step a bet, weights in memory, state on NVMe":
+                ({**TWICE, "budgets__host": "8MiB", "swap__state_on_nvme": 1}, bets_both_ways),
+            "bets beside resident layers": ({**TWICE, "budgets__device": "2MiB"}, resident),
+            "every step a bet without NVMe":
+                ({**TWICE, "budgets__host": "unlimited", "budgets__nvme": []}, bets_both_ways),
+            "bets in groups on two threads":
+                ({**TWICE, "swap__groups": 4, "threads": 2}, bets_both_ways),
+            "chunks of 8,192": ({"swap__chunk_elements": 8192, "budgets__host": "200KiB"},
+                                in_chunks(8192)),
+            "a third of the state on NVMe": ({**roomy, "swap__state_on_nvme": 0.3},
+                                             state_on("nvme", "host")),
+            "unchecked": ({"swap__verify": False}, unchecked),
+            "device without limit": ({"budgets__device": "unlimited"}, resident),
+            "host without limit": ({"budgets__host": "unlimited", "budgets__nvme": []}, None),
+        }
+        for name, (changes, check) in variations.items():
+            with self.subTest(name):
+                run = self.tight(small, changes)
+                self.assert_same(run, reference)
+                if check:
+                    check(self, run)
 
     def test_every_optimizer(self):
         optimizers = ({"method": "adam", "lr": 0.003}, {"method": "sgd", "lr": 0.3},
@@ -219,7 +280,8 @@ class IdentityTest(FerryTest):
         """The hash sees what it should: no two of these runs are the same."""
         families = ({}, {"seed": 8}, {"precision": "bf16"}, {"model__tie_embeddings": True},
                     {"optimizer__lr": 0.00301}, {"steps": 7, "schedule__total_steps": 8},
-                    {"freeze": ["*norm*"]}, {"numerics__wire": "bf16"})
+                    {"freeze": ["*norm*"]}, {"numerics__wire": "bf16"},
+                    {"optimizer__moments": "bf16"}, {"optimizer__moments": "bf16", "seed": 8})
         hashes = [self.train(self.config(**family)).hashes[0] for family in families]
         self.assertEqual(len(set(hashes)), len(families), hashes)
 

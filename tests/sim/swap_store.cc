@@ -38,7 +38,7 @@ protected:
         host_ = {arena_.data() + (4096 - address % 4096) % 4096, 16 * kBytes};
         store_ =
             Store::make({.objects = objects,
-                         .host_slots = {.offset = 8 * kBytes, .slot_bytes = kBytes, .slots = 3},
+                         .host_slots = {{.offset = 8 * kBytes, .slot_bytes = kBytes, .slots = 3}},
                          .resources = 8,
                          .host_arena = host_},
                         *executor_, *device_, volume_.get(), *this);
@@ -111,7 +111,8 @@ protected:
 
 const Object kOnDevice{.home = Tier::device, .bytes = kBytes, .offset = kBytes};
 const Object kOnHost{.home = Tier::host, .bytes = kBytes, .offset = 4 * kBytes};
-const Object kVersionedOnHost{.home = Tier::host, .bytes = kBytes, .versioned = true};
+const Object kVersionedOnHost{
+    .home = Tier::host, .bytes = kBytes, .slot_class = 0, .versioned = true};
 const Object kStored{.home = Tier::nvme, .bytes = kBytes, .slot_class = 0};
 const Object kVersionedStored{
     .home = Tier::nvme, .bytes = kBytes, .slot_class = 0, .versioned = true};

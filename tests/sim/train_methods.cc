@@ -14,31 +14,43 @@ namespace {
 struct MethodCase {
     const char* name;
     OptimizerConfig optimizer;
-    int64_t state_parts;  // fp32 arrays of the state
+    int64_t state_bytes;  // of an element
 };
 
 void PrintTo(const MethodCase& c, std::ostream* out) { *out << c.name; }
 
 const MethodCase kMethods[] = {
-    {"adamw", {.method = "adamw", .lr = 1e-2, .weight_decay = 0.1}, 3},
-    {"adam", {.method = "adam", .lr = 1e-2, .weight_decay = 1e-3}, 3},
-    {"sgd", {.method = "sgd", .lr = 0.3, .weight_decay = 1e-3}, 1},
-    {"sgd_momentum", {.method = "sgd", .lr = 0.1, .weight_decay = 1e-3, .momentum = 0.9}, 2},
-    {"sgd_nesterov", {.method = "sgd", .lr = 0.1, .momentum = 0.9, .nesterov = true}, 2},
-    {"lion", {.method = "lion", .lr = 3e-3, .beta2 = 0.99, .weight_decay = 0.1}, 2},
+    {"adamw", {.method = "adamw", .lr = 1e-2, .weight_decay = 0.1}, 12},
+    {"adam", {.method = "adam", .lr = 1e-2, .weight_decay = 1e-3}, 12},
+    {"sgd", {.method = "sgd", .lr = 0.3, .weight_decay = 1e-3}, 4},
+    {"sgd_momentum", {.method = "sgd", .lr = 0.1, .weight_decay = 1e-3, .momentum = 0.9}, 8},
+    {"sgd_nesterov", {.method = "sgd", .lr = 0.1, .momentum = 0.9, .nesterov = true}, 8},
+    {"lion", {.method = "lion", .lr = 3e-3, .beta2 = 0.99, .weight_decay = 0.1}, 8},
     {"adagrad",
      {.method = "adagrad",
       .lr = 0.1,
       .eps = 1e-10,
       .weight_decay = 1e-3,
       .initial_accumulator = 0.1},
-     2},
+     8},
+    {"adamw_bf16_moments",
+     {.method = "adamw", .lr = 1e-2, .weight_decay = 0.1, .moments = "bf16"},
+     8},
+    {"adamw_split", {.method = "adamw", .lr = 1e-2, .weight_decay = 0.1, .master = "split"}, 10},
+    {"adamw_split_bf16_moments",
+     {.method = "adamw", .lr = 1e-2, .weight_decay = 0.1, .moments = "bf16", .master = "split"},
+     6},
+    {"sgd_split", {.method = "sgd", .lr = 0.3, .moments = "bf16", .master = "split"}, 2},
+    {"lion_split_bf16_moments",
+     {.method = "lion", .lr = 3e-3, .beta2 = 0.99, .moments = "bf16", .master = "split"},
+     4},
 };
 
 class Methods : public testing::TestWithParam<MethodCase> {
 protected:
     static Config with_method(Config config) {
         config.optimizer = GetParam().optimizer;
+        if (config.optimizer.master == "split") config.precision = "bf16";
         config.schedule = {.kind = "wsd", .warmup_steps = 2, .total_steps = 10, .decay_steps = 3};
         config.steps = 10;
         return config;
@@ -63,7 +75,7 @@ TEST_P(Methods, ThreeTiersEndWithTheBitsOfMemory) {
     const Config roomy = with_method(tiny_config(data_));
     Config tight = with_method(tiny_config_on_nvme(data_));
     tight.swap.state_on_nvme = 1;
-    ASSERT_EQ(plan_for(tight).state_parts, GetParam().state_parts);
+    ASSERT_EQ(plan_for(tight).state.element_bytes(), GetParam().state_bytes);
     const TinyOutcome reference = in_memory(roomy), stored = on_simulated_disk(tight);
     EXPECT_EQ(stored.hash, reference.hash);
     EXPECT_EQ(stored.losses, reference.losses);
@@ -94,6 +106,7 @@ TEST(MethodsDiffer, EveryOneHasABitPatternAndARecordOfItsOwn) {
     for (const MethodCase& one : kMethods) {
         Config config = tiny_config(data);
         config.optimizer = one.optimizer;
+        if (config.optimizer.master == "split") config.precision = "bf16";
         const auto executor = make_thread_executor();
         const auto engine = Engine::make(config, {.executor = executor.get()});
         engine->step();

@@ -108,6 +108,8 @@ const Case kCases[] = {
      {"evaluate.micro_batches=2", "data.held_back=0"},
      {"evaluate.micro_batches", "held_back"}},
     {"NoPathForState", {"swap.state_on_nvme=0.5"}, {"swap.state_on_nvme", "budgets.nvme is empty"}},
+    {"SplitOfNoBf16", {"optimizer.master=split"}, {"optimizer.master", "precision fp32", "bf16"}},
+    {"UnknownMoments", {"optimizer.moments=fp16"}, {"optimizer.moments", "fp32, bf16"}},
     {"ResidualWiderThanCompute", {"numerics.residual=bf16"}, {"numerics.residual", "precision"}},
     {"NoEquals", {"steps"}, {"not an override", "--set steps", "--set key=value"}},
 };

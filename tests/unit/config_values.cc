@@ -176,6 +176,9 @@ TEST(Config, WarnsOfWhatTheMethodDoesNotUse) {
     const std::string unused = warned({"optimizer.method=sgd", "optimizer.betas=[0.9, 0.95]"});
     EXPECT_NE(unused.find("optimizer.betas does nothing with sgd"), std::string::npos) << unused;
     EXPECT_NE(unused.find("adamw adam lion"), std::string::npos) << unused;
+    const std::string none = warned({"optimizer.method=sgd", "optimizer.moments=bf16"});
+    EXPECT_NE(none.find("optimizer.moments does nothing with sgd"), std::string::npos) << none;
+    EXPECT_EQ(warned({"optimizer.moments=bf16", "optimizer.master=split", "precision=bf16"}), "");
     EXPECT_NE(warned({"schedule.decay_steps=3"}).find("schedule.decay_steps"), std::string::npos);
 }
 

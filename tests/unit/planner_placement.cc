@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "ferry/planner.h"
 #include "src/planner/chunks.h"
 #include "src/planner/placement.h"
@@ -36,9 +38,10 @@ Config small_config() {
     return config;
 }
 
-Plan plan_of(const Config& config, int64_t moments = 2) {
-    return make_plan(config, three_blocks(), {.sequence = 64, .micro_batch = 1},
-                     {.activation = 32768, .scratch = 1 << 20}, moments);
+Plan plan_of(const Config& config, const StateFormat& state = {}, DType compute = DType::f32) {
+    return make_plan(config, three_blocks(),
+                     {.sequence = 64, .micro_batch = 1, .compute = compute, .wire = compute},
+                     {.activation = 32768, .scratch = 1 << 20}, state);
 }
 
 TEST(Chunks, NeverStraddleASegmentAndCoverEveryElementOnce) {
@@ -109,7 +112,7 @@ TEST(Plan, StaysWithinEveryBudgetAndSpendsIt) {
         int64_t smallest_stored = kUnlimited;
         for (const Chunk& chunk : plan.chunks) {
             if (plan.objects[chunk.state].home == swap::Tier::nvme) {
-                smallest_stored = std::min(smallest_stored, 3 * chunk.state_part_bytes());
+                smallest_stored = std::min(smallest_stored, plan.state_bytes(chunk));
             }
         }
         EXPECT_TRUE(smallest_stored == kUnlimited || plan.host_bytes + smallest_stored > host)
@@ -143,25 +146,122 @@ TEST(Plan, NvmeBudgetTooSmallSaysHowMuch) {
     }
 }
 
-// Four bytes a parameter for the master weight and for each moment: in memory, on NVMe and in the
-// buffers between them.
+// The master weight and the moments as they are kept: in memory, on NVMe and in the buffers between
+// them.
 TEST(Plan, TakesStateAsTheOptimizerKeepsIt) {
     Config in_memory = small_config(), stored = small_config();
     stored.budgets.nvme = {{.path = "disk"}};
     stored.swap.state_on_nvme = 1;
-    for (const int64_t moments : {0, 1, 2}) {
+    const auto plans = [](const Config& config, const StateFormat& state) {
+        return plan_of(config, state, DType::bf16);
+    };
+    const std::pair<StateFormat, int64_t> formats[] = {
+        {{.moments = 0}, 4},
+        {{.moments = 1}, 8},
+        {{.moments = 2}, 12},
+        {{.moments = 2, .moment_type = DType::bf16}, 8},
+        {{.moments = 2, .split = true}, 10},
+        {{.moments = 1, .moment_type = DType::bf16, .split = true}, 4},
+        {{.moments = 0, .split = true}, 2}};
+    for (const auto& [format, element_bytes] : formats) {
         for (const Config& config : {in_memory, stored}) {
-            const Plan plan = plan_of(config, moments);
-            EXPECT_EQ(plan.state_parts, 1 + moments);
+            const Plan plan = plans(config, format);
             EXPECT_EQ(plan.buffers[size_t(Class::stage)].bytes,
-                      4 * (1 + moments) * plan.chunk_elements);
+                      element_bytes * plan.chunk_elements);
             int64_t bytes = 0;
             for (const Chunk& chunk : plan.chunks) bytes += plan.objects[chunk.state].bytes;
-            EXPECT_EQ(bytes, 4 * (1 + moments) * plan.leaves * 4096);
+            EXPECT_EQ(bytes, element_bytes * plan.leaves * 4096);
         }
     }
-    EXPECT_LT(plan_of(stored, 0).nvme_bytes, plan_of(stored, 1).nvme_bytes);
-    EXPECT_LT(plan_of(in_memory, 1).host_bytes, plan_of(in_memory, 2).host_bytes);
+    EXPECT_LT(plans(stored, {.moments = 0}).nvme_bytes, plans(stored, {.moments = 1}).nvme_bytes);
+    EXPECT_LT(plans(in_memory, {.moments = 1}).host_bytes,
+              plans(in_memory, {.moments = 2}).host_bytes);
+    const int64_t saved = 2 * plans(in_memory, {}).leaves * 4096;  // 2 B a parameter
+    EXPECT_GE(plans(in_memory, {}).host_bytes - plans(in_memory, {.split = true}).host_bytes,
+              saved);
+    EXPECT_GE(plans(stored, {}).nvme_bytes - plans(stored, {.split = true}).nvme_bytes, saved);
+}
+
+// The weight is half of a version: what bets has two places for it, and what has none does not bet.
+TEST(Plan, ABetOnASplitMasterKeepsBothWeights) {
+    Config config = small_config();
+    config.budgets.nvme = {{.path = "disk"}};
+    config.swap.state_on_nvme = 1;
+    // Some layers are resident, some are not.
+    config.budgets.device_bytes = plan_of(config, {}, DType::bf16).device_bytes - 800 * kKiB;
+    const auto betting = [&](const Plan& plan, swap::Tier weights) {
+        int64_t bets = 0;
+        for (const Chunk& chunk : plan.chunks) {
+            const swap::Object& weight = plan.objects[chunk.weight];
+            EXPECT_EQ(weight.versioned, plan.state.split && chunk.bets);
+            EXPECT_TRUE(!chunk.bets || !plan.state.split || weight.home != swap::Tier::device);
+            bets += chunk.bets && weight.home == weights ? 1 : 0;
+        }
+        return bets;
+    };
+    const auto plan_with = [&](const char* bets, int64_t host_bytes, bool split) {
+        config.swap.bets = bets;
+        config.budgets.host_bytes = host_bytes;
+        return plan_of(config, {.split = split}, DType::bf16);
+    };
+    const Plan roomy = plan_with("all", kUnlimited, true);
+    EXPECT_GT(betting(roomy, swap::Tier::host), 0);
+    EXPECT_EQ(betting(roomy, swap::Tier::device), 0);
+    EXPECT_GT(betting(plan_with("all", kUnlimited, false), swap::Tier::device), 0);
+    EXPECT_EQ(roomy.host_slots.at(1).slots, 2 * betting(roomy, swap::Tier::host));
+    // A second slot for each that bets, and one for each buffer that a settled write may hold.
+    int64_t host_least = 0;
+    try {
+        plan_with("all", 1, true);
+    } catch (const Error& error) {
+        const std::string& text = error.problem().measured;
+        host_least = std::stoll(text.substr(text.find('(') + 1));
+    }
+    const Plan tight = plan_with("all", host_least, true);
+    const int64_t stored_bets = betting(tight, swap::Tier::nvme);
+    EXPECT_GT(stored_bets, 0);
+    int64_t stored = 0, slots = 0;
+    for (const Chunk& chunk : tight.chunks)
+        stored += tight.objects[chunk.weight].home == swap::Tier::nvme ? 1 : 0;
+    for (const aio::SlotClass& c : tight.slot_classes) slots += c.name == "weights" ? c.slots : 0;
+    EXPECT_EQ(slots, stored + stored_bets + tight.buffers[size_t(Class::weight_piece)].count);
+}
+
+// Block inputs keep the device's spare buffers, the last blocks' first; then host memory; and only
+// what neither holds goes to NVMe.
+TEST(Plan, BlockInputsSpillToTheHostAndThenToNvme) {
+    Config config = small_config();
+    const auto count = [](const Plan& plan, swap::Tier tier) {
+        return std::ranges::count_if(plan.inputs, [&](swap::ObjectId id) {
+            return (id == swap::kNoObject ? swap::Tier::device : plan.objects[id].home) == tier;
+        });
+    };
+    config.budgets.device_bytes = smallest_budget(config, &BudgetConfig::device_bytes);
+    config.swap.groups = 0;
+    const Plan lean = plan_of(config);
+    EXPECT_EQ(count(lean, swap::Tier::host), std::ssize(lean.inputs));
+    config.budgets.device_bytes += 2 * 32768;  // one to run ahead with, one to keep an input in
+    config.swap.groups = lean.groups;
+    const Plan roomier = plan_of(config);
+    EXPECT_GT(count(roomier, swap::Tier::device), 0);
+    EXPECT_GT(count(roomier, swap::Tier::host), 0);
+    EXPECT_EQ(roomier.inputs.back(), swap::kNoObject);
+    EXPECT_NE(roomier.inputs.front(), swap::kNoObject);
+
+    config.budgets.nvme = {{.path = "disk"}};
+    const auto stored_with = [&](int64_t host_bytes) {
+        config.budgets.host_bytes = host_bytes;
+        return count(plan_of(config), swap::Tier::nvme);
+    };
+    const int64_t least = smallest_budget(config, &BudgetConfig::host_bytes);
+    const int64_t spilled = stored_with(least);
+    EXPECT_EQ(spilled, count(roomier, swap::Tier::host));
+    bool partly = false;
+    for (int64_t host = least; stored_with(host) > 0; host += 16 * kKiB) {
+        partly = partly || stored_with(host) < spilled;
+        ASSERT_LT(host, kGiB);
+    }
+    EXPECT_TRUE(partly || spilled == 1);
 }
 
 // Beside a GPU, and where the budget says what is to spare, state in memory bets too: it then has two
@@ -178,7 +278,7 @@ TEST(Bets, StateInMemoryBetsWhereThereIsRoom) {
             EXPECT_EQ(plan.objects[chunk.state].versioned, chunk.bets);
             count += chunk.bets;
         }
-        EXPECT_EQ(plan.host_slots.slots, 2 * count);
+        EXPECT_EQ(plan.host_slots.at(0).slots, 2 * count);
         return count;
     };
     EXPECT_EQ(bets(), 0);  // unlimited: nobody said what is to spare

@@ -56,6 +56,23 @@ TEST(LowerBound, WeightsOnTheDeviceNeedNoCopies) {
     EXPECT_NEAR(lower_bound(input).seconds, 2.0 / 5, 1e-9);  // the gradients' way down
 }
 
+// A split master's update reads the weights too, wherever they are.
+TEST(LowerBound, ASplitMasterMovesLessStateAndItsWeights) {
+    BoundInput input = billion();
+    input.state_bytes = 10;
+    input.split = true;
+    EXPECT_NEAR(lower_bound(input).seconds, (20.0 + 6 + 4 + 2) / 160, 1e-9);
+    input.host_bytes = 2e9;  // the weights; no state
+    EXPECT_NEAR(lower_bound(input).seconds, 20.0 / 4, 1e-9);
+    input.host_bytes = 0;  // the weights on NVMe: read three times, written once
+    EXPECT_NEAR(lower_bound(input).seconds, (20.0 + 3 * 2 + 2) / 4, 1e-9);
+    input.host_bytes = kInfinite;
+    input.device_bytes = kInfinite;
+    input.speeds.copy_bytes_per_s = 5e9;
+    // Weights on the device need not go up, but must come down: a third of them is the best.
+    EXPECT_NEAR(lower_bound(input).seconds, 8.0 / 3 / 5, 5e-3);
+}
+
 TEST(LowerBound, FrozenWeightsTravelToo) {
     BoundInput input = billion();
     input.weights = {.bytes = 6e9, .frozen_bytes = 4e9, .read_bytes = 12e9};

@@ -7,6 +7,7 @@ namespace {
 
 using planner::Op;
 using swap::Lane;
+using swap::Task;
 using swap::Verb;
 
 planner::Plan one_chunk() {
@@ -15,7 +16,6 @@ planner::Plan one_chunk() {
     plan.objects = {{}};  // all in host memory
     plan.chunks = {{.count = 8192, .weight = 0, .state = 0, .gradient = 0}};
     plan.compute = plan.wire = DType::bf16;
-    plan.state_parts = 3;
     return plan;
 }
 
@@ -83,6 +83,21 @@ TEST(KernelTimes, WhatWasNotMeasuredCostsByItsBytesWhereItCan) {
     EXPECT_DOUBLE_EQ(times.sum(step, plan), 1.25);
     step.tasks.push_back(task(Op::backward, 0, 0));  // its size is no number of bytes
     EXPECT_FALSE(times.covers(step, plan));
+}
+
+// bf16 moments: 4 + 2 + 2 B of state instead of 12; a split master: 2 + 4 + 4 B, and the weight is
+// read too.
+TEST(CostModel, AnUpdateMovesTheStateAsItIsKept) {
+    planner::Plan plan = one_chunk();
+    const Task update{.lane = Lane::team, .op = static_cast<uint8_t>(Op::update)};
+    const auto bytes_each = [&](const StateFormat& state) {
+        plan.state = state;
+        return cost_model(plan, {}, kMachine)(update).seconds * 1e10 / 8192;
+    };
+    EXPECT_NEAR(bytes_each({.moment_type = DType::bf16}), 2 * 8 + 4, 1e-9);
+    EXPECT_NEAR(bytes_each({.split = true}), 2 * 10 + 6, 1e-9);
+    EXPECT_NEAR(bytes_each({.moment_type = DType::bf16, .split = true}), 2 * 6 + 6, 1e-9);
+    EXPECT_NEAR(bytes_each({.moments = 0, .split = true}), 2 * 2 + 6, 1e-9);
 }
 
 TEST(CostModel, TheHostsCoresAreSharedWhereItComputes) {
