@@ -49,11 +49,11 @@ Config without_model(const Config& config) {
 }
 
 // On the device there is room for buffers: weights are in host memory, or further away.
-Plan plan_of(Config config, const RehearsalOptions& options, int64_t moments) {
+Plan plan_of(Config config, const RehearsalOptions& options) {
     constexpr int64_t kSmall = 4096;  // bytes of what only a model would have
     const auto plan = [&] {
         return planner::make_plan(config, layers_for(options), numerics_of(config),
-                                  {.activation = kSmall, .scratch = kSmall}, moments);
+                                  {.activation = kSmall, .scratch = kSmall}, format_of(config));
     };
     const auto keeps_weights = [](const Plan& made) {
         return std::any_of(made.layer_plans.begin(), made.layer_plans.end(),
@@ -100,10 +100,9 @@ public:
           executor_(*runtime.executor),
           machine_(discover_topology()),
           teams_(make_teams(config_, machine_, executor_)),
-          hyper_(hyper_of(config_.optimizer)),
+          hyper_(hyper_of(config_)),
           device_(Device::open(DeviceKind::cpu, executor_)),
-          plan_(within_memory(plan_of(config_, options, optim::moments_of(hyper_)), config_,
-                              machine_, *device_)),
+          plan_(within_memory(plan_of(config_, options), config_, machine_, *device_)),
           pool_(machine_, plan_.host_bytes),
           arena_(reserve()),
           volume_(plan_.slot_classes.empty()

@@ -153,30 +153,24 @@ void StateIo::gather(int64_t layer, int64_t first, int64_t count, const Sink& si
     }
 }
 
-void StateIo::read(int64_t layer, int64_t first, std::span<float> out) {
-    gather(layer, first, out, [&](const Chunk& chunk) {
+void StateIo::read(int64_t layer, int64_t first, int64_t count, const Sink& sink) {
+    gather(layer, first, count, sink, [&](const Chunk& chunk) {
         if (!chunk.trainable || plan_.state.split) store_.get(chunk.weight, weight_bytes(chunk));
         if (!chunk.trainable) return widen(weight_.data(), plan_.compute, chunk.count);
-        void StateIo::read(int64_t layer, int64_t first, int64_t count, const Sink& sink) {
-            gather(layer, first, count, sink, [&](const Chunk& chunk) {
-                if (!chunk.trainable) {
-                    store_.get(chunk.weight, weight_bytes(chunk));
-                    return widen(weight_.data(), plan_.compute, chunk.count);
-                }
-                store_.get(chunk.state, state_bytes(chunk));
-                std::vector<float> master(static_cast<size_t>(chunk.count));
-                load_master(0, master);
-                return master;
-            });
-        }
+        store_.get(chunk.state, state_bytes(chunk));
+        std::vector<float> master(static_cast<size_t>(chunk.count));
+        load_master(0, master);
+        return master;
+    });
+}
 
-        void StateIo::read_gradient(int64_t layer, int64_t first, int64_t count, const Sink& sink) {
-            gather(layer, first, count, sink, [&](const Chunk& chunk) {
-                if (!chunk.trainable) return std::vector<float>(static_cast<size_t>(chunk.count));
-                store_.get(chunk.gradient,
-                           state_.first(static_cast<size_t>(chunk.count * size_of(plan_.wire))));
-                return widen(state_.data(), plan_.wire, chunk.count);
-            });
-        }
+void StateIo::read_gradient(int64_t layer, int64_t first, int64_t count, const Sink& sink) {
+    gather(layer, first, count, sink, [&](const Chunk& chunk) {
+        if (!chunk.trainable) return std::vector<float>(static_cast<size_t>(chunk.count));
+        store_.get(chunk.gradient,
+                   state_.first(static_cast<size_t>(chunk.count * size_of(plan_.wire))));
+        return widen(state_.data(), plan_.wire, chunk.count);
+    });
+}
 
 }  // namespace ferry::train

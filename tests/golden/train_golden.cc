@@ -399,8 +399,8 @@ TEST_P(TorchBf16Moments, of_an_fp32_run_are_off_by_their_rounding) {
     const auto last = static_cast<int64_t>(golden.shown.back());
     for (const GoldenTensor& tensor : golden.tensors) {
         const std::vector<float>& moved = tensor.values.back();
-        const Apart a =
-            apart(trace.weights.at(last).at(tensor.name), trace.initial.at(tensor.name), moved, 0);
+        const Apart a = apart(tensor.name, trace.weights.at(last).at(tensor.name),
+                              trace.initial.at(tensor.name), moved, 0);
         apart_squares += a.ours;
         for (const float m : moved) moved_squares += static_cast<double>(m) * m;
     }
