@@ -64,13 +64,10 @@ const FamilyNames& names_of(Family family) {
     return *found;
 }
 
-std::optional<std::string> tensor_name(Family family, Role role, int64_t block) {
-    const FamilyNames& names = names_of(family);
-    const auto found = std::ranges::find(names.names, role, &TensorName::role);
-    if (found == names.names.end()) return std::nullopt;
-    std::string full(role == head_table ? "" : names.prefix);
-    if (block >= 0) full.append(names.block).append(std::to_string(block)).append(".");
-    return full.append(found->name);
+std::string full_name(const FamilyNames& family, const TensorName& tensor, int64_t block) {
+    std::string full(tensor.role == head_table ? "" : family.prefix);
+    if (block >= 0) full.append(family.block).append(std::to_string(block)).append(".");
+    return full.append(tensor.name);
 }
 
 }  // namespace ferry::model

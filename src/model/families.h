@@ -1,7 +1,6 @@
 // How each family calls its tensors, as data.
 #pragma once
 
-#include <optional>
 #include <string>
 
 #include "ferry/model.h"
@@ -26,7 +25,7 @@ struct FamilyNames {
 const FamilyNames& names_of(Family family);
 std::span<const FamilyNames> families();
 
-// The full name of a tensor; none where the family has no such tensor. `block` -1: outside blocks.
-std::optional<std::string> tensor_name(Family family, Role role, int64_t block);
+// `tensor` is one of the family's. `block` -1: outside blocks.
+std::string full_name(const FamilyNames& family, const TensorName& tensor, int64_t block);
 
 }  // namespace ferry::model

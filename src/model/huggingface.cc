@@ -88,9 +88,9 @@ public:
 
     // Null where the key is absent or null.
     const json& at(std::string_view key) const {
-        static const json none;
+        static const json kNone;
         const auto found = config_.find(key);
-        return found == config_.end() ? none : *found;
+        return found == config_.end() ? kNone : *found;
     }
     bool has(std::string_view key) const { return config_.contains(key); }
     int64_t integer(std::string_view key, int64_t otherwise) const {

@@ -148,7 +148,7 @@ std::vector<Tensor> tensors_of(const Shape& s, LayerKind kind, int64_t block, bo
     std::vector<Tensor> tensors;
     for (const TensorName& known : family.names) {
         if (kind_of(known.role) != kind || !has(s, known.role)) continue;
-        Tensor t{.name = *tensor_name(s.family, known.role, block),
+        Tensor t{.name = full_name(family, known, block),
                  .role = known.role,
                  .shape = extent_of(s, known.role)};
         const bool matrix = t.shape.size() > 1;
