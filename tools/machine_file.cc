@@ -139,7 +139,8 @@ std::vector<std::string> kernel_names() {
 int64_t index_of(const std::string& file, const json& one, const std::string& where,
                  const char* key, const std::vector<std::string>& known) {
     const json word = one.is_object() ? one.value(key, json()) : json();
-    const auto found = std::find(known.begin(), known.end(), word);
+    const std::string name = word.is_string() ? word.get<std::string>() : std::string();
+    const auto found = std::find(known.begin(), known.end(), name);
     if (found == known.end())
         refuse(file, fmt::format("{}: \"{}\" is none of those that ferry has", where, key),
                word.dump());
