@@ -48,6 +48,11 @@ std::vector<std::string> advice_on(const Config& config, const planner::Plan& pl
     advice.push_back(fmt::format(
         "batch.micro_batches {} and half the steps: the same tokens with half the writes",
         2 * config.batch.micro_batches));
+    if (config.precision == "bf16" && config.optimizer.master == "fp32")
+        advice.emplace_back("optimizer.master \"split\": exact, and 2 B less of each parameter");
+    if (config.optimizer.moments == "fp32")
+        advice.emplace_back(
+            "optimizer.moments \"bf16\": half of the moments' bytes, and some noise");
     if (config.budgets.nvme.size() == 1)
         advice.emplace_back("a second path in budgets.nvme: each drive takes a part of it");
     return advice;

@@ -136,6 +136,13 @@ class PlanTest(ForecastTest):
         self.assertAlmostEqual(wear["paths"][0]["endurance_share"], wear["run_bytes"] / 1e9)
         self.assertTrue(any("budgets.host" in line for line in wear["advice"]), wear)
         self.assertTrue(any("micro_batches" in line for line in wear["advice"]), wear)
+        self.assertTrue(any("optimizer.moments" in line for line in wear["advice"]), wear)
+        self.assertFalse(any("optimizer.master" in line for line in wear["advice"]), "fp32 has none")
+        plan = self.forecast(self.tiers(budgets__nvme=[drive], steps=1000, precision="bf16",
+                                        optimizer__moments="bf16"), "--no-forecast")
+        advice = plan["wear"]["advice"]
+        self.assertTrue(any("optimizer.master" in line for line in advice), advice)
+        self.assertFalse(any("optimizer.moments" in line for line in advice), "it is so already")
         drive["endurance_tbw"] = 600
         plan = self.forecast(self.tiers(budgets__nvme=[drive], steps=1000), "--no-forecast")
         self.assertEqual(plan["wear"]["advice"], [])
