@@ -264,8 +264,8 @@ TEST(Plan, BlockInputsSpillToTheHostAndThenToNvme) {
     EXPECT_TRUE(partly || spilled == 1);
 }
 
-// Beside a GPU, and where the budget says what is to spare, state in memory bets too: it then has two
-// slots and is never updated in place.
+// Beside a GPU, and where the budget says what is to spare, state in memory bets too: it then has
+// two slots and is never updated in place.
 TEST(Bets, StateInMemoryBetsWhereThereIsRoom) {
     Config config = small_config();
     config.device = "cuda";

@@ -1,10 +1,12 @@
+#include "cudnn_attention.h"
+
+#ifdef FERRY_CUDNN
+
 #include <cudnn_frontend.h>
 
 #include <array>
 #include <map>
 #include <unordered_map>
-
-#include "../cudnn_attention.h"
 
 namespace ferry::ops::cuda {
 namespace {
@@ -205,7 +207,7 @@ private:
 
     static bool could(const Attention& s) {
         return (s.type == DType::bf16 || s.type == DType::f16) &&
-               (s.head_dim == 64 || s.head_dim == 128);
+               (s.head_dim == 64 || s.head_dim == 128) && (s.window == 0 || s.window >= s.sequence);
     }
 
     Graph* graph_of(const Key& key) {
@@ -252,3 +254,5 @@ std::string cudnn_version() {
 }
 
 }  // namespace ferry::ops::cuda
+
+#endif
