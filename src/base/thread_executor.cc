@@ -37,9 +37,8 @@ std::thread start_thread(const std::string& name, Body body) {
 // A bounded FIFO of jobs and the thread that runs them.
 class Lane {
 public:
-    Lane(std::string name, int depth)
-        : ring_(static_cast<size_t>(depth)),
-          thread_(start_thread(std::move(name), [this] { loop(); })) {}
+    Lane(const std::string& name, int depth)
+        : ring_(static_cast<size_t>(depth)), thread_(start_thread(name, [this] { loop(); })) {}
 
     ~Lane() {
         {

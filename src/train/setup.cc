@@ -207,10 +207,7 @@ planner::Plan within_memory(planner::Plan plan, const Config& config, const Topo
 }
 
 int threads_for(const Config& config, const Topology& machine) {
-    // Beside a GPU two cores start its kernels and copies and look for their ends.
-    constexpr int kCoresForGpu = 2;
-    int left = machine.cores() - static_cast<int>(config.reserved_cores.size());
-    if (config.device == "cuda" && config.reserved_cores.empty()) left -= kCoresForGpu;
+    const int left = machine.cores() - static_cast<int>(config.reserved_cores.size());
     return config.threads > 0 ? config.threads : std::max(1, left);
 }
 

@@ -27,7 +27,7 @@ planner::Plan within_memory(planner::Plan plan, const Config& config, const Topo
                             const Device& device);
 // Also the paths that this plan does not need: the next one may.
 void check_paths(const Config& config);
-// As many as asked for, or one for each core that is not reserved; beside a GPU two fewer.
+// As many as asked for, or one for each core that is not reserved.
 int threads_for(const Config& config, const Topology& machine);
 // The threads that compute. Throws usage when a reserved core is none of this process's.
 std::unique_ptr<NodeTeams> make_teams(const Config& config, const Topology& machine,

@@ -14,7 +14,8 @@ namespace {
 namespace fe = cudnn_frontend;
 
 // The operands, by the numbers that the graphs know them by.
-enum Operand : uint8_t { kQ, kK, kV, kOut, kLse, kDout, kDq, kDk, kDv, kOperands };
+constexpr int kQ = 0, kK = 1, kV = 2, kOut = 3, kLse = 4, kDout = 5, kDq = 6, kDk = 7, kDv = 8;
+constexpr int kOperands = 9;
 
 // Sequences a backward call: its deterministic kernel keeps a slope of 2 B for each pair of query
 // and key, so only few fit its workspace. Sequences are independent, so no bit depends on this.
@@ -84,8 +85,8 @@ public:
 private:
     // [sequences, heads, sequence, head_dim], tokens outermost in memory but for the sequence.
     template <class Attributes>
-    Attributes& shaped(Attributes& tensor, Operand operand) const {
-        const int64_t row = key_.row[operand];
+    Attributes& shaped(Attributes& tensor, int operand) const {
+        const int64_t row = key_.row[static_cast<size_t>(operand)];
         const bool of_keys = operand == kK || operand == kV || operand == kDk || operand == kDv;
         const int64_t heads = of_keys ? key_.kv_heads : key_.heads;
         tensor.set_uid(operand)
@@ -101,11 +102,11 @@ private:
             .set_data_type(fe::DataType_t::FLOAT);
         return tensor;
     }
-    Tensor input(Operand operand) {
+    Tensor input(int operand) {
         fe::graph::Tensor_attributes tensor;
         return graph_.tensor(operand == kLse ? shaped_lse(tensor) : shaped(tensor, operand));
     }
-    void output(const Tensor& tensor, Operand operand) const {
+    void output(const Tensor& tensor, int operand) const {
         (operand == kLse ? shaped_lse(*tensor) : shaped(*tensor, operand)).set_output(true);
     }
     template <class Options>
