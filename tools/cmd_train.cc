@@ -31,7 +31,8 @@ struct TrainOptions {
     bool bound = true;
 };
 
-nlohmann::json to_json(const train::StepReport& report) {
+// `bound_seconds`: the lower bound of a step; 0 where it was not measured.
+nlohmann::json to_json(const train::StepReport& report, double bound_seconds) {
     const bool computed = report.targets > 0;  // else there is no loss, which is not a loss of 0
     return {{"step", report.step},
             {"loss", computed ? nlohmann::json(report.loss) : nlohmann::json()},
@@ -45,7 +46,10 @@ nlohmann::json to_json(const train::StepReport& report) {
             {"bet", report.bet},
             {"won", report.won},
             {"seconds", report.seconds},
-            {"tokens_per_second", static_cast<double>(report.tokens) / report.seconds}};
+            {"tokens_per_second", static_cast<double>(report.tokens) / report.seconds},
+            {"percent_of_bound", bound_seconds > 0
+                                     ? nlohmann::json(100 * report.seconds / bound_seconds)
+                                     : nlohmann::json()}};
 }
 
 void print_step(const train::StepReport& report, int64_t steps) {
@@ -112,12 +116,15 @@ public:
             print_plan(engine_->plan(), config_);
             fmt::print("numerics {}\n\n", engine_->numerics_record());
         }
-        if (options_.bound) engine_->measure_bound();
+        if (options_.bound) {
+            engine_->measure_bound();
+            bound_seconds_ = engine_->report().bound_seconds;
+        }
         evaluate(0);
         for (int64_t step = 1; step <= config_.steps && !interrupted(); ++step) {
             const train::StepReport report = engine_->step();
             if (options_.json) {
-                fmt::print("{}\n", to_json(report).dump());
+                fmt::print("{}\n", to_json(report, bound_seconds_).dump());
             } else if (worth_a_line(report)) {
                 print_step(report, config_.steps);
             }
@@ -223,6 +230,7 @@ private:
     std::optional<train::Figures> figures_;
     std::unique_ptr<train::Engine> engine_;
     int64_t steps_ = 0, evaluated_ = -1;
+    double bound_seconds_ = 0;  // of a step, as measured before the first
     double quiet_seconds_ = 0;  // since the last line
 };
 
