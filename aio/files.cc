@@ -97,7 +97,7 @@ void PathFiles::check_directory() const {
     if (access(options_.path.c_str(), W_OK | X_OK) != 0)
         refuse(Trouble::usage,
                {.what = std::string("the storage path is not writable: ") + strerror(errno),
-                .remedy = "change its owner or mode, or give another path"});
+                .remedy = "make it writable for this user, or give another path"});
 }
 
 void PathFiles::open_directory(Leftover leftover) {

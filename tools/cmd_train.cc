@@ -255,8 +255,9 @@ void add_train_command(CLI::App& app) {
                         "a machine file (docs/machine.md): bound and prediction by its figures, "
                         "nothing is measured");
     command->add_flag("--json", options->json, "one JSON object a step on standard output");
-    command->add_flag("!--no-bound", options->bound,
-                      "do not measure the lower bound of a step first");
+    command->add_flag_callback(
+        "--no-bound", [options] { options->bound = false; },
+        "do not measure the lower bound of a step first");
     command->footer(
         "Ctrl-C ends the run after its step, with the summary and exit code 0; a second one kills "
         "it.\n"

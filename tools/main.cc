@@ -1,5 +1,7 @@
 // `ferry`: one program, one subcommand a file.
+#include <unistd.h>
 #include <CLI/CLI.hpp>
+
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -7,6 +9,7 @@
 
 #include "commands.h"
 #include "ferry/base.h"
+#include "ferry/ops.h"
 
 namespace {
 
@@ -37,9 +40,19 @@ ferry::Error usage_error(const CLI::App& app, const CLI::ParseError& error) {
             {.what = error.what(), .where = command, .remedy = command + " --help"}};
 }
 
+// OpenBLAS reads its choice when it is loaded: for a better one this program starts once more. What
+// the environment says stands.
+void choose_blas_core(char** argv) {
+    if (std::getenv("OPENBLAS_CORETYPE") != nullptr) return;
+    const std::string core = ferry::ops::better_blas_core();
+    if (core.empty() || setenv("OPENBLAS_CORETYPE", core.c_str(), 0) != 0) return;
+    execv("/proc/self/exe", argv);  // where this fails, the slower kernels do
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+    choose_blas_core(argv);
     // A file over the limit, or a reader that went away, is an error to report, not a kill: a
     // killed run leaves its files on NVMe.
     std::signal(SIGXFSZ, SIG_IGN);

@@ -88,7 +88,7 @@ void print_run(const train::RunReport& report, const planner::Plan& plan, const 
                    100 * link.busy_seconds / report.seconds,
                    moves ? fmt::format("{:.2f}", bytes / link.busy_seconds * 1e-9) : "");
     }
-    fmt::print("\n  {:<11} {:>12} {:>14}\n", "tier", "peak", "budget");
+    fmt::print("\n  {:<11} {:>12} {:>14}\n", "tier", "reserved", "budget");
     for (const swap::Tier tier : kTiers) {
         fmt::print("  {:<11} {:>12} {:>14}\n", swap::name_of(tier),
                    format_bytes(used_of(tier, plan)), budget_text(budget_of(tier, config)));

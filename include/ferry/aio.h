@@ -161,7 +161,7 @@ Error to_error(const Volume& volume, const Operation& operation);
 // "/mnt/a: 1.20 TiB read, 1.20 TiB written, 0.11 % of its rated life".
 std::string describe(std::span<const PathCounters> paths, std::string_view indent = {});
 
-// ---------------------------------------------------------------- integrity (design.md 1.11)
+// ---------------------------------------------------------------- integrity
 
 // Checksums of a slot's contents, kept in memory apart from the data: a lost or misdirected write
 // leaves bytes that do not match. One checksum for each 256 KiB piece, keyed by version.

@@ -63,7 +63,7 @@ struct Forecast {
     swap::Timeline timeline{};  // its `step_seconds` is the prediction
     bool betting = false;       // bets that are won; else none
     std::vector<LinkForecast> links{};
-    // Of any placement that the budgets allow (design.md section 4), and the link that sets it.
+    // Of any placement that the budgets allow, and the link that sets it.
     double bound_seconds = 0;
     std::string bound_link{};
     const LinkForecast& binding() const;  // the link that takes longest: the plan's own bound

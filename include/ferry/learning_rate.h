@@ -18,10 +18,12 @@ enum class Decay : uint8_t { constant, linear, cosine, wsd, one_cycle, warmup_de
 //   cosine        final_fraction + (1 - final_fraction) * (1 + cos(pi * r)) / 2
 //   wsd           1, over the last decay_steps linear to final_fraction (MiniCPM, Hu et al. 2024)
 //   one_cycle     DeepSpeed's OneCycle (first step size = warmup_steps, both = total_steps): linear
-//                 from final_fraction at the first step to 1 after warmup_steps and back
-//   warmup_decay  DeepSpeed's WarmupDecayLR, a step later than that, as its engine runs it: the
-//                 first two steps have final_fraction; its default is log_warmup
-// After total_steps final_fraction holds, except for constant.
+//                 from final_fraction at the first step to 1 at step warmup_steps + 1 and back;
+//                 without its cycle of momentum and its decay after the cycle
+//   warmup_decay  DeepSpeed's WarmupDecayLR, a step later than one_cycle, as its engine runs it:
+//                 with a warm-up the first two steps have final_fraction, step warmup_steps + 2
+//                 the peak; its default is log_warmup. DeepSpeed warms up for 2 steps at least
+// After total_steps (warmup_decay: and one more) final_fraction holds, except for constant.
 struct LrSchedule {
     Decay kind = Decay::constant;
     double peak = 1e-3;

@@ -165,6 +165,9 @@ std::unique_ptr<Ops> make_cuda_ops(Device& device,
 // What the operations' bits depend on beside their arguments and the architecture. CPU: the BLAS
 // with the processor type it chose kernels for, and the SIMD target.
 std::string library_versions();
+// The OPENBLAS_CORETYPE that this processor deserves, where OpenBLAS chose a lesser one by itself
+// or by the environment: it is read when the library is loaded. Empty where all is well.
+std::string better_blas_core();
 std::string cuda_library_versions(AttentionKernels attention);
 
 }  // namespace ferry::ops

@@ -25,7 +25,7 @@ struct Chunk {
     int64_t layer = 0;
     int64_t first = 0, count = 0;  // elements; multiples of 4,096
     bool trainable = true, decays = true;
-    bool bets = false;  // may be updated before the step is settled (design.md 1.6)
+    bool bets = false;  // may be updated before the step is settled
     swap::ObjectId weight = swap::kNoObject, state = swap::kNoObject, gradient = swap::kNoObject;
     swap::ObjectId park = swap::kNoObject;        // fp32 accumulator between groups
     swap::ObjectId park_table = swap::kNoObject;  // tied: the head's part of it

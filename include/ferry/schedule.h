@@ -1,4 +1,4 @@
-// A schedule is data (design.md 1.1): lanes of tasks, each with the counters of other lanes that it
+// A schedule is data: lanes of tasks, each with the counters of other lanes that it
 // waits for. The store replays it, and predict() says how long that takes.
 #pragma once
 

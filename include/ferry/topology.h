@@ -32,8 +32,9 @@ struct Topology {
 Topology discover_topology();
 
 // `threads` workers over TBB, shared by the CPU device's streams and the optimizer, so that two
-// parallel loops at once never oversubscribe. What a loop computes never depends on `threads`.
-// With `cores` (OS indices), whoever works in the team runs on those cores for that long.
+// parallel loops at once never oversubscribe, but for a team of one: it has no place to wait in,
+// and each caller works on its own thread. What a loop computes never depends on `threads`. With
+// `cores` (OS indices), whoever works in the team runs on those cores for that long.
 class Team {
 public:
     explicit Team(int threads);
@@ -68,8 +69,8 @@ int node_of(const void* address);
 // work without a place. `threads` are spread in proportion to the nodes' cores, at least one each;
 // `reserved` cores (OS indices) are left to the threads that drive I/O and copies. On one node both
 // are the same team, and without reserved cores nothing is pinned. On several, workers are as many
-// as leave a core each for two threads that bring work of their own: the compute stream's and the
-// optimizer's.
+// as leave a core each for two threads that bring work of their own, the compute stream's and the
+// optimizer's; on two nodes at least one, so that two threads on two nodes may be three.
 class NodeTeams {
 public:
     NodeTeams(const Topology& machine, int threads, std::span<const int> reserved = {});

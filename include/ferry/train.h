@@ -53,7 +53,7 @@ struct RunReport {
     int64_t bets_won = 0, bets_lost = 0, clipped_steps = 0, skipped_steps = 0;
     std::vector<LinkReport> links{};
     std::vector<aio::PathCounters> paths{};
-    double bound_seconds = 0;  // lower bound of a step (design.md section 4); 0: not measured
+    double bound_seconds = 0;  // lower bound of a step; 0: not measured
     std::string binding{};     // the link that sets it
     // A step's seconds as its schedule and the figures measured with the bound give them: without
     // bets, and with bets that are won (0: nothing bets).

@@ -20,7 +20,9 @@ std::string wanted(const Key& key) {
     return text;
 }
 
-[[noreturn]] void wrong_type(const Place& at, const json& found, std::string remedy = {}) {
+[[noreturn]] void wrong_type(
+    const Place& at, const json& found,
+    std::string remedy = "docs/configuration.md has every key with an example of its kind") {
     throw Error(Trouble::usage, {.what = "wrong type of value",
                                  .where = at.where,
                                  .measured = describe(found),
@@ -91,11 +93,12 @@ std::string read_choice(const Place& at, const json& value) {
         known.emplace_back(choice);
     }
     const std::string near = nearest_word(word, known);
-    throw Error(Trouble::usage, {.what = "unknown value",
-                                 .where = at.where,
-                                 .measured = describe(value),
-                                 .limit = "one of " + all,
-                                 .remedy = near.empty() ? "" : "did you mean \"" + near + "\"?"});
+    throw Error(Trouble::usage,
+                {.what = "unknown value",
+                 .where = at.where,
+                 .measured = describe(value),
+                 .limit = "one of " + all,
+                 .remedy = near.empty() ? "choose one of them" : "did you mean \"" + near + "\"?"});
 }
 
 std::vector<std::string> read_texts(const Place& at, const json& value) {
@@ -125,11 +128,12 @@ NvmePath read_volume(const Place& at, const json& value) {
         } else {
             const std::vector<std::string> known = {"path", "size", "endurance_tbw"};
             const std::string near = nearest_word(name, known);
-            throw Error(Trouble::usage,
-                        {.what = "unknown key",
-                         .where = where,
-                         .limit = "an NVMe volume has \"path\", \"size\" and \"endurance_tbw\"",
-                         .remedy = near.empty() ? "" : "did you mean \"" + near + "\"?"});
+            throw Error(
+                Trouble::usage,
+                {.what = "unknown key",
+                 .where = where,
+                 .limit = "an NVMe volume has \"path\", \"size\" and \"endurance_tbw\"",
+                 .remedy = near.empty() ? "choose one of them" : "did you mean \"" + near + "\"?"});
         }
     }
     if (volume.path.empty()) {

@@ -106,14 +106,14 @@ const Key kKeys[] = {
     {FERRY_KEY(optimizer.master), choice, "`split`: of the fp32 master weight only the low 16 bits are kept beside the bf16 weight, which is then rounded half up instead of to even; exact, and 2 B less a parameter to store and move; needs `precision` `bf16`; part of the run's identity", {}, first(kMasters, 2)},
 
     {FERRY_KEY(schedule.kind), choice, "after the warm-up: stay; fall as a line, as a half cosine, or as a line over the last steps only (`wsd`); rise and fall between final fraction and peak, counted from step 0 (`one_cycle`, `warmup_decay`)", {}, first(kSchedules, 6)},
-    {FERRY_KEY(schedule.warmup_steps), integer, "steps in which the rate climbs to the peak, which it has at the last of them", kCount},
+    {FERRY_KEY(schedule.warmup_steps), integer, "steps in which the rate climbs to the peak, which it has at the last of them, with `one_cycle` one step later and with `warmup_decay` two", kCount},
     {FERRY_KEY(schedule.total_steps), integer, "steps until the fall has ended: the last of them is the last above the end of the fall; `auto` (0): `steps`, or the warm-up if that is longer", kCount, {}, 0},
     {FERRY_KEY(schedule.decay_steps), integer, "`wsd`: the falling steps at the end; `auto` (0): a tenth of `total_steps`, at most what the warm-up leaves", kCount, {}, 0},
-    {FERRY_KEY(schedule.final_fraction), number, "of the peak, left after `total_steps`", kUnit},
+    {FERRY_KEY(schedule.final_fraction), number, "of the peak, left after `total_steps`, with `warmup_decay` after one more", kUnit},
     {FERRY_KEY(schedule.log_warmup), boolean, "the warm-up climbs as the logarithm of the step; not for `one_cycle`"},
 
     {FERRY_KEY(evaluate.every), integer, "steps between evaluations; 0: only before the first step and after the last", kCount},
-    {FERRY_KEY(evaluate.micro_batches), integer, "held-back micro-batches of one evaluation; 0: none", kCount},
+    {FERRY_KEY(evaluate.micro_batches), integer, "held-back micro-batches of one evaluation; 0: none, and `every` 0 too", kCount},
 
     {"budgets.device", +[](Config& c) { return &c.budgets.device_bytes; }, bytes, "device memory: weights in use, activations, gradients; of a GPU all that the process holds there, its context and libraries included", kSize},
     {"budgets.host", +[](Config& c) { return &c.budgets.host_bytes; }, bytes, "host memory: state, staging buffers, spilled block inputs", kSize},

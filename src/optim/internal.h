@@ -1,6 +1,8 @@
 // What the files of this module share.
 #pragma once
 
+#include <vector>
+
 #include "ferry/optim.h"
 
 namespace ferry::optim {
@@ -29,12 +31,18 @@ Span part_of(const Span& span, int64_t begin, int64_t count);
 constexpr int64_t kTile = 16 * kLeaf;
 
 // body(node, tile) for each tile of `count` elements, all nodes at the same time: each tile by the
-// team of the node that holds its first element of `where`.
+// team of the node that holds its first element of `where`. The kernel is asked once a tile: it may
+// move a page at any time, and two teams that ask could both take a tile, or neither.
 template <class Element, class Body>
 void each_tile(NodeTeams& teams, const Element* where, int64_t count, const Body& body) {
+    static thread_local std::vector<int> kept;  // allocates for the largest span of the thread only
+    kept.resize(static_cast<size_t>(ceil_div(count, kTile)));
+    for (size_t tile = 0; tile < kept.size(); ++tile)
+        kept[tile] = teams.index_of(where + static_cast<int64_t>(tile) * kTile);
+    const std::vector<int>& owners = kept;  // the caller's, on whatever thread it is read
     teams.each([&](int node, Team& team) {
-        team.parallel(ceil_div(count, kTile), [&](int64_t tile) {
-            if (teams.index_of(where + tile * kTile) == node) body(node, tile);
+        team.parallel(std::ssize(owners), [&](int64_t tile) {
+            if (owners[static_cast<size_t>(tile)] == node) body(node, tile);
         });
     });
 }

@@ -1,5 +1,5 @@
 // The step, once, as plain code. It runs at start-up against a recorder; the schedule it leaves is
-// replayed every step. Micro-batches go through a layer together (design.md 1.3), groups of them
+// replayed every step. Micro-batches go through a layer together, groups of them
 // one after another; the optimizer's chunks run beside backward and beside the next forward.
 #include "step.h"
 

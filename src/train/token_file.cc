@@ -276,11 +276,14 @@ void write_tokens(const std::string& path, std::span<const uint32_t> tokens, uin
     if (write_and_flush(partial, file) && ::rename(partial.c_str(), path.c_str()) == 0) return;
     const int reason = errno;
     ::unlink(partial.c_str());
-    throw Error(Trouble::io, {.what = "cannot write the token file",
-                              .where = path,
-                              .measured = std::strerror(reason),
-                              .limit = bytes_text(file.size()) + " to write",
-                              .remedy = reason == ENOENT ? "make the directory first" : ""});
+    throw Error(Trouble::io,
+                {.what = "cannot write the token file",
+                 .where = path,
+                 .measured = std::strerror(reason),
+                 .limit = bytes_text(file.size()) + " to write",
+                 .remedy = reason == ENOENT   ? "make the directory first"
+                           : reason == ENOSPC ? "free that much there, or write elsewhere (-o)"
+                                              : "write elsewhere (-o)"});
 }
 
 }  // namespace ferry
