@@ -22,7 +22,7 @@ std::string wanted(const Key& key) {
 
 [[noreturn]] void wrong_type(
     const Place& at, const json& found,
-    std::string remedy = "docs/configuration.md has every key with an example of its kind") {
+    std::string remedy = "docs/configuration.md says what each key takes") {
     throw Error(Trouble::usage, {.what = "wrong type of value",
                                  .where = at.where,
                                  .measured = describe(found),
