@@ -14,6 +14,7 @@
 
 #include "ferry/device.h"
 #include "ferry/train.h"
+#include "tests/support/temporary_directory.h"
 
 namespace ferry::train {
 namespace {
@@ -117,10 +118,7 @@ int64_t smallest_device_budget(Config config) {
 class Tight {
 public:
     explicit Tight(Config& config) {
-        std::string pattern = testing::TempDir() + "ferry-golden-XXXXXX";
-        if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp " + pattern);
-        directory_ = pattern;
-        config.budgets.nvme = {{.path = directory_.string(), .size_bytes = 64 * kMiB}};
+        config.budgets.nvme = {{.path = directory_.path(), .size_bytes = 64 * kMiB}};
         config.budgets.host_bytes = 160 * kKiB;
         config.swap.groups = config.batch.micro_batches;
         config.swap.chunk_elements = 4096;
@@ -129,12 +127,11 @@ public:
         config.io.direct = false;  // the directory may be in memory
         config.budgets.device_bytes = smallest_device_budget(config);
     }
-    ~Tight() { std::filesystem::remove_all(directory_); }
     Tight(const Tight&) = delete;
     Tight& operator=(const Tight&) = delete;
 
 private:
-    std::filesystem::path directory_;
+    const TemporaryDirectory directory_{};
 };
 
 using Values = std::map<std::string, std::vector<float>>;

@@ -1,26 +1,18 @@
 // Safetensors written and read back, and every way a file can be wrong.
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <stdexcept>
 
 #include "ferry/checkpoint.h"
+#include "tests/support/temporary_directory.h"
 
 namespace ferry::checkpoint {
 namespace {
 
 class WeightsTest : public testing::Test {
 protected:
-    WeightsTest() {
-        std::string pattern = testing::TempDir() + "ferry-weights-XXXXXX";
-        if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp " + pattern);
-        directory = pattern;
-    }
-    ~WeightsTest() override { std::filesystem::remove_all(directory); }
-
     std::string path(const std::string& name) const { return directory / name; }
 
     // A file of this header and so many bytes of data.
@@ -50,7 +42,8 @@ protected:
         expect_refused(write("bad.safetensors", header, data_bytes), Trouble::io, said);
     }
 
-    std::filesystem::path directory{};
+    const TemporaryDirectory temporary{};
+    const std::filesystem::path directory = temporary.path();
 };
 
 std::vector<float> values_of(size_t tensor, int64_t count) {
