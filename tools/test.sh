@@ -39,7 +39,12 @@ run_tests() {
     local preset=$1
     shift
     say "$preset: tests"
-    ctest --preset "$preset" --no-tests=error --output-on-failure -j "$(nproc)" "$@" | tail -n 40
+    ctest --preset "$preset" --no-tests=error --output-on-failure -j "$(nproc)" "$@" | awk '
+        /( Passed|[*]Skipped) +[0-9.]+ sec$/ || /^ +Start +[0-9]+: / { next }
+        /^The following tests did not run:$/ { next }
+        /\(Skipped\)$/ { if (tolower($0) ~ /cuda|gpu/) ++gpu; else print; next }
+        { print }
+        END { if (gpu) print gpu " tests were skipped for want of a GPU" }'
 }
 
 build release
