@@ -475,21 +475,27 @@ std::vector<PathCounters> VolumeOnPaths::counters() const {
 
 std::string describe(std::span<const PathCounters> paths, std::string_view indent) {
     std::string text;
-    const auto add = [&](const std::string& name, int64_t read, int64_t written) {
-        text.append(text.empty() ? "" : "\n").append(indent).append(name);
-        text += ": " + format_bytes(read) + " read, " + format_bytes(written) + " written";
+    const auto rate = [](double bytes_per_s) {
+        char words[32] = "";
+        if (bytes_per_s > 0) snprintf(words, sizeof words, " at %.2f GB/s", bytes_per_s * 1e-9);
+        return std::string(words);
     };
-    int64_t read = 0, written = 0;
+    const auto add = [&](const PathCounters& path) {
+        text.append(text.empty() ? "" : "\n").append(indent).append(path.path);
+        text += ": " + format_bytes(path.bytes_read) + " read" + rate(path.read_bytes_per_s);
+        text += ", " + format_bytes(path.bytes_written) + " written" + rate(path.write_bytes_per_s);
+    };
+    PathCounters all{.path = "all paths"};
     for (const PathCounters& path : paths) {
-        add(path.path, path.bytes_read, path.bytes_written);
-        read += path.bytes_read;
-        written += path.bytes_written;
+        add(path);
+        all.bytes_read += path.bytes_read;
+        all.bytes_written += path.bytes_written;
         if (path.endurance_used <= 0) continue;
         char share[48];
         snprintf(share, sizeof share, ", %.2g %% of its rated life", 100 * path.endurance_used);
         text += share;
     }
-    if (paths.size() > 1) add("all paths", read, written);
+    if (paths.size() > 1) add(all);
     return text;
 }
 

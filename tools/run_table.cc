@@ -126,6 +126,8 @@ nlohmann::json summary_json(const train::RunReport& report, const planner::Plan&
         paths.push_back({{"path", path.path},
                          {"bytes_read", path.bytes_read},
                          {"bytes_written", path.bytes_written},
+                         {"read_bytes_per_s", path.read_bytes_per_s},
+                         {"write_bytes_per_s", path.write_bytes_per_s},
                          {"endurance_used", path.endurance_used}});
     }
     return {{"summary",
