@@ -2,4 +2,9 @@
 #pragma once
 
 // SSSE3 brings nothing over the baseline here, and AVX3_DL nothing over AVX3.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+// A sanitizer's build takes minutes a target and finds the same in the baseline and in one more.
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3 | HWY_AVX3_DL)
+#else
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL)
+#endif
