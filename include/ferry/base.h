@@ -25,6 +25,7 @@ enum class Trouble : int {
     does_not_fit = 3,  // a budget is too small for what was asked
     io = 4,            // storage failed, or bytes came back wrong
     diverged = 5,      // NaN or Inf in loss or gradient
+    rank_lost = 6,     // another rank ended, or did not take part in time
 };
 
 // One clear error: what went wrong, where, the measured value, the limit it met, and what to do.
