@@ -125,6 +125,10 @@ uint64_t checksum(std::span<const std::byte> bytes) noexcept;
 using Nanos = int64_t;  // monotonic, from an arbitrary start
 constexpr Nanos kForever = std::numeric_limits<Nanos>::max();
 
+// Sleeps between two looks at something that takes its time: an eighth of what was waited so far,
+// 2 to 50 us. Short work is seen at once, long work costs little.
+void nap_after(Nanos waited) noexcept;
+
 // A piece of work without an allocation. `run` must not throw; the job's owner carries errors in
 // its context.
 struct Job {

@@ -1,31 +1,11 @@
 #include "cuda_stream.h"
 
-#include <sys/prctl.h>
-
 #include <algorithm>
-#include <chrono>
-#include <ctime>
 #include <limits>
 
 #include "status.h"
 
 namespace ferry {
-namespace {
-
-// Sleeps between two looks at an event: an eighth of the time waited so far, at most 50 us. Short
-// work is seen at once, long work costs little.
-void nap(std::chrono::steady_clock::time_point start) {
-    thread_local bool precise = false;  // else the kernel may add 50 us to every sleep
-    if (!precise) prctl(PR_SET_TIMERSLACK, 1000UL);
-    precise = true;
-    const auto waited = std::chrono::steady_clock::now() - start;
-    const auto rest = std::clamp<std::chrono::nanoseconds>(waited / 8, std::chrono::microseconds(2),
-                                                           std::chrono::microseconds(50));
-    const timespec time{.tv_sec = 0, .tv_nsec = static_cast<long>(rest.count())};
-    nanosleep(&time, nullptr);
-}
-
-}  // namespace
 
 void Failures::note(const char* call, cudaError_t status) noexcept {
     const std::lock_guard lock(mutex_);
@@ -114,10 +94,10 @@ void CudaStream::signal(std::atomic<uint64_t>& counter) {
 // On the lane's thread. Events rather than host functions: the GPU does not stop for them, and they
 // are delivered after a failure too.
 void CudaStream::deliver(const Signal& signal) noexcept {
-    const auto start = std::chrono::steady_clock::now();
+    const Nanos start = signal.executor->now();
     cudaError_t status = cudaEventQuery(signal.event);
     while (status == cudaErrorNotReady) {
-        nap(start);
+        nap_after(signal.executor->now() - start);
         status = cudaEventQuery(signal.event);
     }
     if (status != cudaSuccess) signal.failures->note("work enqueued before", status);
