@@ -27,3 +27,11 @@ add_library(PkgConfig::openblas UNKNOWN IMPORTED)
 set_target_properties(PkgConfig::openblas PROPERTIES
     IMPORTED_LOCATION ${FERRY_OPENBLAS}
     INTERFACE_INCLUDE_DIRECTORIES ${FERRY_OPENBLAS_INCLUDE})
+
+# Ranks of several processes, where an MPI is found.
+find_package(MPI COMPONENTS C QUIET)
+option(FERRY_MPI "Train with several ranks over MPI" ${MPI_C_FOUND})
+if(FERRY_MPI)
+    find_package(MPI COMPONENTS C REQUIRED)
+    message(STATUS "ferry: MPI (${MPI_C_LIBRARIES})")
+endif()

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "ferry/base.h"
@@ -79,13 +80,23 @@ public:
 void agree(Communicator& communicator, Executor& executor, std::span<const std::byte> mine,
            std::span<std::byte> all, Topic topic);
 
+// What must be equal on all ranks: the configuration's hash, the binary's version.
+struct Fact {
+    std::string key;
+    std::string value;
+};
+// The same keys in the same order on every rank, at most kAgreedBytes in all. Throws usage on every
+// rank, naming each rank that differs from rank 0, the first key in which it does, and both values.
+void require_same(Communicator& communicator, Executor& executor, std::span<const Fact> facts);
+
 // ---------------------------------------------------------------- who is there
 
 struct CommOptions {
     // How long a rank waits for the others in one operation, the slowest rank's lag included.
     double timeout_seconds = 300;
+    int64_t message_bytes = kGiB;  // of one message of MPI, which counts in an int; more are cut
 };
-// One rank.
+// One rank. Host memory: where a GPU has no other ranks, nothing is gathered on it.
 std::unique_ptr<Communicator> make_solo(Executor& executor);
 // Whether mpirun or srun started this process as one of several ranks, by the environment alone.
 bool launched_as_rank();

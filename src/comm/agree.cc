@@ -1,0 +1,96 @@
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "ferry/comm.h"
+
+namespace ferry::comm {
+namespace {
+
+constexpr Topic kFacts{.of = "facts on which all ranks must agree"};
+
+std::string bytes_of(std::span<const Fact> facts) {
+    std::string text;
+    for (const Fact& fact : facts) text.append(fact.key).append(1, '\0').append(fact.value) += '\0';
+    return text;
+}
+
+// What every rank says, each padded to the longest.
+std::vector<std::string> gather(Communicator& communicator, Executor& executor, std::string mine) {
+    const auto size = static_cast<size_t>(communicator.size());
+    const uint64_t length = mine.size();
+    std::vector<uint64_t> lengths(size);
+    agree(communicator, executor, std::as_bytes(std::span(&length, 1)),
+          std::as_writable_bytes(std::span(lengths)), kFacts);
+    mine.resize(*std::ranges::max_element(lengths));
+    std::string all(size * mine.size(), '\0');
+    agree(communicator, executor, std::as_bytes(std::span(mine)),
+          std::as_writable_bytes(std::span(all)), kFacts);
+    std::vector<std::string> each;
+    for (size_t r = 0; r < size; ++r) each.push_back(all.substr(r * mine.size(), lengths[r]));
+    return each;
+}
+
+std::vector<Fact> facts_in(const std::string& bytes) {
+    std::vector<Fact> facts;
+    for (size_t at = 0; at < bytes.size();) {
+        Fact fact{.key = bytes.c_str() + at, .value = ""};
+        at += fact.key.size() + 1;
+        fact.value = bytes.c_str() + at;
+        at += fact.value.size() + 1;
+        facts.push_back(std::move(fact));
+    }
+    return facts;
+}
+
+// The part of a long text in which it begins to differ from another.
+std::string excerpt(const std::string& text, const std::string& other) {
+    constexpr size_t kBefore = 20, kLength = 80;
+    if (text.size() <= kLength) return "\"" + text + "\"";
+    const auto differs = std::ranges::mismatch(text, other).in1 - text.begin();
+    const size_t from = std::max<size_t>(static_cast<size_t>(differs), kBefore) - kBefore;
+    return "\"..." + text.substr(from, kLength) + "...\"";
+}
+
+}  // namespace
+
+void agree(Communicator& communicator, Executor& executor, std::span<const std::byte> mine,
+           std::span<std::byte> all, Topic topic) {
+    FERRY_CHECK(all.size() == mine.size() * static_cast<size_t>(communicator.size()));
+    std::atomic<uint64_t> done = 0;
+    communicator.all_gather_host(
+        {.mine = mine.data(), .all = all.data(), .bytes = static_cast<int64_t>(mine.size())},
+        topic);
+    communicator.signal(done);
+    while (done.load(std::memory_order_acquire) == 0) executor.wait(kForever);
+    communicator.check();
+}
+
+void require_same(Communicator& communicator, Executor& executor, std::span<const Fact> facts) {
+    const std::vector<std::string> each = gather(communicator, executor, bytes_of(facts));
+    const std::vector<Fact> first = facts_in(each.front());
+    std::string keys, values;
+    for (size_t rank = 1; rank < each.size(); ++rank) {
+        const std::vector<Fact> theirs = facts_in(each[rank]);
+        const auto [a, b] = std::ranges::mismatch(theirs, first, [](const Fact& x, const Fact& y) {
+            return x.key == y.key && x.value == y.value;
+        });
+        if (a == theirs.end() && b == first.end()) continue;
+        const Fact nothing{}, &is = a == theirs.end() ? nothing : *a,
+                              &wanted = b == first.end() ? nothing : *b;
+        const std::string who = "rank " + std::to_string(rank);
+        keys += (keys.empty() ? "" : "; ") + who + ": " + (wanted.key.empty() ? is : wanted).key;
+        if (values.empty())
+            values = "rank 0 has " + excerpt(wanted.value, is.value) + ", " + who + " " +
+                     excerpt(is.value, wanted.value);
+    }
+    if (keys.empty()) return;
+    throw Error(Trouble::usage,
+                {.what = "the ranks were not started alike",
+                 .where = keys,
+                 .measured = values,
+                 .limit = "the same on every rank",
+                 .remedy = "start every rank from the same ferry with the same configuration"});
+}
+
+}  // namespace ferry::comm

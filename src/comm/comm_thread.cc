@@ -1,0 +1,304 @@
+#include "comm_thread.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+namespace ferry::comm {
+namespace {
+
+constexpr Nanos kMillisecond = 1'000'000;
+// How long one without work sleeps between two looks for news.
+constexpr auto kIdleLook = std::chrono::milliseconds(5);
+// What a process said before it ended may still be on its way.
+constexpr Nanos kLastWords = 50 * kMillisecond;
+// Between two questions to the kernel whether a process has ended.
+constexpr Nanos kLook = 5 * kMillisecond;
+// How long abandon() waits until the others are told.
+constexpr auto kFarewell = std::chrono::milliseconds(500);
+
+std::string seconds_text(Nanos nanos) {
+    std::string text = std::to_string(static_cast<double>(nanos) * 1e-9);
+    text.resize(text.find('.') + 2);
+    return text + " s";
+}
+
+News news_of(News::Kind kind, int rank = -1, std::string_view how = {}) {
+    News news{.kind = kind, .rank = rank};
+    how = how.substr(0, news.how.size() - 1);
+    std::memcpy(news.how.data(), how.data(), how.size());
+    return news;
+}
+
+}  // namespace
+
+CommThread::CommThread(Executor& executor, const CommOptions& options,
+                       std::unique_ptr<Transport> transport, Sources sources)
+    : executor_(executor),
+      timeout_(static_cast<Nanos>(options.timeout_seconds * 1e9)),
+      transport_(std::move(transport)),
+      sources_(sources),
+      place_(transport_->place()),
+      operations_(kDepth),
+      waits_(static_cast<size_t>(place_.size)) {
+    FERRY_CHECK(!executor.simulated(), "ranks of other processes do not run in virtual time");
+    executor_.host(*this);
+}
+
+CommThread::~CommThread() {
+    {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [this] { return ended_ == posted_; });
+    }
+    executor_.retire(*this);
+}
+
+// ---------------------------------------------------------------- any thread
+
+void CommThread::post(const Operation& operation) {
+    {
+        const std::lock_guard lock(mutex_);
+        FERRY_CHECK(posted_ - ended_ < kDepth, "too many operations of a communicator");
+        at(posted_++) = operation;
+    }
+    changed_.notify_all();
+}
+
+std::optional<Error> CommThread::failure() const {
+    if (!failed_.load(std::memory_order_acquire)) return std::nullopt;
+    const std::lock_guard lock(mutex_);
+    return failure_;
+}
+
+void CommThread::check() {
+    if (const auto error = failure()) throw Error(*error);
+}
+
+void CommThread::give_up(int rank, std::string_view how) noexcept {
+    {
+        const std::lock_guard lock(mutex_);
+        if (!given_up_) given_up_.emplace(rank, how);
+    }
+    changed_.notify_all();
+}
+
+void CommThread::abandon(std::string_view why) noexcept {
+    give_up(rank(), "it ended with an error: " + std::string(why));
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, kFarewell, [this] { return failure_.has_value(); });
+}
+
+void CommThread::interrupt() {
+    {
+        const std::lock_guard lock(mutex_);
+        interrupted_ = true;
+    }
+    changed_.notify_all();
+}
+
+// ---------------------------------------------------------------- the comm thread
+
+void CommThread::turn(Nanos) {
+    try {
+        if (over_) {
+            drop_all();
+        } else if (progress()) {
+            return;
+        }
+    } catch (const Error& error) {
+        // The library's own error; this rank ends by it.
+        fail_and_tell(error, rank(), error.problem().what + " " + error.problem().measured);
+    }
+    rest();
+}
+
+// Whether anything was started or has ended.
+bool CommThread::progress() {
+    take_news();
+    if (over_) return true;
+    bool moved = false;
+    while (start_next()) moved = true;
+    while (finish_oldest()) moved = true;
+    if (!moved) keep_watch();
+    return moved || over_;
+}
+
+bool CommThread::start_next() {
+    if (started_ - first_ == Transport::kWindow) return false;
+    {
+        const std::lock_guard lock(mutex_);
+        if (started_ == posted_) return false;
+    }
+    const Operation& next = at(started_);
+    if (!next.counter) transport_->start(next, started_ % Transport::kWindow);
+    if (started_++ == first_) oldest_since_ = executor_.now();
+    return true;
+}
+
+bool CommThread::finish_oldest() {
+    if (first_ == started_) return false;
+    if (!at(first_).counter && !transport_->finished(first_ % Transport::kWindow)) return false;
+    announce(false);
+    end_oldest();
+    return true;
+}
+
+void CommThread::end_oldest() {
+    Executor& executor = executor_;
+    if (auto* counter = at(first_).counter) counter->fetch_add(1, std::memory_order_release);
+    executor.wake();
+    ++first_;
+    oldest_since_ = executor.now();
+    {
+        const std::lock_guard lock(mutex_);
+        ended_ = first_;
+    }
+    changed_.notify_all();
+}
+
+// After a failure: what is enqueued ends at once.
+void CommThread::drop_all() {
+    std::unique_lock lock(mutex_);
+    while (first_ < posted_) {
+        lock.unlock();
+        end_oldest();
+        lock.lock();
+    }
+}
+
+void CommThread::take_news() {
+    std::optional<std::pair<int, std::string>> given_up;
+    {
+        const std::lock_guard lock(mutex_);
+        given_up = given_up_;
+    }
+    if (given_up) {
+        const auto& [rank, how] = *given_up;
+        return fail_and_tell(lost({&rank, rank < 0 ? 0u : 1u}, how, where(), ""), rank, how);
+    }
+    if (sources_.watch) {
+        if (const auto error = sources_.watch->failure()) fail(*error);
+        return;
+    }
+    if (!sources_.wire) return;
+    if (first_ == started_) announce(asked_waiting_);
+    while (const auto heard = sources_.wire->hear()) {
+        const News& news = heard->news;
+        waits_[static_cast<size_t>(heard->from)] = news.kind == News::Kind::waiting;
+        if (news.kind != News::Kind::lost) continue;
+        const std::string how = news.how.data();
+        if (news.rank == rank()) {
+            return fail({Trouble::rank_lost,
+                         {.what = "rank " + std::to_string(heard->from) + " has given this rank (" +
+                                  std::to_string(rank()) + ") up: " + how,
+                          .where = where(),
+                          .remedy = "raise comm.timeout_seconds if a step may take so long"}});
+        }
+        return fail(lost({&news.rank, news.rank < 0 ? 0u : 1u}, how, where(),
+                         "see what that rank said last; end the run and start it again"));
+    }
+}
+
+void CommThread::keep_watch() {
+    if (first_ == started_ && !asked_waiting_) return;
+    const Nanos now = executor_.now();
+    look_for_ended(now);
+    if (over_ || first_ == started_) return;
+    const Nanos waited = now - oldest_since_;
+    if (waited >= std::min(timeout_ / 4, 1000 * kMillisecond) || others_wait()) announce(true);
+    if (waited >= timeout_) run_out_of_time();
+}
+
+void CommThread::look_for_ended(Nanos now) {
+    if (!sources_.wire || now < next_look_) return;
+    next_look_ = now + kLook;
+    const std::optional<int> rank = sources_.wire->ended();
+    if (!rank) return;
+    ended_seen_at_ = std::min(ended_seen_at_, now);
+    if (now - ended_seen_at_ < kLastWords) return;
+    const std::string how = "its process has ended";
+    fail_and_tell(lost({&*rank, 1}, how, where(),
+                       "see what it or its launcher said last; the kernel may have killed it for "
+                       "memory (dmesg)"),
+                  *rank, how);
+}
+
+void CommThread::run_out_of_time() {
+    const std::vector<int> awaited = transport_->awaited(first_ % Transport::kWindow);
+    // A rank that waits itself is not to blame.
+    std::vector<int> silent;
+    std::ranges::copy_if(awaited, std::back_inserter(silent),
+                         [this](int rank) { return !watch().waits(rank); });
+    const std::string within = " within " + seconds_text(timeout_);
+    const std::string how =
+        silent.empty() && !awaited.empty()
+            ? "every rank is in the " + where() + ", which does not end" + within
+            : "took no part in the " + where() + within;
+    fail_and_tell(lost(silent, how, where(),
+                       "see what that rank said last, and the network between the ranks; raise "
+                       "comm.timeout_seconds if a step may take so long"),
+                  silent.empty() ? -1 : silent.front(), how);
+}
+
+bool CommThread::others_wait() const {
+    for (int other = 0; other < size(); ++other)
+        if (other != rank() && watch().waits(other)) return true;
+    return false;
+}
+
+void CommThread::announce(bool waiting) {
+    waiting = waiting || asked_waiting_;
+    if (waiting == announced_) return;
+    announced_ = waiting;
+    if (sources_.watch) {
+        sources_.watch->set_waiting(waiting);
+    } else if (sources_.wire) {
+        sources_.wire->tell(news_of(waiting ? News::Kind::waiting : News::Kind::going_on));
+    }
+}
+
+std::string CommThread::where() const {
+    return first_ < started_ ? operations_[first_ % kDepth].text() : "";
+}
+
+void CommThread::fail(const Error& error) {
+    if (over_) return;
+    over_ = true;
+    transport_->abort();
+    {
+        const std::lock_guard lock(mutex_);
+        failure_ = error;
+        failed_.store(true, std::memory_order_release);
+    }
+    changed_.notify_all();
+    executor_.wake();
+    drop_all();
+}
+
+void CommThread::fail_and_tell(const Error& error, int rank, std::string_view how) {
+    if (over_) return;
+    if (sources_.watch) {
+        sources_.watch->give_up(rank, how);
+    } else if (sources_.wire) {
+        sources_.wire->tell(news_of(News::Kind::lost, rank, how));
+        sources_.wire->flush();
+    }
+    fail(error);
+}
+
+// Until there is something to do: briefly while operations are in flight or others may have news.
+void CommThread::rest() {
+    if (!over_ && first_ < started_) return nap_after(executor_.now() - oldest_since_);
+    std::unique_lock lock(mutex_);
+    const auto called = [this] {
+        return interrupted_ || posted_ > ended_ || (!over_ && given_up_.has_value());
+    };
+    if (!over_ && (sources_.wire || sources_.watch)) {
+        changed_.wait_for(lock, kIdleLook, called);
+    } else {
+        changed_.wait(lock, called);
+    }
+    interrupted_ = false;
+}
+
+}  // namespace ferry::comm

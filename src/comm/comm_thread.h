@@ -1,0 +1,105 @@
+// A communicator over a transport: the queue of operations and the thread that carries them out,
+// deadlines, and who is to blame when one is not kept.
+#pragma once
+
+#include <condition_variable>
+#include <mutex>
+
+#include "transport.h"
+
+namespace ferry::comm {
+
+class CommThread final : public Communicator, public Watch, private Service {
+public:
+    // The transport's own wire, or the watch of the communicator it was made by; not both. With
+    // neither, a failure names no rank.
+    struct Sources {
+        Wire* wire = nullptr;
+        Watch* watch = nullptr;
+    };
+    CommThread(Executor& executor, const CommOptions& options, std::unique_ptr<Transport> transport,
+               Sources sources);
+    ~CommThread() override;
+
+    std::string_view kind() const noexcept override { return transport_->kind(); }
+    int rank() const noexcept override { return place_.rank; }
+    int size() const noexcept override { return place_.size; }
+    int local_rank() const noexcept override { return place_.local_rank; }
+    int local_size() const noexcept override { return place_.local_size; }
+
+    void all_gather(std::span<const Gather> pieces, Topic topic) override {
+        post(Operation::gather(pieces, topic));
+    }
+    void exchange(std::span<const Exchange> pieces, Topic topic) override {
+        post(Operation::exchange(pieces, topic));
+    }
+    void all_gather_host(Gather piece, Topic topic) override {
+        post(Operation::gather_host(piece, topic));
+    }
+    void signal(std::atomic<uint64_t>& counter) override { post(Operation::signal(counter)); }
+    void check() override;
+    void abandon(std::string_view why) noexcept override;
+
+    void set_waiting(bool waiting) noexcept override { asked_waiting_ = waiting; }
+    bool waits(int rank) const noexcept override { return waits_[static_cast<size_t>(rank)]; }
+    void give_up(int rank, std::string_view how) noexcept override;
+    std::optional<Error> failure() const override;
+
+private:
+    static constexpr uint64_t kDepth = 1024;  // operations enqueued and not ended
+
+    std::string_view name() const override { return "comm"; }
+    void turn(Nanos until) override;
+    void interrupt() override;
+
+    void post(const Operation& operation);
+    Operation& at(uint64_t number) { return operations_[number % kDepth]; }
+
+    // On the comm thread, of turn().
+    bool progress();
+    bool start_next();
+    bool finish_oldest();
+    void end_oldest();
+    void drop_all();
+    void take_news();
+    void keep_watch();
+    void announce(bool waiting);
+    void look_for_ended(Nanos now);
+    void run_out_of_time();
+    bool others_wait() const;
+    const Watch& watch() const {
+        if (sources_.watch) return *sources_.watch;
+        return *this;
+    }
+    std::string where() const;
+    void fail(const Error& error);
+    void fail_and_tell(const Error& error, int rank, std::string_view how);
+    void rest();
+
+    Executor& executor_;
+    const Nanos timeout_;
+    std::unique_ptr<Transport> transport_;
+    Sources sources_;
+    Place place_;
+
+    mutable std::mutex mutex_;
+    std::condition_variable changed_;
+    std::vector<Operation> operations_;  // a ring; a slot is its owner's until it has ended
+    uint64_t posted_ = 0, ended_ = 0;    // under mutex_
+    bool interrupted_ = false;           // under mutex_
+    std::optional<Error> failure_;       // under mutex_, the first
+    std::optional<std::pair<int, std::string>> given_up_;  // under mutex_, to be told
+    std::atomic<bool> failed_ = false;                     // failure_ is there
+
+    // Of the comm thread.
+    uint64_t started_ = 0, first_ = 0;  // first_: the oldest that has not ended
+    Nanos oldest_since_ = 0;            // when it became the oldest, or progress was last seen
+    Nanos ended_seen_at_ = kForever;    // when a process was first seen to have ended
+    Nanos next_look_ = 0;               // for such
+    bool announced_ = false, over_ = false;
+
+    std::atomic<bool> asked_waiting_ = false;  // by whoever this is the watch of
+    std::vector<std::atomic<bool>> waits_;
+};
+
+}  // namespace ferry::comm

@@ -1,0 +1,368 @@
+// Ranks over MPI: host memory. Every operation is messages between pairs of ranks, not one of MPI's
+// collectives: those do not say whom they wait for.
+#ifdef FERRY_MPI
+
+#include <mpi.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <deque>
+#include <fstream>
+
+#include "comm_thread.h"
+#include "launched.h"
+
+namespace ferry::comm {
+namespace {
+
+constexpr int kOperationTag = 1, kNewsTag = 2;
+constexpr Nanos kFlush = 200'000'000;
+
+void demand(int status, const std::string& call) {
+    if (status == MPI_SUCCESS) return;
+    std::array<char, MPI_MAX_ERROR_STRING> text{};
+    int length = 0;
+    MPI_Error_string(status, text.data(), &length);
+    throw Error(Trouble::internal,
+                {.what = "MPI refused a call",
+                 .where = call,
+                 .measured = text.data(),
+                 .remedy = "see what MPI said before it; the ranks may have made different calls"});
+}
+
+// A rank was lost: MPI_Finalize would wait for it.
+std::atomic<bool> broken = false;
+
+void finalise() {
+    int finalised = 0;
+    MPI_Finalized(&finalised);
+    if (!broken && !finalised) MPI_Finalize();
+}
+
+// Once a process, unless it is an embedder's who did.
+void initialise() {
+    int done = 0, level = 0;
+    MPI_Initialized(&done);
+    if (done) {
+        MPI_Query_thread(&level);
+    } else {
+        MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level);
+        std::atexit(finalise);
+    }
+    if (level >= MPI_THREAD_SERIALIZED) return;
+    throw Error(Trouble::usage,
+                {.what = "MPI may be called from its main thread only",
+                 .where = "MPI_Init_thread",
+                 .remedy = "initialise it with MPI_THREAD_SERIALIZED, or use an MPI "
+                           "that was built with threads"});
+}
+
+uint64_t hash_of(const std::string& text) {
+    return checksum(std::as_bytes(std::span<const char>(text)));
+}
+
+// What a rank says of itself when the ranks meet.
+struct Card {
+    uint64_t machine = 0;    // one kernel, whatever containers run on it
+    uint64_t processes = 0;  // the namespace in which its process has its number
+    int64_t process = 0;
+};
+
+Card own_card() {
+    std::string machine;
+    std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), machine);
+    if (machine.empty()) {
+        machine.resize(256);
+        gethostname(machine.data(), machine.size() - 1);
+    }
+    struct stat processes {};
+    stat("/proc/self/ns/pid", &processes);
+    return {hash_of(machine), processes.st_ino, getpid()};
+}
+
+// What news leaves in, until it has.
+struct Letter {
+    News news;
+    MPI_Request request = MPI_REQUEST_NULL;
+};
+
+class Mpi final : public Transport, public Wire {
+public:
+    Mpi(Executor& executor, const CommOptions& options)
+        : executor_(executor),
+          message_bytes_(options.message_bytes),
+          meet_until_(executor.now() + static_cast<Nanos>(options.timeout_seconds * 1e9)) {
+        MPI_Request copied = MPI_REQUEST_NULL;
+        demand(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN),
+               "MPI_Comm_set_errhandler");
+        demand(MPI_Comm_idup(MPI_COMM_WORLD, &world_, &copied), "MPI_Comm_idup");
+        meet(copied);
+        demand(MPI_Comm_set_errhandler(world_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+        demand(MPI_Comm_rank(world_, &place_.rank), "MPI_Comm_rank");
+        demand(MPI_Comm_size(world_, &place_.size), "MPI_Comm_size");
+        introduce();
+        listen();
+    }
+    ~Mpi() override {
+        for (const pollfd& process : processes_) close(process.fd);
+        if (broken) return;
+        flush();
+        cancel(hearing_);
+        MPI_Comm_free(&world_);
+    }
+    Mpi(const Mpi&) = delete;
+    Mpi& operator=(const Mpi&) = delete;
+
+    std::string_view kind() const noexcept override { return "mpi"; }
+    Place place() const noexcept override { return place_; }
+
+    void start(const Operation& operation, size_t slot) override {
+        Flight& flight = flights_[slot];
+        flight.parts.clear();
+        flight.requests.clear();
+        for (size_t i = 0; i < operation.count; ++i) {
+            const Piece& piece = operation.pieces[i];
+            for_others([&](int rank) { receive(flight, piece, rank); });
+        }
+        for (size_t i = 0; i < operation.count; ++i) {
+            const Piece& piece = operation.pieces[i];
+            for_others(
+                [&](int rank) { send(flight, operation.out_for(piece, rank), piece.bytes, rank); });
+            copy_own(operation, piece, place_.rank);
+        }
+        flight.indices.resize(flight.requests.size());
+        flight.statuses.resize(flight.requests.size());
+    }
+
+    bool finished(size_t slot) override {
+        Flight& flight = flights_[slot];
+        int count = 0;
+        const int status =
+            MPI_Testsome(static_cast<int>(flight.requests.size()), flight.requests.data(), &count,
+                         flight.indices.data(), flight.statuses.data());
+        if (status != MPI_ERR_IN_STATUS) demand(status, "MPI_Testsome");
+        if (count == MPI_UNDEFINED) return true;
+        for (int i = 0; i < count; ++i) {
+            const auto at = static_cast<size_t>(i);
+            const Part& part = flight.parts[static_cast<size_t>(flight.indices[at])];
+            const MPI_Status& found = flight.statuses[at];
+            if (status == MPI_ERR_IN_STATUS) demand(found.MPI_ERROR, text_of(part));
+            if (part.arrives) check_count(part, found);
+        }
+        return false;  // the next look finds none left
+    }
+
+    std::vector<int> awaited(size_t slot) const override {
+        const Flight& flight = flights_[slot];
+        std::vector<int> ranks;
+        for (size_t i = 0; i < flight.requests.size(); ++i)
+            if (flight.requests[i] != MPI_REQUEST_NULL) ranks.push_back(flight.parts[i].rank);
+        std::ranges::sort(ranks);
+        ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+        return ranks;
+    }
+
+    // What has not begun to arrive never will: its memory may be given back.
+    void abort() noexcept override {
+        broken = true;
+        for (Flight& flight : flights_)
+            for (size_t i = 0; i < flight.requests.size(); ++i)
+                if (flight.parts[i].arrives) cancel(flight.requests[i]);
+        cancel(hearing_);
+    }
+
+    void tell(const News& news) noexcept override {
+        for_others([&](int rank) {
+            Letter& letter = letters_.emplace_back(Letter{.news = news});
+            MPI_Isend(&letter.news, sizeof(News), MPI_BYTE, rank, kNewsTag, world_,
+                      &letter.request);
+        });
+        forget_sent();
+    }
+
+    void flush() noexcept override {
+        const Nanos start = executor_.now();
+        for (Nanos now = start; forget_sent() && now - start < kFlush; now = executor_.now())
+            nap_after(now - start);
+    }
+
+    std::optional<Heard> hear() override {
+        int arrived = 0;
+        MPI_Status status{};
+        demand(MPI_Test(&hearing_, &arrived, &status), "MPI_Test for news");
+        if (!arrived) return std::nullopt;
+        const Heard heard{status.MPI_SOURCE, heard_};
+        listen();
+        return heard;
+    }
+
+    std::optional<int> ended() override {
+        if (poll(processes_.data(), processes_.size(), 0) <= 0) return std::nullopt;
+        for (size_t i = 0; i < processes_.size(); ++i)
+            if (processes_[i].revents != 0) return process_ranks_[i];
+        return std::nullopt;
+    }
+
+private:
+    struct Part {
+        int rank;
+        int bytes;
+        bool arrives;
+    };
+    // The messages of one operation. Nothing of it shrinks.
+    struct Flight {
+        std::vector<Part> parts{};
+        std::vector<MPI_Request> requests{};
+        std::vector<int> indices{};
+        std::vector<MPI_Status> statuses{};
+    };
+
+    static std::string text_of(const Part& part) {
+        return "message " + std::string(part.arrives ? "from" : "to") + " rank " +
+               std::to_string(part.rank) + " of " + std::to_string(part.bytes) + " bytes";
+    }
+    static void check_count(const Part& part, const MPI_Status& status) {
+        int count = 0;
+        demand(MPI_Get_count(&status, MPI_BYTE, &count), "MPI_Get_count");
+        if (count == part.bytes) return;
+        throw Error(Trouble::internal, {.what = "the ranks make different calls",
+                                        .where = text_of(part),
+                                        .measured = std::to_string(count) + " bytes"});
+    }
+    static void cancel(MPI_Request& request) noexcept {
+        if (request == MPI_REQUEST_NULL) return;
+        MPI_Cancel(&request);
+        MPI_Request_free(&request);
+    }
+
+    template <class Each>
+    void for_others(Each each) const {
+        for (int step = 1; step < place_.size; ++step) each((place_.rank + step) % place_.size);
+    }
+
+    // MPI counts in an int; both sides cut alike.
+    template <class Each>
+    void cut(Flight& flight, int64_t bytes, int rank, bool arrives, Each each) const {
+        for (int64_t at = 0; at < bytes; at += message_bytes_) {
+            const int part = static_cast<int>(std::min(bytes - at, message_bytes_));
+            flight.parts.push_back({rank, part, arrives});
+            each(at, part, &flight.requests.emplace_back(MPI_REQUEST_NULL));
+        }
+    }
+    void receive(Flight& flight, const Piece& piece, int rank) {
+        std::byte* place = piece.in + rank * piece.bytes;
+        cut(flight, piece.bytes, rank, true, [&](int64_t at, int bytes, MPI_Request* request) {
+            demand(MPI_Irecv(place + at, bytes, MPI_BYTE, rank, kOperationTag, world_, request),
+                   "MPI_Irecv");
+        });
+    }
+    void send(Flight& flight, const std::byte* from, int64_t all, int rank) {
+        cut(flight, all, rank, false, [&](int64_t at, int bytes, MPI_Request* request) {
+            demand(MPI_Isend(from + at, bytes, MPI_BYTE, rank, kOperationTag, world_, request),
+                   "MPI_Isend");
+        });
+    }
+
+    void listen() {
+        demand(
+            MPI_Irecv(&heard_, sizeof(News), MPI_BYTE, MPI_ANY_SOURCE, kNewsTag, world_, &hearing_),
+            "MPI_Irecv for news");
+    }
+    // Whether any are still on their way.
+    bool forget_sent() noexcept {
+        while (!letters_.empty()) {
+            int sent = 0;
+            MPI_Test(&letters_.front().request, &sent, MPI_STATUS_IGNORE);
+            if (!sent) return true;
+            letters_.pop_front();
+        }
+        return false;
+    }
+
+    // Waits for one of MPI's own collectives while the ranks meet.
+    void meet(MPI_Request& request) const {
+        const Nanos start = executor_.now();
+        for (int done = 0;;) {
+            demand(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test while the ranks meet");
+            if (done) return;
+            const Nanos now = executor_.now();
+            if (now > meet_until_) {
+                broken = true;
+                throw lost({}, "not all ranks came to the start within comm.timeout_seconds",
+                           "start-up", "see what each of them said last");
+            }
+            nap_after(now - start);
+        }
+    }
+
+    void introduce() {
+        const Card own = own_card();
+        std::vector<Card> cards(static_cast<size_t>(place_.size));
+        MPI_Request exchanged = MPI_REQUEST_NULL;
+        demand(MPI_Iallgather(&own, sizeof(Card), MPI_BYTE, cards.data(), sizeof(Card), MPI_BYTE,
+                              world_, &exchanged),
+               "MPI_Iallgather");
+        meet(exchanged);
+        place_.local_size = 0;
+        for (int rank = 0; rank < place_.size; ++rank) {
+            const Card& card = cards[static_cast<size_t>(rank)];
+            if (card.machine != own.machine) continue;
+            if (rank == place_.rank) place_.local_rank = place_.local_size;
+            ++place_.local_size;
+            if (rank == place_.rank || card.processes != own.processes) continue;
+            // The kernel says when that process ends. One that cannot be asked (Linux before 5.3,
+            // a container's filter) is missed by the timeout only.
+            const auto handle = static_cast<int>(syscall(SYS_pidfd_open, card.process, 0));
+            if (handle < 0) continue;
+            processes_.push_back({.fd = handle, .events = POLLIN, .revents = 0});
+            process_ranks_.push_back(rank);
+        }
+    }
+
+    Executor& executor_;
+    const int64_t message_bytes_;
+    const Nanos meet_until_;
+    MPI_Comm world_ = MPI_COMM_NULL;
+    Place place_{};
+    std::array<Flight, kWindow> flights_{};
+    std::vector<pollfd> processes_{};  // of the other ranks of this machine
+    std::vector<int> process_ranks_{};
+    News heard_{};
+    MPI_Request hearing_ = MPI_REQUEST_NULL;
+    std::deque<Letter> letters_{};  // in which none moves
+};
+
+void check_world(const Mpi& mpi) {
+    const int found = mpi.place().size, launched = launched_ranks().value_or(found);
+    if (launched == found) return;
+    std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> version{};
+    int length = 0;
+    MPI_Get_library_version(version.data(), &length);
+    throw Error(Trouble::usage,
+                {.what = "the ranks do not find each other",
+                 .where = "MPI_COMM_WORLD",
+                 .measured = std::to_string(found) + " of " + std::to_string(launched) + " ranks",
+                 .limit = version.data(),
+                 .remedy = "start them with the mpirun of that MPI; with srun, say the --mpi that "
+                           "it knows (srun --mpi=list)"});
+}
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_mpi(Executor& executor, const CommOptions& options) {
+    FERRY_CHECK(options.message_bytes > 0 && options.message_bytes <= kGiB);
+    initialise();
+    auto mpi = std::make_unique<Mpi>(executor, options);
+    check_world(*mpi);
+    Wire* wire = mpi.get();
+    return std::make_unique<CommThread>(executor, options, std::move(mpi),
+                                        CommThread::Sources{.wire = wire});
+}
+
+}  // namespace ferry::comm
+
+#endif

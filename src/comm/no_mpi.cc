@@ -1,0 +1,18 @@
+// What a build without MPI offers in its place.
+#ifndef FERRY_MPI
+
+#include "ferry/comm.h"
+
+namespace ferry::comm {
+
+std::unique_ptr<Communicator> make_mpi(Executor&, const CommOptions&) {
+    throw Error(Trouble::usage,
+                {.what = "this ferry was built without MPI and cannot be one of several ranks",
+                 .where = "the environment of mpirun or srun",
+                 .remedy = "build it where MPI is found (libopenmpi-dev, -DFERRY_MPI=ON), or "
+                           "start it alone"});
+}
+
+}  // namespace ferry::comm
+
+#endif

@@ -1,0 +1,66 @@
+// One rank: what it would send, it has.
+#include "operation.h"
+
+namespace ferry::comm {
+namespace {
+
+class Solo final : public Communicator {
+public:
+    explicit Solo(Executor& executor)
+        : executor_(executor), lane_(executor.add_lane("comm", kDepth)) {}
+    ~Solo() override {
+        while (done_.load(std::memory_order_acquire) < posted_) executor_.wait(kForever);
+    }
+
+    std::string_view kind() const noexcept override { return "solo"; }
+    int rank() const noexcept override { return 0; }
+    int size() const noexcept override { return 1; }
+    int local_rank() const noexcept override { return 0; }
+    int local_size() const noexcept override { return 1; }
+
+    void all_gather(std::span<const Gather> pieces, Topic topic) override {
+        post(Operation::gather(pieces, topic));
+    }
+    void exchange(std::span<const Exchange> pieces, Topic topic) override {
+        post(Operation::exchange(pieces, topic));
+    }
+    void all_gather_host(Gather piece, Topic topic) override {
+        post(Operation::gather_host(piece, topic));
+    }
+    void signal(std::atomic<uint64_t>& counter) override { post(Operation::signal(counter)); }
+    void check() override {}
+    void abandon(std::string_view) noexcept override {}
+
+private:
+    static constexpr size_t kDepth = 256;
+
+    void post(const Operation& operation) {
+        operations_[posted_ % kDepth] = operation;
+        executor_.post(lane_,
+                       {[](void* self, uint64_t number) { static_cast<Solo*>(self)->run(number); },
+                        this, posted_++});
+    }
+
+    void run(uint64_t number) {
+        const Operation& operation = operations_[number % kDepth];
+        for (size_t i = 0; i < operation.count; ++i) copy_own(operation, operation.pieces[i], 0);
+        if (operation.counter) operation.counter->fetch_add(1, std::memory_order_release);
+        Executor& executor = executor_;  // this may be gone once it is done
+        done_.store(number + 1, std::memory_order_release);
+        executor.wake();
+    }
+
+    Executor& executor_;
+    LaneId lane_;
+    std::array<Operation, kDepth> operations_{};
+    uint64_t posted_ = 0;
+    std::atomic<uint64_t> done_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_solo(Executor& executor) {
+    return std::make_unique<Solo>(executor);
+}
+
+}  // namespace ferry::comm

@@ -1,0 +1,81 @@
+// The seams between what all kinds of ranks have in common (CommThread) and the libraries that move
+// the bytes.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "operation.h"
+
+namespace ferry::comm {
+
+struct Place {
+    int rank = 0, size = 1, local_rank = 0, local_size = 1;
+};
+
+// Moves the bytes of operations. All calls come from the comm thread, but for the constructor, the
+// destructor, kind() and place().
+class Transport {
+public:
+    static constexpr size_t kWindow = 8;  // operations that were started and have not ended
+
+    virtual ~Transport() = default;
+    virtual std::string_view kind() const noexcept = 0;
+    virtual Place place() const noexcept = 0;
+
+    // Begins an operation and returns; `slot` < kWindow is free. They are started in the order in
+    // which they were enqueued, and stay where they are until they are finished.
+    virtual void start(const Operation& operation, size_t slot) = 0;
+    // Looks, without blocking, whether the oldest operation has ended. Both throw what the library
+    // reports.
+    virtual bool finished(size_t slot) = 0;
+    // Ranks that the operation still waits for, as far as the library says.
+    virtual std::vector<int> awaited(size_t slot) const = 0;
+    // After a failure: nothing else is called any more, and nothing that was started may hang on.
+    virtual void abort() noexcept {}
+};
+
+// What ranks tell each other beside the operations. Its bytes travel as they are.
+struct News {
+    enum class Kind : int32_t {
+        waiting,   // the sender is in an operation for long: it is alive, and not to blame
+        going_on,  // which has ended after all
+        lost,      // `rank` is; `how`
+    };
+    Kind kind = Kind::waiting;
+    int32_t rank = -1;
+    std::array<char, 1016> how{};  // ended by a zero
+};
+
+// Carries news; on the comm thread too.
+class Wire {
+public:
+    virtual ~Wire() = default;
+    // To all others, without waiting for any of them; what cannot be told is not.
+    virtual void tell(const News& news) noexcept = 0;
+    // Returns when what was told has left, or soon.
+    virtual void flush() noexcept = 0;
+    struct Heard {
+        int from;
+        News news;
+    };
+    virtual std::optional<Heard> hear() = 0;
+    // A rank whose process has ended, as far as this machine can say.
+    virtual std::optional<int> ended() = 0;
+};
+
+// Keeps an eye on the other ranks; any thread.
+class Watch {
+public:
+    virtual ~Watch() = default;
+    // Whether this rank is in an operation for long.
+    virtual void set_waiting(bool waiting) noexcept = 0;
+    // Whether that rank said so of itself.
+    virtual bool waits(int rank) const noexcept = 0;
+    // Tells the others that `rank` is lost, unless something failed before.
+    virtual void give_up(int rank, std::string_view how) noexcept = 0;
+    // The first failure that was found or heard of.
+    virtual std::optional<Error> failure() const = 0;
+};
+
+}  // namespace ferry::comm
