@@ -1,0 +1,357 @@
+#include "simulated_ranks.h"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "src/comm/operation.h"
+
+namespace ferry::comm {
+namespace {
+
+// Where the ranks come together: one meeting an operation.
+class Hall {
+public:
+    explicit Hall(const SimulatedRanks& ranks)
+        : ranks_(ranks), gone_(static_cast<size_t>(ranks.size)) {}
+
+    const SimulatedRanks& ranks() const { return ranks_; }
+
+    struct Lost {
+        int rank;
+        std::string how;
+    };
+    struct Result {
+        Nanos ends = 0;                              // at this time
+        std::vector<const Operation*> operations{};  // of each rank, until leave()
+        std::optional<Lost> lost{};                  // instead
+    };
+
+    // Blocks the caller's thread until all have come, or those who have not are known not to.
+    Result meet(uint64_t number, int rank, const Operation& operation, Nanos now) {
+        std::unique_lock lock(mutex_);
+        Meeting& meeting = meetings_[number];
+        meeting.here.resize(gone_.size());
+        meeting.here[static_cast<size_t>(rank)] = {&operation, now};
+        changed_.notify_all();
+        const auto settled = [&] { return meeting.lost || decide(meeting, operation); };
+        if (!ranks_.threads) {
+            changed_.wait(lock, settled);
+        } else if (!changed_.wait_for(lock, std::chrono::nanoseconds(timeout()), settled)) {
+            meeting.lost = {now + timeout(), {missing(meeting).front(), took_no_part(operation)}};
+        }
+        changed_.notify_all();
+        if (meeting.lost)
+            return {.ends = std::max(now, meeting.lost->at), .lost = meeting.lost->lost};
+        Result result{.ends = latest(meeting) + duration(number)};
+        for (const Arrival& arrival : meeting.here) result.operations.push_back(arrival.operation);
+        return result;
+    }
+
+    // The operations of the others may be changed from now on; returns when all have said so.
+    void leave(uint64_t number) {
+        std::unique_lock lock(mutex_);
+        Meeting& meeting = meetings_[number];
+        ++meeting.left;
+        changed_.notify_all();
+        changed_.wait(lock, [&] { return meeting.left == gone_.size(); });
+    }
+
+    // This rank comes to no further meeting, because of `lost`.
+    void end(int rank, Nanos now, const Lost& lost) {
+        {
+            const std::lock_guard lock(mutex_);
+            auto& gone = gone_[static_cast<size_t>(rank)];
+            if (!gone) gone = {now, lost};
+        }
+        changed_.notify_all();
+    }
+
+private:
+    struct Arrival {
+        const Operation* operation = nullptr;
+        Nanos at = 0;
+    };
+    struct Gone {
+        Nanos at;
+        Lost lost;
+    };
+    struct Meeting {
+        std::vector<Arrival> here{};
+        size_t left = 0;
+        std::optional<Gone> lost{};
+    };
+
+    Nanos timeout() const { return static_cast<Nanos>(ranks_.options.timeout_seconds * 1e9); }
+    static std::string took_no_part(const Operation& operation) {
+        return "took no part in the " + operation.text() + " in time";
+    }
+    static std::vector<int> missing(const Meeting& meeting) {
+        std::vector<int> ranks;
+        for (size_t rank = 0; rank < meeting.here.size(); ++rank)
+            if (!meeting.here[rank].operation) ranks.push_back(static_cast<int>(rank));
+        return ranks;
+    }
+    static Nanos latest(const Meeting& meeting) {
+        return std::ranges::max_element(meeting.here, {}, &Arrival::at)->at;
+    }
+
+    // Whether it is known how the meeting goes; then `lost` says what it fails by. In virtual time
+    // every rank must have come or gone, so that it does not depend on the order of the threads.
+    bool decide(Meeting& meeting, const Operation& operation) const {
+        const std::vector<int> away = missing(meeting);
+        if (away.empty()) {
+            const auto first = std::ranges::min_element(meeting.here, {}, &Arrival::at);
+            const auto last = std::ranges::max_element(meeting.here, {}, &Arrival::at);
+            const Nanos deadline = first->at + timeout();
+            if (!ranks_.threads && last->at > deadline) {
+                const auto late = static_cast<int>(last - meeting.here.begin());
+                meeting.lost = {deadline, {late, took_no_part(operation)}};
+            }
+            return true;
+        }
+        const auto gone = [this](int rank) { return gone_[static_cast<size_t>(rank)]; };
+        std::optional<Gone> first;  // whoever ended first is the reason of the others' end
+        for (const int rank : away) {
+            if (!gone(rank) && !ranks_.threads) return false;
+            if (gone(rank) && (!first || gone(rank)->at < first->at)) first = gone(rank);
+        }
+        meeting.lost = first;
+        return first.has_value();
+    }
+
+    // Up to about a millisecond, skewed, as the simulated executor draws it.
+    Nanos duration(uint64_t number) const {
+        const auto bits = philox({static_cast<uint32_t>(ranks_.seed), Purpose::test},
+                                 {static_cast<uint32_t>(number), 1, 0, 0});
+        return 1 + static_cast<Nanos>(bits[0] >> (12 + bits[1] % 12));
+    }
+
+    const SimulatedRanks ranks_;
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::map<uint64_t, Meeting> meetings_;
+    std::vector<std::optional<Gone>> gone_;
+};
+
+class SimulatedRank final : public Communicator, private Service {
+public:
+    SimulatedRank(Hall& hall, int rank, Executor& executor)
+        : hall_(hall),
+          rank_(rank),
+          executor_(executor),
+          lane_(executor.add_lane("comm", kDepth)),
+          operations_(kDepth) {
+        if (executor.simulated()) executor_.host(*this);
+    }
+    ~SimulatedRank() override {
+        while (ended_.load(std::memory_order_acquire) < posted_) executor_.wait(kForever);
+        hall_.end(rank_, executor_.now(), {rank_, "its process has ended"});
+        if (executor_.simulated()) executor_.retire(*this);
+    }
+
+    std::string_view kind() const noexcept override { return "sim"; }
+    int rank() const noexcept override { return rank_; }
+    int size() const noexcept override { return hall_.ranks().size; }
+    int local_rank() const noexcept override { return rank_; }
+    int local_size() const noexcept override { return size(); }
+
+    void all_gather(std::span<const Gather> pieces, Topic topic) override {
+        post(Operation::gather(pieces, topic));
+    }
+    void exchange(std::span<const Exchange> pieces, Topic topic) override {
+        post(Operation::exchange(pieces, topic));
+    }
+    void all_gather_host(Gather piece, Topic topic) override {
+        post(Operation::gather_host(piece, topic));
+    }
+    void signal(std::atomic<uint64_t>& counter) override { post(Operation::signal(counter)); }
+
+    void check() override {
+        const std::lock_guard lock(mutex_);
+        if (failure_) throw Error(*failure_);
+    }
+    void abandon(std::string_view why) noexcept override {
+        hall_.end(rank_, executor_.now(), {rank_, "it ended with an error: " + std::string(why)});
+    }
+
+private:
+    static constexpr size_t kDepth = 1024;
+
+    // What has been decided and is yet to be seen here.
+    struct Ending {
+        uint64_t number;
+        Nanos at;
+        std::vector<std::vector<std::byte>> arrived{};  // by piece: of all ranks
+        uint64_t left = 0;                              // checksum of what leaves
+        std::optional<Error> failure{};
+    };
+
+    void post(const Operation& operation) {
+        operations_[posted_ % kDepth] = operation;
+        executor_.post(lane_, {[](void* self, uint64_t number) {
+                                   static_cast<SimulatedRank*>(self)->run(number);
+                               },
+                               this, posted_++});
+    }
+
+    // On the lane.
+    void run(uint64_t number) {
+        const Operation& operation = operations_[number % kDepth];
+        Ending ending{.number = number, .at = std::max(executor_.now(), last_)};
+        if (!operation.counter && !over_) {
+            ending.left = leaving(operation);
+            const Hall::Result met = hall_.meet(meetings_++, rank_, operation, ending.at);
+            ending.at = std::max(ending.at, met.ends);
+            if (met.lost) {
+                over_ = true;
+                ending.failure = failure_of(operation, *met.lost);
+                hall_.end(rank_, ending.at, *met.lost);
+            } else {
+                for (size_t i = 0; i < operation.count; ++i)
+                    ending.arrived.push_back(gather(operation, i, met.operations));
+                hall_.leave(meetings_ - 1);
+                for (size_t i = 0; i < operation.count; ++i) spoil(operation, i);
+            }
+        }
+        last_ = ending.at;
+        if (!executor_.simulated()) return end(std::move(ending));
+        endings_.push_back(std::move(ending));
+    }
+
+    Error failure_of(const Operation& operation, const Hall::Lost& by) const {
+        if (by.rank != rank_) return lost({&by.rank, 1}, by.how, operation.text(), "");
+        return {Trouble::rank_lost,
+                {.what = "the other ranks have given this rank (" + std::to_string(rank_) +
+                         ") up: " + by.how}};
+    }
+
+    std::vector<std::byte> gather(const Operation& operation, size_t i,
+                                  const std::vector<const Operation*>& all) const {
+        const Piece& piece = operation.pieces[i];
+        std::vector<std::byte> arrived(all.size() * static_cast<size_t>(piece.bytes));
+        for (size_t from = 0; from < all.size(); ++from) {
+            const Operation& theirs = *all[from];
+            FERRY_CHECK(
+                theirs.kind == operation.kind && theirs.count == operation.count &&
+                    theirs.pieces[i].bytes == piece.bytes && theirs.text() == operation.text(),
+                "the ranks make different calls: " + theirs.text() + ", " + operation.text());
+            const std::byte* out = theirs.out_for(theirs.pieces[i], rank_);
+            const auto bytes = static_cast<size_t>(piece.bytes);
+            if (bytes > 0) std::memcpy(arrived.data() + from * bytes, out, bytes);
+        }
+        return arrived;
+    }
+
+    // Garbage until it ends, but for this rank's own place, where a gather's piece may lie.
+    void spoil(const Operation& operation, size_t i) const {
+        const Piece& piece = operation.pieces[i];
+        for (int from = 0; from < size(); ++from) {
+            if (from == rank_ || piece.bytes == 0) continue;
+            std::memset(piece.in + from * piece.bytes, 0xA5, static_cast<size_t>(piece.bytes));
+        }
+    }
+
+    uint64_t leaving(const Operation& operation) const {
+        uint64_t all = 0;
+        for (size_t i = 0; i < operation.count; ++i) {
+            const Piece& piece = operation.pieces[i];
+            const int parts = operation.kind == Operation::Kind::exchange ? size() : 1;
+            all = all * 31 + checksum({piece.out, static_cast<size_t>(piece.bytes * parts)});
+        }
+        return all;
+    }
+
+    void end(Ending ending) {
+        const Operation& operation = operations_[ending.number % kDepth];
+        if (!ending.arrived.empty()) {
+            FERRY_CHECK(leaving(operation) == ending.left,
+                        "what leaves was changed before the end of the " + operation.text());
+        }
+        for (size_t i = 0; i < ending.arrived.size(); ++i) {
+            const auto& arrived = ending.arrived[i];
+            if (!arrived.empty())
+                std::memcpy(operation.pieces[i].in, arrived.data(), arrived.size());
+        }
+        if (ending.failure) {
+            const std::lock_guard lock(mutex_);
+            failure_ = std::move(ending.failure);
+        }
+        Executor& executor = executor_;  // this may be gone once it is done
+        if (operation.counter) operation.counter->fetch_add(1, std::memory_order_release);
+        ended_.store(ending.number + 1, std::memory_order_release);
+        executor.wake();
+    }
+
+    std::string_view name() const override { return "comm"; }
+    Nanos next_event() const override { return endings_.empty() ? kForever : endings_.front().at; }
+    void turn(Nanos now) override {
+        while (!endings_.empty() && endings_.front().at <= now) {
+            Ending ending = std::move(endings_.front());
+            endings_.pop_front();
+            end(std::move(ending));
+        }
+    }
+    void interrupt() override {}
+
+    Hall& hall_;
+    const int rank_;
+    Executor& executor_;
+    LaneId lane_;
+    std::vector<Operation> operations_;
+    uint64_t posted_ = 0;
+    std::atomic<uint64_t> ended_ = 0;
+    // Of the lane.
+    uint64_t meetings_ = 0;
+    Nanos last_ = 0;
+    bool over_ = false;
+    std::deque<Ending> endings_;  // of simulated executors, whose one thread is the lane's too
+    std::mutex mutex_;
+    std::optional<Error> failure_;
+};
+
+}  // namespace
+
+std::vector<std::exception_ptr> outcomes_of(const SimulatedRanks& ranks, const RankBody& body) {
+    Hall hall(ranks);
+    std::vector<std::exception_ptr> outcomes(static_cast<size_t>(ranks.size));
+    std::vector<std::jthread> threads;
+    for (int rank = 0; rank < ranks.size; ++rank) {
+        threads.emplace_back([&, rank] {
+            const auto executor =
+                ranks.threads
+                    ? make_thread_executor()
+                    : make_simulated_executor(ranks.seed * 64 + static_cast<uint64_t>(rank));
+            try {
+                SimulatedRank communicator(hall, rank, *executor);
+                body(communicator, *executor);
+            } catch (...) {
+                outcomes[static_cast<size_t>(rank)] = std::current_exception();
+            }
+        });
+    }
+    threads.clear();
+    return outcomes;
+}
+
+void run_ranks(const SimulatedRanks& ranks, const RankBody& body) {
+    std::exception_ptr consequence;
+    for (const std::exception_ptr& outcome : outcomes_of(ranks, body)) {
+        if (!outcome) continue;
+        try {
+            std::rethrow_exception(outcome);
+        } catch (const Error& error) {
+            if (error.trouble() != Trouble::rank_lost) throw;
+            if (!consequence) consequence = outcome;
+        }
+    }
+    if (consequence) std::rethrow_exception(consequence);
+}
+
+}  // namespace ferry::comm

@@ -1,0 +1,33 @@
+// Several ranks in one process, for tests of everything above comm: each on a thread of its own
+// with an executor of its own, simulated or not. With simulated executors the clocks are one: an
+// operation ends at the same virtual time on all ranks, after the last of them has come to it, and
+// one seed is one run. What arrives early is garbage, and what leaves must not change until the
+// operation has ended.
+//
+//   run_ranks({.size = 3, .seed = seed}, [](comm::Communicator& ranks, Executor& executor) {...});
+#pragma once
+
+#include <exception>
+#include <functional>
+#include <vector>
+
+#include "ferry/comm.h"
+
+namespace ferry::comm {
+
+struct SimulatedRanks {
+    int size = 1;
+    uint64_t seed = 1;
+    bool threads = false;  // real executors and real time
+    CommOptions options{};
+};
+using RankBody = std::function<void(Communicator&, Executor&)>;
+
+// Runs `body` on every rank. A rank whose body throws, or returns while others still wait for it,
+// is one whose process ended. What each rank threw, by rank.
+std::vector<std::exception_ptr> outcomes_of(const SimulatedRanks& ranks, const RankBody& body);
+// The same, and throws the first error that is no mere consequence (Trouble::rank_lost), else the
+// first.
+void run_ranks(const SimulatedRanks& ranks, const RankBody& body);
+
+}  // namespace ferry::comm
