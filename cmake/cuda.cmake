@@ -39,6 +39,16 @@ if(FERRY_CUDA)
     endif()
     option(FERRY_CUDNN "Use cuDNN's attention on GPUs" ${cudnn_default})
     message(STATUS "ferry: cuDNN's attention ${FERRY_CUDNN} (cudnn_frontend.h: ${FERRY_CUDNN_FRONTEND})")
+
+    # Ranks of several GPUs.
+    find_path(FERRY_NCCL_INCLUDE nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS} ${CUDAToolkit_LIBRARY_ROOT}/include)
+    find_library(FERRY_NCCL_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR} ${CUDAToolkit_LIBRARY_ROOT}
+                 PATH_SUFFIXES lib lib64)
+    if(FERRY_NCCL_INCLUDE AND FERRY_NCCL_LIBRARY)
+        set(nccl_default ON)
+    endif()
+    option(FERRY_NCCL "Train on several GPUs over NCCL" ${nccl_default})
+    message(STATUS "ferry: NCCL ${FERRY_NCCL} (${FERRY_NCCL_LIBRARY})")
 endif()
 
 # The warnings of the C++ sources; correct division, square root and denormals everywhere.

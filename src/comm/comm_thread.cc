@@ -130,7 +130,10 @@ bool CommThread::start_next() {
         if (started_ == posted_) return false;
     }
     const Operation& next = at(started_);
-    if (!next.counter) transport_->start(next, started_ % Transport::kWindow);
+    if (!next.counter) {
+        if (!transport_->ready()) return false;
+        transport_->start(next, started_ % Transport::kWindow);
+    }
     if (started_++ == first_) oldest_since_ = executor_.now();
     return true;
 }
@@ -192,7 +195,7 @@ void CommThread::take_news() {
                          {.what = "rank " + std::to_string(heard->from) + " has given this rank (" +
                                   std::to_string(rank()) + ") up: " + how,
                           .where = where(),
-                          .remedy = "raise comm.timeout_seconds if a step may take so long"}});
+                          .remedy = "raise zero.timeout_seconds if a step may take so long"}});
         }
         return fail(lost({&news.rank, news.rank < 0 ? 0u : 1u}, how, where(),
                          "see what that rank said last; end the run and start it again"));
@@ -236,7 +239,7 @@ void CommThread::run_out_of_time() {
             : "took no part in the " + where() + within;
     fail_and_tell(lost(silent, how, where(),
                        "see what that rank said last, and the network between the ranks; raise "
-                       "comm.timeout_seconds if a step may take so long"),
+                       "zero.timeout_seconds if a step may take so long"),
                   silent.empty() ? -1 : silent.front(), how);
 }
 

@@ -292,7 +292,7 @@ private:
             const Nanos now = executor_.now();
             if (now > meet_until_) {
                 broken = true;
-                throw lost({}, "not all ranks came to the start within comm.timeout_seconds",
+                throw lost({}, "not all ranks came to the start within zero.timeout_seconds",
                            "start-up", "see what each of them said last");
             }
             nap_after(now - start);

@@ -23,11 +23,13 @@ public:
     virtual std::string_view kind() const noexcept = 0;
     virtual Place place() const noexcept = 0;
 
+    // Whether start() may be called; asked again later where it may not.
+    virtual bool ready() { return true; }
     // Begins an operation and returns; `slot` < kWindow is free. They are started in the order in
     // which they were enqueued, and stay where they are until they are finished.
     virtual void start(const Operation& operation, size_t slot) = 0;
-    // Looks, without blocking, whether the oldest operation has ended. Both throw what the library
-    // reports.
+    // Looks, without blocking, whether the oldest operation has ended. All three throw what the
+    // library reports.
     virtual bool finished(size_t slot) = 0;
     // Ranks that the operation still waits for, as far as the library says.
     virtual std::vector<int> awaited(size_t slot) const = 0;

@@ -291,7 +291,14 @@ INSTANTIATE_TEST_SUITE_P(Here, CommContract,
                                          RanksKind{"Sim", 2}, RanksKind{"Sim", 3},
                                          RanksKind{"Sim", 4}, RanksKind{"Threads", 3}),
                          test_name);
-INSTANTIATE_TEST_SUITE_P(Launched, CommContract, testing::Values(RanksKind{"Mpi"}), test_name);
+INSTANTIATE_TEST_SUITE_P(Launched, CommContract,
+                         testing::Values(RanksKind{"Mpi"}
+#ifdef FERRY_NCCL
+                                         ,
+                                         RanksKind{"Nccl"}, RanksKind{"NcclById"}
+#endif
+                                         ),
+                         test_name);
 
 }  // namespace
 }  // namespace ferry::comm

@@ -86,7 +86,7 @@ private:
 using RankTest = std::function<void(Rank&)>;
 
 // Runs the test on all ranks of that kind, here or, as launched, on this process's one. Throws what
-// a rank throws. Skips what this build or machine has not got.
+// a rank throws.
 void on_ranks(const RanksKind& kind, const CommOptions& options, const RankTest& test);
 
 }  // namespace ferry::comm

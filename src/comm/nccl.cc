@@ -1,0 +1,343 @@
+// Ranks over NCCL: device memory. NCCL is asked never to block, so that a rank that is missing ends
+// in a named error and ncclCommAbort, not in a hang. It does not say whom it waits for: that is
+// known by the communicator through which the ranks met.
+#ifdef FERRY_NCCL
+
+#include <cuda_runtime.h>
+#include <nccl.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "comm_thread.h"
+
+namespace ferry::comm {
+namespace {
+
+// An error of NCCL's is often another rank's end. This long the ranks' news may tell which.
+constexpr Nanos kHearsay = 5'000'000'000;
+constexpr Topic kMeeting{.of = "NCCL identities"};
+
+Error refused(const std::string& call, const std::string& measured) {
+    return {Trouble::internal,
+            {.what = "NCCL or the GPU refused a call",
+             .where = call,
+             .measured = measured,
+             .remedy = "set NCCL_DEBUG=WARN to see what NCCL says of it"}};
+}
+void demand(cudaError_t status, const char* call) {
+    if (status != cudaSuccess) throw refused(call, cudaGetErrorString(status));
+}
+// In progress is no error: whoever asks for more looks first whether it has ended.
+void demand(ncclResult_t status, const char* call) {
+    if (status != ncclSuccess && status != ncclInProgress)
+        throw refused(call, ncclGetErrorString(status));
+}
+
+// What the ranks tell each other before they can use NCCL.
+struct Card {
+    ncclUniqueId id{};
+    cudaUUID_t gpu{};
+};
+
+class Nccl final : public Transport {
+public:
+    // With `bootstrap`, `ranks` is filled in from it.
+    Nccl(Device& device, Executor& executor, std::unique_ptr<CommThread> bootstrap, NcclRanks ranks,
+         const CommOptions& options)
+        : executor_(executor),
+          bootstrap_(std::move(bootstrap)),
+          until_(executor.now() + static_cast<Nanos>(options.timeout_seconds * 1e9)) {
+        FERRY_CHECK(device.kind() == DeviceKind::cuda, "NCCL moves a GPU's memory");
+        if (bootstrap_) ranks = meet();
+        place_ = {ranks.rank, ranks.size, ranks.local_rank, ranks.local_size};
+        demand(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking),
+               "cudaStreamCreateWithFlags");
+        for (Flight& flight : flights_)
+            demand(cudaEventCreateWithFlags(&flight.ended, cudaEventDisableTiming),
+                   "cudaEventCreateWithFlags");
+        if (!bootstrap_) stage();
+        join(ranks);
+    }
+    ~Nccl() override {
+        leave();
+        for (const Flight& flight : flights_) cudaEventDestroy(flight.ended);
+        cudaStreamDestroy(stream_);
+        cudaFree(on_device_);
+        cudaFreeHost(on_host_);
+    }
+    Nccl(const Nccl&) = delete;
+    Nccl& operator=(const Nccl&) = delete;
+
+    std::string_view kind() const noexcept override { return "nccl"; }
+    Place place() const noexcept override { return place_; }
+    Watch* watch() const { return bootstrap_.get(); }
+
+    // NCCL launches on a thread of its own; what comes after it on the stream must wait for that.
+    bool ready() override {
+        if (!launching_) return true;
+        if (!settled()) return false;
+        if (launching_->host) take_back(*launching_);
+        demand(cudaEventRecord(launching_->ended, stream_), "cudaEventRecord");
+        launching_ = nullptr;
+        return true;
+    }
+
+    void start(const Operation& operation, size_t slot) override {
+        Flight& flight = flights_[slot];
+        const bool host = operation.kind == Operation::Kind::all_gather_host;
+        flight.host = host ? operation.pieces.data() : nullptr;
+        if (host && bootstrap_) return start_by_bootstrap(operation, flight);
+        if (host) bring(flight);
+        if (operation.kind == Operation::Kind::exchange) copy_own_parts(operation);
+        demand(ncclGroupStart(), "ncclGroupStart");
+        for (size_t i = 0; i < operation.count; ++i) {
+            const Piece& piece = operation.pieces[i];
+            if (piece.bytes == 0) continue;
+            if (host) {
+                std::byte* all = flight.on_device;
+                gather(all + place_.rank * piece.bytes, all, piece.bytes);
+            } else if (operation.kind == Operation::Kind::all_gather) {
+                gather(piece.out, piece.in, piece.bytes);
+            } else {
+                exchange(operation, piece);
+            }
+        }
+        demand(ncclGroupEnd(), "ncclGroupEnd");
+        launching_ = &flight;
+    }
+
+    bool finished(size_t slot) override {
+        Flight& flight = flights_[slot];
+        if (flight.host && bootstrap_) {
+            return host_done_.load(std::memory_order_acquire) >= flight.host_number;
+        }
+        if (&flight == launching_ && !ready()) return false;
+        if (!settled()) return false;
+        const cudaError_t status = cudaEventQuery(flight.ended);
+        if (status == cudaErrorNotReady) return false;
+        demand(status, "work of NCCL's");
+        if (flight.host) hand_over(flight);
+        return true;
+    }
+
+    std::vector<int> awaited(size_t) const override {
+        std::vector<int> others;
+        for (int rank = 0; bootstrap_ && rank < place_.size; ++rank)
+            if (rank != place_.rank) others.push_back(rank);
+        return others;
+    }
+
+    void abort() noexcept override {
+        if (comm_) ncclCommAbort(comm_);
+        comm_ = nullptr;
+    }
+
+private:
+    struct Flight {
+        cudaEvent_t ended = nullptr;
+        // Of a gather of host memory, which goes by the bootstrap, else by a place on the GPU.
+        const Piece* host = nullptr;
+        uint64_t host_number = 0;
+        std::byte *on_host = nullptr, *on_device = nullptr;
+    };
+
+    // Whether NCCL has taken all that it was given; throws when it has failed and nobody has said
+    // for a while what of.
+    bool settled() {
+        ncclResult_t status = ncclSuccess;
+        const ncclResult_t asked = ncclCommGetAsyncError(comm_, &status);
+        if (asked != ncclSuccess) status = asked;
+        if (status == ncclSuccess) return true;
+        if (status == ncclInProgress) return false;
+        const Nanos now = executor_.now();
+        if (failed_at_ == 0) failed_at_ = now;
+        if (bootstrap_ && now - failed_at_ < kHearsay) return false;
+        throw lost({}, "NCCL's connection to it failed",
+                   std::string(ncclGetErrorString(status)) + ": " + ncclGetLastError(comm_),
+                   "see what the other ranks said last; NCCL_DEBUG=WARN says more");
+    }
+
+    // The ranks' common identity; every GPU has one rank.
+    NcclRanks meet() const {
+        cudaDeviceProp properties{};
+        demand(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
+        Card own{.gpu = properties.uuid};
+        if (bootstrap_->rank() == 0) demand(ncclGetUniqueId(&own.id), "ncclGetUniqueId");
+        std::vector<Card> cards(static_cast<size_t>(bootstrap_->size()));
+        agree(*bootstrap_, executor_, std::as_bytes(std::span(&own, 1)),
+              std::as_writable_bytes(std::span(cards)), kMeeting);
+        for (size_t a = 0; a < cards.size(); ++a)
+            for (size_t b = 0; b < a; ++b)
+                if (std::memcmp(&cards[a].gpu, &cards[b].gpu, sizeof(cudaUUID_t)) == 0)
+                    throw two_ranks(static_cast<int>(b), static_cast<int>(a), properties.name);
+        NcclRanks ranks{.rank = bootstrap_->rank(),
+                        .size = bootstrap_->size(),
+                        .local_rank = bootstrap_->local_rank(),
+                        .local_size = bootstrap_->local_size()};
+        static_assert(sizeof(ranks.unique_id) == sizeof(ncclUniqueId));
+        std::memcpy(ranks.unique_id.data(), &cards[0].id, sizeof(ncclUniqueId));
+        return ranks;
+    }
+    static Error two_ranks(int a, int b, const char* gpu) {
+        return {Trouble::usage,
+                {.what = "two ranks use the same GPU",
+                 .where = "ranks " + std::to_string(a) + " and " + std::to_string(b),
+                 .measured = gpu,
+                 .limit = "one rank on a GPU",
+                 .remedy = "start as many ranks on a machine as CUDA_VISIBLE_DEVICES names GPUs"}};
+    }
+
+    void join(const NcclRanks& ranks) {
+        ncclUniqueId id{};
+        std::memcpy(&id, ranks.unique_id.data(), sizeof(id));
+        ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+        config.blocking = 0;
+        demand(ncclCommInitRankConfig(&comm_, ranks.size, id, ranks.rank, &config),
+               "ncclCommInitRankConfig");
+        const Nanos start = executor_.now();
+        for (Nanos now = start; !settled(); now = executor_.now()) {
+            if (bootstrap_) bootstrap_->check();
+            if (now > until_) {
+                abort();
+                throw lost({}, "the ranks did not meet over NCCL within zero.timeout_seconds",
+                           "start-up",
+                           "NCCL_DEBUG=INFO shows which of them came and by what network");
+            }
+            nap_after(now - start);
+        }
+    }
+
+    // After everything; what others have not taken yet is theirs to wait for.
+    void leave() noexcept {
+        if (!comm_) return;
+        const Nanos start = executor_.now();
+        ncclResult_t status = ncclCommFinalize(comm_);
+        for (Nanos now = start; status == ncclInProgress && now < start + kHearsay;
+             now = executor_.now()) {
+            nap_after(now - start);
+            ncclCommGetAsyncError(comm_, &status);
+        }
+        if (status == ncclSuccess) {
+            ncclCommDestroy(comm_);
+        } else {
+            ncclCommAbort(comm_);
+        }
+    }
+
+    void gather(const std::byte* out, std::byte* in, int64_t bytes) {
+        demand(ncclAllGather(out, in, static_cast<size_t>(bytes), ncclInt8, comm_, stream_),
+               "ncclAllGather");
+    }
+    void exchange(const Operation& operation, const Piece& piece) {
+        const auto bytes = static_cast<size_t>(piece.bytes);
+        for (int rank = 0; rank < place_.size; ++rank) {
+            if (rank == place_.rank) continue;
+            demand(ncclSend(operation.out_for(piece, rank), bytes, ncclInt8, rank, comm_, stream_),
+                   "ncclSend");
+            demand(ncclRecv(piece.in + rank * piece.bytes, bytes, ncclInt8, rank, comm_, stream_),
+                   "ncclRecv");
+        }
+    }
+    void copy_own_parts(const Operation& operation) {
+        for (size_t i = 0; i < operation.count; ++i) {
+            const Piece& piece = operation.pieces[i];
+            demand(cudaMemcpyAsync(
+                       piece.in + place_.rank * piece.bytes, operation.out_for(piece, place_.rank),
+                       static_cast<size_t>(piece.bytes), cudaMemcpyDeviceToDevice, stream_),
+                   "cudaMemcpyAsync");
+        }
+    }
+
+    void start_by_bootstrap(const Operation& operation, Flight& flight) {
+        const Piece& piece = operation.pieces[0];
+        bootstrap_->all_gather_host({piece.out, piece.in, piece.bytes}, operation.topic);
+        bootstrap_->signal(host_done_);
+        flight.host_number = ++host_posted_;
+    }
+
+    // Without a bootstrap: memory on both sides for a gather of host memory in every slot.
+    void stage() {
+        const int64_t bytes = Communicator::kAgreedBytes * place_.size;
+        void *device = nullptr, *host = nullptr;
+        demand(cudaMalloc(&device, kWindow * static_cast<size_t>(bytes)), "cudaMalloc");
+        on_device_ = static_cast<std::byte*>(device);
+        demand(cudaMallocHost(&host, kWindow * static_cast<size_t>(bytes)), "cudaMallocHost");
+        on_host_ = static_cast<std::byte*>(host);
+        for (size_t slot = 0; slot < kWindow; ++slot) {
+            flights_[slot].on_device = on_device_ + static_cast<int64_t>(slot) * bytes;
+            flights_[slot].on_host = on_host_ + static_cast<int64_t>(slot) * bytes;
+        }
+    }
+    void bring(const Flight& flight) {
+        const Piece& piece = *flight.host;
+        const int64_t own = place_.rank * piece.bytes;
+        const auto bytes = static_cast<size_t>(piece.bytes);
+        if (bytes == 0) return;
+        std::memcpy(flight.on_host + own, piece.out, bytes);
+        demand(cudaMemcpyAsync(flight.on_device + own, flight.on_host + own, bytes,
+                               cudaMemcpyHostToDevice, stream_),
+               "cudaMemcpyAsync");
+    }
+    void take_back(const Flight& flight) {
+        demand(cudaMemcpyAsync(flight.on_host, flight.on_device, all_of(flight),
+                               cudaMemcpyDeviceToHost, stream_),
+               "cudaMemcpyAsync");
+    }
+    void hand_over(const Flight& flight) {
+        if (all_of(flight) > 0) std::memcpy(flight.host->in, flight.on_host, all_of(flight));
+    }
+    size_t all_of(const Flight& flight) const {
+        return static_cast<size_t>(place_.size * flight.host->bytes);
+    }
+
+    Executor& executor_;
+    std::atomic<uint64_t> host_done_ = 0;  // by the bootstrap, which ends before it
+    uint64_t host_posted_ = 0;
+    std::unique_ptr<CommThread> bootstrap_;
+    const Nanos until_;  // the ranks must have met
+    Place place_{};
+    cudaStream_t stream_ = nullptr;
+    ncclComm_t comm_ = nullptr;
+    std::array<Flight, kWindow> flights_{};
+    Flight* launching_ = nullptr;  // given to NCCL, which has not launched it yet
+    Nanos failed_at_ = 0;
+    std::byte *on_host_ = nullptr, *on_device_ = nullptr;
+};
+
+std::unique_ptr<Communicator> over(std::unique_ptr<Nccl> nccl, Executor& executor,
+                                   const CommOptions& options) {
+    Watch* watch = nccl->watch();
+    return std::make_unique<CommThread>(executor, options, std::move(nccl),
+                                        CommThread::Sources{.watch = watch});
+}
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_nccl(Device& device, Executor& executor,
+                                        std::unique_ptr<Communicator> bootstrap,
+                                        const CommOptions& options) {
+    auto* ranks = dynamic_cast<CommThread*>(bootstrap.get());
+    FERRY_CHECK(ranks || bootstrap->size() == 1, "ranks that meet over MPI, or one");
+    if (ranks) {
+        bootstrap.release();
+        return over(std::make_unique<Nccl>(device, executor, std::unique_ptr<CommThread>(ranks),
+                                           NcclRanks{}, options),
+                    executor, options);
+    }
+    ncclUniqueId id{};
+    demand(ncclGetUniqueId(&id), "ncclGetUniqueId");
+    NcclRanks alone;
+    std::memcpy(alone.unique_id.data(), &id, sizeof(id));
+    return make_nccl(device, executor, alone, options);
+}
+
+std::unique_ptr<Communicator> make_nccl(Device& device, Executor& executor, const NcclRanks& ranks,
+                                        const CommOptions& options) {
+    return over(std::make_unique<Nccl>(device, executor, nullptr, ranks, options), executor,
+                options);
+}
+
+}  // namespace ferry::comm
+
+#endif
