@@ -100,15 +100,18 @@ struct CommOptions {
 std::unique_ptr<Communicator> make_solo(Executor& executor);
 // Whether mpirun or srun started this process as one of several ranks, by the environment alone.
 bool launched_as_rank();
-// The ranks that mpirun or srun started; host memory. Throws usage where this build has no MPI or
-// the launcher's ranks do not find each other.
+// The ranks that mpirun or srun started; host memory. MPI is initialised by the first call in a
+// process, unless the embedder did (MPI_THREAD_SERIALIZED). All ranks make the same calls. Throws
+// usage where this build has no MPI or the launcher's ranks do not find each other. After a failure
+// the process ends without MPI_Finalize, which would wait for the lost rank.
 std::unique_ptr<Communicator> make_mpi(Executor& executor, const CommOptions& options);
 // Device memory of a CUDA device, by NCCL. The ranks meet through `bootstrap`, which stays theirs
 // for all_gather_host and for news of ranks that end. Throws usage where this build has no NCCL.
 std::unique_ptr<Communicator> make_nccl(Device& device, Executor& executor,
                                         std::unique_ptr<Communicator> bootstrap,
                                         const CommOptions& options);
-// The same for a runtime that brings its own ranks: an ncclUniqueId, equal on all of them.
+// The same for a runtime that brings its own ranks: an ncclUniqueId, equal on all of them. What
+// fails then names the operation and the step, and no rank.
 struct NcclRanks {
     std::array<std::byte, 128> unique_id{};
     int rank = 0, size = 1, local_rank = 0, local_size = 1;
