@@ -8,12 +8,12 @@ set -euo pipefail
 # What compiles and links ferry and its unit tests.
 build="g++ cmake ninja-build pkg-config python3 liburing-dev libhwloc-dev libtbb-dev libspdlog-dev
        libgtest-dev libgmock-dev libcli11-dev nlohmann-json3-dev libxxhash-dev libhwy-dev
-       libopenblas-pthread-dev"
+       libopenblas-pthread-dev libopenmpi-dev openmpi-bin"
 # Plain English text for the quick start: about 2.5 MB of quotations.
 text="fortunes fortunes-min"
 # What tools/test.sh needs besides. The version is part of the name: another clang-format lays the
 # same code out differently, and clang-tidy needs 16 for std::source_location.
-check="clang-format-14 clang-tidy-16 ccache git openmpi-bin libopenmpi-dev"
+check="clang-format-14 clang-tidy-16 ccache git"
 
 fail() {
     echo "install-packages: $*" >&2
