@@ -115,6 +115,7 @@ public:
         if (!options_.json) {
             print_plan(engine_->plan(), config_);
             fmt::print("numerics {}\n\n", engine_->numerics_record());
+            check_output();  // a reader behind a pipe learns that the start-up is over
         }
         if (options_.bound) {
             engine_->measure_bound();
