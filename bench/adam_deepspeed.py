@@ -4,7 +4,7 @@
 
 Both sides in turns, a process each (DeepSpeed's OpenMP team and torch's are fixed at start-up): the
 medians of the rounds in nanoseconds a parameter, and the median of the rounds' ratios, DeepSpeed /
-ferry (T3 asks for 1.5). Both have fp32 gradients and bf16 weights. --json prints one object instead of
+ferry (1.5 is asked for). Both have fp32 gradients and bf16 weights. --json prints one object instead of
 the table; --theirs prints DeepSpeed's side alone, for `ferry bench adam --deepspeed`. Without DeepSpeed it
 says so and ends with 0.
 """
@@ -17,6 +17,9 @@ import subprocess
 import sys
 import time
 
+import common
+
+TARGET = 1.5
 PARTS = ("update", "unscale", "cast")
 
 
@@ -62,27 +65,13 @@ def of_ferry(arguments, threads):
 
 
 def compare(arguments, threads):
-    theirs, ours, ratios = [], [], []
-    for turn in range(arguments.rounds):
-        if turn % 2:
-            ours.append(of_ferry(arguments, threads))
-        theirs.append(of_deepspeed(arguments, threads))
-        if not turn % 2:
-            ours.append(of_ferry(arguments, threads))
-        ratios.append(sum(theirs[-1].values()) / ours[-1])
-    row = {part: statistics.median(round_[part] for round_ in theirs) for part in PARTS}
-    return {"name": f"unscale, AdamW and cast, {threads} threads", "value": statistics.median(ours),
-            "unit": "ns/param", "reference": sum(row.values()), "ratio": statistics.median(ratios),
-            "ratio_low": min(ratios), "ratio_high": max(ratios), "threads": threads, **row}
-
-
-def print_table(rows):
-    print(f"{'threads':>7} {'update':>8} {'unscale':>8} {'cast':>8} {'sum':>8} {'ferry':>8} {'ratio':>6} "
-          f"{'least to most':>13}")
-    for row in rows:
-        print(f"{row['threads']:>7} {row['update']:>8.3f} {row['unscale']:>8.3f} {row['cast']:>8.3f} "
-              f"{row['reference']:>8.3f} {row['value']:>8.3f} {row['ratio']:>6.2f} "
-              f"{row['ratio_low']:>6.2f}-{row['ratio_high']:.2f}")
+    found = common.turns({"DeepSpeed": lambda: of_deepspeed(arguments, threads),
+                          "ferry": lambda: of_ferry(arguments, threads)}, arguments.rounds)
+    theirs, ours = found["DeepSpeed"], found["ferry"]
+    parts = {part: statistics.median(round_[part] for round_ in theirs) for part in PARTS}
+    return common.compared(f"unscale, AdamW and cast, {threads} threads", ours, [sum(turn.values()) for turn in theirs],
+                           "ns/param", TARGET, threads=threads, **parts,
+                           note=", ".join(f"{part} {parts[part]:.3f}" for part in PARTS))
 
 
 def main():
@@ -92,7 +81,7 @@ def main():
     parser.add_argument("--threads", type=int, nargs="+", default=[1, os.cpu_count()])
     parser.add_argument("--rounds", type=int, default=3, help="turns of each side")
     parser.add_argument("--calls", type=int, default=7, help="calls a turn; its figure is their median")
-    parser.add_argument("--json", action="store_true")
+    common.add_json_option(parser)
     parser.add_argument("--theirs", action="store_true", help="DeepSpeed alone, a JSON line a thread count")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -109,11 +98,7 @@ def main():
             print(json.dumps({"threads": threads, **of_deepspeed(arguments, threads)}), flush=True)
         return None
     rows = [compare(arguments, threads) for threads in arguments.threads]
-    if arguments.json:
-        machine = {"cores": os.cpu_count(), "deepspeed": deepspeed.__version__}
-        print(json.dumps({"machine": machine, "command": " ".join(sys.argv), "rows": rows}))
-    else:
-        print_table(rows)
+    common.report(arguments, rows, [f"DeepSpeed {deepspeed.__version__}"])
     return None
 
 

@@ -2,73 +2,46 @@
 """How much slower three tight tiers are than everything in memory, on this machine.
 
 Runs the quick start's model both ways, alternating, and prints the ratio of their step times. The
-two must end with the same state hash. Needs tools/quickstart.sh to have been run once.
+two must end with the same state hash.
 
     bench/three_tiers.py [--rounds 5] [--steps 40] [--json]
 """
-import argparse
-import json
-import os
-import platform
-import statistics
-import subprocess
 import sys
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-UNLIMITED = ["--set", "budgets.device=unlimited", "--set", "budgets.host=unlimited", "--set", "budgets.nvme=[]"]
+import common
+from common import compared, plain
+from training import TINY, train
 
-
-def run(steps, extra):
-    command = ["build/release/ferry", "train", "examples/quickstart.json", "--json", "--no-bound",
-               "--set", f"steps={steps}", "--set", "schedule.total_steps=160",
-               "--set", "evaluate.every=0", "--set", "evaluate.micro_batches=0", *extra]
-    lines = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                           text=True).stdout.splitlines()
-    rows = [json.loads(line) for line in lines]
-    state_hash = next(row["state_hash"] for row in rows if "state_hash" in row)
-    summary = next(row["summary"] for row in rows if "summary" in row)
-    return summary["seconds"] / summary["steps"], state_hash, summary
-
-
-def machine():
-    return {"cores": os.cpu_count(), "kernel": platform.release(), "cpu": platform.processor() or platform.machine()}
+CONFIG = common.ROOT / "examples/quickstart.json"
+TARGET = 1 / 1.15  # of the step in memory over the step through three tiers
+UNLIMITED = {"budgets.device": "unlimited", "budgets.host": "unlimited", "budgets.nvme": []}
+TINY_TIERS = {**TINY, "budgets.device": "3MiB", "budgets.host": "2MiB"}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = common.arguments_parser(__doc__, rounds=5)
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-
-    tiers, memory, hashes = [], [], set()
-    for round_index in range(options.rounds):
-        order = [(tiers, []), (memory, UNLIMITED)]
-        for times, extra in order if round_index % 2 == 0 else reversed(order):
-            seconds, state_hash, summary = run(options.steps, extra)
-            times.append(seconds)
-            hashes.add(state_hash)
-            if times is tiers:
-                lanes = {lane["lane"]: lane["bytes"] / summary["steps"] for lane in summary["lanes"]}
+    with common.scratch() as directory, common.scratch("/var/tmp") as volume:
+        tokens = common.tokens_for(options, common.config_of(CONFIG), directory)
+        settings = {"steps": options.steps, "schedule.total_steps": 160, "evaluate.every": 0,
+                    "evaluate.micro_batches": 0, "data.tokens": tokens,
+                    "budgets.nvme": [{"path": str(volume), "size": "256MiB"}], **(TINY_TIERS if options.tiny else {})}
+        ways = {"three tiers": {}, "memory": UNLIMITED}
+        runs = common.turns({way: lambda changes=changes: train(options, CONFIG, {**settings, **changes}, warmup=0,
+                                                                bound=False)
+                             for way, changes in ways.items()}, options.rounds, options.seconds)
+    if len(runs) != len(ways):
+        sys.exit("only one way could be measured")
+    tiers, memory = runs["three tiers"], runs["memory"]
+    hashes = {run.state_hash for run in [*tiers, *memory]}
     if len(hashes) != 1:
         sys.exit(f"the two ways ended with different states: {hashes}")
-    ratios = sorted(t / m for t, m in zip(tiers, memory))
-    rows = [
-        {"name": "step, three tiers", "value": statistics.median(tiers), "unit": "s",
-         "reference": statistics.median(memory), "ratio": statistics.median(memory) / statistics.median(tiers)},
-        {"name": "slowdown, median of pairs", "value": statistics.median(ratios), "unit": "x", "reference": 1.15,
-         "ratio": 1.15 / statistics.median(ratios)},
-        {"name": "NVMe read a step", "value": lanes["nvme read"], "unit": "B", "reference": None, "ratio": None},
-        {"name": "NVMe written a step", "value": lanes["nvme write"], "unit": "B", "reference": None, "ratio": None},
-    ]
-    if options.json:
-        print(json.dumps({"machine": machine(), "command": " ".join(sys.argv), "rows": rows}))
-        return
-    print(f"step in memory    {statistics.median(memory):.4f} s  ({min(memory):.4f} .. {max(memory):.4f})")
-    print(f"step, three tiers {statistics.median(tiers):.4f} s  ({min(tiers):.4f} .. {max(tiers):.4f})")
-    print(f"slowdown          {statistics.median(ratios):.3f} x  ({ratios[0]:.3f} .. {ratios[-1]:.3f}), "
-          f"{options.rounds} pairs; state hash {hashes.pop()} both ways")
-    print(f"NVMe a step       {lanes['nvme read'] / 2**20:.1f} MiB read, {lanes['nvme write'] / 2**20:.1f} MiB written")
+    per_step = [[run.summary["seconds"] / run.summary["steps"] for run in of_way] for of_way in (tiers, memory)]
+    rows = [compared("step, three tiers beside memory", *per_step, "s", TARGET),
+            plain("NVMe read a step", tiers[-1].lane_bytes("nvme read"), "B"),
+            plain("NVMe written a step", tiers[-1].lane_bytes("nvme write"), "B")]
+    common.report(options, rows, [f"state hash {hashes.pop()} both ways"])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,215 @@
+"""What the scripts beside this one share: pairs and their statistics, the table and its JSON, options.
+
+A script measures its sides in turns(), makes rows of them with compared(), judged() and plain(), and
+ends with report(): a table, and with --json the object that `ferry bench` prints too.
+"""
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import platform
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+LEAST_FOR_INTERVAL = 6  # pairs; with fewer the least and the most stand for the interval
+
+
+class SideFailed(Exception):
+    """One side could not be measured; the others can."""
+
+
+class Spread(NamedTuple):
+    middle: float
+    low: float
+    high: float
+
+
+def spread(values):
+    """The median and its 95 % interval by rank, as `ferry bench` takes it; of few values, their range."""
+    ordered = sorted(values)
+    count = len(ordered)
+    half = 0.98 * math.sqrt(count) if count >= LEAST_FOR_INTERVAL else count
+    centre = (count - 1) / 2
+    return Spread(statistics.median(ordered), ordered[max(0, math.floor(centre - half))],
+                  ordered[min(count - 1, math.ceil(centre + half))])
+
+
+def verdict(ratio, target):
+    """A target is missed where the whole interval lies below it, and open where only the median does."""
+    if ratio.middle >= target:
+        return "met"
+    return "missed" if ratio.high < target else "open"
+
+
+def plain(name, values, unit, **more):
+    """A row without another side. `values`: one, or one a round."""
+    values = values if isinstance(values, list) else [values]
+    found = spread(values)
+    row = {"name": name, "value": found.middle, "unit": unit, "reference": None, "ratio": None}
+    if len(values) > 1:
+        row.update(value_low=found.low, value_high=found.high, pairs=len(values))
+    return {**row, **more}
+
+
+def compared(name, values, references, unit, target=None, less_is_better=True, **more):
+    """A row of pairs: value and reference of each round. The ratio is larger where the value is better."""
+    assert len(values) == len(references) > 0
+    ratios = [r / v if less_is_better else v / r for v, r in zip(values, references)]
+    return judged(name, statistics.median(values), unit, statistics.median(references), ratios, target,
+                  **more)
+
+
+def judged(name, value, unit, reference, ratios, target=None, **more):
+    """A row whose ratios, one a round, are not simply value against reference."""
+    found = spread(ratios)
+    row = {"name": name, "value": value, "unit": unit, "reference": reference, "ratio": found.middle}
+    if len(ratios) > 1:
+        row.update(ratio_low=found.low, ratio_high=found.high, pairs=len(ratios))
+    if target is not None:
+        row.update(target=target, verdict=verdict(found, target))
+    return {**row, **more}
+
+
+def turns(sides, rounds, seconds=None):
+    """Runs every side once a round, every other round in the opposite order: what drifts meets all.
+
+    `sides`: functions by name. Returns whole rounds only, {name: [result a round]}; a round that would
+    probably end later than `seconds` after the start is not begun. A side that fails is left out from
+    then on, with what it said on standard error.
+    """
+    sides = dict(sides)
+    results = {name: [] for name in sides}
+    start, longest = time.monotonic(), 0.0
+    for index in range(rounds):
+        began = time.monotonic()
+        if seconds is not None and index > 0 and began - start + longest > seconds:
+            print(f"{index} of {rounds} rounds: another would not end within {seconds} s", file=sys.stderr)
+            break
+        names = list(sides)
+        for name in names if index % 2 == 0 else reversed(names):
+            try:
+                results[name].append(sides[name]())
+            except SideFailed as failure:
+                print(f"{name}: {failure}", file=sys.stderr)
+                del sides[name], results[name]
+        longest = max(longest, time.monotonic() - began)
+    return results
+
+
+def add_json_option(parser):
+    parser.add_argument("--json", nargs="?", const="-", metavar="FILE",
+                        help="one JSON object instead of the table, or beside it in FILE")
+
+
+def arguments_parser(doc, rounds=3):
+    """The options that every script has."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ferry", default=str(ROOT / "build/release/ferry"), help="the built program")
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"turns of each side; default {rounds}")
+    parser.add_argument("--seconds", type=float, help="begin no round that would end later than this")
+    add_json_option(parser)
+    parser.add_argument("--tiny", action="store_true", help="a model of seconds on the CPU: does the script work?")
+    parser.add_argument("--tokens", help="token file; default: the configuration's, else made of ferry's own texts")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings",
+                        help="for ferry's side: override a key of the configuration")
+    return parser
+
+
+@contextlib.contextmanager
+def scratch(parent=None):
+    """A directory of the script's own, gone at its end."""
+    directory = tempfile.mkdtemp(prefix="ferry-", dir=parent)
+    try:
+        yield Path(directory)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def config_of(file):
+    """A configuration, without the `//` comments that ferry takes."""
+    lines = Path(file).read_text(encoding="utf-8").splitlines()
+    return json.loads("\n".join(line for line in lines if not line.lstrip().startswith("//")))
+
+
+def tokens_for(options, config, directory):
+    """The token file to train on."""
+    if options.tokens:
+        return options.tokens
+    named = ROOT / config["data"]["tokens"]
+    if named.exists() and not options.tiny:
+        return str(named)
+    made = directory / "tokens.bin"
+    texts = sorted(str(path) for path in [*ROOT.glob("docs/*.md"), ROOT / "README.md"])
+    subprocess.run([options.ferry, "data", *texts, "-o", str(made)], check=True, stdout=subprocess.DEVNULL)
+    return str(made)
+
+
+def output_of(command):
+    """What a command prints; nothing where it cannot be run."""
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def machine():
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
+    found = {"processor": names[0] if names else platform.machine(), "cores": len(os.sched_getaffinity(0)),
+             "kernel": f"{platform.system()} {platform.release()}", "date": time.strftime("%Y-%m-%d")}
+    gpu = output_of(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
+    if gpu:
+        found["gpus"] = gpu.splitlines()
+    return found
+
+
+def number(value):
+    return "" if value is None else f"{value:.4g}"
+
+
+def interval(row):
+    for kind in ("ratio", "value"):
+        if kind + "_low" in row:
+            text = f"{number(row[kind + '_low'])} to {number(row[kind + '_high'])}"
+            return text if kind == "ratio" else text + " " + row["unit"]
+    return ""
+
+
+def table(rows):
+    """Rows as text. The spread is the ratio's, or where there is none the value's."""
+    head = ["", "value", "unit", "reference", "ratio", "spread", "pairs", "target", "", ""]
+    cells = [[row["name"], number(row["value"]), row["unit"], number(row["reference"]), number(row["ratio"]),
+              interval(row), str(row.get("pairs", "")), number(row.get("target")), row.get("verdict", ""),
+              row.get("note", "")] for row in rows]
+    widths = [max(len(line[column]) for line in [head, *cells]) for column in range(len(head))]
+    right = {1, 3, 4, 6, 7}
+    return "\n".join("  ".join(cell.rjust(width) if column in right else cell.ljust(width)
+                               for column, (cell, width) in enumerate(zip(line, widths))).rstrip()
+                     for line in [head, *cells])
+
+
+def report(options, rows, notes=()):
+    """Prints the table and, where asked, the JSON. `notes`: what a reader must know to judge the rows."""
+    found = {"machine": machine(), "command": shlex.join(sys.argv), "rows": rows, "notes": list(notes)}
+    if options.json == "-":
+        print(json.dumps(found))
+        return
+    if options.json:
+        Path(options.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    about = found["machine"]
+    print(", ".join([about["processor"], f"{about['cores']} cores", *about.get("gpus", []), about["kernel"],
+                     about["date"]]))
+    print(table(rows))
+    for note in notes:
+        print(note)

@@ -1,0 +1,281 @@
+"""A training run as the scripts see it: the program started, its JSON read, its memory watched from outside."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from common import SideFailed, output_of
+
+GIB = 1 << 30
+# With --tiny, over any configuration: seconds of one thread.
+TINY = {"device": "cpu", "threads": 1, "model.hidden": 64, "model.layers": 3, "model.heads": 4, "model.kv_heads": 2,
+        "model.head_dim": 16, "model.intermediate": 160, "model.vocab": 256, "batch.sequence": 32,
+        "batch.micro_batch": 2, "budgets.device": "unlimited", "budgets.host": "1GiB"}
+
+
+@dataclass
+class Timing:
+    """What any side's run is judged by. The first steps are slower for all and are left out of the rest."""
+    tokens_a_step: int
+    seconds: list = field(default_factory=list)  # of every step
+    losses: list = field(default_factory=list)
+    warmup: int = 1
+    startup_seconds: float = 0  # until its first step began
+    gpu_peak: int = 0  # bytes over what was in use before, as nvidia-smi sees them; 0: not to be had
+    host_peak: int = 0  # bytes: of its control group if it has one, else resident at most
+
+    @property
+    def step_seconds(self):
+        """Mean, not median: a step's work may run into the next."""
+        steady = self.seconds[self.warmup:]
+        return sum(steady) / len(steady)
+
+    @property
+    def tokens_per_second(self):
+        return self.tokens_a_step / self.step_seconds
+
+
+@dataclass
+class Run(Timing):
+    """A run of ferry's."""
+    steps: list = field(default_factory=list)  # lines that `ferry train --json` printed
+    summary: dict = field(default_factory=dict)
+    state_hash: str = ""
+
+    @property
+    def bound(self):
+        """The lower bound of a step, in seconds."""
+        return self.summary["bound_seconds"]
+
+    @property
+    def predicted(self):
+        """What the schedule that most steps replayed was predicted to take, as `ferry train` chooses it."""
+        bets = 2 * self.summary["bets_won"] > self.summary["steps"]
+        return self.summary["predicted_betting_seconds" if bets else "predicted_seconds"]
+
+    @property
+    def bets(self):
+        """The outcome of the steady steps' bets, in words."""
+        steady = self.steps[self.warmup:]
+        bet = sum(step["bet"] for step in steady)
+        if bet == 0:
+            return "no bets"
+        return f"bets: {sum(step['won'] for step in steady)} of {bet} won"
+
+    @property
+    def clipped(self):
+        return sum(step["clip_factor"] < 1 for step in self.steps[self.warmup:])
+
+    def lane_bytes(self, *names):
+        """Bytes a step on these lanes."""
+        return sum(lane["bytes"] for lane in self.summary["lanes"] if lane["lane"] in names) / self.summary["steps"]
+
+
+def memory_of_gpu():
+    """Bytes in use on the first GPU, by anybody; None without one."""
+    text = output_of(["nvidia-smi", "-i", "0", "--query-gpu=memory.used", "--format=csv,noheader,nounits"])
+    return int(text) << 20 if text.isdigit() else None
+
+
+class GpuWatch:
+    """The most that the first GPU's memory held while the block ran, over what it held before."""
+
+    def __init__(self, period_ms=100):
+        self.peak = 0
+        self._before = memory_of_gpu()
+        self._period_ms = period_ms
+
+    def __enter__(self):
+        if self._before is not None:
+            command = ["nvidia-smi", "-i", "0", "--query-gpu=memory.used", "--format=csv,noheader,nounits",
+                       "-lms", str(self._period_ms)]
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            self._thread = threading.Thread(target=self._read)
+            self._thread.start()
+        return self
+
+    def _read(self):
+        for line in self._process.stdout:
+            if line.strip().isdigit():
+                self.peak = max(self.peak, (int(line) << 20) - self._before)
+
+    def __exit__(self, *_):
+        if self._before is not None:
+            self._process.terminate()
+            self._process.wait()
+            self._thread.join()
+
+
+class ControlGroup:
+    """A memory control group with a limit, for one run; `why_not` says why there is none."""
+
+    V2, V1 = Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory")
+
+    def __init__(self, limit):
+        self.why_not = ""
+        v2 = (self.V2 / "cgroup.controllers").exists()
+        root = self.V2 if v2 else self.V1
+        self._peak = "memory.peak" if v2 else "memory.max_usage_in_bytes"
+        self._directory = root / f"ferry-bench-{os.getpid()}"
+        try:
+            if v2:
+                (root / "cgroup.subtree_control").write_text("+memory")
+            self._directory.mkdir()
+            (self._directory / ("memory.max" if v2 else "memory.limit_in_bytes")).write_text(str(limit))
+            (self._directory / self._peak).read_text()
+        except OSError as error:
+            self.why_not = f"no control group: {error}"
+            self.remove()
+
+    def around(self, command):
+        if self.why_not:
+            return command
+        return ["sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', str(self._directory), *command]
+
+    def peak(self):
+        return 0 if self.why_not else int((self._directory / self._peak).read_text())
+
+    def remove(self):
+        with contextlib.suppress(OSError):
+            self._directory.rmdir()
+
+
+class Child:
+    """A process whose output is read line by line and whose memory is watched; ended with the block."""
+
+    def __init__(self, command, group=None, **options):
+        self.command = group.around(command) if group else command
+        self.group = group
+        self.gpu_peak = self.host_peak = 0
+        self._options = options
+
+    def __enter__(self):
+        self._said = tempfile.TemporaryFile("w+", errors="replace")
+        self._watch = GpuWatch().__enter__()
+        self.started = time.monotonic()
+        try:
+            self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, stderr=self._said, text=True,
+                                            **self._options)
+        except OSError as error:
+            self._watch.__exit__()
+            raise SideFailed(f"{self.command[0]} cannot be run: {error}") from error
+        return self
+
+    def lines(self):
+        """Lines of its output, each with the seconds since its start."""
+        for line in self.process.stdout:
+            yield line, time.monotonic() - self.started
+
+    def end(self, kill=False):
+        """Waits for its end, or brings it about, and takes the peaks. Throws SideFailed."""
+        if kill:
+            os.kill(self.process.pid, signal.SIGKILL)  # Popen.kill() would take the status that is waited for
+        _, status, usage = os.wait4(self.process.pid, 0)
+        self.process.returncode = os.waitstatus_to_exitcode(status)
+        self._watch.__exit__()
+        self.gpu_peak = self._watch.peak
+        self.host_peak = (self.group.peak() if self.group else 0) or usage.ru_maxrss * 1024
+        if self.process.returncode != 0 and not kill:
+            raise SideFailed(f"{self.command[0]} ended with {self.process.returncode}: {self.said()}")
+
+    def said(self, most=2000):
+        """The end of what it wrote to standard error."""
+        self._said.seek(0)
+        return self._said.read()[-most:].strip()
+
+    def __exit__(self, *_):
+        if self.process.returncode is None:
+            self.end(kill=True)
+        self.process.stdout.close()
+        self._said.close()
+
+
+def words_of(settings):
+    """The words of a command line that set these keys, {key: value}."""
+    words = []
+    for key, value in settings.items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        words += ["--set", f"{key}={text}"]
+    return words
+
+
+def bench_machine(options, config, settings):
+    """Has `ferry bench` measure kernels and links of this configuration, into options.machine."""
+    done = subprocess.run([options.ferry, "bench", "--all", "--save", options.machine, "--config", str(config),
+                           *words_of(settings)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                          check=False)
+    if done.returncode != 0:
+        sys.exit(f"ferry bench --all failed: {done.stderr[-2000:]}")
+
+
+def train(options, config, settings, warmup=1, trace=None, machine=None, bound=True, group=None, launcher=()):
+    """Runs `ferry train`, by way of `launcher` if given, and returns its Run. Throws SideFailed."""
+    command = [*launcher, options.ferry, "train", str(config), "--json", *words_of(settings)]
+    for setting in options.settings:
+        command += ["--set", setting]
+    command += ["--trace", str(trace)] if trace else []
+    command += ["--machine", str(machine)] if machine else []
+    command += [] if bound else ["--no-bound"]
+    run = Run(tokens_a_step=0, warmup=warmup)
+    with Child(command, group) as child:
+        for text, at in child.lines():
+            if not text.startswith("{"):
+                continue  # a launcher's or a library's
+            line = json.loads(text)
+            if "loss" in line:
+                run.steps.append(line)
+                if len(run.steps) == 1:
+                    run.startup_seconds = at - line["seconds"]
+            run.summary = line.get("summary", run.summary)
+            run.state_hash = line.get("state_hash", run.state_hash)
+        child.end()
+        run.gpu_peak, run.host_peak = child.gpu_peak, child.host_peak
+    if len(run.steps) <= warmup:
+        raise SideFailed(f"{len(run.steps)} steps are too few to leave {warmup} out")
+    run.tokens_a_step = run.steps[-1]["tokens"]
+    run.seconds = [step["seconds"] for step in run.steps]
+    run.losses = [step["loss"] for step in run.steps]
+    return run
+
+
+class Storage:
+    """fio's bandwidth at a path, taken before and after each run: drives swing within minutes.
+
+    around() runs something between two slices and gives the mean of both beside its result. `mode`:
+    of `ferry bench io`, which lays the files out and runs fio.
+    """
+
+    def __init__(self, options, path, mode):
+        self.missing = "" if shutil.which("fio") else "fio is not here (apt-get install fio)"
+        self._command = [options.ferry, "bench", "io", str(path), "--compare-fio", "--modes", mode, "--pairs", "1",
+                         "--json"]
+        small = ["--blocks", "64KiB", "--depths", "4", "--size", "4MiB", "--seconds", "0.05"]
+        self._command += small if options.tiny else ["--blocks", "1MiB", "--seconds", "1.5"]
+        self._last = None
+
+    def slice(self):
+        """Bytes a second, of both directions together where the mode has both."""
+        if self.missing:
+            return None
+        done = subprocess.run(self._command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+        if done.returncode != 0:
+            self.missing = f"fio gave no figure: {done.stderr.strip()[-500:]}"
+            print(self.missing, file=sys.stderr)
+            return None
+        rows = json.loads(done.stdout)["rows"]
+        return next(row["reference"] for row in rows if row["unit"] == "GB/s") * 1e9
+
+    def around(self, work):
+        before = self.slice() if self._last is None else self._last
+        result = work()
+        self._last = self.slice()
+        return result, None if before is None or self._last is None else (before + self._last) / 2
