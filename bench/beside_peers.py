@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+"""Training the 3 B model with its state in memory, beside DeepSpeed ZeRO-3 and LLMQ: tokens a second.
+
+Same shape, same tokens, as many a step; GPU memory capped at 20 GiB, host budget 100 GiB for ferry. ferry
+runs with a limit of the norm that never binds and with one that clips every step; the peers take no
+notice of the difference and run once. Beside them ferry's percentage of its lower bound and how busy the
+GPU's compute was.
+
+    bench/beside_peers.py --llmq /opt/llmq/train                     16,384 tokens a step
+    bench/beside_peers.py --llmq /opt/llmq/train --micro-batches 4   65,536
+"""
+import sys
+
+import common
+import peers
+from common import compared, plain
+from step_trace import Trace
+from training import GIB, TINY, train
+
+CONFIG = common.ROOT / "examples/3b_gpu.json"
+UNCLIPPED, CLIPPED = "ferry, never clipped", "ferry, clipped"
+WAYS = {UNCLIPPED: {"clip_norm": 1e6, "optimizer.lr": 1e-5}, CLIPPED: {"clip_norm": 1.0}}
+# ferry's tokens a second over the peer's, by micro-batches a step.
+TARGETS = {1: {(UNCLIPPED, "LLMQ"): 1.5, (UNCLIPPED, "DeepSpeed"): 2.6, (CLIPPED, "LLMQ"): 1.2},
+           4: {(UNCLIPPED, "LLMQ"): 1.08, (UNCLIPPED, "DeepSpeed"): 2.0}}
+COMPUTE_BUSY = 0.95  # with 4 micro-batches
+
+
+def sides_of(options, directory):
+    """What can be measured here, and why the rest cannot."""
+    config = common.config_of(CONFIG)
+    tokens = common.tokens_for(options, config, directory)
+    settings = {"steps": options.steps, "data.tokens": tokens, "evaluate.micro_batches": 0,
+                "budgets.host": options.host, "batch.micro_batches": options.micro_batches,
+                **(TINY if options.tiny else {})}
+
+    def ferry(way):
+        trace = directory / "trace.json"
+        run = train(options, CONFIG, {**settings, **WAYS[way]}, warmup=options.warmup, trace=trace)
+        run.compute_busy = Trace(trace, options.warmup + 1).busy("compute")
+        return run
+    sides = {way: lambda way=way: ferry(way) for way in WAYS}
+    workload = peers.workload_of(config, tokens)
+    workload["batch"]["micro_batches"] = options.micro_batches
+    missing = {"LLMQ": peers.why_no_llmq(options.llmq), "DeepSpeed": peers.why_no_deepspeed()}
+    run_peer = {"LLMQ": lambda: peers.llmq(options.llmq, workload, options.peer_steps, directory),
+                "DeepSpeed": lambda: peers.deepspeed(workload, options.peer_steps, directory)}
+    sides.update({peer: run_peer[peer] for peer, why in missing.items() if not why})
+    return sides, [why for why in missing.values() if why]
+
+
+def rows_of(name, runs):
+    rows = [plain(f"{name}: tokens a second", [run.tokens_per_second for run in runs], "1/s"),
+            plain(f"{name}: step", [run.step_seconds for run in runs], "s"),
+            plain(f"{name}: start-up", [run.startup_seconds for run in runs], "s")]
+    if all(run.gpu_peak for run in runs):
+        rows.append(plain(f"{name}: GPU peak", [run.gpu_peak / GIB for run in runs], "GiB"))
+    return rows
+
+
+def rows_of_ferry(name, runs, micro_batches):
+    last = runs[-1]
+    rows = [compared(f"{name}: step beside lower bound", [run.step_seconds for run in runs],
+                     [run.bound for run in runs], "s", note=f"bound by {last.summary['binding']}; {last.bets}"),
+            compared(f"{name}: compute busy", [run.compute_busy for run in runs], [1.0] * len(runs), "share",
+                     target=COMPUTE_BUSY if micro_batches == 4 else None, less_is_better=False)]
+    if last.summary.get("mfu"):
+        rows.append(plain(f"{name}: MFU", [run.summary["mfu"] for run in runs], "share"))
+    return rows
+
+
+def main():
+    parser = common.arguments_parser(__doc__)
+    parser.add_argument("--llmq", metavar="PROGRAM", help="LLMQ's `train`; without it LLMQ is left out")
+    parser.add_argument("--peer-steps", type=int, default=4, help="steps of a peer's run, the first one left out")
+    parser.add_argument("--micro-batches", type=int, default=1, help="of 8 sequences of 2,048 tokens")
+    parser.add_argument("--host", default="100GiB", help="ferry's host budget")
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--warmup", type=int, default=2, help="ferry's first steps left out; a peer's: 1")
+    options = parser.parse_args()
+    with common.scratch() as directory:
+        sides, notes = sides_of(options, directory)
+        runs = common.turns(sides, options.rounds, options.seconds)
+    if not runs:
+        sys.exit("nothing could be measured")
+    rows = [row for name, of_side in runs.items() for row in rows_of(name, of_side)]
+    targets = TARGETS.get(options.micro_batches, {})
+    for way in WAYS:
+        if way not in runs:
+            continue
+        rows += rows_of_ferry(way, runs[way], options.micro_batches)
+        rows += [compared(f"{way}, beside {peer}", [run.tokens_per_second for run in runs[way]],
+                          [run.tokens_per_second for run in runs[peer]], "1/s", targets.get((way, peer)),
+                          less_is_better=False) for peer in ("LLMQ", "DeepSpeed") if peer in runs]
+    common.report(options, rows, notes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""How long until the first step: a model of 10 B initialised at random and laid out over the tiers.
+
+From the program's start to the plan that it prints when everything stands, beside the bytes planned for
+NVMe at fio's write bandwidth, taken before and after. It is ended then, before its first step.
+
+    bench/startup.py --path /var/tmp
+"""
+import json
+import subprocess
+import sys
+
+import common
+from common import compared, plain
+from training import GIB, TINY, Child, Storage, words_of
+
+CONFIG = common.ROOT / "examples/solar_10b.json"
+TARGET = 1 / 1.2  # of the bytes' time over the start-up
+
+
+def planned_on_nvme(options, words):
+    """Bytes that `ferry plan` gives to NVMe."""
+    done = subprocess.run([options.ferry, "plan", str(CONFIG), "--json", "--no-forecast", *words],
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(done.stderr)
+    return json.loads(done.stdout)["nvme_bytes"]
+
+
+class Start:
+    """One start, with its files in `volume`: its seconds, the bytes it wrote to drives, its peak of host memory."""
+
+    def __init__(self, options, words, volume):
+        self.seconds = 0.0
+        with Child([options.ferry, "train", str(CONFIG), "--no-bound", *words]) as child:
+            for text, at in child.lines():
+                if "parameters (" in text:
+                    self.seconds = at
+                    break
+            self.written = written_by(child.process.pid) if self.seconds else 0
+            child.end(kill=self.seconds > 0)  # else it ended by itself and has said why
+            self.host_peak = child.host_peak
+        for file in volume.iterdir():
+            file.unlink(missing_ok=True)  # they would be in the way of fio's
+
+
+def written_by(pid):
+    """Bytes that a process has written to drives."""
+    with open(f"/proc/{pid}/io", encoding="ascii") as file:
+        return int(dict(line.split(": ") for line in file)["write_bytes"])
+
+
+def main():
+    parser = common.arguments_parser(__doc__)
+    parser.add_argument("--path", default="/var/tmp", help="directory for the volume")
+    parser.add_argument("--host", help="host budget instead of the configuration's")
+    options = parser.parse_args()
+    config = common.config_of(CONFIG)
+    with common.scratch() as directory, common.scratch(options.path) as volume:
+        settings = {"data.tokens": common.tokens_for(options, config, directory),
+                    "budgets.nvme": [{**config["budgets"]["nvme"][0], "path": str(volume)}],
+                    **({"budgets.host": options.host} if options.host else {})}
+        if options.tiny:
+            settings.update({**TINY, "budgets.host": "600KiB", "budgets.nvme": [str(volume)]})
+        words = words_of(settings) + [word for setting in options.settings for word in ("--set", setting)]
+        planned = planned_on_nvme(options, words)
+        storage = Storage(options, volume, "write")
+        runs = common.turns({"start-up": lambda: storage.around(lambda: Start(options, words, volume))}, options.rounds,
+                            options.seconds)
+    if not runs:
+        sys.exit("nothing could be measured")
+    starts, rates = [start for start, _ in runs["start-up"]], [rate for _, rate in runs["start-up"]]
+    rows = [plain("start-up", [start.seconds for start in starts], "s"),
+            plain("planned on NVMe", planned / 1e9, "GB"),
+            plain("written until then", [start.written / 1e9 for start in starts], "GB"),
+            plain("host memory in use", [start.host_peak / GIB for start in starts], "GiB")]
+    if all(rates):
+        rows.append(compared("start-up beside its bytes at fio's write bandwidth", [start.seconds for start in starts],
+                             [planned / rate for rate in rates], "s", TARGET,
+                             note=f"fio {rates[-1] / 1e9:.3g} GB/s"))
+    common.report(options, rows, [storage.missing] if storage.missing else [])
+
+
+if __name__ == "__main__":
+    main()
