@@ -1,4 +1,4 @@
-"""The statistics, turns and tables of bench/common.py, the trace reader, and bench/compare.py."""
+"""The statistics, turns and tables of bench/common.py, and the trace reader."""
 
 import contextlib
 import io
@@ -191,37 +191,6 @@ with open(log, "w") as file:
 time.sleep(5)
 open("saved", "w")
 """
-
-
-class CompareTest(unittest.TestCase):
-    def compare(self, old, new):
-        with tempfile.TemporaryDirectory() as name:
-            files = [Path(name) / "old.json", Path(name) / "new.json"]
-            for file, rows in zip(files, (old, new)):
-                file.write_text(json.dumps({"rows": rows}))
-            return subprocess.run([sys.executable, str(BENCH / "compare.py"), *map(str, files)], text=True,
-                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
-
-    @staticmethod
-    def row(name, *ratios):
-        return common.judged(name, 1, "s", 1, list(ratios))
-
-    def test_falls_by_more_than_the_spread_are_flagged(self):
-        old = [self.row("steady", 1.0, 1.1, 1.2), self.row("slower", 1.0, 1.1, 1.2), self.row("single", 1.0)]
-        new = [self.row("steady", 0.9, 1.0, 1.05), self.row("slower", 0.8, 0.9, 0.95), self.row("single", 0.92)]
-        found = self.compare(old, new)
-        self.assertEqual(found.returncode, 1, found.stderr)
-        verdicts = {line.split()[0]: line.split()[3:] for line in found.stdout.splitlines()}
-        self.assertEqual(verdicts, {"steady": [], "slower": ["fell"], "single": []})
-
-    def test_nothing_fell(self):
-        old, new = [self.row("a", 1.0)], [self.row("a", 2.0), common.plain("b", 1, "s")]
-        found = self.compare(old, new)
-        self.assertEqual(found.returncode, 0)
-        self.assertIn("rose", found.stdout)
-
-    def test_nothing_in_common(self):
-        self.assertNotEqual(self.compare([self.row("a", 1.0)], [self.row("b", 1.0)]).returncode, 0)
 
 
 if __name__ == "__main__":
