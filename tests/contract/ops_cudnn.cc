@@ -23,9 +23,9 @@ protected:
     }
 
     Attention shape_of(int64_t sequences, int64_t sequence, int64_t heads, int64_t kv_heads,
-                       int64_t head_dim) const {
+                       int64_t head_dim, int64_t window = 0) const {
         const double scale = 1 / std::sqrt(static_cast<double>(head_dim));
-        return {sequences, sequence, heads, kv_heads, head_dim, scale, GetParam()};
+        return {sequences, sequence, heads, kv_heads, head_dim, scale, GetParam(), window};
     }
 
     // Queries, keys and values side by side, as a block has them; the gradients too.
@@ -67,8 +67,11 @@ protected:
 TEST_P(CudnnAttention, is_near_the_oracle) {
     const auto oracle = make_reference_ops();
     for (const Attention& s : {shape_of(1, 1, 1, 1, 64), shape_of(2, 130, 4, 2, 64),
-                               shape_of(3, 193, 6, 2, 128), shape_of(1, 70, 3, 1, 128)}) {
-        SCOPED_TRACE(s.sequence);
+                               shape_of(3, 193, 6, 2, 128), shape_of(1, 70, 3, 1, 128),
+                               // A window of one key, within a tile, across tiles, the whole text.
+                               shape_of(1, 70, 2, 1, 64, 1), shape_of(2, 200, 4, 2, 128, 5),
+                               shape_of(1, 333, 2, 1, 64, 100), shape_of(1, 130, 2, 2, 128, 130)}) {
+        SCOPED_TRACE(testing::Message() << s.sequence << " tokens, window " << s.window);
         Operands here(s), there(s);
         run(*ops_, s, here);
         run(*oracle, s, there);
@@ -80,15 +83,18 @@ TEST_P(CudnnAttention, is_near_the_oracle) {
 }
 
 TEST_P(CudnnAttention, same_bits_every_time_and_wherever_operands_lie) {
-    const Attention s = shape_of(2, 300, 6, 2, 128);
-    Operands one(s);
-    run(*ops_, s, one);
-    for (const int64_t shift : {0, 0, 8, 24}) {
-        Operands other(s, shift);
-        run(*ops_, s, other);
-        EXPECT_TRUE(other.out.same_values(one.out)) << shift;
-        EXPECT_TRUE(other.dqkv.same_values(one.dqkv)) << shift;
-        EXPECT_EQ(other.lse, one.lse) << shift;
+    for (const int64_t window : {0, 90}) {
+        const Attention s = shape_of(2, 300, 6, 2, 128, window);
+        Operands one(s);
+        run(*ops_, s, one);
+        for (const int64_t shift : {0, 0, 8, 24}) {
+            SCOPED_TRACE(testing::Message() << "window " << window << ", shift " << shift);
+            Operands other(s, shift);
+            run(*ops_, s, other);
+            EXPECT_TRUE(other.out.same_values(one.out));
+            EXPECT_TRUE(other.dqkv.same_values(one.dqkv));
+            EXPECT_EQ(other.lse, one.lse);
+        }
     }
 }
 

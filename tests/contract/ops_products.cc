@@ -1,0 +1,277 @@
+// Products and attention of every implementation of Ops against the oracle, on odd sizes, for every
+// type; and everything that sums, bit for bit between one and two threads and between alignments.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <vector>
+
+#include "tests/contract/ops_fixture.h"
+
+namespace ferry::ops {
+namespace {
+
+class OpsProducts : public OpsContract {
+protected:
+    void check_gemm(Form form, int64_t m, int64_t n, int64_t k, bool accumulate, bool extras) {
+        const bool tn = form == Form::tn, nt = form == Form::nt;
+        const DType out = accumulate ? DType::f32 : type();
+        const Matrix a = Matrix(type(), tn ? k : m, tn ? m : k).random(1);
+        const Matrix b = Matrix(type(), nt ? n : k, nt ? k : n).random(2);
+        const Matrix bias = Matrix(type(), 1, n).random(3), addend = Matrix(out, m, n).random(4);
+        Matrix actual = Matrix(out, m, n).random(5), expected = actual;
+        Gemm g{.form = form,
+               .a = a.view(),
+               .b = b.view(),
+               .c = actual.view(),
+               .accumulate = accumulate};
+        if (extras) {
+            g.bias = bias.view();
+            g.addend = addend.view();
+        }
+        auto scratch = scratch_of(ops().gemm_scratch_bytes(g));
+        ops().gemm(g, aligned(scratch));
+        g.c = expected.view();
+        oracle().gemm(g, nullptr);
+        expect_near(actual, expected, std::sqrt(static_cast<double>(k)) * 4);
+    }
+};
+
+TEST_P(OpsProducts, gemm_of_every_form_and_odd_size) {
+    const int64_t sizes[][3] = {{1, 1, 1},     {3, 5, 7},      {8, 32, 256},
+                                {65, 33, 257}, {130, 300, 40}, {270, 97, 520}};
+    for (const auto& s : sizes) {
+        for (const Form form : {Form::nn, Form::nt, Form::tn}) {
+            for (const bool accumulate : {false, true}) {
+                SCOPED_TRACE(testing::Message() << s[0] << "x" << s[1] << "x" << s[2] << " form "
+                                                << static_cast<int>(form) << accumulate);
+                check_gemm(form, s[0], s[1], s[2], accumulate, accumulate != (form == Form::nn));
+            }
+        }
+    }
+}
+
+// As a model asks for them: rows without gaps, larger sizes, an output of the compute type or fp32,
+// a bias wherever the tensor before it ends.
+TEST_P(OpsProducts, gemm_of_a_model_s_sizes_and_every_way_of_adding) {
+    enum class Adds { nothing, addend, itself, accumulates };
+    const int64_t sizes[][3] = {{225, 96, 72}, {100, 301, 96}, {64, 96, 225}};
+    enum class Bias { none, aligned, odd };
+    const auto check = [&](Form form, const int64_t* s, DType out, Adds adds, Bias biased) {
+        const bool tn = form == Form::tn, nt = form == Form::nt;
+        const int64_t m = s[0], n = s[1], k = s[2];
+        const Matrix a = Matrix(type(), tn ? k : m, tn ? m : k, 0).random(1);
+        const Matrix b = Matrix(type(), nt ? n : k, nt ? k : n, 0).random(2);
+        const Matrix addend = Matrix(out, m, n, 0).random(4);
+        const Matrix bias = Matrix(type(), 1, n, 0, biased == Bias::odd ? 1 : 0).random(3);
+        Matrix actual = Matrix(out, m, n, 0).random(5), expected = actual;
+        Gemm g{.form = form, .a = a.view(), .b = b.view(), .c = actual.view()};
+        if (biased != Bias::none) g.bias = bias.view();
+        g.accumulate = adds == Adds::accumulates;
+        if (adds == Adds::addend) g.addend = addend.view();
+        if (adds == Adds::itself) g.addend = actual.view();
+        auto scratch = scratch_of(ops().gemm_scratch_bytes(g));
+        ops().gemm(g, aligned(scratch));
+        g.c = expected.view();
+        if (adds == Adds::itself) g.addend = expected.view();
+        oracle().gemm(g, nullptr);
+        expect_near(actual, expected, std::sqrt(static_cast<double>(k)) * 4);
+    };
+    for (const auto& s : sizes) {
+        for (const Form form : {Form::nn, Form::nt, Form::tn}) {
+            for (const DType out : {type(), DType::f32}) {
+                for (const Adds adds :
+                     {Adds::nothing, Adds::addend, Adds::itself, Adds::accumulates}) {
+                    if (adds == Adds::accumulates && out != DType::f32) continue;
+                    for (const Bias biased : {Bias::none, Bias::aligned, Bias::odd}) {
+                        SCOPED_TRACE(testing::Message()
+                                     << s[0] << "x" << s[1] << "x" << s[2] << " form "
+                                     << static_cast<int>(form) << " out " << name_of(out)
+                                     << " adds " << static_cast<int>(adds) << " bias "
+                                     << static_cast<int>(biased));
+                        check(form, s, out, adds, biased);
+                    }
+                }
+            }
+        }
+    }
+}
+
+TEST_P(OpsProducts, gemm_adds_to_its_own_output) {
+    const Matrix a = Matrix(type(), 20, 30).random(1), b = Matrix(type(), 30, 50).random(2);
+    Matrix actual = Matrix(type(), 20, 50).random(3), expected = actual;
+    ops().gemm({.form = Form::nn,
+                .a = a.view(),
+                .b = b.view(),
+                .c = actual.view(),
+                .addend = actual.view()},
+               nullptr);
+    oracle().gemm({.form = Form::nn,
+                   .a = a.view(),
+                   .b = b.view(),
+                   .c = expected.view(),
+                   .addend = expected.view()},
+                  nullptr);
+    expect_near(actual, expected, 20);
+}
+
+TEST_P(OpsProducts, gemm_without_depth_gives_zero) {
+    Matrix c = Matrix(type(), 5, 6).random(3), zero = Matrix(type(), 5, 6).fill(0);
+    ops().gemm({.form = Form::nn,
+                .a = ConstView(nullptr, type(), 5, 0, 0),
+                .b = ConstView(nullptr, type(), 0, 6, 6),
+                .c = c.view()},
+               nullptr);
+    EXPECT_TRUE(c.same_bytes(zero));
+}
+
+struct AttentionCase {
+    Attention shape;
+    int64_t tokens() const { return shape.sequences * shape.sequence; }
+    int64_t query() const { return shape.heads * shape.head_dim; }
+    int64_t key() const { return shape.kv_heads * shape.head_dim; }
+};
+
+std::vector<AttentionCase> attention_cases() {
+    const auto of = [](int64_t n, int64_t s, int64_t h, int64_t kv, int64_t d, int64_t window = 0) {
+        const double scale = 1 / std::sqrt(static_cast<double>(d));
+        return AttentionCase{{n, s, h, kv, d, scale, DType::f32, window}};
+    };
+    return {of(1, 1, 1, 1, 2), of(2, 7, 4, 2, 6), of(2, 64, 2, 2, 32), of(1, 130, 6, 2, 40),
+            of(1, 193, 2, 1, 16), of(1, 70, 3, 1, 64), of(1, 90, 2, 1, 128),
+            // A window of one key, one within a tile, one across tiles, one as long as the text.
+            of(2, 70, 2, 1, 8, 1), of(1, 200, 2, 2, 16, 5), of(2, 193, 2, 1, 40, 65),
+            of(1, 300, 1, 1, 64, 100), of(1, 130, 2, 1, 16, 130)};
+}
+
+TEST_P(OpsProducts, attention_forward_and_backward) {
+    for (AttentionCase c : attention_cases()) {
+        c.shape.type = type();
+        SCOPED_TRACE(c.shape.sequence);
+        const Matrix q = Matrix(type(), c.tokens(), c.query()).random(1, 2);
+        const Matrix k = Matrix(type(), c.tokens(), c.key()).random(2, 2);
+        const Matrix v = Matrix(type(), c.tokens(), c.key()).random(3);
+        const Matrix dout = Matrix(type(), c.tokens(), c.query()).random(4);
+        Matrix out(type(), c.tokens(), c.query()), out0 = out;
+        std::vector<float> lse(static_cast<size_t>(c.shape.heads * c.tokens())), lse0 = lse;
+        auto room = scratch_of(std::max(ops().attention_forward_scratch_bytes(c.shape),
+                                        ops().attention_backward_scratch_bytes(c.shape)));
+        ops().attention_forward(c.shape, q.view(), k.view(), v.view(), out.view(), lse.data(),
+                                aligned(room));
+        oracle().attention_forward(c.shape, q.view(), k.view(), v.view(), out0.view(), lse0.data(),
+                                   nullptr);
+        expect_near(out, out0, 8);
+        for (size_t i = 0; i < lse.size(); ++i) ASSERT_NEAR(lse[i], lse0[i], 1e-5);
+        Matrix dq(type(), c.tokens(), c.query()), dq0 = dq;
+        Matrix dk(type(), c.tokens(), c.key()), dk0 = dk, dv = dk, dv0 = dk;
+        ops().attention_backward(c.shape, q.view(), k.view(), v.view(), out.view(), dout.view(),
+                                 lse.data(), dq.view(), dk.view(), dv.view(), aligned(room));
+        oracle().attention_backward(c.shape, q.view(), k.view(), v.view(), out.view(), dout.view(),
+                                    lse.data(), dq0.view(), dk0.view(), dv0.view(), nullptr);
+        // Narrow types: `out` was rounded, and enters the slope.
+        const double scale = type() == DType::f32 ? 40 : 4e4;
+        expect_near(dq, dq0, scale);
+        expect_near(dk, dk0, scale);
+        expect_near(dv, dv0, scale);
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, OpsProducts, every_implementation_and_type(), name_of_case);
+
+// ---------------------------------------------------------------- the same bits
+
+// A pass over every operation with sums in it; its outputs for one alignment.
+std::vector<Matrix> all_sums(Ops* ops, int64_t shift, DType type) {
+    const auto in = [&](int64_t r, int64_t c, uint32_t seed) {
+        return Matrix(type, r, c, 3, shift).random(seed);
+    };
+    std::vector<Matrix> outs;
+    const Matrix a = in(700, 270, 1), b = in(700, 400, 2);
+    outs.push_back(Matrix(DType::f32, 270, 400, 1, shift).random(3));
+    ops->gemm({.form = Form::tn,
+               .a = a.view(),
+               .b = b.view(),
+               .c = outs.back().view(),
+               .accumulate = true},
+              nullptr);
+    const Attention shape{2, 150, 4, 2, 24, 0.2, type};
+    const Matrix q = in(300, 96, 4), k = in(300, 48, 5), v = in(300, 48, 6), dout = in(300, 96, 7);
+    std::vector<float> lse(1200);
+    auto room = scratch_of(ops->attention_backward_scratch_bytes(shape));
+    for (const int64_t cols : {96, 96, 48, 48}) outs.emplace_back(type, 300, cols, 1, shift);
+    ops->attention_forward(shape, q.view(), k.view(), v.view(), outs[1].view(), lse.data(),
+                           aligned(room));
+    ops->attention_backward(shape, q.view(), k.view(), v.view(), outs[1].view(), dout.view(),
+                            lse.data(), outs[2].view(), outs[3].view(), outs[4].view(),
+                            aligned(room));
+    std::vector<float> rstd(300);
+    const Matrix w = in(1, 96, 8);
+    outs.emplace_back(type, 300, 96, 1, shift);
+    outs.push_back(Matrix(DType::f32, 1, 96, 1, shift).fill(0));
+    ops->norm_forward(q.view(), w.view(), 1e-5, outs[5].view(), rstd.data());
+    ops->norm_backward(dout.view(), q.view(), w.view(), rstd.data(), {}, outs[5].view(),
+                       static_cast<float*>(outs[6].view().data), aligned(room));
+    std::vector<float> stats(600);
+    outs.emplace_back(type, 300, 96, 1, shift);
+    for (int i = 0; i < 2; ++i) outs.emplace_back(DType::f32, 1, 96, 1, shift);
+    ops->layer_norm_forward(q.view(), w.view(), w.view(), 1e-5, outs[7].view(), stats.data());
+    ops->layer_norm_backward(dout.view(), q.view(), w.view(), stats.data(), {}, outs[7].view(),
+                             static_cast<float*>(outs[8].fill(0).view().data), aligned(room));
+    ops->sum_rows(dout.view(), static_cast<float*>(outs[9].fill(0).view().data), aligned(room));
+    outs.push_back(Matrix(type, 270, 400, 1, shift).random(9));
+    const Matrix bias = in(1, 400, 10);
+    Gemm biased{.form = Form::tn, .a = a.view(), .b = b.view(), .c = outs.back().view()};
+    biased.bias = bias.view();
+    biased.addend = outs.back().view();
+    ops->gemm(biased, nullptr);
+    return outs;
+}
+
+void expect_same(const std::vector<Matrix>& one, const std::vector<Matrix>& other) {
+    for (size_t i = 0; i < one.size(); ++i) EXPECT_TRUE(one[i].same_values(other[i])) << i;
+}
+
+TEST(CpuOps, threads_and_alignment_change_no_bit) {
+    for (const DType type : {DType::f32, DType::bf16}) {
+        Team alone(1);
+        const auto one = all_sums(make_cpu_ops(alone).get(), 0, type);
+        for (const auto& [threads, shift] : {std::pair{2, 0}, {2, 0}, {3, 1}, {1, 5}}) {
+            SCOPED_TRACE(threads);
+            Team team(threads);
+            expect_same(one, all_sums(make_cpu_ops(team).get(), shift, type));
+        }
+    }
+}
+
+// Buffers begin at multiples of 16 bytes, so only those count.
+TEST(CudaOps, runs_and_alignment_change_no_bit) {
+    std::string why;
+    const auto ops = make_mirrored_ops(why);
+    if (!ops) GTEST_SKIP() << why;
+    for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
+        const auto one = all_sums(ops.get(), 0, type);
+        for (const int64_t shift : {0, 0, 8, 24})
+            expect_same(one, all_sums(ops.get(), shift, type));
+    }
+}
+
+// A BLAS that shares scratch between callers without a lock gives wrong sums now and then.
+TEST(CpuOps, many_threads_multiply_at_once) {
+    Team team(4), one(1);
+    const auto ops = make_cpu_ops(team), alone = make_cpu_ops(one);
+    const Matrix a = Matrix(DType::f32, 96, 64).random(1), b = Matrix(DType::f32, 64, 64).random(2);
+    Matrix expected(DType::f32, 96, 64);
+    const auto multiply = [&](Ops& with, Matrix& c) {
+        with.gemm({.form = Form::nt, .a = a.view(), .b = b.view(), .c = c.view()}, nullptr);
+    };
+    multiply(*alone, expected);
+    std::vector<Matrix> products(8, Matrix(DType::f32, 96, 64));
+    for (int round = 0; round < 2000; ++round) {
+        // Whole products side by side, whatever the tiles are.
+        team.parallel(8, [&](int64_t i) { multiply(*alone, products[static_cast<size_t>(i)]); });
+        for (const Matrix& product : products) ASSERT_TRUE(product.same_bytes(expected)) << round;
+    }
+}
+
+}  // namespace
+}  // namespace ferry::ops

@@ -1,0 +1,292 @@
+// Operations on rows, of every implementation of Ops against the oracle, on odd sizes, for every
+// type.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <vector>
+
+#include "tests/contract/ops_fixture.h"
+
+namespace ferry::ops {
+namespace {
+
+class OpsRows : public OpsContract {};
+
+TEST_P(OpsRows, norm_forward_and_backward) {
+    for (const auto& [tokens, hidden] : {std::pair{1, 1}, {3, 17}, {130, 96}, {70, 1030}}) {
+        SCOPED_TRACE(hidden);
+        const Matrix x = Matrix(DType::f32, tokens, hidden).random(1);
+        const Matrix w = Matrix(type(), 1, hidden).random(2),
+                     dy = Matrix(type(), tokens, hidden).random(3);
+        Matrix y(type(), tokens, hidden), y0 = y;
+        std::vector<float> r(static_cast<size_t>(tokens)), r0 = r;
+        ops().norm_forward(x.view(), w.view(), 1e-5, y.view(), r.data());
+        oracle().norm_forward(x.view(), w.view(), 1e-5, y0.view(), r0.data());
+        expect_near(y, y0, 4);
+        Matrix dx = Matrix(DType::f32, tokens, hidden).random(4), dx0 = dx;
+        Matrix dw = Matrix(DType::f32, 1, hidden).random(5), dw0 = dw;
+        auto scratch = scratch_of(ops().norm_backward_scratch_bytes(tokens, hidden));
+        ops().norm_backward(dy.view(), x.view(), w.view(), r.data(), dx.view(), dx.view(),
+                            static_cast<float*>(dw.view().data), aligned(scratch));
+        oracle().norm_backward(dy.view(), x.view(), w.view(), r0.data(), dx0.view(), dx0.view(),
+                               static_cast<float*>(dw0.view().data), nullptr);
+        expect_near(dx, dx0, 8);
+        expect_near(dw, dw0, 40);
+        Matrix only(type(), tokens, hidden), only0 = only;
+        ops().norm_backward(dy.view(), x.view(), w.view(), r.data(), {}, only.view(), nullptr,
+                            nullptr);
+        oracle().norm_backward(dy.view(), x.view(), w.view(), r0.data(), {}, only0.view(), nullptr,
+                               nullptr);
+        expect_near(only, only0, 8);
+    }
+}
+
+// As the norm of each head's queries, in place on the way back.
+TEST_P(OpsRows, norm_of_every_head) {
+    for (const auto& [tokens, heads, n] : {std::array{3, 2, 5}, {50, 3, 48}, {9, 1, 64}}) {
+        SCOPED_TRACE(n);
+        const Matrix x = Matrix(type(), tokens, heads * n).random(1);
+        const Matrix w = Matrix(type(), 1, n).random(2);
+        Matrix y(type(), tokens, heads * n), y0 = y;
+        std::vector<float> r(static_cast<size_t>(tokens * heads)), r0 = r;
+        ops().norm_forward(x.view(), w.view(), 1e-6, y.view(), r.data());
+        oracle().norm_forward(x.view(), w.view(), 1e-6, y0.view(), r0.data());
+        expect_near(y, y0, 4);
+        Matrix dy = Matrix(type(), tokens, heads * n).random(3), dy0 = dy;
+        Matrix dw = Matrix(DType::f32, 1, n).random(5), dw0 = dw;
+        auto scratch = scratch_of(ops().norm_backward_scratch_bytes(tokens * heads, n));
+        ops().norm_backward(dy.view(), x.view(), w.view(), r.data(), {}, dy.view(),
+                            static_cast<float*>(dw.view().data), aligned(scratch));
+        oracle().norm_backward(dy0.view(), x.view(), w.view(), r0.data(), {}, dy0.view(),
+                               static_cast<float*>(dw0.view().data), nullptr);
+        expect_near(dy, dy0, 8);
+        expect_near(dw, dw0, 40);
+    }
+}
+
+TEST_P(OpsRows, layer_norm_forward_and_backward) {
+    for (const auto& [tokens, hidden] : {std::pair{1, 2}, {3, 17}, {130, 96}, {70, 1030}}) {
+        SCOPED_TRACE(hidden);
+        Matrix x = Matrix(DType::f32, tokens, hidden).random(1);
+        for (int64_t c = 0; c < hidden; ++c) x.set(0, c, x.get(0, c) + 30);  // far from zero
+        const Matrix w = Matrix(type(), 1, hidden).random(2),
+                     b = Matrix(type(), 1, hidden).random(6);
+        const Matrix dy = Matrix(type(), tokens, hidden).random(3);
+        Matrix y(type(), tokens, hidden), y0 = y;
+        std::vector<float> s(static_cast<size_t>(2 * tokens)), s0 = s;
+        ops().layer_norm_forward(x.view(), w.view(), b.view(), 1e-5, y.view(), s.data());
+        oracle().layer_norm_forward(x.view(), w.view(), b.view(), 1e-5, y0.view(), s0.data());
+        expect_near(y, y0, hidden == 2 ? 400 : 40);  // of two elements the rstd can be large
+        Matrix dx = Matrix(DType::f32, tokens, hidden).random(4), dx0 = dx;
+        Matrix dw = Matrix(DType::f32, 1, hidden).random(5), dw0 = dw;
+        auto scratch = scratch_of(ops().norm_backward_scratch_bytes(tokens, hidden));
+        ops().layer_norm_backward(dy.view(), x.view(), w.view(), s.data(), dx.view(), dx.view(),
+                                  static_cast<float*>(dw.view().data), aligned(scratch));
+        oracle().layer_norm_backward(dy.view(), x.view(), w.view(), s0.data(), dx0.view(),
+                                     dx0.view(), static_cast<float*>(dw0.view().data), nullptr);
+        expect_near(dx, dx0, 40);
+        expect_near(dw, dw0, 40);
+        Matrix only(type(), tokens, hidden), only0 = only;
+        ops().layer_norm_backward(dy.view(), x.view(), w.view(), s.data(), {}, only.view(), nullptr,
+                                  nullptr);
+        oracle().layer_norm_backward(dy.view(), x.view(), w.view(), s0.data(), {}, only0.view(),
+                                     nullptr, nullptr);
+        expect_near(only, only0, 40);
+    }
+}
+
+TEST_P(OpsRows, rows_are_summed_onto_what_is_there) {
+    for (const auto& [rows, cols] : {std::pair{1, 1}, {63, 5}, {64, 33}, {200, 1030}}) {
+        const Matrix x = Matrix(type(), rows, cols).random(1);
+        Matrix sums = Matrix(DType::f32, 1, cols).random(2), sums0 = sums;
+        auto scratch = scratch_of(ops().norm_backward_scratch_bytes(rows, cols));
+        ops().sum_rows(x.view(), static_cast<float*>(sums.view().data), aligned(scratch));
+        oracle().sum_rows(x.view(), static_cast<float*>(sums0.view().data), nullptr);
+        expect_near(sums, sums0, 10);
+    }
+}
+
+// theta^(-2 i / head_dim)
+std::vector<double> frequencies_of(int64_t head_dim) {
+    std::vector<double> f;
+    for (int64_t i = 0; i < head_dim / 2; ++i)
+        f.push_back(std::pow(1e4, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim)));
+    return f;
+}
+
+TEST_P(OpsRows, rope_turns_and_turns_back) {
+    for (const int64_t head_dim : {2, 6, 64}) {
+        const std::vector<double> frequencies = frequencies_of(head_dim);
+        const Rope rope{
+            .sequence = 37, .heads = 3, .head_dim = head_dim, .frequencies = frequencies.data()};
+        const Matrix start = Matrix(type(), 2 * 37, 3 * head_dim).random(1);
+        Matrix x = start, x0 = start;
+        ops().rope(x.view(), rope);
+        oracle().rope(x0.view(), rope);
+        expect_near(x, x0, 4);
+        Rope back = rope;
+        back.inverse = true;
+        ops().rope(x.view(), back);
+        expect_near(x, start, 4, type() == DType::f32 ? 2e-6 : unit_of(type()));
+        Rope longer = rope;
+        longer.amplitude = 1.3;
+        for (const bool inverse : {false, true}) {
+            longer.inverse = inverse;
+            Matrix y = start, y0 = start;
+            ops().rope(y.view(), longer);
+            oracle().rope(y0.view(), longer);
+            expect_near(y, y0, 4);
+        }
+    }
+}
+
+TEST_P(OpsRows, swiglu_forward_and_backward) {
+    for (const int64_t cols : {1, 19, 100}) {
+        Matrix gate_up = Matrix(type(), 40, 2 * cols).random(1, 3), gate_up0(type(), 1, 1);
+        gate_up.set(0, 0, 100);
+        gate_up.set(1, 0, -100);
+        gate_up.set(2, 0, -88);
+        gate_up0 = gate_up;
+        const Matrix dy = Matrix(type(), 40, cols).random(2);
+        Matrix y(type(), 40, cols), y0 = y;
+        ops().swiglu_forward(gate_up.view(), y.view());
+        oracle().swiglu_forward(gate_up0.view(), y0.view());
+        expect_near(y, y0, 4);
+        ops().swiglu_backward(dy.view(), gate_up.view());
+        oracle().swiglu_backward(dy.view(), gate_up0.view());
+        expect_near(gate_up, gate_up0, 8);
+    }
+}
+
+TEST_P(OpsRows, gelu_forward_and_backward) {
+    for (const int64_t cols : {1, 19, 100}) {
+        Matrix x = Matrix(type(), 40, cols).random(1, 3), x0(type(), 1, 1);
+        x.set(0, 0, 100);
+        x.set(1, 0, -100);
+        x.set(2, 0, -5);
+        x0 = x;
+        const Matrix dy = Matrix(type(), 40, cols).random(2);
+        Matrix y(type(), 40, cols), y0 = y;
+        ops().gelu_forward(x.view(), y.view());
+        oracle().gelu_forward(x0.view(), y0.view());
+        expect_near(y, y0, 4);
+        ops().gelu_backward(dy.view(), x.view());
+        oracle().gelu_backward(dy.view(), x0.view());
+        expect_near(x, x0, 8);
+    }
+}
+
+TEST_P(OpsRows, positions_are_added_and_their_gradient_summed) {
+    const std::vector<int32_t> tokens{4, 0, 4, 4, 2, 6};
+    const Matrix table = Matrix(type(), 7, 150, 0).random(1);
+    const Matrix positions = Matrix(type(), 3, 150).random(2),
+                 dx = Matrix(type(), 6, 150).random(3);
+    Matrix x(DType::f32, 6, 150), x0 = x;
+    ops().embed(tokens.data(), table.view(), positions.view(), x.view());
+    oracle().embed(tokens.data(), table.view(), positions.view(), x0.view());
+    EXPECT_TRUE(x.same_bytes(x0));
+    Matrix g = Matrix(DType::f32, 3, 150, 0).random(4), g0 = g;
+    ops().positions_backward(dx.view(), 3, static_cast<float*>(g.view().data));
+    oracle().positions_backward(dx.view(), 3, static_cast<float*>(g0.view().data));
+    EXPECT_TRUE(g.same_bytes(g0));
+}
+
+TEST_P(OpsRows, embedding_rows_and_their_gradient) {
+    const std::vector<int32_t> tokens{4, 0, 4, 4, 2, 6, 0};
+    const Matrix table = Matrix(type(), 7, 150, 0).random(1), dx = Matrix(type(), 7, 150).random(2);
+    Matrix x(DType::f32, 7, 150), x0 = x;
+    ops().embed(tokens.data(), table.view(), {}, x.view());
+    oracle().embed(tokens.data(), table.view(), {}, x0.view());
+    EXPECT_TRUE(x.same_bytes(x0));
+    Matrix g = Matrix(DType::f32, 7, 150, 0).random(3), g0 = g;
+    ops().embed_backward(tokens.data(), dx.view(), static_cast<float*>(g.view().data));
+    oracle().embed_backward(tokens.data(), dx.view(), static_cast<float*>(g0.view().data));
+    EXPECT_TRUE(g.same_bytes(g0));
+}
+
+TEST_P(OpsRows, cross_entropy_ignores_masked_rows) {
+    for (const int64_t vocab : {1, 5, 37, 1100}) {
+        const Matrix logits = Matrix(DType::f32, 9, vocab).random(1, 5);
+        std::vector<int32_t> targets(9);
+        for (size_t i = 0; i < 9; ++i)
+            targets[i] =
+                i % 3 == 1 ? -1 : static_cast<int32_t>((i * 7) % static_cast<size_t>(vocab));
+        auto room = scratch_of(ops().cross_entropy_scratch_bytes(9));
+        Matrix d(type(), 9, vocab), d0 = d;
+        double loss = 1, loss0 = 1;
+        ops().cross_entropy(logits.view(), targets.data(), 0.5f, d.view(), &loss, aligned(room));
+        oracle().cross_entropy(logits.view(), targets.data(), 0.5f, d0.view(), &loss0, nullptr);
+        EXPECT_NEAR(loss, loss0, 1e-5);
+        expect_near(d, d0, 0.5);
+        Matrix in_place = logits;
+        double again = 1;
+        ops().cross_entropy(in_place.view(), targets.data(), 0.5f, in_place.view(), &again,
+                            aligned(room));
+        EXPECT_EQ(again, loss);
+        double without = 1;
+        ops().cross_entropy(logits.view(), targets.data(), 0.5f, {}, &without, aligned(room));
+        EXPECT_EQ(without, loss);
+    }
+}
+
+TEST_P(OpsRows, rounded_gradient_and_leaves_are_the_oracle_s_bits) {
+    for (const int64_t count : {1, 16, 4095, 4096, 4097, 70001}) {
+        const Matrix sum = Matrix(DType::f32, 1, count).random(1, 3);
+        Matrix wire(type(), 1, count), wire0 = wire;
+        std::vector<float> leaves(static_cast<size_t>(ceil_div(count, 4096))), leaves0 = leaves;
+        const auto* in = static_cast<const float*>(sum.view().data);
+        ops().round_gradient(in, count, type(), wire.view().data, leaves.data());
+        oracle().round_gradient(in, count, type(), wire0.view().data, leaves0.data());
+        EXPECT_TRUE(wire.same_bytes(wire0));
+        EXPECT_EQ(leaves, leaves0);
+    }
+}
+
+TEST_P(OpsRows, add_cast_zero_are_exact) {
+    Matrix a = Matrix(DType::f32, 1, 70003).random(1), a0 = a;
+    const Matrix b = Matrix(DType::f32, 1, 70003).random(2);
+    const auto at = [](Matrix& m) { return static_cast<float*>(m.view().data); };
+    ops().add(at(a), static_cast<const float*>(b.view().data), 70003);
+    oracle().add(at(a0), static_cast<const float*>(b.view().data), 70003);
+    EXPECT_TRUE(a.same_bytes(a0));
+    Matrix narrow(type(), 11, 37), narrow0 = narrow;
+    const Matrix wide = Matrix(DType::f32, 11, 37).random(3);
+    ops().cast(wide.view(), narrow.view());
+    oracle().cast(wide.view(), narrow0.view());
+    EXPECT_TRUE(narrow.same_bytes(narrow0));
+    ops().fill_zero(at(a), 70003 * 4);
+    oracle().fill_zero(at(a0), 70003 * 4);
+    EXPECT_TRUE(a.same_bytes(a0));
+}
+
+TEST_P(OpsRows, one_bad_element_is_found) {
+    Matrix x = Matrix(type(), 9, 37).random(1);
+    uint32_t found = 0;
+    ops().check_finite(x.view(), &found);
+    EXPECT_EQ(found, 0u);
+    for (const float bad : {INFINITY, -INFINITY, NAN}) {
+        x.set(8, 36, bad);
+        found = 4;
+        ops().check_finite(x.view(), &found);
+        EXPECT_EQ(found, 5u);
+    }
+}
+
+TEST_P(OpsRows, nan_is_not_swallowed) {
+    Matrix gate_up = Matrix(type(), 1, 32).fill(NAN), y(type(), 1, 16);
+    ops().swiglu_forward(gate_up.view(), y.view());
+    EXPECT_TRUE(std::isnan(y.get(0, 3)));
+    Matrix logits = Matrix(DType::f32, 1, 40).random(1), d(type(), 1, 40);
+    logits.set(0, 17, NAN);
+    const int32_t target = 2;
+    double loss = 0;
+    auto room = scratch_of(ops().cross_entropy_scratch_bytes(1));
+    ops().cross_entropy(logits.view(), &target, 1, d.view(), &loss, aligned(room));
+    EXPECT_TRUE(std::isnan(loss));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, OpsRows, every_implementation_and_type(), name_of_case);
+
+}  // namespace
+}  // namespace ferry::ops
