@@ -3,6 +3,7 @@
 #include <cblas.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <cstring>
@@ -256,14 +257,23 @@ public:
 
     void round_gradient(const float* accumulator, int64_t count, DType wire_type, void* wire,
                         float* leaves) override {
-        constexpr int64_t kLeaf = 4096, kLeaves = 16;
-        team_.parallel(ceil_div(count, kLeaf * kLeaves), [&](int64_t piece) {
-            const int64_t last = std::min(count, (piece + 1) * kLeaf * kLeaves);
-            for (int64_t at = piece * kLeaf * kLeaves; at < last; at += kLeaf) {
-                round_leaf(accumulator + at, std::min(kLeaf, last - at), wire_type,
-                           static_cast<std::byte*>(wire) + at * size_of(wire_type),
-                           leaves + at / kLeaf);
-            }
+        for_leaves(count, [&](int64_t at, int64_t here) {
+            round_leaf(accumulator + at, here, wire_type,
+                       static_cast<std::byte*>(wire) + at * size_of(wire_type),
+                       leaves + at / kLeaf);
+        });
+    }
+
+    void sum_gradient(ConstView pieces, void* wire, float* leaves) override {
+        for_leaves(pieces.cols, [&](int64_t at, int64_t here) {
+            std::array<float, kLeaf> sum;
+            const auto piece = [&](int64_t rank) { return pieces.block(rank, 1, at, here).data; };
+            copy_row(piece(0), pieces.type, here, sum.data(), DType::f32);
+            for (int64_t rank = 1; rank < pieces.rows; ++rank)
+                add_row(sum.data(), piece(rank), pieces.type, here);
+            round_leaf(sum.data(), here, pieces.type,
+                       static_cast<std::byte*>(wire) + at * size_of(pieces.type),
+                       leaves + at / kLeaf);
         });
     }
 
@@ -302,6 +312,19 @@ public:
     }
 
 private:
+    static constexpr int64_t kLeaf = 4096;  // elements of a norm leaf
+
+    // body(first element, elements) for each leaf.
+    template <class Body>
+    void for_leaves(int64_t count, const Body& body) {
+        constexpr int64_t kPiece = 16 * kLeaf;
+        team_.parallel(ceil_div(count, kPiece), [&](int64_t piece) {
+            const int64_t last = std::min(count, (piece + 1) * kPiece);
+            for (int64_t at = piece * kPiece; at < last; at += kLeaf)
+                body(at, std::min(kLeaf, last - at));
+        });
+    }
+
     // body(first row, rows) over pieces of about kGrain elements.
     template <class Body>
     void for_rows(int64_t rows, int64_t cols, const Body& body) {

@@ -344,6 +344,16 @@ public:
         }
     }
 
+    void sum_gradient(ConstView pieces, void* wire, float* leaves) override {
+        std::vector<float> sum(static_cast<size_t>(pieces.cols));
+        for (int64_t i = 0; i < pieces.cols; ++i) {
+            auto& of = sum[static_cast<size_t>(i)];
+            of = static_cast<float>(get(pieces, 0, i));
+            for (int64_t r = 1; r < pieces.rows; ++r) of += static_cast<float>(get(pieces, r, i));
+        }
+        round_gradient(sum.data(), pieces.cols, pieces.type, wire, leaves);
+    }
+
     void add(float* a, const float* b, int64_t count) override {
         for (int64_t i = 0; i < count; ++i) a[i] += b[i];
     }

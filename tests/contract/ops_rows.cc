@@ -243,6 +243,39 @@ TEST_P(OpsRows, rounded_gradient_and_leaves_are_the_oracle_s_bits) {
     }
 }
 
+TEST_P(OpsRows, sum_of_the_ranks_pieces_is_the_oracle_s_bits) {
+    for (const int64_t count : {1, 16, 4095, 4096, 4097, 70001}) {
+        for (const int64_t ranks : {1, 2, 3, 8}) {
+            const Matrix pieces = Matrix(type(), ranks, count).random(1, 3);
+            Matrix wire(type(), 1, count), wire0 = wire;
+            std::vector<float> leaves(static_cast<size_t>(ceil_div(count, 4096))), leaves0 = leaves;
+            ops().sum_gradient(pieces.view(), wire.view().data, leaves.data());
+            oracle().sum_gradient(pieces.view(), wire0.view().data, leaves0.data());
+            EXPECT_TRUE(wire.same_bytes(wire0));
+            EXPECT_EQ(leaves, leaves0);
+        }
+    }
+}
+
+// A sum in another order, or one that is rounded on its way, gives another value.
+TEST_P(OpsRows, ranks_pieces_are_added_in_order_and_rounded_once) {
+    const float big = type() == DType::f32 ? 0x1p25F : 0x1p13F;
+    const auto sum = [&](std::initializer_list<float> values) {
+        Matrix pieces(type(), std::ssize(values), 1), wire(type(), 1, 1);
+        int64_t rank = 0;
+        for (const float value : values) pieces.set(rank++, 0, value);
+        float leaf = 0;
+        ops().sum_gradient(pieces.view(), wire.view().data, &leaf);
+        return wire.get(0, 0);
+    };
+    const bool narrow = type() != DType::f32;
+    EXPECT_EQ(sum({big, 1, -big}), narrow ? 1 : 0);  // fp32 holds 2^13 + 1, and not 2^25 + 1
+    EXPECT_EQ(sum({big, -big, 1}), 1);
+    EXPECT_TRUE(std::isnan(sum({INFINITY, 1, -INFINITY})));
+    const float most = type() == DType::f16 ? 65504 : 0x1.fep127F;
+    EXPECT_EQ(sum({most, most}), INFINITY);  // finite on each rank, and no longer as one value
+}
+
 TEST_P(OpsRows, add_cast_zero_are_exact) {
     Matrix a = Matrix(DType::f32, 1, 70003).random(1), a0 = a;
     const Matrix b = Matrix(DType::f32, 1, 70003).random(2);

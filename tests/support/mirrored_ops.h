@@ -182,6 +182,14 @@ public:
         m.finish();
     }
 
+    void sum_gradient(ConstView pieces, void* wire, float* leaves) override {
+        Mirror m({of(pieces),
+                  {wire, pieces.cols * size_of(pieces.type)},
+                  {leaves, ceil_div(pieces.cols, 4096) * 4}});
+        ops_->sum_gradient(m(pieces), m(wire), m(leaves));
+        m.finish();
+    }
+
     void add(float* a, const float* b, int64_t count) override {
         Mirror m({{a, count * 4}, {b, count * 4}});
         ops_->add(m(a), m(b), count);

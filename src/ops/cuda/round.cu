@@ -14,15 +14,15 @@ constexpr int kLeaf = 4096;
 // A block a leaf. All threads round; the squares wait in shared memory for the few that add them in
 // the tree's order: a lane's 256 sums depend on each other, and a chunk has but a few hundred
 // leaves.
-__global__ void __launch_bounds__(kThreads)
-    round_kernel(const float* accumulator, int64_t count, DType type, void* wire, float* leaves) {
+template <class Load>
+__device__ void round_leaf(Load load, int64_t count, DType type, void* wire, float* leaves) {
     __shared__ float4 room[kLeaf / 4];
     auto* squares = reinterpret_cast<float*>(room);
     const int64_t first = int64_t{blockIdx.x} * kLeaf;
     const View out{wire, type, 1, count, count};
     for (int i = static_cast<int>(threadIdx.x) * kPack; i < kLeaf; i += kThreads * kPack) {
         const int here = pack_count(count, first + i);
-        Pack pack = load_pack_of(accumulator + first + i, here);
+        Pack pack = load(first + i, here);
         float square[kPack];
         for (int k = 0; k < kPack; ++k) {
             const float once = rounded(pack.at[k], type);
@@ -46,6 +46,25 @@ __global__ void __launch_bounds__(kThreads)
     if (threadIdx.x == 0) leaves[blockIdx.x] = sum;
 }
 
+__global__ void __launch_bounds__(kThreads)
+    round_kernel(const float* accumulator, int64_t count, DType type, void* wire, float* leaves) {
+    round_leaf([=](int64_t at, int here) { return load_pack_of(accumulator + at, here); }, count,
+               type, wire, leaves);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    sum_kernel(ConstView pieces, void* wire, float* leaves) {
+    const auto sum = [&](int64_t at, int here) {
+        Pack total = load_pack(pieces, 0, at, here);
+        for (int64_t rank = 1; rank < pieces.rows; ++rank) {
+            const Pack piece = load_pack(pieces, rank, at, here);
+            for (int k = 0; k < kPack; ++k) total.at[k] = total.at[k] + piece.at[k];
+        }
+        return total;
+    };
+    round_leaf(sum, pieces.cols, pieces.type, wire, leaves);
+}
+
 }  // namespace
 
 void round_gradient(const float* accumulator, int64_t count, DType wire_type, void* wire,
@@ -54,6 +73,12 @@ void round_gradient(const float* accumulator, int64_t count, DType wire_type, vo
     round_kernel<<<blocks_for(count, kLeaf), kThreads, 0, stream>>>(accumulator, count, wire_type,
                                                                     wire, leaves);
     check_launch("round gradient");
+}
+
+void sum_gradient(ConstView pieces, void* wire, float* leaves, cudaStream_t stream) {
+    if (pieces.cols == 0) return;
+    sum_kernel<<<blocks_for(pieces.cols, kLeaf), kThreads, 0, stream>>>(pieces, wire, leaves);
+    check_launch("sum gradient");
 }
 
 }  // namespace ferry::ops::cuda
