@@ -38,9 +38,11 @@ public:
 
 class Device {
 public:
-    // Opens the device and its streams, without an arena; on CUDA the first visible GPU. Throws
-    // Trouble::usage where this build, this machine or its driver has none.
-    static std::unique_ptr<Device> open(DeviceKind kind, Executor& executor);
+    // Opens the device and its streams, without an arena; on CUDA the `gpu`-th of the visible ones.
+    // Where that is not the first, it is the only one that this process sees from then on, and
+    // nothing may have used CUDA before. Throws Trouble::usage where this build, this machine or
+    // its driver has none, or fewer.
+    static std::unique_ptr<Device> open(DeviceKind kind, Executor& executor, int gpu = 0);
     virtual ~Device() = default;
     virtual DeviceKind kind() const noexcept = 0;
     // What results depend on beside ferry and its libraries: "cpu", "cuda sm_90".

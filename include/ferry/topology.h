@@ -31,6 +31,10 @@ struct Topology {
 // mask and the cgroup's cpu quota.
 Topology discover_topology();
 
+// One of `parts` equal parts of a machine that as many processes share: a run of its cores, node by
+// node, and as much of its memory. Where cores are fewer than parts, some serve several.
+Topology part_of(Topology machine, int part, int parts);
+
 // `threads` workers over TBB, shared by the CPU device's streams and the optimizer, so that two
 // parallel loops at once never oversubscribe, but for a team of one: it has no place to wait in,
 // and each caller works on its own thread. What a loop computes never depends on `threads`. With

@@ -10,8 +10,8 @@ DeviceKind device_from(std::string_view name) {
     return name == "cuda" ? DeviceKind::cuda : DeviceKind::cpu;
 }
 
-std::unique_ptr<Device> Device::open(DeviceKind kind, Executor& executor) {
-    return kind == DeviceKind::cuda ? open_cuda_device(executor) : open_cpu_device(executor);
+std::unique_ptr<Device> Device::open(DeviceKind kind, Executor& executor, int gpu) {
+    return kind == DeviceKind::cuda ? open_cuda_device(executor, gpu) : open_cpu_device(executor);
 }
 
 }  // namespace ferry

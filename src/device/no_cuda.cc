@@ -5,7 +5,7 @@
 
 namespace ferry {
 
-std::unique_ptr<Device> open_cuda_device(Executor&) {
+std::unique_ptr<Device> open_cuda_device(Executor&, int) {
     throw Error(Trouble::usage,
                 {.what = "this ferry was built without CUDA",
                  .where = "device",

@@ -106,6 +106,28 @@ int Topology::cores() const {
     return cpu_quota > 0 ? std::clamp(static_cast<int>(cpu_quota), 1, all) : all;
 }
 
+Topology part_of(Topology machine, int part, int parts) {
+    if (parts == 1) return machine;
+    int64_t all = 0;
+    for (const NumaNode& node : machine.nodes) all += std::ssize(node.cores);
+    const int64_t first = all * part / parts;
+    const int64_t last = std::max(first + 1, all * (part + 1) / parts);
+    int64_t at = 0;
+    for (NumaNode& node : machine.nodes) {
+        const int64_t count = std::ssize(node.cores);
+        const int64_t from = std::clamp<int64_t>(first - at, 0, count),
+                      to = std::clamp<int64_t>(last - at, 0, count);
+        node.cores = {node.cores.begin() + from, node.cores.begin() + to};
+        node.memory_bytes = node.memory_bytes * (to - from) / std::max<int64_t>(count, 1);
+        at += count;
+    }
+    std::erase_if(machine.nodes, [](const NumaNode& node) { return node.cores.empty(); });
+    machine.memory_limit_bytes /= parts;
+    machine.memlock_limit_bytes /= parts;
+    machine.cpu_quota /= parts;
+    return machine;
+}
+
 Topology discover_topology() {
     const Hwloc machine;
     machine.warn_of_unread_description();

@@ -162,5 +162,55 @@ TEST_F(Cgroup, without_files_or_sense_is_no_limit) {
     }
 }
 
+// Two nodes of three cores.
+Topology two_nodes() {
+    Topology machine;
+    machine.nodes = {{.os_index = 0, .cores = {0, 1, 2}, .memory_bytes = 3000},
+                     {.os_index = 4, .cores = {8, 9, 10}, .memory_bytes = 6000}};
+    machine.memory_limit_bytes = 8000;
+    machine.cpu_quota = 4;
+    return machine;
+}
+
+std::vector<int> cores_of(const Topology& machine) {
+    std::vector<int> cores;
+    for (const NumaNode& node : machine.nodes)
+        cores.insert(cores.end(), node.cores.begin(), node.cores.end());
+    return cores;
+}
+
+TEST(PartOf, GivesRunsOfCoresNodeByNode) {
+    const Topology first = part_of(two_nodes(), 0, 2), second = part_of(two_nodes(), 1, 2);
+    EXPECT_EQ(cores_of(first), (std::vector<int>{0, 1, 2}));
+    EXPECT_EQ(cores_of(second), (std::vector<int>{8, 9, 10}));
+    ASSERT_EQ(second.nodes.size(), 1u);
+    EXPECT_EQ(second.nodes[0].os_index, 4);
+    EXPECT_EQ(second.nodes[0].memory_bytes, 6000);
+    EXPECT_EQ(second.memory_limit_bytes, 4000);
+    EXPECT_EQ(second.cores(), 2);  // its part of the quota
+}
+
+TEST(PartOf, CutsANodeWhereTheNumbersDoNotMatch) {
+    const Topology middle = part_of(two_nodes(), 1, 3);
+    EXPECT_EQ(cores_of(middle), (std::vector<int>{2, 8}));
+    EXPECT_EQ(middle.nodes[0].memory_bytes, 1000);
+    EXPECT_EQ(cores_of(part_of(two_nodes(), 0, 1)), cores_of(two_nodes()));
+    EXPECT_EQ(part_of(two_nodes(), 0, 1).cores(), 4);
+}
+
+TEST(PartOf, LetsSeveralShareACoreWhereThereAreFewer) {
+    std::vector<int> uses(11);
+    for (int part = 0; part < 8; ++part) {
+        const Topology mine = part_of(two_nodes(), part, 8);
+        ASSERT_EQ(cores_of(mine).size(), 1u);
+        EXPECT_EQ(mine.cores(), 1);
+        ++uses[static_cast<size_t>(cores_of(mine)[0])];
+    }
+    for (const int core : cores_of(two_nodes())) {
+        EXPECT_GE(uses[static_cast<size_t>(core)], 1);
+        EXPECT_LE(uses[static_cast<size_t>(core)], 2);
+    }
+}
+
 }  // namespace
 }  // namespace ferry

@@ -2,6 +2,9 @@
 #include "cuda_device.h"
 
 #include <array>
+#include <cstdlib>
+#include <sstream>
+#include <vector>
 
 #include "cuda_stream.h"
 #include "free_before.h"
@@ -16,11 +19,39 @@ std::string version_text(int version) {
     return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 
+// Leaves the process one GPU of those that it would see, before the driver looks: so every thread,
+// and every library's thread, uses that one and takes no context on another.
+void see_only(int gpu) {
+    constexpr const char* kVisible = "CUDA_VISIBLE_DEVICES";
+    const char* given = std::getenv(kVisible);
+    std::vector<std::string> ids;
+    std::istringstream list(given ? given : "");
+    for (std::string id; std::getline(list, id, ',');) ids.push_back(id);
+    if (!given) ids.push_back(std::to_string(gpu));
+    const size_t at = given ? static_cast<size_t>(gpu) : 0;
+    if (at >= ids.size()) {
+        throw Error(Trouble::usage,
+                    {.what = "this host has fewer GPUs than ranks",
+                     .where = kVisible,
+                     .measured = std::string(given) + ", for rank " + std::to_string(gpu) +
+                                 " of those that see it",
+                     .remedy = "start fewer ranks on it, or let them see more GPUs"});
+    }
+    setenv(kVisible, ids[at].c_str(), 1);
+}
+
 // Before anything else: whether there is a GPU that this build can drive.
-void demand_gpu() {
+void demand_gpu(int gpu) {
     int count = 0;
     const cudaError_t status = cudaGetDeviceCount(&count);
     if (status == cudaSuccess && count > 0) return;
+    if (gpu > 0) {
+        throw Error(Trouble::usage,
+                    {.what = "this host has fewer GPUs than ranks",
+                     .where = "rank " + std::to_string(gpu) + " of this host, from 0",
+                     .measured = "no GPU of that number",
+                     .remedy = "start fewer ranks on it: look at nvidia-smi"});
+    }
     int driver = 0, runtime = 0;
     cudaDriverGetVersion(&driver);
     cudaRuntimeGetVersion(&runtime);
@@ -138,9 +169,10 @@ private:
 
 }  // namespace
 
-std::unique_ptr<Device> open_cuda_device(Executor& executor) {
+std::unique_ptr<Device> open_cuda_device(Executor& executor, int gpu) {
     FERRY_CHECK(!executor.simulated(), "a GPU does not run in virtual time");
-    demand_gpu();
+    if (gpu > 0) see_only(gpu);
+    demand_gpu(gpu);
     return std::make_unique<CudaDevice>(executor);
 }
 
