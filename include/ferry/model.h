@@ -102,7 +102,8 @@ struct Tensor {
     bool decays = true, trainable = true;
 };
 
-// A run of the flat buffer; offset and count are multiples of 4,096, the padding holds zeros.
+// A run of the flat buffer; offset and count are multiples of 4,096 times the shards it is to be
+// cut into, the padding holds zeros.
 struct Segment {
     int64_t offset = 0, count = 0;
     bool decays = true, trainable = true;
@@ -124,9 +125,9 @@ struct Layer {
 // Embedding, blocks, head. With tied embeddings the head's layer holds the final norm alone and the
 // head multiplies by the embedding's table. `freeze` are glob patterns ('*' and '?') over tensor
 // names; a pattern that matches nothing throws Trouble::usage. Norm weights and biases do not decay
-// unless `decay_norms`.
+// unless `decay_norms`. `shards`: that every segment can be cut into, one a rank.
 std::vector<Layer> layers_of(const Shape& shape, std::span<const std::string> freeze,
-                             bool decay_norms);
+                             bool decay_norms, int shards = 1);
 
 // Angles of RoPE: position * frequency, and what cosine and sine are multiplied by. Without scaling
 // theta^(-2 i / head_dim) and 1. Empty where positions are learned.

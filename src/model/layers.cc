@@ -164,7 +164,8 @@ std::vector<Tensor> tensors_of(const Shape& s, LayerKind kind, int64_t block, bo
 
 // Places the tensors: trainable and decayed, trainable and not decayed, frozen; in each the given
 // order, so that q, k, v (and gate, up) stay adjacent when they share a fate.
-Layer lay_out(LayerKind kind, int64_t index, std::vector<Tensor> tensors, Freezer& freezer) {
+Layer lay_out(LayerKind kind, int64_t index, std::vector<Tensor> tensors, Freezer& freezer,
+              int64_t unit) {
     for (Tensor& t : tensors) {
         t.trainable = !freezer.frozen(t.name);
         if (!t.trainable) t.decays = false;
@@ -181,7 +182,7 @@ Layer lay_out(LayerKind kind, int64_t index, std::vector<Tensor> tensors, Freeze
             tensors[i].offset = segment.offset + segment.count;
             segment.count += tensors[i].count;
         }
-        segment.count = round_up(segment.count, kSegmentUnit);
+        segment.count = round_up(segment.count, unit);
         layer.elements += segment.count;
         if (segment.trainable) layer.trainable_elements += segment.count;
         layer.segments.push_back(segment);
@@ -198,12 +199,12 @@ const Tensor* Layer::find(Role role) const {
 }
 
 std::vector<Layer> layers_of(const Shape& shape, std::span<const std::string> freeze,
-                             bool decay_norms) {
+                             bool decay_norms, int shards) {
     Freezer freezer(freeze);
     std::vector<Layer> layers;
     const auto add = [&](LayerKind kind, int64_t index, int64_t block) {
-        layers.push_back(
-            lay_out(kind, index, tensors_of(shape, kind, block, decay_norms), freezer));
+        layers.push_back(lay_out(kind, index, tensors_of(shape, kind, block, decay_norms), freezer,
+                                 kSegmentUnit * shards));
     };
     add(LayerKind::embedding, 0, -1);
     for (int64_t i = 0; i < shape.layers; ++i) add(LayerKind::block, i, i);

@@ -1,0 +1,54 @@
+#include <algorithm>
+
+#include "ferry/zero.h"
+
+namespace ferry::zero {
+namespace {
+
+bool travels(const Partition& partition, const model::Segment& segment) {
+    return partition.sharding.weights || segment.trainable;
+}
+
+}  // namespace
+
+Partition partition_of(int64_t stage, int rank, int ranks) {
+    FERRY_CHECK(rank >= 0 && rank < ranks);
+    return {rank, ranks, ranks > 1 ? sharding_of(stage) : Sharding{}};
+}
+
+const model::Segment& segment_of(const model::Layer& layer, int64_t element) {
+    const auto behind = std::ranges::find_if(layer.segments, [element](const model::Segment& s) {
+        return element < s.offset + s.count;
+    });
+    FERRY_CHECK(behind != layer.segments.end(), "no element of this layer");
+    return *behind;
+}
+
+int64_t gathered_bytes(const Partition& partition, const model::Layer& layer, DType type) {
+    int64_t elements = 0;
+    for (const model::Segment& segment : layer.segments) {
+        if (travels(partition, segment))
+            elements += segment.count - partition.shard_elements(segment);
+    }
+    return elements * size_of(type);
+}
+
+void gather_weights(comm::Communicator& ranks, const Partition& partition,
+                    const model::Layer& layer, DType type, const std::byte* shards,
+                    std::byte* whole, comm::Topic topic) {
+    std::array<comm::Gather, comm::Communicator::kPieces> pieces;
+    size_t count = 0;
+    for (const model::Segment& segment : layer.segments) {
+        if (!travels(partition, segment)) continue;
+        const Run mine = partition.shard(segment, partition.rank);
+        FERRY_CHECK(count < pieces.size(), "a layer has few segments");
+        pieces[count++] = {
+            .mine = shards ? shards + partition.weight_position(segment, mine.first) * size_of(type)
+                           : whole + mine.first * size_of(type),
+            .all = whole + segment.offset * size_of(type),
+            .bytes = mine.count * size_of(type)};
+    }
+    ranks.all_gather(std::span(pieces).first(count), topic);
+}
+
+}  // namespace ferry::zero
