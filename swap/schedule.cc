@@ -3,8 +3,8 @@
 namespace ferry::swap {
 
 std::string_view name_of(Lane lane) {
-    static constexpr std::string_view kNames[] = {"compute", "h2d",       "d2h",       "team",
-                                                  "check",   "nvme read", "nvme write"};
+    static constexpr std::string_view kNames[] = {"compute", "h2d",       "d2h",        "team",
+                                                  "check",   "nvme read", "nvme write", "comm"};
     return kNames[static_cast<size_t>(lane)];
 }
 

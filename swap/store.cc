@@ -10,8 +10,8 @@
 namespace ferry::swap {
 namespace {
 
-constexpr std::array<Lane, kLanes> kAllLanes = {Lane::compute, Lane::h2d,  Lane::d2h,  Lane::team,
-                                                Lane::check,   Lane::read, Lane::write};
+constexpr std::array<Lane, kLanes> kAllLanes = {Lane::compute, Lane::h2d,  Lane::d2h,   Lane::team,
+                                                Lane::check,   Lane::read, Lane::write, Lane::comm};
 
 class Replay;
 
@@ -140,7 +140,9 @@ private:
 
     void collect() {
         check_device();
-        for (const Lane lane : {Lane::compute, Lane::h2d, Lane::d2h, Lane::team, Lane::check}) {
+        check_collectives();
+        for (const Lane lane :
+             {Lane::compute, Lane::h2d, Lane::d2h, Lane::team, Lane::check, Lane::comm}) {
             const auto done = static_cast<int64_t>(done_[at(lane)].load(std::memory_order_acquire));
             for (int64_t i = board_.completed(lane); i < done; ++i) account(lane, i);
             board_.complete(lane, done);
@@ -168,6 +170,15 @@ private:
                     "; on " + std::string(name_of(lane)) + ": " + kernels_.describe(oldest.call);
             }
             fail(Error(error.trouble(), std::move(problem)));
+        }
+    }
+
+    void check_collectives() {
+        if (!options_.collectives) return;
+        try {
+            options_.collectives->check();
+        } catch (const Error& error) {
+            fail(error);
         }
     }
 
@@ -296,6 +307,10 @@ private:
                 return;
             case Lane::check:
                 executor_.post(thread_lanes_[1], job_of(flight));
+                return;
+            case Lane::comm:
+                options_.collectives->start(flight.call);
+                options_.collectives->signal(done_[at(Lane::comm)]);
                 return;
             default:
                 break;

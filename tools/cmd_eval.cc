@@ -10,6 +10,7 @@
 #include "ferry/config.h"
 #include "ferry/tokens.h"
 #include "ferry/train.h"
+#include "ranks.h"
 
 namespace ferry::tools {
 namespace {
@@ -30,18 +31,24 @@ Config config_of(const EvalOptions& options) {
     return parse_config(given.dump(), "ferry eval", options.overrides);
 }
 
-void run_eval(const EvalOptions& options) {
+// `rank` is this one's, once it is known.
+void run_eval(const EvalOptions& options, int& rank) {
     Config config = config_of(options);
     config.evaluate.only = true;
     const int64_t sequences = train::evaluation_sequences(config);
+    const auto executor = make_thread_executor();
+    auto ranks = join_ranks(config, *executor);
+    rank = rank_of(ranks.get());
     // Several micro-batches pass a layer's weights while they are there.
     constexpr int64_t kTogether = 8;
     const int64_t batches = ceil_div(sequences, config.batch.micro_batch);
-    config.batch.micro_batches = std::min(kTogether, batches);
+    const int64_t each = ceil_div(batches, ranks ? ranks->size() : 1);
+    config.batch.micro_batches = std::min(kTogether, each) * (ranks ? ranks->size() : 1);
     config.evaluate.micro_batches = round_up(batches, config.batch.micro_batches);
-    const auto executor = make_thread_executor();
-    const auto engine = train::Engine::make(config, {.executor = executor.get()});
+    const auto engine =
+        train::Engine::make(config, {.executor = executor.get(), .ranks = std::move(ranks)});
     const train::Evaluation found = engine->evaluate();
+    if (rank != 0) return;
     if (options.json) {
         const nlohmann::json line{{"loss", found.loss},
                                   {"perplexity", found.perplexity()},
@@ -75,5 +82,8 @@ void add_eval_command(CLI::App& app) {
     command->footer(
         "The whole file is cut into sequences; what is left of it, less than one, is not looked "
         "at.");
-    command->callback([options] { run_eval(*options); });
+    command->callback([options] {
+        int rank = 0;
+        naming_rank(rank, [&] { run_eval(*options, rank); });
+    });
 }

@@ -25,6 +25,7 @@ struct PlanOptions {
     std::string config{};
     std::vector<std::string> overrides{};
     std::string machine{}, svg{};
+    train::RankCount count{.ranks = 1, .on_a_host = 0};  // on_a_host 0: all of them
     bool schedule = false, json = false, forecast = true;
 };
 
@@ -92,7 +93,9 @@ ForecastReport forecast_of(const PlanOptions& options, const Config& config,
 void run_plan(const PlanOptions& options) {
     const Config config = load_config(options.config, options.overrides);
     if (!options.svg.empty()) check_picture_file("--svg", options.svg);
-    const auto forecaster = train::Forecaster::make(config);
+    train::RankCount count = options.count;
+    if (count.on_a_host == 0) count.on_a_host = count.ranks;
+    const auto forecaster = train::Forecaster::make(config, count);
     const planner::Plan plan = forecaster->plan(config);
     const optim::LrSchedule schedule = train::schedule_of(config);
     std::optional<ForecastReport> report;
@@ -115,8 +118,9 @@ void run_plan(const PlanOptions& options) {
                            {"chunk_elements", plan.chunk_elements},
                            {"micro_batches", plan.micro_batches},
                            {"groups", plan.groups},
+                           {"ranks", plan.partition.ranks},
                            {"tiers", tiers_json(plan)},
-                           {"schedules", schedules_json(schedules)},
+                           {"schedules", schedules_json(schedules, plan.partition.ranks)},
                            {"wear", to_json(wear)}};
     if (report) line["forecast"] = to_json(*report);
     if (options.schedule) line["schedule"] = schedule_json(config, schedule);
@@ -136,6 +140,12 @@ void add_plan_command(CLI::App& app) {
         ->allow_extra_args(false);
     command->add_option("--machine", options->machine,
                         "a machine file (docs/machine.md): what it knows is not measured");
+    command->add_option("--ranks", options->count.ranks, "plan one of so many ranks")
+        ->check(CLI::Range(1, 1 << 16));
+    command
+        ->add_option("--ranks-per-host", options->count.on_a_host,
+                     "how many of them share a host (default: all)")
+        ->check(CLI::Range(1, 1 << 16));
     CLI::Option* svg =
         command->add_option("--svg", options->svg, "write the step's timeline to this file (SVG)");
     command

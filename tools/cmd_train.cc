@@ -17,6 +17,7 @@
 #include "ferry/train.h"
 #include "figures.h"
 #include "interrupt.h"
+#include "ranks.h"
 #include "run_table.h"
 
 namespace ferry::tools {
@@ -98,21 +99,25 @@ void check_writable(const std::string& option, const std::string& path, size_t s
     std::filesystem::remove(trial);
 }
 
+// Every rank does the same; the first one prints and writes.
 class TrainCommand {
 public:
-    explicit TrainCommand(const TrainOptions& options)
+    // `rank` is this one's, once it is known.
+    TrainCommand(const TrainOptions& options, int& rank)
         : options_(options),
           config_(load_config(options.config, options.overrides)),
           executor_(make_thread_executor()),
-          recording_(options.trace.empty() ? 0 : kTraceSlices),
-          figures_(figures_in(options.machine, config_)),
-          engine_(train::Engine::make(config_,
-                                      {.executor = executor_.get(),
-                                       .recording = options.trace.empty() ? nullptr : &recording_,
-                                       .figures = figures_ ? &*figures_ : nullptr})) {}
+          ranks_(join(rank)),
+          speaks_(rank == 0),
+          recording_(traces() ? kTraceSlices : 0),
+          figures_(figures_in(options.machine)),
+          engine_(train::Engine::make(config_, {.executor = executor_.get(),
+                                                .recording = traces() ? &recording_ : nullptr,
+                                                .figures = figures_ ? &*figures_ : nullptr,
+                                                .ranks = std::move(ranks_)})) {}
 
     void run() {
-        if (!options_.json) {
+        if (speaks_ && !options_.json) {
             print_plan(engine_->plan(), config_);
             fmt::print("numerics {}\n\n", engine_->numerics_record());
             check_output();  // a reader behind a pipe learns that the start-up is over
@@ -122,14 +127,9 @@ public:
             bound_seconds_ = engine_->report().bound_seconds;
         }
         evaluate(0);
-        for (int64_t step = 1; step <= config_.steps && !interrupted(); ++step) {
+        for (int64_t step = 1; step <= config_.steps && !ends(); ++step) {
             const train::StepReport report = engine_->step();
-            if (options_.json) {
-                fmt::print("{}\n", to_json(report, bound_seconds_).dump());
-            } else if (worth_a_line(report)) {
-                print_step(report, config_.steps);
-            }
-            check_output();
+            if (speaks_) say(report);
             if (config_.evaluate.every > 0 && step % config_.evaluate.every == 0) evaluate(step);
             if (config_.hash_every == "step") print_hash(step);
             steps_ = step;
@@ -138,9 +138,41 @@ public:
     }
 
 private:
-    static std::optional<train::Figures> figures_in(const std::string& file, const Config& config) {
+    bool traces() const { return speaks_ && !options_.trace.empty(); }
+
+    // What can be known before the training must not cost the run's weights.
+    std::unique_ptr<comm::Communicator> join(int& rank) const {
+        auto ranks = join_ranks(config_, *executor_);
+        rank = rank_of(ranks.get());
+        if (rank != 0) return ranks;
+        try {
+            check_writable("--weights-out", options_.weights_out, 8, "{\"");  // behind a length
+            check_writable("--trace", options_.trace, 0, "{\"displayTimeUnit\"");
+            if (!options_.exported.directory.empty()) train::prepare_export(options_.exported);
+        } catch (const std::exception& error) {
+            if (ranks) ranks->abandon(error.what());
+            throw;
+        }
+        return ranks;
+    }
+
+    // Ctrl-C reaches the ranks one by one: all stop after the same step.
+    bool ends() { return interrupted_ = interrupted_ || engine_->any(interrupted()); }
+
+    void say(const train::StepReport& report) {
+        if (options_.json) {
+            fmt::print("{}\n", to_json(report, bound_seconds_).dump());
+        } else if (worth_a_line(report)) {
+            print_step(report, config_.steps);
+        }
+        check_output();
+    }
+
+    std::optional<train::Figures> figures_in(const std::string& file) const {
         if (file.empty()) return std::nullopt;
-        return known_figures(config, MachineFile::read(file));
+        train::RankCount count;
+        if (ranks_) count = {ranks_->size(), ranks_->local_size()};
+        return known_figures(config_, count, MachineFile::read(file));
     }
 
     // About fifty lines a run, and a sign of life at least every ten seconds.
@@ -158,6 +190,7 @@ private:
         if (config_.evaluate.micro_batches == 0 || step == evaluated_) return;
         evaluated_ = step;
         const train::Evaluation found = engine_->evaluate();
+        if (!speaks_) return;
         if (options_.json) {
             const nlohmann::json line{{"step", step},
                                       {"evaluation_loss", found.loss},
@@ -172,6 +205,7 @@ private:
 
     void print_hash(int64_t step) {
         const std::string hash = fmt::format("{:016x}", engine_->state_hash());
+        if (!speaks_) return;
         if (options_.json) {
             fmt::print("{}\n", nlohmann::json{{"step", step}, {"state_hash", hash}}.dump());
         } else {
@@ -180,25 +214,29 @@ private:
     }
 
     void finish() {
-        if (interrupted() && !options_.json)
+        if (speaks_ && interrupted_ && !options_.json)
             fmt::print("interrupted {}\n", steps_ > 0 ? fmt::format("after step {}", steps_)
                                                       : std::string("before the first step"));
         if (steps_ == config_.steps) evaluate(steps_);
         // Once more: a bound taken while the machine was busy elsewhere would flatter the run.
         if (options_.bound && steps_ > 0) engine_->measure_bound();
         const train::RunReport report = engine_->report();
-        if (options_.json) {
-            nlohmann::json line = summary_json(report, engine_->plan());
-            line["summary"]["interrupted"] = interrupted();
-            fmt::print("{}\n", line.dump());
-        } else {
-            print_run(report, engine_->plan(), config_);
-        }
+        if (speaks_) say(report);
         if (config_.hash_every != "step") print_hash(steps_);
         if (!options_.weights_out.empty()) write_weights();
         if (!options_.exported.directory.empty())
             train::export_model(*engine_, config_, options_.exported);
-        if (!options_.trace.empty()) write_trace();
+        if (traces()) write_trace();
+    }
+
+    void say(const train::RunReport& report) {
+        if (options_.json) {
+            nlohmann::json line = summary_json(report, engine_->plan());
+            line["summary"]["interrupted"] = interrupted_;
+            fmt::print("{}\n", line.dump());
+        } else {
+            print_run(report, engine_->plan(), config_);
+        }
     }
 
     void write_trace() {
@@ -209,6 +247,7 @@ private:
     }
 
     void write_weights() {
+        if (!speaks_) return train::give_weights(*engine_);
         std::vector<checkpoint::TensorInfo> infos;
         std::vector<std::pair<int64_t, const model::Tensor*>> tensors;
         for (size_t layer = 0; layer < engine_->layers().size(); ++layer) {
@@ -227,6 +266,9 @@ private:
     Config config_;
     static constexpr size_t kTraceSlices = 400'000;  // 36 MB
     std::unique_ptr<Executor> executor_;
+    std::unique_ptr<comm::Communicator> ranks_;  // until the engine has them
+    const bool speaks_;
+    bool interrupted_ = false;  // any rank
     trace::Recording recording_;
     std::optional<train::Figures> figures_;
     std::unique_ptr<train::Engine> engine_;
@@ -263,12 +305,12 @@ void add_train_command(CLI::App& app) {
         "Ctrl-C ends the run after its step, with the summary and exit code 0; a second one kills "
         "it.\n"
         "Exit codes: 0 done, 1 a bug in ferry, 2 configuration or usage, 3 does not fit a budget,\n"
-        "            4 I/O failed or bytes are corrupt, 5 loss or gradient not finite");
+        "            4 I/O failed or bytes are corrupt, 5 loss or gradient not finite,\n"
+        "            6 another rank was lost\n"
+        "Several ranks: mpirun -n N ferry train CONFIG, or srun; the first one prints.");
     command->callback([options] {
         catch_interrupts();
-        check_writable("--weights-out", options->weights_out, 8, "{\"");  // behind a length
-        check_writable("--trace", options->trace, 0, "{\"displayTimeUnit\"");
-        if (!options->exported.directory.empty()) ferry::train::prepare_export(options->exported);
-        TrainCommand(*options).run();
+        int rank = 0;
+        naming_rank(rank, [&] { TrainCommand(*options, rank).run(); });
     });
 }

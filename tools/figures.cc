@@ -115,8 +115,9 @@ FoundFigures figures_for(const Config& config, train::Forecaster& forecaster,
     return Finder(config, plan, file).find(forecaster);
 }
 
-train::Figures known_figures(const Config& config, const MachineFile& file) {
-    const auto forecaster = train::Forecaster::make(config);
+train::Figures known_figures(const Config& config, const train::RankCount& count,
+                             const MachineFile& file) {
+    const auto forecaster = train::Forecaster::make(config, count);
     const planner::Plan plan = forecaster->plan(config);
     const FiguresOf what = identity_of(*forecaster);
     const auto machine = file.machine(what);

@@ -26,7 +26,8 @@ FiguresOf identity_of(const train::Forecaster& forecaster);
 FoundFigures figures_for(const Config& config, train::Forecaster& forecaster,
                          const planner::Plan& plan, const std::optional<MachineFile>& file);
 
-// The file's alone. Throws usage, saying what it lacks and how to measure that.
-train::Figures known_figures(const Config& config, const MachineFile& file);
+// The file's alone, of one rank. Throws usage, saying what it lacks and how to measure that.
+train::Figures known_figures(const Config& config, const train::RankCount& count,
+                             const MachineFile& file);
 
 }  // namespace ferry::tools

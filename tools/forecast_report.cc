@@ -90,11 +90,11 @@ nlohmann::json to_json(const ForecastReport& report) {
             {"measured", measured}};
 }
 
-nlohmann::json schedules_json(const std::vector<train::ScheduleBytes>& schedules) {
+nlohmann::json schedules_json(const std::vector<train::ScheduleBytes>& schedules, int ranks) {
     nlohmann::json all = nlohmann::json::array();
     for (const train::ScheduleBytes& schedule : schedules) {
         nlohmann::json lanes;
-        for (size_t lane = 0; lane < swap::kLanes; ++lane)
+        for (size_t lane = 0; lane < swap::lanes_of(ranks); ++lane)
             lanes[std::string(swap::name_of(static_cast<swap::Lane>(lane)))] = schedule.bytes[lane];
         all.push_back({{"name", schedule.name}, {"bytes", lanes}});
     }

@@ -19,6 +19,6 @@ struct ForecastReport {
 std::string text_of(const ForecastReport& report);
 nlohmann::json to_json(const ForecastReport& report);
 // Bytes that each schedule moves on each lane.
-nlohmann::json schedules_json(const std::vector<train::ScheduleBytes>& schedules);
+nlohmann::json schedules_json(const std::vector<train::ScheduleBytes>& schedules, int ranks);
 
 }  // namespace ferry::tools

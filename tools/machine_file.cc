@@ -131,7 +131,7 @@ const std::vector<std::string> kLayers{"embedding", "block", "head"};
 
 std::vector<std::string> kernel_names() {
     std::vector<std::string> names;
-    for (int op = 0; op <= static_cast<int>(planner::Op::recast); ++op)
+    for (int op = 0; op <= static_cast<int>(planner::Op::sum); ++op)
         names.emplace_back(planner::name_of(static_cast<planner::Op>(op)));
     return names;
 }

@@ -60,6 +60,9 @@ void print_plan(const planner::Plan& plan, const Config& config) {
         "{} parameters ({} trainable), chunks of {} elements, {} micro-batches in {} group{}\n\n",
         parameters, trainable_of(plan), plan.chunk_elements, plan.micro_batches, plan.groups,
         plan.groups == 1 ? "" : "s");
+    if (!plan.partition.alone())
+        fmt::print("on each of {} ranks, stage {} (budgets of host and nvme: their host's):\n\n",
+                   plan.partition.ranks, config.zero.stage);
     fmt::print("  {:<7} {:<40} {:>12} {:>14}\n", "tier", "what", "bytes", "budget");
     for (const swap::Tier tier : kTiers) {
         if (used_of(tier, plan) == 0) continue;
@@ -142,6 +145,7 @@ nlohmann::json summary_json(const train::RunReport& report, const planner::Plan&
               {"host_bytes", plan.host_bytes},
               {"nvme_bytes", plan.nvme_bytes},
               {"groups", plan.groups},
+              {"ranks", plan.partition.ranks},
               {"chunk_elements", plan.chunk_elements},
               {"bound_seconds", report.bound_seconds},
               {"binding", report.binding},

@@ -28,13 +28,30 @@ struct Look {
     size_t colour;
 };
 Look look_of(const std::string& name) {
-    static const std::map<std::string, Look> kLooks{
-        {"embed", {'e', 5}},    {"forward", {'f', 0}},        {"head and loss", {'h', 2}},
-        {"backward", {'b', 1}}, {"embed backward", {'e', 5}}, {"round and norm", {'r', 4}},
-        {"update", {'u', 3}},   {"update (bet)", {'U', 3}},   {"read", {'R', 0}},
-        {"write", {'W', 3}},    {"verify", {'v', 2}},         {"seal", {'s', 4}}};
+    static const std::map<std::string, Look> kLooks{{"embed", {'e', 5}},
+                                                    {"forward", {'f', 0}},
+                                                    {"head and loss", {'h', 2}},
+                                                    {"backward", {'b', 1}},
+                                                    {"embed backward", {'e', 5}},
+                                                    {"round and norm", {'r', 4}},
+                                                    {"update", {'u', 3}},
+                                                    {"update (bet)", {'U', 3}},
+                                                    {"read", {'R', 0}},
+                                                    {"write", {'W', 3}},
+                                                    {"verify", {'v', 2}},
+                                                    {"seal", {'s', 4}},
+                                                    {"gather weights", {'g', 0}},
+                                                    {"exchange gradients", {'x', 1}},
+                                                    {"gather gradients", {'g', 1}},
+                                                    {"sum, round and norm", {'r', 4}},
+                                                    {"cut for the ranks", {'r', 4}}};
     const auto known = kLooks.find(name);
     return known == kLooks.end() ? Look{'.', 5} : known->second;
+}
+
+size_t rows_of(const std::vector<Bar>& bars) {
+    const bool ranks = std::ranges::any_of(bars, [](const Bar& b) { return b.lane == Lane::comm; });
+    return swap::lanes_of(ranks ? 2 : 1);
 }
 
 // Calls part(begin, end) for what of the slice lies in the step, wrapped around its end.
@@ -136,7 +153,7 @@ std::string timeline_text(const train::Forecast& forecast) {
     const double step_s = forecast.timeline.step_seconds;
     const std::vector<Bar> bars = bars_of(forecast, 0);
     std::string out;
-    for (size_t lane = 0; lane < swap::kLanes; ++lane) {
+    for (size_t lane = 0; lane < rows_of(bars); ++lane) {
         const auto id = static_cast<Lane>(lane);
         out += fmt::format("  {:<10} {} {:>4.0f}%\n", swap::name_of(id), row_of(bars, id, step_s),
                            100 * busy_share(forecast, lane));
@@ -150,7 +167,7 @@ std::string timeline_text(const train::Forecast& forecast) {
 std::string bars_svg(const std::vector<Bar>& bars, double seconds, const std::string& title,
                      const std::string& caption) {
     constexpr double kLeft = 90, kTop = 56, kRow = 34, kBar = 24, kWidth = 1000, kRight = 60;
-    const double bottom = kTop + kRow * swap::kLanes;
+    const double bottom = kTop + kRow * static_cast<double>(rows_of(bars));
     std::string out = svg_beginning(kLeft + kWidth + kRight, bottom + 64, kLeft, title, caption);
     const auto x_of = [&](double at_s) { return kLeft + kWidth * at_s / seconds; };
     const double tick = tick_for(seconds * 1e3);
@@ -173,7 +190,7 @@ std::string bars_svg(const std::vector<Bar>& bars, double seconds, const std::st
             kColours[look_of(bar.name).colour], bar.name, tasks, bar.begin_s * 1e3, bar.end_s * 1e3,
             bytes);
     }
-    for (size_t lane = 0; lane < swap::kLanes; ++lane) {
+    for (size_t lane = 0; lane < rows_of(bars); ++lane) {
         const double y = kTop + kRow * static_cast<double>(lane) + kBar - 7;
         out += fmt::format(
             "  <text x=\"{:.0f}\" y=\"{:.0f}\" text-anchor=\"end\">{}</text>\n"

@@ -92,6 +92,12 @@ struct IoConfig {
     std::string leftovers = "remove";  // reuse, refuse, remove_any, reuse_any
 };
 
+// Of a run of several ranks.
+struct ZeroConfig {
+    int64_t stage = 3;             // what a rank keeps only its shard of: ferry/zero.h
+    double timeout_seconds = 300;  // that a rank waits for the others in one exchange
+};
+
 struct NumericsConfig {
     std::string residual = "auto";   // auto: bf16 for bf16, else fp32
     std::string wire = "auto";       // gradients: auto is the compute type
@@ -111,6 +117,7 @@ struct Config {
     SwapConfig swap{};
     IoConfig io{};
     NumericsConfig numerics{};
+    ZeroConfig zero{};
     std::vector<std::string> freeze{};  // glob patterns over tensor names
     double clip_norm = 0;               // 0: no clipping
     uint32_t seed = 0;
@@ -131,6 +138,12 @@ struct Config {
 Config load_config(const std::string& path, std::span<const std::string> overrides);
 Config parse_config(std::string_view json, const std::string& where,
                     std::span<const std::string> overrides);
+
+// Every key and its value: what the ranks of a run compare.
+struct KeyValue {
+    std::string key{}, value{};
+};
+std::vector<KeyValue> describe_values(Config config);
 
 // docs/configuration.md: every key with its type, range, default and meaning.
 std::string describe_config_markdown();

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "ferry/config.h"
-#include "ferry/planner.h"
+#include "ferry/recorder.h"
 #include "ferry/schedule.h"
 
 namespace ferry::train {
@@ -24,6 +24,7 @@ struct LinkSpeeds {
     double nvme_bytes_per_s = 0;    // reads and writes mixed, all paths; 0: no NVMe
     double dram_bytes_per_s = 0;    // as the optimizer's update reaches alone
     double dram_per_nvme_byte = 1;  // DRAM traffic that a byte from or to storage costs
+    double comm_bytes_per_s = 0;    // that reach a rank from the others; 0: as copies do
 };
 
 struct Machine {
@@ -77,12 +78,17 @@ struct ScheduleBytes {
 // Every schedule that a run of this plan may replay: its steps, and what ends it.
 std::vector<ScheduleBytes> schedule_bytes(const planner::Plan& plan);
 
+// Of a run: how many there are, and how many of them share a host.
+struct RankCount {
+    int ranks = 1, on_a_host = 1;
+};
+
 // Plans one model on one device again and again, with other budgets, and says what a step would
-// take. Touches neither tokens nor disks.
+// take: with several ranks each of them. Touches neither tokens nor disks.
 class Forecaster {
 public:
     // Opens the device, and reserves nothing on it. Throws Error.
-    static std::unique_ptr<Forecaster> make(const Config& config);
+    static std::unique_ptr<Forecaster> make(const Config& config, const RankCount& count = {});
     virtual ~Forecaster() = default;
 
     // `config` differs from that of make() at most in budgets, swap and io. Throws does_not_fit.

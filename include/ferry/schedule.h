@@ -17,8 +17,12 @@ namespace ferry::swap {
 using ObjectId = uint32_t;
 constexpr ObjectId kNoObject = ~ObjectId{0};
 
-enum class Lane : uint8_t { compute, h2d, d2h, team, check, read, write };
-constexpr int kLanes = 7;
+enum class Lane : uint8_t { compute, h2d, d2h, team, check, read, write, comm };
+constexpr int kLanes = 8;
+// Of a run: the last one is idle where there is one rank.
+constexpr size_t lanes_of(int ranks) {
+    return static_cast<size_t>(ranks > 1 ? kLanes : kLanes - 1);
+}
 std::string_view name_of(Lane lane);
 
 // Tasks complete in order within a lane, as counted: a counter of n means tasks 0..n-1 are done.
@@ -36,7 +40,7 @@ struct Place {
 };
 
 enum class Verb : uint8_t {
-    kernel,    // compute, team: the owner's work
+    kernel,    // compute, team, comm: the owner's work
     copy,      // h2d, d2h: places[0] -> places[1]
     read,      // object on NVMe -> places[0]
     write,     // places[0] -> object on NVMe; a versioned object gets a fresh slot
@@ -73,7 +77,7 @@ struct Entry {
 
 // Highest task index by lane, -1 none.
 struct Counters {
-    std::array<int64_t, kLanes> last{-1, -1, -1, -1, -1, -1, -1};
+    std::array<int64_t, kLanes> last{-1, -1, -1, -1, -1, -1, -1, -1};
     void raise(Lane lane, int64_t index) {
         int64_t& mine = last[static_cast<size_t>(lane)];
         if (index > mine) mine = index;

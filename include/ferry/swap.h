@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -56,6 +57,18 @@ public:
     virtual std::string describe(const Call& call) const = 0;
 };
 
+// The comm lane's work: what the ranks exchange, started in the lane's order and done in it, as on
+// a device's stream. Only the step thread calls.
+class Collectives {
+public:
+    virtual ~Collectives() = default;
+    virtual void start(const Call& call) = 0;  // enqueues and returns
+    // After everything started so far: ++counter, then the executor's wake(). Also when that
+    // failed: check() then throws.
+    virtual void signal(std::atomic<uint64_t>& counter) = 0;
+    virtual void check() = 0;
+};
+
 struct StoreOptions {
     std::vector<Object> objects{};
     std::vector<HostSlots> host_slots{};
@@ -67,6 +80,7 @@ struct StoreOptions {
     trace::Recording* recording = nullptr;
     std::array<trace::RowId, kLanes> rows{};
     const char* (*kernel_name)(uint8_t op) = nullptr;
+    Collectives* collectives = nullptr;  // null: no schedule has a comm lane
 };
 
 // What moved over each link since the last reset, and how long each lane was busy.

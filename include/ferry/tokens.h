@@ -18,6 +18,7 @@ struct TokenFileInfo {
     uint64_t vocabulary = 0, count = 0;
     uint32_t token_bytes = 1;
     bool masked = false;
+    uint64_t checksum = 0;  // of tokens and mask
 };
 
 // Writes `path` by way of a temporary file beside it. `mask` is empty or as long as the tokens.

@@ -14,6 +14,7 @@
 
 #include "ferry/aio.h"
 #include "ferry/base.h"
+#include "ferry/comm.h"
 #include "ferry/config.h"
 #include "ferry/forecast.h"
 #include "ferry/learning_rate.h"
@@ -68,13 +69,20 @@ struct Runtime {
     // Of every task, from the first step on; beside it, once the bound is known, what was planned.
     trace::Recording* recording = nullptr;
     const Figures* figures = nullptr;  // of this machine: measure_bound() then measures nothing
+    // The other ranks, met over host memory; the engine takes what a GPU needs from there. Null, or
+    // of one rank: the run is this process.
+    std::unique_ptr<comm::Communicator> ranks{};
 };
 
 class Engine {
 public:
     // Plans, reserves everything, initialises the state over the tiers. Throws Error.
-    static std::unique_ptr<Engine> make(const Config& config, const Runtime& runtime);
+    // With several ranks every one of them makes the same calls of everything below, and gets the
+    // same answers; where one fails, the others throw rank_lost.
+    static std::unique_ptr<Engine> make(const Config& config, Runtime runtime);
     virtual ~Engine() = default;
+    // Whether any rank says so.
+    virtual bool any(bool mine) = 0;
 
     // Throws diverged when loss or gradient is not finite and the configuration does not skip, or
     // when fp16 overflows in the forward pass or too often.
@@ -82,8 +90,8 @@ public:
     // Mean loss over the held-back micro-batches the configuration asks for. Training goes on after
     // it with the same bits as without it.
     virtual Evaluation evaluate() = 0;
-    // XXH3 over all master weights, moments and compute weights in the model's order, after the
-    // last update; independent of every placement.
+    // XXH3 over all master weights, moments and compute weights in the model's order, shard by
+    // shard, after the last update; independent of every placement and of the ZeRO stage.
     virtual uint64_t state_hash() = 0;
     // Takes values in order, in pieces of at most a chunk.
     using Sink = std::function<void(std::span<const float>)>;
@@ -114,10 +122,14 @@ struct ExportOptions {
 // Throws usage unless the directory is new or empty and can be written to; makes it.
 void prepare_export(const ExportOptions& options);
 // Weights, config.json and, where the model came from a directory, its tokenizer's files.
-// config.json is written last: without it the directory is not taken for a model.
+// config.json is written last: without it the directory is not taken for a model. Of several ranks
+// the first one writes.
 void export_model(Engine& engine, const Config& config, const ExportOptions& options);
 // The same of weights that `ferry train --weights-out` wrote, of the model that `config` describes.
 void export_weights(const std::string& weights, const Config& config, const ExportOptions& options);
+
+// What every other rank does while the first one reads all tensors, in order.
+void give_weights(Engine& engine);
 
 // The plan that Engine::make would work by; touches neither tokens nor disks. Throws Error.
 planner::Plan plan_for(const Config& config);

@@ -46,7 +46,8 @@ const Section kSections[] = {
      "attention, SwiGLU."},
     {"data", "Where the tokens come from."},
     {"batch",
-     "One optimizer step sees `micro_batches` x `micro_batch` x `sequence` tokens a rank."},
+     "One optimizer step sees `micro_batches` x `micro_batch` x `sequence` tokens, whatever the "
+     "number of ranks."},
     {"optimizer", "How weights follow gradients."},
     {"schedule",
      "The learning rate over the steps: a warm-up, then one of the kinds. `ferry plan --schedule` "
@@ -55,6 +56,11 @@ const Section kSections[] = {
     {"budgets", "What each tier may hold. What does not fit is refused before the first step."},
     {"swap", "How the state travels between the tiers. Nothing here changes a number of the run."},
     {"io", "How NVMe paths are read and written. Nothing here changes a number of the run."},
+    {"zero",
+     "Several ranks, started by `mpirun` or `srun`. `budgets.host`, `threads` and the sizes in "
+     "`budgets.nvme` are a host's: its ranks get equal parts, each with files of its own below "
+     "every "
+     "path. `budgets.device` is a rank's."},
     {"numerics", "What orders floating-point operations. Part of the run's identity."},
 };
 
@@ -90,7 +96,7 @@ const Key kKeys[] = {
 
     {FERRY_KEY(batch.sequence), integer, "tokens a sequence", kWidth, {}, {}, true},
     {FERRY_KEY(batch.micro_batch), integer, "sequences a kernel works on at once", kWidth},
-    {FERRY_KEY(batch.micro_batches), integer, "micro-batches of one optimizer step", kWidth},
+    {FERRY_KEY(batch.micro_batches), integer, "micro-batches of one optimizer step, a multiple of the ranks: each takes an equal share of them", kWidth},
 
     {FERRY_KEY(optimizer.method), choice, "AdamW, Adam, SGD, Lion or Adagrad; state a parameter besides the fp32 weight: 8 B for the first two, 4 B for the others, none for `sgd` without momentum", {}, first(kMethods, 5)},
     {FERRY_KEY(optimizer.lr), number, "peak learning rate", {.low = 0, .high = 1e6}},
@@ -120,7 +126,7 @@ const Key kKeys[] = {
     {FERRY_KEY(budgets.nvme), volumes, "directories on NVMe, each a path or `{\"path\": ..., \"size\": ...}`; `size` is `unlimited` when left out; `endurance_tbw`, the terabytes the drive is rated for, adds its wear to the plan and the summary"},
 
     {FERRY_KEY(swap.chunk_elements), integer, "elements of one optimizer chunk, a multiple of 4,096; `auto` (0): the planner chooses", {.low = 0, .high = 1LL << 32}, {}, 0},
-    {FERRY_KEY(swap.groups), integer, "groups of micro-batches, each processed layer-first; `auto` (0): the fewest that fit", kCount, {}, 0},
+    {FERRY_KEY(swap.groups), integer, "groups of a rank's micro-batches, each processed layer-first; `auto` (0): the fewest that fit", kCount, {}, 0},
     {FERRY_KEY(swap.bets), choice, "updates before the clip factor is known: as planned, none, or all of them", {}, first(kBets, 3)},
     {FERRY_KEY(swap.state_on_nvme), number, "least fraction of the optimizer state on NVMe; `auto` (-1): what the host budget asks", {.low = 0, .high = 1}, {}, -1},
     {FERRY_KEY(swap.verify), boolean, "check the checksum of everything that comes back from NVMe"},
@@ -130,6 +136,9 @@ const Key kKeys[] = {
     {FERRY_KEY(io.queue_depth), integer, "operations in flight on each path", {.low = 1, .high = 4096}},
     {FERRY_KEY(io.direct), boolean, "O_DIRECT; `false` goes through the page cache"},
     {FERRY_KEY(io.leftovers), choice, "files that a killed run left on a path: remove them, take them over (no need to lay them out again), or stop. Files of a run with other numerics, or of an older ferry, stop the run unless `_any` is said", {}, first(kLeftovers, 5)},
+
+    {FERRY_KEY(zero.stage), integer, "what a rank keeps only its share of, the others theirs: 0 nothing, 1 and 2 optimizer state and gradients, 3 weights too; changes no number of the run", {.low = 0, .high = 3}},
+    {FERRY_KEY(zero.timeout_seconds), number, "that a rank waits for the others in one exchange before it ends the run, the slowest rank's lag included", kAboveZero},
 
     {FERRY_KEY(numerics.residual), choice, "type of the residual stream, fp32 or the compute type; `auto`: the compute type, with fp16 fp32", {}, first(kNarrow, 4)},
     {FERRY_KEY(numerics.wire), choice, "type in which gradients travel; `auto`: the compute type", {}, first(kNarrow, 4)},

@@ -34,6 +34,8 @@ int64_t exact_bytes(Class c, const Workload& work) {
             return largest(work, false, gradient);
         case Class::wire:
             return elements * wire + elements / kLeafElements * 4;
+        case Class::pieces:
+            return work.partition.ranks * elements * wire;
         case Class::activation:
         case Class::input_piece:
             return work.needs.activation;
@@ -65,9 +67,10 @@ int64_t buffer_bytes(Class c, const Workload& work) {
 
 const char* name_of(Class c) {
     static constexpr const char* kNames[kClasses] = {
-        "block weights", "edge weights",   "block gradient", "edge gradient", "wire",
-        "activation",    "tokens",         "scratch",        "report",        "state stage",
-        "weight piece",  "gradient piece", "input piece",    "park piece",    "host tokens"};
+        "block weights",  "edge weights",  "block gradient", "edge gradient",
+        "wire",           "ranks' pieces", "activation",     "tokens",
+        "scratch",        "report",        "state stage",    "weight piece",
+        "gradient piece", "input piece",   "park piece",     "host tokens"};
     return kNames[at(c)];
 }
 

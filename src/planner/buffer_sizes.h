@@ -12,6 +12,7 @@ struct Workload {
     const std::vector<model::Layer>& layers;
     const model::Numerics& numerics;
     const DeviceNeeds& needs;
+    const zero::Partition& partition;
     int64_t chunk_elements = 0;
     int64_t report_bytes = 0;  // of a step
     StateFormat state{};

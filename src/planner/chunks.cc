@@ -4,43 +4,85 @@
 
 namespace ferry::planner {
 
+namespace {
+
+// body(first, count) for runs of at most `most` elements.
+template <class Body>
+void cut(const zero::Run& run, int64_t most, const Body& body) {
+    for (int64_t at = 0; at < run.count; at += most)
+        body(run.first + at, std::min(most, run.count - at));
+}
+
+}  // namespace
+
 std::vector<Chunk> cut_chunks(const std::vector<model::Layer>& layers, int64_t chunk_elements,
+                              const zero::Partition& partition,
                               std::vector<LayerPlan>& layer_plans) {
     std::vector<Chunk> chunks;
     int64_t leaf = 0;
+    const auto add = [&](size_t l, const model::Segment& segment, int owner) {
+        const bool mine = owner == partition.rank;
+        if (!mine && partition.sharding.weights) return;
+        const bool updates = segment.trainable && (mine || !partition.sharding.state);
+        cut(partition.shard(segment, owner), chunk_elements, [&](int64_t first, int64_t count) {
+            chunks.push_back({.layer = static_cast<int64_t>(l),
+                              .first = first,
+                              .count = count,
+                              .trainable = updates,
+                              .decays = segment.decays,
+                              .owner = owner,
+                              .replica = segment.trainable && !updates});
+            if (!mine || !updates) return;
+            chunks.back().first_leaf = leaf;
+            leaf += count / kLeafElements;
+        });
+    };
     for (size_t l = 0; l < layers.size(); ++l) {
-        layer_plans[l].first_chunk = static_cast<int64_t>(chunks.size());
+        layer_plans[l].first_chunk = std::ssize(chunks);
         for (const model::Segment& segment : layers[l].segments) {
-            for (int64_t first = 0; first < segment.count; first += chunk_elements) {
-                Chunk chunk{.layer = static_cast<int64_t>(l),
-                            .first = segment.offset + first,
-                            .count = std::min(chunk_elements, segment.count - first),
-                            .trainable = segment.trainable,
-                            .decays = segment.decays};
-                if (chunk.trainable) {
-                    chunk.first_leaf = leaf;
-                    leaf += chunk.count / kLeafElements;
-                }
-                chunks.push_back(chunk);
-            }
+            for (int owner = 0; owner < partition.ranks; ++owner) add(l, segment, owner);
         }
-        layer_plans[l].chunks = static_cast<int64_t>(chunks.size()) - layer_plans[l].first_chunk;
+        layer_plans[l].chunks = std::ssize(chunks) - layer_plans[l].first_chunk;
     }
     return chunks;
 }
 
-int64_t largest_segment(const std::vector<model::Layer>& layers) {
+std::vector<Park> cut_parks(const std::vector<model::Layer>& layers, int64_t chunk_elements,
+                            std::vector<LayerPlan>& layer_plans) {
+    std::vector<Park> parks;
+    for (size_t l = 0; l < layers.size(); ++l) {
+        layer_plans[l].first_park = std::ssize(parks);
+        for (const model::Segment& segment : layers[l].segments) {
+            if (!segment.trainable) continue;
+            cut({segment.offset, segment.count}, chunk_elements, [&](int64_t first, int64_t count) {
+                parks.push_back({static_cast<int64_t>(l), first, count});
+            });
+        }
+        layer_plans[l].parks = std::ssize(parks) - layer_plans[l].first_park;
+    }
+    return parks;
+}
+
+int64_t leaves_of(const std::vector<Chunk>& chunks, const zero::Partition& partition) {
+    int64_t leaves = 0;
+    for (const Chunk& chunk : chunks) {
+        if (chunk.trainable && chunk.owner == partition.rank) leaves += chunk.count / kLeafElements;
+    }
+    return leaves;
+}
+
+int64_t largest_shard(const std::vector<model::Layer>& layers, const zero::Partition& partition) {
     int64_t largest = kLeafElements;
     for (const model::Layer& layer : layers) {
-        for (const model::Segment& segment : layer.segments) {
-            largest = std::max(largest, segment.count);
-        }
+        for (const model::Segment& segment : layer.segments)
+            largest = std::max(largest, partition.shard_elements(segment));
     }
     return largest;
 }
 
-int64_t choose_chunk_elements(const std::vector<model::Layer>& layers, const Config& config) {
-    const int64_t largest = largest_segment(layers);
+int64_t choose_chunk_elements(const std::vector<model::Layer>& layers, const Config& config,
+                              const zero::Partition& partition) {
+    const int64_t largest = largest_shard(layers, partition);
     // Large enough for a disk's bandwidth (12 MiB of state), small enough to stay in the caches.
     // Beside a GPU and without a disk there are many cores, all waiting for memory: what counts is
     // how often they meet. Updates of 2.9 B parameters by 16 cores took 0.75 s in chunks of 1 Mi

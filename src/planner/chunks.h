@@ -9,14 +9,23 @@ namespace ferry::planner {
 
 constexpr int64_t kLeafElements = 4096;
 
-// Chunks of every layer in order, none across a segment's end; fills LayerPlan's chunk ranges.
+// The chunks that a rank keeps something of, layer by layer, none across the end of a shard; fills
+// LayerPlan's chunk ranges.
 std::vector<Chunk> cut_chunks(const std::vector<model::Layer>& layers, int64_t chunk_elements,
+                              const zero::Partition& partition,
                               std::vector<LayerPlan>& layer_plans);
+// The same of the accumulators of what trains, on any rank.
+std::vector<Park> cut_parks(const std::vector<model::Layer>& layers, int64_t chunk_elements,
+                            std::vector<LayerPlan>& layer_plans);
+
+// Norm leaves of this rank's shards.
+int64_t leaves_of(const std::vector<Chunk>& chunks, const zero::Partition& partition);
 
 // Elements; a larger chunk would be air.
-int64_t largest_segment(const std::vector<model::Layer>& layers);
+int64_t largest_shard(const std::vector<model::Layer>& layers, const zero::Partition& partition);
 
 // A power of two such that a few staged chunks take a small part of the host budget.
-int64_t choose_chunk_elements(const std::vector<model::Layer>& layers, const Config& config);
+int64_t choose_chunk_elements(const std::vector<model::Layer>& layers, const Config& config,
+                              const zero::Partition& partition);
 
 }  // namespace ferry::planner

@@ -34,13 +34,8 @@ public:
             if (plan_.state.split && chunk.bets) make_versioned(chunk.weight, true, kWeightSlots);
             chunk.gradient =
                 add(homes.gradient, chunk.count * wire, "gradients", Class::gradient_piece);
-            if (plan_.groups == 1) continue;
-            chunk.park = add(homes.park, chunk.count * 4, "accumulators", Class::park_piece);
-            if (plan_.tied && chunk.layer == 0) {
-                chunk.park_table =
-                    add(homes.park, chunk.count * 4, "accumulators", Class::park_piece);
-            }
         }
+        if (plan_.groups > 1) make_parks();
         for (const Tier home : placement_.inputs) {
             const int64_t bytes = buffer_bytes(Class::activation, work_);
             plan_.inputs.push_back(home == Tier::device
@@ -52,6 +47,17 @@ public:
             if (c.name == "state") c.slots += plan_.buffers[at(Class::stage)].count;
             if (c.name == "weights" && stores_versioned_weights())
                 c.slots += plan_.buffers[at(Class::weight_piece)].count;
+        }
+    }
+
+    void make_parks() {
+        for (size_t i = 0; i < plan_.parks.size(); ++i) {
+            Park& park = plan_.parks[i];
+            const auto make = [&] {
+                return add(placement_.parks[i], park.count * 4, "accumulators", Class::park_piece);
+            };
+            park.object = make();
+            if (plan_.tied && park.layer == 0) park.table = make();
         }
     }
 
@@ -82,11 +88,14 @@ public:
             LayerPlan& layer = plan_.layer_plans[l];
             layer.resident = placement_.resident[l];
             if (!layer.resident) continue;
+            const model::Layer& shape = plan_.layers[l];
             layer.device_offset =
-                take(Tier::device, plan_.layers[l].elements * size_of(plan_.compute));
+                take(Tier::device, plan_.partition.weight_elements(shape) * size_of(plan_.compute));
             for (const Chunk& chunk : plan_.chunks_of(static_cast<int64_t>(l))) {
+                const int64_t position = plan_.partition.weight_position(
+                    zero::segment_of(shape, chunk.first), chunk.first);
                 plan_.objects[chunk.weight].offset =
-                    layer.device_offset + chunk.first * size_of(plan_.compute);
+                    layer.device_offset + position * size_of(plan_.compute);
             }
         }
         plan_.host_slots = {{.slot_bytes = buffer_bytes(Class::stage, work_)},

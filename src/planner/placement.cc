@@ -14,6 +14,7 @@ namespace {
 // How many buffers of each class: what a step cannot do without, and what keeps the lanes busy.
 struct Depths {
     int64_t weights = 1, gradients = 1, wire = 1, spare_activations = 0, pieces = 1;
+    int64_t exchanges = 2;  // with several ranks: what goes out, and what comes in
 };
 constexpr Depths kLean{};
 constexpr Depths kBusy{
@@ -37,10 +38,12 @@ constexpr int64_t kManyPieces = 16;
 
 class Placer {
 public:
-    Placer(const Config& config, const Workload& work, const std::vector<Chunk>& chunks)
+    Placer(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
+           const std::vector<Park>& parks)
         : config_(config),
           work_(work),
           chunks_(chunks),
+          parks_(parks),
           micro_batches_(config.batch.micro_batches),
           tied_(work.layers.back().find(model::Role::head_table) == nullptr),
           machine_(config.device == "cuda" ? kGpuServer : MachineFigures{}),
@@ -83,6 +86,7 @@ private:
         counts[at(Class::block_gradient)] = depth.gradients;
         counts[at(Class::edge_gradient)] = tied_ ? 3 : 1;
         counts[at(Class::wire)] = depth.wire;
+        counts[at(Class::pieces)] = work_.partition.alone() ? 0 : depth.exchanges;
         counts[at(Class::activation)] =
             micro_batches_ / groups + 1 + depth.spare_activations + kept;
         counts[at(Class::tokens)] = micro_batches_ / groups;
@@ -128,6 +132,7 @@ private:
             device_bytes(deeper, result_.groups, 0) <= device().limit()) {
             depth = deeper;
         }
+        deepen_exchanges(depth);
         const int64_t left = device().limit() - device_bytes(depth, result_.groups, 0);
         const int64_t kept =
             std::min(block_count() * group_size(), left / bytes_of(Class::activation));
@@ -143,16 +148,31 @@ private:
         // Embedding first, then layers 0, 1, 2, ...: needed first, and their gradients arrive last.
         result_.resident.assign(work_.layers.size(), false);
         for (size_t l = 0; l < work_.layers.size(); ++l) {
-            const int64_t bytes =
-                round_up(work_.layers[l].elements * size_of(work_.numerics.compute), kPage);
+            const int64_t bytes = round_up(
+                work_.partition.weight_elements(work_.layers[l]) * size_of(work_.numerics.compute),
+                kPage);
             if (!device().take("resident weights", bytes)) break;
             result_.resident[l] = true;
         }
     }
 
+    // The pieces of a whole block on their way while the block below computes. An eighth of the
+    // budget at most.
+    void deepen_exchanges(Depths& depth) const {
+        if (work_.partition.alone()) return;
+        Depths deeper = depth;
+        deeper.exchanges = kLean.exchanges + most_chunks_of_a_block();
+        const int64_t spent = deeper.exchanges * bytes_of(Class::pieces);
+        if (spent <= result_.device.limit() / 8 &&
+            device_bytes(deeper, result_.groups, 0) <= result_.device.limit())
+            depth = deeper;
+    }
+
     int64_t most_chunks_of_a_block() const {
         std::vector<int64_t> chunks(work_.layers.size());
-        for (const Chunk& chunk : chunks_) ++chunks[static_cast<size_t>(chunk.layer)];
+        for (const Chunk& chunk : chunks_) {
+            if (chunk.owner == work_.partition.rank) ++chunks[static_cast<size_t>(chunk.layer)];
+        }
         int64_t most = 0;
         for (size_t l = 0; l < chunks.size(); ++l) {
             if (work_.layers[l].kind == model::LayerKind::block) most = std::max(most, chunks[l]);
@@ -186,9 +206,7 @@ private:
     // ---- host
 
     void reserve_host_buffers() {
-        int64_t leaves = 0;
-        for (const Chunk& chunk : chunks_)
-            leaves += chunk.trainable ? chunk.count / kLeafElements : 0;
+        const int64_t leaves = leaves_of(chunks_, work_.partition);
         host().need("norm leaves and report",
                     round_up(report_room(leaves, work_.report_bytes), kPage));
         reserve(Class::host_tokens, "token batches", std::min<int64_t>(2, group_size()));
@@ -257,11 +275,7 @@ private:
                 claim(result_.chunks[c].weight, "weights", weight_bytes(chunks_[c]));
             }
         }
-        for_trainable([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
-            if (result_.groups == 1) return;
-            const int64_t copies = tied_ && chunk.layer == 0 ? 2 : 1;
-            claim(homes.park, "gradient accumulators", copies * chunk.count * 4);
-        });
+        choose_parks();
         for_trainable([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
             claim(homes.gradient, "gradients", chunk.count * size_of(work_.numerics.wire));
         });
@@ -271,6 +285,15 @@ private:
         place_states();
         if (!has_nvme()) deepen(Class::weight_piece, kManyPieces, host().limit());
         place_bets();
+    }
+
+    void choose_parks() {
+        result_.parks.assign(parks_.size(), Tier::nvme);
+        if (result_.groups == 1) return;
+        for (size_t i = 0; i < parks_.size(); ++i) {
+            const int64_t copies = tied_ && parks_[i].layer == 0 ? 2 : 1;
+            claim(result_.parks[i], "gradient accumulators", copies * parks_[i].count * 4);
+        }
     }
 
     bool fraction_is_given() const { return config_.swap.state_on_nvme >= 0 && has_nvme(); }
@@ -340,7 +363,7 @@ private:
 
     double expected_bet_fraction() {
         double trainable = 0, stored = 0, all = 0;
-        for (const Chunk& chunk : chunks_) all += double(chunk.count);
+        for (const model::Layer& layer : work_.layers) all += double(layer.elements);
         for_trainable([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
             trainable += double(chunk.count);
             if (homes.state == Tier::nvme) stored += double(chunk.count);
@@ -356,6 +379,7 @@ private:
     const Config& config_;
     const Workload& work_;
     const std::vector<Chunk>& chunks_;
+    const std::vector<Park>& parks_;
     const int64_t micro_batches_;
     const bool tied_;
     const MachineFigures machine_;
@@ -369,8 +393,9 @@ double bet_fraction(double forward_s, double backward_s, double optimizer_s) {
     return std::min(backward_s, optimizer_s - forward_s) / optimizer_s;
 }
 
-Placement place(const Config& config, const Workload& work, const std::vector<Chunk>& chunks) {
-    return Placer(config, work, chunks).make();
+Placement place(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
+                const std::vector<Park>& parks) {
+    return Placer(config, work, chunks, parks).make();
 }
 
 }  // namespace ferry::planner

@@ -15,10 +15,11 @@ struct Placement {
     std::vector<bool> resident{};  // a layer's weights, on the device
     struct ChunkHomes {
         swap::Tier weight = swap::Tier::nvme, state = swap::Tier::nvme;
-        swap::Tier gradient = swap::Tier::nvme, park = swap::Tier::nvme;
+        swap::Tier gradient = swap::Tier::nvme;
         bool bets = false;
     };
     std::vector<ChunkHomes> chunks{};
+    std::vector<swap::Tier> parks{};
     std::vector<swap::Tier> inputs{};  // [block * group size + i]
     Budget device, host;
 };
@@ -36,6 +37,7 @@ constexpr MachineFigures kGpuServer{
 double bet_fraction(double forward_s, double backward_s, double optimizer_s);
 
 // Throws does_not_fit naming the tier, the bytes missing and the smallest budget that works.
-Placement place(const Config& config, const Workload& work, const std::vector<Chunk>& chunks);
+Placement place(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
+                const std::vector<Park>& parks);
 
 }  // namespace ferry::planner

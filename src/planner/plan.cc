@@ -19,8 +19,10 @@ Budget nvme_budget(const Config& config) {
 
 Plan plan_with(int64_t chunk_elements, const Config& config,
                const std::vector<model::Layer>& layers, const model::Numerics& numerics,
-               const DeviceNeeds& needs, const StateFormat& state) {
-    Plan plan{.micro_batches = config.batch.micro_batches,
+               const DeviceNeeds& needs, const StateFormat& state,
+               const zero::Partition& partition) {
+    Plan plan{.partition = partition,
+              .micro_batches = config.batch.micro_batches,
               .chunk_elements = chunk_elements,
               .tied = layers.back().find(model::Role::head_table) == nullptr,
               .verify = config.swap.verify,
@@ -30,9 +32,9 @@ Plan plan_with(int64_t chunk_elements, const Config& config,
               .layers = layers,
               .device_overhead_bytes = needs.overhead};
     plan.layer_plans.resize(plan.layers.size());
-    plan.chunks = cut_chunks(plan.layers, plan.chunk_elements, plan.layer_plans);
-    for (const Chunk& chunk : plan.chunks)
-        plan.leaves += chunk.trainable ? chunk.count / kLeafElements : 0;
+    plan.chunks = cut_chunks(plan.layers, plan.chunk_elements, partition, plan.layer_plans);
+    plan.parks = cut_parks(plan.layers, plan.chunk_elements, plan.layer_plans);
+    plan.leaves = leaves_of(plan.chunks, partition);
     if (plan.leaves == 0 && !config.evaluate.only) {
         throw Error(Trouble::usage, {.what = "every tensor is frozen: there is nothing to train",
                                      .where = "freeze",
@@ -41,10 +43,11 @@ Plan plan_with(int64_t chunk_elements, const Config& config,
     const Workload work{.layers = plan.layers,
                         .numerics = numerics,
                         .needs = needs,
+                        .partition = partition,
                         .chunk_elements = plan.chunk_elements,
                         .report_bytes = plan.report_bytes(),
                         .state = plan.state};
-    const Placement placement = place(config, work, plan.chunks);
+    const Placement placement = place(config, work, plan.chunks, plan.parks);
     lay_out(plan, placement, work, nvme_budget(config), config.budgets.nvme.size());
     return plan;
 }
@@ -57,14 +60,15 @@ bool Plan::trains_below(int64_t layer) const {
 }
 
 Plan make_plan(const Config& config, const std::vector<model::Layer>& layers,
-               const model::Numerics& numerics, const DeviceNeeds& needs,
-               const StateFormat& state) {
+               const model::Numerics& numerics, const DeviceNeeds& needs, const StateFormat& state,
+               const zero::Partition& partition) {
     const bool automatic = config.swap.chunk_elements == 0;
-    int64_t elements = automatic ? choose_chunk_elements(layers, config)
-                                 : std::min(config.swap.chunk_elements, largest_segment(layers));
+    int64_t elements = automatic
+                           ? choose_chunk_elements(layers, config, partition)
+                           : std::min(config.swap.chunk_elements, largest_shard(layers, partition));
     for (;; elements /= 2) {
         try {
-            return plan_with(elements, config, layers, numerics, needs, state);
+            return plan_with(elements, config, layers, numerics, needs, state, partition);
         } catch (const Error& error) {
             // Smaller chunks pass through smaller buffers. Refuse only what the smallest cannot do:
             // then the budget that the message names works.

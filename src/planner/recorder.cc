@@ -1,9 +1,7 @@
-#include <deque>
 #include <utility>
 
 #include "chunks.h"
-#include "ferry/planner.h"
-#include "hazards.h"
+#include "recorder_impl.h"
 
 namespace ferry::planner {
 
@@ -37,24 +35,21 @@ const char* name_of(Op op) {
             return "update (bet)";
         case Op::recast:
             return "recast";
+        case Op::cut:
+            return "cut for the ranks";
+        case Op::sum:
+            return "sum, round and norm";
+        case Op::gather_weights:
+            return "gather weights";
+        case Op::exchange:
+            return "exchange gradients";
+        case Op::gather_gradient:
+            return "gather gradients";
+        case Op::agree:
+            return "agree";
     }
     bug("unknown operation");
 }
-
-using swap::Lane;
-using swap::ObjectId;
-using swap::Place;
-using swap::Task;
-using swap::Tier;
-using swap::Verb;
-
-namespace {
-
-Place current(ObjectId object) { return {Place::Kind::current, object, 0}; }
-
-bool is_edge(const model::Layer& layer) { return layer.kind != model::LayerKind::block; }
-
-}  // namespace
 
 // ---------------------------------------------------------------- Lease
 
@@ -77,138 +72,6 @@ Place Lease::place(int64_t offset) const {
 }
 
 // ---------------------------------------------------------------- Recorder
-
-struct Recorder::Impl {
-    Impl(const Plan& the_plan, std::string name) : plan(the_plan), hazards(the_plan.resources) {
-        schedule.name = std::move(name);
-        for (size_t c = 0; c < kClasses; ++c) {
-            for (int64_t i = 0; i < plan.buffers[c].count; ++i) free[c].push_back(i);
-        }
-    }
-
-    void emit(Task task, std::span<const Use> uses) {
-        auto& lane = schedule.lanes[static_cast<size_t>(task.lane)];
-        task.index = static_cast<uint32_t>(lane.size());
-        hazards.order(schedule, task, uses);
-        lane.push_back(static_cast<uint32_t>(schedule.tasks.size()));
-        schedule.tasks.push_back(task);
-    }
-    void emit(Task task, std::initializer_list<Use> uses) {
-        emit(task, std::span<const Use>(uses.begin(), uses.size()));
-    }
-
-    // Brings an object to `target` on the device, through a piece of host memory when it is on
-    // NVMe.
-    void bring(Recorder& recorder, ObjectId object, Class piece_class, const Lease& target,
-               int64_t offset) {
-        const int64_t bytes = plan.objects[object].bytes;
-        const uint32_t into = target.resources_[0];
-        Task copy{.verb = Verb::copy, .lane = Lane::h2d, .object = object, .bytes = bytes};
-        copy.places[1] = target.place(offset);
-        if (plan.objects[object].home == Tier::host) {
-            copy.places[0] = current(object);
-            emit(copy, {{object, Access::read}, {into, Access::join}});
-            return;
-        }
-        const Lease piece = recorder.acquire(piece_class);
-        read(object, piece);
-        copy.places[0] = piece.place();
-        emit(copy, {{piece.resources_[0], Access::read}, {into, Access::join}});
-        verify(object, piece, into);
-    }
-
-    void read(ObjectId object, const Lease& into) {
-        Task task{.verb = Verb::read,
-                  .lane = Lane::read,
-                  .object = object,
-                  .bytes = plan.objects[object].bytes};
-        task.places[0] = into.place();
-        emit(task, {{object, Access::read}, {into.resources_[0], Access::write}});
-    }
-
-    // The readers of `gated` wait for the check; the copy that fills it does not.
-    void verify(ObjectId object, const Lease& piece, uint32_t gated) {
-        if (!plan.verify) return;
-        Task task{.verb = Verb::verify,
-                  .lane = Lane::check,
-                  .object = object,
-                  .bytes = plan.objects[object].bytes};
-        task.places[0] = piece.place();
-        emit(task,
-             {{object, Access::read}, {piece.resources_[0], Access::read}, {gated, Access::join}});
-    }
-
-    void write(ObjectId object, const Lease& from, bool settled) {
-        Task task{.verb = Verb::write,
-                  .lane = Lane::write,
-                  .settled = settled,
-                  .object = object,
-                  .bytes = plan.objects[object].bytes};
-        task.places[0] = from.place();
-        emit(task, {{from.resources_[0], Access::read}, {object, Access::write}});
-    }
-
-    void seal(ObjectId object, const Lease& piece) {
-        if (!plan.verify) return;
-        Task task{.verb = Verb::seal,
-                  .lane = Lane::check,
-                  .object = object,
-                  .bytes = plan.objects[object].bytes};
-        task.places[0] = piece.place();
-        emit(task, {{piece.resources_[0], Access::read}, {object, Access::write}});
-    }
-
-    // All of an object that lives on the device, to or from a piece of host memory.
-    void copy(ObjectId object, Lane lane, const Lease& piece, Access of_piece, Access of_object) {
-        Task copy{.verb = Verb::copy,
-                  .lane = lane,
-                  .object = object,
-                  .bytes = plan.objects[object].bytes};
-        const bool up = lane == Lane::h2d;
-        copy.places[up ? 0 : 1] = piece.place();
-        copy.places[up ? 1 : 0] = current(object);
-        emit(copy, {{piece.resources_[0], of_piece}, {object, of_object}});
-    }
-
-    // The weights that an update of a split master starts from. Who updates checks them.
-    void load_weight(ObjectId weight, const Lease& piece) {
-        if (plan.objects[weight].home == Tier::nvme) return read(weight, piece);
-        copy(weight, Lane::d2h, piece, Access::write, Access::read);
-    }
-
-    // Takes `bytes` at `offset` of a device buffer to the object's home.
-    void send(Recorder& recorder, const Lease& from, int64_t offset, ObjectId object,
-              Class piece_class) {
-        const int64_t bytes = plan.objects[object].bytes;
-        Task copy{.verb = Verb::copy, .lane = Lane::d2h, .object = object, .bytes = bytes};
-        copy.places[0] = from.place(offset);
-        if (plan.objects[object].home == Tier::host) {
-            copy.places[1] = current(object);
-            emit(copy, {{from.resources_[0], Access::read}, {object, Access::write}});
-            return;
-        }
-        const Lease piece = recorder.acquire(piece_class);
-        copy.places[1] = piece.place();
-        emit(copy, {{from.resources_[0], Access::read}, {piece.resources_[0], Access::write}});
-        seal(object, piece);
-        write(object, piece, false);
-    }
-
-    // A bet's pending versions: of the state, and of the weight where that is half of the master.
-    void settle(int64_t index, Verb verb) {
-        const Chunk& chunk = plan.chunks[static_cast<size_t>(index)];
-        for (const ObjectId object : {chunk.state, chunk.weight}) {
-            if (object == chunk.weight && !plan.state.split) continue;
-            emit({.verb = verb, .lane = Lane::write, .object = object}, {{object, Access::write}});
-        }
-    }
-
-    const Plan& plan;
-    swap::Schedule schedule;
-    Hazards hazards;
-    std::array<std::deque<int64_t>, kClasses> free;  // front: released longest ago
-    std::map<int64_t, Lease> kept_inputs;
-};
 
 Recorder::Recorder(const Plan& plan, std::string name)
     : plan_(plan), impl_(std::make_unique<Impl>(plan, std::move(name))) {}
@@ -238,20 +101,21 @@ Lease Recorder::acquire(Class buffers) {
 }
 
 Lease Recorder::fetch_weights(int64_t layer) {
-    const LayerPlan& where = plan_.layer_plans[static_cast<size_t>(layer)];
-    if (where.resident) {
-        Lease lease;
-        lease.place_ = {Place::Kind::device, swap::kNoObject, where.device_offset};
-        for (const Chunk& chunk : plan_.chunks_of(layer)) lease.resources_.push_back(chunk.weight);
-        return lease;
+    if (impl_->expected_layer >= 0) {
+        FERRY_CHECK(impl_->expected_layer == layer, "other weights were expected");
+        impl_->expected_layer = -1;
+        return std::move(impl_->expected);
     }
-    const bool edge = is_edge(plan_.layers[static_cast<size_t>(layer)]);
-    Lease lease = acquire(edge ? Class::edge_weights : Class::block_weights);
-    for (const Chunk& chunk : plan_.chunks_of(layer)) {
-        impl_->bring(*this, chunk.weight, Class::weight_piece, lease,
-                     chunk.first * size_of(plan_.compute));
-    }
+    if (plan_.partition.sharding.weights) return gather_shards(layer);
+    if (plan_.layer_plans[static_cast<size_t>(layer)].resident) return impl_->resident(layer);
+    Lease lease = acquire_for_weights(layer);
+    impl_->bring_weights(*this, layer, lease, [](const Chunk&) { return true; });
     return lease;
+}
+
+Lease Recorder::acquire_for_weights(int64_t layer) {
+    const bool edge = is_edge(plan_.layers[static_cast<size_t>(layer)]);
+    return acquire(edge ? Class::edge_weights : Class::block_weights);
 }
 
 Lease Recorder::fetch_gradient(int64_t layer, bool first_group, bool of_table) {
@@ -261,48 +125,54 @@ Lease Recorder::fetch_gradient(int64_t layer, bool first_group, bool of_table) {
         compute(Op::zero, layer, 0, {{&lease, true}}, shape.trainable_elements * 4);
         return lease;
     }
-    for (const Chunk& chunk : plan_.chunks_of(layer)) {
-        if (!chunk.trainable) continue;
-        impl_->bring(*this, of_table ? chunk.park_table : chunk.park, Class::park_piece, lease,
-                     chunk.first * 4);
+    for (const Park& park : plan_.parks_of(layer)) {
+        impl_->bring(*this, of_table ? park.table : park.object, Class::park_piece, lease,
+                     park.first * 4);
     }
     return lease;
 }
 
 void Recorder::park_gradient(int64_t layer, const Lease& gradient, bool of_table) {
-    for (const Chunk& chunk : plan_.chunks_of(layer)) {
-        if (!chunk.trainable) continue;
-        impl_->send(*this, gradient, chunk.first * 4, of_table ? chunk.park_table : chunk.park,
+    for (const Park& park : plan_.parks_of(layer)) {
+        impl_->send(*this, gradient, park.first * 4, of_table ? park.table : park.object,
                     Class::park_piece);
     }
 }
 
 void Recorder::send_gradient(int64_t layer, const Lease& gradient) {
-    const int64_t first = plan_.layer_plans[static_cast<size_t>(layer)].first_chunk;
-    for (int64_t c = first; c < first + plan_.layer_plans[static_cast<size_t>(layer)].chunks; ++c) {
+    const LayerPlan& where = plan_.layer_plans[static_cast<size_t>(layer)];
+    for (int64_t c = where.first_chunk; c < where.first_chunk + where.chunks; ++c) {
         const Chunk& chunk = plan_.chunks[static_cast<size_t>(c)];
-        if (!chunk.trainable) continue;
+        if (!chunk.trainable || !plan_.owns(chunk)) continue;
+        if (!plan_.partition.alone()) {
+            exchange(c, gradient);
+            continue;
+        }
         const Lease wire = acquire(Class::wire);
-        const int64_t leaves_at = plan_.chunk_elements * size_of(plan_.wire);
-        Task round{.verb = Verb::kernel,
-                   .lane = Lane::compute,
-                   .op = static_cast<uint8_t>(Op::round),
-                   .layer = static_cast<int32_t>(layer),
-                   .item = static_cast<int32_t>(c)};
-        round.places = {gradient.place(chunk.first * 4), wire.place(), wire.place(leaves_at)};
+        Task round = impl_->kernel(Lane::compute, Op::round, c);
+        round.places = {gradient.place(chunk.first * 4), wire.place(), leaves_in(wire)};
         impl_->emit(
             round, {{gradient.resources()[0], Access::read}, {wire.resources()[0], Access::write}});
         impl_->send(*this, wire, 0, chunk.gradient, Class::gradient_piece);
-        Task norms{.verb = Verb::copy,
-                   .lane = Lane::d2h,
-                   .layer = static_cast<int32_t>(layer),
-                   .bytes = chunk.count / kLeafElements * 4};
-        norms.places[0] = wire.place(leaves_at);
-        norms.places[1] = {Place::Kind::host, swap::kNoObject,
-                           plan_.leaves_offset + chunk.first_leaf * 4};
-        impl_->emit(norms,
-                    {{wire.resources()[0], Access::read}, {plan_.leaves_resource, Access::join}});
+        send_leaves(chunk, wire);
     }
+}
+
+// A wire buffer holds the norm leaves behind a chunk's values.
+Place Recorder::leaves_in(const Lease& wire) const {
+    return wire.place(plan_.chunk_elements * size_of(plan_.wire));
+}
+
+void Recorder::send_leaves(const Chunk& chunk, const Lease& wire) {
+    Task norms{.verb = Verb::copy,
+               .lane = Lane::d2h,
+               .layer = static_cast<int32_t>(chunk.layer),
+               .bytes = chunk.count / kLeafElements * 4};
+    norms.places[0] = leaves_in(wire);
+    norms.places[1] = {Place::Kind::host, swap::kNoObject,
+                       plan_.leaves_offset + chunk.first_leaf * 4};
+    impl_->emit(norms,
+                {{wire.resources()[0], Access::read}, {plan_.leaves_resource, Access::join}});
 }
 
 Lease Recorder::load_tokens(int64_t micro_batch, bool evaluation) {
@@ -381,11 +251,7 @@ void Recorder::compute(Op op, int64_t layer, int64_t item, std::initializer_list
 void Recorder::update_chunk(int64_t index, Op op) {
     const Chunk& chunk = plan_.chunks[static_cast<size_t>(index)];
     const bool recast = op == Op::recast;
-    Task task{.verb = Verb::kernel,
-              .lane = Lane::team,
-              .op = static_cast<uint8_t>(op),
-              .layer = static_cast<int32_t>(chunk.layer),
-              .item = static_cast<int32_t>(index)};
+    Task task = impl_->kernel(Lane::team, op, index);
     std::vector<Use> uses;
     Lease stage, gradient, weight;
 
@@ -449,14 +315,21 @@ void Recorder::commit(int64_t chunk) { impl_->settle(chunk, Verb::commit); }
 void Recorder::rollback(int64_t chunk) { impl_->settle(chunk, Verb::rollback); }
 
 void Recorder::mark_verdict() {
-    const auto& d2h = impl_->schedule.lanes[static_cast<size_t>(Lane::d2h)];
-    FERRY_CHECK(!d2h.empty(), "a step without gradients has no verdict");
-    impl_->schedule.verdict = {Lane::d2h, static_cast<uint32_t>(d2h.size() - 1)};
+    const bool alone = plan_.partition.alone();
+    if (!alone) {
+        FERRY_CHECK(impl_->arrivals.empty(), "a gradient is still under way");
+        agree();
+    }
+    const Lane lane = alone ? Lane::d2h : Lane::comm;
+    const auto& tasks = impl_->schedule.lanes[static_cast<size_t>(lane)];
+    FERRY_CHECK(!tasks.empty(), "a step without gradients has no verdict");
+    impl_->schedule.verdict = {lane, static_cast<uint32_t>(tasks.size() - 1)};
     impl_->schedule.has_verdict = true;
 }
 
 swap::Schedule Recorder::finish() {
     FERRY_CHECK(impl_->kept_inputs.empty(), "a block input was kept and never recalled");
+    FERRY_CHECK(impl_->expected_layer < 0, "weights were expected and never fetched");
     impl_->hazards.finish(impl_->schedule);
     swap::prove_acyclic(impl_->schedule);
     return std::move(impl_->schedule);

@@ -2,7 +2,9 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
 #include <cmath>
+#include <exception>
 #include <limits>
 
 #include "bound.h"
@@ -13,11 +15,15 @@
 #include "measure.h"
 #include "path_rows.h"
 #include "predict.h"
+#include "rank_lane.h"
+#include "ranks.h"
 #include "settle.h"
 #include "setup.h"
+#include "shared_values.h"
 #include "state_io.h"
 #include "step.h"
 #include "step_kernels.h"
+#include "trace_rows.h"
 
 namespace ferry::train {
 
@@ -32,44 +38,50 @@ std::unique_ptr<LoadedWeights> open_weights(const Config& config, const model::S
     return std::make_unique<LoadedWeights>(config.model.path, shape, layers);
 }
 
-// NaN without the sign that printf gives it.
-std::string number_text(double value) { return std::isnan(value) ? "nan" : std::to_string(value); }
-
 class Run final : public Engine {
 public:
-    Run(const Config& config, const Runtime& runtime)
-        : config_(config),
+    Run(const Config& config, const Runtime& runtime, std::shared_ptr<Station> station)
+        : station_(std::move(station)),
+          ranks_(station_->ranks.get()),
+          world_(station_->world()),
+          partition_(zero::partition_of(config.zero.stage, world_.rank, world_.ranks)),
+          config_(config_of_rank(config, world_)),
           executor_(*runtime.executor),
           recording_(runtime.recording),
           figures_(runtime.figures),
           hyper_(hyper_of(config)),
           schedule_(schedule_of(config)),
-          topology_(discover_topology()),
+          topology_(machine_of_rank(machine_for(config), ranks_, executor_)),
           teams_(make_teams(config, topology_, executor_)),
           numerics_(numerics_of(config)),
           shape_(model_of(config).shape),
-          loader_(loader_options(config, shape_)),
-          layers_(model::layers_of(shape_, config.freeze, config.optimizer.decay_norms_and_biases)),
+          loader_(loader_options(config, shape_, partition_)),
+          layers_(model::layers_of(shape_, config.freeze, config.optimizer.decay_norms_and_biases,
+                                   world_.ranks)),
           loaded_(open_weights(config, shape_, layers_)),
-          device_(Device::open(device_from(config.device), executor_)),
-          ops_(ops_on(*device_, config, teams_->all())),
+          device_(*station_->device),
+          ops_(ops_on(device_, config, teams_->all())),
           decoder_(shape_, numerics_, layers_, *ops_),
-          plan_(within_memory(
-              planner::make_plan(within(config, *device_), decoder_.layers(), numerics_,
-                                 needs_of(*device_, decoder_), format_of(config)),
-              config, topology_, *device_)),
-          pool_(topology_, config.budgets.host_bytes),
+          directories_(executor_.simulated()
+                           ? nullptr
+                           : std::make_unique<RankDirectories>(config, config_, world_)),
+          plan_(make_plan(config)),
+          pool_(topology_, config_.budgets.host_bytes),
           arena_(reserve()),
-          path_rows_(runtime.recording, config.budgets.nvme),
+          trace_rows_(recording_, swap::lanes_of(world_.ranks)),
+          path_rows_(runtime.recording, config_.budgets.nvme),
           volume_(open_volume(runtime)),
-          kernels_(plan_, *teams_, {&decoder_, ops_.get(), &loader_}),
-          store_(swap::Store::make(store_options(), executor_, *device_, volume_.get(), kernels_)),
+          settler_(config_, hyper_, schedule_, plan_, arena_),
+          kernels_(plan_, *teams_,
+                   {&decoder_, ops_.get(), &loader_, config.evaluate.micro_batches}),
+          lane_(ranks_ ? std::make_unique<RankLane>(*ranks_, plan_, settler_, step_) : nullptr),
+          store_(swap::Store::make(store_options(), executor_, device_, volume_.get(), kernels_)),
           state_(plan_, *store_, teams_->all(), staging(Class::stage),
-                 staging(Class::weight_piece)),
-          settler_(config, hyper_, schedule_, plan_, floats_at(plan_.leaves_offset)) {
+                 staging(Class::weight_piece)) {
         pool_.seal();
         record_schedules();
-        if (device_->kind() == DeviceKind::cuda) warm_up_device();
+        if (ranks_) require_same_exchanges(*ranks_, executor_, schedules());
+        if (device_.kind() == DeviceKind::cuda) warm_up_device();
         state_.initialise(
             [&](const model::Layer& layer, int64_t first, std::span<float> out) {
                 if (loaded_) return loaded_->fill(layer, first, out);
@@ -80,9 +92,82 @@ public:
         store_->reset_report();
     }
 
+    ~Run() override {
+        // Between steps an error may be its caller's: the others would wait for this rank.
+        if (std::uncaught_exceptions() > exceptions_) station_->abandon("it ended with an error");
+    }
+
     StepReport step() override {
+        return guarded([this] { return next_step(); });
+    }
+
+    Evaluation evaluate() override {
+        return guarded([this] { return held_back(); });
+    }
+
+    uint64_t state_hash() override {
+        return guarded([this] {
+            drain();
+            const uint64_t mine = state_.hash();
+            if (!ranks_) return mine;
+            const std::vector<uint64_t> all = gather(*ranks_, executor_, mine, "state hash");
+            return checksum(std::as_bytes(std::span(all)));
+        });
+    }
+
+    void read_tensor(int64_t layer, const model::Tensor& tensor, const Sink& sink) override {
+        guarded([&] {
+            drain();
+            read(layer, tensor, sink, [&](const zero::Run& run, const Sink& to) {
+                state_.read(layer, run.first, run.count, to);
+            });
+        });
+    }
+
+    void read_gradient(int64_t layer, const model::Tensor& tensor, const Sink& sink) override {
+        guarded([&] {
+            store_->drain();
+            read(layer, tensor, sink, [&](const zero::Run& run, const Sink& to) {
+                state_.read_gradient(layer, run.first, run.count, to);
+            });
+        });
+    }
+
+    bool any(bool mine) override {
+        if (!ranks_) return mine;
+        return guarded([&] {
+            const auto all = gather(*ranks_, executor_, static_cast<uint8_t>(mine), "wishes");
+            return std::ranges::any_of(all, [](uint8_t wish) { return wish != 0; });
+        });
+    }
+
+    void measure_bound() override;
+
+    const Plan& plan() const override { return plan_; }
+    const std::vector<model::Layer>& layers() const override { return plan_.layers; }
+    std::string numerics_record() const override {
+        const std::string machine = machine_text(device_, config_);
+        return fmt::format("{:016x} ({})", numerics_hash(config_, shape_, machine, world_.ranks),
+                           numerics_text(config_, shape_, machine, world_.ranks));
+    }
+    RunReport report() override;
+
+private:
+    // What ends this rank, the others hear at once.
+    template <class Work>
+    std::invoke_result_t<Work> guarded(const Work& work) {
+        try {
+            return work();
+        } catch (const std::exception& error) {
+            station_->abandon(error.what());
+            throw;
+        }
+    }
+
+    StepReport next_step() {
         const Nanos start = executor_.now();
-        StepReport report{.step = ++step_, .tokens = plan_.micro_batches * numerics_.tokens()};
+        StepReport report{.step = ++step_,
+                          .tokens = plan_.micro_batches * world_.ranks * numerics_.tokens()};
         report.targets = loader_.count_targets(step_);
         report.lr = settler_.learning_rate(updates_ + 1);
         if (report.targets == 0) {
@@ -96,127 +181,95 @@ public:
         return report;
     }
 
-    Evaluation evaluate() override {
+    // Each rank goes through as many micro-batches, the last ones perhaps without a target.
+    Evaluation held_back() {
         totals_ = report();  // evaluation moves weights too; the run's figures are training's alone
         store_->reset_report();
         kernels_.evaluation_targets() = 0;
-        double loss_sum = 0;
-        for (int64_t done = 0; done < config_.evaluate.micro_batches; done += evaluation_size_) {
-            store_->append(evaluation_, done);
+        const int64_t micro_batches = config_.evaluate.micro_batches;
+        HeldBack mine;
+        for (int64_t done = 0; done < micro_batches; done += evaluation_size_) {
+            store_->append(evaluation_, world_.rank * micro_batches + done);
             store_->drain();
-            loss_sum = add_losses(loss_sum, evaluation_size_);
+            mine.loss_sum += settler_.loss_sum(evaluation_size_);
         }
         store_->reset_report();
-        const int64_t targets = kernels_.evaluation_targets();
-        return {.loss = targets > 0 ? loss_sum / static_cast<double>(targets)
-                                    : std::numeric_limits<double>::quiet_NaN(),
-                .targets = targets};
+        mine.targets = kernels_.evaluation_targets();
+        HeldBack all = mine;
+        if (ranks_) {
+            all = {};
+            for (const HeldBack& rank : gather(*ranks_, executor_, mine, "evaluation")) {
+                all.loss_sum += rank.loss_sum;
+                all.targets += rank.targets;
+            }
+        }
+        return {.loss = all.targets > 0 ? all.loss_sum / static_cast<double>(all.targets)
+                                        : std::numeric_limits<double>::quiet_NaN(),
+                .targets = all.targets};
     }
 
-    uint64_t state_hash() override {
-        drain();
-        return state_.hash();
+    // A tensor's values: this rank's, or its owners'.
+    void read(int64_t layer, const model::Tensor& tensor, const Sink& sink, const Source& mine) {
+        const zero::Run whole{tensor.offset, tensor.count};
+        if (!ranks_) return mine(whole, sink);
+        share_values(*ranks_, executor_, partition_, plan_.layers[static_cast<size_t>(layer)],
+                     whole, mine, sink);
     }
 
-    void read_tensor(int64_t layer, const model::Tensor& tensor, const Sink& sink) override {
-        drain();
-        state_.read(layer, tensor.offset, tensor.count, sink);
+    Plan make_plan(const Config& config) {
+        if (ranks_) {
+            require_same_run(
+                *ranks_, executor_, config,
+                numerics_text(config_, shape_, machine_text(device_, config_), world_.ranks),
+                loader_.info());
+        }
+        return within_memory(
+            plan_of_rank(config_, device_, decoder_, partition_, ranks_, executor_), config_,
+            topology_, device_);
     }
 
-    void read_gradient(int64_t layer, const model::Tensor& tensor, const Sink& sink) override {
-        store_->drain();
-        state_.read_gradient(layer, tensor.offset, tensor.count, sink);
+    std::vector<const swap::Schedule*> schedules() const {
+        std::vector<const swap::Schedule*> all{&evaluation_};
+        for (size_t p = 0; p < kPrevious; ++p) all.insert(all.end(), {&steps_[p][0], &drains_[p]});
+        return all;
     }
 
-    void measure_bound() override;
-
-    const Plan& plan() const override { return plan_; }
-    const std::vector<model::Layer>& layers() const override { return plan_.layers; }
-    std::string numerics_record() const override {
-        const std::string machine = machine_text(*device_, config_);
-        return fmt::format("{:016x} ({})", numerics_hash(config_, shape_, machine),
-                           numerics_text(config_, shape_, machine));
-    }
-    RunReport report() override;
-
-private:
     // The arenas of the plan; the host's is returned, page-locked where the device needs it.
     std::span<std::byte> reserve() {
-        device_->reserve(plan_.device_bytes);
+        device_.reserve(plan_.device_bytes);
         const std::span<std::byte> arena =
             pool_.reserve("state and staging", plan_.host_bytes, *teams_);
-        pool_.lock_for(*device_, teams_->all());
+        pool_.lock_for(device_, teams_->all());
         return arena;
     }
 
     std::unique_ptr<aio::Volume> open_volume(const Runtime& runtime) {
         if (!executor_.simulated()) check_paths(config_);
         if (plan_.slot_classes.empty()) return nullptr;
-        const uint64_t run_id = numerics_hash(config_, shape_, machine_text(*device_, config_));
+        const uint64_t run_id =
+            numerics_hash(config_, shape_, machine_text(device_, config_), world_.ranks);
         aio::VolumeOptions options = volume_options(config_, plan_, arena_, run_id);
         options.tracer = path_rows_.tracer();
         return runtime.open_volume(std::move(options), executor_);
     }
 
-    swap::StoreOptions store_options() {
-        swap::StoreOptions options{.objects = plan_.objects,
-                                   .host_slots = plan_.host_slots,
-                                   .resources = plan_.resources,
-                                   .verify = plan_.verify,
-                                   .host_arena = arena_,
-                                   .recording = recording_,
-                                   .kernel_name = [](uint8_t op) {
-                                       return planner::name_of(static_cast<planner::Op>(op));
-                                   }};
-        for (size_t lane = 0; recording_ && lane < swap::kLanes; ++lane) {
-            const std::string name(swap::name_of(static_cast<swap::Lane>(lane)));
-            options.rows[lane] = recording_->add_row("measured", name);
-            planned_rows_[lane] = recording_->add_row("planned", name);
-        }
-        return options;
-    }
-
-    // Beside what this step will do, what it should.
-    void record_plan(const swap::Schedule& schedule, const swap::Timeline& planned) {
-        const Nanos start = executor_.now();
-        for (size_t t = 0; t < planned.tasks.size(); ++t) {
-            const swap::Task& task = schedule.tasks[t];
-            const auto at = [&](double seconds) {
-                return start + static_cast<Nanos>(seconds * 1e9);
-            };
-            recording_->add({.row = planned_rows_[static_cast<size_t>(task.lane)],
-                             .name = task.verb == swap::Verb::kernel
-                                         ? planner::name_of(static_cast<planner::Op>(task.op))
-                                         : swap::name_of(task.verb),
-                             .begin_ns = at(planned.tasks[t].begin_s),
-                             .end_ns = at(planned.tasks[t].end_s),
-                             .bytes = task.bytes,
-                             .step = sequence_,
-                             .layer = task.layer,
-                             .item = task.item});
-        }
+    swap::StoreOptions store_options() const {
+        return {.objects = plan_.objects,
+                .host_slots = plan_.host_slots,
+                .resources = plan_.resources,
+                .verify = plan_.verify,
+                .host_arena = arena_,
+                .recording = recording_,
+                .rows = trace_rows_.measured(),
+                .kernel_name =
+                    [](uint8_t op) { return planner::name_of(static_cast<planner::Op>(op)); },
+                .collectives = lane_.get()};
     }
 
     std::span<std::byte> staging(Class c) const {
         const planner::Buffers& b = plan_.buffers[static_cast<size_t>(c)];
         return arena_.subspan(static_cast<size_t>(b.offset), static_cast<size_t>(b.bytes));
     }
-    const float* floats_at(int64_t offset) const {
-        return reinterpret_cast<const float*>(arena_.data() + offset);
-    }
-
-    // The report of the schedule that has run, once its verdict is due.
-    double add_losses(double sum, int64_t micro_batches) const {
-        const auto* losses = reinterpret_cast<const double*>(arena_.data() + plan_.report_offset);
-        for (int64_t i = 0; i < micro_batches; ++i) sum += losses[i];
-        return sum;
-    }
-    bool output_was_finite(size_t layer) const {
-        const auto* nonfinite = reinterpret_cast<const uint32_t*>(
-            arena_.data() + plan_.report_offset + plan_.nonfinite_offset());
-        return nonfinite[layer] == 0;
-    }
-
     void record_schedules() {
         for (size_t p = 0; p < kPrevious; ++p) {
             const auto previous = static_cast<Previous>(p);
@@ -231,27 +284,16 @@ private:
         evaluation_ = record_evaluation(plan_, evaluation_size_);
     }
 
+    void measure();
     void judge(const Figures& figures);
-    Bench bench() { return {plan_, *device_, executor_, kernels_, *store_}; }
+    Bench bench() { return {plan_, device_, executor_, kernels_, *store_}; }
 
     // After it everything that takes device memory has taken it, and the cap can be judged.
     void warm_up_device() {
         kernels_.states()[0] = {.step = 1, .gradient_scale = 1};
         warm_up(steps_[static_cast<size_t>(Previous::rest)][0], bench());
         store_->drain();  // throws what went wrong
-        const int64_t overhead = device_->overhead_bytes();
-        const int64_t held = overhead + static_cast<int64_t>(device_->memory().size());
-        log_info("the GPU's memory: " + format_bytes(held) + " held by this process, " +
-                 format_bytes(overhead) + " of it context, kernels and libraries (" +
-                 format_bytes(plan_.device_overhead_bytes) + " planned)");
-        if (held <= config_.budgets.device_bytes) return;
-        throw Error(Trouble::does_not_fit,
-                    {.what = "the GPU's libraries took more memory than planned for",
-                     .where = "budgets.device",
-                     .measured = format_bytes(held) + " held by this process",
-                     .limit = format_bytes(config_.budgets.device_bytes) + ", " +
-                              format_bytes(held - config_.budgets.device_bytes) + " missing",
-                     .remedy = "set budgets.device to " + std::to_string(held) + " or more"});
+        check_device_memory(device_, plan_, config_);
     }
 
     void replay(StepReport& report) {
@@ -266,11 +308,15 @@ private:
                   "\": " + std::to_string(schedule.tasks.size()) + " tasks, " +
                   std::to_string(schedule.waits.size()) + " waits");
         if (recording_)
-            record_plan(schedule, planned_[static_cast<size_t>(previous_)][report.bet ? 1 : 0]);
+            trace_rows_.record(schedule,
+                               planned_[static_cast<size_t>(previous_)][report.bet ? 1 : 0],
+                               executor_.now(), sequence_);
         store_->append(schedule, sequence_);
         store_->run_to_verdict();
-        report.loss = add_losses(0, plan_.micro_batches) / static_cast<double>(report.targets);
-        const Verdict verdict = settler_.settle(report.loss, scale);
+        const std::array<RankReport, 1> mine{ranks_ ? RankReport{} : settler_.report()};
+        const Verdict verdict =
+            settler_.settle(lane_ ? lane_->reports() : mine, report.targets, scale);
+        report.loss = verdict.loss;
         report.gradient_norm = verdict.norm;
         report.clip_factor = verdict.clip_factor;
         if (!verdict.finite) return skip_or_stop(report, verdict);
@@ -285,38 +331,17 @@ private:
     void skip_or_stop(StepReport& report, const Verdict& verdict) {
         previous_ = report.bet ? Previous::drop : Previous::none;
         report.skipped = true;
-        int64_t layer = verdict.layer;
-        bool forward_was_finite = std::isfinite(report.loss);
-        for (size_t l = plan_.layers.size(); l-- > 0;) {
-            if (output_was_finite(l)) continue;
-            layer = static_cast<int64_t>(l);
-            forward_was_finite = false;
-        }
         // Scaling cannot cure a forward pass; a gradient that overflowed is what it is there for.
-        if (loss_scale_.scales() && forward_was_finite) return loss_scale_.overflow(step_);
+        if (loss_scale_.scales() && verdict.forward_was_finite) return loss_scale_.overflow(step_);
         if (!loss_scale_.scales() && config_.on_nonfinite == "skip" &&
             ++skipped_in_a_row_ < kSkipsMost)
             return;
-        throw Error(
-            Trouble::diverged,
-            {.what = "loss or gradient is not finite",
-             .where = "step " + std::to_string(step_) + ", " + layer_name(plan_.layers, layer),
-             .measured = "loss " + number_text(report.loss) + ", gradient norm " +
-                         number_text(verdict.norm),
-             .limit = "the last good step is " +
-                      std::to_string(step_ - std::max<int64_t>(skipped_in_a_row_, 1)),
-             .remedy = loss_scale_.scales()
-                           ? "the activations exceed fp16's 65,504: train in bf16 or fp32, or "
-                             "lower optimizer.lr"
-                           : divergence_remedy()});
-    }
-
-    std::string divergence_remedy() const {
-        std::string text = "lower optimizer.lr";
-        if (config_.clip_norm == 0) text += ", set clip_norm";
-        return text + (skipped_in_a_row_ == kSkipsMost
-                           ? ": " + std::to_string(kSkipsMost) + " steps in a row were skipped"
-                           : ", or set on_nonfinite to \"skip\"");
+        throw diverged(config_, verdict,
+                       {.where = "step " + std::to_string(step_) + ", " +
+                                 layer_name(plan_.layers, verdict.layer),
+                        .last_good_step = step_ - std::max<int64_t>(skipped_in_a_row_, 1),
+                        .scales = loss_scale_.scales(),
+                        .skipped_in_a_row = skipped_in_a_row_});
     }
 
     // Finishes the last step; its time belongs to the steps.
@@ -339,11 +364,20 @@ private:
         if (report.bet) ++(report.won ? totals_.bets_won : totals_.bets_lost);
     }
 
-    const Config config_;
+    struct HeldBack {
+        double loss_sum = 0;
+        int64_t targets = 0;
+    };
+
+    const int exceptions_ = std::uncaught_exceptions();
+    const std::shared_ptr<Station> station_;
+    comm::Communicator* const ranks_;  // null: there is only this one
+    const World world_;
+    const zero::Partition partition_;
+    const Config config_;  // of this rank
     Executor& executor_;
     trace::Recording* recording_;
     const Figures* figures_;
-    std::array<trace::RowId, swap::kLanes> planned_rows_{};
     const optim::Hyper hyper_;
     const optim::LrSchedule schedule_;
     Topology topology_;
@@ -353,22 +387,25 @@ private:
     TokenLoader loader_;
     std::vector<model::Layer> layers_;
     std::unique_ptr<LoadedWeights> loaded_;  // until the state is initialised
-    std::unique_ptr<Device> device_;
+    Device& device_;
     std::unique_ptr<ops::Ops> ops_;
     model::Decoder decoder_;
+    const std::unique_ptr<RankDirectories> directories_;
     Plan plan_;
     pinned_mem::Pool pool_;
     std::span<std::byte> arena_;
+    TraceRows trace_rows_;
     PathRows path_rows_;
     std::unique_ptr<aio::Volume> volume_;
+    Settler settler_;
     StepKernels kernels_;
+    std::unique_ptr<RankLane> lane_;  // of several ranks
     // Before the store, which after an error still finishes tasks of the schedules it was given.
     std::array<std::array<swap::Schedule, 2>, kPrevious> steps_{};  // [previous][bets]
     std::array<swap::Schedule, kPrevious> drains_{};
     swap::Schedule evaluation_{};
     std::unique_ptr<swap::Store> store_;
     StateIo state_;
-    Settler settler_;
     // Where there is a recording and the bound is known: what each schedule should take.
     std::array<std::array<swap::Timeline, 2>, kPrevious> planned_{};
     int64_t evaluation_size_ = 1;
@@ -380,6 +417,10 @@ private:
 };
 
 void Run::measure_bound() {
+    guarded([this] { measure(); });
+}
+
+void Run::measure() {
     if (figures_) return judge(*figures_);
     drain();             // then all buffers are free
     totals_ = report();  // what is moved from here on is not the run's
@@ -387,6 +428,7 @@ void Run::measure_bound() {
     Figures figures = measure_figures(steps_[static_cast<size_t>(Previous::rest)][0], bench(),
                                       *teams_, settler_.scalars(1, 1.0)[0], arena_, shape_.vocab);
     figures.machine.links.nvme_bytes_per_s = time_storage(plan_, *store_, executor_);
+    if (ranks_) figures.machine.links.comm_bytes_per_s = time_gathers(bench(), *ranks_);
     judge(figures);
     store_->reset_report();
 }
@@ -417,8 +459,8 @@ RunReport Run::report() {
     drain();
     RunReport report = totals_;
     const auto lanes = store_->report();
-    report.links.resize(swap::kLanes);
-    for (size_t lane = 0; lane < swap::kLanes; ++lane) {
+    report.links.resize(swap::lanes_of(world_.ranks));
+    for (size_t lane = 0; lane < report.links.size(); ++lane) {
         LinkReport& link = report.links[lane];
         link.link = swap::name_of(static_cast<swap::Lane>(lane));
         link.bytes += lanes[lane].bytes;
@@ -430,8 +472,16 @@ RunReport Run::report() {
 
 }  // namespace
 
-std::unique_ptr<Engine> Engine::make(const Config& config, const Runtime& runtime) {
-    return std::make_unique<Run>(config, runtime);
+std::unique_ptr<Engine> Engine::make(const Config& config, Runtime runtime) {
+    const auto station = std::make_shared<Station>();
+    if (runtime.ranks && runtime.ranks->size() > 1) station->ranks = std::move(runtime.ranks);
+    try {
+        station->open(config, *runtime.executor);
+        return std::make_unique<Run>(config, runtime, station);
+    } catch (const std::exception& error) {
+        station->abandon(error.what());
+        throw;
+    }
 }
 
 }  // namespace ferry::train

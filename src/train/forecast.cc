@@ -11,6 +11,7 @@
 #include "ferry/train.h"
 #include "measure.h"
 #include "predict.h"
+#include "ranks.h"
 #include "settle.h"
 #include "setup.h"
 #include "step.h"
@@ -25,14 +26,16 @@ namespace {
 
 class ModelOnDevice final : public Forecaster {
 public:
-    explicit ModelOnDevice(const Config& config)
-        : config_(config),
+    ModelOnDevice(const Config& config, const RankCount& count)
+        : world_{.ranks = count.ranks, .local_ranks = count.on_a_host},
+          partition_(zero::partition_of(config.zero.stage, 0, count.ranks)),
+          config_(config),
           executor_(make_thread_executor()),
           device_(Device::open(device_from(config.device), *executor_)),
           ops_(ops_on(*device_, config, team_)),
           decoder_(model_of(config).shape, numerics_of(config),
                    model::layers_of(model_of(config).shape, config.freeze,
-                                    config.optimizer.decay_norms_and_biases),
+                                    config.optimizer.decay_norms_and_biases, count.ranks),
                    *ops_),
           needs_(needs_of(*device_, decoder_)),
           device_most_(device_bytes_of(*device_)) {
@@ -42,13 +45,13 @@ public:
 
     Plan plan(const Config& config) const override {
         return planner::make_plan(possible(config), decoder_.layers(), decoder_.numerics(), needs_,
-                                  format_of(config));
+                                  format_of(config), partition_);
     }
 
     Figures measure(const Plan& plan) override {
-        const Topology machine = discover_topology();
+        const Topology machine = own_machine();
         const Plan sample = within_memory(buffers_of(plan), config_, machine, *device_);
-        const auto teams = make_teams(config_, machine, *executor_);
+        const auto teams = make_teams(of_rank(config_), machine, *executor_);
         const auto ops = ops_on(*device_, config_, teams->all());
         const model::Decoder decoder(decoder_.shape(), decoder_.numerics(), decoder_.layers(),
                                      *ops);
@@ -70,7 +73,8 @@ public:
     }
 
     Forecast forecast(const Config& config, const Plan& plan,
-                      const Figures& figures) const override {
+                      const Figures& of_machine) const override {
+        const Figures figures = of_rank(of_machine);
         Forecast found;
         found.betting = plan.betting;
         const Previous steady = plan.betting ? Previous::won : Previous::rest;
@@ -92,20 +96,23 @@ public:
         Config alike = config_;  // what a kernel does not know of
         alike.batch.micro_batches = 1;
         alike.optimizer = {};
-        return fmt::format("{}; {} threads",
-                           numerics_text(alike, decoder_.shape(), machine_text(*device_, config_)),
-                           threads());
+        return fmt::format(
+            "{}; {} threads",
+            numerics_text(alike, decoder_.shape(), machine_text(*device_, config_), world_.ranks),
+            threads());
     }
     std::string device_text() const override { return device_->architecture(); }
-    int threads() const override { return threads_for(config_, discover_topology()); }
+    int threads() const override { return threads_for(of_rank(config_), own_machine()); }
 
 private:
     static int64_t device_bytes_of(const Device& device) {
         Config unlimited;
         return within(unlimited, device).budgets.device_bytes;
     }
+    Config of_rank(const Config& config) const { return config_of_rank(config, world_); }
+    Topology own_machine() const { return part_of(machine_for(config_), 0, world_.local_ranks); }
     Config possible(const Config& config) const {
-        Config found = config;
+        Config found = of_rank(config);
         found.budgets.device_bytes = std::min(config.budgets.device_bytes, device_most_);
         return found;
     }
@@ -139,16 +146,30 @@ private:
         const double dram = update_bytes + static_cast<double>(up + down) +
                             speeds.dram_per_nvme_byte * static_cast<double>(stored);
         const auto seconds = [](double moved, double rate) { return moved > 0 ? moved / rate : 0; };
-        return {{"compute", 0, compute_s},
-                {"host to device", up, seconds(double(up), speeds.copy_bytes_per_s)},
-                {"device to host", down, seconds(double(down), speeds.copy_bytes_per_s)},
-                {"nvme", stored, seconds(double(stored), speeds.nvme_bytes_per_s)},
-                {"dram", static_cast<int64_t>(dram), seconds(dram, speeds.dram_bytes_per_s)},
-                {"cores", 0, cores_s}};
+        std::vector<LinkForecast> links{
+            {"compute", 0, compute_s},
+            {"host to device", up, seconds(double(up), speeds.copy_bytes_per_s)},
+            {"device to host", down, seconds(double(down), speeds.copy_bytes_per_s)},
+            {"nvme", stored, seconds(double(stored), speeds.nvme_bytes_per_s)},
+            {"dram", static_cast<int64_t>(dram), seconds(dram, speeds.dram_bytes_per_s)},
+            {"cores", 0, cores_s}};
+        if (!plan.partition.alone())
+            links.push_back({"ranks", on(Lane::comm), comm_seconds(on(Lane::comm), speeds)});
+        return links;
     }
 
-    const Config config_;
-    Team team_{1};  // of operations that only say how much scratch they need
+    // What the ranks of a host share: drives, and the memory that updates stream through.
+    Figures of_rank(const Figures& of_machine) const {
+        Figures found = of_machine;
+        found.machine.links.nvme_bytes_per_s /= world_.local_ranks;
+        found.machine.links.dram_bytes_per_s /= world_.local_ranks;
+        return found;
+    }
+
+    const World world_;
+    const zero::Partition partition_;
+    const Config config_;  // of the run
+    Team team_{1};         // of operations that only say how much scratch they need
     std::unique_ptr<Executor> executor_;
     std::unique_ptr<Device> device_;
     std::unique_ptr<ops::Ops> ops_;
@@ -184,8 +205,8 @@ std::vector<ScheduleBytes> schedule_bytes(const Plan& plan) {
     return all;
 }
 
-std::unique_ptr<Forecaster> Forecaster::make(const Config& config) {
-    return std::make_unique<ModelOnDevice>(config);
+std::unique_ptr<Forecaster> Forecaster::make(const Config& config, const RankCount& count) {
+    return std::make_unique<ModelOnDevice>(config, count);
 }
 
 }  // namespace ferry::train

@@ -59,9 +59,9 @@ struct Work {
 // Blocks are alike; edge layers and chunks of different sizes are not.
 KernelTimes::Kind kind_of(const swap::Task& task, const planner::Plan& plan) {
     const auto layer = static_cast<int64_t>(plan.layers[static_cast<size_t>(task.layer)].kind);
-    const int64_t size = static_cast<Op>(task.op) == Op::round
-                             ? plan.chunks[static_cast<size_t>(task.item)].count
-                             : task.bytes;
+    const auto op = static_cast<Op>(task.op);
+    const bool of_chunk = op == Op::round || op == Op::cut || op == Op::sum;
+    const int64_t size = of_chunk ? plan.chunks[static_cast<size_t>(task.item)].count : task.bytes;
     return {task.op, layer, size};
 }
 
@@ -71,7 +71,8 @@ std::map<KernelTimes::Kind, double>::const_iterator nearest(const KernelTimes& t
                                                             const KernelTimes::Kind& kind) {
     const auto exact = times.seconds.find(kind);
     const auto op = static_cast<Op>(kind[0]);
-    const bool scales = op == Op::round || op == Op::zero || op == Op::add;
+    const bool scales =
+        op == Op::round || op == Op::zero || op == Op::add || op == Op::cut || op == Op::sum;
     if (exact != times.seconds.end() || !scales) return exact;
     auto best = times.seconds.end();
     double least = 0;
@@ -230,6 +231,30 @@ double time_storage(const planner::Plan& plan, swap::Store& store, Executor& exe
     store.append(schedule, 0);
     store.drain();
     return static_cast<double>(bytes) / (static_cast<double>(executor.now() - start) * 1e-9);
+}
+
+double time_gathers(const Bench& on, comm::Communicator& ranks) {
+    zero::Partition all = on.plan.partition;
+    all.sharding.weights = true;
+    const model::Layer& block = on.plan.layers[1];
+    const planner::Buffers& b = on.plan.buffers[static_cast<size_t>(planner::Class::block_weights)];
+    std::byte* whole = on.device.memory().data() + b.offset;
+    const auto time = [&](int64_t times) {
+        std::atomic<uint64_t> done = 0;
+        return seconds_of([&] {
+            for (int64_t i = 0; i < times; ++i) {
+                zero::gather_weights(ranks, all, block, on.plan.compute, nullptr, whole,
+                                     {.of = "weights, to measure"});
+            }
+            ranks.signal(done);
+            while (done.load(std::memory_order_acquire) == 0) on.executor.wait(kForever);
+            ranks.check();
+        });
+    };
+    constexpr int64_t kTimes = 4;
+    time(1);  // connections are made at the first exchange of a size
+    return static_cast<double>(kTimes * zero::gathered_bytes(all, block, on.plan.compute)) /
+           std::min({time(kTimes), time(kTimes), time(kTimes)});
 }
 
 Figures measure_figures(const swap::Schedule& step, const Bench& on, NodeTeams& teams,

@@ -3,6 +3,7 @@
 
 #include <span>
 
+#include "ferry/comm.h"
 #include "ferry/device.h"
 #include "ferry/forecast.h"
 #include "ferry/optim.h"
@@ -38,8 +39,10 @@ double time_updates(NodeTeams& teams, const optim::Scalars& scalars, const plann
 // Bytes a second to and from NVMe, mixed: stored state and weights are rewritten through the
 // staging buffers, as the optimizer pass does but without the update. 0: none of them is stored.
 double time_storage(const planner::Plan& plan, swap::Store& store, Executor& executor);
-// All of the above but storage. `host` is the host arena, its staging buffers at least. Fills the
-// plan's device buffers first.
+// Bytes a second that reach this rank while all gather the weights of a block.
+double time_gathers(const Bench& on, comm::Communicator& ranks);
+// All of the above but storage and the ranks. `host` is the host arena, its staging buffers at
+// least. Fills the plan's device buffers first.
 Figures measure_figures(const swap::Schedule& step, const Bench& on, NodeTeams& teams,
                         const optim::Scalars& scalars, std::span<std::byte> host, int64_t vocab);
 

@@ -48,6 +48,12 @@ double bytes_of_update(const planner::Plan& plan, const Task& task) {
         update_bytes(plan, plan.chunks[static_cast<size_t>(task.item)].count));
 }
 
+double comm_seconds(int64_t bytes, const LinkSpeeds& speeds) {
+    const double rate =
+        speeds.comm_bytes_per_s > 0 ? speeds.comm_bytes_per_s : speeds.copy_bytes_per_s;
+    return bytes > 0 ? static_cast<double>(bytes) / rate : 0;
+}
+
 swap::CostModel cost_model(const planner::Plan& plan, const KernelTimes& kernels,
                            const Machine& machine) {
     const double one = 1.0 / machine.threads, on_host = machine.computes_on_host ? 1 : 0;
@@ -70,6 +76,8 @@ swap::CostModel cost_model(const planner::Plan& plan, const KernelTimes& kernels
             case swap::Lane::write:
                 if (task.verb != swap::Verb::read && task.verb != swap::Verb::write) return {};
                 return {bytes / machine.links.nvme_bytes_per_s, {0, 1, 0}};
+            case swap::Lane::comm:
+                return {comm_seconds(task.bytes, machine.links), {on_host * one, 0, 0}};
         }
         bug("unknown lane");
     };
@@ -94,6 +102,11 @@ Bound bound_of(const Config& config, const planner::Plan& plan, const model::Sha
     }
     const int64_t step_tokens =
         plan.micro_batches * config.batch.micro_batch * config.batch.sequence;
+    WeightTraffic weights = weight_traffic(plan.layers, shape, step_tokens, plan.compute);
+    if (plan.partition.sharding.weights) {  // the rest comes from the other ranks
+        for (double* bytes : {&weights.bytes, &weights.frozen_bytes, &weights.read_bytes})
+            *bytes /= plan.partition.ranks;
+    }
     return lower_bound(
         {.kernel_seconds = figures.kernels.sum(step, plan),
          .parameters = static_cast<double>(plan.leaves * optim::kLeaf),
@@ -101,7 +114,7 @@ Bound bound_of(const Config& config, const planner::Plan& plan, const model::Sha
          .wire_bytes = static_cast<double>(size_of(plan.wire)),
          .state_bytes = static_cast<double>(plan.state.element_bytes()),
          .split = plan.state.split,
-         .weights = weight_traffic(plan.layers, shape, step_tokens, plan.compute),
+         .weights = weights,
          .input_bytes = static_cast<double>(spilled_inputs),
          .device_bytes = room(config.budgets.device_bytes,
                               device_buffer_bytes(plan) + plan.device_overhead_bytes),

@@ -11,6 +11,9 @@ namespace ferry::train {
 // DRAM traffic of the optimizer's update; 0 of any other task.
 double bytes_of_update(const planner::Plan& plan, const swap::Task& task);
 
+// What reaches a rank from the others.
+double comm_seconds(int64_t bytes, const LinkSpeeds& speeds);
+
 // Kernels and updates take all cores, copies and checks one each; reads and writes share the disk.
 swap::CostModel cost_model(const planner::Plan& plan, const KernelTimes& kernels,
                            const Machine& machine);

@@ -98,7 +98,7 @@ public:
     RealTiers(const Config& config, const RehearsalOptions& options, const Runtime& runtime)
         : config_(without_model(config)),
           executor_(*runtime.executor),
-          machine_(discover_topology()),
+          machine_(machine_for(config_)),
           teams_(make_teams(config_, machine_, executor_)),
           hyper_(hyper_of(config_)),
           device_(Device::open(DeviceKind::cpu, executor_)),
@@ -172,7 +172,7 @@ private:
             .host_arena = arena_,
             .recording = recording,
             .kernel_name = [](uint8_t op) { return planner::name_of(static_cast<Op>(op)); }};
-        for (size_t lane = 0; recording && lane < swap::kLanes; ++lane)
+        for (size_t lane = 0; recording && lane < swap::lanes_of(1); ++lane)
             options.rows[lane] = recording->add_row(
                 "measured", std::string(swap::name_of(static_cast<swap::Lane>(lane))));
         return options;

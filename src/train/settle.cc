@@ -1,8 +1,11 @@
 #include "settle.h"
 
+#include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "ferry/train.h"
+#include "loss_scale.h"
 
 namespace ferry::train {
 
@@ -40,29 +43,86 @@ optim::LrSchedule schedule_of(const Config& config) {
     return schedule;
 }
 
+namespace {
+
+// NaN without the sign that printf gives it.
+std::string number_text(double value) { return std::isnan(value) ? "nan" : std::to_string(value); }
+
+std::string divergence_remedy(const Config& config, const Divergence& how) {
+    if (how.scales) {
+        return "the activations exceed fp16's 65,504: train in bf16 or fp32, or lower optimizer.lr";
+    }
+    std::string text = "lower optimizer.lr";
+    if (config.clip_norm == 0) text += ", set clip_norm";
+    return text + (how.skipped_in_a_row == kSkipsMost
+                       ? ": " + std::to_string(kSkipsMost) + " steps in a row were skipped"
+                       : ", or set on_nonfinite to \"skip\"");
+}
+
+}  // namespace
+
+Error diverged(const Config& config, const Verdict& verdict, const Divergence& how) {
+    return {Trouble::diverged,
+            {.what = "loss or gradient is not finite",
+             .where = how.where,
+             .measured = "loss " + number_text(verdict.loss) + ", gradient norm " +
+                         number_text(verdict.norm),
+             .limit = "the last good step is " + std::to_string(how.last_good_step),
+             .remedy = divergence_remedy(config, how)}};
+}
+
 Settler::Settler(const Config& config, const optim::Hyper& hyper, const optim::LrSchedule& schedule,
-                 const planner::Plan& plan, const float* leaves)
+                 const planner::Plan& plan, std::span<const std::byte> host)
     : plan_(plan),
-      leaves_(leaves),
+      host_(host),
       clip_norm_(config.clip_norm),
       always_bet_(config.swap.bets == "all"),
       hyper_(hyper),
       schedule_(schedule) {}
 
-Verdict Settler::settle(double loss, double loss_scale) {
-    Verdict verdict;
-    verdict.norm =
-        std::sqrt(optim::sum_leaves({leaves_, static_cast<size_t>(plan_.leaves)})) / loss_scale;
-    verdict.finite = std::isfinite(verdict.norm) && std::isfinite(loss);
+double Settler::loss_sum(int64_t micro_batches) const {
+    const auto* losses = reinterpret_cast<const double*>(host_.data() + plan_.report_offset);
+    return std::accumulate(losses, losses + micro_batches, 0.0);
+}
+
+RankReport Settler::report() const {
+    RankReport report{.squares = optim::sum_leaves(leaves()),
+                      .loss_sum = loss_sum(plan_.micro_batches)};
+    const auto* nonfinite = reinterpret_cast<const uint32_t*>(host_.data() + plan_.report_offset +
+                                                              plan_.nonfinite_offset());
+    for (int64_t l = std::ssize(plan_.layers) - 1; l >= 0; --l) {
+        if (nonfinite[l] != 0) report.output_layer = l;
+    }
+    if (std::isfinite(report.squares)) return report;
+    for (const planner::Chunk& chunk : plan_.chunks) {
+        if (!chunk.trainable || !plan_.owns(chunk)) continue;
+        const auto of_chunk = leaves().subspan(static_cast<size_t>(chunk.first_leaf),
+                                               static_cast<size_t>(chunk.count / optim::kLeaf));
+        if (!std::ranges::all_of(of_chunk, [](float leaf) { return std::isfinite(leaf); }))
+            report.gradient_layer = chunk.layer;
+    }
+    return report;
+}
+
+Verdict Settler::settle(std::span<const RankReport> reports, int64_t targets, double loss_scale) {
+    double squares = 0, loss_sum = 0;
+    int64_t gradient_layer = -1, output_layer = -1;
+    for (const RankReport& rank : reports) {
+        squares += rank.squares;
+        loss_sum += rank.loss_sum;
+        gradient_layer = std::max(gradient_layer, rank.gradient_layer);
+        if (rank.output_layer >= 0 && (output_layer < 0 || rank.output_layer < output_layer))
+            output_layer = rank.output_layer;
+    }
+    Verdict verdict{.loss = loss_sum / static_cast<double>(targets),
+                    .norm = std::sqrt(squares) / loss_scale};
+    verdict.finite = std::isfinite(verdict.norm) && std::isfinite(verdict.loss);
     if (!verdict.finite) {
-        verdict.layer = static_cast<int64_t>(plan_.layers.size()) - 1;
-        for (const planner::Chunk& chunk : plan_.chunks) {
-            if (!std::isfinite(loss) || !chunk.trainable) continue;
-            for (int64_t leaf = chunk.first_leaf;
-                 leaf < chunk.first_leaf + chunk.count / optim::kLeaf; ++leaf) {
-                if (!std::isfinite(leaves_[leaf])) verdict.layer = chunk.layer;
-            }
-        }
+        const bool loss_is_finite = std::isfinite(verdict.loss);
+        verdict.forward_was_finite = loss_is_finite && output_layer < 0;
+        verdict.layer = output_layer >= 0                       ? output_layer
+                        : loss_is_finite && gradient_layer >= 0 ? gradient_layer
+                                                                : std::ssize(plan_.layers) - 1;
         unclipped_in_a_row_ = 0;
         return verdict;
     }

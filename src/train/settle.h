@@ -3,6 +3,8 @@
 #pragma once
 
 #include <array>
+#include <span>
+#include <string>
 
 #include "ferry/config.h"
 #include "ferry/learning_rate.h"
@@ -11,11 +13,31 @@
 
 namespace ferry::train {
 
+// What a verdict needs to know of a rank, as the ranks tell each other.
+struct RankReport {
+    double squares = 0;           // of the gradients of its shards: its norm leaves in order
+    double loss_sum = 0;          // over its micro-batches
+    int64_t gradient_layer = -1;  // the highest with a non-finite gradient; -1: none
+    int64_t output_layer = -1;    // the lowest with a non-finite output; -1: none
+};
+
 struct Verdict {
     bool finite = true;
-    double norm = 0, clip_factor = 1;
-    int64_t layer = 0;  // the highest with a non-finite gradient; the head when the loss is
+    double loss = 0, norm = 0, clip_factor = 1;
+    // The lowest layer with a non-finite output, or the highest with a non-finite gradient; the
+    // head when the loss alone is.
+    int64_t layer = 0;
+    bool forward_was_finite = true;
 };
+
+// What ends a run whose numbers are not finite.
+struct Divergence {
+    std::string where{};
+    int64_t last_good_step = 0;
+    bool scales = false;  // the loss, in fp16
+    int64_t skipped_in_a_row = 0;
+};
+Error diverged(const Config& config, const Verdict& verdict, const Divergence& how);
 
 // The optimizer of a configuration; its learning rate is the schedule's peak.
 optim::Hyper hyper_of(const Config& config);
@@ -23,12 +45,17 @@ StateFormat format_of(const Config& config);
 
 class Settler {
 public:
-    // `leaves` are the plan's norm leaves in host memory, complete when a step's verdict is due.
+    // `host` is the host arena: the plan's norm leaves and the step's report are in it, complete
+    // when a verdict is due.
     Settler(const Config& config, const optim::Hyper& hyper, const optim::LrSchedule& schedule,
-            const planner::Plan& plan, const float* leaves);
+            const planner::Plan& plan, std::span<const std::byte> host);
 
-    // The gradients carry `loss_scale`.
-    Verdict settle(double loss, double loss_scale);
+    // Of this rank.
+    RankReport report() const;
+    double loss_sum(int64_t micro_batches) const;  // of those that the last schedule went through
+    // Of all ranks, in their order: so all settle alike. The gradients carry `loss_scale`, the
+    // losses are those of `targets`.
+    Verdict settle(std::span<const RankReport> reports, int64_t targets, double loss_scale);
     // Without ([0]) and with ([1]) weight decay, for update number `update` (from 1).
     std::array<optim::Scalars, 2> scalars(int64_t update, double gradient_scale) const;
     double learning_rate(int64_t update) const;
@@ -36,8 +63,13 @@ public:
     bool bets_now() const { return always_bet_ || unclipped_in_a_row_ >= 2; }
 
 private:
+    std::span<const float> leaves() const {
+        return {reinterpret_cast<const float*>(host_.data() + plan_.leaves_offset),
+                static_cast<size_t>(plan_.leaves)};
+    }
+
     const planner::Plan& plan_;
-    const float* leaves_;
+    std::span<const std::byte> host_;
     double clip_norm_;
     bool always_bet_;
     optim::Hyper hyper_;

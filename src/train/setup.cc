@@ -94,21 +94,6 @@ aio::Leftover leftover_from(const std::string& name) {
     return name == "reuse_any" ? reuse_any : remove;
 }
 
-void check_reserved(const std::vector<int>& reserved, const Topology& machine) {
-    std::vector<int> cores;
-    for (const NumaNode& node : machine.nodes)
-        cores.insert(cores.end(), node.cores.begin(), node.cores.end());
-    for (const int core : reserved) {
-        if (std::find(cores.begin(), cores.end(), core) != cores.end()) continue;
-        throw Error(Trouble::usage,
-                    {.what = "no such core to reserve",
-                     .where = "reserved_cores",
-                     .measured = std::to_string(core),
-                     .limit = fmt::format("this process may run on {}", fmt::join(cores, ", ")),
-                     .remedy = "name cores of that list (one processing unit stands for a core)"});
-    }
-}
-
 }  // namespace
 
 model::Numerics numerics_of(const Config& config) {
@@ -123,16 +108,19 @@ model::Numerics numerics_of(const Config& config) {
             .wire = dtype_from_name(config.numerics.wire).value_or(compute)};
 }
 
-TokenLoader::Options loader_options(const Config& config, const model::Shape& shape) {
+TokenLoader::Options loader_options(const Config& config, const model::Shape& shape,
+                                    const zero::Partition& partition) {
     return {.path = config.data.tokens,
             .sequence = config.batch.sequence,
             .micro_batch = config.batch.micro_batch,
-            .micro_batches = config.batch.micro_batches,
+            .micro_batches = config.batch.micro_batches / partition.ranks,
             .model_vocab = shape.vocab,
             .held_back = config.data.held_back,
             .trains = !config.evaluate.only,
             .evaluation_micro_batches = config.evaluate.micro_batches,
-            .seed = config.seed};
+            .seed = config.seed,
+            .rank = partition.rank,
+            .ranks = partition.ranks};
 }
 
 aio::VolumeOptions volume_options(const Config& config, const planner::Plan& plan,
@@ -206,8 +194,42 @@ planner::Plan within_memory(planner::Plan plan, const Config& config, const Topo
                            "the rest a path in budgets.nvme"});
 }
 
+namespace {
+
+std::vector<int> cores_of(const Topology& machine) {
+    std::vector<int> cores;
+    for (const NumaNode& node : machine.nodes)
+        cores.insert(cores.end(), node.cores.begin(), node.cores.end());
+    return cores;
+}
+
+// Of a machine shared by ranks, those of this one's part.
+std::vector<int> reserved_in(const Config& config, const Topology& machine) {
+    const std::vector<int> cores = cores_of(machine);
+    std::vector<int> reserved = config.reserved_cores;
+    std::erase_if(reserved, [&](int core) { return std::ranges::count(cores, core) == 0; });
+    return reserved;
+}
+
+}  // namespace
+
+Topology machine_for(const Config& config) {
+    Topology machine = discover_topology();
+    const std::vector<int> cores = cores_of(machine);
+    for (const int core : config.reserved_cores) {
+        if (std::find(cores.begin(), cores.end(), core) != cores.end()) continue;
+        throw Error(Trouble::usage,
+                    {.what = "no such core to reserve",
+                     .where = "reserved_cores",
+                     .measured = std::to_string(core),
+                     .limit = fmt::format("this process may run on {}", fmt::join(cores, ", ")),
+                     .remedy = "name cores of that list (one processing unit stands for a core)"});
+    }
+    return machine;
+}
+
 int threads_for(const Config& config, const Topology& machine) {
-    const int left = machine.cores() - static_cast<int>(config.reserved_cores.size());
+    const int left = machine.cores() - static_cast<int>(reserved_in(config, machine).size());
     return config.threads > 0 ? config.threads : std::max(1, left);
 }
 
@@ -218,9 +240,8 @@ std::unique_ptr<NodeTeams> make_teams(const Config& config, const Topology& mach
         one.nodes.resize(1);
         return std::make_unique<NodeTeams>(one, 1);
     }
-    check_reserved(config.reserved_cores, machine);
-    auto teams =
-        std::make_unique<NodeTeams>(machine, threads_for(config, machine), config.reserved_cores);
+    auto teams = std::make_unique<NodeTeams>(machine, threads_for(config, machine),
+                                             reserved_in(config, machine));
     for (int i = 0; teams->count() > 1 && i < teams->count(); ++i) {
         log_info(fmt::format("NUMA node {} of {}: {} threads update what lies there", i,
                              teams->count(), teams->team(i).threads()));
@@ -308,23 +329,39 @@ std::string options_of(const model::Shape& s) {
 
 }  // namespace
 
-std::string numerics_text(const Config& config, const model::Shape& s, const std::string& machine) {
+std::string numerics_text(const Config& config, const model::Shape& s, const std::string& machine,
+                          int ranks) {
     const model::Numerics n = numerics_of(config);
     return fmt::format(
         "model {}x{} heads {}/{}x{} mlp {} vocab {} tied {} theta {} eps {}{}; sequence {} "
         "micro-batch {} x {}; "
-        "head tile {} mlp tile {}; compute {} residual {} wire {}; ranks 1; "
+        "head tile {} mlp tile {}; compute {} residual {} wire {}; ranks {}; "
         "optimizer {}; {}",
         s.layers, s.hidden, s.heads, s.kv_heads, s.head_dim, s.intermediate, s.vocab,
         s.tie_embeddings, s.rope_theta, s.norm_eps, options_of(s), n.sequence, n.micro_batch,
         config.batch.micro_batches, n.head_tile, n.mlp_tile, name_of(n.compute),
-        name_of(n.residual), name_of(n.wire), operations_of(config), machine);
+        name_of(n.residual), name_of(n.wire), ranks, operations_of(config), machine);
 }
 
-uint64_t numerics_hash(const Config& config, const model::Shape& shape,
-                       const std::string& machine) {
-    const std::string text = numerics_text(config, shape, machine);
+uint64_t numerics_hash(const Config& config, const model::Shape& shape, const std::string& machine,
+                       int ranks) {
+    const std::string text = numerics_text(config, shape, machine, ranks);
     return checksum(std::as_bytes(std::span(text)));
+}
+
+void check_device_memory(Device& device, const planner::Plan& plan, const Config& config) {
+    const int64_t overhead = device.overhead_bytes(), held = overhead + std::ssize(device.memory());
+    log_info("the GPU's memory: " + format_bytes(held) + " held by this process, " +
+             format_bytes(overhead) + " of it context, kernels and libraries (" +
+             format_bytes(plan.device_overhead_bytes) + " planned)");
+    if (held <= config.budgets.device_bytes) return;
+    throw Error(Trouble::does_not_fit,
+                {.what = "the GPU's libraries took more memory than planned for",
+                 .where = "budgets.device",
+                 .measured = format_bytes(held) + " held by this process",
+                 .limit = format_bytes(config.budgets.device_bytes) + ", " +
+                          format_bytes(held - config.budgets.device_bytes) + " missing",
+                 .remedy = "set budgets.device to " + std::to_string(held) + " or more"});
 }
 
 int64_t device_buffer_bytes(const planner::Plan& plan) {

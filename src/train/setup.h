@@ -19,7 +19,9 @@ namespace ferry::train {
 // The model's shape and context, from the configuration's own keys or its Hugging Face directory.
 model::Description model_of(const Config& config);
 model::Numerics numerics_of(const Config& config);
-TokenLoader::Options loader_options(const Config& config, const model::Shape& shape);
+// `config` is the run's. The loader gives one rank's share of its micro-batches.
+TokenLoader::Options loader_options(const Config& config, const model::Shape& shape,
+                                    const zero::Partition& partition = {});
 aio::VolumeOptions volume_options(const Config& config, const planner::Plan& plan,
                                   std::span<std::byte> arena, uint64_t run_id);
 // Refuses a plan that takes more memory than the machine has: the kernel would kill the run later.
@@ -29,15 +31,19 @@ planner::Plan within_memory(planner::Plan plan, const Config& config, const Topo
 void check_paths(const Config& config);
 // As many as asked for, or one for each core that is not reserved.
 int threads_for(const Config& config, const Topology& machine);
-// The threads that compute. Throws usage when a reserved core is none of this process's.
+// What this process may run on. Throws usage when a reserved core is none of it.
+Topology machine_for(const Config& config);
+// The threads that compute, on the cores of the machine that are not reserved.
 std::unique_ptr<NodeTeams> make_teams(const Config& config, const Topology& machine,
                                       const Executor& executor);
 
 // Everything that fixes a number (docs/numerics.md), as text, and its hash: the run's identity.
 // `machine`: what the device adds, see machine_text.
+// `config` is of one of the ranks.
 std::string numerics_text(const Config& config, const model::Shape& shape,
-                          const std::string& machine);
-uint64_t numerics_hash(const Config& config, const model::Shape& shape, const std::string& machine);
+                          const std::string& machine, int ranks);
+uint64_t numerics_hash(const Config& config, const model::Shape& shape, const std::string& machine,
+                       int ranks);
 std::string machine_text(const Device& device, const Config& config);
 
 std::unique_ptr<ops::Ops> ops_on(Device& device, const Config& config, Team& team);
@@ -45,6 +51,10 @@ std::unique_ptr<ops::Ops> ops_on(Device& device, const Config& config, Team& tea
 planner::DeviceNeeds needs_of(const Device& device, const model::Decoder& decoder);
 // The configuration with the device budget that this device can give.
 Config within(const Config& config, const Device& device);
+
+// Once everything that takes device memory has taken it: throws does_not_fit where that is more
+// than the budget.
+void check_device_memory(Device& device, const planner::Plan& plan, const Config& config);
 
 // Of the buffers alone: without resident weights, and without what the process holds beside them.
 int64_t device_buffer_bytes(const planner::Plan& plan);

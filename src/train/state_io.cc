@@ -81,7 +81,8 @@ void StateIo::initialise(const Fill& fill, float moment) {
 
 void StateIo::store_master(const Chunk& chunk, int64_t at, std::span<const float> p) {
     std::byte* weight = weight_.data() + at * size_of(plan_.compute);
-    if (!chunk.trainable || !plan_.state.split) {
+    // A replica is what its owner's weight is.
+    if (!plan_.state.split || (!chunk.trainable && !chunk.replica)) {
         optim::recast(p.data(), std::ssize(p), plan_.compute, weight);
         if (chunk.trainable) std::memcpy(state_.data() + at * 4, p.data(), p.size_bytes());
         return;
@@ -123,6 +124,7 @@ uint64_t StateIo::hash() {
         if (from) hash = fold(hash, {from + static_cast<size_t>(leaf) * bytes, bytes});
     };
     for (const Chunk& chunk : plan_.chunks) {
+        if (!plan_.owns(chunk)) continue;
         store_.get(chunk.weight, weight_bytes(chunk));
         if (chunk.trainable) store_.get(chunk.state, state_bytes(chunk));
         const optim::Span arrays = state_span(plan_, chunk.count, state_.data(), state_.data());

@@ -34,7 +34,7 @@ public:
     // zero, weights in the compute type, each chunk to its home.
     void initialise(const Fill& fill, float moment);
     // Leaf by leaf of 4,096 elements, so that no chunk size or placement shows; of the master in
-    // fp32, however it is kept.
+    // fp32, however it is kept. Of this rank's shards.
     uint64_t hash();
     // Takes values in order, in pieces.
     using Sink = std::function<void(std::span<const float>)>;

@@ -5,6 +5,8 @@
 
 #include <utility>
 
+#include "ferry/recorder.h"
+
 namespace ferry::train {
 
 using planner::Class;
@@ -54,13 +56,17 @@ public:
         });
     }
 
+    void share_updates(int64_t layer) {
+        if (updates()) r_.share_updates(layer);
+    }
+
     void forward(const Group& group) {
         load_tokens(group, false);
         if (group.is_first) finish_previous(0);
         embed(group);
         for (int64_t layer = 1; layer < head(); ++layer) {
             if (group.is_first) finish_previous(layer);
-            const Lease weights = r_.fetch_weights(layer);
+            const Lease weights = first_weights(layer, group);
             for (int64_t i = 0; i < group.size; ++i) {
                 Lease out = r_.acquire(Class::activation);
                 r_.compute(Op::forward, layer, i,
@@ -77,7 +83,7 @@ public:
 
     // The head goes forward and backward in one visit, so the logits of a batch never exist.
     void turn(const Group& group) {
-        const Lease weights = r_.fetch_weights(head());
+        const Lease weights = first_weights(head(), group);
         const Lease table = plan_.tied ? r_.fetch_weights(0) : Lease();
         const bool trains = trainable(head()), table_trains = plan_.tied && trainable(0);
         const Lease gradient = trains ? r_.fetch_gradient(head(), group.is_first) : Lease();
@@ -96,13 +102,14 @@ public:
                         {&report_, true}});
             x_[at(i)] = std::move(dx);
         }
+        if (group.is_last && goes_back(head() - 1)) r_.expect_weights(head() - 1);
         if (trains) finish_gradient(head(), group, gradient);
     }
 
     void backward(const Group& group) {
         for (int64_t layer = head() - 1; layer >= 1; --layer) {
             const bool trains = trainable(layer), below = plan_.trains_below(layer);
-            if (!trains && !below) {
+            if (!goes_back(layer)) {
                 for (int64_t i = 0; i < group.size; ++i) r_.recall_input(layer - 1, i);
                 continue;
             }
@@ -118,9 +125,11 @@ public:
                             {&scratch_, false}},
                            below ? 1 : 0);
             }
+            if (group.is_last && goes_back(layer - 1)) r_.expect_weights(layer - 1);
             if (trains) finish_gradient(layer, group, gradient);
         }
         if (trainable(0)) backward_embedding(group);
+        take_in_gradient();
         x_.clear();
         tokens_.clear();
     }
@@ -164,6 +173,20 @@ private:
     static size_t at(int64_t i) { return static_cast<size_t>(i); }
     int64_t head() const { return layers() - 1; }
     bool trainable(int64_t layer) const { return plan_.layers[at(layer)].trainable_elements > 0; }
+    // Whether backward visits this block.
+    bool goes_back(int64_t layer) const {
+        return layer >= 1 && (trainable(layer) || plan_.trains_below(layer));
+    }
+    // Whether the step before changes weights.
+    bool updates() const {
+        return previous_ == Previous::rest || previous_ == Previous::won ||
+               previous_ == Previous::redo;
+    }
+    // At a group's first visit of the layer.
+    Lease first_weights(int64_t layer, const Group& group) {
+        return group.is_first && updates() ? r_.fetch_updated_weights(layer)
+                                           : r_.fetch_weights(layer);
+    }
 
     template <class Body>
     void for_chunks(int64_t layer, const Body& body) {
@@ -180,7 +203,7 @@ private:
     }
 
     void embed(const Group& group) {
-        const Lease table = r_.fetch_weights(0);
+        const Lease table = first_weights(0, group);
         x_.clear();
         for (int64_t i = 0; i < group.size; ++i) {
             x_.push_back(r_.acquire(Class::activation));
@@ -206,9 +229,19 @@ private:
 
     void finish_gradient(int64_t layer, const Group& group, const Lease& gradient) {
         if (!group.is_last) return r_.park_gradient(layer, gradient);
+        take_in_gradient();
         r_.send_gradient(layer, gradient);
+        sent_ = layer;
+        if (plan_.partition.alone()) take_in_gradient();
+    }
+
+    // Of the layer sent last. With several ranks that is a layer later: the exchange has had this
+    // one's backward to run beside.
+    void take_in_gradient() {
+        if (sent_ < 0) return;
+        r_.receive_gradient();
         // The newest arrival's chunks first: their gradient is still in the cache.
-        for_chunks(layer, [&](int64_t c, bool bet) {
+        for_chunks(std::exchange(sent_, -1), [&](int64_t c, bool bet) {
             if (bets_ && bet) r_.update_chunk(c, Op::update_bet);
         });
     }
@@ -217,6 +250,7 @@ private:
     const Plan& plan_;
     Previous previous_;
     bool bets_;
+    int64_t sent_ = -1;  // the layer whose gradient is on its way
     Lease scratch_, report_, table_gradient_;
     std::vector<Lease> tokens_;  // of the group's micro-batches
     std::vector<Lease> x_;       // their block input on the way up, its gradient on the way down
@@ -252,7 +286,10 @@ swap::Schedule record_drain(const Plan& plan, Previous previous) {
     {
         Step step(recorder, previous, false);
         step.settle_previous();
-        for (int64_t layer = 0; layer < step.layers(); ++layer) step.finish_previous(layer);
+        for (int64_t layer = 0; layer < step.layers(); ++layer) {
+            step.finish_previous(layer);
+            step.share_updates(layer);
+        }
     }
     return recorder.finish();
 }

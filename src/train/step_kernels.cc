@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ferry/recorder.h"
 #include "setup.h"
 #include "state_io.h"
 
@@ -60,7 +61,9 @@ void StepKernels::load(const Call& call) {
     const MicroBatch out{{first, tokens}, {first + tokens, tokens}};
     if (static_cast<Op>(call.task->op) == Op::load_evaluation) {
         // The schedule's step is the number of held-back micro-batches before it.
-        model_.loader->fill_evaluation(call.step + call.task->item, out);
+        const int64_t number = call.step + call.task->item;
+        model_.loader->fill_evaluation(number, out);
+        if (number >= model_.evaluation_micro_batches) std::ranges::fill(out.targets, -1);
         evaluation_targets_ += std::ranges::count_if(out.targets, [](int32_t t) { return t >= 0; });
     } else {
         model_.loader->fill(states_[call.step].step, call.task->item, out);
@@ -93,8 +96,32 @@ void StepKernels::compute(const Call& call) {
             return model_.ops->round_gradient(floats(at[0]), chunk.count, plan_.wire, at[1],
                                               floats(at[2]));
         }
+        case Op::cut:
+            return cut(call);
+        case Op::sum: {
+            const Chunk& chunk = plan_.chunks[static_cast<size_t>(task.item)];
+            const auto pieces =
+                ops::ConstView::of(at[0], plan_.wire, plan_.partition.ranks, chunk.count);
+            return model_.ops->sum_gradient(pieces, at[1], floats(at[2]));
+        }
         default:
             bug("not a compute kernel");
+    }
+}
+
+// Of every rank's shard the run that lies as the chunk does in its owner's, in rank order.
+void StepKernels::cut(const Call& call) {
+    const Chunk& chunk = plan_.chunks[static_cast<size_t>(call.task->item)];
+    const zero::Partition& partition = plan_.partition;
+    const model::Segment& segment =
+        zero::segment_of(plan_.layers[static_cast<size_t>(chunk.layer)], chunk.first);
+    const int64_t within = chunk.first - partition.shard(segment, chunk.owner).first;
+    const int64_t rows = chunk.count / optim::kLeaf;  // so that every thread has some
+    for (int rank = 0; rank < partition.ranks; ++rank) {
+        const float* from = floats(call.at[0]) + partition.shard(segment, rank).first + within;
+        std::byte* to = call.at[1] + rank * chunk.count * size_of(plan_.wire);
+        model_.ops->cast(ops::ConstView::of(from, DType::f32, rows, optim::kLeaf),
+                         ops::View::of(to, plan_.wire, rows, optim::kLeaf));
     }
 }
 

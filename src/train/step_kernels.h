@@ -18,6 +18,7 @@ struct StepModel {
     const model::Decoder* decoder = nullptr;
     ops::Ops* ops = nullptr;
     const TokenLoader* loader = nullptr;
+    int64_t evaluation_micro_batches = 0;  // over all ranks; beyond them there are no targets
 };
 
 class StepKernels final : public swap::Kernels {
@@ -34,6 +35,7 @@ private:
     void compute(const swap::Call& call);
     void forward(const swap::Call& call);
     void head(const swap::Call& call);
+    void cut(const swap::Call& call);
     void load(const swap::Call& call);
     void update(const swap::Call& call);
     void recast(const swap::Call& call);

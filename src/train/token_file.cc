@@ -150,7 +150,8 @@ void TokenFile::read_header(const std::string& path) {
     info_ = {.vocabulary = header.vocabulary,
              .count = header.count,
              .token_bytes = width,
-             .masked = header.flags == kMaskFollows};
+             .masked = header.flags == kMaskFollows,
+             .checksum = header.checksum};
     const uint64_t each = width + (info_.masked ? 1 : 0);
     const uint64_t payload_bytes = bytes_.size() - sizeof(Header);
     // By division: a damaged count must not overflow.

@@ -14,6 +14,8 @@
 
 #include "ferry/device.h"
 #include "ferry/train.h"
+#include "tests/support/borrowed_ranks.h"
+#include "tests/support/simulated_ranks.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ferry::train {
@@ -331,6 +333,41 @@ TEST_P(Torch, run_is_as_near_to_fp64_as_torchs_fp32) {
     check_tight(config, golden, trace, *executor);
 }
 
+struct RankCase {
+    const char* name;
+    int ranks;
+    int64_t stage;
+    std::string text() const {
+        return std::string(name) + "_on_" + std::to_string(ranks) + "_ranks_stage_" +
+               std::to_string(stage);
+    }
+};
+void PrintTo(const RankCase& one, std::ostream* out) { *out << one.text(); }
+
+class TorchRanks : public testing::TestWithParam<RankCase> {};
+
+// What the ranks' sums add of rounding stays below what PyTorch's fp32 has.
+TEST_P(TorchRanks, run_is_as_near_to_fp64_as_torchs_fp32) {
+    const std::string name = std::string("train/") + GetParam().name;
+    Config config = golden_config(name, "cpu");
+    config.batch = {.sequence = config.batch.sequence, .micro_batch = 1, .micro_batches = 6};
+    config.zero.stage = GetParam().stage;
+    Golden golden = read_golden(name);
+    Trace trace;
+    comm::run_ranks({.size = GetParam().ranks, .threads = true},
+                    [&](comm::Communicator& others, Executor& executor) {
+                        const auto engine = Engine::make(
+                            config, {.executor = &executor, .ranks = comm::borrow(others)});
+                        if (others.rank() == 0) read_values(name, engine->layers(), golden);
+                        Trace mine = run(*engine, config.steps, golden.shown);
+                        if (others.rank() == 0) trace = std::move(mine);
+                    });
+    check_steps(trace, golden, "32", 3, kNear, kNear);
+    check_clipping(trace, golden, config.clip_norm);
+    check_gradients(trace, golden);
+    check_weights(trace, golden);
+}
+
 class TorchBf16 : public testing::TestWithParam<std::string> {};
 
 // bf16 rounds each product and residual: 8 bits, averaged over hundreds of targets. PyTorch's run
@@ -425,6 +462,11 @@ INSTANTIATE_TEST_SUITE_P(
         const std::string& name = std::get<0>(one.param);
         return name.substr(name.find('/') + 1) + "_" + std::get<1>(one.param);
     });
+INSTANTIATE_TEST_SUITE_P(golden, TorchRanks,
+                         testing::Values(RankCase{"tied", 2, 3}, RankCase{"tied", 3, 0},
+                                         RankCase{"untied", 3, 3}, RankCase{"untied", 2, 1},
+                                         RankCase{"frozen", 2, 2}, RankCase{"upper", 2, 3}),
+                         [](const auto& one) { return one.param.text(); });
 INSTANTIATE_TEST_SUITE_P(golden, TorchBf16, testing::Values("cpu", "cuda"),
                          [](const auto& one) { return one.param; });
 

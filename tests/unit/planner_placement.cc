@@ -47,7 +47,7 @@ Plan plan_of(const Config& config, const StateFormat& state = {}, DType compute 
 TEST(Chunks, NeverStraddleASegmentAndCoverEveryElementOnce) {
     const auto layers = three_blocks();
     std::vector<LayerPlan> plans(layers.size());
-    const std::vector<Chunk> chunks = cut_chunks(layers, 65536, plans);
+    const std::vector<Chunk> chunks = cut_chunks(layers, 65536, {}, plans);
     for (size_t l = 0; l < layers.size(); ++l) {
         int64_t next = 0;
         for (int64_t c = plans[l].first_chunk; c < plans[l].first_chunk + plans[l].chunks; ++c) {

@@ -1,0 +1,51 @@
+// A whole configuration as text.
+#include <spdlog/fmt/fmt.h>
+
+#include "schema.h"
+
+namespace ferry {
+namespace {
+
+using config::Key;
+
+std::string text_of(double value) { return fmt::format("{}", value); }
+std::string text_of(const std::string& value) { return value; }
+std::string text_of(const NvmePath& path) {
+    return fmt::format("{} ({} bytes, {} TB)", path.path, path.size_bytes, path.endurance_tbw);
+}
+template <class Value>
+requires std::is_integral_v<Value> std::string text_of(Value value) {
+    return fmt::format("{}", value);
+}
+template <class Value>
+std::string text_of(const std::vector<Value>& values) {
+    std::string text;
+    for (const Value& value : values) text.append(text.empty() ? "" : ", ").append(text_of(value));
+    return "[" + text + "]";
+}
+std::string text_of(const config::Pair& pair) {
+    return "[" + text_of(*pair.first) + ", " + text_of(*pair.second) + "]";
+}
+
+std::string value_of(const Key& key, Config& config) {
+    const auto show = [&config](auto* slot) {
+        const auto value = slot(config);
+        if constexpr (std::is_pointer_v<std::remove_const_t<decltype(value)>>) {
+            return text_of(*value);
+        } else {
+            return text_of(value);
+        }
+    };
+    return std::visit(show, key.slot);
+}
+
+}  // namespace
+
+std::vector<KeyValue> describe_values(Config config) {
+    std::vector<KeyValue> values;
+    for (const Key& key : config::schema())
+        values.push_back({std::string(key.path), value_of(key, config)});
+    return values;
+}
+
+}  // namespace ferry

@@ -1,0 +1,190 @@
+// What a recorder keeps while it records, and the tasks that its methods are made of.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <utility>
+
+#include "ferry/recorder.h"
+#include "hazards.h"
+
+namespace ferry::planner {
+
+using swap::Lane;
+using swap::ObjectId;
+using swap::Place;
+using swap::Task;
+using swap::Tier;
+using swap::Verb;
+
+inline Place current(ObjectId object) { return {Place::Kind::current, object, 0}; }
+
+inline bool is_edge(const model::Layer& layer) { return layer.kind != model::LayerKind::block; }
+
+struct Recorder::Impl {
+    Impl(const Plan& the_plan, std::string name) : plan(the_plan), hazards(the_plan.resources) {
+        schedule.name = std::move(name);
+        for (size_t c = 0; c < kClasses; ++c) {
+            for (int64_t i = 0; i < plan.buffers[c].count; ++i) free[c].push_back(i);
+        }
+    }
+
+    void emit(Task task, std::span<const Use> uses) {
+        auto& lane = schedule.lanes[static_cast<size_t>(task.lane)];
+        task.index = static_cast<uint32_t>(lane.size());
+        hazards.order(schedule, task, uses);
+        lane.push_back(static_cast<uint32_t>(schedule.tasks.size()));
+        schedule.tasks.push_back(task);
+    }
+    void emit(Task task, std::initializer_list<Use> uses) {
+        emit(task, std::span<const Use>(uses.begin(), uses.size()));
+    }
+
+    Task kernel(Lane lane, Op op, int64_t chunk) const {
+        return {.verb = Verb::kernel,
+                .lane = lane,
+                .op = static_cast<uint8_t>(op),
+                .layer = static_cast<int32_t>(plan.chunks[static_cast<size_t>(chunk)].layer),
+                .item = static_cast<int32_t>(chunk)};
+    }
+
+    // Brings an object to `target` on the device, through a piece of host memory when it is on
+    // NVMe.
+    void bring(Recorder& recorder, ObjectId object, Class piece_class, const Lease& target,
+               int64_t offset) {
+        const int64_t bytes = plan.objects[object].bytes;
+        const uint32_t into = target.resources_[0];
+        Task copy{.verb = Verb::copy, .lane = Lane::h2d, .object = object, .bytes = bytes};
+        copy.places[1] = target.place(offset);
+        if (plan.objects[object].home == Tier::host) {
+            copy.places[0] = current(object);
+            emit(copy, {{object, Access::read}, {into, Access::join}});
+            return;
+        }
+        const Lease piece = recorder.acquire(piece_class);
+        read(object, piece);
+        copy.places[0] = piece.place();
+        emit(copy, {{piece.resources_[0], Access::read}, {into, Access::join}});
+        verify(object, piece, into);
+    }
+
+    void read(ObjectId object, const Lease& into) {
+        Task task{.verb = Verb::read,
+                  .lane = Lane::read,
+                  .object = object,
+                  .bytes = plan.objects[object].bytes};
+        task.places[0] = into.place();
+        emit(task, {{object, Access::read}, {into.resources_[0], Access::write}});
+    }
+
+    // The readers of `gated` wait for the check; the copy that fills it does not.
+    void verify(ObjectId object, const Lease& piece, uint32_t gated) {
+        if (!plan.verify) return;
+        Task task{.verb = Verb::verify,
+                  .lane = Lane::check,
+                  .object = object,
+                  .bytes = plan.objects[object].bytes};
+        task.places[0] = piece.place();
+        emit(task,
+             {{object, Access::read}, {piece.resources_[0], Access::read}, {gated, Access::join}});
+    }
+
+    void write(ObjectId object, const Lease& from, bool settled) {
+        Task task{.verb = Verb::write,
+                  .lane = Lane::write,
+                  .settled = settled,
+                  .object = object,
+                  .bytes = plan.objects[object].bytes};
+        task.places[0] = from.place();
+        emit(task, {{from.resources_[0], Access::read}, {object, Access::write}});
+    }
+
+    void seal(ObjectId object, const Lease& piece) {
+        if (!plan.verify) return;
+        Task task{.verb = Verb::seal,
+                  .lane = Lane::check,
+                  .object = object,
+                  .bytes = plan.objects[object].bytes};
+        task.places[0] = piece.place();
+        emit(task, {{piece.resources_[0], Access::read}, {object, Access::write}});
+    }
+
+    // All of an object that lives on the device, to or from a piece of host memory.
+    void copy(ObjectId object, Lane lane, const Lease& piece, Access of_piece, Access of_object) {
+        Task copy{.verb = Verb::copy,
+                  .lane = lane,
+                  .object = object,
+                  .bytes = plan.objects[object].bytes};
+        const bool up = lane == Lane::h2d;
+        copy.places[up ? 0 : 1] = piece.place();
+        copy.places[up ? 1 : 0] = current(object);
+        emit(copy, {{piece.resources_[0], of_piece}, {object, of_object}});
+    }
+
+    // Those of a layer's weights that `wanted` picks, to their place in `into`.
+    template <class Wanted>
+    void bring_weights(Recorder& recorder, int64_t layer, const Lease& into, const Wanted& wanted) {
+        for (const Chunk& chunk : plan.chunks_of(layer)) {
+            if (wanted(chunk))
+                bring(recorder, chunk.weight, Class::weight_piece, into,
+                      chunk.first * size_of(plan.compute));
+        }
+    }
+
+    // A layer's weights where they live on the device.
+    Lease resident(int64_t layer) const {
+        Lease lease;
+        lease.place_ = {Place::Kind::device, swap::kNoObject,
+                        plan.layer_plans[static_cast<size_t>(layer)].device_offset};
+        for (const Chunk& chunk : plan.chunks_of(layer)) lease.resources_.push_back(chunk.weight);
+        return lease;
+    }
+
+    // The weights that an update of a split master starts from. Who updates checks them.
+    void load_weight(ObjectId weight, const Lease& piece) {
+        if (plan.objects[weight].home == Tier::nvme) return read(weight, piece);
+        copy(weight, Lane::d2h, piece, Access::write, Access::read);
+    }
+
+    // Takes `bytes` at `offset` of a device buffer to the object's home.
+    void send(Recorder& recorder, const Lease& from, int64_t offset, ObjectId object,
+              Class piece_class) {
+        const int64_t bytes = plan.objects[object].bytes;
+        Task copy{.verb = Verb::copy, .lane = Lane::d2h, .object = object, .bytes = bytes};
+        copy.places[0] = from.place(offset);
+        if (plan.objects[object].home == Tier::host) {
+            copy.places[1] = current(object);
+            emit(copy, {{from.resources_[0], Access::read}, {object, Access::write}});
+            return;
+        }
+        const Lease piece = recorder.acquire(piece_class);
+        copy.places[1] = piece.place();
+        emit(copy, {{from.resources_[0], Access::read}, {piece.resources_[0], Access::write}});
+        seal(object, piece);
+        write(object, piece, false);
+    }
+
+    // A bet's pending versions: of the state, and of the weight where that is half of the master.
+    void settle(int64_t index, Verb verb) {
+        const Chunk& chunk = plan.chunks[static_cast<size_t>(index)];
+        for (const ObjectId object : {chunk.state, chunk.weight}) {
+            if (object == chunk.weight && !plan.state.split) continue;
+            emit({.verb = verb, .lane = Lane::write, .object = object}, {{object, Access::write}});
+        }
+    }
+
+    const Plan& plan;
+    swap::Schedule schedule;
+    Hazards hazards;
+    std::array<std::deque<int64_t>, kClasses> free;  // front: released longest ago
+    std::map<int64_t, Lease> kept_inputs;
+    int64_t expected_layer = -1;  // whose weights `expected` are
+    Lease expected;
+    struct Arrival {  // the ranks' pieces of this rank's chunk, under way
+        int64_t chunk = 0;
+        Lease pieces{};
+    };
+    std::deque<Arrival> arrivals;  // the oldest first
+};
+
+}  // namespace ferry::planner

@@ -1,0 +1,45 @@
+// The comm lane's tasks as what the ranks exchange.
+#pragma once
+
+#include <vector>
+
+#include "ferry/comm.h"
+#include "ferry/planner.h"
+#include "ferry/swap.h"
+#include "settle.h"
+
+namespace ferry::train {
+
+class RankLane final : public swap::Collectives {
+public:
+    // `step`: the run's, which errors name.
+    RankLane(comm::Communicator& ranks, const planner::Plan& plan, const Settler& settler,
+             const int64_t& step)
+        : ranks_(ranks),
+          plan_(plan),
+          settler_(settler),
+          step_(step),
+          reports_(static_cast<size_t>(ranks.size())) {}
+
+    void start(const swap::Call& call) override;
+    void signal(std::atomic<uint64_t>& counter) override { ranks_.signal(counter); }
+    void check() override { ranks_.check(); }
+
+    // Of the step whose verdict is due.
+    std::span<const RankReport> reports() const { return reports_; }
+
+private:
+    comm::Topic topic(const char* of, const swap::Task& task) const {
+        return {.of = of, .layer = task.layer, .step = step_};
+    }
+    int64_t piece_bytes(const swap::Task& task) const;
+
+    comm::Communicator& ranks_;
+    const planner::Plan& plan_;
+    const Settler& settler_;
+    const int64_t& step_;
+    RankReport mine_{};
+    std::vector<RankReport> reports_;
+};
+
+}  // namespace ferry::train

@@ -1,0 +1,193 @@
+#include "ranks.h"
+
+#include <spdlog/fmt/fmt.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <filesystem>
+
+#include "settle.h"
+#include "setup.h"
+
+namespace ferry::train {
+namespace {
+
+int64_t share_of(int64_t bytes, int parts) { return bytes == kUnlimited ? bytes : bytes / parts; }
+
+void check_batch(const Config& config, int ranks) {
+    const int64_t all = config.batch.micro_batches, each = all / ranks;
+    if (all % ranks != 0) {
+        throw Error(Trouble::usage,
+                    {.what = "the micro-batches of a step cannot be divided among the ranks",
+                     .where = "batch.micro_batches",
+                     .measured = fmt::format("{} micro-batches, {} ranks", all, ranks),
+                     .remedy = fmt::format("set batch.micro_batches to {}, or start a number of "
+                                           "ranks that divides it",
+                                           round_up(all, ranks))});
+    }
+    if (config.swap.groups > 0 && each % config.swap.groups != 0) {
+        throw Error(Trouble::usage,
+                    {.what = "a rank's micro-batches are not divisible by the groups",
+                     .where = "swap.groups",
+                     .measured = fmt::format("{} groups, {} micro-batches on each of {} ranks",
+                                             config.swap.groups, each, ranks),
+                     .remedy = "set groups to a divisor of them, or \"auto\""});
+    }
+}
+
+std::string hex(uint64_t hash) { return fmt::format("{:016x}", hash); }
+template <class Values>
+uint64_t hash_of(const Values& values) {
+    return checksum(std::as_bytes(std::span(values)));
+}
+
+struct Part {
+    int index = 0, of = 1;
+};
+// Ranks of one host that see the same of it share that; those that the launcher has given different
+// things do not.
+Part part_among_alike(comm::Communicator& ranks, Executor& executor, uint64_t seen,
+                      const char* what) {
+    struct View {
+        uint64_t host = 0, seen = 0;
+        bool operator==(const View&) const = default;
+    };
+    std::array<char, 256> host{};
+    ::gethostname(host.data(), host.size() - 1);
+    const View mine{hash_of(host), seen};
+    const std::vector<View> all = gather(ranks, executor, mine, what);
+    const auto before = std::span(all).first(static_cast<size_t>(ranks.rank()));
+    return {static_cast<int>(std::ranges::count(before, mine)),
+            static_cast<int>(std::ranges::count(all, mine))};
+}
+
+}  // namespace
+
+// ---------------------------------------------------------------- shares
+
+Config config_of_rank(const Config& config, const World& world) {
+    if (world.ranks == 1) return config;
+    check_batch(config, world.ranks);
+    Config of_rank = config;
+    of_rank.batch.micro_batches /= world.ranks;
+    of_rank.evaluate.micro_batches = ceil_div(config.evaluate.micro_batches, world.ranks);
+    of_rank.budgets.host_bytes = share_of(config.budgets.host_bytes, world.local_ranks);
+    for (NvmePath& path : of_rank.budgets.nvme) {
+        path.path += fmt::format("/rank-{}", world.rank);
+        path.size_bytes = share_of(path.size_bytes, world.local_ranks);
+    }
+    if (config.threads > 0) of_rank.threads = std::max(1, config.threads / world.local_ranks);
+    return of_rank;
+}
+
+RankDirectories::RankDirectories(const Config& config, const Config& of_rank, const World& world) {
+    if (world.ranks == 1) return;
+    check_paths(config);
+    for (const NvmePath& path : of_rank.budgets.nvme) {
+        std::error_code reason;
+        std::filesystem::create_directory(path.path, reason);
+        if (reason) {
+            throw Error(Trouble::usage, {.what = "a rank cannot make its directory",
+                                         .where = path.path,
+                                         .measured = reason.message(),
+                                         .remedy = "make the directory above it writable"});
+        }
+        made_.push_back(path.path);
+    }
+}
+
+RankDirectories::~RankDirectories() {
+    // One that is not empty holds what a killed run left: the next one finds it there.
+    for (const std::string& path : made_) ::rmdir(path.c_str());
+}
+
+void Station::open(const Config& config, Executor& executor) {
+    const bool gpu = device_from(config.device) == DeviceKind::cuda;
+    Part part;
+    if (gpu && ranks) {
+        const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+        const std::string_view gpus = visible ? visible : "all";
+        part = part_among_alike(*ranks, executor, hash_of(gpus), "GPUs");
+    }
+    device = Device::open(device_from(config.device), executor, part.index);
+    if (!ranks || !gpu) return;
+    ranks = comm::make_nccl(*device, executor, std::move(ranks),
+                            {.timeout_seconds = config.zero.timeout_seconds});
+}
+
+World Station::world() const {
+    if (!ranks) return {};
+    return {ranks->rank(), ranks->size(), ranks->local_size()};
+}
+
+void Station::abandon(const char* why) const noexcept {
+    if (ranks) ranks->abandon(why);
+}
+
+Topology machine_of_rank(Topology machine, comm::Communicator* ranks, Executor& executor) {
+    if (!ranks) return machine;
+    uint64_t cores = 0;
+    for (const NumaNode& node : machine.nodes) {
+        const std::array<uint64_t, 2> pair{cores, hash_of(node.cores)};
+        cores = hash_of(pair);
+    }
+    const Part part = part_among_alike(*ranks, executor, cores, "cores");
+    return part_of(std::move(machine), part.index, part.of);
+}
+
+// ---------------------------------------------------------------- plan
+
+planner::Plan plan_of_rank(const Config& config, const Device& device,
+                           const model::Decoder& decoder, const zero::Partition& partition,
+                           comm::Communicator* ranks, Executor& executor) {
+    Config possible = within(config, device);
+    planner::DeviceNeeds needs = needs_of(device, decoder);
+    const auto plan = [&] {
+        return planner::make_plan(possible, decoder.layers(), decoder.numerics(), needs,
+                                  format_of(config), partition);
+    };
+    if (!ranks) return plan();
+    struct Memory {
+        int64_t budget = 0, overhead = 0;
+    };
+    const Memory mine{possible.budgets.device_bytes, needs.overhead};
+    for (const Memory& memory : gather(*ranks, executor, mine, "device memory")) {
+        possible.budgets.device_bytes = std::min(possible.budgets.device_bytes, memory.budget);
+        needs.overhead = std::max(needs.overhead, memory.overhead);
+    }
+    planner::Plan first = plan();
+    const std::vector<int64_t> all = gather(*ranks, executor, first.chunk_elements, "chunk size");
+    const int64_t least = *std::ranges::min_element(all);
+    if (least == first.chunk_elements) return first;
+    possible.swap.chunk_elements = least;
+    return plan();
+}
+
+// ---------------------------------------------------------------- the same on every rank
+
+void require_same_run(comm::Communicator& ranks, Executor& executor, const Config& config,
+                      const std::string& numerics, const TokenFileInfo& tokens) {
+    std::vector<comm::Fact> facts;
+    for (KeyValue& known : describe_values(config))
+        facts.push_back({std::move(known.key), std::move(known.value)});
+    facts.push_back({"the numerics record", numerics});
+    facts.push_back({"the contents of data.tokens", hex(tokens.checksum)});
+    comm::require_same(ranks, executor, facts);
+}
+
+void require_same_exchanges(comm::Communicator& ranks, Executor& executor,
+                            std::span<const swap::Schedule* const> schedules) {
+    std::vector<int64_t> words;
+    for (const swap::Schedule* schedule : schedules) {
+        for (const uint32_t index : schedule->lanes[static_cast<size_t>(swap::Lane::comm)]) {
+            const swap::Task& task = schedule->tasks[index];
+            words.insert(words.end(), {task.op, task.layer, task.bytes});
+        }
+    }
+    const comm::Fact order{"the plan: the order of the exchanges", hex(hash_of(words))};
+    comm::require_same(ranks, executor, {&order, 1});
+}
+
+}  // namespace ferry::train

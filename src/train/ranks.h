@@ -1,0 +1,82 @@
+// A run of several ranks: which part of the configuration and of the machine is a rank's own, and
+// what the ranks make sure of before the first step. `ranks` is null where there is only one.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "ferry/comm.h"
+#include "ferry/config.h"
+#include "ferry/device.h"
+#include "ferry/model.h"
+#include "ferry/planner.h"
+#include "ferry/schedule.h"
+#include "ferry/tokens.h"
+#include "ferry/topology.h"
+
+namespace ferry::train {
+
+// A rank among those of the run and among those of its host.
+struct World {
+    int rank = 0, ranks = 1, local_ranks = 1;
+};
+
+// The configuration as one of its ranks goes by it: its micro-batches, and its part of what the
+// ranks of a host share. Throws usage where the micro-batches cannot be divided.
+Config config_of_rank(const Config& config, const World& world);
+
+// Directories of this rank's own below the paths of the configuration, as config_of_rank names
+// them; removed at the end.
+class RankDirectories {
+public:
+    RankDirectories(const Config& config, const Config& of_rank, const World& world);
+    ~RankDirectories();
+    RankDirectories(const RankDirectories&) = delete;
+    RankDirectories& operator=(const RankDirectories&) = delete;
+
+private:
+    std::vector<std::string> made_;
+};
+
+// Where a run computes and whom it talks to. Communication ends before the device goes.
+struct Station {
+    std::unique_ptr<Device> device{};
+    std::unique_ptr<comm::Communicator> ranks{};
+
+    // With `ranks` met over host memory, or none.
+    void open(const Config& config, Executor& executor);
+    World world() const;
+    // This rank goes no further: the others learn it at once.
+    void abandon(const char* why) const noexcept;
+};
+
+// What each rank says, from all of them. Blocking.
+template <class Fact>
+std::vector<Fact> gather(comm::Communicator& ranks, Executor& executor, const Fact& mine,
+                         const char* of) {
+    std::vector<Fact> all(static_cast<size_t>(ranks.size()));
+    comm::agree(ranks, executor, std::as_bytes(std::span(&mine, 1)),
+                std::as_writable_bytes(std::span(all)), {.of = of});
+    return all;
+}
+
+// The cores and the memory of this rank: a part of the machine where others of its host may run on
+// the same cores, all of it where the launcher has given them different ones.
+Topology machine_of_rank(Topology machine, comm::Communicator* ranks, Executor& executor);
+
+// The plan by which every rank starts the same exchanges: with the device memory that each of them
+// has, and the chunks that the tightest of them can pass through its memory.
+planner::Plan plan_of_rank(const Config& config, const Device& device,
+                           const model::Decoder& decoder, const zero::Partition& partition,
+                           comm::Communicator* ranks, Executor& executor);
+
+// Throws usage on every rank, naming the rank and the key, where what fixes the numbers differs.
+// `config` is the run's.
+void require_same_run(comm::Communicator& ranks, Executor& executor, const Config& config,
+                      const std::string& numerics, const TokenFileInfo& tokens);
+// The same for what the ranks will say to each other, of all schedules.
+void require_same_exchanges(comm::Communicator& ranks, Executor& executor,
+                            std::span<const swap::Schedule* const> schedules);
+
+}  // namespace ferry::train

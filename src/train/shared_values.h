@@ -1,0 +1,23 @@
+// Values that one rank has, to every rank that asks.
+#pragma once
+
+#include <functional>
+#include <span>
+
+#include "ferry/comm.h"
+#include "ferry/model.h"
+#include "ferry/zero.h"
+
+namespace ferry::train {
+
+using Sink = std::function<void(std::span<const float>)>;
+// Gives a sink the values of a run of elements, in order and in pieces.
+using Source = std::function<void(const zero::Run&, const Sink&)>;
+
+// Elements [first, first + count) of one segment of a layer: each owner reads what lies in its
+// shard by `mine`, and `sink` gets all of them on every rank. Blocking; all ranks alike.
+void share_values(comm::Communicator& ranks, Executor& executor, const zero::Partition& partition,
+                  const model::Layer& layer, const zero::Run& run, const Source& mine,
+                  const Sink& sink);
+
+}  // namespace ferry::train

@@ -1,0 +1,33 @@
+#include "trace_rows.h"
+
+#include "ferry/recorder.h"
+
+namespace ferry::train {
+
+TraceRows::TraceRows(trace::Recording* recording, size_t lanes) : recording_(recording) {
+    for (size_t lane = 0; recording_ && lane < lanes; ++lane) {
+        const std::string name(swap::name_of(static_cast<swap::Lane>(lane)));
+        measured_[lane] = recording_->add_row("measured", name);
+        planned_[lane] = recording_->add_row("planned", name);
+    }
+}
+
+void TraceRows::record(const swap::Schedule& schedule, const swap::Timeline& planned, Nanos start,
+                       int64_t sequence) {
+    for (size_t t = 0; t < planned.tasks.size(); ++t) {
+        const swap::Task& task = schedule.tasks[t];
+        const auto at = [&](double seconds) { return start + static_cast<Nanos>(seconds * 1e9); };
+        recording_->add({.row = planned_[static_cast<size_t>(task.lane)],
+                         .name = task.verb == swap::Verb::kernel
+                                     ? planner::name_of(static_cast<planner::Op>(task.op))
+                                     : swap::name_of(task.verb),
+                         .begin_ns = at(planned.tasks[t].begin_s),
+                         .end_ns = at(planned.tasks[t].end_s),
+                         .bytes = task.bytes,
+                         .step = sequence,
+                         .layer = task.layer,
+                         .item = task.item});
+    }
+}
+
+}  // namespace ferry::train

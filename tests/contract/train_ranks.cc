@@ -1,0 +1,329 @@
+// Whole runs of several ranks: the stage and the tiers change no bit, the number of ranks no more
+// than the rounding of their gradients.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <bit>
+#include <functional>
+#include <map>
+#include <stdexcept>
+
+#include "tests/support/borrowed_ranks.h"
+#include "tests/support/simulated_ranks.h"
+#include "tests/support/tiny_run.h"
+
+namespace ferry::train {
+namespace {
+
+struct Outcome {
+    uint64_t hash = 0;
+    std::vector<StepReport> reports{};
+    Evaluation before{}, after{};
+    // In bits: a gradient that overflowed equals itself. `gradients`: of the last step.
+    std::map<std::string, std::vector<uint32_t>> weights{}, gradients{};
+
+    std::vector<double> losses() const {
+        std::vector<double> losses;
+        for (const StepReport& report : reports) losses.push_back(report.loss);
+        return losses;
+    }
+};
+
+Outcome train(Engine& engine, const Config& config) {
+    Outcome outcome;
+    const bool evaluates = config.evaluate.micro_batches > 0;
+    if (evaluates) outcome.before = engine.evaluate();
+    for (int64_t step = 0; step < config.steps; ++step) outcome.reports.push_back(engine.step());
+    const auto bits_into = [](std::vector<uint32_t>& bits) {
+        return [&bits](std::span<const float> piece) {
+            for (const float value : piece) bits.push_back(std::bit_cast<uint32_t>(value));
+        };
+    };
+    const auto for_tensors = [&](const auto& body) {
+        for (size_t layer = 0; layer < engine.layers().size(); ++layer) {
+            for (const model::Tensor& tensor : engine.layers()[layer].tensors)
+                body(static_cast<int64_t>(layer), tensor);
+        }
+    };
+    for_tensors([&](int64_t layer, const model::Tensor& tensor) {
+        engine.read_gradient(layer, tensor, bits_into(outcome.gradients[tensor.name]));
+    });
+    for_tensors([&](int64_t layer, const model::Tensor& tensor) {
+        engine.read_tensor(layer, tensor, bits_into(outcome.weights[tensor.name]));
+    });
+    if (evaluates) outcome.after = engine.evaluate();
+    outcome.hash = engine.state_hash();
+    return outcome;
+}
+
+void expect_equal(const Outcome& a, const Outcome& b) {
+    EXPECT_EQ(a.hash, b.hash);
+    EXPECT_EQ(a.losses(), b.losses());
+    ASSERT_EQ(a.reports.size(), b.reports.size());
+    for (size_t i = 0; i < a.reports.size(); ++i) {
+        EXPECT_EQ(a.reports[i].skipped, b.reports[i].skipped);
+        EXPECT_EQ(a.reports[i].clip_factor, b.reports[i].clip_factor);
+        if (!a.reports[i].skipped)
+            EXPECT_EQ(a.reports[i].gradient_norm, b.reports[i].gradient_norm);
+    }
+    EXPECT_EQ(a.gradients, b.gradients);
+    EXPECT_EQ(a.weights, b.weights);
+    EXPECT_EQ(a.before.targets, b.before.targets);
+    if (a.before.targets > 0) {
+        EXPECT_EQ(a.before.loss, b.before.loss);
+        EXPECT_EQ(a.after.loss, b.after.loss);
+    }
+}
+
+Outcome run(const Config& config, int ranks) {
+    std::vector<Outcome> outcomes(static_cast<size_t>(ranks));
+    comm::run_ranks(
+        {.size = ranks, .threads = true}, [&](comm::Communicator& others, Executor& executor) {
+            const auto engine =
+                Engine::make(config, {.executor = &executor, .ranks = comm::borrow(others)});
+            outcomes[static_cast<size_t>(others.rank())] = train(*engine, config);
+        });
+    for (const Outcome& other : outcomes) expect_equal(outcomes.front(), other);
+    return outcomes.front();
+}
+
+// Of a rank, as the error says that refuses less.
+int64_t smallest_device_budget(Config config, int ranks) {
+    config.budgets.device_bytes = 1;
+    try {
+        Forecaster::make(config, {.ranks = ranks, .on_a_host = ranks})->plan(config);
+    } catch (const Error& error) {
+        const std::string& needed = error.problem().measured;  // "1.00 MiB needed (1048576 bytes)"
+        return std::stoll(needed.substr(needed.find('(') + 1));
+    }
+    return 0;
+}
+
+class Ranks : public testing::Test {
+protected:
+    // Micro-batches for 1, 2, 3 and 4 ranks; several segments, and tensors of sizes that no number
+    // of ranks divides.
+    Config config() const {
+        Config config = tiny_config(data_);
+        config.batch = {.sequence = 8, .micro_batch = 1, .micro_batches = 12};
+        config.data.held_back = 0.2;
+        config.evaluate.micro_batches = 5;
+        config.steps = 4;
+        config.clip_norm = 0.5;
+        return config;
+    }
+    // As little as possible in memory, every bet made, two groups.
+    Config tight(Config config, int ranks) const {
+        config.budgets.nvme = {{.path = directory_.path(), .size_bytes = 64 * kMiB}};
+        config.budgets.host_bytes = ranks * 200 * kKiB;
+        config.swap.bets = "all";
+        config.swap.groups = config.batch.micro_batches / ranks % 2 == 0 ? 2 : 1;
+        config.io.direct = false;
+        config.budgets.device_bytes = smallest_device_budget(config, ranks);
+        return config;
+    }
+    void expect_stages_equal(Config config, int ranks) const {
+        config.zero.stage = 3;
+        const Outcome first = run(config, ranks);
+        for (const int64_t stage : {0, 1, 2, 3}) {
+            SCOPED_TRACE("stage " + std::to_string(stage));
+            config.zero.stage = stage;
+            expect_equal(run(config, ranks), first);
+            expect_equal(run(tight(config, ranks), ranks), first);
+            if (HasFailure()) return;
+        }
+    }
+
+    const TinyData data_;
+    const TemporaryDirectory directory_{};
+};
+
+class EachNumber : public Ranks, public testing::WithParamInterface<int> {};
+
+TEST_P(EachNumber, OfRanksGivesTheSameBitsAtEveryStageAndOnEveryTier) {
+    expect_stages_equal(config(), GetParam());
+}
+
+// Their gradients are rounded to fp32 once more, and added in another order.
+TEST_P(EachNumber, OfRanksFollowsTheRunOfOne) {
+    const Config config = this->config();
+    const auto executor = make_thread_executor();
+    const Outcome one = train(*Engine::make(config, {.executor = executor.get()}), config);
+    const Outcome several = run(config, GetParam());
+    EXPECT_NEAR(several.before.loss, one.before.loss, 1e-14);
+    EXPECT_EQ(several.before.targets, one.before.targets);
+    EXPECT_NEAR(several.reports[0].loss, one.reports[0].loss, 1e-14);
+    int clipped = 0;
+    for (size_t i = 0; i < one.reports.size(); ++i) {
+        EXPECT_EQ(several.reports[i].targets, one.reports[i].targets);
+        EXPECT_EQ(several.reports[i].tokens, one.reports[i].tokens);
+        EXPECT_NEAR(several.reports[i].loss, one.reports[i].loss, 2e-6 * one.reports[i].loss);
+        EXPECT_NEAR(several.reports[i].gradient_norm, one.reports[i].gradient_norm,
+                    1e-5 * one.reports[i].gradient_norm);
+        clipped += one.reports[i].clip_factor < 1;
+    }
+    EXPECT_GT(clipped, 0);
+    EXPECT_NEAR(several.after.loss, one.after.loss, 2e-6 * one.after.loss);
+}
+
+INSTANTIATE_TEST_SUITE_P(numbers, EachNumber, testing::Values(1, 2, 3, 4),
+                         [](const auto& ranks) { return std::to_string(ranks.param); });
+
+class EachKind : public Ranks, public testing::WithParamInterface<int> {};
+
+// What a run can differ in, on three ranks: whose shards end inside of tensors.
+TEST_P(EachKind, OfModelAndStateGivesTheSameBitsAtEveryStage) {
+    Config config = this->config();
+    config.batch.micro_batches = 6;
+    config.steps = 3;
+    const std::array<std::function<void()>, 6> kinds{
+        [&] { config.precision = "bf16"; },
+        [&] { config.precision = "fp16"; },
+        [&] { config.model.tie_embeddings = true; },
+        [&] {
+            config.freeze = {"*.q_proj.weight", "*embed_tokens*", "*layers.1.*norm*"};
+        },
+        [&] {
+            config.precision = "bf16";
+            config.optimizer.moments = "bf16";
+            config.optimizer.master = "split";
+        },
+        [&] {
+            config.precision = "bf16";
+            config.numerics.wire = "fp32";
+            config.clip_norm = 0;
+            config.optimizer.method = "lion";
+        }};
+    kinds[static_cast<size_t>(GetParam())]();
+    expect_stages_equal(config, 3);
+}
+
+INSTANTIATE_TEST_SUITE_P(kinds, EachKind, testing::Range(0, 6));
+
+TEST_F(Ranks, GiveTheSameBitsAgain) { expect_equal(run(config(), 2), run(config(), 2)); }
+
+// Sequences of one token, some of them no target: where a step has one target, the gradients of one
+// rank alone overflow on the way to fp16, and the other's are zero.
+TEST_F(Ranks, AllSkipWhereOneOverflows) {
+    Config config = this->config();
+    config.data = {.tokens = directory_ / "masked.bin", .held_back = 0};
+    std::vector<uint32_t> tokens(1500);
+    std::vector<uint8_t> mask(tokens.size());
+    for (size_t i = 0; i < tokens.size(); ++i) {
+        tokens[i] = static_cast<uint32_t>((i * i / 7 + i) % 31);
+        mask[i] = i * i % 5 < 2;
+    }
+    write_tokens(config.data.tokens, tokens, 32, mask);
+    config.precision = "fp16";
+    config.batch = {.sequence = 1, .micro_batch = 1, .micro_batches = 2};
+    config.evaluate.micro_batches = 0;
+    config.model.norm_eps = 1e-30;
+    config.clip_norm = 1e6;
+    config.steps = 20;
+    const Outcome two = run(config, 2);
+    int64_t of_one = 0, of_none = 0, good = 0;
+    for (const StepReport& report : two.reports) {
+        of_one += report.targets == 1 && report.skipped;
+        of_none += report.targets == 0;
+        good += !report.skipped;
+    }
+    EXPECT_GT(of_one, 0);
+    EXPECT_GT(of_none, 0);
+    EXPECT_GT(good, 0);
+    EXPECT_LT(two.reports.back().loss_scale, two.reports.front().loss_scale);
+    config.zero.stage = 1;
+    expect_equal(run(tight(config, 2), 2), two);
+}
+
+// ---------------------------------------------------------------- what goes wrong
+
+// What each rank says where one of them fails, or where they do not belong together.
+std::vector<Problem> problems(int ranks, const std::function<Config(int)>& config,
+                              const std::function<void(int, Engine&)>& then = {}) {
+    std::vector<Problem> found;
+    const auto body = [&](comm::Communicator& others, Executor& executor) {
+        const int rank = others.rank();
+        const auto engine =
+            Engine::make(config(rank), {.executor = &executor, .ranks = comm::borrow(others)});
+        if (then) then(rank, *engine);
+    };
+    for (const std::exception_ptr& error :
+         comm::outcomes_of({.size = ranks, .threads = true}, body)) {
+        found.emplace_back();
+        if (!error) continue;
+        try {
+            std::rethrow_exception(error);
+        } catch (const Error& why) {
+            found.back() = why.problem();
+        } catch (const std::exception& why) {
+            found.back() = {.what = why.what()};
+        }
+    }
+    return found;
+}
+
+TEST_F(Ranks, NameTheOneThatWasStartedOtherwiseAndTheKey) {
+    const auto differing = [&](const std::function<void(Config&)>& change) {
+        const auto found = problems(3, [&](int rank) {
+            Config mine = config();
+            if (rank == 2) change(mine);
+            return mine;
+        });
+        for (const Problem& problem : found) EXPECT_EQ(problem.where, found[0].where);
+        return found[0].where;
+    };
+    EXPECT_EQ(differing([](Config& c) { c.optimizer.lr = 0.5; }), "rank 2: optimizer.lr");
+    EXPECT_EQ(differing([](Config& c) { c.zero.stage = 1; }), "rank 2: zero.stage");
+    EXPECT_EQ(differing([](Config& c) { c.budgets.host_bytes = kGiB; }), "rank 2: budgets.host");
+    EXPECT_EQ(differing([](Config& c) { c.optimizer.beta2 = 0.5; }), "rank 2: optimizer.betas");
+}
+
+TEST_F(Ranks, RefuseAStepThatTheyCannotShare) {
+    Config odd = config();
+    odd.batch.micro_batches = 5;
+    for (const Problem& problem : problems(3, [&](int) { return odd; })) {
+        EXPECT_EQ(problem.where, "batch.micro_batches");
+        EXPECT_EQ(problem.measured, "5 micro-batches, 3 ranks");
+    }
+    odd.batch.micro_batches = 6;
+    odd.swap.groups = 3;
+    for (const Problem& problem : problems(3, [&](int) { return odd; }))
+        EXPECT_EQ(problem.where, "swap.groups");
+}
+
+TEST_F(Ranks, LearnAtOnceThatOneEnds) {
+    const auto found = problems(
+        3, [&](int) { return config(); },
+        [](int rank, Engine& engine) {
+            engine.step();
+            if (rank == 1) throw std::runtime_error("its disk is full");
+            for (int step = 0; step < 100; ++step) engine.step();
+        });
+    EXPECT_EQ(found[1].what, "its disk is full");
+    for (const size_t rank : {size_t{0}, size_t{2}})
+        EXPECT_EQ(found[rank].what.substr(0, 12), "lost rank 1:") << found[rank].what;
+}
+
+TEST_F(Ranks, LearnAtOnceThatOneCannotStart) {
+    Config mine = config();
+    mine.budgets.nvme = {{.path = directory_ / "nothing there"}};
+    for (const Problem& problem : problems(2, [&](int) { return mine; }))
+        EXPECT_TRUE(problem.what == "a storage path does not exist" ||
+                    problem.what.starts_with("lost rank"))
+            << problem.what;
+}
+
+TEST_F(Ranks, StopTogetherWhenOneIsAskedTo) {
+    std::array<int, 3> stopped_at{};
+    const auto found = problems(
+        3, [&](int) { return config(); },
+        [&](int rank, Engine& engine) {
+            int& step = stopped_at[static_cast<size_t>(rank)];
+            while (!engine.any(rank == 2 && step == 2)) engine.step(), ++step;
+        });
+    for (const Problem& problem : found) EXPECT_EQ(problem.what, "");
+    EXPECT_EQ(stopped_at, (std::array<int, 3>{2, 2, 2}));
+}
+
+}  // namespace
+}  // namespace ferry::train

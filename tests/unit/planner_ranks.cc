@@ -1,0 +1,198 @@
+// Plans and schedules of several ranks.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <tuple>
+
+#include "ferry/recorder.h"
+#include "src/planner/chunks.h"
+
+namespace ferry::planner {
+namespace {
+
+model::Layer layer(model::LayerKind kind, int64_t decayed, int64_t norms, int64_t frozen) {
+    model::Layer made{.kind = kind};
+    made.segments = {{0, decayed, true, true}, {decayed, norms, false, true}};
+    made.trainable_elements = decayed + norms;
+    made.elements = made.trainable_elements + frozen;
+    if (frozen > 0) made.segments.push_back({made.trainable_elements, frozen, false, false});
+    return made;
+}
+
+// For 1, 2, 3, 4 and 6 ranks.
+std::vector<model::Layer> three_blocks() {
+    constexpr int64_t kUnit = 12 * 4096;
+    std::vector<model::Layer> layers{layer(model::LayerKind::embedding, 2 * kUnit, kUnit, 0)};
+    for (int i = 0; i < 3; ++i)
+        layers.push_back(layer(model::LayerKind::block, 5 * kUnit, kUnit, kUnit));
+    layers.push_back(layer(model::LayerKind::head, 2 * kUnit, kUnit, 0));
+    return layers;
+}
+
+Plan plan_of(int64_t stage, int rank, int ranks, BudgetConfig budgets = {}) {
+    Config config;
+    config.batch = {.sequence = 64, .micro_batch = 1, .micro_batches = 4};
+    config.swap.chunk_elements = 16384;
+    config.budgets = std::move(budgets);
+    return make_plan(
+        config, three_blocks(),
+        {.sequence = 64, .micro_batch = 1, .compute = DType::bf16, .wire = DType::bf16},
+        {.activation = 32768, .scratch = 1 << 20}, {}, zero::partition_of(stage, rank, ranks));
+}
+
+class Stages : public testing::TestWithParam<int64_t> {};
+
+// Every element is updated where it must be, its norm counted once, its weights kept as the stage
+// says.
+TEST_P(Stages, TheRanksChunksTogetherAreTheModel) {
+    const int64_t stage = GetParam();
+    for (const int ranks : {2, 3, 4}) {
+        int64_t updated = 0, owned = 0, weights = 0, leaves = 0, elements = 0, trainable = 0;
+        for (const model::Layer& layer : three_blocks()) {
+            elements += layer.elements;
+            trainable += layer.trainable_elements;
+        }
+        for (int rank = 0; rank < ranks; ++rank) {
+            const Plan plan = plan_of(stage, rank, ranks);
+            for (const Chunk& chunk : plan.chunks) {
+                weights += chunk.count;
+                updated += chunk.trainable ? chunk.count : 0;
+                owned += plan.owns(chunk) ? chunk.count : 0;
+                EXPECT_FALSE(chunk.replica && (chunk.trainable || plan.owns(chunk)));
+            }
+            leaves += plan.leaves;
+            EXPECT_EQ(plan.leaves * kLeafElements, trainable / ranks);
+        }
+        EXPECT_EQ(owned, elements);
+        EXPECT_EQ(leaves * kLeafElements, trainable);
+        EXPECT_EQ(updated, stage == 0 ? ranks * trainable : trainable);
+        EXPECT_EQ(weights, stage == 3 ? elements : ranks * elements);
+    }
+}
+
+std::vector<std::tuple<int, int64_t, int64_t>> exchanges(const swap::Schedule& schedule) {
+    std::vector<std::tuple<int, int64_t, int64_t>> all;
+    for (const uint32_t index : schedule.lanes[static_cast<size_t>(swap::Lane::comm)]) {
+        const swap::Task& task = schedule.tasks[index];
+        all.emplace_back(task.op, task.layer, task.bytes);
+    }
+    return all;
+}
+
+// A part of a step that has all of a recorder's exchanges, with one layer's forward and backward.
+swap::Schedule visit(const Plan& plan) {
+    Recorder recorder(plan, "visit");
+    {
+        const Lease report = recorder.acquire(Class::report);
+        for (int64_t l = 0; l < 5; ++l) {
+            const Lease weights = recorder.fetch_updated_weights(l);
+            recorder.compute(Op::forward, l, 0, {{&weights, false}});
+        }
+        for (int64_t l = 3; l > 0; --l) {
+            const Lease weights = recorder.fetch_weights(l);
+            const Lease gradient = recorder.fetch_gradient(l, true);
+            recorder.compute(Op::backward, l, 0, {{&weights, false}, {&gradient, true}});
+            if (l > 1) recorder.expect_weights(l - 1);
+            recorder.receive_gradient();
+            recorder.send_gradient(l, gradient);
+        }
+        recorder.receive_gradient();
+        recorder.send_report(report);
+        recorder.mark_verdict();
+    }
+    return recorder.finish();
+}
+
+// Whatever their memory: the order of a rank's exchanges follows from nothing that may differ
+// between ranks.
+TEST_P(Stages, AllRanksStartTheSameExchanges) {
+    const int64_t stage = GetParam();
+    const auto first = exchanges(visit(plan_of(stage, 0, 3)));
+    EXPECT_FALSE(first.empty());
+    EXPECT_EQ(std::get<0>(first.back()), static_cast<int>(Op::agree));
+    for (int rank = 0; rank < 3; ++rank) {
+        EXPECT_EQ(exchanges(visit(plan_of(stage, rank, 3))), first);
+        const BudgetConfig little{.host_bytes = 2500 * kKiB,
+                                  .nvme = {{.path = "there", .size_bytes = kGiB}}};
+        EXPECT_EQ(exchanges(visit(plan_of(stage, rank, 3, little))), first);
+    }
+}
+
+// Each gradient element crosses once to its owner, and once back where all keep it.
+TEST_P(Stages, MoveTheBytesTheyShould) {
+    const int64_t stage = GetParam(), ranks = 4;
+    const Plan plan = plan_of(stage, 1, 4);
+    std::array<int64_t, 256> bytes{};
+    for (const auto& [op, layer, moved] : exchanges(visit(plan)))
+        bytes[static_cast<size_t>(op)] += moved;
+    const auto of = [&](Op op) { return bytes[static_cast<size_t>(op)]; };
+    const auto others = [&](int64_t elements) { return elements * 2 * (ranks - 1) / ranks; };
+    int64_t all = 0, trainable = 0;
+    for (const model::Layer& l : plan.layers) all += l.elements, trainable += l.trainable_elements;
+    const int64_t blocks = 3 * plan.layers[1].elements,
+                  blocks_train = 3 * plan.layers[1].trainable_elements;
+    EXPECT_EQ(of(Op::exchange), others(blocks_train));
+    EXPECT_EQ(of(Op::gather_gradient), stage == 0 ? others(blocks_train) : 0);
+    EXPECT_EQ(of(Op::gather_weights), stage == 3   ? others(all + blocks)
+                                      : stage == 0 ? 0
+                                                   : others(trainable));
+}
+
+INSTANTIATE_TEST_SUITE_P(zero, Stages, testing::Values(0, 1, 2, 3),
+                         [](const auto& stage) { return std::to_string(stage.param); });
+
+// In backward a layer's weights are asked for before the exchanges of the layer above, which wait
+// for its work; with one buffer they cannot be.
+TEST(ExpectedWeights, AreGatheredBeforeTheExchangesOfTheLayerAbove) {
+    const auto order = [](const Plan& plan) {
+        std::vector<std::pair<int, int64_t>> ops;
+        for (const auto& [op, layer, bytes] : exchanges(visit(plan))) {
+            if (ops.empty() || ops.back() != std::pair<int, int64_t>{op, layer})
+                ops.emplace_back(op, layer);
+        }
+        const auto gather =
+            std::find(ops.rbegin(), ops.rend(),
+                      std::pair<int, int64_t>{static_cast<int>(Op::gather_weights), 2});
+        const auto exchange = std::find(ops.begin(), ops.end(),
+                                        std::pair<int, int64_t>{static_cast<int>(Op::exchange), 3});
+        return (gather.base() - 1) - exchange;
+    };
+    const Plan roomy = plan_of(3, 0, 2);
+    ASSERT_GT(roomy.buffers[static_cast<size_t>(Class::block_weights)].count, 1);
+    EXPECT_LT(order(roomy), 0);
+    BudgetConfig least{.device_bytes = 1};
+    try {
+        plan_of(3, 0, 2, least);
+        FAIL();
+    } catch (const Error& error) {
+        const std::string& text = error.problem().measured;
+        least.device_bytes = std::stoll(text.substr(text.find('(') + 1));
+    }
+    const Plan tight = plan_of(3, 0, 2, least);
+    ASSERT_EQ(tight.buffers[static_cast<size_t>(Class::block_weights)].count, 1);
+    ASSERT_EQ(tight.buffers[static_cast<size_t>(Class::pieces)].count, 2);
+    EXPECT_GT(order(tight), 0);
+}
+
+TEST(Plan, OfMoreRanksHoldsLessOnEach) {
+    int64_t before = plan_of(3, 0, 1).host_bytes;
+    for (const int ranks : {2, 4}) {
+        const int64_t host = plan_of(3, 0, ranks).host_bytes;
+        EXPECT_LT(host, before * 3 / 4);
+        before = host;
+    }
+    for (const int64_t stage : {1, 3}) {
+        const Plan more = plan_of(stage - 1, 0, 4), less = plan_of(stage, 0, 4);
+        EXPECT_LT(less.host_bytes + less.device_bytes, more.host_bytes + more.device_bytes);
+    }
+}
+
+TEST(Plan, OfOneRankHasNoExchanges) {
+    const Plan plan = plan_of(3, 0, 1);
+    EXPECT_EQ(plan.buffers[static_cast<size_t>(Class::pieces)].count, 0);
+    EXPECT_TRUE(exchanges(visit(plan)).empty());
+}
+
+}  // namespace
+}  // namespace ferry::planner
