@@ -1,0 +1,159 @@
+"""Several ranks, as a user starts them: mpirun -n N ferry train CONFIG."""
+
+import glob
+import os
+import shutil
+import signal
+import subprocess
+import time
+import unittest
+
+from harness import FERRY, USAGE, FerryTest
+
+RANK_LOST = 6
+MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+# What a rank needs that this machine may lack, or guesses at slowly.
+ENVIRONMENT = {**os.environ, "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
+               "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+
+
+@unittest.skipUnless(shutil.which("mpirun"), "there is no mpirun")
+class Ranks(FerryTest):
+    def config(self, **changes):  # pylint: disable=arguments-differ
+        return super().config(**{"batch__micro_batch": 1, "batch__micro_batches": 12, "steps": 4,
+                                 "clip_norm": 0.5, "zero__timeout_seconds": 60, **changes})
+
+    def ranks(self, number, config, *arguments):
+        return self.train(config, *arguments, through=[*MPIRUN, "-n", str(number)], env=ENVIRONMENT)
+
+    def tight(self, ranks):
+        """As little in memory as a rank can do with."""
+        return {"budgets__nvme": [self.nvme()], "budgets__host": f"{ranks * 600}KiB",
+                "swap__chunk_elements": 8192, "swap__state_on_nvme": 1, "swap__bets": "all",
+                "io__direct": False}
+
+    def assert_left_nothing(self):
+        self.assertEqual(os.listdir(self.path("nvme")), [])
+
+    def test_stages_and_tiers_give_the_same_bits(self):
+        for number in (2, 3):
+            runs = []
+            for stage in (0, 1, 2, 3):
+                for tiers in ({}, self.tight(number)):
+                    with self.subTest(ranks=number, stage=stage, tight=bool(tiers)):
+                        run = self.ranks(number, self.config(zero__stage=stage, **tiers))
+                        self.assert_trained(run)
+                        runs.append(run.numbers())
+                        self.assertEqual(runs[-1], runs[0])
+                        self.assertEqual(run.summary["ranks"], number)
+                        self.assertGreater(run.lane("comm"), 0)
+                        self.assertEqual(run.lane("nvme read") > 0, bool(tiers))
+                        self.assert_left_nothing()
+
+    def test_more_ranks_follow_one(self):
+        one = self.train(self.config())
+        self.assert_trained(one)
+        for number in (2, 4):
+            several = self.ranks(number, self.config())
+            self.assert_trained(several)
+            self.assertEqual(len(several.steps), 4)  # the first rank alone prints
+            self.assertEqual(len(several.hashes), 1)
+            self.assertAlmostEqual(several.steps[0]["loss"], one.steps[0]["loss"], delta=1e-12)
+            for mine, theirs in zip(several.steps, one.steps):
+                self.assertAlmostEqual(mine["loss"], theirs["loss"], delta=1e-5)
+                self.assertAlmostEqual(mine["gradient_norm"], theirs["gradient_norm"], delta=1e-4)
+                self.assertEqual(mine["tokens"], theirs["tokens"])
+                self.assertEqual(mine["targets"], theirs["targets"])
+
+    def test_evaluation_and_weights_come_from_all_ranks(self):
+        changes = {"evaluate__micro_batches": 5, "steps": 2}
+        first = self.path("first.safetensors")
+        one = self.train(self.config(optimizer__lr=0, **changes), "--weights-out", first)
+        self.assert_trained(one)
+        for stage in (0, 1, 3):
+            mine = self.path(f"stage{stage}.safetensors")
+            run = self.ranks(3, self.config(optimizer__lr=0, zero__stage=stage, **changes),
+                             "--weights-out", mine)
+            self.assert_trained(run)
+            self.assertEqual(len(run.evaluations), len(one.evaluations))
+            for here, there in zip(run.evaluations, one.evaluations):
+                self.assertAlmostEqual(here["evaluation_loss"], there["evaluation_loss"], delta=1e-12)
+            with open(first, "rb") as a, open(mine, "rb") as b:
+                self.assertEqual(a.read(), b.read())
+
+    def test_a_step_that_the_ranks_cannot_share(self):
+        run = self.ranks(2, self.config(batch__micro_batches=3))
+        self.assertNotEqual(run.code, 0)
+        self.assertIn("batch.micro_batches", run.err)
+        self.assertIn("3 micro-batches, 2 ranks", run.err)
+        self.assertIn("rank 0", run.err)
+
+    def test_ranks_that_were_not_started_alike(self):
+        first = self.command(self.config())
+        for changes, key in (({"optimizer__lr": 0.004}, "optimizer.lr"), ({"seed": 8}, "seed"),
+                             ({"zero__stage": 1}, "zero.stage")):
+            with self.subTest(key=key):
+                other = self.command(self.config(**changes))
+                run = subprocess.run(
+                    [*MPIRUN, "-n", "1", FERRY, *first, ":", "-n", "1", FERRY, *other],
+                    capture_output=True, text=True, timeout=120, check=False, env=ENVIRONMENT)
+                self.assertEqual(run.returncode, USAGE, run.stderr)
+                self.assertIn(f"rank 1: {key}", run.stderr)
+
+    def start(self, number, config):
+        command = self.command(config)
+        process = subprocess.Popen([*MPIRUN, "-n", str(number), FERRY, *command], text=True,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT)
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        line = process.stdout.readline()  # a step has ended: all ranks are at work
+        self.assertIn('"loss"', line)
+        return process, self.processes(command[1])
+
+    @staticmethod
+    def processes(config):
+        """The ranks' processes, by rank."""
+        found = {}
+        for name in glob.glob("/proc/[0-9]*/cmdline"):
+            try:
+                with open(name, "rb") as file:
+                    words = file.read().split(b"\0")
+                if config.encode() not in words or b"mpirun" in words[0]:
+                    continue
+                with open(name.replace("cmdline", "environ"), "rb") as file:
+                    environment = dict(v.partition(b"=")[::2] for v in file.read().split(b"\0"))
+            except OSError:
+                continue
+            rank = environment.get(b"OMPI_COMM_WORLD_RANK")
+            if rank is not None:
+                found[int(rank)] = int(name.split("/")[2])
+        return found
+
+    def test_an_interrupt_of_one_rank_ends_all_after_the_same_step(self):
+        process, ranks = self.start(2, self.config(steps=100000))
+        os.kill(ranks[1], signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 0, err)
+        self.assertIn('"interrupted":true', out)
+        self.assertIn("state_hash", out)
+
+    def test_a_killed_rank_ends_the_run_and_leaves_nothing(self):
+        for stage in (1, 3):
+            with self.subTest(stage=stage):
+                process, ranks = self.start(3, self.config(steps=100000, zero__stage=stage,
+                                                           **self.tight(3)))
+                os.kill(ranks[1], signal.SIGKILL)
+                _, err = process.communicate(timeout=90)
+                self.assertNotEqual(process.returncode, 0, err)
+                deadline = time.monotonic() + 30
+                while any(os.path.exists(f"/proc/{pid}") for pid in ranks.values()):
+                    self.assertLess(time.monotonic(), deadline, "a rank goes on alone")
+                    time.sleep(0.05)
+                # The next run finds what the dead one left, and nothing stands in its way.
+                again = self.ranks(3, self.config(zero__stage=stage, **self.tight(3)))
+                self.assert_trained(again)
+                self.assert_left_nothing()
+
+
+if __name__ == "__main__":
+    unittest.main()
