@@ -287,7 +287,7 @@ Config within(const Config& config, const Device& device) {
 
 std::string machine_text(const Device& device, const Config& config) {
     if (device.kind() == DeviceKind::cpu) return "device cpu; ops 3; " + ops::library_versions();
-    return "device " + device.architecture() + "; ops 3; " +
+    return "device " + device.architecture() + "; ops 4; " +
            ops::cuda_library_versions(attention_of(config));
 }
 

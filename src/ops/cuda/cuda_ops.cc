@@ -36,7 +36,7 @@ public:
 
     int64_t gemm_scratch_bytes(const Gemm& g) const override {
         const int64_t elements = g.c.rows * g.c.cols;
-        const int64_t sum = finishes(g) ? elements * 4 : 0;
+        const int64_t sum = Products::takes(g) ? 0 : elements * 4;
         const int64_t copy =
             g.c.type == DType::f32 ? 0 : std::min(kCopyBytes, elements * size_of(g.c.type));
         return kWorkspaceUnit + workspace_bytes_ + std::max(sum, copy);
@@ -50,10 +50,10 @@ public:
         FERRY_CHECK(scratch != nullptr);
         std::byte* workspace = workspace_in(scratch);
         std::byte* room = workspace + workspace_bytes_;
-        if (g.addend.data == g.c.data && g.c.type != DType::f32 && !finishes(g)) {
-            return add_to_itself(g, workspace, room);
+        if (Products::takes(g)) {
+            const bool in_place = g.addend.data == g.c.data && g.c.type != DType::f32;
+            return in_place ? add_to_itself(g, workspace, room) : product(g, workspace);
         }
-        if (!finishes(g)) return product(g, workspace);
         float* sum = floats(room);
         const Gemm only{
             .form = g.form, .a = g.a, .b = g.b, .c = View::of(sum, DType::f32, g.c.rows, g.c.cols)};
@@ -96,20 +96,18 @@ public:
 
     int64_t attention_forward_scratch_bytes(const Attention& shape) const override {
         check_head(shape.head_dim);
-        const auto cudnn = cudnn_forward_bytes(shape);
+        const auto cudnn = cudnn_ ? cudnn_->forward_bytes(shape) : std::nullopt;
         return cudnn ? kWorkspaceUnit + *cudnn : 0;
     }
     void attention_forward(const Attention& shape, ConstView q, ConstView k, ConstView v, View out,
                            float* lse, std::byte* scratch) override {
         check_head(shape.head_dim);
         FERRY_CHECK(q.type == shape.type);
-        if (cudnn_forward_bytes(shape)) {
-            return cudnn_->forward(shape, q, k, v, out, lse, workspace_in(scratch));
-        }
+        if (cudnn_ && cudnn_->forward(shape, q, k, v, out, lse, workspace_in(scratch))) return;
         cuda::attention_forward(shape, q, k, v, out, lse, stream_);
     }
     int64_t attention_backward_scratch_bytes(const Attention& shape) const override {
-        const auto cudnn = cudnn_backward_bytes(shape);
+        const auto cudnn = cudnn_ ? cudnn_->backward_bytes(shape) : std::nullopt;
         return cudnn ? kWorkspaceUnit + *cudnn : shape.heads * shape.sequences * shape.sequence * 4;
     }
     void attention_backward(const Attention& shape, ConstView q, ConstView k, ConstView v,
@@ -117,10 +115,9 @@ public:
                             View dv, std::byte* scratch) override {
         check_head(shape.head_dim);
         FERRY_CHECK(q.type == shape.type);
-        if (cudnn_backward_bytes(shape)) {
-            return cudnn_->backward(shape, q, k, v, out, dout, lse, dq, dk, dv,
-                                    workspace_in(scratch));
-        }
+        if (cudnn_ &&
+            cudnn_->backward(shape, q, k, v, out, dout, lse, dq, dk, dv, workspace_in(scratch)))
+            return;
         cuda::attention_backward(shape, q, k, v, out, dout, lse, dq, dk, dv, floats(scratch),
                                  stream_);
     }
@@ -174,14 +171,6 @@ private:
     static constexpr int64_t kWorkspaceUnit = 256;
     static constexpr int64_t kCopyBytes = 32 * kMiB;
 
-    // Nothing where ferry's own attention runs; it alone does windows.
-    std::optional<int64_t> cudnn_forward_bytes(const Attention& shape) const {
-        return cudnn_ && shape.window == 0 ? cudnn_->forward_bytes(shape) : std::nullopt;
-    }
-    std::optional<int64_t> cudnn_backward_bytes(const Attention& shape) const {
-        return cudnn_ && shape.window == 0 ? cudnn_->backward_bytes(shape) : std::nullopt;
-    }
-
     // Libraries' workspaces begin at multiples of 256 bytes.
     static std::byte* workspace_in(std::byte* scratch) {
         const auto at = reinterpret_cast<uintptr_t>(scratch);
@@ -211,13 +200,6 @@ private:
             check_launch("copy of what a product is added to");
             product(part, workspace);
         }
-    }
-
-    // Whether more is added than cuBLASLt can in the product itself. By shapes: at plan time there
-    // is no data.
-    static bool finishes(const Gemm& g) {
-        const bool addend = g.addend.cols > 0;
-        return g.bias.cols > 0 || (addend && (g.accumulate || g.addend.type != g.c.type));
     }
 
     static void check_head(int64_t head_dim) {

@@ -31,6 +31,7 @@ struct Key {
     bool backward = false;
     int64_t sequences = 0;  // of the call
     int64_t sequence = 0, heads = 0, kv_heads = 0, head_dim = 0;
+    int64_t window = 0;  // 0: none, or as long as the sequence
     DType type = DType::bf16;
     double scale = 0;
     std::array<int64_t, kOperands> row{};  // elements from one token to the next
@@ -44,6 +45,7 @@ Key key_of(const Attention& s, bool backward, int64_t sequences) {
             .heads = s.heads,
             .kv_heads = s.kv_heads,
             .head_dim = s.head_dim,
+            .window = s.window < s.sequence ? s.window : 0,
             .type = s.type,
             .scale = s.scale};
     const int64_t query = s.heads * s.head_dim, key_value = s.kv_heads * s.head_dim;
@@ -59,6 +61,11 @@ void demand(fe::error_t error, const char* call) {
 }
 
 using Graph = fe::graph::Graph;
+// What cuDNN built for a key; null: nothing.
+struct Built {
+    std::unique_ptr<Graph> graph{};
+    int64_t bytes = 0;  // of its workspace
+};
 using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 
 class GraphBuilder {
@@ -71,18 +78,25 @@ public:
             .set_compute_data_type(fe::DataType_t::FLOAT);
     }
 
-    std::unique_ptr<Graph> build(cudnnHandle_t handle) {
+    Built build(cudnnHandle_t handle) {
         key_.backward ? backward() : forward();
         fe::error_t error = graph_.build(handle, {fe::HeurMode_t::A});
-        if (error.is_bad()) {
-            log_info("cuDNN has no attention for this shape, ferry's own is used: " +
-                     error.get_message());
-            return nullptr;
-        }
-        return std::make_unique<Graph>(std::move(graph_));
+        if (error.is_bad()) return instead(error.get_message());
+        Built built{.graph = std::make_unique<Graph>(std::move(graph_))};
+        demand(built.graph->get_workspace_size(built.bytes), "workspace");
+        if (built.bytes > CudnnAttention::kMostWorkspace)
+            return instead("its workspace is " + format_bytes(built.bytes));
+        return built;
     }
 
 private:
+    Built instead(const std::string& why) const {
+        log_info(std::string("no attention by cuDNN ") + (key_.backward ? "backward" : "forward") +
+                 " for " + std::to_string(key_.sequence) + " tokens" +
+                 (key_.window > 0 ? " in a window of " + std::to_string(key_.window) : "") +
+                 ", ferry's own is used: " + why);
+        return {};
+    }
     // [sequences, heads, sequence, head_dim], tokens outermost in memory but for the sequence.
     template <class Attributes>
     Attributes& shaped(Attributes& tensor, int operand) const {
@@ -116,6 +130,8 @@ private:
             .set_attn_scale(static_cast<float>(key_.scale))
             .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
             .set_diagonal_band_right_bound(0);
+        // Keys after query - window, as Attention::first_key.
+        if (key_.window > 0) options.set_diagonal_band_left_bound(static_cast<int>(key_.window));
         return options;
     }
 
@@ -146,21 +162,23 @@ public:
         check(cudnnSetStream(handle_, stream), "cudnnSetStream");
     }
     ~Cudnn() override {
-        graphs_.clear();
+        built_.clear();
         cudnnDestroy(handle_);
     }
     Cudnn(const Cudnn&) = delete;
     Cudnn& operator=(const Cudnn&) = delete;
 
     std::optional<int64_t> forward_bytes(const Attention& shape) override {
-        return bytes_of(shape, false, shape.sequences);
+        return bytes_of(planned(shape, false, shape.sequences));
     }
     std::optional<int64_t> backward_bytes(const Attention& shape) override {
-        return bytes_of(shape, true, sequences_of_backward(shape));
+        return bytes_of(planned(shape, true, sequences_of_backward(shape)));
     }
 
-    void forward(const Attention& shape, ConstView q, ConstView k, ConstView v, View out,
+    bool forward(const Attention& shape, ConstView q, ConstView k, ConstView v, View out,
                  float* lse, std::byte* workspace) override {
+        const Built* plan = planned(shape, false, shape.sequences);
+        if (plan == nullptr) return false;
         Key key = key_of(shape, false, shape.sequences);
         key.row = {q.ld, k.ld, v.ld, out.ld};
         Pack pack = {{kQ, mutable_data(q)},
@@ -168,13 +186,16 @@ public:
                      {kV, mutable_data(v)},
                      {kOut, out.data},
                      {kLse, lse}};
-        run(shape, key, pack, workspace);
+        run(*plan, key, pack, workspace);
+        return true;
     }
 
-    void backward(const Attention& shape, ConstView q, ConstView k, ConstView v, ConstView out,
+    bool backward(const Attention& shape, ConstView q, ConstView k, ConstView v, ConstView out,
                   ConstView dout, const float* lse, View dq, View dk, View dv,
                   std::byte* workspace) override {
         const int64_t most = sequences_of_backward(shape);
+        const Built* plan = planned(shape, true, most);
+        if (plan == nullptr) return false;
         for (int64_t first = 0; first < shape.sequences; first += most) {
             const int64_t count = std::min(most, shape.sequences - first);
             const int64_t row = first * shape.sequence, rows = count * shape.sequence;
@@ -189,8 +210,9 @@ public:
                          {kDq, dq.row_range(row, rows).data},
                          {kDk, dk.row_range(row, rows).data},
                          {kDv, dv.row_range(row, rows).data}};
-            run(shape, key, pack, workspace);
+            run(*plan, key, pack, workspace);
         }
+        return true;
     }
 
 private:
@@ -208,38 +230,35 @@ private:
 
     static bool could(const Attention& s) {
         return (s.type == DType::bf16 || s.type == DType::f16) &&
-               (s.head_dim == 64 || s.head_dim == 128) && (s.window == 0 || s.window >= s.sequence);
+               (s.head_dim == 64 || s.head_dim == 128);
     }
 
-    Graph* graph_of(const Key& key) {
-        const auto [at, fresh] = graphs_.try_emplace(key);
+    const Built& built_for(const Key& key) {
+        const auto [at, fresh] = built_.try_emplace(key);
         if (fresh) at->second = GraphBuilder(at->first).build(handle_);
-        return at->second.get();
+        return at->second;
     }
 
-    std::optional<int64_t> bytes_of(const Attention& shape, bool backward, int64_t sequences) {
-        if (!could(shape)) return {};
-        Graph* graph = graph_of(key_of(shape, backward, sequences));
-        if (graph == nullptr) return {};
-        int64_t bytes = 0;
-        demand(graph->get_workspace_size(bytes), "workspace");
-        if (bytes > kMostWorkspace) return {};
-        return bytes;
+    // For rows without gaps, which is all that is known at plan time; null where there is none.
+    const Built* planned(const Attention& shape, bool backward, int64_t sequences) {
+        if (!could(shape)) return nullptr;
+        const Built& built = built_for(key_of(shape, backward, sequences));
+        return built.graph ? &built : nullptr;
+    }
+    static std::optional<int64_t> bytes_of(const Built* built) {
+        return built == nullptr ? std::nullopt : std::optional(built->bytes);
     }
 
-    void run(const Attention& shape, const Key& key, Pack& pack, std::byte* workspace) {
-        Graph* graph = graph_of(key);
-        FERRY_CHECK(graph != nullptr, "cuDNN knows this shape in one layout only");
-        int64_t bytes = 0;
-        demand(graph->get_workspace_size(bytes), "workspace");
-        const auto planned = key.backward ? backward_bytes(shape) : forward_bytes(shape);
-        FERRY_CHECK(planned && bytes <= *planned, "cuDNN's workspace depends on the layout");
-        demand(graph->execute(handle_, pack, workspace),
+    void run(const Built& plan, const Key& key, Pack& pack, std::byte* workspace) {
+        const Built& built = built_for(key);
+        FERRY_CHECK(built.graph != nullptr, "cuDNN knows this shape in one layout only");
+        FERRY_CHECK(built.bytes <= plan.bytes, "cuDNN's workspace depends on the layout");
+        demand(built.graph->execute(handle_, pack, workspace),
                key.backward ? "attention backward" : "attention forward");
     }
 
     cudnnHandle_t handle_ = nullptr;
-    std::map<Key, std::unique_ptr<Graph>> graphs_{};  // null: cuDNN has none
+    std::map<Key, Built> built_{};  // whose elements stay where they are
 };
 
 }  // namespace

@@ -25,10 +25,10 @@ public:
     virtual std::optional<int64_t> forward_bytes(const Attention& shape) = 0;
     virtual std::optional<int64_t> backward_bytes(const Attention& shape) = 0;
 
-    // Arguments are those of Ops; for shapes that have a workspace.
-    virtual void forward(const Attention& shape, ConstView q, ConstView k, ConstView v, View out,
+    // Arguments are those of Ops. False, and nothing done, for shapes that have no workspace.
+    virtual bool forward(const Attention& shape, ConstView q, ConstView k, ConstView v, View out,
                          float* lse, std::byte* workspace) = 0;
-    virtual void backward(const Attention& shape, ConstView q, ConstView k, ConstView v,
+    virtual bool backward(const Attention& shape, ConstView q, ConstView k, ConstView v,
                           ConstView out, ConstView dout, const float* lse, View dq, View dk,
                           View dv, std::byte* workspace) = 0;
 

@@ -2,15 +2,19 @@
 // operands change places and nothing is transposed in memory.
 #include "gemm.h"
 
+#include <algorithm>
 #include <string>
 
 namespace ferry::ops::cuda {
 namespace {
 
+bool is_biased(const Gemm& g) { return g.bias.cols > 0; }
+
 std::string shape_text(const Gemm& g) {
     const int64_t depth = g.form == Form::tn ? g.a.rows : g.a.cols;
     return std::to_string(g.c.rows) + " x " + std::to_string(g.c.cols) + " x " +
-           std::to_string(depth) + " of " + std::string(name_of(g.a.type));
+           std::to_string(depth) + " of " + std::string(name_of(g.a.type)) +
+           (is_biased(g) ? " with a bias" : "");
 }
 
 void demand(cublasStatus_t status, const char* call, const std::string& where = {}) {
@@ -50,6 +54,13 @@ int alignment_of(const void* at) {
 }
 
 // What the product is added to: an addend, or c itself.
+template <class Value>
+void set(cublasLtMatmulDesc_t product, cublasLtMatmulDescAttributes_t attribute,
+         const Value& value) {
+    demand(cublasLtMatmulDescSetAttribute(product, attribute, &value, sizeof(value)),
+           "cublasLtMatmulDescSetAttribute");
+}
+
 ConstView added(const Gemm& g) { return g.addend.data != nullptr ? g.addend : ConstView(g.c); }
 
 // Preferences of the search; destroyed with it.
@@ -91,12 +102,15 @@ Products::Choice Products::choose(const Gemm& g, const Key& key) const {
     Choice choice;
     demand(cublasLtMatmulDescCreate(&choice.product, CUBLAS_COMPUTE_32F, CUDA_R_32F),
            "cublasLtMatmulDescCreate");
-    const cublasOperation_t first = g.form == Form::nt ? CUBLAS_OP_T : CUBLAS_OP_N;
-    const cublasOperation_t second = g.form == Form::tn ? CUBLAS_OP_T : CUBLAS_OP_N;
-    for (const auto& [attribute, value] :
-         {std::pair{CUBLASLT_MATMUL_DESC_TRANSA, first}, {CUBLASLT_MATMUL_DESC_TRANSB, second}}) {
-        demand(cublasLtMatmulDescSetAttribute(choice.product, attribute, &value, sizeof(value)),
-               "cublasLtMatmulDescSetAttribute");
+    set(choice.product, CUBLASLT_MATMUL_DESC_TRANSA,
+        g.form == Form::nt ? CUBLAS_OP_T : CUBLAS_OP_N);
+    set(choice.product, CUBLASLT_MATMUL_DESC_TRANSB,
+        g.form == Form::tn ? CUBLAS_OP_T : CUBLAS_OP_N);
+    if (key.biased) {
+        // Added to the fp32 sum, before the one rounding.
+        set(choice.product, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+        set(choice.product, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type_of(g.bias.type));
+        set(choice.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, g.bias.data);
     }
     choice.a = layout_of(g.b);
     choice.b = layout_of(g.a);
@@ -107,7 +121,7 @@ Products::Choice Products::choose(const Gemm& g, const Key& key) const {
     // Sums of a split depth through the workspace, in a fixed order.
     preference.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                    static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
-    const auto& bytes = std::get<5>(key);
+    const auto& bytes = key.alignments;
     preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<uint32_t>(bytes[0]));
     preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<uint32_t>(bytes[1]));
     preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<uint32_t>(bytes[2]));
@@ -126,23 +140,36 @@ Products::Choice Products::choose(const Gemm& g, const Key& key) const {
     return choice;
 }
 
-bool Products::run(const Gemm& g, void* workspace, cudaStream_t stream) {
+bool Products::takes(const Gemm& g) {
+    const bool has_addend = g.addend.cols > 0;
+    return (!is_biased(g) || g.bias.type == g.c.type) &&
+           (!has_addend || (g.addend.type == g.c.type && !g.accumulate));
+}
+
+Products::Key Products::key_of(const Gemm& g) {
     const ConstView c = added(g);
-    const bool adds = g.accumulate || g.addend.data != nullptr;
-    const int64_t depth = g.form == Form::tn ? g.a.rows : g.a.cols;
-    const Key key{g.form,
-                  g.a.type,
-                  g.c.type,
-                  {g.c.rows, g.c.cols, depth},
-                  {g.b.ld, g.a.ld, c.ld, g.c.ld},
-                  {alignment_of(g.b.data), alignment_of(g.a.data), alignment_of(c.data),
-                   alignment_of(g.c.data)},
-                  adds};
+    const bool biased = is_biased(g);
+    const int out = alignment_of(g.c.data);
+    return {.form = g.form,
+            .operands = g.a.type,
+            .output = g.c.type,
+            .adds = g.accumulate || g.addend.data != nullptr,
+            .biased = biased,
+            .sizes = {g.c.rows, g.c.cols, g.form == Form::tn ? g.a.rows : g.a.cols},
+            .strides = {g.b.ld, g.a.ld, c.ld, g.c.ld},
+            .alignments = {alignment_of(g.b.data), alignment_of(g.a.data), alignment_of(c.data),
+                           biased ? std::min(out, alignment_of(g.bias.data)) : out}};
+}
+
+bool Products::run(const Gemm& g, void* workspace, cudaStream_t stream) {
+    const Key key = key_of(g);
     auto found = choices_.find(key);
     if (found == choices_.end()) found = choices_.emplace(key, choose(g, key)).first;
     const Choice& choice = found->second;
     if (!choice.found) return false;
-    const float alpha = 1, beta = adds ? 1 : 0;
+    if (key.biased) set(choice.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, g.bias.data);
+    const ConstView c = added(g);
+    const float alpha = 1, beta = key.adds ? 1 : 0;
     demand(cublasLtMatmul(handle_, choice.product, &alpha, g.b.data, choice.a, g.a.data, choice.b,
                           &beta, c.data, choice.c, g.c.data, choice.d, &choice.algorithm, workspace,
                           static_cast<size_t>(workspace_bytes_), stream),

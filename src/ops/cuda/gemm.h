@@ -3,8 +3,8 @@
 
 #include <cublasLt.h>
 
+#include <array>
 #include <map>
-#include <tuple>
 
 #include "ferry/ops.h"
 
@@ -19,21 +19,32 @@ public:
     Products(const Products&) = delete;
     Products& operator=(const Products&) = delete;
 
-    // c = round(a b [+ addend, of c's type] [+ c]) without a bias. False, and nothing done, where
-    // cuBLASLt has no algorithm; said in the log once a shape.
+    // Whether cuBLASLt can do all of it in one call with one rounding: of bias and addend those of
+    // c's type, and not both an addend and c itself. By shapes: at plan time there is no data.
+    static bool takes(const Gemm& gemm);
+    // The product, of those that it takes. False, and nothing done, where cuBLASLt has no
+    // algorithm; said in the log once a shape.
     bool run(const Gemm& gemm, void* workspace, cudaStream_t stream);
 
 private:
     // What an algorithm is chosen by. Alignment, up to 16 bytes, follows from the model: buffers
     // begin at page boundaries, wherever they are.
-    using Key = std::tuple<Form, DType, DType, std::array<int64_t, 3>, std::array<int64_t, 4>,
-                           std::array<int, 4>, bool>;
+    struct Key {
+        Form form{};
+        DType operands{}, output{};
+        bool adds = false, biased = false;
+        std::array<int64_t, 3> sizes{};    // rows, columns, depth
+        std::array<int64_t, 4> strides{};  // of cuBLASLt's A, B, C, D
+        std::array<int, 4> alignments{};   // the same; a bias counts as D
+        auto operator<=>(const Key&) const = default;
+    };
     struct Choice {
         cublasLtMatmulDesc_t product = nullptr;
         cublasLtMatrixLayout_t a{}, b{}, c{}, d{};
         cublasLtMatmulAlgo_t algorithm{};
         bool found = false;
     };
+    static Key key_of(const Gemm& gemm);
     Choice choose(const Gemm& gemm, const Key& key) const;
 
     int64_t workspace_bytes_;
