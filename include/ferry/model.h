@@ -19,15 +19,19 @@ enum class Family : uint8_t { llama, mistral, qwen2, qwen3, gpt2 };
 
 // What stretches RoPE beyond the text a model was first trained on.
 struct RopeScaling {
-    enum class Kind : uint8_t { none, linear, llama3, yarn };
+    enum class Kind : uint8_t { none, linear, llama3, yarn, dynamic, longrope, proportional };
     Kind kind = Kind::none;
     double factor = 1;
-    double original_positions = 0;                 // llama3, yarn: of the first training
+    // llama3, yarn, longrope: of the first training; dynamic: that the model was made for.
+    double original_positions = 0;
     double low_frequency = 1, high_frequency = 4;  // llama3: turns in the original text
     double beta_fast = 32, beta_slow = 1;          // yarn: the same
-    double amplitude = 1;                          // yarn: of both queries and keys
+    double amplitude = 1;                          // yarn, longrope: of both queries and keys
     bool truncate = true;                          // yarn: whole dimensions
 };
+    // longrope: what divides each frequency, in text up to original_positions and in longer text.
+    std::vector<double> short_factors{}, long_factors{};
+    double rotated = 1;  // proportional: the share of a head's pairs that turns
 
 // Pre-norm blocks of grouped-query attention and an MLP. hidden, intermediate, ... in elements.
 struct Shape {
@@ -130,12 +134,13 @@ std::vector<Layer> layers_of(const Shape& shape, std::span<const std::string> fr
                              bool decay_norms, int shards = 1);
 
 // Angles of RoPE: position * frequency, and what cosine and sine are multiplied by. Without scaling
-// theta^(-2 i / head_dim) and 1. Empty where positions are learned.
+// theta^(-2 i / head_dim) and 1. Empty where positions are learned. dynamic and longrope look at
+// how long the text is; here that is a sequence, whole, in training and evaluation alike.
 struct RopeTable {
     std::vector<double> frequencies{};  // [head_dim / 2]
     double amplitude = 1;
 };
-RopeTable rope_table(const Shape& shape);
+RopeTable rope_table(const Shape& shape, int64_t sequence);
 
 // Every method is called inside a job of the compute stream; pointers are device memory, laid out
 // as Layer says, in the compute type; activations are [tokens, hidden] in the residual type.

@@ -93,7 +93,7 @@ void head_tile(ops::Ops& ops, const Head& h, const HeadBuffers& buffers, ConstVi
 Decoder::Decoder(Shape shape, Numerics numerics, std::vector<Layer> layers, ops::Ops& ops)
     : shape_(std::move(shape)),
       numerics_(numerics),
-      rope_(rope_table(shape_)),
+      rope_(rope_table(shape_, numerics.sequence)),
       layers_(std::move(layers)),
       ops_(ops) {
     FERRY_CHECK(static_cast<int64_t>(layers_.size()) == shape_.layers + 2);

@@ -108,6 +108,17 @@ public:
             refuse(key, "a number is missing or out of range", value, "a number above 0");
         return value.get<double>();
     }
+    std::vector<double> numbers(std::string_view key, int64_t count) const {
+        const json& list = at(key);
+        std::vector<double> found;
+        for (const json& value : list.is_array() ? list : json::array()) {
+            if (value.is_number() && value.get<double>() > 0) found.push_back(value.get<double>());
+        }
+        if (!list.is_array() || std::ssize(list) != count || std::ssize(found) != count)
+            refuse(key, "a list is missing, too short or too long, or holds something else", list,
+                   std::to_string(count) + " numbers above 0");
+        return found;
+    }
     bool flag(std::string_view key, bool otherwise) const {
         const json& value = at(key);
         if (value.is_null()) return otherwise;
@@ -184,47 +195,119 @@ double yarn_amplitude(const Reader& in, double factor) {
     return amplitude(in.number("mscale", 0)) / amplitude(in.number("mscale_all_dim", 0));
 }
 
-void read_scaling(const Reader& in, int64_t context, Shape& shape) {
-    const json& named = in.at("rope_type").is_null() ? in.at("type") : in.at("rope_type");
-    if (named.is_null() || named == "default") return;
-    RopeScaling& s = shape.rope_scaling;
-    if (named == "linear") s.kind = RopeScaling::Kind::linear;
-    if (named == "llama3") s.kind = RopeScaling::Kind::llama3;
-    if (named == "yarn") s.kind = RopeScaling::Kind::yarn;
-    if (s.kind == RopeScaling::Kind::none)
-        in.refuse("rope_type", "a scaling of RoPE that ferry does not support", named,
-                  "supported: default, linear, llama3, yarn");
-    s.factor = in.number("factor", 0);
-    if (s.kind == RopeScaling::Kind::linear) return;
-    s.original_positions =
-        static_cast<double>(in.integer("original_max_position_embeddings", context));
-    if (s.kind == RopeScaling::Kind::llama3) {
-        s.low_frequency = in.number("low_freq_factor", 0);
-        s.high_frequency = in.number("high_freq_factor", 0);
-        return;
-    }
-    s.beta_fast = in.number("beta_fast", 32);
-    s.beta_slow = in.number("beta_slow", 1);
-    s.truncate = in.flag("truncate", true);
-    s.amplitude = yarn_amplitude(in, s.factor);
+double longrope_amplitude(const Reader& in, const RopeScaling& s) {
+    if (!in.at("attention_factor").is_null()) return in.number("attention_factor", 0);
+    return s.factor <= 1 ? 1 : std::sqrt(1 + std::log(s.factor) / std::log(s.original_positions));
 }
+
+RopeScaling::Kind scaling_from(const Reader& in) {
+    using enum RopeScaling::Kind;
+    constexpr std::pair<std::string_view, RopeScaling::Kind> kKinds[] = {
+        {"default", none},
+        {"linear", linear},
+        {"dynamic", dynamic},
+        {"llama3", llama3},
+        {"yarn", yarn},
+        {"longrope", longrope},
+        {"proportional", proportional}};
+    const char* key = in.at("rope_type").is_null() ? "type" : "rope_type";
+    const json& named = in.at(key);
+    if (named.is_null()) return none;
+    std::string known;
+    for (const auto& [name, kind] : kKinds) {
+        if (named == name) return kind;
+        known.append(known.empty() ? "" : ", ").append(name);
+    }
+    in.refuse(key, "a scaling of RoPE that ferry does not support", named, "supported: " + known);
+}
+
+// The settings of RoPE, and the whole configuration around them, which may say the same.
+struct RopeReader {
+    const Reader &in, &around;
+    int64_t context;
+
+    // Some models keep it outside; then it holds.
+    double original_positions() const {
+        constexpr const char* kKey = "original_max_position_embeddings";
+        const Reader& from = around.at(kKey).is_null() ? in : around;
+        return static_cast<double>(from.integer(kKey, context));
+    }
+
+    // transformers' models of these families turn whole heads: what "default" is told of a part is
+    // not looked at, and other scalings end in an error. Only "proportional" turns a part.
+    double rotated(bool proportional) const {
+        constexpr const char* kKey = "partial_rotary_factor";
+        const Reader& from = in.at(kKey).is_null() ? around : in;
+        if (from.at(kKey).is_null()) return 1;
+        const double share = from.number(kKey, 0);
+        if (share > 1 || (share < 1 && !proportional)) {
+            from.refuse(kKey, "transformers' models of this family turn whole heads", from.at(kKey),
+                        "1, or up to 1 with rope_type \"proportional\"",
+                        "leave the key out if the weights were trained so");
+        }
+        return share;
+    }
+
+    void read(Shape& shape) const {
+        using enum RopeScaling::Kind;
+        RopeScaling& s = shape.rope_scaling;
+        s.kind = scaling_from(in);
+        s.rotated = rotated(s.kind == proportional);
+        switch (s.kind) {
+            case none:
+                return;
+            case linear:
+                s.factor = in.number("factor", 0);
+                return;
+            case proportional:
+                s.factor = in.number("factor", 1);
+                return;
+            case dynamic:
+                s.factor = in.number("factor", 0);
+                s.original_positions = static_cast<double>(context);
+                return;
+            case llama3:
+                s.factor = in.number("factor", 0);
+                s.original_positions = original_positions();
+                s.low_frequency = in.number("low_freq_factor", 0);
+                s.high_frequency = in.number("high_freq_factor", 0);
+                return;
+            case yarn:
+                s.factor = in.number("factor", 0);
+                s.original_positions = original_positions();
+                s.beta_fast = in.number("beta_fast", 32);
+                s.beta_slow = in.number("beta_slow", 1);
+                s.truncate = in.flag("truncate", true);
+                s.amplitude = yarn_amplitude(in, s.factor);
+                return;
+            case longrope:
+                s.original_positions = original_positions();
+                s.factor = in.number("factor", static_cast<double>(context) / s.original_positions);
+                s.short_factors = in.numbers("short_factor", shape.head_dim / 2);
+                s.long_factors = in.numbers("long_factor", shape.head_dim / 2);
+                s.amplitude = longrope_amplitude(in, s);
+                return;
+        }
+    }
+};
 
 // rope_parameters as transformers 5 writes it, or rope_theta and rope_scaling as 4 did.
 void read_rope(const Reader& in, const std::string& where, int64_t context, Shape& shape) {
-    constexpr Demand kWhole{"partial_rotary_factor", {"1.0", "1"}};
-    in.demand(kWhole);
     const bool newer = in.at("rope_parameters").is_object();
     const char* key = newer ? "rope_parameters" : "rope_scaling";
     const json& settings = in.at(key);
     if (!settings.is_null() && !settings.is_object())
         in.refuse(key, "wrong type of value", settings, "an object");
     shape.rope_theta = in.number("rope_theta", 10000);
-    if (settings.is_null()) return;
+    const json given = settings.is_null() ? json::object() : settings;
+    for (const auto& [name, value] : given.items()) {
+        if (value.is_object())
+            in.refuse(key, "RoPE that differs by the kind of layer", name, "one for all layers");
+    }
     const std::string place = where + ": " + key;
-    const Reader inner(settings, place);
-    inner.demand(kWhole);
+    const Reader inner(given, place);
     if (newer) shape.rope_theta = inner.number("rope_theta", shape.rope_theta);
-    read_scaling(inner, context, shape);
+    RopeReader{inner, in, context}.read(shape);
 }
 
 void read_sizes(const Reader& in, const Keys& keys, Shape& s) {

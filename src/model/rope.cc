@@ -47,23 +47,67 @@ private:
     double low_ = 0, high_ = 0;
 };
 
+// "NTK-aware" scaling: so large a theta that the lowest frequency is stretched by as much as the
+// text is longer than what the model was made for.
+double dynamic_theta(const Shape& shape, int64_t sequence) {
+    const RopeScaling& s = shape.rope_scaling;
+    const double longer = std::max(1.0, static_cast<double>(sequence) / s.original_positions);
+    const auto dimensions = static_cast<double>(shape.head_dim);
+    return shape.rope_theta *
+           std::pow(s.factor * longer - (s.factor - 1), dimensions / (dimensions - 2));
+}
+
+// theta^(-2 i / head_dim), stretched.
+class Frequencies {
+public:
+    Frequencies(const Shape& shape, int64_t sequence) : shape_(shape), sequence_(sequence) {
+        if (scaling_.kind == RopeScaling::Kind::dynamic) theta_ = dynamic_theta(shape, sequence);
+        if (scaling_.kind == RopeScaling::Kind::yarn) yarn_.emplace(shape);
+    }
+    double operator()(int64_t i) const {
+        const auto n = static_cast<double>(i);
+        const double f = std::pow(theta_, -2.0 * n / static_cast<double>(shape_.head_dim));
+        switch (scaling_.kind) {
+            case RopeScaling::Kind::none:
+            case RopeScaling::Kind::dynamic:
+                return f;
+            case RopeScaling::Kind::linear:
+                return f / scaling_.factor;
+            case RopeScaling::Kind::llama3:
+                return llama3(scaling_, f);
+            case RopeScaling::Kind::yarn:
+                return (*yarn_)(n, f);
+            case RopeScaling::Kind::longrope:
+                return f / factors()[static_cast<size_t>(i)];
+            case RopeScaling::Kind::proportional:
+                return n < turning_pairs() ? f / scaling_.factor : 0;
+        }
+        return f;
+    }
+
+private:
+    const std::vector<double>& factors() const {
+        const bool longer = static_cast<double>(sequence_) > scaling_.original_positions;
+        return longer ? scaling_.long_factors : scaling_.short_factors;
+    }
+    double turning_pairs() const {
+        return std::floor(scaling_.rotated * static_cast<double>(shape_.head_dim) / 2);
+    }
+
+    const Shape& shape_;
+    const RopeScaling& scaling_ = shape_.rope_scaling;
+    int64_t sequence_;
+    double theta_ = shape_.rope_theta;
+    std::optional<Yarn> yarn_{};
+};
+
 }  // namespace
 
-RopeTable rope_table(const Shape& shape) {
-    RopeTable table;
+RopeTable rope_table(const Shape& shape, int64_t sequence) {
+    RopeTable table{.amplitude = shape.rope_scaling.amplitude};
     if (shape.learned_positions > 0) return table;
-    const RopeScaling& scaling = shape.rope_scaling;
-    std::optional<Yarn> yarn;
-    if (scaling.kind == RopeScaling::Kind::yarn) yarn.emplace(shape);
-    for (int64_t i = 0; i < shape.head_dim / 2; ++i) {
-        const auto n = static_cast<double>(i);
-        double f = std::pow(shape.rope_theta, -2.0 * n / static_cast<double>(shape.head_dim));
-        if (scaling.kind == RopeScaling::Kind::linear) f /= scaling.factor;
-        if (scaling.kind == RopeScaling::Kind::llama3) f = llama3(scaling, f);
-        if (yarn) f = (*yarn)(n, f);
-        table.frequencies.push_back(f);
-    }
-    if (yarn) table.amplitude = scaling.amplitude;
+    const Frequencies frequency(shape, sequence);
+    for (int64_t i = 0; i < shape.head_dim / 2; ++i) table.frequencies.push_back(frequency(i));
     return table;
 }
 

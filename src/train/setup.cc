@@ -306,6 +306,10 @@ std::string operations_of(const Config& config) {
     return text;
 }
 
+uint64_t checksum_of(const std::vector<double>& values) {
+    return checksum(std::as_bytes(std::span(values)));
+}
+
 // What the shape has beside the sizes of a plain Llama.
 std::string options_of(const model::Shape& s) {
     std::string text;
@@ -322,6 +326,10 @@ std::string options_of(const model::Shape& s) {
         text += fmt::format(" rope-scaling {}/{}/{}/{}/{}/{}/{}/{}/{}", static_cast<int>(r.kind),
                             r.factor, r.original_positions, r.low_frequency, r.high_frequency,
                             r.beta_fast, r.beta_slow, r.amplitude, r.truncate);
+        if (r.rotated < 1) text += fmt::format("/{}", r.rotated);
+        if (!r.short_factors.empty())
+            text += fmt::format("/{:016x}/{:016x}", checksum_of(r.short_factors),
+                                checksum_of(r.long_factors));
     }
     if (!s.windows.empty()) text += fmt::format(" windows {}", fmt::join(s.windows, "/"));
     return text;

@@ -182,7 +182,8 @@ class RefusedTest(HfTest):
         for change, said in (
                 ({"model_type": "mamba"}, ["model_type", "mamba", "llama, mistral, qwen2, qwen3, gpt2"]),
                 ({"hidden_act": "gelu"}, ["hidden_act", "gelu", "silu"]),
-                ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, ["longrope", "yarn"]),
+                ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, ["short_factor", "3 numbers"]),
+                ({"rope_parameters": {"rope_type": "axial", "rope_theta": 1e4}}, ["axial", "longrope", "yarn"]),
                 ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, ["factor"]),
                 ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, ["partial_rotary_factor"]),
                 ({"quantization_config": {"bits": 4}}, ["quantization_config"]),

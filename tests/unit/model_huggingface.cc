@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "ferry/huggingface.h"
@@ -61,13 +62,57 @@ TEST(HuggingFace, both_spellings_of_rope_say_the_same) {
                       {"rope_theta", 5e5},
                       {"factor", 4.0},
                       {"original_max_position_embeddings", 64}}}};
-    const RopeTable a = rope_table(read(changed(llama(), four)));
-    const RopeTable b = rope_table(read(changed(llama(), five)));
+    const RopeTable a = rope_table(read(changed(llama(), four)), 256);
+    const RopeTable b = rope_table(read(changed(llama(), five)), 256);
     EXPECT_EQ(a.frequencies, b.frequencies);
     EXPECT_EQ(a.amplitude, b.amplitude);
     EXPECT_GT(a.amplitude, 1);
     EXPECT_EQ(a.frequencies[0], 1);
-    EXPECT_LT(a.frequencies[7], rope_table(read(llama())).frequencies[7]);
+    EXPECT_LT(a.frequencies[7], rope_table(read(llama()), 256).frequencies[7]);
+}
+
+// By tests/golden/make_rope_golden.py: in fp32, where ours is in double.
+TEST(HuggingFace, frequencies_are_transformers_s) {
+    std::ifstream file(FERRY_SOURCE_DIR "/tests/golden/rope.json");
+    const json cases = json::parse(file);
+    ASSERT_GE(cases.size(), 20u);
+    for (const json& known : cases) {
+        SCOPED_TRACE(known["name"].get<std::string>() + ", " + known["sequence"].dump());
+        const RopeTable table = rope_table(read(known["config"]), known["sequence"].get<int64_t>());
+        const auto frequencies = known["frequencies"].get<std::vector<double>>();
+        EXPECT_NEAR(table.amplitude, known["amplitude"].get<double>(), 1e-12);
+        ASSERT_EQ(table.frequencies.size(), frequencies.size());
+        for (size_t i = 0; i < frequencies.size(); ++i)
+            EXPECT_NEAR(table.frequencies[i], frequencies[i], 2e-6 * frequencies[i]) << i;
+    }
+}
+
+TEST(HuggingFace, rope_that_makes_no_sense_is_refused) {
+    const auto with = [](const json& settings) {
+        return changed(llama(), {{"rope_parameters", settings}});
+    };
+    expect_refused(with({{"rope_type", "spiral"}}), {"rope_type", "spiral", "longrope", "dynamic"});
+    expect_refused(changed(llama(), {{"rope_scaling", {{"type", "su"}, {"factor", 2.0}}}}),
+                   {"type", "su", "longrope"});
+    expect_refused(with({{"rope_type", "dynamic"}}), {"factor"});
+    expect_refused(with({{"full_attention", {{"rope_type", "default"}}}}), {"full_attention"});
+    const json few{{"rope_type", "longrope"},
+                   {"short_factor", std::vector<double>(8, 1.0)},
+                   {"long_factor", std::vector<double>(7, 1.0)}};
+    expect_refused(with(few), {"long_factor", "8 numbers"});
+    json bad = few;
+    bad["long_factor"] = {1, 1, 1, 1, 1, 1, 1, "x"};
+    expect_refused(with(bad), {"long_factor", "8 numbers"});
+    bad.erase("long_factor");
+    expect_refused(with(bad), {"long_factor", "missing"});
+    for (const char* kind : {"default", "linear", "dynamic"}) {
+        expect_refused(with({{"rope_type", kind}, {"factor", 2}, {"partial_rotary_factor", 0.5}}),
+                       {"partial_rotary_factor", "0.5", "proportional"});
+    }
+    expect_refused(changed(llama(), {{"partial_rotary_factor", 0.5}}), {"partial_rotary_factor"});
+    expect_refused(with({{"rope_type", "proportional"}, {"partial_rotary_factor", 1.5}}),
+                   {"partial_rotary_factor", "1.5"});
+    EXPECT_EQ(read(changed(llama(), {{"partial_rotary_factor", 1}})).rope_scaling.rotated, 1);
 }
 
 TEST(HuggingFace, windows_by_list_and_by_the_older_rule) {
