@@ -7,10 +7,12 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
+#include "ferry/checkpoint.h"
 #include "ferry/config.h"
 #include "ferry/tokens.h"
 #include "ferry/train.h"
 #include "ranks.h"
+#include "writable.h"
 
 namespace ferry::tools {
 namespace {
@@ -18,6 +20,8 @@ namespace {
 struct EvalOptions {
     std::string model{}, tokens{};
     std::vector<std::string> overrides{};
+    std::string logits{};
+    int64_t logits_sequences = 1;
     bool json = false;
 };
 
@@ -31,6 +35,55 @@ Config config_of(const EvalOptions& options) {
     return parse_config(given.dump(), "ferry eval", options.overrides);
 }
 
+// Room for the logits of the first sequences: [sequences, sequence, vocab]. Refused where the text
+// has fewer, or where they are more than a file to look at: 10 GiB of them say no more than one.
+class Logits {
+public:
+    Logits(const EvalOptions& options, const Config& config, int64_t sequences, int ranks)
+        : file_(options.logits) {
+        if (file_.empty()) return;
+        if (ranks > 1) {
+            throw Error(Trouble::usage, {.what = "logits are written by one rank",
+                                         .where = "--logits " + file_,
+                                         .measured = std::to_string(ranks) + " ranks",
+                                         .remedy = "run ferry eval without mpirun or srun"});
+        }
+        check_writable("--logits", file_, kSafetensorsSkipped, kSafetensorsBeginning);
+        const auto plan = train::plan_for(config);
+        const int64_t vocab = plan.layers.front().find(model::Role::token_table)->shape.front();
+        shape_ = {options.logits_sequences, config.batch.sequence, vocab};
+        const int64_t each = config.batch.sequence * vocab * size_of(DType::f32);
+        const int64_t most = std::min(sequences, kMostBytes / each);
+        if (shape_[0] > most) {
+            throw Error(
+                Trouble::usage,
+                {.what = "these are too many logits",
+                 .where = "--logits-sequences " + std::to_string(shape_[0]),
+                 .measured = format_bytes(shape_[0] * each) + " in " + std::to_string(shape_[0]) +
+                             " sequences",
+                 .limit = format_bytes(kMostBytes) + ", and the text's " +
+                          std::to_string(sequences) + " sequences",
+                 .remedy = most > 0 ? "ask for " + std::to_string(most) + " or fewer"
+                                    : "set batch.sequence to " +
+                                          std::to_string(kMostBytes / (vocab * 4)) + " or less"});
+        }
+        values_.resize(static_cast<size_t>(shape_[0] * config.batch.sequence * vocab));
+    }
+    std::span<float> room() { return values_; }
+    void write() const {
+        if (file_.empty()) return;
+        const std::vector<checkpoint::TensorInfo> tensor{{"logits", shape_}};
+        checkpoint::write_safetensors(file_, tensor, DType::f32,
+                                      [&](size_t, const checkpoint::Sink& sink) { sink(values_); });
+    }
+
+private:
+    static constexpr int64_t kMostBytes = kGiB;
+    std::string file_;
+    std::vector<int64_t> shape_{};
+    std::vector<float> values_{};
+};
+
 // `rank` is this one's, once it is known.
 void run_eval(const EvalOptions& options, int& rank) {
     Config config = config_of(options);
@@ -39,6 +92,7 @@ void run_eval(const EvalOptions& options, int& rank) {
     const auto executor = make_thread_executor();
     auto ranks = join_ranks(config, *executor);
     rank = rank_of(ranks.get());
+    Logits logits(options, config, sequences, ranks ? ranks->size() : 1);
     // Several micro-batches pass a layer's weights while they are there.
     constexpr int64_t kTogether = 8;
     const int64_t batches = ceil_div(sequences, config.batch.micro_batch);
@@ -47,14 +101,17 @@ void run_eval(const EvalOptions& options, int& rank) {
     config.evaluate.micro_batches = round_up(batches, config.batch.micro_batches);
     const auto engine =
         train::Engine::make(config, {.executor = executor.get(), .ranks = std::move(ranks)});
-    const train::Evaluation found = engine->evaluate();
+    const train::Evaluation found = engine->evaluate(logits.room());
     if (rank != 0) return;
+    logits.write();
     if (options.json) {
         const nlohmann::json line{{"loss", found.loss},
                                   {"perplexity", found.perplexity()},
                                   {"targets", found.targets},
                                   {"sequences", sequences},
-                                  {"sequence", config.batch.sequence}};
+                                  {"sequence", config.batch.sequence},
+                                  {"device_bytes", engine->plan().device_bytes},
+                                  {"host_bytes", engine->plan().host_bytes}};
         fmt::print("{}\n", line.dump());
     } else {
         fmt::print("loss {:.6f}, perplexity {:.6g} over {} targets in {} sequences of {} tokens\n",
@@ -78,6 +135,14 @@ void add_eval_command(CLI::App& app) {
                      "a key of a configuration: --set batch.sequence=1024 (default 512), "
                      "--set precision=bf16, --set device=cuda, --set budgets.device=16GiB")
         ->allow_extra_args(false);
+    command->add_option("--logits", options->logits,
+                        "write the logits of the first sequences (safetensors, fp32: \"logits\", "
+                        "[sequences, tokens, vocabulary])");
+    command
+        ->add_option("--logits-sequences", options->logits_sequences,
+                     "how many sequences --logits is about (default 1)")
+        ->check(CLI::PositiveNumber)
+        ->needs("--logits");
     command->add_flag("--json", options->json, "one JSON object");
     command->footer(
         "The whole file is cut into sequences; what is left of it, less than one, is not looked "

@@ -1,13 +1,7 @@
 // `ferry train CONFIG`: runs the engine step by step and says what happened.
 #include <spdlog/fmt/fmt.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
@@ -19,6 +13,7 @@
 #include "interrupt.h"
 #include "ranks.h"
 #include "run_table.h"
+#include "writable.h"
 
 namespace ferry::tools {
 namespace {
@@ -68,37 +63,6 @@ void print_step(const train::StepReport& report, int64_t steps) {
                report.bet ? (report.won ? "  bet won" : "  bet lost") : "");
 }
 
-// Before the training, not after it: what can be known then must not cost the run's weights.
-// Nothing is replaced but an older file of the same kind, known by its `beginning`.
-void check_writable(const std::string& option, const std::string& path, size_t skipped,
-                    const std::string& beginning) {
-    if (path.empty()) return;
-    const std::filesystem::path file(path), parent = file.parent_path();
-    const std::string directory = parent.empty() ? "." : parent.string();
-    const auto refuse = [&](std::string what, std::string measured) {
-        throw Error(Trouble::usage, {.what = std::move(what),
-                                     .where = option + " " + path,
-                                     .measured = std::move(measured),
-                                     .remedy = "name a file in a directory that you may write to"});
-    };
-    if (access(directory.c_str(), W_OK | X_OK) != 0) {
-        refuse("nothing can be written there", directory + ": " + std::strerror(errno));
-    }
-    if (!std::filesystem::is_directory(directory)) refuse("not in a directory", directory);
-    if (std::filesystem::exists(file) && !std::filesystem::is_regular_file(file)) {
-        refuse("it would replace something that is no file", path);
-    }
-    std::ifstream old(path, std::ios::binary);
-    std::string start(skipped + beginning.size(), '\0');
-    if (old.read(start.data(), static_cast<std::streamsize>(start.size())) &&
-        start.substr(skipped) != beginning)
-        refuse("it would replace a file of another kind", path);
-    // A directory may be writable by its mode and still take no file, as in /proc.
-    const std::string trial = path + ".trial";
-    if (!std::ofstream(trial)) refuse("nothing can be written there", std::strerror(errno));
-    std::filesystem::remove(trial);
-}
-
 // Every rank does the same; the first one prints and writes.
 class TrainCommand {
 public:
@@ -146,7 +110,8 @@ private:
         rank = rank_of(ranks.get());
         if (rank != 0) return ranks;
         try {
-            check_writable("--weights-out", options_.weights_out, 8, "{\"");  // behind a length
+            check_writable("--weights-out", options_.weights_out, kSafetensorsSkipped,
+                           kSafetensorsBeginning);
             check_writable("--trace", options_.trace, 0, "{\"displayTimeUnit\"");
             if (!options_.exported.directory.empty()) train::prepare_export(options_.exported);
         } catch (const std::exception& error) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -28,10 +29,10 @@ struct RopeScaling {
     double beta_fast = 32, beta_slow = 1;          // yarn: the same
     double amplitude = 1;                          // yarn, longrope: of both queries and keys
     bool truncate = true;                          // yarn: whole dimensions
-};
     // longrope: what divides each frequency, in text up to original_positions and in longer text.
     std::vector<double> short_factors{}, long_factors{};
     double rotated = 1;  // proportional: the share of a head's pairs that turns
+};
 
 // Pre-norm blocks of grouped-query attention and an MLP. hidden, intermediate, ... in elements.
 struct Shape {
@@ -171,12 +172,20 @@ public:
     void head(const void* weights, const void* embedding, const void* x, const int32_t* targets,
               float scale, void* dx, float* gradient, float* embedding_gradient, double* loss_sum,
               std::byte* scratch) const;
+    // Called for each tile with its fp32 logits, [tokens, vocab], of the tokens from `first` on;
+    // they lie in scratch, and on CUDA are on their way there: what it does with them must be
+    // enqueued by the same Ops.
+    using LogitsSink = std::function<void(int64_t first, ops::ConstView logits)>;
     void head_loss(const void* weights, const void* embedding, const void* x,
-                   const int32_t* targets, double* loss_sum, std::byte* scratch) const;
+                   const int32_t* targets, double* loss_sum, std::byte* scratch,
+                   const LogitsSink& logits = {}) const;
     // Adds each token's row of dx, in token order, to the embedding layer's gradient.
     void embed_backward(const int32_t* tokens, const void* dx, float* gradient) const;
 
 private:
+    struct HeadPass;
+    void run_head(const HeadPass& pass, std::byte* scratch) const;
+
     Shape shape_;
     Numerics numerics_;
     RopeTable rope_;

@@ -148,6 +148,9 @@ public:
     virtual void add(float* a, const float* b, int64_t count) = 0;  // a += b
     virtual void fill_zero(void* data, int64_t bytes) = 0;
     virtual void cast(ConstView from, View to) = 0;
+    // Of one type. `to` may be host memory, which need not be page-locked; on CUDA too it has the
+    // values once the stream has come this far.
+    virtual void copy_out(ConstView from, View to) = 0;
     // *nonfinite |= 1 when an element is NaN or Inf.
     virtual void check_finite(ConstView x, uint32_t* nonfinite) = 0;
 };

@@ -89,7 +89,10 @@ public:
     virtual StepReport step() = 0;
     // Mean loss over the held-back micro-batches the configuration asks for. Training goes on after
     // it with the same bits as without it.
-    virtual Evaluation evaluate() = 0;
+    Evaluation evaluate() { return evaluate({}); }
+    // The same; `logits` gets those of the first tokens, [tokens, vocab], as many as there is room
+    // for and this rank's evaluation looks at, in the order of the text.
+    virtual Evaluation evaluate(std::span<float> logits) = 0;
     // XXH3 over all master weights, moments and compute weights in the model's order, shard by
     // shard, after the last update; independent of every placement and of the ZeRO stage.
     virtual uint64_t state_hash() = 0;

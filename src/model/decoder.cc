@@ -62,9 +62,11 @@ HeadBuffers HeadBuffers::cut(const Shape& s, const Numerics& n, const Head& head
     return b;
 }
 
-// One tile, forward and, where anything asks for it, backward. x, dx: [M, H] residual type.
+// One tile, forward and, where anything asks for it, backward. x, dx: [M, H] residual type. The
+// sink sees the logits before the loss may overwrite them.
+template <class Sink>
 void head_tile(ops::Ops& ops, const Head& h, const HeadBuffers& buffers, ConstView x,
-               const int32_t* targets, float scale, View dx, double* loss_sum) {
+               const int32_t* targets, float scale, View dx, double* loss_sum, const Sink& sink) {
     const int64_t tokens = x.rows;
     const ConstView& table = h.table.value;
     const View n = buffers.n.row_range(0, tokens), dn = buffers.dn.row_range(0, tokens);
@@ -74,6 +76,7 @@ void head_tile(ops::Ops& ops, const Head& h, const HeadBuffers& buffers, ConstVi
     const View dlogits = backward ? buffers.dlogits.row_range(0, tokens) : View{};
     h.norm.forward(ops, x, n, buffers.stats);
     ops.gemm({.form = Form::nt, .a = n, .b = table, .c = logits}, buffers.ops);
+    sink(logits);
     ops.cross_entropy(logits, targets, scale, dlogits, loss_sum, buffers.ops);
     if (h.table.trains()) {
         ops.gemm({.form = Form::tn,
@@ -157,27 +160,61 @@ void Decoder::backward(int64_t block, const void* weights, const void* x_in, voi
     pass.backward(ConstView::of(x_in, numerics_.residual, d.rows, d.cols), d, needs_dx);
 }
 
-void Decoder::head(const void* weights, const void* embedding, const void* x,
-                   const int32_t* targets, float scale, void* dx, float* gradient,
-                   float* embedding_gradient, double* loss_sum, std::byte* scratch) const {
+struct Decoder::HeadPass {
+    const void *weights = nullptr, *embedding = nullptr, *x = nullptr;
+    const int32_t* targets = nullptr;
+    float scale = 0;
+    void* dx = nullptr;
+    float *gradient = nullptr, *embedding_gradient = nullptr;
+    double* loss_sum = nullptr;
+    LogitsSink logits{};
+};
+
+void Decoder::run_head(const HeadPass& pass, std::byte* scratch) const {
     const int64_t tokens = numerics_.tokens(), tile = std::min(numerics_.head_tile, tokens);
     const DType type = numerics_.residual;
-    const Head h(shape_, LayerMemory(layers_.back(), numerics_.compute, weights, gradient),
-                 LayerMemory(layers_.front(), numerics_.compute, embedding, embedding_gradient));
+    const Head h(
+        shape_, LayerMemory(layers_.back(), numerics_.compute, pass.weights, pass.gradient),
+        LayerMemory(layers_.front(), numerics_.compute, pass.embedding, pass.embedding_gradient));
     Carver carver(scratch);
     const HeadBuffers buffers = HeadBuffers::cut(shape_, numerics_, h, ops_, carver);
-    const ConstView rows = ConstView::of(x, type, tokens, shape_.hidden);
-    const View drows = View::of(dx, type, tokens, shape_.hidden);
+    const ConstView rows = ConstView::of(pass.x, type, tokens, shape_.hidden);
+    const View drows = View::of(pass.dx, type, tokens, shape_.hidden);
     for (int64_t first = 0; first < tokens; first += tile) {
         const int64_t count = std::min(tile, tokens - first);
-        head_tile(ops_, h, buffers, rows.row_range(first, count), targets + first, scale,
-                  dx == nullptr ? View{} : drows.row_range(first, count), loss_sum);
+        const auto sink = [&](ConstView logits) {
+            if (pass.logits) pass.logits(first, logits);
+        };
+        head_tile(ops_, h, buffers, rows.row_range(first, count), pass.targets + first, pass.scale,
+                  pass.dx == nullptr ? View{} : drows.row_range(first, count), pass.loss_sum, sink);
     }
 }
 
+void Decoder::head(const void* weights, const void* embedding, const void* x,
+                   const int32_t* targets, float scale, void* dx, float* gradient,
+                   float* embedding_gradient, double* loss_sum, std::byte* scratch) const {
+    run_head({.weights = weights,
+              .embedding = embedding,
+              .x = x,
+              .targets = targets,
+              .scale = scale,
+              .dx = dx,
+              .gradient = gradient,
+              .embedding_gradient = embedding_gradient,
+              .loss_sum = loss_sum},
+             scratch);
+}
+
 void Decoder::head_loss(const void* weights, const void* embedding, const void* x,
-                        const int32_t* targets, double* loss_sum, std::byte* scratch) const {
-    head(weights, embedding, x, targets, 0, nullptr, nullptr, nullptr, loss_sum, scratch);
+                        const int32_t* targets, double* loss_sum, std::byte* scratch,
+                        const LogitsSink& logits) const {
+    run_head({.weights = weights,
+              .embedding = embedding,
+              .x = x,
+              .targets = targets,
+              .loss_sum = loss_sum,
+              .logits = logits},
+             scratch);
 }
 
 }  // namespace ferry::model

@@ -300,6 +300,8 @@ public:
         });
     }
 
+    void copy_out(ConstView from, View to) override { cast(from, to); }
+
     void check_finite(ConstView x, uint32_t* nonfinite) override {
         std::atomic<uint32_t> found{0};
         for_rows(x.rows, x.cols, [&](int64_t first, int64_t count) {

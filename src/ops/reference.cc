@@ -368,6 +368,8 @@ public:
         }
     }
 
+    void copy_out(ConstView from, View to) override { cast(from, to); }
+
     void check_finite(ConstView x, uint32_t* nonfinite) override {
         for (int64_t r = 0; r < x.rows; ++r) {
             for (int64_t c = 0; c < x.cols; ++c)

@@ -101,8 +101,8 @@ public:
         return guarded([this] { return next_step(); });
     }
 
-    Evaluation evaluate() override {
-        return guarded([this] { return held_back(); });
+    Evaluation evaluate(std::span<float> logits) override {
+        return guarded([&] { return held_back(logits); });
     }
 
     uint64_t state_hash() override {
@@ -182,10 +182,11 @@ private:
     }
 
     // Each rank goes through as many micro-batches, the last ones perhaps without a target.
-    Evaluation held_back() {
+    Evaluation held_back(std::span<float> logits) {
         totals_ = report();  // evaluation moves weights too; the run's figures are training's alone
         store_->reset_report();
         kernels_.evaluation_targets() = 0;
+        kernels_.keep_logits(logits);
         const int64_t micro_batches = config_.evaluate.micro_batches;
         HeldBack mine;
         for (int64_t done = 0; done < micro_batches; done += evaluation_size_) {
@@ -193,6 +194,7 @@ private:
             store_->drain();
             mine.loss_sum += settler_.loss_sum(evaluation_size_);
         }
+        kernels_.keep_logits({});
         store_->reset_report();
         mine.targets = kernels_.evaluation_targets();
         HeldBack all = mine;

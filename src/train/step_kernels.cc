@@ -137,10 +137,24 @@ void StepKernels::head(const Call& call) {
     const int32_t* targets = ints(at[3]) + model_.decoder->numerics().tokens();
     double* loss_sum = reinterpret_cast<double*>(at[8]) + call.task->item;
     if (static_cast<Op>(call.task->op) == Op::head_loss) {
-        return model_.decoder->head_loss(at[0], at[1], at[2], targets, loss_sum, at[7]);
+        // The schedule's step is the number of held-back micro-batches before it.
+        const auto before = static_cast<int64_t>(call.step) + call.task->item;
+        const int64_t token = before * model_.decoder->numerics().tokens();
+        return model_.decoder->head_loss(
+            at[0], at[1], at[2], targets, loss_sum, at[7],
+            [&](int64_t first, ops::ConstView logits) { keep(token + first, logits); });
     }
     model_.decoder->head(at[0], at[1], at[2], targets, states_[call.step].gradient_scale, at[4],
                          floats(at[5]), floats(at[6]), loss_sum, at[7]);
+}
+
+void StepKernels::keep(int64_t token, ops::ConstView logits) {
+    const int64_t room = std::ssize(logits_) / logits.cols - token;
+    if (room <= 0) return;
+    const int64_t rows = std::min(room, logits.rows);
+    model_.ops->copy_out(
+        logits.row_range(0, rows),
+        ops::View::of(logits_.data() + token * logits.cols, DType::f32, rows, logits.cols));
 }
 
 // Whoever touches the bytes checks them: state and gradient that came from NVMe, before the update.

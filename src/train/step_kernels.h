@@ -1,6 +1,7 @@
 // The kernels that a schedule's tasks name, bound to the model, the optimizer and the loader.
 #pragma once
 
+#include <span>
 #include <string>
 
 #include "ferry/model.h"
@@ -30,12 +31,15 @@ public:
     StepStates& states() { return states_; }
     // Real targets of the held-back text loaded since.
     int64_t& evaluation_targets() { return evaluation_targets_; }
+    // Where evaluation puts the logits of its first tokens, as many as there is room for, in fp32.
+    void keep_logits(std::span<float> room) { logits_ = room; }
 
 private:
     void compute(const swap::Call& call);
     void forward(const swap::Call& call);
     void head(const swap::Call& call);
     void cut(const swap::Call& call);
+    void keep(int64_t token, ops::ConstView logits);
     void load(const swap::Call& call);
     void update(const swap::Call& call);
     void recast(const swap::Call& call);
@@ -47,6 +51,7 @@ private:
     const StepModel model_;
     StepStates states_;
     int64_t evaluation_targets_ = 0;
+    std::span<float> logits_{};
 };
 
 }  // namespace ferry::train

@@ -293,6 +293,16 @@ TEST_P(OpsRows, add_cast_zero_are_exact) {
     EXPECT_TRUE(a.same_bytes(a0));
 }
 
+TEST_P(OpsRows, rows_are_copied_out_and_nothing_beside_them) {
+    const Matrix from = Matrix(type(), 11, 37).random(1);
+    Matrix to(type(), 11, 37, 5), expected = to;
+    ops().copy_out(from.view(), to.view());
+    for (int64_t r = 0; r < 11; ++r) {
+        for (int64_t c = 0; c < 37; ++c) expected.set(r, c, from.get(r, c));
+    }
+    EXPECT_TRUE(to.same_bytes(expected));
+}
+
 TEST_P(OpsRows, one_bad_element_is_found) {
     Matrix x = Matrix(type(), 9, 37).random(1);
     uint32_t found = 0;

@@ -1,6 +1,7 @@
 """Hugging Face directories in and out, on the tiny models of tests/golden/hf: what is loaded, trained,
 exported and loaded again, and how directories that ferry cannot use are refused."""
 
+import array
 import json
 import os
 import pathlib
@@ -160,6 +161,55 @@ class EvalTest(HfTest):
             self.assertEqual(done.code, 0, done.err)
             losses.add(round(done.lines[-1]["loss"], 6))
         self.assertEqual(len(losses), 1)
+
+    def logits_of(self, model, *arguments):
+        """Shape and values that `ferry eval --logits` wrote."""
+        file = self.path(f"logits{len(os.listdir(self.dir))}")
+        done = self.ferry("eval", str(model), str(TOKENS), "--logits", file, *arguments)
+        self.assertEqual(done.code, 0, done.err)
+        dtype, shape, data = read_tensors(file)["logits"]
+        self.assertEqual(dtype, "F32")
+        return shape, array.array("f", data)
+
+    def test_logits_are_those_of_transformers(self):
+        golden = read_tensors(MODELS / "logits.safetensors")
+        variants = json.loads((MODELS / "variants.json").read_text())
+        self.assertEqual(set(golden), set(FAMILIES) | set(variants))
+        for name, (_, (rows, vocab), data) in golden.items():
+            with self.subTest(name):
+                model = MODELS / name
+                if name in variants:
+                    model = self.copy_of(variants[name]["of"])
+                    self.change(model, **variants[name]["changes"])
+                shape, found = self.logits_of(model, "--set", "batch.sequence=72", "--set", "numerics.head_tile=50")
+                self.assertEqual(shape, [1, 72, vocab])
+                wanted = array.array("f", data)
+                largest, every = max(map(abs, wanted)), 72 // rows
+                for row in range(rows):
+                    for column in range(vocab):
+                        self.assertAlmostEqual(found[row * every * vocab + column], wanted[row * vocab + column],
+                                               delta=1e-5 * largest, msg=f"token {row * every}, {column}")
+
+    def test_logits_of_several_sequences(self):
+        one = self.logits_of(MODELS / "llama", "--set", "batch.sequence=24")
+        shape, found = self.logits_of(MODELS / "llama", "--set", "batch.sequence=24", "--logits-sequences", "5",
+                                      "--set", "batch.micro_batch=2")
+        self.assertEqual(shape, [5, 24, 67])
+        for near, far in zip(one[1], found):
+            self.assertAlmostEqual(near, far, delta=1e-5)
+        last = found[4 * 24 * 67:]
+        self.assertGreater(max(map(abs, last)), 0.1)
+
+    def test_logits_that_cannot_be_had(self):
+        model, out = str(MODELS / "llama"), self.path("never")
+        for arguments, said in ((["--logits", out, "--logits-sequences", "100000"], ["too many", "100000", "or fewer"]),
+                                (["--logits", "/nowhere/at/all"], ["--logits", "/nowhere/at/all"]),
+                                (["--logits", str(TOKENS)], ["another kind"])):
+            done = self.ferry("eval", model, str(TOKENS), "--set", "batch.sequence=24", *arguments)
+            self.assertEqual(done.code, USAGE, done.err)
+            for text in said:
+                self.assertIn(text, done.err)
+        self.assertFalse(os.path.exists(out))
 
     def test_what_cannot_be_evaluated(self):
         for arguments, said in ((["nowhere", str(TOKENS)], "config.json"),

@@ -68,10 +68,9 @@ def make_exact(model):
     rotary = getattr(model.model, "rotary_emb", None) if hasattr(model, "model") else None
     if rotary is None:
         return
-    frequencies = frequencies_of(model.config).double()
 
     def forward(x, position_ids, *_args, **_kwargs):
-        angle = position_ids[:, :, None].double() * frequencies
+        angle = position_ids[:, :, None].double() * frequencies_of(model.config, int(position_ids.max()) + 1)
         angle = torch.cat((angle, angle), dim=-1)
         scale = rotary.attention_scaling
         return (angle.cos() * scale).to(x.dtype), (angle.sin() * scale).to(x.dtype)
@@ -79,14 +78,24 @@ def make_exact(model):
     rotary.forward = forward
 
 
-def frequencies_of(config):
-    """RoPE's, written out in double."""
+def frequencies_of(config, length):
+    """RoPE's in a text of that length, written out in double."""
     rope = config.rope_parameters
     theta, kind, factor = rope["rope_theta"], rope["rope_type"], rope.get("factor", 1.0)
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     plain = theta ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     if kind == "linear":
         return plain / factor
+    if kind == "proportional":
+        turning = int(rope.get("partial_rotary_factor", 1.0) * dim // 2)
+        return torch.where(torch.arange(dim // 2) < turning, plain / factor, 0.0)
+    if kind == "dynamic":
+        longer = max(length, config.max_position_embeddings) / config.max_position_embeddings
+        theta *= (factor * longer - (factor - 1)) ** (dim / (dim - 2))
+        return theta ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    if kind == "longrope":
+        beyond = length > rope["original_max_position_embeddings"]
+        return plain / torch.tensor(rope["long_factor" if beyond else "short_factor"], dtype=torch.float64)
     if kind == "llama3":
         turns = rope["original_max_position_embeddings"] * plain / (2 * math.pi)
         low, high = rope["low_freq_factor"], rope["high_freq_factor"]

@@ -52,7 +52,7 @@ RUNS = {"tied": (TIED, (10, 20)), "untied": (UNTIED, (20,)), "frozen": (FROZEN, 
         "upper": (UPPER, (20,)), "bf16": (BF16, ())}
 
 
-def write_tokens(ferry):
+def make_tokens():
     """Tokens of uneven frequencies, two of them in a pattern; every stretch is masked in its own way. The
     share of the pattern and the seed are such that the norm of `tied` sinks through 3.5."""
     random = torch.Generator().manual_seed(9)
@@ -64,6 +64,11 @@ def write_tokens(ferry):
     share = torch.rand(count // SEQUENCE + 1, generator=random).repeat_interleave(SEQUENCE)[:count]
     mask = torch.rand(count, generator=random) < share * share
     mask[4 * SEQUENCE + 1:5 * SEQUENCE + 1] = True  # one sequence without a target
+    return tokens, mask
+
+
+def write_tokens(ferry):
+    tokens, mask = make_tokens()
     with tempfile.TemporaryDirectory() as folder:
         text, marks = pathlib.Path(folder) / "text", pathlib.Path(folder) / "mask"
         text.write_bytes(bytes(tokens.tolist()))

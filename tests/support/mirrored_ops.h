@@ -205,6 +205,11 @@ public:
         ops_->cast(m(from), m(to));
         m.finish();
     }
+    void copy_out(ConstView from, View to) override {  // straight into host memory
+        Mirror m({of(from)});
+        ops_->copy_out(m(from), to);
+        m.finish();
+    }
     void check_finite(ConstView x, uint32_t* nonfinite) override {
         Mirror m({of(x), {nonfinite, 4}});
         ops_->check_finite(m(x), m(nonfinite));

@@ -164,6 +164,16 @@ public:
     }
     void cast(ConstView from, View to) override { cuda::cast(from, to, stream_); }
     void check_finite(ConstView x, uint32_t* nonfinite) override {
+    void copy_out(ConstView from, View to) override {
+        FERRY_CHECK(from.type == to.type);
+        const auto pitch = [](const auto& v) {
+            return static_cast<size_t>(v.ld * size_of(v.type));
+        };
+        cudaMemcpy2DAsync(to.data, pitch(to), from.data, pitch(from),
+                          static_cast<size_t>(to.cols * size_of(to.type)),
+                          static_cast<size_t>(to.rows), cudaMemcpyDefault, stream_);
+        check_launch("copy out");
+    }
         cuda::check_finite(x, nonfinite, stream_);
     }
 

@@ -1,0 +1,18 @@
+// Whether a file can be written, asked before the work whose result it is to hold.
+#pragma once
+
+#include <string>
+
+namespace ferry::tools {
+
+// What a safetensors file begins with, behind 8 bytes of length.
+constexpr size_t kSafetensorsSkipped = 8;
+constexpr const char* kSafetensorsBeginning = "{\"";
+
+// Before a run, not after it: what can be known then must not cost its results. Nothing is replaced
+// but an older file of the same kind, known by its `beginning` after `skipped` bytes. An empty path
+// is no file. Throws usage, naming the option.
+void check_writable(const std::string& option, const std::string& path, size_t skipped,
+                    const std::string& beginning);
+
+}  // namespace ferry::tools
