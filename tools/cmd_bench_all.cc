@@ -72,6 +72,10 @@ private:
         add("triad", triad);
         add("checksums, one thread", machine.check_bytes_per_s);
         add("copies from the device", machine.links.copy_bytes_per_s);
+        if (figures.kernels.gemm_flops_per_s > 0)
+            rows_.push_back({.name = "a large product",
+                             .value = figures.kernels.gemm_flops_per_s * 1e-9,
+                             .unit = "GFLOP/s"});
         for (const auto& [kind, seconds] : figures.kernels.seconds) {
             rows_.push_back(
                 {.name = fmt::format("kernel: {}, layer kind {}, size {}",

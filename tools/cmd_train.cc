@@ -27,9 +27,18 @@ struct TrainOptions {
     bool bound = true;
 };
 
-// `bound_seconds`: the lower bound of a step; 0 where it was not measured.
-nlohmann::json to_json(const train::StepReport& report, double bound_seconds) {
+// What a step is held against, as known before the first: zeros where nothing was measured.
+struct Yardsticks {
+    double bound_seconds = 0;
+    double model_flops = 0, gemm_flops_per_s = 0;
+};
+
+nlohmann::json to_json(const train::StepReport& report, const Yardsticks& by) {
     const bool computed = report.targets > 0;  // else there is no loss, which is not a loss of 0
+    const double mfu = computed ? mfu_of(by.model_flops / report.seconds, by.gemm_flops_per_s) : 0;
+    const auto known = [](double value) {
+        return value > 0 ? nlohmann::json(value) : nlohmann::json();
+    };
     return {{"step", report.step},
             {"loss", computed ? nlohmann::json(report.loss) : nlohmann::json()},
             {"gradient_norm", report.gradient_norm},
@@ -43,9 +52,9 @@ nlohmann::json to_json(const train::StepReport& report, double bound_seconds) {
             {"won", report.won},
             {"seconds", report.seconds},
             {"tokens_per_second", static_cast<double>(report.tokens) / report.seconds},
-            {"percent_of_bound", bound_seconds > 0
-                                     ? nlohmann::json(100 * report.seconds / bound_seconds)
-                                     : nlohmann::json()}};
+            {"mfu", known(mfu)},
+            {"percent_of_bound",
+             known(by.bound_seconds > 0 ? 100 * report.seconds / by.bound_seconds : 0)}};
 }
 
 void print_step(const train::StepReport& report, int64_t steps) {
@@ -88,7 +97,8 @@ public:
         }
         if (options_.bound) {
             engine_->measure_bound();
-            bound_seconds_ = engine_->report().bound_seconds;
+            const train::RunReport known = engine_->report();
+            yardsticks_ = {known.bound_seconds, known.model_flops, known.gemm_flops_per_s};
         }
         evaluate(0);
         for (int64_t step = 1; step <= config_.steps && !ends(); ++step) {
@@ -126,7 +136,7 @@ private:
 
     void say(const train::StepReport& report) {
         if (options_.json) {
-            fmt::print("{}\n", to_json(report, bound_seconds_).dump());
+            fmt::print("{}\n", to_json(report, yardsticks_).dump());
         } else if (worth_a_line(report)) {
             print_step(report, config_.steps);
         }
@@ -238,7 +248,7 @@ private:
     std::optional<train::Figures> figures_;
     std::unique_ptr<train::Engine> engine_;
     int64_t steps_ = 0, evaluated_ = -1;
-    double bound_seconds_ = 0;  // of a step, as measured before the first
+    Yardsticks yardsticks_{};
     double quiet_seconds_ = 0;  // since the last line
 };
 

@@ -191,9 +191,10 @@ void save_figures(const std::string& file, const FiguresOf& what, const train::F
                          {"size", kind[2]},
                          {"seconds", seconds}});
     }
-    if (!times.empty())
-        replace(content["kernels"], "of",
-                {{"of", what.kernels}, {"times", times}, {"measured", date}});
+    json kernels = {{"of", what.kernels}, {"times", times}, {"measured", date}};
+    if (figures.kernels.gemm_flops_per_s > 0)
+        kernels["gemm_flops_per_s"] = rounded(figures.kernels.gemm_flops_per_s);
+    if (!times.empty()) replace(content["kernels"], "of", kernels);
     write_whole(file, content.dump(2) + "\n");
 }
 
@@ -237,6 +238,8 @@ std::optional<train::KernelTimes> MachineFile::kernels(const FiguresOf& what) co
     const json times = known->value("times", json());
     if (!times.is_array() || times.empty()) refuse(name_, "kernels: \"times\" is no list of them");
     train::KernelTimes found;
+    if (known->contains("gemm_flops_per_s"))
+        found.gemm_flops_per_s = positive(name_, *known, "kernels", "gemm_flops_per_s");
     for (const json& one : times) {
         const std::string where = "kernels, times: " + one.dump();
         const int64_t op = index_of(name_, one, where, "kernel", kernel_names());

@@ -51,6 +51,10 @@ int64_t trainable_of(const planner::Plan& plan) {
 
 }  // namespace
 
+double mfu_of(double model_flops_per_s, double gemm_flops_per_s) {
+    return gemm_flops_per_s > 0 ? model_flops_per_s / gemm_flops_per_s : 0;
+}
+
 void print_plan(const planner::Plan& plan, const Config& config) {
     int64_t parameters = 0;
     for (const model::Layer& layer : plan.layers) {
@@ -99,6 +103,14 @@ void print_run(const train::RunReport& report, const planner::Plan& plan, const 
     if (!report.paths.empty()) fmt::print("\n{}\n", aio::describe(report.paths, "  since start, "));
     fmt::print("\n  bets: {} won, {} lost; {} steps clipped, {} skipped\n", report.bets_won,
                report.bets_lost, report.clipped_steps, report.skipped_steps);
+    const double model_flops_per_s = report.model_flops / step_seconds;
+    const double mfu = mfu_of(model_flops_per_s, report.gemm_flops_per_s);
+    if (mfu > 0) {
+        fmt::print(
+            "  the model asks for {:.4g} GFLOP a step: {:.1f}% of the {:.4g} GFLOP/s of a "
+            "large product (MFU)\n",
+            report.model_flops * 1e-9, 100 * mfu, report.gemm_flops_per_s * 1e-9);
+    }
     if (report.bound_seconds > 0) {
         fmt::print("  lower bound of a step: {:.4f} s, set by {}; measured step at {:.1f}% of it\n",
                    report.bound_seconds, report.binding, 100 * step_seconds / report.bound_seconds);
@@ -133,6 +145,9 @@ nlohmann::json summary_json(const train::RunReport& report, const planner::Plan&
                          {"write_bytes_per_s", path.write_bytes_per_s},
                          {"endurance_used", path.endurance_used}});
     }
+    const double model_flops_per_s =
+        report.model_flops * static_cast<double>(report.steps) / report.seconds;
+    const double mfu = report.steps > 0 ? mfu_of(model_flops_per_s, report.gemm_flops_per_s) : 0;
     return {{"summary",
              {{"steps", report.steps},
               {"tokens", report.tokens},
@@ -147,6 +162,9 @@ nlohmann::json summary_json(const train::RunReport& report, const planner::Plan&
               {"groups", plan.groups},
               {"ranks", plan.partition.ranks},
               {"chunk_elements", plan.chunk_elements},
+              {"model_flops", report.model_flops},
+              {"gemm_flops_per_s", report.gemm_flops_per_s},
+              {"mfu", mfu > 0 ? nlohmann::json(mfu) : nlohmann::json()},
               {"bound_seconds", report.bound_seconds},
               {"binding", report.binding},
               {"predicted_seconds", report.predicted_seconds},

@@ -8,6 +8,9 @@
 
 namespace ferry::tools {
 
+// The share of the best product's rate that a model's operations a second are; 0: not known.
+double mfu_of(double model_flops_per_s, double gemm_flops_per_s);
+
 void print_plan(const planner::Plan& plan, const Config& config);
 void print_run(const train::RunReport& report, const planner::Plan& plan, const Config& config);
 nlohmann::json tiers_json(const planner::Plan& plan);  // the plan's table

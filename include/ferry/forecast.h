@@ -38,6 +38,7 @@ struct Machine {
 struct KernelTimes {
     using Kind = std::array<int64_t, 3>;  // planner::Op, model::LayerKind, size
     std::map<Kind, double> seconds{};
+    double gemm_flops_per_s = 0;  // the best that a large product reaches; 0: not known
     // A kernel of a size that was not measured, as with other chunks, costs by its bytes what the
     // nearest one did. One of a kind that was not measured is a bug: see covers().
     double of(const swap::Task& task, const planner::Plan& plan) const;

@@ -51,6 +51,9 @@ struct LinkReport {
 struct RunReport {
     int64_t steps = 0, tokens = 0;
     double seconds = 0;  // in steps, evaluation left out
+    // What the model asks for in a step, recomputation left out (src/train/bound.h), and the best
+    // that a product reaches; 0: not known. A step's MFU is the one a second over the other.
+    double model_flops = 0, gemm_flops_per_s = 0;
     int64_t bets_won = 0, bets_lost = 0, clipped_steps = 0, skipped_steps = 0;
     std::vector<LinkReport> links{};
     std::vector<aio::PathCounters> paths{};

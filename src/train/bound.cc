@@ -78,6 +78,35 @@ WeightTraffic weight_traffic(const std::vector<model::Layer>& layers, const mode
     return found;
 }
 
+double model_flops(const std::vector<model::Layer>& layers, const model::Shape& shape,
+                   int64_t sequence, int64_t step_tokens) {
+    double per_token = 0;
+    bool trains_below = false;
+    for (const model::Layer& layer : layers) {
+        const bool trains = layer.trainable_elements > 0;
+        const double passes = trains || trains_below ? 4 : 2;  // forward, and its input's gradient
+        for (const model::Tensor& t : layer.tensors) {
+            const bool multiplies = t.shape.size() > 1 && layer.kind != model::LayerKind::embedding;
+            if (multiplies) per_token += double(t.count) * (passes + (t.trainable ? 2 : 0));
+        }
+        if (layer.kind == model::LayerKind::head && shape.tie_embeddings) {
+            const double table = double(shape.vocab * shape.hidden);
+            per_token +=
+                table *
+                (passes + (layers.front().find(model::Role::token_table)->trainable ? 2 : 0));
+        }
+        if (layer.kind == model::LayerKind::block) {
+            const double s = double(sequence), window = double(shape.window_of(layer.index));
+            const double w = window > 0 ? std::min(window, s) : s;
+            const double keys = w - w * w / (2 * s);  // of a query, on average
+            // Two products forward, four backward, each of 2 operations a key and element.
+            per_token += (passes > 2 ? 12 : 4) * keys * double(shape.heads * shape.head_dim);
+        }
+        trains_below = trains_below || trains;
+    }
+    return per_token * double(step_tokens);
+}
+
 Bound lower_bound(const BoundInput& input) {
     constexpr int kSteps = 64;
     Bound best{.seconds = std::numeric_limits<double>::infinity()};

@@ -22,6 +22,13 @@ struct WeightTraffic {
 WeightTraffic weight_traffic(const std::vector<model::Layer>& layers, const model::Shape& shape,
                              int64_t step_tokens, DType type);
 
+// Floating-point operations that the model asks for in a step, whatever is computed again: of each
+// matrix 2 a token and element forward, 2 for its input's gradient where one is asked for and 2 for
+// its own where it trains (6 N T in all), and of attention the scores and the weighted sums, with
+// the keys that a query sees: 6 s d a token and block without a window.
+double model_flops(const std::vector<model::Layer>& layers, const model::Shape& shape,
+                   int64_t sequence, int64_t step_tokens);
+
 struct BoundInput {
     double kernel_seconds = 0;                // of one step, each call measured alone
     double parameters = 0;                    // trainable

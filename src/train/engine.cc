@@ -288,7 +288,7 @@ private:
 
     void measure();
     void judge(const Figures& figures);
-    Bench bench() { return {plan_, device_, executor_, kernels_, *store_}; }
+    Bench bench() { return {plan_, device_, executor_, kernels_, *store_, ops_.get()}; }
 
     // After it everything that takes device memory has taken it, and the cap can be judged.
     void warm_up_device() {
@@ -451,6 +451,7 @@ void Run::judge(const Figures& figures) {
     }
     const Bound bound =
         bound_of(config_, plan_, shape_, steps_[static_cast<size_t>(Previous::rest)][0], figures);
+    totals_.gemm_flops_per_s = std::max(totals_.gemm_flops_per_s, figures.kernels.gemm_flops_per_s);
     if (totals_.bound_seconds == 0 || bound.seconds < totals_.bound_seconds) {
         totals_.bound_seconds = bound.seconds;
         totals_.binding = bound.binding;
@@ -460,6 +461,8 @@ void Run::judge(const Figures& figures) {
 RunReport Run::report() {
     drain();
     RunReport report = totals_;
+    report.model_flops = model_flops(plan_.layers, shape_, numerics_.sequence,
+                                     plan_.micro_batches * numerics_.tokens());
     const auto lanes = store_->report();
     report.links.resize(swap::lanes_of(world_.ranks));
     for (size_t lane = 0; lane < report.links.size(); ++lane) {

@@ -65,9 +65,9 @@ public:
         const auto store =
             swap::Store::make({.host_arena = staging}, *executor_, *device_, nullptr, kernels);
         Figures found = measure_figures(record_step(sample, Previous::rest, false),
-                                        {sample, *device_, *executor_, kernels, *store}, *teams,
-                                        optim::scalars_of(hyper_of(config_), 1, 1.0), staging,
-                                        decoder_.shape().vocab);
+                                        {sample, *device_, *executor_, kernels, *store, ops.get()},
+                                        *teams, optim::scalars_of(hyper_of(config_), 1, 1.0),
+                                        staging, decoder_.shape().vocab);
         store->drain();  // throws what went wrong
         return found;
     }

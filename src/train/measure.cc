@@ -7,6 +7,7 @@
 #include <map>
 #include <vector>
 
+#include "setup.h"
 #include "state_io.h"
 
 namespace ferry::train {
@@ -101,6 +102,20 @@ std::map<KernelTimes::Kind, Work> distinct_kernels(const swap::Schedule& step, c
 
 }  // namespace
 
+namespace {
+
+// Repeats a pattern over device memory.
+void fill(const Bench& on, std::byte* to, int64_t bytes, std::span<const std::byte> pattern) {
+    Stream& up = on.device.stream(StreamKind::h2d);
+    const auto piece = static_cast<int64_t>(pattern.size());
+    for (int64_t at = 0; at < bytes; at += piece) {
+        seconds_on(up, on.executor, 1,
+                   [&](int64_t) { up.copy(to + at, pattern.data(), std::min(piece, bytes - at)); });
+    }
+}
+
+}  // namespace
+
 void fill_buffers(const Bench& on, std::span<std::byte> staging, int64_t vocab) {
     // Half of the staging memory for each pattern; a device buffer repeats it.
     const size_t half = staging.size() / 8 * 4;
@@ -111,20 +126,12 @@ void fill_buffers(const Bench& on, std::span<std::byte> staging, int64_t vocab) 
         reinterpret_cast<uint32_t*>(numbers.data())[i] = small << 16 | small;
         reinterpret_cast<uint32_t*>(tokens.data())[i] = noise % static_cast<uint32_t>(vocab);
     }
-    Stream& up = on.device.stream(StreamKind::h2d);
     for (size_t c = 0; c < planner::kClasses; ++c) {
         const planner::Buffers& b = on.plan.buffers[c];
         if (b.tier != swap::Tier::device) continue;
         const auto from =
             static_cast<planner::Class>(c) == planner::Class::tokens ? tokens : numbers;
-        const auto piece = static_cast<int64_t>(half);
-        const int64_t bytes = b.bytes * b.count;
-        std::byte* to = on.device.memory().data() + b.offset;
-        for (int64_t at = 0; at < bytes; at += piece) {
-            seconds_on(up, on.executor, 1, [&](int64_t) {
-                up.copy(to + at, from.data(), std::min(piece, bytes - at));
-            });
-        }
+        fill(on, on.device.memory().data() + b.offset, b.bytes * b.count, from);
     }
 }
 
@@ -171,6 +178,57 @@ KernelTimes time_kernels(const swap::Schedule& step, const Bench& on) {
         found.seconds[kind] = std::min({time(times), time(times), time(times)});
     }
     return found;
+}
+
+namespace {
+
+// A square product of its own operands, in the device's memory.
+struct Product {
+    ops::Ops* ops;
+    ops::Gemm gemm{};
+    int64_t operand_bytes = 0, bytes = 0;
+    std::byte* scratch = nullptr;
+
+    Product(ops::Ops& with, DType type, int64_t side, std::byte* memory) : ops(&with) {
+        constexpr int64_t kUnit = 256;
+        operand_bytes = round_up(side * side * size_of(type), kUnit);
+        const auto operand = [&](int64_t i) {
+            return ops::View::of(memory + i * operand_bytes, type, side, side);
+        };
+        gemm = {.form = ops::Form::nt, .a = operand(0), .b = operand(1), .c = operand(2)};
+        scratch = memory + 3 * operand_bytes;
+        bytes = 3 * operand_bytes + ops->gemm_scratch_bytes(gemm);
+    }
+};
+
+}  // namespace
+
+double time_product(const Bench& on, std::span<const std::byte> numbers) {
+    constexpr int64_t kUnit = 256;  // of a side, and the least one
+    // Buffers come first; behind them are weights that live here.
+    const std::span<std::byte> memory =
+        on.device.memory().first(static_cast<size_t>(device_buffer_bytes(on.plan)));
+    int64_t side = on.device.kind() == DeviceKind::cpu ? 1024 : 8192;
+    const auto of = [&](int64_t n) { return Product(*on.ops, on.plan.compute, n, memory.data()); };
+    while (side >= kUnit && of(side).bytes > std::ssize(memory)) side -= kUnit;
+    if (side < kUnit) return 0;
+    Product product = of(side);
+    fill(on, memory.data(), 2 * product.operand_bytes, numbers);
+    Stream& compute = on.device.stream(StreamKind::compute);
+    constexpr int64_t kTimes = 3;
+    const auto time = [&] {
+        return seconds_on(compute, on.executor, kTimes, [&](int64_t) {
+            compute.launch({[](void* context, uint64_t) {
+                                const Product& p = *static_cast<const Product*>(context);
+                                p.ops->gemm(p.gemm, p.scratch);
+                            },
+                            &product});
+        });
+    };
+    time();
+    const double seconds = std::min({time(), time(), time()});
+    const auto n = static_cast<double>(side);
+    return 2 * n * n * n / seconds;
 }
 
 double time_checks(std::span<std::byte> bytes) {
@@ -268,6 +326,7 @@ Figures measure_figures(const swap::Schedule& step, const Bench& on, NodeTeams& 
     fill_buffers(on, state, vocab);
     Figures found;
     found.kernels = time_kernels(step, on);
+    found.kernels.gemm_flops_per_s = time_product(on, state.first(state.size() / 8 * 4));
     Machine& machine = found.machine;
     machine.links.copy_bytes_per_s = time_copies(on, weight);
     machine.links.dram_bytes_per_s = time_updates(teams, scalars, on.plan, state, weight);

@@ -6,6 +6,7 @@
 #include "ferry/comm.h"
 #include "ferry/device.h"
 #include "ferry/forecast.h"
+#include "ferry/ops.h"
 #include "ferry/optim.h"
 #include "ferry/planner.h"
 #include "ferry/swap.h"
@@ -20,6 +21,7 @@ struct Bench {
     Executor& executor;
     swap::Kernels& kernels;
     swap::Store& store;
+    ops::Ops* ops = nullptr;  // null: of updates alone, without a model
 };
 
 // Fills the plan's device buffers with small numbers of every sign, in any compute type, and its
@@ -29,6 +31,10 @@ void fill_buffers(const Bench& on, std::span<std::byte> staging, int64_t vocab);
 // its algorithm.
 void warm_up(const swap::Schedule& step, const Bench& on);
 KernelTimes time_kernels(const swap::Schedule& step, const Bench& on);
+// FLOPs a second of one product in the compute type, as large as the plan's buffers allow up to
+// where rates stop growing; `numbers` fill its operands. 0: there is no room for one that says
+// anything.
+double time_product(const Bench& on, std::span<const std::byte> numbers);
 // Bytes a second that one thread seals.
 double time_checks(std::span<std::byte> bytes);
 // Bytes a second of copies from device to host.

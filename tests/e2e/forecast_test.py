@@ -228,6 +228,24 @@ class MachineTest(ForecastTest):
         self.assertEqual(slices["planned", "forward"], slices["measured", "forward"])
         self.assertGreater(slices["planned", "write"], 0)
 
+    def test_steps_are_held_against_the_bound_and_the_best_product(self):
+        file = self.changed(lambda content: content["kernels"][0].update(gemm_flops_per_s=1e9))
+        command = [word for word in self.command(self.tiny) if word != "--no-bound"]
+        run = self.ferry(*command, "--machine", file)
+        self.assert_trained(run)
+        self.assertGreater(run.summary["model_flops"], 1e6)
+        for step in run.steps:
+            self.assertLessEqual({"loss", "gradient_norm", "clip_factor", "lr", "loss_scale", "tokens_per_second",
+                                  "mfu", "percent_of_bound"}, step.keys())
+            rate = run.summary["model_flops"] / step["seconds"]
+            self.assertAlmostEqual(step["mfu"] / (rate / 1e9), 1)
+            share = 100 * step["seconds"] / run.summary["bound_seconds"]
+            self.assertAlmostEqual(step["percent_of_bound"] / share, 1)
+        self.assertGreater(run.summary["mfu"], 0)
+        for step in self.train(self.tiny).steps:
+            self.assertIsNone(step["mfu"])
+            self.assertIsNone(step["percent_of_bound"])
+
     def test_training_says_what_the_file_lacks(self):
         for change, text in ((lambda c: c["kernels"].clear(), "kernels"),
                              (lambda c: c["memory"].clear(), "threads"),

@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <string>
+#include <vector>
 
 #include "bound.h"
 
@@ -123,6 +125,42 @@ TEST(LowerBound, CountsTheStateThatTheOptimizerKeeps) {
     const double adam = lower_bound(input).seconds;
     input.state_bytes = 4;  // sgd without momentum: p alone
     EXPECT_NEAR(adam - lower_bound(input).seconds, 16.0 / 160, 1e-9);
+}
+
+model::Shape small_llama() {
+    return {.hidden = 8,
+            .layers = 2,
+            .heads = 2,
+            .kv_heads = 1,
+            .head_dim = 4,
+            .intermediate = 20,
+            .vocab = 30};
+}
+
+double flops_of(const model::Shape& shape, const std::vector<std::string>& freeze) {
+    return model_flops(model::layers_of(shape, freeze, false), shape, 16, 32);
+}
+
+// 8 x 8 + 2 x 4 x 8 + 8 x 8 of attention and 3 x 8 x 20 of the MLP, twice, and the head.
+constexpr double kBlock = 64 + 64 + 64 + 480, kHead = 240;
+
+TEST(ModelFlops, AreSixAnElementAndTokenAndThoseOfAttention) {
+    const double attention = 6 * 16 * 8;  // 6 s d a token and block
+    EXPECT_EQ(flops_of(small_llama(), {}), 32 * (6 * (2 * kBlock + kHead) + 2 * attention));
+    model::Shape tied = small_llama();
+    tied.tie_embeddings = true;
+    EXPECT_EQ(flops_of(tied, {}), flops_of(small_llama(), {}));
+    model::Shape sliding = small_llama();
+    sliding.windows = {0, 4};  // of 4 keys, 3.5 on average
+    EXPECT_EQ(flops_of(sliding, {}), 32 * (6 * (2 * kBlock + kHead) + attention + 12 * 3.5 * 8));
+}
+
+TEST(ModelFlops, OfWhatDoesNotTrainAreFewer) {
+    const std::vector<std::string> all{"*"}, below{"model.embed_tokens.*", "model.layers.0.*"};
+    EXPECT_EQ(flops_of(small_llama(), all), 32 * (2 * (2 * kBlock + kHead) + 2 * 4 * 8 * 8));
+    // Nothing passes back through the first block.
+    EXPECT_EQ(flops_of(small_llama(), below),
+              32 * (2 * kBlock + 4 * 8 * 8 + 6 * (kBlock + kHead) + 12 * 8 * 8));
 }
 
 }  // namespace
