@@ -72,4 +72,11 @@ protected:
     std::array<Stream*, kStreams> streams_{};  // by kind; the implementation owns and sets them
 };
 
+// For those who call CUDA or its libraries, when a call has failed. After enqueued work has failed,
+// every call returns that failure: then the caller says nothing, for it cannot name the work;
+// Device::check() will.
+bool gpu_work_failed();
+// The error for a call that found no memory.
+Error out_of_gpu_memory(const std::string& where);
+
 }  // namespace ferry

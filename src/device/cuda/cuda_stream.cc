@@ -7,15 +7,14 @@
 
 namespace ferry {
 
-void Failures::note(const char* call, cudaError_t status) noexcept {
+void Failures::note(cudaError_t status) noexcept {
     const std::lock_guard lock(mutex_);
     if (first_) return;
-    try {
-        demand(status, call);
-    } catch (const Error& error) {
-        first_ = error;
-        any_.store(true, std::memory_order_release);
-    }
+    first_ = Error(Trouble::internal, {.what = "work that the GPU was given has failed",
+                                       .where = "found while waiting for it",
+                                       .measured = text_of(status),
+                                       .remedy = "see the driver's messages (dmesg: Xid)"});
+    any_.store(true, std::memory_order_release);
 }
 
 void Failures::check() const {
@@ -51,7 +50,10 @@ int64_t LockedPages::run_of(const void* at) const {
 
 CudaStream::CudaStream(Executor& executor, std::string name, const LockedPages& pages,
                        Failures& failures)
-    : executor_(executor), lane_(executor.add_lane(std::move(name), kDepth)), pages_(pages) {
+    : executor_(executor),
+      lane_(executor.add_lane(std::move(name), kDepth)),
+      pages_(pages),
+      failures_(failures) {
     demand(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
     for (Signal& signal : signals_) {
         signal.executor = &executor;
@@ -72,8 +74,8 @@ void CudaStream::copy(void* destination, const void* source, int64_t bytes) {
     const auto* from = static_cast<const std::byte*>(source);
     while (bytes > 0) {
         const int64_t run = std::min({bytes, pages_.run_of(to), pages_.run_of(from)});
-        demand(cudaMemcpyAsync(to, from, static_cast<size_t>(run), cudaMemcpyDefault, stream_),
-               "cudaMemcpyAsync");
+        enqueued(cudaMemcpyAsync(to, from, static_cast<size_t>(run), cudaMemcpyDefault, stream_),
+                 "cudaMemcpyAsync");
         to += run;
         from += run;
         bytes -= run;
@@ -83,12 +85,18 @@ void CudaStream::copy(void* destination, const void* source, int64_t bytes) {
 void CudaStream::signal(std::atomic<uint64_t>& counter) {
     Signal& next = signals_[next_++ % kDepth];
     next.counter = &counter;
-    demand(cudaEventRecord(next.event, stream_), "cudaEventRecord");
+    enqueued(cudaEventRecord(next.event, stream_), "cudaEventRecord");
     executor_.post(lane_, {[](void* context, uint64_t) {
                                const Signal copy = *static_cast<const Signal*>(context);
                                deliver(copy);
                            },
                            &next});
+}
+
+// What earlier work did wrong is not this call's fault.
+void CudaStream::enqueued(cudaError_t status, const char* call) {
+    if (is_of_earlier_work(status)) return failures_.note(status);
+    demand(status, call);
 }
 
 // On the lane's thread. Events rather than host functions: the GPU does not stop for them, and they
@@ -100,7 +108,7 @@ void CudaStream::deliver(const Signal& signal) noexcept {
         nap_after(signal.executor->now() - start);
         status = cudaEventQuery(signal.event);
     }
-    if (status != cudaSuccess) signal.failures->note("work enqueued before", status);
+    if (status != cudaSuccess) signal.failures->note(status);
     signal.counter->fetch_add(1, std::memory_order_release);
     signal.executor->wake();
 }

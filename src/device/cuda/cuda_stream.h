@@ -15,7 +15,7 @@ namespace ferry {
 // What went wrong after a call had returned: the first failure, from any thread.
 class Failures {
 public:
-    void note(const char* call, cudaError_t status) noexcept;
+    void note(cudaError_t status) noexcept;
     void check() const;  // throws it
 
 private:
@@ -57,10 +57,12 @@ private:
         Failures* failures = nullptr;
     };
     static void deliver(const Signal& signal) noexcept;
+    void enqueued(cudaError_t status, const char* call);
 
     Executor& executor_;
     LaneId lane_;
     const LockedPages& pages_;
+    Failures& failures_;
     cudaStream_t stream_ = nullptr;
     std::array<Signal, kDepth> signals_{};
     size_t next_ = 0;

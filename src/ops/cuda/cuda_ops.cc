@@ -15,7 +15,8 @@ namespace cuda {
 
 void check_launch(const char* kernel) {
     const cudaError_t error = cudaGetLastError();
-    if (error == cudaSuccess) return;
+    if (error == cudaSuccess || gpu_work_failed()) return;
+    if (error == cudaErrorMemoryAllocation) throw out_of_gpu_memory(kernel);
     throw Error(Trouble::internal, {.what = "CUDA did not start a kernel",
                                     .where = kernel,
                                     .measured = std::string(cudaGetErrorName(error)) + ", " +
@@ -163,7 +164,6 @@ public:
         check_launch("fill zero");
     }
     void cast(ConstView from, View to) override { cuda::cast(from, to, stream_); }
-    void check_finite(ConstView x, uint32_t* nonfinite) override {
     void copy_out(ConstView from, View to) override {
         FERRY_CHECK(from.type == to.type);
         const auto pitch = [](const auto& v) {
@@ -174,6 +174,7 @@ public:
                           static_cast<size_t>(to.rows), cudaMemcpyDefault, stream_);
         check_launch("copy out");
     }
+    void check_finite(ConstView x, uint32_t* nonfinite) override {
         cuda::check_finite(x, nonfinite, stream_);
     }
 

@@ -54,7 +54,7 @@ Key key_of(const Attention& s, bool backward, int64_t sequences) {
 }
 
 void demand(fe::error_t error, const char* call) {
-    if (error.is_good()) return;
+    if (error.is_good() || gpu_work_failed()) return;
     throw Error(
         Trouble::internal,
         {.what = "cuDNN's attention failed", .where = call, .measured = error.get_message()});

@@ -18,7 +18,8 @@ std::string shape_text(const Gemm& g) {
 }
 
 void demand(cublasStatus_t status, const char* call, const std::string& where = {}) {
-    if (status == CUBLAS_STATUS_SUCCESS) return;
+    if (status == CUBLAS_STATUS_SUCCESS || gpu_work_failed()) return;
+    if (status == CUBLAS_STATUS_ALLOC_FAILED) throw out_of_gpu_memory(call);
     throw Error(Trouble::internal, {.what = "cuBLASLt refused a call",
                                     .where = where.empty() ? call : call + (", " + where),
                                     .measured = cublasLtGetStatusName(status)});
@@ -53,7 +54,6 @@ int alignment_of(const void* at) {
     return bytes;
 }
 
-// What the product is added to: an addend, or c itself.
 template <class Value>
 void set(cublasLtMatmulDesc_t product, cublasLtMatmulDescAttributes_t attribute,
          const Value& value) {
@@ -61,6 +61,7 @@ void set(cublasLtMatmulDesc_t product, cublasLtMatmulDescAttributes_t attribute,
            "cublasLtMatmulDescSetAttribute");
 }
 
+// What the product is added to: an addend, or c itself.
 ConstView added(const Gemm& g) { return g.addend.data != nullptr ? g.addend : ConstView(g.c); }
 
 // Preferences of the search; destroyed with it.

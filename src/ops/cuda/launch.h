@@ -7,7 +7,8 @@
 
 namespace ferry::ops::cuda {
 
-// Throws Trouble::internal when the kernel named did not start.
+// Throws Trouble::internal when the kernel named did not start, does_not_fit where there was no
+// memory for its code.
 void check_launch(const char* kernel);
 
 inline unsigned blocks_for(int64_t items, int64_t per_block) {
