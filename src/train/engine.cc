@@ -82,13 +82,7 @@ public:
         record_schedules();
         if (ranks_) require_same_exchanges(*ranks_, executor_, schedules());
         if (device_.kind() == DeviceKind::cuda) warm_up_device();
-        state_.initialise(
-            [&](const model::Layer& layer, int64_t first, std::span<float> out) {
-                if (loaded_) return loaded_->fill(layer, first, out);
-                model::initialise(shape_, layer, config.seed, first, out);
-            },
-            optim::initial_moment(hyper_));
-        loaded_.reset();
+        initialise_state();
         store_->reset_report();
     }
 
@@ -234,6 +228,22 @@ private:
         std::vector<const swap::Schedule*> all{&evaluation_};
         for (size_t p = 0; p < kPrevious; ++p) all.insert(all.end(), {&steps_[p][0], &drains_[p]});
         return all;
+    }
+
+    void initialise_state() {
+        const Nanos start = executor_.now();
+        state_.initialise(
+            [&](const model::Layer& layer, int64_t first, std::span<float> out) {
+                if (loaded_) return loaded_->fill(layer, first, out);
+                model::initialise(shape_, layer, config_.seed, first, out);
+            },
+            optim::initial_moment(hyper_));
+        if (!loaded_) return;
+        const double seconds = static_cast<double>(executor_.now() - start) * 1e-9;
+        log_info(fmt::format("{} of weights were read to their tiers in {:.2f} s, {:.2f} GB/s",
+                             format_bytes(loaded_->bytes()), seconds,
+                             static_cast<double>(loaded_->bytes()) * 1e-9 / seconds));
+        loaded_.reset();
     }
 
     // The arenas of the plan; the host's is returned, page-locked where the device needs it.

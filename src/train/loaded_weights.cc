@@ -39,6 +39,8 @@ LoadedWeights::LoadedWeights(const std::string& path, const model::Shape& shape,
             }
             check(tensor, *stored);
             stored_[tensor.name] = stored;
+            bytes_ +=
+                tensor.count * size_of(stored->type.value_or(DType::f32));  // check() saw to it
         }
     }
     if (count > 0) {

@@ -1,0 +1,166 @@
+#!/usr/bin/env python3
+"""Loss curves of ferry in bf16 or fp16 beside PyTorch's, for five seeds.
+
+A seed fixes a small Llama's first weights (transformers makes them) and the order of the text. PyTorch and ferry
+train it from there on the same batches. The five curves of PyTorch lie apart by what the seeds differ in: ferry's
+curve of a seed must never be farther from PyTorch's of the same seed than PyTorch's five are from each other.
+
+PyTorch's bf16: weights and activations are bf16, master weights and AdamW fp32. Its fp16: autocast, with a GradScaler
+from 65,536 (needs a GPU).
+
+    bench/loss_curves.py [--precision bf16 fp16] [--device cpu] [--steps 100] [--seeds 5] [--json FILE]
+
+Needs PyTorch, transformers and a built ferry; writes to a temporary directory. Exit code 1: a curve is outside.
+"""
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+import tempfile
+
+import torch
+import torch.nn.functional as F
+import transformers
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "golden"))
+import make_train_golden as golden  # noqa: E402  pylint: disable=wrong-import-position
+
+SEQUENCE, MICRO_BATCH, MICRO_BATCHES, VOCAB = 256, 4, 2, 256
+SIZES = {"vocab_size": VOCAB, "hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 4,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": SEQUENCE,
+         "bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "tie_word_embeddings": False}
+ADAMW = {"lr": 1e-3, "betas": [0.9, 0.95], "weight_decay": 0.1}
+CLIP = 1.0
+
+
+def write_text(path):
+    """This project's own sources, as bytes."""
+    files = sorted(p for folder in ("src", "aio", "swap", "tests", "docs", "include") for p in (ROOT / folder).rglob("*")
+                   if p.suffix in (".cc", ".h", ".md", ".py", ".cu"))
+    path.write_bytes(b"".join(p.read_bytes() for p in files))
+
+
+def batches(text, seed, step):
+    """The (inputs, targets) of a step's micro-batches, in ferry's order."""
+    count = (len(text) - 1) // SEQUENCE
+    for first in range((step - 1) * MICRO_BATCHES, step * MICRO_BATCHES):
+        of_run = range(first * MICRO_BATCH, (first + 1) * MICRO_BATCH)
+        begins = [golden.shuffled(seed, s // count, count, s % count) * SEQUENCE for s in of_run]
+        yield (torch.stack([text[b:b + SEQUENCE] for b in begins]),
+               torch.stack([text[b + 1:b + 1 + SEQUENCE] for b in begins]))
+
+
+def first_model(seed):
+    torch.manual_seed(seed)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
+
+
+def pytorch_curve(model, text, seed, options, precision):
+    model = model.to(options.device).eval()
+    weights = dict(model.named_parameters())
+    optimizer = torch.optim.AdamW(
+        [{"params": [p for p in weights.values() if p.dim() > 1]},
+         {"params": [p for p in weights.values() if p.dim() == 1], "weight_decay": 0.0}],
+        lr=ADAMW["lr"], betas=ADAMW["betas"], eps=1e-8, weight_decay=ADAMW["weight_decay"])
+    half = precision == "fp16"
+    scaler = torch.amp.GradScaler(options.device, init_scale=65536.0, enabled=half)
+    losses = []
+    for step in range(1, options.steps + 1):
+        optimizer.zero_grad()
+        loss = 0.0
+        for inputs, targets in batches(text, seed, step):
+            inputs, targets = inputs.to(options.device), targets.to(options.device)
+            context = torch.autocast(options.device, torch.float16) if half else contextlib.nullcontext()
+            with context:
+                used = weights if half else {n: p.to(torch.bfloat16) for n, p in weights.items()}
+                out = torch.func.functional_call(model, used, (inputs,), {"use_cache": False}).logits
+            part = F.cross_entropy(out.float().flatten(0, 1), targets.flatten()) / MICRO_BATCHES
+            scaler.scale(part).backward()
+            loss += part.item()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(weights.values(), CLIP)
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss)
+    return losses
+
+
+def ferry_curve(directory, tokens, seed, options, precision):
+    config = {"model": {"path": str(directory)}, "data": {"tokens": str(tokens), "held_back": 0},
+              "batch": {"sequence": SEQUENCE, "micro_batch": MICRO_BATCH, "micro_batches": MICRO_BATCHES},
+              "optimizer": ADAMW, "clip_norm": CLIP, "precision": precision, "device": options.device, "seed": seed,
+              "steps": options.steps, "evaluate": {"micro_batches": 0}}
+    file = directory.parent / f"{directory.name}-{precision}.json"
+    file.write_text(json.dumps(config))
+    done = subprocess.run([options.ferry, "train", file, "--json", "--no-bound"], stdout=subprocess.PIPE, text=True,
+                          check=True)
+    return [line["loss"] for line in map(json.loads, done.stdout.splitlines()) if "loss" in line]
+
+
+def compare(pytorch, ferry):
+    """A row a step: PyTorch's range, and how far ferry is from PyTorch's of the same seed."""
+    rows = []
+    for step, (theirs, ours) in enumerate(zip(zip(*pytorch), zip(*ferry)), start=1):
+        spread = max(theirs) - min(theirs)
+        away = max(abs(a - b) for a, b in zip(theirs, ours))
+        rows.append({"step": step, "pytorch": list(theirs), "ferry": list(ours), "spread": spread, "away": away,
+                     "share": away / spread})
+    return rows
+
+
+def report(precision, rows):
+    print(f"\n{precision}: loss of {len(rows[0]['ferry'])} seeds")
+    print(f"{'step':>6} {'PyTorch, least':>15} {'most':>9} {'ferry, least':>13} {'most':>9} {'apart':>9} {'of spread':>10}")
+    shown = [1, 2, 5, 10, 20, 40, 60, 80, len(rows)]
+    for row in (rows[s - 1] for s in sorted({s for s in shown if s <= len(rows)})):
+        print(f"{row['step']:>6} {min(row['pytorch']):>15.4f} {max(row['pytorch']):>9.4f} {min(row['ferry']):>13.4f} "
+              f"{max(row['ferry']):>9.4f} {row['away']:>9.5f} {100 * row['share']:>9.2f}%")
+    worst = max(rows, key=lambda row: row["share"])
+    inside = worst["share"] <= 1
+    print(f"farthest from PyTorch's own: {100 * worst['share']:.2f}% of the spread, step {worst['step']}: "
+          f"{'inside' if inside else 'OUTSIDE'}")
+    return inside
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ferry", default=str(ROOT / "build" / "release" / "ferry"))
+    parser.add_argument("--precision", nargs="+", choices=["bf16", "fp16"], default=["bf16"])
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--json", metavar="FILE")
+    options = parser.parse_args()
+
+    result = {"machine": {"cores": os.cpu_count(), "cpu": platform.processor() or platform.machine(),
+                          "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu"},
+              "pytorch": torch.__version__, "transformers": transformers.__version__, "steps": options.steps}
+    inside = True
+    with tempfile.TemporaryDirectory(prefix="ferry-curves-") as folder:
+        folder = pathlib.Path(folder)
+        write_text(folder / "text")
+        subprocess.run([options.ferry, "data", folder / "text", "-o", folder / "tokens.bin"], check=True,
+                       stdout=subprocess.DEVNULL)
+        text = torch.frombuffer(bytearray((folder / "text").read_bytes()), dtype=torch.uint8).long()
+        for precision in options.precision:
+            pytorch, ferry = [], []
+            for seed in range(1, options.seeds + 1):
+                model = first_model(seed)
+                directory = folder / f"seed{seed}"
+                model.save_pretrained(directory)
+                ferry.append(ferry_curve(directory, folder / "tokens.bin", seed, options, precision))
+                pytorch.append(pytorch_curve(model, text, seed, options, precision))
+            result[precision] = compare(pytorch, ferry)
+            inside &= report(precision, result[precision])
+    if options.json:
+        pathlib.Path(options.json).write_text(json.dumps(result) + "\n")
+    sys.exit(0 if inside else 1)
+
+
+if __name__ == "__main__":
+    main()
