@@ -21,10 +21,10 @@ template <class Value>
 std::string text_of(const std::vector<Value>& values) {
     std::string text;
     for (const Value& value : values) text.append(text.empty() ? "" : ", ").append(text_of(value));
-    return "[" + text + "]";
+    return fmt::format("[{}]", text);
 }
 std::string text_of(const config::Pair& pair) {
-    return "[" + text_of(*pair.first) + ", " + text_of(*pair.second) + "]";
+    return fmt::format("[{}, {}]", text_of(*pair.first), text_of(*pair.second));
 }
 
 std::string value_of(const Key& key, Config& config) {
