@@ -47,16 +47,17 @@ std::vector<int64_t> share(int64_t slots, int64_t slot_bytes, std::span<const Pa
 }  // namespace
 
 Extents::Extents(std::span<const SlotClass> classes, std::span<const PathShape> paths,
-                 int64_t alignment, double slack) {
+                 int64_t alignment, double slack, std::vector<PerPath> counts)
+    : counts_(std::move(counts)) {
     for (const PathShape& path : paths) {
         speed_.push_back(path.speed);
         file_bytes_.emplace_back(static_cast<size_t>(path.segments), path.data_offset);
     }
     for (const SlotClass& one : classes) slot_bytes_.push_back(round_up(one.slot_bytes, alignment));
     pools_.resize(classes.size() * paths.size());
-    const std::vector<PerPath> counts = divide(classes, paths, slack);
+    if (counts_.empty()) counts_ = divide(classes, paths, slack);
     int64_t slots = 0;
-    for (const PerPath& count : counts) slots = std::accumulate(count.begin(), count.end(), slots);
+    for (const PerPath& count : counts_) slots = std::accumulate(count.begin(), count.end(), slots);
     for (const SlotClass& one : classes) unused_.push_back(one.slots);
     if (slots >= kNoSlot)
         throw Error(Trouble::usage, {.what = "too many storage slots",
@@ -66,7 +67,7 @@ Extents::Extents(std::span<const SlotClass> classes, std::span<const PathShape> 
     places_.reserve(static_cast<size_t>(slots));
     for (size_t c = 0; c < classes.size(); ++c)
         for (size_t p = 0; p < paths.size(); ++p)
-            lay_out(static_cast<int>(c), static_cast<int>(p), paths[p], counts[c][p]);
+            lay_out(static_cast<int>(c), static_cast<int>(p), paths[p], counts_[c][p]);
     used_.resize(places_.size());
 }
 
@@ -152,6 +153,28 @@ SlotId Extents::allocate(int slot_class) noexcept {
     --unused;
     used_[slot] = true;
     return slot;
+}
+
+bool Extents::take(int slot_class, std::span<const SlotId> slots) {
+    const auto wanted = static_cast<int64_t>(slots.size());
+    int64_t& unused = unused_[static_cast<size_t>(slot_class)];
+    size_t marked = 0;
+    for (; marked < slots.size() && wanted <= unused; ++marked) {
+        const SlotId slot = slots[marked];
+        if (slot >= places_.size() || places_[slot].slot_class != slot_class || used_[slot]) break;
+        used_[slot] = true;
+    }
+    if (marked < slots.size()) {
+        for (const SlotId slot : slots.first(marked)) used_[slot] = false;
+        return false;
+    }
+    for (size_t p = 0; p < speed_.size(); ++p) {
+        Pool& mine = pool(slot_class, p);
+        mine.used += static_cast<int64_t>(
+            std::erase_if(mine.free, [this](SlotId slot) { return used_[slot]; }));
+    }
+    unused -= wanted;
+    return true;
 }
 
 void Extents::free(SlotId slot) noexcept {

@@ -30,9 +30,11 @@ class Extents {
 public:
     // Divides each class over the paths by speed, as far as capacities allow. Where there are
     // several, each gets `slack` times its share besides, if it has room: slots that are only used
-    // in exchange for another path's. Throws does_not_fit.
+    // in exchange for another path's. Throws does_not_fit. `counts` given, of each class on each
+    // path: those of an earlier volume, whose slots then lie where they lay.
+    using PerPath = std::vector<int64_t>;
     Extents(std::span<const SlotClass> classes, std::span<const PathShape> paths, int64_t alignment,
-            double slack = 0);
+            double slack = 0, std::vector<PerPath> counts = {});
 
     const Place& place(SlotId slot) const noexcept { return places_[slot]; }
     size_t slots() const noexcept { return places_.size(); }
@@ -44,13 +46,19 @@ public:
     }
     bool used(SlotId slot) const noexcept { return used_[slot]; }
 
+    int64_t count(int slot_class, int path) const noexcept {
+        return counts_[static_cast<size_t>(slot_class)][static_cast<size_t>(path)];
+    }
+
     SlotId allocate(int slot_class) noexcept;
+    // Exactly these, which are in no particular order. False, and nothing is taken: one of them is
+    // none of the class's, is in use, or is named twice.
+    bool take(int slot_class, std::span<const SlotId> slots);
     void free(SlotId slot) noexcept;
     void set_speed(int path, double speed) noexcept { speed_[static_cast<size_t>(path)] = speed; }
     std::vector<SlotId> free_slots() const;
 
 private:
-    using PerPath = std::vector<int64_t>;
     struct Pool {  // the slots of one class on one path
         std::vector<SlotId> free;
         int64_t used = 0;
@@ -68,7 +76,7 @@ private:
     std::vector<Place> places_;
     std::vector<bool> used_;
     std::vector<Pool> pools_;
-    std::vector<PerPath> file_bytes_;
+    std::vector<PerPath> file_bytes_, counts_;
 };
 
 }  // namespace ferry::aio

@@ -44,10 +44,17 @@ void remove_plain_file(const std::string& name) noexcept {
 PathFiles::PathFiles(const PathOptions& path, const VolumeOptions& volume)
     : options_(path), run_id_(volume.run_id), direct_(volume.direct) {
     try {
+        if (volume.leftover == Leftover::resume) {
+            open_to_resume();
+            return;
+        }
+        header_now_.run_id = run_id_;
         options_.raw_device ? open_device(volume.leftover) : open_directory(volume.leftover);
         measure_room();
         find_alignment();
         probe();
+        header_now_.segments = segments_;
+        header_now_.only_copies = only_copies_ ? 1 : 0;
     } catch (...) {
         release();
         throw;
@@ -112,7 +119,8 @@ void PathFiles::open_directory(Leftover leftover) {
                                     .where = segment_name(i),
                                     .remedy = "move or delete it, or give another path"});
     }
-    write_header(false);
+    header_now_.segments = segments_;
+    write_header();
 }
 
 // We hold the lock, so whoever wrote this header has ended.
@@ -146,22 +154,81 @@ void PathFiles::open_device(Leftover leftover) {
     Header found{};
     const bool left = header_->find_leftover(leftover, run_id_, found);
     if (left && reuses(leftover) && found.laid_out) kept_end_ = {found.device_end};
-    write_header(false);
+    header_now_.segments = segments_;
+    write_header();
     descriptors_.push_back(open_file(options_.path, 0));
 }
 
-void PathFiles::write_header(bool laid_out) {
-    owned_ = true;
-    header_->write({.magic = {},
-                    .version = 0,
-                    .pid = 0,
-                    .run_id = run_id_,
-                    .segments = segments_,
-                    .laid_out = laid_out ? 1 : 0,
-                    .device_end = device_end_});
+// Nothing is written, nothing is probed by writing: whatever is refused stays as it was.
+void PathFiles::open_to_resume() {
+    const std::string name = options_.raw_device ? options_.path : options_.path + "/ferry.volume";
+    if (!options_.raw_device) check_directory();
+    // Opening would make a header, and leave it behind when there is nothing to resume.
+    if (access(name.c_str(), F_OK) != 0)
+        refuse(Trouble::usage,
+               {.what = "there is nothing to resume: no run has left its files here",
+                .where = name,
+                .measured = strerror(errno),
+                .remedy = "name the paths of the run that was interrupted, or "
+                          "start without --resume"});
+    header_ = std::make_unique<HeaderFile>(name, options_.raw_device);
+    header_now_ = header_->find_resumable(run_id_);
+    resumed_ = true;
+    data_offset_ = options_.raw_device ? kRawDataOffset : 0;
+    segments_ = kept_ = header_now_.segments;
+    only_copies_ = header_now_.only_copies != 0;
+    for (int i = 0; i < segments_; ++i)
+        descriptors_.push_back(options_.raw_device ? open_file(options_.path, 0) : open_segment(i));
+    find_alignment();
 }
 
-void PathFiles::mark_laid_out() { write_header(true); }
+void PathFiles::describe_layout(const Header& layout) {
+    header_now_.volume_id = layout.volume_id;
+    header_now_.path = layout.path;
+    header_now_.paths = layout.paths;
+    header_now_.speed = layout.speed;
+    header_now_.alignment = layout.alignment;
+    header_now_.record_bytes = layout.record_bytes;
+    header_now_.classes = layout.classes;
+    memcpy(header_now_.layout, layout.layout, sizeof layout.layout);
+}
+
+void PathFiles::write_header() {
+    owned_ = true;
+    header_->write(header_now_);
+}
+
+void PathFiles::mark_laid_out() {
+    header_now_.laid_out = 1;
+    header_now_.device_end = device_end_;
+    write_header();
+    if (header_now_.record_bytes > 0) flush_directory();
+}
+
+// The names of the files, too, must be there after a power failure.
+void PathFiles::flush_directory() const {
+    if (options_.raw_device) return;
+    const int directory = open(options_.path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    const bool flushed = directory >= 0 && fsync(directory) == 0;
+    const int error = errno;
+    if (directory >= 0) close(directory);
+    // Some file systems know no such thing, and need none.
+    if (!flushed && error != EINVAL)
+        refuse(Trouble::io, problem_of("the directory cannot be flushed", options_.path, error));
+}
+
+void PathFiles::keep() {
+    header_now_.published = 1;
+    header_->write(header_now_);
+    owned_ = false;
+}
+
+void PathFiles::note_step(int64_t step) noexcept {
+    header_now_.step = step;
+    if (!header_->note(header_now_))
+        log_warn("aio: the step cannot be noted in the header on " + options_.path + ": " +
+                 strerror(errno));
+}
 
 // ---------------------------------------------------------------- what the path is like
 
@@ -253,7 +320,7 @@ std::string PathFiles::segment_name(int index) const {
 
 int PathFiles::open_segment(int index) {
     if (index >= kept_) return open_file(segment_name(index), O_CREAT | O_EXCL);
-    const int file = open_file(segment_name(index), O_CREAT);
+    const int file = open_file(segment_name(index), resumed_ ? 0 : O_CREAT);
     struct stat status {};
     if (fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink == 1) return file;
     close(file);
@@ -279,6 +346,7 @@ int PathFiles::open_file(const std::string& name, int flags) {
 }
 
 void PathFiles::create_segment(int index, int64_t end) {
+    if (resumed_) return check_segment_is_whole(index, end);
     if (options_.raw_device) {
         device_end_ = end;
         return;
@@ -297,6 +365,19 @@ void PathFiles::create_segment(int index, int64_t end) {
     if (fstat(file, &status) != 0 || (status.st_size > end && ftruncate(file, end) != 0))
         refuse(Trouble::io, problem_of("cannot be cut to size", segment_name(index), errno));
     if (end > 0) reserve(file, segment_name(index), end);
+}
+
+void PathFiles::check_segment_is_whole(int index, int64_t end) const {
+    struct stat status {};
+    const bool known = fstat(descriptors_[static_cast<size_t>(index)], &status) == 0;
+    const int64_t size = options_.raw_device ? header_now_.device_end : status.st_size;
+    if (known && size == end) return;
+    refuse(Trouble::io, {.what = "a segment of the run to resume is not as it was laid out",
+                         .where = segment_name(index),
+                         .measured = std::to_string(size) + " bytes",
+                         .limit = std::to_string(end) + " bytes",
+                         .remedy = "put the files back as the run left them, or start without "
+                                   "--resume"});
 }
 
 void PathFiles::reserve(int file, const std::string& name, int64_t end) const {

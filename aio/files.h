@@ -3,8 +3,10 @@
 //   <path>/ferry.volume   the header (header.h)
 //   <path>/ferry.seg<N>   slots, nothing else
 //
-// The header is written before the first segment and removed after the last one, so that a segment
-// without a header is never ours. On a raw block device the header is its first block.
+// In a volume that can be resumed, the first segment of the first path ends with two copies of the
+// record (record.h). The header is written before the first segment and removed after the last one,
+// so that a segment without a header is never ours. On a raw block device the header is its first
+// block.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +27,12 @@ public:
     PathFiles(const PathFiles&) = delete;
     PathFiles& operator=(const PathFiles&) = delete;
 
+    // Taken over with every slot as it was; found() says where they lie.
+    bool resumed() const noexcept { return resumed_; }
+    const Header& found() const noexcept { return header_now_; }
+    // The parts of the header that resuming goes by; on disk with mark_laid_out().
+    void describe_layout(const Header& layout);
+
     int64_t alignment() const noexcept { return alignment_; }
     int segments() const noexcept { return segments_; }
     int64_t data_offset() const noexcept { return data_offset_; }
@@ -42,6 +50,9 @@ public:
     }
     // Every byte is written: from now on a killed run's files can be taken over. Throws Error.
     void mark_laid_out();
+    // A record was published: from now on the files stay when the volume goes. Throws Error.
+    void keep();
+    void note_step(int64_t step) noexcept;
     const std::vector<int>& descriptors() const noexcept { return descriptors_; }
     std::string segment_name(int index) const;
 
@@ -50,7 +61,10 @@ private:
     void open_directory(Leftover leftover);
     void take_over(const Header& found, bool reuse);
     void open_device(Leftover leftover);
-    void write_header(bool laid_out);
+    void open_to_resume();
+    void check_segment_is_whole(int index, int64_t end) const;
+    void flush_directory() const;
+    void write_header();
     void measure_room();
     void find_alignment();
     int64_t probe_bytes() const;
@@ -66,6 +80,8 @@ private:
     const uint64_t run_id_;
     bool direct_;
     std::unique_ptr<HeaderFile> header_;
+    Header header_now_;
+    bool resumed_ = false;
     bool owned_ = false;  // the header is ours: we remove what lies here
     int segments_ = 1;    // at most, until the probe has spoken
     int kept_ = 0;        // of them, taken over from a killed run

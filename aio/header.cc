@@ -14,7 +14,7 @@
 namespace ferry::aio {
 namespace {
 
-constexpr uint32_t kFormatVersion = 2;
+constexpr uint32_t kFormatVersion = 3;
 constexpr char kMagic[8] = {'f', 'e', 'r', 'r', 'y', 'v', 'o', 'l'};
 
 bool has_magic(const Header& header, ssize_t bytes) {
@@ -26,6 +26,28 @@ std::string hex(uint64_t value) {
     char text[20];
     snprintf(text, sizeof text, "%016lx", static_cast<unsigned long>(value));
     return text;
+}
+
+// Tells whether a step was noted since the system started: what was noted before may have been lost
+// with the power.
+uint64_t boot_now() noexcept {
+    static const uint64_t boot = [] {
+        char id[64] = {};
+        const int file = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+        if (file < 0) return uint64_t{0};
+        const ssize_t bytes = ::read(file, id, sizeof id);
+        close(file);
+        return bytes > 0 ? checksum(std::as_bytes(std::span(id))) : 0;
+    }();
+    return boot;
+}
+
+std::string lost_state(const Header& header) {
+    if (!header.laid_out) return "its layout was not finished";
+    if (header.step < 0) return "not consistent";
+    const bool later = header.boot != boot_now();
+    return "not consistent, state of step " + std::to_string(header.step) +
+           (later ? " or a later one lost" : " lost");
 }
 
 std::string format_name(uint32_t version) { return "format " + std::to_string(version); }
@@ -91,35 +113,47 @@ bool HeaderFile::lock() {
     return false;
 }
 
-bool HeaderFile::find_leftover(Leftover leftover, uint64_t run_id, Header& found) const {
+// Bytes read; 0: new, or killed before the header was written. Throws where it is not ferry's.
+int64_t HeaderFile::read(Header& found) const {
     found = {};
     const ssize_t got = pread(file_, &found, sizeof found, 0);
     if (got < 0)
         throw Error(Trouble::io, problem_of("the volume's header cannot be read", name_, errno));
-    if (got == 0) return false;  // new, or killed before the header was written
-    if (!has_magic(found, got)) {
-        if (raw_device_) return false;  // its contents may be destroyed
-        throw Error(Trouble::usage, {.what = "a file of this name exists and is not ferry's",
-                                     .where = name_,
-                                     .remedy = "move or delete it, or give another path"});
-    }
-    const bool truncated = got < static_cast<ssize_t>(sizeof found);
-    if (!truncated && found.version > kFormatVersion)
-        throw Error(Trouble::usage,
-                    {.what = "the volume was written by a newer ferry",
-                     .where = name_,
-                     .measured = format_name(found.version),
-                     .limit = format_name(kFormatVersion),
-                     .remedy = raw_device_ ? "update ferry, or erase the device's first block"
-                                           : "update ferry, or delete the ferry.* files there"});
+    if (got == 0 || has_magic(found, got)) return got;
+    if (raw_device_) return 0;  // its contents may be destroyed
+    throw Error(Trouble::usage, {.what = "a file of this name exists and is not ferry's",
+                                 .where = name_,
+                                 .remedy = "move or delete it, or give another path"});
+}
+
+void HeaderFile::refuse_newer(const Header& header) const {
+    if (header.version <= kFormatVersion) return;
+    throw Error(Trouble::usage,
+                {.what = "the volume was written by a newer ferry",
+                 .where = name_,
+                 .measured = format_name(header.version),
+                 .limit = format_name(kFormatVersion),
+                 .remedy = raw_device_ ? "update ferry, or erase the device's first block"
+                                       : "update ferry, or delete the ferry.* files there"});
+}
+
+bool HeaderFile::find_leftover(Leftover leftover, uint64_t run_id, Header& found) const {
+    const int64_t got = read(found);
+    if (got == 0) return false;
+    const bool truncated = got < static_cast<int64_t>(sizeof found);
+    if (!truncated) refuse_newer(found);
     const bool any = leftover == Leftover::remove_any || leftover == Leftover::reuse_any;
-    const bool own = !truncated && found.version == kFormatVersion && found.run_id == run_id;
+    const bool known = !truncated && found.version == kFormatVersion;
+    const bool own = known && found.run_id == run_id && !found.published;
     if (leftover == Leftover::refuse || !(own || any)) refuse_leftover(found, truncated, run_id);
-    if (truncated || found.version < kFormatVersion) found.laid_out = 0;
+    if (!known) found.laid_out = 0;
     found.segments = std::clamp(truncated ? kSegmentsMax : found.segments, 1, kSegmentsMax);
+    const std::string state = truncated ? "a truncated header"
+                              : known   ? lost_state(found)
+                                        : "an older format";
     log_info("aio: process " + std::to_string(found.pid) + ", run " + hex(found.run_id) +
              (found.run_id == run_id ? "" : " (another run)") + ", was killed and left " + name_ +
-             (truncated ? ", a truncated header" : ""));
+             ": " + (known && found.published ? "its durable state is given up" : state));
     return true;
 }
 
@@ -136,25 +170,68 @@ void HeaderFile::refuse_leftover(const Header& header, bool truncated, uint64_t 
         problem.what = "stale files of an older ferry are left here";
         problem.measured = format_name(header.version);
         problem.limit = format_name(kFormatVersion);
+    } else if (header.published) {
+        problem.what = "the durable state of a run is kept here";
+        problem.measured += ", last settled step " + std::to_string(header.step);
+        if (header.run_id != run_id) problem.limit = "this run is " + hex(run_id);
+        allow = "go on with it (--resume); or, to give it up, set leftovers to \"remove_any\"";
     } else if (header.run_id != run_id) {
         problem.what = "files of another run, which was killed, are left here";
         problem.limit = "this run is " + hex(run_id);
     } else {
         allow = "set leftovers to \"remove\" or \"reuse\"";
     }
+    if (!truncated && header.version == kFormatVersion && !header.published)
+        problem.measured += "; " + lost_state(header);
     problem.remedy = std::string(allow) + (raw_device_ ? ", or erase the device's first block"
                                                        : ", or delete the ferry.* files there");
     throw Error(Trouble::usage, std::move(problem));
 }
 
-void HeaderFile::write(Header header) const {
+Header HeaderFile::find_resumable(uint64_t run_id) const {
+    Header found{};
+    const int64_t got = read(found);
+    if (got > 0) refuse_newer(found);
+    const auto refuse = [&](std::string what, std::string measured, std::string limit,
+                            std::string remedy) {
+        throw Error(Trouble::usage, {.what = "there is nothing to resume: " + std::move(what),
+                                     .where = name_,
+                                     .measured = std::move(measured),
+                                     .limit = std::move(limit),
+                                     .remedy = std::move(remedy)});
+    };
+    const std::string afresh =
+        "start without --resume; with checkpoint.durable_steps the last "
+        "settled step of a run survives";
+    if (got == 0) refuse("no run has left its files here", "", "", afresh);
+    if (found.version < kFormatVersion)
+        refuse("the files are an older ferry's", format_name(found.version),
+               format_name(kFormatVersion), "finish the run with the ferry that began it");
+    if (got < static_cast<int64_t>(sizeof found)) refuse("the header is truncated", "", "", afresh);
+    if (found.run_id != run_id)
+        refuse("the files are of another run", "run " + hex(found.run_id),
+               "this one is " + hex(run_id),
+               "resume with the model, batch, precision, optimizer and machine of that run");
+    if (!found.published) refuse(lost_state(found), "", "", afresh);
+    if (found.segments < 1 || found.segments > kSegmentsMax || found.classes < 1 ||
+        found.classes > kRecordClassesMax)
+        refuse("the header is damaged", "", "", afresh);
+    return found;
+}
+
+bool HeaderFile::note(Header header) const noexcept {
     alignas(4096) char block[kHeaderBytes] = {};
     memcpy(header.magic, kMagic, sizeof kMagic);
     header.version = kFormatVersion;
     header.pid = getpid();
+    header.boot = boot_now();
     memcpy(block, &header, sizeof header);
     errno = EIO;  // a short count says nothing else
-    if (pwrite(file_, block, kHeaderBytes, 0) == kHeaderBytes && fdatasync(file_) == 0) return;
+    return pwrite(file_, block, kHeaderBytes, 0) == kHeaderBytes;
+}
+
+void HeaderFile::write(const Header& header) const {
+    if (note(header) && fdatasync(file_) == 0) return;
     const int error = errno;
     throw Error(error == ENOSPC ? Trouble::does_not_fit : Trouble::io,
                 problem_of("the volume's header cannot be written", name_, error));

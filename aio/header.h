@@ -14,18 +14,35 @@ constexpr bool reuses(Leftover leftover) {
 }
 
 constexpr int64_t kHeaderBytes = 4096;
-constexpr int kSegmentsMax = 256;  // a path
+constexpr int kSegmentsMax = 256;      // a path
+constexpr int kRecordClassesMax = 64;  // of slots, in a volume that can be resumed
 
 // On disk, at the start of the header's block.
 struct Header {
-    char magic[8];
-    uint32_t version;
-    int32_t pid;
-    uint64_t run_id;
-    int32_t segments;    // at most this many lie beside the header
-    int32_t laid_out;    // 1: every byte of them was written
-    int64_t device_end;  // of the slots on a raw device
+    char magic[8] = {};
+    uint32_t version = 0;
+    int32_t pid = 0;
+    uint64_t run_id = 0;
+    int32_t segments = 0;    // at most this many lie beside the header
+    int32_t laid_out = 0;    // 1: every byte of them was written
+    int64_t device_end = 0;  // of the slots on a raw device
+    // How far the run came, which whoever finds its files wants to know: the last step that
+    // note_step() was told (-1: none), and when that was: a hash of the system's boot.
+    int64_t step = -1;
+    uint64_t boot = 0;
+    // Where every slot lies, for Leftover::resume.
+    uint64_t volume_id = 0;       // the same on all paths of a volume, drawn at its layout
+    int32_t path = 0, paths = 0;  // this one, of so many
+    int32_t published = 0;        // 1: a record was: the files outlive the process
+    int32_t only_copies = 0;      // as probed
+    double speed = 0;             // by which the slots were divided
+    int64_t alignment = 0, record_bytes = 0;
+    int64_t classes = 0;
+    struct {
+        int64_t slot_bytes = 0, slots = 0, slots_here = 0;
+    } layout[kRecordClassesMax] = {};
 };
+static_assert(sizeof(Header) <= kHeaderBytes);
 
 class HeaderFile {
 public:
@@ -39,12 +56,18 @@ public:
     // What a killed run left: true and its header, or false. Throws what may not be taken over: a
     // foreign file, a newer format, and what `leftover` does not allow.
     bool find_leftover(Leftover leftover, uint64_t run_id, Header& found) const;
-    // With magic, version and process filled in; on stable storage at return. Throws Error.
-    void write(Header header) const;
+    // The header of files that can be resumed; throws what stands against it. Writes nothing.
+    Header find_resumable(uint64_t run_id) const;
+    // With magic, version, process and boot filled in; on stable storage at return. Throws Error.
+    void write(const Header& header) const;
+    // The same, but it is on its way only: a kill cannot lose it, a power failure can.
+    bool note(Header header) const noexcept;
     void erase() noexcept;  // the path is free for anyone again
 
 private:
     bool lock();
+    int64_t read(Header& found) const;
+    void refuse_newer(const Header& header) const;
     void refuse_leftover(const Header& header, bool truncated, uint64_t run_id) const;
 
     const std::string name_;

@@ -242,7 +242,8 @@ void Queue::unlist(uint32_t index) {
 void Queue::cancel_unissued() {
     for (uint32_t i = 0; i < entries_.size(); ++i) {
         Entry& entry = entries_[i];
-        if (!entry.request.operation || entry.request.internal || entry.issued_bytes > 0) continue;
+        const bool callers = entry.request.operation && entry.request.owner == Owner::caller;
+        if (!callers || entry.issued_bytes > 0) continue;
         finish(i, State::cancelled);
     }
 }
@@ -420,12 +421,12 @@ void Queue::finish(uint32_t index, State state) {
     operation.state = state;
     operation.error = entry.error;
     operation.finished_ns = now_;
-    const bool internal = entry.request.internal;
+    const bool polled = entry.request.owner != Owner::errand;
     entry.request.operation = nullptr;
     free_entries_.push_back(index);
     delivered_ = true;
     pressing_ |= entry.priority == Priority::urgent || entry.request.size_bytes >= kSmallBytes;
-    if (!internal) FERRY_CHECK(outbox_.push(&operation), "more operations than operations_max");
+    if (polled) FERRY_CHECK(outbox_.push(&operation), "more operations than operations_max");
     finished_.fetch_add(1, std::memory_order_release);
 }
 

@@ -15,12 +15,16 @@
 
 namespace ferry::aio {
 
+// Whose an operation is. The volume's own (layout, flush, discard, publication) are not cancelled;
+// those of its errands, for which it blocks, are not returned by poll() either.
+enum class Owner : uint8_t { caller, errand, publication };
+
 // An operation with its place in a file. Without an operation it is the order "cancel everything
 // that came before this and has not reached the backend".
 struct Request {
     Operation* operation = nullptr;
     Verb verb = Verb::read;
-    bool internal = false;  // the volume's own (layout, flush, discard): not returned by poll()
+    Owner owner = Owner::caller;
     uint16_t file = 0;
     int64_t file_offset = 0;  // of the operation's first byte
     int64_t size_bytes = 0;
@@ -70,7 +74,7 @@ public:
     // Step thread. Neither blocks nor allocates.
     void submit(const Request& request) noexcept;
     void cancel() noexcept;      // what was submitted and has not reached the backend
-    Operation* poll() noexcept;  // the next finished operation of the caller's
+    Operation* poll() noexcept;  // the next finished operation but errands'
     int64_t finished() const noexcept { return finished_.load(); }  // both kinds, polled or not
     QueueCounters counters() const noexcept;
     std::string_view backend_name() const noexcept { return backend_->name(); }

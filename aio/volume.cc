@@ -11,13 +11,11 @@
 #include <new>
 #include <system_error>
 
-#include "buffer.h"
 #include "probe.h"
 
 namespace ferry::aio {
 namespace {
 
-constexpr int kErrandsMax = 32;  // of the volume's own at a time, beside the caller's operations
 constexpr int64_t kBlockMax = kGiB;  // a transfer's result must fit the kernel's int
 
 [[noreturn]] void bad_option(std::string what, std::string measured, std::string limit) {
@@ -71,13 +69,18 @@ VolumeOnPaths::VolumeOnPaths(VolumeOptions options, Executor& executor,
     if (on_files) check_paths_differ();
     if (on_files) choose_backend();
     shapes_ = open_paths(on_files);
-    extents_ = std::make_unique<Extents>(options_.classes, shapes_, alignment_, options_.slack);
+    extents_ = std::make_unique<Extents>(options_.classes, shapes_, alignment_, options_.slack,
+                                         counts_to_resume());
+    describe_layout();
     for (size_t p = 0; p < files_.size(); ++p)
-        for (int i = 0; i < shapes_[p].segments; ++i)
-            files_[p]->create_segment(i, extents_->file_bytes(static_cast<int>(p), i));
+        for (int i = 0; i < shapes_[p].segments; ++i) files_[p]->create_segment(i, file_end(p, i));
     try {
         start_rings(on_files ? backend_of_kind_ : make_backend);
-        if (options_.write_once) write_every_slot();
+        prepare_record();
+        if (resumes())
+            find_records();
+        else if (options_.write_once)
+            write_every_slot();
     } catch (...) {
         retire_queues();
         throw;
@@ -112,6 +115,9 @@ void VolumeOnPaths::check_options() const {
         check_range("slot_bytes", one.slot_bytes, 1, int64_t{1} << 50);
         check_range("slots", one.slots, 0, int64_t{1} << 31);
     }
+    check_range("record_bytes", options_.record_bytes, 0, int64_t{1} << 40);
+    if (options_.record_bytes > 0)
+        check_range("classes", static_cast<int64_t>(options_.classes.size()), 1, kRecordClassesMax);
 }
 
 // One directory under two names, or one device under two, would be locked against itself.
@@ -177,15 +183,17 @@ std::vector<PathShape> VolumeOnPaths::open_paths(bool on_files) {
             shape.data_offset = files.data_offset();
             shape.capacity_bytes = files.capacity_bytes();
             alignment_ = std::max(alignment_, files.alignment());
+            if (files.resumed()) shape.speed = files.found().speed;
         }
         shapes.push_back(shape);
     }
-    // A given speed and a measured one do not compare: measure all or none.
-    for (size_t p = 0; weigh && p < shapes.size(); ++p)
+    // A given speed and a measured one do not compare: measure all or none. Measuring writes.
+    for (size_t p = 0; weigh && !resumes() && p < shapes.size(); ++p)
         shapes[p].speed = on_files ? files_[p]->measure_speed() : 1;
     if (options_.block_bytes % alignment_ != 0)
         bad_option("block_bytes is not a multiple of the alignment",
                    std::to_string(options_.block_bytes), std::to_string(alignment_));
+    shapes[0].capacity_bytes -= 2 * copy_bytes();
     return shapes;
 }
 
@@ -199,6 +207,11 @@ BackendSetup VolumeOnPaths::setup_of(size_t path) const {
     if (files_[path]->only_copies()) setup.workers = workers_for_each(rings_that_copy());
     const auto probe = [&](bool wanted, const char* option, unsigned flags) {
         if (!wanted || options_.backend == BackendKind::posix) return false;
+        if (resumes()) {
+            log_warn("aio: " + std::string(option) + " is not used on " +
+                     options_.paths[path].path + ": trying it out would overwrite what is resumed");
+            return false;
+        }
         const std::string why = why_no_polling(setup.files[0], files_[path]->data_offset(), flags);
         if (!why.empty())
             log_warn("aio: " + std::string(option) + " does not work on " +
@@ -227,7 +240,8 @@ void VolumeOnPaths::start_rings(const BackendFactory& make_backend) {
                              .path = setup.path,
                              .ring = r,
                              .depth = options_.queue_depth,
-                             .operations_max = options_.operations_max + kErrandsMax,
+                             .operations_max =
+                                 options_.operations_max + kErrandsMax + shapes_[p].segments + 1,
                              .block_bytes = options_.block_bytes,
                              .alignment = alignment_,
                              .slots = extents_->slots(),
@@ -246,117 +260,6 @@ void VolumeOnPaths::start_rings(const BackendFactory& make_backend) {
         executor_.host(*queue);
         ++hosted_;
     }
-}
-
-// Preallocated blocks are marked unwritten, and the first write to each converts that mark: a
-// metadata update, in the middle of a run, on every first use. So they are written here. The bytes
-// are not zeros, which some devices merely note.
-void VolumeOnPaths::write_every_slot() {
-    constexpr int64_t kPart = 8 * kMiB;
-    const AlignedBuffer buffer = aligned_buffer(alignment_, kPart);
-    for (int64_t i = 0; i < kPart; ++i)
-        buffer.get()[i] =
-            static_cast<std::byte>(static_cast<uint64_t>(i) * 0x9E3779B97F4A7C15u >> 56);
-    std::vector<Errand> errands;
-    for (size_t p = 0; p < shapes_.size(); ++p) {
-        for (int f = 0; f < shapes_[p].segments; ++f) {
-            const int64_t end = extents_->file_bytes(static_cast<int>(p), f);
-            int64_t at = shapes_[p].data_offset;
-            if (!files_.empty()) at = std::max(at, files_[p]->written_end(f));
-            for (; at < end; at += kPart) {
-                const int64_t bytes = std::min(kPart, end - at);
-                Errand errand = errand_on(p, f, Verb::write);
-                errand.operation.kind = Kind::write;
-                errand.operation.buffer = {buffer.get(), static_cast<size_t>(bytes)};
-                errand.request.file_offset = at;
-                errand.request.size_bytes = bytes;
-                errands.push_back(errand);
-            }
-        }
-    }
-    // Front to back on all paths at once, so that every device writes all the time.
-    std::ranges::stable_sort(errands, {},
-                             [](const Errand& errand) { return errand.request.file_offset; });
-    run_errands(errands, "the layout's write");
-    for (const auto& files : files_) files->mark_laid_out();
-    refresh_speeds();
-}
-
-// ---------------------------------------------------------------- the volume's own operations
-
-// Blocks until all are done; throws the first error, after all have come back. The caller's
-// operations finish first: an errand may then count on what was written before it.
-void VolumeOnPaths::run_errands(std::vector<Errand>& errands, const char* what) {
-    wait_until_finished();
-    for (Errand& errand : errands) {
-        while (unfinished() >= kErrandsMax) executor_.wait(kForever);
-        errand.request.operation = &errand.operation;
-        errand.request.internal = true;
-        ++submitted_;
-        errand.queue->submit(errand.request);
-    }
-    wait_until_finished();
-    for (const Errand& errand : errands) {
-        if (errand.operation.state != State::failed) continue;
-        const int error = errand.operation.error;
-        const std::string at = std::to_string(errand.request.file_offset);
-        throw Error(Trouble::io,
-                    {.what = std::string(what) + " failed: " + strerror(error),
-                     .where = errand.file + " at " + at,
-                     .measured = std::to_string(errand.operation.done_bytes) + " bytes moved",
-                     .limit = std::to_string(errand.request.size_bytes) + " bytes",
-                     .remedy = remedy_for(error)});
-    }
-}
-
-int64_t VolumeOnPaths::unfinished() const noexcept {
-    int64_t finished = 0;
-    for (const auto& queue : queues_) finished += queue->finished();
-    return submitted_ - finished;
-}
-
-void VolumeOnPaths::wait_until_finished() {
-    while (unfinished() > 0) executor_.wait(kForever);
-    // The waits above took the wake-ups that were meant for the caller's next one.
-    if (in_flight_ > 0) executor_.wake();
-}
-
-void VolumeOnPaths::flush() {
-    std::vector<Errand> errands;
-    for (size_t p = 0; p < shapes_.size(); ++p)
-        for (int f = 0; f < shapes_[p].segments; ++f)
-            errands.push_back(errand_on(p, f, Verb::flush));
-    run_errands(errands, "flush");
-}
-
-void VolumeOnPaths::discard_free_slots() {
-    std::vector<Errand> errands;
-    for (const SlotId slot : extents_->free_slots()) {
-        const Place& place = extents_->place(slot);
-        Errand errand = errand_on(place.path, place.file, Verb::discard);
-        errand.request.file_offset = place.offset;
-        errand.request.size_bytes = slot_bytes(place.slot_class);
-        errands.push_back(errand);
-    }
-    try {
-        run_errands(errands, "discard");
-    } catch (const Error& error) {
-        const bool unsupported = std::ranges::all_of(errands, [](const Errand& errand) {
-            const int code = errand.operation.error;
-            return code == 0 || code == EOPNOTSUPP || code == EINVAL;
-        });
-        if (!unsupported) throw;
-        log_warn(std::string("aio: freed space cannot be discarded here: ") + error.what());
-    }
-}
-
-VolumeOnPaths::Errand VolumeOnPaths::errand_on(size_t path, int file, Verb verb) const {
-    const Place place{.path = static_cast<uint16_t>(path),
-                      .ring = static_cast<uint16_t>(file % options_.rings),
-                      .file = static_cast<uint16_t>(file)};
-    return {.queue = &queue_of(place),
-            .file = file_name(static_cast<int>(path), file),
-            .request = {.verb = verb, .file = place.file}};
 }
 
 // ---------------------------------------------------------------- the caller's operations
@@ -418,7 +321,11 @@ Operation* VolumeOnPaths::poll() noexcept {
     for (size_t i = 0; i < queues_.size(); ++i) {
         const size_t at = next_polled_ + i < queues_.size() ? next_polled_ + i
                                                             : next_polled_ + i - queues_.size();
-        if (Operation* operation = queues_[at]->poll()) {
+        while (Operation* operation = queues_[at]->poll()) {
+            if (is_part(*operation)) {
+                end_part(*operation);
+                continue;
+            }
             next_polled_ = at + 1 < queues_.size() ? at + 1 : 0;
             --in_flight_;
             return operation;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "backend.h"
+#include "buffer.h"
 #include "extents.h"
 #include "ferry/aio.h"
 #include "files.h"
@@ -26,6 +27,16 @@ public:
     void cancel_queued() noexcept override;
     int in_flight() const noexcept override { return in_flight_; }
     void flush() override;
+    void note_step(int64_t step) noexcept override;
+
+    std::span<std::byte> record() noexcept override;
+    void publish(int64_t bytes) noexcept override;
+    bool published() override;
+    std::span<const std::byte> found_record(size_t n) const noexcept override;
+    void resume_from(size_t n) noexcept override;
+    bool take(int slot_class, std::span<const SlotId> slots) override {
+        return extents_->take(slot_class, slots);
+    }
 
     int64_t alignment() const noexcept override { return alignment_; }
     int64_t slot_bytes(int slot_class) const noexcept override {
@@ -37,7 +48,9 @@ public:
     std::vector<PathCounters> counters() const override;
 
 private:
-    // An operation of the volume itself: layout, flush, discard.
+    // At a time, beside the caller's operations.
+    static constexpr int kErrandsMax = 32;
+    // An operation of the volume itself: layout, flush, discard, publication.
     struct Errand {
         Operation operation{};
         Queue* queue = nullptr;
@@ -58,6 +71,24 @@ private:
     void run_errands(std::vector<Errand>& errands, const char* what);
     void wait_until_finished();
     int64_t unfinished() const noexcept;
+    static Error error_of(const Errand& errand, const char* what);
+    int64_t file_end(size_t path, int file) const noexcept;
+
+    // volume_record.cc. Publication: data, then the record, then that it is there.
+    enum class Phase : uint8_t { none, data, record, seal };
+    bool resumes() const noexcept { return options_.leftover == Leftover::resume; }
+    int64_t copy_bytes() const noexcept;  // of each of the two; 0: no record is kept
+    std::vector<Extents::PerPath> counts_to_resume() const;
+    void check_layout_to_resume(size_t path) const;
+    void describe_layout();
+    void prepare_record();
+    void find_records();
+    Errand errand_on_copy(int copy, Verb verb, std::span<std::byte> buffer) const;
+    void start(Phase phase) noexcept;
+    void start_part(Errand& errand) noexcept;
+    bool is_part(const Operation& operation) const noexcept;
+    void end_part(const Operation& operation) noexcept;
+
     void refresh_speeds() noexcept;
     std::string file_name(int path, int file) const;
     Queue& queue_of(const Place& place) const noexcept;
@@ -76,6 +107,21 @@ private:
     int in_flight_ = 0;      // the caller's, until polled
     int64_t submitted_ = 0;  // every request of an operation
     uint32_t allocations_ = 0;
+
+    struct Found {
+        uint64_t sequence = 0;
+        int copy = 0;
+        int64_t bytes = 0;
+        AlignedBuffer memory{};
+    };
+    std::vector<Found> found_;  // newest first
+    AlignedBuffer record_;      // the next copy
+    uint64_t record_key_ = 0, sequence_ = 0;
+    int next_copy_ = 0;
+    Phase phase_ = Phase::none;
+    std::vector<Errand> parts_;  // of a publication: a flush of each file, and the record's write
+    int parts_under_way_ = 0;
+    bool part_failed_ = false, kept_ = false;
 };
 
 std::unique_ptr<Volume> open_volume(VolumeOptions options, Executor& executor,

@@ -40,8 +40,10 @@ struct SlotClass {
 // Files of a killed run found at the path. `reuse` takes over what was laid out (aio/README.md): a
 // slot's contents are undefined, but it need not be written again. Both are for files of this
 // run_id only; those of another run, of an older ferry or with a damaged header also need `_any`.
-// What is not ferry's, or a newer ferry's, is refused whatever stands here.
-enum class Leftover : uint8_t { refuse, remove, reuse, remove_any, reuse_any };
+// What is not ferry's, or a newer ferry's, is refused whatever stands here, and files with a
+// published record without `_any`. `resume` takes those over with every slot as it was, or throws
+// what stands against it; it needs the options they were laid out with.
+enum class Leftover : uint8_t { refuse, remove, reuse, remove_any, reuse_any, resume };
 
 enum class Verb : uint8_t { read, write, flush, discard };
 
@@ -82,6 +84,9 @@ struct VolumeOptions {
     // With several paths: each gets so many more slots than its share, as far as its size allows,
     // so that the shares can follow the speeds. No more than SlotClass::slots are ever in use.
     double slack = 0.25;
+    // Room for publish(): with a record published the files outlive the volume and the process. 0:
+    // never.
+    int64_t record_bytes = 0;
     Tracer tracer{};
 };
 
@@ -121,8 +126,8 @@ public:
     // Locks, creates or takes over the files, lays the classes out. Blocks; throws Error (io or
     // does_not_fit). `executor` must outlive the volume.
     static std::unique_ptr<Volume> open(VolumeOptions options, Executor& executor);
-    // Cancels what is queued, waits for the rest, unlocks, removes the files. Operations that were
-    // not polled must live until then.
+    // Cancels what is queued, waits for the rest, unlocks, removes the files unless a record was
+    // published. Operations that were not polled must live until then.
     virtual ~Volume() = default;
 
     // Free slots are handed out over the paths in proportion to their speed; O(1).
@@ -145,6 +150,24 @@ public:
     virtual int in_flight() const noexcept = 0;
     // Blocks until everything written so far is on stable storage; throws Error.
     virtual void flush() = 0;
+    // Into the headers, for whoever finds them after a kill: the last step settled. A power failure
+    // may lose the last of them.
+    virtual void note_step(int64_t step) noexcept = 0;
+
+    // ---- with record_bytes: a record of what the slots hold, in two copies
+    // The next one, to be filled while no publication is under way.
+    virtual std::span<std::byte> record() noexcept = 0;
+    // Flushes on every path what was written and polled until now; then writes the first `bytes` of
+    // record() over the older copy; then flushes that. poll() moves it on; it never blocks.
+    virtual void publish(int64_t bytes) noexcept = 0;
+    // False: it is under way. Throws Error where it failed: the copy before stands.
+    virtual bool published() = 0;
+    // Leftover::resume: the n-th newest record that is whole; empty: none. Until publish().
+    virtual std::span<const std::byte> found_record(size_t n) const noexcept = 0;
+    // Goes on from that one: its copy is the last to be overwritten, and exactly these slots of a
+    // class, which it names, are in use. False: they cannot be.
+    virtual void resume_from(size_t n) noexcept = 0;
+    [[nodiscard]] virtual bool take(int slot_class, std::span<const SlotId> slots) = 0;
 
     virtual int64_t alignment() const noexcept = 0;
     virtual int64_t slot_bytes(int slot_class) const noexcept = 0;

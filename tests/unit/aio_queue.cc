@@ -413,10 +413,10 @@ TEST_F(QueueTest, CancelSparesWhatHasStarted) {
 TEST_F(QueueTest, FlushAndDiscardAreOnePieceAndRetry) {
     backend_->script = {-EINTR, -EINTR, 0, 0};
     Operation flush, discard;
-    queue_->submit({.operation = &flush, .verb = Verb::flush, .internal = true});
+    queue_->submit({.operation = &flush, .verb = Verb::flush, .owner = Owner::errand});
     queue_->submit({.operation = &discard,
                     .verb = Verb::discard,
-                    .internal = true,
+                    .owner = Owner::errand,
                     .file_offset = 8192,
                     .size_bytes = 10 * 16384});
     for (int i = 0; i < 5; ++i) queue_->turn(kForever);

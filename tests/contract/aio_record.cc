@@ -1,0 +1,359 @@
+// Records: what was published is there after a kill or a power failure, and nothing else is taken
+// for it. On io_uring, POSIX threads and the simulated disk, on one path and on three.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+
+#include "aio/backend.h"
+#include "aio/buffer.h"
+#include "ferry/aio.h"
+#include "tests/support/child.h"
+#include "tests/support/simulated_disk.h"
+#include "tests/support/temporary_directory.h"
+
+namespace ferry::aio {
+namespace {
+
+constexpr int64_t kSlotBytes = 16384;
+constexpr int64_t kSlots = 12;
+constexpr int64_t kRecordBytes = 5000;  // no multiple of anything
+
+enum class On : uint8_t { uring, posix, sim };
+struct Where {
+    const char* name;
+    On on;
+    size_t paths;
+    const char* directory = "/var/tmp";
+};
+const Where kWheres[] = {{"uring", On::uring, 1},       {"uring_paths", On::uring, 3},
+                         {"posix_paths", On::posix, 3}, {"posix_tmpfs", On::posix, 1, "/dev/shm"},
+                         {"sim", On::sim, 1},           {"sim_paths", On::sim, 3}};
+
+class Records : public testing::TestWithParam<Where> {
+protected:
+    void SetUp() override {
+        setenv("FERRY_LOG", "error", 1);
+        if (GetParam().on == On::uring && !why_no_uring().empty())
+            GTEST_SKIP() << "no io_uring here: " << why_no_uring();
+        if (GetParam().on == On::sim) {
+            executor_ = make_simulated_executor(7);
+            disk_ = std::make_unique<SimulatedDisk>(SimulatedDiskOptions{.seed = 7}, *executor_);
+        } else {
+            executor_ = make_thread_executor();
+        }
+        memory_ = aligned_buffer(4096, kSlotBytes);
+    }
+    bool on_files() const { return GetParam().on != On::sim; }
+
+    VolumeOptions options(Leftover leftover = Leftover::remove) const {
+        VolumeOptions made{
+            .classes = {{"a", kSlotBytes, kSlots}, {"b", 4096, 3}},
+            .backend = GetParam().on == On::posix ? BackendKind::posix : BackendKind::automatic,
+            .block_bytes = 8192,
+            .queue_depth = 4,
+            .operations_max = 8,
+            .leftover = leftover,
+            .run_id = 7,
+            .write_once = on_files(),
+            .record_bytes = kRecordBytes};
+        for (size_t p = 0; p < GetParam().paths; ++p)
+            made.paths.push_back(
+                {.path = on_files() ? path(p) : std::to_string(p), .size_bytes = 2 * kMiB});
+        return made;
+    }
+    std::string path(size_t p) const {
+        std::filesystem::create_directories(directory_ / std::to_string(p));
+        return directory_ / std::to_string(p);
+    }
+    void open(const VolumeOptions& wanted) {
+        volume_ = disk_ ? open_simulated_volume(wanted, *executor_, *disk_)
+                        : Volume::open(wanted, *executor_);
+    }
+    std::string why_not(const VolumeOptions& wanted) {
+        try {
+            open(wanted);
+        } catch (const Error& error) {
+            return error.what();
+        }
+        return "";
+    }
+
+    void transfer(Kind kind, SlotId slot) {
+        Operation operation{.kind = kind, .slot = slot, .buffer = {memory_.get(), kSlotBytes}};
+        volume_->submit(operation);
+        while (volume_->poll() != &operation) executor_->wait(kForever);
+        ASSERT_EQ(operation.state, State::done);
+    }
+    void write(SlotId slot, int value) {
+        memset(memory_.get(), value, kSlotBytes);
+        transfer(Kind::write, slot);
+    }
+    int read(SlotId slot) {
+        transfer(Kind::read, slot);
+        const std::byte first = memory_.get()[0];
+        EXPECT_TRUE(std::all_of(memory_.get(), memory_.get() + kSlotBytes,
+                                [&](std::byte b) { return b == first; }));
+        return static_cast<int>(first);
+    }
+    void publish(const std::vector<SlotId>& slots) {
+        memcpy(volume_->record().data(), slots.data(), slots.size() * sizeof(SlotId));
+        volume_->publish(static_cast<int64_t>(slots.size() * sizeof(SlotId)));
+        finish_publication();
+    }
+    void finish_publication() {
+        while (!volume_->published()) {
+            EXPECT_EQ(volume_->poll(), nullptr);
+            if (!volume_->published()) executor_->wait(kForever);
+        }
+    }
+    std::vector<SlotId> found(size_t n) const {
+        const auto record = volume_->found_record(n);
+        std::vector<SlotId> slots(record.size() / sizeof(SlotId));
+        memcpy(slots.data(), record.data(), record.size());
+        return slots;
+    }
+    // A run that publishes twice: slots of value 1, then others of value 2.
+    void run() {
+        open(options());
+        for (int version = 1; version <= 2; ++version) {
+            std::vector<SlotId> slots;
+            for (int i = 0; i < 4; ++i) {
+                slots.push_back(volume_->allocate(0));
+                write(slots.back(), version);
+            }
+            publish(slots);
+            published_.push_back(slots);
+        }
+    }
+    // One byte of the newer copy, at the end of the first file of the first path.
+    void damage_newest_copy() {
+        if (disk_) {
+            auto& file = disk_->contents(0, 0);
+            file[file.size() - 4096 + 70] ^=
+                std::byte{1};  // all that was written of the second copy
+            return;
+        }
+        std::string segment = directory_.contents("0/ferry.seg0");
+        segment[segment.size() - 8192 + 70] ^= 1;
+        directory_.put("0/ferry.seg0", segment);
+    }
+    std::string header(size_t p) const { return path(p) + "/ferry.volume"; }
+
+    TemporaryDirectory directory_{GetParam().directory};
+    std::unique_ptr<Executor> executor_;
+    std::unique_ptr<SimulatedDisk> disk_;
+    std::unique_ptr<Volume> volume_;
+    AlignedBuffer memory_;
+    std::vector<std::vector<SlotId>> published_;
+};
+
+TEST_P(Records, WhatWasPublishedIsThereAgain) {
+    run();
+    volume_.reset();
+    open(options(Leftover::resume));
+    EXPECT_EQ(found(0), published_[1]);
+    EXPECT_EQ(found(1), published_[0]);
+    EXPECT_TRUE(found(2).empty());
+    EXPECT_FALSE(volume_->take(1, published_[1])) << "slots of another class";
+    const std::vector<SlotId> twice{published_[1][0], published_[1][0]};
+    EXPECT_FALSE(volume_->take(0, twice));
+    ASSERT_TRUE(volume_->take(0, published_[1]));
+    EXPECT_FALSE(volume_->take(0, published_[1])) << "they are in use";
+    for (const SlotId slot : published_[1]) EXPECT_EQ(read(slot), 2);
+    // What was taken is not handed out again, and everything else is.
+    for (int64_t i = 4; i < kSlots; ++i) {
+        const SlotId slot = volume_->allocate(0);
+        ASSERT_NE(slot, kNoSlot);
+        EXPECT_EQ(std::ranges::count(published_[1], slot), 0);
+    }
+    EXPECT_EQ(volume_->allocate(0), kNoSlot);
+}
+
+TEST_P(Records, ADamagedCopyLeavesTheOtherAndIsOverwrittenFirst) {
+    run();
+    volume_.reset();
+    damage_newest_copy();
+    open(options(Leftover::resume));
+    EXPECT_EQ(found(0), published_[0]);
+    EXPECT_TRUE(found(1).empty());
+    ASSERT_TRUE(volume_->take(0, published_[0]));
+    const std::vector<SlotId> next{volume_->allocate(0)};
+    write(next[0], 3);
+    publish(next);
+    volume_.reset();
+    open(options(Leftover::resume));
+    EXPECT_EQ(found(0), next);
+    EXPECT_EQ(found(1), published_[0]);
+}
+
+TEST_P(Records, GoingOnFromTheOlderOneKeepsIt) {
+    run();
+    volume_.reset();
+    open(options(Leftover::resume));
+    volume_->resume_from(1);
+    ASSERT_TRUE(volume_->take(0, published_[0]));
+    const std::vector<SlotId> next{volume_->allocate(0)};
+    write(next[0], 3);
+    publish(next);
+    volume_.reset();
+    open(options(Leftover::resume));
+    EXPECT_EQ(found(0), next);
+    EXPECT_EQ(found(1), published_[0]);
+}
+
+TEST_P(Records, TransfersGoOnWhileARecordIsPublished) {
+    open(options());
+    const SlotId one = volume_->allocate(0), other = volume_->allocate(0);
+    write(one, 1);
+    memcpy(volume_->record().data(), &one, sizeof one);
+    volume_->publish(sizeof one);
+    for (int i = 0; i < 20; ++i) {
+        write(other, i);
+        EXPECT_EQ(read(other), i);
+    }
+    finish_publication();
+    EXPECT_EQ(read(one), 1);
+}
+
+// ---------------------------------------------------------------- real files
+
+class RecordsOnFiles : public Records {
+protected:
+    // The process is killed: with a record published or not, at step 41.
+    void leave_killed(bool with_record) {
+        const int status = in_child([&] {
+            static_cast<void>(executor_.release());  // its threads did not survive the fork
+            executor_ = make_thread_executor();
+            if (with_record) {
+                run();
+            } else {
+                open(options());
+            }
+            volume_->note_step(41);
+            return kill(getpid(), SIGKILL);
+        });
+        ASSERT_TRUE(WIFSIGNALED(status));
+    }
+    void expect_refused(const VolumeOptions& wanted, const std::string& words) {
+        const std::string before = directory_.contents("0/ferry.volume");
+        const std::string why = why_not(wanted);
+        EXPECT_NE(why.find(words), std::string::npos) << why;
+        EXPECT_EQ(directory_.contents("0/ferry.volume"), before) << "refusing changed the header";
+    }
+};
+
+TEST_P(RecordsOnFiles, AKilledRunWithoutARecordSaysWhichStateIsLost) {
+    leave_killed(false);
+    expect_refused(options(Leftover::resume), "not consistent, state of step 41 lost");
+    expect_refused(options(Leftover::refuse), "not consistent, state of step 41 lost");
+    EXPECT_EQ(why_not(options(Leftover::remove)), "");
+}
+
+TEST_P(RecordsOnFiles, AKilledRunsRecordIsKeptUntilThatIsGivenUp) {
+    leave_killed(true);
+    for (const Leftover leftover : {Leftover::remove, Leftover::reuse, Leftover::refuse}) {
+        expect_refused(options(leftover), "the durable state of a run is kept here");
+        expect_refused(options(leftover), "last settled step 41");
+    }
+    EXPECT_EQ(why_not(options(Leftover::resume)), "");
+    EXPECT_EQ(found(0).size(), 4u);
+    volume_.reset();
+    EXPECT_EQ(why_not(options(Leftover::remove_any)), "");
+    volume_.reset();
+    EXPECT_FALSE(std::filesystem::exists(header(0))) << "nothing was published this time";
+}
+
+TEST_P(RecordsOnFiles, WhatIsNotProvedIsRefused) {
+    expect_refused(options(Leftover::resume), "there is nothing to resume");
+    EXPECT_FALSE(std::filesystem::exists(header(0))) << "a refused attempt left a header";
+    run();
+    volume_.reset();
+    VolumeOptions other = options(Leftover::resume);
+    other.run_id = 8;
+    expect_refused(other, "of another run");
+    other = options(Leftover::resume);
+    ++other.classes[0].slots;
+    expect_refused(other, "laid out by another plan");
+    other = options(Leftover::resume);
+    other.record_bytes += 1;
+    expect_refused(other, "laid out by another plan");
+    const std::string segment = path(0) + "/ferry.seg0";
+    const auto size = static_cast<int64_t>(std::filesystem::file_size(segment));
+    std::filesystem::resize_file(segment, static_cast<uintmax_t>(size - 4096));
+    expect_refused(options(Leftover::resume), "not as it was laid out");
+    std::filesystem::remove(segment);
+    expect_refused(options(Leftover::resume), "ferry.seg0");
+}
+
+TEST_P(RecordsOnFiles, DamagedHeadersAreRefused) {
+    run();
+    volume_.reset();
+    const std::string good = directory_.contents("0/ferry.volume");
+    const auto put = [&](const std::string& bytes) { directory_.put("0/ferry.volume", bytes); };
+    put(good.substr(0, 200));
+    expect_refused(options(Leftover::resume), "truncated");
+    std::string other = good;
+    other[8] = 99;
+    put(other);
+    expect_refused(options(Leftover::resume), "newer ferry");
+    other[8] = 2;
+    put(other);
+    expect_refused(options(Leftover::resume), "older ferry");
+    put("somebody's diary");
+    expect_refused(options(Leftover::resume), "not ferry's");
+    // Whatever byte of what says where the slots lie is wrong, something is refused, or nothing was
+    // said by it.
+    for (size_t at = 8; at < good.size(); at += at < 512 ? 3 : 97) {
+        other = good;
+        other[at] = static_cast<char>(other[at] ^ 1);
+        put(other);
+        if (why_not(options(Leftover::resume)).empty()) {
+            EXPECT_EQ(found(0), published_[1]) << "byte " << at;
+        }
+        volume_.reset();
+    }
+    put(good);
+    EXPECT_EQ(why_not(options(Leftover::resume)), "");
+}
+
+class RecordsOnPaths : public RecordsOnFiles {};
+
+TEST_P(RecordsOnPaths, OfOneRunInTheirOrderOnly) {
+    run();
+    volume_.reset();
+    VolumeOptions wanted = options(Leftover::resume);
+    std::swap(wanted.paths[0], wanted.paths[1]);
+    expect_refused(wanted, "in their order");
+    wanted = options(Leftover::resume);
+    wanted.paths.pop_back();
+    expect_refused(wanted, "in their order");
+    // The second path of another run of the same kind.
+    std::filesystem::rename(path(1), directory_ / "first");
+    std::filesystem::rename(path(0), directory_ / "kept0");
+    std::filesystem::rename(path(2), directory_ / "kept2");
+    published_.clear();
+    run();
+    volume_.reset();
+    for (const size_t p : {0u, 2u}) {
+        std::filesystem::remove_all(path(p));
+        std::filesystem::rename(directory_ / ("kept" + std::to_string(p)), path(p));
+    }
+    expect_refused(options(Leftover::resume), "of different runs");
+    std::filesystem::remove_all(path(1));
+    expect_refused(options(Leftover::resume), "there is nothing to resume");
+    std::filesystem::rename(directory_ / "first", path(1));
+    EXPECT_EQ(why_not(options(Leftover::resume)), "");
+}
+
+const auto kName = [](const auto& where) { return std::string(where.param.name); };
+INSTANTIATE_TEST_SUITE_P(On, Records, testing::ValuesIn(kWheres), kName);
+INSTANTIATE_TEST_SUITE_P(On, RecordsOnFiles, testing::ValuesIn(kWheres, kWheres + 4), kName);
+INSTANTIATE_TEST_SUITE_P(On, RecordsOnPaths, testing::Values(kWheres[1], kWheres[2]), kName);
+
+}  // namespace
+}  // namespace ferry::aio
