@@ -1,6 +1,33 @@
 #include "object_table.h"
 
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
 namespace ferry::swap {
+namespace {
+
+// The map: one of these for each versioned object on NVMe, in order, and behind each the checksums
+// of its pieces.
+struct MapEntry {
+    ObjectId object;
+    aio::SlotId slot;
+    uint64_t version;
+    int64_t bytes;
+};
+
+bool outlives(const Object& object) { return object.home == Tier::nvme && object.versioned; }
+size_t map_bytes_of(int64_t object_bytes) {
+    return sizeof(MapEntry) + static_cast<size_t>(aio::pieces_of(object_bytes)) * sizeof(uint64_t);
+}
+
+}  // namespace
+
+int64_t map_bytes(std::span<const Object> objects) {
+    size_t bytes = 0;
+    for (const Object& object : objects) bytes += outlives(object) ? map_bytes_of(object.bytes) : 0;
+    return static_cast<int64_t>(bytes);
+}
 
 std::string_view name_of(Tier tier) {
     static constexpr std::string_view kNames[] = {"device", "host", "nvme"};
@@ -25,6 +52,7 @@ ObjectTable::ObjectTable(const StoreOptions& options, Device& device, aio::Volum
         entries_[id].first_sum = sums;
         entries_[id].pieces = aio::pieces_of(objects_[id].bytes);
         sums += entries_[id].pieces * (objects_[id].versioned ? 2 : 1);
+        if (outlives(objects_[id])) durable_.push_back(static_cast<ObjectId>(id));
     }
     sums_.resize(static_cast<size_t>(sums));
 }
@@ -79,7 +107,9 @@ std::optional<aio::SlotId> ObjectTable::slot_for_write(ObjectId id) {
 
 void ObjectTable::release(ObjectId id, size_t side) {
     Versions& entry = entries_[id];
-    if (entry.slot[side] != aio::kNoSlot) volume_->free(entry.slot[side]);
+    const aio::SlotId slot = entry.slot[side];
+    const bool named = slot == entry.durable || slot == entry.publishing;  // by a map
+    if (slot != aio::kNoSlot && !named) volume_->free(slot);
     if (entry.address[side]) free_host_slots(objects_[id]).push_back(entry.address[side]);
     entry.slot[side] = aio::kNoSlot;
     entry.address[side] = nullptr;
@@ -99,6 +129,84 @@ void ObjectTable::rollback(ObjectId id) {
     release(id, 1 - entry.current);
 }
 
+// ---------------------------------------------------------------- what outlives the process
+
+void ObjectTable::begin_publication(std::span<std::byte> map) {
+    for (const ObjectId id : durable_) {
+        Versions& entry = entries_[id];
+        const size_t side = entry.current;
+        entry.publishing = entry.slot[side];
+        const MapEntry made{id, entry.slot[side], entry.version[side], objects_[id].bytes};
+        const auto sums = std::as_bytes(sums_of(entry, side));
+        std::memcpy(map.data(), &made, sizeof made);
+        std::memcpy(map.data() + sizeof made, sums.data(), sums.size());
+        map = map.subspan(sizeof made + sums.size());
+    }
+}
+
+void ObjectTable::end_publication() {
+    for (const ObjectId id : durable_) {
+        Versions& entry = entries_[id];
+        const aio::SlotId before = std::exchange(entry.durable, entry.publishing);
+        entry.publishing = aio::kNoSlot;
+        const bool in_use = before == entry.durable || before == entry.slot[0] ||
+                            before == entry.slot[1] || before == aio::kNoSlot;
+        if (!in_use) volume_->free(before);
+    }
+}
+
+void ObjectTable::free_slots(Versions& entry) {
+    std::array<aio::SlotId, 3> slots{entry.slot[0], entry.slot[1], entry.durable};
+    std::sort(slots.begin(), slots.end());
+    for (auto end = std::unique(slots.begin(), slots.end()), slot = slots.begin(); slot != end;
+         ++slot)
+        if (*slot != aio::kNoSlot) volume_->free(*slot);
+    entry.slot.fill(aio::kNoSlot);
+    entry.durable = aio::kNoSlot;
+}
+
+bool ObjectTable::restore(std::span<const std::byte> map) {
+    for (Versions& entry : entries_) free_slots(entry);
+    std::vector<aio::SlotId> slots;
+    for (const ObjectId id : durable_) {
+        Versions& entry = entries_[id];
+        MapEntry named{};
+        if (map.size() < map_bytes_of(objects_[id].bytes)) return false;
+        std::memcpy(&named, map.data(), sizeof named);
+        if (named.object != id || named.bytes != objects_[id].bytes) return false;
+        const auto sums = std::as_writable_bytes(sums_of(entry, 0));
+        std::memcpy(sums.data(), map.data() + sizeof named, sums.size());
+        map = map.subspan(sizeof named + sums.size());
+        slots.push_back(named.slot);
+        entry.current = 0;
+        entry.version[0] = entry.newest = named.version;
+    }
+    if (!take_slots(slots)) return false;
+    // Everything else on NVMe goes where there is room now.
+    for (size_t id = 0; id < objects_.size(); ++id)
+        if (objects_[id].home == Tier::nvme && !objects_[id].versioned)
+            place_initially(static_cast<ObjectId>(id));
+    return true;
+}
+
+// By class, all or none.
+bool ObjectTable::take_slots(std::span<const aio::SlotId> slots) {
+    int classes = 0;
+    for (const ObjectId id : durable_) classes = std::max(classes, objects_[id].slot_class + 1);
+    bool taken = true;
+    for (int c = 0; c < classes && taken; ++c) {
+        std::vector<aio::SlotId> wanted;
+        for (size_t i = 0; i < durable_.size(); ++i)
+            if (objects_[durable_[i]].slot_class == c) wanted.push_back(slots[i]);
+        taken = volume_->take(c, wanted);
+        for (size_t i = 0; i < durable_.size() && taken; ++i) {
+            Versions& entry = entries_[durable_[i]];
+            if (objects_[durable_[i]].slot_class == c) entry.slot[0] = entry.durable = slots[i];
+        }
+    }
+    return taken;
+}
+
 uint64_t ObjectTable::seed_of(ObjectId id, uint64_t version) const {
     return (uint64_t{id} << 40) ^ version;
 }
@@ -107,19 +215,13 @@ void ObjectTable::seal(ObjectId id, std::span<const std::byte> bytes) noexcept {
     Versions& entry = entries_[id];
     const size_t side = target(entry, objects_[id]);
     entry.version[side] = ++entry.newest;
-    const auto first =
-        static_cast<size_t>(entry.first_sum) + side * static_cast<size_t>(entry.pieces);
-    aio::seal(bytes, seed_of(id, entry.version[side]),
-              std::span(sums_).subspan(first, static_cast<size_t>(entry.pieces)));
+    aio::seal(bytes, seed_of(id, entry.version[side]), sums_of(entry, side));
 }
 
 int64_t ObjectTable::verify(ObjectId id, std::span<const std::byte> bytes) const noexcept {
     const Versions& entry = entries_[id];
     const size_t side = entry.current;
-    const auto first =
-        static_cast<size_t>(entry.first_sum) + side * static_cast<size_t>(entry.pieces);
-    return aio::verify(bytes, seed_of(id, entry.version[side]),
-                       std::span(sums_).subspan(first, static_cast<size_t>(entry.pieces)));
+    return aio::verify(bytes, seed_of(id, entry.version[side]), sums_of(entry, side));
 }
 
 }  // namespace ferry::swap

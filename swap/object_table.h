@@ -31,6 +31,14 @@ public:
     // First contents: the object gets its home.
     void place_initially(ObjectId id);
 
+    // ---- versions that outlive the process: of versioned objects on NVMe
+    // Takes down the current ones; none of their slots is freed until another map is durable.
+    void begin_publication(std::span<std::byte> map);
+    // That map is durable: slots that only the one before named are free.
+    void end_publication();
+    // Takes over exactly what a map names. False: it is not of these objects; restore() another.
+    bool restore(std::span<const std::byte> map);
+
     void seal(ObjectId id, std::span<const std::byte> bytes) noexcept;
     // First wrong piece, or -1.
     int64_t verify(ObjectId id, std::span<const std::byte> bytes) const noexcept;
@@ -44,6 +52,8 @@ private:
         std::array<std::byte*, 2> address{nullptr, nullptr};
         std::array<uint64_t, 2> version{0, 0};
         uint64_t newest = 0;
+        // Named by the last durable map, and by the one that is on its way.
+        aio::SlotId durable = aio::kNoSlot, publishing = aio::kNoSlot;
         int64_t first_sum = 0;  // of two runs of `pieces` each
         int64_t pieces = 0;
     };
@@ -54,11 +64,22 @@ private:
         return free_host_slots_[static_cast<size_t>(object.slot_class)];
     }
     void release(ObjectId id, size_t side);
+    void free_slots(Versions& entry);
+    bool take_slots(std::span<const aio::SlotId> slots);  // one for each of durable_
+    std::span<uint64_t> sums_of(const Versions& entry, size_t side) {
+        const auto pieces = static_cast<size_t>(entry.pieces);
+        return std::span(sums_).subspan(static_cast<size_t>(entry.first_sum) + side * pieces,
+                                        pieces);
+    }
+    std::span<const uint64_t> sums_of(const Versions& entry, size_t side) const {
+        return const_cast<ObjectTable*>(this)->sums_of(entry, side);
+    }
     uint64_t seed_of(ObjectId id, uint64_t version) const;
 
     std::vector<Object> objects_;
     std::vector<Versions> entries_;
     std::vector<uint64_t> sums_;
+    std::vector<ObjectId> durable_;                         // versioned, on NVMe
     std::vector<std::vector<std::byte*>> free_host_slots_;  // by class
     std::span<std::byte> host_arena_;
     std::span<std::byte> device_memory_;

@@ -69,6 +69,12 @@ const Task* Scoreboard::next(Lane lane, const Active** active) {
     return nullptr;
 }
 
+int64_t Scoreboard::settled_writes() const {
+    const size_t write = index(Lane::write);
+    if (count_ == 0 || !newest().schedule) return appended_[write];
+    return newest().base[write] + newest().schedule->settled_writes;
+}
+
 bool Scoreboard::reached(const Active& active, const Wait& wait) const {
     const size_t lane = index(wait.lane);
     return completed_[lane] > active.base[lane] + wait.index;

@@ -1,5 +1,6 @@
 // The replay of schedules. The step thread dispatches each lane's next task once the counters it
 // waits for are reached, and sleeps when there is none.
+#include <algorithm>
 #include <mutex>
 #include <optional>
 
@@ -55,13 +56,36 @@ public:
 
     void run_to_verdict() override {
         FERRY_CHECK(board_.newest().schedule->has_verdict, "this schedule has no verdict");
-        run_until(
-            [this] { return board_.reached(board_.newest(), board_.newest().schedule->verdict); });
+        run_until([this] {
+            return !wanted_ && board_.reached(board_.newest(), board_.newest().schedule->verdict);
+        });
     }
 
     void drain() override {
-        run_until([this] { return board_.all_complete(); });
+        run_until([this] { return !wanted_ && !publishing_ && board_.all_complete(); });
         board_.forget_schedules();
+    }
+
+    void publish(std::span<const std::byte> state) override {
+        FERRY_CHECK(options_.verify && !wanted_, "one publication at a time, with checksums");
+        wanted_ = Wanted{state, board_.settled_writes()};
+    }
+
+    std::optional<std::span<const std::byte>> restore(size_t n) override {
+        {
+            const std::lock_guard lock(failure_mutex_);
+            failure_.reset();
+            failed_ = false;
+        }
+        const std::span<const std::byte> record = volume_->found_record(n);
+        if (record.empty()) return std::nullopt;
+        volume_->resume_from(n);
+        const auto map = static_cast<size_t>(map_bytes(options_.objects));
+        if (record.size() < map || !table_.restore(record.first(map)))
+            throw Error(Trouble::io, {.what = "a record of what is stored names other slots or "
+                                              "objects than there are",
+                                      .where = "record " + std::to_string(n + 1) + " of 2"});
+        return record.subspan(map);
     }
 
     void put(ObjectId object, std::span<std::byte> bytes) override {
@@ -124,10 +148,30 @@ private:
         while (true) {
             collect();
             throw_failure();
+            move_publication();
             if (goal()) return;
             const bool dispatched = dispatch_ready();
             if (!dispatched) executor_.wait(kForever);
         }
+    }
+
+    // Ends the publication under way, whose slots are then free, and starts the one that is wanted.
+    // Until then no later step's version becomes current: run_to_verdict() has not returned.
+    void move_publication() {
+        if (publishing_ && volume_->published()) {
+            publishing_ = false;
+            table_.end_publication();
+        }
+        if (!wanted_ || publishing_ || board_.completed(Lane::write) < wanted_->writes) return;
+        const std::span<std::byte> record = volume_->record();
+        const auto map = static_cast<size_t>(map_bytes(options_.objects));
+        const std::span<const std::byte> state = wanted_->state;
+        FERRY_CHECK(map + state.size() <= record.size(), "the volume has room for the record");
+        table_.begin_publication(record.first(map));
+        std::copy(state.begin(), state.end(), record.begin() + static_cast<std::ptrdiff_t>(map));
+        volume_->publish(static_cast<int64_t>(map + state.size()));
+        wanted_.reset();
+        publishing_ = true;
     }
 
     void throw_failure() {
@@ -387,6 +431,12 @@ private:
     std::array<std::atomic<uint64_t>, kLanes> done_{};
     std::array<LaneReport, kLanes> reports_{};
     std::array<Nanos, kLanes> last_done_ns_{};
+    struct Wanted {
+        std::span<const std::byte> state;
+        int64_t writes;  // completed, with which the step is settled
+    };
+    std::optional<Wanted> wanted_;  // to be published
+    bool publishing_ = false;
     std::mutex failure_mutex_;
     std::optional<Error> failure_;
     std::atomic<bool> failed_ = false;

@@ -102,6 +102,8 @@ struct Schedule {
     std::vector<Wait> waits{};
     std::vector<Entry> entries{};
     std::vector<LastUse> last_uses{};
+    // So many of its write lane's first tasks include all that the step before still has to settle.
+    int64_t settled_writes = 0;
     Wait verdict{};  // when this is done the step can be settled
     bool has_verdict = false;
 };

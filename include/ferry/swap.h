@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -36,6 +37,9 @@ struct Object {
 struct HostSlots {
     int64_t offset = 0, slot_bytes = 0, slots = 0;
 };
+
+// Bytes of the map of what outlives the process (Store::publish), where these are the objects.
+int64_t map_bytes(std::span<const Object> objects);
 
 // ---------------------------------------------------------------- store and replay
 
@@ -108,6 +112,19 @@ public:
     // Blocking access to an object's current version; only when drained. `bytes` as large as it.
     virtual void put(ObjectId object, std::span<std::byte> bytes) = 0;
     virtual void get(ObjectId object, std::span<std::byte> bytes) = 0;
+
+    // Makes the step before the newest schedule durable: once its updates are settled and written
+    // (Schedule::settled_writes), the volume publishes a map of the current versions of all
+    // versioned objects on NVMe, and beside it `state`, what the owner knows of that step. Returns
+    // at once; run_to_verdict() then returns no sooner than the versions are taken down, until when
+    // `state` must live, and drain() no sooner than they are durable. Slots that the last durable
+    // map names are not written until the next one is durable. Needs `verify`, twice the slots and
+    // a volume with record_bytes for map and state.
+    virtual void publish(std::span<const std::byte> state) = 0;
+    // Of a volume opened to resume: takes over the versions of its n-th newest record and returns
+    // the owner's `state`; none: there is no such record. get() proves the contents, and is where
+    // wrong ones show; the next restore() starts afresh. Throws io where it cannot be taken over.
+    virtual std::optional<std::span<const std::byte>> restore(size_t n) = 0;
 
     // Any thread, from a kernel: checksums of a version about to be written (`pending` for
     // versioned objects), and of one just read. verify() calls fail() and returns false on a

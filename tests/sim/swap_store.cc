@@ -27,11 +27,19 @@ protected:
     void make(const std::vector<Object>& objects, aio::SimulatedDiskOptions faults = {}) {
         executor_ = make_simulated_executor(faults.seed);
         disk_ = std::make_unique<aio::SimulatedDisk>(faults, *executor_);
+        open(objects, aio::Leftover::remove);
+    }
+    // A store on the disk as it is.
+    void open(const std::vector<Object>& objects, aio::Leftover leftover) {
+        store_.reset();
+        volume_.reset();
         device_ = Device::open(DeviceKind::cpu, *executor_);
         device_->reserve(8 * kBytes);
         aio::VolumeOptions volume{.paths = {{.path = "simulated"}},
-                                  .classes = {{"state", kBytes, 3}},
-                                  .write_once = false};
+                                  .classes = {{"state", kBytes, slots_}},
+                                  .leftover = leftover,
+                                  .write_once = false,
+                                  .record_bytes = kRecordBytes};
         volume_ = aio::open_simulated_volume(volume, *executor_, *disk_);
         arena_.resize(16 * kBytes + 4096);
         const auto address = reinterpret_cast<uintptr_t>(arena_.data());
@@ -61,8 +69,18 @@ protected:
         return static_cast<int>(staging()[0]);
     }
 
-    // Tasks one after another: each waits for the one before.
-    void replay(std::vector<Task> tasks) {
+    static std::span<const std::byte> bytes_of(std::string_view text) {
+        return std::as_bytes(std::span(text.data(), text.size()));
+    }
+    std::string restored(size_t n) {
+        const auto state = store_->restore(n);
+        if (!state) return "nothing";
+        return {reinterpret_cast<const char*>(state->data()), state->size()};
+    }
+
+    // Tasks one after another: each waits for the one before. With a `state` what was current
+    // before them is published beside them.
+    void replay(std::vector<Task> tasks, std::string_view state = {}) {
         auto schedule = std::make_unique<Schedule>();
         for (Task& task : tasks) {
             auto& lane = schedule->lanes[static_cast<size_t>(task.lane)];
@@ -79,7 +97,12 @@ protected:
         prove_acyclic(*schedule);
         schedules_.push_back(std::move(schedule));
         store_->append(*schedules_.back(), 1);
+        if (!state.empty()) store_->publish(bytes_of(state));
         store_->drain();
+    }
+    // Adds 1 to a stored object's bytes, as a settled version.
+    std::vector<Task> update() {
+        return {storage(Verb::read, 0), add(1, host(1), host(1), 0), storage(Verb::write, 0, true)};
     }
 
     static Place host(int64_t buffer) { return {Place::Kind::host, kNoObject, buffer * kBytes}; }
@@ -99,6 +122,8 @@ protected:
         return task;
     }
 
+    static constexpr int64_t kRecordBytes = 512;
+    int64_t slots_ = 3;
     std::unique_ptr<Executor> executor_;
     std::unique_ptr<aio::SimulatedDisk> disk_;
     std::unique_ptr<Device> device_;
@@ -220,6 +245,82 @@ TEST_F(StoreTest, EveryFaultAtEveryTransferOfACycle) {
         EXPECT_GE(fired, 4) << name_of(fault);
         EXPECT_TRUE(caught > 0 || !(silent(fault) || loud_failure(fault))) << name_of(fault);
     }
+}
+
+// As often as there are slots and more: what the last durable map names is not written over.
+TEST_F(StoreTest, WhatIsDurableStaysUntilTheNextIs) {
+    make({kVersionedStored});
+    put(0, 7);
+    replay({}, "seven");
+    for (int round = 0; round < 4; ++round) replay(update());
+    EXPECT_EQ(get(0), 11);
+    open({kVersionedStored}, aio::Leftover::resume);
+    EXPECT_EQ(restored(0), "seven");
+    EXPECT_EQ(get(0), 7);
+    replay(update());
+    replay(update(), "eight");
+    EXPECT_EQ(get(0), 9);
+    open({kVersionedStored}, aio::Leftover::resume);
+    EXPECT_EQ(restored(0), "eight");
+    EXPECT_EQ(get(0), 8);
+    // The one before: its slot is free since then, and was written by nobody.
+    EXPECT_EQ(restored(1), "seven");
+    EXPECT_EQ(restored(2), "nothing");
+}
+
+// Two slots: each update waits until the version before the one it replaces is no longer needed.
+TEST_F(StoreTest, TwiceTheSlotsAreEnough) {
+    slots_ = 2;
+    make({kVersionedStored});
+    put(0, 7);
+    replay({}, "first");
+    replay(update());
+    for (int round = 0; round < 5; ++round) {
+        replay(update(), "next");
+        EXPECT_EQ(get(0), 9 + round);
+    }
+    open({kVersionedStored}, aio::Leftover::resume);
+    EXPECT_EQ(restored(0), "next");
+    EXPECT_EQ(get(0), 12);
+}
+
+// A bet is no version yet; won or lost, what was published before stands.
+TEST_F(StoreTest, ABetIsNotPublished) {
+    make({kVersionedStored});
+    put(0, 7);
+    const std::vector<Task> bet{storage(Verb::read, 0), add(20, host(1), host(1), 0),
+                                storage(Verb::write, 0)};
+    replay(bet);
+    replay({}, "while it is undecided");
+    open({kVersionedStored}, aio::Leftover::resume);
+    restored(0);
+    EXPECT_EQ(get(0), 7);
+}
+
+TEST_F(StoreTest, AMapOfOtherObjectsIsNotTakenOver) {
+    make({kVersionedStored});
+    put(0, 7);
+    replay({}, "of one object");
+    open({kVersionedStored, kVersionedStored}, aio::Leftover::resume);
+    EXPECT_THROW(restored(0), Error);
+    Object smaller = kVersionedStored;
+    smaller.bytes = kBytes / 2;
+    open({smaller}, aio::Leftover::resume);
+    EXPECT_THROW(restored(0), Error);
+    open({kVersionedStored}, aio::Leftover::resume);
+    EXPECT_EQ(restored(0), "of one object");
+}
+
+// The map is as it was written; the slot is not.
+TEST_F(StoreTest, ADurableVersionThatIsNotWhatWasWrittenIsFound) {
+    make({kVersionedStored});
+    put(0, 7);
+    replay({}, "seven");
+    open({kVersionedStored}, aio::Leftover::resume);
+    auto& contents = disk_->contents(0, 0);
+    for (size_t at = 0; at < 3 * kBytes; at += kBytes) contents[at + 17] ^= std::byte{1};
+    EXPECT_EQ(restored(0), "seven");
+    EXPECT_THROW(get(0), Error);
 }
 
 TEST_F(StoreTest, ReportsBytesByLane) {
