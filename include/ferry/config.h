@@ -84,6 +84,10 @@ struct SwapConfig {
     bool verify = true;          // checksums of what comes back from NVMe
 };
 
+struct CheckpointConfig {
+    bool durable_steps = false;  // the last settled step outlives a kill and a power failure
+};
+
 struct IoConfig {
     std::string backend = "auto";  // auto, uring, posix
     int64_t block_bytes = 1 * kMiB;
@@ -115,6 +119,7 @@ struct Config {
     EvaluateConfig evaluate{};
     BudgetConfig budgets{};
     SwapConfig swap{};
+    CheckpointConfig checkpoint{};
     IoConfig io{};
     NumericsConfig numerics{};
     ZeroConfig zero{};
@@ -144,6 +149,9 @@ struct KeyValue {
     std::string key{}, value{};
 };
 std::vector<KeyValue> describe_values(Config config);
+// Every key that decides a number of the training, each on a line "key = value"; keys of the model,
+// of budgets, of how state travels and of evaluation do not, and paths are not their contents.
+std::string describe_training(const Config& config);
 
 // docs/configuration.md: every key with its type, range, default and meaning.
 std::string describe_config_markdown();

@@ -74,8 +74,8 @@ struct Plan {
     int64_t micro_batches = 1, groups = 1;  // of a step and rank, group by group
     int64_t chunk_elements = 0;
     bool tied = false;
-    bool betting = false;  // some chunk bets
-    bool verify = true;    // what comes back from NVMe is checked
+    bool betting = false, durable = false;  // some chunk bets; settled steps outlive the process
+    bool verify = true;                     // what comes back from NVMe is checked
     DType compute = DType::f32, wire = DType::f32;
     StateFormat state{};  // of a chunk: whole arrays, one after the other
     std::vector<model::Layer> layers{};
@@ -92,7 +92,8 @@ struct Plan {
     uint32_t leaves_resource = 0, report_resource = 0, resources = 0;
     // Of the arenas and volumes; the device holds device_overhead_bytes beside its arena.
     int64_t device_bytes = 0, host_bytes = 0, nvme_bytes = 0, device_overhead_bytes = 0;
-    int64_t io_bytes = 0;  // prefix of the host arena that meets io_uring
+    int64_t io_bytes = 0;      // prefix of the host arena that meets io_uring
+    int64_t record_bytes = 0;  // durable: of the chunk map, and of the run's few numbers beside it
     std::vector<TierRow> rows{};
 
     int64_t group_size() const { return micro_batches / groups; }

@@ -105,6 +105,7 @@ public:
     void move(swap::ObjectId stored, Class through, Move how);  // on NVMe, through host memory
     void commit(int64_t chunk);
     void rollback(int64_t chunk);
+    void mark_settled();  // all that the step before still had to do is recorded
     void mark_verdict();  // norms and report have reached the host, and every rank knows of all
 
     swap::Schedule finish();

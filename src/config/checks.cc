@@ -160,6 +160,17 @@ void check_steps(const Config& c, const std::string& where) {
               ", or \"auto\""}});
 }
 
+void check_paths_differ(const Config& c, const std::string& where) {
+    for (size_t i = 0; i < c.budgets.nvme.size(); ++i) {
+        const std::string& path = c.budgets.nvme[i].path;
+        const auto same = [&path](const NvmePath& other) { return other.path == path; };
+        const auto begin = c.budgets.nvme.begin();
+        const auto end = begin + static_cast<std::ptrdiff_t>(i);
+        demand(where, {{std::none_of(begin, end, same), "budgets.nvme[" + std::to_string(i) + "]",
+                        "the same path twice", path, "list each directory once"}});
+    }
+}
+
 void check_tiers(const Config& c, const std::string& where) {
     constexpr int64_t kLeaf = 4096;
     const std::string& residual = c.numerics.residual;
@@ -185,14 +196,19 @@ void check_tiers(const Config& c, const std::string& where) {
          {c.numerics.wire != "fp16" || c.precision == "fp16", "numerics.wire",
           "gradients in fp16 overflow without loss scaling", "precision " + c.precision,
           "set precision to fp16, or wire to auto"}});
-    for (size_t i = 0; i < c.budgets.nvme.size(); ++i) {
-        const std::string& path = c.budgets.nvme[i].path;
-        const auto same = [&path](const NvmePath& other) { return other.path == path; };
-        const auto begin = c.budgets.nvme.begin();
-        const auto end = begin + static_cast<std::ptrdiff_t>(i);
-        demand(where, {{std::none_of(begin, end, same), "budgets.nvme[" + std::to_string(i) + "]",
-                        "the same path twice", path, "list each directory once"}});
-    }
+    check_paths_differ(c, where);
+}
+
+void check_checkpoint(const Config& c, const std::string& where) {
+    if (!c.checkpoint.durable_steps) return;
+    const std::string key = "checkpoint.durable_steps";
+    demand(where, {{!c.budgets.nvme.empty(), key, "what is to survive the process must be on NVMe",
+                    "budgets.nvme is empty", "add a path to budgets.nvme, or set it to false"},
+                   {c.swap.state_on_nvme < 0 || c.swap.state_on_nvme == 1, key,
+                    "all of the optimizer state must be on NVMe to survive the process",
+                    "swap.state_on_nvme is less than 1", "leave swap.state_on_nvme out"},
+                   {c.swap.verify, key, "without checksums nothing proves what was read back",
+                    "swap.verify is false", "set swap.verify to true"}});
 }
 
 }  // namespace
@@ -203,6 +219,7 @@ void settle(Config& config, const Given& given, const std::string& where) {
     settle_schedule(config, given, where);
     check_steps(config, where);
     check_tiers(config, where);
+    check_checkpoint(config, where);
 }
 
 }  // namespace ferry::config

@@ -55,6 +55,7 @@ const Section kSections[] = {
     {"evaluate", "Loss on the held-back end of the token file. It never changes the training."},
     {"budgets", "What each tier may hold. What does not fit is refused before the first step."},
     {"swap", "How the state travels between the tiers. Nothing here changes a number of the run."},
+    {"checkpoint", "What survives the process."},
     {"io", "How NVMe paths are read and written. Nothing here changes a number of the run."},
     {"zero",
      "Several ranks, started by `mpirun` or `srun`. `budgets.host`, `threads` and the sizes in "
@@ -131,11 +132,13 @@ const Key kKeys[] = {
     {FERRY_KEY(swap.state_on_nvme), number, "least fraction of the optimizer state on NVMe; `auto` (-1): what the host budget asks", {.low = 0, .high = 1}, {}, -1},
     {FERRY_KEY(swap.verify), boolean, "check the checksum of everything that comes back from NVMe"},
 
+    {FERRY_KEY(checkpoint.durable_steps), boolean, "the last settled step survives a kill and a power failure: `ferry train --resume` goes on from it with the same bits. All optimizer state is then on NVMe, in twice the slots, and the files stay after the run; docs/decisions/0015-durable-steps.md"},
+
     {FERRY_KEY(io.backend), choice, "`auto`: io_uring where the kernel allows it, else POSIX threads", {}, first(kBackends, 3)},
     {FERRY_KEY(io.block_bytes), bytes, "largest single read or write, a multiple of 4 KiB", {.low = 4096, .high = 1 << 30}},
     {FERRY_KEY(io.queue_depth), integer, "operations in flight on each path", {.low = 1, .high = 4096}},
     {FERRY_KEY(io.direct), boolean, "O_DIRECT; `false` goes through the page cache"},
-    {FERRY_KEY(io.leftovers), choice, "files that a killed run left on a path: remove them, take them over (no need to lay them out again), or stop. Files of a run with other numerics, or of an older ferry, stop the run unless `_any` is said", {}, first(kLeftovers, 5)},
+    {FERRY_KEY(io.leftovers), choice, "files that a killed run left on a path: remove them, take them over (no need to lay them out again), or stop. Files of a run with other numerics, or of an older ferry, stop the run unless `_any` is said; so does the state that `checkpoint.durable_steps` keeps", {}, first(kLeftovers, 5)},
 
     {FERRY_KEY(zero.stage), integer, "what a rank keeps only its share of, the others theirs: 0 nothing, 1 and 2 optimizer state and gradients, 3 weights too; changes no number of the run", {.low = 0, .high = 3}},
     {FERRY_KEY(zero.timeout_seconds), number, "that a rank waits for the others in one exchange before it ends the run, the slowest rank's lag included", kAboveZero},

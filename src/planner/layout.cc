@@ -13,6 +13,8 @@ namespace {
 
 // Classes of host slots, in the plan's order.
 constexpr int kStateSlots = 0, kWeightSlots = 1;
+// Room for what a run is besides its chunks: a few numbers, and its configuration as text.
+constexpr int64_t kRunStateBytes = 16 * kKiB;
 
 class Layout {
 public:
@@ -29,9 +31,11 @@ public:
             chunk.bets = homes.bets;
             plan_.betting = plan_.betting || chunk.bets;
             chunk.state = add(homes.state, plan_.state_bytes(chunk), "state", Class::stage);
+            FERRY_CHECK(!plan_.durable || homes.state == Tier::nvme, "durable state is on NVMe");
             if (homes.state == Tier::nvme || chunk.bets)
                 make_versioned(chunk.state, chunk.bets, kStateSlots);
-            if (plan_.state.split && chunk.bets) make_versioned(chunk.weight, true, kWeightSlots);
+            if (plan_.state.split && (chunk.bets || plan_.durable))
+                make_versioned(chunk.weight, chunk.bets, kWeightSlots);
             chunk.gradient =
                 add(homes.gradient, chunk.count * wire, "gradients", Class::gradient_piece);
         }
@@ -117,12 +121,13 @@ private:
         return std::exchange(end, end + round_up(bytes, kPage));
     }
 
-    // `bets`: it holds two versions until the verdict.
+    // `bets`: it holds two versions until the verdict. A durable one stays until the next is; a
+    // bet then waits for that rather than for a third slot.
     void make_versioned(ObjectId id, bool bets, int host_class) {
         Object& object = plan_.objects[id];
         object.versioned = true;
         if (object.home == Tier::host) object.slot_class = host_class;
-        if (object.home == Tier::nvme && bets)
+        if (object.home == Tier::nvme && (bets || plan_.durable))
             ++plan_.slot_classes[static_cast<size_t>(object.slot_class)].slots;
     }
 
@@ -166,9 +171,17 @@ int64_t enough_over(size_t paths, const Plan& plan) {
 
 void spend_nvme(Plan& plan, Budget& nvme, size_t paths) {
     for (const aio::SlotClass& c : plan.slot_classes) nvme.need(c.name, c.slots * c.slot_bytes);
+    if (plan.durable) {
+        plan.record_bytes = swap::map_bytes(plan.objects) + kRunStateBytes;
+        nvme.need("maps of the durable state", 2 * round_up(plan.record_bytes + kPage, kPage));
+    }
     plan.nvme_bytes = nvme.spent();
     if (!nvme.exceeded()) return;
     const std::string enough = std::to_string(enough_over(paths, plan));
+    const std::string otherwise =
+        plan.durable ? "set checkpoint.durable_steps to false, which spares the second copy of "
+                       "the state"
+                     : "raise budgets.host";
     throw Error(Trouble::does_not_fit,
                 {.what = "the NVMe budget is too small",
                  .where = "budgets.nvme",
@@ -177,7 +190,7 @@ void spend_nvme(Plan& plan, Budget& nvme, size_t paths) {
                  .limit = format_bytes(nvme.limit()) + " over all paths, " +
                           format_bytes(nvme.spent() - nvme.limit()) + " missing",
                  .remedy = "raise the sizes in budgets.nvme to " + enough +
-                           " in all, add a path, or raise budgets.host"});
+                           " in all, add a path, or " + otherwise});
 }
 
 }  // namespace

@@ -148,6 +148,7 @@ private:
         // Embedding first, then layers 0, 1, 2, ...: needed first, and their gradients arrive last.
         result_.resident.assign(work_.layers.size(), false);
         for (size_t l = 0; l < work_.layers.size(); ++l) {
+            if (stores_weights() && work_.layers[l].trainable_elements > 0) continue;
             const int64_t bytes = round_up(
                 work_.partition.weight_elements(work_.layers[l]) * size_of(work_.numerics.compute),
                 kPage);
@@ -271,7 +272,7 @@ private:
         for (size_t c = 0; c < chunks_.size(); ++c) {
             if (result_.resident[static_cast<size_t>(chunks_[c].layer)]) {
                 result_.chunks[c].weight = Tier::device;
-            } else {
+            } else if (!stores_weights() || !chunks_[c].trainable) {
                 claim(result_.chunks[c].weight, "weights", weight_bytes(chunks_[c]));
             }
         }
@@ -296,7 +297,13 @@ private:
         }
     }
 
-    bool fraction_is_given() const { return config_.swap.state_on_nvme >= 0 && has_nvme(); }
+    // The weight of a split master is half of a version, and a durable version is on NVMe.
+    bool stores_weights() const { return work_.state.split && config_.checkpoint.durable_steps; }
+    // Of the state on NVMe, at least; less than 0: what the budget asks.
+    double given_fraction() const {
+        return config_.checkpoint.durable_steps ? 1 : config_.swap.state_on_nvme;
+    }
+    bool fraction_is_given() const { return given_fraction() >= 0 && has_nvme(); }
     bool all_bet() const { return config_.swap.bets == "all"; }
     // The weight of a split master is half of the old version, so a bet must leave it as it was:
     // there is no second place for one that lives on the device.
@@ -318,7 +325,7 @@ private:
         double trainable = 0, stored = 0;
         for_trainable(
             [&](const Chunk& chunk, Placement::ChunkHomes&) { trainable += double(chunk.count); });
-        const double wanted = fraction_is_given() ? config_.swap.state_on_nvme * trainable : 0;
+        const double wanted = fraction_is_given() ? given_fraction() * trainable : 0;
         for_trainable([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
             if (homes.state == Tier::host) return;
             if (stored < wanted) {

@@ -40,6 +40,7 @@ Plan plan_with(int64_t chunk_elements, const Config& config,
                                      .where = "freeze",
                                      .remedy = "remove a pattern from \"freeze\""});
     }
+    plan.durable = config.checkpoint.durable_steps && plan.leaves > 0;
     const Workload work{.layers = plan.layers,
                         .numerics = numerics,
                         .needs = needs,

@@ -314,6 +314,11 @@ void Recorder::move(ObjectId stored, Class through, Move how) {
 void Recorder::commit(int64_t chunk) { impl_->settle(chunk, Verb::commit); }
 void Recorder::rollback(int64_t chunk) { impl_->settle(chunk, Verb::rollback); }
 
+void Recorder::mark_settled() {
+    swap::Schedule& schedule = impl_->schedule;
+    schedule.settled_writes = std::ssize(schedule.lanes[static_cast<size_t>(Lane::write)]);
+}
+
 void Recorder::mark_verdict() {
     const bool alone = plan_.partition.alone();
     if (!alone) {

@@ -131,6 +131,26 @@ TEST(Config, DocumentationIsCurrent) {
     ADD_FAILURE() << path << " is out of date; copy " << fresh << " over it";
 }
 
+// What a resumed run must have in common with the run it goes on with.
+TEST(Config, TheTrainingIsDescribedByWhatDecidesItsNumbers) {
+    const auto described = [](const std::vector<std::string>& overrides) {
+        return describe_training(parse(overrides));
+    };
+    const std::string plain = described({});
+    for (const char* same : {"budgets.host=1GiB", "swap.bets=off", "io.backend=posix", "threads=3",
+                             "steps=77", "checkpoint.durable_steps=false", "data.tokens=b.bin"})
+        EXPECT_EQ(described({same}), plain) << same;
+    for (const char* other :
+         {"optimizer.lr=0.00100000001", "optimizer.betas=[0.9, 0.9990000001]", "seed=9",
+          "clip_norm=2.5", "freeze=[\"a\", \"b\"]", "on_nonfinite=skip", "schedule.kind=linear",
+          "schedule.warmup_steps=7", "data.held_back=0.2", "precision=fp16",
+          "optimizer.nesterov=true", "optimizer.moments=bf16"})
+        EXPECT_NE(described({other}), plain) << other;
+    // A rate that falls depends on where the run ends; a constant one does not.
+    EXPECT_NE(described({"schedule.kind=linear", "steps=77"}), described({"schedule.kind=linear"}));
+    EXPECT_NE(plain.find("\nclip_norm = "), std::string::npos);
+}
+
 TEST(Config, EveryOptimizerHasItsKeysAndDefaults) {
     const Config sgd = parse({"optimizer={\"method\": \"sgd\", \"momentum\": 0.9}",
                               "optimizer.nesterov=true", "optimizer.weight_decay=0.1"});

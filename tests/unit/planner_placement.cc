@@ -100,6 +100,40 @@ TEST(Plan, TheSmallestBudgetItNamesWorksAndOneByteLessDoesNot) {
     }
 }
 
+// Every p, m, v on NVMe, in twice the slots; with a split master the weights too, whatever memory
+// there is.
+TEST(Plan, DurableStateIsOnNvmeTwice) {
+    for (const bool split : {false, true}) {
+        for (const char* bets : {"off", "all"}) {
+            Config config = small_config();
+            config.budgets.nvme = {{.path = "unused"}};
+            config.checkpoint.durable_steps = true;
+            config.swap.bets = bets;
+            const Plan plan = plan_of(config, {.split = split}, split ? DType::bf16 : DType::f32);
+            EXPECT_TRUE(plan.durable);
+            int64_t chunks = 0;
+            for (const Chunk& chunk : plan.chunks) {
+                EXPECT_EQ(plan.objects[chunk.state].home, swap::Tier::nvme);
+                EXPECT_TRUE(plan.objects[chunk.state].versioned);
+                EXPECT_EQ(plan.objects[chunk.weight].home == swap::Tier::nvme, split);
+                EXPECT_EQ(plan.objects[chunk.weight].versioned, split);
+                ++chunks;
+            }
+            for (const aio::SlotClass& one : plan.slot_classes) {
+                const auto piece = one.name == "state" ? Class::stage : Class::weight_piece;
+                EXPECT_EQ(one.slots, 2 * chunks + plan.buffers[static_cast<size_t>(piece)].count);
+            }
+            EXPECT_EQ(plan.slot_classes.size(), split ? 2u : 1u);
+            EXPECT_GT(plan.record_bytes, swap::map_bytes(plan.objects));
+            config.budgets.nvme[0].size_bytes = plan.nvme_bytes;
+            EXPECT_NO_THROW(plan_of(config, {.split = split}, split ? DType::bf16 : DType::f32));
+            --config.budgets.nvme[0].size_bytes;
+            EXPECT_THROW(plan_of(config, {.split = split}, split ? DType::bf16 : DType::f32),
+                         Error);
+        }
+    }
+}
+
 TEST(Plan, StaysWithinEveryBudgetAndSpendsIt) {
     Config config = small_config();
     config.budgets.nvme = {{.path = "unused"}};

@@ -1,0 +1,42 @@
+// What two runs must have in common for one to go on with the other.
+#include <algorithm>
+#include <array>
+#include <span>
+
+#include "ferry/config.h"
+
+namespace ferry {
+namespace {
+
+// The model's shape and what the numerics section says are in the run's numerics record; what
+// `model` says besides, and the contents of files, are proved by themselves.
+constexpr std::array<std::string_view, 9> kSectionsLeftOut = {
+    "model", "evaluate", "budgets", "swap", "checkpoint", "io", "numerics", "batch", "zero"};
+constexpr std::array<std::string_view, 5> kKeysLeftOut = {"steps", "threads", "reserved_cores",
+                                                          "hash_every", "data.tokens"};
+// Without a fall the rate does not depend on where the run ends.
+constexpr std::array<std::string_view, 3> kOfTheFall = {
+    "schedule.total_steps", "schedule.decay_steps", "schedule.final_fraction"};
+
+bool contains(std::span<const std::string_view> words, std::string_view word) {
+    return std::find(words.begin(), words.end(), word) != words.end();
+}
+
+}  // namespace
+
+std::string describe_training(const Config& config) {
+    const bool falls = config.schedule.kind != "constant";
+    std::string text;
+    for (const KeyValue& one : describe_values(config)) {
+        const std::string_view key = one.key;
+        const size_t dot = key.find('.');
+        const std::string_view section = dot == key.npos ? "" : key.substr(0, dot);
+        if (contains(kSectionsLeftOut, section) || contains(kKeysLeftOut, key) ||
+            (!falls && contains(kOfTheFall, key)))
+            continue;
+        text += one.key + " = " + one.value + "\n";
+    }
+    return text;
+}
+
+}  // namespace ferry
