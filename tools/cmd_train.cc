@@ -24,7 +24,7 @@ struct TrainOptions {
     std::string weights_out{}, trace{}, machine{};
     train::ExportOptions exported{};
     bool json = false;
-    bool bound = true;
+    bool bound = true, resume = false;
 };
 
 // What a step is held against, as known before the first: zeros where nothing was measured.
@@ -87,12 +87,15 @@ public:
           engine_(train::Engine::make(config_, {.executor = executor_.get(),
                                                 .recording = traces() ? &recording_ : nullptr,
                                                 .figures = figures_ ? &*figures_ : nullptr,
-                                                .ranks = std::move(ranks_)})) {}
+                                                .ranks = std::move(ranks_),
+                                                .resume = options_.resume})),
+          steps_(engine_->last_step()) {}
 
     void run() {
         if (speaks_ && !options_.json) {
             print_plan(engine_->plan(), config_);
             fmt::print("numerics {}\n\n", engine_->numerics_record());
+            if (options_.resume) fmt::print("resumed after step {}\n", steps_);
             check_output();  // a reader behind a pipe learns that the start-up is over
         }
         if (options_.bound) {
@@ -100,8 +103,8 @@ public:
             const train::RunReport known = engine_->report();
             yardsticks_ = {known.bound_seconds, known.model_flops, known.gemm_flops_per_s};
         }
-        evaluate(0);
-        for (int64_t step = 1; step <= config_.steps && !ends(); ++step) {
+        evaluate(steps_);
+        for (int64_t step = steps_ + 1; step <= config_.steps && !ends(); ++step) {
             const train::StepReport report = engine_->step();
             if (speaks_) say(report);
             if (config_.evaluate.every > 0 && step % config_.evaluate.every == 0) evaluate(step);
@@ -247,7 +250,7 @@ private:
     trace::Recording recording_;
     std::optional<train::Figures> figures_;
     std::unique_ptr<train::Engine> engine_;
-    int64_t steps_ = 0, evaluated_ = -1;
+    int64_t steps_ = 0, evaluated_ = -1;  // steps: of the run, before it was resumed too
     Yardsticks yardsticks_{};
     double quiet_seconds_ = 0;  // since the last line
 };
@@ -272,6 +275,9 @@ void add_train_command(CLI::App& app) {
     command->add_option("--machine", options->machine,
                         "a machine file (docs/machine.md): bound and prediction by its figures, "
                         "nothing is measured");
+    command->add_flag("--resume", options->resume,
+                      "go on after the last settled step of the run that was interrupted; it was "
+                      "started with checkpoint.durable_steps (docs/configuration.md)");
     command->add_flag("--json", options->json, "one JSON object a step on standard output");
     command->add_flag_callback(
         "--no-bound", [options] { options->bound = false; },

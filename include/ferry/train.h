@@ -75,6 +75,9 @@ struct Runtime {
     // The other ranks, met over host memory; the engine takes what a GPU needs from there. Null, or
     // of one rank: the run is this process.
     std::unique_ptr<comm::Communicator> ranks{};
+    // Goes on after the last step that a run of this configuration made durable, with its bits.
+    // Throws usage or io where that cannot be proved.
+    bool resume = false;
 };
 
 class Engine {
@@ -90,6 +93,8 @@ public:
     // Throws diverged when loss or gradient is not finite and the configuration does not skip, or
     // when fp16 overflows in the forward pass or too often.
     virtual StepReport step() = 0;
+    // The number of the last step; at first 0, or of the last one that the resumed run has durable.
+    virtual int64_t last_step() const = 0;
     // Mean loss over the held-back micro-batches the configuration asks for. Training goes on after
     // it with the same bits as without it.
     Evaluation evaluate() { return evaluate({}); }

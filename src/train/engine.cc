@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "bound.h"
+#include "durable.h"
 #include "ferry/optim.h"
 #include "ferry/pinned_mem.h"
 #include "loaded_weights.h"
@@ -77,12 +78,16 @@ public:
           lane_(ranks_ ? std::make_unique<RankLane>(*ranks_, plan_, settler_, step_) : nullptr),
           store_(swap::Store::make(store_options(), executor_, device_, volume_.get(), kernels_)),
           state_(plan_, *store_, teams_->all(), staging(Class::stage),
-                 staging(Class::weight_piece)) {
+                 staging(Class::weight_piece)),
+          record_(identity_of(config, numerics_record(), loader_.info())) {
         pool_.seal();
         record_schedules();
         if (ranks_) require_same_exchanges(*ranks_, executor_, schedules());
         if (device_.kind() == DeviceKind::cuda) warm_up_device();
-        initialise_state();
+        fill_state(runtime.resume);
+        note_settled();
+        drain();
+        totals_ = {};
         store_->reset_report();
     }
 
@@ -94,6 +99,8 @@ public:
     StepReport step() override {
         return guarded([this] { return next_step(); });
     }
+
+    int64_t last_step() const override { return step_; }
 
     Evaluation evaluate(std::span<float> logits) override {
         return guarded([&] { return held_back(logits); });
@@ -170,6 +177,7 @@ private:
         } else {
             replay(report);
         }
+        note_settled();
         report.seconds = static_cast<double>(executor_.now() - start) * 1e-9;
         note(report);
         return report;
@@ -214,6 +222,7 @@ private:
 
     Plan make_plan(const Config& config) {
         if (ranks_) {
+            if (config.checkpoint.durable_steps) throw several_ranks_not_durable(world_.ranks);
             require_same_run(
                 *ranks_, executor_, config,
                 numerics_text(config_, shape_, machine_text(device_, config_), world_.ranks),
@@ -230,14 +239,17 @@ private:
         return all;
     }
 
-    void initialise_state() {
+    // As initialised, as read from the model's files, or as the resumed run left it.
+    void fill_state(bool resumes) {
         const Nanos start = executor_.now();
-        state_.initialise(
-            [&](const model::Layer& layer, int64_t first, std::span<float> out) {
-                if (loaded_) return loaded_->fill(layer, first, out);
-                model::initialise(shape_, layer, config_.seed, first, out);
-            },
-            optim::initial_moment(hyper_));
+        const auto fill = [&](const model::Layer& layer, int64_t first, std::span<float> out) {
+            if (loaded_) return loaded_->fill(layer, first, out);
+            model::initialise(shape_, layer, config_.seed, first, out);
+        };
+        if (resumes)
+            resume_run(fill);
+        else
+            frozen_ = state_.initialise(fill, optim::initial_moment(hyper_));
         if (!loaded_) return;
         const double seconds = static_cast<double>(executor_.now() - start) * 1e-9;
         log_info(fmt::format("{} of weights were read to their tiers in {:.2f} s, {:.2f} GB/s",
@@ -262,6 +274,7 @@ private:
             numerics_hash(config_, shape_, machine_text(device_, config_), world_.ranks);
         aio::VolumeOptions options = volume_options(config_, plan_, arena_, run_id);
         options.tracer = path_rows_.tracer();
+        if (runtime.resume) options.leftover = aio::Leftover::resume;
         return runtime.open_volume(std::move(options), executor_);
     }
 
@@ -324,6 +337,7 @@ private:
                                planned_[static_cast<size_t>(previous_)][report.bet ? 1 : 0],
                                executor_.now(), sequence_);
         store_->append(schedule, sequence_);
+        if (plan_.durable) store_->publish(settled_);
         store_->run_to_verdict();
         const std::array<RankReport, 1> mine{ranks_ ? RankReport{} : settler_.report()};
         const Verdict verdict =
@@ -356,12 +370,47 @@ private:
                         .skipped_in_a_row = skipped_in_a_row_});
     }
 
-    // Finishes the last step; its time belongs to the steps.
+    void resume_run(const StateIo::Fill& fill) {
+        if (!volume_)
+            throw Error(Trouble::usage,
+                        {.what = "there is nothing to resume: this run keeps nothing on NVMe",
+                         .where = "budgets.nvme",
+                         .remedy = "start without --resume; with checkpoint.durable_steps the last "
+                                   "settled step of a run survives"});
+        const RunState found = resume(*store_, record_, [&] { return state_.restore(fill); });
+        step_ = found.step;
+        updates_ = found.updates;
+        loss_scale_.resume(found.loss_scale);
+        skipped_in_a_row_ = found.skipped_in_a_row;
+        settler_.resume(found.unclipped_in_a_row);
+        frozen_ = found.frozen;
+        log_info("resumed after step " + std::to_string(step_));
+    }
+
+    // How far the run has come: for whoever finds its files, and to go on from there.
+    void note_settled() {
+        if (volume_) volume_->note_step(step_);
+        if (!plan_.durable) return;
+        settled_ = record_.write({.step = step_,
+                                  .updates = updates_,
+                                  .loss_scale = loss_scale_.state(),
+                                  .skipped_in_a_row = skipped_in_a_row_,
+                                  .unclipped_in_a_row = settler_.unclipped_in_a_row(),
+                                  .frozen = frozen_},
+                                 plan_.record_bytes - swap::map_bytes(plan_.objects));
+    }
+
+    // Finishes the last step, to the last byte that is to be durable; its time belongs to the
+    // steps.
     void drain() {
         const Nanos start = executor_.now();
         if (previous_ != Previous::none) {
             store_->append(drains_[static_cast<size_t>(previous_)], ++sequence_);
             previous_ = Previous::none;
+        }
+        if (plan_.durable && durable_step_ != step_) {
+            store_->publish(settled_);
+            durable_step_ = step_;
         }
         store_->drain();
         totals_.seconds += static_cast<double>(executor_.now() - start) * 1e-9;
@@ -418,12 +467,15 @@ private:
     swap::Schedule evaluation_{};
     std::unique_ptr<swap::Store> store_;
     StateIo state_;
+    RunRecord record_;
+    std::span<const std::byte> settled_{};  // the record of the last step
     // Where there is a recording and the bound is known: what each schedule should take.
     std::array<std::array<swap::Timeline, 2>, kPrevious> planned_{};
     int64_t evaluation_size_ = 1;
     LossScale loss_scale_{numerics_.compute == DType::f16};
     int64_t skipped_in_a_row_ = 0;
-    int64_t step_ = 0, updates_ = 0, sequence_ = 0;
+    int64_t step_ = 0, updates_ = 0, sequence_ = 0, durable_step_ = -1;
+    uint64_t frozen_ = 0;  // hash of the frozen weights
     Previous previous_ = Previous::none;
     RunReport totals_{};
 };

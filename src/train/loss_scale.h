@@ -23,6 +23,18 @@ public:
     // Throws diverged below a scale of 1, and after 20 skipped steps in a row.
     void overflow(int64_t step);
 
+    // Of a run that is resumed: where the scale was, and good and skipped steps in a row.
+    struct State {
+        double value = 1;
+        int64_t good = 0, skipped = 0;
+    };
+    State state() const noexcept { return {value_, good_, skipped_}; }
+    void resume(const State& state) noexcept {
+        value_ = state.value;
+        good_ = state.good;
+        skipped_ = state.skipped;
+    }
+
 private:
     static constexpr double kFirst = 65536;
     static constexpr int64_t kGoodSteps = 2000;

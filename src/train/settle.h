@@ -61,6 +61,8 @@ public:
     double learning_rate(int64_t update) const;
     // A bet pays when the clip factor will be 1: off after a clipped or skipped step.
     bool bets_now() const { return always_bet_ || unclipped_in_a_row_ >= 2; }
+    int64_t unclipped_in_a_row() const { return unclipped_in_a_row_; }
+    void resume(int64_t unclipped_in_a_row) { unclipped_in_a_row_ = unclipped_in_a_row; }
 
 private:
     std::span<const float> leaves() const {

@@ -132,7 +132,8 @@ aio::VolumeOptions volume_options(const Config& config, const planner::Plan& pla
                                .direct = config.io.direct,
                                .leftover = leftover_from(config.io.leftovers),
                                .run_id = run_id,
-                               .registered = {arena.first(static_cast<size_t>(plan.io_bytes))}};
+                               .registered = {arena.first(static_cast<size_t>(plan.io_bytes))},
+                               .record_bytes = plan.record_bytes};
     for (const NvmePath& path : config.budgets.nvme) {
         const bool unlimited = path.size_bytes == kUnlimited;
         options.paths.push_back({.path = path.path,

@@ -11,6 +11,8 @@ using planner::Chunk;
 
 namespace {
 
+constexpr int64_t kPiece = 64 * optim::kLeaf;  // a thread's at a time: 1 MiB of fp32
+
 uint64_t fold(uint64_t hash, std::span<const std::byte> bytes) {
     const std::array<uint64_t, 2> pair{hash, checksum(bytes)};
     return checksum(std::as_bytes(std::span(pair)));
@@ -60,16 +62,11 @@ int64_t update_bytes(const planner::Plan& plan, int64_t count) {
     return count * (2 * plan.state.element_bytes() + size_of(plan.wire) + weights);
 }
 
-void StateIo::initialise(const Fill& fill, float moment) {
-    constexpr int64_t kPiece = 64 * optim::kLeaf;  // 1 MiB of a file
+uint64_t StateIo::initialise(const Fill& fill, float moment) {
+    uint64_t frozen = 0;
     for (const Chunk& chunk : plan_.chunks) {
-        const model::Layer& layer = plan_.layers[static_cast<size_t>(chunk.layer)];
-        team_.parallel(ceil_div(chunk.count, kPiece), [&](int64_t piece) {
-            const int64_t at = piece * kPiece, count = std::min(kPiece, chunk.count - at);
-            std::vector<float> p(static_cast<size_t>(count));
-            fill(layer, chunk.first + at, p);
-            store_master(chunk, at, p);
-        });
+        fill_master(chunk, fill);
+        if (!chunk.trainable) frozen = fold(frozen, weight_bytes(chunk));
         store_.put(chunk.weight, weight_bytes(chunk));
         if (!chunk.trainable) continue;
         const optim::Span arrays = state_span(plan_, chunk.count, state_.data(), state_.data());
@@ -77,6 +74,47 @@ void StateIo::initialise(const Fill& fill, float moment) {
         fill_moments(arrays.v, chunk.count, 0);
         store_.put(chunk.state, state_bytes(chunk));
     }
+    return frozen;
+}
+
+uint64_t StateIo::restore(const Fill& fill) {
+    for (const Chunk& chunk : plan_.chunks) {
+        if (!chunk.trainable) continue;
+        store_.get(chunk.state, state_bytes(chunk));
+        if (plan_.state.split) {  // the weight is half of what is stored
+            store_.get(chunk.weight, weight_bytes(chunk));
+        } else {
+            recast(chunk);
+            store_.put(chunk.weight, weight_bytes(chunk));
+        }
+    }
+    // Only now, when all is proved: their slots may be those of an older version of a split master.
+    uint64_t frozen = 0;
+    for (const Chunk& chunk : plan_.chunks) {
+        if (chunk.trainable) continue;
+        fill_master(chunk, fill);
+        frozen = fold(frozen, weight_bytes(chunk));
+        store_.put(chunk.weight, weight_bytes(chunk));
+    }
+    return frozen;
+}
+
+void StateIo::fill_master(const Chunk& chunk, const Fill& fill) {
+    const model::Layer& layer = plan_.layers[static_cast<size_t>(chunk.layer)];
+    team_.parallel(ceil_div(chunk.count, kPiece), [&](int64_t piece) {
+        const int64_t at = piece * kPiece, count = std::min(kPiece, chunk.count - at);
+        std::vector<float> p(static_cast<size_t>(count));
+        fill(layer, chunk.first + at, p);
+        store_master(chunk, at, p);
+    });
+}
+
+void StateIo::recast(const Chunk& chunk) {
+    const auto* p = reinterpret_cast<const float*>(state_.data());
+    team_.parallel(ceil_div(chunk.count, kPiece), [&](int64_t piece) {
+        const int64_t at = piece * kPiece, count = std::min(kPiece, chunk.count - at);
+        optim::recast(p + at, count, plan_.compute, weight_.data() + at * size_of(plan_.compute));
+    });
 }
 
 void StateIo::store_master(const Chunk& chunk, int64_t at, std::span<const float> p) {

@@ -31,8 +31,11 @@ public:
     // fp32 values of elements [first, first + out.size()) of a layer; called by any thread.
     using Fill = std::function<void(const model::Layer&, int64_t first, std::span<float> out)>;
     // Master weights as `fill` says, the first moment everywhere at `moment` and the second at
-    // zero, weights in the compute type, each chunk to its home.
-    void initialise(const Fill& fill, float moment);
+    // zero, weights in the compute type, each chunk to its home. The hash of the frozen weights.
+    uint64_t initialise(const Fill& fill, float moment);
+    // The same where the state is stored already, and read back and checked here: compute weights
+    // are made from it, frozen ones by `fill`. Throws io where it is not what was written.
+    uint64_t restore(const Fill& fill);
     // Leaf by leaf of 4,096 elements, so that no chunk size or placement shows; of the master in
     // fp32, however it is kept. Of this rank's shards.
     uint64_t hash();
@@ -53,6 +56,8 @@ private:
     }
     // Between fp32 and the staging memory, from element `at` of the chunk there on.
     void store_master(const planner::Chunk& chunk, int64_t at, std::span<const float> p);
+    void fill_master(const planner::Chunk& chunk, const Fill& fill);
+    void recast(const planner::Chunk& chunk);
     void load_master(int64_t at, std::span<float> p) const;
     void fill_moments(void* array, int64_t count, float value) const;
     // Gives the sink what load(chunk) returns of each chunk that overlaps the range.

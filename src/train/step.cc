@@ -78,7 +78,9 @@ public:
                 r_.keep_input(layer - 1, i, std::exchange(x_[at(i)], std::move(out)));
             }
         }
-        if (group.is_first) finish_previous(head());
+        if (!group.is_first) return;
+        finish_previous(head());
+        r_.mark_settled();
     }
 
     // The head goes forward and backward in one visit, so the logits of a batch never exist.
@@ -290,6 +292,7 @@ swap::Schedule record_drain(const Plan& plan, Previous previous) {
             step.finish_previous(layer);
             step.share_updates(layer);
         }
+        recorder.mark_settled();
     }
     return recorder.finish();
 }

@@ -1,0 +1,118 @@
+#include "durable.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <sstream>
+#include <type_traits>
+
+namespace ferry::train {
+namespace {
+
+constexpr uint64_t kFormat = 1;
+struct Stored {
+    uint64_t format;
+    RunState state;
+    uint64_t identity_bytes;  // which follow
+};
+static_assert(std::is_trivially_copyable_v<Stored>);
+
+}  // namespace
+
+std::string identity_of(const Config& config, const std::string& numerics,
+                        const TokenFileInfo& tokens) {
+    return describe_training(config) +
+           fmt::format("numerics = {}\ndata.tokens = {} tokens with checksum {:016x}\n", numerics,
+                       tokens.count, tokens.checksum);
+}
+
+Error several_ranks_not_durable(int ranks) {
+    return {Trouble::usage,
+            {.what = "durable steps are of one rank: several do not publish theirs together",
+             .where = "checkpoint.durable_steps",
+             .measured = std::to_string(ranks) + " ranks",
+             .limit = "1",
+             .remedy = "set it to false, or run without mpirun or srun"}};
+}
+
+std::span<const std::byte> RunRecord::write(const RunState& state, int64_t room) {
+    const Stored stored{kFormat, state, identity_.size()};
+    bytes_.resize(sizeof stored + identity_.size());
+    if (std::ssize(bytes_) > room)
+        throw Error(Trouble::usage,
+                    {.what = "the configuration is too long to be kept beside the durable state",
+                     .where = "checkpoint.durable_steps",
+                     .measured = std::to_string(bytes_.size()) + " bytes",
+                     .limit = std::to_string(room) + " bytes",
+                     .remedy = "use fewer or shorter patterns in \"freeze\""});
+    std::memcpy(bytes_.data(), &stored, sizeof stored);
+    std::memcpy(bytes_.data() + sizeof stored, identity_.data(), identity_.size());
+    return bytes_;
+}
+
+RunState RunRecord::read(std::span<const std::byte> bytes) const {
+    Stored stored{};
+    if (bytes.size() >= sizeof stored) std::memcpy(&stored, bytes.data(), sizeof stored);
+    if (stored.format != kFormat || stored.identity_bytes != bytes.size() - sizeof stored)
+        throw Error(Trouble::usage,
+                    {.what = "the run cannot be resumed: its state is of another format",
+                     .measured = "format " + std::to_string(stored.format),
+                     .limit = "format " + std::to_string(kFormat),
+                     .remedy = "finish the run with the ferry that began it"});
+    const auto* text = reinterpret_cast<const char*>(bytes.data() + sizeof stored);
+    const std::string theirs(text, bytes.size() - sizeof stored);
+    if (theirs != identity_) refuse_another(theirs);
+    return stored.state;
+}
+
+void RunRecord::refuse_another(const std::string& theirs) const {
+    std::istringstream mine_lines(identity_), their_lines(theirs);
+    std::string mine, their;
+    // Where a key was added or removed, that line differs from its neighbour.
+    while (std::getline(their_lines, their) && std::getline(mine_lines, mine) && mine == their) {
+    }
+    const std::string key = mine.substr(0, mine.find(" = "));
+    throw Error(Trouble::usage,
+                {.what = "the run cannot be resumed: the configuration is another one",
+                 .where = key,
+                 .measured = mine,
+                 .limit = "the run has " + their,
+                 .remedy = "resume with the configuration it was started with; steps, budgets.*, "
+                           "swap.*, io.* and evaluate.* may differ as far as the plan stays the "
+                           "same"});
+}
+
+RunState resume(swap::Store& store, const RunRecord& record,
+                const std::function<uint64_t()>& prove) {
+    const auto from = [&](std::span<const std::byte> bytes) {
+        const RunState state = record.read(bytes);
+        if (prove() == state.frozen) return state;
+        throw Error(Trouble::usage,
+                    {.what = "the run cannot be resumed: its frozen weights are others",
+                     .where = "model.path, freeze",
+                     .remedy = "resume with the model directory it was started with"});
+    };
+    std::optional<Error> first;
+    for (size_t n = 0;; ++n) {
+        try {
+            const auto bytes = store.restore(n);
+            if (!bytes) break;
+            return from(*bytes);
+        } catch (const Error& error) {
+            if (error.trouble() != Trouble::io) throw;
+            log_warn("of the two records of the durable state, the " +
+                     std::string(n == 0 ? "newest" : "other") + " cannot be used: " + error.what());
+            if (!first) first = error;
+        }
+    }
+    Problem problem = first.value().problem();
+    problem.what = "the run cannot be resumed, its state is not consistent: " + problem.what;
+    problem.remedy =
+        "check the drive; start afresh, without --resume, after removing the ferry.* "
+        "files there";
+    throw Error(Trouble::io, std::move(problem));
+}
+
+}  // namespace ferry::train

@@ -1,0 +1,54 @@
+// What a run is besides its chunks: with both, it goes on as if nothing had happened.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "ferry/config.h"
+#include "ferry/planner.h"
+#include "ferry/swap.h"
+#include "ferry/tokens.h"
+#include "loss_scale.h"
+
+namespace ferry::train {
+
+// After a step was settled. The data position follows from the step.
+struct RunState {
+    int64_t step = 0, updates = 0;
+    LossScale::State loss_scale{};
+    int64_t skipped_in_a_row = 0, unclipped_in_a_row = 0;
+    uint64_t frozen = 0;  // hash of the frozen weights
+};
+
+// All that decides the run's numbers, a line each: two runs with the same text are the same run.
+std::string identity_of(const Config& config, const std::string& numerics,
+                        const TokenFileInfo& tokens);
+
+// Ranks do not publish their steps together: what one has durable, another may have lost.
+Error several_ranks_not_durable(int ranks);
+
+// States of one run as bytes, and back.
+class RunRecord {
+public:
+    explicit RunRecord(std::string identity) : identity_(std::move(identity)) {}
+
+    // Valid until the next call. `room` is the most it may be; throws usage.
+    std::span<const std::byte> write(const RunState& state, int64_t room);
+    // Throws usage, naming what differs, where the bytes are of another run.
+    RunState read(std::span<const std::byte> bytes) const;
+
+private:
+    void refuse_another(const std::string& theirs) const;
+
+    std::string identity_;
+    std::vector<std::byte> bytes_{};
+};
+
+// Resumes from the newest record whose every slot is as it was written: `prove` reads them all, and
+// returns the hash of the frozen weights. Throws usage where the run is another one, io where no
+// record is whole.
+RunState resume(swap::Store& store, const RunRecord& record,
+                const std::function<uint64_t()>& prove);
+
+}  // namespace ferry::train

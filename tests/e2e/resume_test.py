@@ -1,0 +1,187 @@
+"""kill -9 and --resume: the run goes on with the bits of one that was never interrupted, or says why it cannot."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+import unittest
+
+from harness import DOES_NOT_FIT, FERRY, IO, USAGE, FerryTest, Run
+
+STEPS = 24
+
+
+class ResumeTest(FerryTest):
+    def setUp(self):
+        name = self.id().rpartition(".")[2]
+        self.drives = [self.path(f"{name}-{i}") for i in range(3)]
+        for drive in self.drives:
+            os.mkdir(drive)
+
+    def durable(self, paths=1, **changes):
+        given = {"steps": STEPS, "clip_norm": 1.0, "budgets__host": "300KiB",
+                 "checkpoint__durable_steps": True,
+                 "budgets__nvme": [{"path": drive, "size": "64MiB"} for drive in self.drives[:paths]]}
+        return self.config(**{**given, **changes})
+
+    def whole(self, **changes):
+        """The same run in memory, never interrupted."""
+        run = self.train(self.config(**{"steps": STEPS, "clip_norm": 1.0, **changes}))
+        self.assert_trained(run)
+        return run
+
+    def killed(self, config, *arguments, steps, seconds=0.0):
+        """Starts a run and kills it so many seconds after so many of its steps."""
+        process = subprocess.Popen([FERRY, *self.command(config, *arguments)], text=True,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        out = ""
+        while out.count('"loss"') < steps:
+            line = process.stdout.readline()
+            self.assertTrue(line, process.stderr.read() if not line else "")
+            out += line
+        time.sleep(seconds)
+        process.kill()
+        rest, err = process.stdout.read(), process.stderr.read()
+        process.wait(timeout=30)
+        process.stdout.close()
+        process.stderr.close()
+        complete = (out + rest).rpartition("\n")[0]  # the last line may have been cut
+        return Run(process.returncode, complete, err)
+
+    def kill_until_it_ends(self, config, whole, rng):
+        """Kills it again and again, at random, and lets the last one end."""
+        losses = {}
+        for limit in [rng.uniform(0.02, 0.5) for _ in range(6)] + [300]:
+            run = self.go_on(config, limit)
+            for step in run.steps:
+                self.assertEqual(losses.setdefault(step["step"], step["loss"]), step["loss"], step)
+        self.assert_trained(run)
+        self.assertEqual(run.hashes, whole.hashes)
+        self.assertEqual(losses, {step["step"]: step["loss"] for step in whole.steps})
+
+    def go_on(self, config, seconds):
+        """Resumes, or starts where the last one was killed before anything was durable."""
+        run = self.run_for(seconds, config, "--resume")
+        if run.code != USAGE:
+            return run
+        self.assertIn("there is nothing to resume", run.err)
+        return self.run_for(seconds, config)
+
+    def run_for(self, seconds, config, *arguments):
+        process = subprocess.Popen([FERRY, *self.command(config, *arguments)], text=True,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        try:
+            out, err = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate(timeout=30)
+            out = out.rpartition("\n")[0]  # the last line may have been cut
+        self.assertIn(process.returncode, (0, USAGE, -signal.SIGKILL), err)
+        return Run(process.returncode, out, err)
+
+    def test_killed_at_random_it_ends_with_the_same_bits(self):
+        rng = random.Random(11)
+        for changes in ({}, {"precision": "bf16", "swap__bets": "all"},
+                        {"precision": "bf16", "optimizer__master": "split",
+                         "optimizer__moments": "bf16", "io__backend": "posix"},
+                        {"precision": "fp16", "freeze": ["model.layers.1.*"]}):
+            with self.subTest(**changes):
+                plain = {key: value for key, value in changes.items()
+                         if not key.startswith(("swap", "io"))}
+                self.kill_until_it_ends(self.durable(**changes), self.whole(**plain), rng)
+                shutil.rmtree(self.drives[0])
+                os.mkdir(self.drives[0])
+
+    def test_over_three_paths(self):
+        config, whole = self.durable(paths=3, swap__bets="all"), self.whole()
+        first = self.killed(config, steps=5)
+        resumed = self.train(config, "--resume")
+        self.assert_trained(resumed)
+        self.assertEqual(resumed.hashes, whole.hashes)
+        self.assertGreaterEqual(resumed.steps[0]["step"], len(first.steps) - 1)
+        self.assertEqual(resumed.steps[-1]["loss"], whole.steps[-1]["loss"])
+
+    def test_a_run_that_has_ended_goes_on(self):
+        constant = {"schedule__kind": "constant", "schedule__warmup_steps": 0}
+        whole = self.whole(**constant)
+        half = self.train(self.durable(**constant, steps=STEPS // 2))
+        self.assert_trained(half)
+        self.assertNotEqual(os.listdir(self.drives[0]), [], "its state stays")
+        rest = self.train(self.durable(**constant), "--resume")
+        self.assert_trained(rest)
+        self.assertEqual([step["step"] for step in rest.steps],
+                         list(range(STEPS // 2 + 1, STEPS + 1)))
+        self.assertEqual(rest.hashes, whole.hashes)
+        # With a schedule that falls towards its last step, more steps are another run.
+        more = self.train(self.durable(schedule__kind="linear"), "--resume")
+        self.assertEqual(more.code, USAGE)
+        self.assertIn("schedule.kind = linear", more.err)
+
+    def refused(self, config, words, *arguments, code=USAGE):
+        run = self.train(config, *arguments)
+        self.assertEqual(run.code, code, run.err)
+        for text in [words] if isinstance(words, str) else words:
+            self.assertIn(text, run.err)
+
+    def test_what_cannot_be_proved_is_refused(self):
+        self.refused(self.durable(), "there is nothing to resume", "--resume")
+        self.assertEqual(os.listdir(self.drives[0]), [], "the attempt left something behind")
+        config = self.durable(paths=2)
+        self.killed(config, steps=3)
+        self.refused(config, ["the durable state of a run is kept here", "--resume", "remove_any"])
+        self.refused(self.durable(paths=2, optimizer__lr=0.1), "optimizer.lr = 0.1", "--resume")
+        self.refused(self.durable(paths=2, precision="bf16"), "of another run", "--resume")
+        self.refused(self.durable(paths=1), "in their order", "--resume")
+        self.refused(self.durable(paths=3), ["nothing to resume", self.drives[2]], "--resume")
+        self.refused(self.durable(paths=2, swap__chunk_elements=8192, budgets__host="1MiB"),
+                     "another plan", "--resume")
+        self.refused(self.durable(paths=2, checkpoint__durable_steps=False), "another plan",
+                     "--resume")
+        segment = os.path.join(self.drives[1], "ferry.seg0")
+        size = os.path.getsize(segment)
+        os.truncate(segment, 0)
+        self.refused(config, ["not as it was laid out", segment], "--resume", code=IO)
+        os.truncate(segment, size)  # the right size, but not the bytes
+        self.refused(config, ["not consistent", segment, "checksum"], "--resume", code=IO)
+        self.assert_trained(self.train(self.durable(paths=2, io__leftovers="remove_any")))
+
+    def test_any_killed_run_says_which_state_is_lost(self):
+        config = self.durable(checkpoint__durable_steps=False, steps=100000)
+        first = self.killed(config, steps=4)
+        last = max(step["step"] for step in first.steps)
+        for run in (self.train(config, "--resume"),
+                    self.train({**config, "io": {"leftovers": "refuse"}})):
+            err = run.err
+            self.assertEqual(run.code, USAGE, err)
+            self.assertIn("not consistent, state of step", err)
+            lost = int(err.split("state of step ")[1].split()[0])
+            # A step may have been settled whose line was not read any more.
+            self.assertIn(lost, (last, last + 1), err)
+        self.assertIn("checkpoint.durable_steps", self.train(config, "--resume").err)
+
+    def test_what_the_plan_cannot_give_is_refused(self):
+        small = self.durable()
+        small["budgets"]["nvme"][0]["size"] = "2MiB"
+        self.refused(small, ["missing", "checkpoint.durable_steps"], code=DOES_NOT_FIT)
+        self.refused(self.durable(budgets__nvme=[]), "add a path to budgets.nvme")
+        self.refused(self.durable(swap__state_on_nvme=0.5), "all of the optimizer state")
+        self.refused(self.durable(swap__verify=False), "checksums")
+
+    def test_what_it_costs_on_disk(self):
+        """Twice the slots of the state, and the maps."""
+        plain = self.train(self.durable(checkpoint__durable_steps=False, swap__state_on_nvme=1,
+                                        swap__bets="off", steps=1))
+        durable = self.train(self.durable(swap__bets="off", steps=1))
+        state = plain.bytes_of("nvme", "state")
+        self.assertGreater(state, 0)
+        self.assertGreater(durable.bytes_of("nvme", "state"), 1.5 * state)
+        self.assertLess(durable.bytes_of("nvme", "state"), 2 * state)
+        self.assertEqual(plain.hashes, durable.hashes)
+        self.assertEqual(json.dumps(plain.numbers()), json.dumps(durable.numbers()))
+
+
+if __name__ == "__main__":
+    unittest.main()
