@@ -42,7 +42,7 @@ def sides_of(options, directory):
     sides = {way: lambda way=way: ferry(way) for way in WAYS}
     workload = peers.workload_of(config, tokens)
     workload["batch"]["micro_batches"] = options.micro_batches
-    missing = {"LLMQ": peers.why_no_llmq(options.llmq), "DeepSpeed": peers.why_no_deepspeed()}
+    missing = {"LLMQ": peers.why_no_llmq(options), "DeepSpeed": peers.why_no_deepspeed(options)}
     run_peer = {"LLMQ": lambda: peers.llmq(options.llmq, workload, options.peer_steps, directory),
                 "DeepSpeed": lambda: peers.deepspeed(workload, options.peer_steps, directory)}
     sides.update({peer: run_peer[peer] for peer, why in missing.items() if not why})

@@ -45,7 +45,7 @@ def sides_of(options, directory, volume):
     def deepspeed():
         with common.scratch(volume) as own:  # it leaves its files behind
             return peers.deepspeed(workload, options.peer_steps, directory, "nvme", own)
-    why_not = peers.why_no_deepspeed()
+    why_not = peers.why_no_deepspeed(options)
     if not why_not:
         sides["DeepSpeed"] = side(deepspeed)
     return sides, storage, [why_not] if why_not else []

@@ -43,7 +43,9 @@ def tokens_a_step(workload):
 
 # DeepSpeed
 
-def why_no_deepspeed():
+def why_no_deepspeed(options):
+    if options.tiny:
+        return "DeepSpeed is left out with --tiny"
     missing = [name for name in ("torch", "transformers", "deepspeed") if importlib.util.find_spec(name) is None]
     return f"DeepSpeed is not here: python3 cannot import {', '.join(missing)}" if missing else ""
 
@@ -75,10 +77,12 @@ def deepspeed(workload, steps, directory, offload="cpu", nvme=None, warmup=1, gp
 
 # LLMQ
 
-def why_no_llmq(program):
-    if not program:
+def why_no_llmq(options):
+    if options.tiny:
+        return "LLMQ is left out with --tiny"
+    if not options.llmq:
         return "LLMQ is not here: name its program with --llmq"
-    return "" if os.access(program, os.X_OK) else f"LLMQ is not here: {program} is no program"
+    return "" if os.access(options.llmq, os.X_OK) else f"LLMQ is not here: {options.llmq} is no program"
 
 
 def llmq_files(workload, directory):

@@ -46,7 +46,7 @@ def main():
             return train(options, CONFIG, {**settings, "batch.micro_batches": ranks}, warmup=options.warmup,
                          launcher=launcher)
         sides = {"one": lambda: ferry(1, ()), "ranks": lambda: ferry(options.ranks, mpirun(options.ranks))}
-        why_not = peers.why_no_deepspeed()
+        why_not = peers.why_no_deepspeed(options)
         if not why_not:
             workload = peers.workload_of(config, tokens)
             sides["DeepSpeed"] = lambda: peers.deepspeed(workload, options.peer_steps, directory, gpus=options.ranks)

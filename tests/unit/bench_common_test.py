@@ -1,5 +1,6 @@
 """The statistics, turns and tables of bench/common.py, and the trace reader."""
 
+import argparse
 import contextlib
 import io
 import json
@@ -135,6 +136,13 @@ class TraceTest(unittest.TestCase):
 
 
 class PeersTest(unittest.TestCase):
+    def test_a_peer_that_is_not_there_is_said_to_be(self):
+        def why(**options):
+            return peers.why_no_llmq(argparse.Namespace(**{"tiny": False, **options}))
+        self.assertIn("--llmq", why(llmq=None))
+        self.assertIn("/none", why(llmq="/none"))
+        self.assertEqual(why(llmq=sys.executable), "")
+
     def test_llmq_gets_ferrys_tokens(self):
         program = os.environ.get("FERRY")
         if not program:
