@@ -183,6 +183,7 @@ void save_figures(const std::string& file, const FiguresOf& what, const train::F
     replace(content["devices"], "device",
             {{"device", what.device},
              {"copy_bytes_per_s", rounded(machine.links.copy_bytes_per_s)},
+             {"update_bytes_per_s", rounded(machine.links.device_bytes_per_s)},
              {"measured", date}});
     json times = json::array();
     for (const auto& [kind, seconds] : figures.kernels.seconds) {
@@ -226,7 +227,9 @@ std::optional<train::Machine> MachineFile::machine(const FiguresOf& what) const 
     return train::Machine{
         .links = {.copy_bytes_per_s =
                       positive(name_, *device, "devices, " + what.device, "copy_bytes_per_s"),
-                  .dram_bytes_per_s = positive(name_, *memory, where, "update_bytes_per_s")},
+                  .dram_bytes_per_s = positive(name_, *memory, where, "update_bytes_per_s"),
+                  .device_bytes_per_s =
+                      positive(name_, *device, "devices, " + what.device, "update_bytes_per_s")},
         .check_bytes_per_s = positive(name_, *memory, where, "check_bytes_per_s"),
         .threads = what.threads,
         .computes_on_host = what.device == "cpu"};

@@ -81,6 +81,7 @@ struct SwapConfig {
     int64_t groups = 0;          // of micro-batches, each layer-first
     std::string bets = "auto";   // auto, off, all: updates before the clip factor is known
     double state_on_nvme = -1;   // fraction of the optimizer state; -1: what the budget asks
+    double state_on_device = -1;  // at most this fraction of it; -1: all that fits, of a GPU
     bool verify = true;          // checksums of what comes back from NVMe
 };
 

@@ -23,6 +23,7 @@ struct LinkSpeeds {
     double copy_bytes_per_s = 0;    // host <-> device, one direction
     double nvme_bytes_per_s = 0;    // reads and writes mixed, all paths; 0: no NVMe
     double dram_bytes_per_s = 0;    // as the optimizer's update reaches alone
+    double device_bytes_per_s = 0;  // the same in the device's memory, by the device
     double dram_per_nvme_byte = 1;  // DRAM traffic that a byte from or to storage costs
     double comm_bytes_per_s = 0;    // that reach a rank from the others; 0: as copies do
 };

@@ -108,6 +108,10 @@ struct Plan {
     // In this rank's shard: what a sum over the ranks counts once.
     bool owns(const Chunk& chunk) const { return chunk.owner == partition.rank; }
     int64_t state_bytes(const Chunk& chunk) const { return chunk.count * state.element_bytes(); }
+    // State, weights and gradient all lie there: its update is the device's, after settling.
+    bool updates_on_device(const Chunk& chunk) const {
+        return chunk.trainable && objects[chunk.state].home == swap::Tier::device;
+    }
     bool trains_below(int64_t layer) const;  // something trainable in layers [0, layer)
 
     // A step's report: each micro-batch's sum of losses (double), then of each layer whether its

@@ -27,8 +27,9 @@ enum class Op : uint8_t {
     zero,             // {gradient or report}
     add,              // {gradient, gradient to add}
     round,            // {gradient, wire, leaves}; item: chunk
-    update,           // team: {state in, state out, gradient, weight, weight before (split master:
-                      // the same place or another; else none)}; item: chunk; settled scale
+    update,           // team, or compute where the state is the device's: {state in, state out,
+                      // gradient, weight, weight before (split master: the same place or another;
+                      // else none)}; item: chunk; settled scale
     update_bet,       // the same with scale 1, for the step of the schedule itself
     recast,           // team: {state, weight}; item: chunk
     // With several ranks a gradient is rounded in two ops, around an exchange:

@@ -130,6 +130,7 @@ const Key kKeys[] = {
     {FERRY_KEY(swap.groups), integer, "groups of a rank's micro-batches, each processed layer-first; `auto` (0): the fewest that fit", kCount, {}, 0},
     {FERRY_KEY(swap.bets), choice, "updates before the clip factor is known: as planned, none, or all of them", {}, first(kBets, 3)},
     {FERRY_KEY(swap.state_on_nvme), number, "least fraction of the optimizer state on NVMe; `auto` (-1): what the host budget asks", {.low = 0, .high = 1}, {}, -1},
+    {FERRY_KEY(swap.state_on_device), number, "greatest fraction of the optimizer state on the device, which updates it there; what `state_on_nvme` asks for goes before; `auto` (-1): 1 on a GPU, 0 where the device is the processors, whose memory is the host's", {.low = 0, .high = 1}, {}, -1},
     {FERRY_KEY(swap.verify), boolean, "check the checksum of everything that comes back from NVMe"},
 
     {FERRY_KEY(checkpoint.durable_steps), boolean, "the last settled step survives a kill and a power failure: `ferry train --resume` goes on from it with the same bits. All optimizer state is then on NVMe, in twice the slots, and the files stay after the run; docs/decisions/0015-durable-steps.md"},

@@ -102,6 +102,11 @@ public:
                     layer.device_offset + position * size_of(plan_.compute);
             }
         }
+        for (const Chunk& chunk : plan_.chunks) {
+            if (!plan_.updates_on_device(chunk)) continue;
+            for (const ObjectId id : {chunk.state, chunk.gradient})
+                plan_.objects[id].offset = take(Tier::device, plan_.objects[id].bytes);
+        }
         plan_.host_slots = {{.slot_bytes = buffer_bytes(Class::stage, work_)},
                             {.slot_bytes = buffer_bytes(Class::weight_piece, work_)}};
         for (Object& object : plan_.objects) {

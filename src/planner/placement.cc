@@ -145,8 +145,18 @@ private:
                 device().need(device_row(id), result_.counts[c] * bytes_of(id));
         }
         keep_inputs(kept);
-        // Embedding first, then layers 0, 1, 2, ...: needed first, and their gradients arrive last.
+        make_resident();
+    }
+
+    // Embedding first, then layers 0, 1, 2, ...: needed first, and their gradients arrive last.
+    // Whole layers as far as they fit, for a byte of state beside resident weights saves twice the
+    // traffic that a byte of further weights does (decision 19); then weights alone.
+    void make_resident() {
         result_.resident.assign(work_.layers.size(), false);
+        result_.chunks.resize(chunks_.size());
+        bool whole = true;
+        double may = most_elements_on_device();
+        size_t c = 0;
         for (size_t l = 0; l < work_.layers.size(); ++l) {
             if (stores_weights() && work_.layers[l].trainable_elements > 0) continue;
             const int64_t bytes = round_up(
@@ -154,6 +164,11 @@ private:
                 kPage);
             if (!device().take("resident weights", bytes)) break;
             result_.resident[l] = true;
+            for (; c < chunks_.size() && chunks_[c].layer == static_cast<int64_t>(l); ++c) {
+                if (!chunks_[c].trainable) continue;
+                may -= static_cast<double>(chunks_[c].count);
+                whole = whole && may >= 0 && keep_state(chunks_[c], result_.chunks[c]);
+            }
         }
     }
 
@@ -167,6 +182,29 @@ private:
         if (spent <= result_.device.limit() / 8 &&
             device_bytes(deeper, result_.groups, 0) <= result_.device.limit())
             depth = deeper;
+    }
+
+    // On the device, with the gradient that its update waits for the verdict with.
+    bool keep_state(const Chunk& chunk, Placement::ChunkHomes& homes) {
+        const int64_t state = round_up(chunk.count * work_.state.element_bytes(), kPage);
+        const int64_t gradient = round_up(chunk.count * size_of(work_.numerics.wire), kPage);
+        if (state + gradient > device().limit() - device().spent()) return false;
+        device().need("optimizer state", state);
+        device().need("gradients", gradient);
+        homes.state = homes.gradient = Tier::device;
+        return true;
+    }
+
+    // Where every rank updates everything, the others' gradients go through buffers to the host.
+    double most_elements_on_device() const {
+        if (!work_.partition.alone() && !work_.partition.sharding.state) return 0;
+        double trainable = 0;
+        for (const Chunk& chunk : chunks_)
+            trainable += chunk.trainable ? static_cast<double>(chunk.count) : 0;
+        const double stored = fraction_is_given() ? given_fraction() : 0;
+        const double automatic = config_.device == "cuda" ? 1 : 0;
+        const double asked = config_.swap.state_on_device;
+        return std::min(asked >= 0 ? asked : automatic, 1 - stored) * trainable;
     }
 
     int64_t most_chunks_of_a_block() const {
@@ -257,15 +295,21 @@ private:
             if (chunks_[c].trainable) body(chunks_[c], result_.chunks[c]);
         }
     }
+    // Those that the host updates.
+    template <class Body>
+    void for_updated_on_host(const Body& body) {
+        for_trainable([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
+            if (homes.state != Tier::device) body(chunk, homes);
+        });
+    }
 
     bool is_crumb(const Chunk& chunk) const { return chunk.count * 8 <= work_.chunk_elements; }
 
     // Host memory goes where it saves most traffic per byte: weights (read twice, written once),
     // accumulators and gradients, block inputs, then optimizer state.
     void choose_homes() {
-        result_.chunks.resize(chunks_.size());
         // Crumbs, such as the norms' state: a whole slot each would be a waste.
-        for_trainable([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
+        for_updated_on_host([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
             if (is_crumb(chunk) && !fraction_is_given())
                 claim(homes.state, "optimizer state", state_bytes(chunk));
         });
@@ -277,7 +321,7 @@ private:
             }
         }
         choose_parks();
-        for_trainable([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
+        for_updated_on_host([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
             claim(homes.gradient, "gradients", chunk.count * size_of(work_.numerics.wire));
         });
         for (Tier& input : result_.inputs) {
@@ -326,7 +370,7 @@ private:
         for_trainable(
             [&](const Chunk& chunk, Placement::ChunkHomes&) { trainable += double(chunk.count); });
         const double wanted = fraction_is_given() ? given_fraction() * trainable : 0;
-        for_trainable([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
+        for_updated_on_host([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
             if (homes.state == Tier::host) return;
             if (stored < wanted) {
                 stored += double(chunk.count);
@@ -342,7 +386,7 @@ private:
                                 : config_.swap.bets == "auto" ? expected_bet_fraction()
                                                               : 0;
         double due = 0;
-        for_trainable([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
+        for_updated_on_host([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
             due += fraction;
             if (due < 1 || !may_bet(chunk, homes)) return;
             homes.bets = true;
@@ -371,7 +415,7 @@ private:
     double expected_bet_fraction() {
         double trainable = 0, stored = 0, all = 0;
         for (const model::Layer& layer : work_.layers) all += double(layer.elements);
-        for_trainable([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
+        for_updated_on_host([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
             trainable += double(chunk.count);
             if (homes.state == Tier::nvme) stored += double(chunk.count);
         });

@@ -149,11 +149,16 @@ void Recorder::send_gradient(int64_t layer, const Lease& gradient) {
             continue;
         }
         const Lease wire = acquire(Class::wire);
+        // What the device updates stays there; of the wire buffer only the leaves are used.
+        const bool stays = plan_.updates_on_device(chunk);
         Task round = impl_->kernel(Lane::compute, Op::round, c);
-        round.places = {gradient.place(chunk.first * 4), wire.place(), leaves_in(wire)};
-        impl_->emit(
-            round, {{gradient.resources()[0], Access::read}, {wire.resources()[0], Access::write}});
-        impl_->send(*this, wire, 0, chunk.gradient, Class::gradient_piece);
+        round.places = {gradient.place(chunk.first * 4),
+                        stays ? current(chunk.gradient) : wire.place(), leaves_in(wire)};
+        std::vector<Use> uses{{gradient.resources()[0], Access::read},
+                              {wire.resources()[0], Access::write}};
+        if (stays) uses.push_back({chunk.gradient, Access::write});
+        impl_->emit(round, uses);
+        if (!stays) impl_->send(*this, wire, 0, chunk.gradient, Class::gradient_piece);
         send_leaves(chunk, wire);
     }
 }
@@ -250,6 +255,7 @@ void Recorder::compute(Op op, int64_t layer, int64_t item, std::initializer_list
 
 void Recorder::update_chunk(int64_t index, Op op) {
     const Chunk& chunk = plan_.chunks[static_cast<size_t>(index)];
+    if (plan_.updates_on_device(chunk)) return impl_->update_on_device(index, op);
     const bool recast = op == Op::recast;
     Task task = impl_->kernel(Lane::team, op, index);
     std::vector<Use> uses;

@@ -164,6 +164,18 @@ struct Recorder::Impl {
         write(object, piece, false);
     }
 
+    void update_on_device(int64_t index, Op op) {
+        FERRY_CHECK(op == Op::update, "what the device updates does not bet");
+        const Chunk& chunk = plan.chunks[static_cast<size_t>(index)];
+        Task task = kernel(Lane::compute, op, index);
+        const Place state = current(chunk.state), weight = current(chunk.weight);
+        task.places = {state, state, current(chunk.gradient), weight,
+                       plan.state.split ? weight : Place{}};
+        emit(task, {{chunk.state, Access::write},
+                    {chunk.gradient, Access::read},
+                    {chunk.weight, Access::write}});
+    }
+
     // A bet's pending versions: of the state, and of the weight where that is half of the master.
     void settle(int64_t index, Verb verb) {
         const Chunk& chunk = plan.chunks[static_cast<size_t>(index)];

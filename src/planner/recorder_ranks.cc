@@ -100,11 +100,16 @@ void Recorder::take_in_oldest() {
     const Chunk& chunk = plan_.chunks[static_cast<size_t>(arrival.chunk)];
     const Lease wire = acquire(Class::wire);
     Task sum = impl_->kernel(Lane::compute, Op::sum, arrival.chunk);
-    sum.places = {arrival.pieces.place(), wire.place(), leaves_in(wire)};
-    impl_->emit(
-        sum, {{arrival.pieces.resources()[0], Access::read}, {wire.resources()[0], Access::write}});
+    const bool stays = plan_.updates_on_device(chunk);  // as in send_gradient()
+    sum.places = {arrival.pieces.place(), stays ? current(chunk.gradient) : wire.place(),
+                  leaves_in(wire)};
+    std::vector<Use> uses{{arrival.pieces.resources()[0], Access::read},
+                          {wire.resources()[0], Access::write}};
+    if (stays) uses.push_back({chunk.gradient, Access::write});
+    impl_->emit(sum, uses);
     arrival.pieces.release();
     send_leaves(chunk, wire);
+    if (stays) return;
     if (plan_.partition.sharding.state)
         return impl_->send(*this, wire, 0, chunk.gradient, Class::gradient_piece);
     gather_gradient(arrival.chunk, wire);

@@ -7,17 +7,40 @@
 namespace ferry::train {
 namespace {
 
+// What an update reads and writes, of each parameter.
+double update_bytes(const BoundInput& in) {
+    return 2 * in.state_bytes + in.wire_bytes + (in.split ? 2 : 1) * in.weight_bytes;
+}
+
 struct Fractions {
-    double state_in_host = 0, weights_on_nvme = 0, weights_on_device = 0;
+    double weights_on_nvme = 0, weights_on_device = 0, state_on_device = 0;
 };
 
-bool admissible(const BoundInput& in, const Fractions& f) {
-    const double weights = in.weights.bytes, state = in.state_bytes * in.parameters;
-    const double in_host = 1 - f.weights_on_nvme - f.weights_on_device;
-    if (in_host < -1e-9) return false;
-    return f.weights_on_device * weights <= in.device_bytes &&
-           f.state_in_host * state + in_host * weights <= in.host_bytes &&
-           (1 - f.state_in_host) * state + f.weights_on_nvme * weights <= in.nvme_bytes;
+// What fits of the rest of the state into the host memory that the weights leave; below 0: they do
+// not fit themselves.
+double state_in_host(const BoundInput& in, const Fractions& f) {
+    const double weights = std::max(0.0, 1 - f.weights_on_nvme - f.weights_on_device);
+    const double left = in.host_bytes - weights * in.weights.bytes;
+    if (left < 0) return -1;
+    return std::min(1 - f.state_on_device, left / (in.state_bytes * in.parameters));
+}
+
+// Weights that the host trains, of a part of them kept somewhere: what is frozen goes there first.
+double trained(const WeightTraffic& w, double kept) {
+    return std::max(0.0, kept * w.bytes - w.frozen_bytes);
+}
+
+bool admissible(const BoundInput& in, const Fractions& f, double in_host) {
+    const double n = in.parameters, weights = in.weights.bytes;
+    const double on_device = f.weights_on_device * weights +
+                             f.state_on_device * (in.state_bytes + in.wire_bytes) * n;
+    const double on_nvme = (1 - in_host - f.state_on_device) * in.state_bytes * n +
+                           f.weights_on_nvme * weights;
+    // Whose state is on the device has its weights there.
+    const bool beside_weights =
+        f.state_on_device * in.weight_bytes * n <= f.weights_on_device * weights * (1 + 1e-9);
+    return in_host >= 0 && beside_weights && on_device <= in.device_bytes &&
+           on_nvme <= in.nvme_bytes;
 }
 
 struct Term {
@@ -25,27 +48,30 @@ struct Term {
     const char* link;
 };
 
-Term slowest(const BoundInput& in, const Fractions& f) {
-    const double n = in.parameters;
+Term slowest(const BoundInput& in, const Fractions& f, double in_host) {
+    const double n = in.parameters, by_host = 1 - f.state_on_device;
     const WeightTraffic& w = in.weights;
-    // The best choice of that size: what is visited twice stays near, what is frozen goes far.
+    // The best choice of that size: what is visited twice stays near.
     const auto reads_without = [&w](double kept) {
         return std::max(0.0, w.read_bytes - 2 * kept * w.bytes);
     };
-    const double up = reads_without(f.weights_on_device) + in.input_bytes;
-    // What an update writes of weights that live elsewhere, and reads where they are half of p.
-    const auto trained = [&w](double kept) {
-        return std::max(0.0, kept * w.bytes - w.frozen_bytes);
-    };
+    // Weights on the device that the host updates: they come back, and where they are half of p
+    // they are fetched before.
+    const double returning = std::max(
+        0.0, trained(w, f.weights_on_device) - f.state_on_device * in.weight_bytes * n);
     const double reads = in.split ? 1 : 0;
-    const double down = in.wire_bytes * n + in.input_bytes + reads * trained(f.weights_on_device);
-    const double stored = 2 * in.state_bytes * (1 - f.state_in_host) * n +
-                          reads_without(1 - f.weights_on_nvme) +
-                          (1 + reads) * trained(f.weights_on_nvme);
-    const double update = (2 * in.state_bytes + in.wire_bytes + (1 + reads) * in.weight_bytes) * n;
+    const double up = reads_without(f.weights_on_device) + returning + in.input_bytes;
+    const double down = in.wire_bytes * n * by_host + in.input_bytes + reads * returning;
+    const double stored =
+        2 * in.state_bytes * std::max(0.0, by_host - in_host) * n +
+        reads_without(1 - f.weights_on_nvme) + (1 + reads) * trained(w, f.weights_on_nvme);
+    const double on_device = update_bytes(in) * n * f.state_on_device;
     const LinkSpeeds& s = in.speeds;
-    const double dram = update + up + down + s.dram_per_nvme_byte * stored;
-    const std::array<Term, 5> terms{{{in.kernel_seconds, "compute"},
+    const double dram = update_bytes(in) * n * (in.device_is_host ? 1 : by_host) + up + down +
+                        s.dram_per_nvme_byte * stored;
+    const double compute_s =
+        in.kernel_seconds + (on_device > 0 ? on_device / s.device_bytes_per_s : 0);
+    const std::array<Term, 5> terms{{{compute_s, "compute"},
                                      {up / s.copy_bytes_per_s, "host to device"},
                                      {down / s.copy_bytes_per_s, "device to host"},
                                      {stored > 0 ? stored / s.nvme_bytes_per_s : 0, "nvme"},
@@ -109,16 +135,18 @@ double model_flops(const std::vector<model::Layer>& layers, const model::Shape& 
 
 Bound lower_bound(const BoundInput& input) {
     constexpr int kSteps = 64;
+    const auto part = [](int i) { return static_cast<double>(i) / kSteps; };
     Bound best{.seconds = std::numeric_limits<double>::infinity()};
-    for (int r = 0; r <= kSteps; ++r) {
-        for (int x = 0; x <= kSteps; ++x) {
-            for (int g = 0; g + x <= kSteps; ++g) {
-                const Fractions f{double(r) / kSteps, double(x) / kSteps, double(g) / kSteps};
-                if (!admissible(input, f)) continue;
-                const Term term = slowest(input, f);
+    for (int x = 0; x <= kSteps; ++x) {
+        for (int g = 0; g + x <= kSteps; ++g) {
+            for (int s = 0; s <= kSteps; ++s) {
+                const Fractions f{part(x), part(g), part(s)};
+                const double in_host = state_in_host(input, f);
+                if (!admissible(input, f, in_host)) continue;
+                const Term term = slowest(input, f, in_host);
                 if (term.seconds >= best.seconds) continue;
-                best = {term.seconds, term.link, f.state_in_host, f.weights_on_nvme,
-                        f.weights_on_device};
+                best = {term.seconds,        term.link, in_host, f.weights_on_nvme,
+                        f.weights_on_device, f.state_on_device};
             }
         }
     }

@@ -39,13 +39,15 @@ struct BoundInput {
     double input_bytes = 0;  // block inputs of a step that cannot stay on the device
     double device_bytes = 0, host_bytes = 0,
            nvme_bytes = 0;  // left for weights and state; may be infinite
+    bool device_is_host = false;  // its memory is DRAM as well
     LinkSpeeds speeds{};
 };
 
 struct Bound {
     double seconds = 0;
-    std::string binding{};                                                 // the link that sets it
-    double state_in_host = 0, weights_on_nvme = 0, weights_on_device = 0;  // of the best placement
+    std::string binding{};  // the link that sets it
+    // Of the best placement.
+    double state_in_host = 0, weights_on_nvme = 0, weights_on_device = 0, state_on_device = 0;
 };
 
 Bound lower_bound(const BoundInput& input);

@@ -74,7 +74,7 @@ public:
           volume_(open_volume(runtime)),
           settler_(config_, hyper_, schedule_, plan_, arena_),
           kernels_(plan_, *teams_,
-                   {&decoder_, ops_.get(), &loader_, config.evaluate.micro_batches}),
+                   {&decoder_, ops_.get(), &loader_, config.evaluate.micro_batches, &device_}),
           lane_(ranks_ ? std::make_unique<RankLane>(*ranks_, plan_, settler_, step_) : nullptr),
           store_(swap::Store::make(store_options(), executor_, device_, volume_.get(), kernels_)),
           state_(plan_, *store_, teams_->all(), staging(Class::stage),
@@ -316,6 +316,7 @@ private:
     // After it everything that takes device memory has taken it, and the cap can be judged.
     void warm_up_device() {
         kernels_.states()[0] = {.step = 1, .gradient_scale = 1};
+        kernels_.states()[-1].settled = settler_.scalars(1, 1.0);  // of an arena of zeros
         warm_up(steps_[static_cast<size_t>(Previous::rest)][0], bench());
         store_->drain();  // throws what went wrong
         check_device_memory(device_, plan_, config_);

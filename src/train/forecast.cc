@@ -121,7 +121,9 @@ private:
     Plan buffers_of(const Plan& plan) const {
         Config config = config_;
         config.budgets = {.device_bytes = plan.device_overhead_bytes + device_buffer_bytes(plan)};
-        config.swap = {.chunk_elements = plan.chunk_elements, .groups = plan.groups};
+        config.swap = {.chunk_elements = plan.chunk_elements,
+                       .groups = plan.groups,
+                       .state_on_device = 0};
         Plan sample = this->plan(config);
         sample.host_bytes = sample.io_bytes;
         return sample;
@@ -138,7 +140,8 @@ private:
             const swap::Cost taken = cost(task);
             cores_s += taken.seconds * taken.part[static_cast<size_t>(swap::Shared::cores)];
             if (task.lane == Lane::compute) compute_s += taken.seconds;
-            update_bytes += bytes_of_update(plan, task);
+            if (task.lane == Lane::team || figures.machine.computes_on_host)
+                update_bytes += bytes_of_update(plan, task);
         }
         const auto on = [&](Lane lane) { return bytes[static_cast<size_t>(lane)]; };
         const int64_t up = on(Lane::h2d), down = on(Lane::d2h),

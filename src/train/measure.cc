@@ -7,6 +7,7 @@
 #include <map>
 #include <vector>
 
+#include "predict.h"
 #include "setup.h"
 #include "state_io.h"
 
@@ -23,11 +24,16 @@ double seconds_of(const Work& work) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-swap::Call call_of(const swap::Task& task, std::span<std::byte> device, swap::Store& store) {
-    swap::Call call{.task = &task, .step = 0, .at = {}, .store = &store};
+// An operand of the compute lane is a buffer of the device, or an object that lies there for good:
+// a gradient that waits for its update, and once a run is drained none does.
+swap::Call call_of(const swap::Task& task, const Bench& on) {
+    swap::Call call{.task = &task, .step = 0, .at = {}, .store = &on.store};
+    std::byte* memory = on.device.memory().data();
     for (size_t i = 0; i < swap::kPlaces; ++i) {
-        if (task.places[i].kind == swap::Place::Kind::device)
-            call.at[i] = device.data() + task.places[i].offset;
+        const swap::Place& place = task.places[i];
+        if (place.kind == swap::Place::Kind::device) call.at[i] = memory + place.offset;
+        if (place.kind == swap::Place::Kind::current)
+            call.at[i] = memory + on.plan.objects[place.object].offset;
     }
     return call;
 }
@@ -56,6 +62,10 @@ struct Work {
                        this});
     }
 };
+
+bool is_timed(const swap::Task& task) {
+    return task.lane == swap::Lane::compute && !is_update(task);
+}
 
 // Blocks are alike; edge layers and chunks of different sizes are not.
 KernelTimes::Kind kind_of(const swap::Task& task, const planner::Plan& plan) {
@@ -89,12 +99,12 @@ std::map<KernelTimes::Kind, double>::const_iterator nearest(const KernelTimes& t
     return best;
 }
 
-// One kernel of each kind among the step's.
+// One kernel of each kind among the step's; updates would change the state.
 std::map<KernelTimes::Kind, Work> distinct_kernels(const swap::Schedule& step, const Bench& on) {
     std::map<KernelTimes::Kind, Work> distinct;
     for (const swap::Task& task : step.tasks) {
-        if (task.lane != swap::Lane::compute) continue;
-        const swap::Call call = call_of(task, on.device.memory(), on.store);
+        if (!is_timed(task)) continue;
+        const swap::Call call = call_of(task, on);
         distinct.try_emplace(kind_of(task, on.plan), Work{&on.kernels, call});
     }
     return distinct;
@@ -139,6 +149,12 @@ void warm_up(const swap::Schedule& step, const Bench& on) {
     Stream& compute = on.device.stream(StreamKind::compute);
     for (auto& [kind, work] : distinct_kernels(step, on))
         seconds_on(compute, on.executor, 1, [&](int64_t) { work.start(compute); });
+    const auto update = std::ranges::find_if(step.tasks, [](const swap::Task& task) {
+        return task.lane == swap::Lane::compute && is_update(task);
+    });
+    if (update == step.tasks.end()) return;
+    Work work{&on.kernels, call_of(*update, on)};
+    seconds_on(compute, on.executor, 1, [&](int64_t) { work.start(compute); });
 }
 
 double KernelTimes::of(const swap::Task& task, const planner::Plan& plan) const {
@@ -151,7 +167,7 @@ double KernelTimes::of(const swap::Task& task, const planner::Plan& plan) const 
 
 bool KernelTimes::covers(const swap::Schedule& step, const planner::Plan& plan) const {
     return std::all_of(step.tasks.begin(), step.tasks.end(), [&](const swap::Task& task) {
-        return task.lane != swap::Lane::compute ||
+        return !is_timed(task) ||
                nearest(*this, kind_of(task, plan)) != seconds.end();
     });
 }
@@ -159,7 +175,7 @@ bool KernelTimes::covers(const swap::Schedule& step, const planner::Plan& plan) 
 double KernelTimes::sum(const swap::Schedule& step, const planner::Plan& plan) const {
     double total = 0;
     for (const swap::Task& task : step.tasks)
-        total += task.lane == swap::Lane::compute ? of(task, plan) : 0;
+        total += is_timed(task) ? of(task, plan) : 0;
     return total;
 }
 
@@ -271,6 +287,41 @@ double time_updates(NodeTeams& teams, const optim::Scalars& scalars, const plann
     return static_cast<double>(update_bytes(plan, count)) / best;
 }
 
+double time_device_updates(const Bench& on, const optim::Scalars& scalars) {
+    const auto largest = std::ranges::max_element(on.plan.buffers, {}, [](const auto& b) {
+        return b.tier == swap::Tier::device ? b.bytes * b.count : 0;
+    });
+    const StateFormat& kept = on.plan.state;
+    const int64_t weight = size_of(on.plan.compute), wire = size_of(on.plan.wire);
+    constexpr int64_t kTogether = 32;  // elements that draw their random bits together
+    const int64_t count = round_down(
+        largest->bytes * largest->count / (kept.element_bytes() + wire + weight), kTogether);
+    std::byte* state = on.device.memory().data() + largest->offset;
+    struct Update {
+        optim::Span span;
+        const optim::Scalars& scalars;
+        Stream& stream;
+    } update{state_span(on.plan, count, state, state), scalars,
+             on.device.stream(StreamKind::compute)};
+    optim::Span& span = update.span;
+    span.weight = state + count * kept.element_bytes();
+    span.weight_type = on.plan.compute;
+    if (kept.split) span.weight_in = static_cast<const uint16_t*>(span.weight);
+    span.gradient = state + count * (kept.element_bytes() + weight);
+    span.gradient_type = on.plan.wire;
+    const Job job{[](void* context, uint64_t) {
+                      const Update& u = *static_cast<const Update*>(context);
+                      optim::cuda::update(u.span, u.scalars, u.stream.native());
+                  },
+                  &update};
+    const auto time = [&] {
+        return seconds_on(update.stream, on.executor, 20,
+                          [&](int64_t) { update.stream.launch(job); });
+    };
+    time();
+    return static_cast<double>(update_bytes(on.plan, count)) / std::min({time(), time(), time()});
+}
+
 double time_storage(const planner::Plan& plan, swap::Store& store, Executor& executor) {
     planner::Recorder recorder(plan, "rewrite");
     int64_t bytes = 0;
@@ -333,6 +384,9 @@ Figures measure_figures(const swap::Schedule& step, const Bench& on, NodeTeams& 
     machine.check_bytes_per_s = time_checks(state);
     machine.threads = teams.all().threads();
     machine.computes_on_host = on.device.kind() == DeviceKind::cpu;
+    machine.links.device_bytes_per_s = machine.computes_on_host
+                                           ? machine.links.dram_bytes_per_s
+                                           : time_device_updates(on, scalars);
     return found;
 }
 

@@ -27,8 +27,8 @@ struct Bench {
 // Fills the plan's device buffers with small numbers of every sign, in any compute type, and its
 // token buffers with tokens: what is left there by chance, zeros or denormals, takes other times.
 void fill_buffers(const Bench& on, std::span<std::byte> staging, int64_t vocab);
-// Runs each kind of kernel of a recorded step once: the driver loads its code, and cuBLASLt chooses
-// its algorithm.
+// Runs each kind of kernel of a recorded step once, updates of the device's state too, so before
+// there is any: the driver loads its code, and cuBLASLt chooses its algorithm.
 void warm_up(const swap::Schedule& step, const Bench& on);
 KernelTimes time_kernels(const swap::Schedule& step, const Bench& on);
 // FLOPs a second of one product in the compute type, as large as the plan's buffers allow up to
@@ -42,6 +42,8 @@ double time_copies(const Bench& on, std::span<std::byte> host);
 // DRAM bytes a second of the optimizer's update over `state` (one chunk's).
 double time_updates(NodeTeams& teams, const optim::Scalars& scalars, const planner::Plan& plan,
                     std::span<std::byte> state, std::span<std::byte> weight);
+// The same by the GPU, over its own memory: a buffer's.
+double time_device_updates(const Bench& on, const optim::Scalars& scalars);
 // Bytes a second to and from NVMe, mixed: stored state and weights are rewritten through the
 // staging buffers, as the optimizer pass does but without the update. 0: none of them is stored.
 double time_storage(const planner::Plan& plan, swap::Store& store, Executor& executor);

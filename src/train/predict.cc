@@ -27,12 +27,6 @@ double bytes_checked_by_update(const planner::Plan& plan, const Task& task) {
     return static_cast<double>((recast ? state : 2 * state + gradient) + stored(chunk.weight));
 }
 
-bool is_update(const Task& task) {
-    const auto op = static_cast<Op>(task.op);
-    return task.lane == swap::Lane::team &&
-           (op == Op::update || op == Op::update_bet || op == Op::recast);
-}
-
 // The update on all cores, then the checks on one.
 Cost update_cost(double update_s, double checks_s, double one) {
     const double seconds = update_s + checks_s;
@@ -41,6 +35,12 @@ Cost update_cost(double update_s, double checks_s, double one) {
 }
 
 }  // namespace
+
+bool is_update(const Task& task) {
+    const auto op = static_cast<Op>(task.op);
+    return task.verb == swap::Verb::kernel &&
+           (op == Op::update || op == Op::update_bet || op == Op::recast);
+}
 
 double bytes_of_update(const planner::Plan& plan, const Task& task) {
     if (!is_update(task)) return 0;
@@ -61,6 +61,9 @@ swap::CostModel cost_model(const planner::Plan& plan, const KernelTimes& kernels
         const auto bytes = static_cast<double>(task.bytes);
         switch (task.lane) {
             case swap::Lane::compute:
+                if (is_update(task))
+                    return {bytes_of_update(plan, task) / machine.links.device_bytes_per_s,
+                            {on_host, 0, 0}};
                 return {kernels.of(task, plan), {on_host, 0, 0}};
             case swap::Lane::h2d:
             case swap::Lane::d2h:
@@ -120,6 +123,7 @@ Bound bound_of(const Config& config, const planner::Plan& plan, const model::Sha
                               device_buffer_bytes(plan) + plan.device_overhead_bytes),
          .host_bytes = room(config.budgets.host_bytes, 0),
          .nvme_bytes = config.budgets.nvme.empty() ? 0 : kInfinite,
+         .device_is_host = figures.machine.computes_on_host,
          .speeds = figures.machine.links});
 }
 

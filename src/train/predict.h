@@ -8,7 +8,9 @@
 
 namespace ferry::train {
 
-// DRAM traffic of the optimizer's update; 0 of any other task.
+// An update of the optimizer, on the host or, on the compute lane, on the device.
+bool is_update(const swap::Task& task);
+// What it reads and writes of the memory it runs on; 0 of any other task.
 double bytes_of_update(const planner::Plan& plan, const swap::Task& task);
 
 // What reaches a rank from the others.

@@ -185,9 +185,17 @@ void StepKernels::update(const Call& call) {
     span.weight_in = reinterpret_cast<const uint16_t*>(call.at[4]);
     span.layer = static_cast<uint32_t>(chunk.layer);
     span.element = chunk.first;
-    optim::update(teams_, span, (bet ? state.bet : state.settled)[chunk.decays ? 1 : 0]);
+    apply(call, span, (bet ? state.bet : state.settled)[chunk.decays ? 1 : 0]);
     seal(call, chunk.state, call.at[1]);
     seal(call, chunk.weight, call.at[3]);
+}
+
+void StepKernels::apply(const Call& call, const optim::Span& span, const optim::Scalars& scalars) {
+    if (call.task->lane == swap::Lane::team) return optim::update(teams_, span, scalars);
+    // One arena on one node, and beside the team lane's thread, which alone may ask each node.
+    if (model_.device->kind() == DeviceKind::cpu)
+        return optim::update(teams_.all(), span, scalars);
+    optim::cuda::update(span, scalars, model_.device->stream(StreamKind::compute).native());
 }
 
 void StepKernels::recast(const Call& call) {

@@ -20,6 +20,7 @@ struct StepModel {
     ops::Ops* ops = nullptr;
     const TokenLoader* loader = nullptr;
     int64_t evaluation_micro_batches = 0;  // over all ranks; beyond them there are no targets
+    Device* device = nullptr;  // whose compute stream updates what lies there
 };
 
 class StepKernels final : public swap::Kernels {
@@ -42,6 +43,7 @@ private:
     void keep(int64_t token, ops::ConstView logits);
     void load(const swap::Call& call);
     void update(const swap::Call& call);
+    void apply(const swap::Call& call, const optim::Span& span, const optim::Scalars& scalars);
     void recast(const swap::Call& call);
     bool intact(const swap::Call& call, swap::ObjectId object, const std::byte* bytes) const;
     void seal(const swap::Call& call, swap::ObjectId object, const std::byte* bytes) const;

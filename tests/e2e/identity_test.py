@@ -9,6 +9,7 @@ import unittest
 from harness import USAGE, FerryTest
 
 TWICE = {"swap__bets": "all"}
+ON_DEVICE = {"swap__state_on_device": 1}  # as much as fits there
 URING, POSIX = {"io__backend": "uring"}, {"io__backend": "posix"}
 
 
@@ -39,7 +40,8 @@ def said(text):
 def state_on(*tiers):
     def check(test, run):
         state = {"nvme": run.bytes_of("nvme", "state"),
-                 "host": run.bytes_of("host", "optimizer state")}
+                 "host": run.bytes_of("host", "optimizer state"),
+                 "device": run.bytes_of("device", "optimizer state")}
         test.assertEqual([tier for tier in state if state[tier] > 0], list(tiers))
     return check
 
@@ -65,6 +67,14 @@ def unchecked(test, run):
 
 def resident(test, run):
     test.assertGreater(run.bytes_of("device", "resident weights"), 0)
+
+
+def part_on_device(part):
+    """Of the state, to within a chunk or two; the rest in host memory."""
+    def check(test, run):
+        device, host = (run.bytes_of(tier, "optimizer state") for tier in ("device", "host"))
+        test.assertAlmostEqual(device / (device + host), part, delta=0.06)
+    return check
 
 
 def on_both_paths(test, run):
@@ -127,6 +137,8 @@ class IdentityTest(FerryTest):
         reference = self.reference(self.CLIP)
         two_paths = [self.nvme("4MiB"), self.nvme("4MiB", "nvme2")]
         roomy = {"budgets__host": "4MiB", "budgets__device": "4MiB"}
+        in_memory = {"budgets__host": "unlimited", "budgets__device": "unlimited",
+                     "budgets__nvme": []}
         variations = {
             "three tiers": ({}, self.__class__.assert_everything_travels),
             "io_uring": (URING, said("uring")) if self.has_uring() else None,
@@ -163,7 +175,20 @@ class IdentityTest(FerryTest):
             "unchecked": ({"swap__verify": False}, unchecked),
             "resident layers": ({"budgets__device": "2MiB"}, resident),
             "device without limit": ({"budgets__device": "unlimited"}, resident),
+            "all state on the device": ({**in_memory, **ON_DEVICE}, state_on("device")),
             "host without limit": ({"budgets__host": "unlimited", "budgets__nvme": []}, None),
+            **{f"{part} of the state on the device":
+                   ({**in_memory, "swap__state_on_device": part, "swap__chunk_elements": 8192},
+                    part_on_device(part))
+               for part in (0.1, 0.3, 0.5, 0.7, 0.9)},
+            "state on the device beside bets in memory":
+                ({**TWICE, **in_memory, "swap__state_on_device": 0.5}, bets_both_ways),
+            "state on every tier":
+                ({**ON_DEVICE, "budgets__device": "2MiB", "budgets__host": "2800KiB",
+                  "swap__chunk_elements": 8192}, state_on("nvme", "host", "device")),
+            "state on every tier, bets, groups, two threads":
+                ({**TWICE, **ON_DEVICE, "budgets__device": "2500KiB", "budgets__host": "600KiB",
+                  "swap__groups": 2, "threads": 2}, bets_both_ways),
         }
         for name, variation in variations.items():
             if variation is None:
@@ -199,7 +224,8 @@ class IdentityTest(FerryTest):
         }
         ways = ({}, {"swap__groups": 4, **TWICE}, {"swap__groups": 2, "threads": 2, **POSIX},
                 {"budgets__host": "unlimited", **TWICE, "budgets__nvme": []},
-                {"budgets__host": "250KiB", "swap__chunk_elements": 8192})
+                {"budgets__host": "250KiB", "swap__chunk_elements": 8192},
+                {"budgets__device": "2500KiB", **TWICE, **ON_DEVICE})
         for name, family in families.items():
             family = {**self.CLIP, "budgets__device": "1500KiB", **family}
             in_memory = {key: family[key] for key in family if key != "budgets__device"}
@@ -217,6 +243,8 @@ class IdentityTest(FerryTest):
                  "optimizer__master": "split", "optimizer__moments": "bf16"}
         reference = self.reference(small)
         roomy = {"budgets__host": "4MiB", "budgets__device": "4MiB"}
+        in_memory = {"budgets__host": "unlimited", "budgets__device": "unlimited",
+                     "budgets__nvme": []}
         variations = {
             "three tiers": ({}, stored("weights", "state", "gradients")),
             "no bets": ({"swap__bets": "off"}, no_bets),
@@ -237,7 +265,16 @@ class IdentityTest(FerryTest):
                                              state_on("nvme", "host")),
             "unchecked": ({"swap__verify": False}, unchecked),
             "device without limit": ({"budgets__device": "unlimited"}, resident),
+            "all state on the device": ({**in_memory, **ON_DEVICE}, state_on("device")),
             "host without limit": ({"budgets__host": "unlimited", "budgets__nvme": []}, None),
+            "half of the state on the device": ({**in_memory, "swap__state_on_device": 0.5},
+                                                state_on("host", "device")),
+            "state on the device beside bets in memory":
+                ({**TWICE, **ON_DEVICE, "budgets__device": "2MiB", "budgets__host": "unlimited",
+                  "budgets__nvme": []}, bets_both_ways),
+            "state on every tier":
+                ({**TWICE, **ON_DEVICE, "budgets__device": "2MiB", "budgets__host": "600KiB"},
+                 bets_both_ways),
         }
         for name, (changes, check) in variations.items():
             with self.subTest(name):
@@ -259,6 +296,10 @@ class IdentityTest(FerryTest):
                 run = self.tight({"optimizer": optimizer}, {"swap__state_on_nvme": 1})
                 self.assert_same(run, reference)
                 self.assertGreater(run.bytes_of("nvme", "state"), 0)
+                run = self.tight({"optimizer": optimizer},
+                                 {**ON_DEVICE, "budgets__device": "2MiB"})
+                self.assert_same(run, reference)
+                self.assertGreater(run.bytes_of("device", "optimizer state"), 0)
 
     def test_numa_nodes_and_reserved_cores(self):
         if len(os.sched_getaffinity(0)) < 2:

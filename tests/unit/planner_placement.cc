@@ -38,6 +38,14 @@ Config small_config() {
     return config;
 }
 
+// A GPU with nothing of the state.
+Config beside_gpu() {
+    Config config = small_config();
+    config.device = "cuda";
+    config.swap.state_on_device = 0;
+    return config;
+}
+
 Plan plan_of(const Config& config, const StateFormat& state = {}, DType compute = DType::f32) {
     return make_plan(config, three_blocks(),
                      {.sequence = 64, .micro_batch = 1, .compute = compute, .wire = compute},
@@ -165,6 +173,70 @@ TEST(Plan, ResidencyGoesToTheEmbeddingAndTheFirstLayers) {
             EXPECT_TRUE(plan.layer_plans[l - 1].resident || !plan.layer_plans[l].resident);
         }
     }
+}
+
+// State and gradient of the first chunks, beside their weights; further weights only from what is
+// too little for the next chunk's state.
+TEST(Plan, StateGoesToTheDeviceInForwardOrderAndBeforeFurtherWeights) {
+    Config config = small_config();
+    config.swap.state_on_device = 1;
+    const int64_t all = plan_of(config).device_bytes;
+    const int64_t least = smallest_budget(config, &BudgetConfig::device_bytes);
+    int64_t partial = 0;
+    for (int64_t device = all; device >= least; device -= 100 * kKiB) {
+        config.budgets.device_bytes = device;
+        const Plan plan = plan_of(config);
+        EXPECT_LE(plan.device_bytes, device);
+        const Chunk* first_left = nullptr;
+        for (const Chunk& chunk : plan.chunks) {
+            const bool resident = plan.layer_plans[size_t(chunk.layer)].resident;
+            if (!plan.updates_on_device(chunk)) {
+                first_left = first_left ? first_left : &chunk;
+                EXPECT_NE(plan.objects[chunk.gradient].home, swap::Tier::device);
+                continue;
+            }
+            EXPECT_FALSE(first_left);
+            EXPECT_TRUE(resident);
+            EXPECT_FALSE(chunk.bets);
+            EXPECT_EQ(plan.objects[chunk.gradient].home, swap::Tier::device);
+        }
+        if (!first_left || !plan.layer_plans[size_t(first_left->layer)].resident) continue;
+        int64_t without_later_weights = plan.device_bytes;
+        for (size_t l = size_t(first_left->layer) + 1; l < plan.layers.size(); ++l) {
+            if (plan.layer_plans[l].resident) without_later_weights -= plan.layers[l].elements * 4;
+        }
+        EXPECT_GT(without_later_weights + first_left->count * (12 + 4), device);
+        ++partial;
+    }
+    EXPECT_GT(partial, 10);
+}
+
+TEST(Plan, ThePartOfTheStateOnTheDeviceIsLimitedByWhatIsAskedFor) {
+    Config config = small_config();
+    config.budgets.nvme = {{.path = "disk"}};
+    const auto parts = [&] {
+        const Plan plan = plan_of(config);
+        std::array<double, 3> found{};
+        for (const Chunk& chunk : plan.chunks)
+            found[size_t(plan.objects[chunk.state].home)] += double(chunk.count);
+        for (double& part : found) part /= double(plan.leaves * kLeafElements);
+        return found;
+    };
+    constexpr double kChunk = 65536.0 / (2 * 65536 + 3 * 200704 + 4096);
+    EXPECT_EQ(parts()[0], 0);  // the processors' memory is the host's
+    config.device = "cuda";
+    EXPECT_EQ(parts()[0], 1);
+    config.swap.state_on_device = 0.5;
+    EXPECT_LE(parts()[0], 0.5);
+    EXPECT_GT(parts()[0], 0.5 - kChunk);
+    EXPECT_EQ(parts()[2], 0);
+    config.swap.state_on_device = 1;
+    config.swap.state_on_nvme = 0.7;
+    EXPECT_LE(parts()[0], 0.3);
+    EXPECT_GT(parts()[0], 0.3 - kChunk);
+    EXPECT_GE(parts()[2], 0.7);
+    config.swap.state_on_nvme = 1;
+    EXPECT_EQ(parts()[0], 0);
 }
 
 TEST(Plan, NvmeBudgetTooSmallSaysHowMuch) {
@@ -301,8 +373,7 @@ TEST(Plan, BlockInputsSpillToTheHostAndThenToNvme) {
 // Beside a GPU, and where the budget says what is to spare, state in memory bets too: it then has
 // two slots and is never updated in place.
 TEST(Bets, StateInMemoryBetsWhereThereIsRoom) {
-    Config config = small_config();
-    config.device = "cuda";
+    Config config = beside_gpu();
     config.batch.micro_batches = 256;  // backward has time to hide updates
     const auto bets = [&] {
         const Plan plan = plan_of(config);

@@ -21,7 +21,10 @@ BoundInput billion() {
         .device_bytes = 0,
         .host_bytes = kInfinite,
         .nvme_bytes = kInfinite,
-        .speeds = {.copy_bytes_per_s = 50e9, .nvme_bytes_per_s = 4e9, .dram_bytes_per_s = 160e9}};
+        .speeds = {.copy_bytes_per_s = 50e9,
+                   .nvme_bytes_per_s = 4e9,
+                   .dram_bytes_per_s = 160e9,
+                   .device_bytes_per_s = 2.8e12}};
 }
 
 TEST(LowerBound, WithAmpleHostMemoryDramBinds) {
@@ -50,12 +53,42 @@ TEST(LowerBound, WhatTheHostCannotHoldGoesToNvmeAndBack) {
     EXPECT_NEAR(lower_bound(input).seconds, 12.0 / 4, 1e-9);
 }
 
-TEST(LowerBound, WeightsOnTheDeviceNeedNoCopies) {
+TEST(LowerBound, WeightsOnTheDeviceTravelOnceAndStateThereNeedsNoCopies) {
     BoundInput input = billion();
     input.speeds.copy_bytes_per_s = 5e9;
     EXPECT_EQ(lower_bound(input).binding, "host to device");
+    EXPECT_NEAR(lower_bound(input).seconds, 4.0 / 5, 1e-9);
+    input.device_bytes = 2e9;  // the weights: gradients go down, and updated weights come back
+    Bound bound = lower_bound(input);
+    EXPECT_NEAR(bound.seconds, 2.0 / 5, 1e-9);
+    EXPECT_EQ(bound.weights_on_device, 1);
+    EXPECT_EQ(bound.state_on_device, 0);
+    input.device_bytes = 16e9;  // state and gradients too
+    bound = lower_bound(input);
+    // All but what the host updates while the kernels run, which leaves more time to compute.
+    EXPECT_GT(bound.state_on_device, 0.7);
+    EXPECT_EQ(bound.binding, "compute");
+    EXPECT_NEAR(bound.seconds, 0.1 + bound.state_on_device * 28 / 2800, 1e-9);
+}
+
+// A device whose memory is DRAM saves the copies, not the update.
+TEST(LowerBound, StateOnADeviceMadeOfDramIsUpdatedThroughIt) {
+    BoundInput input = billion();
     input.device_bytes = kInfinite;
-    EXPECT_NEAR(lower_bound(input).seconds, 2.0 / 5, 1e-9);  // the gradients' way down
+    input.device_is_host = true;
+    input.speeds.device_bytes_per_s = input.speeds.dram_bytes_per_s;
+    input.kernel_seconds = 0;
+    EXPECT_EQ(lower_bound(input).seconds, 28.0 / 160);
+}
+
+// Half of the device memory that a whole model needs takes half of the update from DRAM.
+TEST(LowerBound, PartOfTheStateOnTheDeviceLeavesTheRestToTheHost) {
+    BoundInput input = billion();
+    input.device_bytes = 8e9;
+    const Bound bound = lower_bound(input);
+    EXPECT_EQ(bound.state_on_device, 0.5);
+    EXPECT_EQ(bound.binding, "dram");
+    EXPECT_NEAR(bound.seconds, (28.0 + 4 + 2) / 2 / 160, 1e-9);
 }
 
 // A split master's update reads the weights too, wherever they are.
@@ -69,10 +102,11 @@ TEST(LowerBound, ASplitMasterMovesLessStateAndItsWeights) {
     input.host_bytes = 0;  // the weights on NVMe: read three times, written once
     EXPECT_NEAR(lower_bound(input).seconds, (20.0 + 3 * 2 + 2) / 4, 1e-9);
     input.host_bytes = kInfinite;
-    input.device_bytes = kInfinite;
+    input.device_bytes = 2e9;
     input.speeds.copy_bytes_per_s = 5e9;
-    // Weights on the device need not go up, but must come down: a third of them is the best.
-    EXPECT_NEAR(lower_bound(input).seconds, 8.0 / 3 / 5, 5e-3);
+    // With g of the weights on the device and, in what they leave, s = (1 - g) / 6 of the state, 4 -
+    // 2g - 2s go up and 2 + 2g - 4s come down: g = 7/13 is the best.
+    EXPECT_NEAR(lower_bound(input).seconds, 36.0 / 13 / 5, 1e-2);
 }
 
 TEST(LowerBound, FrozenWeightsTravelToo) {
@@ -85,7 +119,7 @@ TEST(LowerBound, FrozenWeightsTravelToo) {
     input.speeds.nvme_bytes_per_s = 1e9;
     const Bound bound = lower_bound(input);
     EXPECT_EQ(bound.binding, "nvme");
-    EXPECT_NEAR(bound.seconds, 4.125, 1e-9);  // 2 x 22/64 of 6 GB, the grid's nearest to a third
+    EXPECT_NEAR(bound.seconds, 4, 1e-9);  // twice the 2 GB that do not fit, of whatever
 }
 
 TEST(WeightTraffic, CountsALayerAtEachVisit) {

@@ -20,7 +20,10 @@ planner::Plan one_chunk() {
 }
 
 const Machine kMachine{
-    .links = {.copy_bytes_per_s = 1e9, .nvme_bytes_per_s = 2e9, .dram_bytes_per_s = 1e10},
+    .links = {.copy_bytes_per_s = 1e9,
+              .nvme_bytes_per_s = 2e9,
+              .dram_bytes_per_s = 1e10,
+              .device_bytes_per_s = 1e12},
     .check_bytes_per_s = 4e9,
     .threads = 4};
 
@@ -109,6 +112,18 @@ TEST(CostModel, TheHostsCoresAreSharedWhereItComputes) {
     };
     EXPECT_EQ(part(true), (std::array<double, swap::kShared>{0.25, 0, 0}));
     EXPECT_EQ(part(false), (std::array<double, swap::kShared>{}));
+}
+
+TEST(CostModel, TheDeviceUpdatesAtTheRateOfItsOwnMemory) {
+    const planner::Plan plan = one_chunk();
+    const auto cost = cost_model(plan, {}, kMachine);
+    const Task update{.lane = Lane::compute, .op = static_cast<uint8_t>(Op::update)};
+    EXPECT_DOUBLE_EQ(cost(update).seconds, 8192 * 28 / 1e12);
+    // No kernel that is timed, for timing it would change the state.
+    swap::Schedule step;
+    step.tasks = {update};
+    EXPECT_TRUE(KernelTimes{}.covers(step, plan));
+    EXPECT_EQ(KernelTimes{}.sum(step, plan), 0);
 }
 
 }  // namespace
