@@ -64,11 +64,19 @@ public:
 private:
     void measure_links() {
         const auto forecaster = train::Forecaster::make(config_);
-        train::Figures figures = forecaster->measure(forecaster->plan(config_));
+        train::Figures figures = forecaster->measure(forecaster->plan(config_),
+                                                     train::Forecaster::Memory::of_machine);
         if (options_.config.empty()) figures.kernels.seconds.clear();
         const train::Machine& machine = figures.machine;
         const double triad = measure_triad(forecaster->threads());
         add("update of the optimizer", machine.links.dram_bytes_per_s);
+        rows_.push_back({.name = "overhead of an update",
+                         .value = machine.update_overhead_s * 1e6,
+                         .unit = "us"});
+        rows_.push_back({.name = "an update out of place, in place",
+                         .value = machine.out_of_place,
+                         .unit = "x"});
+        add("update by the device", machine.links.device_bytes_per_s);
         add("triad", triad);
         add("checksums, one thread", machine.check_bytes_per_s);
         add("copies from the device", machine.links.copy_bytes_per_s);

@@ -79,10 +79,8 @@ nlohmann::json schedule_json(const Config& config, const optim::LrSchedule& sche
             {"lr", rates}};
 }
 
-ForecastReport forecast_of(const PlanOptions& options, const Config& config,
+ForecastReport forecast_of(const std::optional<MachineFile>& machine, const Config& config,
                            train::Forecaster& forecaster, const planner::Plan& plan) {
-    std::optional<MachineFile> machine;
-    if (!options.machine.empty()) machine = MachineFile::read(options.machine);
     ForecastReport report{.found = figures_for(config, forecaster, plan, machine)};
     if (!report.found.missing.empty()) return report;
     report.forecast = forecaster.forecast(config, plan, report.found.figures);
@@ -95,11 +93,14 @@ void run_plan(const PlanOptions& options) {
     if (!options.svg.empty()) check_picture_file("--svg", options.svg);
     train::RankCount count = options.count;
     if (count.on_a_host == 0) count.on_a_host = count.ranks;
+    std::optional<MachineFile> machine;
+    if (!options.machine.empty()) machine = MachineFile::read(options.machine);
     const auto forecaster = train::Forecaster::make(config, count);
+    if (machine) plan_by(*machine, config, *forecaster);
     const planner::Plan plan = forecaster->plan(config);
     const optim::LrSchedule schedule = train::schedule_of(config);
     std::optional<ForecastReport> report;
-    if (options.forecast) report = forecast_of(options, config, *forecaster, plan);
+    if (options.forecast) report = forecast_of(machine, config, *forecaster, plan);
     const std::vector<train::ScheduleBytes> schedules = train::schedule_bytes(plan);
     const Wear wear = wear_of(config, plan, schedules,
                               report ? report->found.path_shares : std::vector<double>{});

@@ -51,7 +51,7 @@ private:
         auto kernels = file_ ? file_->kernels(what) : std::nullopt;
         if (kernels && !forecaster.covers(plan_, *kernels)) kernels.reset();
         if (!machine || !kernels) {
-            found_.figures = forecaster.measure(plan_);
+            found_.figures = forecaster.measure(plan_, train::Forecaster::Memory::of_plan);
             if (!machine) found_.measured.emplace_back("memory and copies");
             if (!kernels) found_.measured.emplace_back("this model's kernels");
         }
@@ -94,6 +94,17 @@ private:
     FoundFigures found_{};
 };
 
+// Of all paths together; 0: the file does not know all of them.
+double storage_rate(const MachineFile& file, const Config& config) {
+    double bytes_per_s = 0;
+    for (const NvmePath& path : config.budgets.nvme) {
+        const auto known = file.path(path.path);
+        if (!known) return 0;
+        bytes_per_s += known->mixed_bytes_per_s;
+    }
+    return bytes_per_s;
+}
+
 [[noreturn]] void lacks(const MachineFile& file, const std::string& what) {
     throw Error(
         Trouble::usage,
@@ -113,6 +124,13 @@ FiguresOf identity_of(const train::Forecaster& forecaster) {
 FoundFigures figures_for(const Config& config, train::Forecaster& forecaster,
                          const planner::Plan& plan, const std::optional<MachineFile>& file) {
     return Finder(config, plan, file).find(forecaster);
+}
+
+void plan_by(const MachineFile& file, const Config& config, train::Forecaster& forecaster) {
+    const FiguresOf what = identity_of(forecaster);
+    std::optional<train::Machine> machine = file.machine(what);
+    if (machine) machine->links.nvme_bytes_per_s = storage_rate(file, config);
+    forecaster.plan_by(machine, file.kernels(what));
 }
 
 train::Figures known_figures(const Config& config, const train::RankCount& count,

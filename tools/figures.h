@@ -26,6 +26,9 @@ FiguresOf identity_of(const train::Forecaster& forecaster);
 FoundFigures figures_for(const Config& config, train::Forecaster& forecaster,
                          const planner::Plan& plan, const std::optional<MachineFile>& file);
 
+// Plans from here on are weighed with what the file knows, as those of `ferry train --machine` are.
+void plan_by(const MachineFile& file, const Config& config, train::Forecaster& forecaster);
+
 // The file's alone, of one rank. Throws usage, saying what it lacks and how to measure that.
 train::Figures known_figures(const Config& config, const train::RankCount& count,
                              const MachineFile& file);

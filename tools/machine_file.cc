@@ -177,6 +177,8 @@ void save_figures(const std::string& file, const FiguresOf& what, const train::F
     json memory = {{"threads", what.threads},
                    {"update_bytes_per_s", rounded(machine.links.dram_bytes_per_s)},
                    {"check_bytes_per_s", rounded(machine.check_bytes_per_s)},
+                   {"update_overhead_s", std::max(1e-6, machine.update_overhead_s)},
+                   {"out_of_place", machine.out_of_place},
                    {"measured", date}};
     if (triad_bytes_per_s > 0) memory["triad_bytes_per_s"] = rounded(triad_bytes_per_s);
     replace(content["memory"], "threads", memory);
@@ -231,6 +233,8 @@ std::optional<train::Machine> MachineFile::machine(const FiguresOf& what) const 
                   .device_bytes_per_s =
                       positive(name_, *device, "devices, " + what.device, "update_bytes_per_s")},
         .check_bytes_per_s = positive(name_, *memory, where, "check_bytes_per_s"),
+        .update_overhead_s = positive(name_, *memory, where, "update_overhead_s"),
+        .out_of_place = positive(name_, *memory, where, "out_of_place"),
         .threads = what.threads,
         .computes_on_host = what.device == "cpu"};
 }

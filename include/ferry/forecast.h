@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,8 @@ struct LinkSpeeds {
 struct Machine {
     LinkSpeeds links{};
     double check_bytes_per_s = 0;  // of one thread
+    double update_overhead_s = 0;  // of an update, however small: its threads have to meet
+    double out_of_place = 1;       // seconds of an update to a fresh slot, of one in place
     int threads = 1;               // of the team
     bool computes_on_host = true;  // kernels and copies take the team's cores
 };
@@ -93,11 +96,17 @@ public:
     static std::unique_ptr<Forecaster> make(const Config& config, const RankCount& count = {});
     virtual ~Forecaster() = default;
 
+    // What is known of the machine: later plans are weighed with it, earlier ones were with the
+    // defaults. Storage: as `links.nvme_bytes_per_s`, where that is above 0.
+    virtual void plan_by(const std::optional<Machine>& machine,
+                         const std::optional<KernelTimes>& kernels) = 0;
     // `config` differs from that of make() at most in budgets, swap and io. Throws does_not_fit.
     virtual planner::Plan plan(const Config& config) const = 0;
     // Everything but storage, on device memory and staging memory as large as the plan's buffers.
-    // Once; blocks for seconds. Throws Error.
-    virtual Figures measure(const planner::Plan& plan) = 0;
+    // Memory: as a run of this plan meets it, in the caches where all of its state fits into them,
+    // or as a large model does. Once; blocks for seconds. Throws Error.
+    enum class Memory : uint8_t { of_plan, of_machine };
+    virtual Figures measure(const planner::Plan& plan, Memory memory) = 0;
     virtual Forecast forecast(const Config& config, const planner::Plan& plan,
                               const Figures& figures) const = 0;
     // Whether a step of this plan can be forecast by these times.

@@ -11,6 +11,7 @@
 #include "ferry/aio.h"
 #include "ferry/base.h"
 #include "ferry/config.h"
+#include "ferry/figures.h"
 #include "ferry/model.h"
 #include "ferry/swap.h"
 #include "ferry/zero.h"
@@ -130,6 +131,6 @@ struct DeviceNeeds {
 // `config` is of one rank: its micro-batches, its budgets. `layers` can be cut by the partition.
 Plan make_plan(const Config& config, const std::vector<model::Layer>& layers,
                const model::Numerics& numerics, const DeviceNeeds& needs, const StateFormat& state,
-               const zero::Partition& partition = {});
+               const MachineFigures& machine, const zero::Partition& partition = {});
 
 }  // namespace ferry::planner

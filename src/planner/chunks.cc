@@ -81,14 +81,21 @@ int64_t largest_shard(const std::vector<model::Layer>& layers, const zero::Parti
 }
 
 int64_t choose_chunk_elements(const std::vector<model::Layer>& layers, const Config& config,
-                              const zero::Partition& partition) {
+                              const zero::Partition& partition, const MachineFigures& machine,
+                              int64_t update_bytes) {
+    constexpr double kOverheads = 16;  // an update's length: 6 % are lost at most
+    constexpr int64_t kMost = 16 * kMiB;
     const int64_t largest = largest_shard(layers, partition);
     // Large enough for a disk's bandwidth (12 MiB of state), small enough to stay in the caches.
-    // Beside a GPU and without a disk there are many cores, all waiting for memory: what counts is
-    // how often they meet. Updates of 2.9 B parameters by 16 cores took 0.75 s in chunks of 1 Mi
-    // elements, 0.46 s in chunks of 8 Mi.
-    const bool many_cores = config.device == "cuda" && config.budgets.nvme.empty();
-    int64_t elements = many_cores ? 8 * kMiB : kMiB;
+    int64_t elements = kMiB;
+    // Without a disk to wait for, what counts is how often the threads meet: updates of 2.9 B
+    // parameters by 16 cores took 0.75 s in chunks of 1 Mi elements, 0.46 s in chunks of 8 Mi.
+    const double enough = kOverheads * machine.update_overhead_s * machine.dram_bytes_per_s /
+                          static_cast<double>(update_bytes);
+    while (config.budgets.nvme.empty() && elements < kMost &&
+           2 * static_cast<double>(elements) <= enough) {
+        elements *= 2;
+    }
     constexpr int64_t kStagedBytes =
         6 * int64_t{12 + 4 + 4};  // per element: pieces of state (at most), weight, gradient
     while (elements > kLeafElements &&

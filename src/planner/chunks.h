@@ -24,8 +24,10 @@ int64_t leaves_of(const std::vector<Chunk>& chunks, const zero::Partition& parti
 // Elements; a larger chunk would be air.
 int64_t largest_shard(const std::vector<model::Layer>& layers, const zero::Partition& partition);
 
-// A power of two such that a few staged chunks take a small part of the host budget.
+// A power of two such that a few staged chunks take a small part of the host budget. An element's
+// update moves `update_bytes`.
 int64_t choose_chunk_elements(const std::vector<model::Layer>& layers, const Config& config,
-                              const zero::Partition& partition);
+                              const zero::Partition& partition, const MachineFigures& machine,
+                              int64_t update_bytes);
 
 }  // namespace ferry::planner

@@ -2,6 +2,7 @@
 #include "placement.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "chunks.h"
 
@@ -13,15 +14,11 @@ namespace {
 
 // How many buffers of each class: what a step cannot do without, and what keeps the lanes busy.
 struct Depths {
-    int64_t weights = 1, gradients = 1, wire = 1, spare_activations = 0, pieces = 1;
+    int64_t weights = 1, gradients = 1, wire = 1, spare_activations = 0;
     int64_t exchanges = 2;  // with several ranks: what goes out, and what comes in
 };
 constexpr Depths kLean{};
-constexpr Depths kBusy{
-    .weights = 2, .gradients = 2, .wire = 4, .spare_activations = 1, .pieces = 4};
-// Pieces on their way to resident weights, where all else has its place: updates go on while a few
-// of them are copied.
-constexpr int64_t kManyPieces = 16;
+constexpr Depths kBusy{.weights = 2, .gradients = 2, .wire = 4, .spare_activations = 1};
 
 [[noreturn]] void refuse(const Budget& budget, int64_t smallest, const std::string& what,
                          const std::string& otherwise) {
@@ -39,14 +36,14 @@ constexpr int64_t kManyPieces = 16;
 class Placer {
 public:
     Placer(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
-           const std::vector<Park>& parks)
+           const std::vector<Park>& parks, const MachineFigures& machine)
         : config_(config),
           work_(work),
           chunks_(chunks),
           parks_(parks),
           micro_batches_(config.batch.micro_batches),
           tied_(work.layers.back().find(model::Role::head_table) == nullptr),
-          machine_(config.device == "cuda" ? kGpuServer : MachineFigures{}),
+          machine_(machine),
           result_{.device = Budget(Tier::device, config.budgets.device_bytes),
                   .host = Budget(Tier::host, config.budgets.host_bytes)} {}
 
@@ -261,11 +258,37 @@ private:
         // A quarter of the budget at most: memory that holds state saves more than a deeper queue.
         for (const Class c : {Class::stage, Class::weight_piece, Class::gradient_piece,
                               Class::input_piece, Class::park_piece}) {
-            deepen(c, kBusy.pieces, host().limit() / 4);
+            deepen(c, pieces_under_way(), host().limit() / 4);
         }
     }
 
     static constexpr const char* kStaging = "buffers between tiers";
+
+    // Seconds of an update of a whole chunk.
+    double update_seconds() const {
+        const auto bytes = static_cast<double>(
+            work_.chunk_elements *
+            update_bytes(work_.state, work_.numerics.compute, work_.numerics.wire));
+        return machine_.update_overhead_s + bytes / machine_.dram_bytes_per_s;
+    }
+
+    // A chunk is read, updated and written: while the slowest of the three is busy with one, the
+    // others hold as many more as their share of its time, and one is being filled.
+    int64_t pieces_under_way() const {
+        const double read_s = static_cast<double>(bytes_of(Class::stage)) /
+                              machine_.nvme_bytes_per_s,
+                     update_s = update_seconds(), all_s = 2 * read_s + update_s;
+        return 1 + static_cast<int64_t>(std::ceil(all_s / std::max(read_s, update_s)));
+    }
+
+    // Updates of resident weights go on while a block's weights, on their way to the device too,
+    // keep the copies busy.
+    int64_t pieces_behind_a_block() const {
+        constexpr double kMost = 16;
+        const double block_s = static_cast<double>(bytes_of(Class::block_weights)) /
+                               machine_.copy_bytes_per_s;
+        return static_cast<int64_t>(std::min(kMost, 2 + std::ceil(block_s / update_seconds())));
+    }
 
     void reserve(Class c, const char* what, int64_t count) {
         result_.counts[at(c)] = count;
@@ -328,7 +351,7 @@ private:
             if (input != Tier::device) claim(input, "block inputs", bytes_of(Class::activation));
         }
         place_states();
-        if (!has_nvme()) deepen(Class::weight_piece, kManyPieces, host().limit());
+        if (!has_nvme()) deepen(Class::weight_piece, pieces_behind_a_block(), host().limit());
         place_bets();
     }
 
@@ -399,7 +422,7 @@ private:
     bool may_bet(const Chunk& chunk, const Placement::ChunkHomes& homes) {
         if (all_bet() || !can_bet(chunk)) return can_bet(chunk);
         const bool in_memory = homes.state == Tier::host;
-        const bool may_in_memory = config_.device == "cuda" &&
+        const bool may_in_memory = machine_.device_beside &&
                                    config_.budgets.host_bytes != kUnlimited && !is_crumb(chunk);
         if (in_memory && !may_in_memory) return false;
         const int64_t state = in_memory ? 2 * bytes_of(Class::stage) - state_bytes(chunk) : 0;
@@ -419,12 +442,20 @@ private:
             trainable += double(chunk.count);
             if (homes.state == Tier::nvme) stored += double(chunk.count);
         });
+        if (trainable == 0) return 0;
         const double tokens = double(work_.numerics.tokens() * micro_batches_);
-        const double forward = 2 * all * tokens / machine_.flops_per_s;
+        const double by_flops = 2 * all * tokens / machine_.flops_per_s;
+        const double forward = machine_.forward_s > 0 ? machine_.forward_s : by_flops;
+        const double backward =
+            machine_.backward_s > 0 ? machine_.backward_s : 3 * by_flops;  // it recomputes
         const double state = 2.0 * double(work_.state.element_bytes());  // bytes read and written
-        const double optimizer = std::max(state * stored / machine_.nvme_bytes_per_s,
-                                          (state + 8) * trainable / machine_.dram_bytes_per_s);
-        return bet_fraction(forward, 3 * forward, optimizer);  // backward recomputes
+        const double stored_s = state * stored / machine_.nvme_bytes_per_s;
+        const double updates_s =
+            trainable / double(work_.chunk_elements) * update_seconds();
+        // A drive is written afresh in any case; elsewhere than beside a GPU nothing else bets.
+        const bool in_memory = machine_.device_beside && updates_s >= stored_s;
+        const double out_of_place = in_memory ? machine_.out_of_place : 1;
+        return bet_fraction(forward, backward, std::max(stored_s, updates_s), out_of_place);
     }
 
     const Config& config_;
@@ -433,20 +464,20 @@ private:
     const std::vector<Park>& parks_;
     const int64_t micro_batches_;
     const bool tied_;
-    const MachineFigures machine_;
+    const MachineFigures& machine_;
     Placement result_;
 };
 
 }  // namespace
 
-double bet_fraction(double forward_s, double backward_s, double optimizer_s) {
+double bet_fraction(double forward_s, double backward_s, double optimizer_s, double out_of_place) {
     if (optimizer_s <= forward_s) return 0;
-    return std::min(backward_s, optimizer_s - forward_s) / optimizer_s;
+    return std::min(backward_s / out_of_place, optimizer_s - forward_s) / optimizer_s;
 }
 
 Placement place(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
-                const std::vector<Park>& parks) {
-    return Placer(config, work, chunks, parks).make();
+                const std::vector<Park>& parks, const MachineFigures& machine) {
+    return Placer(config, work, chunks, parks, machine).make();
 }
 
 }  // namespace ferry::planner

@@ -24,20 +24,14 @@ struct Placement {
     Budget device, host;
 };
 
-// Rough figures of a small machine, and of a server with a GPU, to weigh costs with until a
-// machine's own are known. They decide how much is worth betting on; they never change a number.
-struct MachineFigures {
-    double flops_per_s = 1.5e11, nvme_bytes_per_s = 1.5e9, dram_bytes_per_s = 2e10;
-};
-constexpr MachineFigures kGpuServer{
-    .flops_per_s = 4e14, .nvme_bytes_per_s = 4e9, .dram_bytes_per_s = 1.5e11};
-
 // The part of the optimizer's work that the next forward pass cannot hide and backward can
 // (design: state x min(b, o - f) / o): what is worth updating before the clip factor is known.
-double bet_fraction(double forward_s, double backward_s, double optimizer_s);
+// `out_of_place`: how many times as long as a settled update a bet takes; backward hides that many
+// times less.
+double bet_fraction(double forward_s, double backward_s, double optimizer_s, double out_of_place);
 
 // Throws does_not_fit naming the tier, the bytes missing and the smallest budget that works.
 Placement place(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
-                const std::vector<Park>& parks);
+                const std::vector<Park>& parks, const MachineFigures& machine);
 
 }  // namespace ferry::planner

@@ -19,7 +19,7 @@ Budget nvme_budget(const Config& config) {
 
 Plan plan_with(int64_t chunk_elements, const Config& config,
                const std::vector<model::Layer>& layers, const model::Numerics& numerics,
-               const DeviceNeeds& needs, const StateFormat& state,
+               const DeviceNeeds& needs, const StateFormat& state, const MachineFigures& machine,
                const zero::Partition& partition) {
     Plan plan{.partition = partition,
               .micro_batches = config.batch.micro_batches,
@@ -48,12 +48,28 @@ Plan plan_with(int64_t chunk_elements, const Config& config,
                         .chunk_elements = plan.chunk_elements,
                         .report_bytes = plan.report_bytes(),
                         .state = plan.state};
-    const Placement placement = place(config, work, plan.chunks, plan.parks);
+    const Placement placement = place(config, work, plan.chunks, plan.parks, machine);
     lay_out(plan, placement, work, nvme_budget(config), config.budgets.nvme.size());
     return plan;
 }
 
 }  // namespace
+
+int64_t update_bytes(const StateFormat& state, DType compute, DType wire) {
+    return 2 * state.element_bytes() + size_of(wire) + (state.split ? 2 : 1) * size_of(compute);
+}
+
+MachineFigures default_figures(const Config& config) {
+    if (config.device != "cuda") return {};
+    // Of a server: an H100 or its like, 16 cores, one good drive.
+    return {.flops_per_s = 4e14,
+            .copy_bytes_per_s = 5e10,
+            .nvme_bytes_per_s = 4e9,
+            .dram_bytes_per_s = 1.5e11,
+            .update_overhead_s = 1.2e-4,
+            .out_of_place = 1,
+            .device_beside = true};
+}
 
 bool Plan::trains_below(int64_t layer) const {
     return std::any_of(layers.begin(), layers.begin() + layer,
@@ -62,14 +78,15 @@ bool Plan::trains_below(int64_t layer) const {
 
 Plan make_plan(const Config& config, const std::vector<model::Layer>& layers,
                const model::Numerics& numerics, const DeviceNeeds& needs, const StateFormat& state,
-               const zero::Partition& partition) {
+               const MachineFigures& machine, const zero::Partition& partition) {
     const bool automatic = config.swap.chunk_elements == 0;
+    const int64_t moved = update_bytes(state, numerics.compute, numerics.wire);
     int64_t elements = automatic
-                           ? choose_chunk_elements(layers, config, partition)
+                           ? choose_chunk_elements(layers, config, partition, machine, moved)
                            : std::min(config.swap.chunk_elements, largest_shard(layers, partition));
     for (;; elements /= 2) {
         try {
-            return plan_with(elements, config, layers, numerics, needs, state, partition);
+            return plan_with(elements, config, layers, numerics, needs, state, machine, partition);
         } catch (const Error& error) {
             // Smaller chunks pass through smaller buffers. Refuse only what the smallest cannot do:
             // then the budget that the message names works.

@@ -16,13 +16,17 @@ struct Fractions {
     double weights_on_nvme = 0, weights_on_device = 0, state_on_device = 0;
 };
 
-// What fits of the rest of the state into the host memory that the weights leave; below 0: they do
-// not fit themselves.
+// Of state and gradients, which wait for the verdict with it; a byte of either that is stored is
+// read once and written once.
+double kept_bytes(const BoundInput& in) { return (in.state_bytes + in.wire_bytes) * in.parameters; }
+
+// What fits of the rest of them into the host memory that the weights leave; below 0: these do not
+// fit themselves.
 double state_in_host(const BoundInput& in, const Fractions& f) {
     const double weights = std::max(0.0, 1 - f.weights_on_nvme - f.weights_on_device);
     const double left = in.host_bytes - weights * in.weights.bytes;
     if (left < 0) return -1;
-    return std::min(1 - f.state_on_device, left / (in.state_bytes * in.parameters));
+    return std::min(1 - f.state_on_device, left / kept_bytes(in));
 }
 
 // Weights that the host trains, of a part of them kept somewhere: what is frozen goes there first.
@@ -32,10 +36,9 @@ double trained(const WeightTraffic& w, double kept) {
 
 bool admissible(const BoundInput& in, const Fractions& f, double in_host) {
     const double n = in.parameters, weights = in.weights.bytes;
-    const double on_device = f.weights_on_device * weights +
-                             f.state_on_device * (in.state_bytes + in.wire_bytes) * n;
-    const double on_nvme = (1 - in_host - f.state_on_device) * in.state_bytes * n +
-                           f.weights_on_nvme * weights;
+    const double on_device = f.weights_on_device * weights + f.state_on_device * kept_bytes(in);
+    const double on_nvme =
+        (1 - in_host - f.state_on_device) * kept_bytes(in) + f.weights_on_nvme * weights;
     // Whose state is on the device has its weights there.
     const bool beside_weights =
         f.state_on_device * in.weight_bytes * n <= f.weights_on_device * weights * (1 + 1e-9);
@@ -63,7 +66,7 @@ Term slowest(const BoundInput& in, const Fractions& f, double in_host) {
     const double up = reads_without(f.weights_on_device) + returning + in.input_bytes;
     const double down = in.wire_bytes * n * by_host + in.input_bytes + reads * returning;
     const double stored =
-        2 * in.state_bytes * std::max(0.0, by_host - in_host) * n +
+        2 * kept_bytes(in) * std::max(0.0, by_host - in_host) +
         reads_without(1 - f.weights_on_nvme) + (1 + reads) * trained(w, f.weights_on_nvme);
     const double on_device = update_bytes(in) * n * f.state_on_device;
     const LinkSpeeds& s = in.speeds;

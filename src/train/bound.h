@@ -46,7 +46,7 @@ struct BoundInput {
 struct Bound {
     double seconds = 0;
     std::string binding{};  // the link that sets it
-    // Of the best placement.
+    // Of the best placement; gradients lie where their state does.
     double state_in_host = 0, weights_on_nvme = 0, weights_on_device = 0, state_on_device = 0;
 };
 

@@ -15,6 +15,7 @@
 #include "loss_scale.h"
 #include "measure.h"
 #include "path_rows.h"
+#include "plan_figures.h"
 #include "predict.h"
 #include "rank_lane.h"
 #include "ranks.h"
@@ -81,6 +82,7 @@ public:
                  staging(Class::weight_piece)),
           record_(identity_of(config, numerics_record(), loader_.info())) {
         pool_.seal();
+        if (!executor_.simulated()) say_figures();
         record_schedules();
         if (ranks_) require_same_exchanges(*ranks_, executor_, schedules());
         if (device_.kind() == DeviceKind::cuda) warm_up_device();
@@ -229,8 +231,9 @@ private:
                 loader_.info());
         }
         return within_memory(
-            plan_of_rank(config_, device_, decoder_, partition_, ranks_, executor_), config_,
-            topology_, device_);
+            plan_of_rank(config_, device_, decoder_, partition_,
+                         planning_figures(config_, layers_, figures_), ranks_, executor_),
+            config_, topology_, device_);
     }
 
     std::vector<const swap::Schedule*> schedules() const {
@@ -310,6 +313,16 @@ private:
     }
 
     void measure();
+
+    void say_figures() const {
+        if (figures_) return log_info("planned by the figures of this machine's file");
+        const bool gpu = device_.kind() == DeviceKind::cuda;
+        log_info("planned by the default figures of a " +
+                 std::string(gpu ? "server with a GPU" : "small machine") +
+                 "; `ferry bench --all --save FILE` measures this one's, --machine FILE plans by "
+                 "them");
+    }
+
     void judge(const Figures& figures);
     Bench bench() { return {plan_, device_, executor_, kernels_, *store_, ops_.get()}; }
 
@@ -491,7 +504,8 @@ void Run::measure() {
     totals_ = report();  // what is moved from here on is not the run's
     kernels_.states()[0] = {.step = 1, .gradient_scale = 1};
     Figures figures = measure_figures(steps_[static_cast<size_t>(Previous::rest)][0], bench(),
-                                      *teams_, settler_.scalars(1, 1.0)[0], arena_, shape_.vocab);
+                                      *teams_, topology_, settler_.scalars(1, 1.0)[0], arena_,
+                                      shape_.vocab, updated_bytes(plan_));
     figures.machine.links.nvme_bytes_per_s = time_storage(plan_, *store_, executor_);
     if (ranks_) figures.machine.links.comm_bytes_per_s = time_gathers(bench(), *ranks_);
     judge(figures);

@@ -10,6 +10,7 @@
 #include "ferry/topology.h"
 #include "ferry/train.h"
 #include "measure.h"
+#include "plan_figures.h"
 #include "predict.h"
 #include "ranks.h"
 #include "settle.h"
@@ -45,10 +46,19 @@ public:
 
     Plan plan(const Config& config) const override {
         return planner::make_plan(possible(config), decoder_.layers(), decoder_.numerics(), needs_,
-                                  format_of(config), partition_);
+                                  format_of(config),
+                                  planning_figures(possible(config), decoder_.layers(), machine_,
+                                                   kernels_),
+                                  partition_);
     }
 
-    Figures measure(const Plan& plan) override {
+    void plan_by(const std::optional<Machine>& machine,
+                 const std::optional<KernelTimes>& kernels) override {
+        machine_ = machine;
+        kernels_ = kernels;
+    }
+
+    Figures measure(const Plan& plan, Memory memory) override {
         const Topology machine = own_machine();
         const Plan sample = within_memory(buffers_of(plan), config_, machine, *device_);
         const auto teams = make_teams(of_rank(config_), machine, *executor_);
@@ -66,8 +76,11 @@ public:
             swap::Store::make({.host_arena = staging}, *executor_, *device_, nullptr, kernels);
         Figures found = measure_figures(record_step(sample, Previous::rest, false),
                                         {sample, *device_, *executor_, kernels, *store, ops.get()},
-                                        *teams, optim::scalars_of(hyper_of(config_), 1, 1.0),
-                                        staging, decoder_.shape().vocab);
+                                        *teams, machine,
+                                        optim::scalars_of(hyper_of(config_), 1, 1.0), staging,
+                                        decoder_.shape().vocab,
+                                        memory == Memory::of_plan ? updated_bytes(plan)
+                                                                  : kUnlimited);
         store->drain();  // throws what went wrong
         return found;
     }
@@ -180,6 +193,8 @@ private:
     // As it was before anything was measured there.
     const planner::DeviceNeeds needs_;
     const int64_t device_most_;
+    std::optional<Machine> machine_{};
+    std::optional<KernelTimes> kernels_{};
 };
 
 }  // namespace

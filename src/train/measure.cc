@@ -7,6 +7,7 @@
 #include <map>
 #include <vector>
 
+#include "ferry/pinned_mem.h"
 #include "predict.h"
 #include "setup.h"
 #include "state_io.h"
@@ -14,6 +15,18 @@
 namespace ferry::train {
 
 using planner::Op;
+
+bool is_timed(const swap::Task& task) {
+    return task.lane == swap::Lane::compute && !is_update(task);
+}
+
+KernelTimes::Kind kind_of(const swap::Task& task, const planner::Plan& plan) {
+    const auto layer = static_cast<int64_t>(plan.layers[static_cast<size_t>(task.layer)].kind);
+    const auto op = static_cast<Op>(task.op);
+    const bool of_chunk = op == Op::round || op == Op::cut || op == Op::sum;
+    const int64_t size = of_chunk ? plan.chunks[static_cast<size_t>(task.item)].count : task.bytes;
+    return {task.op, layer, size};
+}
 
 namespace {
 
@@ -62,19 +75,6 @@ struct Work {
                        this});
     }
 };
-
-bool is_timed(const swap::Task& task) {
-    return task.lane == swap::Lane::compute && !is_update(task);
-}
-
-// Blocks are alike; edge layers and chunks of different sizes are not.
-KernelTimes::Kind kind_of(const swap::Task& task, const planner::Plan& plan) {
-    const auto layer = static_cast<int64_t>(plan.layers[static_cast<size_t>(task.layer)].kind);
-    const auto op = static_cast<Op>(task.op);
-    const bool of_chunk = op == Op::round || op == Op::cut || op == Op::sum;
-    const int64_t size = of_chunk ? plan.chunks[static_cast<size_t>(task.item)].count : task.bytes;
-    return {task.op, layer, size};
-}
 
 // The time to go by: of this kind, or of one that differs in its size alone, where the size is a
 // number of bytes or elements.
@@ -267,24 +267,81 @@ double time_copies(const Bench& on, std::span<std::byte> host) {
     return static_cast<double>(bytes) / std::min({time(), time(), time()});
 }
 
-double time_updates(NodeTeams& teams, const optim::Scalars& scalars, const planner::Plan& plan,
-                    std::span<std::byte> state, std::span<std::byte> weight) {
-    const std::vector<std::byte> gradient(
-        static_cast<size_t>(plan.chunk_elements * size_of(plan.wire)));
-    const int64_t count = plan.chunk_elements;
-    optim::Span span = state_span(plan, count, state.data(), state.data());
-    span.gradient = gradient.data();
-    span.gradient_type = plan.wire;
-    span.weight = weight.data();
-    span.weight_type = plan.compute;
-    if (plan.state.split) span.weight_in = reinterpret_cast<const uint16_t*>(weight.data());
-    std::ranges::fill(state, std::byte{});
-    std::ranges::fill(weight, std::byte{});
-    double best = seconds_of([&] { optim::update(teams, span, scalars); });
-    for (int i = 0; i < 5; ++i) {
-        best = std::min(best, seconds_of([&] { optim::update(teams, span, scalars); }));
+namespace {
+
+// Chunks of state with their gradients and weights, one after the other in memory.
+class ColdUpdates {
+public:
+    ColdUpdates(NodeTeams& teams, const optim::Scalars& scalars, const planner::Plan& plan,
+                std::span<std::byte> memory)
+        : teams_(teams), scalars_(scalars), plan_(plan), memory_(memory) {}
+
+    // Seconds of an update of so many elements, by a pass over all of the memory.
+    double seconds(int64_t elements, bool in_place) {
+        const int64_t pieces = std::ssize(memory_) / (elements * bytes_each(plan_));
+        const auto pass = [&] {
+            return seconds_of([&] {
+                for (int64_t i = 0; i < pieces; ++i)
+                    update(elements, i, in_place ? i : (i + 1) % pieces);
+            });
+        };
+        pass();
+        return std::min({pass(), pass(), pass()}) / static_cast<double>(pieces);
     }
-    return static_cast<double>(update_bytes(plan, count)) / best;
+
+    static int64_t bytes_each(const planner::Plan& plan) {
+        return plan.state.element_bytes() + size_of(plan.wire) + size_of(plan.compute);
+    }
+
+private:
+    void update(int64_t elements, int64_t from, int64_t to) {
+        std::byte* in = memory_.data() + from * elements * bytes_each(plan_);
+        std::byte* out = memory_.data() + to * elements * bytes_each(plan_);
+        optim::Span span = state_span(plan_, elements, in, out);
+        span.gradient = in + elements * plan_.state.element_bytes();
+        span.gradient_type = plan_.wire;
+        const auto weight_at = elements * (plan_.state.element_bytes() + size_of(plan_.wire));
+        span.weight = out + weight_at;
+        span.weight_type = plan_.compute;
+        if (plan_.state.split) span.weight_in = reinterpret_cast<uint16_t*>(in + weight_at);
+        optim::update(teams_, span, scalars_);
+    }
+
+    NodeTeams& teams_;
+    const optim::Scalars& scalars_;
+    const planner::Plan& plan_;
+    std::span<std::byte> memory_;
+};
+
+}  // namespace
+
+int64_t updated_bytes(const planner::Plan& plan) {
+    int64_t elements = 0;
+    for (const planner::Chunk& chunk : plan.chunks) elements += chunk.trainable ? chunk.count : 0;
+    return elements * ColdUpdates::bytes_each(plan);
+}
+
+UpdateRates time_updates(NodeTeams& teams, const Topology& machine, const optim::Scalars& scalars,
+                         const planner::Plan& plan, int64_t working_bytes) {
+    constexpr int64_t kMost = 512 * kMiB;
+    const int64_t large = plan.chunk_elements, each = ColdUpdates::bytes_each(plan);
+    const int64_t small = std::max(optim::kLeaf, round_down(large / 8, optim::kLeaf));
+    // What lies in the caches between two updates does so in a run as well; no more than that does.
+    const int64_t enough = std::min({working_bytes, 2 * machine.l3_bytes, kMost});
+    const int64_t bytes = std::max(enough, 2 * large * each);
+    pinned_mem::Pool pool(machine, bytes);
+    ColdUpdates updates(teams, scalars, plan, pool.reserve("updates", bytes, teams));
+    const double whole_s = updates.seconds(large, true);
+    const double part_s = large > small ? updates.seconds(small, true) : whole_s;
+    // A line through both: seconds = overhead + elements * slope.
+    const double slope = large > small
+                             ? (whole_s - part_s) / static_cast<double>(large - small)
+                             : whole_s / static_cast<double>(large);
+    const double overhead_s =
+        std::clamp(whole_s - slope * static_cast<double>(large), 0.0, whole_s / 2);
+    return {.bytes_per_s = static_cast<double>(update_bytes(plan, large)) / (whole_s - overhead_s),
+            .overhead_s = overhead_s,
+            .out_of_place = std::max(1.0, updates.seconds(large, false) / whole_s)};
 }
 
 double time_device_updates(const Bench& on, const optim::Scalars& scalars) {
@@ -367,7 +424,8 @@ double time_gathers(const Bench& on, comm::Communicator& ranks) {
 }
 
 Figures measure_figures(const swap::Schedule& step, const Bench& on, NodeTeams& teams,
-                        const optim::Scalars& scalars, std::span<std::byte> host, int64_t vocab) {
+                        const Topology& topology, const optim::Scalars& scalars,
+                        std::span<std::byte> host, int64_t vocab, int64_t working_bytes) {
     const auto staging = [&](planner::Class c) {
         const planner::Buffers& b = on.plan.buffers[static_cast<size_t>(c)];
         return host.subspan(static_cast<size_t>(b.offset), static_cast<size_t>(b.bytes));
@@ -380,7 +438,10 @@ Figures measure_figures(const swap::Schedule& step, const Bench& on, NodeTeams& 
     found.kernels.gemm_flops_per_s = time_product(on, state.first(state.size() / 8 * 4));
     Machine& machine = found.machine;
     machine.links.copy_bytes_per_s = time_copies(on, weight);
-    machine.links.dram_bytes_per_s = time_updates(teams, scalars, on.plan, state, weight);
+    const UpdateRates updates = time_updates(teams, topology, scalars, on.plan, working_bytes);
+    machine.links.dram_bytes_per_s = updates.bytes_per_s;
+    machine.update_overhead_s = updates.overhead_s;
+    machine.out_of_place = updates.out_of_place;
     machine.check_bytes_per_s = time_checks(state);
     machine.threads = teams.all().threads();
     machine.computes_on_host = on.device.kind() == DeviceKind::cpu;

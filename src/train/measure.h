@@ -24,6 +24,11 @@ struct Bench {
     ops::Ops* ops = nullptr;  // null: of updates alone, without a model
 };
 
+// A kernel of the compute lane that can be timed alone: no update, which would change the state.
+bool is_timed(const swap::Task& task);
+// Blocks are alike; edge layers and chunks of different sizes are not.
+KernelTimes::Kind kind_of(const swap::Task& task, const planner::Plan& plan);
+
 // Fills the plan's device buffers with small numbers of every sign, in any compute type, and its
 // token buffers with tokens: what is left there by chance, zeros or denormals, takes other times.
 void fill_buffers(const Bench& on, std::span<std::byte> staging, int64_t vocab);
@@ -39,10 +44,18 @@ double time_product(const Bench& on, std::span<const std::byte> numbers);
 double time_checks(std::span<std::byte> bytes);
 // Bytes a second of copies from device to host.
 double time_copies(const Bench& on, std::span<std::byte> host);
-// DRAM bytes a second of the optimizer's update over `state` (one chunk's).
-double time_updates(NodeTeams& teams, const optim::Scalars& scalars, const planner::Plan& plan,
-                    std::span<std::byte> state, std::span<std::byte> weight);
-// The same by the GPU, over its own memory: a buffer's.
+// Of state, gradients and weights that a step's updates go over, wherever they live.
+int64_t updated_bytes(const planner::Plan& plan);
+struct UpdateRates {
+    double bytes_per_s = 0;  // of memory, beside the overhead
+    double overhead_s = 0;   // of each update
+    double out_of_place = 1;
+};
+// The optimizer's update of one chunk after another, on memory of its own: `working_bytes` or
+// somewhat more than the last cache holds.
+UpdateRates time_updates(NodeTeams& teams, const Topology& machine, const optim::Scalars& scalars,
+                         const planner::Plan& plan, int64_t working_bytes);
+// Bytes a second of an update by the GPU, over its own memory: a buffer's.
 double time_device_updates(const Bench& on, const optim::Scalars& scalars);
 // Bytes a second to and from NVMe, mixed: stored state and weights are rewritten through the
 // staging buffers, as the optimizer pass does but without the update. 0: none of them is stored.
@@ -52,6 +65,7 @@ double time_gathers(const Bench& on, comm::Communicator& ranks);
 // All of the above but storage and the ranks. `host` is the host arena, its staging buffers at
 // least. Fills the plan's device buffers first.
 Figures measure_figures(const swap::Schedule& step, const Bench& on, NodeTeams& teams,
-                        const optim::Scalars& scalars, std::span<std::byte> host, int64_t vocab);
+                        const Topology& topology, const optim::Scalars& scalars,
+                        std::span<std::byte> host, int64_t vocab, int64_t working_bytes);
 
 }  // namespace ferry::train

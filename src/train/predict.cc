@@ -1,5 +1,6 @@
 #include "predict.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "ferry/optim.h"
@@ -27,11 +28,17 @@ double bytes_checked_by_update(const planner::Plan& plan, const Task& task) {
     return static_cast<double>((recast ? state : 2 * state + gradient) + stored(chunk.weight));
 }
 
-// The update on all cores, then the checks on one.
+// The update on all cores and at the rate of all memory, then the checks, in cache and on one core.
 Cost update_cost(double update_s, double checks_s, double one) {
     const double seconds = update_s + checks_s;
     if (seconds <= 0) return {};
-    return {seconds, {(update_s + one * checks_s) / seconds, 0, 0}};
+    return {seconds, {(update_s + one * checks_s) / seconds, 0, update_s / seconds}};
+}
+
+// The part of the memory's bandwidth that moving this many of its bytes a second takes.
+double part_of_dram(double bytes_per_s, const Machine& machine) {
+    const double most = machine.links.dram_bytes_per_s;
+    return most > 0 ? std::min(1.0, bytes_per_s / most) : 0;
 }
 
 }  // namespace
@@ -57,28 +64,36 @@ double comm_seconds(int64_t bytes, const LinkSpeeds& speeds) {
 swap::CostModel cost_model(const planner::Plan& plan, const KernelTimes& kernels,
                            const Machine& machine) {
     const double one = 1.0 / machine.threads, on_host = machine.computes_on_host ? 1 : 0;
-    return [&plan, &kernels, machine, one, on_host](const Task& task) -> Cost {
+    const LinkSpeeds& links = machine.links;
+    // A GPU's copy reads or writes host memory, a copy in it does both. A check reads what storage
+    // has just brought.
+    const double of_copies = part_of_dram((1 + on_host) * links.copy_bytes_per_s, machine);
+    const double of_storage =
+        part_of_dram(links.dram_per_nvme_byte * links.nvme_bytes_per_s, machine);
+    const double of_checks = part_of_dram(machine.check_bytes_per_s, machine);
+    return [=, &plan, &kernels](const Task& task) -> Cost {
         const auto bytes = static_cast<double>(task.bytes);
         switch (task.lane) {
             case swap::Lane::compute:
                 if (is_update(task))
                     return {bytes_of_update(plan, task) / machine.links.device_bytes_per_s,
-                            {on_host, 0, 0}};
+                            {on_host, 0, on_host}};
                 return {kernels.of(task, plan), {on_host, 0, 0}};
             case swap::Lane::h2d:
             case swap::Lane::d2h:
-                return {bytes / machine.links.copy_bytes_per_s, {on_host * one, 0, 0}};
+                return {bytes / machine.links.copy_bytes_per_s, {on_host * one, 0, of_copies}};
             case swap::Lane::team:
                 if (!is_update(task)) return {};  // tokens are copied: nothing beside the rest
-                return update_cost(bytes_of_update(plan, task) / machine.links.dram_bytes_per_s,
+                return update_cost(machine.update_overhead_s +
+                                       bytes_of_update(plan, task) / machine.links.dram_bytes_per_s,
                                    bytes_checked_by_update(plan, task) / machine.check_bytes_per_s,
                                    one);
             case swap::Lane::check:
-                return {bytes / machine.check_bytes_per_s, {one, 0, 0}};
+                return {bytes / machine.check_bytes_per_s, {one, 0, of_checks}};
             case swap::Lane::read:
             case swap::Lane::write:
                 if (task.verb != swap::Verb::read && task.verb != swap::Verb::write) return {};
-                return {bytes / machine.links.nvme_bytes_per_s, {0, 1, 0}};
+                return {bytes / machine.links.nvme_bytes_per_s, {0, 1, of_storage}};
             case swap::Lane::comm:
                 return {comm_seconds(task.bytes, machine.links), {on_host * one, 0, 0}};
         }

@@ -17,6 +17,8 @@ double bytes_of_update(const planner::Plan& plan, const swap::Task& task);
 double comm_seconds(int64_t bytes, const LinkSpeeds& speeds);
 
 // Kernels and updates take all cores, copies and checks one each; reads and writes share the disk.
+// Updates take all of the memory's bandwidth, as they do alone, and whatever else goes through it
+// its own rate's part: beside a GPU's copies both get slower.
 swap::CostModel cost_model(const planner::Plan& plan, const KernelTimes& kernels,
                            const Machine& machine);
 

@@ -141,12 +141,13 @@ Topology machine_of_rank(Topology machine, comm::Communicator* ranks, Executor& 
 
 planner::Plan plan_of_rank(const Config& config, const Device& device,
                            const model::Decoder& decoder, const zero::Partition& partition,
-                           comm::Communicator* ranks, Executor& executor) {
+                           const planner::MachineFigures& machine, comm::Communicator* ranks,
+                           Executor& executor) {
     Config possible = within(config, device);
     planner::DeviceNeeds needs = needs_of(device, decoder);
     const auto plan = [&] {
         return planner::make_plan(possible, decoder.layers(), decoder.numerics(), needs,
-                                  format_of(config), partition);
+                                  format_of(config), machine, partition);
     };
     if (!ranks) return plan();
     struct Memory {

@@ -53,7 +53,8 @@ Plan plan_of(Config config, const RehearsalOptions& options) {
     constexpr int64_t kSmall = 4096;  // bytes of what only a model would have
     const auto plan = [&] {
         return planner::make_plan(config, layers_for(options), numerics_of(config),
-                                  {.activation = kSmall, .scratch = kSmall}, format_of(config));
+                                  {.activation = kSmall, .scratch = kSmall}, format_of(config),
+                                  planner::default_figures(config));
     };
     const auto keeps_weights = [](const Plan& made) {
         return std::any_of(made.layer_plans.begin(), made.layer_plans.end(),
@@ -135,8 +136,9 @@ public:
         Machine machine{.threads = teams_->all().threads()};
         machine.links.copy_bytes_per_s = time_copies(on, buffer(Class::weight_piece));
         machine.links.dram_bytes_per_s =
-            time_updates(*teams_, optim::scalars_of(hyper_, 1, 1.0), plan_, buffer(Class::stage),
-                         buffer(Class::weight_piece));
+            time_updates(*teams_, machine_, optim::scalars_of(hyper_, 1, 1.0), plan_,
+                         updated_bytes(plan_))
+                .bytes_per_s;
         machine.check_bytes_per_s = time_checks(buffer(Class::stage));
         return machine;
     }

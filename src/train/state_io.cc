@@ -58,8 +58,7 @@ optim::Span state_span(const planner::Plan& plan, int64_t count, const std::byte
 }
 
 int64_t update_bytes(const planner::Plan& plan, int64_t count) {
-    const int64_t weights = (plan.state.split ? 2 : 1) * size_of(plan.compute);
-    return count * (2 * plan.state.element_bytes() + size_of(plan.wire) + weights);
+    return count * planner::update_bytes(plan.state, plan.compute, plan.wire);
 }
 
 uint64_t StateIo::initialise(const Fill& fill, float moment) {

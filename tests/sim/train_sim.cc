@@ -122,6 +122,7 @@ TEST_F(TrainSim, GetsOverEveryHiccup) {
         Config config = tiny_config_on_nvme(*data_);
         config.swap.bets = seed % 3 == 0 ? "auto" : seed % 3 == 1 ? "all" : "off";
         config.swap.groups = 1 + static_cast<int64_t>(seed % 2);
+        config.swap.state_on_device = seed % 5 < 2 ? 1 : 0;
         config.budgets.host_bytes = (112 + static_cast<int64_t>(seed * 37 % 300)) * kKiB;
         config.budgets.device_bytes = (280 + static_cast<int64_t>(seed * 53 % 300)) * kKiB;
         const SimulatedOutcome outcome = simulate(config, {.seed = seed,

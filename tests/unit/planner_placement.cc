@@ -10,11 +10,13 @@ namespace ferry::planner {
 namespace {
 
 TEST(BetFraction, IsWhatForwardCannotHideAndBackwardCan) {
-    EXPECT_EQ(bet_fraction(1, 3, 0.5), 0);
-    EXPECT_EQ(bet_fraction(1, 3, 1), 0);
-    EXPECT_DOUBLE_EQ(bet_fraction(1, 3, 2), 0.5);
-    EXPECT_DOUBLE_EQ(bet_fraction(1, 3, 4), 0.75);
-    EXPECT_DOUBLE_EQ(bet_fraction(1, 3, 12), 0.25);  // backward hides no more than itself
+    EXPECT_EQ(bet_fraction(1, 3, 0.5, 1), 0);
+    EXPECT_EQ(bet_fraction(1, 3, 1, 1), 0);
+    EXPECT_DOUBLE_EQ(bet_fraction(1, 3, 2, 1), 0.5);
+    EXPECT_DOUBLE_EQ(bet_fraction(1, 3, 4, 1), 0.75);
+    EXPECT_DOUBLE_EQ(bet_fraction(1, 3, 12, 1), 0.25);  // backward hides no more than itself
+    EXPECT_DOUBLE_EQ(bet_fraction(1, 3, 12, 2), 0.125);  // and half of what takes twice as long
+    EXPECT_DOUBLE_EQ(bet_fraction(1, 3, 2, 2), 0.5);
 }
 
 model::Layer layer(model::LayerKind kind, int64_t decayed, int64_t norms) {
@@ -49,7 +51,12 @@ Config beside_gpu() {
 Plan plan_of(const Config& config, const StateFormat& state = {}, DType compute = DType::f32) {
     return make_plan(config, three_blocks(),
                      {.sequence = 64, .micro_batch = 1, .compute = compute, .wire = compute},
-                     {.activation = 32768, .scratch = 1 << 20}, state);
+                     {.activation = 32768, .scratch = 1 << 20}, state, default_figures(config));
+}
+
+Plan plan_by(const Config& config, const MachineFigures& machine) {
+    return make_plan(config, three_blocks(), {.sequence = 64, .micro_batch = 1},
+                     {.activation = 32768, .scratch = 1 << 20}, {}, machine);
 }
 
 TEST(Chunks, NeverStraddleASegmentAndCoverEveryElementOnce) {
@@ -374,7 +381,7 @@ TEST(Plan, BlockInputsSpillToTheHostAndThenToNvme) {
 // two slots and is never updated in place.
 TEST(Bets, StateInMemoryBetsWhereThereIsRoom) {
     Config config = beside_gpu();
-    config.batch.micro_batches = 256;  // backward has time to hide updates
+    config.batch.micro_batches = 2048;  // backward has time to hide updates
     const auto bets = [&] {
         const Plan plan = plan_of(config);
         int64_t count = 0;
@@ -402,6 +409,75 @@ TEST(Bets, StateInMemoryBetsWhereThereIsRoom) {
     config.device = "cpu";
     config.budgets.host_bytes = kGiB;
     EXPECT_EQ(bets(), 0);
+}
+
+// ---------------------------------------------------------------- by the machine's figures
+
+int64_t count_bets(const Plan& plan) { return std::ranges::count_if(plan.chunks, &Chunk::bets); }
+
+TEST(Figures, DecideHowMuchBets) {
+    Config config = beside_gpu();
+    config.budgets.host_bytes = kGiB;
+    MachineFigures machine = default_figures(config);
+    const int64_t chunks = std::ssize(plan_by(config, machine).chunks);
+    // Updates that the forward pass hides need no bets; others do, as far as backward hides them.
+    machine.forward_s = machine.backward_s = 10;
+    EXPECT_EQ(count_bets(plan_by(config, machine)), 0);
+    machine.forward_s = 1e-9;
+    const int64_t most = count_bets(plan_by(config, machine));
+    EXPECT_GT(most, chunks / 2);
+    machine.backward_s = 1e-9;
+    EXPECT_EQ(count_bets(plan_by(config, machine)), 0);
+    // Twice the price is half the bets.
+    const double updates_s = 9 * machine.update_overhead_s;  // 9 chunks of 65,536 and norms' crumbs
+    machine.backward_s = updates_s * 0.8;
+    const int64_t cheap = count_bets(plan_by(config, machine));
+    machine.out_of_place = 2;
+    const int64_t dear = count_bets(plan_by(config, machine));
+    EXPECT_GT(cheap, dear);
+    EXPECT_NEAR(double(cheap) / 2, double(dear), 1);
+    // Where updates would take the kernels' cores nothing in memory bets.
+    machine.device_beside = false;
+    EXPECT_EQ(count_bets(plan_by(config, machine)), 0);
+}
+
+TEST(Figures, DecideHowLongAnUpdateIs) {
+    Config config = small_config();
+    const auto elements = [&](double overhead_s, double bytes_per_s) {
+        MachineFigures machine;
+        machine.update_overhead_s = overhead_s;
+        machine.dram_bytes_per_s = bytes_per_s;
+        std::vector<model::Layer> layers = three_blocks();
+        layers[1].segments[0].count = 64 * kMiB;
+        return choose_chunk_elements(layers, config, machine, 28);
+    };
+    EXPECT_EQ(elements(1.2e-4, 1.5e11), 8 * kMiB);  // a server
+    EXPECT_EQ(elements(2e-5, 2e10), kMiB);          // a small machine
+    EXPECT_EQ(elements(1, 1e12), 16 * kMiB);
+    config.budgets.nvme = {{.path = "disk"}};  // which takes longer than any meeting
+    EXPECT_EQ(elements(1.2e-4, 1.5e11), kMiB);
+}
+
+TEST(Figures, DecideHowManyPiecesAreUnderWay) {
+    Config config = small_config();
+    config.budgets.nvme = {{.path = "disk"}};
+    config.swap.state_on_nvme = 1;
+    const auto stages = [&](double nvme, double dram) {
+        MachineFigures machine{.nvme_bytes_per_s = nvme, .dram_bytes_per_s = dram};
+        machine.update_overhead_s = 0;
+        return plan_by(config, machine).buffers[size_t(Class::stage)].count;
+    };
+    EXPECT_EQ(stages(1e9, 1e12), 4);  // read and written, a moment's update, one being filled
+    EXPECT_EQ(stages(1e9, 3e9), 4);
+    EXPECT_EQ(stages(1e12, 1e9), 3);  // all the time is the update's
+    config.budgets.nvme.clear();
+    config.swap.state_on_nvme = -1;
+    const auto pieces = [&](double copies) {
+        MachineFigures machine{.copy_bytes_per_s = copies};
+        return plan_by(config, machine).buffers[size_t(Class::weight_piece)].count;
+    };
+    EXPECT_EQ(pieces(1e12), 3);
+    EXPECT_EQ(pieces(1e6), 16);
 }
 
 }  // namespace

@@ -38,7 +38,8 @@ Plan plan_of(int64_t stage, int rank, int ranks, BudgetConfig budgets = {}) {
     return make_plan(
         config, three_blocks(),
         {.sequence = 64, .micro_batch = 1, .compute = DType::bf16, .wire = DType::bf16},
-        {.activation = 32768, .scratch = 1 << 20}, {}, zero::partition_of(stage, rank, ranks));
+        {.activation = 32768, .scratch = 1 << 20}, {}, default_figures(config),
+        zero::partition_of(stage, rank, ranks));
 }
 
 class Stages : public testing::TestWithParam<int64_t> {};

@@ -110,8 +110,28 @@ TEST(CostModel, TheHostsCoresAreSharedWhereItComputes) {
         machine.computes_on_host = on_host;
         return cost_model(plan, {}, machine)({.verb = Verb::copy, .lane = Lane::d2h}).part;
     };
-    EXPECT_EQ(part(true), (std::array<double, swap::kShared>{0.25, 0, 0}));
-    EXPECT_EQ(part(false), (std::array<double, swap::kShared>{}));
+    EXPECT_EQ(part(true), (std::array<double, swap::kShared>{0.25, 0, 0.2}));  // read and written
+    EXPECT_EQ(part(false), (std::array<double, swap::kShared>{0, 0, 0.1}));
+}
+
+// What goes through memory takes its part of it: an update all, storage what its bytes cost.
+TEST(CostModel, MemoryIsSharedByWhateverGoesThroughIt) {
+    planner::Plan plan = one_chunk();
+    Machine machine = kMachine;
+    machine.computes_on_host = false;
+    machine.links.dram_per_nvme_byte = 2;
+    const auto dram = [&](const Task& task) {
+        return cost_model(plan, {}, machine)(task).part[static_cast<size_t>(swap::Shared::dram)];
+    };
+    const auto update = static_cast<uint8_t>(Op::update);
+    EXPECT_EQ(dram({.lane = Lane::team, .op = update}), 1);
+    EXPECT_EQ(dram({.verb = Verb::copy, .lane = Lane::h2d, .bytes = 1}), 0.1);
+    EXPECT_EQ(dram({.verb = Verb::read, .lane = Lane::read, .bytes = 1}), 0.4);
+    EXPECT_EQ(dram({.verb = Verb::seal, .lane = Lane::check, .bytes = 1}), 0.4);
+    // The GPU's own memory is another one; a CPU device's is the same.
+    EXPECT_EQ(dram({.lane = Lane::compute, .op = update}), 0);
+    machine.computes_on_host = true;
+    EXPECT_EQ(dram({.lane = Lane::compute, .op = update}), 1);
 }
 
 TEST(CostModel, TheDeviceUpdatesAtTheRateOfItsOwnMemory) {
