@@ -95,7 +95,7 @@ void run_plan(const PlanOptions& options) {
     if (count.on_a_host == 0) count.on_a_host = count.ranks;
     std::optional<MachineFile> machine;
     if (!options.machine.empty()) machine = MachineFile::read(options.machine);
-    const auto forecaster = train::Forecaster::make(config, count);
+    const auto forecaster = forecaster_for(config, count, machine);
     if (machine) plan_by(*machine, config, *forecaster);
     const planner::Plan plan = forecaster->plan(config);
     const optim::LrSchedule schedule = train::schedule_of(config);

@@ -12,6 +12,8 @@ namespace {
 
 constexpr int64_t kSampleBytes = 256 * kMiB;  // of files on each path
 constexpr double kSampleSeconds = 0.5;
+// What a GPU's context and this program's libraries took on an H200: 0.64 GiB.
+constexpr int64_t kAssumedOverhead = 704 * kMiB;
 
 // Reads and writes at once, with the configuration's own settings.
 double measure_path(const Config& config, const std::string& path) {
@@ -50,13 +52,32 @@ private:
         const auto machine = file_ ? file_->machine(what) : std::nullopt;
         auto kernels = file_ ? file_->kernels(what) : std::nullopt;
         if (kernels && !forecaster.covers(plan_, *kernels)) kernels.reset();
-        if (!machine || !kernels) {
+        if (!forecaster.is_here()) {
+            assume(forecaster, what, !machine, !kernels);
+        } else if (!machine || !kernels) {
             found_.figures = forecaster.measure(plan_, train::Forecaster::Memory::of_plan);
             if (!machine) found_.measured.emplace_back("memory and copies");
             if (!kernels) found_.measured.emplace_back("this model's kernels");
         }
         if (machine) found_.figures.machine = *machine;
         if (kernels) found_.figures.kernels = *kernels;
+    }
+
+    void assume(const train::Forecaster& forecaster, const FiguresOf& what, bool links,
+                bool kernels) {
+        is_here_ = false;
+        found_.figures = forecaster.assumed(plan_);
+        if (links) found_.assumed.push_back("memory and copies beside " + what.device);
+        if (kernels) found_.assumed.emplace_back("this model's kernels, by their operations");
+        if (what.needs.overhead == kAssumedOverhead)
+            found_.assumed.push_back("the GPU's context and libraries: " +
+                                     format_bytes(kAssumedOverhead));
+        if (what.device_bytes == kUnlimited)
+            found_.assumed.emplace_back("as much memory of the GPU as budgets.device asks for");
+        const auto known = file_ ? file_->gpu(forecaster.model_text()) : std::nullopt;
+        if (!known || known->needs.scratch == 0)
+            found_.assumed.push_back("scratch of the kernels: " + format_bytes(what.needs.scratch) +
+                                     ", as the CPU's");
     }
 
     void find_paths() {
@@ -78,6 +99,10 @@ private:
 
     PathFigures path_figures(const std::string& path) {
         if (const auto known = file_ ? file_->path(path) : std::nullopt) return *known;
+        if (!is_here_) {
+            found_.assumed.push_back(path);
+            return {planner::default_figures(config_).nvme_bytes_per_s};
+        }
         try {
             const double rate = measure_path(config_, path);
             found_.measured.push_back(path);
@@ -92,6 +117,7 @@ private:
     const planner::Plan& plan_;
     const std::optional<MachineFile>& file_;
     FoundFigures found_{};
+    bool is_here_ = true;
 };
 
 // Of all paths together; 0: the file does not know all of them.
@@ -118,7 +144,29 @@ double storage_rate(const MachineFile& file, const Config& config) {
 FiguresOf identity_of(const train::Forecaster& forecaster) {
     return {.device = forecaster.device_text(),
             .kernels = forecaster.kernels_text(),
-            .threads = forecaster.threads()};
+            .threads = forecaster.threads(),
+            .device_bytes = forecaster.device_bytes(),
+            .needs = forecaster.needs()};
+}
+
+std::unique_ptr<train::Forecaster> forecaster_for(const Config& config,
+                                                  const train::RankCount& count,
+                                                  const std::optional<MachineFile>& file) {
+    if (config.device != "cuda" || !file) return train::Forecaster::make(config, count);
+    try {
+        return train::Forecaster::make(config, count);
+    } catch (const Error& error) {
+        if (error.trouble() != Trouble::usage) throw;
+        // What is wrong with the configuration itself is wrong there too, and says so again.
+        Config on_host = config;
+        on_host.device = "cpu";
+        auto absent = file->gpu(train::Forecaster::make(on_host, count)->model_text());
+        if (!absent) throw;
+        log_warn(std::string(error.what()) + "; planning for the " + absent->architecture +
+                 " of " + file->name());
+        if (absent->needs.overhead == 0) absent->needs.overhead = kAssumedOverhead;
+        return train::Forecaster::make(config, count, *absent);
+    }
 }
 
 FoundFigures figures_for(const Config& config, train::Forecaster& forecaster,

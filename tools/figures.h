@@ -2,6 +2,7 @@
 // none.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,8 +16,14 @@ struct FoundFigures {
     train::Figures figures{};
     std::vector<double> path_shares{};    // of what is stored, on each path of the configuration
     std::vector<std::string> measured{};  // a line each: what was measured just now
+    std::vector<std::string> assumed{};   // and what nobody knows of a machine that is not here
     std::string missing{};                // why there is no prediction; empty: nothing is missing
 };
+
+// On the configuration's device; where it is not here, on the file's.
+std::unique_ptr<train::Forecaster> forecaster_for(const Config& config,
+                                                  const train::RankCount& count,
+                                                  const std::optional<MachineFile>& file);
 
 FiguresOf identity_of(const train::Forecaster& forecaster);
 

@@ -25,6 +25,15 @@ std::string links_text(const train::Forecast& forecast) {
     return out;
 }
 
+std::string shares_text(const train::StateShares& shares) {
+    return fmt::format("{} of state and gradients on the device, {} in host memory, {} on NVMe",
+                       percent(shares.device), percent(shares.host), percent(shares.nvme));
+}
+
+nlohmann::json shares_json(const train::StateShares& shares) {
+    return {{"device", shares.device}, {"host", shares.host}, {"nvme", shares.nvme}};
+}
+
 std::string what_if_text(const std::vector<WhatIf>& answers, double step_s) {
     std::string out = "  one more unit of                    step, s      gain\n";
     for (const WhatIf& one : answers) {
@@ -41,6 +50,9 @@ std::string text_of(const ForecastReport& report) {
     std::string out;
     if (!report.found.measured.empty())
         out += fmt::format("measured now: {}\n\n", fmt::join(report.found.measured, ", "));
+    if (!report.found.assumed.empty())
+        out += fmt::format("assumed, for nobody measured it: {}\n\n",
+                           fmt::join(report.found.assumed, "; "));
     if (!report.found.missing.empty())
         return out + "no prediction: " + report.found.missing + "\n\n";
     const train::Forecast& forecast = report.forecast;
@@ -49,11 +61,12 @@ std::string text_of(const ForecastReport& report) {
                        step_s);
     out += timeline_text(forecast) + "\n" + links_text(forecast);
     out += fmt::format(
-        "\n  the plan's own bound {:.4f} s ({}), {} of the predicted step\n"
-        "  lower bound of any placement {:.4f} s ({}), {} of the predicted step\n\n",
+        "\n  the plan's own bound {:.4f} s ({}), {} of the predicted step: {}\n"
+        "  lower bound of any placement {:.4f} s ({}), {} of the predicted step: {}\n\n",
         forecast.binding().seconds, forecast.binding().link,
-        percent(forecast.binding().seconds / step_s), forecast.bound_seconds, forecast.bound_link,
-        percent(forecast.bound_seconds / step_s));
+        percent(forecast.binding().seconds / step_s), shares_text(forecast.planned),
+        forecast.bound_seconds, forecast.bound_link, percent(forecast.bound_seconds / step_s),
+        shares_text(forecast.bound));
     return out + what_if_text(report.what_if, step_s) + "\n";
 }
 
@@ -84,10 +97,13 @@ nlohmann::json to_json(const ForecastReport& report) {
             {"plan_bound_seconds", forecast.binding().seconds},
             {"bound_seconds", forecast.bound_seconds},
             {"bound_link", forecast.bound_link},
+            {"state", shares_json(forecast.planned)},
+            {"bound_state", shares_json(forecast.bound)},
             {"links", links},
             {"timeline", timeline},
             {"what_if", answers},
-            {"measured", measured}};
+            {"measured", measured},
+            {"assumed", report.found.assumed}};
 }
 
 nlohmann::json schedules_json(const std::vector<train::ScheduleBytes>& schedules, int ranks) {

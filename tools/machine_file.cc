@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -182,11 +183,15 @@ void save_figures(const std::string& file, const FiguresOf& what, const train::F
                    {"measured", date}};
     if (triad_bytes_per_s > 0) memory["triad_bytes_per_s"] = rounded(triad_bytes_per_s);
     replace(content["memory"], "threads", memory);
-    replace(content["devices"], "device",
-            {{"device", what.device},
-             {"copy_bytes_per_s", rounded(machine.links.copy_bytes_per_s)},
-             {"update_bytes_per_s", rounded(machine.links.device_bytes_per_s)},
-             {"measured", date}});
+    json device = {{"device", what.device},
+                   {"copy_bytes_per_s", rounded(machine.links.copy_bytes_per_s)},
+                   {"update_bytes_per_s", rounded(machine.links.device_bytes_per_s)},
+                   {"measured", date}};
+    if (!machine.computes_on_host) {
+        device["memory_bytes"] = what.device_bytes;
+        device["overhead_bytes"] = what.needs.overhead;
+    }
+    replace(content["devices"], "device", device);
     json times = json::array();
     for (const auto& [kind, seconds] : figures.kernels.seconds) {
         times.push_back({{"kernel", planner::name_of(static_cast<planner::Op>(kind[0]))},
@@ -194,7 +199,10 @@ void save_figures(const std::string& file, const FiguresOf& what, const train::F
                          {"size", kind[2]},
                          {"seconds", seconds}});
     }
-    json kernels = {{"of", what.kernels}, {"times", times}, {"measured", date}};
+    json kernels = {{"of", what.kernels},
+                    {"scratch_bytes", what.needs.scratch},
+                    {"times", times},
+                    {"measured", date}};
     if (figures.kernels.gemm_flops_per_s > 0)
         kernels["gemm_flops_per_s"] = rounded(figures.kernels.gemm_flops_per_s);
     if (!times.empty()) replace(content["kernels"], "of", kernels);
@@ -237,6 +245,45 @@ std::optional<train::Machine> MachineFile::machine(const FiguresOf& what) const 
         .out_of_place = positive(name_, *memory, where, "out_of_place"),
         .threads = what.threads,
         .computes_on_host = what.device == "cpu"};
+}
+
+std::optional<train::AbsentDevice> MachineFile::gpu(const std::string& model_text) const {
+    const auto list = [this](const char* name) { return content_.value(name, json::array()); };
+    const auto text = [](const json& one, const char* key) {
+        const json word = one.is_object() ? one.value(key, json()) : json();
+        return word.is_string() ? word.get<std::string>() : std::string();
+    };
+    const auto count = [](const json& one, const char* key) {
+        const json value = one.is_object() ? one.value(key, json()) : json();
+        return value.is_number_integer() ? value.get<int64_t>() : 0;
+    };
+    train::AbsentDevice found;
+    for (const json& one : list("kernels")) {
+        const std::string of = text(one, "of");
+        if (!of.starts_with(model_text + "device cuda")) continue;
+        found.kernels = of;
+        found.needs.scratch = count(one, "scratch_bytes");
+        // "...device cuda sm_90; ...; 16 threads"
+        const size_t begin = model_text.size() + std::string("device ").size();
+        found.architecture = of.substr(begin, of.find(';', begin) - begin);
+        found.threads = std::max(1, std::atoi(of.c_str() + of.rfind(';') + 1));
+        break;
+    }
+    for (const json& one : list("devices")) {
+        const std::string name = text(one, "device");
+        if (found.architecture.empty() ? !name.starts_with("cuda") : name != found.architecture)
+            continue;
+        found.architecture = name;
+        found.memory_bytes = count(one, "memory_bytes");
+        found.needs.overhead = count(one, "overhead_bytes");
+        break;
+    }
+    if (found.architecture.empty()) return std::nullopt;
+    for (const json& one : list("memory")) {
+        if (found.kernels.empty())
+            found.threads = std::max(found.threads, static_cast<int>(count(one, "threads")));
+    }
+    return found;
 }
 
 std::optional<train::KernelTimes> MachineFile::kernels(const FiguresOf& what) const {

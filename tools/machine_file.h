@@ -31,6 +31,8 @@ struct FiguresOf {
     std::string device{};   // its architecture: "cpu", "cuda sm_90"
     std::string kernels{};  // train::Forecaster::kernels_text
     int threads = 1;
+    int64_t device_bytes = 0;  // of the device, for a process
+    planner::DeviceNeeds needs{};
 };
 // The same for everything but storage. No kernels: those of the file stay. `triad_bytes_per_s` is a
 // yardstick beside the update's rate; 0: not measured.
@@ -57,6 +59,9 @@ public:
     // Links but storage; with as many threads.
     std::optional<train::Machine> machine(const FiguresOf& what) const;
     std::optional<train::KernelTimes> kernels(const FiguresOf& what) const;
+    // The GPU that was measured with this model, else the first one; nothing where there is none.
+    // `model_text` as the forecaster's.
+    std::optional<train::AbsentDevice> gpu(const std::string& model_text) const;
 
 private:
     std::string name_{};

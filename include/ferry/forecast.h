@@ -64,6 +64,11 @@ struct LinkForecast {
     double seconds = 0;
 };
 
+// Of state and the gradients that wait with it, on each tier.
+struct StateShares {
+    double device = 0, host = 0, nvme = 0;
+};
+
 struct Forecast {
     swap::Schedule schedule{};  // of a step among many
     swap::Timeline timeline{};  // its `step_seconds` is the prediction
@@ -72,6 +77,7 @@ struct Forecast {
     // Of any placement that the budgets allow, and the link that sets it.
     double bound_seconds = 0;
     std::string bound_link{};
+    StateShares planned{}, bound{};  // where the plan has them, and where the bound would
     const LinkForecast& binding() const;  // the link that takes longest: the plan's own bound
 };
 
@@ -88,12 +94,25 @@ struct RankCount {
     int ranks = 1, on_a_host = 1;
 };
 
+// A device of another machine, as that one's figures describe it. 0: not known.
+struct AbsentDevice {
+    std::string architecture{};  // "cuda sm_90"
+    std::string kernels{};       // Forecaster::kernels_text there
+    int64_t memory_bytes = 0;    // that a process can have of it, all told
+    planner::DeviceNeeds needs{};
+    int threads = 1;  // of the team beside it
+};
+
 // Plans one model on one device again and again, with other budgets, and says what a step would
 // take: with several ranks each of them. Touches neither tokens nor disks.
 class Forecaster {
 public:
     // Opens the device, and reserves nothing on it. Throws Error.
     static std::unique_ptr<Forecaster> make(const Config& config, const RankCount& count = {});
+    // For a device that is not here: nothing is opened, and measure() throws usage. What the
+    // kernels' scratch is not known to be is taken to be as much as the CPU's need.
+    static std::unique_ptr<Forecaster> make(const Config& config, const RankCount& count,
+                                            const AbsentDevice& device);
     virtual ~Forecaster() = default;
 
     // What is known of the machine: later plans are weighed with it, earlier ones were with the
@@ -113,7 +132,16 @@ public:
     virtual bool covers(const planner::Plan& plan, const KernelTimes& times) const = 0;
     // What the kernels' times depend on, as text: model, micro-batch, numerics, device, threads.
     virtual std::string kernels_text() const = 0;
+    // What the text begins with on every device.
+    virtual std::string model_text() const = 0;
     virtual std::string device_text() const = 0;
+    // Of the device's memory: what this process can have, and what it needs beside its buffers.
+    virtual int64_t device_bytes() const = 0;
+    virtual planner::DeviceNeeds needs() const = 0;
+    virtual bool is_here() const = 0;
+    // By arithmetic, where nobody has measured: the operations of the products at the default
+    // rate, everything else by its bytes. Links as the defaults, too.
+    virtual Figures assumed(const planner::Plan& plan) const = 0;
     virtual int threads() const = 0;
 };
 

@@ -175,7 +175,16 @@ int64_t enough_over(size_t paths, const Plan& plan) {
 }
 
 void spend_nvme(Plan& plan, Budget& nvme, size_t paths) {
-    for (const aio::SlotClass& c : plan.slot_classes) nvme.need(c.name, c.slots * c.slot_bytes);
+    // What is written goes to a fresh slot: of bets, of updates under way, of durable versions.
+    for (size_t c = 0; c < plan.slot_classes.size(); ++c) {
+        const aio::SlotClass& slots = plan.slot_classes[c];
+        const int64_t stored = std::ranges::count_if(plan.objects, [&](const Object& object) {
+            return object.home == Tier::nvme && object.slot_class == static_cast<int>(c);
+        });
+        nvme.need(slots.name, stored * slots.slot_bytes);
+        if (slots.slots > stored)
+            nvme.need(slots.name + ", fresh slots", (slots.slots - stored) * slots.slot_bytes);
+    }
     if (plan.durable) {
         plan.record_bytes = swap::map_bytes(plan.objects) + kRunStateBytes;
         nvme.need("maps of the durable state", 2 * round_up(plan.record_bytes + kPage, kPage));

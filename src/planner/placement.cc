@@ -161,8 +161,8 @@ private:
                 kPage);
             if (!device().take("resident weights", bytes)) break;
             result_.resident[l] = true;
-            for (; c < chunks_.size() && chunks_[c].layer == static_cast<int64_t>(l); ++c) {
-                if (!chunks_[c].trainable) continue;
+            for (; c < chunks_.size() && chunks_[c].layer <= static_cast<int64_t>(l); ++c) {
+                if (!chunks_[c].trainable || !result_.resident[size_t(chunks_[c].layer)]) continue;
                 may -= static_cast<double>(chunks_[c].count);
                 whole = whole && may >= 0 && keep_state(chunks_[c], result_.chunks[c]);
             }

@@ -27,19 +27,23 @@ namespace {
 
 class ModelOnDevice final : public Forecaster {
 public:
-    ModelOnDevice(const Config& config, const RankCount& count)
+    ModelOnDevice(const Config& config, const RankCount& count,
+                  const std::optional<AbsentDevice>& absent)
         : world_{.ranks = count.ranks, .local_ranks = count.on_a_host},
           partition_(zero::partition_of(config.zero.stage, 0, count.ranks)),
           config_(config),
+          absent_(absent),
           executor_(make_thread_executor()),
-          device_(Device::open(device_from(config.device), *executor_)),
+          device_(Device::open(absent ? DeviceKind::cpu : device_from(config.device), *executor_)),
           ops_(ops_on(*device_, config, team_)),
           decoder_(model_of(config).shape, numerics_of(config),
                    model::layers_of(model_of(config).shape, config.freeze,
                                     config.optimizer.decay_norms_and_biases, count.ranks),
                    *ops_),
-          needs_(needs_of(*device_, decoder_)),
-          device_most_(device_bytes_of(*device_)) {
+          needs_(absent ? needs_of(*absent, decoder_) : needs_of(*device_, decoder_)),
+          device_most_(!absent                    ? device_bytes_of(*device_)
+                       : absent->memory_bytes > 0 ? absent->memory_bytes
+                                                  : kUnlimited) {
         schedule_of(config);       // refuses one that makes no sense
         within(config, *device_);  // warns of a budget that the GPU has not got
     }
@@ -59,6 +63,12 @@ public:
     }
 
     Figures measure(const Plan& plan, Memory memory) override {
+        if (absent_) {
+            throw Error(Trouble::usage, {.what = "there is no such device here to measure",
+                                         .where = absent_->architecture,
+                                         .remedy = "measure on the machine that has it: ferry "
+                                                   "bench --all --config CONFIG --save FILE"});
+        }
         const Topology machine = own_machine();
         const Plan sample = within_memory(buffers_of(plan), config_, machine, *device_);
         const auto teams = make_teams(of_rank(config_), machine, *executor_);
@@ -99,6 +109,9 @@ public:
             bound_of(possible(config), plan, decoder_.shape(), found.schedule, figures);
         found.bound_seconds = bound.seconds;
         found.bound_link = bound.binding;
+        found.planned = shares_of(plan);
+        found.bound = {bound.state_on_device, bound.state_in_host,
+                       1 - bound.state_on_device - bound.state_in_host};
         return found;
     }
 
@@ -106,18 +119,53 @@ public:
         return times.covers(record_step(plan, Previous::rest, false), plan);
     }
     std::string kernels_text() const override {
+        if (absent_) return absent_->kernels;
+        return fmt::format("{}{}; {} threads", model_text(), machine_text(*device_, config_),
+                           threads());
+    }
+    std::string model_text() const override {
         Config alike = config_;  // what a kernel does not know of
         alike.batch.micro_batches = 1;
         alike.optimizer = {};
-        return fmt::format(
-            "{}; {} threads",
-            numerics_text(alike, decoder_.shape(), machine_text(*device_, config_), world_.ranks),
-            threads());
+        return numerics_text(alike, decoder_.shape(), "", world_.ranks);
     }
-    std::string device_text() const override { return device_->architecture(); }
-    int threads() const override { return threads_for(of_rank(config_), own_machine()); }
+    std::string device_text() const override {
+        return absent_ ? absent_->architecture : device_->architecture();
+    }
+    int threads() const override {
+        return absent_ ? absent_->threads : threads_for(of_rank(config_), own_machine());
+    }
+    int64_t device_bytes() const override { return device_most_; }
+    planner::DeviceNeeds needs() const override { return needs_; }
+    bool is_here() const override { return !absent_; }
+
+    Figures assumed(const Plan& plan) const override {
+        const planner::MachineFigures rates = planner::default_figures(config_);
+        Figures found;
+        found.machine = {.links = {.copy_bytes_per_s = rates.copy_bytes_per_s,
+                                   .dram_bytes_per_s = rates.dram_bytes_per_s,
+                                   .device_bytes_per_s = kAssumedDeviceBytesPerS},
+                         .check_bytes_per_s = kAssumedCheckBytesPerS,
+                         .update_overhead_s = rates.update_overhead_s,
+                         .out_of_place = rates.out_of_place,
+                         .threads = threads(),
+                         .computes_on_host = !rates.device_beside};
+        found.kernels = assumed_times(record_step(plan, Previous::rest, false), plan,
+                                      decoder_.numerics().tokens(), rates.flops_per_s);
+        return found;
+    }
 
 private:
+    static planner::DeviceNeeds needs_of(const AbsentDevice& absent,
+                                         const model::Decoder& decoder) {
+        const int64_t scratch = absent.needs.scratch;
+        return {.activation = decoder.activation_bytes(),
+                .scratch = scratch > 0 ? scratch : decoder.scratch_bytes(),
+                .overhead = absent.needs.overhead};
+    }
+    static planner::DeviceNeeds needs_of(const Device& device, const model::Decoder& decoder) {
+        return train::needs_of(device, decoder);
+    }
     static int64_t device_bytes_of(const Device& device) {
         Config unlimited;
         return within(unlimited, device).budgets.device_bytes;
@@ -140,6 +188,18 @@ private:
         Plan sample = this->plan(config);
         sample.host_bytes = sample.io_bytes;
         return sample;
+    }
+
+    static StateShares shares_of(const Plan& plan) {
+        std::array<double, 3> bytes{};
+        for (const planner::Chunk& chunk : plan.chunks) {
+            if (!chunk.trainable) continue;
+            for (const swap::ObjectId id : {chunk.state, chunk.gradient})
+                bytes[static_cast<size_t>(plan.objects[id].home)] +=
+                    static_cast<double>(plan.objects[id].bytes);
+        }
+        const double all = bytes[0] + bytes[1] + bytes[2];
+        return {bytes[0] / all, bytes[1] / all, bytes[2] / all};
     }
 
     static std::vector<LinkForecast> links_of(const swap::Schedule& step, const Plan& plan,
@@ -185,7 +245,8 @@ private:
     const World world_;
     const zero::Partition partition_;
     const Config config_;  // of the run
-    Team team_{1};         // of operations that only say how much scratch they need
+    const std::optional<AbsentDevice> absent_;
+    Team team_{1};  // of operations that only say how much scratch they need
     std::unique_ptr<Executor> executor_;
     std::unique_ptr<Device> device_;
     std::unique_ptr<ops::Ops> ops_;
@@ -224,7 +285,12 @@ std::vector<ScheduleBytes> schedule_bytes(const Plan& plan) {
 }
 
 std::unique_ptr<Forecaster> Forecaster::make(const Config& config, const RankCount& count) {
-    return std::make_unique<ModelOnDevice>(config, count);
+    return std::make_unique<ModelOnDevice>(config, count, std::nullopt);
+}
+
+std::unique_ptr<Forecaster> Forecaster::make(const Config& config, const RankCount& count,
+                                             const AbsentDevice& device) {
+    return std::make_unique<ModelOnDevice>(config, count, device);
 }
 
 }  // namespace ferry::train

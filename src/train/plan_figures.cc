@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "measure.h"
+
 namespace ferry::train {
 namespace {
 
@@ -18,7 +20,55 @@ double longest(const KernelTimes& times, Op op, LayerKind layer) {
     return found;
 }
 
+// Multiplications and additions of one token with a layer's weights, as often as the kernel does
+// them; a tied head multiplies with the table.
+double operations(Op op, const planner::Plan& plan, const model::Layer& layer) {
+    const bool head = layer.kind == LayerKind::head;
+    const model::Layer& weights = head && plan.tied ? plan.layers.front() : layer;
+    const double once = 2 * static_cast<double>(weights.elements);
+    switch (op) {
+        case Op::forward:
+        case Op::head_loss:
+            return once;
+        case Op::head:
+            return 3 * once;
+        case Op::backward:
+            return 4 * once;  // once more forward
+        default:
+            return 0;
+    }
+}
+
+double bytes_moved(const swap::Task& task, const planner::Plan& plan) {
+    switch (static_cast<Op>(task.op)) {
+        case Op::round:
+            return static_cast<double>(plan.chunks[static_cast<size_t>(task.item)].count *
+                                       (4 + size_of(plan.wire)));
+        case Op::add:
+            return 3 * static_cast<double>(task.bytes);
+        case Op::zero:
+            return static_cast<double>(task.bytes);
+        default:  // a micro-batch's residual stream, read and written
+            return 2 * static_cast<double>(
+                           plan.buffers[static_cast<size_t>(planner::Class::activation)].bytes);
+    }
+}
+
 }  // namespace
+
+KernelTimes assumed_times(const swap::Schedule& step, const planner::Plan& plan, int64_t tokens,
+                          double flops_per_s) {
+    KernelTimes found;
+    for (const swap::Task& task : step.tasks) {
+        if (!is_timed(task)) continue;
+        const model::Layer& layer = plan.layers[static_cast<size_t>(task.layer)];
+        const double flops =
+            static_cast<double>(tokens) * operations(static_cast<Op>(task.op), plan, layer);
+        found.seconds[kind_of(task, plan)] =
+            flops / flops_per_s + bytes_moved(task, plan) / kAssumedDeviceBytesPerS;
+    }
+    return found;
+}
 
 planner::MachineFigures planning_figures(const Config& config,
                                          const std::vector<model::Layer>& layers,

@@ -20,4 +20,10 @@ planner::MachineFigures planning_figures(const Config& config,
                                          const std::vector<model::Layer>& layers,
                                          const Figures* figures);
 
+// Where nobody has measured: rates of a GPU's memory, and of a thread that hashes.
+constexpr double kAssumedDeviceBytesPerS = 2e12, kAssumedCheckBytesPerS = 1.2e10;
+// Of every kernel of the step, from what it multiplies or moves.
+KernelTimes assumed_times(const swap::Schedule& step, const planner::Plan& plan, int64_t tokens,
+                          double flops_per_s);
+
 }  // namespace ferry::train

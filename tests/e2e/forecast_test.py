@@ -71,7 +71,8 @@ class PlanTest(ForecastTest):
         forecast = plan["forecast"]
         self.assertEqual(set(forecast), {"step_seconds", "betting", "binding", "plan_bound_seconds",
                                          "bound_seconds", "bound_link", "links", "timeline",
-                                         "what_if", "measured"})
+                                         "what_if", "measured", "assumed", "state",
+                                         "bound_state"})
         step = forecast["step_seconds"]
         self.assertGreater(step, 0)
         self.assertGreaterEqual(step, forecast["plan_bound_seconds"] * 0.999)
@@ -80,6 +81,10 @@ class PlanTest(ForecastTest):
                                       "cores"})
         self.assertEqual(max(links.values(), key=lambda link: link["seconds"])["link"],
                          forecast["binding"])
+        self.assertEqual(forecast["state"]["nvme"], 12 / 16)  # all of it; the gradients are not
+        for shares in (forecast["state"], forecast["bound_state"]):
+            self.assertAlmostEqual(sum(shares.values()), 1)
+        self.assertEqual(forecast["bound_state"]["nvme"], 0, "memory is unlimited")
         steady = next(one["bytes"] for one in plan["schedules"]
                       if one["name"] == "after a step without bets")
         self.assertEqual(links["nvme"]["bytes"], steady["nvme read"] + steady["nvme write"])
@@ -203,6 +208,67 @@ class MachineTest(ForecastTest):
                                 if link["link"] == "nvme"))
         self.assertAlmostEqual(seconds[0] / seconds[1], 2)
 
+    def test_figures_change_the_plan_and_no_number(self):
+        """What backward hides and forward cannot bets; what forward hides does not."""
+        config = {**self.tiny, "clip_norm": 2.1}
+
+        def scaled(factors):
+            def change(content):
+                for one in content["kernels"][0]["times"]:
+                    one["seconds"] *= factors.get(one["kernel"], 1)
+            return self.changed(change)
+        reference = self.train(config)
+        self.assert_trained(reference)
+        self.assertIn("default figures", reference.err)
+        bets, slots = [], []
+        for factors in ({"forward": 1e-6, "backward": 1e6}, {"forward": 1e6}):
+            file = scaled(factors)
+            run = self.ferry(*[word for word in self.command(config) if word != "--no-bound"],
+                             "--machine", file)
+            self.assert_trained(run)
+            self.assertEqual(run.numbers(), reference.numbers())
+            self.assertIn("figures of this machine's file", run.err)
+            bets.append(run.summary["bets_won"] + run.summary["bets_lost"])
+            planned = json.loads(self.plan(config, "--no-forecast", "--machine", file).out)
+            self.assertEqual(planned["tiers"], run.summary["tiers"])
+            slots.append(planned["nvme_bytes"])
+        self.assertGreater(bets[0], 0)
+        self.assertEqual(bets[1], 0)
+        self.assertGreater(slots[0], slots[1])
+
+    def test_a_gpu_that_is_not_here(self):
+        config = self.tiers(device="cuda")
+        if self.plan(config, "--no-forecast").code == 0:
+            self.skipTest("there is one")
+        self.assertEqual(self.plan(config, "--machine", self.machine).code, USAGE, "none in the file")
+        gpu = {"device": "cuda sm_90", "copy_bytes_per_s": 5e10, "update_bytes_per_s": 3e12,
+               "measured": "2026-11-21"}
+
+        def plan_by(change, config=config):
+            def with_gpu(content):
+                content["devices"].append(dict(gpu))
+                change(content)
+            done = self.plan(config, "--machine", self.changed(with_gpu))
+            self.assertEqual(done.code, 0, done.err)
+            self.assertIn("cuda sm_90", done.err)
+            return json.loads(done.out)
+        assumed = plan_by(lambda content: None)["forecast"]["assumed"]
+        for text in ("kernels", "context and libraries", "scratch", "budgets.device"):
+            self.assertTrue(any(text in line for line in assumed), (text, assumed))
+
+        def complete(content):
+            content["devices"][-1].update(memory_bytes=64 << 20, overhead_bytes=16 << 20)
+            here = dict(content["kernels"][0])
+            here["of"] = here["of"].replace("device cpu", "device cuda sm_90")
+            content["kernels"].append(here)
+        plan = plan_by(complete)
+        self.assertEqual(plan["forecast"]["assumed"], [])
+        self.assertGreater(plan["forecast"]["step_seconds"], 0)
+        rows = {row["what"]: row["bytes"] for row in plan["tiers"] if row["tier"] == "device"}
+        self.assertEqual(rows["the process on the device: context, libraries"], 16 << 20)
+        unlimited = plan_by(complete, self.tiers(device="cuda", swap__state_on_nvme=0))
+        self.assertLessEqual(unlimited["device_bytes"], 48 << 20)
+
     def test_another_shape_is_measured(self):
         other = self.tiers(model__hidden=32)
         forecast = json.loads(self.plan(other, "--machine", self.machine).out)["forecast"]
@@ -273,6 +339,9 @@ class MachineTest(ForecastTest):
                 (put("paths", "mixed_write_bytes_per_s", -1), "mixed_write_bytes_per_s", "-1"),
                 (put("memory", "update_bytes_per_s", 0), "update_bytes_per_s", "above 0"),
                 (put("memory", "check_bytes_per_s", "fast"), "check_bytes_per_s", "fast"),
+                (put("memory", "update_overhead_s", None), "update_overhead_s", "missing"),
+                (put("memory", "out_of_place", 0), "out_of_place", "above 0"),
+                (put("devices", "update_bytes_per_s", -1), "update_bytes_per_s", "-1"),
                 (put("devices", "copy_bytes_per_s", None), "copy_bytes_per_s", "missing"),
                 (put("kernels", "seconds", -0.5), "seconds", "-0.5"),
                 (put("kernels", "kernel", "warp"), "kernel", "warp"),
