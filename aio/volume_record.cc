@@ -90,7 +90,8 @@ void VolumeOnPaths::check_layout_to_resume(size_t path) const {
         const auto& was = found.layout[c];
         const SlotClass& is = options_.classes[c];
         const int64_t slot_bytes = round_up(is.slot_bytes, alignment_);
-        const bool sane = was.slots_here >= 0 && was.slots_here <= int64_t{1} << 31;
+        // With all the slack there can be, a path has no more than twice the slots of all.
+        const bool sane = was.slots_here >= 0 && was.slots_here <= 2 * was.slots;
         if (sane && was.slot_bytes == slot_bytes && was.slots == is.slots) continue;
         refuse("its state was laid out by another plan", name + ", " + is.name,
                slots_text(is.slots, slot_bytes), slots_text(was.slots, was.slot_bytes), same);

@@ -36,6 +36,11 @@ class ScriptsTest(FerryTest):
         self.assertGreater(rows["NVMe read a step"]["value"], 0)
         self.assertIn("state hash", notes[0])
 
+    def test_durable_steps(self):
+        rows, notes = self.script("three_tiers", "--durable", "--steps", "3")
+        self.assertIn("step, durable steps beside state on NVMe", rows)
+        self.assertIn("state hash", notes[0])
+
     def test_step_bound_in_memory(self):
         rows, notes = self.script("step_bound", "--steps", "5", "--traces", self.dir)
         for way in ("never clipped", "clipped", "clipped, bets off"):

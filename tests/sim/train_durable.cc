@@ -215,7 +215,7 @@ TEST_P(Durable, AfterItsEndARunGoesOn) {
 
 INSTANTIATE_TEST_SUITE_P(
     Runs, Durable,
-    testing::Values(Case{"fp32", "all", 1, true, 3}, Case{"fp32", "all", 1, false, 5},
+    testing::Values(Case{"fp32", "all", 1, true, 1}, Case{"fp32", "all", 1, false, 7},
                     Case{"fp32", "off", 3, true, 5}, Case{"fp32", "all", 3, true, 7},
                     Case{"bf16", "auto", 2, true, 11}, Case{"fp16", "all", 1, true, 11},
                     Case{"split", "all", 2, true, 11}, Case{"split", "off", 1, false, 17},
