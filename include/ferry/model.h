@@ -29,8 +29,7 @@ struct RopeScaling {
     double beta_fast = 32, beta_slow = 1;          // yarn: the same
     double amplitude = 1;                          // yarn, longrope: of both queries and keys
     bool truncate = true;                          // yarn: whole dimensions
-    // longrope: what divides each frequency, in text up to original_positions and in longer text.
-    std::vector<double> short_factors{}, long_factors{};
+    std::vector<double> short_factors{}, long_factors{};  // longrope: divide the frequencies
     double rotated = 1;  // proportional: the share of a head's pairs that turns
 };
 
@@ -172,9 +171,8 @@ public:
     void head(const void* weights, const void* embedding, const void* x, const int32_t* targets,
               float scale, void* dx, float* gradient, float* embedding_gradient, double* loss_sum,
               std::byte* scratch) const;
-    // Called for each tile with its fp32 logits, [tokens, vocab], of the tokens from `first` on;
-    // they lie in scratch, and on CUDA are on their way there: what it does with them must be
-    // enqueued by the same Ops.
+    // Sees each tile's fp32 logits, [tokens, vocab], from token `first` on, in scratch. On CUDA
+    // they are on their way there: what it does with them it enqueues by the same Ops.
     using LogitsSink = std::function<void(int64_t first, ops::ConstView logits)>;
     void head_loss(const void* weights, const void* embedding, const void* x,
                    const int32_t* targets, double* loss_sum, std::byte* scratch,
