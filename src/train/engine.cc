@@ -254,10 +254,7 @@ private:
         else
             frozen_ = state_.initialise(fill, optim::initial_moment(hyper_));
         if (!loaded_) return;
-        const double seconds = static_cast<double>(executor_.now() - start) * 1e-9;
-        log_info(fmt::format("{} of weights were read to their tiers in {:.2f} s, {:.2f} GB/s",
-                             format_bytes(loaded_->bytes()), seconds,
-                             static_cast<double>(loaded_->bytes()) * 1e-9 / seconds));
+        loaded_->log_rate(static_cast<double>(executor_.now() - start) * 1e-9);
         loaded_.reset();
     }
 

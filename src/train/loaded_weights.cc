@@ -54,6 +54,12 @@ LoadedWeights::LoadedWeights(const std::string& path, const model::Shape& shape,
     check_unknown(shape);
 }
 
+void LoadedWeights::log_rate(double seconds) const {
+    log_info(fmt::format("{} of weights were read to their tiers in {:.2f} s, {:.2f} GB/s",
+                         format_bytes(bytes_), seconds,
+                         static_cast<double>(bytes_) * 1e-9 / seconds));
+}
+
 void LoadedWeights::check(const model::Tensor& tensor,
                           const checkpoint::StoredTensor& stored) const {
     const std::string where = weights_.file_of(stored) + ": " + stored.name;

@@ -20,7 +20,7 @@ public:
     // fp32 values of elements [first, first + out.size()) of a layer's flat buffer, padding zero.
     // Any thread.
     void fill(const model::Layer& layer, int64_t first, std::span<float> out) const;
-    int64_t bytes() const { return bytes_; }  // of the model's tensors in the files
+    void log_rate(double seconds) const;  // at which all were filled
 
 private:
     void check(const model::Tensor& tensor, const checkpoint::StoredTensor& stored) const;
@@ -28,7 +28,7 @@ private:
 
     std::string path_;
     checkpoint::Weights weights_;
-    int64_t bytes_ = 0;
+    int64_t bytes_ = 0;  // of the model's tensors in the files
     std::map<std::string, const checkpoint::StoredTensor*, std::less<>>
         stored_{};  // by ferry's name
 };
