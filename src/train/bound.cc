@@ -60,14 +60,14 @@ Term slowest(const BoundInput& in, const Fractions& f, double in_host) {
     };
     // Weights on the device that the host updates: they come back, and where they are half of p
     // they are fetched before.
-    const double returning = std::max(
-        0.0, trained(w, f.weights_on_device) - f.state_on_device * in.weight_bytes * n);
+    const double returning =
+        std::max(0.0, trained(w, f.weights_on_device) - f.state_on_device * in.weight_bytes * n);
     const double reads = in.split ? 1 : 0;
     const double up = reads_without(f.weights_on_device) + returning + in.input_bytes;
     const double down = in.wire_bytes * n * by_host + in.input_bytes + reads * returning;
-    const double stored =
-        2 * kept_bytes(in) * std::max(0.0, by_host - in_host) +
-        reads_without(1 - f.weights_on_nvme) + (1 + reads) * trained(w, f.weights_on_nvme);
+    const double stored = 2 * kept_bytes(in) * std::max(0.0, by_host - in_host) +
+                          reads_without(1 - f.weights_on_nvme) +
+                          (1 + reads) * trained(w, f.weights_on_nvme);
     const double on_device = update_bytes(in) * n * f.state_on_device;
     const LinkSpeeds& s = in.speeds;
     const double dram = update_bytes(in) * n * (in.device_is_host ? 1 : by_host) + up + down +
@@ -148,8 +148,8 @@ Bound lower_bound(const BoundInput& input) {
                 if (!admissible(input, f, in_host)) continue;
                 const Term term = slowest(input, f, in_host);
                 if (term.seconds >= best.seconds) continue;
-                best = {term.seconds,        term.link, in_host, f.weights_on_nvme,
-                        f.weights_on_device, f.state_on_device};
+                best = {term.seconds,      term.link,           in_host,
+                        f.weights_on_nvme, f.weights_on_device, f.state_on_device};
             }
         }
     }

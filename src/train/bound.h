@@ -38,7 +38,7 @@ struct BoundInput {
     WeightTraffic weights{};
     double input_bytes = 0;  // block inputs of a step that cannot stay on the device
     double device_bytes = 0, host_bytes = 0,
-           nvme_bytes = 0;  // left for weights and state; may be infinite
+           nvme_bytes = 0;        // left for weights and state; may be infinite
     bool device_is_host = false;  // its memory is DRAM as well
     LinkSpeeds speeds{};
 };

@@ -37,6 +37,14 @@ Error several_ranks_not_durable(int ranks) {
              .remedy = "set it to false, or run without mpirun or srun"}};
 }
 
+Error nothing_to_resume() {
+    return {Trouble::usage,
+            {.what = "there is nothing to resume: this run keeps nothing on NVMe",
+             .where = "budgets.nvme",
+             .remedy = "start without --resume; with checkpoint.durable_steps the last settled "
+                       "step of a run survives"}};
+}
+
 std::span<const std::byte> RunRecord::write(const RunState& state, int64_t room) {
     const Stored stored{kFormat, state, identity_.size()};
     bytes_.resize(sizeof stored + identity_.size());

@@ -27,6 +27,7 @@ std::string identity_of(const Config& config, const std::string& numerics,
 
 // Ranks do not publish their steps together: what one has durable, another may have lost.
 Error several_ranks_not_durable(int ranks);
+Error nothing_to_resume();  // of a run without NVMe
 
 // States of one run as bytes, and back.
 class RunRecord {

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <exception>
-#include <limits>
 
 #include "bound.h"
 #include "durable.h"
@@ -16,14 +15,13 @@
 #include "measure.h"
 #include "path_rows.h"
 #include "plan_figures.h"
-#include "predict.h"
 #include "rank_lane.h"
 #include "ranks.h"
+#include "schedules.h"
 #include "settle.h"
 #include "setup.h"
 #include "shared_values.h"
 #include "state_io.h"
-#include "step.h"
 #include "step_kernels.h"
 #include "trace_rows.h"
 
@@ -33,12 +31,6 @@ using planner::Class;
 using planner::Plan;
 
 namespace {
-
-std::unique_ptr<LoadedWeights> open_weights(const Config& config, const model::Shape& shape,
-                                            const std::vector<model::Layer>& layers) {
-    if (config.model.path.empty() || !config.model.load) return nullptr;
-    return std::make_unique<LoadedWeights>(config.model.path, shape, layers);
-}
 
 class Run final : public Engine {
 public:
@@ -60,7 +52,7 @@ public:
           loader_(loader_options(config, shape_, partition_)),
           layers_(model::layers_of(shape_, config.freeze, config.optimizer.decay_norms_and_biases,
                                    world_.ranks)),
-          loaded_(open_weights(config, shape_, layers_)),
+          loaded_(LoadedWeights::of(config.model, shape_, layers_)),
           device_(*station_->device),
           ops_(ops_on(device_, config, teams_->all())),
           decoder_(shape_, numerics_, layers_, *ops_),
@@ -82,9 +74,9 @@ public:
                  staging(Class::weight_piece)),
           record_(identity_of(config, numerics_record(), loader_.info())) {
         pool_.seal();
-        if (!executor_.simulated()) say_figures();
-        record_schedules();
-        if (ranks_) require_same_exchanges(*ranks_, executor_, schedules());
+        if (!executor_.simulated()) log_planned_by(figures_, device_.kind());
+        schedules_.record(plan_, config_.evaluate.micro_batches);
+        if (ranks_) require_same_exchanges(*ranks_, executor_, schedules_.all());
         if (device_.kind() == DeviceKind::cuda) warm_up_device();
         fill_state(runtime.resume);
         note_settled();
@@ -193,25 +185,21 @@ private:
         kernels_.keep_logits(logits);
         const int64_t micro_batches = config_.evaluate.micro_batches;
         HeldBack mine;
-        for (int64_t done = 0; done < micro_batches; done += evaluation_size_) {
-            store_->append(evaluation_, world_.rank * micro_batches + done);
+        for (int64_t done = 0; done < micro_batches; done += schedules_.evaluation_size) {
+            store_->append(schedules_.evaluation, world_.rank * micro_batches + done);
             store_->drain();
-            mine.loss_sum += settler_.loss_sum(evaluation_size_);
+            mine.loss_sum += settler_.loss_sum(schedules_.evaluation_size);
         }
         kernels_.keep_logits({});
         store_->reset_report();
         mine.targets = kernels_.evaluation_targets();
-        HeldBack all = mine;
-        if (ranks_) {
-            all = {};
-            for (const HeldBack& rank : gather(*ranks_, executor_, mine, "evaluation")) {
-                all.loss_sum += rank.loss_sum;
-                all.targets += rank.targets;
-            }
+        if (!ranks_) return mine.mean();
+        HeldBack all;
+        for (const HeldBack& rank : gather(*ranks_, executor_, mine, "evaluation")) {
+            all.loss_sum += rank.loss_sum;
+            all.targets += rank.targets;
         }
-        return {.loss = all.targets > 0 ? all.loss_sum / static_cast<double>(all.targets)
-                                        : std::numeric_limits<double>::quiet_NaN(),
-                .targets = all.targets};
+        return all.mean();
     }
 
     // A tensor's values: this rank's, or its owners'.
@@ -234,12 +222,6 @@ private:
             plan_of_rank(config_, device_, decoder_, partition_,
                          planning_figures(config_, layers_, figures_), ranks_, executor_),
             config_, topology_, device_);
-    }
-
-    std::vector<const swap::Schedule*> schedules() const {
-        std::vector<const swap::Schedule*> all{&evaluation_};
-        for (size_t p = 0; p < kPrevious; ++p) all.insert(all.end(), {&steps_[p][0], &drains_[p]});
-        return all;
     }
 
     // As initialised, as read from the model's files, or as the resumed run left it.
@@ -295,30 +277,8 @@ private:
         const planner::Buffers& b = plan_.buffers[static_cast<size_t>(c)];
         return arena_.subspan(static_cast<size_t>(b.offset), static_cast<size_t>(b.bytes));
     }
-    void record_schedules() {
-        for (size_t p = 0; p < kPrevious; ++p) {
-            const auto previous = static_cast<Previous>(p);
-            steps_[p][0] = record_step(plan_, previous, false);
-            if (plan_.betting) steps_[p][1] = record_step(plan_, previous, true);
-            drains_[p] = record_drain(plan_, previous);
-        }
-        // Evaluation's micro-batches go through the layers together too: the most that fit a group.
-        evaluation_size_ =
-            std::min(plan_.group_size(), std::max<int64_t>(config_.evaluate.micro_batches, 1));
-        while (config_.evaluate.micro_batches % evaluation_size_ != 0) --evaluation_size_;
-        evaluation_ = record_evaluation(plan_, evaluation_size_);
-    }
 
     void measure();
-
-    void say_figures() const {
-        if (figures_) return log_info("planned by the figures of this machine's file");
-        const bool gpu = device_.kind() == DeviceKind::cuda;
-        log_info("planned by the default figures of a " +
-                 std::string(gpu ? "server with a GPU" : "small machine") +
-                 "; `ferry bench --all --save FILE` measures this one's, --machine FILE plans by "
-                 "them");
-    }
 
     void judge(const Figures& figures);
     Bench bench() { return {plan_, device_, executor_, kernels_, *store_, ops_.get()}; }
@@ -327,7 +287,7 @@ private:
     void warm_up_device() {
         kernels_.states()[0] = {.step = 1, .gradient_scale = 1};
         kernels_.states()[-1].settled = settler_.scalars(1, 1.0);  // of an arena of zeros
-        warm_up(steps_[static_cast<size_t>(Previous::rest)][0], bench());
+        warm_up(schedules_.steady(), bench());
         store_->drain();  // throws what went wrong
         check_device_memory(device_, plan_, config_);
     }
@@ -339,7 +299,7 @@ private:
                  .gradient_scale = static_cast<float>(scale / static_cast<double>(report.targets))};
         report.bet = plan_.betting && settler_.bets_now();
         if (report.bet) state.bet = settler_.scalars(updates_ + 1, 1 / scale);
-        const swap::Schedule& schedule = steps_[static_cast<size_t>(previous_)][report.bet ? 1 : 0];
+        const swap::Schedule& schedule = schedules_.step(previous_, report.bet);
         log_debug("step " + std::to_string(step_) + " replays \"" + schedule.name +
                   "\": " + std::to_string(schedule.tasks.size()) + " tasks, " +
                   std::to_string(schedule.waits.size()) + " waits");
@@ -382,12 +342,7 @@ private:
     }
 
     void resume_run(const StateIo::Fill& fill) {
-        if (!volume_)
-            throw Error(Trouble::usage,
-                        {.what = "there is nothing to resume: this run keeps nothing on NVMe",
-                         .where = "budgets.nvme",
-                         .remedy = "start without --resume; with checkpoint.durable_steps the last "
-                                   "settled step of a run survives"});
+        if (!volume_) throw nothing_to_resume();
         const RunState found = resume(*store_, record_, [&] { return state_.restore(fill); });
         step_ = found.step;
         updates_ = found.updates;
@@ -416,7 +371,7 @@ private:
     void drain() {
         const Nanos start = executor_.now();
         if (previous_ != Previous::none) {
-            store_->append(drains_[static_cast<size_t>(previous_)], ++sequence_);
+            store_->append(schedules_.drains[static_cast<size_t>(previous_)], ++sequence_);
             previous_ = Previous::none;
         }
         if (plan_.durable && durable_step_ != step_) {
@@ -435,11 +390,6 @@ private:
         totals_.clipped_steps += report.clip_factor < 1;
         if (report.bet) ++(report.won ? totals_.bets_won : totals_.bets_lost);
     }
-
-    struct HeldBack {
-        double loss_sum = 0;
-        int64_t targets = 0;
-    };
 
     const int exceptions_ = std::uncaught_exceptions();
     const std::shared_ptr<Station> station_;
@@ -472,17 +422,12 @@ private:
     Settler settler_;
     StepKernels kernels_;
     std::unique_ptr<RankLane> lane_;  // of several ranks
-    // Before the store, which after an error still finishes tasks of the schedules it was given.
-    std::array<std::array<swap::Schedule, 2>, kPrevious> steps_{};  // [previous][bets]
-    std::array<swap::Schedule, kPrevious> drains_{};
-    swap::Schedule evaluation_{};
+    Schedules schedules_{};  // outlive the store, which after an error still finishes their tasks
     std::unique_ptr<swap::Store> store_;
     StateIo state_;
     RunRecord record_;
     std::span<const std::byte> settled_{};  // the record of the last step
-    // Where there is a recording and the bound is known: what each schedule should take.
-    std::array<std::array<swap::Timeline, 2>, kPrevious> planned_{};
-    int64_t evaluation_size_ = 1;
+    Timelines planned_{};                   // once the bound is known
     LossScale loss_scale_{numerics_.compute == DType::f16};
     int64_t skipped_in_a_row_ = 0;
     int64_t step_ = 0, updates_ = 0, sequence_ = 0, durable_step_ = -1;
@@ -500,36 +445,18 @@ void Run::measure() {
     drain();             // then all buffers are free
     totals_ = report();  // what is moved from here on is not the run's
     kernels_.states()[0] = {.step = 1, .gradient_scale = 1};
-    Figures figures = measure_figures(steps_[static_cast<size_t>(Previous::rest)][0], bench(),
-                                      *teams_, topology_, settler_.scalars(1, 1.0)[0], arena_,
-                                      shape_.vocab, updated_bytes(plan_));
+    Figures figures =
+        measure_figures(schedules_.steady(), bench(), *teams_, topology_,
+                        settler_.scalars(1, 1.0)[0], arena_, shape_.vocab, updated_bytes(plan_));
     figures.machine.links.nvme_bytes_per_s = time_storage(plan_, *store_, executor_);
     if (ranks_) figures.machine.links.comm_bytes_per_s = time_gathers(bench(), *ranks_);
     judge(figures);
     store_->reset_report();
 }
 
-// Bound and prediction by these figures.
 void Run::judge(const Figures& figures) {
-    const auto predict = [&](size_t steady, size_t bets) {
-        return predict_steps(plan_, steps_[static_cast<size_t>(Previous::none)][bets],
-                             steps_[steady][bets], figures);
-    };
-    totals_.predicted_seconds = predict(static_cast<size_t>(Previous::rest), 0).step_seconds;
-    if (plan_.betting)
-        totals_.predicted_betting_seconds =
-            predict(static_cast<size_t>(Previous::won), 1).step_seconds;
-    for (size_t previous = 0; recording_ && previous < kPrevious; ++previous) {
-        planned_[previous][0] = predict(previous, 0);
-        if (plan_.betting) planned_[previous][1] = predict(previous, 1);
-    }
-    const Bound bound =
-        bound_of(config_, plan_, shape_, steps_[static_cast<size_t>(Previous::rest)][0], figures);
-    totals_.gemm_flops_per_s = std::max(totals_.gemm_flops_per_s, figures.kernels.gemm_flops_per_s);
-    if (totals_.bound_seconds == 0 || bound.seconds < totals_.bound_seconds) {
-        totals_.bound_seconds = bound.seconds;
-        totals_.binding = bound.binding;
-    }
+    planned_ = predict_all(schedules_, plan_, figures);
+    train::judge(totals_, planned_, config_, plan_, shape_, schedules_, figures);
 }
 
 RunReport Run::report() {

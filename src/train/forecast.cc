@@ -49,11 +49,9 @@ public:
     }
 
     Plan plan(const Config& config) const override {
-        return planner::make_plan(possible(config), decoder_.layers(), decoder_.numerics(), needs_,
-                                  format_of(config),
-                                  planning_figures(possible(config), decoder_.layers(), machine_,
-                                                   kernels_),
-                                  partition_);
+        return planner::make_plan(
+            possible(config), decoder_.layers(), decoder_.numerics(), needs_, format_of(config),
+            planning_figures(possible(config), decoder_.layers(), machine_, kernels_), partition_);
     }
 
     void plan_by(const std::optional<Machine>& machine,
@@ -84,13 +82,11 @@ public:
         kernels.states()[0] = {.step = 1, .gradient_scale = 1};
         const auto store =
             swap::Store::make({.host_arena = staging}, *executor_, *device_, nullptr, kernels);
-        Figures found = measure_figures(record_step(sample, Previous::rest, false),
-                                        {sample, *device_, *executor_, kernels, *store, ops.get()},
-                                        *teams, machine,
-                                        optim::scalars_of(hyper_of(config_), 1, 1.0), staging,
-                                        decoder_.shape().vocab,
-                                        memory == Memory::of_plan ? updated_bytes(plan)
-                                                                  : kUnlimited);
+        Figures found = measure_figures(
+            record_step(sample, Previous::rest, false),
+            {sample, *device_, *executor_, kernels, *store, ops.get()}, *teams, machine,
+            optim::scalars_of(hyper_of(config_), 1, 1.0), staging, decoder_.shape().vocab,
+            memory == Memory::of_plan ? updated_bytes(plan) : kUnlimited);
         store->drain();  // throws what went wrong
         return found;
     }
@@ -182,9 +178,8 @@ private:
     Plan buffers_of(const Plan& plan) const {
         Config config = config_;
         config.budgets = {.device_bytes = plan.device_overhead_bytes + device_buffer_bytes(plan)};
-        config.swap = {.chunk_elements = plan.chunk_elements,
-                       .groups = plan.groups,
-                       .state_on_device = 0};
+        config.swap = {
+            .chunk_elements = plan.chunk_elements, .groups = plan.groups, .state_on_device = 0};
         Plan sample = this->plan(config);
         sample.host_bytes = sample.io_bytes;
         return sample;

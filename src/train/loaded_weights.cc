@@ -21,6 +21,13 @@ bool is_no_weight(std::string_view name) {
 
 }  // namespace
 
+std::unique_ptr<LoadedWeights> LoadedWeights::of(const ModelConfig& config,
+                                                 const model::Shape& shape,
+                                                 const std::vector<model::Layer>& layers) {
+    if (config.path.empty() || !config.load) return nullptr;
+    return std::make_unique<LoadedWeights>(config.path, shape, layers);
+}
+
 LoadedWeights::LoadedWeights(const std::string& path, const model::Shape& shape,
                              const std::vector<model::Layer>& layers)
     : path_(path), weights_(path) {

@@ -2,17 +2,22 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "ferry/checkpoint.h"
+#include "ferry/config.h"
 #include "ferry/model.h"
 
 namespace ferry::train {
 
 class LoadedWeights {
 public:
+    // Of the directory that the configuration names; null where it names none or loads nothing.
+    static std::unique_ptr<LoadedWeights> of(const ModelConfig& config, const model::Shape& shape,
+                                             const std::vector<model::Layer>& layers);
     // Opens the files and holds them against the layers; throws usage for tensors that are missing,
     // unknown, of another shape than the configuration says or of a type that ferry does not read.
     LoadedWeights(const std::string& path, const model::Shape& shape,

@@ -167,15 +167,13 @@ double KernelTimes::of(const swap::Task& task, const planner::Plan& plan) const 
 
 bool KernelTimes::covers(const swap::Schedule& step, const planner::Plan& plan) const {
     return std::all_of(step.tasks.begin(), step.tasks.end(), [&](const swap::Task& task) {
-        return !is_timed(task) ||
-               nearest(*this, kind_of(task, plan)) != seconds.end();
+        return !is_timed(task) || nearest(*this, kind_of(task, plan)) != seconds.end();
     });
 }
 
 double KernelTimes::sum(const swap::Schedule& step, const planner::Plan& plan) const {
     double total = 0;
-    for (const swap::Task& task : step.tasks)
-        total += is_timed(task) ? of(task, plan) : 0;
+    for (const swap::Task& task : step.tasks) total += is_timed(task) ? of(task, plan) : 0;
     return total;
 }
 
@@ -334,9 +332,8 @@ UpdateRates time_updates(NodeTeams& teams, const Topology& machine, const optim:
     const double whole_s = updates.seconds(large, true);
     const double part_s = large > small ? updates.seconds(small, true) : whole_s;
     // A line through both: seconds = overhead + elements * slope.
-    const double slope = large > small
-                             ? (whole_s - part_s) / static_cast<double>(large - small)
-                             : whole_s / static_cast<double>(large);
+    const double slope = large > small ? (whole_s - part_s) / static_cast<double>(large - small)
+                                       : whole_s / static_cast<double>(large);
     const double overhead_s =
         std::clamp(whole_s - slope * static_cast<double>(large), 0.0, whole_s / 2);
     return {.bytes_per_s = static_cast<double>(update_bytes(plan, large)) / (whole_s - overhead_s),
@@ -445,9 +442,8 @@ Figures measure_figures(const swap::Schedule& step, const Bench& on, NodeTeams& 
     machine.check_bytes_per_s = time_checks(state);
     machine.threads = teams.all().threads();
     machine.computes_on_host = on.device.kind() == DeviceKind::cpu;
-    machine.links.device_bytes_per_s = machine.computes_on_host
-                                           ? machine.links.dram_bytes_per_s
-                                           : time_device_updates(on, scalars);
+    machine.links.device_bytes_per_s = machine.computes_on_host ? machine.links.dram_bytes_per_s
+                                                                : time_device_updates(on, scalars);
     return found;
 }
 

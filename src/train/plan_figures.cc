@@ -103,4 +103,12 @@ planner::MachineFigures planning_figures(const Config& config,
     return planning_figures(config, layers, figures->machine, figures->kernels);
 }
 
+void log_planned_by(const Figures* figures, DeviceKind device) {
+    if (figures) return log_info("planned by the figures of this machine's file");
+    const std::string_view kind =
+        device == DeviceKind::cuda ? "server with a GPU" : "small machine";
+    log_info("planned by the default figures of a " + std::string(kind) +
+             "; `ferry bench --all --save FILE` measures this one's, --machine FILE plans by them");
+}
+
 }  // namespace ferry::train

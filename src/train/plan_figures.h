@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ferry/config.h"
+#include "ferry/device.h"
 #include "ferry/forecast.h"
 #include "ferry/planner.h"
 
@@ -19,6 +20,9 @@ planner::MachineFigures planning_figures(const Config& config,
 planner::MachineFigures planning_figures(const Config& config,
                                          const std::vector<model::Layer>& layers,
                                          const Figures* figures);
+
+// Says whose figures they were. `figures` may be null: the defaults.
+void log_planned_by(const Figures* figures, DeviceKind device);
 
 // Where nobody has measured: rates of a GPU's memory, and of a thread that hashes.
 constexpr double kAssumedDeviceBytesPerS = 2e12, kAssumedCheckBytesPerS = 1.2e10;

@@ -69,7 +69,8 @@ Topology machine_of_rank(Topology machine, comm::Communicator* ranks, Executor& 
 // has, and the chunks that the tightest of them can pass through its memory.
 planner::Plan plan_of_rank(const Config& config, const Device& device,
                            const model::Decoder& decoder, const zero::Partition& partition,
-                           const planner::MachineFigures& machine, comm::Communicator* ranks, Executor& executor);
+                           const planner::MachineFigures& machine, comm::Communicator* ranks,
+                           Executor& executor);
 
 // Throws usage on every rank, naming the rank and the key, where what fixes the numbers differs.
 // `config` is the run's.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <limits>
 #include <span>
 #include <string>
 
@@ -10,6 +11,7 @@
 #include "ferry/learning_rate.h"
 #include "ferry/optim.h"
 #include "ferry/planner.h"
+#include "ferry/train.h"
 
 namespace ferry::train {
 
@@ -19,6 +21,17 @@ struct RankReport {
     double loss_sum = 0;          // over its micro-batches
     int64_t gradient_layer = -1;  // the highest with a non-finite gradient; -1: none
     int64_t output_layer = -1;    // the lowest with a non-finite output; -1: none
+};
+
+// What a rank found in its part of the held-back text.
+struct HeldBack {
+    double loss_sum = 0;
+    int64_t targets = 0;
+    Evaluation mean() const {
+        return {.loss = targets > 0 ? loss_sum / static_cast<double>(targets)
+                                    : std::numeric_limits<double>::quiet_NaN(),
+                .targets = targets};
+    }
 };
 
 struct Verdict {

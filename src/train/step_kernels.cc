@@ -193,8 +193,7 @@ void StepKernels::update(const Call& call) {
 void StepKernels::apply(const Call& call, const optim::Span& span, const optim::Scalars& scalars) {
     if (call.task->lane == swap::Lane::team) return optim::update(teams_, span, scalars);
     // One arena on one node, and beside the team lane's thread, which alone may ask each node.
-    if (model_.device->kind() == DeviceKind::cpu)
-        return optim::update(teams_.all(), span, scalars);
+    if (model_.device->kind() == DeviceKind::cpu) return optim::update(teams_.all(), span, scalars);
     optim::cuda::update(span, scalars, model_.device->stream(StreamKind::compute).native());
 }
 

@@ -20,7 +20,7 @@ struct StepModel {
     ops::Ops* ops = nullptr;
     const TokenLoader* loader = nullptr;
     int64_t evaluation_micro_batches = 0;  // over all ranks; beyond them there are no targets
-    Device* device = nullptr;  // whose compute stream updates what lies there
+    Device* device = nullptr;              // whose compute stream updates what lies there
 };
 
 class StepKernels final : public swap::Kernels {

@@ -1,0 +1,57 @@
+#include "schedules.h"
+
+#include <algorithm>
+
+#include "bound.h"
+#include "predict.h"
+
+namespace ferry::train {
+
+void Schedules::record(const planner::Plan& plan, int64_t evaluated_micro_batches) {
+    for (size_t p = 0; p < kPrevious; ++p) {
+        const auto previous = static_cast<Previous>(p);
+        steps[p][0] = record_step(plan, previous, false);
+        if (plan.betting) steps[p][1] = record_step(plan, previous, true);
+        drains[p] = record_drain(plan, previous);
+    }
+    evaluation_size = std::min(plan.group_size(), std::max<int64_t>(evaluated_micro_batches, 1));
+    while (evaluated_micro_batches % evaluation_size != 0) --evaluation_size;
+    evaluation = record_evaluation(plan, evaluation_size);
+}
+
+std::vector<const swap::Schedule*> Schedules::all() const {
+    std::vector<const swap::Schedule*> found{&evaluation};
+    for (const auto& step : steps) found.push_back(step.data());
+    for (const swap::Schedule& drain : drains) found.push_back(&drain);
+    return found;
+}
+
+Timelines predict_all(const Schedules& schedules, const planner::Plan& plan,
+                      const Figures& figures) {
+    Timelines planned{};
+    for (size_t p = 0; p < kPrevious; ++p) {
+        for (const bool bets : {false, true}) {
+            if (bets && !plan.betting) continue;
+            planned[p][bets ? 1 : 0] =
+                predict_steps(plan, schedules.step(Previous::none, bets),
+                              schedules.step(static_cast<Previous>(p), bets), figures);
+        }
+    }
+    return planned;
+}
+
+void judge(RunReport& report, const Timelines& planned, const Config& config,
+           const planner::Plan& plan, const model::Shape& shape, const Schedules& schedules,
+           const Figures& figures) {
+    report.predicted_seconds = planned[static_cast<size_t>(Previous::rest)][0].step_seconds;
+    if (plan.betting)
+        report.predicted_betting_seconds =
+            planned[static_cast<size_t>(Previous::won)][1].step_seconds;
+    report.gemm_flops_per_s = std::max(report.gemm_flops_per_s, figures.kernels.gemm_flops_per_s);
+    const Bound bound = bound_of(config, plan, shape, schedules.steady(), figures);
+    if (report.bound_seconds > 0 && bound.seconds >= report.bound_seconds) return;
+    report.bound_seconds = bound.seconds;
+    report.binding = bound.binding;
+}
+
+}  // namespace ferry::train

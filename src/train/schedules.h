@@ -1,0 +1,37 @@
+// All schedules of a run, recorded once at start-up, and what each should take.
+#pragma once
+
+#include <array>
+#include <vector>
+
+#include "ferry/train.h"
+#include "step.h"
+
+namespace ferry::train {
+
+struct Schedules {
+    std::array<std::array<swap::Schedule, 2>, kPrevious> steps{};  // [previous][bets]
+    std::array<swap::Schedule, kPrevious> drains{};
+    swap::Schedule evaluation{};
+    // Micro-batches that evaluation takes through the layers together: the most that fit a group.
+    int64_t evaluation_size = 1;
+
+    void record(const planner::Plan& plan, int64_t evaluated_micro_batches);
+    const swap::Schedule& step(Previous previous, bool bets) const {
+        return steps[static_cast<size_t>(previous)][bets ? 1 : 0];
+    }
+    const swap::Schedule& steady() const { return step(Previous::rest, false); }
+    std::vector<const swap::Schedule*> all() const;
+};
+
+// Of the steps, as figures of the machine predict them.
+using Timelines = std::array<std::array<swap::Timeline, 2>, kPrevious>;
+Timelines predict_all(const Schedules& schedules, const planner::Plan& plan,
+                      const Figures& figures);
+
+// Takes the predicted seconds, and the bound where it is lower than the one that is known.
+void judge(RunReport& report, const Timelines& planned, const Config& config,
+           const planner::Plan& plan, const model::Shape& shape, const Schedules& schedules,
+           const Figures& figures);
+
+}  // namespace ferry::train
