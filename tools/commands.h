@@ -9,6 +9,7 @@ void add_bench_command(CLI::App& app);
 void add_data_command(CLI::App& app);
 void add_eval_command(CLI::App& app);
 void add_export_command(CLI::App& app);
+void add_launch_command(CLI::App& app);
 void add_plan_command(CLI::App& app);
 void add_train_command(CLI::App& app);
 
@@ -16,6 +17,7 @@ void add_train_command(CLI::App& app);
 // for.
 void add_all_benches(CLI::App& bench);
 void add_adam_bench(CLI::App& bench);
+void add_comm_bench(CLI::App& bench);
 void add_io_bench(CLI::App& bench);
 void add_swap_bench(CLI::App& bench);
 

@@ -67,6 +67,7 @@ int main(int argc, char** argv) {
     add_data_command(app);
     add_eval_command(app);
     add_export_command(app);
+    add_launch_command(app);
     add_bench_command(app);
     try {
         app.parse(argc, argv);

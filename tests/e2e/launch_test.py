@@ -1,0 +1,309 @@
+"""`ferry launch` as a user runs it: with a stand-in for mpirun where what it is told and what it says
+matter, with the real one to train; other hosts are this one behind a stand-in for ssh."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import unittest
+
+from harness import FERRY, USAGE, FerryTest
+
+LOST = 6
+
+SSH = """#!/bin/sh
+while true; do
+    case "$1" in
+        -o) shift 2 ;;
+        -*) shift ;;
+        *) break ;;
+    esac
+done
+host=$1
+shift
+echo "$host: $*" >> "$FERRY_TEST_SSH"
+case "$host" in
+    nowhere) echo "ssh: Could not resolve hostname nowhere: Name or service not known" >&2; exit 255 ;;
+    empty) exec sh -c "cd / && sha256sum -- /nonexistent/ferry" ;;
+    old-ferry) sh -c "$*" | sed '1s/^[0-9a-f]\\{8\\}/00000000/' ;;
+    old-config) sh -c "$*" | sed '2s/^[0-9a-f]\\{8\\}/00000000/' ;;
+    *) exec sh -c "$*" ;;
+esac
+"""
+
+
+class LaunchTest(FerryTest):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.bin = cls.path("bin")
+        os.mkdir(cls.bin)
+        cls.program("ssh", SSH)
+        cls.ssh_log = cls.path("ssh.log")
+        cls.config_file = cls.command(cls.config(steps=2, batch__micro_batches=2))[1]
+
+    def setUp(self):
+        for name in ("mpirun", "mpirun.args"):
+            if os.path.exists(os.path.join(self.bin, name)):
+                os.unlink(os.path.join(self.bin, name))
+        with open(self.ssh_log, "w", encoding="ascii"):
+            pass
+
+    @classmethod
+    def program(cls, name, text):
+        path = os.path.join(cls.bin, name)
+        with open(path, "w", encoding="ascii") as file:
+            file.write(text)
+        os.chmod(path, 0o755)
+
+    def mpirun_that(self, *lines, code=0):
+        """Says these lines and keeps what it was told."""
+        said = "".join(f"    {line!r},\n" for line in lines)
+        self.program("mpirun", f"""#!{sys.executable}
+import sys, time
+with open({os.path.join(self.bin, "mpirun.args")!r}, "w") as file:
+    file.write("\\n".join(sys.argv[1:]))
+for text in [
+{said}]:
+    stream = sys.stderr if "<stderr>" in text else sys.stdout
+    stream.write(text)
+    stream.flush()
+    time.sleep(0.02)
+sys.exit({code})
+""")
+
+    def told(self):
+        with open(os.path.join(self.bin, "mpirun.args"), encoding="ascii") as file:
+            return file.read().split("\n")
+
+    def asked(self):
+        with open(self.ssh_log, encoding="ascii") as file:
+            return file.read()
+
+    def hostfile(self, text):
+        path = self.path("hosts")
+        with open(path, "w", encoding="ascii") as file:
+            file.write(text)
+        return path
+
+    def environment(self, **more):
+        return {**os.environ, "PATH": self.bin + ":" + os.environ["PATH"],
+                "FERRY_TEST_SSH": self.ssh_log, **more}
+
+    def launch(self, hosts, *arguments, config=None, **more):
+        return self.ferry("launch", "--hostfile", self.hostfile(hosts), config or self.config_file,
+                          *arguments, env=self.environment(**more))
+
+    def refused(self, hosts, said, *arguments, **options):
+        run = self.launch(hosts, *arguments, **options)
+        self.assertEqual(run.code, USAGE, run.err)
+        for text in said:
+            self.assertIn(text, run.err)
+        self.assertEqual(run.out, "")
+
+
+class HostfileTest(LaunchTest):
+    def line(self, hosts, *arguments):
+        run = self.launch(hosts, "--dry-run", *arguments)
+        self.assertEqual(run.code, 0, run.err)
+        self.assertEqual(self.asked(), "")
+        return run.out
+
+    def test_a_part_of_the_line_for_each_host(self):
+        line = self.line("# two hosts\n\nworker-0 slots=2  # the first\n\tworker-1   slots=4\r\n",
+                         "--", "--set", "steps=3")
+        train = f"{os.path.realpath(FERRY)} train {self.config_file} --set steps=3"
+        parts = line.strip().split(" : ")
+        self.assertEqual(len(parts), 2)
+        self.assertTrue(parts[0].startswith("mpirun --tag-output --bind-to none"), line)
+        self.assertIn("-n 2 --host worker-0:2 ", parts[0])
+        self.assertTrue(parts[0].endswith(train), line)
+        self.assertTrue(parts[1].startswith("-n 4 --host worker-1:4 "), line)
+        self.assertTrue(parts[1].endswith(train), line)
+        self.assertNotIn("CUDA_VISIBLE_DEVICES", line)
+        self.assertEqual("--allow-run-as-root" in line, os.geteuid() == 0)
+
+    def test_include_and_exclude(self):
+        hosts = "worker-0 slots=2\nworker-1 slots=4\nworker-2 slots=1\n"
+        line = self.line(hosts, "--include", "worker-2@worker-1:0,2")
+        self.assertNotIn("worker-0", line)
+        self.assertIn("-n 2 --host worker-1:2 -x CUDA_VISIBLE_DEVICES=0,2 ", line)
+        self.assertIn("-n 1 --host worker-2:1 ", line)
+        self.assertLess(line.index("worker-1"), line.index("worker-2"))  # as in the file
+        line = self.line(hosts, "--exclude", "worker-2@worker-1:0,2")
+        self.assertIn("-n 2 --host worker-0:2 ", line)
+        self.assertIn("-n 2 --host worker-1:2 -x CUDA_VISIBLE_DEVICES=1,3 ", line)
+        self.assertNotIn("worker-2", line)
+
+    def test_what_libraries_read_is_passed_on(self):
+        run = self.launch("a slots=1\n", "--dry-run", NCCL_NVLS_ENABLE="0", FERRY_LOG="warn")
+        self.assertIn("-x FERRY_LOG ", run.out)
+        self.assertIn("-x NCCL_NVLS_ENABLE ", run.out)
+
+    def test_words_are_quoted_for_the_shell(self):
+        line = self.line("a slots=1\n", "--", "--set", "data.tokens=it's here")
+        self.assertIn(r"'data.tokens=it'\''s here'", line)
+
+    def test_hostfiles_that_are_not_understood(self):
+        for text, line, fault in (("a slots=1\nb\n", 2, "no slots"),
+                                  ("a slots=1\nb slot=2\n", 2, '"slot=2"'),
+                                  ("a slots=0\n", 1, '"slots=0"'),
+                                  ("a slots=two\n", 1, '"slots=two"'),
+                                  ("a slots=2x\n", 1, '"slots=2x"'),
+                                  ("a slots=-1\n", 1, '"slots=-1"'),
+                                  ("a slots=99999\n", 1, '"slots=99999"'),
+                                  ("\n\na slots=1 max_slots=2\n", 3, '"max_slots=2"'),
+                                  ("slots=2\n", 1, "no host")):
+            self.refused(text, ["the hostfile is not understood", fault,
+                                f"{self.path('hosts')}, line {line}", "host slots=N"])
+        self.refused("a slots=1\n\na slots=2\n", ["stands twice", "line 3"])
+        self.refused("# nobody\n", ["names no host"])
+        run = self.ferry("launch", "--hostfile", self.path("absent"), self.config_file)
+        self.assertEqual(run.code, USAGE)
+        self.assertIn("No such file", run.err)
+
+    def test_choices_that_are_not_there(self):
+        hosts = "worker-0 slots=2\nworker-1 slots=4\n"
+        self.refused(hosts, ["no such host", '"worker-7"', 'did you mean "worker-'], "--include",
+                     "worker-7")
+        self.refused(hosts, ["no such slot of host worker-1", '"4"', "0 to 3"], "--include",
+                     "worker-1:0,4")
+        self.refused(hosts, ["no such slot", '"x"'], "--exclude", "worker-1:x")
+        self.refused(hosts, ["no such slot", '""'], "--exclude", "worker-1:")
+        self.refused(hosts, ["no slot is left"], "--exclude", "worker-0@worker-1")
+        self.refused(hosts, ["exclude each other"], "--include", "worker-0", "--exclude", "worker-1")
+
+
+class ChecksTest(LaunchTest):
+    def setUp(self):
+        super().setUp()
+        self.mpirun_that()
+
+    def test_this_machine_needs_no_ssh(self):
+        run = self.launch("localhost slots=2\n")
+        self.assertEqual(run.code, 0, run.err)
+        self.assertEqual(self.asked(), "")
+        self.assertIn("localhost:2", self.told())
+
+    def test_every_other_host_is_asked_for_program_and_configuration(self):
+        run = self.launch("worker-0 slots=1\nworker-1 slots=1\n")
+        self.assertEqual(run.code, 0, run.err)
+        for host in ("worker-0", "worker-1"):
+            self.assertRegex(self.asked(), f"{host}: cd .* sha256sum .*ferry .*json")
+        self.assertIn("2 ranks on 2 hosts", run.out)
+
+    def started(self):
+        return os.path.exists(os.path.join(self.bin, "mpirun.args"))
+
+    def test_hosts_that_differ_or_are_not_there(self):
+        for host, said in (("nowhere", ["cannot be reached", "Could not resolve hostname"]),
+                           ("empty", ["has not got the program", "No such file"]),
+                           ("old-ferry", ["another program", "SHA-256 00000000"]),
+                           ("old-config", ["another configuration", self.config_file,
+                                           "SHA-256 00000000"])):
+            self.refused(f"worker-0 slots=1\n{host} slots=2\n", [f"host {host}", *said])
+            self.assertFalse(self.started())
+
+    def test_no_configuration_and_no_mpirun(self):
+        self.refused("localhost slots=1\n", ["configuration cannot be read", "/absent.json"],
+                     config=self.path("absent.json"))
+        os.unlink(os.path.join(self.bin, "mpirun"))
+        tools = self.path("tools")
+        os.makedirs(tools, exist_ok=True)
+        for name in ("sha256sum", "sh"):
+            if not os.path.exists(os.path.join(tools, name)):
+                os.symlink(shutil.which(name), os.path.join(tools, name))
+        self.refused("localhost slots=1\n", ["no mpirun", "openmpi-bin"], PATH=tools)
+
+
+class OutputTest(LaunchTest):
+    def test_every_line_has_its_rank(self):
+        self.mpirun_that("[77,0]<stdout>:one\n", "[77,1]<stderr>:a warning\n",
+                         # A line that mpirun passes on in parts, between them one of another rank.
+                         "[77,0]<stdout>:half[77,1]<stdout>:of [1,2] rank 1\n",
+                         "[77,0]<stdout>: and half\n", "mpirun speaks\n", "[77,2]<stdout>:no end")
+        run = self.launch("localhost slots=3\n")
+        self.assertEqual(run.code, 0, run.err)
+        self.assertEqual(run.out.splitlines()[1:],
+                         ["[rank 0] one", "[rank 1] of [1,2] rank 1", "[rank 0] half and half",
+                          "[rank 2] no end"])
+        self.assertEqual(run.err.splitlines(), ["[rank 1] a warning", "[mpirun] mpirun speaks"])
+
+    def test_the_first_failing_ranks_error_comes_last(self):
+        self.mpirun_that(
+            "[7,0]<stdout>:step 1\n",
+            "[7,0]<stderr>:ferry: lost rank 2: it ended with an error: storage failed\n",
+            "[7,0]<stderr>:  where:    all-gather of the weights of layer 3, step 12\n",
+            "[7,2]<stderr>:ferry: storage failed\n[7,2]<stderr>:  where:    /nvme/ferry.seg0\n",
+            "[7,1]<stderr>:ferry: rank 0 has given this rank (1) up: took no part\n",
+            "[7,2]<stderr>:  limit:    4096 B\n", "[7,2]<stderr>:something else\n", code=4)
+        run = self.launch("localhost slots=3\n")
+        self.assertEqual(run.code, 4)
+        self.assertTrue(run.err.endswith("ferry: rank 2 failed: storage failed\n"
+                                         "  where:    /nvme/ferry.seg0\n  limit:    4096 B\n"), run.err)
+
+    def test_where_all_are_lost_the_first_one_speaks(self):
+        self.mpirun_that("[7,1]<stderr>:ferry: lost rank 0: its process has ended\n",
+                         "[7,2]<stderr>:ferry: lost rank 0: its process has ended\n",
+                         "mpirun noticed that process rank 0 exited on signal 9 (Killed).\n", code=137)
+        run = self.launch("localhost slots=3\n")
+        self.assertEqual(run.code, LOST)
+        self.assertTrue(run.err.endswith("ferry: rank 1 failed: lost rank 0: its process has ended\n"))
+
+    def test_where_nobody_says_why(self):
+        self.mpirun_that("[7,0]<stdout>:step 1\n", code=137)
+        run = self.launch("localhost slots=1\n")
+        self.assertEqual(run.code, LOST)
+        self.assertIn("ended without saying why", run.err)
+        self.assertIn("exit code 137", run.err)
+
+    def test_an_interrupt_reaches_mpirun(self):
+        self.program("mpirun", "#!/bin/sh\ntrap 'echo \"[7,0]<stdout>:asked to end\"; exit 0' TERM\n"
+                               "echo '[7,0]<stdout>:ready'\nwhile true; do sleep 0.05; done\n")
+        process = subprocess.Popen(
+            [FERRY, "launch", "--hostfile", self.hostfile("localhost slots=1\n"), self.config_file],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.environment())
+        self.addCleanup(process.kill)
+        for line in process.stdout:
+            if "ready" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        self.assertEqual(out, "[rank 0] asked to end\n", err)
+        self.assertEqual(process.returncode, -signal.SIGINT)
+
+
+@unittest.skipUnless(shutil.which("mpirun"), "no mpirun")
+class TrainingTest(LaunchTest):
+    def final_hashes(self, run):
+        return [line["text"].split("state_hash")[1] for line in run.lines
+                if "state_hash" in line.get("text", "")]
+
+    def test_two_ranks_train_here(self):
+        run = self.launch("localhost slots=2\n", "--", "--json", "--no-bound")
+        self.assertEqual(run.code, 0, run.err)
+        self.assertIn("2 ranks on 1 hosts", run.out)
+        self.assertTrue(self.final_hashes(run), run.out)
+        self.assertIn("[rank 0] {", run.out)
+
+    def test_hosts_behind_ssh(self):
+        run = self.launch("worker-0 slots=1\nworker-1 slots=1\n", "--", "--json", "--no-bound")
+        self.assertEqual(run.code, 0, run.err)
+        self.assertTrue(self.final_hashes(run), run.out)
+        self.assertIn("worker-1: ", self.asked())
+
+    def test_a_failing_run_says_so_last(self):
+        start = time.monotonic()
+        run = self.launch("localhost slots=2\n", "--", "--set", "steps=nothing")
+        self.assertEqual(run.code, USAGE, run.err)
+        lines = run.err.splitlines()
+        begin = max(i for i, line in enumerate(lines) if line.startswith("ferry: "))
+        self.assertRegex(lines[begin], "ferry: rank [01] failed: ")
+        self.assertTrue(all(line.startswith("  ") for line in lines[begin + 1:]), run.err)
+        self.assertLess(time.monotonic() - start, 100)
+
+
+if __name__ == "__main__":
+    unittest.main()
