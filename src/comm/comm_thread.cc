@@ -180,7 +180,11 @@ void CommThread::take_news() {
         return fail_and_tell(lost({&rank, rank < 0 ? 0u : 1u}, how, where(), ""), rank, how);
     }
     if (sources_.watch) {
-        if (const auto error = sources_.watch->failure()) fail(*error);
+        if (const auto error = sources_.watch->failure()) {
+            Problem problem = error->problem();
+            if (problem.where.empty()) problem.where = where();
+            fail({error->trouble(), std::move(problem)});
+        }
         return;
     }
     if (!sources_.wire) return;

@@ -113,7 +113,8 @@ public:
             return host_done_.load(std::memory_order_acquire) >= flight.host_number;
         }
         if (&flight == launching_ && !ready()) return false;
-        if (!settled()) return false;
+        const ncclResult_t found = state();
+        if (found != ncclSuccess && found != ncclInProgress) return false;
         const cudaError_t status = cudaEventQuery(flight.ended);
         if (status == cudaErrorNotReady) return false;
         demand(status, "work of NCCL's");
@@ -142,19 +143,20 @@ private:
         std::byte *on_host = nullptr, *on_device = nullptr;
     };
 
-    // Whether NCCL has taken all that it was given; throws when it has failed and nobody has said
-    // for a while what of.
-    bool settled() {
-        ncclResult_t status = ncclSuccess;
-        const ncclResult_t asked = ncclCommGetAsyncError(comm_, &status);
-        if (asked != ncclSuccess) status = asked;
-        if (status == ncclSuccess) return true;
-        if (status == ncclInProgress) return false;
+    // Whether NCCL has taken all that it was given.
+    bool settled() { return state() == ncclSuccess; }
+
+    // Throws when NCCL has failed and nobody has said for a while what of.
+    ncclResult_t state() {
+        ncclResult_t found = ncclSuccess;
+        const ncclResult_t asked = ncclCommGetAsyncError(comm_, &found);
+        if (asked != ncclSuccess) found = asked;
+        if (found == ncclSuccess || found == ncclInProgress) return found;
         const Nanos now = executor_.now();
         if (failed_at_ == 0) failed_at_ = now;
-        if (bootstrap_ && now - failed_at_ < kHearsay) return false;
+        if (bootstrap_ && now - failed_at_ < kHearsay) return found;
         throw lost({}, "NCCL's connection to it failed",
-                   std::string(ncclGetErrorString(status)) + ": " + ncclGetLastError(comm_),
+                   std::string(ncclGetErrorString(found)) + ": " + ncclGetLastError(comm_),
                    "see what the other ranks said last; NCCL_DEBUG=WARN says more");
     }
 
@@ -188,7 +190,19 @@ private:
                  .remedy = "start as many ranks on a machine as CUDA_VISIBLE_DEVICES names GPUs"}};
     }
 
+    // The others are told at once when this rank fails, and this rank when one of them does.
     void join(const NcclRanks& ranks) {
+        if (!bootstrap_) return meet_over_nccl(ranks);
+        bootstrap_->set_waiting(true);
+        try {
+            meet_over_nccl(ranks);
+        } catch (const Error& error) {
+            bootstrap_->abandon(error.what());
+            throw;
+        }
+        bootstrap_->set_waiting(false);
+    }
+    void meet_over_nccl(const NcclRanks& ranks) {
         ncclUniqueId id{};
         std::memcpy(&id, ranks.unique_id.data(), sizeof(id));
         ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
