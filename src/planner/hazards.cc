@@ -4,9 +4,10 @@ namespace ferry::planner {
 namespace {
 
 // These run one task after another, so a wait of a task for its own lane is implied. Storage
-// operations of a lane overlap and complete in any order.
+// operations of a lane overlap and complete in any order; exchanges overlap too, and one must not
+// receive where another still sends from.
 bool runs_in_order(swap::Lane lane) {
-    return lane != swap::Lane::read && lane != swap::Lane::write;
+    return lane != swap::Lane::read && lane != swap::Lane::write && lane != swap::Lane::comm;
 }
 
 }  // namespace

@@ -63,6 +63,14 @@ TEST(Hazards, LanesThatRunInOrderNeedNoWaitsForThemselves) {
     EXPECT_EQ(r.waits(r.add(Lane::write, {{0, Access::write}})), (Waits{{Lane::write, 0}}));
 }
 
+// One must not receive into what an earlier one still sends.
+TEST(Hazards, ExchangesOverlapAndWaitForEachOther) {
+    Recording r(2);
+    r.add(Lane::comm, {{0, Access::read}, {1, Access::write}});
+    EXPECT_EQ(r.waits(r.add(Lane::comm, {{0, Access::write}})), (Waits{{Lane::comm, 0}}));
+    EXPECT_EQ(r.waits(r.add(Lane::comm, {{1, Access::read}})), (Waits{{Lane::comm, 0}}));
+}
+
 TEST(Hazards, JoiningWritersWaitForEarlierReadersButNotForEachOther) {
     Recording r(1);
     r.add(Lane::compute, {{0, Access::write}});
