@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
-#include <optional>
 
 #include "ferry/model.h"
 
@@ -57,57 +56,48 @@ double dynamic_theta(const Shape& shape, int64_t sequence) {
            std::pow(s.factor * longer - (s.factor - 1), dimensions / (dimensions - 2));
 }
 
-// theta^(-2 i / head_dim), stretched.
-class Frequencies {
-public:
-    Frequencies(const Shape& shape, int64_t sequence) : shape_(shape), sequence_(sequence) {
-        if (scaling_.kind == RopeScaling::Kind::dynamic) theta_ = dynamic_theta(shape, sequence);
-        if (scaling_.kind == RopeScaling::Kind::yarn) yarn_.emplace(shape);
-    }
-    double operator()(int64_t i) const {
-        const auto n = static_cast<double>(i);
-        const double f = std::pow(theta_, -2.0 * n / static_cast<double>(shape_.head_dim));
-        switch (scaling_.kind) {
-            case RopeScaling::Kind::none:
-            case RopeScaling::Kind::dynamic:
-                return f;
-            case RopeScaling::Kind::linear:
-                return f / scaling_.factor;
-            case RopeScaling::Kind::llama3:
-                return llama3(scaling_, f);
-            case RopeScaling::Kind::yarn:
-                return (*yarn_)(n, f);
-            case RopeScaling::Kind::longrope:
-                return f / factors()[static_cast<size_t>(i)];
-            case RopeScaling::Kind::proportional:
-                return n < turning_pairs() ? f / scaling_.factor : 0;
-        }
-        return f;
-    }
+const std::vector<double>& longrope_factors(const RopeScaling& s, int64_t sequence) {
+    const bool longer = static_cast<double>(sequence) > s.original_positions;
+    return longer ? s.long_factors : s.short_factors;
+}
 
-private:
-    const std::vector<double>& factors() const {
-        const bool longer = static_cast<double>(sequence_) > scaling_.original_positions;
-        return longer ? scaling_.long_factors : scaling_.short_factors;
-    }
-    double turning_pairs() const {
-        return std::floor(scaling_.rotated * static_cast<double>(shape_.head_dim) / 2);
-    }
+double turning_pairs(const Shape& shape) {
+    return std::floor(shape.rope_scaling.rotated * static_cast<double>(shape.head_dim) / 2);
+}
 
-    const Shape& shape_;
-    const RopeScaling& scaling_ = shape_.rope_scaling;
-    int64_t sequence_;
-    double theta_ = shape_.rope_theta;
-    std::optional<Yarn> yarn_{};
-};
+// What becomes of theta^(-2 i / head_dim), where theta does not say it all.
+double stretched(const Shape& shape, int64_t sequence, int64_t i, double frequency) {
+    const RopeScaling& s = shape.rope_scaling;
+    const auto n = static_cast<double>(i);
+    switch (s.kind) {
+        case RopeScaling::Kind::none:
+        case RopeScaling::Kind::dynamic:
+            return frequency;
+        case RopeScaling::Kind::linear:
+            return frequency / s.factor;
+        case RopeScaling::Kind::llama3:
+            return llama3(s, frequency);
+        case RopeScaling::Kind::yarn:
+            return Yarn(shape)(n, frequency);
+        case RopeScaling::Kind::longrope:
+            return frequency / longrope_factors(s, sequence)[static_cast<size_t>(i)];
+        case RopeScaling::Kind::proportional:
+            return n < turning_pairs(shape) ? frequency / s.factor : 0;
+    }
+    return frequency;
+}
 
 }  // namespace
 
 RopeTable rope_table(const Shape& shape, int64_t sequence) {
     RopeTable table{.amplitude = shape.rope_scaling.amplitude};
     if (shape.learned_positions > 0) return table;
-    const Frequencies frequency(shape, sequence);
-    for (int64_t i = 0; i < shape.head_dim / 2; ++i) table.frequencies.push_back(frequency(i));
+    const bool dynamic = shape.rope_scaling.kind == RopeScaling::Kind::dynamic;
+    const double theta = dynamic ? dynamic_theta(shape, sequence) : shape.rope_theta;
+    for (int64_t i = 0; i < shape.head_dim / 2; ++i) {
+        const double exponent = -2.0 * static_cast<double>(i) / static_cast<double>(shape.head_dim);
+        table.frequencies.push_back(stretched(shape, sequence, i, std::pow(theta, exponent)));
+    }
     return table;
 }
 
