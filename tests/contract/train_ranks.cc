@@ -63,8 +63,9 @@ void expect_equal(const Outcome& a, const Outcome& b) {
     for (size_t i = 0; i < a.reports.size(); ++i) {
         EXPECT_EQ(a.reports[i].skipped, b.reports[i].skipped);
         EXPECT_EQ(a.reports[i].clip_factor, b.reports[i].clip_factor);
-        if (!a.reports[i].skipped)
+        if (!a.reports[i].skipped) {
             EXPECT_EQ(a.reports[i].gradient_norm, b.reports[i].gradient_norm);
+        }
     }
     EXPECT_EQ(a.gradients, b.gradients);
     EXPECT_EQ(a.weights, b.weights);

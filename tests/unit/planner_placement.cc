@@ -449,7 +449,7 @@ TEST(Figures, DecideHowLongAnUpdateIs) {
         machine.dram_bytes_per_s = bytes_per_s;
         std::vector<model::Layer> layers = three_blocks();
         layers[1].segments[0].count = 64 * kMiB;
-        return choose_chunk_elements(layers, config, machine, 28);
+        return choose_chunk_elements(layers, config, {}, machine, 28);
     };
     EXPECT_EQ(elements(1.2e-4, 1.5e11), 8 * kMiB);  // a server
     EXPECT_EQ(elements(2e-5, 2e10), kMiB);          // a small machine
