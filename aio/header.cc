@@ -31,7 +31,7 @@ std::string hex(uint64_t value) {
 // Tells whether a step was noted since the system started: what was noted before may have been lost
 // with the power.
 uint64_t boot_now() noexcept {
-    static const uint64_t boot = [] {
+    static const uint64_t kBoot = [] {
         char id[64] = {};
         const int file = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
         if (file < 0) return uint64_t{0};
@@ -39,7 +39,7 @@ uint64_t boot_now() noexcept {
         close(file);
         return bytes > 0 ? checksum(std::as_bytes(std::span(id))) : 0;
     }();
-    return boot;
+    return kBoot;
 }
 
 std::string lost_state(const Header& header) {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <optional>
 #include <sstream>
 #include <type_traits>
 
@@ -102,7 +101,7 @@ RunState resume(swap::Store& store, const RunRecord& record,
                      .where = "model.path, freeze",
                      .remedy = "resume with the model directory it was started with"});
     };
-    std::optional<Error> first;
+    Problem problem;  // with the newest
     for (size_t n = 0;; ++n) {
         try {
             const auto bytes = store.restore(n);
@@ -112,10 +111,9 @@ RunState resume(swap::Store& store, const RunRecord& record,
             if (error.trouble() != Trouble::io) throw;
             log_warn("of the two records of the durable state, the " +
                      std::string(n == 0 ? "newest" : "other") + " cannot be used: " + error.what());
-            if (!first) first = error;
+            if (n == 0) problem = error.problem();
         }
     }
-    Problem problem = first.value().problem();
     problem.what = "the run cannot be resumed, its state is not consistent: " + problem.what;
     problem.remedy =
         "check the drive; start afresh, without --resume, after removing the ferry.* "
