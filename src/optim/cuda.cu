@@ -7,6 +7,7 @@
 
 #include <string>
 
+#include "ferry/device.h"
 #include "internal.h"
 
 namespace ferry::optim::cuda {
@@ -272,7 +273,8 @@ __global__ void norms_kernel(const void* gradient, int64_t count, float* leaves)
 
 void check_launch(const char* kernel) {
     const cudaError_t error = cudaGetLastError();
-    if (error == cudaSuccess) return;
+    // What failed before this call is Device::check's to name.
+    if (error == cudaSuccess || gpu_work_failed()) return;
     throw Error(
         Trouble::internal,
         {.what = "CUDA did not start the optimizer's kernel",

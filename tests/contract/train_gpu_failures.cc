@@ -45,12 +45,13 @@ public:
 private:
     [[noreturn]] void take_when_told() const {
         size_t leave = 0, free = 0, total = 0;
-        if (read(orders_[0], &leave, sizeof(leave)) != sizeof(leave)) _exit(1);
-        void* memory = nullptr;
-        const bool taken = cudaMemGetInfo(&free, &total) == cudaSuccess && free > leave &&
-                           cudaMalloc(&memory, free - leave) == cudaSuccess;
-        if (write(answers_[1], &taken, sizeof(taken)) != sizeof(taken)) _exit(1);
-        for (;;) pause();
+        while (read(orders_[0], &leave, sizeof(leave)) == sizeof(leave)) {
+            void* memory = nullptr;
+            const bool taken = cudaMemGetInfo(&free, &total) == cudaSuccess && free > leave &&
+                               cudaMalloc(&memory, free - leave) == cudaSuccess;
+            if (write(answers_[1], &taken, sizeof(taken)) != sizeof(taken)) break;
+        }
+        _exit(1);
     }
 
     int orders_[2]{}, answers_[2]{};

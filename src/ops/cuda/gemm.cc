@@ -143,7 +143,7 @@ Products::Choice Products::choose(const Gemm& g, const Key& key) const {
 
 bool Products::takes(const Gemm& g) {
     const bool has_addend = g.addend.cols > 0;
-    return (!is_biased(g) || g.bias.type == g.c.type) &&
+    return (!is_biased(g) || (g.bias.type == DType::f32 && g.c.type == DType::f32)) &&
            (!has_addend || (g.addend.type == g.c.type && !g.accumulate));
 }
 
