@@ -77,6 +77,7 @@ std::vector<Row> measure_comm(const CommBench& bench, comm::Communicator& ranks,
                               Device& device) {
     Bench on(bench, ranks, executor, device);
     std::vector<Row> rows;
+    rows.reserve(2 * bench.sizes.size());
     for (const int64_t bytes : bench.sizes) rows.push_back(on.all_gather(bytes));
     for (const int64_t bytes : bench.sizes) rows.push_back(on.exchange(bytes));
     return rows;

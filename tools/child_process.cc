@@ -38,6 +38,7 @@ ChildProcess::ChildProcess(const std::vector<std::string>& words) {
     posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGDEF);
     std::vector<std::string> copies = words;
     std::vector<char*> arguments;
+    arguments.reserve(copies.size() + 1);
     for (std::string& word : copies) arguments.push_back(word.data());
     arguments.push_back(nullptr);
     const int status =
@@ -96,7 +97,7 @@ std::string program_path(const std::string& name) {
     const char* path = std::getenv("PATH");
     std::istringstream directories(path ? path : "");
     for (std::string directory; std::getline(directories, directory, ':');) {
-        const std::string file = (directory.empty() ? "." : directory) + "/" + name;
+        std::string file = (directory.empty() ? "." : directory) + "/" + name;
         if (access(file.c_str(), X_OK) == 0) return file;
     }
     return "";

@@ -45,7 +45,7 @@ void run_comm(const CommBenchOptions& options) {
     auto ranks =
         comm::launched_as_rank() ? comm::make_mpi(*executor, timeout) : comm::make_solo(*executor);
     const DeviceKind kind = device_from(options.device);
-    const auto device = Device::open(kind, *executor);
+    const auto device = Device::open(kind, *executor, ranks->local_rank());
     // Twice the largest, for an exchange.
     const int64_t most = *std::ranges::max_element(bench.sizes);
     device->reserve(2 * round_up(most, 4096));

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <fstream>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <sstream>
@@ -46,7 +47,8 @@ Host host_in(const std::string& line, const std::string& where) {
     const std::optional<int> count = number_in(slots.substr(6));
     if (!count || *count < 1 || *count > kMostSlots) throw refuse("\"" + slots + "\"");
     host.slots = *count;
-    for (int slot = 0; slot < host.slots; ++slot) host.chosen.push_back(slot);
+    host.chosen.resize(static_cast<size_t>(host.slots));
+    std::iota(host.chosen.begin(), host.chosen.end(), 0);
     return host;
 }
 
@@ -74,6 +76,7 @@ std::map<std::string, std::set<int>> named_slots(const std::vector<Host>& hosts,
         const auto host = std::ranges::find(hosts, name, &Host::name);
         if (host == hosts.end()) {
             std::vector<std::string> known;
+            known.reserve(hosts.size());
             for (const Host& each : hosts) known.push_back(each.name);
             const std::string near = nearest_word(name, known);
             throw refuse("no such host in the hostfile: \"" + name + "\"" +

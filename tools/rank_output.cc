@@ -47,7 +47,8 @@ struct Found {
     Tag tag;
 };
 std::optional<Found> find_tag(std::string_view text, size_t from) {
-    for (size_t at = text.find('[', from); at != text.npos; at = text.find('[', at + 1))
+    for (size_t at = text.find('[', from); at != std::string_view::npos;
+         at = text.find('[', at + 1))
         if (const auto tag = tag_of(text.substr(at))) return Found{at, *tag};
     return std::nullopt;
 }

@@ -189,14 +189,16 @@ void CommThread::take_news() {
     }
     if (!sources_.wire) return;
     if (first_ == started_) announce(asked_waiting_);
-    while (const auto heard = sources_.wire->hear()) {
-        const News& news = heard->news;
-        waits_[static_cast<size_t>(heard->from)] = news.kind == News::Kind::waiting;
+    while (true) {
+        const std::optional<Wire::Heard> heard = sources_.wire->hear();
+        if (!heard) return;
+        const auto& [from, news] = *heard;
+        waits_[static_cast<size_t>(from)] = news.kind == News::Kind::waiting;
         if (news.kind != News::Kind::lost) continue;
         const std::string how = news.how.data();
         if (news.rank == rank()) {
             return fail({Trouble::rank_lost,
-                         {.what = "rank " + std::to_string(heard->from) + " has given this rank (" +
+                         {.what = "rank " + std::to_string(from) + " has given this rank (" +
                                   std::to_string(rank()) + ") up: " + how,
                           .where = where(),
                           .remedy = "raise zero.timeout_seconds if a step may take so long"}});

@@ -334,7 +334,7 @@ std::unique_ptr<Communicator> make_nccl(Device& device, Executor& executor,
     auto* ranks = dynamic_cast<CommThread*>(bootstrap.get());
     FERRY_CHECK(ranks || bootstrap->size() == 1, "ranks that meet over MPI, or one");
     if (ranks) {
-        bootstrap.release();
+        static_cast<void>(bootstrap.release());  // `ranks` is the same
         return over(std::make_unique<Nccl>(device, executor, std::unique_ptr<CommThread>(ranks),
                                            NcclRanks{}, options),
                     executor, options);

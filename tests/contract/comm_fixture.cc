@@ -39,7 +39,7 @@ std::unique_ptr<Communicator> by_identity(Device& device, Executor& executor,
 void run_on_gpus(bool identity, Executor& executor, const CommOptions& options,
                  const RankTest& test) {
     auto bootstrap = make_mpi(executor, options);
-    const auto device = Device::open(DeviceKind::cuda, executor);
+    const auto device = Device::open(DeviceKind::cuda, executor, bootstrap->local_rank());
     const auto communicator = identity
                                   ? by_identity(*device, executor, *bootstrap, options)
                                   : make_nccl(*device, executor, std::move(bootstrap), options);
