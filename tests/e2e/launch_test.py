@@ -29,7 +29,11 @@ case "$host" in
     empty) exec sh -c "cd / && sha256sum -- /nonexistent/ferry" ;;
     old-ferry) sh -c "$*" | sed '1s/^[0-9a-f]\\{8\\}/00000000/' ;;
     old-config) sh -c "$*" | sed '2s/^[0-9a-f]\\{8\\}/00000000/' ;;
-    *) exec sh -c "$*" ;;
+    *)  # A machine of its own: two of mpirun's daemons in one TMPDIR take each other's files.
+        TMPDIR=$FERRY_TEST_SSH.$host
+        export TMPDIR
+        mkdir -p "$TMPDIR"
+        exec sh -c "$*" ;;
 esac
 """
 
