@@ -66,7 +66,7 @@ class PlanTest(ForecastTest):
     def test_json(self):
         plan = self.forecast(self.tiers())
         self.assertEqual(set(plan), {"device_bytes", "host_bytes", "nvme_bytes", "chunk_elements",
-                                     "micro_batches", "groups", "tiers", "schedules", "wear",
+                                     "micro_batches", "groups", "ranks", "tiers", "schedules", "wear",
                                      "forecast"})
         forecast = plan["forecast"]
         self.assertEqual(set(forecast), {"step_seconds", "betting", "binding", "plan_bound_seconds",
