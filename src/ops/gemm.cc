@@ -116,7 +116,9 @@ void gemm_tile(const Gemm& gemm, const Rectangle& at) { HWY_DYNAMIC_DISPATCH(Gem
 
 HWY_EXPORT(TargetName);
 std::string library_versions() {
-    return std::string(openblas_get_config()) + ", Highway " + HWY_DYNAMIC_DISPATCH(TargetName)();
+    // OpenBLAS puts its text together at each call, in one place: two threads would mix theirs.
+    static const std::string blas = openblas_get_config();
+    return blas + ", Highway " + HWY_DYNAMIC_DISPATCH(TargetName)();
 }
 
 }  // namespace ferry::ops
