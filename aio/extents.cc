@@ -186,10 +186,4 @@ void Extents::free(SlotId slot) noexcept {
     used_[slot] = false;
 }
 
-std::vector<SlotId> Extents::free_slots() const {
-    std::vector<SlotId> slots;
-    for (const Pool& one : pools_) slots.insert(slots.end(), one.free.begin(), one.free.end());
-    return slots;
-}
-
 }  // namespace ferry::aio

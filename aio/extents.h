@@ -56,7 +56,6 @@ public:
     bool take(int slot_class, std::span<const SlotId> slots);
     void free(SlotId slot) noexcept;
     void set_speed(int path, double speed) noexcept { speed_[static_cast<size_t>(path)] = speed; }
-    std::vector<SlotId> free_slots() const;
 
 private:
     struct Pool {  // the slots of one class on one path

@@ -287,28 +287,41 @@ int64_t PathFiles::probe_bytes() const {
 }
 
 void PathFiles::probe() {
-    const int64_t bytes = probe_bytes();
+    const int64_t room = probe_bytes();
     const int file = descriptors_[0];
     const bool fixed = options_.raw_device || options_.segments > 0 || kept_ > 0;
+    probe_.alignment = alignment_;
     if (options_.raw_device || !fixed) segments_ = 1;
-    if (bytes == 0) return;
+    if (room == 0) return;
     // A growing file would be a case of its own; where this fails the probe says so.
-    if (!options_.raw_device && fallocate(file, 0, 0, bytes) != 0) return;
-    only_copies_ = reads_only_copy(file, data_offset_, bytes);
-    if (!fixed && several_files_pay(bytes)) segments_ = kSegmentsMany;
+    if (!options_.raw_device && fallocate(file, 0, 0, room) != 0) return;
+    Findings& known = findings_of(file, direct_);
+    constexpr int64_t kRead = 256 * kKiB;
+    if (!known.only_copies)
+        known.only_copies = reads_only_copy(probe_, file, data_offset_, std::min(room, kRead));
+    only_copies_ = *known.only_copies;
+    if (!fixed && !known.writers_take_turns) known.writers_take_turns = several_files_pay(room);
+    if (!fixed && known.writers_take_turns.value_or(false)) segments_ = kSegmentsMany;
     if (only_copies_ || segments_ > 1)
         log_debug("aio: " + options_.path + ": " + std::to_string(segments_) + " segment(s)" +
                   (only_copies_ ? ", no device behind it" : ""));
 }
 
-bool PathFiles::several_files_pay(int64_t bytes) {
+bool PathFiles::several_files_pay(int64_t room) {
+    // Long enough to write something else meanwhile, and on a drive, which it wears, no longer.
+    constexpr int64_t kOnADrive = 2 * kMiB;
+    const int64_t bytes = only_copies_ ? room : std::min(room, kOnADrive);
     const std::string name = segment_name(1);
     const int other = open_file(name, O_CREAT | O_EXCL);
-    const bool pays =
-        fallocate(other, 0, 0, bytes) == 0 && writers_take_turns(descriptors_[0], other, bytes);
+    const bool pays = fallocate(other, 0, 0, bytes) == 0 &&
+                      writers_take_turns(probe_, descriptors_[0], other, bytes);
     close(other);
     remove_plain_file(name);
     return pays;
+}
+
+std::string PathFiles::why_no_polling(unsigned flags) {
+    return aio::why_no_polling(probe_, descriptors_[0], data_offset_, flags);
 }
 
 // ---------------------------------------------------------------- segments
@@ -397,7 +410,9 @@ void PathFiles::reserve(int file, const std::string& name, int64_t end) const {
 }
 
 double PathFiles::measure_speed() {
-    constexpr int64_t kBlock = 4 * kMiB, kProbe = 32 * kMiB;
+    constexpr int64_t kBlock = 4 * kMiB, kProbe = 16 * kMiB;
+    Findings& known = findings_of(descriptors_[0], direct_);
+    if (known.bytes_per_s) return *known.bytes_per_s;
     const int64_t bytes =
         round_down(std::min({kProbe, capacity_bytes_, file_size_limit()}), kBlock);
     const AlignedBuffer memory = aligned_buffer(alignment_, kBlock);
@@ -409,11 +424,13 @@ double PathFiles::measure_speed() {
     for (int64_t at = 0; at < bytes; at += kBlock) {
         const ssize_t wrote = pwrite(descriptors_[0], buffer, kBlock, data_offset_ + at);
         const ssize_t read = pread(descriptors_[0], buffer, kBlock, data_offset_ + at);
+        if (wrote > 0) probe_.bytes_written += wrote;
         if (wrote != kBlock || read != kBlock) break;  // the layout will find and name what failed
         moved += wrote + read;
     }
     const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-    return moved == 0 ? 1 : static_cast<double>(moved) / seconds;
+    if (moved == 0) return 1;
+    return *(known.bytes_per_s = static_cast<double>(moved) / seconds);
 }
 
 }  // namespace ferry::aio

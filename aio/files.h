@@ -16,6 +16,7 @@
 
 #include "ferry/aio.h"
 #include "header.h"
+#include "probe.h"
 
 namespace ferry::aio {
 
@@ -39,8 +40,15 @@ public:
     int64_t capacity_bytes() const noexcept { return capacity_bytes_; }
     // Processors move its bytes, as on tmpfs: the more of them, the faster.
     bool only_copies() const noexcept { return only_copies_; }
+    bool direct() const noexcept { return direct_; }  // obtained
     // Writes and reads a little in the first segment. bytes/s, for weighing paths.
     double measure_speed();
+    // Of a ring with these flags; empty: it can be used.
+    std::string why_no_polling(unsigned flags);
+    // By probes and headers.
+    int64_t bytes_written() const noexcept {
+        return probe_.bytes_written + header_->bytes_written();
+    }
     // Preallocates segment `index` up to `end`; they are created in order.
     void create_segment(int index, int64_t end);
     // Up to where segment `index` was written by a killed run whose files were taken over.
@@ -69,7 +77,7 @@ private:
     void find_alignment();
     int64_t probe_bytes() const;
     void probe();
-    bool several_files_pay(int64_t bytes);
+    bool several_files_pay(int64_t room);
     int open_segment(int index);
     int open_file(const std::string& name, int flags);
     void reserve(int file, const std::string& name, int64_t end) const;
@@ -86,6 +94,7 @@ private:
     int segments_ = 1;    // at most, until the probe has spoken
     int kept_ = 0;        // of them, taken over from a killed run
     bool only_copies_ = false;
+    Probe probe_{};
     int64_t kept_bytes_ = 0;
     int64_t alignment_ = 4096, data_offset_ = 0, capacity_bytes_ = 0;
     int64_t device_end_ = 0;  // raw: the end of what was laid out

@@ -67,6 +67,10 @@ Error not_opened(const std::string& name, int error) {
 
 void lock_or_throw(int file, const std::string& name) {
     if (flock(file, LOCK_EX | LOCK_NB) == 0) return;
+    if (const int error = errno; error != EWOULDBLOCK) {
+        close(file);
+        throw Error(Trouble::io, problem_of("the storage path cannot be locked", name, error));
+    }
     Header header{};
     const bool known = has_magic(header, pread(file, &header, sizeof header, 0));
     close(file);
@@ -219,7 +223,7 @@ Header HeaderFile::find_resumable(uint64_t run_id) const {
     return found;
 }
 
-bool HeaderFile::note(Header header) const noexcept {
+bool HeaderFile::note(Header header) noexcept {
     alignas(4096) char block[kHeaderBytes] = {};
     memcpy(header.magic, kMagic, sizeof kMagic);
     header.version = kFormatVersion;
@@ -227,10 +231,11 @@ bool HeaderFile::note(Header header) const noexcept {
     header.boot = boot_now();
     memcpy(block, &header, sizeof header);
     errno = EIO;  // a short count says nothing else
+    bytes_written_ += kHeaderBytes;
     return pwrite(file_, block, kHeaderBytes, 0) == kHeaderBytes;
 }
 
-void HeaderFile::write(const Header& header) const {
+void HeaderFile::write(const Header& header) {
     if (note(header) && fdatasync(file_) == 0) return;
     const int error = errno;
     throw Error(error == ENOSPC ? Trouble::does_not_fit : Trouble::io,

@@ -53,15 +53,16 @@ public:
     HeaderFile& operator=(const HeaderFile&) = delete;
 
     int file() const noexcept { return file_; }
+    int64_t bytes_written() const noexcept { return bytes_written_; }
     // What a killed run left: true and its header, or false. Throws what may not be taken over: a
     // foreign file, a newer format, and what `leftover` does not allow.
     bool find_leftover(Leftover leftover, uint64_t run_id, Header& found) const;
     // The header of files that can be resumed; throws what stands against it. Writes nothing.
     Header find_resumable(uint64_t run_id) const;
     // With magic, version, process and boot filled in; on stable storage at return. Throws Error.
-    void write(const Header& header) const;
+    void write(const Header& header);
     // The same, but it is on its way only: a kill cannot lose it, a power failure can.
-    bool note(Header header) const noexcept;
+    bool note(Header header) noexcept;
     void erase() noexcept;  // the path is free for anyone again
 
 private:
@@ -73,6 +74,7 @@ private:
     const std::string name_;
     const bool raw_device_;
     int file_ = -1;
+    int64_t bytes_written_ = 0;
 };
 
 }  // namespace ferry::aio

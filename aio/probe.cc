@@ -2,13 +2,18 @@
 
 #include <liburing.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <thread>
 
 #include "buffer.h"
@@ -17,7 +22,6 @@ namespace ferry::aio {
 namespace {
 
 constexpr int kReads = 8;
-constexpr int64_t kAlignment = 4096;
 constexpr std::chrono::microseconds kPause(50);
 
 // A ring for as long as the object lives.
@@ -58,51 +62,65 @@ private:
     int error_;
 };
 
-// Writes all but the file's first block, over and over, as long as the object lives.
+// Writes all but the file's first block, each time that it is asked to.
 class LargeWriter {
 public:
-    LargeWriter(int file, int64_t bytes)
-        : data_(aligned_buffer(kAlignment, bytes - kAlignment)), thread_([this, file, bytes] {
-              const auto size = static_cast<size_t>(bytes - kAlignment);
+    LargeWriter(int file, int64_t begin, int64_t end)
+        : data_(aligned_buffer(begin, end - begin)), thread_([this, file, begin, end] {
+              const auto size = static_cast<size_t>(end - begin);
               memset(data_.get(), 0x5a, size);
-              for (bool works = true; works && !stop_;) {
+              for (uint64_t done = 0;; ++done) {
+                  asked_.wait(done);
+                  if (stop_) return;
                   ++phase_;
-                  works = pwrite(file, data_.get(), size, kAlignment) > 0;
+                  works_ = works_ && pwrite(file, data_.get(), size, begin) > 0;
                   ++phase_;
               }
-              stop_ = true;
           }) {}
     ~LargeWriter() {
         stop_ = true;
+        ++asked_;
+        asked_.notify_one();
         thread_.join();
     }
     LargeWriter(const LargeWriter&) = delete;
     LargeWriter& operator=(const LargeWriter&) = delete;
 
-    // True when `work` was begun during a write and done a while before that write was. Without the
-    // while, whoever waited for the write's lock could be faster than the writer's return.
-    bool outlasts(const auto& work) const {
-        uint64_t before = 0;
-        while ((before = phase_) % 2 == 0 && !stop_) std::this_thread::yield();
-        work();
+    // Begins a write, does `work` a while later, and looks again a while after that. Without the
+    // first while the write might not have its lock yet; without the second, whoever waited for
+    // that lock could be faster than the writer's return.
+    enum class Order : uint8_t { overtook, waited, too_late };
+    Order meet(const auto& work) {
+        const uint64_t during = 2 * asked_ + 1;
+        ++asked_;
+        asked_.notify_one();
+        while (phase_ < during) std::this_thread::yield();
         std::this_thread::sleep_for(kPause);
-        return phase_ == before;
+        const bool begun = phase_ == during;
+        if (begun) work();
+        std::this_thread::sleep_for(kPause);
+        const bool going_on = phase_ == during;
+        while (phase_ == during) std::this_thread::yield();
+        if (!begun || !works_) return Order::too_late;
+        return going_on ? Order::overtook : Order::waited;
     }
 
 private:
     const AlignedBuffer data_;
-    std::atomic<bool> stop_ = false;
+    std::atomic<bool> stop_ = false, works_ = true;
+    std::atomic<uint64_t> asked_ = 0;
     std::atomic<uint64_t> phase_ = 0;  // odd: within a write
     std::thread thread_;
 };
 
 }  // namespace
 
-bool reads_only_copy(int file, int64_t offset, int64_t bytes) {
-    const AlignedBuffer data = aligned_buffer(kAlignment, bytes);
+bool reads_only_copy(Probe& probe, int file, int64_t offset, int64_t bytes) {
+    const AlignedBuffer data = aligned_buffer(probe.alignment, bytes);
     memset(data.get(), 0x5a, static_cast<size_t>(bytes));
     const auto size = static_cast<size_t>(bytes);
     if (pwrite(file, data.get(), size, offset) != bytes) return false;
+    probe.bytes_written += bytes;
     rusage before{}, after{};
     getrusage(RUSAGE_THREAD, &before);
     for (int read = 0; read < kReads; ++read)
@@ -111,45 +129,87 @@ bool reads_only_copy(int file, int64_t offset, int64_t bytes) {
     return after.ru_nvcsw == before.ru_nvcsw;
 }
 
-bool writers_take_turns(int one, int other, int64_t bytes) {
+bool writers_take_turns(Probe& probe, int one, int other, int64_t bytes) {
     constexpr int kSamples = 16, kFirst = 4, kMore = 6;
-    const AlignedBuffer data = aligned_buffer(kAlignment, kAlignment);
-    memset(data.get(), 0x5a, static_cast<size_t>(kAlignment));
-    const LargeWriter writer(one, bytes);
+    const AlignedBuffer data = aligned_buffer(probe.alignment, probe.alignment);
+    const auto small = static_cast<size_t>(probe.alignment);
+    memset(data.get(), 0x5a, small);
+    LargeWriter writer(one, probe.alignment, bytes);
     const auto overtakes = [&](int file) {
-        // The pause lets a busy machine run the writer, so that samples fall anywhere in its
-        // writes.
-        std::this_thread::sleep_for(kPause);
-        return writer.outlasts([&] {
-            [[maybe_unused]] const ssize_t wrote =
-                pwrite(file, data.get(), static_cast<size_t>(kAlignment), 0);
-        });
+        // On a busy machine whoever slept may sleep through the whole write.
+        constexpr int kTries = 3;
+        auto order = LargeWriter::Order::too_late;
+        for (int i = 0; i < kTries && order == LargeWriter::Order::too_late; ++i) {
+            probe.bytes_written += bytes;  // the large write and the small one
+            order = writer.meet(
+                [&] { [[maybe_unused]] const ssize_t wrote = pwrite(file, data.get(), small, 0); });
+        }
+        return order == LargeWriter::Order::overtook;
     };
     int same = 0, apart = 0;
     for (int i = 0; i < kSamples; ++i) {
         same += overtakes(one);
         apart += overtakes(other);
         if (i == kFirst && apart == 0) break;  // the device orders them, and no lock
+        if (apart - same + kSamples - 1 - i < kMore) break;
     }
     return apart - same >= kMore;
 }
 
-std::string why_no_polling(int file, int64_t offset, unsigned flags) {
+std::string why_no_polling(Probe& probe, int file, int64_t offset, unsigned flags) {
     ProbeRing ring(2, flags);
     if (ring.error() != 0) return std::string("the ring: ") + strerror(-ring.error());
-    const AlignedBuffer written = aligned_buffer(kAlignment, kAlignment);
-    const AlignedBuffer read = aligned_buffer(kAlignment, kAlignment);
-    constexpr auto kBytes = static_cast<size_t>(kAlignment);
-    memset(written.get(), 0xa5, kBytes);
-    memset(read.get(), 0, kBytes);
+    const AlignedBuffer written = aligned_buffer(probe.alignment, probe.alignment);
+    const AlignedBuffer read = aligned_buffer(probe.alignment, probe.alignment);
+    const auto size = static_cast<size_t>(probe.alignment);
+    memset(written.get(), 0xa5, size);
+    memset(read.get(), 0, size);
     for (const bool write : {true, false}) {
         const int result =
-            ring.run(write, file, write ? written.get() : read.get(), kAlignment, offset);
-        if (result != kAlignment)
+            ring.run(write, file, write ? written.get() : read.get(), probe.alignment, offset);
+        if (write && result > 0) probe.bytes_written += result;
+        if (result != probe.alignment)
             return std::string(write ? "a write: " : "a read: ") +
                    (result < 0 ? strerror(-result) : "short");
     }
-    return memcmp(written.get(), read.get(), kBytes) == 0 ? "" : "a read: not what was written";
+    return memcmp(written.get(), read.get(), size) == 0 ? "" : "a read: not what was written";
+}
+
+namespace {
+
+// A device number alone names another file system once it was unmounted: its own identity is part
+// of the key, as far as it has one.
+using Place = std::array<uint64_t, 5>;
+
+struct Known {
+    std::mutex mutex;
+    std::map<Place, Findings> findings;
+};
+Known& known() {
+    static Known one;
+    return one;
+}
+
+}  // namespace
+
+Findings& findings_of(int file, bool direct) {
+    struct stat status {};
+    struct statfs system {};
+    fstat(file, &status);
+    fstatfs(file, &system);
+    uint64_t identity = 0;
+    static_assert(sizeof system.f_fsid == sizeof identity);
+    memcpy(&identity, &system.f_fsid, sizeof identity);
+    const bool device = S_ISBLK(status.st_mode);
+    const std::lock_guard lock(known().mutex);
+    return known()
+        .findings[{device ? status.st_rdev : status.st_dev, static_cast<uint64_t>(system.f_type),
+                   identity, uint64_t{device}, uint64_t{direct}}];
+}
+
+void forget_findings() {
+    const std::lock_guard lock(known().mutex);
+    known().findings.clear();
 }
 
 }  // namespace ferry::aio

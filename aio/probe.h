@@ -3,22 +3,39 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace ferry::aio {
 
+// How to transfer, and how much was written by it.
+struct Probe {
+    int64_t alignment = 4096;
+    int64_t bytes_written = 0;
+};
+
 // True when reads of what was just written never put the reader to sleep: the bytes are in memory
 // and a processor copies them, as on tmpfs or out of the page cache. Counted, not timed, so that a
 // busy machine gives the same answer. Writes `bytes` at `offset`.
-bool reads_only_copy(int file, int64_t offset, int64_t bytes);
+bool reads_only_copy(Probe& probe, int file, int64_t offset, int64_t bytes);
 
 // True when small writes begun during another thread's large write to the same file wait for its
 // end, and those to another file do not: then several files serve several writers. Both hold
-// `bytes` bytes.
-bool writers_take_turns(int one, int other, int64_t bytes);
+// `bytes` bytes, each of which is written some ten to thirty times.
+bool writers_take_turns(Probe& probe, int one, int other, int64_t bytes);
 
 // Why a write and a read through a polled ring do not work; empty when both do. A polled write may
 // succeed where a polled read is refused. `flags`: IORING_SETUP_SQPOLL, IORING_SETUP_IOPOLL.
-std::string why_no_polling(int file, int64_t offset, unsigned flags);
+std::string why_no_polling(Probe& probe, int file, int64_t offset, unsigned flags);
+
+// What was found out of a file system or device. It is kept as long as the process lives, so that
+// the next volume there need not write to find it out again.
+struct Findings {
+    std::optional<bool> only_copies{}, writers_take_turns{};
+    std::optional<double> bytes_per_s{};
+};
+// That of an open file's, or nothing yet; used with or without O_DIRECT. Any thread, one at a time.
+Findings& findings_of(int file, bool direct);
+void forget_findings();  // another process's start, for tests
 
 }  // namespace ferry::aio

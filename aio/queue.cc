@@ -70,6 +70,7 @@ Queue::Queue(QueueOptions options, std::unique_ptr<Backend> backend, Executor& e
       outbox_(static_cast<size_t>(options_.operations_max)),
       entries_(static_cast<size_t>(options_.operations_max)),
       newest_of_slot_(options_.slots, kNone),
+      flush_errors_(static_cast<size_t>(options_.files)),
       flights_(static_cast<size_t>(options_.depth)),
       completions_(static_cast<size_t>(options_.depth)) {
     for (auto i = static_cast<uint32_t>(entries_.size()); i-- > 0;) free_entries_.push_back(i);
@@ -100,6 +101,7 @@ QueueCounters Queue::counters() const noexcept {
     QueueCounters counters{.bytes_read = get(counts_.bytes_read),
                            .bytes_written = get(counts_.bytes_written),
                            .bytes_retried = get(counts_.bytes_retried),
+                           .bytes_overhead = get(counts_.bytes_overhead),
                            .reads = get(counts_.reads),
                            .writes = get(counts_.writes),
                            .retries = get(counts_.retries),
@@ -183,11 +185,22 @@ void Queue::enter(const Request& request) {
     const uint32_t index = free_entries_.back();
     free_entries_.pop_back();
     entries_[index] = Entry{.request = request, .priority = request.operation->priority};
+    if (fails_like_before(index)) return;
     if (link_to_slot(index)) {
         raise_older(index, request.operation->priority);
     } else {
         list(index);
     }
+}
+
+// The kernel reports lost write-back once, to the first flush that asks, and forgets it: whatever a
+// later flush says, those bytes are not on stable storage, so it fails with the same error.
+bool Queue::fails_like_before(uint32_t index) {
+    const Request& request = entries_[index].request;
+    if (request.verb != Verb::flush || flush_errors_[request.file] == 0) return false;
+    entries_[index].error = flush_errors_[request.file];
+    finish(index, State::failed);
+    return true;
 }
 
 // Appends to the chain of the operation's slot; true when an older one must finish first.
@@ -364,7 +377,12 @@ void Queue::moved(uint32_t id, int64_t bytes) {
     flight.done_bytes += kept;
     bump(counts_.bytes_retried, bytes - kept);
     if (verb == Verb::read) bump(counts_.bytes_read, kept), bump(counts_.reads, whole);
-    if (verb == Verb::write) bump(counts_.bytes_written, kept), bump(counts_.writes, whole);
+    if (verb == Verb::write) {
+        const bool own = entries_[flight.entry].request.owner != Owner::caller;
+        bump(counts_.bytes_written, own ? 0 : kept);
+        bump(counts_.bytes_overhead, own ? bytes : bytes - kept);
+        bump(counts_.writes, whole);
+    }
     speed_.add(verb, kept);
     if (whole) return land(id);
     // Each resume with progress is bounded by the size; without, by the attempts.
@@ -392,6 +410,8 @@ void Queue::abandon(uint32_t id, int error) {
         entry.error = error;
         if (entry.listed) unlist(index);
         bump(counts_.errors, 1);
+        if (entry.request.verb == Verb::flush && judge(Verb::flush, error) == Verdict::fail)
+            flush_errors_[entry.request.file] = error;
     }
     land(id);
 }

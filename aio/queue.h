@@ -38,11 +38,12 @@ struct QueueOptions {
     int64_t block_bytes = kMiB;
     int64_t alignment = 4096;
     size_t slots = 0;  // slot ids are below this
+    int files = 1;     // file numbers are
     Tracer tracer{};
 };
 
 struct QueueCounters {
-    int64_t bytes_read = 0, bytes_written = 0, bytes_retried = 0;
+    int64_t bytes_read = 0, bytes_written = 0, bytes_retried = 0, bytes_overhead = 0;
     int64_t reads = 0, writes = 0, retries = 0, errors = 0;
     double read_bytes_per_s = 0, write_bytes_per_s = 0, bytes_per_s = 0;
 };
@@ -119,6 +120,7 @@ private:
     void enter(const Request& request);
     bool link_to_slot(uint32_t index);
     void cancel_unissued();
+    bool fails_like_before(uint32_t index);
     bool conflict(const Entry& a, const Entry& b) const noexcept;
     void list(uint32_t index);
     void unlist(uint32_t index);
@@ -155,6 +157,7 @@ private:
     std::vector<Entry> entries_;
     std::vector<uint32_t> free_entries_;
     std::vector<uint32_t> newest_of_slot_;
+    std::vector<int> flush_errors_;  // the errno with which a flush of each file failed
     List ready_[kLists];
     std::vector<Flight> flights_;
     std::vector<uint32_t> free_flights_;
@@ -171,7 +174,8 @@ private:
     Nanos told_at_ = 0;
 
     struct {
-        std::atomic<int64_t> bytes_read = 0, bytes_written = 0, bytes_retried = 0;
+        std::atomic<int64_t> bytes_read = 0, bytes_written = 0, bytes_retried = 0,
+                             bytes_overhead = 0;
         std::atomic<int64_t> reads = 0, writes = 0, retries = 0, errors = 0;
     } counts_;
     Speedometer speed_;

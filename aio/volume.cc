@@ -11,8 +11,6 @@
 #include <new>
 #include <system_error>
 
-#include "probe.h"
-
 namespace ferry::aio {
 namespace {
 
@@ -63,7 +61,10 @@ std::unique_ptr<Volume> open_volume(VolumeOptions options, Executor& executor,
 
 VolumeOnPaths::VolumeOnPaths(VolumeOptions options, Executor& executor,
                              const BackendFactory& make_backend)
-    : options_(std::move(options)), executor_(executor) {
+    : options_(std::move(options)),
+      executor_(executor),
+      errands_(kErrandsMax),
+      discards_(options_.paths.size(), true) {
     check_options();
     const bool on_files = !make_backend;
     if (on_files) check_paths_differ();
@@ -167,7 +168,7 @@ void VolumeOnPaths::choose_backend() {
 
 std::vector<PathShape> VolumeOnPaths::open_paths(bool on_files) {
     std::vector<PathShape> shapes;
-    bool weigh = false;
+    bool weigh = false, given = false;
     for (const PathOptions& path : options_.paths) {
         PathShape shape{.name = path.path,
                         .segments = std::max(1, path.segments),
@@ -176,6 +177,7 @@ std::vector<PathShape> VolumeOnPaths::open_paths(bool on_files) {
                         .capacity_bytes = path.size_bytes ? path.size_bytes : int64_t{1} << 60,
                         .speed = path.bytes_per_s > 0 ? path.bytes_per_s : 1};
         weigh |= path.bytes_per_s <= 0 && options_.paths.size() > 1;
+        given |= path.bytes_per_s > 0;
         if (on_files) {
             files_.push_back(std::make_unique<PathFiles>(path, options_));
             const PathFiles& files = *files_.back();
@@ -188,6 +190,8 @@ std::vector<PathShape> VolumeOnPaths::open_paths(bool on_files) {
         shapes.push_back(shape);
     }
     // A given speed and a measured one do not compare: measure all or none. Measuring writes.
+    if (weigh && given)
+        log_warn("aio: bytes_per_s is given for some of the paths only: all are measured");
     for (size_t p = 0; weigh && !resumes() && p < shapes.size(); ++p)
         shapes[p].speed = on_files ? files_[p]->measure_speed() : 1;
     if (options_.block_bytes % alignment_ != 0)
@@ -212,7 +216,7 @@ BackendSetup VolumeOnPaths::setup_of(size_t path) const {
                      options_.paths[path].path + ": trying it out would overwrite what is resumed");
             return false;
         }
-        const std::string why = why_no_polling(setup.files[0], files_[path]->data_offset(), flags);
+        const std::string why = files_[path]->why_no_polling(flags);
         if (!why.empty())
             log_warn("aio: " + std::string(option) + " does not work on " +
                      options_.paths[path].path + " (" + why + "): it is not used");
@@ -240,11 +244,12 @@ void VolumeOnPaths::start_rings(const BackendFactory& make_backend) {
                              .path = setup.path,
                              .ring = r,
                              .depth = options_.queue_depth,
-                             .operations_max =
-                                 options_.operations_max + kErrandsMax + shapes_[p].segments + 1,
+                             .operations_max = options_.operations_max + int{kErrandsMax} +
+                                               shapes_[p].segments + 1,
                              .block_bytes = options_.block_bytes,
                              .alignment = alignment_,
                              .slots = extents_->slots(),
+                             .files = shapes_[p].segments,
                              .tracer = options_.tracer},
                 make_backend(setup), executor_));
         }
@@ -358,13 +363,15 @@ std::string VolumeOnPaths::describe(SlotId slot) const {
 
 std::vector<PathCounters> VolumeOnPaths::counters() const {
     std::vector<PathCounters> all;
+    for (size_t p = 0; p < options_.paths.size(); ++p)
+        all.push_back({.path = options_.paths[p].path,
+                       .bytes_overhead = files_.empty() ? 0 : files_[p]->bytes_written()});
     for (size_t q = 0; q < queues_.size(); ++q) {
-        const size_t path = q / static_cast<size_t>(options_.rings);
-        if (path == all.size()) all.push_back({.path = options_.paths[path].path});
         const QueueCounters one = queues_[q]->counters();
-        PathCounters& sum = all.back();
+        PathCounters& sum = all[q / static_cast<size_t>(options_.rings)];
         sum.bytes_read += one.bytes_read;
         sum.bytes_written += one.bytes_written;
+        sum.bytes_overhead += one.bytes_overhead;
         sum.bytes_retried += one.bytes_retried;
         sum.reads += one.reads;
         sum.writes += one.writes;
@@ -375,7 +382,8 @@ std::vector<PathCounters> VolumeOnPaths::counters() const {
     }
     for (size_t p = 0; p < all.size(); ++p) {
         const double rated = options_.paths[p].endurance_tbw * 1e12;
-        if (rated > 0) all[p].endurance_used = static_cast<double>(all[p].bytes_written) / rated;
+        const auto worn = static_cast<double>(all[p].bytes_written + all[p].bytes_overhead);
+        if (rated > 0) all[p].endurance_used = worn / rated;
     }
     return all;
 }
@@ -391,12 +399,15 @@ std::string describe(std::span<const PathCounters> paths, std::string_view inden
         text.append(text.empty() ? "" : "\n").append(indent).append(path.path);
         text += ": " + format_bytes(path.bytes_read) + " read" + rate(path.read_bytes_per_s);
         text += ", " + format_bytes(path.bytes_written) + " written" + rate(path.write_bytes_per_s);
+        if (path.bytes_overhead > 0)
+            text += ", " + format_bytes(path.bytes_overhead) + " besides to lay it out";
     };
     PathCounters all{.path = "all paths"};
     for (const PathCounters& path : paths) {
         add(path);
         all.bytes_read += path.bytes_read;
         all.bytes_written += path.bytes_written;
+        all.bytes_overhead += path.bytes_overhead;
         if (path.endurance_used <= 0) continue;
         char share[48];
         snprintf(share, sizeof share, ", %.2g %% of its rated life", 100 * path.endurance_used);

@@ -45,16 +45,18 @@ public:
     int path_of(SlotId slot) const noexcept override { return extents_->place(slot).path; }
     std::string describe(SlotId slot) const override;
     std::string_view backend_name() const noexcept override { return backend_name_; }
+    bool direct(int path) const noexcept override {
+        return files_.empty() ? options_.direct : files_[static_cast<size_t>(path)]->direct();
+    }
     std::vector<PathCounters> counters() const override;
 
 private:
     // At a time, beside the caller's operations.
-    static constexpr int kErrandsMax = 32;
+    static constexpr size_t kErrandsMax = 32;
     // An operation of the volume itself: layout, flush, discard, publication.
     struct Errand {
         Operation operation{};
-        Queue* queue = nullptr;
-        std::string file{};
+        size_t path = 0;
         Request request{};
     };
 
@@ -68,10 +70,14 @@ private:
     void start_rings(const BackendFactory& make_backend);
     void write_every_slot();
     Errand errand_on(size_t path, int file, Verb verb) const;
-    void run_errands(std::vector<Errand>& errands, const char* what);
+    void run_errands(size_t count, const char* what);
+    template <class Next>
+    void run_all(const char* what, const Next& next);
+    bool only_unsupported() noexcept;
+    bool next_discard(SlotId& slot, Errand& errand) const noexcept;
+    Error error_of(const Errand& errand, const char* what) const;
     void wait_until_finished();
     int64_t unfinished() const noexcept;
-    static Error error_of(const Errand& errand, const char* what);
     int64_t file_end(size_t path, int file) const noexcept;
 
     // volume_record.cc. Publication: data, then the record, then that it is there.
@@ -92,6 +98,7 @@ private:
     void refresh_speeds() noexcept;
     std::string file_name(int path, int file) const;
     Queue& queue_of(const Place& place) const noexcept;
+    Queue& queue_of(const Errand& errand) const noexcept;
 
     const VolumeOptions options_;
     Executor& executor_;
@@ -102,6 +109,8 @@ private:
     BackendFactory backend_of_kind_;
     std::string backend_name_;
     std::vector<std::unique_ptr<Queue>> queues_;  // path-major
+    std::vector<Errand> errands_;                 // kErrandsMax of them
+    std::vector<bool> discards_;                  // a path each: it knows how to
     size_t hosted_ = 0;                           // of queues_
     size_t next_polled_ = 0;
     int in_flight_ = 0;      // the caller's, until polled

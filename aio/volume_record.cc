@@ -198,7 +198,7 @@ void VolumeOnPaths::start_part(Errand& errand) noexcept {
     errand.request.owner = Owner::publication;
     ++submitted_;
     ++parts_under_way_;
-    errand.queue->submit(errand.request);
+    queue_of(errand).submit(errand.request);
 }
 
 bool VolumeOnPaths::is_part(const Operation& operation) const noexcept {
@@ -236,9 +236,9 @@ void VolumeOnPaths::find_records() {
     for (int copy = 0; copy < 2 && options_.record_bytes > 0; ++copy) {
         AlignedBuffer memory = aligned_buffer(alignment_, copy_bytes());
         const std::span<std::byte> bytes(memory.get(), static_cast<size_t>(copy_bytes()));
-        std::vector<Errand> errands{errand_on_copy(copy, Verb::read, bytes)};
+        errands_[0] = errand_on_copy(copy, Verb::read, bytes);
         try {
-            run_errands(errands, "reading a record");
+            run_errands(1, "reading a record");
         } catch (const Error& error) {
             log_warn(std::string("aio: ") + error.what());
             continue;

@@ -27,7 +27,7 @@ struct PathOptions {
     bool raw_device = false;   // path names a block device whose contents may be destroyed
     int segments = 0;          // files a path; 0: as the probe finds best
     double endurance_tbw = 0;  // drive's rated terabytes written; 0: unknown
-    double bytes_per_s = 0;    // sustained; 0: measured at open where there are several paths
+    double bytes_per_s = 0;    // sustained; 0 at one of several paths: all are measured at open
 };
 
 // A family of equally large slots. Slots of different classes never overlap.
@@ -84,8 +84,7 @@ struct VolumeOptions {
     // With several paths: each gets so many more slots than its share, as far as its size allows,
     // so that the shares can follow the speeds. No more than SlotClass::slots are ever in use.
     double slack = 0.25;
-    // Room for publish(): with a record published the files outlive the volume and the process. 0:
-    // never.
+    // Room for publish(): with a record published the files outlive volume and process. 0: never.
     int64_t record_bytes = 0;
     Tracer tracer{};
 };
@@ -114,13 +113,15 @@ struct Operation {
 
 struct PathCounters {
     std::string path{};
-    int64_t bytes_read = 0, bytes_written = 0;  // useful
+    int64_t bytes_read = 0, bytes_written = 0;  // by operations
     int64_t bytes_retried = 0;                  // transferred again after a short count
+    int64_t bytes_overhead = 0;  // written besides: probes, headers, layout, what was repeated
     int64_t reads = 0, writes = 0, retries = 0, errors = 0;
     double read_bytes_per_s = 0, write_bytes_per_s = 0;  // sustained estimate
-    double endurance_used = 0;  // share of endurance_tbw that was written; 0: unknown
+    double endurance_used = 0;  // all that was written, of endurance_tbw; 0: unknown
 };
 
+// After open() only what returns a string or a vector, and errors, allocate memory.
 class Volume {
 public:
     // Locks, creates or takes over the files, lays the classes out. Blocks; throws Error (io or
@@ -144,14 +145,12 @@ public:
     }
     // The next finished operation, or nullptr. The executor's wake() was called for each.
     virtual Operation* poll() noexcept = 0;
-    // Operations of which nothing has reached the kernel become `cancelled`, others go on; poll()
-    // still returns every one.
+    // What has not reached the kernel at all becomes `cancelled`; poll() still returns every one.
     virtual void cancel_queued() noexcept = 0;
     virtual int in_flight() const noexcept = 0;
-    // Blocks until everything written so far is on stable storage; throws Error.
+    // Blocks until all written so far is on stable storage; throws Error, on that file for good.
     virtual void flush() = 0;
-    // Into the headers, for whoever finds them after a kill: the last step settled. A power failure
-    // may lose the last of them.
+    // The last step settled, into the headers: a kill does not lose it, a power failure may.
     virtual void note_step(int64_t step) noexcept = 0;
 
     // ---- with record_bytes: a record of what the slots hold, in two copies
@@ -175,6 +174,7 @@ public:
     // "/mnt/a/ferry.seg0 at 1048576": for messages.
     virtual std::string describe(SlotId slot) const = 0;
     virtual std::string_view backend_name() const noexcept = 0;
+    virtual bool direct(int path) const noexcept = 0;  // obtained; false: through the page cache
     virtual std::vector<PathCounters> counters() const = 0;
 };
 

@@ -10,6 +10,7 @@
 #include "aio/buffer.h"
 #include "ferry/aio.h"
 #include "tests/support/child.h"
+#include "tests/support/layout_bytes.h"
 #include "tests/support/loop_device.h"
 #include "tests/support/temporary_directory.h"
 
@@ -109,12 +110,13 @@ TEST_F(RawDevice, LeftoversAreRefusedRemovedOrReused) {
         EXPECT_EQ(first_bytes(), "ferryvol");
     }
     wanted.leftover = Leftover::reuse_any;
-    EXPECT_EQ(open(wanted)->counters()[0].bytes_written, 0);
+    EXPECT_EQ(open_and_count(wanted, *executor_).layout_bytes, 0);
     EXPECT_EQ(first_bytes(), std::string(8, '\0')) << "a closed volume leaves no header";
     leave_a_killed_run();
     wanted = options();
     wanted.leftover = Leftover::remove;
-    EXPECT_EQ(open(wanted)->counters()[0].bytes_written, static_cast<int64_t>(kSlots) * kSlotBytes);
+    EXPECT_EQ(open_and_count(wanted, *executor_).layout_bytes,
+              static_cast<int64_t>(kSlots) * kSlotBytes);
 }
 
 TEST_F(RawDevice, FreedSlotsAreDiscarded) {

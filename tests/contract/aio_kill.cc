@@ -16,6 +16,7 @@
 #include "aio/buffer.h"
 #include "ferry/aio.h"
 #include "tests/support/child.h"
+#include "tests/support/layout_bytes.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ferry::aio {
@@ -203,10 +204,11 @@ TEST_P(Killed, ReusedFilesAreTheSameFiles) {
     }, after{};
     ASSERT_EQ(stat((directory / "ferry.seg0").c_str(), &before), 0);
     auto executor = make_thread_executor();
-    auto volume = Volume::open(options(directory.path(), Leftover::reuse), *executor);
+    auto [bytes, volume, layout_bytes] =
+        open_and_count(options(directory.path(), Leftover::reuse), *executor);
     ASSERT_EQ(stat((directory / "ferry.seg0").c_str(), &after), 0);
     EXPECT_EQ(before.st_ino, after.st_ino);
-    EXPECT_EQ(volume->counters()[0].bytes_written, 0) << "the layout was written again";
+    EXPECT_EQ(layout_bytes, 0) << "the layout was written again";
     volume.reset();
     EXPECT_TRUE(directory.empty());
 }
@@ -218,8 +220,8 @@ TEST_P(Killed, ALargerLayoutWritesTheRestOnly) {
     auto executor = make_thread_executor();
     VolumeOptions larger = options(directory.path(), Leftover::reuse);
     larger.classes[0].slots = kSlots + 2;
-    auto volume = Volume::open(larger, *executor);
-    EXPECT_EQ(volume->counters()[0].bytes_written, 2 * kSlotBytes);
+    auto [bytes, volume, layout_bytes] = open_and_count(larger, *executor);
+    EXPECT_EQ(layout_bytes, 2 * kSlotBytes);
     for (size_t i = 0; i < kSlots + 2; ++i) EXPECT_NE(volume->allocate(0), kNoSlot);
     volume.reset();
     EXPECT_TRUE(directory.empty());

@@ -15,14 +15,17 @@ namespace ferry {
 
 class LoopDevice {
 public:
-    // `file` is created with this size, and removed by its owner.
-    LoopDevice(const std::string& file, int64_t bytes) {
+    // `file` is created with this size, and removed by its owner. `block_bytes`: the device's
+    // logical block; 0: as the kernel does it.
+    LoopDevice(const std::string& file, int64_t bytes, int block_bytes = 0) {
         const int backing = open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
         const int control = open("/dev/loop-control", O_RDWR | O_CLOEXEC);
         if (backing < 0 || ftruncate(backing, bytes) != 0 || control < 0)
             why_not_ = strerror(errno);
         for (int tries = 0; why_not_.empty() && name_.empty() && tries < 100; ++tries)
             attach(backing, ioctl(control, LOOP_CTL_GET_FREE));
+        if (device_ >= 0 && block_bytes > 0 && ioctl(device_, LOOP_SET_BLOCK_SIZE, block_bytes))
+            why_not_ = std::string("no loop device of such blocks: ") + strerror(errno);
         if (backing >= 0) close(backing);
         if (control >= 0) close(control);
     }
