@@ -1,17 +1,14 @@
 // Seeded runs on a disk that goes wrong. A failing run prints its seed; the same seed is the same
 // run.
-//   FERRY_SIM_SEEDS=1000000  FERRY_SIM_SEED=12345 (that one alone)
 #include <gtest/gtest.h>
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <set>
 
 #include "ferry/aio.h"
+#include "tests/support/seeds.h"
 #include "tests/support/simulated_disk.h"
 
 namespace ferry::aio {
@@ -45,7 +42,8 @@ VolumeOptions small_volume(int paths = 2) {
                           .queue_depth = 4,
                           .operations_max = 8,
                           .write_once = false};
-    for (int i = 0; i < paths; ++i) options.paths.push_back({.path = "p" + std::to_string(i)});
+    for (int i = 0; i < paths; ++i)
+        options.paths.push_back({.path = std::string("p").append(std::to_string(i))});
     return options;
 }
 
@@ -68,6 +66,7 @@ public:
         for (int step = 1; step <= steps && error_.empty(); ++step) {
             write_all(static_cast<uint64_t>(step));
             if (error_.empty()) read_all();
+            if (error_.empty()) flush_and_discard();
         }
         drain();
         return error_;
@@ -112,6 +111,15 @@ private:
             volume_.submit(unit.operation);
         }
         drain();
+    }
+
+    void flush_and_discard() {
+        try {
+            volume_.flush();
+            volume_.discard_free_slots();
+        } catch (const Error& error) {
+            error_ = error.what();
+        }
     }
 
     void drain() {
@@ -169,69 +177,29 @@ Outcome run_cycle(const SimulatedDiskOptions& disk_options, int steps) {
     return outcome;
 }
 
-// Every seed draws its own mix of troubles.
-SimulatedDiskOptions disk_of(uint64_t seed) {
-    const auto bits = philox({static_cast<uint32_t>(seed), Purpose::test}, {7, 0, 0, 0});
-    const auto odds = [&](int bit, double value) { return bits[0] >> bit & 1 ? value : 0.0; };
-    return {.seed = seed,
-            .latency_ns = 1'000 + bits[1] % 1'000'000,
-            .bytes_per_s = bits[0] >> 9 & 1 ? 1e9 : 1e10,
-            .path_bytes_per_s = {},
-            .odds = {.shorten = odds(0, 0.2),
-                     .interrupt = odds(1, 0.1),
-                     .again = odds(2, 0.1),
-                     .stall = odds(3, 0.02),
-                     .eio = bits[2] % 8 == 0 ? 0.01 : 0,
-                     .enospc = bits[2] % 8 == 1 ? 0.01 : 0,
-                     .vanish = bits[2] % 8 == 2 ? 0.01 : 0,
-                     .bit_flip = bits[2] % 8 == 3 ? 0.01 : 0,
-                     .lost_write = bits[2] % 8 == 4 ? 0.01 : 0,
-                     .misdirected_write = bits[2] % 8 == 5 ? 0.01 : 0,
-                     .torn_write = bits[2] % 8 == 6 ? 0.01 : 0,
-                     .partial_submission = odds(4, 0.3)}};
-}
-
-uint64_t from_environment(const char* name, uint64_t otherwise) {
-    const char* text = getenv(name);
-    return text ? strtoull(text, nullptr, 10) : otherwise;
-}
-
-// A failed check aborts, and whoever reads the log needs the seed.
-uint64_t seed_now = 0;
-void print_seed(int) {
-    char text[64];
-    const int size =
-        snprintf(text, sizeof text, "aborted in seed %lu\n", static_cast<unsigned long>(seed_now));
-    [[maybe_unused]] const ssize_t written = write(2, text, static_cast<size_t>(size));
-}
-
 TEST(AioSim, EverySeedIsExactOrNamed) {
-    const auto previous = std::signal(SIGABRT, print_seed);
-    const uint64_t only = from_environment("FERRY_SIM_SEED", 0);
-    const uint64_t first = only ? only : 1;
-    const uint64_t last = only ? only : from_environment("FERRY_SIM_SEEDS", 10'000);
-    int exact = 0, failed = 0, corrupt = 0;
-    for (seed_now = first; seed_now <= last; ++seed_now) {
-        const Outcome outcome = run_cycle(disk_of(seed_now), 3);
+    Seeds seeds(10'000);
+    int64_t exact = 0, failed = 0, corrupt = 0;
+    do {
+        const Outcome outcome = run_cycle(troubled_disk(seeds.now(), true), 3);
         outcome.error.empty() ? ++exact : outcome.corrupt ? ++corrupt : ++failed;
-        if (only) printf("seed %lu: %s\n", static_cast<unsigned long>(only), outcome.error.c_str());
-    }
-    std::signal(SIGABRT, previous);
-    if (only) return;
-    printf("seeds %lu to %lu: %d exact, %d ended with a named error, %d with wrong bytes found\n",
-           static_cast<unsigned long>(first), static_cast<unsigned long>(last), exact, failed,
-           corrupt);
+        if (seeds.replays()) printf("%s\n", outcome.error.c_str());
+    } while (seeds.next());
+    if (seeds.replays()) return;
+    printf("%ld seeds: %ld exact, %ld ended with a named error, %ld with wrong bytes found\n",
+           static_cast<long>(seeds.count()), static_cast<long>(exact), static_cast<long>(failed),
+           static_cast<long>(corrupt));
     // The mix has a good part of each, or the test tests nothing.
-    const int seeds = static_cast<int>(last);
-    EXPECT_GT(exact, seeds / 4);
-    EXPECT_GT(failed, seeds / 20);
-    EXPECT_GT(corrupt, seeds / 20);
+    EXPECT_GT(exact, seeds.count() / 4);
+    EXPECT_GT(failed, seeds.count() / 20);
+    EXPECT_GT(corrupt, seeds.count() / 20);
 }
 
 TEST(AioSim, TheSameSeedIsTheSameRun) {
     std::set<uint64_t> traces;
     for (uint64_t seed = 1; seed <= 100; ++seed) {
-        const Outcome first = run_cycle(disk_of(seed), 3), again = run_cycle(disk_of(seed), 3);
+        const Outcome first = run_cycle(troubled_disk(seed, true), 3),
+                      again = run_cycle(troubled_disk(seed, true), 3);
         EXPECT_EQ(first.trace, again.trace) << "seed " << seed;
         EXPECT_EQ(first.error, again.error) << "seed " << seed;
         traces.insert(first.trace);
@@ -292,7 +260,7 @@ TEST_P(EachFault, AtEveryTransfer) {
         volume = open_simulated_volume(small_volume(), *executor, disk);
         EXPECT_EQ(Cycle(*volume, *executor).run(2), "");
     }
-    EXPECT_GT(fired, 30);
+    EXPECT_GT(fired, fault == Fault::unsupported ? 3 : 30);
     // Every write of this cycle is read back, so that no silent fault may pass unseen.
     if (silent(fault) || loud_failure(fault)) {
         EXPECT_EQ(noticed, fired);
@@ -301,8 +269,9 @@ TEST_P(EachFault, AtEveryTransfer) {
 
 INSTANTIATE_TEST_SUITE_P(AioSim, EachFault,
                          testing::Values(Fault::shorten, Fault::interrupt, Fault::again,
-                                         Fault::stall, Fault::eio, Fault::enospc, Fault::erofs,
-                                         Fault::vanish, Fault::bit_flip, Fault::lost_write,
+                                         Fault::stall, Fault::unsupported, Fault::eio,
+                                         Fault::enospc, Fault::erofs, Fault::vanish,
+                                         Fault::bit_flip, Fault::lost_write,
                                          Fault::misdirected_write, Fault::torn_write),
                          [](const auto& fault) { return name_of(fault.param); });
 
@@ -382,6 +351,41 @@ TEST_P(Stopped, AtEveryTransferWhatWasPromisedIsThere) {
 INSTANTIATE_TEST_SUITE_P(AioSim, Stopped, testing::Bool(), [](const auto& power) {
     return power.param ? "by_power_loss" : "by_a_kill";
 });
+
+// The first of a file's flushes fails, as after a lost write-back, and none later: nothing that
+// was written before may be promised by a later one.
+TEST(AioSim, AFlushThatFailedIsNotForgotten) {
+    for (uint64_t seed = 1; seed <= 20; ++seed) {
+        auto executor = make_simulated_executor(seed);
+        constexpr int kTransfers = 3;  // of the write; then comes the first flush
+        SimulatedDisk disk({.seed = seed, .fault = Fault::eio, .fault_at = kTransfers}, *executor);
+        auto volume = open_simulated_volume(small_volume(2), *executor, disk);
+        AlignedBytes bytes;
+        fill(bytes.span(), 1, 1);
+        Operation write{.kind = Kind::write, .slot = volume->allocate(0), .buffer = bytes.span()};
+        const auto move = [&](Operation& operation) {
+            volume->submit(operation);
+            while (!volume->poll()) executor->wait(kForever);
+            return operation.state;
+        };
+        const auto flush = [&] {
+            try {
+                volume->flush();
+                return std::string();
+            } catch (const Error& error) {
+                return std::string(error.what());
+            }
+        };
+        EXPECT_EQ(move(write), State::done);
+        const std::string failed = flush();
+        EXPECT_NE(failed.find("flush failed: Input/output error"), std::string::npos) << failed;
+        EXPECT_EQ(disk.injected(Fault::eio), 1);
+        EXPECT_EQ(flush(), failed) << "the same file, in the same words";
+        EXPECT_EQ(move(write), State::done) << "the volume goes on all the same";
+        EXPECT_EQ(flush(), failed);
+        EXPECT_EQ(disk.injected(Fault::eio), 1) << "the disk was not asked again";
+    }
+}
 
 // The simulated disk itself: without a flush, bytes do get lost.
 TEST(AioSim, UnflushedWritesGetLost) {

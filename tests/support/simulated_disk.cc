@@ -10,26 +10,32 @@ namespace {
 
 constexpr int64_t kSector = 512;
 
+constexpr unsigned bit(Verb verb) { return 1u << static_cast<unsigned>(verb); }
+constexpr unsigned kReads = bit(Verb::read), kWrites = bit(Verb::write),
+                   kFlushes = bit(Verb::flush), kDiscards = bit(Verb::discard),
+                   kData = kReads | kWrites, kAll = kData | kFlushes | kDiscards;
+
 struct FaultKind {
     const char* name;
     double SimulatedDiskOptions::Odds::*odds;
-    bool reads, writes;
+    unsigned verbs;  // that it can happen to
 };
 using Odds = SimulatedDiskOptions::Odds;
 constexpr FaultKind kKinds[kFaults] = {
-    {"none", nullptr, false, false},
-    {"shorten", &Odds::shorten, true, true},
-    {"interrupt", &Odds::interrupt, true, true},
-    {"again", &Odds::again, true, true},
-    {"stall", &Odds::stall, true, true},
-    {"eio", &Odds::eio, true, true},
-    {"enospc", &Odds::enospc, false, true},
-    {"erofs", &Odds::erofs, false, true},
-    {"vanish", &Odds::vanish, true, true},
-    {"bit_flip", &Odds::bit_flip, true, true},
-    {"lost_write", &Odds::lost_write, false, true},
-    {"misdirected_write", &Odds::misdirected_write, false, true},
-    {"torn_write", &Odds::torn_write, false, true},
+    {"none", nullptr, 0},
+    {"shorten", &Odds::shorten, kData},
+    {"interrupt", &Odds::interrupt, kAll},
+    {"again", &Odds::again, kAll},
+    {"stall", &Odds::stall, kAll},
+    {"unsupported", &Odds::unsupported, kDiscards},
+    {"eio", &Odds::eio, kAll},
+    {"enospc", &Odds::enospc, kWrites | kFlushes},
+    {"erofs", &Odds::erofs, kWrites},
+    {"vanish", &Odds::vanish, kAll},
+    {"bit_flip", &Odds::bit_flip, kData},
+    {"lost_write", &Odds::lost_write, kWrites},
+    {"misdirected_write", &Odds::misdirected_write, kWrites},
+    {"torn_write", &Odds::torn_write, kWrites},
 };
 
 const FaultKind& kind_of(Fault fault) { return kKinds[static_cast<size_t>(fault)]; }
@@ -154,8 +160,7 @@ double SimulatedDisk::rate_of(int path) const {
 }
 
 bool SimulatedDisk::possible(Fault fault, Verb verb) const {
-    const FaultKind& kind = kind_of(fault);
-    return (kind.reads && verb == Verb::read) || (kind.writes && verb == Verb::write);
+    return (kind_of(fault).verbs & bit(verb)) != 0;
 }
 
 Fault SimulatedDisk::draw_fault(Verb verb) {
@@ -186,6 +191,8 @@ int32_t SimulatedDisk::perform(int path, const Transfer& transfer, Fault fault) 
     if (ended_++ == options_.stop_at) lose_power();
     if (!powered_) return -EIO;
     if (vanished_) return -ENODEV;
+    File& file = at(path, transfer.file);
+    if (loud_failure(fault) && transfer.verb == Verb::flush) keep_some(file);
     switch (fault) {
         case Fault::interrupt:
             return -EINTR;
@@ -197,19 +204,23 @@ int32_t SimulatedDisk::perform(int path, const Transfer& transfer, Fault fault) 
             return -ENOSPC;
         case Fault::erofs:
             return -EROFS;
+        case Fault::unsupported:
+            return -EOPNOTSUPP;
         default:
             break;
     }
-    File& file = at(path, transfer.file);
     if (transfer.verb == Verb::flush) {
-        if (options_.power_loss) file.durable = file.now;
+        file.durable.resize(file.now.size());
+        for (const File::Write& write : file.unflushed)
+            std::ranges::copy(write.bytes, file.durable.begin() + write.offset);
         file.unflushed.clear();
         return 0;
     }
     const auto end = static_cast<size_t>(transfer.offset + transfer.size_bytes);
     if (file.now.size() < end) file.now.resize(end);
     if (transfer.verb == Verb::discard) {
-        memset(file.now.data() + transfer.offset, 0, static_cast<size_t>(transfer.size_bytes));
+        const std::vector<std::byte> zeros(static_cast<size_t>(transfer.size_bytes));
+        store(file, transfer.offset, zeros.data(), transfer.size_bytes);
         return 0;
     }
     if (transfer.verb == Verb::write) return perform_write(file, transfer, fault);
@@ -287,18 +298,23 @@ void SimulatedDisk::lose_power() {
     powered_ = false;
     if (!options_.power_loss) return;
     for (auto& [place, file] : files_) {
-        file.durable.resize(file.now.size());
-        for (const File::Write& write : file.unflushed) {
-            for (size_t at = 0; at < write.bytes.size(); at += kSector) {
-                if (draw() % 2) continue;
-                const size_t size = std::min<size_t>(kSector, write.bytes.size() - at);
-                std::copy_n(write.bytes.begin() + static_cast<std::ptrdiff_t>(at), size,
-                            file.durable.begin() + write.offset + static_cast<std::ptrdiff_t>(at));
-            }
-        }
-        file.unflushed.clear();
+        keep_some(file);
         file.now = file.durable;
     }
+}
+
+// Of what was not flushed any sectors become durable; of the others nobody will hear again.
+void SimulatedDisk::keep_some(File& file) {
+    file.durable.resize(file.now.size());
+    for (const File::Write& write : file.unflushed) {
+        for (size_t at = 0; at < write.bytes.size(); at += kSector) {
+            if (draw() % 2) continue;
+            const size_t size = std::min<size_t>(kSector, write.bytes.size() - at);
+            std::copy_n(write.bytes.begin() + static_cast<std::ptrdiff_t>(at), size,
+                        file.durable.begin() + write.offset + static_cast<std::ptrdiff_t>(at));
+        }
+    }
+    file.unflushed.clear();
 }
 
 }  // namespace ferry::aio

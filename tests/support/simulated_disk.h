@@ -19,13 +19,14 @@ namespace ferry::aio {
 enum class Fault : uint8_t {
     none,
     // Loud, and no failure: the queue must get over them.
-    shorten,    // fewer bytes than asked for, at any byte
-    interrupt,  // EINTR
-    again,      // EAGAIN
-    stall,      // completes after seconds
+    shorten,      // fewer bytes than asked for, at any byte
+    interrupt,    // EINTR
+    again,        // EAGAIN
+    stall,        // completes after seconds
+    unsupported,  // discards: EOPNOTSUPP
     // Loud failures.
-    eio,
-    enospc,  // writes
+    eio,     // of a flush: what it was to make durable is lost at the next power failure
+    enospc,  // writes, and flushes, as where blocks are allocated late
     erofs,   // writes
     vanish,  // ENODEV from now on
     // Silent: only a checksum finds them.
@@ -34,7 +35,7 @@ enum class Fault : uint8_t {
     misdirected_write,
     torn_write,
 };
-constexpr int kFaults = 13;
+constexpr int kFaults = 14;
 const char* name_of(Fault fault);
 bool silent(Fault fault);
 bool loud_failure(Fault fault);
@@ -45,7 +46,7 @@ struct SimulatedDiskOptions {
     double bytes_per_s = 3e9;                // a path
     std::vector<double> path_bytes_per_s{};  // instead, for paths of different speed
     struct Odds {                            // of each fault, for each transfer it can happen to
-        double shorten = 0, interrupt = 0, again = 0, stall = 0;
+        double shorten = 0, interrupt = 0, again = 0, stall = 0, unsupported = 0;
         double eio = 0, enospc = 0, erofs = 0, vanish = 0;
         double bit_flip = 0, lost_write = 0, misdirected_write = 0, torn_write = 0;
         double partial_submission = 0;  // for each submission: takes fewer than offered
@@ -100,6 +101,7 @@ private:
     int32_t perform(int path, const Transfer& transfer, Fault fault);
     int32_t perform_write(File& file, const Transfer& transfer, Fault fault);
     void store(File& file, int64_t offset, const std::byte* data, int64_t bytes);
+    void keep_some(File& file);
     double rate_of(int path) const;
     void end_flights();
 

@@ -1,0 +1,79 @@
+// Seeded tests: which seeds to run, and the one to replay.
+//   FERRY_SIM_SEEDS=1000000  FERRY_SIM_SEED=12345 (that one alone)
+#pragma once
+
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+
+#include "tests/support/simulated_disk.h"
+
+namespace ferry {
+
+inline uint64_t from_environment(const char* name, uint64_t otherwise) {
+    const char* text = getenv(name);
+    return text ? strtoull(text, nullptr, 10) : otherwise;
+}
+
+class Seeds {
+public:
+    explicit Seeds(uint64_t count)
+        : only_(from_environment("FERRY_SIM_SEED", 0)),
+          last_(only_ ? only_ : from_environment("FERRY_SIM_SEEDS", count)),
+          previous_(std::signal(SIGABRT, print)) {
+        now_ = only_ ? only_ : 1;
+    }
+    ~Seeds() { std::signal(SIGABRT, previous_); }
+    Seeds(const Seeds&) = delete;
+    Seeds& operator=(const Seeds&) = delete;
+
+    uint64_t now() const { return now_; }
+    bool next() { return ++now_ <= last_; }
+    bool replays() const { return only_ != 0; }  // one seed, of which nothing can be expected
+    int64_t count() const { return static_cast<int64_t>(last_); }
+
+private:
+    // A failed check aborts, and whoever reads the log needs the seed.
+    static void print(int) {
+        char text[64];
+        const int size =
+            snprintf(text, sizeof text, "aborted in seed %lu\n", static_cast<unsigned long>(now_));
+        [[maybe_unused]] const ssize_t written = write(2, text, static_cast<size_t>(size));
+    }
+
+    static inline uint64_t now_ = 0;
+    const uint64_t only_, last_;
+    void (*const previous_)(int);
+};
+
+// A disk with troubles, of which every seed draws its own mix. `silent`: the kind that only a
+// checksum finds are among them.
+inline aio::SimulatedDiskOptions troubled_disk(uint64_t seed, bool silent) {
+    const auto bits = philox({static_cast<uint32_t>(seed), Purpose::test}, {7, 0, 0, 0});
+    const auto odds = [&](int bit, double value) { return bits[0] >> bit & 1 ? value : 0.0; };
+    const auto failure = [&](unsigned lot) { return bits[2] % 10 == lot ? 0.01 : 0.0; };
+    const auto hidden = [&](unsigned lot) { return silent ? failure(lot) : 0.0; };
+    return {.seed = seed,
+            .latency_ns = 1'000 + bits[1] % 1'000'000,
+            .bytes_per_s = bits[0] >> 9 & 1 ? 1e9 : 1e10,
+            .path_bytes_per_s = {},
+            .odds = {.shorten = odds(0, 0.2),
+                     .interrupt = odds(1, 0.1),
+                     .again = odds(2, 0.1),
+                     .stall = odds(3, 0.02),
+                     .unsupported = odds(5, 0.2),
+                     .eio = failure(0),
+                     .enospc = failure(1),
+                     .erofs = failure(2),
+                     .vanish = failure(3),
+                     .bit_flip = hidden(4),
+                     .lost_write = hidden(5),
+                     .misdirected_write = hidden(6),
+                     .torn_write = hidden(7),
+                     .partial_submission = odds(4, 0.3)}};
+}
+
+}  // namespace ferry
