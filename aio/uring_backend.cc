@@ -249,8 +249,8 @@ private:
                ((iopoll_ || block_device_) && verb == Verb::discard);
     }
 
-    // Submits what was prepared and waits. A refusal is harmless here: entries that the kernel did
-    // not take stay in the ring and go with the next call.
+    // Submits what was prepared and waits. Entries that the kernel did not take for now stay in the
+    // ring and go with the next call.
     void enter(Nanos until) {
         int result = 0;
         if (until == kForever) {
@@ -267,11 +267,41 @@ private:
         switch (-result) {
             case ETIME:
             case EINTR:
+                return;
             case EAGAIN:
             case EBUSY:
+                if (io_uring_cq_ready(&ring_) == 0) give_back(until);
                 return;
             default:
                 bug("io_uring_enter", strerror(-result));
+        }
+    }
+
+    // The kernel takes nothing and nothing comes back: what was prepared is handed back as EAGAIN,
+    // so that the queue decides how often and how long after each other that is tried again.
+    void give_back(Nanos until) {
+        io_uring_sq& queue = ring_.sq;
+        if (ring_.flags & IORING_SETUP_SQPOLL) return;  // the kernel's thread may be reading them
+        const unsigned taken = *queue.khead, prepared = *queue.ktail;
+        for (unsigned i = taken; i != prepared; ++i) {
+            const uint64_t id = queue.sqes[i & *queue.kring_mask].user_data;
+            if (id == kWakeId)
+                wake_armed_ = false;
+            else
+                immediate_.push_back({static_cast<uint32_t>(id), -EAGAIN});
+        }
+        *queue.ktail = taken;
+        queue.sqe_tail -= prepared - taken;
+        queue.sqe_head = queue.sqe_tail;
+        constexpr Nanos kPause = 1'000'000;
+        if (immediate_.empty()) sleep_on_wake(std::min(until, now() + kPause));
+    }
+
+    void sleep_on_wake(Nanos until) {
+        const Nanos left = until == kForever ? -1 : std::max<Nanos>(0, until - now());
+        pollfd wake{.fd = wake_fd_, .events = POLLIN, .revents = 0};
+        if (poll(&wake, 1, left < 0 ? -1 : static_cast<int>(ceil_div(left, 1'000'000))) == 1) {
+            [[maybe_unused]] const ssize_t got = read(wake_fd_, &wake_count_, sizeof wake_count_);
         }
     }
 
@@ -283,11 +313,7 @@ private:
             enter(spin ? kForever : 0);
             return true;
         }
-        const Nanos left = until == kForever ? -1 : std::max<Nanos>(0, until - now());
-        pollfd wake{.fd = wake_fd_, .events = POLLIN, .revents = 0};
-        if (poll(&wake, 1, left < 0 ? -1 : static_cast<int>(ceil_div(left, 1'000'000))) == 1) {
-            [[maybe_unused]] const ssize_t got = read(wake_fd_, &wake_count_, sizeof wake_count_);
-        }
+        sleep_on_wake(until);
         return false;
     }
 
