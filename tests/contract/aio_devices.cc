@@ -136,6 +136,37 @@ TEST_F(RawDevice, FreedSlotsAreDiscarded) {
     EXPECT_EQ(read.state, State::done);
 }
 
+// What the kernel asks for, and not what most drives have: slots, probes and polled rings follow
+// it.
+TEST_F(RawDevice, LargerBlocksThanUsual) {
+    const LoopDevice large(directory_ / "large", 64 * kMiB, 16384);
+    if (!large.why_not().empty()) GTEST_SKIP() << large.why_not();
+    for (const BackendKind kind : {BackendKind::uring, BackendKind::posix}) {
+        VolumeOptions wanted = options();
+        wanted.backend = kind;
+        wanted.sqpoll = kind == BackendKind::uring;
+        wanted.paths[0].path = large.name();
+        wanted.classes[0].slot_bytes = 20000;
+        testing::internal::CaptureStderr();
+        const auto volume = open(wanted);
+        const std::string said = testing::internal::GetCapturedStderr();
+        EXPECT_EQ(said.find("does not work"), std::string::npos) << said;
+        EXPECT_EQ(volume->alignment(), 16384);
+        EXPECT_EQ(volume->slot_bytes(0), 32768);
+        EXPECT_TRUE(volume->direct(0));
+        AlignedBuffer memory = aligned_buffer(16384, 32768);
+        memset(memory.get(), 6, 32768);
+        Operation operation{
+            .slot = volume->allocate(0), .offset = 16384, .buffer = {memory.get(), 16384}};
+        for (const Kind one : {Kind::write, Kind::read}) {
+            operation.kind = one;
+            volume->submit(operation);
+            while (!volume->poll()) executor_->wait(kForever);
+            EXPECT_EQ(operation.state, State::done) << strerror(operation.error);
+        }
+    }
+}
+
 TEST_F(RawDevice, TooSmall) {
     VolumeOptions wanted = options();
     wanted.classes[0].slots = 1000;

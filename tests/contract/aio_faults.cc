@@ -1,7 +1,9 @@
 // Faults of the real kernel, in the middle of a run: no space, a limit, a file system that turns
 // read-only or shuts down, a directory that is removed. Each ends as a named error, with every
 // buffer given back, or does no harm at all.
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <linux/fs.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -147,14 +149,13 @@ TEST_P(RealFaults, TheProcessEndsWithTheNamedError) {
 // A file system on a loop device, for faults that only a file system's own errors bring about.
 class Ext4 {
 public:
-    explicit Ext4(const TemporaryDirectory& directory)
+    explicit Ext4(const TemporaryDirectory& directory, const char* options = "errors=remount-ro")
         : device_(directory / "image", 16 * kMiB), mount_point_(directory / "mnt") {
         if (!device_.why_not().empty()) return;
         const std::string make = "mkfs.ext4 -q -F " + device_.name() + " > /dev/null 2>&1";
         if (system(make.c_str()) != 0) return;
         std::filesystem::create_directory(mount_point_);
-        mounted_ =
-            std::make_unique<Mounted>(device_.name(), mount_point_, "ext4", "errors=remount-ro");
+        mounted_ = std::make_unique<Mounted>(device_.name(), mount_point_, "ext4", options);
     }
     std::string why_not() const {
         if (!device_.why_not().empty()) return device_.why_not();
@@ -191,6 +192,53 @@ TEST_P(RealFaults, TheFileSystemTurnsReadOnly) {
     } catch (const Error& refused) {
         EXPECT_EQ(refused.trouble(), Trouble::usage) << refused.what();
     }
+}
+
+// A file system that takes O_DIRECT and then says that it does no such thing.
+TEST_P(RealFaults, NoDirectIoIsSaidAndGotOver) {
+    const Ext4 ext4(directory_, "data=journal");
+    if (!ext4.why_not().empty()) GTEST_SKIP() << ext4.why_not();
+    testing::internal::CaptureStderr();
+    open(ext4.path(), 1);  // where data is journalled, probing for more takes long
+    const std::string said = testing::internal::GetCapturedStderr();
+    if (volume_->direct(0)) GTEST_SKIP() << "this kernel does not say";
+    EXPECT_NE(said.find("buffered"), std::string::npos) << said;
+    for (const SlotId slot : slots_) ASSERT_EQ(move(Kind::write, slot, 1), 0);
+    volume_->flush();
+    for (const SlotId slot : slots_) ASSERT_EQ(move(Kind::read, slot, 1), 0);
+    open(directory_.path(), 1);
+    EXPECT_TRUE(volume_->direct(0)) << "/var/tmp itself";
+    volume_.reset();
+}
+
+// A frozen file system keeps a write for as long as it likes. Until it comes back the buffer is the
+// volume's, and reads of other slots go on.
+TEST_P(RealFaults, AStallOfSecondsIsWaitedFor) {
+    const Ext4 ext4(directory_);
+    if (!ext4.why_not().empty()) GTEST_SKIP() << ext4.why_not();
+    open(ext4.path());
+    for (const SlotId slot : {slots_[0], slots_[1]}) ASSERT_EQ(move(Kind::write, slot, 1), 0);
+    const int root = ::open(ext4.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (ioctl(root, FIFREEZE, 0) != 0) {
+        close(root);
+        GTEST_SKIP() << "no file system can be frozen here: " << strerror(errno);
+    }
+    const auto memory = aligned_buffer(4096, kSlotBytes);
+    memset(memory.get(), 2, kSlotBytes);
+    Operation stalled{.kind = Kind::write, .slot = slots_[0], .buffer = {memory.get(), kSlotBytes}};
+    volume_->submit(stalled);
+    executor_->wait(executor_->now() + 2'000'000'000);
+    const bool back = volume_->poll() != nullptr;
+    const int read = back ? 0 : move(Kind::read, slots_[1], 1);
+    EXPECT_EQ(ioctl(root, FITHAW, 0), 0);
+    close(root);
+    if (back) GTEST_SKIP() << "this kernel lets a frozen file system be overwritten";
+    EXPECT_EQ(read, 0);
+    while (!volume_->poll()) executor_->wait(kForever);
+    EXPECT_EQ(stalled.state, State::done);
+    EXPECT_GT(stalled.finished_ns - stalled.submitted_ns, 1'900'000'000);
+    EXPECT_EQ(move(Kind::read, slots_[0], 2), 0);
+    volume_.reset();
 }
 
 TEST_P(RealFaults, TheDeviceIsShutDown) {

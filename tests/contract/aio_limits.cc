@@ -5,6 +5,7 @@
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -25,18 +26,19 @@ namespace {
 
 constexpr int64_t kSlotBytes = 64 * kKiB;
 
-// As a container's filter does: io_uring_setup() answers EPERM from now on.
-bool forbid_io_uring() {
+// As a container's filter does: the system call answers `error` from now on, in new threads too.
+bool forbid(uint32_t system_call, uint32_t error) {
     sock_filter filter[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, system_call, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
     const sock_fprog program{.len = std::size(filter), .filter = filter};
     return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-           prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+           syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0;
 }
+bool forbid_io_uring() { return forbid(SYS_io_uring_setup, EPERM); }
 
 void limit(__rlimit_resource what, rlim_t value) {
     const rlimit both{.rlim_cur = value, .rlim_max = value};
@@ -105,6 +107,78 @@ TEST_F(Limits, AContainerWithoutIoUring) {
     const std::string refused = outcome(options(BackendKind::uring), [] { forbid_io_uring(); });
     expect(refused, "error=4");
     expect(refused, "\"auto\" or \"posix\"");
+}
+
+// A kernel that takes no transfers, for want of memory: each is tried a bounded number of times,
+// and ends with its own error. Nothing waits for ever.
+TEST_F(Limits, TheKernelTakesNoTransfers) {
+    if (!why_no_uring().empty()) GTEST_SKIP() << "no io_uring here: " << why_no_uring();
+    VolumeOptions wanted = options(BackendKind::uring);
+    wanted.write_once = false;
+    const int status = in_child([&] {
+        auto executor = make_thread_executor();
+        auto volume = Volume::open(wanted, *executor);
+        if (!forbid(SYS_io_uring_enter, EAGAIN)) return 77;
+        const AlignedBuffer memory = aligned_buffer(4096, kSlotBytes);
+        Operation operation{
+            .kind = Kind::write, .slot = volume->allocate(0), .buffer = {memory.get(), kSlotBytes}};
+        volume->submit(operation);
+        while (!volume->poll()) executor->wait(kForever);
+        EXPECT_EQ(operation.state, State::failed);
+        EXPECT_EQ(operation.error, EAGAIN);
+        EXPECT_EQ(operation.done_bytes, 0);
+        const std::string words = to_error(*volume, operation).what();
+        EXPECT_NE(words.find("kept asking to be retried"), std::string::npos) << words;
+        EXPECT_THROW(volume->flush(), Error);
+        EXPECT_GT(volume->counters()[0].retries, 16);
+        EXPECT_LT(volume->counters()[0].retries, 1000);
+        volume.reset();
+        return HasFailure() ? 1 : 0;
+    });
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77) GTEST_SKIP() << "no seccomp filter here";
+    EXPECT_EQ(status, 0);
+    EXPECT_TRUE(directory_.empty());
+}
+
+// The kernel refuses a registered buffer above 1 GiB. One page's worth of memory is mapped over and
+// over, so that none of it is really needed.
+TEST_F(Limits, MoreThanAGibibyteIsRegisteredInPieces) {
+    if (!why_no_uring().empty()) GTEST_SKIP() << "no io_uring here: " << why_no_uring();
+    constexpr size_t kPiece = 2 * kMiB, kAll = kGiB + 2 * kPiece;
+    const int file = memfd_create("ferry-test", MFD_CLOEXEC);
+    ASSERT_GE(file, 0);
+    ASSERT_EQ(ftruncate(file, kPiece), 0);
+    auto* const slab = static_cast<std::byte*>(
+        mmap(nullptr, kAll, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    ASSERT_NE(slab, MAP_FAILED);
+    for (size_t at = 0; at < kAll; at += kPiece)
+        ASSERT_NE(mmap(slab + at, kPiece, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0),
+                  MAP_FAILED);
+    VolumeOptions wanted = options(BackendKind::uring);
+    wanted.registered = {{slab, kAll}};
+    const std::string said = outcome(wanted, [] {});
+    expect(said, "backend=uring");
+    EXPECT_EQ(said.find("of buffers failed"), std::string::npos) << said;
+    auto executor = make_thread_executor();
+    const auto volume = Volume::open(wanted, *executor);
+    const SlotId slot = volume->allocate(0);
+    // In the second piece, and across the border between the two.
+    for (const size_t at : {size_t{kGiB}, kGiB - static_cast<size_t>(kSlotBytes) / 2}) {
+        const std::span<std::byte> buffer{slab + at, kSlotBytes};
+        memset(buffer.data(), 5, buffer.size());
+        Operation operation{.kind = Kind::write, .slot = slot, .buffer = buffer};
+        for (const Kind kind : {Kind::write, Kind::read}) {
+            operation.kind = kind;
+            volume->submit(operation);
+            while (!volume->poll()) executor->wait(kForever);
+            EXPECT_EQ(operation.state, State::done);
+            if (kind == Kind::write) memset(buffer.data(), 0, buffer.size());
+        }
+        EXPECT_EQ(buffer.front(), std::byte{5});
+        EXPECT_EQ(buffer.back(), std::byte{5});
+    }
+    munmap(slab, kAll);
+    close(file);
 }
 
 // The header and the segment can be opened, a ring and its wake-up cannot.

@@ -24,8 +24,7 @@ public:
             why_not_ = strerror(errno);
         for (int tries = 0; why_not_.empty() && name_.empty() && tries < 100; ++tries)
             attach(backing, ioctl(control, LOOP_CTL_GET_FREE));
-        if (device_ >= 0 && block_bytes > 0 && ioctl(device_, LOOP_SET_BLOCK_SIZE, block_bytes))
-            why_not_ = std::string("no loop device of such blocks: ") + strerror(errno);
+        if (device_ >= 0 && block_bytes > 0) set_block(block_bytes);
         if (backing >= 0) close(backing);
         if (control >= 0) close(control);
     }
@@ -49,6 +48,14 @@ private:
         }
         if (errno != EBUSY) why_not_ = std::string("no loop device: ") + strerror(errno);
         if (device >= 0) close(device);  // another process was faster
+    }
+
+    // Only a device that nobody has open takes over its new block for what goes through the cache.
+    void set_block(int bytes) {
+        if (ioctl(device_, LOOP_SET_BLOCK_SIZE, bytes) != 0)
+            why_not_ = std::string("no loop device of such blocks: ") + strerror(errno);
+        close(device_);
+        device_ = open(name_.c_str(), O_RDWR | O_CLOEXEC);
     }
 
     std::string name_, why_not_;
