@@ -28,11 +28,22 @@ Sample median_of(std::vector<Sample> samples) {
     return samples[samples.size() / 2];
 }
 
-bool same(Access a, Access b) { return a.direction == b.direction && a.random == b.random; }
-
 std::string describe(const IoPoint& point) {
-    return fmt::format("{} {}, depth {}", name_of(point.access), format_bytes(point.block_bytes),
-                       point.depth);
+    return name_of(point.access, point.block_bytes, point.depth, point.direct);
+}
+
+// What these need and is not there; empty: nothing.
+std::string lacks(const RigOptions& options, int64_t block_bytes) {
+    const int64_t files = file_bytes_needed(options, block_bytes);
+    const int64_t buffers = operations_of(options) * block_bytes;
+    const auto words = [](const char* what, int64_t needed, int64_t given) {
+        return fmt::format("{} needed for {}, {} at hand", format_bytes(needed), what,
+                           format_bytes(given));
+    };
+    if (files > options.bytes_per_path)
+        return words("the files of a path", files, options.bytes_per_path);
+    if (buffers > IoMemory::limit()) return words("buffers", buffers, IoMemory::limit());
+    return {};
 }
 
 class Sweep {
@@ -41,8 +52,12 @@ public:
         : bench_(bench),
           sites_(bench.paths),
           bytes_(sites_.bytes_per_path(bench.bytes_per_path, kDefaultBytes, kSlotBytes)),
-          memory_(buffer_bytes(bench, bench.paths.size())),
-          progress_(steps()) {}
+          // With all paths together each has more blocks for what is in flight than one alone.
+          choice_(choose(bench, 1, bytes_)),
+          memory_(memory_needed()),
+          progress_(steps()) {
+        result_.left_out = choice_.left_out;
+    }
 
     IoResult run() {
         for (const std::string& path : bench_.paths) {
@@ -60,8 +75,11 @@ public:
 private:
     int steps() const {
         const size_t places = bench_.paths.size() + (bench_.paths.size() > 1 ? 1 : 0);
-        return static_cast<int>(places * bench_.depths.size() * kRounds * bench_.accesses.size() *
-                                bench_.blocks.size());
+        return static_cast<int>(places * choice_.pairs.size() * kRounds * bench_.accesses.size());
+    }
+    int64_t memory_needed() const {
+        const size_t paths = bench_.paths.size();
+        return paths == 1 ? choice_.buffer_bytes : choose(bench_, paths, bytes_).buffer_bytes;
     }
 
     // Block sizes inside, so that each depth opens its volume once; rounds between them, so that a
@@ -69,12 +87,15 @@ private:
     void sweep(const std::vector<std::string>& directories) {
         for (const int depth : bench_.depths) {
             if (interrupted()) return;
-            Rig rig(rig_options(bench_, directories, bytes_, depth), memory_.bytes());
             std::vector<IoPoint> points;
             for (const Access access : bench_.accesses) {
                 for (const int64_t block : bench_.blocks)
-                    points.push_back({result_.places.size() - 1, access, block, depth, {}});
+                    if (choice_.has(block, depth))
+                        points.push_back({result_.places.size() - 1, access, block, depth});
             }
+            if (points.empty()) continue;
+            Rig rig(rig_options(bench_, directories, bytes_, depth), memory_.bytes());
+            for (IoPoint& point : points) point.direct = rig.direct();
             std::vector<std::vector<Sample>> samples(points.size());
             for (int round = 0; round < kRounds; ++round) {
                 for (size_t i = 0; i < points.size() && !interrupted(); ++i) {
@@ -101,7 +122,7 @@ private:
 
     double rate(size_t place, Access access, int64_t block, int depth) const {
         for (const IoPoint& point : result_.points) {
-            if (point.place == place && same(point.access, access) && point.block_bytes == block &&
+            if (point.place == place && point.access == access && point.block_bytes == block &&
                 point.depth == depth)
                 return point.sample.gb_per_s();
         }
@@ -111,7 +132,7 @@ private:
     double best_rate(size_t place, Access access) const {
         double best = 0;
         for (const IoPoint& point : result_.points) {
-            if (point.place == place && same(point.access, access))
+            if (point.place == place && point.access == access)
                 best = std::max(best, point.sample.gb_per_s());
         }
         return best;
@@ -159,7 +180,7 @@ private:
                 .block_bytes = block,
                 .queue_depth = with.depths.front(),
                 .rings = with.rings,
-                .direct = with.direct,
+                .direct = rig.direct(),
                 .read = measured(kRead),
                 .write = measured(kWrite),
                 .mixed = measured(kMixed)};
@@ -182,8 +203,11 @@ private:
         others[0].rings = 2 * with.rings;
         others[1].backend = aio::BackendKind::posix;
         for (const IoBench& other : others) {
+            const RigOptions options =
+                rig_options(other, {bench_.paths[path]}, bytes_, chosen->second);
             const bool possible =
-                buffer_bytes(other, 1) <= static_cast<int64_t>(memory_.bytes().size());
+                lacks(options, chosen->first).empty() &&
+                operations_of(options) * chosen->first <= std::ssize(memory_.bytes());
             if (interrupted() || !possible) continue;
             const double gained = try_with(other);
             if (gained < kWorthAChange * best) continue;
@@ -200,6 +224,7 @@ private:
     const IoBench& bench_;
     IoSites sites_;
     int64_t bytes_;
+    IoChoice choice_;
     IoMemory memory_;
     Progress progress_;
     int done_ = 0;
@@ -219,11 +244,41 @@ RigOptions rig_options(const IoBench& bench, const std::vector<std::string>& dir
             .hashers = bench.hashers};
 }
 
-int64_t buffer_bytes(const IoBench& bench, size_t paths) {
-    const int depth = *std::max_element(bench.depths.begin(), bench.depths.end());
-    const int64_t block = *std::max_element(bench.blocks.begin(), bench.blocks.end());
+bool IoChoice::has(int64_t block_bytes, int depth) const noexcept {
+    return std::any_of(pairs.begin(), pairs.end(), [&](const BlockAndDepth& one) {
+        return one.block_bytes == block_bytes && one.depth == depth;
+    });
+}
+
+IoChoice choose(const IoBench& bench, size_t paths, int64_t bytes_per_path) {
+    IoChoice choice;
     const std::vector<std::string> directories(paths);
-    return operations_of(rig_options(bench, directories, 0, depth)) * block;
+    for (const int64_t block : bench.blocks) {
+        for (const int depth : bench.depths) {
+            const RigOptions options = rig_options(bench, directories, bytes_per_path, depth);
+            const std::string lack = lacks(options, block);
+            if (!lack.empty()) {
+                choice.left_out.push_back(
+                    fmt::format("blocks of {}, depth {}: {}", format_bytes(block), depth, lack));
+                continue;
+            }
+            choice.pairs.push_back({block, depth});
+            choice.buffer_bytes = std::max(choice.buffer_bytes, operations_of(options) * block);
+        }
+    }
+    if (choice.pairs.empty())
+        throw Error(bench.bytes_per_path > 0 ? Trouble::usage : Trouble::does_not_fit,
+                    {.what = "there is no room for any of these block sizes and depths",
+                     .where = bench.paths.front(),
+                     .measured = choice.left_out.front(),
+                     .remedy = "raise --size or free some space; or lower --blocks, --depths, "
+                               "--rings or --threads"});
+    return choice;
+}
+
+std::string name_of(Access access, int64_t block_bytes, int depth, bool direct) {
+    return fmt::format("{} {}, depth {}{}", name_of(access), format_bytes(block_bytes), depth,
+                       direct ? "" : ", buffered");
 }
 
 IoResult measure_io(const IoBench& bench) { return Sweep(bench).run(); }

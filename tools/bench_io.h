@@ -26,10 +26,23 @@ struct IoBench {
 
 constexpr int64_t kDefaultBytes = 2 * kGiB;
 
-// The bytes of buffers that the largest depth and block need on `paths` paths.
-int64_t buffer_bytes(const IoBench& bench, size_t paths);
 RigOptions rig_options(const IoBench& bench, const std::vector<std::string>& directories,
                        int64_t bytes_per_path, int depth);
+
+struct BlockAndDepth {
+    int64_t block_bytes = 0;
+    int depth = 0;
+};
+// Those of a bench for which there is room in the files and in memory.
+struct IoChoice {
+    std::vector<BlockAndDepth> pairs{};
+    std::vector<std::string> left_out{};  // the others, and what each lacks
+    int64_t buffer_bytes = 0;             // that the largest of them needs
+
+    bool has(int64_t block_bytes, int depth) const noexcept;
+};
+// For `paths` paths at a time. Throws where there is room for none.
+IoChoice choose(const IoBench& bench, size_t paths, int64_t bytes_per_path);
 
 struct IoPoint {
     size_t place = 0;  // index into IoResult::places
@@ -37,6 +50,7 @@ struct IoPoint {
     int64_t block_bytes = 0;
     int depth = 0;
     Sample sample{};
+    bool direct = true;  // obtained
 };
 
 // What a path does best with, and what it then sustains.
@@ -44,7 +58,7 @@ struct IoSettings {
     std::string path{}, file_system{}, backend{};
     int64_t block_bytes = 0;
     int queue_depth = 0, rings = 1;
-    bool direct = true;
+    bool direct = true;  // obtained
     Sample read{}, write{}, mixed{};
 };
 
@@ -52,11 +66,14 @@ struct IoResult {
     std::vector<std::string> places{};  // the paths; where there are several, all of them together
     std::vector<IoPoint> points{};
     std::vector<IoSettings> settings{};  // one a path; empty unless read, write and mixed are known
+    std::vector<std::string> left_out{};  // for want of room
 };
 
 // Ends early, with what it has, when interrupted. Throws Error.
 IoResult measure_io(const IoBench& bench);
 std::vector<Row> rows_of(const IoResult& result);
 std::string text_of(const IoSettings& settings);
+// "read 1.00 MiB, depth 8", with ", buffered" where O_DIRECT was not obtained.
+std::string name_of(Access access, int64_t block_bytes, int depth, bool direct);
 
 }  // namespace ferry::tools

@@ -43,17 +43,19 @@ public:
         : bench_(bench),
           sites_(bench.paths),
           bytes_(sites_.bytes_per_path(bench.bytes_per_path, kDefaultBytes, kSlotBytes)),
-          memory_(buffer_bytes(bench, bench.paths.size())),
-          progress_(
-              static_cast<int>(bench.depths.size() * bench.accesses.size() * bench.blocks.size()) *
-              bench.pairs) {}
+          choice_(choose(bench, bench.paths.size(), bytes_)),
+          memory_(choice_.buffer_bytes),
+          progress_(static_cast<int>(choice_.pairs.size() * bench.accesses.size()) * bench.pairs) {}
+
+    const std::vector<std::string>& left_out() const { return choice_.left_out; }
 
     std::vector<Row> run() {
         for (const int depth : bench_.depths) {
             if (interrupted()) break;
             Rig rig(rig_options(bench_, sites_.directories(), bytes_, depth), memory_.bytes());
             for (const Access access : bench_.accesses) {
-                for (const int64_t block : bench_.blocks) compare(rig, access, block, depth);
+                for (const int64_t block : bench_.blocks)
+                    if (choice_.has(block, depth)) compare(rig, access, block, depth);
             }
         }
         return std::move(rows_);
@@ -61,8 +63,7 @@ public:
 
 private:
     void compare(Rig& rig, Access access, int64_t block, int depth) {
-        const std::string name =
-            fmt::format("{} {}, depth {}", name_of(access), format_bytes(block), depth);
+        const std::string name = name_of(access, block, depth, rig.direct());
         std::array<Samples, 3> samples;
         std::vector<Side> sides{Side::ferry, Side::fio};
         if (bench_.integrity) sides.push_back(Side::ferry_sealed);
@@ -99,7 +100,7 @@ private:
                         .block_bytes = block,
                         .depth = depth,
                         .jobs = bench_.rings * static_cast<int>(bench_.paths.size()),
-                        .direct = bench_.direct,
+                        .direct = rig.direct(),
                         .seconds = bench_.seconds});
     }
 
@@ -124,6 +125,7 @@ private:
     const IoBench& bench_;
     IoSites sites_;
     int64_t bytes_;
+    IoChoice choice_;
     IoMemory memory_;
     Progress progress_;
     int done_ = 0;
@@ -132,6 +134,10 @@ private:
 
 }  // namespace
 
-std::vector<Row> compare_with_fio(const IoBench& bench) { return Comparison(bench).run(); }
+std::vector<Row> compare_with_fio(const IoBench& bench, std::vector<std::string>& left_out) {
+    Comparison comparison(bench);
+    left_out.insert(left_out.end(), comparison.left_out().begin(), comparison.left_out().end());
+    return comparison.run();
+}
 
 }  // namespace ferry::tools

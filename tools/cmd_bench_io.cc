@@ -36,13 +36,20 @@ struct IoOptions {
                                  .limit = limit});
 }
 
+template <class T>
+void sort_and_unite(std::vector<T>& list) {
+    std::sort(list.begin(), list.end());
+    list.erase(std::unique(list.begin(), list.end()), list.end());
+}
+
 std::vector<Access> accesses_of(const std::vector<std::string>& words) {
     std::vector<Access> accesses;
     for (const std::string& word : words) {
         const auto access = access_from_name(word);
         if (!access)
             bad_word("--modes", word, "read, write, mixed, randread, randwrite, randmixed");
-        accesses.push_back(*access);
+        if (std::find(accesses.begin(), accesses.end(), *access) == accesses.end())
+            accesses.push_back(*access);
     }
     return accesses;
 }
@@ -55,8 +62,14 @@ std::vector<int64_t> blocks_of(const std::vector<std::string>& words) {
             bad_word("--blocks", word, "a power of two from 4KiB to 16MiB");
         blocks.push_back(bytes);
     }
-    std::sort(blocks.begin(), blocks.end());
+    sort_and_unite(blocks);
     return blocks;
+}
+
+int64_t size_of(const std::string& word) {
+    const int64_t bytes = parse_bytes(word, "--size");
+    if (bytes < kSlotBytes) bad_word("--size", word, "16MiB or more");
+    return bytes;
 }
 
 IoBench bench_of(const IoOptions& options) {
@@ -80,8 +93,8 @@ IoBench bench_of(const IoOptions& options) {
         .backend = backend_from_name(options.backend),
         .direct = !options.buffered,
         .integrity = options.integrity};
-    std::sort(bench.depths.begin(), bench.depths.end());
-    if (!options.size.empty()) bench.bytes_per_path = parse_bytes(options.size, "--size");
+    sort_and_unite(bench.depths);
+    if (!options.size.empty()) bench.bytes_per_path = size_of(options.size);
     if (bench.seconds == 0) bench.seconds = compare ? 1.5 : 0.5;
     if (bench.hashers == 0) bench.hashers = std::clamp(discover_topology().cores() / 2, 1, 8);
     return bench;
@@ -108,27 +121,35 @@ std::string command_of(const IoOptions& options) {
     return line;
 }
 
+std::string text_of(const std::vector<std::string>& left_out) {
+    std::string text;
+    for (const std::string& one : left_out) text += "left out: " + one + "\n";
+    return text;
+}
+
 void run_comparison(const IoOptions& options) {
     IoBench bench = bench_of(options);
     bench.integrity = true;  // a slice more of each pair
     nlohmann::json machine = machine_json();
     machine["fio"] = fio_version();
     machine["fio_flags"] = fio_flags();
-    std::vector<Row> rows = compare_with_fio(bench);
+    std::vector<std::string> left_out;
+    std::vector<Row> rows = compare_with_fio(bench, left_out);
     if (options.modes.empty() && options.blocks.empty() && !interrupted()) {
         bench.accesses = {{Direction::read, true}};
         bench.blocks = {4 * kKiB};
         bench.integrity = false;
-        const std::vector<Row> small = compare_with_fio(bench);
+        const std::vector<Row> small = compare_with_fio(bench, left_out);
         rows.insert(rows.end(), small.begin(), small.end());
     }
     if (options.json) {
         nlohmann::json object = rows_json(rows, command_of(options), machine);
         object["interrupted"] = interrupted();
+        object["left_out"] = left_out;
         return fmt::print("{}\n", object.dump());
     }
-    fmt::print("{}\n{}: {}\n\n{}", machine_text(), machine["fio"].get<std::string>(), fio_flags(),
-               rows_table(rows, "fio"));
+    fmt::print("{}\n{}: {}\n\n{}{}", machine_text(), machine["fio"].get<std::string>(), fio_flags(),
+               rows_table(rows, "fio"), text_of(left_out));
 }
 
 void run_sweep(const IoOptions& options) {
@@ -141,15 +162,53 @@ void run_sweep(const IoOptions& options) {
         nlohmann::json object = rows_json(rows, command_of(options), machine_json());
         object["interrupted"] = interrupted();
         object["settings"] = settings_json(result.settings);
+        object["left_out"] = result.left_out;
         return fmt::print("{}\n", object.dump());
     }
-    fmt::print("{}\n{}", machine_text(), rows_table(rows, ""));
+    fmt::print("{}\n{}{}", machine_text(), rows_table(rows, ""), text_of(result.left_out));
     if (options.plot.empty()) fmt::print("{}", heat_maps_of(result));
     fmt::print("\n");
     for (const IoSettings& settings : result.settings) fmt::print("{}", text_of(settings));
 }
 
+bool is_utf8(const std::string& text) {
+    const nlohmann::json object = text;
+    const auto replace = nlohmann::json::error_handler_t::replace;
+    return nlohmann::json::parse(object.dump(-1, ' ', false, replace)) == object;
+}
+
+// A name goes into JSON, XML or fio's command line only as text.
+void check_names_are_text(const std::vector<std::string>& paths) {
+    for (const std::string& path : paths) {
+        const auto control = [](char c) { return static_cast<unsigned char>(c) < ' ' || c == 127; };
+        const bool utf8 = is_utf8(path);
+        if (utf8 && std::none_of(path.begin(), path.end(), control)) continue;
+        std::string shown;
+        for (const char c : path)
+            shown += c > ' ' && c < 127 ? std::string(1, c)
+                                        : fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+        throw Error(Trouble::usage,
+                    {.what = "the path's name is no text: it holds a control character or is not "
+                             "UTF-8",
+                     .where = shown,
+                     .remedy = "give it another name; or leave out --json, --save, --plot and "
+                               "--compare-fio"});
+    }
+}
+
+void check_settings_can_be_known(const IoBench& bench) {
+    for (const Direction direction : {Direction::read, Direction::write, Direction::mixed})
+        if (std::find(bench.accesses.begin(), bench.accesses.end(), Access{direction}) ==
+            bench.accesses.end())
+            bad_word("--save", name_of(Access{direction}) + " is not among --modes",
+                     "the settings follow from read, write and mixed together");
+}
+
 void run_io(const IoOptions& options) {
+    const bool names = options.json || options.compare_fio;
+    if (names || !options.save.empty() || !options.plot.empty())
+        check_names_are_text(options.paths);
+    if (!options.save.empty()) check_settings_can_be_known(bench_of(options));
     if (!options.save.empty()) check_machine_file(options.save);
     if (!options.plot.empty()) check_picture_file("--plot", options.plot);
     catch_interrupts();
@@ -171,7 +230,8 @@ void add_what(CLI::App& command, IoOptions& options) {
         ->delimiter(',')
         ->allow_extra_args(false)
         ->check(CLI::Range(1, 4096));
-    command.add_option("--size", options.size, "of the files, a path; default: 2GiB, or less");
+    command.add_option("--size", options.size,
+                       "of the files, a path, from 16MiB; default: 2GiB, or less");
     command.add_option("--seconds", options.seconds, "a point, or a slice beside fio")
         ->check(CLI::Range(0.01, 3600.0));
     command.add_option("--rings,--jobs", options.rings, "rings a path; jobs of fio")

@@ -18,16 +18,19 @@ constexpr int64_t kAssumedOverhead = 704 * kMiB;
 // Reads and writes at once, with the configuration's own settings.
 double measure_path(const Config& config, const std::string& path) {
     const IoSites sites({path});
-    const auto block = static_cast<int64_t>(
+    auto block = static_cast<int64_t>(
         std::bit_floor(static_cast<uint64_t>(std::min(config.io.block_bytes, kSlotBytes))));
     RigOptions options{.directories = sites.directories(),
                        .bytes_per_path = sites.bytes_per_path(0, kSampleBytes, kSlotBytes),
                        .depth = std::min(config.io.queue_depth, 32),
                        .backend = backend_from_name(config.io.backend),
                        .direct = config.io.direct};
-    // Half of the blocks are read and half are written, and as many again lie idle.
-    const int64_t most = options.bytes_per_path / block / 4;
-    options.depth = static_cast<int>(std::clamp<int64_t>(most, 1, options.depth));
+    // Where there is little room fewer transfers at a time, and then smaller ones.
+    const auto too_much = [&] {
+        return file_bytes_needed(options, block) > options.bytes_per_path;
+    };
+    while (options.depth > 1 && too_much()) options.depth /= 2;
+    while (block > 4 * kKiB && too_much()) block /= 2;
     const IoMemory memory(operations_of(options) * block);
     Rig rig(options, memory.bytes());
     const Load load{

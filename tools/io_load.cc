@@ -29,7 +29,8 @@ std::vector<std::string> segment_files(const std::vector<std::string>& directori
     std::vector<std::string> files;
     for (const std::string& directory : directories) {
         for (const auto& entry : std::filesystem::directory_iterator(directory)) {
-            if (entry.path().filename().string().starts_with("ferry.seg"))
+            // One without a slot holds nothing.
+            if (entry.path().filename().string().starts_with("ferry.seg") && entry.file_size() > 0)
                 files.push_back(entry.path().string());
         }
     }
@@ -126,8 +127,9 @@ aio::BackendKind backend_from_name(std::string_view name) {
     return aio::BackendKind::automatic;
 }
 
-IoMemory::IoMemory(int64_t bytes)
-    : topology_(discover_topology()), pool_(topology_, topology_.memory_limit_bytes / 4) {
+int64_t IoMemory::limit() { return discover_topology().memory_limit_bytes / 4; }
+
+IoMemory::IoMemory(int64_t bytes) : topology_(discover_topology()), pool_(topology_, limit()) {
     NodeTeams teams(topology_, topology_.cores());
     bytes_ = pool_.reserve("I/O buffers", bytes, teams);
     pool_.seal();
@@ -146,6 +148,12 @@ int operations_of(const RigOptions& options) {
     const int rings = options.rings * static_cast<int>(options.directories.size());
     const int spare = std::max(2, options.depth / 2) + 2 * options.hashers;
     return rings * options.depth + spare;
+}
+
+int64_t file_bytes_needed(const RigOptions& options, int64_t block_bytes) {
+    const auto paths = static_cast<int64_t>(options.directories.size());
+    const int64_t blocks = ceil_div(int64_t{2} * operations_of(options), paths);
+    return std::max(round_up(blocks * block_bytes, kSlotBytes), options.rings * kSlotBytes);
 }
 
 class Rig::Impl {
@@ -168,6 +176,12 @@ public:
     void forget() noexcept { seals_.known = 0; }
     std::vector<std::string> files() const { return segment_files(options_.directories); }
     std::string_view backend_name() const noexcept { return volume_->backend_name(); }
+    bool direct() const noexcept {
+        bool all = true;
+        for (size_t p = 0; p < options_.directories.size(); ++p)
+            all &= volume_->direct(static_cast<int>(p));
+        return all;
+    }
 
 private:
     enum class Step : uint8_t { idle, sealing, moving, verifying };
@@ -243,12 +257,12 @@ void Rig::Impl::lay_out(int64_t block_bytes) {
     FERRY_CHECK(static_cast<int64_t>(works_.size()) * block_bytes <=
                 static_cast<int64_t>(memory_.size()));
     positions_ = Positions(slots_, streams_, block_bytes);
-    if (positions_.count() < 2 * static_cast<int64_t>(works_.size()))
+    if (positions_.count() < 2 * std::ssize(works_))
         throw Error(Trouble::usage,
                     {.what = "the files are too small for this block size and depth",
                      .measured = std::to_string(positions_.count()) + " blocks",
                      .limit = std::to_string(2 * works_.size()) + ", twice what is in flight",
-                     .remedy = "raise --size, or lower --blocks, --depths or --rings"});
+                     .remedy = "use larger files, smaller blocks, or a smaller depth"});
     for (Work& work : works_) {
         const auto size = static_cast<size_t>(block_bytes);
         work.operation.buffer = memory_.subspan(work.operation.tag * size, size);
@@ -428,5 +442,6 @@ Sample Rig::run(const Load& load) { return impl_->run(load); }
 void Rig::forget() noexcept { impl_->forget(); }
 std::vector<std::string> Rig::files() const { return impl_->files(); }
 std::string_view Rig::backend_name() const noexcept { return impl_->backend_name(); }
+bool Rig::direct() const noexcept { return impl_->direct(); }
 
 }  // namespace ferry::tools

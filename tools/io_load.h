@@ -19,6 +19,8 @@ enum class Direction : uint8_t { read, write, mixed };
 struct Access {
     Direction direction = Direction::read;
     bool random = false;
+
+    bool operator==(const Access&) const = default;
 };
 
 // "read", "write", "mixed", "randread", "randwrite", "randmixed".
@@ -65,12 +67,16 @@ constexpr int64_t kSlotBytes = 16 * kMiB;  // and the largest block
 // Operations kept going: what the rings have in flight, and a few that wait their turn, so that a
 // ring never waits for the caller.
 int operations_of(const RigOptions& options);
+// The bytes that files on each path need for this: twice as many blocks as are kept going, and a
+// slot for every ring.
+int64_t file_bytes_needed(const RigOptions& options, int64_t block_bytes);
 
 // Memory for the buffers, on huge pages, filled with bytes that no drive can compress.
 class IoMemory {
 public:
-    // Throws does_not_fit above a quarter of the machine's memory.
+    // Throws does_not_fit above limit().
     explicit IoMemory(int64_t bytes);
+    static int64_t limit();  // a quarter of the machine's memory
     std::span<std::byte> bytes() const noexcept { return bytes_; }
 
 private:
@@ -96,6 +102,7 @@ public:
 
     std::vector<std::string> files() const;  // full names
     std::string_view backend_name() const noexcept;
+    bool direct() const noexcept;  // obtained on every path
 
 private:
     class Impl;

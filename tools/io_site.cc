@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <spdlog/fmt/fmt.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
 #include <sys/statvfs.h>
@@ -14,6 +15,7 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <thread>
 
 #include "ferry/aio.h"
@@ -25,9 +27,22 @@ namespace {
 constexpr int64_t kMarginMax = kGiB;
 constexpr uint32_t kXfsMagic = 0x58465342;  // linux/magic.h has no XFS
 
+// A file system, of which several paths may be directories.
 struct Room {
     int64_t free_bytes = 0, margin_bytes = 0;
+    int paths = 0;
+    int64_t usable_bytes_a_path() const { return (free_bytes - margin_bytes) / paths; }
 };
+using Identity = std::pair<dev_t, ino_t>;
+
+struct stat status_of(const std::string& path) {
+    struct stat status {};
+    if (stat(path.c_str(), &status) != 0)
+        throw Error(Trouble::io, {.what = std::string("nothing can be learnt of the path: ") +
+                                          std::strerror(errno),
+                                  .where = path});
+    return status;
+}
 
 Room room_at(const std::string& directory) {
     struct statvfs room {};
@@ -35,13 +50,34 @@ Room room_at(const std::string& directory) {
         throw Error(Trouble::io,
                     {.what = std::string("free space cannot be read: ") + std::strerror(errno),
                      .where = directory});
+    // One without blocks, such as ramfs, does not know how much it has: it is memory.
+    const int64_t memory = discover_topology().memory_limit_bytes / 4;
+    if (room.f_blocks == 0) return {.free_bytes = memory};
     const auto bytes = [&](auto blocks) { return static_cast<int64_t>(blocks * room.f_frsize); };
     Room found{.free_bytes = bytes(room.f_bavail),
                .margin_bytes = std::min(kMarginMax, bytes(room.f_blocks) / 20)};
     // Files on tmpfs are memory, of which a container may have less than the file system says.
-    if (file_system_of(directory) == "tmpfs")
-        found.free_bytes = std::min(found.free_bytes, discover_topology().memory_limit_bytes / 4);
+    if (file_system_of(directory) == "tmpfs") found.free_bytes = std::min(found.free_bytes, memory);
     return found;
+}
+
+// One under two names would be measured beside itself.
+void check_paths_differ(const std::vector<std::string>& paths) {
+    std::map<Identity, std::string> seen;
+    for (const std::string& path : paths) {
+        if (path.empty())
+            throw Error(Trouble::usage, {.what = "a path is empty",
+                                         .where = "the command line",
+                                         .remedy = "give a directory on the drive in question"});
+        struct stat status {};
+        if (stat(path.c_str(), &status) != 0) continue;  // refused where it is opened
+        const auto [other, fresh] = seen.emplace(Identity{status.st_dev, status.st_ino}, path);
+        if (!fresh)
+            throw Error(Trouble::usage, {.what = "the same path is given twice",
+                                         .where = path,
+                                         .measured = other->second + " is the same",
+                                         .remedy = "name each path once"});
+    }
 }
 
 [[noreturn]] void cannot_use(const std::string& directory, int error) {
@@ -82,17 +118,9 @@ std::string file_system_of(const std::string& path) {
 }
 
 IoSites::IoSites(const std::vector<std::string>& paths, const std::string& name) {
+    check_paths_differ(paths);
     try {
-        for (const std::string& path : paths) {
-            const std::string directory = path + "/" + name;
-            const bool made = mkdir(directory.c_str(), 0700) == 0;
-            struct stat status {};
-            if (!made && errno != EEXIST) cannot_use(path, errno);
-            if (lstat(directory.c_str(), &status) != 0) cannot_use(path, errno);
-            if (!S_ISDIR(status.st_mode)) cannot_use(directory, ENOTDIR);
-            directories_.push_back(directory);
-            if (!made) remove_leftovers(directory);
-        }
+        for (const std::string& path : paths) open_directory(path, name);
         start_caretaker();
     } catch (...) {
         remove_directories();
@@ -103,6 +131,27 @@ IoSites::IoSites(const std::vector<std::string>& paths, const std::string& name)
 IoSites::~IoSites() {
     remove_directories();
     dismiss_caretaker();
+}
+
+void IoSites::open_directory(const std::string& path, const std::string& name) {
+    const std::string directory = path + "/" + name;
+    const bool made = mkdir(directory.c_str(), 0700) == 0;
+    struct stat status {};
+    if (!made && errno != EEXIST) cannot_use(path, errno);
+    if (lstat(directory.c_str(), &status) != 0) cannot_use(path, errno);
+    if (!S_ISDIR(status.st_mode)) cannot_use(directory, ENOTDIR);
+    // A volume's own lock is not held from one volume to the next.
+    const int lock = open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (lock < 0) cannot_use(directory, errno);
+    locks_.push_back(lock);
+    if (flock(lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        throw Error(Trouble::usage, {.what = "the path is in use by another ferry",
+                                     .where = directory,
+                                     .remedy = "wait for it, stop it, or give another path"});
+    directories_.push_back(directory);
+    const bool left = access((directory + "/ferry.volume").c_str(), F_OK) == 0;
+    if (made || left) ours_.push_back(directory);
+    if (!made) remove_leftovers(directory);
 }
 
 // Without one, a killed benchmark's files stay until the next run; that is no reason not to
@@ -122,6 +171,7 @@ void IoSites::start_caretaker() {
 // In the child. Neither a terminal's Ctrl-C nor a signal to the benchmark's group reaches it.
 void IoSites::take_care(int lifeline) noexcept {
     setsid();
+    for (const int lock : locks_) close(lock);
     const int nowhere = open("/dev/null", O_RDWR);
     for (const int standard : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) dup2(nowhere, standard);
     char dismissed = 0;
@@ -157,13 +207,16 @@ void IoSites::dismiss_caretaker() noexcept {
 
 // Left in place where somebody else still has files there.
 void IoSites::remove_directories() noexcept {
-    for (const std::string& directory : directories_) rmdir(directory.c_str());
+    for (const std::string& directory : ours_) rmdir(directory.c_str());
+    for (const int lock : locks_) close(lock);
+    ours_.clear();
+    locks_.clear();
 }
 
 // A volume knows what a killed one left, and refuses what is in use or not ferry's.
 void IoSites::remove_leftovers(const std::string& directory) {
     const auto executor = make_thread_executor();
-    aio::Volume::open({.paths = {{.path = directory, .size_bytes = kMiB}},
+    aio::Volume::open({.paths = {{.path = directory, .size_bytes = kMiB, .segments = 1}},
                        .classes = {{.name = "none", .slot_bytes = 4096, .slots = 1}},
                        .backend = aio::BackendKind::posix,
                        .queue_depth = 1,
@@ -173,10 +226,20 @@ void IoSites::remove_leftovers(const std::string& directory) {
 }
 
 int64_t IoSites::bytes_per_path(int64_t wanted, int64_t most, int64_t step) const {
+    std::map<dev_t, Room> rooms;
+    int in_memory = 0;
+    for (const std::string& directory : directories_) {
+        Room& room =
+            rooms.try_emplace(status_of(directory).st_dev, room_at(directory)).first->second;
+        ++room.paths;
+        in_memory += file_system_of(directory) == "tmpfs";
+    }
     int64_t bytes = wanted > 0 ? round_up(wanted, step) : most;
     for (const std::string& directory : directories_) {
-        const Room room = room_at(directory);
-        const int64_t usable = room.free_bytes - room.margin_bytes;
+        const Room& room = rooms.at(status_of(directory).st_dev);
+        int64_t usable = room.usable_bytes_a_path();
+        if (file_system_of(directory) == "tmpfs")
+            usable = std::min(usable, discover_topology().memory_limit_bytes / 4 / in_memory);
         const int64_t least = wanted > 0 ? bytes : 4 * step;
         if (usable < least)
             throw Error(
@@ -184,9 +247,11 @@ int64_t IoSites::bytes_per_path(int64_t wanted, int64_t most, int64_t step) cons
                 {.what = fmt::format("too little free space: {} bytes ({}) are missing",
                                      least - usable, format_bytes(least - usable)),
                  .where = directory,
-                 .measured = format_bytes(room.free_bytes) + " free",
-                 .limit = fmt::format("{} for the files and {} left free", format_bytes(least),
-                                      format_bytes(room.margin_bytes)),
+                 .measured = format_bytes(room.free_bytes) + " free" +
+                             (room.paths > 1 ? fmt::format(" for {} paths", room.paths) : ""),
+                 .limit =
+                     fmt::format("{} for the files and {} left free",
+                                 format_bytes(least * room.paths), format_bytes(room.margin_bytes)),
                  .remedy = wanted > 0 ? "free some space, or lower --size" : "free some space"});
         bytes = std::min(bytes, round_down(usable, step));
     }

@@ -11,7 +11,8 @@ namespace ferry::tools {
 
 class IoSites {
 public:
-    // Throws usage where a path is no directory that can be written to.
+    // Locks them for its life. Throws usage where a path is no directory that can be written to, is
+    // given twice or is measured by another process.
     explicit IoSites(const std::vector<std::string>& paths,
                      const std::string& name = "ferry-bench");
     ~IoSites();
@@ -20,10 +21,12 @@ public:
 
     const std::vector<std::string>& directories() const noexcept { return directories_; }
     // What each path can give, a multiple of `step`: at most `wanted` (0: up to `most`), with a
-    // margin left free, a twentieth of the file system or 1 GiB. Throws does_not_fit.
+    // margin left free, a twentieth of the file system or 1 GiB. Paths on one file system share
+    // what it has. Throws does_not_fit.
     int64_t bytes_per_path(int64_t wanted, int64_t most, int64_t step) const;
 
 private:
+    void open_directory(const std::string& path, const std::string& name);
     void remove_leftovers(const std::string& directory);
     void remove_directories() noexcept;
     void start_caretaker();
@@ -31,6 +34,8 @@ private:
     void dismiss_caretaker() noexcept;
 
     std::vector<std::string> directories_{};
+    std::vector<std::string> ours_{};  // of them: not there before, or left by a killed benchmark
+    std::vector<int> locks_{};
     int caretaker_ = -1;  // its process
     int lifeline_ = -1;   // the write end of a pipe, closed by this process's end
 };

@@ -53,7 +53,11 @@ json read_file(const std::string& file, bool may_be_new) {
     return content;
 }
 
-void write_whole(const std::string& file, const std::string& text) {
+void write_whole(const std::string& name, const std::string& text) {
+    // What a link names is replaced, and not the link.
+    std::error_code unknown;
+    std::string file = std::filesystem::canonical(name, unknown).string();
+    if (unknown) file = name;
     const std::string draft = file + ".new";
     const auto fail = [&](const char* what) {
         const int error = errno;

@@ -27,7 +27,8 @@ class RowsTest(BenchIoTest):
         run = self.bench(*QUICK, "--json")
         self.assertEqual(run.code, 0, run.err)
         table = json.loads(run.out)
-        self.assertEqual(set(table), {"machine", "command", "rows", "settings", "interrupted"})
+        self.assertEqual(set(table), {"machine", "command", "rows", "settings", "interrupted",
+                                      "left_out"})
         self.assertFalse(table["interrupted"])
         self.assertIn("cores", table["machine"])
         self.assertEqual(len(table["rows"]), 4 * 2 * 2)  # kinds of access, blocks, depths
@@ -77,13 +78,49 @@ class RowsTest(BenchIoTest):
         self.assertEqual(os.listdir(other), [])
         self.assert_clean()
 
+    def test_the_same_block_twice_is_measured_once(self):
+        run = self.bench(*QUICK[:4], "--blocks", "64KiB,64KiB", "--depths", "2,2",
+                         "--modes", "read,read", "--json")
+        self.assertEqual(run.code, 0, run.err)
+        self.assertEqual(len(json.loads(run.out)["rows"]), 1)
+
+    def test_a_path_given_twice_is_refused_before_anything_is_measured(self):
+        alias = self.path("alias")
+        if not os.path.islink(alias):
+            os.symlink(self.drive, alias)
+        for twice in (self.drive, self.drive + "/.", alias):
+            run = self.ferry("bench", "io", self.drive, twice, *QUICK)
+            self.assert_refused(run, USAGE, "given twice")
+            self.assertNotIn("left]", run.err)
+        self.assert_clean()
+
+    def test_names_that_are_no_text(self):
+        for name in (b"bad-\xff-name", b"two\nlines"):
+            odd = os.path.join(os.fsencode(self.dir), name)
+            os.makedirs(odd, exist_ok=True)
+            for words in (["--json"], ["--save", self.path("odd.json")],
+                          ["--plot", self.path("odd.svg")], ["--compare-fio"]):
+                done = subprocess.run([FERRY, "bench", "io", odd, *QUICK, *words], check=False,
+                                      capture_output=True, timeout=300)
+                self.assertEqual(done.returncode, USAGE, done.stderr)
+                self.assertIn(b"no text", done.stderr)
+            done = subprocess.run([FERRY, "bench", "io", odd, *QUICK[:4], "--blocks", "64KiB",
+                                   "--depths", "1", "--modes", "read"], check=False,
+                                  capture_output=True, timeout=300)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(os.listdir(odd), [])
+
     def test_words_that_make_no_sense(self):
         for words in (["--modes", "erase"], ["--blocks", "3KiB"], ["--blocks", "1GiB"],
                       ["--depths", "0"], ["--size", "much"], ["--rings", "0"],
                       ["--backend", "dma"], ["--compare-fio", "--save", "x"],
-                      ["--size", "64MiB", "--blocks", "16MiB"]):
+                      ["--size", "64MiB", "--blocks", "16MiB"], ["--size", "0"], ["--size", "1"],
+                      ["--modes", "read", "--save", self.path("part.json")],
+                      ["--size", "32MiB", "--rings", "4"]):
             self.assertEqual(self.bench(*words).code, USAGE, words)
+        self.assertFalse(os.path.exists(self.path("part.json")))
         self.assertEqual(self.ferry("bench", "io").code, USAGE)
+        self.assert_refused(self.ferry("bench", "io", ""), USAGE, "empty")
         self.assert_clean()
 
 
@@ -117,6 +154,15 @@ class MachineFileTest(BenchIoTest):
         self.assertEqual(len(again["paths"]), 2)
         self.assertEqual(again["paths"][1]["endurance_tbw"], 600)
         self.assertGreater(again["paths"][1]["read_bytes_per_s"], MIB)
+
+    def test_a_link_stays_a_link(self):
+        name, link = self.path("real.json"), self.path("link.json")
+        os.symlink("real.json", link)
+        self.assertEqual(self.save(name).code, 0)
+        self.assertEqual(self.save(link).code, 0)
+        self.assertTrue(os.path.islink(link))
+        with open(name, encoding="utf-8") as file:
+            self.assertEqual(len(json.load(file)["paths"]), 1)
 
     def test_refused_before_anything_is_measured(self):
         for content, text in (("{}", "no machine file"), ("hello", "no machine file"),
@@ -179,7 +225,8 @@ class EndTest(BenchIoTest):
     def test_two_at_one_path(self):
         process = self.start()
         self.wait_for_segment()
-        self.assert_refused(self.bench(*QUICK), USAGE, "in use by another ferry")
+        for _ in range(3):  # between its volumes too
+            self.assert_refused(self.bench(*QUICK), USAGE, "in use by another ferry")
         self.assertIsNone(process.poll())
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=20)
@@ -199,14 +246,16 @@ class EndTest(BenchIoTest):
 
 
 class PlaceTest(BenchIoTest):
-    def on_mount(self, options, *words):
-        """On a file system that only this one process sees."""
-        inside = ["unshare", "--map-root-user", "--mount", "sh", "-ec",
-                  'mount -t tmpfs -o "$1" ferry-test "$2"; shift 2; exec "$@"', "sh", options,
-                  self.drive]
-        if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
+    def on_mount(self, options, *words, kind="tmpfs", inside=""):
+        """On a file system that only this one process sees; `inside`: in directories there."""
+        script = 'mount -t "$1" -o "$2" ferry-test "$3"; cd "$3"; mkdir -p $4; shift 4; exec "$@"'
+        through = ["unshare", "--map-root-user", "--mount", "sh", "-ec", script, "sh", kind, options,
+                   self.drive, inside or "."]
+        if subprocess.run([*through, "true"], capture_output=True, check=False).returncode:
             self.skipTest("cannot mount here")
-        return self.bench(*words, through=inside)
+        if not inside:
+            return self.bench(*words, through=through)
+        return self.ferry("bench", "io", *inside.split(), *words, through=through)
 
     def test_missing(self):
         absent = self.path("absent")
@@ -246,6 +295,44 @@ class PlaceTest(BenchIoTest):
         run = self.on_mount("size=100m", *QUICK[2:], "--modes", "read")
         self.assertEqual(run.code, 0, run.err)
 
+    def test_leaves_out_what_there_is_no_room_for(self):
+        """With the default block sizes and depths, and nothing but little space."""
+        run = self.on_mount("size=600m", "--seconds", "0.03", "--json")
+        self.assertEqual(run.code, 0, run.err)
+        table = json.loads(run.out)
+        self.assertTrue(any(text.startswith("blocks of 16.00 MiB, depth 32: ")
+                            for text in table["left_out"]), table["left_out"])
+        self.assertEqual(len(table["rows"]), 4 * (6 * 3 - len(table["left_out"])))
+        self.assertEqual(len(table["settings"]), 1)
+        run = self.on_mount("size=600m", "--seconds", "0.03", "--modes", "read")
+        self.assertEqual(run.code, 0, run.err)
+        self.assertIn("left out: blocks of 16.00 MiB, depth 32: ", run.out)
+
+    def test_two_directories_share_what_their_file_system_has(self):
+        run = self.on_mount("size=400m", *QUICK[2:], "--modes", "read", inside="a b")
+        self.assertEqual(run.code, 0, run.err)
+        self.assertIn("all together", run.out)
+
+    def test_a_file_system_that_does_not_know_its_size(self):
+        run = self.on_mount("mode=700", *QUICK, "--modes", "read", kind="ramfs")
+        self.assertEqual(run.code, 0, run.err)
+
+    def test_says_where_there_is_no_direct_io(self):
+        run = self.bench(*QUICK, "--buffered", "--json")
+        self.assertEqual(run.code, 0, run.err)
+        table = json.loads(run.out)
+        self.assertIs(table["settings"][0]["direct"], False)
+        for row in table["rows"]:
+            self.assertTrue(row["name"].endswith(", buffered"), row)
+
+    def test_an_empty_directory_of_its_name_stays(self):
+        name = os.path.join(self.drive, "ferry-bench")
+        os.mkdir(name)
+        run = self.bench(*QUICK, "--modes", "read")
+        self.assertEqual(run.code, 0, run.err)
+        self.assertEqual(os.listdir(name), [])
+        os.rmdir(name)
+
 
 @unittest.skipUnless(shutil.which("fio"), "fio is not installed")
 class FioTest(BenchIoTest):
@@ -264,6 +351,13 @@ class FioTest(BenchIoTest):
             self.assertGreater(row["reference"], 0, row)
             self.assertGreater(row["ratio"], 0, row)
             self.assertNotIn("ratio_low", row, "two pairs have no interval")
+        self.assert_clean()
+
+    def test_more_rings_than_one(self):
+        for words in (["--size", "64MiB", "--rings", "3"], ["--size", "96MiB", "--rings", "4"]):
+            run = self.bench("--compare-fio", "--pairs", "1", "--seconds", "0.1", *words,
+                             "--modes", "read", "--blocks", "64KiB", "--depths", "2", "--json")
+            self.assertEqual(run.code, 0, run.err)
         self.assert_clean()
 
     def test_without_fio(self):
