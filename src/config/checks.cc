@@ -207,6 +207,9 @@ void check_checkpoint(const Config& c, const std::string& where) {
                    {c.swap.state_on_nvme < 0 || c.swap.state_on_nvme == 1, key,
                     "all of the optimizer state must be on NVMe to survive the process",
                     "swap.state_on_nvme is less than 1", "leave swap.state_on_nvme out"},
+                   {c.swap.state_on_device <= 0, key,
+                    "all of the optimizer state must be on NVMe to survive the process",
+                    "swap.state_on_device is more than 0", "leave swap.state_on_device out"},
                    {c.swap.verify, key, "without checksums nothing proves what was read back",
                     "swap.verify is false", "set swap.verify to true"}});
 }
