@@ -258,7 +258,7 @@ class Storage:
         self.missing = "" if shutil.which("fio") else "fio is not here (apt-get install fio)"
         self._command = [options.ferry, "bench", "io", str(path), "--compare-fio", "--modes", mode, "--pairs", "1",
                          "--json"]
-        small = ["--blocks", "64KiB", "--depths", "4", "--size", "4MiB", "--seconds", "0.05"]
+        small = ["--blocks", "64KiB", "--depths", "4", "--size", "16MiB", "--seconds", "0.05"]
         self._command += small if options.tiny else ["--blocks", "1MiB", "--seconds", "1.5"]
         self._last = None
 
