@@ -64,8 +64,8 @@ public:
 private:
     void measure_links() {
         const auto forecaster = train::Forecaster::make(config_);
-        train::Figures figures = forecaster->measure(forecaster->plan(config_),
-                                                     train::Forecaster::Memory::of_machine);
+        train::Figures figures =
+            forecaster->measure(forecaster->plan(config_), train::Forecaster::Memory::of_machine);
         if (options_.config.empty()) figures.kernels.seconds.clear();
         const train::Machine& machine = figures.machine;
         const double triad = measure_triad(forecaster->threads());

@@ -165,8 +165,8 @@ std::unique_ptr<train::Forecaster> forecaster_for(const Config& config,
         on_host.device = "cpu";
         auto absent = file->gpu(train::Forecaster::make(on_host, count)->model_text());
         if (!absent) throw;
-        log_warn(std::string(error.what()) + "; planning for the " + absent->architecture +
-                 " of " + file->name());
+        log_warn(std::string(error.what()) + "; planning for the " + absent->architecture + " of " +
+                 file->name());
         if (absent->needs.overhead == 0) absent->needs.overhead = kAssumedOverhead;
         return train::Forecaster::make(config, count, *absent);
     }

@@ -77,12 +77,12 @@ struct BudgetConfig {
 
 // Where things go and in what portions; never what they are. 0 and "auto": the planner chooses.
 struct SwapConfig {
-    int64_t chunk_elements = 0;  // multiple of 4,096
-    int64_t groups = 0;          // of micro-batches, each layer-first
-    std::string bets = "auto";   // auto, off, all: updates before the clip factor is known
-    double state_on_nvme = -1;   // fraction of the optimizer state; -1: what the budget asks
+    int64_t chunk_elements = 0;   // multiple of 4,096
+    int64_t groups = 0;           // of micro-batches, each layer-first
+    std::string bets = "auto";    // auto, off, all: updates before the clip factor is known
+    double state_on_nvme = -1;    // fraction of the optimizer state; -1: what the budget asks
     double state_on_device = -1;  // at most this fraction of it; -1: all that fits, of a GPU
-    bool verify = true;          // checksums of what comes back from NVMe
+    bool verify = true;           // checksums of what comes back from NVMe
 };
 
 struct CheckpointConfig {

@@ -16,12 +16,12 @@ int64_t update_bytes(const StateFormat& state, DType compute, DType wire);
 struct MachineFigures {
     double forward_s = 0, backward_s = 0;  // of a step's kernels; 0: as flops_per_s gives them
     double flops_per_s = 1.5e11;
-    double copy_bytes_per_s = 8e9;   // host <-> device, one direction
+    double copy_bytes_per_s = 8e9;    // host <-> device, one direction
     double nvme_bytes_per_s = 1.5e9;  // reads and writes mixed, all paths
-    double dram_bytes_per_s = 2e10;  // as the optimizer's update reaches
+    double dram_bytes_per_s = 2e10;   // as the optimizer's update reaches
     double update_overhead_s = 2e-5;  // of an update, however small: its threads have to meet
     double out_of_place = 1.5;        // seconds of an update to a fresh slot, of one in place
-    bool device_beside = false;  // kernels leave the host's cores and memory to the updates
+    bool device_beside = false;       // kernels leave the host's cores and memory to the updates
 };
 MachineFigures default_figures(const Config& config);
 

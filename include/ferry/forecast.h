@@ -77,7 +77,7 @@ struct Forecast {
     // Of any placement that the budgets allow, and the link that sets it.
     double bound_seconds = 0;
     std::string bound_link{};
-    StateShares planned{}, bound{};  // where the plan has them, and where the bound would
+    StateShares planned{}, bound{};       // where the plan has them, and where the bound would
     const LinkForecast& binding() const;  // the link that takes longest: the plan's own bound
 };
 

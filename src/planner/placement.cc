@@ -275,8 +275,8 @@ private:
     // A chunk is read, updated and written: while the slowest of the three is busy with one, the
     // others hold as many more as their share of its time, and one is being filled.
     int64_t pieces_under_way() const {
-        const double read_s = static_cast<double>(bytes_of(Class::stage)) /
-                              machine_.nvme_bytes_per_s,
+        const double read_s =
+                         static_cast<double>(bytes_of(Class::stage)) / machine_.nvme_bytes_per_s,
                      update_s = update_seconds(), all_s = 2 * read_s + update_s;
         return 1 + static_cast<int64_t>(std::ceil(all_s / std::max(read_s, update_s)));
     }
@@ -285,8 +285,8 @@ private:
     // keep the copies busy.
     int64_t pieces_behind_a_block() const {
         constexpr double kMost = 16;
-        const double block_s = static_cast<double>(bytes_of(Class::block_weights)) /
-                               machine_.copy_bytes_per_s;
+        const double block_s =
+            static_cast<double>(bytes_of(Class::block_weights)) / machine_.copy_bytes_per_s;
         return static_cast<int64_t>(std::min(kMost, 2 + std::ceil(block_s / update_seconds())));
     }
 
@@ -422,8 +422,8 @@ private:
     bool may_bet(const Chunk& chunk, const Placement::ChunkHomes& homes) {
         if (all_bet() || !can_bet(chunk)) return can_bet(chunk);
         const bool in_memory = homes.state == Tier::host;
-        const bool may_in_memory = machine_.device_beside &&
-                                   config_.budgets.host_bytes != kUnlimited && !is_crumb(chunk);
+        const bool may_in_memory =
+            machine_.device_beside && config_.budgets.host_bytes != kUnlimited && !is_crumb(chunk);
         if (in_memory && !may_in_memory) return false;
         const int64_t state = in_memory ? 2 * bytes_of(Class::stage) - state_bytes(chunk) : 0;
         const bool two_weights = work_.state.split && homes.weight == Tier::host;
@@ -448,10 +448,9 @@ private:
         const double forward = machine_.forward_s > 0 ? machine_.forward_s : by_flops;
         const double backward =
             machine_.backward_s > 0 ? machine_.backward_s : 3 * by_flops;  // it recomputes
-        const double state = 2.0 * double(work_.state.element_bytes());  // bytes read and written
+        const double state = 2.0 * double(work_.state.element_bytes());    // bytes read and written
         const double stored_s = state * stored / machine_.nvme_bytes_per_s;
-        const double updates_s =
-            trainable / double(work_.chunk_elements) * update_seconds();
+        const double updates_s = trainable / double(work_.chunk_elements) * update_seconds();
         // A drive is written afresh in any case; elsewhere than beside a GPU nothing else bets.
         const bool in_memory = machine_.device_beside && updates_s >= stored_s;
         const double out_of_place = in_memory ? machine_.out_of_place : 1;

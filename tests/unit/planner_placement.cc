@@ -14,7 +14,7 @@ TEST(BetFraction, IsWhatForwardCannotHideAndBackwardCan) {
     EXPECT_EQ(bet_fraction(1, 3, 1, 1), 0);
     EXPECT_DOUBLE_EQ(bet_fraction(1, 3, 2, 1), 0.5);
     EXPECT_DOUBLE_EQ(bet_fraction(1, 3, 4, 1), 0.75);
-    EXPECT_DOUBLE_EQ(bet_fraction(1, 3, 12, 1), 0.25);  // backward hides no more than itself
+    EXPECT_DOUBLE_EQ(bet_fraction(1, 3, 12, 1), 0.25);   // backward hides no more than itself
     EXPECT_DOUBLE_EQ(bet_fraction(1, 3, 12, 2), 0.125);  // and half of what takes twice as long
     EXPECT_DOUBLE_EQ(bet_fraction(1, 3, 2, 2), 0.5);
 }

@@ -12,19 +12,18 @@ namespace {
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
 
 BoundInput billion() {
-    return {
-        .kernel_seconds = 0.1,
-        .parameters = 1e9,
-        .weight_bytes = 2,
-        .wire_bytes = 2,
-        .weights = {.bytes = 2e9, .frozen_bytes = 0, .read_bytes = 4e9},
-        .device_bytes = 0,
-        .host_bytes = kInfinite,
-        .nvme_bytes = kInfinite,
-        .speeds = {.copy_bytes_per_s = 50e9,
-                   .nvme_bytes_per_s = 4e9,
-                   .dram_bytes_per_s = 160e9,
-                   .device_bytes_per_s = 2.8e12}};
+    return {.kernel_seconds = 0.1,
+            .parameters = 1e9,
+            .weight_bytes = 2,
+            .wire_bytes = 2,
+            .weights = {.bytes = 2e9, .frozen_bytes = 0, .read_bytes = 4e9},
+            .device_bytes = 0,
+            .host_bytes = kInfinite,
+            .nvme_bytes = kInfinite,
+            .speeds = {.copy_bytes_per_s = 50e9,
+                       .nvme_bytes_per_s = 4e9,
+                       .dram_bytes_per_s = 160e9,
+                       .device_bytes_per_s = 2.8e12}};
 }
 
 TEST(LowerBound, WithAmpleHostMemoryDramBinds) {
@@ -104,8 +103,8 @@ TEST(LowerBound, ASplitMasterMovesLessStateAndItsWeights) {
     input.host_bytes = kInfinite;
     input.device_bytes = 2e9;
     input.speeds.copy_bytes_per_s = 5e9;
-    // With g of the weights on the device and, in what they leave, s = (1 - g) / 6 of the state, 4 -
-    // 2g - 2s go up and 2 + 2g - 4s come down: g = 7/13 is the best.
+    // With g of the weights on the device and, in what they leave, s = (1 - g) / 6 of the state, 4
+    // - 2g - 2s go up and 2 + 2g - 4s come down: g = 7/13 is the best.
     EXPECT_NEAR(lower_bound(input).seconds, 36.0 / 13 / 5, 1e-2);
 }
 

@@ -19,13 +19,12 @@ planner::Plan one_chunk() {
     return plan;
 }
 
-const Machine kMachine{
-    .links = {.copy_bytes_per_s = 1e9,
-              .nvme_bytes_per_s = 2e9,
-              .dram_bytes_per_s = 1e10,
-              .device_bytes_per_s = 1e12},
-    .check_bytes_per_s = 4e9,
-    .threads = 4};
+const Machine kMachine{.links = {.copy_bytes_per_s = 1e9,
+                                 .nvme_bytes_per_s = 2e9,
+                                 .dram_bytes_per_s = 1e10,
+                                 .device_bytes_per_s = 1e12},
+                       .check_bytes_per_s = 4e9,
+                       .threads = 4};
 
 TEST(CostModel, EachLaneHasItsSpeed) {
     const planner::Plan plan = one_chunk();
