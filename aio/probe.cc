@@ -135,11 +135,12 @@ bool writers_take_turns(Probe& probe, int one, int other, int64_t bytes) {
     const auto small = static_cast<size_t>(probe.alignment);
     memset(data.get(), 0x5a, small);
     LargeWriter writer(one, probe.alignment, bytes);
+    int writes = 0;
     const auto overtakes = [&](int file) {
         // On a busy machine whoever slept may sleep through the whole write.
-        constexpr int kTries = 3;
         auto order = LargeWriter::Order::too_late;
-        for (int i = 0; i < kTries && order == LargeWriter::Order::too_late; ++i) {
+        while (order == LargeWriter::Order::too_late && writes < kLargeWritesMax) {
+            ++writes;
             probe.bytes_written += bytes;  // the large write and the small one
             order = writer.meet(
                 [&] { [[maybe_unused]] const ssize_t wrote = pwrite(file, data.get(), small, 0); });
@@ -147,11 +148,12 @@ bool writers_take_turns(Probe& probe, int one, int other, int64_t bytes) {
         return order == LargeWriter::Order::overtook;
     };
     int same = 0, apart = 0;
-    for (int i = 0; i < kSamples; ++i) {
+    for (int i = 0; i < kSamples && writes < kLargeWritesMax; ++i) {
         same += overtakes(one);
         apart += overtakes(other);
         if (i == kFirst && apart == 0) break;  // the device orders them, and no lock
-        if (apart - same + kSamples - 1 - i < kMore) break;
+        const int left = kSamples - 1 - i;
+        if (apart - same + left < kMore || apart - same - left >= kMore) break;  // it is decided
     }
     return apart - same >= kMore;
 }

@@ -21,7 +21,8 @@ bool reads_only_copy(Probe& probe, int file, int64_t offset, int64_t bytes);
 
 // True when small writes begun during another thread's large write to the same file wait for its
 // end, and those to another file do not: then several files serve several writers. Both hold
-// `bytes` bytes, each of which is written some ten to thirty times.
+// `bytes` bytes, each of which is written at most kLargeWritesMax times.
+constexpr int kLargeWritesMax = 24;
 bool writers_take_turns(Probe& probe, int one, int other, int64_t bytes);
 
 // Why a write and a read through a polled ring do not work; empty when both do. A polled write may
