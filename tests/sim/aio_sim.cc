@@ -387,6 +387,29 @@ TEST(AioSim, AFlushThatFailedIsNotForgotten) {
     }
 }
 
+// The same for a publication, whose flushes are the volume's own: no record may speak of those
+// bytes.
+TEST(AioSim, NothingIsPublishedAfterAFlushThatFailed) {
+    auto executor = make_simulated_executor(1);
+    SimulatedDisk disk({.seed = 1, .fault = Fault::eio, .fault_at = 0}, *executor);
+    VolumeOptions options = small_volume(1);
+    options.record_bytes = 64;
+    auto volume = open_simulated_volume(options, *executor, disk);
+    for (int attempt = 0; attempt < 3; ++attempt) {
+        volume->publish(64);
+        try {
+            while (!volume->published()) {
+                EXPECT_EQ(volume->poll(), nullptr);
+                if (!volume->published()) executor->wait(kForever);
+            }
+            ADD_FAILURE() << "published, attempt " << attempt;
+        } catch (const Error& error) {
+            EXPECT_NE(std::string(error.what()).find("flush failed"), std::string::npos);
+        }
+    }
+    EXPECT_EQ(disk.injected(Fault::eio), 1);
+}
+
 // The simulated disk itself: without a flush, bytes do get lost.
 TEST(AioSim, UnflushedWritesGetLost) {
     auto executor = make_simulated_executor(1);
