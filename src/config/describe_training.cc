@@ -30,7 +30,7 @@ std::string describe_training(const Config& config) {
     for (const KeyValue& one : describe_values(config)) {
         const std::string_view key = one.key;
         const size_t dot = key.find('.');
-        const std::string_view section = dot == key.npos ? "" : key.substr(0, dot);
+        const std::string_view section = dot == std::string_view::npos ? "" : key.substr(0, dot);
         if (contains(kSectionsLeftOut, section) || contains(kKeysLeftOut, key) ||
             (!falls && contains(kOfTheFall, key)))
             continue;

@@ -117,8 +117,8 @@ void gemm_tile(const Gemm& gemm, const Rectangle& at) { HWY_DYNAMIC_DISPATCH(Gem
 HWY_EXPORT(TargetName);
 std::string library_versions() {
     // OpenBLAS puts its text together at each call, in one place: two threads would mix theirs.
-    static const std::string blas = openblas_get_config();
-    return blas + ", Highway " + HWY_DYNAMIC_DISPATCH(TargetName)();
+    static const std::string kBlas = openblas_get_config();
+    return kBlas + ", Highway " + HWY_DYNAMIC_DISPATCH(TargetName)();
 }
 
 }  // namespace ferry::ops

@@ -8,6 +8,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <string_view>
 
 #include "ferry/device.h"
@@ -95,16 +96,19 @@ void expect_passed(int status) {
     EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
-// A row of a table that is 64 GiB behind its end: the kernel starts, and fails on its way.
-void enqueue_a_bad_read(Device& device) {
+// A row of a table that is 128 TiB behind its end, where no process can have memory: the kernel
+// starts, and has failed on its way when this returns. False: it has not.
+bool read_out_of_range(Device& device) {
+    constexpr int64_t kCols = 16384;
     device.reserve(kMiB);
     const auto ops = ops::make_cuda_ops(device);
     auto* memory = device.memory().data();
-    const int32_t far = 1 << 30;
-    if (cudaMemcpy(memory, &far, sizeof(far), cudaMemcpyHostToDevice) != cudaSuccess) return;
+    const int32_t far = std::numeric_limits<int32_t>::max();
+    if (cudaMemcpy(memory, &far, sizeof(far), cudaMemcpyHostToDevice) != cudaSuccess) return false;
     ops->embed(reinterpret_cast<const int32_t*>(memory),
-               ops::ConstView::of(memory + 4096, DType::f32, 16, 16), {},
-               ops::View::of(memory + 8192, DType::f32, 1, 16));
+               ops::ConstView::of(memory + 4096, DType::f32, 1, kCols), {},
+               ops::View::of(memory + kMiB / 2, DType::f32, 1, kCols));
+    return cudaDeviceSynchronize() == cudaErrorIllegalAddress;
 }
 
 TEST(GpuFailure, of_work_under_way_names_step_layer_and_operation) {
@@ -115,7 +119,10 @@ TEST(GpuFailure, of_work_under_way_names_step_layer_and_operation) {
         engine->step();
         engine->step();
         const auto other = Device::open(DeviceKind::cuda, run.executor());
-        enqueue_a_bad_read(*other);
+        if (!read_out_of_range(*other)) {
+            fprintf(stderr, "child: the GPU did not mind the bad read\n");
+            return 1;
+        }
         try {
             engine->step();
         } catch (const Error& error) {

@@ -104,14 +104,16 @@ std::string unavailable(const std::string& device) {
     return {};
 }
 
-// What the planner asks for at least: on a GPU the process itself takes some.
+// What the planner asks for at least. On a GPU the process itself takes some, and seems to take
+// more or less while others come and go.
 int64_t smallest_device_budget(Config config) {
     config.budgets.device_bytes = 1;
+    const int64_t others = config.device == "cpu" ? 0 : 64 * kMiB;
     try {
         plan_for(config);
     } catch (const Error& error) {
         const std::string& needed = error.problem().measured;  // "1.00 MiB needed (1048576 bytes)"
-        return std::stoll(needed.substr(needed.find('(') + 1));
+        return std::stoll(needed.substr(needed.find('(') + 1)) + others;
     }
     return 0;
 }

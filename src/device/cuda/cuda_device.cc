@@ -1,6 +1,7 @@
 // A GPU: its context, one arena, three streams. Host code only; kernels live in ops and optim.
 #include "cuda_device.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <sstream>
@@ -20,9 +21,13 @@ std::string version_text(int version) {
 }
 
 // Leaves the process one GPU of those that it would see, before the driver looks: so every thread,
-// and every library's thread, uses that one and takes no context on another.
+// and every library's thread, uses that one and takes no context on another. That holds for the
+// process's life.
 void see_only(int gpu) {
     constexpr const char* kVisible = "CUDA_VISIBLE_DEVICES";
+    static int seen = -1;
+    if (seen == gpu) return;
+    FERRY_CHECK(seen < 0, "a process uses one GPU");
     const char* given = std::getenv(kVisible);
     std::vector<std::string> ids;
     std::istringstream list(given ? given : "");
@@ -38,6 +43,7 @@ void see_only(int gpu) {
                      .remedy = "start fewer ranks on it, or let them see more GPUs"});
     }
     setenv(kVisible, ids[at].c_str(), 1);
+    seen = gpu;
 }
 
 // Before anything else: whether there is a GPU that this build can drive.
@@ -112,7 +118,10 @@ public:
         return "cuda sm_" + std::to_string(properties_.major) + std::to_string(properties_.minor);
     }
 
-    int64_t overhead_bytes() const override { return free_at_start_ - free_now() - bytes_; }
+    // The GPU tells only what is free: another process that gives memory back counts as well.
+    int64_t overhead_bytes() const override {
+        return std::max<int64_t>(0, free_at_start_ - free_now() - bytes_);
+    }
     int64_t free_bytes() const override { return free_now(); }
 
     void reserve(int64_t bytes) override {
