@@ -19,12 +19,14 @@ failed=0
 for tool in "${tools[@]}"; do
     start=$SECONDS
     log=$(mktemp)
-    if "$sanitizer" --tool "$tool" --error-exitcode 99 "$build/test_ops" --gtest_filter="$filter" \
-        > "$log" 2>&1; then
+    if "$sanitizer" --tool "$tool" --error-exitcode 99 --print-limit 0 --show-backtrace no \
+        "$build/test_ops" --gtest_filter="$filter" > "$log" 2>&1; then
         verdict=clean
     else
         verdict=FAILED failed=1
-        tail -n 40 "$log" >&2
+        tail -n 15 "$log" >&2
+        echo "reports by kernel:" >&2
+        grep -oE '(^=+ +|access )at [^+]*\+0x' "$log" | sed -E 's/^.*at //; s/\+0x$//' | sort | uniq -c | sort -rn >&2
     fi
     passed=$(grep -c '^\[       OK \]' "$log" || true)
     skipped=$(grep -cE '^\[  SKIPPED \].*\(' "$log" || true)

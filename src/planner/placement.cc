@@ -470,8 +470,9 @@ private:
 }  // namespace
 
 double bet_fraction(double forward_s, double backward_s, double optimizer_s, double out_of_place) {
-    if (optimizer_s <= forward_s) return 0;
-    return std::min(backward_s / out_of_place, optimizer_s - forward_s) / optimizer_s;
+    if (optimizer_s <= forward_s / 2) return 0;
+    const double hidden_s = backward_s / out_of_place;
+    return std::min(hidden_s / optimizer_s, hidden_s / (hidden_s + forward_s));
 }
 
 Placement place(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,

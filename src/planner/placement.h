@@ -24,10 +24,10 @@ struct Placement {
     Budget device, host;
 };
 
-// The part of the optimizer's work that the next forward pass cannot hide and backward can
-// (design: state x min(b, o - f) / o): what is worth updating before the clip factor is known.
-// `out_of_place`: how many times as long as a settled update a bet takes; backward hides that many
-// times less.
+// The part of the optimizer's work that is worth doing before the clip factor is known: none where
+// half of the next forward pass hides all of it, else what leaves backward and forward the same
+// share of slack, for an update that is late by anything makes its layer's forward wait. No more
+// than backward hides. `out_of_place`: how many times as long as a settled update a bet takes.
 double bet_fraction(double forward_s, double backward_s, double optimizer_s, double out_of_place);
 
 // Throws does_not_fit naming the tier, the bytes missing and the smallest budget that works.

@@ -9,14 +9,21 @@
 namespace ferry::planner {
 namespace {
 
-TEST(BetFraction, IsWhatForwardCannotHideAndBackwardCan) {
-    EXPECT_EQ(bet_fraction(1, 3, 0.5, 1), 0);
-    EXPECT_EQ(bet_fraction(1, 3, 1, 1), 0);
-    EXPECT_DOUBLE_EQ(bet_fraction(1, 3, 2, 1), 0.5);
-    EXPECT_DOUBLE_EQ(bet_fraction(1, 3, 4, 1), 0.75);
+TEST(BetFraction, LeavesBothPassesTheSameSlack) {
+    EXPECT_EQ(bet_fraction(1, 3, 0.5, 1), 0);  // forward hides it with time to spare
+    for (const double optimizer : {0.6, 2.0, 4.0}) {
+        for (const double out_of_place : {1.0, 1.5}) {
+            const double bets = bet_fraction(1, 3, optimizer, out_of_place);
+            const double in_forward = (1 - bets) * optimizer / 1;
+            const double in_backward = bets * optimizer * out_of_place / 3;
+            if (in_backward < 1) {
+                EXPECT_DOUBLE_EQ(in_forward, in_backward);
+            }
+        }
+    }
+    EXPECT_DOUBLE_EQ(bet_fraction(1, 3, 2, 1), 0.75);
     EXPECT_DOUBLE_EQ(bet_fraction(1, 3, 12, 1), 0.25);   // backward hides no more than itself
     EXPECT_DOUBLE_EQ(bet_fraction(1, 3, 12, 2), 0.125);  // and half of what takes twice as long
-    EXPECT_DOUBLE_EQ(bet_fraction(1, 3, 2, 2), 0.5);
 }
 
 model::Layer layer(model::LayerKind kind, int64_t decayed, int64_t norms) {
