@@ -470,7 +470,7 @@ private:
 }  // namespace
 
 double bet_fraction(double forward_s, double backward_s, double optimizer_s, double out_of_place) {
-    if (optimizer_s <= forward_s / 2) return 0;
+    if (optimizer_s <= forward_s / 4) return 0;
     const double hidden_s = backward_s / out_of_place;
     return std::min(hidden_s / optimizer_s, hidden_s / (hidden_s + forward_s));
 }

@@ -3,6 +3,7 @@
 // one after another; the optimizer's chunks run beside backward and beside the next forward.
 #include "step.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "ferry/recorder.h"
@@ -44,7 +45,15 @@ public:
     void start_report() { r_.compute(Op::zero, 0, 0, {{&report_, true}}, plan_.report_bytes()); }
     void send_report() { r_.send_report(report_); }
 
-    // What the step before left of this layer, just before its weights are needed.
+    // What the step before left of the layers to this one, just before its weights are needed.
+    // Ranks share what they have updated: with several of them a layer more, so that its weights
+    // travel beside the work on this one.
+    void finish_previous_to(int64_t layer) {
+        const int64_t last = plan_.partition.alone() ? layer : std::min(layer + 1, head());
+        while (finished_ < last) finish_previous(++finished_);
+    }
+
+    // What the step before left of this layer.
     void finish_previous(int64_t layer) {
         for_chunks(layer, [&](int64_t c, bool bet) {
             if (previous_ == Previous::rest || previous_ == Previous::redo)
@@ -62,10 +71,10 @@ public:
 
     void forward(const Group& group) {
         load_tokens(group, false);
-        if (group.is_first) finish_previous(0);
+        if (group.is_first) finish_previous_to(0);
         embed(group);
         for (int64_t layer = 1; layer < head(); ++layer) {
-            if (group.is_first) finish_previous(layer);
+            if (group.is_first) finish_previous_to(layer);
             const Lease weights = first_weights(layer, group);
             for (int64_t i = 0; i < group.size; ++i) {
                 Lease out = r_.acquire(Class::activation);
@@ -79,7 +88,7 @@ public:
             }
         }
         if (!group.is_first) return;
-        finish_previous(head());
+        finish_previous_to(head());
         r_.mark_settled();
     }
 
@@ -252,7 +261,8 @@ private:
     const Plan& plan_;
     Previous previous_;
     bool bets_;
-    int64_t sent_ = -1;  // the layer whose gradient is on its way
+    int64_t finished_ = -1;  // the last layer that the step before has left nothing of
+    int64_t sent_ = -1;      // the layer whose gradient is on its way
     Lease scratch_, report_, table_gradient_;
     std::vector<Lease> tokens_;  // of the group's micro-batches
     std::vector<Lease> x_;       // their block input on the way up, its gradient on the way down

@@ -127,6 +127,7 @@ public:
         config.swap.groups = config.batch.micro_batches;
         config.swap.chunk_elements = 4096;
         config.swap.state_on_nvme = 1;
+        config.swap.state_on_device = 0;  // it would not bet
         config.swap.bets = "all";
         config.io.direct = false;  // the directory may be in memory
         config.budgets.device_bytes = smallest_device_budget(config);
