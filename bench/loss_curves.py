@@ -3,7 +3,8 @@
 
 A seed fixes a small Llama's first weights (transformers makes them) and the order of the text. PyTorch and ferry
 train it from there on the same batches. The five curves of PyTorch lie apart by what the seeds differ in: ferry's
-curve of a seed must never be farther from PyTorch's of the same seed than PyTorch's five are from each other.
+curve of a seed must never be farther from PyTorch's of the same seed than PyTorch's five are from each other. How
+far those five are apart at one step is chance (0.09 to 0.7 within ten steps), so it is averaged over the steps around.
 
 PyTorch's bf16: weights and activations are bf16, master weights and AdamW fp32. Its fp16: autocast, with a GradScaler
 from 65,536 (needs a GPU).
@@ -18,6 +19,7 @@ import json
 import os
 import pathlib
 import platform
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -34,6 +36,7 @@ SEQUENCE, MICRO_BATCH, MICRO_BATCHES, VOCAB = 256, 4, 2, 256
 SIZES = {"vocab_size": VOCAB, "hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 4,
          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": SEQUENCE,
          "bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "tie_word_embeddings": False}
+AROUND = 5  # steps to either side over which PyTorch's range is averaged
 ADAMW = {"lr": 1e-3, "betas": [0.9, 0.95], "weight_decay": 0.1}
 CLIP = 1.0
 
@@ -99,14 +102,19 @@ def ferry_curve(directory, tokens, seed, options, precision):
     file.write_text(json.dumps(config))
     done = subprocess.run([options.ferry, "train", file, "--json", "--no-bound"], stdout=subprocess.PIPE, text=True,
                           check=True)
-    return [line["loss"] for line in map(json.loads, done.stdout.splitlines()) if "loss" in line]
+    steps = [line for line in map(json.loads, done.stdout.splitlines()) if "loss" in line]
+    skipped = [line["step"] for line in steps if line["skipped"]]
+    if skipped:
+        print(f"{precision}, seed {seed}: ferry skipped the steps {skipped}")
+    return [line["loss"] for line in steps]
 
 
 def compare(pytorch, ferry):
-    """A row a step: PyTorch's range, and how far ferry is from PyTorch's of the same seed."""
+    """A row a step: how far PyTorch's five lie apart around it, and ferry from PyTorch's of the same seed."""
+    ranges = [max(theirs) - min(theirs) for theirs in zip(*pytorch)]
     rows = []
     for step, (theirs, ours) in enumerate(zip(zip(*pytorch), zip(*ferry)), start=1):
-        spread = max(theirs) - min(theirs)
+        spread = statistics.mean(ranges[max(0, step - 1 - AROUND):step + AROUND])
         away = max(abs(a - b) for a, b in zip(theirs, ours))
         rows.append({"step": step, "pytorch": list(theirs), "ferry": list(ours), "spread": spread, "away": away,
                      "share": away / spread})
