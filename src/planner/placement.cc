@@ -186,7 +186,7 @@ private:
         const int64_t state = round_up(chunk.count * work_.state.element_bytes(), kPage);
         const int64_t gradient = round_up(chunk.count * size_of(work_.numerics.wire), kPage);
         if (state + gradient > device().limit() - device().spent()) return false;
-        device().need("optimizer state", state);
+        device().need(kState, state);
         device().need("gradients", gradient);
         homes.state = homes.gradient = Tier::device;
         return true;
@@ -263,6 +263,7 @@ private:
     }
 
     static constexpr const char* kStaging = "buffers between tiers";
+    static constexpr const char* kState = "optimizer state";
 
     // Seconds of an update of a whole chunk.
     double update_seconds() const {
@@ -334,7 +335,7 @@ private:
         // Crumbs, such as the norms' state: a whole slot each would be a waste.
         for_updated_on_host([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
             if (is_crumb(chunk) && !fraction_is_given())
-                claim(homes.state, "optimizer state", state_bytes(chunk));
+                claim(homes.state, kState, state_bytes(chunk));
         });
         for (size_t c = 0; c < chunks_.size(); ++c) {
             if (result_.resident[static_cast<size_t>(chunks_[c].layer)]) {
@@ -388,18 +389,38 @@ private:
         return work_.state.split && must_bet(chunk) ? 2 * bytes_of(Class::weight_piece)
                                                     : chunk.count * size_of(work_.numerics.compute);
     }
+    // What has to be on NVMe, spread evenly over the layers: the drives and the memory then share
+    // every phase of a step.
     void place_states() {
-        double trainable = 0, stored = 0;
+        double trainable = 0, waiting = 0, bytes = 0;
         for_trainable(
             [&](const Chunk& chunk, Placement::ChunkHomes&) { trainable += double(chunk.count); });
+        const auto for_waiting = [&](const auto& body) {
+            for_updated_on_host([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
+                if (homes.state != Tier::host) body(chunk, homes);
+            });
+        };
+        for_waiting([&](const Chunk& chunk, Placement::ChunkHomes&) {
+            waiting += double(chunk.count);
+            bytes += double(state_bytes(chunk));
+        });
+        if (waiting == 0) return;
         const double wanted = fraction_is_given() ? given_fraction() * trainable : 0;
-        for_updated_on_host([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
-            if (homes.state == Tier::host) return;
-            if (stored < wanted) {
-                stored += double(chunk.count);
-            } else {
-                claim(homes.state, "optimizer state", state_bytes(chunk));
-            }
+        const double room = double(host().limit() - host().spent());
+        const double too_much = has_nvme() ? std::clamp(1 - room / bytes, 0.0, 1.0) : 0;
+        const double share = std::max(too_much, std::min(1.0, wanted / waiting));
+        double seen = 0, stored = 0;
+        for_waiting([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
+            const auto count = double(chunk.count);
+            seen += count;
+            if (stored < share * seen || !claim(homes.state, kState, state_bytes(chunk)))
+                stored += count;
+        });
+        // A last piece of memory may be left.
+        for_waiting([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
+            const auto count = double(chunk.count);
+            if (stored - count >= wanted && claim(homes.state, kState, state_bytes(chunk)))
+                stored -= count;
         });
     }
 
@@ -430,7 +451,7 @@ private:
         const int64_t weights =
             two_weights ? 2 * bytes_of(Class::weight_piece) - weight_bytes(chunk) : 0;
         if (host().spent() + state + weights > host().limit()) return false;
-        if (in_memory) host().need("optimizer state", state);
+        if (in_memory) host().need(kState, state);
         if (two_weights) host().need("weights", weights);
         return true;
     }

@@ -122,6 +122,46 @@ TEST(Plan, TheSmallestBudgetItNamesWorksAndOneByteLessDoesNot) {
     }
 }
 
+// Elements of a layer's state on NVMe.
+int64_t stored_of(const Plan& plan, int64_t layer) {
+    int64_t stored = 0;
+    for (const Chunk& chunk : plan.chunks_of(layer)) {
+        if (plan.objects[chunk.state].home == swap::Tier::nvme) stored += chunk.count;
+    }
+    return stored;
+}
+
+TEST(Plan, SpreadsStoredStateOverTheLayers) {
+    Config config = small_config();
+    config.budgets.nvme = {{.path = "unused"}};
+    config.swap.chunk_elements = 8192;
+    const auto expect_even = [&](const Plan& plan, double share) {
+        for (int64_t layer = 0; layer < std::ssize(plan.layers); ++layer) {
+            const double all = double(plan.layers[static_cast<size_t>(layer)].trainable_elements);
+            EXPECT_NEAR(double(stored_of(plan, layer)), share * all, 2 * 8192)
+                << "layer " << layer << ", share " << share;
+        }
+    };
+    for (const double share : {0.1, 0.25, 0.5, 0.75, 0.9, 1.0}) {
+        config.swap.state_on_nvme = share;
+        expect_even(plan_of(config), share);
+    }
+    // As much as the budget leaves: half of all state has no room.
+    config.swap.state_on_nvme = -1;
+    const Plan unlimited = plan_of(config);
+    int64_t elements = 0;
+    for (const model::Layer& layer : unlimited.layers) elements += layer.trainable_elements;
+    config.budgets.host_bytes = unlimited.host_bytes - elements * 12 / 2;
+    const Plan half = plan_of(config);
+    int64_t stored = 0;
+    for (int64_t layer = 0; layer < std::ssize(half.layers); ++layer)
+        stored += stored_of(half, layer);
+    EXPECT_GT(stored, elements / 4);
+    EXPECT_LT(stored, elements);
+    expect_even(half, double(stored) / double(elements));
+    EXPECT_GT(half.host_bytes, config.budgets.host_bytes - 8192 * 12);
+}
+
 // Every p, m, v on NVMe, in twice the slots; with a split master the weights too, whatever memory
 // there is.
 TEST(Plan, DurableStateIsOnNvmeTwice) {
