@@ -6,8 +6,21 @@ if(FERRY_NVCC AND NOT FERRY_SANITIZE)
     set(cuda_default ON)
 endif()
 option(FERRY_CUDA "Build the CUDA kernels" ${cuda_default})
-set(FERRY_CUDA_ARCHITECTURES "90" CACHE STRING
-    "GPU architectures to compile for: 80;90, or all-major; the highest also as PTX for later ones")
+# Of the GPU that is here; else machine code for Hopper, and what the driver of any GPU from Ampere on
+# makes its own code of at the first start.
+set(architectures_default "80-virtual;90-real")
+find_program(FERRY_NVIDIA_SMI nvidia-smi)
+if(FERRY_NVIDIA_SMI)
+    execute_process(COMMAND ${FERRY_NVIDIA_SMI} --query-gpu=compute_cap --format=csv,noheader
+                    OUTPUT_VARIABLE capabilities RESULT_VARIABLE no_gpu ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE)
+    string(REGEX MATCHALL "[0-9]+\\.[0-9]" capabilities "${capabilities}")
+    if(NOT no_gpu AND capabilities)
+        list(REMOVE_DUPLICATES capabilities)
+        string(REPLACE "." "" architectures_default "${capabilities}")
+    endif()
+endif()
+set(FERRY_CUDA_ARCHITECTURES "${architectures_default}" CACHE STRING
+    "GPU architectures to compile for, such as 80;86;89;90;100;120, and 70 with CUDA 12")
 
 if(FERRY_CUDA)
     if(FERRY_NVCC AND NOT CMAKE_CUDA_COMPILER)

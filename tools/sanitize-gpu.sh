@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The GPU kernels' tests under compute-sanitizer, in sizes that it gets through in minutes: every operation,
-# products and attention, cuDNN's included.
+# products and attention, cuDNN's included, and the optimizer's updates.
 #
 #   tools/sanitize-gpu.sh [BUILD_DIR] [TOOL...]    default: build/release, memcheck racecheck initcheck
 set -euo pipefail
@@ -25,18 +25,22 @@ reports_by_kernel() {
 
 failed=0
 for tool in "${tools[@]}"; do
-    start=$SECONDS
+    start=$SECONDS verdict=clean
     log=$(mktemp)
-    rc=0
-    # shellcheck disable=SC2046
-    "$sanitizer" --tool "$tool" $(options_of "$tool") --error-exitcode 99 --print-limit 0 \
-        --show-backtrace no "$build/test_ops" --gtest_filter="$filter" > "$log" 2>&1 || rc=$?
+    for program in "test_ops --gtest_filter=$filter" "test_optim --gtest_filter=CudaSmall.*"; do
+        rc=0
+        part=$(mktemp)
+        # shellcheck disable=SC2046,SC2086
+        "$sanitizer" --tool "$tool" $(options_of "$tool") --error-exitcode 99 --print-limit 0 \
+            --show-backtrace no "$build"/$program > "$part" 2>&1 || rc=$?
+        cat "$part" >> "$log"
+        if [[ $rc -ne 0 ]] && { [[ $tool != initcheck || $rc -ne 99 ]] || reports_by_kernel "$part" | grep 'ferry::' > /dev/null; }; then
+            verdict=FAILED failed=1
+            tail -n 15 "$part" >&2
+        fi
+        rm -f "$part"
+    done
     reports=$(reports_by_kernel "$log")
-    verdict=clean
-    if [[ $rc -ne 0 ]] && { [[ $tool != initcheck || $rc -ne 99 ]] || grep -q 'ferry::' <<< "$reports"; }; then
-        verdict=FAILED failed=1
-        tail -n 15 "$log" >&2
-    fi
     [[ -z $reports ]] || { echo "$tool's reports by kernel:"; echo "$reports"; } >&2
     passed=$(grep -c '^\[       OK \]' "$log" || true)
     skipped=$(grep -cE '^\[  SKIPPED \].*\(' "$log" || true)

@@ -422,6 +422,23 @@ TEST(Decoder, the_gpu_is_near_the_cpu) {
     }
 }
 
+// fp16 has three bits more than bf16.
+TEST(Decoder, fp16_is_near_fp32) {
+    const Step exact = Runner(larger(DType::f32, DType::f32), 2).step();
+    for (const int threads : {0, 2, kGpu}) {
+        Team team(1);
+        if (!ops_for(threads, team)) continue;
+        SCOPED_TRACE(testing::Message() << threads << " threads");
+        const Step step = Runner(larger(DType::f16, DType::f32), threads).step();
+        EXPECT_NEAR(step.loss_sum / exact.loss_sum, 1, 1e-3);
+        for (size_t l = 0; l < exact.gradients.size(); ++l) {
+            const auto [cosine, length] = compare(exact.gradients[l], step.gradients[l]);
+            EXPECT_GT(cosine, 0.9999) << l;
+            EXPECT_NEAR(length, 1, 5e-3) << l;
+        }
+    }
+}
+
 TEST(Decoder, bf16_is_near_fp32) {
     const Step exact = Runner(larger(DType::f32, DType::f32), 2).step();
     for (const DType residual : {DType::f32, DType::bf16}) {

@@ -128,11 +128,13 @@ public:
 
 private:
     const void* compute_weights(size_t layer, std::vector<std::vector<uint16_t>>& narrow) const {
-        if (setting_.numerics.compute == DType::f32) return weights[layer].data();
+        const DType compute = setting_.numerics.compute;
+        if (compute == DType::f32) return weights[layer].data();
         if (narrow.empty()) {
             for (const auto& w : weights) {
                 narrow.emplace_back();
-                for (const float x : w) narrow.back().push_back(to_bf16(x));
+                for (const float x : w)
+                    narrow.back().push_back(compute == DType::bf16 ? to_bf16(x) : to_f16(x));
             }
         }
         return narrow[layer].data();

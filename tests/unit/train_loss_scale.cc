@@ -1,6 +1,7 @@
 // Dynamic loss scaling: its rule, and whole runs in fp16.
 #include <gtest/gtest.h>
 
+#include "ferry/device.h"
 #include "loss_scale.h"
 #include "tests/support/tiny_run.h"
 
@@ -40,11 +41,23 @@ TEST(LossScale, StopsAfterTwentySkipsInARow) {
     EXPECT_THROW(scale.overflow(20), Error);
 }
 
-class Fp16 : public testing::Test {
+class Fp16 : public testing::TestWithParam<std::string> {
 protected:
-    // The loss of every step, and how many steps were skipped.
-    TinyOutcome run(Config config) {
-        config.precision = "fp16";
+    void SetUp() override {
+        if (GetParam() == "cpu") return;
+        try {
+            Device::open(device_from(GetParam()), *executor_);
+        } catch (const Error& error) {
+            GTEST_SKIP() << error.what();
+        }
+    }
+    Config config() const {
+        Config config = tiny_config(data_);
+        config.device = GetParam();
+        return config;
+    }
+    TinyOutcome run(Config config, const char* precision = "fp16") {
+        config.precision = precision;
         config.numerics.wire = "auto";
         return run_tiny(config, {.executor = executor_.get()});
     }
@@ -52,33 +65,51 @@ protected:
     std::unique_ptr<Executor> executor_ = make_thread_executor();
 };
 
-TEST_F(Fp16, LossesAreNearThoseOfFp32) {
-    const Config config = tiny_config(data_);
-    const TinyOutcome exact = run_tiny(config, {.executor = executor_.get()}), half = run(config);
+TEST_P(Fp16, LossesAreNearThoseOfFp32) {
+    const TinyOutcome exact = run(config(), "fp32"), half = run(config());
     ASSERT_EQ(half.report.skipped_steps, 0);
     for (size_t step = 0; step < exact.losses.size(); ++step)
         EXPECT_NEAR(half.losses[step], exact.losses[step], 2e-3) << step;
 }
 
-TEST_F(Fp16, AnOverflowSkipsTheStepAndLeavesTheStateAlone) {
-    Config config = tiny_config(data_);
+TEST_P(Fp16, PlacementsAndBetsChangeNoBit) {
+    const TinyOutcome in_memory = run(config());
+    const TemporaryDirectory directory;
+    for (const char* bets : {"off", "all"}) {
+        Config tight = config();
+        tight.budgets.nvme = {{.path = directory.path(), .size_bytes = 64 * kMiB}};
+        tight.swap.state_on_nvme = 1;
+        tight.swap.state_on_device = 0;
+        tight.swap.groups = 2;
+        tight.swap.bets = bets;
+        tight.io.direct = false;  // the directory may be in memory
+        const TinyOutcome same = run(tight);
+        EXPECT_GT(same.report.paths.at(0).bytes_written, 0);
+        EXPECT_EQ(same.hash, in_memory.hash) << bets;
+        EXPECT_EQ(same.losses, in_memory.losses) << bets;
+    }
+}
+
+TEST_P(Fp16, AnOverflowSkipsTheStepAndLeavesTheStateAlone) {
+    Config config = this->config();
     config.steps = 1;
     config.precision = "fp16";
     config.numerics.residual = "fp32";
-    const auto engine = Engine::make(config, {.executor = executor_.get()});
-    const uint64_t before = engine->state_hash();
     // Gradients of a loss that is a sum over two targets instead of a mean over many: far too
     // large.
     config.batch = {.sequence = 1, .micro_batch = 1, .micro_batches = 1};
     config.model.norm_eps = 1e-30;
     const auto steep = Engine::make(config, {.executor = executor_.get()});
-    EXPECT_EQ(steep->state_hash(), before);
+    const uint64_t before = steep->state_hash();
     const StepReport report = steep->step();
     EXPECT_TRUE(report.skipped);
     EXPECT_EQ(report.loss_scale, 65536);
     EXPECT_EQ(steep->state_hash(), before);
     EXPECT_EQ(steep->step().loss_scale, 32768);
 }
+
+INSTANTIATE_TEST_SUITE_P(All, Fp16, testing::Values("cpu", "cuda"),
+                         [](const auto& one) { return one.param; });
 
 }  // namespace
 }  // namespace ferry::train
