@@ -74,11 +74,12 @@ Term slowest(const BoundInput& in, const Fractions& f, double in_host) {
                         s.dram_per_nvme_byte * stored;
     const double compute_s =
         in.kernel_seconds + (on_device > 0 ? on_device / s.device_bytes_per_s : 0);
-    const std::array<Term, 5> terms{{{compute_s, "compute"},
+    const std::array<Term, 6> terms{{{compute_s, "compute"},
                                      {up / s.copy_bytes_per_s, "host to device"},
                                      {down / s.copy_bytes_per_s, "device to host"},
                                      {stored > 0 ? stored / s.nvme_bytes_per_s : 0, "nvme"},
-                                     {dram / s.dram_bytes_per_s, "dram"}}};
+                                     {dram / s.dram_bytes_per_s, "dram"},
+                                     {comm_seconds(in.comm_bytes, 0, s), "comm"}}};
     return *std::max_element(terms.begin(), terms.end(),
                              [](const Term& a, const Term& b) { return a.seconds < b.seconds; });
 }
@@ -105,6 +106,34 @@ WeightTraffic weight_traffic(const std::vector<model::Layer>& layers, const mode
         trains_below = trains_below || trains;
     }
     return found;
+}
+
+double comm_traffic(const std::vector<model::Layer>& layers, const zero::Partition& partition,
+                    DType compute, DType wire) {
+    if (partition.alone()) return 0;
+    int64_t bytes = 0;
+    bool trains_below = false;
+    for (const model::Layer& layer : layers) {
+        const bool trains = layer.trainable_elements > 0;
+        const bool backward = layer.kind == model::LayerKind::block && (trains || trains_below);
+        const int64_t gathered = zero::gathered_bytes(partition, layer, compute);
+        if (partition.sharding.weights) bytes += gathered * (backward ? 2 : 1);
+        if (partition.shares_updates()) bytes += gathered;
+        const int64_t shard = layer.trainable_elements / partition.ranks;
+        const int64_t exchanged = zero::exchanged_bytes(partition, shard * size_of(wire));
+        bytes += exchanged * (partition.sharding.state ? 1 : 2);  // sums come back to all ranks
+        trains_below = trains_below || trains;
+    }
+    return static_cast<double>(bytes);
+}
+
+double comm_rate(const LinkSpeeds& speeds) {
+    return speeds.comm_bytes_per_s > 0 ? speeds.comm_bytes_per_s : speeds.copy_bytes_per_s;
+}
+
+double comm_seconds(double bytes, int64_t operations, const LinkSpeeds& speeds) {
+    return static_cast<double>(operations) * speeds.comm_overhead_s +
+           (bytes > 0 ? bytes / comm_rate(speeds) : 0);
 }
 
 double model_flops(const std::vector<model::Layer>& layers, const model::Shape& shape,

@@ -8,6 +8,7 @@
 
 #include "ferry/forecast.h"
 #include "ferry/model.h"
+#include "ferry/zero.h"
 
 namespace ferry::train {
 
@@ -21,6 +22,15 @@ struct WeightTraffic {
 // the embedding only the rows of a step's tokens, and all of it with the head when it is tied.
 WeightTraffic weight_traffic(const std::vector<model::Layer>& layers, const model::Shape& shape,
                              int64_t step_tokens, DType type);
+
+// Bytes that must reach a rank from the others in a step, wherever its state and weights lie: at
+// stage 3 a layer's weights at each visit, at 1 and 2 those that were updated, once; and gradients,
+// to whoever updates by them.
+double comm_traffic(const std::vector<model::Layer>& layers, const zero::Partition& partition,
+                    DType compute, DType wire);
+double comm_rate(const LinkSpeeds& speeds);  // bytes a second that reach a rank from the others
+// Of so many operations that bring these bytes.
+double comm_seconds(double bytes, int64_t operations, const LinkSpeeds& speeds);
 
 // Floating-point operations that the model asks for in a step, whatever is computed again: of each
 // matrix 2 a token and element forward, 2 for its input's gradient where one is asked for and 2 for
@@ -37,6 +47,7 @@ struct BoundInput {
     bool split = false;                       // the update reads the weights too
     WeightTraffic weights{};
     double input_bytes = 0;  // block inputs of a step that cannot stay on the device
+    double comm_bytes = 0;   // that must reach this rank from the others
     double device_bytes = 0, host_bytes = 0,
            nvme_bytes = 0;        // left for weights and state; may be infinite
     bool device_is_host = false;  // its memory is DRAM as well

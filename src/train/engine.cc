@@ -449,7 +449,11 @@ void Run::measure() {
         measure_figures(schedules_.steady(), bench(), *teams_, topology_,
                         settler_.scalars(1, 1.0)[0], arena_, shape_.vocab, updated_bytes(plan_));
     figures.machine.links.nvme_bytes_per_s = time_storage(plan_, *store_, executor_);
-    if (ranks_) figures.machine.links.comm_bytes_per_s = time_gathers(bench(), *ranks_);
+    if (ranks_) {
+        const CommRates rates = time_gathers(bench(), *ranks_);
+        figures.machine.links.comm_bytes_per_s = rates.bytes_per_s;
+        figures.machine.links.comm_overhead_s = rates.overhead_s;
+    }
     judge(figures);
     store_->reset_report();
 }

@@ -201,11 +201,12 @@ private:
                                               const Figures& figures) {
         const LinkSpeeds& speeds = figures.machine.links;
         const swap::CostModel cost = cost_model(plan, figures.kernels, figures.machine);
-        std::array<int64_t, swap::kLanes> bytes{};
+        std::array<int64_t, swap::kLanes> bytes{}, tasks{};
         double compute_s = 0, cores_s = 0, update_bytes = 0;
         for (const swap::Task& task : step.tasks) {
             bytes[static_cast<size_t>(task.lane)] += task.lane == Lane::compute ? 0 : task.bytes;
             const swap::Cost taken = cost(task);
+            ++tasks[static_cast<size_t>(task.lane)];
             cores_s += taken.seconds * taken.part[static_cast<size_t>(swap::Shared::cores)];
             if (task.lane == Lane::compute) compute_s += taken.seconds;
             if (task.lane == Lane::team || figures.machine.computes_on_host)
@@ -225,7 +226,9 @@ private:
             {"dram", static_cast<int64_t>(dram), seconds(dram, speeds.dram_bytes_per_s)},
             {"cores", 0, cores_s}};
         if (!plan.partition.alone())
-            links.push_back({"ranks", on(Lane::comm), comm_seconds(on(Lane::comm), speeds)});
+            links.push_back({"comm", on(Lane::comm),
+                             comm_seconds(static_cast<double>(on(Lane::comm)),
+                                          tasks[static_cast<size_t>(Lane::comm)], speeds)});
         return links;
     }
 

@@ -396,28 +396,36 @@ double time_storage(const planner::Plan& plan, swap::Store& store, Executor& exe
     return static_cast<double>(bytes) / (static_cast<double>(executor.now() - start) * 1e-9);
 }
 
-double time_gathers(const Bench& on, comm::Communicator& ranks) {
+CommRates time_gathers(const Bench& on, comm::Communicator& ranks) {
     zero::Partition all = on.plan.partition;
     all.sharding.weights = true;
     const model::Layer& block = on.plan.layers[1];
     const planner::Buffers& b = on.plan.buffers[static_cast<size_t>(planner::Class::block_weights)];
     std::byte* whole = on.device.memory().data() + b.offset;
-    const auto time = [&](int64_t times) {
-        std::atomic<uint64_t> done = 0;
-        return seconds_of([&] {
-            for (int64_t i = 0; i < times; ++i) {
-                zero::gather_weights(ranks, all, block, on.plan.compute, nullptr, whole,
-                                     {.of = "weights, to measure"});
-            }
-            ranks.signal(done);
-            while (done.load(std::memory_order_acquire) == 0) on.executor.wait(kForever);
-            ranks.check();
-        });
+    constexpr comm::Topic kTopic{.of = "weights, to measure"};
+    const auto best = [&](int64_t times, const auto& gather) {
+        const auto time = [&](int64_t count) {
+            std::atomic<uint64_t> done = 0;
+            const double seconds = seconds_of([&] {
+                for (int64_t i = 0; i < count; ++i) gather();
+                ranks.signal(done);
+                while (done.load(std::memory_order_acquire) == 0) on.executor.wait(kForever);
+                ranks.check();
+            });
+            return seconds / static_cast<double>(count);
+        };
+        time(1);  // connections are made at the first exchange of a size
+        return std::min({time(times), time(times), time(times)});
     };
-    constexpr int64_t kTimes = 4;
-    time(1);  // connections are made at the first exchange of a size
-    return static_cast<double>(kTimes * zero::gathered_bytes(all, block, on.plan.compute)) /
-           std::min({time(kTimes), time(kTimes), time(kTimes)});
+    const double block_s = best(4, [&] {
+        zero::gather_weights(ranks, all, block, on.plan.compute, nullptr, whole, kTopic);
+    });
+    constexpr int64_t kFew = 256;  // bytes of a rank, and of a kernel's smallest unit
+    const comm::Gather few{whole + ranks.rank() * kFew, whole, kFew};
+    const double few_s = best(16, [&] { ranks.all_gather({&few, 1}, kTopic); });
+    const double overhead_s = std::min(few_s, block_s / 2);
+    const auto bytes = static_cast<double>(zero::gathered_bytes(all, block, on.plan.compute));
+    return {bytes / (block_s - overhead_s), overhead_s};
 }
 
 Figures measure_figures(const swap::Schedule& step, const Bench& on, NodeTeams& teams,

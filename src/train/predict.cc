@@ -55,12 +55,6 @@ double bytes_of_update(const planner::Plan& plan, const Task& task) {
         update_bytes(plan, plan.chunks[static_cast<size_t>(task.item)].count));
 }
 
-double comm_seconds(int64_t bytes, const LinkSpeeds& speeds) {
-    const double rate =
-        speeds.comm_bytes_per_s > 0 ? speeds.comm_bytes_per_s : speeds.copy_bytes_per_s;
-    return bytes > 0 ? static_cast<double>(bytes) / rate : 0;
-}
-
 swap::CostModel cost_model(const planner::Plan& plan, const KernelTimes& kernels,
                            const Machine& machine) {
     const double one = 1.0 / machine.threads, on_host = machine.computes_on_host ? 1 : 0;
@@ -70,6 +64,9 @@ swap::CostModel cost_model(const planner::Plan& plan, const KernelTimes& kernels
     const double of_copies = part_of_dram((1 + on_host) * links.copy_bytes_per_s, machine);
     const double of_storage =
         part_of_dram(links.dram_per_nvme_byte * links.nvme_bytes_per_s, machine);
+    // The library copies what comes from another rank; a slow network leaves the core alone.
+    const double comm_core =
+        on_host * one * std::min(1.0, comm_rate(links) / links.copy_bytes_per_s);
     const double of_checks = part_of_dram(machine.check_bytes_per_s, machine);
     return [=, &plan, &kernels](const Task& task) -> Cost {
         const auto bytes = static_cast<double>(task.bytes);
@@ -95,7 +92,7 @@ swap::CostModel cost_model(const planner::Plan& plan, const KernelTimes& kernels
                 if (task.verb != swap::Verb::read && task.verb != swap::Verb::write) return {};
                 return {bytes / machine.links.nvme_bytes_per_s, {0, 1, of_storage}};
             case swap::Lane::comm:
-                return {comm_seconds(task.bytes, machine.links), {on_host * one, 0, 0}};
+                return {comm_seconds(bytes, 1, machine.links), {comm_core, 0, 0}};
         }
         bug("unknown lane");
     };
@@ -134,6 +131,7 @@ Bound bound_of(const Config& config, const planner::Plan& plan, const model::Sha
          .split = plan.state.split,
          .weights = weights,
          .input_bytes = static_cast<double>(spilled_inputs),
+         .comm_bytes = comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire),
          .device_bytes = room(config.budgets.device_bytes,
                               device_buffer_bytes(plan) + plan.device_overhead_bytes),
          .host_bytes = room(config.budgets.host_bytes, 0),

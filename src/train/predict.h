@@ -13,9 +13,6 @@ bool is_update(const swap::Task& task);
 // What it reads and writes of the memory it runs on; 0 of any other task.
 double bytes_of_update(const planner::Plan& plan, const swap::Task& task);
 
-// What reaches a rank from the others.
-double comm_seconds(int64_t bytes, const LinkSpeeds& speeds);
-
 // Kernels and updates take all cores, copies and checks one each; reads and writes share the disk.
 // Updates take all of the memory's bandwidth, as they do alone, and whatever else goes through it
 // its own rate's part: beside a GPU's copies both get slower.

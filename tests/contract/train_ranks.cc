@@ -8,6 +8,7 @@
 #include <map>
 #include <stdexcept>
 
+#include "bound.h"
 #include "tests/support/borrowed_ranks.h"
 #include "tests/support/simulated_ranks.h"
 #include "tests/support/tiny_run.h"
@@ -240,6 +241,54 @@ TEST_F(Ranks, AllSkipWhereOneOverflows) {
     EXPECT_LT(two.reports.back().loss_scale, two.reports.front().loss_scale);
     config.zero.stage = 1;
     expect_equal(run(tight(config, 2), 2), two);
+}
+
+// ---------------------------------------------------------------- before they run
+
+// The bound's arithmetic, which knows no schedule, against what is recorded.
+TEST_F(Ranks, MoveInAStepWhatTheBoundCounts) {
+    Config config = this->config();
+    config.freeze = {"*embed_tokens*", "*layers.0.*"};  // no way back through either
+    for (const int ranks : {2, 3}) {
+        for (const int64_t stage : {0, 1, 2, 3}) {
+            config.zero.stage = stage;
+            const planner::Plan plan =
+                Forecaster::make(config, {.ranks = ranks, .on_a_host = ranks})->plan(config);
+            const double least = comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire);
+            EXPECT_GT(least, 0);
+            for (const ScheduleBytes& schedule : schedule_bytes(plan)) {
+                if (schedule.name != "after a step without bets") continue;
+                EXPECT_EQ(schedule.bytes[static_cast<size_t>(swap::Lane::comm)], least)
+                    << ranks << " ranks, stage " << stage;
+            }
+        }
+    }
+}
+
+// A link so slow that nothing else matters sets the prediction, its bound and any placement's.
+TEST_F(Ranks, AreTheLinkThatBindsWhereItIsSlow) {
+    Config config = this->config();
+    const auto forecaster = Forecaster::make(config, {.ranks = 2, .on_a_host = 2});
+    const planner::Plan plan = forecaster->plan(config);
+    Figures figures = forecaster->assumed(plan);
+    const auto step = [&](double bytes_per_s, double overhead_s) {
+        figures.machine.links.comm_bytes_per_s = bytes_per_s;
+        figures.machine.links.comm_overhead_s = overhead_s;
+        return forecaster->forecast(config, plan, figures);
+    };
+    EXPECT_NE(step(1e15, 0).binding().link, "comm");
+    const Forecast slow = step(1e3, 0);
+    const double bytes = comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire);
+    EXPECT_EQ(slow.binding().link, "comm");
+    EXPECT_EQ(slow.bound_link, "comm");
+    EXPECT_DOUBLE_EQ(slow.bound_seconds, bytes / 1e3);
+    EXPECT_DOUBLE_EQ(slow.binding().seconds, slow.bound_seconds);
+    EXPECT_GE(slow.timeline.step_seconds, slow.bound_seconds);
+    // Calls that take long bind as well, and no placement is to blame for them.
+    const Forecast late = step(1e15, 10);
+    EXPECT_EQ(late.binding().link, "comm");
+    EXPECT_NE(late.bound_link, "comm");
+    EXPECT_GE(late.timeline.step_seconds, late.binding().seconds);
 }
 
 // ---------------------------------------------------------------- what goes wrong

@@ -41,6 +41,19 @@ TEST(LowerBound, ComputeBindsWhenItIsSlowest) {
     EXPECT_EQ(lower_bound(input).seconds, 3);
 }
 
+TEST(LowerBound, TheRanksBindWhereTheirLinkIsSlowest) {
+    BoundInput input = billion();
+    input.comm_bytes = 3e9;
+    input.speeds.comm_bytes_per_s = 200e9;
+    EXPECT_EQ(lower_bound(input).binding, "dram");
+    input.speeds.comm_bytes_per_s = 2e9;
+    EXPECT_EQ(lower_bound(input).binding, "comm");
+    EXPECT_EQ(lower_bound(input).seconds, 1.5);
+    input.speeds.comm_bytes_per_s = 0;  // not known: as copies do
+    input.comm_bytes = 300e9;
+    EXPECT_EQ(lower_bound(input).seconds, 6);
+}
+
 TEST(LowerBound, WhatTheHostCannotHoldGoesToNvmeAndBack) {
     BoundInput input = billion();
     input.host_bytes = 2e9;  // the weights; no state

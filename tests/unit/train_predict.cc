@@ -43,6 +43,19 @@ TEST(CostModel, EachLaneHasItsSpeed) {
     EXPECT_DOUBLE_EQ(cost({.lane = Lane::team, .op = op(Op::update)}).seconds, 8192 * 28 / 1e10);
 }
 
+TEST(CostModel, RanksTakeTheTimeOfTheirBytesAndOfEveryCall) {
+    const planner::Plan plan = one_chunk();
+    Machine machine = kMachine;
+    const auto seconds = [&](int64_t bytes) {
+        return cost_model(plan, {}, machine)({.lane = Lane::comm, .bytes = bytes}).seconds;
+    };
+    EXPECT_EQ(seconds(1000), 1e-6);  // as copies, while nobody knows better
+    machine.links.comm_bytes_per_s = 1e11;
+    machine.links.comm_overhead_s = 2e-5;
+    EXPECT_DOUBLE_EQ(seconds(1000), 2e-5 + 1e-8);
+    EXPECT_DOUBLE_EQ(seconds(0), 2e-5);  // the verdict
+}
+
 TEST(CostModel, AnUpdateChecksWhatIsStored) {
     planner::Plan plan = one_chunk();
     plan.objects = {{.home = swap::Tier::nvme, .bytes = 8192 * 12},
