@@ -71,6 +71,9 @@ private:
     std::byte* memory_;
 };
 
+double seconds_of(const Row& row) { return row.more.front().second * 1e-6; }
+double bytes_of(const Row& row) { return row.value * 1e9 * seconds_of(row); }
+
 }  // namespace
 
 std::vector<Row> measure_comm(const CommBench& bench, comm::Communicator& ranks, Executor& executor,
@@ -81,6 +84,18 @@ std::vector<Row> measure_comm(const CommBench& bench, comm::Communicator& ranks,
     for (const int64_t bytes : bench.sizes) rows.push_back(on.all_gather(bytes));
     for (const int64_t bytes : bench.sizes) rows.push_back(on.exchange(bytes));
     return rows;
+}
+
+CommFigures comm_figures(std::span<const Row> rows) {
+    constexpr double kLeast = 1e-6;  // of an overhead
+    const auto gathers = rows.first(rows.size() / 2);
+    const auto [few, many] = std::ranges::minmax_element(gathers, {}, bytes_of);
+    const double slope =
+        (seconds_of(*many) - seconds_of(*few)) / (bytes_of(*many) - bytes_of(*few));
+    // Where times vary more than with the bytes, the line means nothing.
+    if (slope <= 0) return {bytes_of(*many) / seconds_of(*many), kLeast};
+    const double overhead_s = seconds_of(*few) - slope * bytes_of(*few);
+    return {1 / slope, std::max(kLeast, overhead_s)};
 }
 
 }  // namespace ferry::tools

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "bench_rows.h"
 #include "ferry/comm.h"
 #include "ferry/device.h"
+#include "machine_file.h"
 
 namespace ferry::tools {
 
@@ -20,5 +22,8 @@ struct CommBench {
 // that enter a rank from others over the slowest rank's time. The same on every rank.
 std::vector<Row> measure_comm(const CommBench& bench, comm::Communicator& ranks, Executor& executor,
                               Device& device);
+
+// What planning goes by: the line through the shortest and the longest all-gather of these rows.
+CommFigures comm_figures(std::span<const Row> rows);
 
 }  // namespace ferry::tools

@@ -17,6 +17,7 @@ struct AllOptions {
     bool all = false, json = false;
     std::string save{}, config{};
     std::vector<std::string> overrides{}, paths{};
+    train::RankCount count{.ranks = 1, .on_a_host = 0};  // on_a_host 0: all of them
 };
 
 [[noreturn]] void nothing_asked() {
@@ -63,7 +64,9 @@ public:
 
 private:
     void measure_links() {
-        const auto forecaster = train::Forecaster::make(config_);
+        train::RankCount count = options_.count;
+        if (count.on_a_host == 0) count.on_a_host = count.ranks;
+        const auto forecaster = train::Forecaster::make(config_, count);
         train::Figures figures =
             forecaster->measure(forecaster->plan(config_), train::Forecaster::Memory::of_machine);
         if (options_.config.empty()) figures.kernels.seconds.clear();
@@ -133,6 +136,9 @@ private:
         if (!options_.config.empty()) line += " --config " + options_.config;
         for (const std::string& one : options_.overrides) line += " --set " + one;
         for (const std::string& path : options_.paths) line += " --path " + path;
+        if (options_.count.ranks > 1) line += fmt::format(" --ranks {}", options_.count.ranks);
+        if (options_.count.on_a_host > 0)
+            line += fmt::format(" --ranks-per-host {}", options_.count.on_a_host);
         return line;
     }
 
@@ -172,9 +178,19 @@ void add_all_benches(CLI::App& bench) {
         .add_option("--save", options->save,
                     "with --all: write the figures (docs/machine.md) for plan and train")
         ->needs(all);
+    CLI::Option* config = bench
+                              .add_option("--config", options->config,
+                                          "with --all: this model's kernels too, its paths")
+                              ->needs(all);
+    CLI::Option* ranks =
+        bench.add_option("--ranks", options->count.ranks, "with --config: as one of so many ranks")
+            ->needs(config)
+            ->check(CLI::Range(1, 1 << 16));
     bench
-        .add_option("--config", options->config, "with --all: this model's kernels too, its paths")
-        ->needs(all);
+        .add_option("--ranks-per-host", options->count.on_a_host,
+                    "how many of them share a host (default: all)")
+        ->needs(ranks)
+        ->check(CLI::Range(1, 1 << 16));
     bench
         .add_option("--set", options->overrides, "with --all: override a key of the configuration")
         ->needs(all)

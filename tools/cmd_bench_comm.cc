@@ -17,6 +17,7 @@ struct CommBenchOptions {
     std::string device = "cpu";
     int rounds = 20, repeats = 5;
     double timeout_seconds = 60;
+    std::string save{};
     bool json = false;
 };
 
@@ -38,12 +39,32 @@ std::string command_of(const CommBenchOptions& options, int ranks) {
                        options.repeats);
 }
 
+// Before anything is measured; the first rank writes the file.
+void check_save(const std::string& file, const std::vector<int64_t>& sizes,
+                comm::Communicator& ranks) {
+    if (ranks.size() == 1)
+        throw Error(Trouble::usage, {.what = "one rank has nobody to exchange anything with",
+                                     .where = "--save",
+                                     .remedy = "mpirun -n N ferry bench comm --save " + file});
+    if (std::ranges::min(sizes) == std::ranges::max(sizes))
+        throw Error(Trouble::usage,
+                    {.what = "the figures of a machine file need two sizes", .where = "--sizes"});
+    if (ranks.rank() != 0) return;
+    try {
+        check_machine_file(file);
+    } catch (const Error& error) {
+        ranks.abandon(error.what());
+        throw;
+    }
+}
+
 void run_comm(const CommBenchOptions& options) {
     const CommBench bench{bytes_of(options.sizes), options.rounds, options.repeats};
     const comm::CommOptions timeout{.timeout_seconds = options.timeout_seconds};
     const auto executor = make_thread_executor();
     auto ranks =
         comm::launched_as_rank() ? comm::make_mpi(*executor, timeout) : comm::make_solo(*executor);
+    if (!options.save.empty()) check_save(options.save, bench.sizes, *ranks);
     const DeviceKind kind = device_from(options.device);
     const auto device = Device::open(kind, *executor, ranks->local_rank());
     // Twice the largest, for an exchange.
@@ -53,6 +74,9 @@ void run_comm(const CommBenchOptions& options) {
         ranks = comm::make_nccl(*device, *executor, std::move(ranks), timeout);
     const std::vector<Row> rows = measure_comm(bench, *ranks, *executor, *device);
     if (ranks->rank() != 0) return;
+    if (!options.save.empty())
+        save_comm(options.save, ranks_text({ranks->size(), ranks->local_size()}, ranks->kind()),
+                  comm_figures(rows));
     nlohmann::json machine = machine_json();
     machine["ranks"] = ranks->size();
     machine["ranks_on_this_machine"] = ranks->local_size();
@@ -90,6 +114,8 @@ void add_comm_bench(CLI::App& bench) {
     command->add_option("--timeout", options->timeout_seconds, "seconds, of one operation")
         ->check(CLI::Range(0.1, 1e6))
         ->capture_default_str();
+    command->add_option("--save", options->save,
+                        "write the figures of these ranks (docs/machine.md) for plan and train");
     command->add_flag("--json", options->json, "one JSON object on standard output");
     command->footer(
         "GB/s: bus bandwidth as nccl-tests defines it, bytes that a rank takes from others over\n"

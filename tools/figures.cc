@@ -38,6 +38,13 @@ double measure_path(const Config& config, const std::string& path) {
     return rig.run(load).gb_per_s() * 1e9;
 }
 
+// What measures between these ranks.
+std::string comm_command(const FiguresOf& what, const train::RankCount& count,
+                         const std::string& file) {
+    return fmt::format("mpirun -n {} ferry bench comm --device {} --save {}", count.ranks,
+                       what.device == "cpu" ? "cpu" : "cuda", file);
+}
+
 class Finder {
 public:
     Finder(const Config& config, const planner::Plan& plan, const std::optional<MachineFile>& file)
@@ -45,6 +52,7 @@ public:
 
     FoundFigures find(train::Forecaster& forecaster) {
         find_kernels(forecaster);
+        find_comm(forecaster);
         find_paths();
         return std::move(found_);
     }
@@ -81,6 +89,21 @@ private:
         if (!known || known->needs.scratch == 0)
             found_.assumed.push_back("scratch of the kernels: " + format_bytes(what.needs.scratch) +
                                      ", as the CPU's");
+    }
+
+    // Nobody measures between ranks but ranks.
+    void find_comm(const train::Forecaster& forecaster) {
+        const FiguresOf what = identity_of(forecaster);
+        if (what.ranks.empty()) return;
+        train::LinkSpeeds& links = found_.figures.machine.links;
+        const auto known = file_ ? file_->comm(what) : std::nullopt;
+        const CommFigures figures = known.value_or(CommFigures{links.copy_bytes_per_s, 0});
+        links.comm_bytes_per_s = figures.bytes_per_s;
+        links.comm_overhead_s = figures.overhead_s;
+        if (!known)
+            found_.assumed.push_back(fmt::format("{}: as fast as copies (`{}` measures it)",
+                                                 what.ranks,
+                                                 comm_command(what, forecaster.count(), "FILE")));
     }
 
     void find_paths() {
@@ -134,19 +157,29 @@ double storage_rate(const MachineFile& file, const Config& config) {
     return bytes_per_s;
 }
 
-[[noreturn]] void lacks(const MachineFile& file, const std::string& what) {
-    throw Error(
-        Trouble::usage,
-        {.what = "the machine file has no figures of " + what,
-         .where = file.name(),
-         .remedy = "measure them: ferry bench --all --config CONFIG --save " + file.name()});
+std::string all_command(const train::RankCount& count, const std::string& file) {
+    std::string line = "ferry bench --all --config CONFIG --save " + file;
+    if (count.ranks > 1) line += fmt::format(" --ranks {}", count.ranks);
+    if (count.ranks > count.on_a_host) line += fmt::format(" --ranks-per-host {}", count.on_a_host);
+    return line;
+}
+
+[[noreturn]] void lacks(const MachineFile& file, const std::string& what,
+                        const std::string& command) {
+    throw Error(Trouble::usage, {.what = "the machine file has no figures of " + what,
+                                 .where = file.name(),
+                                 .remedy = "measure them: " + command});
 }
 
 }  // namespace
 
 FiguresOf identity_of(const train::Forecaster& forecaster) {
+    const train::RankCount count = forecaster.count();
     return {.device = forecaster.device_text(),
             .kernels = forecaster.kernels_text(),
+            .ranks = count.ranks > 1
+                         ? ranks_text(count, forecaster.device_text() == "cpu" ? "mpi" : "nccl")
+                         : "",
             .threads = forecaster.threads(),
             .device_bytes = forecaster.device_bytes(),
             .needs = forecaster.needs()};
@@ -189,13 +222,17 @@ train::Figures known_figures(const Config& config, const train::RankCount& count
     const auto forecaster = train::Forecaster::make(config, count);
     const planner::Plan plan = forecaster->plan(config);
     const FiguresOf what = identity_of(*forecaster);
-    const auto machine = file.machine(what);
-    if (!machine) lacks(file, fmt::format("{} with {} threads", what.device, what.threads));
+    const std::string measure_all = all_command(count, file.name());
+    if (!file.machine(what))
+        lacks(file, fmt::format("{} with {} threads", what.device, what.threads), measure_all);
     const auto kernels = file.kernels(what);
-    if (!kernels || !forecaster->covers(plan, *kernels)) lacks(file, "this model's kernels");
+    if (!kernels || !forecaster->covers(plan, *kernels))
+        lacks(file, "this model's kernels", measure_all);
     for (const NvmePath& path : config.budgets.nvme) {
-        if (plan.nvme_bytes > 0 && !file.path(path.path)) lacks(file, path.path);
+        if (plan.nvme_bytes > 0 && !file.path(path.path)) lacks(file, path.path, measure_all);
     }
+    if (!what.ranks.empty() && !file.comm(what))
+        lacks(file, what.ranks, comm_command(what, count, file.name()));
     return figures_for(config, *forecaster, plan, file).figures;
 }
 

@@ -46,7 +46,7 @@ json read_file(const std::string& file, bool may_be_new) {
     const auto format = content["ferry_machine"].get<int64_t>();
     if (format > kMachineFormat)
         refuse(file, "the machine file was written by a newer ferry", std::to_string(format));
-    for (const char* list : {"paths", "memory", "devices", "kernels"}) {
+    for (const char* list : {"paths", "memory", "devices", "kernels", "ranks"}) {
         if (content.contains(list) && !content[list].is_array())
             refuse(file, fmt::format("the machine file's \"{}\" is no list", list));
     }
@@ -213,6 +213,20 @@ void save_figures(const std::string& file, const FiguresOf& what, const train::F
     write_whole(file, content.dump(2) + "\n");
 }
 
+std::string ranks_text(const train::RankCount& count, std::string_view by) {
+    return fmt::format("{} ranks, {} on a host, by {}", count.ranks, count.on_a_host, by);
+}
+
+void save_comm(const std::string& file, const std::string& ranks, const CommFigures& figures) {
+    json content = read_file(file, true);
+    replace(content["ranks"], "of",
+            {{"of", ranks},
+             {"bytes_per_s", rounded(figures.bytes_per_s)},
+             {"overhead_s", figures.overhead_s},
+             {"measured", machine_json()["date"]}});
+    write_whole(file, content.dump(2) + "\n");
+}
+
 // ---------------------------------------------------------------- reading
 
 MachineFile MachineFile::read(const std::string& file) {
@@ -249,6 +263,14 @@ std::optional<train::Machine> MachineFile::machine(const FiguresOf& what) const 
         .out_of_place = positive(name_, *memory, where, "out_of_place"),
         .threads = what.threads,
         .computes_on_host = what.device == "cpu"};
+}
+
+std::optional<CommFigures> MachineFile::comm(const FiguresOf& what) const {
+    const json* known = entry(content_, "ranks", "of", what.ranks);
+    if (!known) return std::nullopt;
+    const std::string where = "ranks, " + what.ranks;
+    return CommFigures{.bytes_per_s = positive(name_, *known, where, "bytes_per_s"),
+                       .overhead_s = positive(name_, *known, where, "overhead_s")};
 }
 
 std::optional<train::AbsentDevice> MachineFile::gpu(const std::string& model_text) const {

@@ -30,6 +30,7 @@ void save_paths(const std::string& file, const std::vector<IoSettings>& paths);
 struct FiguresOf {
     std::string device{};   // its architecture: "cpu", "cuda sm_90"
     std::string kernels{};  // train::Forecaster::kernels_text
+    std::string ranks{};    // how many share what, as ranks_text() says it; empty: one alone
     int threads = 1;
     int64_t device_bytes = 0;  // of the device, for a process
     planner::DeviceNeeds needs{};
@@ -38,6 +39,15 @@ struct FiguresOf {
 // yardstick beside the update's rate; 0: not measured.
 void save_figures(const std::string& file, const FiguresOf& what, const train::Figures& figures,
                   double triad_bytes_per_s);
+
+// What ranks give each other.
+struct CommFigures {
+    double bytes_per_s = 0;  // that reach a rank from the others
+    double overhead_s = 0;   // of an operation, however small
+};
+// "2 ranks, 2 on a host, by nccl". `by`: comm::Communicator::kind().
+std::string ranks_text(const train::RankCount& count, std::string_view by);
+void save_comm(const std::string& file, const std::string& ranks, const CommFigures& figures);
 
 // ---------------------------------------------------------------- reading
 
@@ -58,6 +68,7 @@ public:
     std::optional<PathFigures> path(const std::string& path) const;
     // Links but storage; with as many threads.
     std::optional<train::Machine> machine(const FiguresOf& what) const;
+    std::optional<CommFigures> comm(const FiguresOf& what) const;
     std::optional<train::KernelTimes> kernels(const FiguresOf& what) const;
     // The GPU that was measured with this model, else the first one; nothing where there is none.
     // `model_text` as the forecaster's.

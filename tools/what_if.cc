@@ -20,6 +20,8 @@ public:
         if (plan_.nvme_bytes > 0) faster("+10 % NVMe bandwidth", &LinkSpeeds::nvme_bytes_per_s);
         faster("+10 % memory bandwidth", &LinkSpeeds::dram_bytes_per_s);
         faster("+10 % copy bandwidth", &LinkSpeeds::copy_bytes_per_s);
+        if (!plan_.partition.alone())
+            faster("+10 % bandwidth between ranks", &LinkSpeeds::comm_bytes_per_s);
         faster_kernels();
         more_cores();
         return std::move(answers_);

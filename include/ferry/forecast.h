@@ -140,6 +140,7 @@ public:
     virtual int64_t device_bytes() const = 0;
     virtual planner::DeviceNeeds needs() const = 0;
     virtual bool is_here() const = 0;
+    virtual RankCount count() const = 0;
     // By arithmetic, where nobody has measured: the operations of the products at the default
     // rate, everything else by its bytes. Links as the defaults, too.
     virtual Figures assumed(const planner::Plan& plan) const = 0;

@@ -441,7 +441,7 @@ void Run::measure_bound() {
 }
 
 void Run::measure() {
-    if (figures_) return judge(*figures_);
+    if (figures_) return judge(shared_by(*figures_, world_.local_ranks));
     drain();             // then all buffers are free
     totals_ = report();  // what is moved from here on is not the run's
     kernels_.states()[0] = {.step = 1, .gradient_scale = 1};

@@ -93,7 +93,7 @@ public:
 
     Forecast forecast(const Config& config, const Plan& plan,
                       const Figures& of_machine) const override {
-        const Figures figures = of_rank(of_machine);
+        const Figures figures = shared_by(of_machine, world_.local_ranks);
         Forecast found;
         found.betting = plan.betting;
         const Previous steady = plan.betting ? Previous::won : Previous::rest;
@@ -134,6 +134,7 @@ public:
     int64_t device_bytes() const override { return device_most_; }
     planner::DeviceNeeds needs() const override { return needs_; }
     bool is_here() const override { return !absent_; }
+    RankCount count() const override { return {world_.ranks, world_.local_ranks}; }
 
     Figures assumed(const Plan& plan) const override {
         const planner::MachineFigures rates = planner::default_figures(config_);
@@ -205,8 +206,8 @@ private:
         double compute_s = 0, cores_s = 0, update_bytes = 0;
         for (const swap::Task& task : step.tasks) {
             bytes[static_cast<size_t>(task.lane)] += task.lane == Lane::compute ? 0 : task.bytes;
-            const swap::Cost taken = cost(task);
             ++tasks[static_cast<size_t>(task.lane)];
+            const swap::Cost taken = cost(task);
             cores_s += taken.seconds * taken.part[static_cast<size_t>(swap::Shared::cores)];
             if (task.lane == Lane::compute) compute_s += taken.seconds;
             if (task.lane == Lane::team || figures.machine.computes_on_host)
@@ -230,14 +231,6 @@ private:
                              comm_seconds(static_cast<double>(on(Lane::comm)),
                                           tasks[static_cast<size_t>(Lane::comm)], speeds)});
         return links;
-    }
-
-    // What the ranks of a host share: drives, and the memory that updates stream through.
-    Figures of_rank(const Figures& of_machine) const {
-        Figures found = of_machine;
-        found.machine.links.nvme_bytes_per_s /= world_.local_ranks;
-        found.machine.links.dram_bytes_per_s /= world_.local_ranks;
-        return found;
     }
 
     const World world_;

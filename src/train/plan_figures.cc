@@ -103,6 +103,12 @@ planner::MachineFigures planning_figures(const Config& config,
     return planning_figures(config, layers, figures->machine, figures->kernels);
 }
 
+Figures shared_by(Figures of_machine, int ranks) {
+    of_machine.machine.links.nvme_bytes_per_s /= ranks;
+    of_machine.machine.links.dram_bytes_per_s /= ranks;
+    return of_machine;
+}
+
 void log_planned_by(const Figures* figures, DeviceKind device) {
     if (figures) return log_info("planned by the figures of this machine's file");
     const std::string_view kind =

@@ -21,6 +21,10 @@ planner::MachineFigures planning_figures(const Config& config,
                                          const std::vector<model::Layer>& layers,
                                          const Figures* figures);
 
+// What each of the ranks of a host has of it: they share the drives, and the memory that updates
+// stream through.
+Figures shared_by(Figures of_machine, int ranks);
+
 // Says whose figures they were. `figures` may be null: the defaults.
 void log_planned_by(const Figures* figures, DeviceKind device);
 

@@ -47,6 +47,79 @@ class BenchCommTest(FerryTest):
             taken = (2 << 20) // ranks * (ranks - 1)
             self.assertAlmostEqual(row["value"] * row["us"] / (taken * 1e-3), 1, places=2)
 
+    @unittest.skipUnless(MPIRUN[0], "no mpirun")
+    def test_what_ranks_give_each_other_is_kept_and_planned_by(self):
+        machine, config = self.path("machine.json"), self.config()
+        command = self.command(config)
+
+        def forecast(*arguments):
+            plan = self.ferry("plan", command[1], "--json", "--ranks", "2", "--machine", machine,
+                              *arguments)
+            self.assertEqual(plan.code, 0, plan.err)
+            return json.loads(plan.out)["forecast"]
+
+        def train():
+            words = [word for word in command if word != "--no-bound"]
+            return self.ferry(*words, "--machine", machine, through=[*MPIRUN, "2"])
+        alone = self.ferry("bench", "--all", "--config", command[1], "--save", machine)
+        self.assertEqual(alone.code, 0, alone.err)
+        run = train()
+        self.assertEqual(run.code, USAGE, run.err)
+        self.assertIn("--save " + machine + " --ranks 2", run.err)  # one rank has other kernels
+        ranks = self.ferry("bench", "--all", "--config", command[1], "--save", machine,
+                           "--ranks", "2")
+        self.assertEqual(ranks.code, 0, ranks.err)
+        run = train()
+        self.assertEqual(run.code, USAGE, run.err)
+        self.assertIn("no figures of 2 ranks, 2 on a host, by mpi", run.err)
+        self.assertIn(f"mpirun -n 2 ferry bench comm --device cpu --save {machine}", run.err)
+        self.assertTrue(any("2 ranks" in line for line in forecast()["assumed"]))
+        saved = self.ferry(*QUICK, "--save", machine, "--json", through=[*MPIRUN, "2"])
+        self.assertEqual(saved.code, 0, saved.err)
+        with open(machine, encoding="utf-8") as file:
+            content = json.load(file)
+        (entry,) = content["ranks"]
+        self.assertEqual(entry["of"], "2 ranks, 2 on a host, by mpi")
+        # Through both of the all-gathers measured.
+        for row in json.loads(saved.out)["rows"][:2]:
+            seconds = row["us"] * 1e-6
+            through = entry["overhead_s"] + row["value"] * 1e9 * seconds / entry["bytes_per_s"]
+            self.assertAlmostEqual(through / seconds, 1, delta=0.05)
+        by_file = forecast()
+        self.assertEqual((by_file["assumed"], by_file["measured"]), ([], []))
+        link = next(link for link in by_file["links"] if link["link"] == "comm")
+        self.assertGreater(link["seconds"], link["bytes"] / entry["bytes_per_s"])
+        changes = [one["change"] for one in by_file["what_if"]]
+        self.assertIn("+10 % bandwidth between ranks", changes)
+        run = train()
+        self.assert_trained(run)
+        self.assertAlmostEqual(run.summary["bound_seconds"], by_file["bound_seconds"])
+        entry["bytes_per_s"] = 1e4  # modems
+        with open(machine, "w", encoding="utf-8") as file:
+            json.dump(content, file)
+        by_modem = forecast()
+        self.assertEqual((by_modem["binding"], by_modem["bound_link"]), ("comm", "comm"))
+        self.assertGreater(by_modem["step_seconds"], link["bytes"] / 1e4)
+        self.assertEqual(train().summary["binding"], "comm")
+        entry["overhead_s"] = 0
+        with open(machine, "w", encoding="utf-8") as file:
+            json.dump(content, file)
+        run = train()
+        self.assertEqual(run.code, USAGE)
+        self.assertIn('"overhead_s" must be a number above 0', run.err)
+
+    @unittest.skipUnless(MPIRUN[0], "no mpirun")
+    def test_what_cannot_be_kept(self):
+        for words, ranks, said in (
+                (QUICK, 1, "one rank has nobody"),
+                (["bench", "comm", "--sizes", "1MiB", "--rounds", "1", "--repeats", "1"], 2,
+                 "two sizes"),
+                (QUICK, 2, "no file can be written there")):
+            run = self.ferry(*words, "--save", "/nowhere/machine.json",
+                             through=[*MPIRUN, str(ranks)])
+            self.assertNotEqual(run.code, 0)
+            self.assertIn(said, run.err)
+
     def test_a_launcher_whose_ranks_do_not_find_each_other(self):
         run = self.ferry(*QUICK, env={**os.environ, "SLURM_STEP_NUM_TASKS": "3"})
         self.assertEqual(run.code, USAGE, run.err)
