@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <mutex>
 #include <optional>
+#include <utility>
 
 #include "ferry/swap.h"
 #include "object_table.h"
@@ -183,6 +184,7 @@ private:
     // ---- completion
 
     void collect() {
+        look_at_clock();
         check_device();
         check_collectives();
         for (const Lane lane :
@@ -214,6 +216,16 @@ private:
                     "; on " + std::string(name_of(lane)) + ": " + kernels_.describe(oldest.call);
             }
             fail(Error(error.trouble(), std::move(problem)));
+        }
+    }
+
+    // Before anything that was in flight is seen done and before anything else goes there: what has
+    // passed since belongs to the lanes that were busy.
+    void look_at_clock() {
+        const Nanos now = executor_.now(), passed = now - std::exchange(looked_ns_, now);
+        if (board_.in_flight(Lane::compute) > 0) return;
+        for (const Lane lane : kAllLanes) {
+            if (board_.in_flight(lane) > 0) reports_[at(lane)].exposed_ns += passed;
         }
     }
 
@@ -295,6 +307,7 @@ private:
         } else {
             start_work(task, flight);
         }
+        look_at_clock();
         board_.take(task.lane);
         return true;
     }
@@ -431,6 +444,7 @@ private:
     std::array<std::atomic<uint64_t>, kLanes> done_{};
     std::array<LaneReport, kLanes> reports_{};
     std::array<Nanos, kLanes> last_done_ns_{};
+    Nanos looked_ns_ = 0;
     struct Wanted {
         std::span<const std::byte> state;
         int64_t writes;  // completed, with which the step is settled

@@ -2,6 +2,8 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
+
 namespace ferry::tools {
 namespace {
 
@@ -85,15 +87,18 @@ void print_run(const train::RunReport& report, const planner::Plan& plan, const 
     const double steps = static_cast<double>(report.steps), step_seconds = report.seconds / steps;
     fmt::print("\n{} steps, {:.0f} tokens/s, {:.4f} s a step\n\n", report.steps,
                static_cast<double>(report.tokens) / report.seconds, step_seconds);
-    fmt::print("  {:<11} {:>12} {:>12} {:>9} {:>12}\n", "lane", "bytes/step", "busy s/step", "busy",
-               "GB/s busy");
+    // Exposed: while nothing computes.
+    fmt::print("  {:<11} {:>12} {:>12} {:>9} {:>14} {:>12}\n", "lane", "bytes/step", "busy s/step",
+               "busy", "exposed s/step", "GB/s busy");
     for (const train::LinkReport& link : report.links) {
         const double bytes = static_cast<double>(link.bytes);
         const bool moves = link.link != "compute" && link.link != "team" && link.bytes > 0;
-        fmt::print("  {:<11} {:>12} {:>12.4f} {:>8.1f}% {:>12}\n", link.link,
-                   moves ? format_bytes(link.bytes / report.steps) : "", link.busy_seconds / steps,
-                   100 * link.busy_seconds / report.seconds,
-                   moves ? fmt::format("{:.2f}", bytes / link.busy_seconds * 1e-9) : "");
+        fmt::print(
+            "  {:<11} {:>12} {:>12.4f} {:>8.1f}% {:>14} {:>12}\n", link.link,
+            moves ? format_bytes(link.bytes / report.steps) : "", link.busy_seconds / steps,
+            100 * link.busy_seconds / report.seconds,
+            link.link != "compute" ? fmt::format("{:.4f}", link.exposed_seconds / steps) : "",
+            moves ? fmt::format("{:.2f}", bytes / link.busy_seconds * 1e-9) : "");
     }
     fmt::print("\n  {:<11} {:>12} {:>14}\n", "tier", "reserved", "budget");
     for (const swap::Tier tier : kTiers) {
@@ -131,11 +136,21 @@ nlohmann::json tiers_json(const planner::Plan& plan) {
     return tiers;
 }
 
+// Of a step; 0 where there is one rank.
+double exposed_comm_seconds(const train::RunReport& report) {
+    const auto comm =
+        std::ranges::find(report.links, swap::name_of(swap::Lane::comm), &train::LinkReport::link);
+    if (comm == report.links.end() || report.steps == 0) return 0;
+    return comm->exposed_seconds / static_cast<double>(report.steps);
+}
+
 nlohmann::json summary_json(const train::RunReport& report, const planner::Plan& plan) {
     nlohmann::json links = nlohmann::json::array(), paths = links;
     for (const train::LinkReport& link : report.links) {
-        links.push_back(
-            {{"lane", link.link}, {"bytes", link.bytes}, {"busy_seconds", link.busy_seconds}});
+        links.push_back({{"lane", link.link},
+                         {"bytes", link.bytes},
+                         {"busy_seconds", link.busy_seconds},
+                         {"exposed_seconds", link.exposed_seconds}});
     }
     for (const aio::PathCounters& path : report.paths) {
         paths.push_back({{"path", path.path},
@@ -169,6 +184,7 @@ nlohmann::json summary_json(const train::RunReport& report, const planner::Plan&
               {"binding", report.binding},
               {"predicted_seconds", report.predicted_seconds},
               {"predicted_betting_seconds", report.predicted_betting_seconds},
+              {"exposed_comm_seconds", exposed_comm_seconds(report)},
               {"tiers", tiers_json(plan)},
               {"lanes", links},
               {"paths", paths}}}};

@@ -46,6 +46,7 @@ struct LinkReport {
     std::string link{};
     int64_t bytes = 0;
     double busy_seconds = 0;
+    double exposed_seconds = 0;  // of these, while nothing computed
 };
 
 struct RunReport {

@@ -475,6 +475,7 @@ RunReport Run::report() {
         link.link = swap::name_of(static_cast<swap::Lane>(lane));
         link.bytes += lanes[lane].bytes;
         link.busy_seconds += static_cast<double>(lanes[lane].busy_ns) * 1e-9;
+        link.exposed_seconds += static_cast<double>(lanes[lane].exposed_ns) * 1e-9;
     }
     if (volume_) report.paths = volume_->counters();
     return report;

@@ -50,6 +50,23 @@ class Ranks(FerryTest):
                         self.assertEqual(run.lane("nvme read") > 0, bool(tiers))
                         self.assert_left_nothing()
 
+    def test_what_no_kernel_ran_beside_is_told(self):
+        one, two = self.train(self.config()), self.ranks(2, self.config())
+        self.assertEqual(one.summary["exposed_comm_seconds"], 0)
+        comm = next(lane for lane in two.summary["lanes"] if lane["lane"] == "comm")
+        self.assertGreater(comm["exposed_seconds"], 0)  # the verdict, if nothing else
+        self.assertLessEqual(comm["exposed_seconds"], comm["busy_seconds"])
+        self.assertAlmostEqual(two.summary["exposed_comm_seconds"],
+                               comm["exposed_seconds"] / two.summary["steps"])
+        for run in (one, two):
+            compute = next(lane for lane in run.summary["lanes"] if lane["lane"] == "compute")
+            self.assertEqual(compute["exposed_seconds"], 0)
+        command = [word for word in self.command(self.config()) if word != "--json"]
+        table = self.ferry(*command, through=[*MPIRUN, "-n", "2"], env=ENVIRONMENT)
+        self.assertRegex(table.out, r"lane .* exposed s/step")
+        self.assertRegex(table.out, r"\n  comm  ")
+
+
     def test_more_ranks_follow_one(self):
         one = self.train(self.config())
         self.assert_trained(one)
