@@ -44,7 +44,8 @@ std::vector<std::string> passed_on() {
     for (char** entry = environ; *entry != nullptr; ++entry) {
         const std::string text = *entry;
         for (const char* prefix : {"NCCL_", "FERRY_", "OPENBLAS_"})
-            if (text.starts_with(prefix)) names.push_back(text.substr(0, text.find('=')));
+            if (text.starts_with(prefix) && !text.starts_with("FERRY_LOG_LABEL="))
+                names.push_back(text.substr(0, text.find('=')));
     }
     std::ranges::sort(names);
     return names;
@@ -65,6 +66,7 @@ std::vector<std::string> mpirun_words(const LaunchOptions& options,
         if (!host.whole())
             words.insert(words.end(), {"-x", fmt::format("CUDA_VISIBLE_DEVICES={}",
                                                          fmt::join(host.chosen, ","))});
+        words.insert(words.end(), {"-x", "FERRY_LOG_LABEL="});  // every line gets its rank here
         for (const std::string& name : names) words.insert(words.end(), {"-x", name});
         words.insert(words.end(), {own_program(), "train", options.config});
         words.insert(words.end(), options.arguments.begin(), options.arguments.end());

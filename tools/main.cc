@@ -9,6 +9,7 @@
 
 #include "commands.h"
 #include "ferry/base.h"
+#include "ferry/comm.h"
 #include "ferry/ops.h"
 
 namespace {
@@ -49,9 +50,17 @@ void choose_blas_core(char** argv) {
     execv("/proc/self/exe", argv);  // where this fails, the slower kernels do
 }
 
+// Several ranks write to one terminal. What the environment says stands: `ferry launch` labels
+// whole lines, errors too.
+void label_log() {
+    if (const auto rank = ferry::comm::launched_rank())
+        setenv("FERRY_LOG_LABEL", ("rank " + std::to_string(*rank)).c_str(), 0);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+    label_log();
     choose_blas_core(argv);
     // A file over the limit, or a reader that went away, is an error to report, not a kill: a
     // killed run leaves its files on NVMe.

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -100,6 +101,8 @@ struct CommOptions {
 std::unique_ptr<Communicator> make_solo(Executor& executor);
 // Whether mpirun or srun started this process as one of several ranks, by the environment alone.
 bool launched_as_rank();
+// Which of them, as the launcher says; none: one alone, or it does not.
+std::optional<int> launched_rank();
 // The ranks that mpirun or srun started; host memory. MPI is initialised by the first call in a
 // process, unless the embedder did (MPI_THREAD_SERIALIZED). All ranks make the same calls. Throws
 // usage where this build has no MPI or the launcher's ranks do not find each other. After a failure

@@ -21,13 +21,22 @@ std::string message_of(const Problem& problem) {
     return text;
 }
 
+// As text of a pattern of spdlog's.
+std::string escaped(const std::string& text) {
+    std::string out;
+    for (const char c : text) out.append(c == '%' ? 2 : 1, c);
+    return out;
+}
+
 spdlog::logger& logger() {
     static const std::shared_ptr<spdlog::logger> kInstance = [] {
         auto made = std::make_shared<spdlog::logger>(
             "ferry", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
         const char* level = std::getenv("FERRY_LOG");
         made->set_level(level ? spdlog::level::from_str(level) : spdlog::level::info);
-        made->set_pattern("%H:%M:%S.%e %^%l%$ %v");
+        const char* label = std::getenv("FERRY_LOG_LABEL");
+        const std::string labelled = label && *label ? std::string(label) + ": " : "";
+        made->set_pattern("%H:%M:%S.%e %^%l%$ " + escaped(labelled) + "%v");
         return made;
     }();
     return *kInstance;

@@ -144,6 +144,8 @@ class HostfileTest(LaunchTest):
     def test_what_libraries_read_is_passed_on(self):
         run = self.launch("a slots=1\n", "--dry-run", NCCL_NVLS_ENABLE="0", FERRY_LOG="warn")
         self.assertIn("-x FERRY_LOG ", run.out)
+        run = self.launch("a slots=1\n", "--dry-run", FERRY_LOG_LABEL="mine")
+        self.assertEqual(run.out.count("FERRY_LOG_LABEL"), 1, run.out)
         self.assertIn("-x NCCL_NVLS_ENABLE ", run.out)
 
     def test_words_are_quoted_for_the_shell(self):
@@ -291,6 +293,8 @@ class TrainingTest(LaunchTest):
         self.assertIn("2 ranks on 1 hosts", run.out)
         self.assertTrue(self.final_hashes(run), run.out)
         self.assertIn("[rank 0] {", run.out)
+        for rank in (0, 1):  # once a line
+            self.assertRegex(run.err, rf"\[rank {rank}\] [^ ]* info planned by")
 
     def test_hosts_behind_ssh(self):
         run = self.launch("worker-0 slots=1\nworker-1 slots=1\n", "--", "--json", "--no-bound")

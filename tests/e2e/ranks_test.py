@@ -67,6 +67,15 @@ class Ranks(FerryTest):
         self.assertRegex(table.out, r"\n  comm  ")
 
 
+    def test_each_rank_labels_its_log_lines(self):
+        run = self.ranks(2, self.config(steps=1))
+        self.assert_trained(run)
+        said = [line for line in run.err.splitlines() if "planned by" in line]
+        self.assertEqual(sorted(line.split(" info ")[1].split(":")[0] for line in said),
+                         ["rank 0", "rank 1"], run.err)
+        self.assertNotIn("rank", self.train(self.config(steps=1)).err)
+
+
     def test_more_ranks_follow_one(self):
         one = self.train(self.config())
         self.assert_trained(one)

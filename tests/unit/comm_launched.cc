@@ -15,7 +15,8 @@ class Launchers : public testing::Test {
 protected:
     Launchers() {
         for (const char* name :
-             {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}) {
+             {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS",
+              "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}) {
             if (const char* value = std::getenv(name)) before_[name] = value;
             unsetenv(name);
             names_.emplace_back(name);
@@ -55,6 +56,20 @@ TEST_F(Launchers, MpirunInsideASlurmStepCounts) {
     setenv("SLURM_STEP_NUM_TASKS", "2", 1);  // one daemon a host
     setenv("OMPI_COMM_WORLD_SIZE", "16", 1);
     EXPECT_EQ(launched_ranks(), 16);
+}
+
+TEST_F(Launchers, TheSameOneSaysWhichRankThisIs) {
+    EXPECT_EQ(launched_rank(), std::nullopt);
+    setenv("SLURM_STEP_NUM_TASKS", "2", 1);
+    EXPECT_EQ(launched_rank(), std::nullopt);
+    setenv("SLURM_PROCID", "1", 1);
+    EXPECT_EQ(launched_rank(), 1);
+    setenv("OMPI_COMM_WORLD_SIZE", "16", 1);
+    EXPECT_EQ(launched_rank(), std::nullopt);  // the step's number is its daemon's
+    setenv("OMPI_COMM_WORLD_RANK", "9", 1);
+    EXPECT_EQ(launched_rank(), 9);
+    setenv("OMPI_COMM_WORLD_SIZE", "1", 1);
+    EXPECT_EQ(launched_rank(), std::nullopt);
 }
 
 TEST_F(Launchers, ABatchScriptIsNoRank) {
