@@ -110,5 +110,110 @@ TEST_F(RanksSim, ExposedCommunicationIsThatOfTheTrace) {
     }
 }
 
+// ---------------------------------------------------------------- schedules that are wrong
+
+// Two gathers: of what a kernel has made, and of what the first one brought; a kernel then looks at
+// what the second one brought. `waits`: whether each of them waits for the one before.
+class Chain final : public swap::Kernels, public swap::Collectives {
+public:
+    struct Waits {
+        bool gather_again = true, look = true;
+    };
+
+    Chain(comm::Communicator& ranks, Executor& executor, const Waits& waits)
+        : ranks_(ranks), executor_(executor), device_(Device::open(DeviceKind::cpu, executor)) {
+        device_->reserve(3 * kBytes * ranks.size());
+        swap::Task make{.lane = swap::Lane::compute, .op = kMake};
+        make.places[0] = buffer(0);
+        add(make, false);
+        add(gather(0, 1), true);
+        add(gather(1, 2), waits.gather_again);
+        swap::Task look{.lane = swap::Lane::compute, .op = kLook};
+        look.places[0] = buffer(2);
+        add(look, waits.look);
+        swap::prove_acyclic(schedule_);
+    }
+
+    // Whether what was seen is what all ranks made.
+    bool holds() {
+        const auto store =
+            swap::Store::make({.collectives = this}, executor_, *device_, nullptr, *this);
+        store->append(schedule_, 1);
+        store->drain();
+        return seen_;
+    }
+
+    void run(const swap::Call& call) noexcept override {
+        const int64_t bytes = kBytes * ranks_.size();
+        if (call.task->op == kMake) {
+            std::fill_n(call.at[0], bytes, kMade);
+        } else {
+            seen_ =
+                std::all_of(call.at[0], call.at[0] + bytes, [](std::byte b) { return b == kMade; });
+        }
+    }
+    std::string describe(const swap::Call&) const override { return "a kernel"; }
+
+    void start(const swap::Call& call) override {
+        const comm::Gather piece{call.at[0] + ranks_.rank() * kBytes, call.at[1], kBytes};
+        ranks_.all_gather({&piece, 1}, {.of = "weights"});
+    }
+    void signal(std::atomic<uint64_t>& counter) override { ranks_.signal(counter); }
+    void check() override { ranks_.check(); }
+
+private:
+    static constexpr int64_t kBytes = 64;  // of a rank
+    static constexpr std::byte kMade{7};
+    static constexpr uint8_t kMake = 0, kLook = 1;
+
+    swap::Place buffer(int64_t i) const {
+        return {.kind = swap::Place::Kind::device, .offset = i * kBytes * ranks_.size()};
+    }
+    swap::Task gather(int64_t from, int64_t to) const {
+        swap::Task task{.lane = swap::Lane::comm};
+        task.places[0] = buffer(from);
+        task.places[1] = buffer(to);
+        return task;
+    }
+    void add(swap::Task task, bool waits) {
+        auto& lane = schedule_.lanes[static_cast<size_t>(task.lane)];
+        task.index = static_cast<uint32_t>(lane.size());
+        if (waits) {
+            const swap::Task& before = schedule_.tasks.back();
+            task.first_wait = static_cast<uint32_t>(schedule_.waits.size());
+            task.waits = 1;
+            schedule_.waits.push_back({before.lane, before.index});
+        }
+        lane.push_back(static_cast<uint32_t>(schedule_.tasks.size()));
+        schedule_.tasks.push_back(task);
+    }
+
+    comm::Communicator& ranks_;
+    Executor& executor_;
+    std::unique_ptr<Device> device_;
+    swap::Schedule schedule_{};
+    bool seen_ = false;
+};
+
+// Of 50 interleavings, those in which some rank saw something else.
+int wrong_of(const Chain::Waits& waits) {
+    int wrong = 0;
+    for (uint64_t seed = 1; seed <= 50; ++seed) {
+        std::array<bool, 3> holds{};
+        comm::run_ranks(
+            {.size = 3, .seed = seed}, [&](comm::Communicator& ranks, Executor& executor) {
+                holds[static_cast<size_t>(ranks.rank())] = Chain(ranks, executor, waits).holds();
+            });
+        wrong += std::ranges::count(holds, false) > 0;
+    }
+    return wrong;
+}
+
+TEST(SimulatedRanks, ShowWhatASchedulesWaitsAreFor) {
+    EXPECT_EQ(wrong_of({}), 0);
+    EXPECT_GT(wrong_of({.look = false}), 25);
+    EXPECT_GT(wrong_of({.gather_again = false}), 25);
+}
+
 }  // namespace
 }  // namespace ferry::train

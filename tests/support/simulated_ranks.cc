@@ -49,7 +49,7 @@ public:
         changed_.notify_all();
         if (meeting.lost)
             return {.ends = std::max(now, meeting.lost->at), .lost = meeting.lost->lost};
-        Result result{.ends = latest(meeting) + duration(number)};
+        Result result{.ends = latest(meeting) + duration(number, rank)};
         for (const Arrival& arrival : meeting.here) result.operations.push_back(arrival.operation);
         return result;
     }
@@ -126,11 +126,20 @@ private:
         return first.has_value();
     }
 
+    std::array<uint32_t, 4> draw(std::array<uint32_t, 4> counter) const {
+        return philox({static_cast<uint32_t>(ranks_.seed), Purpose::test}, counter);
+    }
     // Up to about a millisecond, skewed, as the simulated executor draws it.
-    Nanos duration(uint64_t number) const {
-        const auto bits = philox({static_cast<uint32_t>(ranks_.seed), Purpose::test},
-                                 {static_cast<uint32_t>(number), 1, 0, 0});
+    static Nanos skewed(const std::array<uint32_t, 4>& bits) {
         return 1 + static_cast<Nanos>(bits[0] >> (12 + bits[1] % 12));
+    }
+    // By the seed the link is slow, so that much computes beside an operation, or fast; and every
+    // rank sees the end at a time of its own.
+    Nanos duration(uint64_t number, int rank) const {
+        const auto n = static_cast<uint32_t>(number);
+        const Nanos link = Nanos{1} << draw({0, 3, 0, 0})[0] % 5;
+        return link * skewed(draw({n, 1, 0, 0})) +
+               skewed(draw({n, 2, static_cast<uint32_t>(rank), 0}));
     }
 
     const SimulatedRanks ranks_;

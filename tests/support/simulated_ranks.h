@@ -1,8 +1,9 @@
 // Several ranks in one process, for tests of everything above comm: each on a thread of its own
 // with an executor of its own, simulated or not. With simulated executors the clocks are one: an
-// operation ends at the same virtual time on all ranks, after the last of them has come to it, and
-// one seed is one run. What arrives early is garbage, and what leaves must not change until the
-// operation has ended.
+// operation ends after the last of the ranks has come to it, on each of them at a virtual time of
+// its own, and one seed is one run. Whatever else a rank does meanwhile, its kernels and copies go
+// on beside it; what arrives early is garbage, and what leaves must not change until the operation
+// has ended.
 //
 //   run_ranks({.size = 3, .seed = seed}, [](comm::Communicator& ranks, Executor& executor) {...});
 #pragma once
