@@ -11,6 +11,7 @@ import unittest
 from harness import FERRY, USAGE, FerryTest
 
 RANK_LOST = 6
+MORTAL = os.path.join(os.environ.get("FERRY_BUILD_DIR", ""), "libmortal_rank.so")
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
 # What a rank needs that this machine may lack, or guesses at slowly.
 ENVIRONMENT = {**os.environ, "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
@@ -179,6 +180,80 @@ class Ranks(FerryTest):
                 again = self.ranks(3, self.config(zero__stage=stage, **self.tight(3)))
                 self.assert_trained(again)
                 self.assert_left_nothing()
+
+    # ------------------------------------------------------------ a rank that is killed
+
+    def mortal(self, command, **environment):
+        """Rank 1 of 3 ends as the environment says. Each rank's exit code and last words; mpirun is
+        told to leave the others alone, so that they end by themselves."""
+        where = self.path("mortal")
+        shutil.rmtree(where, ignore_errors=True)
+        os.mkdir(where)
+        rank = '"$@" 2>"$WHERE/$OMPI_COMM_WORLD_RANK"; echo $? >"$WHERE/$OMPI_COMM_WORLD_RANK.code"'
+        sanitizer = os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"
+        subprocess.run(
+            [*MPIRUN, "--enable-recovery", "-x", f"LD_PRELOAD={MORTAL}", "-n", "3", "sh", "-c", rank, "sh",
+             FERRY, *command], capture_output=True, text=True, timeout=120, check=False,
+            # What a rank has sent has arrived: all that is missing is what it dies at.
+            env={**ENVIRONMENT, "OMPI_MCA_btl_vader_eager_limit": str(1 << 19), "WHERE": where,
+                 "FERRY_TEST_MORTAL": "1", "ASAN_OPTIONS": sanitizer, **environment})
+        said, codes = {}, {}
+        for name in range(3):
+            with open(os.path.join(where, str(name)), encoding="utf-8") as file:
+                said[name] = file.read()
+            with open(os.path.join(where, f"{name}.code"), encoding="ascii") as file:
+                codes[name] = int(file.read())
+        return said, codes
+
+    def assert_ended(self, said, codes, *texts):
+        """The others say so, have ended, and have taken their files with them."""
+        self.assertEqual(codes, {0: RANK_LOST, 1: 128 + signal.SIGKILL, 2: RANK_LOST}, said)
+        for rank in (0, 2):
+            for text in (*texts, f"rank {rank}: "):
+                self.assertIn(text, said[rank])
+        self.assertLessEqual(set(os.listdir(self.path("nvme"))), {"rank-1"})
+
+    @staticmethod
+    def phases(sizes, stage):
+        """Messages at which rank 1 begins an operation, by their bytes, and what it is."""
+        def begins(size):
+            return [i + 1 for i in range(0, len(sizes), 2) if sizes[i] == size]
+        verdicts, agreements = begins(32), begins(16)
+        first_step = begins(1)[0] + 2  # behind the question whether anybody wants to stop
+        yield 1, "all-gather of the cores"
+        yield begins(max(size for size in sizes if size % 4096))[0], "all-gather of the facts"
+        yield first_step, ("all-gather of the weights of layer 0, step 1" if stage == 3 else
+                           "exchange of the gradient of layer 4, step 1")
+        yield verdicts[0] - 2, "exchange of the gradient of layer 0, step 1"
+        yield verdicts[0], "all-gather of the verdict, step 1"
+        yield agreements[-1], "all-gather of the evaluation"
+        yield verdicts[-1], "all-gather of the verdict, step 2"
+        yield begins(8)[-1], "all-gather of the state hash"
+
+    @unittest.skipUnless(os.path.exists(MORTAL), "no MPI was found at build time")
+    def test_a_rank_killed_in_any_phase_is_named(self):
+        for stage in (1, 3):
+            config = self.config(zero__stage=stage, steps=2, evaluate__micro_batches=3,
+                                 evaluate__every=1, **self.tight(3))
+            command = self.command(config)
+            messages = self.path(f"messages-{stage}")
+            said, codes = self.mortal(command, FERRY_TEST_MESSAGES=messages)
+            self.assertEqual(codes, {0: 0, 1: 0, 2: 0}, said)
+            with open(messages, encoding="ascii") as file:
+                sizes = [int(line) for line in file]
+            for message, operation in self.phases(sizes, stage):
+                with self.subTest(stage=stage, operation=operation):
+                    said, codes = self.mortal(command, FERRY_TEST_DIES_AT=str(message))
+                    self.assert_ended(said, codes, "lost rank 1: its process has ended", operation)
+            again = self.ranks(3, config)
+            self.assert_trained(again)
+            self.assert_left_nothing()
+
+    @unittest.skipUnless(os.path.exists(MORTAL), "no MPI was found at build time")
+    def test_a_rank_killed_before_the_ranks_have_met(self):
+        command = self.command(self.config(zero__timeout_seconds=4))
+        said, codes = self.mortal(command, FERRY_TEST_DIES_AT="0")
+        self.assert_ended(said, codes, "not all ranks came to the start", "start-up")
 
 
 if __name__ == "__main__":

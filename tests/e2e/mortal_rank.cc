@@ -1,0 +1,57 @@
+// Preloaded into the ranks by ranks_test.py: one of them dies, as if by the kernel's hand, at the
+// message that the test chose. Messages are those of the ranks' operations (src/comm/mpi.cc),
+// counted from 1.
+//   FERRY_TEST_MORTAL=1       the rank that is meant
+//   FERRY_TEST_MESSAGES=FILE  keeps the bytes of each of its messages, a line each
+//   FERRY_TEST_DIES_AT=17     it is killed instead of sending that one; 0: where the ranks meet
+#include <mpi.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace {
+
+constexpr int kOperationTag = 1;
+
+bool is_mortal() {
+    const char* mortal = std::getenv("FERRY_TEST_MORTAL");
+    const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
+    return mortal && rank && std::strcmp(mortal, rank) == 0;
+}
+
+void die_at(long message) {
+    const char* chosen = std::getenv("FERRY_TEST_DIES_AT");
+    if (chosen && is_mortal() && std::strtol(chosen, nullptr, 10) == message) std::raise(SIGKILL);
+}
+
+void keep(int bytes) {
+    const char* name = std::getenv("FERRY_TEST_MESSAGES");
+    std::FILE* file = name && is_mortal() ? std::fopen(name, "a") : nullptr;
+    if (!file) return;
+    std::fprintf(file, "%d\n", bytes);
+    std::fclose(file);
+}
+
+}  // namespace
+
+extern "C" {
+
+int MPI_Isend(const void* from, int count, MPI_Datatype type, int to, int tag, MPI_Comm ranks,
+              MPI_Request* request) {
+    static long sent = 0;  // by one thread, the comm thread
+    if (tag == kOperationTag) {
+        die_at(++sent);
+        keep(count);
+    }
+    return PMPI_Isend(from, count, type, to, tag, ranks, request);
+}
+
+int MPI_Iallgather(const void* from, int sent, MPI_Datatype sent_type, void* to, int received,
+                   MPI_Datatype received_type, MPI_Comm ranks, MPI_Request* request) {
+    die_at(0);
+    return PMPI_Iallgather(from, sent, sent_type, to, received, received_type, ranks, request);
+}
+
+}  // extern "C"
