@@ -132,6 +132,9 @@ protected:
             config.zero.stage = stage;
             expect_equal(run(config, ranks), first);
             expect_equal(run(tight(config, ranks), ranks), first);
+            Config on_device = config;
+            on_device.swap.state_on_device = 0.6;
+            expect_equal(run(on_device, ranks), first);
             if (HasFailure()) return;
         }
     }
@@ -239,8 +242,13 @@ TEST_F(Ranks, AllSkipWhereOneOverflows) {
     EXPECT_GT(of_none, 0);
     EXPECT_GT(good, 0);
     EXPECT_LT(two.reports.back().loss_scale, two.reports.front().loss_scale);
-    config.zero.stage = 1;
-    expect_equal(run(tight(config, 2), 2), two);
+    for (const int64_t stage : {0, 1, 3}) {
+        config.zero.stage = stage;
+        Config on_device = config;
+        on_device.swap.state_on_device = 0.6;
+        expect_equal(run(on_device, 2), two);
+        expect_equal(run(tight(config, 2), 2), two);
+    }
 }
 
 // ---------------------------------------------------------------- before they run

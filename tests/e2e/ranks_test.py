@@ -40,16 +40,39 @@ class Ranks(FerryTest):
         for number in (2, 3):
             runs = []
             for stage in (0, 1, 2, 3):
-                for tiers in ({}, self.tight(number)):
-                    with self.subTest(ranks=number, stage=stage, tight=bool(tiers)):
+                for name, tiers in (("memory", {}), ("tight", self.tight(number)),
+                                    ("device", {"swap__state_on_device": 0.6,
+                                                "swap__chunk_elements": 8192})):
+                    with self.subTest(ranks=number, stage=stage, tiers=name):
                         run = self.ranks(number, self.config(zero__stage=stage, **tiers))
                         self.assert_trained(run)
                         runs.append(run.numbers())
                         self.assertEqual(runs[-1], runs[0])
                         self.assertEqual(run.summary["ranks"], number)
                         self.assertGreater(run.lane("comm"), 0)
-                        self.assertEqual(run.lane("nvme read") > 0, bool(tiers))
+                        self.assertEqual(run.lane("nvme read") > 0, name == "tight")
+                        on_device, in_host = (run.bytes_of(tier, "state") for tier in ("device", "host"))
+                        self.assertEqual(on_device > 0, name == "device")
+                        self.assertEqual(in_host > 0, name != "tight")  # device: what is left
                         self.assert_left_nothing()
+
+    def test_all_ranks_skip_a_step_whose_gradient_overflows(self):
+        """One token a sequence and hardly an epsilon: fp16 overflows until the loss scale has fallen."""
+        steep = {"precision": "fp16", "batch__sequence": 1, "batch__micro_batches": 2, "steps": 12,
+                 "model__norm_eps": 1e-30, "clip_norm": 1e6}
+        runs = []
+        for stage in (0, 1, 2, 3):
+            for tiers in ({}, self.tight(2), {"swap__state_on_device": 0.6}):
+                with self.subTest(stage=stage, tiers=tiers):
+                    run = self.ranks(2, self.config(zero__stage=stage, **steep, **tiers))
+                    self.assert_trained(run)
+                    runs.append(run.numbers())
+                    self.assertEqual(runs[-1][1], runs[0][1])
+                    self.assertEqual([step["skipped"] for step in run.steps],
+                                     [step["skipped"] for step in runs[0][0]])
+        skipped = [step["skipped"] for step in runs[0][0]]
+        self.assertIn(True, skipped)
+        self.assertIn(False, skipped)
 
     def test_what_no_kernel_ran_beside_is_told(self):
         one, two = self.train(self.config()), self.ranks(2, self.config())
@@ -67,7 +90,6 @@ class Ranks(FerryTest):
         self.assertRegex(table.out, r"lane .* exposed s/step")
         self.assertRegex(table.out, r"\n  comm  ")
 
-
     def test_each_rank_labels_its_log_lines(self):
         run = self.ranks(2, self.config(steps=1))
         self.assert_trained(run)
@@ -75,7 +97,6 @@ class Ranks(FerryTest):
         self.assertEqual(sorted(line.split(" info ")[1].split(":")[0] for line in said),
                          ["rank 0", "rank 1"], run.err)
         self.assertNotIn("rank", self.train(self.config(steps=1)).err)
-
 
     def test_more_ranks_follow_one(self):
         one = self.train(self.config())
