@@ -106,8 +106,12 @@ void CommThread::turn(Nanos) {
             return;
         }
     } catch (const Error& error) {
-        // The library's own error; this rank ends by it.
-        fail_and_tell(error, rank(), error.problem().what + " " + error.problem().measured);
+        // The library's own error; this rank ends by it, in whatever it was doing.
+        Problem problem = error.problem();
+        const std::string operation = where();
+        if (!operation.empty())
+            problem.where = operation + (problem.where.empty() ? "" : ": " + problem.where);
+        fail_and_tell({error.trouble(), problem}, rank(), problem.what + " " + problem.measured);
     }
     rest();
 }

@@ -155,9 +155,11 @@ private:
         const Nanos now = executor_.now();
         if (failed_at_ == 0) failed_at_ = now;
         if (bootstrap_ && now - failed_at_ < kHearsay) return found;
-        throw lost({}, "NCCL's connection to it failed",
-                   std::string(ncclGetErrorString(found)) + ": " + ncclGetLastError(comm_),
-                   "see what the other ranks said last; NCCL_DEBUG=WARN says more");
+        throw Error(
+            Trouble::rank_lost,
+            {.what = "lost a rank: NCCL's connection to it failed",
+             .measured = std::string(ncclGetErrorString(found)) + ": " + ncclGetLastError(comm_),
+             .remedy = "see what the other ranks said last; NCCL_DEBUG=WARN says more"});
     }
 
     // The ranks' common identity; every GPU has one rank.
@@ -214,12 +216,19 @@ private:
             if (bootstrap_) bootstrap_->check();
             if (now > until_) {
                 abort();
-                throw lost({}, "the ranks did not meet over NCCL within zero.timeout_seconds",
+                throw lost(silent(), "the ranks did not meet over NCCL within zero.timeout_seconds",
                            "start-up",
                            "NCCL_DEBUG=INFO shows which of them came and by what network");
             }
             nap_after(now - start);
         }
+    }
+
+    // Those that have not said that they wait, too.
+    std::vector<int> silent() const {
+        std::vector<int> others = awaited(0);
+        std::erase_if(others, [this](int rank) { return bootstrap_->waits(rank); });
+        return others;
     }
 
     // After everything; what others have not taken yet is theirs to wait for.

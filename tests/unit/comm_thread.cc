@@ -250,9 +250,12 @@ TEST_F(CommThreadTest, AbandonTellsTheOthersWhy) {
 
 TEST_F(CommThreadTest, TheLibrarysOwnErrorIsThisRanks) {
     make(60);
-    script_.refusal = Error(Trouble::internal, {.what = "MPI refused a call", .measured = "no"});
+    script_.refusal = Error(Trouble::internal,
+                            {.what = "MPI refused a call", .where = "MPI_Irecv", .measured = "no"});
     exchange();
-    EXPECT_EQ(failure().problem().what, "MPI refused a call");
+    const Error error = failure();
+    EXPECT_EQ(error.problem().what, "MPI refused a call");
+    EXPECT_EQ(error.problem().where, "exchange of the gradient of layer 2, step 7: MPI_Irecv");
     EXPECT_EQ(told(News::Kind::lost).at(0).rank, 1);
     EXPECT_STREQ(told(News::Kind::lost).at(0).how.data(), "MPI refused a call no");
 }
