@@ -1,5 +1,6 @@
 #include "ranks.h"
 
+#include <dlfcn.h>
 #include <spdlog/fmt/fmt.h>
 #include <unistd.h>
 
@@ -7,6 +8,8 @@
 #include <array>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 
 #include "settle.h"
 #include "setup.h"
@@ -55,6 +58,19 @@ std::string hex(uint64_t hash) { return fmt::format("{:016x}", hash); }
 template <class Values>
 uint64_t hash_of(const Values& values) {
     return checksum(std::as_bytes(std::span(values)));
+}
+
+// Of the file that this code was loaded from: another build may round otherwise, or know other
+// keys.
+std::string program_hash() {
+    static const char kHere = 0;
+    Dl_info loaded{};
+    if (::dladdr(&kHere, &loaded) == 0) return "";
+    // A program has the name that it was called by; where it lies the kernel knows.
+    const bool is_program = std::string_view(loaded.dli_fname) == program_invocation_name;
+    std::ifstream file(is_program ? "/proc/self/exe" : loaded.dli_fname, std::ios::binary);
+    const std::string bytes(std::istreambuf_iterator<char>(file), {});
+    return hex(hash_of(bytes));
 }
 
 struct Part {
@@ -184,7 +200,8 @@ planner::Plan plan_of_rank(const Config& config, const Device& device,
 
 void require_same_run(comm::Communicator& ranks, Executor& executor, const Config& config,
                       const std::string& numerics, const TokenFileInfo& tokens) {
-    std::vector<comm::Fact> facts;
+    static const std::string kProgram = program_hash();
+    std::vector<comm::Fact> facts{{"the program", kProgram}};
     for (KeyValue& known : describe_values(config))
         facts.push_back({std::move(known.key), std::move(known.value)});
     facts.push_back({"the numerics record", numerics});

@@ -9,6 +9,7 @@
 #include <stdexcept>
 
 #include "bound.h"
+#include "ranks.h"
 #include "tests/support/borrowed_ranks.h"
 #include "tests/support/simulated_ranks.h"
 #include "tests/support/tiny_run.h"
@@ -340,6 +341,30 @@ TEST_F(Ranks, NameTheOneThatWasStartedOtherwiseAndTheKey) {
     EXPECT_EQ(differing([](Config& c) { c.zero.stage = 1; }), "rank 2: zero.stage");
     EXPECT_EQ(differing([](Config& c) { c.budgets.host_bytes = kGiB; }), "rank 2: budgets.host");
     EXPECT_EQ(differing([](Config& c) { c.optimizer.beta2 = 0.5; }), "rank 2: optimizer.betas");
+}
+
+// Nothing that a user can set differently is left by then; a bug that lets plans differ would hang.
+TEST(PlansOfRanks, AreRefusedWhereTheyExchangeInAnotherOrder) {
+    const auto said = comm::outcomes_of(
+        {.size = 3, .threads = true}, [](comm::Communicator& ranks, Executor& executor) {
+            swap::Schedule step;
+            for (const int64_t bytes : {int64_t{8}, int64_t{ranks.rank() == 1 ? 24 : 16}}) {
+                step.lanes[static_cast<size_t>(swap::Lane::comm)].push_back(
+                    static_cast<uint32_t>(step.tasks.size()));
+                step.tasks.push_back({.lane = swap::Lane::comm, .bytes = bytes});
+            }
+            const swap::Schedule* const all[] = {&step};
+            require_same_exchanges(ranks, executor, all);
+        });
+    for (const std::exception_ptr& error : said) {
+        ASSERT_TRUE(error);
+        try {
+            std::rethrow_exception(error);
+        } catch (const Error& why) {
+            EXPECT_EQ(why.trouble(), Trouble::usage);
+            EXPECT_EQ(why.problem().where, "rank 1: the plan: the order of the exchanges");
+        }
+    }
 }
 
 TEST_F(Ranks, RefuseAStepThatTheyCannotShare) {

@@ -148,6 +148,18 @@ class Ranks(FerryTest):
                 self.assertEqual(run.returncode, USAGE, run.stderr)
                 self.assertIn(f"rank 1: {key}", run.stderr)
 
+    def test_ranks_of_another_build(self):
+        other = self.path("ferry-of-tomorrow")
+        shutil.copy(FERRY, other)
+        with open(other, "ab") as file:
+            file.write(b"a difference")
+        command = self.command(self.config())
+        run = subprocess.run(
+            [*MPIRUN, "-n", "1", FERRY, *command, ":", "-n", "1", other, *command],
+            capture_output=True, text=True, timeout=120, check=False, env=ENVIRONMENT)
+        self.assertEqual(run.returncode, USAGE, run.stderr)
+        self.assertIn("rank 1: the program", run.stderr)
+
     def start(self, number, config):
         command = self.command(config)
         process = subprocess.Popen([*MPIRUN, "-n", str(number), FERRY, *command], text=True,
