@@ -291,7 +291,7 @@ void add_train_command(CLI::App& app) {
         "Several ranks: mpirun -n N ferry train CONFIG, or srun; the first one prints.");
     command->callback([options] {
         catch_interrupts();
-        int rank = comm::launched_rank().value_or(0);
+        int rank = ferry::comm::launched_rank().value_or(0);
         naming_rank(rank, [&] { TrainCommand(*options, rank).run(); });
     });
 }
