@@ -296,6 +296,7 @@ void PathFiles::probe() {
     // A growing file would be a case of its own; where this fails the probe says so.
     if (!options_.raw_device && fallocate(file, 0, 0, room) != 0) return;
     Findings& known = findings_of(file, direct_);
+    const std::lock_guard measuring(known.measuring);
     constexpr int64_t kRead = 256 * kKiB;
     if (!known.only_copies)
         known.only_copies = reads_only_copy(probe_, file, data_offset_, std::min(room, kRead));
@@ -412,6 +413,7 @@ void PathFiles::reserve(int file, const std::string& name, int64_t end) const {
 double PathFiles::measure_speed() {
     constexpr int64_t kBlock = 4 * kMiB, kProbe = 16 * kMiB;
     Findings& known = findings_of(descriptors_[0], direct_);
+    const std::lock_guard measuring(known.measuring);
     if (known.bytes_per_s) return *known.bytes_per_s;
     const int64_t bytes =
         round_down(std::min({kProbe, capacity_bytes_, file_size_limit()}), kBlock);

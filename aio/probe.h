@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 #include <optional>
 #include <string>
 
@@ -32,10 +33,11 @@ std::string why_no_polling(Probe& probe, int file, int64_t offset, unsigned flag
 // What was found out of a file system or device. It is kept as long as the process lives, so that
 // the next volume there need not write to find it out again.
 struct Findings {
+    std::mutex measuring{};  // held by who reads or finds the rest: one volume measures for all
     std::optional<bool> only_copies{}, writers_take_turns{};
     std::optional<double> bytes_per_s{};
 };
-// That of an open file's, or nothing yet; used with or without O_DIRECT. Any thread, one at a time.
+// That of an open file's, or nothing yet; used with or without O_DIRECT.
 Findings& findings_of(int file, bool direct);
 void forget_findings();  // another process's start, for tests
 
