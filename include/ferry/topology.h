@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace ferry {
@@ -16,23 +17,45 @@ struct NumaNode {
     int64_t memory_bytes = 0;
 };
 
+// A GPU or a drive, and the node that it hangs off: what it moves to or from there is nearest.
+struct Attached {
+    std::string name{};  // "0000:17:00.0", "nvme0n1"
+    bool gpu = false;
+    int node = -1;  // OS index; -1: of no node alone
+};
+
 struct Topology {
     std::vector<NumaNode> nodes{};
-    int64_t l2_bytes = 0;  // of one core
+    std::vector<Attached> attached{};  // on several nodes; on one there is nothing to choose
+    int64_t l2_bytes = 0;              // of one core
     int64_t l3_bytes = 0;
     int64_t memory_limit_bytes = 0;  // the cgroup's limit, else the machine's memory
-    int64_t memlock_limit_bytes = 0;
-    double cpu_quota = 0;  // of the cgroup, in cores; 0: none
+    // Of that limit, what was not in use when it was read: what other processes of the cgroup and
+    // this one held counts as used, files that the kernel merely caches do not. Without a cgroup's
+    // limit only this process counts.
+    int64_t memory_left_bytes = 0;
+    int64_t memlock_limit_bytes = 0;  // RLIMIT_MEMLOCK, which io_uring's registration is held to
+    double cpu_quota = 0;             // of the cgroup, in cores; 0: none
     // How many threads can run at once: the nodes' cores, or fewer under a quota. At least 1.
     int cores() const;
 };
 
 // Reads hwloc (HWLOC_SYNTHETIC is honoured; one that hwloc cannot read is warned of), the affinity
-// mask and the cgroup's cpu quota.
+// mask, the cgroup's limits and RLIMIT_MEMLOCK.
 Topology discover_topology();
 
+// The node of a GPU (PCI address) or a drive (the kernel's name); -1: of none alone, or not there.
+int node_of_device(const Topology& machine, std::string_view name);
+// The node of all drives below a directory or block device; -1 where they are on several, or where
+// there is none: tmpfs, a network, a file system with device numbers of its own.
+int node_of_path(const Topology& machine, const std::string& path);
+
+// What was found, as a line of the log.
+std::string describe(const Topology& machine);
+
 // One of `parts` equal parts of a machine that as many processes share: a run of its cores, node by
-// node, and as much of its memory. Where cores are fewer than parts, some serve several.
+// node, and as much of its memory and of what is left of it. Where cores are fewer than parts, some
+// serve several.
 Topology part_of(Topology machine, int part, int parts);
 
 // `threads` workers over TBB, shared by the CPU device's streams and the optimizer, so that two

@@ -1,8 +1,11 @@
 #include "cgroup.h"
 
+#include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <fstream>
 #include <optional>
+#include <span>
 #include <sstream>
 
 namespace ferry::topology {
@@ -20,15 +23,48 @@ void keep_least(Number& least, Number found) {
     if (found > 0 && (least == 0 || found < least)) least = found;
 }
 
-void read_memory(const std::string& path, CgroupLimits& limits) {
+// Nothing where there is no such file or no number in it ("max").
+std::optional<int64_t> read_bytes(const std::string& path) {
     const auto text = first_line(path);
-    if (!text) return;
+    if (!text) return std::nullopt;
     char* end = nullptr;
     const long long bytes = std::strtoll(text->c_str(), &end, 10);
-    if (end == text->c_str()) return;  // "max"
+    if (end == text->c_str()) return std::nullopt;
+    return bytes;
+}
+
+// The sum of those lines of a memory.stat that have these names.
+int64_t sum_of(const std::string& path, std::span<const std::string_view> names) {
+    std::ifstream file(path);
+    std::string name;
+    int64_t bytes = 0, sum = 0;
+    while (file >> name >> bytes) {
+        if (std::ranges::find(names, name) != names.end()) sum += bytes;
+    }
+    return sum;
+}
+
+// What one version of control groups calls them.
+struct MemoryFiles {
+    const char *limit, *usage;
+    std::array<std::string_view, 3> reclaimable;  // lines of memory.stat
+};
+constexpr MemoryFiles kMemoryV1{"/memory.limit_in_bytes",
+                                "/memory.usage_in_bytes",
+                                {"total_active_file", "total_inactive_file", ""}};
+constexpr MemoryFiles kMemoryV2{
+    "/memory.max", "/memory.current", {"active_file", "inactive_file", "slab_reclaimable"}};
+
+void read_memory(const std::string& folder, const MemoryFiles& names, CgroupLimits& limits) {
+    const auto limit = read_bytes(folder + names.limit);
     // v1 writes "no limit" as the largest multiple of a page.
-    if (bytes >= (int64_t{1} << 62)) return;
-    keep_least(limits.memory_bytes, static_cast<int64_t>(bytes));
+    if (!limit || *limit <= 0 || *limit >= (int64_t{1} << 62)) return;
+    const int64_t used = read_bytes(folder + names.usage).value_or(0) -
+                         sum_of(folder + "/memory.stat", names.reclaimable);
+    const int64_t left = std::clamp<int64_t>(*limit - used, 0, *limit);
+    const bool first = limits.memory_bytes == 0;
+    limits.memory_left_bytes = first ? left : std::min(limits.memory_left_bytes, left);
+    keep_least(limits.memory_bytes, *limit);
 }
 
 // v2: "quota period" or "max period".
@@ -83,14 +119,14 @@ CgroupLimits read_cgroup(std::string_view membership, const std::string& mount) 
         if (controllers.empty()) {  // v2, or the v2 side of a mixed set-up
             for (const std::string& root : {mount, mount + "/unified"}) {
                 for_each_ancestor(root, group, [&](const std::string& folder) {
-                    read_memory(folder + "/memory.max", limits);
+                    read_memory(folder, kMemoryV2, limits);
                     read_cpu_v2(folder + "/cpu.max", limits);
                 });
             }
         }
         if (names(controllers, "memory")) {
             for_each_ancestor(mount + "/memory", group, [&](const std::string& folder) {
-                read_memory(folder + "/memory.limit_in_bytes", limits);
+                read_memory(folder, kMemoryV1, limits);
             });
         }
         if (names(controllers, "cpu")) {

@@ -9,7 +9,10 @@ namespace ferry::topology {
 
 struct CgroupLimits {
     int64_t memory_bytes = 0;  // 0: no limit
-    double cpus = 0;           // quota / period; 0: no limit
+    // Under a limit: what the group that is nearest to its own has left. Of what a group uses, the
+    // kernel's caches of files and its reclaimable slabs are left too; tmpfs is not.
+    int64_t memory_left_bytes = 0;
+    double cpus = 0;  // quota / period; 0: no limit
 };
 
 // `membership` is the text of /proc/self/cgroup, `mount` where the hierarchies are mounted

@@ -12,6 +12,7 @@
 #include <string>
 #include <string_view>
 
+#include "attached.h"
 #include "cgroup.h"
 #include "ferry/base.h"
 
@@ -97,6 +98,28 @@ int64_t memlock_limit() {
     return static_cast<int64_t>(std::min(limit.rlim_cur, most));
 }
 
+int64_t resident_bytes() {
+    int64_t size = 0, resident = 0;
+    std::ifstream("/proc/self/statm") >> size >> resident;
+    return resident * sysconf(_SC_PAGESIZE);
+}
+
+void read_limits(Topology& found) {
+    std::ostringstream membership;
+    membership << std::ifstream("/proc/self/cgroup").rdbuf();
+    const auto limits = topology::read_cgroup(membership.str(), "/sys/fs/cgroup");
+    found.cpu_quota = limits.cpus;
+    found.memlock_limit_bytes = memlock_limit();
+    if (limits.memory_bytes > 0) {
+        // Also above what is installed: virtual machines may be given more memory as they use it.
+        found.memory_limit_bytes = limits.memory_bytes;
+        found.memory_left_bytes = limits.memory_left_bytes;
+        return;
+    }
+    found.memory_limit_bytes = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+    found.memory_left_bytes = found.memory_limit_bytes - resident_bytes();
+}
+
 }  // namespace
 
 int Topology::cores() const {
@@ -123,7 +146,7 @@ Topology part_of(Topology machine, int part, int parts) {
     }
     std::erase_if(machine.nodes, [](const NumaNode& node) { return node.cores.empty(); });
     machine.memory_limit_bytes /= parts;
-    machine.memlock_limit_bytes /= parts;
+    machine.memory_left_bytes /= parts;
     machine.cpu_quota /= parts;
     return machine;
 }
@@ -145,16 +168,30 @@ Topology discover_topology() {
     FERRY_CHECK(!found.nodes.empty(), "no NUMA node has a core this process may use");
     found.l2_bytes = cache_bytes(machine.handle, HWLOC_OBJ_L2CACHE);
     found.l3_bytes = cache_bytes(machine.handle, HWLOC_OBJ_L3CACHE);
-
-    std::ostringstream membership;
-    membership << std::ifstream("/proc/self/cgroup").rdbuf();
-    const auto limits = topology::read_cgroup(membership.str(), "/sys/fs/cgroup");
-    found.cpu_quota = limits.cpus;
-    const int64_t installed = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
-    // Also above what is installed: virtual machines may be given more memory as they use it.
-    found.memory_limit_bytes = limits.memory_bytes > 0 ? limits.memory_bytes : installed;
-    found.memlock_limit_bytes = memlock_limit();
+    if (found.nodes.size() > 1) found.attached = topology::find_attached();
+    read_limits(found);
     return found;
+}
+
+std::string describe(const Topology& machine) {
+    std::string text;
+    const auto add = [&](const std::string& more) { text += (text.empty() ? "" : "; ") + more; };
+    for (const NumaNode& node : machine.nodes) {
+        const std::string name = "NUMA node " + std::to_string(node.os_index) + ": ";
+        add((machine.nodes.size() > 1 ? name : "") + std::to_string(node.cores.size()) +
+            " cores, " + format_bytes(node.memory_bytes));
+    }
+    if (machine.cpu_quota > 0) add("a quota of " + std::to_string(machine.cores()) + " cores");
+    for (const Attached& device : machine.attached) {
+        if (device.gpu && device.node >= 0)
+            add("GPU " + device.name + " at node " + std::to_string(device.node));
+    }
+    add("memory limit " + format_bytes(machine.memory_limit_bytes) + ", " +
+        format_bytes(machine.memory_left_bytes) + " of it left");
+    const bool unlimited = machine.memlock_limit_bytes == std::numeric_limits<int64_t>::max();
+    add("locked memory " +
+        (unlimited ? "unlimited" : "up to " + format_bytes(machine.memlock_limit_bytes)));
+    return text;
 }
 
 }  // namespace ferry

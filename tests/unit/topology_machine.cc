@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -9,9 +11,11 @@
 #include <numeric>
 #include <set>
 
+#include "attached.h"
 #include "cgroup.h"
 #include "ferry/base.h"
 #include "ferry/topology.h"
+#include "tests/support/temporary_directory.h"
 
 namespace ferry {
 namespace {
@@ -30,6 +34,8 @@ TEST(Topology, of_this_machine_is_plausible) {
     ASSERT_FALSE(machine.nodes.empty());
     EXPECT_GE(machine.cores(), 1);
     EXPECT_GT(machine.memory_limit_bytes, kMiB);
+    EXPECT_GT(machine.memory_left_bytes, 0);
+    EXPECT_LT(machine.memory_left_bytes, machine.memory_limit_bytes);
     int64_t memory = 0;
     for (const NumaNode& node : machine.nodes) memory += node.memory_bytes;
     EXPECT_GT(memory, kMiB);
@@ -107,22 +113,75 @@ TEST(Topology, counts_no_more_cores_than_the_quota) {
     EXPECT_EQ(machine.cores(), 6);
 }
 
-class Cgroup : public testing::Test {
+// Two nodes; a GPU and a drive at each, and a drive at neither alone.
+TEST(Topology, knows_where_gpus_and_drives_sit) {
+    const Environment described("HWLOC_XMLFILE", FERRY_SOURCE_DIR "/tests/unit/two_nodes.xml");
+    const Topology machine = discover_topology();
+    ASSERT_EQ(machine.nodes.size(), 2u);
+    EXPECT_EQ(machine.attached.size(), 5u);  // the network card is neither
+    EXPECT_EQ(node_of_device(machine, "0000:17:00.0"), 0);
+    EXPECT_EQ(node_of_device(machine, "0000:98:00.0"), 1);
+    EXPECT_EQ(node_of_device(machine, "nvme0n1"), 0);
+    EXPECT_EQ(node_of_device(machine, "nvme1n1"), 1);
+    EXPECT_EQ(node_of_device(machine, "sda"), -1);
+    EXPECT_EQ(node_of_device(machine, "nvme7n1"), -1);
+    const std::string said = describe(machine);
+    EXPECT_THAT(said, testing::HasSubstr("NUMA node 1: 2 cores, 4.00 GiB"));
+    EXPECT_THAT(said, testing::HasSubstr("GPU 0000:98:00.0 at node 1"));
+    EXPECT_THAT(said, testing::HasSubstr("memory limit "));
+}
+
+class FileTree : public testing::Test {
 protected:
-    void SetUp() override {
-        std::string pattern =
-            (std::filesystem::temp_directory_path() / "ferry_cgroup_XXXXXX").string();
-        ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-        root_ = pattern;
-    }
-    void TearDown() override { std::filesystem::remove_all(root_); }
     void write(const std::string& path, const std::string& text) {
         const std::filesystem::path full = root_ + "/" + path;
         std::filesystem::create_directories(full.parent_path());
         std::ofstream(full) << text << "\n";
     }
-    std::string root_;
+    // As sysfs has them: relative to the folder that the link lies in.
+    void link(const std::string& path, const std::string& target) {
+        const std::filesystem::path full = root_ + "/" + path;
+        std::filesystem::create_directories(full.parent_path());
+        std::filesystem::create_directory_symlink(target, full);
+    }
+    const TemporaryDirectory directory_{"/tmp"};
+    const std::string root_ = directory_.path();
 };
+
+using Drives = FileTree;
+TEST_F(Drives, OfAPartitionAreItsDriveAndOfAMappingItsParts) {
+    write("devices/pci/nvme0n1/size", "8");
+    write("devices/pci/nvme0n1/nvme0n1p1/partition", "1");
+    write("devices/pci/nvme1n1/size", "8");
+    write("devices/virtual/block/md0/size", "16");
+    link("devices/virtual/block/md0/slaves/nvme0n1p1", "../../../../pci/nvme0n1/nvme0n1p1");
+    link("devices/virtual/block/md0/slaves/nvme1n1", "../../../../pci/nvme1n1");
+    link("devices/virtual/block/dm-0/slaves/md0", "../../md0");
+    link("dev/block/259:0", "../../devices/pci/nvme0n1");
+    link("dev/block/259:1", "../../devices/pci/nvme0n1/nvme0n1p1");
+    link("dev/block/9:0", "../../devices/virtual/block/md0");
+    link("dev/block/253:0", "../../devices/virtual/block/dm-0");
+    using testing::ElementsAre;
+    using topology::drives_of;
+    EXPECT_THAT(drives_of(259, 0, root_), ElementsAre("nvme0n1"));
+    EXPECT_THAT(drives_of(259, 1, root_), ElementsAre("nvme0n1"));
+    EXPECT_THAT(drives_of(9, 0, root_), testing::UnorderedElementsAre("nvme0n1", "nvme1n1"));
+    EXPECT_THAT(drives_of(253, 0, root_), testing::UnorderedElementsAre("nvme0n1", "nvme1n1"));
+    EXPECT_TRUE(drives_of(0, 42, root_).empty());  // tmpfs, a network, btrfs
+}
+
+TEST_F(Drives, OfAPathSayItsNode) {
+    struct stat status {};
+    ASSERT_EQ(stat(root_.c_str(), &status), 0);
+    const auto names = topology::drives_of(major(status.st_dev), minor(status.st_dev), "/sys");
+    Topology machine;
+    EXPECT_EQ(node_of_path(machine, root_), -1);
+    for (const std::string& name : names) machine.attached.push_back({name, false, 3});
+    EXPECT_EQ(node_of_path(machine, root_), names.empty() ? -1 : 3);
+    EXPECT_EQ(node_of_path(machine, root_ + "/absent"), -1);
+}
+
+using Cgroup = FileTree;
 
 TEST_F(Cgroup, v2_takes_the_least_of_the_ancestors) {
     write("a/b/memory.max", "max");
@@ -132,6 +191,31 @@ TEST_F(Cgroup, v2_takes_the_least_of_the_ancestors) {
     const auto limits = topology::read_cgroup("0::/a/b\n", root_);
     EXPECT_EQ(limits.memory_bytes, kGiB);
     EXPECT_DOUBLE_EQ(limits.cpus, 1.5);
+}
+
+// Of 1000 bytes the group uses 700, of which 250 are files that the kernel can drop; above it, 900
+// of 1100 are used, and nothing can be dropped.
+TEST_F(Cgroup, v2_has_left_what_the_nearest_to_its_limit_has) {
+    write("a/memory.max", "1000");
+    write("a/memory.current", "700");
+    write("a/memory.stat",
+          "anon 400\ninactive_file 200\nactive_file 40\nslab_reclaimable 10\nshmem 60");
+    EXPECT_EQ(topology::read_cgroup("0::/a\n", root_).memory_left_bytes, 550);
+    write("memory.max", "1100");
+    write("memory.current", "900");
+    const auto limits = topology::read_cgroup("0::/a\n", root_);
+    EXPECT_EQ(limits.memory_left_bytes, 200);
+    EXPECT_EQ(limits.memory_bytes, 1000);
+    write("memory.current", "1200");  // a limit that was lowered
+    EXPECT_EQ(topology::read_cgroup("0::/a\n", root_).memory_left_bytes, 0);
+}
+
+TEST_F(Cgroup, v1_has_left_what_its_totals_say) {
+    write("memory/job/memory.limit_in_bytes", "1000");
+    write("memory/job/memory.usage_in_bytes", "900");
+    write("memory/job/memory.stat",
+          "inactive_file 1\ntotal_inactive_file 100\ntotal_active_file 50\n");
+    EXPECT_EQ(topology::read_cgroup("5:memory:/job\n", root_).memory_left_bytes, 250);
 }
 
 TEST_F(Cgroup, v2_inside_a_container_reads_the_mount_itself) {
@@ -168,6 +252,8 @@ Topology two_nodes() {
     machine.nodes = {{.os_index = 0, .cores = {0, 1, 2}, .memory_bytes = 3000},
                      {.os_index = 4, .cores = {8, 9, 10}, .memory_bytes = 6000}};
     machine.memory_limit_bytes = 8000;
+    machine.memory_left_bytes = 6000;
+    machine.memlock_limit_bytes = 64;
     machine.cpu_quota = 4;
     return machine;
 }
@@ -187,7 +273,9 @@ TEST(PartOf, GivesRunsOfCoresNodeByNode) {
     EXPECT_EQ(second.nodes[0].os_index, 4);
     EXPECT_EQ(second.nodes[0].memory_bytes, 6000);
     EXPECT_EQ(second.memory_limit_bytes, 4000);
-    EXPECT_EQ(second.cores(), 2);  // its part of the quota
+    EXPECT_EQ(second.memory_left_bytes, 3000);
+    EXPECT_EQ(second.memlock_limit_bytes, 64);  // each process is held to it alone
+    EXPECT_EQ(second.cores(), 2);               // its part of the quota
 }
 
 TEST(PartOf, CutsANodeWhereTheNumbersDoNotMatch) {

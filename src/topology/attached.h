@@ -1,0 +1,19 @@
+// GPUs and drives, and the NUMA nodes that they hang off.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ferry/topology.h"
+
+namespace ferry::topology {
+
+// As hwloc describes them; empty where it cannot.
+std::vector<Attached> find_attached();
+
+// The drives that hold a block device, by the kernel's names: of a partition its whole drive, of an
+// array or mapping (md, dm) what it is made of. `sys` is where sysfs is mounted. Empty where there
+// is no such block device.
+std::vector<std::string> drives_of(unsigned major, unsigned minor, const std::string& sys);
+
+}  // namespace ferry::topology
