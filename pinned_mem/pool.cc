@@ -5,13 +5,22 @@
 #include <optional>
 
 #include "ferry/pinned_mem.h"
+#include "huge_pages.h"
+#include "touch.h"
 
 namespace ferry::pinned_mem {
 namespace {
 
-constexpr int64_t kHugePage = 2 * kMiB;
 // Page-locked at a time, by one thread: large, for a copy that crosses pieces is cut in two.
 constexpr int64_t kLockedPiece = 256 * kMiB;
+
+void report(const SlabReport& slab) {
+    const int64_t possible = slab.bytes / kHugePage * kHugePage;
+    if (slab.huge_bytes >= possible) return;
+    log_warn("host memory \"" + slab.name + "\": " + format_bytes(slab.huge_bytes) + " of " +
+             format_bytes(slab.bytes) + " lie on huge pages (" + why_not_huge() +
+             "); storage and copies may be slower");
+}
 
 }  // namespace
 
@@ -35,8 +44,9 @@ std::span<std::byte> Pool::reserve(std::string name, int64_t bytes, NodeTeams& t
              .remedy = "raise budgets.host or move more state to budgets.nvme"});
     };
     if (bytes > budget_bytes_ - reserved_bytes_) refuse("budget " + format_bytes(budget_bytes_));
-    if (reserved_bytes_ + bytes > topology_.memory_limit_bytes) {
-        refuse("this machine or cgroup: " + format_bytes(topology_.memory_limit_bytes));
+    if (reserved_bytes_ + bytes > topology_.memory_left_bytes) {
+        refuse(format_bytes(topology_.memory_left_bytes) + " left of the " +
+               format_bytes(topology_.memory_limit_bytes) + " of this machine or cgroup");
     }
     // Over-reserve address space (not memory) so that the slab starts on a huge page.
     const size_t mapped = static_cast<size_t>(round_up(bytes, 4096) + kHugePage);
@@ -48,18 +58,15 @@ std::span<std::byte> Pool::reserve(std::string name, int64_t bytes, NodeTeams& t
     auto* aligned =
         static_cast<std::byte*>(base) +
         (static_cast<uintptr_t>(round_up(static_cast<int64_t>(address), kHugePage)) - address);
-    const bool huge = ::madvise(aligned, static_cast<size_t>(bytes), MADV_HUGEPAGE) == 0;
-    const int64_t pages = ceil_div(bytes, kHugePage);
-    teams.each([&](int node, Team& team) {
-        team.parallel(ceil_div(pages - node, teams.count()), [&](int64_t turn) {
-            const int64_t first = (node + turn * teams.count()) * kHugePage;
-            std::memset(aligned + first, 0,
-                        static_cast<size_t>(std::min(kHugePage, bytes - first)));
-        });
+    // A wish; what came of it is looked at below.
+    ::madvise(aligned, static_cast<size_t>(bytes), MADV_HUGEPAGE);
+    for_each_page(bytes, kHugePage, teams, [&](int64_t first, int64_t size) {
+        std::memset(aligned + first, 0, static_cast<size_t>(size));
     });
     reserved_bytes_ += bytes;
-    reports_.push_back({std::move(name), bytes, huge});
     slabs_.emplace_back(aligned, static_cast<size_t>(bytes));
+    reports_.push_back({std::move(name), bytes, huge_bytes_of(slabs_.back())});
+    report(reports_.back());
     return slabs_.back();
 }
 

@@ -19,12 +19,14 @@ namespace ferry::pinned_mem {
 struct SlabReport {
     std::string name{};
     int64_t bytes = 0;
-    bool huge_pages = false;  // transparent huge pages were granted for it
+    int64_t huge_bytes = 0;  // of them on huge pages, as the kernel said once all were touched
 };
 
 class Pool {
 public:
-    // Throws does_not_fit when the sum would exceed `budget_bytes` or what the cgroup leaves.
+    // Throws does_not_fit when the sum would exceed `budget_bytes` or what was left of the machine
+    // or cgroup (Topology::memory_left_bytes). Beside it others reserve memory: that the sum of all
+    // fits is for whoever knows them.
     Pool(const Topology& topology, int64_t budget_bytes);
     ~Pool();
     Pool(const Pool&) = delete;
@@ -32,7 +34,7 @@ public:
 
     // Before seal() only; a bug afterwards. The memory is zero. Each 2 MiB are touched by, and so
     // lie on, another of the teams' nodes in turn: whatever is worked on keeps every node's memory
-    // busy.
+    // busy. Warns of a slab that did not get the huge pages it asked for.
     std::span<std::byte> reserve(std::string name, int64_t bytes, NodeTeams& teams);
     // Page-locks all slabs so far for the device, which must outlive the pool. Throws does_not_fit.
     void lock_for(Device& device, Team& team);

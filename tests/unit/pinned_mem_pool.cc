@@ -1,8 +1,16 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/prctl.h>
 
 #include <algorithm>
+#include <fstream>
+#include <mutex>
 
 #include "ferry/pinned_mem.h"
+#include "huge_pages.h"
+#include "tests/support/child.h"
+#include "touch.h"
 
 namespace ferry::pinned_mem {
 namespace {
@@ -11,7 +19,8 @@ class PoolTest : public testing::Test {
 protected:
     Topology topology_ = [] {
         Topology made;
-        made.memory_limit_bytes = 64 * kMiB;
+        made.memory_limit_bytes = 128 * kMiB;
+        made.memory_left_bytes = 64 * kMiB;
         made.nodes = {{.os_index = 0, .cores = {0}}, {.os_index = 1, .cores = {1}}};
         return made;
     }();
@@ -42,7 +51,7 @@ TEST_F(PoolTest, TheBudgetAndTheMachineAreLimits) {
         FAIL();
     } catch (const Error& error) {
         EXPECT_EQ(error.trouble(), Trouble::does_not_fit);
-        EXPECT_NE(std::string(error.what()).find("64.00 MiB"), std::string::npos);
+        EXPECT_THAT(error.what(), testing::HasSubstr("64.00 MiB left of the 128.00 MiB"));
     }
 }
 
@@ -50,6 +59,186 @@ TEST_F(PoolTest, NothingIsReservedOnceSealed) {
     Pool pool(topology_, 8 * kMiB);
     pool.seal();
     EXPECT_DEATH(pool.reserve("late", 1, teams_), "sealed");
+}
+
+// Of the whole process, from another file than the one the pool reads.
+int64_t huge_bytes_of_process() {
+    std::ifstream file("/proc/self/smaps_rollup");
+    std::string name;
+    while (file >> name && name != "AnonHugePages:") {
+    }
+    int64_t kib = 0;
+    file >> kib;
+    return kib * kKiB;
+}
+
+TEST_F(PoolTest, CountsTheHugePagesItGot) {
+    if (!why_not_huge().starts_with("memory")) GTEST_SKIP() << why_not_huge();
+    Pool pool(topology_, 16 * kMiB);
+    const int64_t before = huge_bytes_of_process();
+    testing::internal::CaptureStderr();
+    pool.reserve("a", 8 * kMiB + 4096, teams_);
+    const std::string said = testing::internal::GetCapturedStderr();
+    const int64_t huge = pool.slabs()[0].huge_bytes;
+    EXPECT_EQ(huge, huge_bytes_of_process() - before);
+    EXPECT_LE(huge, 8 * kMiB);
+    EXPECT_EQ(said.empty(), huge == 8 * kMiB) << said;
+    pool.reserve("small", 4096, teams_);  // none is possible, and none is missed
+    EXPECT_EQ(pool.slabs()[1].huge_bytes, 0);
+}
+
+TEST_F(PoolTest, SaysWhenItGotNoHugePages) {
+    const int status = in_child([this] {
+        if (prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) != 0) return 1;
+        testing::internal::CaptureStderr();
+        NodeTeams one({.nodes = {{.os_index = 0, .cores = {0}}}}, 1);
+        Pool pool(topology_, 16 * kMiB);
+        pool.reserve("a", 8 * kMiB, one);
+        const std::string said = testing::internal::GetCapturedStderr();
+        for (const char* text : {"\"a\"", "0 B of 8.00 MiB", "PR_SET_THP_DISABLE"}) {
+            if (said.find(text) != std::string::npos) continue;
+            fprintf(stderr, "no %s in: %s\n", text, said.c_str());
+            return 2;
+        }
+        return pool.slabs()[0].huge_bytes == 0 ? 0 : 3;
+    });
+    EXPECT_EQ(status, 0);
+}
+
+// Each page once, on the node whose turn it is.
+TEST_F(PoolTest, TouchesPagesOnTheNodesInTurn) {
+    if (discover_topology().cores() < 2) GTEST_SKIP() << "one core";
+    constexpr int64_t kPage = 4096, kBytes = 7 * kPage + 5;
+    struct Touched {
+        int64_t first, size;
+        int core;
+    };
+    std::mutex mutex;
+    std::vector<Touched> touched;
+    for_each_page(kBytes, kPage, teams_, [&](int64_t first, int64_t size) {
+        const std::lock_guard lock(mutex);
+        touched.push_back({first, size, sched_getcpu()});
+    });
+    std::ranges::sort(touched, {}, &Touched::first);
+    ASSERT_EQ(touched.size(), 8u);
+    for (int page = 0; page < 8; ++page) {
+        const Touched& one = touched[static_cast<size_t>(page)];
+        EXPECT_EQ(one.first, page * kPage);
+        EXPECT_EQ(one.size, page < 7 ? kPage : 5);
+        EXPECT_EQ(one.core, topology_.nodes[static_cast<size_t>(page % 2)].cores[0]);
+    }
+}
+
+// Keeps count of what is locked, and refuses from the n-th call on.
+class CountingDevice final : public Device {
+public:
+    explicit CountingDevice(size_t refuses_at = SIZE_MAX) : refuses_at_(refuses_at) {}
+
+    void lock_pages(std::span<std::byte> host) override {
+        const std::lock_guard lock(mutex_);
+        if (calls_++ >= refuses_at_)
+            throw Error(Trouble::does_not_fit, {.what = "no more pages can be locked"});
+        EXPECT_TRUE(std::ranges::all_of(host.first(4096), [](std::byte b) {
+            return b == std::byte{0};
+        })) << "locked before it was touched";
+        locked_.push_back(host);
+    }
+    void unlock_pages(std::span<std::byte> host) noexcept override {
+        const auto found = std::ranges::find_if(locked_, [&](const auto& pages) {
+            return pages.data() == host.data() && pages.size() == host.size();
+        });
+        if (found == locked_.end()) {
+            ADD_FAILURE() << "unlocked what was not locked";
+            return;
+        }
+        // Still mapped: a GPU must not be left with pages that are somebody else's.
+        host.front() = std::byte{1};
+        locked_.erase(found);
+    }
+    // In order of address.
+    std::vector<std::span<std::byte>> locked() {
+        std::ranges::sort(locked_, {}, [](const auto& pages) { return pages.data(); });
+        return locked_;
+    }
+    size_t calls() const { return calls_; }
+
+    DeviceKind kind() const noexcept override { return DeviceKind::cuda; }
+    std::string architecture() const override { return "counting"; }
+    int64_t overhead_bytes() const override { return 0; }
+    int64_t free_bytes() const override { return 0; }
+    void reserve(int64_t) override {}
+    std::span<std::byte> memory() noexcept override { return {}; }
+    void check() override {}
+
+private:
+    const size_t refuses_at_;
+    std::mutex mutex_;
+    size_t calls_ = 0;
+    std::vector<std::span<std::byte>> locked_;
+};
+
+class LockTest : public PoolTest {
+protected:
+    void SetUp() override { topology_.memory_left_bytes = kGiB; }
+};
+
+TEST_F(LockTest, LocksEverySlabWholeAndUnlocksBeforeItIsUnmapped) {
+    CountingDevice device;
+    {
+        Pool pool(topology_, kGiB);
+        std::vector slabs{pool.reserve("a", 3 * kMiB, teams_), pool.reserve("b", 8192, teams_)};
+        EXPECT_EQ(device.calls(), 0u);
+        pool.lock_for(device, teams_.all());
+        std::ranges::sort(slabs, {}, [](const auto& slab) { return slab.data(); });
+        const auto locked = device.locked();
+        ASSERT_EQ(locked.size(), 2u);
+        for (size_t i = 0; i < 2; ++i) {
+            EXPECT_EQ(locked[i].data(), slabs[i].data());
+            EXPECT_EQ(locked[i].size(), slabs[i].size());
+        }
+    }
+    EXPECT_TRUE(device.locked().empty());
+}
+
+TEST_F(LockTest, CutsALargeSlabIntoPiecesWithoutAGap) {
+    CountingDevice device;
+    {
+        Pool pool(topology_, kGiB);
+        const auto slab = pool.reserve("a", 256 * kMiB + 4096, teams_);
+        pool.lock_for(device, teams_.all());
+        const auto locked = device.locked();
+        ASSERT_EQ(locked.size(), 2u);
+        EXPECT_EQ(locked[0].data(), slab.data());
+        EXPECT_EQ(locked[0].size(), static_cast<size_t>(256 * kMiB));
+        EXPECT_EQ(locked[1].data(), slab.data() + 256 * kMiB);
+        EXPECT_EQ(locked[1].size(), 4096u);
+    }
+    EXPECT_TRUE(device.locked().empty());
+}
+
+TEST_F(LockTest, ARefusalHalfWayUnlocksWhatWasLocked) {
+    CountingDevice device(2);
+    {
+        Pool pool(topology_, kGiB);
+        for (const char* name : {"a", "b", "c", "d"}) pool.reserve(name, 8192, teams_);
+        try {
+            pool.lock_for(device, teams_.all());
+            FAIL() << "the refusal was not passed on";
+        } catch (const Error& error) {
+            EXPECT_EQ(error.trouble(), Trouble::does_not_fit);
+            EXPECT_THAT(error.what(), testing::HasSubstr("no more pages can be locked"));
+        }
+        EXPECT_EQ(device.locked().size(), 2u);
+        EXPECT_EQ(device.calls(), 3u);  // the last slab is not asked for
+    }
+    EXPECT_TRUE(device.locked().empty());
+}
+
+TEST_F(LockTest, IsLockedOnce) {
+    CountingDevice device;
+    Pool pool(topology_, kGiB);
+    pool.lock_for(device, teams_.all());
+    EXPECT_DEATH(pool.lock_for(device, teams_.all()), "locked once");
 }
 
 }  // namespace
