@@ -21,6 +21,8 @@ namespace {
 
 constexpr uint64_t kWakeId = ~uint64_t{0};
 constexpr int64_t kEntryBytesMax = kGiB;  // a larger registered buffer is refused with EFAULT
+// A huge page counts as locked as a whole; less than a few transfers is not worth the search.
+constexpr int64_t kWorthRegistering = 2 * kMiB;
 // Smaller transfers are moved sooner than handed to a worker.
 constexpr int64_t kWorthAWorker = 64 * kKiB;
 
@@ -147,29 +149,46 @@ private:
         if (!fixed_files_) log_warn("aio: files could not be registered with io_uring");
     }
 
-    void register_buffers(const std::vector<std::span<std::byte>>& slabs) {
+    // The first `bytes` of the slabs; errno.
+    int register_first(const std::vector<std::span<std::byte>>& slabs, int64_t bytes) {
         std::vector<iovec> entries;
-        int64_t bytes = 0;
+        auto left = static_cast<size_t>(bytes);
         for (const auto slab : slabs) {
-            for (size_t at = 0; at < slab.size(); at += kEntryBytesMax) {
-                const size_t size = std::min<size_t>(slab.size() - at, kEntryBytesMax);
+            for (size_t at = 0; at < slab.size() && left > 0; at += kEntryBytesMax) {
+                const size_t size =
+                    std::min<size_t>({slab.size() - at, size_t{kEntryBytesMax}, left});
                 entries.push_back({slab.data() + at, size});
-                bytes += static_cast<int64_t>(size);
+                left -= size;
             }
         }
-        if (entries.empty()) return;
         const int error = io_uring_register_buffers(&ring_, entries.data(),
                                                     static_cast<unsigned>(entries.size()));
-        if (error != 0) {
-            log_warn("aio: registering " + format_bytes(bytes) + " of buffers failed (" +
-                     strerror(-error) + "): transfers pin their pages one by one" +
-                     (error == -ENOMEM ? "; raise the locked-memory limit (ulimit -l)" : ""));
-            return;
+        for (size_t i = 0; error == 0 && i < entries.size(); ++i) {
+            auto* begin = static_cast<std::byte*>(entries[i].iov_base);
+            registered_.push_back({begin, begin + entries[i].iov_len});
         }
-        for (const iovec& entry : entries) {
-            auto* begin = static_cast<std::byte*>(entry.iov_base);
-            registered_.push_back({begin, begin + entry.iov_len});
+        return -error;
+    }
+
+    // All of them, or as much as the limit on locked memory leaves: what counts against it, and
+    // what this user's other processes have locked, only the kernel knows, so it is asked.
+    void register_buffers(const std::vector<std::span<std::byte>>& slabs) {
+        int64_t all = 0;
+        for (const auto slab : slabs) all += static_cast<int64_t>(slab.size());
+        if (all == 0) return;
+        int64_t bytes = all;
+        int error = register_first(slabs, bytes);
+        while (error == ENOMEM && bytes / 2 >= kWorthRegistering) {
+            bytes = round_down(bytes / 2, kWorthRegistering);
+            error = register_first(slabs, bytes);
         }
+        const bool locked = error == ENOMEM || bytes < all;
+        if (error == 0 && !locked) return;
+        log_warn("aio: " + (error == 0 ? format_bytes(bytes) : std::string("none")) + " of " +
+                 format_bytes(all) + " of buffers could be registered (" +
+                 strerror(locked ? ENOMEM : error) +
+                 "): other transfers pin their pages one by one" +
+                 (locked ? "; raise the locked-memory limit (ulimit -l)" : ""));
     }
 
     // A ring for a single issuer belongs to the thread that enables it: the I/O thread.
