@@ -58,7 +58,10 @@ Extents::Extents(std::span<const SlotClass> classes, std::span<const PathShape> 
     if (counts_.empty()) counts_ = divide(classes, paths, slack);
     int64_t slots = 0;
     for (const PerPath& count : counts_) slots = std::accumulate(count.begin(), count.end(), slots);
-    for (const SlotClass& one : classes) unused_.push_back(one.slots);
+    for (size_t c = 0; c < classes.size(); ++c) {
+        unused_.push_back(classes[c].slots);
+        reserved_bytes_ += classes[c].slots * slot_bytes_[c];
+    }
     if (slots >= kNoSlot)
         throw Error(Trouble::usage, {.what = "too many storage slots",
                                      .measured = std::to_string(slots),
@@ -135,9 +138,14 @@ void Extents::lay_out(int slot_class, int path, const PathShape& shape, int64_t 
     std::reverse(mine.free.begin(), mine.free.end());
 }
 
+void Extents::count_used(int slot_class, int64_t slots) noexcept {
+    unused_[static_cast<size_t>(slot_class)] -= slots;
+    used_bytes_ += slots * slot_bytes(slot_class);
+    peak_bytes_ = std::max(peak_bytes_, used_bytes_);
+}
+
 SlotId Extents::allocate(int slot_class) noexcept {
-    int64_t& unused = unused_[static_cast<size_t>(slot_class)];
-    if (unused == 0) return kNoSlot;
+    if (unused_[static_cast<size_t>(slot_class)] == 0) return kNoSlot;
     Pool* best = nullptr;
     double best_load = 0;
     for (size_t p = 0; p < speed_.size(); ++p) {
@@ -150,14 +158,14 @@ SlotId Extents::allocate(int slot_class) noexcept {
     const SlotId slot = best->free.back();
     best->free.pop_back();
     ++best->used;
-    --unused;
+    count_used(slot_class, 1);
     used_[slot] = true;
     return slot;
 }
 
 bool Extents::take(int slot_class, std::span<const SlotId> slots) {
     const auto wanted = static_cast<int64_t>(slots.size());
-    int64_t& unused = unused_[static_cast<size_t>(slot_class)];
+    const int64_t unused = unused_[static_cast<size_t>(slot_class)];
     size_t marked = 0;
     for (; marked < slots.size() && wanted <= unused; ++marked) {
         const SlotId slot = slots[marked];
@@ -173,7 +181,7 @@ bool Extents::take(int slot_class, std::span<const SlotId> slots) {
         mine.used += static_cast<int64_t>(
             std::erase_if(mine.free, [this](SlotId slot) { return used_[slot]; }));
     }
-    unused -= wanted;
+    count_used(slot_class, wanted);
     return true;
 }
 
@@ -182,7 +190,7 @@ void Extents::free(SlotId slot) noexcept {
     Pool& mine = pool(places_[slot].slot_class, places_[slot].path);
     mine.free.push_back(slot);  // its capacity is that of all slots: no allocation
     --mine.used;
-    ++unused_[places_[slot].slot_class];
+    count_used(places_[slot].slot_class, -1);
     used_[slot] = false;
 }
 

@@ -45,6 +45,9 @@ public:
         return file_bytes_[static_cast<size_t>(path)][static_cast<size_t>(file)];
     }
     bool used(SlotId slot) const noexcept { return used_[slot]; }
+    // Of the slots that may be in use at once, and of those that most were.
+    int64_t reserved_bytes() const noexcept { return reserved_bytes_; }
+    int64_t peak_bytes() const noexcept { return peak_bytes_; }
 
     int64_t count(int slot_class, int path) const noexcept {
         return counts_[static_cast<size_t>(slot_class)][static_cast<size_t>(path)];
@@ -65,12 +68,14 @@ private:
 
     std::vector<PerPath> divide(std::span<const SlotClass> classes,
                                 std::span<const PathShape> paths, double slack) const;
+    void count_used(int slot_class, int64_t slots) noexcept;
     void lay_out(int slot_class, int path, const PathShape& shape, int64_t count);
     Pool& pool(int slot_class, size_t path) noexcept {
         return pools_[static_cast<size_t>(slot_class) * speed_.size() + path];
     }
 
     std::vector<int64_t> slot_bytes_, unused_;  // a class each; unused: how many may be allocated
+    int64_t reserved_bytes_ = 0, used_bytes_ = 0, peak_bytes_ = 0;
     std::vector<double> speed_;
     std::vector<Place> places_;
     std::vector<bool> used_;

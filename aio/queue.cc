@@ -1,5 +1,7 @@
 #include "queue.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -112,7 +114,20 @@ QueueCounters Queue::counters() const noexcept {
 
 // ---------------------------------------------------------------- the turn
 
+// The thread is the executor's; it comes here first in its first turn.
+void Queue::stay_near_the_drive() {
+    placed_ = true;
+    if (options_.cores.empty()) return;
+    cpu_set_t cores;
+    CPU_ZERO(&cores);
+    for (const int core : options_.cores) CPU_SET(static_cast<size_t>(core), &cores);
+    if (sched_setaffinity(0, sizeof cores, &cores) != 0)
+        log_warn("aio: " + options_.name +
+                 " cannot run on the cores it was given: " + std::strerror(errno));
+}
+
 void Queue::turn(Nanos until) {
+    if (!placed_) stay_near_the_drive();
     now_ = std::max(now_, backend_->now());
     take_requests();
     issue();

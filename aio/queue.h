@@ -37,8 +37,9 @@ struct QueueOptions {
     int operations_max = 256;
     int64_t block_bytes = kMiB;
     int64_t alignment = 4096;
-    size_t slots = 0;  // slot ids are below this
-    int files = 1;     // file numbers are
+    size_t slots = 0;          // slot ids are below this
+    int files = 1;             // file numbers are
+    std::vector<int> cores{};  // of its thread; empty: any
     Tracer tracer{};
 };
 
@@ -115,6 +116,7 @@ private:
         uint32_t first = kNone, last = kNone;
     };
 
+    void stay_near_the_drive();
     // Intake.
     void take_requests();
     void enter(const Request& request);
@@ -154,6 +156,7 @@ private:
     std::atomic<int64_t> finished_ = 0;
 
     // Everything below belongs to the I/O thread.
+    bool placed_ = false;
     std::vector<Entry> entries_;
     std::vector<uint32_t> free_entries_;
     std::vector<uint32_t> newest_of_slot_;

@@ -250,6 +250,7 @@ void VolumeOnPaths::start_rings(const BackendFactory& make_backend) {
                              .alignment = alignment_,
                              .slots = extents_->slots(),
                              .files = shapes_[p].segments,
+                             .cores = options_.paths[p].cores,
                              .tracer = options_.tracer},
                 make_backend(setup), executor_));
         }
@@ -359,6 +360,14 @@ std::string VolumeOnPaths::describe(SlotId slot) const {
     if (slot >= extents_->slots()) return "no slot";
     const Place& place = extents_->place(slot);
     return file_name(place.path, place.file) + " at " + std::to_string(place.offset);
+}
+
+// The copies of the record are there from the start, whatever they hold.
+int64_t VolumeOnPaths::reserved_bytes() const noexcept {
+    return extents_->reserved_bytes() + 2 * copy_bytes();
+}
+int64_t VolumeOnPaths::peak_bytes() const noexcept {
+    return extents_->peak_bytes() + 2 * copy_bytes();
 }
 
 std::vector<PathCounters> VolumeOnPaths::counters() const {

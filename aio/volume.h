@@ -49,6 +49,8 @@ public:
         return files_.empty() ? options_.direct : files_[static_cast<size_t>(path)]->direct();
     }
     std::vector<PathCounters> counters() const override;
+    int64_t reserved_bytes() const noexcept override;
+    int64_t peak_bytes() const noexcept override;
 
 private:
     // At a time, beside the caller's operations.

@@ -5,8 +5,6 @@
 // otherwise. Each ring has its own thread, run by the Executor.
 #pragma once
 
-#include <array>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -28,6 +26,7 @@ struct PathOptions {
     int segments = 0;          // files a path; 0: as the probe finds best
     double endurance_tbw = 0;  // drive's rated terabytes written; 0: unknown
     double bytes_per_s = 0;    // sustained; 0 at one of several paths: all are measured at open
+    std::vector<int> cores{};  // processing units that its rings' threads run on; empty: any
 };
 
 // A family of equally large slots. Slots of different classes never overlap.
@@ -176,6 +175,9 @@ public:
     virtual std::string_view backend_name() const noexcept = 0;
     virtual bool direct(int path) const noexcept = 0;  // obtained; false: through the page cache
     virtual std::vector<PathCounters> counters() const = 0;
+    // Of the slots that may be in use at once and the record's copies; of those that ever were.
+    virtual int64_t reserved_bytes() const noexcept = 0;
+    virtual int64_t peak_bytes() const noexcept = 0;
 };
 
 // The error of a failed operation as one clear Error: path, offset, size, errno and what to do.
@@ -183,8 +185,6 @@ Error to_error(const Volume& volume, const Operation& operation);
 // For a run's summary, a line a path and a total for several:
 // "/mnt/a: 1.20 TiB read at 1.90 GB/s, 1.20 TiB written at 1.85 GB/s, 0.11 % of its rated life".
 std::string describe(std::span<const PathCounters> paths, std::string_view indent = {});
-
-// ---------------------------------------------------------------- integrity
 
 // Checksums of a slot's contents, kept in memory apart from the data: a lost or misdirected write
 // leaves bytes that do not match. One checksum for each 256 KiB piece, keyed by version.

@@ -1,10 +1,12 @@
 // What every volume promises, whatever moves its bytes: uring and posix on a disk and on tmpfs,
 // and the simulated disk.
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <filesystem>
 #include <mutex>
@@ -13,6 +15,7 @@
 #include "ferry/aio.h"
 #include "tests/support/loop_device.h"
 #include "tests/support/simulated_disk.h"
+#include "tests/support/temporary_directory.h"
 
 namespace ferry::aio {
 namespace {
@@ -385,6 +388,34 @@ TEST_P(VolumeContract, AFullQueueTakesNoMore) {
     EXPECT_EQ(next(), &operations[0]);
     EXPECT_TRUE(volume.try_submit(last));
     for (size_t i = 1; i < 4; ++i) EXPECT_EQ(next(), &operations[i]);
+}
+
+// A tracer is called on the ring's thread.
+TEST(Rings, RunOnTheCoresOfTheirPath) {
+    cpu_set_t allowed;
+    ASSERT_EQ(sched_getaffinity(0, sizeof allowed, &allowed), 0);
+    int last = CPU_SETSIZE - 1;
+    while (!CPU_ISSET(static_cast<size_t>(last), &allowed)) --last;
+    const TemporaryDirectory directory;
+    std::atomic<int> elsewhere = 0, transfers = 0;
+    struct Seen {
+        int core;
+        std::atomic<int>&elsewhere, &transfers;
+    } seen{last, elsewhere, transfers};
+    const auto executor = make_thread_executor();
+    const auto volume =
+        Volume::open({.paths = {{.path = directory.path(), .segments = 1, .cores = {last}}},
+                      .classes = {{"a", 4096, 8}},
+                      .tracer = {.transfer =
+                                     [](void* context, const TransferTrace&) {
+                                         auto& s = *static_cast<Seen*>(context);
+                                         ++s.transfers;
+                                         s.elsewhere += sched_getcpu() != s.core;
+                                     },
+                                 .context = &seen}},
+                     *executor);
+    EXPECT_GT(transfers, 0);  // the layout's
+    EXPECT_EQ(elsewhere, 0);
 }
 
 // What a tracer is told: every transfer once, with its place, its bytes and its time.

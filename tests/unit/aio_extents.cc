@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <set>
 
 namespace ferry::aio {
@@ -40,6 +41,26 @@ TEST(Extents, TooSmallNamesTheMissingBytes) {
         EXPECT_NE(error.problem().what.find(std::to_string(6 * 8192)), std::string::npos)
             << error.what();
     }
+}
+
+TEST(Extents, KnowsTheMostThatWasEverInUse) {
+    const SlotClass classes[] = {{"a", 4096, 3}, {"b", 5000, 2}};  // 8192 each
+    const PathShape paths[] = {{.capacity_bytes = kGiB}, {.capacity_bytes = kGiB}};
+    Extents extents(classes, paths, 4096, 0.5);
+    EXPECT_EQ(extents.reserved_bytes(), 3 * 4096 + 2 * 8192);  // without the slack
+    EXPECT_EQ(extents.peak_bytes(), 0);
+    const SlotId a = extents.allocate(0), b = extents.allocate(1);
+    extents.free(a);
+    extents.allocate(0);
+    EXPECT_EQ(extents.peak_bytes(), 4096 + 8192);
+    extents.free(b);
+    const SlotId again = extents.allocate(1), last = extents.allocate(1);
+    extents.free(last);
+    ASSERT_TRUE(extents.take(1, std::array{last}));
+    EXPECT_EQ(extents.peak_bytes(), 4096 + 2 * 8192);
+    extents.free(again);
+    ASSERT_FALSE(extents.take(1, std::array{last}));
+    EXPECT_EQ(extents.peak_bytes(), 4096 + 2 * 8192);
 }
 
 TEST(Extents, SlotsNeverOverlap) {
