@@ -75,7 +75,7 @@ void PathFiles::release() noexcept {
     if (owned_) {
         for (int i = 0; i < segments_ && !options_.raw_device; ++i)
             remove_plain_file(segment_name(i));
-        header_->erase();
+        if (!header_now_.lost) header_->erase();
     }
     owned_ = false;
     header_.reset();
@@ -137,7 +137,8 @@ void PathFiles::take_over(const Header& found, bool reuse) {
         kept_end_.push_back(allocated_bytes(status) < status.st_size ? 0 : status.st_size);
         kept_bytes_ += allocated_bytes(status);
     }
-    const char* why = reuse && !found.laid_out ? " (their layout was not finished)" : "";
+    const char* why =
+        reuse && !found.laid_out && !found.lost ? " (their layout was not finished)" : "";
     log_info("aio: " + options_.path + ": " +
              (kept_ ? "its files, " + format_bytes(kept_bytes_) + ", are taken over"
                     : std::string("its files are removed")) +
@@ -225,9 +226,19 @@ void PathFiles::keep() {
 
 void PathFiles::note_step(int64_t step) noexcept {
     header_now_.step = step;
+    note_header("the step");
+}
+
+void PathFiles::note_lost() noexcept {
+    if (!owned_ || header_now_.step < 0) return;
+    header_now_.lost = 1;
+    note_header("the end of the run");
+}
+
+void PathFiles::note_header(const char* what) noexcept {
     if (!header_->note(header_now_))
-        log_warn("aio: the step cannot be noted in the header on " + options_.path + ": " +
-                 strerror(errno));
+        log_warn("aio: " + std::string(what) + " cannot be noted in the header on " +
+                 options_.path + ": " + strerror(errno));
 }
 
 // ---------------------------------------------------------------- what the path is like

@@ -61,6 +61,9 @@ public:
     // A record was published: from now on the files stay when the volume goes. Throws Error.
     void keep();
     void note_step(int64_t step) noexcept;
+    // The header stays, and says which state was lost; the space is given back. Of no effect before
+    // a step was noted, or once a record was published.
+    void note_lost() noexcept;
     const std::vector<int>& descriptors() const noexcept { return descriptors_; }
     std::string segment_name(int index) const;
 
@@ -73,6 +76,7 @@ private:
     void check_segment_is_whole(int index, int64_t end) const;
     void flush_directory() const;
     void write_header();
+    void note_header(const char* what) noexcept;
     void measure_room();
     void find_alignment();
     int64_t probe_bytes() const;

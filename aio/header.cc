@@ -148,16 +148,18 @@ bool HeaderFile::find_leftover(Leftover leftover, uint64_t run_id, Header& found
     if (!truncated) refuse_newer(found);
     const bool any = leftover == Leftover::remove_any || leftover == Leftover::reuse_any;
     const bool known = !truncated && found.version == kFormatVersion;
-    const bool own = known && found.run_id == run_id && !found.published;
+    const bool lost = known && found.lost;  // nothing is left that anybody could miss
+    const bool own = lost || (known && found.run_id == run_id && !found.published);
     if (leftover == Leftover::refuse || !(own || any)) refuse_leftover(found, truncated, run_id);
-    if (!known) found.laid_out = 0;
     found.segments = std::clamp(truncated ? kSegmentsMax : found.segments, 1, kSegmentsMax);
     const std::string state = truncated ? "a truncated header"
                               : known   ? lost_state(found)
                                         : "an older format";
     log_info("aio: process " + std::to_string(found.pid) + ", run " + hex(found.run_id) +
-             (found.run_id == run_id ? "" : " (another run)") + ", was killed and left " + name_ +
-             ": " + (known && found.published ? "its durable state is given up" : state));
+             (found.run_id == run_id ? "" : " (another run)") + ", " +
+             (lost ? "ended with an error" : "was killed") + " and left " + name_ + ": " +
+             (known && found.published ? "its durable state is given up" : state));
+    if (!known || lost) found.laid_out = 0;
     return true;
 }
 
@@ -179,6 +181,9 @@ void HeaderFile::refuse_leftover(const Header& header, bool truncated, uint64_t 
         problem.measured += ", last settled step " + std::to_string(header.step);
         if (header.run_id != run_id) problem.limit = "this run is " + hex(run_id);
         allow = "go on with it (--resume); or, to give it up, set leftovers to \"remove_any\"";
+    } else if (header.lost) {
+        problem.what = "the header of a run that ended with an error is left here";
+        allow = "set leftovers to \"remove\"";
     } else if (header.run_id != run_id) {
         problem.what = "files of another run, which was killed, are left here";
         problem.limit = "this run is " + hex(run_id);

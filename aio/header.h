@@ -41,6 +41,7 @@ struct Header {
     struct {
         int64_t slot_bytes = 0, slots = 0, slots_here = 0;
     } layout[kRecordClassesMax] = {};
+    int32_t lost = 0;  // 1: the run ended with an error, and nothing lies beside the header
 };
 static_assert(sizeof(Header) <= kHeaderBytes);
 

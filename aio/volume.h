@@ -13,7 +13,7 @@
 
 namespace ferry::aio {
 
-class VolumeOnPaths final : public Volume {
+class VolumeOnPaths : public Volume {
 public:
     // With a factory there are no files: the backend it makes is the storage (tests).
     VolumeOnPaths(VolumeOptions options, Executor& executor, const BackendFactory& make_backend);
@@ -28,6 +28,7 @@ public:
     int in_flight() const noexcept override { return in_flight_; }
     void flush() override;
     void note_step(int64_t step) noexcept override;
+    void note_lost() noexcept override;
 
     std::span<std::byte> record() noexcept override;
     void publish(int64_t bytes) noexcept override;

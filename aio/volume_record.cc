@@ -132,6 +132,10 @@ void VolumeOnPaths::note_step(int64_t step) noexcept {
     for (const auto& files : files_) files->note_step(step);
 }
 
+void VolumeOnPaths::note_lost() noexcept {
+    for (const auto& files : files_) files->note_lost();
+}
+
 // ---------------------------------------------------------------- publishing
 
 VolumeOnPaths::Errand VolumeOnPaths::errand_on_copy(int copy, Verb verb,

@@ -103,8 +103,7 @@ struct Operation {
     int64_t offset = 0;             // in the slot; multiple of the volume's alignment
     std::span<std::byte> buffer{};  // address and size multiples of the alignment
     uint64_t tag = 0;               // the caller's
-
-    State state = State::idle;  // below: written by the volume
+    State state = State::idle;      // below: written by the volume
     int64_t done_bytes = 0;
     int error = 0;  // errno, when failed
     Nanos submitted_ns = 0, finished_ns = 0;
@@ -151,6 +150,8 @@ public:
     virtual void flush() = 0;
     // The last step settled, into the headers: a kill does not lose it, a power failure may.
     virtual void note_step(int64_t step) noexcept = 0;
+    // The run ends, storage failed: where a step was noted the headers stay and say what is lost.
+    virtual void note_lost() noexcept = 0;
 
     // ---- with record_bytes: a record of what the slots hold, in two copies
     // The next one, to be filled while no publication is under way.
@@ -182,8 +183,7 @@ public:
 
 // The error of a failed operation as one clear Error: path, offset, size, errno and what to do.
 Error to_error(const Volume& volume, const Operation& operation);
-// For a run's summary, a line a path and a total for several:
-// "/mnt/a: 1.20 TiB read at 1.90 GB/s, 1.20 TiB written at 1.85 GB/s, 0.11 % of its rated life".
+// For a run's summary, a line a path and a total for several.
 std::string describe(std::span<const PathCounters> paths, std::string_view indent = {});
 
 // Checksums of a slot's contents, kept in memory apart from the data: a lost or misdirected write

@@ -44,6 +44,33 @@ Error nothing_to_resume() {
                        "step of a run survives"}};
 }
 
+bool is_of_storage(const std::exception& error) {
+    const auto* known = dynamic_cast<const Error*>(&error);
+    return known && known->trouble() == Trouble::io;
+}
+
+void throw_again_at(const Moment& moment) {
+    const auto add = [](std::string& to, const char* between, const std::string& text) {
+        to += (to.empty() ? "" : between) + text;
+    };
+    try {
+        throw;
+    } catch (const Error& error) {
+        if (!is_of_storage(error)) throw;
+        Problem problem = error.problem();
+        const bool begun = moment.step > moment.last_good;
+        add(problem.where, ", ",
+            (begun ? "in step " : "after step ") + std::to_string(moment.step));
+        add(problem.limit, "; ", "the last good step is " + std::to_string(moment.last_good));
+        if (moment.durable)
+            add(problem.remedy, "; ", "--resume goes on from the last durable step");
+        else if (moment.stores)
+            add(problem.remedy, "; ",
+                "its state is lost: start again (checkpoint.durable_steps keeps it)");
+        throw Error(error.trouble(), std::move(problem));
+    }
+}
+
 std::span<const std::byte> RunRecord::write(const RunState& state, int64_t room) {
     const Stored stored{kFormat, state, identity_.size()};
     bytes_.resize(sizeof stored + identity_.size());

@@ -1,6 +1,7 @@
 // What a run is besides its chunks: with both, it goes on as if nothing had happened.
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <string>
 #include <vector>
@@ -28,6 +29,17 @@ std::string identity_of(const Config& config, const std::string& numerics,
 // Ranks do not publish their steps together: what one has durable, another may have lost.
 Error several_ranks_not_durable(int ranks);
 Error nothing_to_resume();  // of a run without NVMe
+
+// Where a run is when something fails: `step` is the last that was begun, `last_good` the last that
+// was settled.
+struct Moment {
+    int64_t step = 0, last_good = 0;
+    bool stores = false, durable = false;  // something on NVMe; steps that outlive the process
+};
+bool is_of_storage(const std::exception& error);
+// In a handler: throws the exception again. Storage knows the place alone: what it says gets the
+// step, the last good one, and what has become of the state.
+[[noreturn]] void throw_again_at(const Moment& moment);
 
 // States of one run as bytes, and back.
 class RunRecord {

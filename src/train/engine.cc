@@ -145,19 +145,24 @@ public:
         return fmt::format("{:016x} ({})", numerics_hash(config_, shape_, machine, world_.ranks),
                            numerics_text(config_, shape_, machine, world_.ranks));
     }
-    RunReport report() override;
+    RunReport report() override {
+        return guarded([this] { return so_far(); });
+    }
 
 private:
-    // What ends this rank, the others hear at once.
+    // What ends this rank, the others hear at once; what storage lost, whoever finds its files.
     template <class Work>
     std::invoke_result_t<Work> guarded(const Work& work) {
         try {
             return work();
         } catch (const std::exception& error) {
             station_->abandon(error.what());
-            throw;
+            if (volume_ && is_of_storage(error)) volume_->note_lost();
+            throw_again_at({step_, last_good_, volume_ != nullptr, plan_.durable});
         }
     }
+
+    RunReport so_far();
 
     StepReport next_step() {
         const Nanos start = executor_.now();
@@ -179,7 +184,7 @@ private:
 
     // Each rank goes through as many micro-batches, the last ones perhaps without a target.
     Evaluation held_back(std::span<float> logits) {
-        totals_ = report();  // evaluation moves weights too; the run's figures are training's alone
+        totals_ = so_far();  // evaluation moves weights too; the run's figures are training's alone
         store_->reset_report();
         kernels_.evaluation_targets() = 0;
         kernels_.keep_logits(logits);
@@ -355,6 +360,7 @@ private:
 
     // How far the run has come: for whoever finds its files, and to go on from there.
     void note_settled() {
+        last_good_ = step_;
         if (volume_) volume_->note_step(step_);
         if (!plan_.durable) return;
         settled_ = record_.write({.step = step_,
@@ -366,8 +372,7 @@ private:
                                  plan_.record_bytes - swap::map_bytes(plan_.objects));
     }
 
-    // Finishes the last step, to the last byte that is to be durable; its time belongs to the
-    // steps.
+    // Finishes the last step, to the last byte that is to be durable; its time is the steps'.
     void drain() {
         const Nanos start = executor_.now();
         if (previous_ != Previous::none) {
@@ -430,7 +435,7 @@ private:
     Timelines planned_{};                   // once the bound is known
     LossScale loss_scale_{numerics_.compute == DType::f16};
     int64_t skipped_in_a_row_ = 0;
-    int64_t step_ = 0, updates_ = 0, sequence_ = 0, durable_step_ = -1;
+    int64_t step_ = 0, last_good_ = 0, updates_ = 0, sequence_ = 0, durable_step_ = -1;
     uint64_t frozen_ = 0;  // hash of the frozen weights
     Previous previous_ = Previous::none;
     RunReport totals_{};
@@ -443,7 +448,7 @@ void Run::measure_bound() {
 void Run::measure() {
     if (figures_) return judge(shared_by(*figures_, world_.local_ranks));
     drain();             // then all buffers are free
-    totals_ = report();  // what is moved from here on is not the run's
+    totals_ = so_far();  // what is moved from here on is not the run's
     kernels_.states()[0] = {.step = 1, .gradient_scale = 1};
     Figures figures =
         measure_figures(schedules_.steady(), bench(), *teams_, topology_,
@@ -463,7 +468,7 @@ void Run::judge(const Figures& figures) {
     train::judge(totals_, planned_, config_, plan_, shape_, schedules_, figures);
 }
 
-RunReport Run::report() {
+RunReport Run::so_far() {
     drain();
     RunReport report = totals_;
     report.model_flops = model_flops(plan_.layers, shape_, numerics_.sequence,

@@ -254,6 +254,41 @@ TEST_P(RecordsOnFiles, AKilledRunWithoutARecordSaysWhichStateIsLost) {
     EXPECT_EQ(why_not(options(Leftover::remove)), "");
 }
 
+TEST_P(RecordsOnFiles, ARunThatEndsWithAnErrorLeavesAHeaderThatSaysWhichStateIsLost) {
+    open(options());
+    volume_->note_lost();
+    volume_.reset();
+    EXPECT_FALSE(std::filesystem::exists(header(0))) << "there was no state yet";
+    open(options());
+    volume_->note_step(41);
+    volume_->note_lost();
+    volume_.reset();
+    EXPECT_FALSE(std::filesystem::exists(path(0) + "/ferry.seg0")) << "its space is given back";
+    expect_refused(options(Leftover::resume), "not consistent, state of step 41 lost");
+    expect_refused(options(Leftover::refuse), "a run that ended with an error");
+    for (const Leftover leftover : {Leftover::remove, Leftover::reuse}) {
+        open(options());
+        volume_->note_step(41);
+        volume_->note_lost();
+        volume_.reset();
+        VolumeOptions other = options(leftover);
+        other.run_id = 8;  // nobody can miss what lies there
+        open(other);
+        write(volume_->allocate(0), 3);
+        volume_.reset();
+        EXPECT_FALSE(std::filesystem::exists(header(0)));
+    }
+}
+
+TEST_P(RecordsOnFiles, WhatWasPublishedOutlivesAnError) {
+    run();
+    volume_->note_step(41);
+    volume_->note_lost();
+    volume_.reset();
+    open(options(Leftover::resume));
+    EXPECT_EQ(found(0).size(), 4u);
+}
+
 TEST_P(RecordsOnFiles, AKilledRunsRecordIsKeptUntilThatIsGivenUp) {
     leave_killed(true);
     for (const Leftover leftover : {Leftover::remove, Leftover::reuse, Leftover::refuse}) {

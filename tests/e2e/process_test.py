@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -175,8 +176,8 @@ class EndTest(FerryTest):
         self.assert_interrupted(first, steps)
         self.assert_trained(self.train(config))
 
-    def damage(self, process, change):
-        """Changes the stored bytes under a run until it ends; what it said."""
+    def damage(self, process, change, **changes):
+        """Changes the stored bytes under a run until it ends; what it said, and what is left."""
         def keep_changing():
             while process.returncode is None:
                 try:
@@ -196,6 +197,19 @@ class EndTest(FerryTest):
             changer.join()
         self.assertEqual(process.returncode, IO, err)
         self.assertNotIn("summary", out)
+        step = re.search("the last good step is ([0-9]+)", err)
+        self.assertTrue(step, err)
+        self.assertIn(f"in step {int(step[1]) + 1}", err)
+        # The space is given back; what was there is still known.
+        self.assertEqual(os.listdir(self.path("nvme")), ["ferry.volume"])
+        config = self.config(budgets__host="200KiB", budgets__nvme=[self.nvme()], steps=3,
+                             evaluate__micro_batches=1, **changes)
+        resumed = self.train(config, "--resume")
+        self.assertEqual(resumed.code, USAGE, resumed.err)
+        self.assertIn(f"not consistent, state of step {step[1]} lost", resumed.err)
+        again = self.train(config)
+        self.assert_trained(again)
+        self.assertIn("ended with an error", again.err)
         self.assertEqual(os.listdir(self.path("nvme")), [])
         return err
 
@@ -207,9 +221,10 @@ class EndTest(FerryTest):
                 file.write(b"rot")
 
         for changes in ({}, {"precision": "bf16", "io__backend": "posix", "swap__groups": 2}):
-            process = self.start(budgets__device="1400KiB", **changes)
+            changes["budgets__device"] = "1400KiB"
+            process = self.start(**changes)
             self.wait_for_steps(process, 1)
-            err = self.damage(process, flip)
+            err = self.damage(process, flip, **changes)
             self.assertIn("bytes read back from NVMe are not those written", err)
             self.assertIn(self.path("nvme") + "/ferry.seg0", err)
             self.assertIn("checksum", err)

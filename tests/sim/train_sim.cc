@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <optional>
 
 #include "tests/support/simulated_disk.h"
 #include "tests/support/tiny_run.h"
@@ -20,6 +21,7 @@ struct SimulatedOutcome {
     TinyOutcome run{};
     std::string error{};  // empty: it ended
     Trouble trouble = Trouble::internal;
+    std::optional<int64_t> lost_step{};  // as the volume says
     uint64_t trace = 0;
     int64_t injected = 0;
 };
@@ -33,23 +35,34 @@ protected:
     }
     static void TearDownTestSuite() { delete data_; }
 
-    static SimulatedOutcome simulate(const Config& config,
-                                     const aio::SimulatedDiskOptions& options) {
-        const auto executor = make_simulated_executor(options.seed);
-        aio::SimulatedDisk disk(options, *executor);
+    static SimulatedOutcome run_on(aio::SimulatedDisk& disk, Executor& executor,
+                                   const Config& config) {
         SimulatedOutcome outcome;
         try {
-            outcome.run =
-                run_tiny(config, {.executor = executor.get(),
-                                  .open_volume = [&](aio::VolumeOptions volume, Executor& e) {
-                                      volume.write_once = false;
-                                      return aio::open_simulated_volume(std::move(volume), e, disk);
-                                  }});
+            outcome.run = run_tiny(
+                config,
+                {.executor = &executor, .open_volume = [&](aio::VolumeOptions volume, Executor& e) {
+                     volume.write_once = false;
+                     return aio::open_simulated_volume(std::move(volume), e, disk);
+                 }});
         } catch (const Error& error) {
             outcome.error = error.what();
             outcome.trouble = error.trouble();
         }
+        outcome.lost_step = disk.lost_step();
+        return outcome;
+    }
+
+    static SimulatedOutcome simulate(const Config& config, const aio::SimulatedDiskOptions& options,
+                                     bool again = false) {
+        const auto executor = make_simulated_executor(options.seed);
+        aio::SimulatedDisk disk(options, *executor);
+        SimulatedOutcome outcome = run_on(disk, *executor, config);
         outcome.trace = disk.trace();
+        if (again && !outcome.error.empty()) {
+            disk.plug_in();
+            expect_exact(run_on(disk, *executor, config));
+        }
         for (int f = 1; f < aio::kFaults; ++f)
             outcome.injected += disk.injected(static_cast<aio::Fault>(f));
         return outcome;
@@ -57,6 +70,7 @@ protected:
 
     static void expect_exact(const SimulatedOutcome& outcome) {
         EXPECT_EQ(outcome.error, "");
+        EXPECT_FALSE(outcome.lost_step);
         EXPECT_EQ(outcome.run.hash, reference_.hash);
         EXPECT_EQ(outcome.run.losses, reference_.losses);
     }
@@ -69,6 +83,18 @@ protected:
     static bool names_the_place(const SimulatedOutcome& outcome) {
         return outcome.trouble == Trouble::io &&
                outcome.error.find("simulated") != std::string::npos;
+    }
+
+    // Of a run whose state was there: its volume names the step that its error does.
+    static void expect_step_named(const SimulatedOutcome& outcome) {
+        ASSERT_TRUE(outcome.lost_step);
+        const std::string step = std::to_string(*outcome.lost_step);
+        const std::string next = std::to_string(*outcome.lost_step + 1);
+        const auto says = [&](const std::string& text) {
+            return outcome.error.find(text) != std::string::npos;
+        };
+        EXPECT_TRUE(says("the last good step is " + step)) << outcome.error;
+        EXPECT_TRUE(says(", in step " + next) || says(", after step " + step)) << outcome.error;
     }
 
     static TinyData* data_;
@@ -139,29 +165,37 @@ TEST_F(TrainSim, GetsOverEveryHiccup) {
 
 // A fault at the n-th transfer it can happen to, for n = 0, 1, 2, ... until the run has no more. A
 // hiccup is got over; a loud failure ends the run with the path, the place and what to do; so does
-// a silent one, unless nobody reads those bytes again or they are what was there before.
+// a silent one, unless nobody reads those bytes again or they are what was there before. Once there
+// was a state to lose, error and volume name the step, and the next run on that disk is exact.
 class EveryFault : public TrainSim, public testing::WithParamInterface<aio::Fault> {};
 
 TEST_P(EveryFault, AtEveryTransferEndsExactOrNamed) {
     const aio::Fault fault = GetParam();
     const auto stride = static_cast<int64_t>(from_environment("FERRY_SIM_STRIDE", 1));
-    int64_t named = 0, runs = 0;
+    constexpr int64_t kAgainEvery = 5;  // a run on what this one left
+    int64_t named = 0, lost = 0, runs = 0;
     for (int64_t n = 0;; n += stride, ++runs) {
         SCOPED_TRACE("at transfer " + std::to_string(n));
         const SimulatedOutcome outcome =
             simulate(tiny_config_on_nvme(*data_),
-                     {.seed = static_cast<uint64_t>(n) + 1, .fault = fault, .fault_at = n});
+                     {.seed = static_cast<uint64_t>(n) + 1, .fault = fault, .fault_at = n},
+                     n % kAgainEvery == 0);
         if (outcome.injected == 0) break;
         expect_exact_or_named(outcome);
         named += outcome.error.empty() ? 0 : 1;
+        lost += outcome.lost_step ? 1 : 0;
+        if (outcome.lost_step) expect_step_named(outcome);
+        EXPECT_EQ(outcome.lost_step.has_value(), outcome.error.find(" step ") != std::string::npos)
+            << outcome.error;
         EXPECT_TRUE(outcome.error.empty() || names_the_place(outcome)) << outcome.error;
         if (HasFailure()) return;
     }
     EXPECT_GT(runs, 100 / stride);
     if (aio::loud_failure(fault)) {
         EXPECT_EQ(named, runs);
+        EXPECT_GT(lost, 0);
     } else if (aio::silent(fault)) {
-        EXPECT_GT(named, 0);
+        EXPECT_GT(lost, 0);
     } else {
         EXPECT_EQ(named, 0);
     }

@@ -139,9 +139,24 @@ BackendFactory SimulatedDisk::factory() {
     };
 }
 
+// Headers are no business of a backend: what they would say is told to the disk.
+class SimulatedVolume final : public VolumeOnPaths {
+public:
+    SimulatedVolume(VolumeOptions options, Executor& executor, SimulatedDisk& disk)
+        : VolumeOnPaths(std::move(options), executor, disk.factory()), disk_(disk) {
+        disk_.lost_step_.reset();
+    }
+    void note_step(int64_t step) noexcept override { step_ = step; }
+    void note_lost() noexcept override { disk_.lost_step_ = step_; }
+
+private:
+    SimulatedDisk& disk_;
+    std::optional<int64_t> step_{};
+};
+
 std::unique_ptr<Volume> open_simulated_volume(VolumeOptions options, Executor& executor,
                                               SimulatedDisk& disk) {
-    return open_volume(std::move(options), executor, disk.factory());
+    return std::make_unique<SimulatedVolume>(std::move(options), executor, disk);
 }
 
 // splitmix64

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "aio/backend.h"
@@ -80,8 +81,13 @@ public:
     int64_t injected(Fault fault) const { return injected_[static_cast<size_t>(fault)]; }
     uint64_t trace() const { return trace_; }  // a hash of everything that happened, with its time
     std::vector<std::byte>& contents(int path, int file) { return at(path, file).now; }
+    // A drive that vanished is there again, with what it held.
+    void plug_in() { vanished_ = false; }
+    // The step whose state is lost, as the headers say where a run has ended with an error.
+    std::optional<int64_t> lost_step() const { return lost_step_; }
 
 private:
+    friend class SimulatedVolume;
     friend class SimulatedBackend;
     struct File {
         std::vector<std::byte> now, durable;
@@ -114,6 +120,7 @@ private:
     uint64_t trace_ = 14695981039346656037u;
     std::map<std::pair<int, int>, File> files_;
     std::vector<class SimulatedBackend*> backends_;
+    std::optional<int64_t> lost_step_{};
 };
 
 std::unique_ptr<Volume> open_simulated_volume(VolumeOptions options, Executor& executor,
