@@ -10,7 +10,7 @@ namespace ferry::swap {
 // A schedule in the lanes: where its tasks 0 lie in absolute counts, and what its entries wait for.
 struct Active {
     const Schedule* schedule = nullptr;
-    int64_t step = 0;
+    int64_t step = 0, shown = -1;
     std::array<int64_t, kLanes> base{};
     std::vector<Counters> entry_waits{};
 };

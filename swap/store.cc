@@ -23,6 +23,7 @@ struct Flight {
     aio::Operation operation{};
     Kernels* kernels = nullptr;
     const char* name = "";
+    int64_t shown = -1;
     bool finished = false;
     Nanos dispatched_ns = 0;
 };
@@ -53,7 +54,9 @@ public:
         }
     }
 
-    void append(const Schedule& schedule, int64_t step) override { board_.append(schedule, step); }
+    void append(const Schedule& schedule, int64_t step, int64_t shown) override {
+        board_.append(schedule, step).shown = shown;
+    }
 
     void run_to_verdict() override {
         FERRY_CHECK(board_.newest().schedule->has_verdict, "this schedule has no verdict");
@@ -264,7 +267,7 @@ private:
                                  .begin_ns = start,
                                  .end_ns = now,
                                  .bytes = task.bytes,
-                                 .step = flight(lane, i).call.step,
+                                 .step = flight(lane, i).shown,
                                  .layer = task.layer,
                                  .item = task.item});
     }
@@ -299,6 +302,7 @@ private:
         flight.call = {.task = &task, .step = active.step, .at = {}, .store = this};
         flight.kernels = &kernels_;
         flight.name = name_of_task(task);
+        flight.shown = active.shown;
         flight.finished = false;
         flight.dispatched_ns = executor_.now();
         if (!resolve(task, flight.call)) return false;

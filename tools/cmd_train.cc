@@ -219,6 +219,7 @@ private:
 
     void write_trace() {
         recording_.write(options_.trace);
+        if (!options_.bound) log_info("the trace has nothing planned: --no-bound predicts no step");
         if (recording_.dropped() == 0) return;
         log_warn(fmt::format("the trace holds the first {} tasks of the run; {} more did not fit",
                              recording_.size(), recording_.dropped()));

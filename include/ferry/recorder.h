@@ -22,7 +22,7 @@ enum class Op : uint8_t {
     head,             // {weights, table or none, x, tokens, dx, gradient, table gradient, scratch,
                       // report}; item: micro-batch, as the report counts them
     head_loss,        // {weights, table or none, x, tokens, -, -, -, scratch, report}
-    backward,         // {weights, x_in, dx, gradient or none, scratch}; bytes 1: needs dx
+    backward,         // {weights, x_in, dx, gradient or none, scratch}; flag: needs dx
     embed_backward,   // {tokens, dx, gradient}
     zero,             // {gradient or report}
     add,              // {gradient, gradient to add}
@@ -70,7 +70,8 @@ private:
 // as far as the buffers reach.
 class Recorder {
 public:
-    Recorder(const Plan& plan, std::string name);
+    enum class Keep : uint8_t { schedule, bytes };  // bytes: only how many, which is much faster
+    Recorder(const Plan& plan, std::string name, Keep keep = Keep::schedule);
     ~Recorder();
     const Plan& plan() const { return plan_; }
 
@@ -97,9 +98,17 @@ public:
         const Lease* lease;
         bool writes;
     };
-    // `operands` become the task's places in order; a null lease is an empty place.
+    // `operands` become the task's places in order; a null lease is an empty place. `bytes`: of
+    // those ops that come in several sizes.
+    struct Detail {
+        int64_t bytes = 0;
+        bool flag = false;
+    };
     void compute(Op op, int64_t layer, int64_t item, std::initializer_list<Operand> operands,
-                 int64_t bytes = 0);
+                 const Detail& detail);
+    void compute(Op op, int64_t layer, int64_t item, std::initializer_list<Operand> operands) {
+        compute(op, layer, item, operands, Detail{});
+    }
 
     void update_chunk(int64_t chunk, Op op);      // update, update_bet or recast
     enum class Move : uint8_t { in, out, both };  // read and checked; sealed and written; unchanged
@@ -110,6 +119,8 @@ public:
     void mark_verdict();  // norms and report have reached the host, and every rank knows of all
 
     swap::Schedule finish();
+    // Of the tasks recorded so far, on each lane.
+    const std::array<int64_t, swap::kLanes>& bytes() const;
 
 private:
     friend class Lease;

@@ -57,11 +57,12 @@ struct Task {
     Verb verb = Verb::kernel;
     Lane lane = Lane::compute;
     uint8_t op = 0;        // kernel: which, the owner's enum
+    bool flag = false;     // kernel: what the op says it is
     bool settled = false;  // write: becomes current when its bytes are on the device
-    int32_t layer = 0;
-    int32_t item = 0;  // micro-batch or chunk, by op
+    int32_t layer = -1;    // -1: of none
+    int32_t item = -1;     // micro-batch or chunk, by op or object; -1: of none
     ObjectId object = kNoObject;
-    int64_t bytes = 0;
+    int64_t bytes = 0;  // moved; by a kernel read and written
     std::array<Place, kPlaces> places{};
     uint32_t index = 0;  // in its lane
     uint32_t first_wait = 0, waits = 0;

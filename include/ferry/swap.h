@@ -104,8 +104,9 @@ public:
     virtual ~Store() = default;  // waits for what is in flight
 
     // The schedule's tasks follow everything appended before, lane by lane. It must stay alive
-    // until drained. `step` is passed to its kernels. At most 4 schedules at a time.
-    virtual void append(const Schedule& schedule, int64_t step) = 0;
+    // until drained. `step` is passed to its kernels, `shown` is the recording's word for it. At
+    // most 4 schedules at a time.
+    virtual void append(const Schedule& schedule, int64_t step, int64_t shown) = 0;
     // Replays until the verdict of the schedule appended last is known; throws what went wrong.
     virtual void run_to_verdict() = 0;
     virtual void drain() = 0;  // replays everything appended

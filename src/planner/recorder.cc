@@ -73,9 +73,11 @@ Place Lease::place(int64_t offset) const {
 
 // ---------------------------------------------------------------- Recorder
 
-Recorder::Recorder(const Plan& plan, std::string name)
-    : plan_(plan), impl_(std::make_unique<Impl>(plan, std::move(name))) {}
+Recorder::Recorder(const Plan& plan, std::string name, Keep keep)
+    : plan_(plan), impl_(std::make_unique<Impl>(plan, std::move(name), keep)) {}
 Recorder::~Recorder() = default;
+
+const std::array<int64_t, swap::kLanes>& Recorder::bytes() const { return impl_->lane_bytes; }
 
 void Lease::release() {
     if (recorder_ && index_ >= 0) {
@@ -122,7 +124,7 @@ Lease Recorder::fetch_gradient(int64_t layer, bool first_group, bool of_table) {
     const model::Layer& shape = plan_.layers[static_cast<size_t>(layer)];
     Lease lease = acquire(is_edge(shape) ? Class::edge_gradient : Class::block_gradient);
     if (first_group) {
-        compute(Op::zero, layer, 0, {{&lease, true}}, shape.trainable_elements * 4);
+        compute(Op::zero, layer, 0, {{&lease, true}}, {.bytes = shape.trainable_elements * 4});
         return lease;
     }
     for (const Park& park : plan_.parks_of(layer)) {
@@ -172,6 +174,7 @@ void Recorder::send_leaves(const Chunk& chunk, const Lease& wire) {
     Task norms{.verb = Verb::copy,
                .lane = Lane::d2h,
                .layer = static_cast<int32_t>(chunk.layer),
+               .item = static_cast<int32_t>(&chunk - plan_.chunks.data()),
                .bytes = chunk.count / kLeafElements * 4};
     norms.places[0] = leaves_in(wire);
     norms.places[1] = {Place::Kind::host, swap::kNoObject,
@@ -192,6 +195,7 @@ Lease Recorder::load_tokens(int64_t micro_batch, bool evaluation) {
     Lease tokens = acquire(Class::tokens);
     Task copy{.verb = Verb::copy,
               .lane = Lane::h2d,
+              .item = static_cast<int32_t>(micro_batch),
               .bytes = plan_.buffers[static_cast<size_t>(Class::tokens)].bytes};
     copy.places[0] = staging.place();
     copy.places[1] = tokens.place();
@@ -232,13 +236,14 @@ Lease Recorder::recall_input(int64_t layer, int64_t i) {
 }
 
 void Recorder::compute(Op op, int64_t layer, int64_t item, std::initializer_list<Operand> operands,
-                       int64_t bytes) {
+                       const Detail& detail) {
     Task task{.verb = Verb::kernel,
               .lane = Lane::compute,
               .op = static_cast<uint8_t>(op),
+              .flag = detail.flag,
               .layer = static_cast<int32_t>(layer),
               .item = static_cast<int32_t>(item),
-              .bytes = bytes};
+              .bytes = detail.bytes};
     std::vector<Use> uses;
     size_t position = 0;
     for (const Operand& operand : operands) {
@@ -331,6 +336,7 @@ void Recorder::mark_verdict() {
         FERRY_CHECK(impl_->arrivals.empty(), "a gradient is still under way");
         agree();
     }
+    if (impl_->keep == Keep::bytes) return;
     const Lane lane = alone ? Lane::d2h : Lane::comm;
     const auto& tasks = impl_->schedule.lanes[static_cast<size_t>(lane)];
     FERRY_CHECK(!tasks.empty(), "a step without gradients has no verdict");

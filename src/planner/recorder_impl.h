@@ -7,6 +7,7 @@
 
 #include "ferry/recorder.h"
 #include "hazards.h"
+#include "task_facts.h"
 
 namespace ferry::planner {
 
@@ -22,7 +23,11 @@ inline Place current(ObjectId object) { return {Place::Kind::current, object, 0}
 inline bool is_edge(const model::Layer& layer) { return layer.kind != model::LayerKind::block; }
 
 struct Recorder::Impl {
-    Impl(const Plan& the_plan, std::string name) : plan(the_plan), hazards(the_plan.resources) {
+    Impl(const Plan& the_plan, std::string name, Keep what)
+        : plan(the_plan),
+          keep(what),
+          owners(owners_of_objects(the_plan)),
+          hazards(the_plan.resources) {
         schedule.name = std::move(name);
         for (size_t c = 0; c < kClasses; ++c) {
             for (int64_t i = 0; i < plan.buffers[c].count; ++i) free[c].push_back(i);
@@ -30,6 +35,13 @@ struct Recorder::Impl {
     }
 
     void emit(Task task, std::span<const Use> uses) {
+        if (task.verb == Verb::kernel && task.bytes == 0) task.bytes = touched_bytes(plan, task);
+        lane_bytes[static_cast<size_t>(task.lane)] += task.bytes;
+        if (keep == Keep::bytes) return;
+        if (task.object != swap::kNoObject) {
+            task.layer = owners[task.object].layer;
+            task.item = owners[task.object].item;
+        }
         auto& lane = schedule.lanes[static_cast<size_t>(task.lane)];
         task.index = static_cast<uint32_t>(lane.size());
         hazards.order(schedule, task, uses);
@@ -186,6 +198,9 @@ struct Recorder::Impl {
     }
 
     const Plan& plan;
+    const Keep keep;
+    const std::vector<Owner> owners;  // of each object
+    std::array<int64_t, swap::kLanes> lane_bytes{};
     swap::Schedule schedule;
     Hazards hazards;
     std::array<std::deque<int64_t>, kClasses> free;  // front: released longest ago

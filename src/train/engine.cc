@@ -191,7 +191,7 @@ private:
         const int64_t micro_batches = config_.evaluate.micro_batches;
         HeldBack mine;
         for (int64_t done = 0; done < micro_batches; done += schedules_.evaluation_size) {
-            store_->append(schedules_.evaluation, world_.rank * micro_batches + done);
+            store_->append(schedules_.evaluation, world_.rank * micro_batches + done, step_);
             store_->drain();
             mine.loss_sum += settler_.loss_sum(schedules_.evaluation_size);
         }
@@ -311,8 +311,8 @@ private:
         if (recording_)
             trace_rows_.record(schedule,
                                planned_[static_cast<size_t>(previous_)][report.bet ? 1 : 0],
-                               executor_.now(), sequence_);
-        store_->append(schedule, sequence_);
+                               executor_.now(), step_);
+        store_->append(schedule, sequence_, step_);
         if (plan_.durable) store_->publish(settled_);
         store_->run_to_verdict();
         const std::array<RankReport, 1> mine{ranks_ ? RankReport{} : settler_.report()};
@@ -376,7 +376,7 @@ private:
     void drain() {
         const Nanos start = executor_.now();
         if (previous_ != Previous::none) {
-            store_->append(schedules_.drains[static_cast<size_t>(previous_)], ++sequence_);
+            store_->append(schedules_.drains[static_cast<size_t>(previous_)], ++sequence_, step_);
             previous_ = Previous::none;
         }
         if (plan_.durable && durable_step_ != step_) {

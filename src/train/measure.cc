@@ -24,8 +24,10 @@ KernelTimes::Kind kind_of(const swap::Task& task, const planner::Plan& plan) {
     const auto layer = static_cast<int64_t>(plan.layers[static_cast<size_t>(task.layer)].kind);
     const auto op = static_cast<Op>(task.op);
     const bool of_chunk = op == Op::round || op == Op::cut || op == Op::sum;
-    const int64_t size = of_chunk ? plan.chunks[static_cast<size_t>(task.item)].count : task.bytes;
-    return {task.op, layer, size};
+    if (of_chunk) return {task.op, layer, plan.chunks[static_cast<size_t>(task.item)].count};
+    // Of the others only these are of several sizes.
+    if (op == Op::zero || op == Op::add) return {task.op, layer, task.bytes};
+    return {task.op, layer, task.flag ? 1 : 0};
 }
 
 namespace {
@@ -391,7 +393,7 @@ double time_storage(const planner::Plan& plan, swap::Store& store, Executor& exe
     if (bytes == 0) return 0;
     const swap::Schedule schedule = recorder.finish();
     const Nanos start = executor.now();
-    store.append(schedule, 0);
+    store.append(schedule, 0, 0);
     store.drain();
     return static_cast<double>(bytes) / (static_cast<double>(executor.now() - start) * 1e-9);
 }

@@ -125,7 +125,8 @@ public:
             optim::scalars_of(hyper_, ++updates_, 1.0));  // an update ends the step before
         store_->reset_report();
         const Nanos start = executor_.now();
-        store_->append(schedule(pass), ++sequence_);
+        ++sequence_;
+        store_->append(schedule(pass), sequence_, sequence_);
         store_->drain();
         return {.seconds = static_cast<double>(executor_.now() - start) * 1e-9,
                 .lanes = store_->report()};

@@ -42,7 +42,9 @@ public:
         }
     }
 
-    void start_report() { r_.compute(Op::zero, 0, 0, {{&report_, true}}, plan_.report_bytes()); }
+    void start_report() {
+        r_.compute(Op::zero, 0, 0, {{&report_, true}}, {.bytes = plan_.report_bytes()});
+    }
     void send_report() { r_.send_report(report_); }
 
     // What the step before left of the layers to this one, just before its weights are needed.
@@ -134,7 +136,7 @@ public:
                             {&x_[at(i)], true},
                             {trains ? &gradient : nullptr, true},
                             {&scratch_, false}},
-                           below ? 1 : 0);
+                           {.flag = below});
             }
             if (group.is_last && goes_back(layer - 1)) r_.expect_weights(layer - 1);
             if (trains) finish_gradient(layer, group, gradient);
@@ -232,7 +234,7 @@ private:
         if (plan_.tied && !group.is_last) r_.park_gradient(0, table_gradient_, true);
         if (plan_.tied && group.is_last) {
             r_.compute(Op::add, 0, 0, {{&gradient, true}, {&table_gradient_, false}},
-                       plan_.layers[0].trainable_elements * 4);
+                       {.bytes = plan_.layers[0].trainable_elements * 4});
         }
         table_gradient_.release();
         finish_gradient(0, group, gradient);

@@ -48,8 +48,8 @@ void StepKernels::run(const Call& call) noexcept {
 
 std::string StepKernels::describe(const Call& call) const {
     const swap::Task& task = *call.task;
-    std::string text = "step " + std::to_string(states_[call.step].step) + ", " +
-                       layer_name(plan_.layers, task.layer);
+    std::string text = "step " + std::to_string(states_[call.step].step);
+    if (task.layer >= 0) text += ", " + layer_name(plan_.layers, task.layer);
     if (task.verb == swap::Verb::kernel)
         text += ", " + std::string(name_of(static_cast<Op>(task.op)));
     return text;
@@ -83,8 +83,8 @@ void StepKernels::compute(const Call& call) {
         case Op::head_loss:
             return head(call);
         case Op::backward:
-            return model_.decoder->backward(block, at[0], at[1], at[2], task.bytes != 0,
-                                            floats(at[3]), at[4]);
+            return model_.decoder->backward(block, at[0], at[1], at[2], task.flag, floats(at[3]),
+                                            at[4]);
         case Op::embed_backward:
             return model_.decoder->embed_backward(ints(at[0]), at[1], floats(at[2]));
         case Op::zero:

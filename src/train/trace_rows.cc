@@ -13,7 +13,7 @@ TraceRows::TraceRows(trace::Recording* recording, size_t lanes) : recording_(rec
 }
 
 void TraceRows::record(const swap::Schedule& schedule, const swap::Timeline& planned, Nanos start,
-                       int64_t sequence) {
+                       int64_t step) {
     for (size_t t = 0; t < planned.tasks.size(); ++t) {
         const swap::Task& task = schedule.tasks[t];
         const auto at = [&](double seconds) { return start + static_cast<Nanos>(seconds * 1e9); };
@@ -24,7 +24,7 @@ void TraceRows::record(const swap::Schedule& schedule, const swap::Timeline& pla
                          .begin_ns = at(planned.tasks[t].begin_s),
                          .end_ns = at(planned.tasks[t].end_s),
                          .bytes = task.bytes,
-                         .step = sequence,
+                         .step = step,
                          .layer = task.layer,
                          .item = task.item});
     }

@@ -18,7 +18,7 @@ public:
     const std::array<trace::RowId, swap::kLanes>& measured() const { return measured_; }
     // What the schedule's tasks should take, from `start` on.
     void record(const swap::Schedule& schedule, const swap::Timeline& planned, Nanos start,
-                int64_t sequence);
+                int64_t step);
 
 private:
     trace::Recording* recording_;

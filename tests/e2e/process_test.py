@@ -60,6 +60,35 @@ class OutputTest(FerryTest):
             for (begin, length, _), (after, _, _) in zip(slices, slices[1:]):
                 self.assertLessEqual(begin + length, after + 0.01)  # microseconds
 
+    def test_every_slice_of_the_trace_says_what_it_moved(self):
+        trace = self.path("slices.json")
+        config = self.config(budgets__host="200KiB", budgets__device="1400KiB", swap__groups=2,
+                             budgets__nvme=[self.nvme()], steps=6, evaluate__every=2,
+                             evaluate__micro_batches=1)
+        run = self.train(config, "--trace", trace)
+        self.assert_trained(run)
+        with open(trace, encoding="utf-8") as file:
+            events = json.load(file)["traceEvents"]
+        groups = {event["pid"]: event["args"]["name"] for event in events
+                  if event["name"] == "process_name"}
+        measured = [event for event in events
+                    if event["ph"] == "X" and groups[event["pid"]] == "measured"]
+        names = {event["name"] for event in measured}
+        self.assertLessEqual({"forward", "backward", "update", "embed", "head and loss", "read",
+                              "write", "copy", "verify", "seal", "commit"}, names)
+        for event in measured:
+            if event["name"] not in ("commit", "rollback"):
+                self.assertGreater(event["args"].get("bytes", 0), 1, event)
+            if event["name"] in ("read", "write", "verify", "seal", "update", "commit"):
+                self.assertIn("layer", event["args"], event)
+        stored = [event["args"] for event in measured if event["name"] in ("read", "write")]
+        self.assertGreater(len({args["layer"] for args in stored}), 2)
+        self.assertGreater(len({args["item"] for args in stored if "item" in args}), 2)
+        # As printed; what goes before the first step is none of them.
+        self.assertEqual({event["args"]["step"] for event in measured if event["name"] == "backward"},
+                         {step["step"] for step in run.steps})
+        self.assertLessEqual({event["args"]["step"] for event in measured}, set(range(7)))
+
     def test_the_table(self):
         config = self.config(budgets__host="200KiB", budgets__nvme=[self.nvme()], steps=3)
         command = [word for word in self.command(config) if word not in ("--json", "--no-bound")]

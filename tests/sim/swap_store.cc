@@ -96,7 +96,7 @@ protected:
         }
         prove_acyclic(*schedule);
         schedules_.push_back(std::move(schedule));
-        store_->append(*schedules_.back(), 1);
+        store_->append(*schedules_.back(), 1, 1);
         if (!state.empty()) store_->publish(bytes_of(state));
         store_->drain();
     }

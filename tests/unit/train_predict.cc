@@ -29,18 +29,21 @@ const Machine kMachine{.links = {.copy_bytes_per_s = 1e9,
 TEST(CostModel, EachLaneHasItsSpeed) {
     const planner::Plan plan = one_chunk();
     KernelTimes kernels;
-    kernels.seconds[{static_cast<int64_t>(Op::forward), static_cast<int64_t>(plan.layers[0].kind),
-                     77}] = 0.5;
+    kernels
+        .seconds[{static_cast<int64_t>(Op::zero), static_cast<int64_t>(plan.layers[0].kind), 77}] =
+        0.5;
     const auto cost = cost_model(plan, kernels, kMachine);
     const auto op = [](Op o) { return static_cast<uint8_t>(o); };
-    EXPECT_EQ(cost({.lane = Lane::compute, .op = op(Op::forward), .bytes = 77}).seconds, 0.5);
+    EXPECT_EQ(cost({.lane = Lane::compute, .op = op(Op::zero), .layer = 0, .bytes = 77}).seconds,
+              0.5);
     EXPECT_EQ(cost({.verb = Verb::copy, .lane = Lane::h2d, .bytes = 1000}).seconds, 1e-6);
     EXPECT_EQ(cost({.verb = Verb::seal, .lane = Lane::check, .bytes = 4000}).seconds, 1e-6);
     EXPECT_EQ(cost({.verb = Verb::read, .lane = Lane::read, .bytes = 2000}).seconds, 1e-6);
     EXPECT_EQ(cost({.verb = Verb::commit, .lane = Lane::write, .bytes = 2000}).seconds, 0);
     EXPECT_EQ(cost({.lane = Lane::team, .op = op(Op::load_tokens)}).seconds, 0);
     // p, m, v read and written, the gradient read, the weight written.
-    EXPECT_DOUBLE_EQ(cost({.lane = Lane::team, .op = op(Op::update)}).seconds, 8192 * 28 / 1e10);
+    EXPECT_DOUBLE_EQ(cost({.lane = Lane::team, .op = op(Op::update), .item = 0}).seconds,
+                     8192 * 28 / 1e10);
 }
 
 TEST(CostModel, RanksTakeTheTimeOfTheirBytesAndOfEveryCall) {
@@ -65,8 +68,8 @@ TEST(CostModel, AnUpdateChecksWhatIsStored) {
     plan.chunks[0].gradient = 1;
     plan.chunks[0].weight = 2;
     const auto cost = [&] {
-        return cost_model(plan, {},
-                          kMachine)({.lane = Lane::team, .op = static_cast<uint8_t>(Op::update)});
+        return cost_model(plan, {}, kMachine)(
+            {.lane = Lane::team, .op = static_cast<uint8_t>(Op::update), .item = 0});
     };
     // State verified and sealed, the weight sealed: by one thread, while the others are free.
     const double update_s = 8192 * 28 / 1e10, checks_s = 8192 * (12 + 12 + 2) / 4e9;
@@ -87,16 +90,16 @@ TEST(KernelTimes, WhatWasNotMeasuredCostsByItsBytesWhereItCan) {
     KernelTimes times;
     times.seconds = {
         {kind(Op::round, 8192), 0.25}, {kind(Op::round, 1 << 20), 7}, {kind(Op::backward, 1), 0.5}};
-    const auto task = [](Op op, int64_t bytes, int32_t item) {
-        return swap::Task{.op = static_cast<uint8_t>(op), .item = item, .bytes = bytes};
+    const auto task = [](Op op, bool flag, int32_t item) {
+        return swap::Task{.op = static_cast<uint8_t>(op), .flag = flag, .layer = 0, .item = item};
     };
-    EXPECT_EQ(times.of(task(Op::round, 0, 0), plan), 0.25);
-    EXPECT_DOUBLE_EQ(times.of(task(Op::round, 0, 1), plan), 0.75);
+    EXPECT_EQ(times.of(task(Op::round, false, 0), plan), 0.25);
+    EXPECT_DOUBLE_EQ(times.of(task(Op::round, false, 1), plan), 0.75);
     swap::Schedule step;
-    step.tasks = {task(Op::round, 0, 1), task(Op::backward, 1, 0)};
+    step.tasks = {task(Op::round, false, 1), task(Op::backward, true, 0)};
     EXPECT_TRUE(times.covers(step, plan));
     EXPECT_DOUBLE_EQ(times.sum(step, plan), 1.25);
-    step.tasks.push_back(task(Op::backward, 0, 0));  // its size is no number of bytes
+    step.tasks.push_back(task(Op::backward, false, 0));  // another kind, not another size
     EXPECT_FALSE(times.covers(step, plan));
 }
 
@@ -104,7 +107,7 @@ TEST(KernelTimes, WhatWasNotMeasuredCostsByItsBytesWhereItCan) {
 // read too.
 TEST(CostModel, AnUpdateMovesTheStateAsItIsKept) {
     planner::Plan plan = one_chunk();
-    const Task update{.lane = Lane::team, .op = static_cast<uint8_t>(Op::update)};
+    const Task update{.lane = Lane::team, .op = static_cast<uint8_t>(Op::update), .item = 0};
     const auto bytes_each = [&](const StateFormat& state) {
         plan.state = state;
         return cost_model(plan, {}, kMachine)(update).seconds * 1e10 / 8192;
@@ -136,20 +139,20 @@ TEST(CostModel, MemoryIsSharedByWhateverGoesThroughIt) {
         return cost_model(plan, {}, machine)(task).part[static_cast<size_t>(swap::Shared::dram)];
     };
     const auto update = static_cast<uint8_t>(Op::update);
-    EXPECT_EQ(dram({.lane = Lane::team, .op = update}), 1);
+    EXPECT_EQ(dram({.lane = Lane::team, .op = update, .item = 0}), 1);
     EXPECT_EQ(dram({.verb = Verb::copy, .lane = Lane::h2d, .bytes = 1}), 0.1);
     EXPECT_EQ(dram({.verb = Verb::read, .lane = Lane::read, .bytes = 1}), 0.4);
     EXPECT_EQ(dram({.verb = Verb::seal, .lane = Lane::check, .bytes = 1}), 0.4);
     // The GPU's own memory is another one; a CPU device's is the same.
-    EXPECT_EQ(dram({.lane = Lane::compute, .op = update}), 0);
+    EXPECT_EQ(dram({.lane = Lane::compute, .op = update, .item = 0}), 0);
     machine.computes_on_host = true;
-    EXPECT_EQ(dram({.lane = Lane::compute, .op = update}), 1);
+    EXPECT_EQ(dram({.lane = Lane::compute, .op = update, .item = 0}), 1);
 }
 
 TEST(CostModel, TheDeviceUpdatesAtTheRateOfItsOwnMemory) {
     const planner::Plan plan = one_chunk();
     const auto cost = cost_model(plan, {}, kMachine);
-    const Task update{.lane = Lane::compute, .op = static_cast<uint8_t>(Op::update)};
+    const Task update{.lane = Lane::compute, .op = static_cast<uint8_t>(Op::update), .item = 0};
     EXPECT_DOUBLE_EQ(cost(update).seconds, 8192 * 28 / 1e12);
     // No kernel that is timed, for timing it would change the state.
     swap::Schedule step;
