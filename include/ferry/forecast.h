@@ -89,6 +89,10 @@ struct ScheduleBytes {
 };
 // Every schedule that a run of this plan may replay: its steps, and what ends it.
 std::vector<ScheduleBytes> schedule_bytes(const planner::Plan& plan);
+ScheduleBytes steady_bytes(const planner::Plan& plan);  // of a step without bets among its like
+
+// What the plans of a run are weighed with where nothing is known: "small machine".
+std::string_view default_figures_name(const Config& config);
 
 // Of a run: how many there are, and how many of them share a host.
 struct RankCount {

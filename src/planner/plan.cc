@@ -17,6 +17,31 @@ Budget nvme_budget(const Config& config) {
     return {swap::Tier::nvme, total};
 }
 
+// More would take gigabytes to plan with, and objects are numbered in 32 bits.
+constexpr int64_t kChunksMost = int64_t{1} << 22;
+
+int64_t elements_of(const std::vector<model::Layer>& layers) {
+    int64_t elements = 0;
+    for (const model::Layer& layer : layers) elements += layer.elements;
+    return elements;
+}
+
+// By arithmetic, before anything is as large as the model.
+void require_few_chunks(const std::vector<model::Layer>& layers, int64_t chunk_elements) {
+    const int64_t elements = elements_of(layers);
+    if (elements / chunk_elements <= kChunksMost) return;
+    throw Error(
+        Trouble::does_not_fit,
+        {.what = "the model has more chunks than can be planned",
+         .where = "model, swap.chunk_elements",
+         .measured = std::to_string(elements) + " parameters in chunks of " +
+                     std::to_string(chunk_elements),
+         .limit = std::to_string(kChunksMost) + " chunks",
+         .remedy = "set swap.chunk_elements to " +
+                   std::to_string(round_up(ceil_div(elements, kChunksMost), kLeafElements)) +
+                   " or more, or correct the model's shape"});
+}
+
 Plan plan_with(int64_t chunk_elements, const Config& config,
                const std::vector<model::Layer>& layers, const model::Numerics& numerics,
                const DeviceNeeds& needs, const StateFormat& state, const MachineFigures& machine,
@@ -84,13 +109,15 @@ Plan make_plan(const Config& config, const std::vector<model::Layer>& layers,
     int64_t elements = automatic
                            ? choose_chunk_elements(layers, config, partition, machine, moved)
                            : std::min(config.swap.chunk_elements, largest_shard(layers, partition));
+    require_few_chunks(layers, elements);
     for (;; elements /= 2) {
         try {
             return plan_with(elements, config, layers, numerics, needs, state, machine, partition);
         } catch (const Error& error) {
             // Smaller chunks pass through smaller buffers. Refuse only what the smallest cannot do:
             // then the budget that the message names works.
-            const bool smaller = automatic && elements > kLeafElements;
+            const bool smaller = automatic && elements > kLeafElements &&
+                                 elements_of(layers) / (elements / 2) <= kChunksMost;
             if (!smaller || error.trouble() != Trouble::does_not_fit) throw;
         }
     }

@@ -258,21 +258,20 @@ const LinkForecast& Forecast::binding() const {
 
 std::vector<ScheduleBytes> schedule_bytes(const Plan& plan) {
     std::vector<ScheduleBytes> all;
-    const auto add = [&](const std::string& name, const swap::Schedule& schedule) {
-        ScheduleBytes& one = all.emplace_back(ScheduleBytes{.name = name});
-        for (const swap::Task& task : schedule.tasks)
-            one.bytes[static_cast<size_t>(task.lane)] += task.bytes;
-    };
     for (int p = 0; p < kPrevious; ++p) {
         const auto previous = static_cast<Previous>(p);
         for (const bool bets : {false, true}) {
             if (bets && !plan.betting) continue;
-            const swap::Schedule step = record_step(plan, previous, bets);
-            add(step.name, step);
-            if (!bets) add("end " + step.name, record_drain(plan, previous));
+            const std::string name = name_of_step(previous, bets);
+            all.push_back({name, step_bytes(plan, previous, bets)});
+            if (!bets) all.push_back({"end " + name, drain_bytes(plan, previous)});
         }
     }
     return all;
+}
+
+ScheduleBytes steady_bytes(const Plan& plan) {
+    return {name_of_step(Previous::rest, false), step_bytes(plan, Previous::rest, false)};
 }
 
 std::unique_ptr<Forecaster> Forecaster::make(const Config& config, const RankCount& count) {

@@ -272,19 +272,16 @@ private:
 
 }  // namespace
 
-swap::Schedule record_step(const Plan& plan, Previous previous, bool bets) {
-    static constexpr const char* kNames[kPrevious] = {"first", "after a step without bets",
-                                                      "after bets won", "after bets lost",
-                                                      "after a dropped step"};
-    Recorder recorder(
-        plan, std::string(kNames[static_cast<size_t>(previous)]) + (bets ? ", betting" : ""));
+namespace {
+
+void describe_step(Recorder& recorder, Previous previous, bool bets) {
     {
         Step step(recorder, previous, bets);
         step.start_report();
         step.settle_previous();
-        const int64_t size = plan.group_size();
-        for (int64_t g = 0; g < plan.groups; ++g) {
-            const Group group{g * size, size, g == 0, g == plan.groups - 1};
+        const int64_t groups = recorder.plan().groups, size = recorder.plan().group_size();
+        for (int64_t g = 0; g < groups; ++g) {
+            const Group group{g * size, size, g == 0, g == groups - 1};
             step.forward(group);
             step.turn(group);
             step.backward(group);
@@ -292,21 +289,49 @@ swap::Schedule record_step(const Plan& plan, Previous previous, bool bets) {
         step.send_report();
     }
     recorder.mark_verdict();
+}
+
+void describe_drain(Recorder& recorder, Previous previous) {
+    Step step(recorder, previous, false);
+    step.settle_previous();
+    for (int64_t layer = 0; layer < step.layers(); ++layer) {
+        step.finish_previous(layer);
+        step.share_updates(layer);
+    }
+    recorder.mark_settled();
+}
+
+}  // namespace
+
+std::string name_of_step(Previous previous, bool bets) {
+    static constexpr const char* kNames[kPrevious] = {"first", "after a step without bets",
+                                                      "after bets won", "after bets lost",
+                                                      "after a dropped step"};
+    return std::string(kNames[static_cast<size_t>(previous)]) + (bets ? ", betting" : "");
+}
+
+swap::Schedule record_step(const Plan& plan, Previous previous, bool bets) {
+    Recorder recorder(plan, name_of_step(previous, bets));
+    describe_step(recorder, previous, bets);
     return recorder.finish();
 }
 
 swap::Schedule record_drain(const Plan& plan, Previous previous) {
     Recorder recorder(plan, "drain");
-    {
-        Step step(recorder, previous, false);
-        step.settle_previous();
-        for (int64_t layer = 0; layer < step.layers(); ++layer) {
-            step.finish_previous(layer);
-            step.share_updates(layer);
-        }
-        recorder.mark_settled();
-    }
+    describe_drain(recorder, previous);
     return recorder.finish();
+}
+
+LaneBytes step_bytes(const Plan& plan, Previous previous, bool bets) {
+    Recorder recorder(plan, "", Recorder::Keep::bytes);
+    describe_step(recorder, previous, bets);
+    return recorder.bytes();
+}
+
+LaneBytes drain_bytes(const Plan& plan, Previous previous) {
+    Recorder recorder(plan, "", Recorder::Keep::bytes);
+    describe_drain(recorder, previous);
+    return recorder.bytes();
 }
 
 swap::Schedule record_evaluation(const Plan& plan, int64_t micro_batches) {

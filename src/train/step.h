@@ -1,6 +1,9 @@
 // The step as schedules: every variant of it, recorded once at start-up.
 #pragma once
 
+#include <array>
+#include <string>
+
 #include "ferry/planner.h"
 
 namespace ferry::train {
@@ -15,9 +18,14 @@ enum class Previous : uint8_t {
 };
 constexpr int kPrevious = 5;
 
+std::string name_of_step(Previous previous, bool bets);
 swap::Schedule record_step(const planner::Plan& plan, Previous previous, bool bets);
 // Finishes the step before, and nothing else.
 swap::Schedule record_drain(const planner::Plan& plan, Previous previous);
+// What these move on each lane, without recording them: a large model's have millions of tasks.
+using LaneBytes = std::array<int64_t, swap::kLanes>;
+LaneBytes step_bytes(const planner::Plan& plan, Previous previous, bool bets);
+LaneBytes drain_bytes(const planner::Plan& plan, Previous previous);
 // Forward only, over `micro_batches` (at most a group's) of held-back text.
 swap::Schedule record_evaluation(const planner::Plan& plan, int64_t micro_batches);
 

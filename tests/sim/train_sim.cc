@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <optional>
 
+#include "step.h"
 #include "tests/support/simulated_disk.h"
 #include "tests/support/tiny_run.h"
 
@@ -111,6 +112,29 @@ TEST_F(TrainSim, UsesEveryTierAndBothOutcomesOfABet) {
     for (const LinkReport& link : outcome.run.report.links) {
         const bool moves = link.link != "compute" && link.link != "team";
         EXPECT_TRUE(!moves || link.bytes > 0) << link.link;
+    }
+}
+
+// Of every variant: what is only counted is what is recorded, and all that moves says how much, and
+// of which layer where that is stored.
+TEST_F(TrainSim, CountedBytesAreThoseOfTheSchedules) {
+    const planner::Plan plan = plan_for(tiny_config_on_nvme(*data_));
+    const auto expect_counted = [](const swap::Schedule& schedule, const LaneBytes& counted) {
+        LaneBytes recorded{};
+        for (const swap::Task& task : schedule.tasks) {
+            recorded[static_cast<size_t>(task.lane)] += task.bytes;
+            const bool settles =
+                task.verb == swap::Verb::commit || task.verb == swap::Verb::rollback;
+            EXPECT_EQ(task.bytes == 0, settles) << schedule.name << ": " << name_of(task.verb);
+            EXPECT_TRUE(task.layer >= 0 || task.object == swap::kNoObject);
+        }
+        EXPECT_EQ(recorded, counted) << schedule.name;
+    };
+    for (int p = 0; p < kPrevious; ++p) {
+        const auto previous = static_cast<Previous>(p);
+        for (const bool bets : {false, true})
+            expect_counted(record_step(plan, previous, bets), step_bytes(plan, previous, bets));
+        expect_counted(record_drain(plan, previous), drain_bytes(plan, previous));
     }
 }
 
