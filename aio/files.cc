@@ -269,7 +269,9 @@ void PathFiles::measure_room() {
                 .limit = std::to_string(options_.size_bytes) + " bytes asked for",
                 .remedy = "free some space, or give the path a smaller size"});
     }
-    capacity_bytes_ = options_.size_bytes;
+    // A raw device has its header's block before the slots in any case.
+    const int64_t header = options_.raw_device ? 0 : kHeaderBytes;
+    capacity_bytes_ = std::max<int64_t>(0, options_.size_bytes - header);
 }
 
 void PathFiles::find_alignment() {

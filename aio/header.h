@@ -13,7 +13,6 @@ constexpr bool reuses(Leftover leftover) {
     return leftover == Leftover::reuse || leftover == Leftover::reuse_any;
 }
 
-constexpr int64_t kHeaderBytes = 4096;
 constexpr int kSegmentsMax = 256;      // a path
 constexpr int kRecordClassesMax = 64;  // of slots, in a volume that can be resumed
 

@@ -241,7 +241,7 @@ void Rig::Impl::open() {
                               .registered = {memory_}};
     for (const std::string& directory : options_.directories)
         volume.paths.push_back({.path = directory,
-                                .size_bytes = options_.bytes_per_path,
+                                .size_bytes = options_.bytes_per_path + aio::kHeaderBytes,
                                 .segments = segments_for(directory, options_.rings)});
     volume_ = aio::Volume::open(volume, *executor_);
     while (true) {

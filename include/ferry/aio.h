@@ -16,6 +16,7 @@
 
 namespace ferry::aio {
 
+constexpr int64_t kHeaderBytes = 4096;  // beside a path's slots, of its size_bytes
 enum class BackendKind : uint8_t { automatic, uring, posix };
 
 // How one directory (or raw block device) is used.

@@ -189,6 +189,8 @@ void spend_nvme(Plan& plan, Budget& nvme, size_t paths) {
         plan.record_bytes = swap::map_bytes(plan.objects) + kRunStateBytes;
         nvme.need("maps of the durable state", 2 * round_up(plan.record_bytes + kPage, kPage));
     }
+    if (!plan.slot_classes.empty())
+        nvme.need("headers of the files", static_cast<int64_t>(paths) * aio::kHeaderBytes);
     plan.nvme_bytes = nvme.spent();
     if (!nvme.exceeded()) return;
     const std::string enough = std::to_string(enough_over(paths, plan));
