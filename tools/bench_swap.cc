@@ -138,13 +138,18 @@ private:
                     plain.push_back(plain_ ? plain_->gb_per_s(pass) : 0);
             }
             if (reports.size() != plain.size()) return;  // interrupted
-            progress_.show(
-                ++done_, fmt::format("{}: {:.3f} s, {:.2f} GB/s beside {:.2f}", name_of(pass),
-                                     reports.back().seconds,
-                                     gb_per_s(stored_bytes(reports.back()), reports.back().seconds),
-                                     plain.back()));
+            progress_.show(++done_, progress_of(pass, reports.back(), plain.back()));
         }
         if (!reports.empty()) add_row(pass, reports, plain);
+    }
+
+    // Of a pass in memory there is nothing to be beside.
+    std::string progress_of(Pass pass, const PassReport& report, double plain) const {
+        std::string text = fmt::format("{}: {:.3f} s", name_of(pass), report.seconds);
+        if (plain_)
+            text += fmt::format(", {:.2f} GB/s beside {:.2f}",
+                                gb_per_s(stored_bytes(report), report.seconds), plain);
+        return text;
     }
 
     PassReport once(Pass pass) {

@@ -205,6 +205,8 @@ void add_swap_bench(CLI::App& bench) {
         "the median over pairs. nvme read and write, h2d, d2h: GB/s of the last pass; overlap:\n"
         "seconds that all lanes were busy, over those that passed. % of bound: the longest of\n"
         "compute, the drives' own time and the update's in memory, over the time it took.\n"
+        "The tiers are host memory and the drives: the device is a pause, keeps no state, and its\n"
+        "steps do not bet.\n"
         "Ctrl-C ends with what is known so far; a second one kills. The files, in\n"
         "PATH/ferry-bench and PATH/ferry-bench-plain, are removed at the end, whatever the end "
         "is.");
