@@ -96,33 +96,35 @@ void run_plan(const PlanOptions& options) {
     std::optional<MachineFile> machine;
     if (!options.machine.empty()) machine = MachineFile::read(options.machine);
     const auto forecaster = forecaster_for(config, count, machine);
-    if (machine) plan_by(*machine, config, *forecaster);
+    const std::string planned_by = plan_by(machine, config, *forecaster);
     const planner::Plan plan = forecaster->plan(config);
     const optim::LrSchedule schedule = train::schedule_of(config);
     std::optional<ForecastReport> report;
     if (options.forecast) report = forecast_of(machine, config, *forecaster, plan);
-    const std::vector<train::ScheduleBytes> schedules = train::schedule_bytes(plan);
-    const Wear wear = wear_of(config, plan, schedules,
+    const Wear wear = wear_of(config, *forecaster, plan, count,
                               report ? report->found.path_shares : std::vector<double>{});
     if (report && report->found.missing.empty() && !options.svg.empty())
         write_picture("--svg", options.svg, timeline_svg(report->forecast, machine_text()));
     if (!options.json) {
         print_plan(plan, config);
+        fmt::print("planned by {}\n\n", planned_by);
         if (report) fmt::print("{}", text_of(*report));
         fmt::print("{}", text_of(wear, config));
         if (options.schedule) print_schedule(config, schedule);
         return;
     }
-    nlohmann::json line = {{"device_bytes", plan.device_bytes},
-                           {"host_bytes", plan.host_bytes},
-                           {"nvme_bytes", plan.nvme_bytes},
-                           {"chunk_elements", plan.chunk_elements},
-                           {"micro_batches", plan.micro_batches},
-                           {"groups", plan.groups},
-                           {"ranks", plan.partition.ranks},
-                           {"tiers", tiers_json(plan)},
-                           {"schedules", schedules_json(schedules, plan.partition.ranks)},
-                           {"wear", to_json(wear)}};
+    nlohmann::json line = {
+        {"device_bytes", plan.device_bytes},
+        {"host_bytes", plan.host_bytes},
+        {"nvme_bytes", plan.nvme_bytes},
+        {"chunk_elements", plan.chunk_elements},
+        {"micro_batches", plan.micro_batches},
+        {"groups", plan.groups},
+        {"ranks", plan.partition.ranks},
+        {"planned_by", planned_by},
+        {"tiers", tiers_json(plan)},
+        {"schedules", schedules_json(train::schedule_bytes(plan), plan.partition.ranks)},
+        {"wear", to_json(wear)}};
     if (report) line["forecast"] = to_json(*report);
     if (options.schedule) line["schedule"] = schedule_json(config, schedule);
     fmt::print("{}\n", line.dump());

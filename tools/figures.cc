@@ -210,11 +210,29 @@ FoundFigures figures_for(const Config& config, train::Forecaster& forecaster,
     return Finder(config, plan, file).find(forecaster);
 }
 
-void plan_by(const MachineFile& file, const Config& config, train::Forecaster& forecaster) {
+std::string plan_by(const std::optional<MachineFile>& file, const Config& config,
+                    train::Forecaster& forecaster) {
+    const std::string_view defaults = train::default_figures_name(config);
+    if (!file)
+        return fmt::format(
+            "the default figures of a {}; --machine FILE plans by this one's, which "
+            "ferry bench --all --save FILE measures",
+            defaults);
     const FiguresOf what = identity_of(forecaster);
-    std::optional<train::Machine> machine = file.machine(what);
-    if (machine) machine->links.nvme_bytes_per_s = storage_rate(file, config);
-    forecaster.plan_by(machine, file.kernels(what));
+    std::optional<train::Machine> machine = file->machine(what);
+    const auto kernels = file->kernels(what);
+    if (machine) machine->links.nvme_bytes_per_s = storage_rate(*file, config);
+    forecaster.plan_by(machine, kernels);
+    std::vector<std::string> lacking;
+    if (!machine) lacking.emplace_back("memory and copies");
+    if (!kernels) lacking.emplace_back("this model's kernels");
+    if (machine && !config.budgets.nvme.empty() && machine->links.nvme_bytes_per_s == 0)
+        lacking.emplace_back("storage");
+    std::string text = "the figures of " + file->name();
+    if (!lacking.empty())
+        text += fmt::format(", but for {}: those by default, of a {}", fmt::join(lacking, ", "),
+                            defaults);
+    return text;
 }
 
 train::Figures known_figures(const Config& config, const train::RankCount& count,

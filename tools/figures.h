@@ -34,7 +34,9 @@ FoundFigures figures_for(const Config& config, train::Forecaster& forecaster,
                          const planner::Plan& plan, const std::optional<MachineFile>& file);
 
 // Plans from here on are weighed with what the file knows, as those of `ferry train --machine` are.
-void plan_by(const MachineFile& file, const Config& config, train::Forecaster& forecaster);
+// Returns by which figures, in words: without a file, or where it does not know, the defaults.
+std::string plan_by(const std::optional<MachineFile>& file, const Config& config,
+                    train::Forecaster& forecaster);
 
 // The file's alone, of one rank. Throws usage, saying what it lacks and how to measure that.
 train::Figures known_figures(const Config& config, const train::RankCount& count,

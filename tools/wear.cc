@@ -3,6 +3,9 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <optional>
+
+#include "ferry/aio.h"
 
 namespace ferry::tools {
 namespace {
@@ -20,92 +23,198 @@ int64_t bytes_on_nvme(const planner::Plan& plan) {
     return bytes;
 }
 
-// Every step writes alike, but for the update, which the first one lacks and the end brings.
-int64_t bytes_a_step(const std::vector<train::ScheduleBytes>& schedules) {
-    constexpr auto kWrite = static_cast<size_t>(swap::Lane::write);
-    for (const train::ScheduleBytes& schedule : schedules) {
-        if (schedule.name == "after a step without bets") return schedule.bytes[kWrite];
-    }
-    bug("a plan has steady steps");
-}
-
 std::string terabytes(double bytes) {
     return bytes < 1e12 ? format_bytes(static_cast<int64_t>(bytes))
                         : fmt::format("{:.1f} TB", bytes * 1e-12);
 }
 
-std::vector<std::string> advice_on(const Config& config, const planner::Plan& plan,
-                                   double worst_share) {
-    std::vector<std::string> advice;
-    const int64_t stored = bytes_on_nvme(plan);
-    const double enough = 1 - kWorthAWarning / worst_share;
-    if (stored > 0) {
-        advice.push_back(fmt::format(
-            "budgets.host + {}: so much less of the state on NVMe brings it down to {:.0f} %",
-            format_bytes(static_cast<int64_t>(enough * static_cast<double>(stored))),
-            100 * kWorthAWarning));
-    }
-    advice.push_back(fmt::format(
-        "batch.micro_batches {} and half the steps: the same tokens with half the writes",
-        2 * config.batch.micro_batches));
-    if (config.precision == "bf16" && config.optimizer.master == "fp32")
-        advice.emplace_back("optimizer.master \"split\": exact, and 2 B less of each parameter");
-    if (config.optimizer.moments == "fp32")
-        advice.emplace_back(
-            "optimizer.moments \"bf16\": half of the moments' bytes, and some noise");
-    if (config.budgets.nvme.size() == 1)
-        advice.emplace_back("a second path in budgets.nvme: each drive takes a part of it");
-    return advice;
-}
-
-}  // namespace
-
-Wear wear_of(const Config& config, const planner::Plan& plan,
-             const std::vector<train::ScheduleBytes>& schedules,
-             const std::vector<double>& path_shares) {
-    Wear wear{.step_bytes = bytes_a_step(schedules)};
-    wear.run_bytes = static_cast<double>(plan.nvme_bytes + bytes_on_nvme(plan)) +
-                     static_cast<double>(wear.step_bytes) * static_cast<double>(config.steps);
+Wear wear_without_advice(const Config& config, const planner::Plan& plan, int ranks,
+                         const std::vector<double>& path_shares) {
+    Wear wear{.ranks = ranks};
     const size_t paths = config.budgets.nvme.size();
-    double worst = 0;
-    for (size_t p = 0; p < paths && plan.nvme_bytes > 0; ++p) {
+    if (plan.nvme_bytes == 0) return wear;
+    // Every step writes alike, but for the update, which the first one lacks and the end brings.
+    wear.step_bytes =
+        ranks * train::steady_bytes(plan).bytes[static_cast<size_t>(swap::Lane::write)];
+    const int64_t map =
+        plan.durable ? round_up(plan.record_bytes + aio::kHeaderBytes, aio::kHeaderBytes) : 0;
+    wear.step_note_bytes = ranks * (static_cast<int64_t>(paths) * aio::kHeaderBytes + map);
+    wear.run_bytes = static_cast<double>(ranks * (plan.nvme_bytes + bytes_on_nvme(plan))) +
+                     static_cast<double>(wear.step_bytes + wear.step_note_bytes) *
+                         static_cast<double>(config.steps);
+    for (size_t p = 0; p < paths; ++p) {
         const NvmePath& path = config.budgets.nvme[p];
         const double part = path_shares.empty() ? 1 / static_cast<double>(paths) : path_shares[p];
         PathWear& one = wear.paths.emplace_back(PathWear{path.path, part * wear.run_bytes, 0});
         if (path.endurance_tbw > 0) one.share = one.run_bytes / (path.endurance_tbw * 1e12);
-        worst = std::max(worst, one.share);
     }
-    if (worst > kWorthAWarning) wear.advice = advice_on(config, plan, worst);
+    return wear;
+}
+
+double worst_share(const Wear& wear) {
+    double worst = 0;
+    for (const PathWear& path : wear.paths) worst = std::max(worst, path.share);
+    return worst;
+}
+
+// Plans again with each change: what else it moves, it moves there too.
+class Adviser {
+public:
+    Adviser(const Config& config, const train::Forecaster& forecaster, const planner::Plan& plan,
+            int ranks, const std::vector<double>& path_shares, double share)
+        : config_(config),
+          forecaster_(forecaster),
+          plan_(plan),
+          ranks_(ranks),
+          path_shares_(path_shares),
+          share_(share) {}
+
+    std::vector<WearAdvice> ask() {
+        more_host_memory();
+        if (config_.swap.state_on_nvme > 0)
+            offer({{"swap.state_on_nvme", "auto"}}, "what the host budget asks",
+                  [](Config& c) { c.swap.state_on_nvme = -1; });
+        if (config_.checkpoint.durable_steps)
+            offer({{"checkpoint.durable_steps", "false"}}, "a killed run starts again",
+                  [](Config& c) { c.checkpoint.durable_steps = false; });
+        const int64_t micro_batches = 2 * config_.batch.micro_batches;
+        const int64_t steps = ceil_div(config_.steps, int64_t{2});
+        offer({{"batch.micro_batches", std::to_string(micro_batches)},
+               {"steps", std::to_string(steps)}},
+              "the same tokens", [&](Config& c) {
+                  c.batch.micro_batches = micro_batches;
+                  c.steps = steps;
+              });
+        if (config_.precision == "bf16")
+            offer({{"optimizer.master", "split"}}, "exact, 2 B less of each parameter",
+                  [](Config& c) { c.optimizer.master = "split"; });
+        offer({{"optimizer.moments", "bf16"}}, "half of the moments' bytes, and some noise",
+              [](Config& c) { c.optimizer.moments = "bf16"; });
+        if (config_.budgets.nvme.size() == 1)
+            offer({}, "a second path like it in budgets.nvme", [](Config& c) {
+                c.budgets.nvme.push_back(c.budgets.nvme.front());
+                c.budgets.nvme.back().path += " (second)";
+            });
+        return std::move(advice_);
+    }
+
+private:
+    // None: that cannot be planned.
+    std::optional<double> share_with(const Config& config) const {
+        const bool same_paths = config.budgets.nvme.size() == path_shares_.size();
+        try {
+            return worst_share(
+                wear_without_advice(config, forecaster_.plan(config), ranks_,
+                                    same_paths ? path_shares_ : std::vector<double>{}));
+        } catch (const Error&) {
+            return std::nullopt;
+        }
+    }
+    bool lowers(std::optional<double> share) const {
+        constexpr double kNoticeably = 0.98;
+        return share && *share < kNoticeably * share_;
+    }
+
+    template <class Change>
+    void offer(std::vector<std::pair<std::string, std::string>> set, std::string note,
+               const Change& change) {
+        Config changed = config_;
+        change(changed);
+        const auto share = share_with(changed);
+        if (lowers(share)) advice_.push_back({std::move(set), std::move(note), *share});
+    }
+
+    // The smallest that brings it down to a tenth, or as far as memory can.
+    void more_host_memory() {
+        if (config_.budgets.host_bytes == kUnlimited) return;
+        const auto with = [&](int64_t bytes) {
+            Config config = config_;
+            config.budgets.host_bytes = bytes;
+            return share_with(config);
+        };
+        int64_t too_little = config_.budgets.host_bytes;
+        int64_t enough = round_up(too_little + 2 * ranks_ * plan_.nvme_bytes, kMiB);
+        std::optional<double> share = with(enough);
+        if (!lowers(share)) return;
+        constexpr double kAlmost = 1.01;
+        const double wanted = std::max(kWorthAWarning, kAlmost * *share);
+        while (enough - too_little > std::max(kMiB, too_little / 64)) {
+            const int64_t middle = round_up(too_little + (enough - too_little) / 2, kMiB);
+            if (middle >= enough) break;
+            const auto found = with(middle);
+            const bool reaches = found && *found <= wanted;
+            (reaches ? enough : too_little) = middle;
+            if (reaches) share = found;
+        }
+        advice_.push_back({{{"budgets.host", std::to_string(enough / kMiB) + "MiB"}}, "", *share});
+    }
+
+    const Config& config_;
+    const train::Forecaster& forecaster_;
+    const planner::Plan& plan_;
+    const int ranks_;
+    const std::vector<double>& path_shares_;
+    const double share_;  // that the most worn drive loses as it is
+    std::vector<WearAdvice> advice_{};
+};
+
+std::string text_of(const WearAdvice& advice) {
+    std::string text;
+    for (const auto& [key, value] : advice.set)
+        text += fmt::format("{}{} {}", text.empty() ? "" : " and ", key, value);
+    const bool both = !text.empty() && !advice.note.empty();
+    text += both ? " (" + advice.note + ")" : advice.note;
+    return fmt::format("{}: {:.2g} %", text, 100 * advice.share);
+}
+
+}  // namespace
+
+Wear wear_of(const Config& config, const train::Forecaster& forecaster, const planner::Plan& plan,
+             const train::RankCount& count, const std::vector<double>& path_shares) {
+    Wear wear = wear_without_advice(config, plan, count.on_a_host, path_shares);
+    const double share = worst_share(wear);
+    if (share > kWorthAWarning)
+        wear.advice = Adviser(config, forecaster, plan, count.on_a_host, path_shares, share).ask();
     return wear;
 }
 
 std::string text_of(const Wear& wear, const Config& config) {
     if (wear.paths.empty()) return {};
-    std::string out =
-        fmt::format("NVMe wear: {} written a step, {} in {} steps with the layout\n",
-                    format_bytes(wear.step_bytes), terabytes(wear.run_bytes), config.steps);
+    std::string out = fmt::format(
+        "NVMe wear{}: {} written a step, {} in {} steps with the layout, and some 20 MiB when a "
+        "path is tried out\n",
+        wear.ranks > 1 ? fmt::format(" by the {} ranks of a host", wear.ranks) : "",
+        format_bytes(wear.step_bytes + wear.step_note_bytes), terabytes(wear.run_bytes),
+        config.steps);
     for (const PathWear& path : wear.paths) {
         out += fmt::format("  {}: {}", path.path, terabytes(path.run_bytes));
         out += path.share > 0 ? fmt::format(", {:.2g} % of its rated life\n", 100 * path.share)
                               : " (endurance_tbw is not given)\n";
     }
-    if (wear.advice.empty()) return out;
-    out += fmt::format("  warning: more than {:.0f} % of a drive's life. What lowers it:\n",
-                       100 * kWorthAWarning);
-    for (const std::string& line : wear.advice) out += "    " + line + "\n";
+    if (worst_share(wear) <= kWorthAWarning) return out;
+    out += fmt::format("  warning: more than {:.0f} % of a drive's life. Planned again{}\n",
+                       100 * kWorthAWarning, wear.advice.empty() ? ", nothing lowers it" : " with");
+    for (const WearAdvice& advice : wear.advice) out += "    " + text_of(advice) + "\n";
     return out;
 }
 
 nlohmann::json to_json(const Wear& wear) {
-    nlohmann::json paths = nlohmann::json::array();
+    nlohmann::json paths = nlohmann::json::array(), all = paths;
     for (const PathWear& path : wear.paths) {
         paths.push_back({{"path", path.path}, {"run_bytes", path.run_bytes}});
         if (path.share > 0) paths.back()["endurance_share"] = path.share;
     }
-    return {{"step_bytes", wear.step_bytes},
+    for (const WearAdvice& advice : wear.advice) {
+        nlohmann::json set = nlohmann::json::object();
+        for (const auto& [key, value] : advice.set) set[key] = value;
+        all.push_back({{"set", set}, {"note", advice.note}, {"endurance_share", advice.share}});
+    }
+    return {{"ranks", wear.ranks},
+            {"step_bytes", wear.step_bytes},
+            {"step_note_bytes", wear.step_note_bytes},
             {"run_bytes", wear.run_bytes},
             {"paths", paths},
-            {"advice", wear.advice}};
+            {"advice", all}};
 }
 
 }  // namespace ferry::tools

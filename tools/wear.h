@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ferry/config.h"
@@ -16,17 +17,28 @@ struct PathWear {
     double share = 0;  // of endurance_tbw; 0: unknown
 };
 
+// A change that lowers what the most worn drive loses, and to what: found by planning again with
+// it.
+struct WearAdvice {
+    std::vector<std::pair<std::string, std::string>> set{};  // keys and values, as --set takes them
+    std::string note{};
+    double share = 0;
+};
+
+// By all ranks of a host: its drives are theirs together. What opening a path writes to try it out
+// is not planned.
 struct Wear {
-    int64_t step_bytes = 0;
-    double run_bytes = 0;  // layout and first contents, then every step
+    int ranks = 1;                // of the host
+    int64_t step_bytes = 0;       // what the schedule of a step writes
+    int64_t step_note_bytes = 0;  // headers, and the map of durable steps
+    double run_bytes = 0;         // layout and first contents, then every step
     std::vector<PathWear> paths{};
-    std::vector<std::string> advice{};  // where a drive loses more than a tenth of its life
+    std::vector<WearAdvice> advice{};  // where a drive loses more than a tenth of its life
 };
 
 // `path_shares`: of what is stored, on each path; empty where that is not known: all alike.
-Wear wear_of(const Config& config, const planner::Plan& plan,
-             const std::vector<train::ScheduleBytes>& schedules,
-             const std::vector<double>& path_shares);
+Wear wear_of(const Config& config, const train::Forecaster& forecaster, const planner::Plan& plan,
+             const train::RankCount& count, const std::vector<double>& path_shares);
 std::string text_of(const Wear& wear, const Config& config);
 nlohmann::json to_json(const Wear& wear);
 

@@ -74,7 +74,7 @@ public:
                  staging(Class::weight_piece)),
           record_(identity_of(config, numerics_record(), loader_.info())) {
         pool_.seal();
-        if (!executor_.simulated()) log_planned_by(figures_, device_.kind());
+        if (!executor_.simulated()) log_planned_by(figures_, config_);
         schedules_.record(plan_, config_.evaluate.micro_batches);
         if (ranks_) require_same_exchanges(*ranks_, executor_, schedules_.all());
         if (device_.kind() == DeviceKind::cuda) warm_up_device();

@@ -109,11 +109,13 @@ Figures shared_by(Figures of_machine, int ranks) {
     return of_machine;
 }
 
-void log_planned_by(const Figures* figures, DeviceKind device) {
+std::string_view default_figures_name(const Config& config) {
+    return config.device == "cuda" ? "server with a GPU" : "small machine";
+}
+
+void log_planned_by(const Figures* figures, const Config& config) {
     if (figures) return log_info("planned by the figures of this machine's file");
-    const std::string_view kind =
-        device == DeviceKind::cuda ? "server with a GPU" : "small machine";
-    log_info("planned by the default figures of a " + std::string(kind) +
+    log_info("planned by the default figures of a " + std::string(default_figures_name(config)) +
              "; `ferry bench --all --save FILE` measures this one's, --machine FILE plans by them");
 }
 

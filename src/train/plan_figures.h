@@ -26,7 +26,7 @@ planner::MachineFigures planning_figures(const Config& config,
 Figures shared_by(Figures of_machine, int ranks);
 
 // Says whose figures they were. `figures` may be null: the defaults.
-void log_planned_by(const Figures* figures, DeviceKind device);
+void log_planned_by(const Figures* figures, const Config& config);
 
 // Where nobody has measured: rates of a GPU's memory, and of a thread that hashes.
 constexpr double kAssumedDeviceBytesPerS = 2e12, kAssumedCheckBytesPerS = 1.2e10;

@@ -4,10 +4,11 @@
 import collections
 import json
 import os
+import subprocess
 import unittest
 import xml.etree.ElementTree
 
-from harness import USAGE, FerryTest
+from harness import DOES_NOT_FIT, FERRY, USAGE, FerryTest
 
 LANES = ("compute", "h2d", "d2h", "team", "check", "nvme read", "nvme write")
 
@@ -67,7 +68,7 @@ class PlanTest(ForecastTest):
         plan = self.forecast(self.tiers())
         self.assertEqual(set(plan), {"device_bytes", "host_bytes", "nvme_bytes", "chunk_elements",
                                      "micro_batches", "groups", "ranks", "tiers", "schedules", "wear",
-                                     "forecast"})
+                                     "planned_by", "forecast"})
         forecast = plan["forecast"]
         self.assertEqual(set(forecast), {"step_seconds", "betting", "binding", "plan_bound_seconds",
                                          "bound_seconds", "bound_link", "links", "timeline",
@@ -131,27 +132,113 @@ class PlanTest(ForecastTest):
         self.assertIn("No such file", plan["forecast"]["missing"])
         self.assertFalse(os.path.exists(self.path("none")))
 
+    def wear(self, config, *arguments):
+        return self.forecast(config, "--no-forecast", *arguments)["wear"]
+
+    def followed(self, config, *arguments):
+        """The advice by the keys it names; each comes out as it says, planned with --set."""
+        wear = self.wear(config, *arguments)
+        share = wear["paths"][0]["endurance_share"]
+        self.assertGreater(share, 0.1)
+        found = {}
+        for advice in wear["advice"]:
+            self.assertLess(advice["endurance_share"], share, advice)
+            changes = [word for key, value in advice["set"].items()
+                       for word in ("--set", f"{key}={value}")]
+            if changes:
+                again = self.wear(config, *arguments, *changes)
+                came_out = max((p.get("endurance_share", 0) for p in again["paths"]), default=0)
+                self.assertAlmostEqual(came_out, advice["endurance_share"], msg=advice)
+            found[tuple(advice["set"])] = advice
+        return found
+
     def test_wear(self):
         drive = {**self.nvme(), "endurance_tbw": 0.001}
-        plan = self.forecast(self.tiers(budgets__nvme=[drive], steps=1000), "--no-forecast")
+        config = self.tiers(budgets__nvme=[drive], steps=1000)
+        plan = self.forecast(config, "--no-forecast")
         wear = plan["wear"]
         steady = next(one["bytes"] for one in plan["schedules"]
                       if one["name"] == "after a step without bets")
         self.assertEqual(wear["step_bytes"], steady["nvme write"])
+        self.assertEqual(wear["step_note_bytes"], 4096, "the header")
         self.assertGreater(wear["run_bytes"], 1000 * wear["step_bytes"])
         self.assertAlmostEqual(wear["paths"][0]["endurance_share"], wear["run_bytes"] / 1e9)
-        self.assertTrue(any("budgets.host" in line for line in wear["advice"]), wear)
-        self.assertTrue(any("micro_batches" in line for line in wear["advice"]), wear)
-        self.assertTrue(any("optimizer.moments" in line for line in wear["advice"]), wear)
-        self.assertFalse(any("optimizer.master" in line for line in wear["advice"]), "fp32 has none")
-        plan = self.forecast(self.tiers(budgets__nvme=[drive], steps=1000, precision="bf16",
-                                        optimizer__moments="bf16"), "--no-forecast")
-        advice = plan["wear"]["advice"]
-        self.assertTrue(any("optimizer.master" in line for line in advice), advice)
-        self.assertFalse(any("optimizer.moments" in line for line in advice), "it is so already")
+        advice = self.followed(config)
+        # Of fp32 there is no split master; unlimited memory cannot grow.
+        self.assertEqual(set(advice), {("swap.state_on_nvme",), ("batch.micro_batches", "steps"),
+                                       ("optimizer.moments",), ()})
+        half = self.followed(config)[()]["endurance_share"]
+        self.assertAlmostEqual(half / (wear["run_bytes"] / 2e9), 1, places=2, msg="a second path")
+        config = self.tiers(budgets__nvme=[drive], steps=1000, precision="bf16",
+                            optimizer__moments="bf16")
+        advice = self.followed(config)
+        self.assertIn(("optimizer.master",), advice)
+        self.assertNotIn(("optimizer.moments",), advice, "it is so already")
         drive["endurance_tbw"] = 600
         plan = self.forecast(self.tiers(budgets__nvme=[drive], steps=1000), "--no-forecast")
         self.assertEqual(plan["wear"]["advice"], [])
+
+    def test_more_host_memory_is_advised_where_it_helps(self):
+        drive = {**self.nvme(), "endurance_tbw": 0.001}
+        little = {"budgets__nvme": [drive], "budgets__host": "700KiB", "steps": 1000,
+                  "swap__chunk_elements": 8192}
+        for more in ({}, {"swap__groups": 2, "budgets__device": "2MiB"}):  # accumulators are stored
+            advice = self.followed(self.config(**little, **more))
+            self.assertLessEqual(advice["budgets.host",]["endurance_share"], 0.1)
+        for key, forced in (("checkpoint.durable_steps", {"checkpoint__durable_steps": True}),
+                            ("swap.state_on_nvme", {"swap__state_on_nvme": 1})):
+            advice = self.followed(self.config(**{**little, **forced, "budgets__host": "64MiB"}))
+            self.assertNotIn(("budgets.host",), advice, "however much there is")
+            self.assertIn((key,), advice)
+
+    def test_ranks_of_a_host_wear_its_drives_together(self):
+        drive = {**self.nvme(), "endurance_tbw": 0.001}
+        config = self.tiers(budgets__nvme=[drive], steps=1000)
+        alone = self.wear(config)
+        plan = self.forecast(config, "--no-forecast", "--ranks", "2")
+        steady = next(one["bytes"] for one in plan["schedules"]
+                      if one["name"] == "after a step without bets")
+        self.assertEqual(plan["wear"]["step_bytes"], 2 * steady["nvme write"])
+        self.assertGreater(plan["wear"]["run_bytes"], 0.95 * alone["run_bytes"])
+        self.assertEqual(plan["wear"]["paths"][0]["run_bytes"], plan["wear"]["run_bytes"])
+        self.followed(config, "--ranks", "2")
+        apart = self.wear(config, "--ranks", "2", "--ranks-per-host", "1")
+        self.assertLess(apart["run_bytes"], 0.6 * plan["wear"]["run_bytes"])
+
+    def test_the_files_of_a_run_are_within_the_budget(self):
+        """The smallest that is planned is enough, headers and all."""
+        plan = self.forecast(self.tiers(), "--no-forecast")
+        for name in ("exact", "none"):
+            os.makedirs(self.path(name), exist_ok=True)
+        exact = self.tiers(budgets__nvme=[{"path": self.path("exact"), "size": plan["nvme_bytes"]}],
+                           steps=1000000)
+        process = subprocess.Popen([FERRY, *self.command(exact)], text=True,
+                                   stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        self.assertIn("loss", process.stdout.readline())
+        files = [os.stat(os.path.join(self.path("exact"), name)) for name in
+                 os.listdir(self.path("exact"))]
+        self.assertEqual(sum(max(file.st_size, 512 * file.st_blocks) for file in files),
+                         plan["nvme_bytes"])
+        process.kill()
+        less = self.tiers(budgets__nvme=[{"path": self.path("none"), "size": plan["nvme_bytes"] - 1}])
+        self.assertEqual(self.train(less).code, DOES_NOT_FIT)
+
+    def test_it_says_by_which_figures(self):
+        plan = self.forecast(self.tiers(), "--no-forecast")
+        self.assertIn("default figures of a small machine", plan["planned_by"])
+        self.assertIn("--machine", plan["planned_by"])
+        table = self.ferry("plan", self.command(self.tiers())[1], "--no-forecast")
+        self.assertIn(plan["planned_by"], table.out)
+
+    def test_an_absurd_shape_is_refused_by_arithmetic(self):
+        absurd = self.tiers(model__hidden=1 << 20, model__layers=65536, model__heads=1 << 13,
+                            model__intermediate=1 << 20)
+        run = self.plan(absurd, "--no-forecast")
+        self.assertEqual(run.code, DOES_NOT_FIT, run.err)
+        self.assertIn("more chunks than can be planned", run.err)
+        self.assertIn("swap.chunk_elements", run.err)
 
 
 class MachineTest(ForecastTest):
@@ -230,6 +317,7 @@ class MachineTest(ForecastTest):
             self.assertIn("figures of this machine's file", run.err)
             bets.append(run.summary["bets_won"] + run.summary["bets_lost"])
             planned = json.loads(self.plan(config, "--no-forecast", "--machine", file).out)
+            self.assertEqual(planned["planned_by"], f"the figures of {file}")
             self.assertEqual(planned["tiers"], run.summary["tiers"])
             slots.append(planned["nvme_bytes"])
         self.assertGreater(bets[0], 0)
