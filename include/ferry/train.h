@@ -97,7 +97,7 @@ public:
     // The number of the last step; at first 0, or of the last one that the resumed run has durable.
     virtual int64_t last_step() const = 0;
     // Mean loss over the held-back micro-batches the configuration asks for. Training goes on after
-    // it with the same bits as without it.
+    // it with the same bits as without it. Throws diverged, naming the layer, when it is not finite.
     Evaluation evaluate() { return evaluate({}); }
     // The same; `logits` gets those of the first tokens, [tokens, vocab], as many as there is room
     // for and this rank's evaluation looks at, in the order of the text.

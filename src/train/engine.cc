@@ -193,17 +193,18 @@ private:
         for (int64_t done = 0; done < micro_batches; done += schedules_.evaluation_size) {
             store_->append(schedules_.evaluation, world_.rank * micro_batches + done, step_);
             store_->drain();
-            mine.loss_sum += settler_.loss_sum(schedules_.evaluation_size);
+            mine.add(settler_.held_back(schedules_.evaluation_size));
         }
         kernels_.keep_logits({});
         store_->reset_report();
         mine.targets = kernels_.evaluation_targets();
-        if (!ranks_) return mine.mean();
-        HeldBack all;
-        for (const HeldBack& rank : gather(*ranks_, executor_, mine, "evaluation")) {
-            all.loss_sum += rank.loss_sum;
-            all.targets += rank.targets;
+        HeldBack all = mine;
+        if (ranks_) {
+            all = {};
+            for (const HeldBack& rank : gather(*ranks_, executor_, mine, "evaluation"))
+                all.add(rank);
         }
+        if (!all.finite()) throw diverged(all, plan_.layers, numerics_.compute);
         return all.mean();
     }
 

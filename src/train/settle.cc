@@ -4,8 +4,10 @@
 #include <cmath>
 #include <numeric>
 
+#include "ferry/recorder.h"
 #include "ferry/train.h"
 #include "loss_scale.h"
+#include "setup.h"
 
 namespace ferry::train {
 
@@ -71,6 +73,30 @@ Error diverged(const Config& config, const Verdict& verdict, const Divergence& h
              .remedy = divergence_remedy(config, how)}};
 }
 
+Error diverged(const HeldBack& found, const std::vector<model::Layer>& layers, DType compute) {
+    const bool head = found.output_layer < 0;
+    const int64_t layer = head ? std::ssize(layers) - 1 : found.output_layer;
+    const planner::Op operation = head ? planner::Op::head_loss : planner::Op::forward;
+    return {Trouble::diverged,
+            {.what = "the evaluation is not finite",
+             .where = layer_name(layers, layer) + ", " + planner::name_of(operation),
+             .measured = "loss " + number_text(found.mean().loss),
+             .remedy = compute == DType::f16
+                           ? "the activations may exceed fp16's 65,504: set precision to bf16 or "
+                             "fp32; if they are not finite there either, the weights are damaged"
+                           : "the weights are damaged or the training has diverged: go back to "
+                             "earlier ones"}};
+}
+
+void HeldBack::add(const HeldBack& part) {
+    loss_sum += part.loss_sum;
+    targets += part.targets;
+    if (part.output_layer < 0) return;
+    output_layer = output_layer < 0 ? part.output_layer : std::min(output_layer, part.output_layer);
+}
+
+bool HeldBack::finite() const { return output_layer < 0 && std::isfinite(loss_sum); }
+
 Settler::Settler(const Config& config, const optim::Hyper& hyper, const optim::LrSchedule& schedule,
                  const planner::Plan& plan, std::span<const std::byte> host)
     : plan_(plan),
@@ -85,14 +111,23 @@ double Settler::loss_sum(int64_t micro_batches) const {
     return std::accumulate(losses, losses + micro_batches, 0.0);
 }
 
-RankReport Settler::report() const {
-    RankReport report{.squares = optim::sum_leaves(leaves()),
-                      .loss_sum = loss_sum(plan_.micro_batches)};
+int64_t Settler::output_layer() const {
     const auto* nonfinite = reinterpret_cast<const uint32_t*>(host_.data() + plan_.report_offset +
                                                               plan_.nonfinite_offset());
-    for (int64_t l = std::ssize(plan_.layers) - 1; l >= 0; --l) {
-        if (nonfinite[l] != 0) report.output_layer = l;
+    for (int64_t l = 0; l < std::ssize(plan_.layers); ++l) {
+        if (nonfinite[l] != 0) return l;
     }
+    return -1;
+}
+
+HeldBack Settler::held_back(int64_t micro_batches) const {
+    return {.loss_sum = loss_sum(micro_batches), .output_layer = output_layer()};
+}
+
+RankReport Settler::report() const {
+    RankReport report{.squares = optim::sum_leaves(leaves()),
+                      .loss_sum = loss_sum(plan_.micro_batches),
+                      .output_layer = output_layer()};
     if (std::isfinite(report.squares)) return report;
     for (const planner::Chunk& chunk : plan_.chunks) {
         if (!chunk.trainable || !plan_.owns(chunk)) continue;

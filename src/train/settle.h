@@ -6,6 +6,7 @@
 #include <limits>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "ferry/config.h"
 #include "ferry/learning_rate.h"
@@ -27,6 +28,10 @@ struct RankReport {
 struct HeldBack {
     double loss_sum = 0;
     int64_t targets = 0;
+    int64_t output_layer = -1;  // the lowest with a non-finite output; -1: none
+
+    void add(const HeldBack& part);
+    bool finite() const;
     Evaluation mean() const {
         return {.loss = targets > 0 ? loss_sum / static_cast<double>(targets)
                                     : std::numeric_limits<double>::quiet_NaN(),
@@ -51,6 +56,8 @@ struct Divergence {
     int64_t skipped_in_a_row = 0;
 };
 Error diverged(const Config& config, const Verdict& verdict, const Divergence& how);
+// What ends an evaluation whose numbers are not: no weights make such a loss a result.
+Error diverged(const HeldBack& found, const std::vector<model::Layer>& layers, DType compute);
 
 // The optimizer of a configuration; its learning rate is the schedule's peak.
 optim::Hyper hyper_of(const Config& config);
@@ -65,7 +72,8 @@ public:
 
     // Of this rank.
     RankReport report() const;
-    double loss_sum(int64_t micro_batches) const;  // of those that the last schedule went through
+    // Of the last schedule, which evaluated so many micro-batches. Their targets are not counted.
+    HeldBack held_back(int64_t micro_batches) const;
     // Of all ranks, in their order: so all settle alike. The gradients carry `loss_scale`, the
     // losses are those of `targets`.
     Verdict settle(std::span<const RankReport> reports, int64_t targets, double loss_scale);
@@ -78,6 +86,8 @@ public:
     void resume(int64_t unclipped_in_a_row) { unclipped_in_a_row_ = unclipped_in_a_row; }
 
 private:
+    double loss_sum(int64_t micro_batches) const;  // of those that the last schedule went through
+    int64_t output_layer() const;                  // the lowest whose output was not finite; or -1
     std::span<const float> leaves() const {
         return {reinterpret_cast<const float*>(host_.data() + plan_.leaves_offset),
                 static_cast<size_t>(plan_.leaves)};

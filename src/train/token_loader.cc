@@ -31,8 +31,9 @@ struct TokenLoader::Impl {
                  .limit = std::to_string(options.sequence + 1) + " for one sequence",
                  .remedy = "use more text, a shorter batch.sequence or less data.held_back"});
         }
+        if (options.trains) check_evaluation();
+        if (info.masked) check_evaluation_targets();
         if (!options.trains) return;
-        check_evaluation();
         if (info.masked) count_each_sequence();
     }
 
@@ -49,6 +50,27 @@ struct TokenLoader::Impl {
                                                 std::to_string(there) + " or less, or raise"
                                           : std::string("raise")) +
                                " data.held_back"});
+    }
+
+    // A mean over no targets is no loss; better said before the training than in the middle of it.
+    void check_evaluation_targets() const {
+        const int64_t asked =
+            options.trains
+                ? std::min(evaluation, options.evaluation_micro_batches * options.micro_batch)
+                : evaluation;
+        const auto first = static_cast<uint64_t>(evaluation_begin) + 1;
+        const auto end = first + static_cast<uint64_t>(asked * options.sequence);
+        for (uint64_t t = first; t < end; ++t)
+            if (file.is_target(t)) return;
+        if (asked == 0) return;
+        throw Error(
+            Trouble::usage,
+            {.what = "every token to evaluate on is masked: there is no loss",
+             .where = options.path,
+             .measured = "0 targets in " + std::to_string(asked) + " sequences",
+             .remedy = options.trains ? "set evaluate.micro_batches to 0, or hold back text "
+                                        "with targets in it"
+                                      : "the mask is 1 where a token is no target"});
     }
 
     void count_each_sequence() {

@@ -9,7 +9,7 @@ import shutil
 import struct
 import unittest
 
-from harness import IO, USAGE, FerryTest
+from harness import DIVERGED, IO, USAGE, FerryTest
 
 MODELS = pathlib.Path(__file__).resolve().parents[1] / "golden" / "hf"
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2")
@@ -29,6 +29,34 @@ def read_tensors(path):
                 begin, end = (8 + length + offset for offset in entry["data_offsets"])
                 tensors[name] = (entry["dtype"], entry["shape"], raw[begin:end])
     return tensors
+
+
+def spoil(model, name, change):
+    """Gives the fp32 values of the tensors whose name ends so to `change`, which changes them in place."""
+    for file in model.glob("*.safetensors"):
+        raw = bytearray(file.read_bytes())
+        length = struct.unpack("<Q", raw[:8])[0]
+        for tensor, entry in json.loads(raw[8:8 + length]).items():
+            if tensor == "__metadata__" or not tensor.endswith(name):
+                continue
+            begin, end = (8 + length + offset for offset in entry["data_offsets"])
+            assert entry["dtype"] == "F32", tensor
+            values = array.array("f", raw[begin:end])
+            change(values)
+            raw[begin:end] = values.tobytes()
+        file.write_bytes(raw)
+
+
+def scale(factor):
+    def change(values):
+        values[:] = array.array("f", (value * factor for value in values))
+    return change
+
+
+def set_first(value):
+    def change(values):
+        values[0] = value
+    return change
 
 
 class HfTest(FerryTest):
@@ -210,6 +238,54 @@ class EvalTest(HfTest):
             for text in said:
                 self.assertIn(text, done.err)
         self.assertFalse(os.path.exists(out))
+
+    def test_a_loss_that_is_not_finite_is_an_error_that_names_the_layer(self):
+        logits = self.path("no-logits")
+        for family, tensor, change, precision, said in (
+                ("qwen3", "model.layers.1.mlp.down_proj.weight", set_first(float("nan")), "fp32", ["block 1, forward"]),
+                ("llama", "model.embed_tokens.weight", scale(float("inf")), "bf16", ["block 0, forward"]),
+                ("gpt2", "transformer.ln_f.weight", set_first(float("nan")), "fp32", ["the head and loss"]),
+                ("qwen3", ".weight", scale(3000), "fp16", ["65,504", "bf16"])):
+            with self.subTest(family + tensor):
+                model = self.copy_of(family)
+                spoil(model, tensor, change)
+                done = self.ferry("eval", str(model), str(TOKENS), "--set", "batch.sequence=24", "--set",
+                                  f"precision={precision}", "--json", "--logits", logits)
+                self.assertEqual(done.code, DIVERGED, done.err)
+                for text in ["evaluation is not finite", *said]:
+                    self.assertIn(text, done.err)
+                self.assertEqual(done.out, "")
+                self.assertFalse(os.path.exists(logits))
+
+    def test_held_back_loss_that_is_not_finite_ends_the_training(self):
+        model = self.copy_of("llama")
+        spoil(model, "model.layers.0.mlp.up_proj.weight", set_first(float("inf")))
+        run = self.train(self.config_for(model, data__held_back=0.5, evaluate={"every": 1, "micro_batches": 2},
+                                         batch__micro_batch=1))
+        self.assertEqual(run.code, DIVERGED, run.err)
+        self.assertIn("block 0, forward", run.err)
+        self.assertEqual(run.evaluations, [])
+
+    def test_text_without_a_target(self):
+        count = 200
+        text, mask = self.path("few.txt"), self.path("few.mask")
+        pathlib.Path(text).write_text("a" * count)
+        pathlib.Path(mask).write_text("0" * 100 + "1" * 100)
+        tokens = self.path("few.bin")
+        self.assertEqual(self.ferry("data", text, "-o", tokens, "--mask", mask).code, 0)
+        run = self.train(self.config(data__tokens=tokens, data__held_back=0.5, batch__sequence=8,
+                                     evaluate={"every": 1, "micro_batches": 2}))
+        self.assertEqual(run.code, USAGE, run.err)
+        self.assertEqual(run.steps, [])
+        self.assertIn("masked", run.err)
+        pathlib.Path(mask).write_text("1" * count)
+        self.assertEqual(self.ferry("data", text, "-o", tokens, "--mask", mask).code, 0)
+        model = self.path("own-for-eval")
+        self.assert_trained(self.train(self.config(steps=1), "--export", model))
+        done = self.ferry("eval", model, tokens, "--set", "batch.sequence=8")
+        self.assertEqual(done.code, USAGE, done.err)
+        self.assertIn("every token to evaluate on is masked", done.err)
+        self.assertEqual(done.out, "")
 
     def test_what_cannot_be_evaluated(self):
         for arguments, said in ((["nowhere", str(TOKENS)], "config.json"),

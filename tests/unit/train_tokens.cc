@@ -275,6 +275,33 @@ TEST_F(Tokens, HeldBackTextIsNeverTrainedOn) {
     EXPECT_EQ(real.size(), 6u * kSequence);
 }
 
+TEST_F(Tokens, EvaluationNeedsATarget) {
+    std::vector<uint8_t> mask(250, 0);
+    std::fill(mask.begin() + 201, mask.end(), uint8_t{1});  // 200 is a first token, so no target
+    write(250, 256, mask);
+    TokenLoader::Options wanted = options();
+    wanted.held_back = 0.2;                // tokens 200 to 249
+    EXPECT_NO_THROW(TokenLoader{wanted});  // nothing is evaluated
+    wanted.evaluation_micro_batches = 2;   // targets 201 to 232
+    const auto expect_refused = [&] {
+        EXPECT_THAT([&] { TokenLoader{wanted}; },
+                    testing::Throws<Error>(testing::Property(
+                        &Error::what, HasSubstr("every token to evaluate on is masked"))));
+    };
+    expect_refused();
+    mask[233] = 0;
+    write(250, 256, mask);
+    expect_refused();
+    mask[232] = 0;
+    write(250, 256, mask);
+    EXPECT_NO_THROW(TokenLoader{wanted});
+    wanted.trains = false;  // all of it, whatever else is masked
+    write(250, 256, std::vector<uint8_t>(250, 1));
+    expect_refused();
+    write(250, 256, mask);
+    EXPECT_NO_THROW(TokenLoader{wanted});
+}
+
 TEST_F(Tokens, NothingHeldBack) {
     write(250);
     EXPECT_EQ(TokenLoader(options()).evaluation_sequences(), 0);
