@@ -4,6 +4,7 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <algorithm>
+#include <bit>
 #include <set>
 
 #include "ferry/huggingface.h"
@@ -14,6 +15,9 @@ namespace {
 // What older files hold beside the weights: causal masks, and RoPE's table.
 constexpr std::string_view kNoWeights[] = {".attn.bias", ".attn.masked_bias",
                                            "rotary_emb.inv_freq"};
+
+// The head's table, which a model with tied embeddings may hold beside the embedding's.
+constexpr std::string_view kHeadTable = "lm_head.weight";
 
 bool is_no_weight(std::string_view name) {
     return std::ranges::any_of(kNoWeights, [&](std::string_view e) { return name.ends_with(e); });
@@ -59,6 +63,7 @@ LoadedWeights::LoadedWeights(const std::string& path, const model::Shape& shape,
                                "model.load to false for random weights"});
     }
     check_unknown(shape);
+    if (shape.tie_embeddings) check_copy(*layers.front().find(model::Role::token_table));
 }
 
 void LoadedWeights::log_rate(double seconds) const {
@@ -90,12 +95,40 @@ void LoadedWeights::check_unknown(const model::Shape& shape) const {
     std::set<const checkpoint::StoredTensor*> used;
     for (const auto& [name, stored] : stored_) used.insert(stored);
     for (const checkpoint::StoredTensor& stored : weights_.tensors()) {
-        const bool copy = shape.tie_embeddings && stored.name == "lm_head.weight";
+        const bool copy = shape.tie_embeddings && stored.name == kHeadTable;
         if (used.contains(&stored) || copy || is_no_weight(stored.name)) continue;
         throw Error(Trouble::usage,
                     {.what = "the weights hold a tensor that the model does not have",
                      .where = weights_.file_of(stored) + ": " + stored.name,
                      .remedy = "check that config.json and the weights belong together"});
+    }
+}
+
+// transformers' versions differ in which of the two tables holds where they differ: 5 unties them,
+// older ones take either. Whoever made the weights knows what they are.
+void LoadedWeights::check_copy(const model::Tensor& table) const {
+    const checkpoint::StoredTensor* copy = weights_.find(kHeadTable);
+    if (copy == nullptr) return;
+    check(table, *copy);
+    constexpr int64_t kPiece = kMiB;
+    std::vector<float> own, copied;
+    for (int64_t first = 0; first < table.count; first += kPiece) {
+        own.resize(static_cast<size_t>(std::min(kPiece, table.count - first)));
+        copied.resize(own.size());
+        weights_.read(*stored_.at(table.name), first, own);
+        weights_.read(*copy, first, copied);
+        const auto [mine, other] = std::ranges::mismatch(own, copied, [](float a, float b) {
+            return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b);
+        });
+        if (mine == own.end()) continue;
+        throw Error(
+            Trouble::usage,
+            {.what = "the embeddings are tied, and the head has a table of its own",
+             .where = weights_.file_of(*copy) + ": " + copy->name,
+             .measured = fmt::format("element {} is {}", first + (mine - own.begin()), *other),
+             .limit = fmt::format("{}, as in {}", *mine, table.name),
+             .remedy = "if the head is the model's own set tie_word_embeddings to false in "
+                       "config.json, else take its table out of the weights"});
     }
 }
 

@@ -19,7 +19,8 @@ public:
     static std::unique_ptr<LoadedWeights> of(const ModelConfig& config, const model::Shape& shape,
                                              const std::vector<model::Layer>& layers);
     // Opens the files and holds them against the layers; throws usage for tensors that are missing,
-    // unknown, of another shape than the configuration says or of a type that ferry does not read.
+    // unknown, of another shape than the configuration says or of a type that ferry does not read,
+    // and for a head of its own beside tied embeddings.
     LoadedWeights(const std::string& path, const model::Shape& shape,
                   const std::vector<model::Layer>& layers);
     // fp32 values of elements [first, first + out.size()) of a layer's flat buffer, padding zero.
@@ -30,6 +31,7 @@ public:
 private:
     void check(const model::Tensor& tensor, const checkpoint::StoredTensor& stored) const;
     void check_unknown(const model::Shape& shape) const;
+    void check_copy(const model::Tensor& table) const;
 
     std::string path_;
     checkpoint::Weights weights_;

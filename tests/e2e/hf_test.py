@@ -31,6 +31,16 @@ def read_tensors(path):
     return tensors
 
 
+def write_tensors(path, tensors):
+    """What read_tensors gave, as one file."""
+    header, data = {}, b""
+    for name, (dtype, shape, values) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(values)]}
+        data += values
+    text = json.dumps(header).encode()
+    pathlib.Path(path).write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
 def spoil(model, name, change):
     """Gives the fp32 values of the tensors whose name ends so to `change`, which changes them in place."""
     for file in model.glob("*.safetensors"):
@@ -341,6 +351,26 @@ class RefusedTest(HfTest):
         raw = (model / "model.safetensors").read_bytes()
         (model / "model.safetensors").write_bytes(raw[:-5])
         self.refused(model, IO, "truncated")
+
+    def test_a_head_beside_tied_embeddings(self):
+        model = self.copy_of("qwen2")
+        file = model / "model.safetensors"
+        tensors = read_tensors(file)
+        dtype, shape, values = tensors["model.embed_tokens.weight"]
+        plain = self.train(self.config_for(model))
+        write_tensors(file, {**tensors, "lm_head.weight": (dtype, shape, values)})
+        same = self.train(self.config_for(model))
+        self.assert_trained(same)
+        self.assertEqual(same.numbers(), plain.numbers())
+        last = array.array("f", values)
+        last[-1] += 1
+        for table, said in (((dtype, shape, last.tobytes()), ["tied", f"element {len(last) - 1} is"]),
+                            ((dtype, [shape[0], shape[1] // 2], values[:len(values) // 2]), ["shape"]),
+                            (("I16", [5], b"0123456789"), ["shape", "[5]"]),
+                            (("I32", shape, values), ["type", "I32"])):
+            write_tensors(file, {**tensors, "lm_head.weight": table})
+            with self.subTest(said):
+                self.refused(model, USAGE, "lm_head.weight", *said)
 
     def test_a_shape_beside_a_directory(self):
         self.refused(MODELS / "llama", USAGE, "model.hidden", "leave one of them out", model={"hidden": 24})
