@@ -63,14 +63,30 @@ using Source = std::function<void(size_t i, const Sink& sink)>;
 
 // Writes tensors in the order given, one at a time, each value rounded once to `type`. The file
 // appears whole or not at all (a temporary file beside it, flushed, then renamed). Throws
-// Trouble::io.
+// Trouble::io, and usage naming the tensor and the value for a finite one that fp16 has no room
+// for.
 void write_safetensors(const std::string& path, std::span<const TensorInfo> tensors, DType type,
                        const Source& source);
 
+// The files of a directory that is being made, which vanish unless all of them were written.
+class NewFiles {
+public:
+    NewFiles() = default;
+    ~NewFiles();
+    NewFiles(const NewFiles&) = delete;
+    NewFiles& operator=(const NewFiles&) = delete;
+    void add(std::string path) { paths_.push_back(std::move(path)); }
+    void keep() { paths_.clear(); }
+
+private:
+    std::vector<std::string> paths_{};
+};
+
 // The same as transformers saves a model: one model.safetensors, or shards of at most `shard_bytes`
-// (a larger tensor alone) and their index. `directory` must exist, without a model in it.
+// (a larger tensor alone) and their index. `directory` must exist, without a model in it. `made`
+// gets the files.
 void write_model(const std::string& directory, std::span<const TensorInfo> tensors, DType type,
-                 int64_t shard_bytes, const Source& source);
+                 int64_t shard_bytes, const Source& source, NewFiles& made);
 
 // A file that replaces `path` whole. Throws Trouble::io.
 void write_text(const std::string& path, std::string_view text);

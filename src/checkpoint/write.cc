@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -70,10 +71,25 @@ const char* dtype_name(DType type) {
     return "F32";
 }
 
-// Values as they lie in the file.
-void write_values(NewFile& file, std::span<const float> values, DType type,
+// What was finite must be so in the file: a model with an infinite weight is none.
+void check_range(std::span<const float> values, const std::string& name) {
+    constexpr float kLeastTooLarge = 65520;  // rounds to infinity
+    const auto at = std::ranges::find_if(values, [](float value) {
+        return std::abs(value) >= kLeastTooLarge && std::isfinite(value);
+    });
+    if (at == values.end()) return;
+    throw Error(Trouble::usage, {.what = "a weight is too large for fp16",
+                                 .where = name,
+                                 .measured = fmt::format("{}", *at),
+                                 .limit = "65504, the largest number of fp16",
+                                 .remedy = "write it in bf16 or fp32: --export-type bf16"});
+}
+
+// Values of a tensor as they lie in the file.
+void write_values(NewFile& file, const std::string& name, std::span<const float> values, DType type,
                   std::vector<uint16_t>& room) {
     if (type == DType::f32) return file.write(values.data(), values.size_bytes());
+    if (type == DType::f16) check_range(values, name);
     constexpr size_t kPiece = 1 << 16;
     room.resize(kPiece);
     for (size_t first = 0; first < values.size(); first += kPiece) {
@@ -134,7 +150,7 @@ void write_safetensors(const std::string& path, std::span<const TensorInfo> tens
     for (size_t i = 0; i < tensors.size(); ++i) {
         int64_t written = 0;
         source(i, [&](std::span<const float> values) {
-            write_values(file, values, type, room);
+            write_values(file, tensors[i].name, values, type, room);
             written += std::ssize(values);
         });
         FERRY_CHECK(written == tensors[i].count(), tensors[i].name);
@@ -142,8 +158,12 @@ void write_safetensors(const std::string& path, std::span<const TensorInfo> tens
     file.publish();
 }
 
+NewFiles::~NewFiles() {
+    for (const std::string& path : paths_) ::unlink(path.c_str());
+}
+
 void write_model(const std::string& directory, std::span<const TensorInfo> tensors, DType type,
-                 int64_t shard_bytes, const Source& source) {
+                 int64_t shard_bytes, const Source& source, NewFiles& made) {
     const std::filesystem::path folder(directory);
     const std::vector<size_t> cuts = cut_shards(tensors, type, shard_bytes);
     const size_t shards = cuts.size() - 1;
@@ -155,6 +175,7 @@ void write_model(const std::string& directory, std::span<const TensorInfo> tenso
                         : fmt::format("model-{:05}-of-{:05}.safetensors", shard + 1, shards);
         const size_t first = cuts[shard];
         const auto part = tensors.subspan(first, cuts[shard + 1] - first);
+        made.add(folder / name);
         write_safetensors(folder / name, part, type,
                           [&](size_t i, const Sink& sink) { source(first + i, sink); });
         for (const TensorInfo& tensor : part) {
@@ -164,6 +185,7 @@ void write_model(const std::string& directory, std::span<const TensorInfo> tenso
     }
     if (shards == 1) return;
     const nlohmann::ordered_json index{{"metadata", {{"total_size", bytes}}}, {"weight_map", map}};
+    made.add(folder / "model.safetensors.index.json");
     write_text(folder / "model.safetensors.index.json", index.dump(2) + "\n");
 }
 

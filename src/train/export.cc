@@ -38,10 +38,12 @@ constexpr std::array<std::string_view, 12> kCompanions{"tokenizer.json",
                                  .remedy = "name a new directory"});
 }
 
-void copy_companions(const std::filesystem::path& from, const std::filesystem::path& to) {
+void copy_companions(const std::filesystem::path& from, const std::filesystem::path& to,
+                     checkpoint::NewFiles& made) {
     for (const std::string_view name : kCompanions) {
         std::error_code reason;
         if (!std::filesystem::is_regular_file(from / name, reason)) continue;
+        made.add(to / name);
         std::filesystem::copy_file(from / name, to / name, reason);
         if (!reason) continue;
         throw Error(Trouble::io, {.what = "a file of the model cannot be copied",
@@ -86,10 +88,13 @@ void write(const std::vector<model::Layer>& layers, const Config& config,
     }
     const DType type = options.type.value_or(numerics_of(config).compute);
     const std::filesystem::path directory(options.directory);
-    checkpoint::write_model(directory, infos, type, options.shard_bytes,
-                            [&](size_t i, const checkpoint::Sink& sink) { read(places[i], sink); });
-    if (!config.model.path.empty()) copy_companions(config.model.path, directory);
+    checkpoint::NewFiles made;
+    checkpoint::write_model(
+        directory, infos, type, options.shard_bytes,
+        [&](size_t i, const checkpoint::Sink& sink) { read(places[i], sink); }, made);
+    if (!config.model.path.empty()) copy_companions(config.model.path, directory, made);
     checkpoint::write_text(directory / "config.json", description_of(config, type));
+    made.keep();
 }
 
 }  // namespace

@@ -375,6 +375,21 @@ class RefusedTest(HfTest):
     def test_a_shape_beside_a_directory(self):
         self.refused(MODELS / "llama", USAGE, "model.hidden", "leave one of them out", model={"hidden": 24})
 
+    def test_an_export_that_fp16_has_no_room_for_leaves_nothing(self):
+        model = self.copy_of("qwen3")
+        spoil(model, "model.layers.1.mlp.down_proj.weight", set_first(-7e4))
+        out, config = self.path("no-room"), self.path("no-room.json")
+        pathlib.Path(config).write_text(json.dumps(self.config_for(MODELS / "qwen3")))
+        weights = str(model / "model.safetensors")
+        for more in ([], ["--shard-size", "4KB"]):
+            done = self.ferry("export", config, weights, out, "--export-type", "fp16", *more)
+            self.assertEqual(done.code, USAGE, done.err)
+            for text in ("model.layers.1.mlp.down_proj.weight", "-70000", "65504", "--export-type"):
+                self.assertIn(text, done.err)
+            self.assertFalse(os.path.exists(out))
+        done = self.ferry("export", config, weights, out, "--export-type", "bf16")
+        self.assertEqual(done.code, 0, done.err)
+
     def test_exports_never_replace_anything(self):
         taken = self.path("taken")
         os.mkdir(taken)

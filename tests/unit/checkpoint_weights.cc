@@ -92,8 +92,11 @@ TEST_F(WeightsTest, what_is_written_is_read_back_in_any_part_and_type) {
 
 TEST_F(WeightsTest, shards_hold_what_fits_and_an_index_names_them) {
     // 80, 28 and 48 bytes.
-    write_model(directory, kTensors, DType::f32, 80,
-                [&](size_t i, const Sink& sink) { source(kTensors, i, sink); });
+    NewFiles made;
+    write_model(
+        directory, kTensors, DType::f32, 80,
+        [&](size_t i, const Sink& sink) { source(kTensors, i, sink); }, made);
+    made.keep();
     EXPECT_TRUE(std::filesystem::exists(path("model-00001-of-00002.safetensors")));
     EXPECT_TRUE(std::filesystem::exists(path("model-00002-of-00002.safetensors")));
     const Weights weights(directory);
@@ -106,8 +109,11 @@ TEST_F(WeightsTest, shards_hold_what_fits_and_an_index_names_them) {
 }
 
 TEST_F(WeightsTest, one_file_where_all_fits) {
-    write_model(directory, kTensors, DType::bf16, 1000,
-                [&](size_t i, const Sink& sink) { source(kTensors, i, sink); });
+    NewFiles made;
+    write_model(
+        directory, kTensors, DType::bf16, 1000,
+        [&](size_t i, const Sink& sink) { source(kTensors, i, sink); }, made);
+    made.keep();
     EXPECT_TRUE(std::filesystem::exists(path("model.safetensors")));
     EXPECT_FALSE(std::filesystem::exists(path("model.safetensors.index.json")));
     EXPECT_EQ(Weights(directory).tensors().size(), 3u);
@@ -118,6 +124,38 @@ TEST_F(WeightsTest, a_file_that_ends_early_leaves_nothing) {
                                    [](size_t, const Sink&) { throw std::runtime_error("no"); }),
                  std::runtime_error);
     EXPECT_TRUE(std::filesystem::is_empty(directory));
+}
+
+// The second shard's: the first one was whole already.
+TEST_F(WeightsTest, a_value_that_fp16_has_no_room_for_is_named_and_leaves_nothing) {
+    const auto write = [&](float value) {
+        NewFiles made;
+        write_model(
+            directory, kTensors, DType::f16, 40,
+            [&](size_t i, const Sink& sink) {
+                std::vector<float> values(static_cast<size_t>(kTensors[i].count()), 1.0f);
+                if (i == 1) values[3] = value;
+                sink(values);
+            },
+            made);
+        made.keep();
+    };
+    for (const float value : {65520.0f, -1e20f}) {
+        try {
+            write(value);
+            FAIL() << value << " was written";
+        } catch (const Error& error) {
+            EXPECT_EQ(error.trouble(), Trouble::usage);
+            for (const char* said : {"a.weight", value > 0 ? "65520" : "-1e+20", "bf16"})
+                EXPECT_NE(std::string(error.what()).find(said), std::string::npos) << error.what();
+        }
+        EXPECT_TRUE(std::filesystem::is_empty(directory));
+    }
+    write(65519.0f);
+    const Weights weights(directory);
+    std::vector<float> row(7);
+    weights.read(*weights.find("a.weight"), 0, row);
+    EXPECT_EQ(row[3], 65504);
 }
 
 constexpr const char* kOne = R"("a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]})";
