@@ -118,7 +118,7 @@ private:
     bool traces() const { return speaks_ && !options_.trace.empty(); }
 
     // What can be known before the training must not cost the run's weights.
-    std::unique_ptr<comm::Communicator> join(int& rank) const {
+    std::unique_ptr<comm::Communicator> join(int& rank) {
         auto ranks = join_ranks(config_, *executor_);
         rank = rank_of(ranks.get());
         if (rank != 0) return ranks;
@@ -126,7 +126,8 @@ private:
             check_writable("--weights-out", options_.weights_out, kSafetensorsSkipped,
                            kSafetensorsBeginning);
             check_writable("--trace", options_.trace, 0, "{\"displayTimeUnit\"");
-            if (!options_.exported.directory.empty()) train::prepare_export(options_.exported);
+            if (!options_.exported.directory.empty())
+                export_directory_.emplace(options_.exported.directory);
         } catch (const std::exception& error) {
             if (ranks) ranks->abandon(error.what());
             throw;
@@ -243,7 +244,8 @@ private:
 
     TrainOptions options_;
     Config config_;
-    static constexpr size_t kTraceSlices = 400'000;  // 36 MB
+    static constexpr size_t kTraceSlices = 400'000;             // 36 MB
+    std::optional<train::ExportDirectory> export_directory_{};  // join() claims it
     std::unique_ptr<Executor> executor_;
     std::unique_ptr<comm::Communicator> ranks_;  // until the engine has them
     const bool speaks_;

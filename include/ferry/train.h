@@ -97,7 +97,8 @@ public:
     // The number of the last step; at first 0, or of the last one that the resumed run has durable.
     virtual int64_t last_step() const = 0;
     // Mean loss over the held-back micro-batches the configuration asks for. Training goes on after
-    // it with the same bits as without it. Throws diverged, naming the layer, when it is not finite.
+    // it with the same bits as without it. Throws diverged, naming the layer, when it is not
+    // finite.
     Evaluation evaluate() { return evaluate({}); }
     // The same; `logits` gets those of the first tokens, [tokens, vocab], as many as there is room
     // for and this rank's evaluation looks at, in the order of the text.
@@ -131,8 +132,20 @@ struct ExportOptions {
     std::optional<DType> type{};  // of the weights; none: the type the run computes in
     int64_t shard_bytes = 5'000'000'000;
 };
-// Throws usage unless the directory is new or empty and can be written to; makes it.
-void prepare_export(const ExportOptions& options);
+// The place of an export, claimed before the work that it is the end of.
+class ExportDirectory {
+public:
+    // Throws usage unless the directory is new or empty and can be written to; makes it.
+    explicit ExportDirectory(std::string path);
+    // A directory that was made and is still empty goes again.
+    ~ExportDirectory();
+    ExportDirectory(const ExportDirectory&) = delete;
+    ExportDirectory& operator=(const ExportDirectory&) = delete;
+
+private:
+    std::string path_;
+    bool made_ = false;
+};
 // Weights, config.json and, where the model came from a directory, its tokenizer's files.
 // config.json is written last: without it the directory is not taken for a model. Of several ranks
 // the first one writes.

@@ -383,9 +383,10 @@ Description read_description(std::string_view text, const std::string& where) {
 
 std::string with_type(std::string_view text, DType type) {
     auto config = nlohmann::ordered_json::parse(text);
-    // transformers 5 calls it dtype, and reads both.
-    const char* key = config.contains("dtype") ? "dtype" : "torch_dtype";
-    config[key] = torch_name(type);
+    // transformers 5 calls it dtype, and reads both: neither may be left as it was.
+    const bool newer = config.contains("dtype");
+    if (newer) config["dtype"] = torch_name(type);
+    if (!newer || config.contains("torch_dtype")) config["torch_dtype"] = torch_name(type);
     return config.dump(2) + "\n";
 }
 

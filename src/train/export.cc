@@ -99,17 +99,20 @@ void write(const std::vector<model::Layer>& layers, const Config& config,
 
 }  // namespace
 
-void prepare_export(const ExportOptions& options) {
-    const std::string& directory = options.directory;
+ExportDirectory::ExportDirectory(std::string path) : path_(std::move(path)) {
     std::error_code reason;
-    std::filesystem::create_directory(directory, reason);
-    if (!std::filesystem::is_directory(directory))
-        refuse(directory, "the directory cannot be made", reason ? reason.message() : "");
-    if (::access(directory.c_str(), W_OK | X_OK) != 0)
-        refuse(directory, "nothing can be written there", std::strerror(errno));
-    if (!std::filesystem::is_empty(directory))
-        refuse(directory, "the directory is not empty",
-               std::filesystem::directory_iterator(directory)->path().filename());
+    made_ = std::filesystem::create_directory(path_, reason);
+    if (!std::filesystem::is_directory(path_))
+        refuse(path_, "the directory cannot be made", reason ? reason.message() : "");
+    if (::access(path_.c_str(), W_OK | X_OK) != 0)
+        refuse(path_, "nothing can be written there", std::strerror(errno));
+    if (!std::filesystem::is_empty(path_))
+        refuse(path_, "the directory is not empty",
+               std::filesystem::directory_iterator(path_)->path().filename());
+}
+
+ExportDirectory::~ExportDirectory() {
+    if (made_) ::rmdir(path_.c_str());  // which takes an empty one only
 }
 
 void give_weights(Engine& engine) {

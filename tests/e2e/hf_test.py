@@ -390,6 +390,30 @@ class RefusedTest(HfTest):
         done = self.ferry("export", config, weights, out, "--export-type", "bf16")
         self.assertEqual(done.code, 0, done.err)
 
+    def test_an_export_that_cannot_be_leaves_no_directory(self):
+        out, config = self.path("nothing"), self.path("nothing.json")
+        pathlib.Path(config).write_text(json.dumps(self.config_for(MODELS / "qwen3")))
+        for weights in (self.path("no-weights"), str(MODELS / "llama")):
+            done = self.ferry("export", config, weights, out)
+            self.assertEqual(done.code, USAGE, done.err)
+            self.assertFalse(os.path.exists(out))
+        run = self.train(self.config_for(self.path("no-model")), "--export", out)
+        self.assertEqual(run.code, USAGE, run.err)
+        self.assertFalse(os.path.exists(out))
+        os.mkdir(out)  # the user's own stays
+        self.assertEqual(self.ferry("export", config, self.path("no-weights"), out).code, USAGE)
+        self.assertTrue(os.path.isdir(out))
+
+    def test_options_of_an_export_ask_for_one(self):
+        for option in (["--export-type", "bf16"], ["--shard-size", "1GB"]):
+            run = self.train(self.config_for(MODELS / "llama"), *option)
+            self.assertEqual(run.code, USAGE, run.err)
+            self.assertIn("--export", run.err)
+            self.assertEqual(run.steps, [])
+        run = self.train(self.config_for(MODELS / "llama"), "--export", self.path("sizeless"), "--shard-size", "0")
+        self.assertEqual(run.code, USAGE, run.err)
+        self.assertIn("--shard-size", run.err)
+
     def test_exports_never_replace_anything(self):
         taken = self.path("taken")
         os.mkdir(taken)

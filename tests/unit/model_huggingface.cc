@@ -167,6 +167,11 @@ TEST(HuggingFace, a_llama_written_is_the_one_read) {
     const json typed = json::parse(with_type(llama().dump(), DType::bf16));
     EXPECT_EQ(typed["torch_dtype"], "bfloat16");
     EXPECT_EQ(typed["hidden_size"], 64);
+    EXPECT_FALSE(typed.contains("dtype"));
+    const json both = changed(llama(), {{"dtype", "float16"}, {"torch_dtype", "float32"}});
+    const json retyped = json::parse(with_type(both.dump(), DType::bf16));
+    EXPECT_EQ(retyped["torch_dtype"], "bfloat16");
+    EXPECT_EQ(retyped["dtype"], "bfloat16");
 }
 
 }  // namespace
