@@ -114,9 +114,25 @@ json parse_header(const std::string& text, const std::string& path) {
         json header = json::parse(text, check);
         if (header.is_object()) return header;
         damaged("not a safetensors file: its header is no object", path);
+    } catch (const json::parse_error& error) {
+        // Its text quotes the file's bytes, which may be anything.
+        damaged("not a safetensors file: its header is not JSON", path,
+                "nothing that makes sense at byte " + std::to_string(error.byte) + " of it");
     } catch (const json::exception& error) {
         damaged("not a safetensors file: its header is not JSON", path, error.what());
     }
+}
+
+// Sizes and offsets. nlohmann would cut 24.5 to 24, and take what an int64 has no room for.
+std::vector<int64_t> whole_numbers(const json& list, const std::string& where) {
+    constexpr uint64_t kMost = uint64_t{1} << 62;  // two of them can be added
+    const auto fits = [](const json& value) {
+        return value.is_number_unsigned() && value.get<uint64_t>() <= kMost;
+    };
+    if (!list.is_array() || !std::ranges::all_of(list, fits))
+        damaged("a tensor's entry in the header is damaged", where, list.dump(),
+                "a list of whole numbers up to 2^62");
+    return list.get<std::vector<int64_t>>();
 }
 
 // One entry of a header; `data` is where the tensors' bytes begin, `end` receives where its own
@@ -125,15 +141,18 @@ StoredTensor read_entry(const std::string& name, const json& entry, const std::s
                         int64_t data, int64_t& end) {
     const std::string where = path + ": " + name;
     StoredTensor tensor;
-    std::array<int64_t, 2> offsets{};
+    std::vector<int64_t> offsets;
     try {
         tensor.name = name;
         tensor.dtype = entry.at("dtype").get<std::string>();
-        tensor.shape = entry.at("shape").get<std::vector<int64_t>>();
-        offsets = entry.at("data_offsets").get<std::array<int64_t, 2>>();
+        tensor.shape = whole_numbers(entry.at("shape"), where);
+        offsets = whole_numbers(entry.at("data_offsets"), where);
     } catch (const json::exception& error) {
         damaged("a tensor's entry in the header is damaged", where, error.what());
     }
+    if (offsets.size() != 2)
+        damaged("a tensor's entry in the header is damaged", where,
+                std::to_string(offsets.size()) + " data_offsets", "begin and end");
     const auto* known = std::ranges::find(kTypes, tensor.dtype, &Known::dtype);
     const int64_t bytes = offsets[1] - offsets[0];
     // By division, as a damaged shape must not overflow.
@@ -144,7 +163,7 @@ StoredTensor read_entry(const std::string& name, const json& entry, const std::s
         fits = fits && side > 0 && left % side == 0;
         if (fits) left /= side;
     }
-    if (offsets[0] < 0 || bytes < 0 || !fits || (known != kTypes.end() && left != 1)) {
+    if (bytes < 0 || !fits || (known != kTypes.end() && left != 1)) {
         damaged("a tensor's shape and its bytes differ", where,
                 std::to_string(bytes) + " bytes of " + tensor.dtype,
                 "shape " + json(tensor.shape).dump());

@@ -168,7 +168,8 @@ TEST_F(WeightsTest, damaged_headers_are_named) {
     expect_damaged(R"({"a":{"dtype":"F32","shape":[2]}})", 8, {"entry", ": a"});
     expect_damaged(R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", 8,
                    {"shape and its bytes differ", "[3]"});
-    expect_damaged(R"({"a":{"dtype":"F32","shape":[-2,-1],"data_offsets":[0,8]}})", 8, {"differ"});
+    expect_damaged(R"({"a":{"dtype":"F32","shape":[-2,-1],"data_offsets":[0,8]}})", 8,
+                   {"entry", ": a", "-2"});
     expect_damaged(R"({"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}})",
                    0, {"differ"});
     expect_damaged(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", 8, {"differ"});
@@ -178,6 +179,24 @@ TEST_F(WeightsTest, damaged_headers_are_named) {
                    {"gap", ": b"});
     expect_damaged(std::string("{") + kOne + "}", 7, {"truncated"});
     expect_damaged(std::string("{") + kOne + "}", 9, {"longer"});
+    for (const char* shape :
+         {"2", "[2.5]", "[2.0]", "[true]", "\"2\"", "[[2]]", "[9223372036854775808]"})
+        expect_damaged(
+            std::string(R"({"a":{"dtype":"F32","data_offsets":[0,8],"shape":)") + shape + "}}", 8,
+            {"entry", "whole numbers"});
+    for (const char* offsets :
+         {"[0.5,8.5]", "[-8,0]", "[0,9223372036854775807]", "[18446744073709551615,7]"})
+        expect_damaged(
+            std::string(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":)") + offsets + "}}", 8,
+            {"entry", "whole numbers"});
+    for (const char* offsets : {"[]", "[8]", "[0,4,8]"})
+        expect_damaged(
+            std::string(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":)") + offsets + "}}", 8,
+            {"entry", "data_offsets", "begin and end"});
+    expect_damaged(R"({"a":{"dtype":"U8","shape":[4611686018427387904],)"
+                   R"("data_offsets":[0,4611686018427387904]}})",
+                   8, {"truncated", "4611686018427387"});
+    expect_damaged("{\"\xff\"}", 8, {"not JSON", "byte 3"});
     std::ofstream(path("short.safetensors")) << "abc";
     expect_refused(path("short.safetensors"), Trouble::io, {"truncated"});
     std::ofstream(path("huge.safetensors")) << std::string(64, '\x7f');
