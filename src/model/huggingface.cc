@@ -93,12 +93,14 @@ public:
         return found == config_.end() ? kNone : *found;
     }
     bool has(std::string_view key) const { return config_.contains(key); }
-    int64_t integer(std::string_view key, int64_t otherwise) const {
+    const std::string& where() const { return where_; }
+    int64_t integer(std::string_view key, int64_t otherwise, int64_t most = 1 << 30) const {
         const json& value = at(key);
         if (value.is_null() && otherwise > 0) return otherwise;
-        constexpr int64_t kMost = 1 << 30;
-        if (!value.is_number_integer() || value.get<double>() < 1 || value.get<double>() > kMost)
-            refuse(key, "a size is missing or out of range", value, "an integer of 1 to 2^30");
+        if (!value.is_number_integer() || value.get<double>() < 1 ||
+            value.get<double>() > static_cast<double>(most))
+            refuse(key, "a size is missing or out of range", value,
+                   "an integer of 1 to " + std::to_string(most));
         return value.get<int64_t>();
     }
     double number(std::string_view key, double otherwise) const {
@@ -310,9 +312,30 @@ void read_rope(const Reader& in, const std::string& where, int64_t context, Shap
     RopeReader{inner, in, context}.read(shape);
 }
 
+// As many as ferry's own configuration takes. A layer's work at start-up comes before its tensors
+// are looked for.
+constexpr int64_t kMostLayers = 65536;
+
+// In floating point: sizes that each are allowed may have a product that no integer holds.
+void check_elements(const Reader& in, const Keys& keys, const Shape& s) {
+    constexpr double kMost = 1e15;
+    const auto real = [](int64_t size) { return static_cast<double>(size); };
+    const double attention = 2 * real(s.head_dim) * (real(s.heads) + real(s.kv_heads));
+    const double block = real(s.hidden) * (attention + (s.gated ? 3 : 2) * real(s.intermediate));
+    const double elements = real(s.layers) * block + real(s.vocab) * real(s.hidden);
+    if (elements <= kMost) return;
+    throw Error(Trouble::usage,
+                {.what = "a model larger than any",
+                 .where = in.where(),
+                 .measured = json(elements).dump() + " parameters",
+                 .limit = json(kMost).dump(),
+                 .remedy = "check " + std::string(keys.layers) + ", " + std::string(keys.hidden) +
+                           ", " + std::string(keys.inner) + " and vocab_size"});
+}
+
 void read_sizes(const Reader& in, const Keys& keys, Shape& s) {
     s.hidden = in.integer(keys.hidden, 0);
-    s.layers = in.integer(keys.layers, 0);
+    s.layers = in.integer(keys.layers, 0, kMostLayers);
     s.heads = in.integer(keys.heads, 0);
     s.vocab = in.integer("vocab_size", 0);
     s.kv_heads = keys.kv_heads.empty() ? s.heads : in.integer(keys.kv_heads, s.heads);
@@ -363,6 +386,7 @@ Description read_description(std::string_view text, const std::string& where) {
     s.tie_embeddings = in.flag("tie_word_embeddings", keys.tied);
     s.layer_norm = keys.classic;
     s.gated = !keys.classic;
+    check_elements(in, keys, s);
     s.qkv_bias = in.biased(keys.qkv_bias, "attention_bias");
     s.output_bias = in.biased(keys.output_bias, "attention_bias");
     s.mlp_bias = in.biased(keys.mlp_bias, "mlp_bias");

@@ -153,6 +153,13 @@ TEST(HuggingFace, what_is_not_supported_is_named) {
     expect_refused(changed(llama(), {{"rms_norm_eps", 0}}), {"rms_norm_eps"});
     expect_refused(changed(llama(), {{"hidden_size", 64.5}}), {"hidden_size", "64.5"});
     expect_refused(changed(llama(), {{"tie_word_embeddings", "yes"}}), {"tie_word_embeddings"});
+    expect_refused(changed(llama(), {{"num_hidden_layers", 1000000}}),
+                   {"num_hidden_layers", "1000000", "65536"});
+    expect_refused(changed(llama(), {{"num_hidden_layers", 65536},
+                                     {"hidden_size", 1 << 30},
+                                     {"intermediate_size", 1 << 30}}),
+                   {"larger than any", "here", "num_hidden_layers, hidden_size"});
+    EXPECT_EQ(read(changed(llama(), {{"num_hidden_layers", 65536}})).layers, 65536);
     EXPECT_THROW(read_description("[1]", "here"), Error);
     EXPECT_THROW(read_description("{", "here"), Error);
 }
