@@ -293,8 +293,40 @@ struct RopeReader {
     }
 };
 
+// Both spellings in one file, as conversions leave them, must say the same: transformers' versions
+// differ in which of them they take.
+void check_spellings(const Reader& in) {
+    const json &newer = in.at("rope_parameters"), &older = in.at("rope_scaling");
+    if (!newer.is_object() || !older.is_object()) return;
+    const auto settings = [](json found) {
+        if (found.contains("type")) {
+            const json type = found["type"];
+            found.erase("type");
+            if (!found.contains("rope_type")) found["rope_type"] = type;
+        }
+        found.erase("rope_theta");  // which lies outside the older one
+        return found;
+    };
+    if (settings(newer) == settings(older)) return;
+    in.refuse("rope_scaling", "RoPE is described twice, and not alike", older,
+              "rope_parameters: " + newer.dump(),
+              "take the one that does not hold out of the file");
+}
+
+// Settings that each are allowed may still divide by zero: log(theta) or log(original) of 1.
+void check_angles(const Reader& in, const char* key, int64_t context, const Shape& shape) {
+    for (const int64_t sequence : {int64_t{1}, context}) {
+        const RopeTable table = rope_table(shape, sequence);
+        const auto finite = [](double value) { return std::isfinite(value); };
+        if (finite(table.amplitude) && std::ranges::all_of(table.frequencies, finite)) continue;
+        in.refuse(key, "these settings of RoPE give no finite angles", in.at(key), "",
+                  "check rope_theta, factor and original_max_position_embeddings");
+    }
+}
+
 // rope_parameters as transformers 5 writes it, or rope_theta and rope_scaling as 4 did.
 void read_rope(const Reader& in, const std::string& where, int64_t context, Shape& shape) {
+    check_spellings(in);
     const bool newer = in.at("rope_parameters").is_object();
     const char* key = newer ? "rope_parameters" : "rope_scaling";
     const json& settings = in.at(key);
@@ -310,6 +342,7 @@ void read_rope(const Reader& in, const std::string& where, int64_t context, Shap
     const Reader inner(given, place);
     if (newer) shape.rope_theta = inner.number("rope_theta", shape.rope_theta);
     RopeReader{inner, in, context}.read(shape);
+    check_angles(in, key, context, shape);
 }
 
 // As many as ferry's own configuration takes. A layer's work at start-up comes before its tensors

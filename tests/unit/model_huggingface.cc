@@ -113,6 +113,30 @@ TEST(HuggingFace, rope_that_makes_no_sense_is_refused) {
     expect_refused(with({{"rope_type", "proportional"}, {"partial_rotary_factor", 1.5}}),
                    {"partial_rotary_factor", "1.5"});
     EXPECT_EQ(read(changed(llama(), {{"partial_rotary_factor", 1}})).rope_scaling.rotated, 1);
+    expect_refused(with({{"rope_type", "longrope"},
+                         {"original_max_position_embeddings", 1},
+                         {"short_factor", std::vector<double>(8, 1.0)},
+                         {"long_factor", std::vector<double>(8, 1.0)}}),
+                   {"no finite angles", "rope_parameters", "original_max_position_embeddings"});
+    expect_refused(
+        with({{"rope_type", "yarn"}, {"factor", 2.0}, {"rope_theta", 1}, {"truncate", false}}),
+        {"no finite angles", "rope_theta"});
+}
+
+TEST(HuggingFace, rope_described_twice_must_be_alike) {
+    const json both{
+        {"rope_theta", 5e5},
+        {"rope_parameters", {{"rope_type", "linear"}, {"factor", 2.0}, {"rope_theta", 5e5}}},
+        {"rope_scaling", {{"type", "linear"}, {"factor", 2}}}};
+    EXPECT_EQ(read(changed(llama(), both)).rope_scaling.factor, 2);
+    json other = both;
+    other["rope_scaling"]["factor"] = 4;
+    expect_refused(changed(llama(), other),
+                   {"rope_scaling", "twice", "4", "rope_parameters", "2.0"});
+    other["rope_scaling"] = {{"type", "dynamic"}, {"factor", 2}};
+    expect_refused(changed(llama(), other), {"rope_scaling", "dynamic"});
+    other["rope_scaling"] = nullptr;
+    EXPECT_EQ(read(changed(llama(), other)).rope_scaling.factor, 2);
 }
 
 TEST(HuggingFace, windows_by_list_and_by_the_older_rule) {
