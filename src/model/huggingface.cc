@@ -36,6 +36,7 @@ struct Keys {
     bool classic;   // LayerNorm, GELU, learned positions; else RMSNorm, SwiGLU, RoPE
     bool tied;      // when tie_word_embeddings is absent
     bool dropping;  // when the keys of dropout are absent
+    int64_t absent_kv_heads, absent_head_dim;  // 0: as many as heads, hidden / heads
     std::span<const Demand> demands;
     std::span<const std::string_view> dropouts;
 };
@@ -55,19 +56,19 @@ constexpr std::string_view kGpt2Dropouts[] = {"resid_pdrop", "embd_pdrop", "attn
 constexpr Keys kKeys[] = {
     {Family::llama, "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
      "intermediate_size", "max_position_embeddings", "rms_norm_eps", 1e-6,
-     Bias::asked, Bias::asked, Bias::asked, Window::none, false, false, false, false, kSilu, kAttentionDropout},
+     Bias::asked, Bias::asked, Bias::asked, Window::none, false, false, false, false, 0, 0, kSilu, kAttentionDropout},
     {Family::mistral, "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
      "intermediate_size", "max_position_embeddings", "rms_norm_eps", 1e-6,
-     Bias::never, Bias::never, Bias::never, Window::all_blocks, false, false, false, false, kSilu, kAttentionDropout},
+     Bias::never, Bias::never, Bias::never, Window::all_blocks, false, false, false, false, 8, 0, kSilu, kAttentionDropout},
     {Family::qwen2, "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
      "intermediate_size", "max_position_embeddings", "rms_norm_eps", 1e-6,
-     Bias::always, Bias::never, Bias::never, Window::upper_blocks, false, false, false, false, kSilu, kAttentionDropout},
+     Bias::always, Bias::never, Bias::never, Window::upper_blocks, false, false, false, false, 32, 0, kSilu, kAttentionDropout},
     {Family::qwen3, "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
      "intermediate_size", "max_position_embeddings", "rms_norm_eps", 1e-6,
-     Bias::asked, Bias::asked, Bias::never, Window::upper_blocks, true, false, false, false, kSilu, kAttentionDropout},
+     Bias::asked, Bias::asked, Bias::never, Window::upper_blocks, true, false, false, false, 32, 128, kSilu, kAttentionDropout},
     {Family::gpt2, "n_embd", "n_layer", "n_head", "",
      "n_inner", "n_positions", "layer_norm_epsilon", 1e-5,
-     Bias::always, Bias::always, Bias::always, Window::none, false, true, true, true, kGpt2Demands, kGpt2Dropouts},
+     Bias::always, Bias::always, Bias::always, Window::none, false, true, true, true, 0, 0, kGpt2Demands, kGpt2Dropouts},
 };
 // clang-format on
 
@@ -371,13 +372,18 @@ void read_sizes(const Reader& in, const Keys& keys, Shape& s) {
     s.layers = in.integer(keys.layers, 0, kMostLayers);
     s.heads = in.integer(keys.heads, 0);
     s.vocab = in.integer("vocab_size", 0);
-    s.kv_heads = keys.kv_heads.empty() ? s.heads : in.integer(keys.kv_heads, s.heads);
+    // An absent key and null differ: null is written by who means the rule.
+    const bool usual_kv_heads = keys.absent_kv_heads == 0 || in.has(keys.kv_heads);
+    s.kv_heads = keys.kv_heads.empty()
+                     ? s.heads
+                     : in.integer(keys.kv_heads, usual_kv_heads ? s.heads : keys.absent_kv_heads);
     s.intermediate = in.integer(keys.inner, keys.classic ? 4 * s.hidden : 0);
     s.norm_eps = in.number(keys.eps, keys.default_eps);
-    if (in.at("head_dim").is_null() && s.hidden % s.heads != 0)
+    const bool usual_head_dim = keys.absent_head_dim == 0 || in.has("head_dim");
+    if (usual_head_dim && in.at("head_dim").is_null() && s.hidden % s.heads != 0)
         in.refuse(keys.heads, "the hidden width is not divisible by the heads", s.heads,
                   std::string(keys.hidden) + " " + std::to_string(s.hidden));
-    s.head_dim = in.integer("head_dim", s.hidden / s.heads);
+    s.head_dim = in.integer("head_dim", usual_head_dim ? s.hidden / s.heads : keys.absent_head_dim);
     if (s.heads % s.kv_heads != 0)
         in.refuse(keys.kv_heads, "the heads are not divisible by the key and value heads",
                   s.kv_heads, std::string(keys.heads) + " " + std::to_string(s.heads));

@@ -43,6 +43,17 @@ TEST(HuggingFace, what_is_not_said_is_what_transformers_takes) {
     EXPECT_EQ(found.context, 256);
     EXPECT_FALSE(s.tie_embeddings || s.qkv_bias || s.mlp_bias || s.smaller_residuals);
     EXPECT_FALSE(found.drops);
+    const json wide = changed(llama(), {{"hidden_size", 128}, {"num_attention_heads", 64}});
+    const auto of = [&](const char* family) { return changed(wide, {{"model_type", family}}); };
+    EXPECT_EQ(read(of("llama")).kv_heads, 64);
+    EXPECT_EQ(read(of("mistral")).kv_heads, 8);
+    EXPECT_EQ(read(of("qwen2")).kv_heads, 32);
+    EXPECT_EQ(read(of("qwen3")).kv_heads, 32);
+    EXPECT_EQ(read(of("mistral")).head_dim, 2);
+    EXPECT_EQ(read(of("qwen2")).head_dim, 2);
+    EXPECT_EQ(read(of("qwen3")).head_dim, 128);
+    for (const char* family : {"llama", "mistral", "qwen2", "qwen3"})
+        EXPECT_EQ(read(changed(of(family), {{"num_key_value_heads", nullptr}})).kv_heads, 64);
     const json gpt2{{"model_type", "gpt2"}, {"n_embd", 48},       {"n_layer", 2},
                     {"n_head", 3},          {"n_positions", 128}, {"vocab_size", 100}};
     const Description older = read_description(gpt2.dump(), "here");
@@ -140,7 +151,8 @@ TEST(HuggingFace, rope_described_twice_must_be_alike) {
 }
 
 TEST(HuggingFace, windows_by_list_and_by_the_older_rule) {
-    const json qwen = changed(llama(), {{"model_type", "qwen2"}, {"sliding_window", 32}});
+    const json grouped = changed(llama(), {{"num_key_value_heads", 2}});
+    const json qwen = changed(grouped, {{"model_type", "qwen2"}, {"sliding_window", 32}});
     using Windows = std::vector<int64_t>;
     EXPECT_EQ(read(qwen).windows, Windows{});
     const json sliding = changed(qwen, {{"use_sliding_window", true}, {"max_window_layers", 1}});
@@ -152,7 +164,7 @@ TEST(HuggingFace, windows_by_list_and_by_the_older_rule) {
     expect_refused(
         changed(sliding, {{"layer_types", {"full_attention", "chunked", "full_attention"}}}),
         {"chunked", "sliding_attention"});
-    const json mistral = changed(llama(), {{"model_type", "mistral"}});
+    const json mistral = changed(grouped, {{"model_type", "mistral"}});
     EXPECT_EQ(read(mistral).windows, (Windows{4096, 4096, 4096}));
     EXPECT_EQ(read(changed(mistral, {{"sliding_window", nullptr}})).windows, Windows{});
 }
@@ -161,10 +173,11 @@ TEST(HuggingFace, biases_are_the_familys) {
     const json asked{{"attention_bias", true}, {"mlp_bias", true}};
     const Shape own = read(changed(llama(), asked));
     EXPECT_TRUE(own.qkv_bias && own.output_bias && own.mlp_bias);
-    const Shape two = read(changed(changed(llama(), asked), {{"model_type", "qwen2"}}));
+    const json grouped = changed(llama(), {{"num_key_value_heads", 2}});
+    const Shape two = read(changed(changed(grouped, asked), {{"model_type", "qwen2"}}));
     EXPECT_TRUE(two.qkv_bias);
     EXPECT_FALSE(two.output_bias || two.mlp_bias || two.head_norms);
-    const Shape three = read(changed(llama(), {{"model_type", "qwen3"}, {"head_dim", 20}}));
+    const Shape three = read(changed(grouped, {{"model_type", "qwen3"}, {"head_dim", 20}}));
     EXPECT_TRUE(three.head_norms);
     EXPECT_EQ(three.head_dim, 20);
 }
