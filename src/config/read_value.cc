@@ -20,14 +20,12 @@ std::string wanted(const Key& key) {
     return text;
 }
 
-[[noreturn]] void wrong_type(
-    const Place& at, const json& found,
-    std::string remedy = "docs/configuration.md says what each key takes") {
+[[noreturn]] void wrong_type(const Place& at, const json& found) {
     throw Error(Trouble::usage, {.what = "wrong type of value",
                                  .where = at.where,
                                  .measured = describe(found),
                                  .limit = wanted(at.key),
-                                 .remedy = std::move(remedy)});
+                                 .remedy = "docs/configuration.md says what each key takes"});
 }
 
 // "write 1 instead": the end of the range that the value is beyond, where it belongs to the range.
@@ -78,8 +76,12 @@ int64_t read_bytes(const Place& at, const json& value) {
 
 std::string read_text(const Place& at, const json& value) {
     if (!value.is_string()) wrong_type(at, value);
-    if (value.get_ref<const std::string&>().empty())
-        wrong_type(at, value, "give it a value, or leave the key out");
+    if (value.get_ref<const std::string&>().empty()) {
+        throw Error(Trouble::usage, {.what = "a text without a character",
+                                     .where = at.where,
+                                     .measured = describe(value),
+                                     .remedy = "give it a value, or leave the key out"});
+    }
     return value.get<std::string>();
 }
 
