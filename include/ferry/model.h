@@ -49,6 +49,9 @@ struct Shape {
     std::vector<int64_t> windows{};   // of each block, in tokens, 0: none; empty: none has one
     double initial_deviation = 0.02;  // of random weights
     bool smaller_residuals = true;    // random output and down projections / sqrt(2 layers)
+    // Row of the embedding that learns nothing from where it is looked up and starts as zeros, as
+    // torch.nn.Embedding's padding_idx; -1: none.
+    int64_t padding_token = -1;
     int64_t window_of(int64_t block) const {
         return windows.empty() ? 0 : windows[static_cast<size_t>(block)];
     }
@@ -177,7 +180,8 @@ public:
     void head_loss(const void* weights, const void* embedding, const void* x,
                    const int32_t* targets, double* loss_sum, std::byte* scratch,
                    const LogitsSink& logits = {}) const;
-    // Adds each token's row of dx, in token order, to the embedding layer's gradient.
+    // Adds each token's row of dx, in token order, to the embedding layer's gradient, which holds
+    // nothing but these: the head's of a tied table is kept apart. The padding token's row is zero.
     void embed_backward(const int32_t* tokens, const void* dx, float* gradient) const;
 
 private:
@@ -192,8 +196,8 @@ private:
 };
 
 // fp32 master weights of elements [first, first + out.size()) of a layer's flat buffer: normal with
-// the shape's standard deviation, norm weights one, biases and padding zero. A function of (seed,
-// tensor, element) only.
+// the shape's standard deviation, norm weights one, biases, padding and the padding token zero. A
+// function of (seed, tensor, element) only.
 void initialise(const Shape& shape, const Layer& layer, uint32_t seed, int64_t first,
                 std::span<float> out);
 

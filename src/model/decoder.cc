@@ -137,6 +137,10 @@ void Decoder::embed_backward(const int32_t* tokens, const void* dx, float* gradi
     const ConstView d = ConstView::of(dx, numerics_.residual, numerics_.tokens(), shape_.hidden);
     const Parameter table = memory(Role::token_table), positions = memory(Role::position_table);
     if (table.trains()) ops_.embed_backward(tokens, d, table.gradient);
+    if (table.trains() && shape_.padding_token >= 0) {
+        ops_.fill_zero(table.gradient + shape_.padding_token * shape_.hidden,
+                       shape_.hidden * size_of(DType::f32));
+    }
     if (positions.trains()) ops_.positions_backward(d, numerics_.sequence, positions.gradient);
 }
 

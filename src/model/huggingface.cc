@@ -389,6 +389,19 @@ void read_sizes(const Reader& in, const Keys& keys, Shape& s) {
                   s.kv_heads, std::string(keys.heads) + " " + std::to_string(s.heads));
 }
 
+// Negative ones count from the end, as torch has it.
+int64_t padding_token(const Reader& in, int64_t vocab) {
+    const json& value = in.at("pad_token_id");
+    if (value.is_null()) return -1;
+    const auto end = static_cast<double>(vocab);
+    if (!value.is_number_integer() || value.get<double>() < -end || value.get<double>() >= end)
+        in.refuse("pad_token_id", "the padding token is no row of the embedding", value,
+                  std::to_string(-vocab) + " to " + std::to_string(vocab - 1),
+                  "correct it, or leave the key out");
+    const auto token = value.get<int64_t>();
+    return token < 0 ? token + vocab : token;
+}
+
 bool has_dropout(const Reader& in, const Keys& keys) {
     return std::ranges::any_of(keys.dropouts, [&](std::string_view key) {
         const json& value = in.at(key);
@@ -433,6 +446,8 @@ Description read_description(std::string_view text, const std::string& where) {
     s.windows = windows_of(in, keys.window, s.layers);
     s.initial_deviation = in.number("initializer_range", 0.02);
     s.smaller_residuals = keys.classic;
+    // transformers' gpt2 has an embedding without padding.
+    if (!keys.classic) s.padding_token = padding_token(in, s.vocab);
     if (keys.classic) {
         s.learned_positions = found.context;
     } else {

@@ -52,6 +52,10 @@ void initialise(const Shape& shape, const Layer& layer, uint32_t seed, int64_t f
                 static_cast<uint32_t>(site), static_cast<uint32_t>(element)};
             part[static_cast<size_t>(i - from)] = philox_normal(key, counter) * deviation;
         }
+        if (t.role != Role::token_table || shape.padding_token < 0) continue;
+        const int64_t row = t.offset + shape.padding_token * shape.hidden;
+        for (int64_t e = std::max(from, row); e < std::min(to, row + shape.hidden); ++e)
+            part[static_cast<size_t>(e - from)] = 0;
     }
 }
 

@@ -332,6 +332,7 @@ std::string options_of(const model::Shape& s) {
             text += fmt::format("/{:016x}/{:016x}", checksum_of(r.short_factors),
                                 checksum_of(r.long_factors));
     }
+    if (s.padding_token >= 0) text += fmt::format(" padding-token {}", s.padding_token);
     if (!s.windows.empty()) text += fmt::format(" windows {}", fmt::join(s.windows, "/"));
     return text;
 }

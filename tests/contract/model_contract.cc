@@ -409,6 +409,28 @@ std::pair<double, double> compare(const std::vector<float>& a, const std::vector
     return {ab / std::sqrt(aa * bb), std::sqrt(bb / aa)};
 }
 
+TEST(Decoder, the_padding_token_learns_nothing_from_inputs) {
+    for (const int threads : {0, 2, kGpu}) {
+        Team team(1);
+        if (!ops_for(threads, team)) continue;
+        SCOPED_TRACE(testing::Message() << threads << " threads");
+        const Setting plain = larger(DType::f32, DType::f32);
+        Setting padded = plain;
+        Runner without(plain, threads);
+        padded.shape.padding_token = without.tokens[5];
+        Runner with(padded, threads);
+        with.weights = without.weights;
+        Step expected = without.step();
+        const Step found = with.step();
+        const int64_t table = with.decoder().layers()[0].find(Role::token_table)->offset;
+        const auto row = expected.gradients[0].begin() + table +
+                         padded.shape.padding_token * padded.shape.hidden;
+        EXPECT_NE(std::count(row, row + padded.shape.hidden, 0.0f), padded.shape.hidden);
+        std::fill(row, row + padded.shape.hidden, 0.0f);
+        EXPECT_TRUE(found == expected);
+    }
+}
+
 TEST(Decoder, the_gpu_is_near_the_cpu) {
     Team team(1);
     if (!ops_for(kGpu, team)) GTEST_SKIP() << "no GPU, or built without CUDA";

@@ -180,6 +180,40 @@ class RoundTripTest(HfTest):
         self.assertEqual(bare.numbers(), plain.numbers())
 
 
+class PaddingTokenTest(HfTest):
+    """Plain gradient descent: what has no gradient stays, bit for bit."""
+
+    def row_after_a_step(self, family, pad, **changes):
+        model = self.copy_of(family)
+        self.change(model, pad_token_id=pad)
+        out = self.path(f"padded{len(os.listdir(self.dir))}")
+        sgd = {"method": "sgd", "lr": 1, "weight_decay": 0}
+        self.assert_trained(self.train(self.config_for(model, steps=1, optimizer=sgd, **changes), "--export", out))
+        values = read_tensors(out)["model.embed_tokens.weight"]
+        row = len(values[2]) // values[1][0]
+        return values[2][self.PAD * row:(self.PAD + 1) * row]
+
+    PAD = 48  # in the text
+
+    def test_its_row_learns_nothing_from_inputs(self):
+        was = self.row_after_a_step("llama", self.PAD, freeze=["*"])
+        self.assertNotEqual(self.row_after_a_step("llama", None), was)
+        self.assertEqual(self.row_after_a_step("llama", self.PAD), was)
+        self.assertEqual(self.row_after_a_step("llama", self.PAD, swap={"groups": 2}), was)
+
+    def test_a_tied_row_learns_from_the_head_alone(self):
+        was = self.row_after_a_step("qwen2", self.PAD, freeze=["*"])
+        head = self.row_after_a_step("qwen2", self.PAD)
+        self.assertNotEqual(head, was)
+        self.assertNotEqual(head, self.row_after_a_step("qwen2", None))
+
+    def test_it_is_part_of_the_identity(self):
+        model = self.copy_of("llama")
+        plain = self.train(self.config_for(model))
+        self.change(model, pad_token_id=self.PAD)
+        self.assertNotEqual(self.train(self.config_for(model)).hashes, plain.hashes)
+
+
 class EvalTest(HfTest):
     def test_loss_and_perplexity(self):
         for family in FAMILIES:

@@ -182,6 +182,20 @@ TEST(HuggingFace, biases_are_the_familys) {
     EXPECT_EQ(three.head_dim, 20);
 }
 
+TEST(HuggingFace, the_padding_token_is_a_row_but_for_gpt2) {
+    EXPECT_EQ(read(llama()).padding_token, -1);
+    EXPECT_EQ(read(changed(llama(), {{"pad_token_id", nullptr}})).padding_token, -1);
+    EXPECT_EQ(read(changed(llama(), {{"pad_token_id", 0}})).padding_token, 0);
+    EXPECT_EQ(read(changed(llama(), {{"pad_token_id", 499}})).padding_token, 499);
+    EXPECT_EQ(read(changed(llama(), {{"pad_token_id", -1}})).padding_token, 499);
+    for (const json& wrong : {json(500), json(-501), json(1.5), json("</s>"), json::array({1})})
+        expect_refused(changed(llama(), {{"pad_token_id", wrong}}),
+                       {"pad_token_id", "-500 to 499"});
+    const json gpt2{{"model_type", "gpt2"}, {"n_embd", 48},      {"n_layer", 2},     {"n_head", 3},
+                    {"n_positions", 128},   {"vocab_size", 100}, {"pad_token_id", 7}};
+    EXPECT_EQ(read(gpt2).padding_token, -1);
+}
+
 TEST(HuggingFace, what_is_not_supported_is_named) {
     expect_refused({{"hidden_size", 3}}, {"model_type", "null", "gpt2"});
     expect_refused(changed(llama(), {{"model_type", "phi3"}}), {"phi3", "llama, mistral"});

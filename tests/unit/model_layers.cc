@@ -123,6 +123,23 @@ TEST(Initialise, any_part_gives_the_same_values_and_padding_is_zero) {
     EXPECT_NE(whole, initial(layer, 8));
 }
 
+TEST(Initialise, the_padding_token_starts_as_zeros) {
+    const Layer layer = layers(false)[0];
+    Shape shape = small(false);
+    shape.padding_token = 3;
+    const auto plain = initial(layer);
+    const int64_t row = tensor(layer, Role::token_table).offset + 3 * shape.hidden;
+    for (const int64_t first : {int64_t{0}, row - 1, row + 2, row + shape.hidden}) {
+        std::vector<float> part(static_cast<size_t>(shape.hidden + 5));
+        initialise(shape, layer, 7, first, part);
+        for (int64_t i = 0; i < std::ssize(part); ++i) {
+            const bool padding = first + i >= row && first + i < row + shape.hidden;
+            ASSERT_EQ(part[static_cast<size_t>(i)],
+                      padding ? 0.0f : plain[static_cast<size_t>(first + i)]);
+        }
+    }
+}
+
 TEST(Initialise, freezing_moves_values_but_does_not_change_them) {
     const Layer free = layers(false)[1], part = layers(false, {"*.0.*q_proj*", "*.0.*up_proj*"})[1];
     const auto a = initial(free), b = initial(part);
