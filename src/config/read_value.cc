@@ -20,12 +20,14 @@ std::string wanted(const Key& key) {
     return text;
 }
 
-[[noreturn]] void wrong_type(const Place& at, const json& found) {
+[[noreturn]] void wrong_type(
+    const Place& at, const json& found,
+    std::string remedy = "docs/configuration.md says what each key takes") {
     throw Error(Trouble::usage, {.what = "wrong type of value",
                                  .where = at.where,
                                  .measured = describe(found),
                                  .limit = wanted(at.key),
-                                 .remedy = "docs/configuration.md says what each key takes"});
+                                 .remedy = std::move(remedy)});
 }
 
 // "write 1 instead": the end of the range that the value is beyond, where it belongs to the range.

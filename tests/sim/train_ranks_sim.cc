@@ -138,7 +138,7 @@ public:
     bool holds() {
         const auto store =
             swap::Store::make({.collectives = this}, executor_, *device_, nullptr, *this);
-        store->append(schedule_, 1);
+        store->append(schedule_, 1, 1);
         store->drain();
         return seen_;
     }
