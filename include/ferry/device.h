@@ -47,6 +47,8 @@ public:
     virtual DeviceKind kind() const noexcept = 0;
     // What results depend on beside ferry and its libraries: "cpu", "cuda sm_90".
     virtual std::string architecture() const = 0;
+    // Of a GPU "0000:17:00.0", else empty.
+    virtual std::string pci_address() const { return {}; }
     Stream& stream(StreamKind kind) noexcept { return *streams_[static_cast<size_t>(kind)]; }
 
     // Device memory of this process, as measured now, beside its arena: context, loaded kernels,

@@ -74,6 +74,7 @@ public:
                  staging(Class::weight_piece)),
           record_(identity_of(config, numerics_record(), loader_.info())) {
         pool_.seal();
+        log_machine(config_, topology_, device_, executor_);
         if (!executor_.simulated()) log_planned_by(figures_, config_);
         schedules_.record(plan_, config_.evaluate.micro_batches);
         if (ranks_) require_same_exchanges(*ranks_, executor_, schedules_.all());
@@ -260,7 +261,7 @@ private:
         if (plan_.slot_classes.empty()) return nullptr;
         const uint64_t run_id =
             numerics_hash(config_, shape_, machine_text(device_, config_), world_.ranks);
-        aio::VolumeOptions options = volume_options(config_, plan_, arena_, run_id);
+        aio::VolumeOptions options = volume_options(config_, plan_, topology_, arena_, run_id);
         options.tracer = path_rows_.tracer();
         if (runtime.resume) options.leftover = aio::Leftover::resume;
         return runtime.open_volume(std::move(options), executor_);

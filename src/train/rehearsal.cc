@@ -108,7 +108,8 @@ public:
           arena_(reserve()),
           volume_(plan_.slot_classes.empty()
                       ? nullptr
-                      : runtime.open_volume(volume_options(config_, plan_, arena_, 0), executor_)),
+                      : runtime.open_volume(volume_options(config_, plan_, machine_, arena_, 0),
+                                            executor_)),
           kernels_(plan_, *teams_,
                    options.compute_seconds / static_cast<double>(plan_.layers.size() - 2)),
           store_(swap::Store::make(store_options(runtime.recording), executor_, *device_,

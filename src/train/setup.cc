@@ -123,8 +123,40 @@ TokenLoader::Options loader_options(const Config& config, const model::Shape& sh
             .ranks = partition.ranks};
 }
 
+namespace {
+
+std::vector<int> cores_of(const Topology& machine) {
+    std::vector<int> cores;
+    for (const NumaNode& node : machine.nodes)
+        cores.insert(cores.end(), node.cores.begin(), node.cores.end());
+    return cores;
+}
+
+// Of a machine shared by ranks, those of this one's part.
+std::vector<int> reserved_in(const Config& config, const Topology& machine) {
+    const std::vector<int> cores = cores_of(machine);
+    std::vector<int> reserved = config.reserved_cores;
+    std::erase_if(reserved, [&](int core) { return std::ranges::count(cores, core) == 0; });
+    return reserved;
+}
+
+// Where a path's rings run: at the node that its drives hang off, on the cores that are left to I/O
+// there, if any are. Empty, and anywhere: there is one node, or none that is nearer.
+std::vector<int> cores_near(const std::string& path, const Config& config,
+                            const Topology& machine) {
+    if (machine.nodes.size() < 2) return {};
+    const auto node =
+        std::ranges::find(machine.nodes, node_of_path(machine, path), &NumaNode::os_index);
+    if (node == machine.nodes.end()) return {};
+    std::vector<int> reserved = reserved_in(config, {.nodes = {*node}});
+    return reserved.empty() ? node->cores : reserved;
+}
+
+}  // namespace
+
 aio::VolumeOptions volume_options(const Config& config, const planner::Plan& plan,
-                                  std::span<std::byte> arena, uint64_t run_id) {
+                                  const Topology& machine, std::span<std::byte> arena,
+                                  uint64_t run_id) {
     aio::VolumeOptions options{.classes = plan.slot_classes,
                                .backend = backend_from(config.io.backend),
                                .block_bytes = config.io.block_bytes,
@@ -138,12 +170,16 @@ aio::VolumeOptions volume_options(const Config& config, const planner::Plan& pla
         const bool unlimited = path.size_bytes == kUnlimited;
         options.paths.push_back({.path = path.path,
                                  .size_bytes = unlimited ? 0 : path.size_bytes,
-                                 .endurance_tbw = path.endurance_tbw});
+                                 .endurance_tbw = path.endurance_tbw,
+                                 .cores = cores_near(path.path, config, machine)});
     }
     return options;
 }
 
 namespace {
+
+// Threads' stacks, BLAS's buffers, schedules: measured below 16 MiB with two threads.
+constexpr int64_t kStillToCome = 32 * kMiB;
 
 bool is_memory(const std::string& path) {
     struct statfs status {};
@@ -182,37 +218,22 @@ planner::Plan within_memory(planner::Plan plan, const Config& config, const Topo
     const int64_t on_device = device.kind() == DeviceKind::cpu ? plan.device_bytes : 0;
     const int64_t on_tmpfs = stored_in_memory(config, plan);
     const int64_t bytes = on_device + plan.host_bytes + on_tmpfs;
-    if (bytes <= machine.memory_limit_bytes) return plan;
+    // The process is already counted as it is; what it is still to take beside its arenas is not.
+    const int64_t left = std::max<int64_t>(machine.memory_left_bytes - kStillToCome, 0);
+    if (bytes <= left) return plan;
     throw Error(Trouble::does_not_fit,
                 {.what = "this machine has less memory than the budgets allow the run to take",
                  .where = "budgets.device, budgets.host",
                  .measured = format_bytes(on_device) + " for the CPU device, " +
                              format_bytes(plan.host_bytes) + " for the host tier and " +
                              format_bytes(on_tmpfs) + " on tmpfs",
-                 .limit = format_bytes(machine.memory_limit_bytes) +
-                          " installed or allowed to this container",
+                 .limit = std::to_string(left) + " bytes (" + format_bytes(left) + "): of " +
+                          format_bytes(machine.memory_limit_bytes) +
+                          " installed or allowed to this container, what is not in use, and " +
+                          format_bytes(kStillToCome) + " for threads and libraries",
                  .remedy = "set budgets.device and budgets.host to less than that in all, and give "
-                           "the rest a path in budgets.nvme"});
+                           "the rest a path in budgets.nvme, or end other processes"});
 }
-
-namespace {
-
-std::vector<int> cores_of(const Topology& machine) {
-    std::vector<int> cores;
-    for (const NumaNode& node : machine.nodes)
-        cores.insert(cores.end(), node.cores.begin(), node.cores.end());
-    return cores;
-}
-
-// Of a machine shared by ranks, those of this one's part.
-std::vector<int> reserved_in(const Config& config, const Topology& machine) {
-    const std::vector<int> cores = cores_of(machine);
-    std::vector<int> reserved = config.reserved_cores;
-    std::erase_if(reserved, [&](int core) { return std::ranges::count(cores, core) == 0; });
-    return reserved;
-}
-
-}  // namespace
 
 Topology machine_for(const Config& config) {
     Topology machine = discover_topology();
@@ -227,6 +248,24 @@ Topology machine_for(const Config& config) {
                      .remedy = "name cores of that list (one processing unit stands for a core)"});
     }
     return machine;
+}
+
+void log_machine(const Config& config, const Topology& machine, const Device& device,
+                 const Executor& executor) {
+    if (executor.simulated()) return;
+    std::string text = describe(machine);
+    const auto place = [&](const std::string& what, int node) {
+        text += "; " + what + (node >= 0 ? " at node " + std::to_string(node) : " at no one node");
+        const auto mine = std::ranges::find(machine.nodes, node, &NumaNode::os_index);
+        if (node >= 0 && mine == machine.nodes.end()) text += ", where this process has no core";
+    };
+    if (!machine.attached.empty()) {
+        if (!device.pci_address().empty())
+            place("its GPU " + device.pci_address(), node_of_device(machine, device.pci_address()));
+        for (const NvmePath& path : config.budgets.nvme)
+            place(path.path, node_of_path(machine, path.path));
+    }
+    log_info(text);
 }
 
 int threads_for(const Config& config, const Topology& machine) {

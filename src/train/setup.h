@@ -23,8 +23,10 @@ model::Numerics numerics_of(const Config& config);
 TokenLoader::Options loader_options(const Config& config, const model::Shape& shape,
                                     const zero::Partition& partition = {});
 aio::VolumeOptions volume_options(const Config& config, const planner::Plan& plan,
-                                  std::span<std::byte> arena, uint64_t run_id);
-// Refuses a plan that takes more memory than the machine has: the kernel would kill the run later.
+                                  const Topology& machine, std::span<std::byte> arena,
+                                  uint64_t run_id);
+// Refuses a plan that takes more memory than the machine or cgroup has left: the kernel would kill
+// the run later.
 planner::Plan within_memory(planner::Plan plan, const Config& config, const Topology& machine,
                             const Device& device);
 // Also the paths that this plan does not need: the next one may.
@@ -33,6 +35,10 @@ void check_paths(const Config& config);
 int threads_for(const Config& config, const Topology& machine);
 // What this process may run on. Throws usage when a reserved core is none of it.
 Topology machine_for(const Config& config);
+// A line of what this process found to stand on: nodes, limits, and where of several nodes its GPU
+// and its storage paths are. Nothing in virtual time.
+void log_machine(const Config& config, const Topology& machine, const Device& device,
+                 const Executor& executor);
 // The threads that compute, on the cores of the machine that are not reserved.
 std::unique_ptr<NodeTeams> make_teams(const Config& config, const Topology& machine,
                                       const Executor& executor);

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import threading
@@ -100,6 +101,14 @@ class OutputTest(FerryTest):
             self.assertIn(text, run.out)
         as_json = self.train(config)
         self.assertIn(as_json.hashes[0], run.out)
+
+    def test_it_says_what_it_stands_on(self):
+        def lock():
+            resource.setrlimit(resource.RLIMIT_MEMLOCK, (3 * MIB, 3 * MIB))
+        run = self.train(self.config(steps=1), preexec_fn=lock)
+        self.assert_trained(run)
+        self.assertRegex(run.err, r"[0-9]+ cores, .* memory limit .*, .* of it left; "
+                                  r"locked memory up to 3\.00 MiB")
 
     def test_help(self):
         whole = self.ferry("--help")

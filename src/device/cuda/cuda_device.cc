@@ -117,6 +117,14 @@ public:
     std::string architecture() const override {
         return "cuda sm_" + std::to_string(properties_.major) + std::to_string(properties_.minor);
     }
+    std::string pci_address() const override {
+        std::array<char, 32> text{};
+        snprintf(text.data(), text.size(), "%04x:%02x:%02x.0",
+                 static_cast<unsigned>(properties_.pciDomainID),
+                 static_cast<unsigned>(properties_.pciBusID),
+                 static_cast<unsigned>(properties_.pciDeviceID));
+        return text.data();
+    }
 
     // The GPU tells only what is free: another process that gives memory back counts as well.
     int64_t overhead_bytes() const override {

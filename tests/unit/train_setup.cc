@@ -1,0 +1,86 @@
+#include "setup.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "tests/support/temporary_directory.h"
+
+namespace ferry::train {
+namespace {
+
+Topology two_nodes() {
+    return {.nodes = {{.os_index = 0, .cores = {0, 1}}, {.os_index = 1, .cores = {2, 3}}},
+            .memory_limit_bytes = kGiB,
+            .memory_left_bytes = 512 * kMiB};
+}
+
+class WithinMemory : public testing::Test {
+protected:
+    // The error's words; empty: it fits.
+    std::string refusal(int64_t device_bytes, int64_t host_bytes) {
+        planner::Plan plan;
+        plan.device_bytes = device_bytes;
+        plan.host_bytes = host_bytes;
+        try {
+            within_memory(plan, {}, two_nodes(), *device_);
+            return "";
+        } catch (const Error& error) {
+            EXPECT_EQ(error.trouble(), Trouble::does_not_fit);
+            return error.what();
+        }
+    }
+    const std::unique_ptr<Executor> executor_ = make_thread_executor();
+    const std::unique_ptr<Device> device_ = Device::open(DeviceKind::cpu, *executor_);
+};
+
+// Of 512 MiB left, 32 MiB are for what the process is still to take beside its arenas.
+TEST_F(WithinMemory, WhatIsLeftIsTheLimit) {
+    constexpr int64_t kMost = 480 * kMiB;
+    EXPECT_EQ(refusal(kMost / 2, kMost / 2), "");
+    EXPECT_EQ(refusal(0, kMost), "");
+    const std::string said = refusal(kMost / 2, kMost / 2 + 1);
+    EXPECT_THAT(said, testing::HasSubstr(std::to_string(kMost) + " bytes"));
+    EXPECT_THAT(said, testing::HasSubstr("of 1.00 GiB installed or allowed"));
+}
+
+class RingCores : public testing::Test {
+protected:
+    std::vector<int> of_path(const Config& config, Topology machine) const {
+        Config here = config;
+        here.budgets.nvme = {{.path = directory_.path()}};
+        return volume_options(here, {}, machine, {}, 0).paths.at(0).cores;
+    }
+    // Every drive there is, at this node.
+    Topology drives_at(int node) const {
+        Topology machine = two_nodes();
+        for (const auto& drive : std::filesystem::directory_iterator("/sys/block"))
+            machine.attached.push_back({drive.path().filename(), false, node});
+        return machine;
+    }
+    const TemporaryDirectory directory_;
+};
+
+TEST_F(RingCores, AreThoseOfTheDrivesNode) {
+    const Topology machine = drives_at(1);
+    if (node_of_path(machine, directory_.path()) != 1) GTEST_SKIP() << "/var/tmp is on no drive";
+    EXPECT_EQ(of_path({}, machine), (std::vector<int>{2, 3}));
+    Config config;
+    config.reserved_cores = {0, 3};
+    EXPECT_EQ(of_path(config, machine), std::vector<int>{3});
+    config.reserved_cores = {0};  // none is left to I/O there
+    EXPECT_EQ(of_path(config, machine), (std::vector<int>{2, 3}));
+}
+
+TEST_F(RingCores, AreAnyWhereNoneIsNearer) {
+    EXPECT_TRUE(of_path({}, two_nodes()).empty());    // of no known drive
+    EXPECT_TRUE(of_path({}, drives_at(-1)).empty());  // at both nodes
+    EXPECT_TRUE(of_path({}, drives_at(7)).empty());   // where this process has no core
+    Topology one = drives_at(0);
+    one.nodes.resize(1);
+    EXPECT_TRUE(of_path({}, one).empty());
+}
+
+}  // namespace
+}  // namespace ferry::train
