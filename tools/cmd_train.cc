@@ -214,7 +214,7 @@ private:
             line["summary"]["interrupted"] = interrupted_;
             fmt::print("{}\n", line.dump());
         } else {
-            print_run(report, engine_->plan(), config_);
+            print_run(report, config_);
         }
     }
 

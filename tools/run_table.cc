@@ -36,6 +36,19 @@ int64_t used_of(swap::Tier tier, const planner::Plan& plan) {
     return 0;
 }
 
+// Not what the plan says, but what the run found itself with.
+int64_t reserved_of(swap::Tier tier, const train::Reserved& reserved) {
+    switch (tier) {
+        case swap::Tier::device:
+            return reserved.device_bytes + reserved.device_overhead_bytes;
+        case swap::Tier::host:
+            return reserved.host_bytes;
+        case swap::Tier::nvme:
+            return reserved.nvme_bytes;
+    }
+    return 0;
+}
+
 constexpr std::array<swap::Tier, 3> kTiers{swap::Tier::device, swap::Tier::host, swap::Tier::nvme};
 
 std::string budget_text(int64_t bytes) {
@@ -82,7 +95,7 @@ void print_plan(const planner::Plan& plan, const Config& config) {
     fmt::print("\n");
 }
 
-void print_run(const train::RunReport& report, const planner::Plan& plan, const Config& config) {
+void print_run(const train::RunReport& report, const Config& config) {
     if (report.steps == 0) return;
     const double steps = static_cast<double>(report.steps), step_seconds = report.seconds / steps;
     fmt::print("\n{} steps, {:.0f} tokens/s, {:.4f} s a step\n\n", report.steps,
@@ -103,7 +116,8 @@ void print_run(const train::RunReport& report, const planner::Plan& plan, const 
     fmt::print("\n  {:<11} {:>12} {:>14}\n", "tier", "reserved", "budget");
     for (const swap::Tier tier : kTiers) {
         fmt::print("  {:<11} {:>12} {:>14}\n", swap::name_of(tier),
-                   format_bytes(used_of(tier, plan)), budget_text(budget_of(tier, config)));
+                   format_bytes(reserved_of(tier, report.reserved)),
+                   budget_text(budget_of(tier, config)));
     }
     if (!report.paths.empty()) fmt::print("\n{}\n", aio::describe(report.paths, "  since start, "));
     fmt::print("\n  bets: {} won, {} lost; {} steps clipped, {} skipped\n", report.bets_won,
@@ -174,6 +188,12 @@ nlohmann::json summary_json(const train::RunReport& report, const planner::Plan&
               {"device_bytes", plan.device_bytes},
               {"host_bytes", plan.host_bytes},
               {"nvme_bytes", plan.nvme_bytes},
+              {"reserved",
+               {{"device_bytes", report.reserved.device_bytes},
+                {"device_overhead_bytes", report.reserved.device_overhead_bytes},
+                {"host_bytes", report.reserved.host_bytes},
+                {"nvme_bytes", report.reserved.nvme_bytes},
+                {"nvme_peak_bytes", report.reserved.nvme_peak_bytes}}},
               {"groups", plan.groups},
               {"ranks", plan.partition.ranks},
               {"chunk_elements", plan.chunk_elements},

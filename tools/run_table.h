@@ -12,7 +12,7 @@ namespace ferry::tools {
 double mfu_of(double model_flops_per_s, double gemm_flops_per_s);
 
 void print_plan(const planner::Plan& plan, const Config& config);
-void print_run(const train::RunReport& report, const planner::Plan& plan, const Config& config);
+void print_run(const train::RunReport& report, const Config& config);
 nlohmann::json tiers_json(const planner::Plan& plan);  // the plan's table
 nlohmann::json summary_json(const train::RunReport& report, const planner::Plan& plan);
 

@@ -49,6 +49,15 @@ struct LinkReport {
     double exposed_seconds = 0;  // of these, while nothing computed
 };
 
+// What a run really took, beside what its plan says.
+struct Reserved {
+    int64_t device_bytes = 0;           // the arena
+    int64_t device_overhead_bytes = 0;  // what the process holds on the GPU beside it, as measured
+    int64_t host_bytes = 0;             // the pool's slabs
+    int64_t nvme_bytes = 0;             // the volume's slots and records
+    int64_t nvme_peak_bytes = 0;        // of them, the most that was ever in use
+};
+
 struct RunReport {
     int64_t steps = 0, tokens = 0;
     double seconds = 0;  // in steps, evaluation left out
@@ -58,6 +67,7 @@ struct RunReport {
     int64_t bets_won = 0, bets_lost = 0, clipped_steps = 0, skipped_steps = 0;
     std::vector<LinkReport> links{};
     std::vector<aio::PathCounters> paths{};
+    Reserved reserved{};
     double bound_seconds = 0;  // lower bound of a step; 0: not measured
     std::string binding{};     // the link that sets it
     // A step's seconds as its schedule and the figures measured with the bound give them: without

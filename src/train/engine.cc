@@ -484,6 +484,7 @@ RunReport Run::so_far() {
         link.busy_seconds += static_cast<double>(lanes[lane].busy_ns) * 1e-9;
         link.exposed_seconds += static_cast<double>(lanes[lane].exposed_ns) * 1e-9;
     }
+    report.reserved = reserved_by(device_, pool_, volume_.get());
     if (volume_) report.paths = volume_->counters();
     return report;
 }

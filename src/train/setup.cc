@@ -413,6 +413,14 @@ void check_device_memory(Device& device, const planner::Plan& plan, const Config
                  .remedy = "set budgets.device to " + std::to_string(held) + " or more"});
 }
 
+Reserved reserved_by(Device& device, const pinned_mem::Pool& pool, const aio::Volume* volume) {
+    return {.device_bytes = std::ssize(device.memory()),
+            .device_overhead_bytes = device.overhead_bytes(),
+            .host_bytes = pool.reserved_bytes(),
+            .nvme_bytes = volume ? volume->reserved_bytes() : 0,
+            .nvme_peak_bytes = volume ? volume->peak_bytes() : 0};
+}
+
 int64_t device_buffer_bytes(const planner::Plan& plan) {
     int64_t bytes = 0;
     for (const planner::Buffers& b : plan.buffers) {

@@ -10,9 +10,11 @@
 #include "ferry/huggingface.h"
 #include "ferry/model.h"
 #include "ferry/ops.h"
+#include "ferry/pinned_mem.h"
 #include "ferry/planner.h"
 #include "ferry/tokens.h"
 #include "ferry/topology.h"
+#include "ferry/train.h"
 
 namespace ferry::train {
 
@@ -61,6 +63,9 @@ Config within(const Config& config, const Device& device);
 // Once everything that takes device memory has taken it: throws does_not_fit where that is more
 // than the budget.
 void check_device_memory(Device& device, const planner::Plan& plan, const Config& config);
+
+// What a run holds of each tier; `volume` may be null.
+Reserved reserved_by(Device& device, const pinned_mem::Pool& pool, const aio::Volume* volume);
 
 // Of the buffers alone: without resident weights, and without what the process holds beside them.
 int64_t device_buffer_bytes(const planner::Plan& plan);

@@ -303,6 +303,12 @@ class MemoryTest(FerryTest):
         self.assertLessEqual(summary["device_bytes"], 96 * MIB)
         self.assertLessEqual(summary["host_bytes"], 80 * MIB)
         self.assertGreater(summary["nvme_bytes"], 170 * MIB)  # most of the state is elsewhere
+        reserved = summary["reserved"]
+        for tier in ("device", "host", "nvme"):  # headers of files lie beside the volume's slots
+            planned = sum(row["bytes"] for row in summary["tiers"]
+                          if row["tier"] == tier and not row["what"].startswith("headers"))
+            self.assertEqual(reserved[f"{tier}_bytes"], planned, tier)
+        self.assertLessEqual(reserved["nvme_peak_bytes"], reserved["nvme_bytes"])
         planned = summary["device_bytes"] + summary["host_bytes"]
         self.assertLess(peak, planned + empty + self.OVERHEAD,
                         f"peak {peak}, planned {planned}, empty process {empty}")

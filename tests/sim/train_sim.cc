@@ -138,6 +138,37 @@ TEST_F(TrainSim, CountedBytesAreThoseOfTheSchedules) {
     }
 }
 
+// What was really reserved is what the plan says, to the byte. Headers lie beside the volume's
+// slots; maps of durable steps are planned with a page more each.
+TEST_F(TrainSim, TakesAsMuchOfEveryTierAsItsPlanSays) {
+    for (const bool durable : {false, true}) {
+        Config config = tiny_config_on_nvme(*data_);
+        config.checkpoint.durable_steps = durable;
+        if (durable) config.swap.state_on_nvme = 1;
+        const auto executor = make_simulated_executor(1);
+        aio::SimulatedDisk disk({.seed = 1}, *executor);
+        const auto engine =
+            Engine::make(config, {.executor = executor.get(),
+                                  .open_volume = [&](aio::VolumeOptions volume, Executor& e) {
+                                      return aio::open_simulated_volume(std::move(volume), e, disk);
+                                  }});
+        for (int64_t step = 0; step < config.steps; ++step) engine->step();
+        const Reserved took = engine->report().reserved;
+        const planner::Plan& plan = engine->plan();
+        EXPECT_EQ(took.device_bytes, plan.device_bytes);
+        EXPECT_EQ(took.host_bytes, plan.host_bytes);
+        int64_t planned = 0, stored = 0;
+        for (const planner::TierRow& row : plan.rows) {
+            if (row.tier != swap::Tier::nvme || row.what.starts_with("headers")) continue;
+            planned += row.bytes;
+            stored += row.what.ends_with("fresh slots") ? 0 : row.bytes;
+        }
+        EXPECT_EQ(took.nvme_bytes, planned - (durable ? 2 * 4096 : 0));
+        EXPECT_LE(took.nvme_peak_bytes, took.nvme_bytes);
+        EXPECT_GT(took.nvme_peak_bytes, stored);  // fresh slots were in use too
+    }
+}
+
 // The first gradients overflow: bets on them are taken back, wherever the state lies.
 TEST_F(TrainSim, SkippedStepsOfFp16AreTheSameOnEveryTier) {
     const auto steep = [](Config config) {
