@@ -1,6 +1,8 @@
-// ferry data TEXT... -o tokens.bin: text files to a file of byte-level tokens.
+// ferry data TEXT... -o tokens.bin: text files to a file of byte-level tokens; or what a tokenizer
+// made of them, as raw ids.
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -26,6 +28,8 @@ struct DataOptions {
     std::vector<std::string> texts{};
     std::string output{};
     std::string mask{};
+    std::string ids{};  // their type; empty: the files are text
+    uint64_t vocabulary = kByteVocabulary;
     bool json = false;
 };
 
@@ -67,16 +71,41 @@ void check_output(const std::string& path) {
                                  .remedy = "remove it, or choose another name after -o"});
 }
 
+template <class Id>
+void append_ids(const std::string& path, std::vector<uint32_t>& tokens) {
+    static_assert(std::endian::native == std::endian::little, "the files are");
+    const std::string raw = read_file(path);
+    if (raw.size() % sizeof(Id) != 0) {
+        throw Error(Trouble::usage, {.what = "the file ends inside an id",
+                                     .where = path,
+                                     .measured = std::to_string(raw.size()) + " bytes",
+                                     .limit = std::to_string(sizeof(Id)) + " bytes an id",
+                                     .remedy = "check --ids and how the file was written"});
+    }
+    for (size_t at = 0; at < raw.size(); at += sizeof(Id)) {
+        Id id = 0;
+        std::memcpy(&id, raw.data() + at, sizeof id);
+        tokens.push_back(id);
+    }
+}
+
+void append_tokens(const std::string& path, const std::string& ids, std::vector<uint32_t>& tokens) {
+    if (ids == "uint16") return append_ids<uint16_t>(path, tokens);
+    if (ids == "uint32") return append_ids<uint32_t>(path, tokens);
+    append_ids<uint8_t>(path, tokens);
+}
+
 // One byte a token: 0 or '0' a target, 1 or '1' none.
 std::vector<uint8_t> read_mask(const std::string& path, size_t count) {
     std::string marks = read_file(path);
     // The newline that an editor leaves at the end of '0101...'.
     if (marks.size() == count + 1 && marks.back() == '\n') marks.pop_back();
     if (marks.size() != count) {
-        throw Error(Trouble::usage, {.what = "the mask is not as long as the text",
-                                     .where = path,
-                                     .measured = std::to_string(marks.size()) + " bytes",
-                                     .limit = std::to_string(count) + " bytes of text"});
+        throw Error(Trouble::usage,
+                    {.what = "the mask is not as long as the tokens",
+                     .where = path,
+                     .measured = std::to_string(marks.size()) + " bytes",
+                     .limit = std::to_string(count) + " tokens, of text its bytes"});
     }
     std::vector<uint8_t> mask(count);
     for (size_t i = 0; i < count; ++i) {
@@ -110,28 +139,24 @@ void write_data(const DataOptions& options) {
     check_output(options.output);
     for (const std::string& path : options.texts) check_input(path, options.output);
     std::vector<uint32_t> tokens;
-    for (const std::string& path : options.texts) {
-        const std::string text = read_file(path);
-        std::transform(text.begin(), text.end(), std::back_inserter(tokens),
-                       [](char c) { return static_cast<unsigned char>(c); });
-    }
+    for (const std::string& path : options.texts) append_tokens(path, options.ids, tokens);
     std::vector<uint8_t> mask;
     if (!options.mask.empty()) mask = read_mask(options.mask, tokens.size());
-    ferry::write_tokens(options.output, tokens, kByteVocabulary, mask);
+    ferry::write_tokens(options.output, tokens, options.vocabulary, mask);
 
     const auto masked = std::count(mask.begin(), mask.end(), 1);
     if (options.json) {
         const nlohmann::ordered_json line = {{"output", options.output},
                                              {"files", options.texts.size()},
                                              {"tokens", tokens.size()},
-                                             {"vocabulary", kByteVocabulary},
+                                             {"vocabulary", options.vocabulary},
                                              {"masked", masked}};
         std::printf("%s\n", line.dump().c_str());
     } else {
         std::printf("%s: %zu tokens from %zu file%s, vocabulary %llu, %lld masked\n",
                     options.output.c_str(), tokens.size(), options.texts.size(),
                     options.texts.size() == 1 ? "" : "s",
-                    static_cast<unsigned long long>(kByteVocabulary),
+                    static_cast<unsigned long long>(options.vocabulary),
                     static_cast<long long>(masked));
     }
 }
@@ -140,11 +165,26 @@ void write_data(const DataOptions& options) {
 
 void add_data_command(CLI::App& app) {
     const auto options = std::make_shared<DataOptions>();
-    CLI::App* command = app.add_subcommand("data", "Turn text files into a file of byte tokens");
-    command->add_option("TEXT", options->texts, "Text files, joined in this order")->required();
+    CLI::App* command =
+        app.add_subcommand("data", "Turn text files, or a tokenizer's ids, into a file of tokens");
+    command->add_option("TEXT", options->texts, "Text files, or files of ids, joined in this order")
+        ->required();
     command->add_option("-o,--output", options->output, "Token file to write")->required();
-    command->add_option("--mask", options->mask,
-                        "One byte for each byte of text: 1 where it is no target");
+    command->add_option(
+        "--mask", options->mask,
+        "One byte for each token, which of text is a byte: 1 where it is no target");
+    CLI::Option* ids = command
+                           ->add_option("--ids", options->ids,
+                                        "The files are raw little-endian ids of a tokenizer: "
+                                        "uint16 or uint32")
+                           ->check(CLI::IsMember({"uint16", "uint32"}));
+    constexpr uint64_t kMostTokens = 1 << 30;
+    CLI::Option* vocabulary = command
+                                  ->add_option("--vocab", options->vocabulary,
+                                               "All ids are below it: vocab_size of config.json")
+                                  ->check(CLI::Range(uint64_t{1}, kMostTokens));
+    ids->needs(vocabulary);
+    vocabulary->needs(ids);
     command->add_flag("--json", options->json, "Print one JSON object");
     command->callback([options] { write_data(*options); });
 }

@@ -73,6 +73,7 @@ public:
           state_(plan_, *store_, teams_->all(), staging(Class::stage),
                  staging(Class::weight_piece)),
           record_(identity_of(config, numerics_record(), loader_.info())) {
+        if (world_.rank == 0) warn_of_vocabulary(config_, shape_, loader_.info());
         pool_.seal();
         log_machine(config_, topology_, device_, executor_);
         if (!executor_.simulated()) log_planned_by(figures_, config_);

@@ -78,6 +78,19 @@ model::Description model_of(const Config& config) {
             .context = config.batch.sequence};
 }
 
+void warn_of_vocabulary(const Config& config, const model::Shape& shape,
+                        const TokenFileInfo& tokens) {
+    // Tables are often padded by some rows, never to twice as many.
+    if (config.model.path.empty() || !config.model.load ||
+        tokens.vocabulary * 2 > static_cast<uint64_t>(shape.vocab))
+        return;
+    log_warn(
+        fmt::format("{} holds tokens of a vocabulary of {}, the model knows {}: they may not be "
+                    "its tokenizer's "
+                    "(ferry data --ids makes a file of those)",
+                    config.data.tokens, tokens.vocabulary, shape.vocab));
+}
+
 namespace {
 
 aio::BackendKind backend_from(const std::string& name) {

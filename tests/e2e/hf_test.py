@@ -180,6 +180,61 @@ class RoundTripTest(HfTest):
         self.assertEqual(bare.numbers(), plain.numbers())
 
 
+class IdsTest(HfTest):
+    """Token files of ids that a tokenizer made."""
+
+    def ids(self, kind, values):
+        file = self.path(f"ids{len(os.listdir(self.dir))}")
+        pathlib.Path(file).write_bytes(struct.pack(f"<{len(values)}{kind}", *values))
+        return file
+
+    def test_they_arrive_as_they_are(self):
+        values = [(i * i * 7 + i) % 67 for i in range(400)]
+        out = self.path("of-ids.bin")
+        runs = []
+        for name, kind in (("uint16", "H"), ("uint32", "I")):
+            done = self.ferry("data", self.ids(kind, values[:100]), self.ids(kind, values[100:]), "-o", out,
+                              "--ids", name, "--vocab", "67", "--json")
+            self.assertEqual(done.code, 0, done.err)
+            self.assertEqual((done.lines[0]["tokens"], done.lines[0]["vocabulary"]), (400, 67))
+            self.assertEqual(list(pathlib.Path(out).read_bytes()[64:]), values)
+            runs.append(self.train(self.config_for(MODELS / "llama", data__tokens=out)))
+            self.assert_trained(runs[-1])
+            self.assertNotIn("vocabulary", runs[-1].err)
+        self.assertEqual(runs[0].numbers(), runs[1].numbers())
+        wide = self.ferry("data", self.ids("I", [70000, 3, 99999]), "-o", out, "--ids", "uint32", "--vocab", "100000")
+        self.assertEqual(wide.code, 0, wide.err)
+        self.assertEqual(struct.unpack("<3I", pathlib.Path(out).read_bytes()[64:]), (70000, 3, 99999))
+
+    def test_masks_are_one_byte_an_id(self):
+        mask, out = self.path("ids.mask"), self.path("masked-ids.bin")
+        pathlib.Path(mask).write_text("0110")
+        done = self.ferry("data", self.ids("H", [5, 6, 7, 8]), "-o", out, "--ids", "uint16", "--vocab", "9", "--mask",
+                          mask, "--json")
+        self.assertEqual(done.code, 0, done.err)
+        self.assertEqual(done.lines[0]["masked"], 2)
+
+    def test_what_is_not_ids(self):
+        out, file = self.path("no-ids.bin"), self.ids("H", [1, 2, 70])
+        for arguments, said in ((["--ids", "uint16"], "--vocab"), (["--vocab", "67"], "--ids"),
+                                (["--ids", "int8", "--vocab", "67"], "--ids"),
+                                (["--ids", "uint16", "--vocab", "0"], "--vocab"),
+                                (["--ids", "uint32", "--vocab", "67"], "ends inside an id"),
+                                (["--ids", "uint16", "--vocab", "67"], "70 at 2")):
+            done = self.ferry("data", file, "-o", out, *arguments)
+            self.assertEqual(done.code, USAGE, done.err)
+            self.assertIn(said, done.err)
+            self.assertFalse(os.path.exists(out))
+
+    def test_tokens_of_another_tokenizer_are_warned_of(self):
+        out = self.path("bytes-for-a-model.bin")
+        small = self.ids("H", [i % 30 for i in range(400)])
+        self.assertEqual(self.ferry("data", small, "-o", out, "--ids", "uint16", "--vocab", "30").code, 0)
+        run = self.train(self.config_for(MODELS / "llama", data__tokens=out))
+        self.assert_trained(run)
+        self.assertIn("vocabulary of 30, the model knows 67", run.err)
+
+
 class PaddingTokenTest(HfTest):
     """Plain gradient descent: what has no gradient stays, bit for bit."""
 
