@@ -91,8 +91,12 @@ swap::CostModel cost_model(const planner::Plan& plan, const KernelTimes& kernels
             case swap::Lane::write:
                 if (task.verb != swap::Verb::read && task.verb != swap::Verb::write) return {};
                 return {bytes / machine.links.nvme_bytes_per_s, {0, 1, of_storage}};
-            case swap::Lane::comm:
-                return {comm_seconds(bytes, 1, machine.links), {comm_core, 0, 0}};
+            case swap::Lane::comm: {
+                const double seconds = comm_seconds(bytes, 1, machine.links);
+                const double moving =
+                    bytes > 0 ? comm_seconds(bytes, 0, machine.links) / seconds : 0;
+                return {seconds, {comm_core * moving, 0, 0}};
+            }
         }
         bug("unknown lane");
     };
