@@ -195,7 +195,7 @@ TEST_F(WeightsTest, damaged_headers_are_named) {
             {"entry", "data_offsets", "begin and end"});
     expect_damaged(R"({"a":{"dtype":"U8","shape":[4611686018427387904],)"
                    R"("data_offsets":[0,4611686018427387904]}})",
-                   8, {"truncated", "4611686018427387"});
+                   8, {"truncated", "46116860184273"});
     expect_damaged("{\"\xff\"}", 8, {"not JSON", "byte 3"});
     std::ofstream(path("short.safetensors")) << "abc";
     expect_refused(path("short.safetensors"), Trouble::io, {"truncated"});
