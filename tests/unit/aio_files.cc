@@ -90,7 +90,7 @@ TEST_F(VolumeFiles, AFileInsteadOfADirectory) {
 
 TEST_F(VolumeFiles, TooSmallByTheMissingBytes) {
     VolumeOptions wanted = options();
-    wanted.paths[0].size_bytes = 3 * 65536;
+    wanted.paths[0].size_bytes = 3 * 65536 + kHeaderBytes;
     expect_refused(wanted, Trouble::does_not_fit, "65536 bytes (64.00 KiB) are missing");
     EXPECT_TRUE(fs::is_empty(path_));
 }
