@@ -78,8 +78,7 @@ struct VolumeOptions {
     Leftover leftover = Leftover::remove;
     uint64_t run_id = 0;     // hash of the numerics record: tells whose leftovers they are
     bool write_once = true;  // fill every slot at layout so later writes convert no metadata
-    // Memory whose transfers are registered with the kernel. Only I/O slabs, never all of RAM; on
-    // huge pages, which matter more than the registration (aio/README.md).
+    // Memory to register with the kernel: only I/O slabs, on huge pages (aio/README.md).
     std::vector<std::span<std::byte>> registered{};
     // With several paths: each gets so many more slots than its share, as far as its size allows,
     // so that the shares can follow the speeds. No more than SlotClass::slots are ever in use.
