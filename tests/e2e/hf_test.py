@@ -248,16 +248,16 @@ class PaddingTokenTest(HfTest):
         row = len(values[2]) // values[1][0]
         return values[2][self.PAD * row:(self.PAD + 1) * row]
 
-    PAD = 48  # in the text
+    PAD = 1  # often in the text
 
     def test_its_row_learns_nothing_from_inputs(self):
-        was = self.row_after_a_step("llama", self.PAD, freeze=["*"])
+        was = self.row_after_a_step("llama", self.PAD, freeze=["model.embed_tokens.*"])
         self.assertNotEqual(self.row_after_a_step("llama", None), was)
         self.assertEqual(self.row_after_a_step("llama", self.PAD), was)
         self.assertEqual(self.row_after_a_step("llama", self.PAD, swap={"groups": 2}), was)
 
     def test_a_tied_row_learns_from_the_head_alone(self):
-        was = self.row_after_a_step("qwen2", self.PAD, freeze=["*"])
+        was = self.row_after_a_step("qwen2", self.PAD, freeze=["model.embed_tokens.*"])
         head = self.row_after_a_step("qwen2", self.PAD)
         self.assertNotEqual(head, was)
         self.assertNotEqual(head, self.row_after_a_step("qwen2", None))
