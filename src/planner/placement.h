@@ -25,9 +25,9 @@ struct Placement {
 };
 
 // The part of the optimizer's work that is worth doing before the clip factor is known: none where
-// a quarter of the next forward pass hides all of it, else what leaves backward and forward the same
-// share of slack, for an update that is late by anything makes its layer's forward wait. No more
-// than backward hides. `out_of_place`: how many times as long as a settled update a bet takes.
+// a quarter of the next forward pass hides all of it, else what leaves backward and forward the
+// same share of slack, for an update that is late by anything makes its layer's forward wait. No
+// more than backward hides. `out_of_place`: how many times as long as a settled update a bet takes.
 double bet_fraction(double forward_s, double backward_s, double optimizer_s, double out_of_place);
 
 // Throws does_not_fit naming the tier, the bytes missing and the smallest budget that works.
