@@ -120,6 +120,7 @@ void run_plan(const PlanOptions& options) {
         {"chunk_elements", plan.chunk_elements},
         {"micro_batches", plan.micro_batches},
         {"groups", plan.groups},
+        {"attention_kept", plan.attention_kept()},
         {"ranks", plan.partition.ranks},
         {"planned_by", planned_by},
         {"tiers", tiers_json(plan)},

@@ -25,9 +25,11 @@ std::string links_text(const train::Forecast& forecast) {
     return out;
 }
 
-std::string shares_text(const train::StateShares& shares) {
-    return fmt::format("{} of state and gradients on the device, {} in host memory, {} on NVMe",
-                       percent(shares.device), percent(shares.host), percent(shares.nvme));
+std::string shares_text(const train::StateShares& shares, double attention) {
+    return fmt::format(
+        "{} of state and gradients on the device, {} in host memory, {} on NVMe; {} of attention "
+        "kept for backward",
+        percent(shares.device), percent(shares.host), percent(shares.nvme), percent(attention));
 }
 
 nlohmann::json shares_json(const train::StateShares& shares) {
@@ -64,9 +66,10 @@ std::string text_of(const ForecastReport& report) {
         "\n  the plan's own bound {:.4f} s ({}), {} of the predicted step: {}\n"
         "  lower bound of any placement {:.4f} s ({}), {} of the predicted step: {}\n\n",
         forecast.binding().seconds, forecast.binding().link,
-        percent(forecast.binding().seconds / step_s), shares_text(forecast.planned),
-        forecast.bound_seconds, forecast.bound_link, percent(forecast.bound_seconds / step_s),
-        shares_text(forecast.bound));
+        percent(forecast.binding().seconds / step_s),
+        shares_text(forecast.planned, forecast.planned_attention), forecast.bound_seconds,
+        forecast.bound_link, percent(forecast.bound_seconds / step_s),
+        shares_text(forecast.bound, forecast.bound_attention));
     return out + what_if_text(report.what_if, step_s) + "\n";
 }
 
@@ -99,6 +102,8 @@ nlohmann::json to_json(const ForecastReport& report) {
             {"bound_link", forecast.bound_link},
             {"state", shares_json(forecast.planned)},
             {"bound_state", shares_json(forecast.bound)},
+            {"attention", forecast.planned_attention},
+            {"bound_attention", forecast.bound_attention},
             {"links", links},
             {"timeline", timeline},
             {"what_if", answers},

@@ -209,6 +209,7 @@ void save_figures(const std::string& file, const FiguresOf& what, const train::F
                     {"measured", date}};
     if (figures.kernels.gemm_flops_per_s > 0)
         kernels["gemm_flops_per_s"] = rounded(figures.kernels.gemm_flops_per_s);
+    if (figures.kernels.attention_s > 0) kernels["attention_seconds"] = figures.kernels.attention_s;
     if (!times.empty()) replace(content["kernels"], "of", kernels);
     write_whole(file, content.dump(2) + "\n");
 }
@@ -320,6 +321,8 @@ std::optional<train::KernelTimes> MachineFile::kernels(const FiguresOf& what) co
     train::KernelTimes found;
     if (known->contains("gemm_flops_per_s"))
         found.gemm_flops_per_s = positive(name_, *known, "kernels", "gemm_flops_per_s");
+    if (known->contains("attention_seconds"))
+        found.attention_s = positive(name_, *known, "kernels", "attention_seconds");
     for (const json& one : times) {
         const std::string where = "kernels, times: " + one.dump();
         const int64_t op = index_of(name_, one, where, "kernel", kernel_names());

@@ -47,6 +47,7 @@ private:
     }
     static void scale(train::KernelTimes& kernels, double factor) {
         for (auto& [kind, seconds] : kernels.seconds) seconds *= factor;
+        kernels.attention_s *= factor;
     }
     void faster_kernels() {
         train::Figures figures = figures_;

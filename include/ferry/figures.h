@@ -11,17 +11,21 @@ namespace ferry::planner {
 // Of memory, that the update of an element reads and writes.
 int64_t update_bytes(const StateFormat& state, DType compute, DType wire);
 
-// How fast a machine is: what bets, chunks and buffers are weighed with. It never changes a number
-// of the run. The defaults are those of a small machine; docs/machine.md has both sets.
+// How fast a machine is: what bets, chunks, buffers and recomputation are weighed with. It never
+// changes a number of the run. The defaults are those of a small machine; docs/machine.md has both
+// sets.
 struct MachineFigures {
-    double forward_s = 0, backward_s = 0;  // of a step's kernels; 0: as flops_per_s gives them
+    // Of a step's kernels, everything recomputed; of the forward attention of the block that sees
+    // most, on one micro-batch. 0: as flops_per_s gives them.
+    double forward_s = 0, backward_s = 0, attention_s = 0;
     double flops_per_s = 1.5e11;
-    double copy_bytes_per_s = 8e9;    // host <-> device, one direction
-    double nvme_bytes_per_s = 1.5e9;  // reads and writes mixed, all paths
-    double dram_bytes_per_s = 2e10;   // as the optimizer's update reaches
-    double update_overhead_s = 2e-5;  // of an update, however small: its threads have to meet
-    double out_of_place = 1.5;        // seconds of an update to a fresh slot, of one in place
-    bool device_beside = false;       // kernels leave the host's cores and memory to the updates
+    double copy_bytes_per_s = 8e9;     // host <-> device, one direction
+    double nvme_bytes_per_s = 1.5e9;   // reads and writes mixed, all paths
+    double dram_bytes_per_s = 2e10;    // as the optimizer's update reaches
+    double device_bytes_per_s = 2e10;  // the same in the device's memory
+    double update_overhead_s = 2e-5;   // of an update, however small: its threads have to meet
+    double out_of_place = 1.5;         // seconds of an update to a fresh slot, of one in place
+    bool device_beside = false;        // kernels leave the host's cores and memory to the updates
 };
 MachineFigures default_figures(const Config& config);
 

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -59,13 +58,11 @@ struct Shape {
 
 // What orders or rounds a floating-point operation (numerics.md). Nothing else may.
 struct Numerics {
-    int64_t sequence = 0;        // tokens a sequence
-    int64_t micro_batch = 0;     // sequences a kernel
-    int64_t head_tile = 1024;    // tokens a tile of the fused head and loss
-    int64_t mlp_tile = 0;        // tokens a tile of the MLP; 0: whole micro-batch
-    DType compute = DType::f32;  // weights and GEMM inputs
-    DType residual = DType::f32;
-    DType wire = DType::f32;  // gradients, rounded once
+    int64_t sequence = 0, micro_batch = 0;  // tokens a sequence; sequences a kernel
+    int64_t head_tile = 1024;               // tokens a tile of the fused head and loss
+    int64_t mlp_tile = 0;                   // tokens a tile of the MLP; 0: whole micro-batch
+    DType compute = DType::f32;             // weights and GEMM inputs
+    DType residual = DType::f32, wire = DType::f32;  // wire: gradients, rounded once
     int64_t tokens() const { return sequence * micro_batch; }
 };
 
@@ -124,9 +121,8 @@ struct Layer {
     int64_t index = 0;  // of the block
     std::vector<Tensor> tensors{};
     std::vector<Segment> segments{};
-    int64_t elements = 0;                 // of the buffer, padded
-    int64_t trainable_elements = 0;       // its prefix that has gradients and optimizer state
-    const Tensor* find(Role role) const;  // null where the layer has none
+    int64_t elements = 0, trainable_elements = 0;  // padded; the prefix with gradients and state
+    const Tensor* find(Role role) const;           // null where the layer has none
 };
 
 // Embedding, blocks, head. With tied embeddings the head's layer holds the final norm alone and the
@@ -136,9 +132,8 @@ struct Layer {
 std::vector<Layer> layers_of(const Shape& shape, std::span<const std::string> freeze,
                              bool decay_norms, int shards = 1);
 
-// Angles of RoPE: position * frequency, and what cosine and sine are multiplied by. Without scaling
-// theta^(-2 i / head_dim) and 1. Empty where positions are learned. dynamic and longrope look at
-// how long the text is; here that is a sequence, whole, in training and evaluation alike.
+// Angles of RoPE: position * frequency, and what cosine and sine are multiplied by. Empty where
+// positions are learned. To dynamic and longrope a text is as long as a sequence, always.
 struct RopeTable {
     std::vector<double> frequencies{};  // [head_dim / 2]
     double amplitude = 1;
@@ -156,16 +151,19 @@ public:
     const std::vector<Layer>& layers() const noexcept { return layers_; }
     int64_t activation_bytes() const;  // of one block input of one micro-batch
     int64_t scratch_bytes() const;     // the largest of any call below
+    int64_t attention_bytes() const;   // of what its attention gives: output, log-sum-exps
 
     // tokens: [micro_batch, sequence] int32, each in [0, vocab). weights: the embedding layer's.
     void embed(const int32_t* tokens, const void* weights, void* x) const;
-    // *nonfinite |= 1 when an element of x_out is NaN or Inf.
+    // *nonfinite |= 1 when an element of x_out is NaN or Inf. `attention`: null, or
+    // attention_bytes() to keep for backward, which then does not compute it again.
     void forward(int64_t block, const void* weights, const void* x_in, void* x_out,
-                 uint32_t* nonfinite, std::byte* scratch) const;
+                 uint32_t* nonfinite, std::byte* scratch, std::byte* attention = nullptr) const;
     // Recomputes the block from x_in. dx holds d(x_out) and receives d(x_in), unless !needs_dx.
     // Adds to `gradient` (fp32, the layer's trainable prefix).
     void backward(int64_t block, const void* weights, const void* x_in, void* dx, bool needs_dx,
-                  float* gradient, std::byte* scratch) const;
+                  float* gradient, std::byte* scratch, std::byte* attention = nullptr) const;
+    void attention(int64_t block, std::byte* scratch) const;  // alone, to be timed
     // Final norm, logits, cross-entropy, fused over tiles of numerics().head_tile tokens. targets:
     // int32, -1 where not real. `embedding` and `embedding_gradient` are the embedding layer's when
     // tied, else null. Each target's gradient carries `scale` (1 / the step's real targets). dx
@@ -187,7 +185,6 @@ public:
 private:
     struct HeadPass;
     void run_head(const HeadPass& pass, std::byte* scratch) const;
-
     Shape shape_;
     Numerics numerics_;
     RopeTable rope_;
@@ -195,9 +192,8 @@ private:
     ops::Ops& ops_;
 };
 
-// fp32 master weights of elements [first, first + out.size()) of a layer's flat buffer: normal with
-// the shape's standard deviation, norm weights one, biases, padding and the padding token zero. A
-// function of (seed, tensor, element) only.
+// fp32 master weights of a layer's elements from `first` on, by (seed, tensor, element) alone:
+// normal with the shape's deviation; norms one; biases, padding and the padding token zero.
 void initialise(const Shape& shape, const Layer& layer, uint32_t seed, int64_t first,
                 std::span<float> out);
 

@@ -43,12 +43,13 @@ struct Park {
 };
 
 // clang-format off
-enum class Class : uint8_t {  // of equally large buffers; the first ten are device memory
-    block_weights, edge_weights, block_gradient, edge_gradient, wire, pieces, activation, tokens,
-    scratch, report, stage, weight_piece, gradient_piece, input_piece, park_piece, host_tokens
+enum class Class : uint8_t {  // of equally large buffers; those before `stage` are device memory
+    block_weights, edge_weights, block_gradient, edge_gradient, wire, pieces, activation, attention,
+    tokens, scratch, report, stage, weight_piece, gradient_piece, input_piece, park_piece,
+    host_tokens
 };
 // clang-format on
-constexpr int kClasses = 16;
+constexpr int kClasses = 17;
 struct Buffers {
     std::string name{};
     swap::Tier tier = swap::Tier::device;
@@ -61,6 +62,7 @@ struct LayerPlan {
     int64_t first_chunk = 0, chunks = 0;
     int64_t first_park = 0, parks = 0;  // of several groups
     bool resident = false;              // this rank's weights live on the device
+    bool keeps_attention = false;       // from forward to backward, on the device
     int64_t device_offset = 0;          // resident: of the flat buffer, or of the shards together
 };
 
@@ -114,6 +116,10 @@ struct Plan {
         return chunk.trainable && objects[chunk.state].home == swap::Tier::device;
     }
     bool trains_below(int64_t layer) const;  // something trainable in layers [0, layer)
+    bool goes_back(int64_t layer) const;     // a block, and backward visits it
+    // Blocks that keep what their attention gives, and those that could.
+    int64_t attention_kept() const;
+    int64_t attention_at_most() const;
 
     // A step's report: each micro-batch's sum of losses (double), then of each layer whether its
     // output was not finite (uint32). It reaches the host arena before the verdict.
@@ -122,9 +128,11 @@ struct Plan {
 };
 
 // Bytes: of a block input of a micro-batch; of the kernels' largest scratch; of what the process
-// holds on the device beside its arena.
+// holds on the device beside its arena; of what the attention of a block and micro-batch gives (0:
+// nothing of it is kept). Operations of that attention, forward, by block.
 struct DeviceNeeds {
-    int64_t activation = 0, scratch = 0, overhead = 0;
+    int64_t activation = 0, scratch = 0, overhead = 0, attention = 0;
+    std::vector<double> attention_flops{};
 };
 
 // Throws does_not_fit naming the tier, the bytes missing and the smallest budget that works.

@@ -18,11 +18,12 @@ enum class Op : uint8_t {
     load_tokens,      // team: {host tokens and targets}; item: micro-batch of the step
     load_evaluation,  // the same for held-back text
     embed,            // {tokens, table, x}
-    forward,          // {weights, x_in, x_out, scratch, report}
+    forward,          // {weights, x_in, x_out, scratch, report, attention to keep or none}
     head,             // {weights, table or none, x, tokens, dx, gradient, table gradient, scratch,
                       // report}; item: micro-batch, as the report counts them
     head_loss,        // {weights, table or none, x, tokens, -, -, -, scratch, report}
-    backward,         // {weights, x_in, dx, gradient or none, scratch}; flag: needs dx
+    backward,         // {weights, x_in, dx, gradient or none, scratch, attention kept or none};
+                      // flags: kNeedsDx, kAttentionKept
     embed_backward,   // {tokens, dx, gradient}
     zero,             // {gradient or report}
     add,              // {gradient, gradient to add}
@@ -42,6 +43,7 @@ enum class Op : uint8_t {
 };
 
 const char* name_of(Op op);
+constexpr uint8_t kNeedsDx = 1, kAttentionKept = 2;
 
 class Recorder;
 
@@ -102,7 +104,7 @@ public:
     // those ops that come in several sizes.
     struct Detail {
         int64_t bytes = 0;
-        bool flag = false;
+        uint8_t flags = 0;
     };
     void compute(Op op, int64_t layer, int64_t item, std::initializer_list<Operand> operands,
                  const Detail& detail);

@@ -57,7 +57,7 @@ struct Task {
     Verb verb = Verb::kernel;
     Lane lane = Lane::compute;
     uint8_t op = 0;        // kernel: which, the owner's enum
-    bool flag = false;     // kernel: what the op says it is
+    uint8_t flags = 0;     // kernel: what the op says they are
     bool settled = false;  // write: becomes current when its bytes are on the device
     int32_t layer = -1;    // -1: of none
     int32_t item = -1;     // micro-batch or chunk, by op or object; -1: of none

@@ -13,7 +13,7 @@ Block::Block(const Shape& shape, const Numerics& numerics, const RopeTable& rope
              const LayerMemory& memory, std::byte* scratch)
     : Block(shape, numerics, rope, ops, memory, names_of(shape.family).input_major) {
     Carver carver(scratch);
-    b_ = cut(carver);
+    b_ = cut(carver, 0);
 }
 
 Block::Block(const Shape& shape, const Numerics& numerics, const RopeTable& rope, ops::Ops& ops,
@@ -40,8 +40,28 @@ int64_t Block::scratch_bytes(const Shape& shape, const Numerics& numerics, const
     const LayerMemory nowhere(layer, numerics.compute, nullptr, nullptr);
     const Block block(shape, numerics, rope, ops, nowhere, nullptr);
     Carver carver(nullptr);
-    block.cut(carver);
+    block.cut(carver, block.op_scratch_bytes());
     return carver.peak();
+}
+
+void Block::cut_attention(const Shape& shape, const Numerics& numerics, Carver& carver,
+                          Buffers& b) {
+    const int64_t tokens = numerics.tokens();
+    b.attended = carver.matrix(numerics.compute, tokens, shape.heads * shape.head_dim);
+    b.lse = carver.floats(shape.heads * tokens);
+}
+
+int64_t Block::attention_bytes(const Shape& shape, const Numerics& numerics) {
+    Carver carver(nullptr);
+    Buffers unused;
+    cut_attention(shape, numerics, carver, unused);
+    return carver.peak();
+}
+
+void Block::keep_attention(std::byte* memory, bool known) {
+    Carver carver(memory);
+    cut_attention(shape_, numerics_, carver, b_);
+    attention_known_ = known;
 }
 
 int64_t Block::mlp_tile() const {
@@ -49,7 +69,7 @@ int64_t Block::mlp_tile() const {
     return numerics_.mlp_tile > 0 ? std::min(numerics_.mlp_tile, tokens) : tokens;
 }
 
-Block::Buffers Block::cut(Carver& carver) const {
+Block::Buffers Block::cut(Carver& carver, int64_t op_scratch_bytes) const {
     const int64_t tokens = numerics_.tokens(), tile = mlp_tile();
     const int64_t hidden = shape_.hidden, inner = shape_.intermediate;
     const int64_t normed = shape_.head_norms ? tokens : 0;
@@ -58,15 +78,13 @@ Block::Buffers Block::cut(Carver& carver) const {
     b.n1 = carver.matrix(compute, tokens, hidden);
     b.qkv = carver.matrix(compute, tokens, query_ + 2 * key_);
     b.normed = carver.matrix(compute, normed, query_ + key_);
-    b.attended = carver.matrix(compute, tokens, query_);
+    cut_attention(shape_, numerics_, carver, b);
     b.x_mid = carver.matrix(numerics_.residual, tokens, hidden);
     b.dy = carver.matrix(compute, compute == numerics_.residual ? 0 : tokens, hidden);
     b.dn = carver.matrix(compute, tokens, hidden);
     b.stats1 = carver.floats(norm1_.stats_floats(tokens));
     b.query_rstd = carver.floats(normed * shape_.heads);
     b.key_rstd = carver.floats(normed * shape_.kv_heads);
-    b.lse = carver.floats(shape_.heads * tokens);
-    b.ops = carver.bytes(op_scratch_bytes());
     const int64_t shared = carver.mark();
     b.n2 = carver.matrix(compute, tile, hidden);
     b.inner = carver.matrix(compute, tile, up_.outputs());
@@ -76,6 +94,8 @@ Block::Buffers Block::cut(Carver& carver) const {
     carver.rewind(shared);
     b.dattended = carver.matrix(compute, tokens, query_);
     b.dqkv = carver.matrix(compute, tokens, query_ + 2 * key_);
+    carver.rewind(carver.peak());
+    b.ops = carver.bytes(op_scratch_bytes);
     return b;
 }
 
@@ -146,9 +166,13 @@ void Block::attend(ConstView x_in, View x_mid) {
     qkv_.apply(ops_, b_.n1, b_.qkv, {}, b_.ops);
     norm_heads();
     rope(seen(), false);
+    if (!attention_known_) attention_forward();
+    output_.apply(ops_, b_.attended, x_mid, x_in, b_.ops);
+}
+
+void Block::attention_forward() {
     ops_.attention_forward(attention(), queries(seen()), keys(seen()), values(b_.qkv), b_.attended,
                            b_.lse, b_.ops);
-    output_.apply(ops_, b_.attended, x_mid, x_in, b_.ops);
 }
 
 // n2, what the MLP's first matrices make of it, and what is active of that, of a tile of x_mid.

@@ -20,8 +20,15 @@ public:
 
     void forward(ops::ConstView x_in, ops::View x_out);
     void backward(ops::ConstView x_in, ops::View dx, bool needs_dx);
+    // The call that backward leaves out where its results were kept.
+    void attention_forward();
     static int64_t scratch_bytes(const Shape& shape, const Numerics& numerics,
                                  const RopeTable& rope, ops::Ops& ops, const Layer& layer);
+
+    // What attention gives, kept from forward to backward: its output and log-sum-exps. They go
+    // there instead of to scratch; backward, if they are `known`, finds them there.
+    static int64_t attention_bytes(const Shape& shape, const Numerics& numerics);
+    void keep_attention(std::byte* memory, bool known);
 
 private:
     // Buffers of a pass; the two groups below share memory, for they are never alive together.
@@ -41,7 +48,10 @@ private:
 
     Block(const Shape& shape, const Numerics& numerics, const RopeTable& rope, ops::Ops& ops,
           const LayerMemory& memory, bool input_major);
-    Buffers cut(Carver& carver) const;
+    // `op_scratch_bytes` comes last: only who measures needs it.
+    Buffers cut(Carver& carver, int64_t op_scratch_bytes) const;
+    static void cut_attention(const Shape& shape, const Numerics& numerics, Carver& carver,
+                              Buffers& b);
     int64_t op_scratch_bytes() const;
     int64_t mlp_tile() const;
     ops::View queries(const ops::View& of) const { return of.col_range(0, query_); }
@@ -66,6 +76,7 @@ private:
     const Numerics& numerics_;
     const RopeTable& rope_;
     ops::Ops& ops_;
+    bool attention_known_ = false;
     int64_t index_;        // of the block
     int64_t query_, key_;  // columns: Q, K
     Norm norm1_, norm2_, query_norm_, key_norm_;

@@ -123,6 +123,8 @@ int64_t Decoder::scratch_bytes() const {
     return most;
 }
 
+int64_t Decoder::attention_bytes() const { return Block::attention_bytes(shape_, numerics_); }
+
 void Decoder::embed(const int32_t* tokens, const void* weights, void* x) const {
     const LayerMemory memory(layers_.front(), numerics_.compute, weights, nullptr);
     const Parameter positions = memory(Role::position_table);
@@ -145,23 +147,32 @@ void Decoder::embed_backward(const int32_t* tokens, const void* dx, float* gradi
 }
 
 void Decoder::forward(int64_t block, const void* weights, const void* x_in, void* x_out,
-                      uint32_t* nonfinite, std::byte* scratch) const {
+                      uint32_t* nonfinite, std::byte* scratch, std::byte* attention) const {
     const LayerMemory memory(layers_[static_cast<size_t>(block + 1)], numerics_.compute, weights,
                              nullptr);
     Block pass(shape_, numerics_, rope_, ops_, memory, scratch);
+    if (attention != nullptr) pass.keep_attention(attention, false);
     const View out = View::of(x_out, numerics_.residual, numerics_.tokens(), shape_.hidden);
     pass.forward(ConstView::of(x_in, numerics_.residual, out.rows, out.cols), out);
     ops_.check_finite(out, nonfinite);
 }
 
 void Decoder::backward(int64_t block, const void* weights, const void* x_in, void* dx,
-                       bool needs_dx, float* gradient, std::byte* scratch) const {
+                       bool needs_dx, float* gradient, std::byte* scratch,
+                       std::byte* attention) const {
     const Layer& layer = layers_[static_cast<size_t>(block + 1)];
     if (!needs_dx && layer.trainable_elements == 0) return;
     const LayerMemory memory(layer, numerics_.compute, weights, gradient);
     Block pass(shape_, numerics_, rope_, ops_, memory, scratch);
+    if (attention != nullptr) pass.keep_attention(attention, true);
     const View d = View::of(dx, numerics_.residual, numerics_.tokens(), shape_.hidden);
     pass.backward(ConstView::of(x_in, numerics_.residual, d.rows, d.cols), d, needs_dx);
+}
+
+void Decoder::attention(int64_t block, std::byte* scratch) const {
+    const LayerMemory nowhere(layers_[static_cast<size_t>(block + 1)], numerics_.compute, nullptr,
+                              nullptr);
+    Block(shape_, numerics_, rope_, ops_, nowhere, scratch).attention_forward();
 }
 
 struct Decoder::HeadPass {

@@ -21,4 +21,17 @@ bool Budget::take(const std::string& what, int64_t bytes) {
     return true;
 }
 
+void refuse(const Budget& budget, int64_t smallest, const std::string& what,
+            const std::string& otherwise) {
+    const std::string key = "budgets." + std::string(swap::name_of(budget.tier()));
+    throw Error(
+        Trouble::does_not_fit,
+        {.what = what,
+         .where = key,
+         .measured = format_bytes(smallest) + " needed (" + std::to_string(smallest) + " bytes)",
+         .limit = format_bytes(budget.limit()) + ", " + format_bytes(smallest - budget.limit()) +
+                  " (" + std::to_string(smallest - budget.limit()) + " bytes) missing",
+         .remedy = "set " + key + " to " + std::to_string(smallest) + " or more, or " + otherwise});
+}
+
 }  // namespace ferry::planner

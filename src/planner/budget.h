@@ -26,4 +26,8 @@ private:
     std::vector<TierRow> rows_;
 };
 
+// Throws does_not_fit with what is missing of the `smallest` budget that works, in bytes.
+[[noreturn]] void refuse(const Budget& budget, int64_t smallest, const std::string& what,
+                         const std::string& otherwise);
+
 }  // namespace ferry::planner

@@ -39,6 +39,8 @@ int64_t exact_bytes(Class c, const Workload& work) {
         case Class::activation:
         case Class::input_piece:
             return work.needs.activation;
+        case Class::attention:
+            return work.needs.attention;
         case Class::tokens:
         case Class::host_tokens:
             return work.numerics.tokens() * 2 * 4;
@@ -67,11 +69,30 @@ int64_t buffer_bytes(Class c, const Workload& work) {
 
 const char* name_of(Class c) {
     static constexpr const char* kNames[kClasses] = {
-        "block weights",  "edge weights",  "block gradient", "edge gradient",
-        "wire",           "ranks' pieces", "activation",     "tokens",
-        "scratch",        "report",        "state stage",    "weight piece",
-        "gradient piece", "input piece",   "park piece",     "host tokens"};
+        "block weights", "edge weights", "block gradient", "edge gradient",  "wire",
+        "ranks' pieces", "activation",   "attention",      "tokens",         "scratch",
+        "report",        "state stage",  "weight piece",   "gradient piece", "input piece",
+        "park piece",    "host tokens"};
     return kNames[at(c)];
+}
+
+const char* row_of(Class c) {
+    switch (c) {
+        case Class::block_weights:
+        case Class::edge_weights:
+            return "weights in flight";
+        case Class::block_gradient:
+        case Class::edge_gradient:
+            return "gradient accumulators";
+        case Class::activation:
+            return "block inputs";
+        case Class::attention:
+            return "attention kept for backward";
+        case Class::scratch:
+            return "scratch of the kernels";
+        default:
+            return "tokens, gradients, report on their way";
+    }
 }
 
 }  // namespace ferry::planner

@@ -25,5 +25,6 @@ inline int64_t report_room(int64_t leaves, int64_t report_bytes) {
 // Bytes of one buffer, a multiple of the page.
 int64_t buffer_bytes(Class c, const Workload& work);
 const char* name_of(Class c);
+const char* row_of(Class c);  // of the plan's table, that counts device buffers of this class
 
 }  // namespace ferry::planner

@@ -91,6 +91,7 @@ public:
         for (size_t l = 0; l < plan_.layers.size(); ++l) {
             LayerPlan& layer = plan_.layer_plans[l];
             layer.resident = placement_.resident[l];
+            layer.keeps_attention = placement_.attention[l];
             if (!layer.resident) continue;
             const model::Layer& shape = plan_.layers[l];
             layer.device_offset =

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "chunks.h"
+#include "step_seconds.h"
 
 namespace ferry::planner {
 
@@ -20,27 +21,17 @@ struct Depths {
 constexpr Depths kLean{};
 constexpr Depths kBusy{.weights = 2, .gradients = 2, .wire = 4, .spare_activations = 1};
 
-[[noreturn]] void refuse(const Budget& budget, int64_t smallest, const std::string& what,
-                         const std::string& otherwise) {
-    const std::string key = "budgets." + std::string(swap::name_of(budget.tier()));
-    throw Error(
-        Trouble::does_not_fit,
-        {.what = what,
-         .where = key,
-         .measured = format_bytes(smallest) + " needed (" + std::to_string(smallest) + " bytes)",
-         .limit = format_bytes(budget.limit()) + ", " + format_bytes(smallest - budget.limit()) +
-                  " (" + std::to_string(smallest - budget.limit()) + " bytes) missing",
-         .remedy = "set " + key + " to " + std::to_string(smallest) + " or more, or " + otherwise});
-}
-
 class Placer {
 public:
+    // `attention`: the blocks that keep it, if they fit.
     Placer(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
-           const std::vector<Park>& parks, const MachineFigures& machine)
+           const std::vector<Park>& parks, const MachineFigures& machine,
+           std::span<const size_t> attention)
         : config_(config),
           work_(work),
           chunks_(chunks),
           parks_(parks),
+          attention_(attention),
           micro_batches_(config.batch.micro_batches),
           tied_(work.layers.back().find(model::Role::head_table) == nullptr),
           machine_(machine),
@@ -75,8 +66,10 @@ private:
     // ---- device
 
     using Counts = std::array<int64_t, kClasses>;
-    // `kept`: block inputs of a group that stay on the device until backward.
-    Counts device_counts(const Depths& depth, int64_t groups, int64_t kept) const {
+    // `kept`: block inputs of a group that stay on the device until backward. `attention`: blocks
+    // of which what their attention gives does.
+    Counts device_counts(const Depths& depth, int64_t groups, int64_t kept,
+                         int64_t attention) const {
         Counts counts{};
         counts[at(Class::block_weights)] = depth.weights;
         counts[at(Class::edge_weights)] = tied_ ? 2 : 1;
@@ -86,13 +79,14 @@ private:
         counts[at(Class::pieces)] = work_.partition.alone() ? 0 : depth.exchanges;
         counts[at(Class::activation)] =
             micro_batches_ / groups + 1 + depth.spare_activations + kept;
+        counts[at(Class::attention)] = attention * (micro_batches_ / groups);
         counts[at(Class::tokens)] = micro_batches_ / groups;
         counts[at(Class::scratch)] = 1;
         counts[at(Class::report)] = 1;
         return counts;
     }
-    int64_t device_bytes(const Depths& depth, int64_t groups, int64_t kept) const {
-        const Counts counts = device_counts(depth, groups, kept);
+    int64_t device_bytes(const Depths& depth, int64_t groups) const {
+        const Counts counts = device_counts(depth, groups, 0, attention_asked_for());
         int64_t bytes = work_.needs.overhead;
         for (size_t c = 0; c < kClasses; ++c) bytes += counts[c] * bytes_of(static_cast<Class>(c));
         return bytes;
@@ -104,13 +98,14 @@ private:
              ++groups) {
             if (micro_batches_ % groups != 0) continue;
             result_.groups = groups;
-            if (device_bytes(kLean, groups, 0) <= device().limit()) return;
+            if (device_bytes(kLean, groups) <= device().limit()) return;
             if (config_.swap.groups > 0) break;
         }
-        refuse(
-            device(), device_bytes(kLean, result_.groups, 0),
-            "the device budget is too small for one layer and its work",
-            "lower batch.micro_batch, batch.sequence, numerics.head_tile or swap.chunk_elements");
+        refuse(device(), device_bytes(kLean, result_.groups),
+               "the device budget is too small for one layer and its work",
+               attention_asked_for() > 0 ? "lower swap.keep_attention"
+                                         : "lower batch.micro_batch, batch.sequence, "
+                                           "numerics.head_tile or swap.chunk_elements");
     }
 
     void spend_device() {
@@ -119,30 +114,46 @@ private:
              {&Depths::weights, &Depths::wire, &Depths::spare_activations, &Depths::gradients}) {
             Depths deeper = depth;
             deeper.*field = kBusy.*field;
-            if (device_bytes(deeper, result_.groups, 0) <= device().limit()) depth = deeper;
+            if (device_bytes(deeper, result_.groups) <= device().limit()) depth = deeper;
         }
         // The gradients of two blocks: one is rounded while the one before is on its way, so that
         // kernels do not wait for copies. A sixteenth of the budget at most.
         Depths deeper = depth;
         deeper.wire = std::max(depth.wire, 2 * most_chunks_of_a_block());
         if ((deeper.wire - depth.wire) * bytes_of(Class::wire) <= device().limit() / 16 &&
-            device_bytes(deeper, result_.groups, 0) <= device().limit()) {
+            device_bytes(deeper, result_.groups) <= device().limit()) {
             depth = deeper;
         }
         deepen_exchanges(depth);
-        const int64_t left = device().limit() - device_bytes(depth, result_.groups, 0);
+        int64_t left = device().limit() - device_bytes(depth, result_.groups);
         const int64_t kept =
             std::min(block_count() * group_size(), left / bytes_of(Class::activation));
-        result_.counts = device_counts(depth, result_.groups, kept);
+        left -= kept * bytes_of(Class::activation);
+        keep_attention(left);
+        result_.counts =
+            device_counts(depth, result_.groups, kept, std::ranges::count(result_.attention, true));
         if (work_.needs.overhead > 0)
             device().need("the process on the device: context, libraries", work_.needs.overhead);
         for (size_t c = 0; c < kClasses; ++c) {
             const auto id = static_cast<Class>(c);
-            if (result_.counts[c] > 0)
-                device().need(device_row(id), result_.counts[c] * bytes_of(id));
+            if (result_.counts[c] > 0) device().need(row_of(id), result_.counts[c] * bytes_of(id));
         }
         keep_inputs(kept);
         make_resident();
+    }
+
+    int64_t attention_asked_for() const {
+        return config_.swap.keep_attention < 0 ? 0 : std::ssize(attention_);
+    }
+
+    // What was asked for is among the buffers already.
+    void keep_attention(int64_t left_bytes) {
+        result_.attention.assign(work_.layers.size(), false);
+        const int64_t each = group_size() * bytes_of(Class::attention);
+        for (int64_t i = 0; i < std::ssize(attention_); ++i) {
+            if (i >= attention_asked_for() && (left_bytes -= each) < 0) break;
+            result_.attention[attention_[static_cast<size_t>(i)]] = true;
+        }
     }
 
     // Embedding first, then layers 0, 1, 2, ...: needed first, and their gradients arrive last.
@@ -177,7 +188,7 @@ private:
         deeper.exchanges = kLean.exchanges + most_chunks_of_a_block();
         const int64_t spent = deeper.exchanges * bytes_of(Class::pieces);
         if (spent <= result_.device.limit() / 8 &&
-            device_bytes(deeper, result_.groups, 0) <= result_.device.limit())
+            device_bytes(deeper, result_.groups) <= result_.device.limit())
             depth = deeper;
     }
 
@@ -220,23 +231,6 @@ private:
     void keep_inputs(int64_t kept) {
         result_.inputs.assign(static_cast<size_t>(block_count() * group_size()), Tier::nvme);
         std::fill(result_.inputs.end() - kept, result_.inputs.end(), Tier::device);
-    }
-
-    static std::string device_row(Class c) {
-        switch (c) {
-            case Class::block_weights:
-            case Class::edge_weights:
-                return "weights in flight";
-            case Class::block_gradient:
-            case Class::edge_gradient:
-                return "gradient accumulators";
-            case Class::activation:
-                return "block inputs";
-            case Class::scratch:
-                return "scratch of the kernels";
-            default:
-                return "tokens, gradients, report on their way";
-        }
     }
 
     // ---- host
@@ -457,31 +451,28 @@ private:
     }
 
     double expected_bet_fraction() {
-        double trainable = 0, stored = 0, all = 0;
-        for (const model::Layer& layer : work_.layers) all += double(layer.elements);
+        double trainable = 0, stored = 0;
         for_updated_on_host([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
             trainable += double(chunk.count);
             if (homes.state == Tier::nvme) stored += double(chunk.count);
         });
         if (trainable == 0) return 0;
-        const double tokens = double(work_.numerics.tokens() * micro_batches_);
-        const double by_flops = 2 * all * tokens / machine_.flops_per_s;
-        const double forward = machine_.forward_s > 0 ? machine_.forward_s : by_flops;
-        const double backward =
-            machine_.backward_s > 0 ? machine_.backward_s : 3 * by_flops;  // it recomputes
-        const double state = 2.0 * double(work_.state.element_bytes());    // bytes read and written
+        const KernelSeconds kernels = kernel_seconds(config_, work_, result_.attention, machine_);
+        const double state = 2.0 * double(work_.state.element_bytes());  // bytes read and written
         const double stored_s = state * stored / machine_.nvme_bytes_per_s;
         const double updates_s = trainable / double(work_.chunk_elements) * update_seconds();
         // A drive is written afresh in any case; elsewhere than beside a GPU nothing else bets.
         const bool in_memory = machine_.device_beside && updates_s >= stored_s;
         const double out_of_place = in_memory ? machine_.out_of_place : 1;
-        return bet_fraction(forward, backward, std::max(stored_s, updates_s), out_of_place);
+        return bet_fraction(kernels.forward, kernels.backward, std::max(stored_s, updates_s),
+                            out_of_place);
     }
 
     const Config& config_;
     const Workload& work_;
     const std::vector<Chunk>& chunks_;
     const std::vector<Park>& parks_;
+    const std::span<const size_t> attention_;
     const int64_t micro_batches_;
     const bool tied_;
     const MachineFigures& machine_;
@@ -497,8 +488,9 @@ double bet_fraction(double forward_s, double backward_s, double optimizer_s, dou
 }
 
 Placement place(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
-                const std::vector<Park>& parks, const MachineFigures& machine) {
-    return Placer(config, work, chunks, parks, machine).make();
+                const std::vector<Park>& parks, const MachineFigures& machine,
+                std::span<const size_t> attention) {
+    return Placer(config, work, chunks, parks, machine, attention).make();
 }
 
 }  // namespace ferry::planner

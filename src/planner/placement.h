@@ -1,6 +1,7 @@
 // Which bytes live on which tier, and how many buffers they pass through: the planner's policy.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "budget.h"
@@ -12,7 +13,8 @@ namespace ferry::planner {
 struct Placement {
     int64_t groups = 1;
     std::array<int64_t, kClasses> counts{};
-    std::vector<bool> resident{};  // a layer's weights, on the device
+    std::vector<bool> resident{};   // a layer's weights, on the device
+    std::vector<bool> attention{};  // what a layer's attention gives, until backward
     struct ChunkHomes {
         swap::Tier weight = swap::Tier::nvme, state = swap::Tier::nvme;
         swap::Tier gradient = swap::Tier::nvme;
@@ -30,8 +32,15 @@ struct Placement {
 // more than backward hides. `out_of_place`: how many times as long as a settled update a bet takes.
 double bet_fraction(double forward_s, double backward_s, double optimizer_s, double out_of_place);
 
-// Throws does_not_fit naming the tier, the bytes missing and the smallest budget that works.
+// Keeps what the attention of these layers gives: all of them where swap.keep_attention asks for
+// them, else as many as fit. Throws does_not_fit naming the tier, the bytes missing and the
+// smallest budget that works.
 Placement place(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
-                const std::vector<Park>& parks, const MachineFigures& machine);
+                const std::vector<Park>& parks, const MachineFigures& machine,
+                std::span<const size_t> attention);
+// Of as many layers as swap.keep_attention says, or as make the step shortest.
+Placement place_for_speed(const Config& config, const Workload& work,
+                          const std::vector<Chunk>& chunks, const std::vector<Park>& parks,
+                          const MachineFigures& machine);
 
 }  // namespace ferry::planner

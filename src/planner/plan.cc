@@ -73,7 +73,7 @@ Plan plan_with(int64_t chunk_elements, const Config& config,
                         .chunk_elements = plan.chunk_elements,
                         .report_bytes = plan.report_bytes(),
                         .state = plan.state};
-    const Placement placement = place(config, work, plan.chunks, plan.parks, machine);
+    const Placement placement = place_for_speed(config, work, plan.chunks, plan.parks, machine);
     lay_out(plan, placement, work, nvme_budget(config), config.budgets.nvme.size());
     return plan;
 }
@@ -91,6 +91,7 @@ MachineFigures default_figures(const Config& config) {
             .copy_bytes_per_s = 5e10,
             .nvme_bytes_per_s = 4e9,
             .dram_bytes_per_s = 1.5e11,
+            .device_bytes_per_s = 2e12,
             .update_overhead_s = 1.2e-4,
             .out_of_place = 1,
             .device_beside = true};
@@ -99,6 +100,21 @@ MachineFigures default_figures(const Config& config) {
 bool Plan::trains_below(int64_t layer) const {
     return std::any_of(layers.begin(), layers.begin() + layer,
                        [](const model::Layer& l) { return l.trainable_elements > 0; });
+}
+
+bool Plan::goes_back(int64_t layer) const {
+    return layers[static_cast<size_t>(layer)].kind == model::LayerKind::block &&
+           trains_below(layer + 1);
+}
+
+int64_t Plan::attention_kept() const {
+    return std::ranges::count(layer_plans, true, &LayerPlan::keeps_attention);
+}
+
+int64_t Plan::attention_at_most() const {
+    int64_t blocks = 0;
+    for (int64_t layer = 0; layer < std::ssize(layers); ++layer) blocks += goes_back(layer);
+    return blocks;
 }
 
 Plan make_plan(const Config& config, const std::vector<model::Layer>& layers,

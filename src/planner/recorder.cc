@@ -240,7 +240,7 @@ void Recorder::compute(Op op, int64_t layer, int64_t item, std::initializer_list
     Task task{.verb = Verb::kernel,
               .lane = Lane::compute,
               .op = static_cast<uint8_t>(op),
-              .flag = detail.flag,
+              .flags = detail.flags,
               .layer = static_cast<int32_t>(layer),
               .item = static_cast<int32_t>(item),
               .bytes = detail.bytes};

@@ -34,15 +34,25 @@ double trained(const WeightTraffic& w, double kept) {
     return std::max(0.0, kept * w.bytes - w.frozen_bytes);
 }
 
+double bytes_on_device(const BoundInput& in, const Fractions& f) {
+    return f.weights_on_device * in.weights.bytes + f.state_on_device * kept_bytes(in);
+}
+
+// Of what attention gives, in the device memory that weights and state leave: nothing else there
+// makes the kernels' time shorter.
+double attention_kept(const BoundInput& in, const Fractions& f) {
+    if (in.attention_bytes <= 0) return 0;
+    return std::min(1.0, (in.device_bytes - bytes_on_device(in, f)) / in.attention_bytes);
+}
+
 bool admissible(const BoundInput& in, const Fractions& f, double in_host) {
     const double n = in.parameters, weights = in.weights.bytes;
-    const double on_device = f.weights_on_device * weights + f.state_on_device * kept_bytes(in);
     const double on_nvme =
         (1 - in_host - f.state_on_device) * kept_bytes(in) + f.weights_on_nvme * weights;
     // Whose state is on the device has its weights there.
     const bool beside_weights =
         f.state_on_device * in.weight_bytes * n <= f.weights_on_device * weights * (1 + 1e-9);
-    return in_host >= 0 && beside_weights && on_device <= in.device_bytes &&
+    return in_host >= 0 && beside_weights && bytes_on_device(in, f) <= in.device_bytes &&
            on_nvme <= in.nvme_bytes;
 }
 
@@ -72,8 +82,8 @@ Term slowest(const BoundInput& in, const Fractions& f, double in_host) {
     const LinkSpeeds& s = in.speeds;
     const double dram = update_bytes(in) * n * (in.device_is_host ? 1 : by_host) + up + down +
                         s.dram_per_nvme_byte * stored;
-    const double compute_s =
-        in.kernel_seconds + (on_device > 0 ? on_device / s.device_bytes_per_s : 0);
+    const double compute_s = in.kernel_seconds - attention_kept(in, f) * in.attention_seconds +
+                             (on_device > 0 ? on_device / s.device_bytes_per_s : 0);
     const std::array<Term, 6> terms{{{compute_s, "compute"},
                                      {up / s.copy_bytes_per_s, "host to device"},
                                      {down / s.copy_bytes_per_s, "device to host"},
@@ -136,6 +146,12 @@ double comm_seconds(double bytes, int64_t operations, const LinkSpeeds& speeds) 
            (bytes > 0 ? bytes / comm_rate(speeds) : 0);
 }
 
+double keys_seen(const model::Shape& shape, int64_t sequence, int64_t block) {
+    const double s = double(sequence), window = double(shape.window_of(block));
+    const double w = window > 0 ? std::min(window, s) : s;
+    return w - w * w / (2 * s);
+}
+
 double model_flops(const std::vector<model::Layer>& layers, const model::Shape& shape,
                    int64_t sequence, int64_t step_tokens) {
     double per_token = 0;
@@ -154,9 +170,7 @@ double model_flops(const std::vector<model::Layer>& layers, const model::Shape& 
                 (passes + (layers.front().find(model::Role::token_table)->trainable ? 2 : 0));
         }
         if (layer.kind == model::LayerKind::block) {
-            const double s = double(sequence), window = double(shape.window_of(layer.index));
-            const double w = window > 0 ? std::min(window, s) : s;
-            const double keys = w - w * w / (2 * s);  // of a query, on average
+            const double keys = keys_seen(shape, sequence, layer.index);
             // Two products forward, four backward, each of 2 operations a key and element.
             per_token += (passes > 2 ? 12 : 4) * keys * double(shape.heads * shape.head_dim);
         }
@@ -177,8 +191,13 @@ Bound lower_bound(const BoundInput& input) {
                 if (!admissible(input, f, in_host)) continue;
                 const Term term = slowest(input, f, in_host);
                 if (term.seconds >= best.seconds) continue;
-                best = {term.seconds,      term.link,           in_host,
-                        f.weights_on_nvme, f.weights_on_device, f.state_on_device};
+                best = {term.seconds,
+                        term.link,
+                        in_host,
+                        f.weights_on_nvme,
+                        f.weights_on_device,
+                        f.state_on_device,
+                        attention_kept(input, f)};
             }
         }
     }

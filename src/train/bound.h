@@ -32,6 +32,9 @@ double comm_rate(const LinkSpeeds& speeds);  // bytes a second that reach a rank
 // Of so many operations that bring these bytes.
 double comm_seconds(double bytes, int64_t operations, const LinkSpeeds& speeds);
 
+// Of a query of a block, on average over a sequence.
+double keys_seen(const model::Shape& shape, int64_t sequence, int64_t block);
+
 // Floating-point operations that the model asks for in a step, whatever is computed again: of each
 // matrix 2 a token and element forward, 2 for its input's gradient where one is asked for and 2 for
 // its own where it trains (6 N T in all), and of attention the scores and the weighted sums, with
@@ -40,7 +43,10 @@ double model_flops(const std::vector<model::Layer>& layers, const model::Shape& 
                    int64_t sequence, int64_t step_tokens);
 
 struct BoundInput {
-    double kernel_seconds = 0;                // of one step, each call measured alone
+    double kernel_seconds = 0;  // of one step, each call measured alone, everything recomputed
+    // Of them, those that keeping what attention gives saves, and the device memory that all of it
+    // takes.
+    double attention_seconds = 0, attention_bytes = 0;
     double parameters = 0;                    // trainable
     double weight_bytes = 4, wire_bytes = 4;  // of each
     double state_bytes = 12;                  // of each: p and the optimizer's moments
@@ -59,6 +65,7 @@ struct Bound {
     std::string binding{};  // the link that sets it
     // Of the best placement; gradients lie where their state does.
     double state_in_host = 0, weights_on_nvme = 0, weights_on_device = 0, state_on_device = 0;
+    double attention_kept = 0;
 };
 
 Bound lower_bound(const BoundInput& input);

@@ -289,7 +289,7 @@ private:
     void measure();
 
     void judge(const Figures& figures);
-    Bench bench() { return {plan_, device_, executor_, kernels_, *store_, ops_.get()}; }
+    Bench bench() { return {plan_, device_, executor_, kernels_, *store_, ops_.get(), &decoder_}; }
 
     // After it everything that takes device memory has taken it, and the cap can be judged.
     void warm_up_device() {
@@ -476,15 +476,7 @@ RunReport Run::so_far() {
     RunReport report = totals_;
     report.model_flops = model_flops(plan_.layers, shape_, numerics_.sequence,
                                      plan_.micro_batches * numerics_.tokens());
-    const auto lanes = store_->report();
-    report.links.resize(swap::lanes_of(world_.ranks));
-    for (size_t lane = 0; lane < report.links.size(); ++lane) {
-        LinkReport& link = report.links[lane];
-        link.link = swap::name_of(static_cast<swap::Lane>(lane));
-        link.bytes += lanes[lane].bytes;
-        link.busy_seconds += static_cast<double>(lanes[lane].busy_ns) * 1e-9;
-        link.exposed_seconds += static_cast<double>(lanes[lane].exposed_ns) * 1e-9;
-    }
+    report.links = links_of(*store_, world_.ranks);
     report.reserved = reserved_by(device_, pool_, volume_.get());
     if (volume_) report.paths = volume_->counters();
     return report;

@@ -84,7 +84,7 @@ public:
             swap::Store::make({.host_arena = staging}, *executor_, *device_, nullptr, kernels);
         Figures found = measure_figures(
             record_step(sample, Previous::rest, false),
-            {sample, *device_, *executor_, kernels, *store, ops.get()}, *teams, machine,
+            {sample, *device_, *executor_, kernels, *store, ops.get(), &decoder}, *teams, machine,
             optim::scalars_of(hyper_of(config_), 1, 1.0), staging, decoder_.shape().vocab,
             memory == Memory::of_plan ? updated_bytes(plan) : kUnlimited);
         store->drain();  // throws what went wrong
@@ -108,6 +108,10 @@ public:
         found.planned = shares_of(plan);
         found.bound = {bound.state_on_device, bound.state_in_host,
                        1 - bound.state_on_device - bound.state_in_host};
+        if (plan.attention_at_most() > 0)
+            found.planned_attention = static_cast<double>(plan.attention_kept()) /
+                                      static_cast<double>(plan.attention_at_most());
+        found.bound_attention = bound.attention_kept;
         return found;
     }
 
@@ -148,7 +152,8 @@ public:
                          .threads = threads(),
                          .computes_on_host = !rates.device_beside};
         found.kernels = assumed_times(record_step(plan, Previous::rest, false), plan,
-                                      decoder_.numerics().tokens(), rates.flops_per_s);
+                                      decoder_.numerics().tokens(),
+                                      std::ranges::max(needs_.attention_flops), rates.flops_per_s);
         return found;
     }
 
@@ -158,7 +163,9 @@ private:
         const int64_t scratch = absent.needs.scratch;
         return {.activation = decoder.activation_bytes(),
                 .scratch = scratch > 0 ? scratch : decoder.scratch_bytes(),
-                .overhead = absent.needs.overhead};
+                .overhead = absent.needs.overhead,
+                .attention = decoder.attention_bytes(),
+                .attention_flops = attention_flops(decoder)};
     }
     static planner::DeviceNeeds needs_of(const Device& device, const model::Decoder& decoder) {
         return train::needs_of(device, decoder);
@@ -179,8 +186,10 @@ private:
     Plan buffers_of(const Plan& plan) const {
         Config config = config_;
         config.budgets = {.device_bytes = plan.device_overhead_bytes + device_buffer_bytes(plan)};
-        config.swap = {
-            .chunk_elements = plan.chunk_elements, .groups = plan.groups, .state_on_device = 0};
+        config.swap = {.chunk_elements = plan.chunk_elements,
+                       .groups = plan.groups,
+                       .state_on_device = 0,
+                       .keep_attention = plan.attention_kept()};
         Plan sample = this->plan(config);
         sample.host_bytes = sample.io_bytes;
         return sample;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cmath>
 #include <map>
 #include <vector>
 
@@ -13,22 +12,6 @@
 #include "state_io.h"
 
 namespace ferry::train {
-
-using planner::Op;
-
-bool is_timed(const swap::Task& task) {
-    return task.lane == swap::Lane::compute && !is_update(task);
-}
-
-KernelTimes::Kind kind_of(const swap::Task& task, const planner::Plan& plan) {
-    const auto layer = static_cast<int64_t>(plan.layers[static_cast<size_t>(task.layer)].kind);
-    const auto op = static_cast<Op>(task.op);
-    const bool of_chunk = op == Op::round || op == Op::cut || op == Op::sum;
-    if (of_chunk) return {task.op, layer, plan.chunks[static_cast<size_t>(task.item)].count};
-    // Of the others only these are of several sizes.
-    if (op == Op::zero || op == Op::add) return {task.op, layer, task.bytes};
-    return {task.op, layer, task.flag ? 1 : 0};
-}
 
 namespace {
 
@@ -77,29 +60,6 @@ struct Work {
                        this});
     }
 };
-
-// The time to go by: of this kind, or of one that differs in its size alone, where the size is a
-// number of bytes or elements.
-std::map<KernelTimes::Kind, double>::const_iterator nearest(const KernelTimes& times,
-                                                            const KernelTimes::Kind& kind) {
-    const auto exact = times.seconds.find(kind);
-    const auto op = static_cast<Op>(kind[0]);
-    const bool scales =
-        op == Op::round || op == Op::zero || op == Op::add || op == Op::cut || op == Op::sum;
-    if (exact != times.seconds.end() || !scales) return exact;
-    auto best = times.seconds.end();
-    double least = 0;
-    for (auto it = times.seconds.begin(); it != times.seconds.end(); ++it) {
-        const auto& [known, seconds] = *it;
-        if (known[0] != kind[0] || known[2] <= 0) continue;
-        const double distance =
-            std::abs(std::log(static_cast<double>(known[2]) / static_cast<double>(kind[2])));
-        if (best != times.seconds.end() && distance >= least) continue;
-        best = it;
-        least = distance;
-    }
-    return best;
-}
 
 // One kernel of each kind among the step's; updates would change the state.
 std::map<KernelTimes::Kind, Work> distinct_kernels(const swap::Schedule& step, const Bench& on) {
@@ -159,41 +119,52 @@ void warm_up(const swap::Schedule& step, const Bench& on) {
     seconds_on(compute, on.executor, 1, [&](int64_t) { work.start(compute); });
 }
 
-double KernelTimes::of(const swap::Task& task, const planner::Plan& plan) const {
-    const Kind kind = kind_of(task, plan);
-    const auto known = nearest(*this, kind);
-    FERRY_CHECK(known != seconds.end(), "a kernel that was not measured");
-    if (known->first == kind) return known->second;
-    return known->second * static_cast<double>(kind[2]) / static_cast<double>(known->first[2]);
-}
+namespace {
 
-bool KernelTimes::covers(const swap::Schedule& step, const planner::Plan& plan) const {
-    return std::all_of(step.tasks.begin(), step.tasks.end(), [&](const swap::Task& task) {
-        return !is_timed(task) || nearest(*this, kind_of(task, plan)) != seconds.end();
-    });
-}
-
-double KernelTimes::sum(const swap::Schedule& step, const planner::Plan& plan) const {
-    double total = 0;
-    for (const swap::Task& task : step.tasks) total += is_timed(task) ? of(task, plan) : 0;
-    return total;
-}
-
-KernelTimes time_kernels(const swap::Schedule& step, const Bench& on) {
+// The shortest of a few runs; `time`: seconds of one among so many.
+template <class Time>
+double shortest(const Time& time) {
     constexpr double kShort = 2e-3;  // seconds: shorter work is repeated, its launch is not counted
     constexpr int64_t kRepeats = 20;
+    time(1);
+    const double once = time(1);
+    const int64_t times = std::clamp<int64_t>(static_cast<int64_t>(kShort / once), 1, kRepeats);
+    return std::min({time(times), time(times), time(times)});
+}
+
+}  // namespace
+
+KernelTimes time_kernels(const swap::Schedule& step, const Bench& on) {
     Stream& compute = on.device.stream(StreamKind::compute);
     KernelTimes found;
     for (auto& [kind, work] : distinct_kernels(step, on)) {
         const auto time = [&, &kernel = work](int64_t times) {
             return seconds_on(compute, on.executor, times, [&](int64_t) { kernel.start(compute); });
         };
-        time(1);
-        const double once = time(1);
-        const int64_t times = std::clamp<int64_t>(static_cast<int64_t>(kShort / once), 1, kRepeats);
-        found.seconds[kind] = std::min({time(times), time(times), time(times)});
+        found.seconds[kind] = shortest(time);
     }
     return found;
+}
+
+double time_attention(const Bench& on) {
+    if (on.decoder == nullptr) return 0;
+    const std::vector<double> flops = attention_flops(*on.decoder);
+    struct Attention {
+        const model::Decoder& decoder;
+        int64_t block;
+        std::byte* scratch;
+    } attention{*on.decoder, std::ranges::max_element(flops) - flops.begin(),
+                on.device.memory().data() +
+                    on.plan.buffers[static_cast<size_t>(planner::Class::scratch)].offset};
+    const Job job{[](void* context, uint64_t) {
+                      const Attention& a = *static_cast<const Attention*>(context);
+                      a.decoder.attention(a.block, a.scratch);
+                  },
+                  &attention};
+    Stream& compute = on.device.stream(StreamKind::compute);
+    return shortest([&](int64_t times) {
+        return seconds_on(compute, on.executor, times, [&](int64_t) { compute.launch(job); });
+    });
 }
 
 namespace {
@@ -442,6 +413,7 @@ Figures measure_figures(const swap::Schedule& step, const Bench& on, NodeTeams& 
     fill_buffers(on, state, vocab);
     Figures found;
     found.kernels = time_kernels(step, on);
+    found.kernels.attention_s = time_attention(on);
     found.kernels.gemm_flops_per_s = time_product(on, state.first(state.size() / 8 * 4));
     Machine& machine = found.machine;
     machine.links.copy_bytes_per_s = time_copies(on, weight);

@@ -21,7 +21,8 @@ struct Bench {
     Executor& executor;
     swap::Kernels& kernels;
     swap::Store& store;
-    ops::Ops* ops = nullptr;  // null: of updates alone, without a model
+    ops::Ops* ops = nullptr;  // null, both: of updates alone, without a model
+    const model::Decoder* decoder = nullptr;
 };
 
 // A kernel of the compute lane that can be timed alone: no update, which would change the state.
@@ -36,6 +37,8 @@ void fill_buffers(const Bench& on, std::span<std::byte> staging, int64_t vocab);
 // there is any: the driver loads its code, and cuBLASLt chooses its algorithm.
 void warm_up(const swap::Schedule& step, const Bench& on);
 KernelTimes time_kernels(const swap::Schedule& step, const Bench& on);
+// Seconds of the forward attention of the block that sees most. 0: without a model.
+double time_attention(const Bench& on);
 // FLOPs a second of one product in the compute type, as large as the plan's buffers allow up to
 // where rates stop growing; `numbers` fill its operands. 0: there is no room for one that says
 // anything.

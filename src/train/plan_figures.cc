@@ -10,14 +10,24 @@ namespace {
 using model::LayerKind;
 using planner::Op;
 
-// Of the sizes that were timed the longest: one more gradient than another layer of its kind needs.
+// Of the sizes that were timed the longest: one more gradient than another layer of its kind needs,
+// and everything recomputed.
 double longest(const KernelTimes& times, Op op, LayerKind layer) {
     double found = 0;
     for (const auto& [kind, seconds] : times.seconds) {
-        if (kind[0] == static_cast<int64_t>(op) && kind[1] == static_cast<int64_t>(layer))
-            found = std::max(found, seconds);
+        if (kind[0] != static_cast<int64_t>(op) || kind[1] != static_cast<int64_t>(layer)) continue;
+        const bool kept = op == Op::backward && (kind[2] & planner::kAttentionKept) != 0;
+        found = std::max(found, seconds + (kept ? times.attention_s : 0));
     }
     return found;
+}
+
+// Passes over a block's attention: forward one, backward two more.
+double passes(const swap::Task& task, const model::Layer& layer) {
+    if (layer.kind != LayerKind::block) return 0;
+    if (static_cast<Op>(task.op) == Op::forward) return 1;
+    if (static_cast<Op>(task.op) != Op::backward) return 0;
+    return (task.flags & planner::kAttentionKept) != 0 ? 2 : 3;
 }
 
 // Multiplications and additions of one token with a layer's weights, as often as the kernel does
@@ -57,13 +67,14 @@ double bytes_moved(const swap::Task& task, const planner::Plan& plan) {
 }  // namespace
 
 KernelTimes assumed_times(const swap::Schedule& step, const planner::Plan& plan, int64_t tokens,
-                          double flops_per_s) {
-    KernelTimes found;
+                          double attention_flops, double flops_per_s) {
+    KernelTimes found{.attention_s = attention_flops / flops_per_s};
     for (const swap::Task& task : step.tasks) {
         if (!is_timed(task)) continue;
         const model::Layer& layer = plan.layers[static_cast<size_t>(task.layer)];
         const double flops =
-            static_cast<double>(tokens) * operations(static_cast<Op>(task.op), plan, layer);
+            static_cast<double>(tokens) * operations(static_cast<Op>(task.op), plan, layer) +
+            attention_flops * passes(task, layer);
         found.seconds[kind_of(task, plan)] =
             flops / flops_per_s + bytes_moved(task, plan) / kAssumedDeviceBytesPerS;
     }
@@ -78,6 +89,7 @@ planner::MachineFigures planning_figures(const Config& config,
     if (machine) {
         found.copy_bytes_per_s = machine->links.copy_bytes_per_s;
         found.dram_bytes_per_s = machine->links.dram_bytes_per_s;
+        found.device_bytes_per_s = machine->links.device_bytes_per_s;
         if (machine->links.nvme_bytes_per_s > 0)
             found.nvme_bytes_per_s = machine->links.nvme_bytes_per_s;
         found.update_overhead_s = machine->update_overhead_s;
@@ -92,6 +104,7 @@ planner::MachineFigures planning_figures(const Config& config,
         found.forward_s = micro_batches * blocks * of(Op::forward, LayerKind::block);
         found.backward_s = micro_batches * (blocks * of(Op::backward, LayerKind::block) +
                                             of(Op::head, LayerKind::head));
+        found.attention_s = kernels->attention_s;
     }
     return found;
 }

@@ -30,8 +30,9 @@ void log_planned_by(const Figures* figures, const Config& config);
 
 // Where nobody has measured: rates of a GPU's memory, and of a thread that hashes.
 constexpr double kAssumedDeviceBytesPerS = 2e12, kAssumedCheckBytesPerS = 1.2e10;
-// Of every kernel of the step, from what it multiplies or moves.
+// Of every kernel of the step, from what it multiplies or moves. attention_flops: of a block's
+// forward attention.
 KernelTimes assumed_times(const swap::Schedule& step, const planner::Plan& plan, int64_t tokens,
-                          double flops_per_s);
+                          double attention_flops, double flops_per_s);
 
 }  // namespace ferry::train

@@ -13,6 +13,7 @@
 
 #include <algorithm>
 
+#include "bound.h"
 #include "ferry/ops.h"
 #include "settle.h"
 
@@ -316,13 +317,25 @@ std::unique_ptr<ops::Ops> ops_on(Device& device, const Config& config, Team& tea
     return ops::make_cuda_ops(device, attention_of(config));
 }
 
+std::vector<double> attention_flops(const model::Decoder& decoder) {
+    const model::Shape& shape = decoder.shape();
+    const model::Numerics& numerics = decoder.numerics();
+    const auto elements = static_cast<double>(numerics.tokens() * shape.heads * shape.head_dim);
+    std::vector<double> flops;
+    for (int64_t block = 0; block < shape.layers; ++block)  // scores and weighted sums
+        flops.push_back(4 * elements * keys_seen(shape, numerics.sequence, block));
+    return flops;
+}
+
 planner::DeviceNeeds needs_of(const Device& device, const model::Decoder& decoder) {
     // The driver loads a kernel's code at its first call; Engine measures again after that.
     constexpr int64_t kCodeBytes = 128 * kMiB;
     const bool gpu = device.kind() == DeviceKind::cuda;
     return {.activation = decoder.activation_bytes(),
             .scratch = decoder.scratch_bytes(),
-            .overhead = gpu ? round_up(device.overhead_bytes() + kCodeBytes, kMiB) : 0};
+            .overhead = gpu ? round_up(device.overhead_bytes() + kCodeBytes, kMiB) : 0,
+            .attention = decoder.attention_bytes(),
+            .attention_flops = attention_flops(decoder)};
 }
 
 Config within(const Config& config, const Device& device) {

@@ -58,6 +58,8 @@ uint64_t numerics_hash(const Config& config, const model::Shape& shape, const st
 std::string machine_text(const Device& device, const Config& config);
 
 std::unique_ptr<ops::Ops> ops_on(Device& device, const Config& config, Team& team);
+// Operations of each block's forward attention on a micro-batch, with the keys that a query sees.
+std::vector<double> attention_flops(const model::Decoder& decoder);
 // What the planner must know of them. Makes room for kernels that are loaded at their first call.
 planner::DeviceNeeds needs_of(const Device& device, const model::Decoder& decoder);
 // The configuration with the device budget that this device can give.

@@ -31,7 +31,8 @@ public:
           previous_(previous),
           bets_(bets),
           scratch_(recorder.acquire(Class::scratch)),
-          report_(recorder.acquire(Class::report)) {}
+          report_(recorder.acquire(Class::report)),
+          attention_(plan_.layers.size() * at(plan_.group_size())) {}
 
     void settle_previous() {
         for (size_t c = 0; c < plan_.chunks.size(); ++c) {
@@ -80,12 +81,15 @@ public:
             const Lease weights = first_weights(layer, group);
             for (int64_t i = 0; i < group.size; ++i) {
                 Lease out = r_.acquire(Class::activation);
+                Lease& attention = attention_[at(layer * plan_.group_size() + i)];
+                if (keeps_attention(layer)) attention = r_.acquire(Class::attention);
                 r_.compute(Op::forward, layer, i,
                            {{&weights, false},
                             {&x_[at(i)], false},
                             {&out, true},
                             {&scratch_, false},
-                            {&report_, true}});
+                            {&report_, true},
+                            {&attention, true}});
                 r_.keep_input(layer - 1, i, std::exchange(x_[at(i)], std::move(out)));
             }
         }
@@ -115,14 +119,14 @@ public:
                         {&report_, true}});
             x_[at(i)] = std::move(dx);
         }
-        if (group.is_last && goes_back(head() - 1)) r_.expect_weights(head() - 1);
+        if (group.is_last && plan_.goes_back(head() - 1)) r_.expect_weights(head() - 1);
         if (trains) finish_gradient(head(), group, gradient);
     }
 
     void backward(const Group& group) {
         for (int64_t layer = head() - 1; layer >= 1; --layer) {
             const bool trains = trainable(layer), below = plan_.trains_below(layer);
-            if (!goes_back(layer)) {
+            if (!plan_.goes_back(layer)) {
                 for (int64_t i = 0; i < group.size; ++i) r_.recall_input(layer - 1, i);
                 continue;
             }
@@ -130,15 +134,19 @@ public:
             const Lease gradient = trains ? r_.fetch_gradient(layer, group.is_first) : Lease();
             for (int64_t i = 0; i < group.size; ++i) {
                 const Lease x = r_.recall_input(layer - 1, i);
+                const Lease attention = std::move(attention_[at(layer * plan_.group_size() + i)]);
                 r_.compute(Op::backward, layer, i,
                            {{&weights, false},
                             {&x, false},
                             {&x_[at(i)], true},
                             {trains ? &gradient : nullptr, true},
-                            {&scratch_, false}},
-                           {.flag = below});
+                            {&scratch_, false},
+                            {&attention, false}},
+                           {.flags = static_cast<uint8_t>(
+                                (below ? planner::kNeedsDx : 0) |
+                                (keeps_attention(layer) ? planner::kAttentionKept : 0))});
             }
-            if (group.is_last && goes_back(layer - 1)) r_.expect_weights(layer - 1);
+            if (group.is_last && plan_.goes_back(layer - 1)) r_.expect_weights(layer - 1);
             if (trains) finish_gradient(layer, group, gradient);
         }
         if (trainable(0)) backward_embedding(group);
@@ -186,9 +194,8 @@ private:
     static size_t at(int64_t i) { return static_cast<size_t>(i); }
     int64_t head() const { return layers() - 1; }
     bool trainable(int64_t layer) const { return plan_.layers[at(layer)].trainable_elements > 0; }
-    // Whether backward visits this block.
-    bool goes_back(int64_t layer) const {
-        return layer >= 1 && (trainable(layer) || plan_.trains_below(layer));
+    bool keeps_attention(int64_t layer) const {
+        return plan_.layer_plans[at(layer)].keeps_attention;
     }
     // Whether the step before changes weights.
     bool updates() const {
@@ -268,6 +275,8 @@ private:
     Lease scratch_, report_, table_gradient_;
     std::vector<Lease> tokens_;  // of the group's micro-batches
     std::vector<Lease> x_;       // their block input on the way up, its gradient on the way down
+    // What attention gave, of the layers that keep it: [layer, micro-batch of the group].
+    std::vector<Lease> attention_;
 };
 
 }  // namespace

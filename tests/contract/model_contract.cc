@@ -331,6 +331,17 @@ TEST_P(DecoderContract, without_its_input_s_gradient_a_block_s_own_are_the_same)
     EXPECT_TRUE(with == without);
 }
 
+TEST_P(DecoderContract, kept_attention_changes_no_bit) {
+    Runner runner(setting_, threads_);
+    const Step recomputed = runner.step(), of_one = runner.step(false, 1.0f);
+    runner.keeps_attention = true;
+    EXPECT_TRUE(runner.step() == recomputed);
+    EXPECT_TRUE(runner.step(false, 1.0f) == of_one);
+    // Backward reads it, and computes none of its own.
+    runner.forgets_attention = true;
+    EXPECT_FALSE(runner.step() == recomputed);
+}
+
 TEST_P(DecoderContract, without_targets_nothing_happens) {
     setting_.mask_all = true;
     Runner runner(setting_, threads_);
@@ -394,6 +405,29 @@ TEST(Decoder, threads_change_no_bit) {
         const Setting s = larger(type, type);
         const Step one = Runner(s, 1).step();
         for (const int threads : {2, 2, 3}) EXPECT_TRUE(one == Runner(s, threads).step());
+    }
+}
+
+// By every attention there is: heads of 64 elements in 16 bits are cuDNN's too.
+TEST(Decoder, kept_attention_changes_no_bit) {
+    Team team(1);
+    for (const int threads : {0, 2, kGpu, kGpuCudnn}) {
+        if (!ops_for(threads, team)) continue;
+        for (const auto& [compute, residual] :
+             {std::pair{DType::f32, DType::f32}, std::pair{DType::bf16, DType::bf16},
+              std::pair{DType::bf16, DType::f32}}) {
+            for (const int64_t head_dim : {24, 64}) {
+                SCOPED_TRACE(testing::Message() << name_of(compute) << " " << threads
+                                                << " threads, heads of " << head_dim);
+                Setting s = larger(compute, residual);
+                s.shape.head_dim = head_dim;
+                s.shape.windows = {0, 20};
+                Runner runner(s, threads);
+                const Step recomputed = runner.step();
+                runner.keeps_attention = true;
+                EXPECT_TRUE(runner.step() == recomputed);
+            }
+        }
     }
 }
 

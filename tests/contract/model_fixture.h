@@ -1,6 +1,7 @@
 // A small model, its tokens, and one whole step through a Decoder.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <vector>
@@ -51,12 +52,14 @@ struct Step {
     }
 };
 
-constexpr int kGpu = -1;
+constexpr int kGpu = -1, kGpuCudnn = -2;
 
-// threads 0: the reference operations; kGpu: the GPU's, null where there is none.
+// threads 0: the reference operations; kGpu: the GPU's, kGpuCudnn: with cuDNN's attention where
+// this build has it; null where there is no GPU.
 inline std::unique_ptr<ops::Ops> ops_for(int threads, Team& team) {
     std::string why;
     if (threads == kGpu) return ops::make_mirrored_ops(why);
+    if (threads == kGpuCudnn) return ops::make_mirrored_ops(why, ops::AttentionKernels::best);
     return threads > 0 ? ops::make_cpu_ops(team) : ops::make_reference_ops();
 }
 
@@ -92,6 +95,13 @@ public:
             scratch(static_cast<size_t>(decoder_.scratch_bytes()) + 64);
         std::byte* room =
             scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64) % 64;
+        std::vector<std::vector<std::byte>> kept(static_cast<size_t>(blocks));
+        const auto attention = [&](size_t block) -> std::byte* {
+            if (!keeps_attention) return nullptr;
+            kept[block].resize(static_cast<size_t>(decoder_.attention_bytes()) + 64);
+            std::byte* at = kept[block].data();
+            return at + (64 - reinterpret_cast<uintptr_t>(at) % 64) % 64;
+        };
         Step s;
         for (const Layer& l : decoder_.layers()) {
             s.gradients.emplace_back(static_cast<size_t>(l.trainable_elements), start);
@@ -102,8 +112,11 @@ public:
         decoder_.embed(tokens.data(), at(0), x[0].data());
         for (int64_t b = 0; b < blocks; ++b) {
             const auto i = static_cast<size_t>(b);
-            decoder_.forward(b, at(i + 1), x[i].data(), x[i + 1].data(), &s.nonfinite, room);
+            decoder_.forward(b, at(i + 1), x[i].data(), x[i + 1].data(), &s.nonfinite, room,
+                             attention(i));
         }
+        if (forgets_attention)
+            for (auto& block : kept) std::ranges::fill(block, std::byte{});
         const auto last = static_cast<size_t>(blocks + 1);
         float* table_gradient = s.gradients[0].empty() ? nullptr : s.gradients[0].data();
         decoder_.head(at(last), tied ? at(0) : nullptr, x.back().data(), targets.data(), scale,
@@ -112,7 +125,7 @@ public:
         for (int64_t b = blocks - 1; b >= 0; --b) {
             const auto i = static_cast<size_t>(b);
             decoder_.backward(b, at(i + 1), x[i].data(), dx.data(), b > 0 || first_block_needs_dx,
-                              s.gradients[i + 1].data(), room);
+                              s.gradients[i + 1].data(), room, attention(i));
         }
         if (first_block_needs_dx && table_gradient != nullptr) {
             decoder_.embed_backward(tokens.data(), dx.data(), table_gradient);
@@ -125,6 +138,8 @@ public:
     std::vector<std::vector<float>> weights{};
     std::vector<std::byte> last_x{};
     float scale = 0.1f;
+    bool keeps_attention = false;    // from forward to backward
+    bool forgets_attention = false;  // what was kept is zeros
 
 private:
     const void* compute_weights(size_t layer, std::vector<std::vector<uint16_t>>& narrow) const {

@@ -212,6 +212,26 @@ TEST_P(EachKind, OfModelAndStateGivesTheSameBitsAtEveryStage) {
 
 INSTANTIATE_TEST_SUITE_P(kinds, EachKind, testing::Range(0, 7));
 
+TEST_F(Ranks, GiveTheSameBitsWhateverAttentionTheyKeep) {
+    for (const char* precision : {"fp32", "bf16"}) {
+        Config config = this->config();
+        config.precision = precision;
+        config.batch.micro_batches = 4;
+        config.swap.keep_attention = 0;
+        const Outcome none = run(config, 2);
+        for (const int64_t blocks : {1, 2}) {
+            for (const int64_t stage : {0, 3}) {
+                SCOPED_TRACE(testing::Message() << precision << ", stage " << stage << ", "
+                                                << blocks << " blocks keep it");
+                config.zero.stage = stage;
+                config.swap.keep_attention = blocks;
+                expect_equal(run(config, 2), none);
+                expect_equal(run(tight(config, 2), 2), none);
+            }
+        }
+    }
+}
+
 TEST_F(Ranks, GiveTheSameBitsAgain) { expect_equal(run(config(), 2), run(config(), 2)); }
 
 // Sequences of one token, some of them no target: where a step has one target, the gradients of one

@@ -77,6 +77,14 @@ def part_on_device(part):
     return check
 
 
+def keeps_attention(blocks):
+    """Of three; the others' is computed again."""
+    def check(test, run):
+        test.assertEqual(run.summary["attention_kept"], blocks)
+        test.assertEqual(run.bytes_of("device", "attention kept for backward") > 0, blocks > 0)
+    return check
+
+
 def on_both_paths(test, run):
     test.assertEqual(len(run.summary["paths"]), 2)
     for path in run.summary["paths"]:
@@ -183,6 +191,17 @@ class IdentityTest(FerryTest):
                for part in (0.1, 0.3, 0.5, 0.7, 0.9)},
             "state on the device beside bets in memory":
                 ({**TWICE, **in_memory, "swap__state_on_device": 0.5}, bets_both_ways),
+            "no attention kept": ({"swap__keep_attention": 0, "budgets__device": "2MiB"},
+                                  keeps_attention(0)),
+            "attention of two blocks kept":
+                ({"swap__keep_attention": 2, "budgets__device": "1500KiB"}, keeps_attention(2)),
+            "all attention kept in memory":
+                ({**in_memory, "swap__keep_attention": 99}, keeps_attention(3)),
+            "all attention kept in groups on two threads":
+                ({**TWICE, "swap__keep_attention": 3, "swap__groups": 2, "threads": 2,
+                  "budgets__device": "1500KiB"}, keeps_attention(3)),
+            "attention kept beside state on the device":
+                ({**in_memory, **ON_DEVICE, "swap__keep_attention": 1}, keeps_attention(1)),
             "state on every tier":
                 ({**ON_DEVICE, "budgets__device": "2MiB", "budgets__host": "2800KiB",
                   "swap__chunk_elements": 8192}, state_on("nvme", "host", "device")),
@@ -225,7 +244,8 @@ class IdentityTest(FerryTest):
         ways = ({}, {"swap__groups": 4, **TWICE}, {"swap__groups": 2, "threads": 2, **POSIX},
                 {"budgets__host": "unlimited", **TWICE, "budgets__nvme": []},
                 {"budgets__host": "250KiB", "swap__chunk_elements": 8192},
-                {"budgets__device": "2500KiB", **TWICE, **ON_DEVICE})
+                {"budgets__device": "2500KiB", **TWICE, **ON_DEVICE},
+                {"budgets__device": "1800KiB", "swap__keep_attention": 99, "swap__groups": 2})
         for name, family in families.items():
             family = {**self.CLIP, "budgets__device": "1500KiB", **family}
             in_memory = {key: family[key] for key in family if key != "budgets__device"}

@@ -118,7 +118,8 @@ int64_t smallest_device_budget(Config config) {
     return 0;
 }
 
-// Little of it fits anywhere: the micro-batches in groups, small chunks, all state on NVMe.
+// Little of it fits anywhere: the micro-batches in groups, small chunks, all state on NVMe; one
+// block keeps its attention for backward.
 class Tight {
 public:
     explicit Tight(Config& config) {
@@ -129,6 +130,7 @@ public:
         config.swap.state_on_nvme = 1;
         config.swap.state_on_device = 0;  // it would not bet
         config.swap.bets = "all";
+        config.swap.keep_attention = 1;
         config.io.direct = false;  // the directory may be in memory
         config.budgets.device_bytes = smallest_device_budget(config);
     }
@@ -306,6 +308,7 @@ void check_tight(Config config, const Golden& golden, const Trace& trace, Execut
     const Trace same = run(*engine, config.steps, golden.shown);
     const RunReport report = engine->report();
     EXPECT_EQ(engine->plan().groups, config.batch.micro_batches);
+    EXPECT_EQ(engine->plan().attention_kept(), 1);
     ASSERT_EQ(report.paths.size(), 1u);
     EXPECT_GT(report.paths[0].bytes_written, 0);
     EXPECT_GT(report.bets_lost, 0);

@@ -121,6 +121,30 @@ TEST(LowerBound, ASplitMasterMovesLessStateAndItsWeights) {
     EXPECT_NEAR(lower_bound(input).seconds, 36.0 / 13 / 5, 1e-2);
 }
 
+// Nothing is recomputed that the device memory beside the best placement can keep.
+TEST(LowerBound, AttentionIsKeptInTheDeviceMemoryThatIsLeft) {
+    BoundInput input = billion();
+    input.kernel_seconds = 1;
+    input.attention_seconds = 0.2;
+    input.attention_bytes = 4e9;
+    EXPECT_EQ(lower_bound(input).seconds, 1);
+    input.device_bytes = 1e9;
+    Bound bound = lower_bound(input);
+    EXPECT_EQ(bound.binding, "compute");
+    EXPECT_DOUBLE_EQ(bound.seconds, 0.95);
+    EXPECT_EQ(bound.attention_kept, 0.25);
+    input.device_bytes = kInfinite;
+    EXPECT_DOUBLE_EQ(lower_bound(input).seconds, 0.8);
+    // Where the host's memory binds, the same bytes are the state's.
+    input.kernel_seconds = 0.1;
+    input.attention_seconds = 0.02;
+    input.device_bytes = 8e9;
+    bound = lower_bound(input);
+    EXPECT_EQ(bound.binding, "dram");
+    EXPECT_EQ(bound.state_on_device, 0.5);
+    EXPECT_EQ(bound.attention_kept, 0);
+}
+
 TEST(LowerBound, FrozenWeightsTravelToo) {
     BoundInput input = billion();
     input.weights = {.bytes = 6e9, .frozen_bytes = 4e9, .read_bytes = 12e9};

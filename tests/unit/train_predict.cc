@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
 
+#include "measure.h"
 #include "predict.h"
+#include "setup.h"
 
 namespace ferry::train {
 namespace {
@@ -90,17 +92,92 @@ TEST(KernelTimes, WhatWasNotMeasuredCostsByItsBytesWhereItCan) {
     KernelTimes times;
     times.seconds = {
         {kind(Op::round, 8192), 0.25}, {kind(Op::round, 1 << 20), 7}, {kind(Op::backward, 1), 0.5}};
-    const auto task = [](Op op, bool flag, int32_t item) {
-        return swap::Task{.op = static_cast<uint8_t>(op), .flag = flag, .layer = 0, .item = item};
+    const auto task = [](Op op, uint8_t flags, int32_t item) {
+        return swap::Task{.op = static_cast<uint8_t>(op), .flags = flags, .layer = 0, .item = item};
     };
-    EXPECT_EQ(times.of(task(Op::round, false, 0), plan), 0.25);
-    EXPECT_DOUBLE_EQ(times.of(task(Op::round, false, 1), plan), 0.75);
+    EXPECT_EQ(times.of(task(Op::round, 0, 0), plan), 0.25);
+    EXPECT_DOUBLE_EQ(times.of(task(Op::round, 0, 1), plan), 0.75);
     swap::Schedule step;
-    step.tasks = {task(Op::round, false, 1), task(Op::backward, true, 0)};
+    step.tasks = {task(Op::round, 0, 1), task(Op::backward, planner::kNeedsDx, 0)};
     EXPECT_TRUE(times.covers(step, plan));
     EXPECT_DOUBLE_EQ(times.sum(step, plan), 1.25);
-    step.tasks.push_back(task(Op::backward, false, 0));  // another kind, not another size
+    step.tasks.push_back(task(Op::backward, 0, 0));  // another kind, not another size
     EXPECT_FALSE(times.covers(step, plan));
+}
+
+// One of the two is measured, and the attention alone; or both.
+TEST(KernelTimes, BackwardWithItsAttentionKeptIsSoMuchShorter) {
+    const planner::Plan plan = one_chunk();
+    const auto kind = [&](int64_t flags) {
+        return KernelTimes::Kind{static_cast<int64_t>(Op::backward),
+                                 static_cast<int64_t>(plan.layers[0].kind), flags};
+    };
+    constexpr uint8_t kWhole = planner::kNeedsDx, kKept = kWhole + planner::kAttentionKept;
+    const auto task = [](uint8_t flags) {
+        return swap::Task{.op = static_cast<uint8_t>(Op::backward), .flags = flags};
+    };
+    swap::Schedule step;
+    step.tasks = {task(kWhole), task(kKept), task(kKept)};
+    KernelTimes times;
+    times.seconds = {{kind(kWhole), 0.5}};
+    EXPECT_FALSE(times.covers(step, plan));
+    times.attention_s = 0.125;
+    EXPECT_TRUE(times.covers(step, plan));
+    EXPECT_EQ(times.sum(step, plan), 0.5 + 2 * 0.375);
+    EXPECT_EQ(times.attention_of(task(kWhole), plan), 0.125);
+    times.seconds = {{kind(kKept), 0.25}};
+    EXPECT_EQ(times.sum(step, plan), 0.375 + 2 * 0.25);
+    times.seconds[kind(kWhole)] = 0.5;
+    EXPECT_EQ(times.sum(step, plan), 0.5 + 2 * 0.25);
+    for (const uint8_t flags : {kWhole, kKept})
+        EXPECT_EQ(times.attention_of(task(flags), plan), 0.25);
+}
+
+// What a plan of this configuration takes by its kernels is no less than the bound counts, however
+// much of its attention is kept.
+TEST(Bound, CountsNoMoreComputationThanAnyPlan) {
+    const model::Shape shape{.hidden = 64,
+                             .layers = 4,
+                             .heads = 2,
+                             .kv_heads = 1,
+                             .head_dim = 32,
+                             .intermediate = 128,
+                             .vocab = 64};
+    const model::Numerics numerics{.sequence = 64, .micro_batch = 1};
+    const std::vector<model::Layer> layers = model::layers_of(shape, {}, false);
+    Config config;
+    config.batch = {.sequence = 64, .micro_batch = 1, .micro_batches = 2};
+    const auto plan_keeping = [&](int64_t blocks) {
+        config.swap.keep_attention = blocks;
+        return planner::make_plan(config, layers, numerics,
+                                  {.activation = 16384,
+                                   .scratch = 1 << 20,
+                                   .attention = 20480,
+                                   .attention_flops = std::vector<double>(4, 1.0)},
+                                  {}, planner::default_figures(config));
+    };
+    for (const int64_t room : {0, 1, 5, 8}) {
+        config.budgets.device_bytes = kUnlimited;
+        const planner::Plan none = plan_keeping(0);
+        Figures figures{.machine = kMachine};
+        const swap::Schedule step = record_step(none, Previous::rest, false);
+        for (const Task& task : step.tasks) {
+            if (is_timed(task))
+                figures.kernels.seconds[kind_of(task, none)] = 100;  // more than anything else
+        }
+        figures.kernels.attention_s = 30;
+        config.budgets.device_bytes = device_buffer_bytes(none) + room * 20480;
+        for (int64_t blocks = 0; 2 * blocks <= room; ++blocks) {
+            const planner::Plan plan = plan_keeping(blocks);
+            ASSERT_EQ(plan.attention_kept(), blocks);
+            const swap::Schedule kept = record_step(plan, Previous::rest, false);
+            const double planned = figures.kernels.sum(kept, plan);
+            EXPECT_DOUBLE_EQ(planned, figures.kernels.sum(step, none) - 2 * 30 * double(blocks));
+            const Bound bound = bound_of(config, plan, shape, kept, figures);
+            EXPECT_LE(bound.seconds, planned * (1 + 1e-12));
+            EXPECT_DOUBLE_EQ(bound.seconds, figures.kernels.sum(step, none) - 30 * double(room));
+        }
+    }
 }
 
 // bf16 moments: 4 + 2 + 2 B of state instead of 12; a split master: 2 + 4 + 4 B, and the weight is

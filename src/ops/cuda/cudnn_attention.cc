@@ -4,6 +4,7 @@
 
 #include <cudnn_frontend.h>
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <unordered_map>
@@ -60,6 +61,29 @@ void demand(fe::error_t error, const char* call) {
         {.what = "cuDNN's attention failed", .where = call, .measured = error.get_message()});
 }
 
+// Of an answer that is none: cuDNN could not look for a kernel. Which attention runs follows from
+// shape, GPU and version alone, so nothing else may take its place.
+void refuse_failure(fe::error_t error) {
+    const std::string text = error.get_message();
+    const auto says = [&](const char* words) { return text.find(words) != std::string::npos; };
+    const bool no_memory = cudaGetLastError() == cudaErrorMemoryAllocation ||
+                           says("DEVICE_ALLOCATION_FAILED") || says("out of memory");
+    if (no_memory) throw out_of_gpu_memory("building cuDNN's attention");
+    using enum fe::error_code_t;
+    const std::array broken{CUDA_API_FAILED, INVALID_CUDA_DEVICE, HANDLE_ERROR,
+                            NVRTC_COMPILATION_FAILED};
+    // A library of cuDNN's or one that it loads is missing, or of another version.
+    const bool missing = says("SUBLIBRARY") || says("PREREQUISITE_MISSING") ||
+                         says("NOT_INITIALIZED") || says("HOST_ALLOCATION_FAILED");
+    if (!missing && std::ranges::find(broken, error.get_code()) == broken.end()) return;
+    throw Error(Trouble::internal,
+                {.what = "cuDNN could not build its attention",
+                 .where = "numerics.attention",
+                 .measured = text,
+                 .remedy = "install all of cuDNN's libraries, of one version (and NVRTC's), or set "
+                           "numerics.attention to ferry"});
+}
+
 using Graph = fe::graph::Graph;
 // What cuDNN built for a key; null: nothing.
 struct Built {
@@ -81,7 +105,10 @@ public:
     Built build(cudnnHandle_t handle) {
         key_.backward ? backward() : forward();
         fe::error_t error = graph_.build(handle, {fe::HeurMode_t::A});
-        if (error.is_bad()) return instead(error.get_message());
+        if (error.is_bad()) {
+            refuse_failure(error);
+            return instead(error.get_message());
+        }
         Built built{.graph = std::make_unique<Graph>(std::move(graph_))};
         demand(built.graph->get_workspace_size(built.bytes), "workspace");
         if (built.bytes > CudnnAttention::kMostWorkspace)
@@ -177,16 +204,16 @@ public:
 
     bool forward(const Attention& shape, ConstView q, ConstView k, ConstView v, View out,
                  float* lse, std::byte* workspace) override {
-        const Built* plan = planned(shape, false, shape.sequences);
-        if (plan == nullptr) return false;
         Key key = key_of(shape, false, shape.sequences);
         key.row = {q.ld, k.ld, v.ld, out.ld};
+        const Built* built = built_for_call(shape, key, shape.sequences);
+        if (built == nullptr) return false;
         Pack pack = {{kQ, mutable_data(q)},
                      {kK, mutable_data(k)},
                      {kV, mutable_data(v)},
                      {kOut, out.data},
                      {kLse, lse}};
-        run(*plan, key, pack, workspace);
+        run(*built, key, pack, workspace);
         return true;
     }
 
@@ -194,13 +221,13 @@ public:
                   ConstView dout, const float* lse, View dq, View dk, View dv,
                   std::byte* workspace) override {
         const int64_t most = sequences_of_backward(shape);
-        const Built* plan = planned(shape, true, most);
-        if (plan == nullptr) return false;
         for (int64_t first = 0; first < shape.sequences; first += most) {
             const int64_t count = std::min(most, shape.sequences - first);
             const int64_t row = first * shape.sequence, rows = count * shape.sequence;
             Key key = key_of(shape, true, count);
             key.row = {q.ld, k.ld, v.ld, out.ld, 1, dout.ld, dq.ld, dk.ld, dv.ld};
+            const Built* built = built_for_call(shape, key, most);
+            if (built == nullptr) return false;
             Pack pack = {{kQ, mutable_data(q.row_range(row, rows))},
                          {kK, mutable_data(k.row_range(row, rows))},
                          {kV, mutable_data(v.row_range(row, rows))},
@@ -210,7 +237,7 @@ public:
                          {kDq, dq.row_range(row, rows).data},
                          {kDk, dk.row_range(row, rows).data},
                          {kDv, dv.row_range(row, rows).data}};
-            run(*plan, key, pack, workspace);
+            run(*built, key, pack, workspace);
         }
         return true;
     }
@@ -234,9 +261,9 @@ private:
     }
 
     const Built& built_for(const Key& key) {
-        const auto [at, fresh] = built_.try_emplace(key);
-        if (fresh) at->second = GraphBuilder(at->first).build(handle_);
-        return at->second;
+        const auto known = built_.find(key);
+        if (known != built_.end()) return known->second;
+        return built_.emplace(key, GraphBuilder(key).build(handle_)).first->second;
     }
 
     // For rows without gaps, which is all that is known at plan time; null where there is none.
@@ -249,10 +276,24 @@ private:
         return built == nullptr ? std::nullopt : std::optional(built->bytes);
     }
 
-    void run(const Built& plan, const Key& key, Pack& pack, std::byte* workspace) {
+    // One look a call: what there is for a layout, be it nothing, is known since its first call,
+    // when it was held against what was planned with `sequences`.
+    const Built* built_for_call(const Attention& shape, const Key& key, int64_t sequences) {
+        if (!could(shape)) return nullptr;
+        if (const auto known = built_.find(key); known != built_.end())
+            return known->second.graph ? &known->second : nullptr;
+        const Built* plan = planned(shape, key.backward, sequences);
+        if (plan == nullptr) {
+            built_.try_emplace(key);
+            return nullptr;
+        }
         const Built& built = built_for(key);
         FERRY_CHECK(built.graph != nullptr, "cuDNN knows this shape in one layout only");
-        FERRY_CHECK(built.bytes <= plan.bytes, "cuDNN's workspace depends on the layout");
+        FERRY_CHECK(built.bytes <= plan->bytes, "cuDNN's workspace depends on the layout");
+        return &built;
+    }
+
+    void run(const Built& built, const Key& key, Pack& pack, std::byte* workspace) {
         demand(built.graph->execute(handle_, pack, workspace),
                key.backward ? "attention backward" : "attention forward");
     }

@@ -21,7 +21,8 @@ public:
 
     // Workspace of a pass; nothing where cuDNN has no deterministic kernel for the shape, or asks
     // for more than kMostWorkspace. A function of shape, GPU and library version. The first call
-    // for a shape lets cuDNN choose and build its kernels.
+    // for a shape lets cuDNN choose and build its kernels: throws does_not_fit where the GPU has no
+    // memory for them, internal where a library is missing.
     virtual std::optional<int64_t> forward_bytes(const Attention& shape) = 0;
     virtual std::optional<int64_t> backward_bytes(const Attention& shape) = 0;
 

@@ -1,0 +1,136 @@
+#include "step_seconds.h"
+
+#include <algorithm>
+
+namespace ferry::planner {
+namespace {
+
+using swap::Tier;
+
+// Bytes that a step moves over each link.
+class Traffic {
+public:
+    Traffic(const Workload& work, const Placement& placement)
+        : work_(work),
+          placement_(placement),
+          groups_(static_cast<double>(placement.groups)),
+          tied_(work.layers.back().find(model::Role::head_table) == nullptr) {}
+
+    void count_weights(const std::vector<Chunk>& chunks) {
+        bool trains = false;  // from here down
+        for (size_t l = 0, c = 0; l < work_.layers.size(); ++l) {
+            const model::Layer& layer = work_.layers[l];
+            trains = trains || layer.trainable_elements > 0;
+            const bool block = layer.kind == model::LayerKind::block;
+            const bool twice = block ? trains : l == 0 && tied_;
+            const double visits = groups_ * (twice ? 2 : 1);
+            for (; c < chunks.size() && chunks[c].layer == static_cast<int64_t>(l); ++c) {
+                const Tier home = placement_.chunks[c].weight;
+                if (home == Tier::device) continue;
+                const double bytes = visits * weight_bytes(chunks[c]);
+                up_ += bytes;
+                stored_ += home == Tier::nvme ? bytes : 0;
+            }
+        }
+    }
+
+    void count_update(const Chunk& chunk, const Placement::ChunkHomes& homes,
+                      const MachineFigures& machine) {
+        const auto count = static_cast<double>(chunk.count);
+        const double moved = count * static_cast<double>(update_bytes(
+                                         work_.state, work_.numerics.compute, work_.numerics.wire));
+        if (homes.state == Tier::device) {
+            device_s_ += moved / machine.device_bytes_per_s;
+            return;
+        }
+        updates_s_ += machine.update_overhead_s + moved / machine.dram_bytes_per_s;
+        const double gradient = count * static_cast<double>(size_of(work_.numerics.wire));
+        const double state = count * static_cast<double>(work_.state.element_bytes());
+        const double weight = weight_bytes(chunk), read = work_.state.split ? weight : 0;
+        down_ += gradient;
+        if (homes.gradient == Tier::nvme) stored_ += 2 * gradient;
+        if (homes.state == Tier::nvme) stored_ += 2 * state;
+        if (homes.weight == Tier::nvme) stored_ += weight + read;
+        if (homes.weight != Tier::device) return;
+        up_ += weight;
+        down_ += read;
+    }
+
+    // What leaves for a while and comes back.
+    void count_spilled(Tier home, double bytes) {
+        up_ += bytes;
+        down_ += bytes;
+        stored_ += home == Tier::nvme ? 2 * bytes : 0;
+    }
+    void count_activations(const std::vector<Park>& parks) {
+        for (size_t i = 0; i < parks.size(); ++i) {
+            const double copies = tied_ && parks[i].layer == 0 ? 2 : 1;
+            count_spilled(placement_.parks[i], (groups_ - 1) * copies * double(parks[i].count) * 4);
+        }
+        for (const Tier home : placement_.inputs) {
+            if (home != Tier::device)
+                count_spilled(home, groups_ * static_cast<double>(work_.needs.activation));
+        }
+    }
+
+    // Where the processors compute, updates and copies take their cores and their memory.
+    double seconds(const KernelSeconds& kernels, const MachineFigures& machine) const {
+        const double compute_s = kernels.forward + kernels.backward + device_s_;
+        const double copies = (machine.device_beside ? 1 : 2) * (up_ + down_);
+        const double host_s = updates_s_ + (copies + stored_) / machine.dram_bytes_per_s;
+        return std::max({machine.device_beside ? std::max(compute_s, host_s) : compute_s + host_s,
+                         std::max(up_, down_) / machine.copy_bytes_per_s,
+                         stored_ / machine.nvme_bytes_per_s});
+    }
+
+private:
+    double weight_bytes(const Chunk& chunk) const {
+        return static_cast<double>(chunk.count * size_of(work_.numerics.compute));
+    }
+
+    const Workload& work_;
+    const Placement& placement_;
+    const double groups_;
+    const bool tied_;
+    double up_ = 0, down_ = 0, stored_ = 0;  // bytes
+    double updates_s_ = 0, device_s_ = 0;    // of the host's updates, and of the device's
+};
+
+}  // namespace
+
+KernelSeconds kernel_seconds(const Config& config, const Workload& work,
+                             const std::vector<bool>& attention, const MachineFigures& machine) {
+    const auto micro_batches = static_cast<double>(config.batch.micro_batches);
+    const std::vector<double>& flops = work.needs.attention_flops;
+    double most = 0, all = 0, elements = 0;
+    for (const double one : flops) {
+        most = std::max(most, one);
+        all += one;
+    }
+    const double rate =
+        machine.attention_s > 0 && most > 0 ? most / machine.attention_s : machine.flops_per_s;
+    double kept = 0;
+    for (size_t l = 0; l < work.layers.size(); ++l) {
+        elements += static_cast<double>(work.layers[l].elements);
+        if (attention[l]) kept += flops.at(static_cast<size_t>(work.layers[l].index));
+    }
+    const double tokens = static_cast<double>(work.numerics.tokens()) * micro_batches;
+    const double once = 2 * elements * tokens / machine.flops_per_s + micro_batches * all / rate;
+    const double backward = machine.backward_s > 0 ? machine.backward_s : 3 * once;
+    return {.forward = machine.forward_s > 0 ? machine.forward_s : once,
+            .backward = std::max(0.0, backward - micro_batches * kept / rate)};
+}
+
+double step_seconds(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
+                    const std::vector<Park>& parks, const Placement& placement,
+                    const MachineFigures& machine) {
+    Traffic traffic(work, placement);
+    traffic.count_weights(chunks);
+    for (size_t c = 0; c < chunks.size(); ++c) {
+        if (chunks[c].trainable) traffic.count_update(chunks[c], placement.chunks[c], machine);
+    }
+    traffic.count_activations(parks);
+    return traffic.seconds(kernel_seconds(config, work, placement.attention, machine), machine);
+}
+
+}  // namespace ferry::planner

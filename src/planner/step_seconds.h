@@ -1,0 +1,20 @@
+// What a step of a placement takes, at least: the sums by which placements are compared.
+#pragma once
+
+#include "placement.h"
+
+namespace ferry::planner {
+
+// Of a step's kernels, with the attention of some layers kept from forward to backward.
+struct KernelSeconds {
+    double forward = 0, backward = 0;
+};
+KernelSeconds kernel_seconds(const Config& config, const Workload& work,
+                             const std::vector<bool>& attention, const MachineFigures& machine);
+
+// Of the slowest of compute, copies, storage and the host's memory, each busy without a pause.
+double step_seconds(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
+                    const std::vector<Park>& parks, const Placement& placement,
+                    const MachineFigures& machine);
+
+}  // namespace ferry::planner
