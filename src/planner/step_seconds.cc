@@ -1,6 +1,7 @@
 #include "step_seconds.h"
 
 #include <algorithm>
+#include <string>
 
 namespace ferry::planner {
 namespace {
@@ -73,12 +74,21 @@ public:
         }
     }
 
-    // Where the processors compute, updates and copies take their cores and their memory.
-    double seconds(const KernelSeconds& kernels, const MachineFigures& machine) const {
+    // Where the processors compute, updates and copies take their cores and their memory. Beside a
+    // GPU, a step whose bets are won hides its updates in both passes, one without in forward; a
+    // run that may bet knows both.
+    double seconds(const KernelSeconds& kernels, const MachineFigures& machine,
+                   const std::string& bets) const {
         const double compute_s = kernels.forward + kernels.backward + device_s_;
         const double copies = (machine.device_beside ? 1 : 2) * (up_ + down_);
         const double host_s = updates_s_ + (copies + stored_) / machine.dram_bytes_per_s;
-        return std::max({machine.device_beside ? std::max(compute_s, host_s) : compute_s + host_s,
+        const double won_s = std::max(compute_s, host_s);
+        const double rest_s =
+            std::max(won_s, kernels.backward + std::max(kernels.forward + device_s_, updates_s_));
+        const double beside_s = bets == "all"   ? won_s
+                                : bets == "off" ? rest_s
+                                                : (won_s + rest_s) / 2;
+        return std::max({machine.device_beside ? beside_s : compute_s + host_s,
                          std::max(up_, down_) / machine.copy_bytes_per_s,
                          stored_ / machine.nvme_bytes_per_s});
     }
@@ -130,7 +140,8 @@ double step_seconds(const Config& config, const Workload& work, const std::vecto
         if (chunks[c].trainable) traffic.count_update(chunks[c], placement.chunks[c], machine);
     }
     traffic.count_activations(parks);
-    return traffic.seconds(kernel_seconds(config, work, placement.attention, machine), machine);
+    return traffic.seconds(kernel_seconds(config, work, placement.attention, machine), machine,
+                           config.swap.bets);
 }
 
 }  // namespace ferry::planner

@@ -476,7 +476,7 @@ RunReport Run::so_far() {
     RunReport report = totals_;
     report.model_flops = model_flops(plan_.layers, shape_, numerics_.sequence,
                                      plan_.micro_batches * numerics_.tokens());
-    report.links = links_of(*store_, world_.ranks);
+    add_links(report.links, *store_, world_.ranks);
     report.reserved = reserved_by(device_, pool_, volume_.get());
     if (volume_) report.paths = volume_->counters();
     return report;

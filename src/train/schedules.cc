@@ -40,16 +40,16 @@ Timelines predict_all(const Schedules& schedules, const planner::Plan& plan,
     return planned;
 }
 
-std::vector<LinkReport> links_of(const swap::Store& store, int ranks) {
+void add_links(std::vector<LinkReport>& links, const swap::Store& store, int ranks) {
     const auto lanes = store.report();
-    std::vector<LinkReport> links(swap::lanes_of(ranks));
+    links.resize(swap::lanes_of(ranks));
     for (size_t lane = 0; lane < links.size(); ++lane) {
-        links[lane] = {.link = std::string(swap::name_of(static_cast<swap::Lane>(lane))),
-                       .bytes = lanes[lane].bytes,
-                       .busy_seconds = static_cast<double>(lanes[lane].busy_ns) * 1e-9,
-                       .exposed_seconds = static_cast<double>(lanes[lane].exposed_ns) * 1e-9};
+        LinkReport& link = links[lane];
+        link.link = swap::name_of(static_cast<swap::Lane>(lane));
+        link.bytes += lanes[lane].bytes;
+        link.busy_seconds += static_cast<double>(lanes[lane].busy_ns) * 1e-9;
+        link.exposed_seconds += static_cast<double>(lanes[lane].exposed_ns) * 1e-9;
     }
-    return links;
 }
 
 void judge(RunReport& report, const Timelines& planned, const Config& config,

@@ -29,8 +29,8 @@ using Timelines = std::array<std::array<swap::Timeline, 2>, kPrevious>;
 Timelines predict_all(const Schedules& schedules, const planner::Plan& plan,
                       const Figures& figures);
 
-// What each lane moved, and how long it took.
-std::vector<LinkReport> links_of(const swap::Store& store, int ranks);
+// Adds what each lane has moved since the store's report was reset, and how long it took.
+void add_links(std::vector<LinkReport>& links, const swap::Store& store, int ranks);
 
 // Takes the predicted seconds, and the bound where it is lower than the one that is known.
 void judge(RunReport& report, const Timelines& planned, const Config& config,

@@ -104,16 +104,14 @@ std::string unavailable(const std::string& device) {
     return {};
 }
 
-// What the planner asks for at least. On a GPU the process itself takes some, and seems to take
-// more or less while others come and go.
+// What the planner asks for at least: on a GPU the process itself takes some.
 int64_t smallest_device_budget(Config config) {
     config.budgets.device_bytes = 1;
-    const int64_t others = config.device == "cpu" ? 0 : 64 * kMiB;
     try {
         plan_for(config);
     } catch (const Error& error) {
         const std::string& needed = error.problem().measured;  // "1.00 MiB needed (1048576 bytes)"
-        return std::stoll(needed.substr(needed.find('(') + 1)) + others;
+        return std::stoll(needed.substr(needed.find('(') + 1));
     }
     return 0;
 }
@@ -132,7 +130,6 @@ public:
         config.swap.bets = "all";
         config.swap.keep_attention = 1;
         config.io.direct = false;  // the directory may be in memory
-        config.budgets.device_bytes = smallest_device_budget(config);
     }
     Tight(const Tight&) = delete;
     Tight& operator=(const Tight&) = delete;
@@ -301,10 +298,23 @@ void check_weights(const Trace& trace, const Golden& golden) {
     }
 }
 
+// In as little of the device as will do. Others who use a GPU move what this process seems to take
+// of it between the question and the run: then both again.
+std::unique_ptr<Engine> make_tight(Config config, Executor& executor) {
+    for (int attempt = 1;; ++attempt) {
+        config.budgets.device_bytes = smallest_device_budget(config);
+        try {
+            return Engine::make(config, {.executor = &executor});
+        } catch (const Error& error) {
+            if (error.trouble() != Trouble::does_not_fit || attempt == 5) throw;
+        }
+    }
+}
+
 // Every placement gives the bits of the run in memory.
 void check_tight(Config config, const Golden& golden, const Trace& trace, Executor& executor) {
     const Tight tight(config);
-    const auto engine = Engine::make(config, {.executor = &executor});
+    const auto engine = make_tight(config, executor);
     const Trace same = run(*engine, config.steps, golden.shown);
     const RunReport report = engine->report();
     EXPECT_EQ(engine->plan().groups, config.batch.micro_batches);
