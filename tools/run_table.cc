@@ -80,8 +80,8 @@ void print_plan(const planner::Plan& plan, const Config& config) {
         parameters, trainable_of(plan), plan.chunk_elements, plan.micro_batches, plan.groups,
         plan.groups == 1 ? "" : "s");
     if (plan.attention_kept() > 0)
-        fmt::print("{} of {} blocks keep their attention for backward, the others recompute it\n\n",
-                   plan.attention_kept(), plan.attention_at_most());
+        fmt::print("{} of {} blocks keep their attention for backward\n\n", plan.attention_kept(),
+                   plan.attention_at_most());
     if (!plan.partition.alone())
         fmt::print("on each of {} ranks, stage {} (budgets of host and nvme: their host's):\n\n",
                    plan.partition.ranks, config.zero.stage);

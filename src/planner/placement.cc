@@ -151,7 +151,8 @@ private:
         result_.attention.assign(work_.layers.size(), false);
         const int64_t each = group_size() * bytes_of(Class::attention);
         for (int64_t i = 0; i < std::ssize(attention_); ++i) {
-            if (i >= attention_asked_for() && (left_bytes -= each) < 0) break;
+            if (i >= attention_asked_for()) left_bytes -= each;
+            if (left_bytes < 0) break;
             result_.attention[attention_[static_cast<size_t>(i)]] = true;
         }
     }

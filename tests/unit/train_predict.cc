@@ -114,7 +114,7 @@ TEST(KernelTimes, BackwardWithItsAttentionKeptIsSoMuchShorter) {
     };
     constexpr uint8_t kWhole = planner::kNeedsDx, kKept = kWhole + planner::kAttentionKept;
     const auto task = [](uint8_t flags) {
-        return swap::Task{.op = static_cast<uint8_t>(Op::backward), .flags = flags};
+        return swap::Task{.op = static_cast<uint8_t>(Op::backward), .flags = flags, .layer = 0};
     };
     swap::Schedule step;
     step.tasks = {task(kWhole), task(kKept), task(kKept)};
