@@ -150,7 +150,8 @@ class DoesNotFitTest(BadInputTest):
     def test_more_than_the_machine_has(self):
         self.refused(DOES_NOT_FIT, ["less memory than the budgets allow", "budgets.host",
                                     "budgets.nvme"],
-                     model__hidden=65536, model__intermediate=262144, model__layers=512, steps=2)
+                     model__hidden=65536, model__intermediate=262144, model__layers=32, steps=2,
+                     swap__chunk_elements=1048576)
 
     def test_address_space(self):
         refused = 0

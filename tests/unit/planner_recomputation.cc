@@ -235,7 +235,7 @@ TEST_F(Recomputation, TheCountIsTheBestOfAll) {
             }
         }
     }
-    EXPECT_GT(counts.size(), 4u);
+    EXPECT_GE(counts.size(), 4u);
 }
 
 }  // namespace
