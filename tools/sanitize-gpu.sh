@@ -16,8 +16,8 @@ filter='*Ops*/cuda_*:CudaOps.*:*CudnnAttention.is_near_the_oracle*'
 filter+=':-*gemm_of_a_model_s_sizes*'
 
 # Only ferry's kernels are judged. The tools take the asynchronous copies of cuDNN's kernels for races,
-# and what a kernel of cuBLASLt's reads of a workspace for uninitialised. A kernel that is not checked
-# for races costs nothing; what it wrote counts as uninitialised if initcheck did not see it.
+# and what its reductions read of its workspace for uninitialised. A kernel that is not checked for
+# races costs nothing; what it wrote counts as uninitialised if initcheck did not see it.
 options_of() { [[ $1 != racecheck ]] || echo "--kernel-name kernel_substring=ferry"; }
 reports_by_kernel() {
     sed -nE 's/^=+ +(.* access |and .* access )?at (.*)\+0x[0-9a-f]+( in .*)?$/\2/p' "$1" | sort | uniq -c | sort -rn
