@@ -252,7 +252,7 @@ class Ranks(FerryTest):
         """Messages at which rank 1 begins an operation, by their bytes, and what it is."""
         def begins(size):
             return [i + 1 for i in range(0, len(sizes), 2) if sizes[i] == size]
-        verdicts, agreements = begins(32), begins(16)
+        verdicts, evaluations = begins(32), begins(24)
         first_step = begins(1)[0] + 2  # behind the question whether anybody wants to stop
         yield 1, "all-gather of the cores"
         yield begins(max(size for size in sizes if size % 4096))[0], "all-gather of the facts"
@@ -260,7 +260,7 @@ class Ranks(FerryTest):
                            "exchange of the gradient of layer 4, step 1")
         yield verdicts[0] - 2, "exchange of the gradient of layer 0, step 1"
         yield verdicts[0], "all-gather of the verdict, step 1"
-        yield agreements[-1], "all-gather of the evaluation"
+        yield evaluations[-1], "all-gather of the evaluation"
         yield verdicts[-1], "all-gather of the verdict, step 2"
         yield begins(8)[-1], "all-gather of the state hash"
 
