@@ -80,14 +80,20 @@ class Run(Timing):
         return sum(lane["bytes"] for lane in self.summary["lanes"] if lane["lane"] in names) / self.summary["steps"]
 
 
+def memory_query():
+    """The words that ask nvidia-smi for the MiB in use on the first GPU that CUDA would see here."""
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
+    return ["nvidia-smi", "-i", gpu, "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+
+
 def memory_of_gpu():
-    """Bytes in use on the first GPU, by anybody; None without one."""
-    text = output_of(["nvidia-smi", "-i", "0", "--query-gpu=memory.used", "--format=csv,noheader,nounits"])
+    """Bytes in use on that GPU, by anybody; None without one."""
+    text = output_of(memory_query())
     return int(text) << 20 if text.isdigit() else None
 
 
 class GpuWatch:
-    """The most that the first GPU's memory held while the block ran, over what it held before."""
+    """The most that that GPU's memory held while the block ran, over what it held before."""
 
     def __init__(self, period_ms=100):
         self.peak = 0
@@ -96,8 +102,7 @@ class GpuWatch:
 
     def __enter__(self):
         if self._before is not None:
-            command = ["nvidia-smi", "-i", "0", "--query-gpu=memory.used", "--format=csv,noheader,nounits",
-                       "-lms", str(self._period_ms)]
+            command = [*memory_query(), "-lms", str(self._period_ms)]
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             self._thread = threading.Thread(target=self._read)
             self._thread.start()

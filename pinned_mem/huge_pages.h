@@ -8,7 +8,7 @@
 
 namespace ferry::pinned_mem {
 
-constexpr int64_t kHugePage = 2 * 1024 * 1024;
+constexpr int64_t kHugePage = int64_t{2} << 20;
 
 // Bytes of touched memory that lie on huge pages, by /proc/self/smaps; 0 where that cannot be read.
 // Only of mappings that begin inside `memory`: a slab is one of its own.

@@ -81,6 +81,7 @@ public:
           config_(load_config(options.config, options.overrides)),
           executor_(make_thread_executor()),
           ranks_(join(rank)),
+          gpu_(train::gpu_of_rank(config_, ranks_.get(), *executor_)),
           speaks_(rank == 0),
           recording_(traces() ? kTraceSlices : 0),
           figures_(figures_in(options.machine)),
@@ -88,6 +89,7 @@ public:
                                                 .recording = traces() ? &recording_ : nullptr,
                                                 .figures = figures_ ? &*figures_ : nullptr,
                                                 .ranks = std::move(ranks_),
+                                                .gpu = gpu_,
                                                 .resume = options_.resume})),
           steps_(engine_->last_step()) {}
 
@@ -150,7 +152,7 @@ private:
     std::optional<train::Figures> figures_in(const std::string& file) const {
         if (file.empty()) return std::nullopt;
         train::RankCount count;
-        if (ranks_) count = {ranks_->size(), ranks_->local_size()};
+        if (ranks_) count = {ranks_->size(), ranks_->local_size(), gpu_};
         return known_figures(config_, count, MachineFile::read(file));
     }
 
@@ -248,6 +250,7 @@ private:
     std::optional<train::ExportDirectory> export_directory_{};  // join() claims it
     std::unique_ptr<Executor> executor_;
     std::unique_ptr<comm::Communicator> ranks_;  // until the engine has them
+    const int gpu_;
     const bool speaks_;
     bool interrupted_ = false;  // any rank
     trace::Recording recording_;

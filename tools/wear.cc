@@ -110,9 +110,9 @@ private:
             return std::nullopt;
         }
     }
-    bool lowers(std::optional<double> share) const {
+    bool lowers(double share) const {
         constexpr double kNoticeably = 0.98;
-        return share && *share < kNoticeably * share_;
+        return share < kNoticeably * share_;
     }
 
     template <class Change>
@@ -121,7 +121,7 @@ private:
         Config changed = config_;
         change(changed);
         const auto share = share_with(changed);
-        if (lowers(share)) advice_.push_back({std::move(set), std::move(note), *share});
+        if (share && lowers(*share)) advice_.push_back({std::move(set), std::move(note), *share});
     }
 
     // The smallest that brings it down to a tenth, or as far as memory can.
@@ -133,20 +133,21 @@ private:
             return share_with(config);
         };
         int64_t too_little = config_.budgets.host_bytes;
-        int64_t enough = round_up(too_little + 2 * ranks_ * plan_.nvme_bytes, kMiB);
-        std::optional<double> share = with(enough);
-        if (!lowers(share)) return;
+        int64_t enough = round_up(too_little + int64_t{2} * ranks_ * plan_.nvme_bytes, kMiB);
+        const std::optional<double> least = with(enough);
+        if (!least || !lowers(*least)) return;
+        double share = *least;
         constexpr double kAlmost = 1.01;
-        const double wanted = std::max(kWorthAWarning, kAlmost * *share);
+        const double wanted = std::max(kWorthAWarning, kAlmost * share);
         while (enough - too_little > std::max(kMiB, too_little / 64)) {
             const int64_t middle = round_up(too_little + (enough - too_little) / 2, kMiB);
             if (middle >= enough) break;
             const auto found = with(middle);
             const bool reaches = found && *found <= wanted;
             (reaches ? enough : too_little) = middle;
-            if (reaches) share = found;
+            if (reaches) share = *found;
         }
-        advice_.push_back({{{"budgets.host", std::to_string(enough / kMiB) + "MiB"}}, "", *share});
+        advice_.push_back({{{"budgets.host", std::to_string(enough / kMiB) + "MiB"}}, "", share});
     }
 
     const Config& config_;

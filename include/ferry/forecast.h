@@ -104,6 +104,7 @@ std::string_view default_figures_name(const Config& config);
 // Of a run: how many there are, and how many of them share a host.
 struct RankCount {
     int ranks = 1, on_a_host = 1;
+    int gpu = 0;  // of this one's host: which it opens
 };
 
 // A device of another machine, as that one's figures describe it. 0: not known.

@@ -76,6 +76,10 @@ struct RunReport {
 };
 
 // What the engine stands on; tests pass a simulated executor and volume.
+// Which of the GPUs that this rank sees is its own: ranks of one host that see the same share them
+// out. Every rank asks, before it opens a device. 0 on the CPU, and without others (`ranks` null).
+int gpu_of_rank(const Config& config, comm::Communicator* ranks, Executor& executor);
+
 struct Runtime {
     Executor* executor = nullptr;
     std::function<std::unique_ptr<aio::Volume>(aio::VolumeOptions, Executor&)> open_volume =
@@ -86,6 +90,8 @@ struct Runtime {
     // The other ranks, met over host memory; the engine takes what a GPU needs from there. Null, or
     // of one rank: the run is this process.
     std::unique_ptr<comm::Communicator> ranks{};
+    // What gpu_of_rank() said, where it was asked before; below 0: the engine asks.
+    int gpu = -1;
     // Goes on after the last step that a run of this configuration made durable, with its bits.
     // Throws usage or io where that cannot be proved.
     bool resume = false;

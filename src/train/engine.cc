@@ -24,6 +24,7 @@
 #include "state_io.h"
 #include "step_kernels.h"
 #include "trace_rows.h"
+#include "workbench.h"
 
 namespace ferry::train {
 
@@ -226,9 +227,16 @@ private:
                 numerics_text(config_, shape_, machine_text(device_, config_), world_.ranks),
                 loader_.info());
         }
+        const planner::MachineFigures figures = planning_figures(config_, layers_, figures_);
+        const Config possible = within(config_, device_);
+        const planner::DeviceNeeds needs = measured_needs(
+            {possible, topology_, *teams_, decoder_, *ops_, device_, executor_, world_.ranks},
+            [&](const Config& any, const planner::DeviceNeeds& with) {
+                return planner::make_plan(any, layers_, numerics_, with, format_of(any), figures,
+                                          partition_);
+            });
         return within_memory(
-            plan_of_rank(config_, device_, decoder_, partition_,
-                         planning_figures(config_, layers_, figures_), ranks_, executor_),
+            plan_of_rank(possible, needs, decoder_, partition_, figures, ranks_, executor_),
             config_, topology_, device_);
     }
 
@@ -488,7 +496,7 @@ std::unique_ptr<Engine> Engine::make(const Config& config, Runtime runtime) {
     const auto station = std::make_shared<Station>();
     if (runtime.ranks && runtime.ranks->size() > 1) station->ranks = std::move(runtime.ranks);
     try {
-        station->open(config, *runtime.executor);
+        station->open(config, runtime.gpu, *runtime.executor);
         return std::make_unique<Run>(config, runtime, station);
     } catch (const std::exception& error) {
         station->abandon(error.what());

@@ -133,16 +133,18 @@ RankDirectories::~RankDirectories() {
     for (const std::string& path : made_) ::rmdir(path.c_str());
 }
 
-void Station::open(const Config& config, Executor& executor) {
-    const bool gpu = device_from(config.device) == DeviceKind::cuda;
-    Part part;
-    if (gpu && ranks) {
-        const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
-        const std::string_view gpus = visible ? visible : "all";
-        part = part_among_alike(*ranks, executor, hash_of(gpus), "GPUs");
-    }
-    device = Device::open(device_from(config.device), executor, part.index);
-    if (!ranks || !gpu) return;
+int gpu_of_rank(const Config& config, comm::Communicator* ranks, Executor& executor) {
+    if (!ranks || device_from(config.device) != DeviceKind::cuda) return 0;
+    const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+    const std::string_view gpus = visible ? visible : "all";
+    return part_among_alike(*ranks, executor, hash_of(gpus), "GPUs").index;
+}
+
+void Station::open(const Config& config, int gpu, Executor& executor) {
+    const DeviceKind kind = device_from(config.device);
+    if (gpu < 0) gpu = gpu_of_rank(config, ranks.get(), executor);
+    device = Device::open(kind, executor, gpu);
+    if (!ranks || kind != DeviceKind::cuda) return;
     ranks = comm::make_nccl(*device, executor, std::move(ranks),
                             {.timeout_seconds = config.zero.timeout_seconds});
 }
@@ -169,15 +171,13 @@ Topology machine_of_rank(Topology machine, comm::Communicator* ranks, Executor& 
 
 // ---------------------------------------------------------------- plan
 
-planner::Plan plan_of_rank(const Config& config, const Device& device,
+planner::Plan plan_of_rank(Config possible, planner::DeviceNeeds needs,
                            const model::Decoder& decoder, const zero::Partition& partition,
                            const planner::MachineFigures& machine, comm::Communicator* ranks,
                            Executor& executor) {
-    Config possible = within(config, device);
-    planner::DeviceNeeds needs = needs_of(device, decoder);
     const auto plan = [&] {
         return planner::make_plan(possible, decoder.layers(), decoder.numerics(), needs,
-                                  format_of(config), machine, partition);
+                                  format_of(possible), machine, partition);
     };
     if (!ranks) return plan();
     struct Memory {

@@ -44,8 +44,8 @@ struct Station {
     std::unique_ptr<Device> device{};
     std::unique_ptr<comm::Communicator> ranks{};
 
-    // With `ranks` met over host memory, or none.
-    void open(const Config& config, Executor& executor);
+    // With `ranks` met over host memory, or none; `gpu` as in Runtime.
+    void open(const Config& config, int gpu, Executor& executor);
     World world() const;
     // This rank goes no further: the others learn it at once.
     void abandon(const char* why) const noexcept;
@@ -66,8 +66,9 @@ std::vector<Fact> gather(comm::Communicator& ranks, Executor& executor, const Fa
 Topology machine_of_rank(Topology machine, comm::Communicator* ranks, Executor& executor);
 
 // The plan by which every rank starts the same exchanges: with the device memory that each of them
-// has, and the chunks that the tightest of them can pass through its memory.
-planner::Plan plan_of_rank(const Config& config, const Device& device,
+// has, and the chunks that the tightest of them can pass through its memory. `possible`, `needs`:
+// of this rank, see within() and measured_needs().
+planner::Plan plan_of_rank(Config possible, planner::DeviceNeeds needs,
                            const model::Decoder& decoder, const zero::Partition& partition,
                            const planner::MachineFigures& machine, comm::Communicator* ranks,
                            Executor& executor);

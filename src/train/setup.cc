@@ -328,7 +328,6 @@ std::vector<double> attention_flops(const model::Decoder& decoder) {
 }
 
 planner::DeviceNeeds needs_of(const Device& device, const model::Decoder& decoder) {
-    // The driver loads a kernel's code at its first call; Engine measures again after that.
     constexpr int64_t kCodeBytes = 128 * kMiB;
     const bool gpu = device.kind() == DeviceKind::cuda;
     return {.activation = decoder.activation_bytes(),

@@ -101,17 +101,22 @@ int64_t free_at_start() {
     return static_cast<int64_t>(total);
 }
 
+// The same, asked at the process's first device: what that one made the driver load stays loaded.
+int64_t free_before_process() {
+    static const int64_t kFree = free_at_start();
+    return kFree;
+}
+
 class CudaDevice final : public Device {
 public:
     explicit CudaDevice(Executor& executor)
-        : free_at_start_(free_at_start()),
-          compute_(executor, "compute", pages_, failures_),
+        : compute_(executor, "compute", pages_, failures_),
           h2d_(executor, "h2d", pages_, failures_),
           d2h_(executor, "d2h", pages_, failures_) {
         streams_ = {&compute_, &h2d_, &d2h_};
         demand(cudaGetDeviceProperties(&properties_, kGpu), "cudaGetDeviceProperties");
     }
-    ~CudaDevice() override { cudaFree(base_); }
+    ~CudaDevice() override { CudaDevice::release(); }
 
     DeviceKind kind() const noexcept override { return DeviceKind::cuda; }
     std::string architecture() const override {
@@ -128,12 +133,12 @@ public:
 
     // The GPU tells only what is free: another process that gives memory back counts as well.
     int64_t overhead_bytes() const override {
-        return std::max<int64_t>(0, free_at_start_ - free_now() - bytes_);
+        return std::max<int64_t>(0, free_before_process() - free_now() - bytes_);
     }
     int64_t free_bytes() const override { return free_now(); }
 
     void reserve(int64_t bytes) override {
-        FERRY_CHECK(base_ == nullptr, "the arena is reserved once");
+        FERRY_CHECK(base_ == nullptr, "there is one arena at a time");
         const int64_t wanted = round_up(std::max<int64_t>(bytes, 1), 2 * kMiB);
         const int64_t free = free_now();
         const cudaError_t status = cudaMalloc(&base_, static_cast<size_t>(wanted));
@@ -148,6 +153,11 @@ public:
         bytes_ = wanted;
         demand(cudaMemset(base_, 0, static_cast<size_t>(wanted)), "cudaMemset");
         demand(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    }
+    void release() noexcept override {
+        cudaFree(base_);
+        base_ = nullptr;
+        bytes_ = 0;
     }
     std::span<std::byte> memory() noexcept override {
         return {static_cast<std::byte*>(base_), static_cast<size_t>(bytes_)};
@@ -175,7 +185,6 @@ public:
     void check() override { failures_.check(); }
 
 private:
-    int64_t free_at_start_;
     cudaDeviceProp properties_{};
     void* base_ = nullptr;
     int64_t bytes_ = 0;
@@ -190,6 +199,7 @@ std::unique_ptr<Device> open_cuda_device(Executor& executor, int gpu) {
     FERRY_CHECK(!executor.simulated(), "a GPU does not run in virtual time");
     if (gpu > 0) see_only(gpu);
     demand_gpu(gpu);
+    free_before_process();  // this is before, if anything is
     return std::make_unique<CudaDevice>(executor);
 }
 
