@@ -238,6 +238,7 @@ def train(options, config, settings, warmup=1, trace=None, machine=None, bound=T
             line = json.loads(text)
             if "loss" in line:
                 run.steps.append(line)
+                print(f"step {line['step']}: {line['seconds']:.3g} s, loss {line['loss']}", file=sys.stderr, flush=True)
                 if len(run.steps) == 1:
                     run.startup_seconds = at - line["seconds"]
             run.summary = line.get("summary", run.summary)

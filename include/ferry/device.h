@@ -52,14 +52,13 @@ public:
     Stream& stream(StreamKind kind) noexcept { return *streams_[static_cast<size_t>(kind)]; }
 
     // Device memory of this process, as measured now, beside its arena: context, loaded kernels,
-    // libraries, from the process's first device on. 0 on the CPU device.
+    // libraries, page tables of locked host memory, from the process's first device on. 0 on the
+    // CPU device.
     virtual int64_t overhead_bytes() const = 0;
-    // That reserve() could give now; the CPU device knows no limit.
-    virtual int64_t free_bytes() const = 0;
-    // The arena, every byte zero. Throws does_not_fit. There is one at a time.
+    virtual int64_t free_bytes()
+        const = 0;  // that reserve() could give now; the CPU device knows no limit
+    // Once: the arena, every byte zero. Throws does_not_fit.
     virtual void reserve(int64_t bytes) = 0;
-    // Gives the arena back: nothing enqueued uses it any more.
-    virtual void release() noexcept = 0;
     // The arena: the planner assigns offsets in it, nothing allocates from it while running.
     virtual std::span<std::byte> memory() noexcept = 0;
 

@@ -133,6 +133,9 @@ struct Plan {
 struct DeviceNeeds {
     int64_t activation = 0, scratch = 0, overhead = 0, attention = 0;
     std::vector<double> attention_flops{};
+    // The device reads the host tier through page tables in its own memory, as a GPU does.
+    bool maps_host = false;
+    int64_t page_tables = 0;  // make_plan's own
 };
 
 // Throws does_not_fit naming the tier, the bytes missing and the smallest budget that works.

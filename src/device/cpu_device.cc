@@ -68,13 +68,15 @@ public:
         : compute_(executor, "compute"), h2d_(executor, "h2d"), d2h_(executor, "d2h") {
         streams_ = {&compute_, &h2d_, &d2h_};
     }
-    ~CpuDevice() override { CpuDevice::release(); }
+    ~CpuDevice() override {
+        if (base_ != nullptr) ::munmap(base_, static_cast<size_t>(bytes_));
+    }
 
     int64_t overhead_bytes() const override { return 0; }
     int64_t free_bytes() const override { return std::numeric_limits<int64_t>::max(); }
 
     void reserve(int64_t bytes) override {
-        FERRY_CHECK(base_ == nullptr, "there is one arena at a time");
+        FERRY_CHECK(base_ == nullptr, "the arena is reserved once");
         bytes_ = round_up(std::max<int64_t>(bytes, 1), 4096);
         void* base = ::mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
@@ -86,11 +88,6 @@ public:
                          .remedy = "lower budgets.device, or free memory on this machine"});
         }
         base_ = base;
-    }
-    void release() noexcept override {
-        if (base_ != nullptr) ::munmap(base_, static_cast<size_t>(bytes_));
-        base_ = nullptr;
-        bytes_ = 0;
     }
 
     DeviceKind kind() const noexcept override { return DeviceKind::cpu; }

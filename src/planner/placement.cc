@@ -87,7 +87,7 @@ private:
     }
     int64_t device_bytes(const Depths& depth, int64_t groups) const {
         const Counts counts = device_counts(depth, groups, 0, attention_asked_for());
-        int64_t bytes = work_.needs.overhead;
+        int64_t bytes = work_.needs.overhead + work_.needs.page_tables;
         for (size_t c = 0; c < kClasses; ++c) bytes += counts[c] * bytes_of(static_cast<Class>(c));
         return bytes;
     }
@@ -134,6 +134,8 @@ private:
             device_counts(depth, result_.groups, kept, std::ranges::count(result_.attention, true));
         if (work_.needs.overhead > 0)
             device().need("the process on the device: context, libraries", work_.needs.overhead);
+        if (work_.needs.page_tables > 0)
+            device().need("page tables of the host tier", work_.needs.page_tables);
         for (size_t c = 0; c < kClasses; ++c) {
             const auto id = static_cast<Class>(c);
             if (result_.counts[c] > 0) device().need(row_of(id), result_.counts[c] * bytes_of(id));

@@ -55,7 +55,7 @@ Plan plan_with(int64_t chunk_elements, const Config& config,
               .wire = numerics.wire,
               .state = state,
               .layers = layers,
-              .device_overhead_bytes = needs.overhead};
+              .device_overhead_bytes = needs.overhead + needs.page_tables};
     plan.layer_plans.resize(plan.layers.size());
     plan.chunks = cut_chunks(plan.layers, plan.chunk_elements, partition, plan.layer_plans);
     plan.parks = cut_parks(plan.layers, plan.chunk_elements, plan.layer_plans);
@@ -76,6 +76,44 @@ Plan plan_with(int64_t chunk_elements, const Config& config,
     const Placement placement = place_for_speed(config, work, plan.chunks, plan.parks, machine);
     lay_out(plan, placement, work, nvme_budget(config), config.budgets.nvme.size());
     return plan;
+}
+
+// More than a plan ever has on the host: two versions of everything, and every block's input.
+int64_t most_host_bytes(const Config& config, const std::vector<model::Layer>& layers,
+                        const model::Numerics& numerics, const DeviceNeeds& needs,
+                        const StateFormat& state) {
+    const int64_t of_an_element =
+        2 * (state.element_bytes() + size_of(numerics.wire) + size_of(numerics.compute));
+    const int64_t inputs = std::ssize(layers) * config.batch.micro_batches * needs.activation;
+    return std::min(config.budgets.host_bytes, elements_of(layers) * of_an_element + inputs + kGiB);
+}
+
+// The same beside the page tables that its host tier asks of the device: 8 bytes for a page of
+// 4 KiB, also where the host has huge pages. With less left on the device more lies in host memory,
+// so once more until it is enough.
+Plan plan_and_map(int64_t chunk_elements, const Config& config,
+                  const std::vector<model::Layer>& layers, const model::Numerics& numerics,
+                  DeviceNeeds needs, const StateFormat& state, const MachineFigures& machine,
+                  const zero::Partition& partition) {
+    constexpr int64_t kMappedByAByte = 4096 / 8;
+    for (;;) {
+        int64_t on_host = 0;
+        try {
+            Plan plan = plan_with(chunk_elements, config, layers, numerics, needs, state, machine,
+                                  partition);
+            if (!needs.maps_host || plan.host_bytes <= kMappedByAByte * needs.page_tables)
+                return plan;
+            on_host = plan.host_bytes;
+        } catch (const Error& error) {
+            if (!needs.maps_host || needs.page_tables > 0 ||
+                error.trouble() != Trouble::does_not_fit) {
+                throw;
+            }
+            // The budget that the message names has to have room for the tables, too.
+            on_host = most_host_bytes(config, layers, numerics, needs, state);
+        }
+        needs.page_tables = round_up(ceil_div(on_host, kMappedByAByte), kMiB);
+    }
 }
 
 }  // namespace
@@ -128,7 +166,8 @@ Plan make_plan(const Config& config, const std::vector<model::Layer>& layers,
     require_few_chunks(layers, elements);
     for (;; elements /= 2) {
         try {
-            return plan_with(elements, config, layers, numerics, needs, state, machine, partition);
+            return plan_and_map(elements, config, layers, numerics, needs, state, machine,
+                                partition);
         } catch (const Error& error) {
             // Smaller chunks pass through smaller buffers. Refuse only what the smallest cannot do:
             // then the budget that the message names works.

@@ -24,7 +24,6 @@
 #include "state_io.h"
 #include "step_kernels.h"
 #include "trace_rows.h"
-#include "workbench.h"
 
 namespace ferry::train {
 
@@ -227,16 +226,9 @@ private:
                 numerics_text(config_, shape_, machine_text(device_, config_), world_.ranks),
                 loader_.info());
         }
-        const planner::MachineFigures figures = planning_figures(config_, layers_, figures_);
-        const Config possible = within(config_, device_);
-        const planner::DeviceNeeds needs = measured_needs(
-            {possible, topology_, *teams_, decoder_, *ops_, device_, executor_, world_.ranks},
-            [&](const Config& any, const planner::DeviceNeeds& with) {
-                return planner::make_plan(any, layers_, numerics_, with, format_of(any), figures,
-                                          partition_);
-            });
         return within_memory(
-            plan_of_rank(possible, needs, decoder_, partition_, figures, ranks_, executor_),
+            plan_of_rank(config_, device_, decoder_, partition_,
+                         planning_figures(config_, layers_, figures_), ranks_, executor_),
             config_, topology_, device_);
     }
 

@@ -17,7 +17,6 @@
 #include "setup.h"
 #include "step.h"
 #include "step_kernels.h"
-#include "workbench.h"
 
 namespace ferry::train {
 
@@ -42,15 +41,19 @@ public:
                    model::layers_of(model_of(config).shape, config.freeze,
                                     config.optimizer.decay_norms_and_biases, count.ranks),
                    *ops_),
+          needs_(absent ? needs_of(*absent, decoder_) : needs_of(*device_, decoder_)),
           device_most_(!absent                    ? device_bytes_of(*device_)
                        : absent->memory_bytes > 0 ? absent->memory_bytes
-                                                  : kUnlimited),
-          needs_(absent ? needs_of(*absent, decoder_) : needs_here()) {
+                                                  : kUnlimited) {
         schedule_of(config);       // refuses one that makes no sense
         within(config, *device_);  // warns of a budget that the GPU has not got
     }
 
-    Plan plan(const Config& config) const override { return plan_with(config, needs_); }
+    Plan plan(const Config& config) const override {
+        return planner::make_plan(
+            possible(config), decoder_.layers(), decoder_.numerics(), needs_, format_of(config),
+            planning_figures(possible(config), decoder_.layers(), machine_, kernels_), partition_);
+    }
 
     void plan_by(const std::optional<Machine>& machine,
                  const std::optional<KernelTimes>& kernels) override {
@@ -66,18 +69,26 @@ public:
                                                    "bench --all --config CONFIG --save FILE"});
         }
         const Topology machine = own_machine();
+        const Plan sample = within_memory(buffers_of(plan), config_, machine, *device_);
         const auto teams = make_teams(of_rank(config_), machine, *executor_);
         const auto ops = ops_on(*device_, config_, teams->all());
         const model::Decoder decoder(decoder_.shape(), decoder_.numerics(), decoder_.layers(),
                                      *ops);
-        Workbench workbench(
-            {config_, machine, *teams, decoder, *ops, *device_, *executor_, world_.ranks}, plan,
-            [&](const Config& config) { return this->plan(config); });
+        device_->reserve(sample.device_bytes);
+        pinned_mem::Pool pool(machine, sample.host_bytes);
+        const std::span<std::byte> staging = pool.reserve("staging", sample.host_bytes, *teams);
+        pool.lock_for(*device_, teams->all());
+        pool.seal();
+        StepKernels kernels(sample, *teams, {&decoder, ops.get(), nullptr});
+        kernels.states()[0] = {.step = 1, .gradient_scale = 1};
+        const auto store =
+            swap::Store::make({.host_arena = staging}, *executor_, *device_, nullptr, kernels);
         Figures found = measure_figures(
-            workbench.step(), workbench.bench(), *teams, machine,
-            optim::scalars_of(hyper_of(config_), 1, 1.0), workbench.staging(),
-            decoder_.shape().vocab, memory == Memory::of_plan ? updated_bytes(plan) : kUnlimited);
-        workbench.end();
+            record_step(sample, Previous::rest, false),
+            {sample, *device_, *executor_, kernels, *store, ops.get(), &decoder}, *teams, machine,
+            optim::scalars_of(hyper_of(config_), 1, 1.0), staging, decoder_.shape().vocab,
+            memory == Memory::of_plan ? updated_bytes(plan) : kUnlimited);
+        store->drain();  // throws what went wrong
         return found;
     }
 
@@ -155,14 +166,11 @@ private:
                 .scratch = scratch > 0 ? scratch : decoder.scratch_bytes(),
                 .overhead = absent.needs.overhead,
                 .attention = decoder.attention_bytes(),
-                .attention_flops = attention_flops(decoder)};
+                .attention_flops = attention_flops(decoder),
+                .maps_host = true};
     }
-    planner::DeviceNeeds needs_here() const {
-        const Topology machine = own_machine();
-        NodeTeams teams(machine, 1);
-        return measured_needs(
-            {config_, machine, teams, decoder_, *ops_, *device_, *executor_, world_.ranks},
-            [&](const Config& config, const auto& needs) { return plan_with(config, needs); });
+    static planner::DeviceNeeds needs_of(const Device& device, const model::Decoder& decoder) {
+        return train::needs_of(device, decoder);
     }
     static int64_t device_bytes_of(const Device& device) {
         Config unlimited;
@@ -176,10 +184,17 @@ private:
         return found;
     }
 
-    Plan plan_with(const Config& config, const planner::DeviceNeeds& needs) const {
-        return planner::make_plan(
-            possible(config), decoder_.layers(), decoder_.numerics(), needs, format_of(config),
-            planning_figures(possible(config), decoder_.layers(), machine_, kernels_), partition_);
+    // The same buffers and nothing else: kernels take as long wherever their weights come from.
+    Plan buffers_of(const Plan& plan) const {
+        Config config = config_;
+        config.budgets = {.device_bytes = plan.device_overhead_bytes + device_buffer_bytes(plan)};
+        config.swap = {.chunk_elements = plan.chunk_elements,
+                       .groups = plan.groups,
+                       .state_on_device = 0,
+                       .keep_attention = plan.attention_kept()};
+        Plan sample = this->plan(config);
+        sample.host_bytes = sample.io_bytes;
+        return sample;
     }
 
     static StateShares shares_of(const Plan& plan) {
@@ -238,10 +253,11 @@ private:
     std::unique_ptr<Device> device_;
     std::unique_ptr<ops::Ops> ops_;
     model::Decoder decoder_;
+    // As it was before anything was measured there.
+    const planner::DeviceNeeds needs_;
     const int64_t device_most_;
     std::optional<Machine> machine_{};
     std::optional<KernelTimes> kernels_{};
-    const planner::DeviceNeeds needs_;  // planned for with nothing known
 };
 
 }  // namespace

@@ -171,13 +171,15 @@ Topology machine_of_rank(Topology machine, comm::Communicator* ranks, Executor& 
 
 // ---------------------------------------------------------------- plan
 
-planner::Plan plan_of_rank(Config possible, planner::DeviceNeeds needs,
+planner::Plan plan_of_rank(const Config& config, const Device& device,
                            const model::Decoder& decoder, const zero::Partition& partition,
                            const planner::MachineFigures& machine, comm::Communicator* ranks,
                            Executor& executor) {
+    Config possible = within(config, device);
+    planner::DeviceNeeds needs = needs_of(device, decoder);
     const auto plan = [&] {
         return planner::make_plan(possible, decoder.layers(), decoder.numerics(), needs,
-                                  format_of(possible), machine, partition);
+                                  format_of(config), machine, partition);
     };
     if (!ranks) return plan();
     struct Memory {

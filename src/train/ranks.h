@@ -66,9 +66,8 @@ std::vector<Fact> gather(comm::Communicator& ranks, Executor& executor, const Fa
 Topology machine_of_rank(Topology machine, comm::Communicator* ranks, Executor& executor);
 
 // The plan by which every rank starts the same exchanges: with the device memory that each of them
-// has, and the chunks that the tightest of them can pass through its memory. `possible`, `needs`:
-// of this rank, see within() and measured_needs().
-planner::Plan plan_of_rank(Config possible, planner::DeviceNeeds needs,
+// has, and the chunks that the tightest of them can pass through its memory.
+planner::Plan plan_of_rank(const Config& config, const Device& device,
                            const model::Decoder& decoder, const zero::Partition& partition,
                            const planner::MachineFigures& machine, comm::Communicator* ranks,
                            Executor& executor);

@@ -328,13 +328,15 @@ std::vector<double> attention_flops(const model::Decoder& decoder) {
 }
 
 planner::DeviceNeeds needs_of(const Device& device, const model::Decoder& decoder) {
-    constexpr int64_t kCodeBytes = 128 * kMiB;
+    // The driver loads a kernel's code at its first call; Engine measures again after that.
+    constexpr int64_t kCodeBytes = 64 * kMiB;
     const bool gpu = device.kind() == DeviceKind::cuda;
     return {.activation = decoder.activation_bytes(),
             .scratch = decoder.scratch_bytes(),
             .overhead = gpu ? round_up(device.overhead_bytes() + kCodeBytes, kMiB) : 0,
             .attention = decoder.attention_bytes(),
-            .attention_flops = attention_flops(decoder)};
+            .attention_flops = attention_flops(decoder),
+            .maps_host = gpu};
 }
 
 Config within(const Config& config, const Device& device) {

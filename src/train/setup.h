@@ -60,7 +60,7 @@ std::string machine_text(const Device& device, const Config& config);
 std::unique_ptr<ops::Ops> ops_on(Device& device, const Config& config, Team& team);
 // Operations of each block's forward attention on a micro-batch, with the keys that a query sees.
 std::vector<double> attention_flops(const model::Decoder& decoder);
-// What the planner must know of them, with a guess at the code that the driver loads for them.
+// What the planner must know of them. Makes room for kernels that are loaded at their first call.
 planner::DeviceNeeds needs_of(const Device& device, const model::Decoder& decoder);
 // The configuration with the device budget that this device can give.
 Config within(const Config& config, const Device& device);

@@ -99,17 +99,6 @@ TEST_P(DeviceContract, ManySignalsOnAllStreams) {
     EXPECT_NO_THROW(device_->check());
 }
 
-TEST_P(DeviceContract, AnArenaGivenBackMakesRoomForAnother) {
-    const int64_t free = device_->free_bytes();
-    device_->stream(StreamKind::compute).signal(counter_);
-    wait_for(1);
-    device_->release();
-    EXPECT_TRUE(device_->memory().empty());
-    EXPECT_GE(device_->free_bytes(), free);
-    device_->reserve(3 * kMiB);
-    EXPECT_GE(device_->memory().size(), static_cast<size_t>(3 * kMiB));
-}
-
 TEST_P(DeviceContract, AnArenaThatDoesNotFitIsRefused) {
     const auto other = Device::open(GetParam(), *executor_);
     EXPECT_THROW(other->reserve(int64_t{1} << 50), Error);

@@ -167,7 +167,6 @@ public:
     int64_t overhead_bytes() const override { return 0; }
     int64_t free_bytes() const override { return 0; }
     void reserve(int64_t) override {}
-    void release() noexcept override {}
     std::span<std::byte> memory() noexcept override { return {}; }
     void check() override {}
 

@@ -91,6 +91,36 @@ TEST(Plan, KeepsEverythingInMemoryWhenNothingIsLimited) {
     for (const swap::Object& object : plan.objects) EXPECT_NE(object.home, swap::Tier::nvme);
 }
 
+// A GPU with so much of its memory.
+Plan plan_on_gpu(int64_t device_bytes) {
+    Config config = beside_gpu();
+    config.budgets.device_bytes = device_bytes;
+    return make_plan(
+        config, three_blocks(), {.sequence = 64, .micro_batch = 1},
+        {.activation = 32768, .scratch = 1 << 20, .overhead = 3 * kMiB, .maps_host = true}, {},
+        default_figures(config));
+}
+
+TEST(Plan, CountsThePageTablesOfTheHostTierIntoTheDevice) {
+    const Plan plan = plan_on_gpu(kUnlimited);
+    const int64_t tables = plan.device_overhead_bytes - 3 * kMiB;
+    EXPECT_GT(plan.host_bytes, 0);
+    EXPECT_EQ(tables, round_up(ceil_div(plan.host_bytes, 512), kMiB));
+    const auto row = std::ranges::find(plan.rows, "page tables of the host tier", &TierRow::what);
+    ASSERT_NE(row, plan.rows.end());
+    EXPECT_EQ(row->bytes, tables);
+    try {
+        plan_on_gpu(4 * kMiB);
+        ADD_FAILURE() << "4 MiB are enough?";
+    } catch (const Error& error) {
+        const std::string& text = error.problem().measured;
+        const int64_t enough = std::stoll(text.substr(text.find('(') + 1));
+        const Plan tight = plan_on_gpu(enough);
+        EXPECT_LE(tight.device_bytes + tight.device_overhead_bytes, enough);
+        EXPECT_GT(tight.device_overhead_bytes, 3 * kMiB);
+    }
+}
+
 // What a refused budget says would do, must do.
 int64_t smallest_budget(Config config, int64_t BudgetConfig::*budget) {
     config.budgets.*budget = 1;

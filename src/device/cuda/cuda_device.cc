@@ -116,7 +116,7 @@ public:
         streams_ = {&compute_, &h2d_, &d2h_};
         demand(cudaGetDeviceProperties(&properties_, kGpu), "cudaGetDeviceProperties");
     }
-    ~CudaDevice() override { CudaDevice::release(); }
+    ~CudaDevice() override { cudaFree(base_); }
 
     DeviceKind kind() const noexcept override { return DeviceKind::cuda; }
     std::string architecture() const override {
@@ -138,7 +138,7 @@ public:
     int64_t free_bytes() const override { return free_now(); }
 
     void reserve(int64_t bytes) override {
-        FERRY_CHECK(base_ == nullptr, "there is one arena at a time");
+        FERRY_CHECK(base_ == nullptr, "the arena is reserved once");
         const int64_t wanted = round_up(std::max<int64_t>(bytes, 1), 2 * kMiB);
         const int64_t free = free_now();
         const cudaError_t status = cudaMalloc(&base_, static_cast<size_t>(wanted));
@@ -153,11 +153,6 @@ public:
         bytes_ = wanted;
         demand(cudaMemset(base_, 0, static_cast<size_t>(wanted)), "cudaMemset");
         demand(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    }
-    void release() noexcept override {
-        cudaFree(base_);
-        base_ = nullptr;
-        bytes_ = 0;
     }
     std::span<std::byte> memory() noexcept override {
         return {static_cast<std::byte*>(base_), static_cast<size_t>(bytes_)};
