@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "ferry/model.h"
+#include "normals.h"
 
 namespace ferry::model {
 namespace {
@@ -45,13 +46,8 @@ void initialise(const Shape& shape, const Layer& layer, uint32_t seed, int64_t f
         }
         const auto deviation = static_cast<float>(deviation_of(shape, t.role));
         const uint64_t site = checksum(std::as_bytes(std::span(t.name)));
-        for (int64_t i = from; i < to; ++i) {
-            const auto element = static_cast<uint64_t>(i - t.offset);
-            const std::array<uint32_t, 4> counter{
-                static_cast<uint32_t>(element >> 32), static_cast<uint32_t>(site >> 32),
-                static_cast<uint32_t>(site), static_cast<uint32_t>(element)};
-            part[static_cast<size_t>(i - from)] = philox_normal(key, counter) * deviation;
-        }
+        philox_normals(key, site, static_cast<uint64_t>(from - t.offset), part);
+        for (float& value : part) value *= deviation;
         if (t.role != Role::token_table || shape.padding_token < 0) continue;
         const int64_t row = t.offset + shape.padding_token * shape.hidden;
         for (int64_t e = std::max(from, row); e < std::min(to, row + shape.hidden); ++e)
