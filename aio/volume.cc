@@ -80,6 +80,8 @@ VolumeOnPaths::VolumeOnPaths(VolumeOptions options, Executor& executor,
         prepare_record();
         if (resumes())
             find_records();
+        else if (options_.write_once && options_.lays_out_later)
+            written_.resize(extents_->slots());
         else if (options_.write_once)
             write_every_slot();
     } catch (...) {
@@ -307,6 +309,8 @@ bool VolumeOnPaths::try_submit(Operation& operation) noexcept {
                             static_cast<uintptr_t>(alignment_) ==
                         0,
                 "an operation is not aligned");
+    if (!written_.empty() && operation.kind == Kind::write && operation.offset == 0)
+        written_[operation.slot] = true;
     operation.state = State::queued;
     operation.done_bytes = 0;
     operation.error = 0;

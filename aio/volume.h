@@ -22,6 +22,7 @@ public:
     SlotId allocate(int slot_class) noexcept override;
     void free(SlotId slot) noexcept override { extents_->free(slot); }
     void discard_free_slots() override;
+    void finish_layout() override;
     bool try_submit(Operation& operation) noexcept override;
     Operation* poll() noexcept override;
     void cancel_queued() noexcept override;
@@ -78,6 +79,8 @@ private:
     void run_all(const char* what, const Next& next);
     bool only_unsupported() noexcept;
     bool next_discard(SlotId& slot, Errand& errand) const noexcept;
+    AlignedBuffer layout_pattern(int64_t bytes) const;
+    void end_layout();
     Error error_of(const Errand& errand, const char* what) const;
     void wait_until_finished();
     int64_t unfinished() const noexcept;
@@ -114,7 +117,8 @@ private:
     std::vector<std::unique_ptr<Queue>> queues_;  // path-major
     std::vector<Errand> errands_;                 // kErrandsMax of them
     std::vector<bool> discards_;                  // a path each: it knows how to
-    size_t hosted_ = 0;                           // of queues_
+    std::vector<bool> written_;  // a slot each, until the layout is finished: since open()
+    size_t hosted_ = 0;          // of queues_
     size_t next_polled_ = 0;
     int in_flight_ = 0;      // the caller's, until polled
     int64_t submitted_ = 0;  // every request of an operation

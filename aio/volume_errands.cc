@@ -73,18 +73,57 @@ void VolumeOnPaths::wait_until_finished() {
 // ---------------------------------------------------------------- layout
 
 // Preallocated blocks are marked unwritten, and the first write to each converts that mark: a
-// metadata update, in the middle of a run, on every first use. So they are written here. The bytes
-// are not zeros, which some devices merely note.
+// metadata update, in the middle of a run, on every first use. So they are written here.
+
+constexpr int64_t kLayoutPart = 8 * kMiB;
+
+// No zeros, which some devices merely note.
+AlignedBuffer VolumeOnPaths::layout_pattern(int64_t bytes) const {
+    AlignedBuffer buffer = aligned_buffer(alignment_, bytes);
+    for (int64_t i = 0; i < bytes; ++i)
+        buffer.get()[i] =
+            static_cast<std::byte>(static_cast<uint64_t>(i) * 0x9E3779B97F4A7C15u >> 56);
+    return buffer;
+}
+
+void VolumeOnPaths::end_layout() {
+    for (const auto& files : files_) files->mark_laid_out();
+    refresh_speeds();
+}
+
+void VolumeOnPaths::finish_layout() {
+    if (written_.empty()) return;
+    const AlignedBuffer buffer = layout_pattern(kLayoutPart);
+    SlotId slot = 0;
+    int64_t done = 0;  // bytes of it
+    run_all("the layout's write", [&](Errand& errand) {
+        for (; slot < extents_->slots(); ++slot, done = 0) {
+            const Place& place = extents_->place(slot);
+            const int64_t at = place.offset + done;
+            const int64_t part = std::min(kLayoutPart, slot_bytes(place.slot_class) - done);
+            const bool before = !files_.empty() && files_[place.path]->written_end(place.file) >=
+                                                       place.offset + slot_bytes(place.slot_class);
+            if (written_[slot] || before || part == 0) continue;
+            errand = errand_on(place.path, place.file, Verb::write);
+            errand.operation.kind = Kind::write;
+            errand.operation.buffer = {buffer.get(), static_cast<size_t>(part)};
+            errand.request.file_offset = at;
+            errand.request.size_bytes = part;
+            done += part;
+            return true;
+        }
+        return false;
+    });
+    written_.clear();
+    end_layout();
+}
+
 void VolumeOnPaths::write_every_slot() {
-    constexpr int64_t kPartMax = 8 * kMiB;
     int64_t longest = 0;
     for (size_t p = 0; p < shapes_.size(); ++p)
         for (int f = 0; f < shapes_[p].segments; ++f) longest = std::max(longest, file_end(p, f));
-    const int64_t part = std::min(kPartMax, std::max(longest, alignment_));
-    const AlignedBuffer buffer = aligned_buffer(alignment_, part);
-    for (int64_t i = 0; i < part; ++i)
-        buffer.get()[i] =
-            static_cast<std::byte>(static_cast<uint64_t>(i) * 0x9E3779B97F4A7C15u >> 56);
+    const int64_t part = std::min(kLayoutPart, std::max(longest, alignment_));
+    const AlignedBuffer buffer = layout_pattern(part);
     // Front to back on all paths at once, so that every device writes all the time.
     int64_t front = 0;
     size_t path = 0;
@@ -112,8 +151,7 @@ void VolumeOnPaths::write_every_slot() {
         }
         return false;
     });
-    for (const auto& files : files_) files->mark_laid_out();
-    refresh_speeds();
+    end_layout();
 }
 
 // ---------------------------------------------------------------- flush, discard

@@ -58,8 +58,7 @@ struct TransferTrace {
     Nanos start_ns = 0, end_ns = 0;  // handed to the kernel, seen to be back
 };
 
-// Called for every transfer, on the thread of its ring: must be quick, and not call the volume.
-// Null costs one comparison.
+// Called on a ring's thread for each of its transfers: must be quick, and not call the volume.
 struct Tracer {
     void (*transfer)(void* context, const TransferTrace& trace) = nullptr;
     void* context = nullptr;
@@ -76,8 +75,9 @@ struct VolumeOptions {
     bool direct = true;              // O_DIRECT; falls back to buffered where refused, and says so
     bool sqpoll = false, iopoll = false;  // used where the probe shows that they work
     Leftover leftover = Leftover::remove;
-    uint64_t run_id = 0;     // hash of the numerics record: tells whose leftovers they are
-    bool write_once = true;  // fill every slot at layout so later writes convert no metadata
+    uint64_t run_id = 0;  // hash of the numerics record: tells whose leftovers they are
+    // Fill every slot so that later writes convert no metadata: in open(), or by finish_layout().
+    bool write_once = true, lays_out_later = false;
     // Memory to register with the kernel: only I/O slabs, on huge pages (aio/README.md).
     std::vector<std::span<std::byte>> registered{};
     // With several paths: each gets so many more slots than its share, as far as its size allows,
@@ -90,7 +90,6 @@ struct VolumeOptions {
 
 using SlotId = uint32_t;
 constexpr SlotId kNoSlot = ~SlotId{0};
-
 enum class Kind : uint8_t { read, write };
 enum class Priority : uint8_t { urgent, normal, background };  // urgent overtakes write-back
 enum class State : uint8_t { idle, queued, done, failed, cancelled };
@@ -133,6 +132,7 @@ public:
     virtual SlotId allocate(int slot_class) noexcept = 0;  // kNoSlot: none free
     virtual void free(SlotId slot) noexcept = 0;
     virtual void discard_free_slots() = 0;  // gives the blocks of free slots back to the device
+    virtual void finish_layout() = 0;       // of lays_out_later: blocks; throws Error
 
     // Enqueues; never blocks, never allocates. Conflicting operations on a slot keep their order;
     // nothing else does. False, and nothing happened: operations_max are under way, poll() first.

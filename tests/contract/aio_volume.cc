@@ -466,6 +466,28 @@ TEST_P(VolumeContract, EveryTransferIsTraced) {
     EXPECT_GE(flushes, 1);
 }
 
+TEST_P(VolumeContract, TheLayoutCanWaitForTheFirstContents) {
+    VolumeOptions wanted = options();
+    wanted.lays_out_later = true;
+    Volume& volume = open(std::move(wanted));
+    Memory memory(kSlotBytes);
+    memory.fill(3);
+    const SlotId slot = volume.allocate(0);
+    Operation write{.kind = Kind::write, .slot = slot, .buffer = memory.span()};
+    run(write);
+    const int64_t before = volume.counters()[0].bytes_overhead;
+    volume.finish_layout();
+    const int64_t after = volume.counters()[0].bytes_overhead;
+    EXPECT_GE(after - before, (kSlots - 1) * kSlotBytes) << "every slot but the one written";
+    EXPECT_LT(after - before, kSlots * kSlotBytes);
+    memset(memory.span().data(), 0, memory.span().size());
+    Operation read{.kind = Kind::read, .slot = slot, .buffer = memory.span()};
+    run(read);
+    EXPECT_EQ(memory.mismatch(3), -1);
+    volume.finish_layout();
+    EXPECT_EQ(volume.counters()[0].bytes_overhead, after) << "once";
+}
+
 TEST_P(VolumeContract, WearIsTheShareOfTheDrivesLife) {
     VolumeOptions wanted = options();
     wanted.paths[0].endurance_tbw = 1e-3;  // a gigabyte, a short life
