@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "direct.h"
 #include "ferry/swap.h"
 #include "object_table.h"
 #include "scoreboard.h"
@@ -38,6 +39,7 @@ public:
           volume_(volume),
           kernels_(kernels),
           table_(options_, device, volume),
+          direct_(table_, executor, device, volume),
           board_(options_.resources) {
         // One more than can be in flight: a job has counted itself done a moment before it returns.
         thread_lanes_[0] = executor.add_lane("team", kFlights + 1);
@@ -93,24 +95,20 @@ public:
     }
 
     void put(ObjectId object, std::span<std::byte> bytes) override {
-        if (table_.object(object).home != Tier::nvme) {
-            copy_now(table_.current_address(object), bytes.data(), object, StreamKind::h2d);
-            return;
-        }
-        table_.seal(object, bytes);
-        const auto slot = table_.slot_for_write(object);
-        FERRY_CHECK(slot.has_value(), "the plan has a fresh slot for one write at least");
-        transfer_now(aio::Kind::write, slot.value_or(aio::kNoSlot), bytes);
-        if (table_.object(object).versioned) table_.commit(object);
+        direct_.begin_put(object, bytes);
+        direct_.end_puts();
+    }
+    void begin_put(ObjectId object, std::span<std::byte> bytes) override {
+        direct_.begin_put(object, bytes);
+    }
+    void end_puts() override { direct_.end_puts(); }
+    std::span<std::byte> in_host(ObjectId object) noexcept override {
+        return direct_.in_host(object);
     }
 
     void get(ObjectId object, std::span<std::byte> bytes) override {
-        if (table_.object(object).home != Tier::nvme) {
-            copy_now(bytes.data(), table_.current_address(object), object, StreamKind::d2h);
-            return;
-        }
-        transfer_now(aio::Kind::read, table_.current_slot(object), bytes);
-        verify(object, bytes);
+        direct_.get(object, bytes);
+        if (table_.object(object).home == Tier::nvme) verify(object, bytes);
         throw_failure();
     }
 
@@ -419,29 +417,13 @@ private:
         executor.wake();
     }
 
-    // ---- blocking transfers, outside of any schedule
-
-    void transfer_now(aio::Kind kind, aio::SlotId slot, std::span<std::byte> bytes) {
-        aio::Operation operation{.kind = kind, .slot = slot, .buffer = bytes};
-        volume_->submit(operation);
-        while (volume_->poll() != &operation) executor_.wait(kForever);
-        if (operation.state != aio::State::done) throw aio::to_error(*volume_, operation);
-    }
-
-    void copy_now(std::byte* destination, const std::byte* source, ObjectId object,
-                  StreamKind kind) {
-        std::atomic<uint64_t> done = 0;
-        device_.stream(kind).copy(destination, source, table_.object(object).bytes);
-        device_.stream(kind).signal(done);
-        while (done.load(std::memory_order_acquire) == 0) executor_.wait(kForever);
-    }
-
     StoreOptions options_;
     Executor& executor_;
     Device& device_;
     aio::Volume* volume_;
     Kernels& kernels_;
     ObjectTable table_;
+    Direct direct_;
     Scoreboard board_;
     std::array<LaneId, 2> thread_lanes_{};  // team, check
     std::array<std::vector<Flight>, kLanes> flights_{};

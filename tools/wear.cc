@@ -12,17 +12,6 @@ namespace {
 
 constexpr double kWorthAWarning = 0.1;  // of a drive's life in one run
 
-int64_t bytes_on_nvme(const planner::Plan& plan) {
-    int64_t bytes = 0;
-    for (const planner::Chunk& chunk : plan.chunks) {
-        for (const swap::ObjectId object : {chunk.weight, chunk.state}) {
-            if (object != swap::kNoObject && plan.objects[object].home == swap::Tier::nvme)
-                bytes += plan.objects[object].bytes;
-        }
-    }
-    return bytes;
-}
-
 std::string terabytes(double bytes) {
     return bytes < 1e12 ? format_bytes(static_cast<int64_t>(bytes))
                         : fmt::format("{:.1f} TB", bytes * 1e-12);
@@ -39,7 +28,7 @@ Wear wear_without_advice(const Config& config, const planner::Plan& plan, int ra
     const int64_t map =
         plan.durable ? round_up(plan.record_bytes + aio::kHeaderBytes, aio::kHeaderBytes) : 0;
     wear.step_note_bytes = ranks * (static_cast<int64_t>(paths) * aio::kHeaderBytes + map);
-    wear.run_bytes = static_cast<double>(ranks * (plan.nvme_bytes + bytes_on_nvme(plan))) +
+    wear.run_bytes = static_cast<double>(ranks * plan.nvme_bytes) +
                      static_cast<double>(wear.step_bytes + wear.step_note_bytes) *
                          static_cast<double>(config.steps);
     for (size_t p = 0; p < paths; ++p) {

@@ -31,7 +31,7 @@ struct Wear {
     int ranks = 1;                // of the host
     int64_t step_bytes = 0;       // what the schedule of a step writes
     int64_t step_note_bytes = 0;  // headers, and the map of durable steps
-    double run_bytes = 0;         // layout and first contents, then every step
+    double run_bytes = 0;         // every slot once, then every step
     std::vector<PathWear> paths{};
     std::vector<WearAdvice> advice{};  // where a drive loses more than a tenth of its life
 };

@@ -114,6 +114,13 @@ public:
     // Blocking access to an object's current version; only when drained. `bytes` as large as it.
     virtual void put(ObjectId object, std::span<std::byte> bytes) = 0;
     virtual void get(ObjectId object, std::span<std::byte> bytes) = 0;
+    // A put() under way, one of many: `bytes` stay as they are, and the store is asked for nothing
+    // else, until end_puts() has waited for them all. That one throws what went wrong.
+    virtual void begin_put(ObjectId object, std::span<std::byte> bytes) = 0;
+    virtual void end_puts() = 0;
+    // Where the object's current version lies, to be read and written in place, if that is in host
+    // memory; else empty.
+    virtual std::span<std::byte> in_host(ObjectId object) noexcept = 0;
 
     // Makes the step before the newest schedule durable: once its updates are settled and written
     // (Schedule::settled_writes), the volume publishes a map of the current versions of all

@@ -70,8 +70,7 @@ public:
                    {&decoder_, ops_.get(), &loader_, config.evaluate.micro_batches, &device_}),
           lane_(ranks_ ? std::make_unique<RankLane>(*ranks_, plan_, settler_, step_) : nullptr),
           store_(swap::Store::make(store_options(), executor_, device_, volume_.get(), kernels_)),
-          state_(plan_, *store_, teams_->all(), staging(Class::stage),
-                 staging(Class::weight_piece)),
+          state_(plan_, *store_, teams_->all(), StateIo::staging_of(plan_, arena_)),
           record_(identity_of(config, numerics_record(), loader_.info())) {
         if (world_.rank == 0) warn_of_vocabulary(config_, shape_, loader_.info());
         pool_.seal();
@@ -81,6 +80,7 @@ public:
         if (ranks_) require_same_exchanges(*ranks_, executor_, schedules_.all());
         if (device_.kind() == DeviceKind::cuda) warm_up_device();
         fill_state(runtime.resume);
+        if (volume_) volume_->finish_layout();
         note_settled();
         drain();
         totals_ = {};
@@ -265,6 +265,7 @@ private:
         aio::VolumeOptions options = volume_options(config_, plan_, topology_, arena_, run_id);
         options.tracer = path_rows_.tracer();
         if (runtime.resume) options.leftover = aio::Leftover::resume;
+        options.lays_out_later = true;  // the first contents go to nearly every slot
         return runtime.open_volume(std::move(options), executor_);
     }
 

@@ -154,9 +154,7 @@ public:
     }
 
     uint64_t state_hash() override {
-        return StateIo(plan_, *store_, teams_->all(), buffer(Class::stage),
-                       buffer(Class::weight_piece))
-            .hash();
+        return StateIo(plan_, *store_, teams_->all(), StateIo::staging_of(plan_, arena_)).hash();
     }
 
 private:

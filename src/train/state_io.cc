@@ -11,11 +11,14 @@ using planner::Chunk;
 
 namespace {
 
-constexpr int64_t kPiece = 64 * optim::kLeaf;  // a thread's at a time: 1 MiB of fp32
+constexpr int64_t kPartMost = 64 * optim::kLeaf;  // a thread's at a time: 1 MiB of fp32
 
-uint64_t fold(uint64_t hash, std::span<const std::byte> bytes) {
-    const std::array<uint64_t, 2> pair{hash, checksum(bytes)};
+uint64_t fold(uint64_t hash, uint64_t sum) {
+    const std::array<uint64_t, 2> pair{hash, sum};
     return checksum(std::as_bytes(std::span(pair)));
+}
+uint64_t fold(uint64_t hash, std::span<const std::byte> bytes) {
+    return fold(hash, checksum(bytes));
 }
 
 std::vector<float> widen(const std::byte* values, DType type, int64_t count) {
@@ -61,118 +64,181 @@ int64_t update_bytes(const planner::Plan& plan, int64_t count) {
     return count * planner::update_bytes(plan.state, plan.compute, plan.wire);
 }
 
+std::vector<StateIo::Staging> StateIo::staging_of(const planner::Plan& plan,
+                                                  std::span<std::byte> arena) {
+    const auto& states = plan.buffers[static_cast<size_t>(planner::Class::stage)];
+    const auto& weights = plan.buffers[static_cast<size_t>(planner::Class::weight_piece)];
+    const auto buffer = [&](const planner::Buffers& b, int64_t index) {
+        return arena.subspan(static_cast<size_t>(b.offset + index * b.bytes),
+                             static_cast<size_t>(b.bytes));
+    };
+    std::vector<Staging> staging;
+    for (int64_t i = 0; i < std::min({int64_t{2}, states.count, weights.count}); ++i)
+        staging.push_back({buffer(states, i), buffer(weights, i)});
+    return staging;
+}
+
+StateIo::Staging StateIo::place_of(const Chunk& chunk, const Staging& staging) {
+    Staging place{.state = {}, .weight = store_.in_host(chunk.weight)};
+    if (place.weight.empty())
+        place.weight =
+            staging.weight.first(static_cast<size_t>(chunk.count * size_of(plan_.compute)));
+    if (!chunk.trainable) return place;
+    place.state = store_.in_host(chunk.state);
+    if (place.state.empty())
+        place.state = staging.state.first(static_cast<size_t>(plan_.state_bytes(chunk)));
+    return place;
+}
+
+StateIo::Staging StateIo::brought(const Chunk& chunk, bool state, bool weight) {
+    const Staging place = place_of(chunk, staging_[0]);
+    if (weight && store_.in_host(chunk.weight).empty()) store_.get(chunk.weight, place.weight);
+    if (state && store_.in_host(chunk.state).empty()) store_.get(chunk.state, place.state);
+    return place;
+}
+
+void StateIo::begin_put(const Chunk& chunk, const Staging& from) {
+    if (store_.in_host(chunk.weight).empty()) store_.begin_put(chunk.weight, from.weight);
+    if (chunk.trainable && store_.in_host(chunk.state).empty())
+        store_.begin_put(chunk.state, from.state);
+}
+
+template <class Body>
+void StateIo::in_parts(const Chunk& chunk, const Body& body) {
+    const int64_t share =
+        round_up(ceil_div(chunk.count, int64_t{2} * team_.threads()), optim::kLeaf);
+    const int64_t part = std::min(share, kPartMost);
+    team_.parallel(ceil_div(chunk.count, part), [&](int64_t index) {
+        body(index * part, std::min(part, chunk.count - index * part));
+    });
+}
+
 uint64_t StateIo::initialise(const Fill& fill, float moment) {
     uint64_t frozen = 0;
+    size_t turn = 0;
     for (const Chunk& chunk : plan_.chunks) {
-        fill_master(chunk, fill);
-        if (!chunk.trainable) frozen = fold(frozen, weight_bytes(chunk));
-        store_.put(chunk.weight, weight_bytes(chunk));
-        if (!chunk.trainable) continue;
-        const optim::Span arrays = state_span(plan_, chunk.count, state_.data(), state_.data());
-        fill_moments(arrays.m, chunk.count, moment);
-        fill_moments(arrays.v, chunk.count, 0);
-        store_.put(chunk.state, state_bytes(chunk));
+        const Staging place = place_of(chunk, staging_[turn]);
+        in_parts(chunk, [&](int64_t at, int64_t count) {
+            fill_part(chunk, place, at, count, fill, moment);
+        });
+        if (!chunk.trainable) frozen = fold(frozen, place.weight);
+        store_.end_puts();  // of the chunk before
+        begin_put(chunk, place);
+        if (staging_.size() == 1) store_.end_puts();
+        turn = (turn + 1) % staging_.size();
     }
+    store_.end_puts();
     return frozen;
 }
 
 uint64_t StateIo::restore(const Fill& fill) {
     for (const Chunk& chunk : plan_.chunks) {
         if (!chunk.trainable) continue;
-        store_.get(chunk.state, state_bytes(chunk));
-        if (plan_.state.split) {  // the weight is half of what is stored
-            store_.get(chunk.weight, weight_bytes(chunk));
-        } else {
-            recast(chunk);
-            store_.put(chunk.weight, weight_bytes(chunk));
-        }
+        const Staging place = brought(chunk, true, plan_.state.split);
+        if (plan_.state.split) continue;  // the weight is half of what is stored
+        const auto* p = reinterpret_cast<const float*>(place.state.data());
+        in_parts(chunk, [&](int64_t at, int64_t count) {
+            optim::recast(p + at, count, plan_.compute,
+                          place.weight.data() + at * size_of(plan_.compute));
+        });
+        if (store_.in_host(chunk.weight).empty()) store_.put(chunk.weight, place.weight);
     }
     // Only now, when all is proved: their slots may be those of an older version of a split master.
     uint64_t frozen = 0;
     for (const Chunk& chunk : plan_.chunks) {
         if (chunk.trainable) continue;
-        fill_master(chunk, fill);
-        frozen = fold(frozen, weight_bytes(chunk));
-        store_.put(chunk.weight, weight_bytes(chunk));
+        const Staging place = place_of(chunk, staging_[0]);
+        in_parts(chunk,
+                 [&](int64_t at, int64_t count) { fill_part(chunk, place, at, count, fill, 0); });
+        frozen = fold(frozen, place.weight);
+        begin_put(chunk, place);
+        store_.end_puts();
     }
     return frozen;
 }
 
-void StateIo::fill_master(const Chunk& chunk, const Fill& fill) {
+void StateIo::fill_part(const Chunk& chunk, const Staging& to, int64_t at, int64_t count,
+                        const Fill& fill, float moment) const {
     const model::Layer& layer = plan_.layers[static_cast<size_t>(chunk.layer)];
-    team_.parallel(ceil_div(chunk.count, kPiece), [&](int64_t piece) {
-        const int64_t at = piece * kPiece, count = std::min(kPiece, chunk.count - at);
-        std::vector<float> p(static_cast<size_t>(count));
-        fill(layer, chunk.first + at, p);
-        store_master(chunk, at, p);
-    });
-}
-
-void StateIo::recast(const Chunk& chunk) {
-    const auto* p = reinterpret_cast<const float*>(state_.data());
-    team_.parallel(ceil_div(chunk.count, kPiece), [&](int64_t piece) {
-        const int64_t at = piece * kPiece, count = std::min(kPiece, chunk.count - at);
-        optim::recast(p + at, count, plan_.compute, weight_.data() + at * size_of(plan_.compute));
-    });
-}
-
-void StateIo::store_master(const Chunk& chunk, int64_t at, std::span<const float> p) {
-    std::byte* weight = weight_.data() + at * size_of(plan_.compute);
+    std::byte* weight = to.weight.data() + at * size_of(plan_.compute);
+    const bool in_place = chunk.trainable && !plan_.state.split;
+    std::vector<float> made(in_place ? 0 : static_cast<size_t>(count));
+    const std::span<float> p = in_place ? std::span(reinterpret_cast<float*>(to.state.data()) + at,
+                                                    static_cast<size_t>(count))
+                                        : std::span(made);
+    fill(layer, chunk.first + at, p);
     // A replica is what its owner's weight is.
     if (!plan_.state.split || (!chunk.trainable && !chunk.replica)) {
-        optim::recast(p.data(), std::ssize(p), plan_.compute, weight);
-        if (chunk.trainable) std::memcpy(state_.data() + at * 4, p.data(), p.size_bytes());
-        return;
+        optim::recast(p.data(), count, plan_.compute, weight);
+    } else {
+        auto* weights = reinterpret_cast<uint16_t*>(weight);
+        auto* low = chunk.trainable ? reinterpret_cast<uint16_t*>(to.state.data()) + at : nullptr;
+        for (size_t i = 0; i < p.size(); ++i) {
+            const optim::Halves halves = optim::split(std::bit_cast<uint32_t>(p[i]));
+            weights[i] = halves.weight;
+            if (low) low[i] = halves.low;
+        }
     }
-    auto* weights = reinterpret_cast<uint16_t*>(weight);
-    auto* low = reinterpret_cast<uint16_t*>(state_.data()) + at;
-    for (size_t i = 0; i < p.size(); ++i) {
-        const optim::Halves halves = optim::split(std::bit_cast<uint32_t>(p[i]));
-        weights[i] = halves.weight;
-        low[i] = halves.low;
-    }
+    if (!chunk.trainable) return;
+    const optim::Span arrays = state_span(plan_, chunk.count, to.state.data(), to.state.data());
+    fill_moments(arrays.m, at, count, moment);
+    fill_moments(arrays.v, at, count, 0);
 }
 
-void StateIo::load_master(int64_t at, std::span<float> p) const {
+void StateIo::load_master(const Staging& from, int64_t at, std::span<float> p) const {
     if (!plan_.state.split) {
-        std::memcpy(p.data(), state_.data() + at * 4, p.size_bytes());
+        std::memcpy(p.data(), from.state.data() + at * 4, p.size_bytes());
         return;
     }
-    const auto* weights = reinterpret_cast<const uint16_t*>(weight_.data()) + at;
-    const auto* low = reinterpret_cast<const uint16_t*>(state_.data()) + at;
+    const auto* weights = reinterpret_cast<const uint16_t*>(from.weight.data()) + at;
+    const auto* low = reinterpret_cast<const uint16_t*>(from.state.data()) + at;
     for (size_t i = 0; i < p.size(); ++i)
         p[i] = std::bit_cast<float>(optim::join({weights[i], low[i]}));
 }
 
-void StateIo::fill_moments(void* array, int64_t count, float value) const {
+void StateIo::fill_moments(void* array, int64_t at, int64_t count, float value) const {
     if (!array) return;
     if (plan_.state.moment_type == DType::f32)
-        std::fill_n(static_cast<float*>(array), count, value);
+        std::fill_n(static_cast<float*>(array) + at, count, value);
     else
-        std::fill_n(static_cast<uint16_t*>(array), count, to_bf16(value));
+        std::fill_n(static_cast<uint16_t*>(array) + at, count, to_bf16(value));
 }
 
 uint64_t StateIo::hash() {
+    constexpr size_t kArrays = 4;  // of a leaf: master, moments, compute weight
     uint64_t hash = 0;
-    std::array<float, optim::kLeaf> p;
-    const auto fold_leaf = [&](const void* array, int64_t leaf, DType type) {
-        const auto bytes = static_cast<size_t>(optim::kLeaf * size_of(type));
-        const auto* from = static_cast<const std::byte*>(array);
-        if (from) hash = fold(hash, {from + static_cast<size_t>(leaf) * bytes, bytes});
-    };
+    std::vector<std::array<uint64_t, kArrays>> sums;
     for (const Chunk& chunk : plan_.chunks) {
         if (!plan_.owns(chunk)) continue;
-        store_.get(chunk.weight, weight_bytes(chunk));
-        if (chunk.trainable) store_.get(chunk.state, state_bytes(chunk));
-        const optim::Span arrays = state_span(plan_, chunk.count, state_.data(), state_.data());
-        for (int64_t leaf = 0; leaf < chunk.count / optim::kLeaf; ++leaf) {
-            if (chunk.trainable) {
-                load_master(leaf * optim::kLeaf, p);
-                fold_leaf(p.data(), 0, DType::f32);
-                fold_leaf(arrays.m, leaf, plan_.state.moment_type);
-                fold_leaf(arrays.v, leaf, plan_.state.moment_type);
+        const Staging place = brought(chunk, chunk.trainable, true);
+        const optim::Span arrays =
+            state_span(plan_, chunk.count, place.state.data(), place.state.data());
+        sums.assign(static_cast<size_t>(chunk.count / optim::kLeaf), {});
+        in_parts(chunk, [&](int64_t at, int64_t count) {
+            std::array<float, optim::kLeaf> p;
+            const auto sum_of = [](const void* array, int64_t leaf, DType type) {
+                const auto bytes = static_cast<size_t>(optim::kLeaf * size_of(type));
+                const auto* from = static_cast<const std::byte*>(array);
+                return checksum({from + static_cast<size_t>(leaf) * bytes, bytes});
+            };
+            for (int64_t leaf = at / optim::kLeaf; leaf < (at + count) / optim::kLeaf; ++leaf) {
+                auto& of_leaf = sums[static_cast<size_t>(leaf)];
+                if (chunk.trainable) {
+                    load_master(place, leaf * optim::kLeaf, p);
+                    of_leaf[0] = sum_of(p.data(), 0, DType::f32);
+                    if (arrays.m) of_leaf[1] = sum_of(arrays.m, leaf, plan_.state.moment_type);
+                    if (arrays.v) of_leaf[2] = sum_of(arrays.v, leaf, plan_.state.moment_type);
+                }
+                of_leaf[3] = sum_of(place.weight.data(), leaf, plan_.compute);
             }
-            fold_leaf(weight_.data(), leaf, plan_.compute);
+        });
+        for (const auto& of_leaf : sums) {
+            if (chunk.trainable) {
+                hash = fold(hash, of_leaf[0]);
+                if (arrays.m) hash = fold(hash, of_leaf[1]);
+                if (arrays.v) hash = fold(hash, of_leaf[2]);
+            }
+            hash = fold(hash, of_leaf[3]);
         }
     }
     return hash;
@@ -194,11 +260,11 @@ void StateIo::gather(int64_t layer, int64_t first, int64_t count, const Sink& si
 
 void StateIo::read(int64_t layer, int64_t first, int64_t count, const Sink& sink) {
     gather(layer, first, count, sink, [&](const Chunk& chunk) {
-        if (!chunk.trainable || plan_.state.split) store_.get(chunk.weight, weight_bytes(chunk));
-        if (!chunk.trainable) return widen(weight_.data(), plan_.compute, chunk.count);
-        store_.get(chunk.state, state_bytes(chunk));
+        const Staging place =
+            brought(chunk, chunk.trainable, !chunk.trainable || plan_.state.split);
+        if (!chunk.trainable) return widen(place.weight.data(), plan_.compute, chunk.count);
         std::vector<float> master(static_cast<size_t>(chunk.count));
-        load_master(0, master);
+        load_master(place, 0, master);
         return master;
     });
 }
@@ -206,9 +272,10 @@ void StateIo::read(int64_t layer, int64_t first, int64_t count, const Sink& sink
 void StateIo::read_gradient(int64_t layer, int64_t first, int64_t count, const Sink& sink) {
     gather(layer, first, count, sink, [&](const Chunk& chunk) {
         if (!chunk.trainable) return std::vector<float>(static_cast<size_t>(chunk.count));
-        store_.get(chunk.gradient,
-                   state_.first(static_cast<size_t>(chunk.count * size_of(plan_.wire))));
-        return widen(state_.data(), plan_.wire, chunk.count);
+        const auto bytes = static_cast<size_t>(chunk.count * size_of(plan_.wire));
+        const std::span<std::byte> gradient = staging_[0].state.first(bytes);
+        store_.get(chunk.gradient, gradient);
+        return widen(gradient.data(), plan_.wire, chunk.count);
     });
 }
 

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "ferry/model.h"
@@ -23,10 +24,15 @@ int64_t update_bytes(const planner::Plan& plan, int64_t count);
 
 class StateIo {
 public:
-    // `state` and `weight` are staging memory: one chunk's state, and one chunk's weights.
-    StateIo(const planner::Plan& plan, swap::Store& store, Team& team, std::span<std::byte> state,
-            std::span<std::byte> weight)
-        : plan_(plan), store_(store), team_(team), state_(state), weight_(weight) {}
+    // Memory for one chunk's state, and one chunk's weights.
+    struct Staging {
+        std::span<std::byte> state, weight;
+    };
+    // With two of them one is filled while the other is on its way.
+    StateIo(const planner::Plan& plan, swap::Store& store, Team& team, std::vector<Staging> staging)
+        : plan_(plan), store_(store), team_(team), staging_(std::move(staging)) {}
+    // Of the plan's buffers in its host arena: two, or one where the plan has no more.
+    static std::vector<Staging> staging_of(const planner::Plan& plan, std::span<std::byte> arena);
 
     // fp32 values of elements [first, first + out.size()) of a layer; called by any thread.
     using Fill = std::function<void(const model::Layer&, int64_t first, std::span<float> out)>;
@@ -48,18 +54,20 @@ public:
     void read_gradient(int64_t layer, int64_t first, int64_t count, const Sink& sink);
 
 private:
-    std::span<std::byte> state_bytes(const planner::Chunk& chunk) const {
-        return state_.first(static_cast<size_t>(plan_.state_bytes(chunk)));
-    }
-    std::span<std::byte> weight_bytes(const planner::Chunk& chunk) const {
-        return weight_.first(static_cast<size_t>(chunk.count * size_of(plan_.compute)));
-    }
-    // Between fp32 and the staging memory, from element `at` of the chunk there on.
-    void store_master(const planner::Chunk& chunk, int64_t at, std::span<const float> p);
-    void fill_master(const planner::Chunk& chunk, const Fill& fill);
-    void recast(const planner::Chunk& chunk);
-    void load_master(int64_t at, std::span<float> p) const;
-    void fill_moments(void* array, int64_t count, float value) const;
+    // A chunk's bytes: where they lie in host memory, or else in staging memory.
+    Staging place_of(const planner::Chunk& chunk, const Staging& staging);
+    // The same after they are there.
+    Staging brought(const planner::Chunk& chunk, bool state, bool weight);
+    // Those of the two that do not lie there already.
+    void begin_put(const planner::Chunk& chunk, const Staging& from);
+    // Calls body(first element, elements) for parts of a chunk, on the team's threads.
+    template <class Body>
+    void in_parts(const planner::Chunk& chunk, const Body& body);
+    // Elements [at, at + count) of a chunk.
+    void fill_part(const planner::Chunk& chunk, const Staging& to, int64_t at, int64_t count,
+                   const Fill& fill, float moment) const;
+    void load_master(const Staging& from, int64_t at, std::span<float> p) const;
+    void fill_moments(void* array, int64_t at, int64_t count, float value) const;
     // Gives the sink what load(chunk) returns of each chunk that overlaps the range.
     template <class Load>
     void gather(int64_t layer, int64_t first, int64_t count, const Sink& sink, const Load& load);
@@ -67,7 +75,7 @@ private:
     const planner::Plan& plan_;
     swap::Store& store_;
     Team& team_;
-    std::span<std::byte> state_, weight_;
+    const std::vector<Staging> staging_;
 };
 
 }  // namespace ferry::train
