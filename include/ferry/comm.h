@@ -54,6 +54,8 @@ public:
     // Ranks of this machine are numbered from 0 in the order of their ranks.
     virtual int local_rank() const noexcept = 0;
     virtual int local_size() const noexcept = 0;
+    // The lowest rank of this machine: a number that its ranks have in common, and no others.
+    virtual int host() const noexcept = 0;
 
     // Enqueue and return; the spans are copied, at most kPieces of them, moved as one operation.
     // Memory is the device's (host memory on a CPU device) and must be ready when the call is made.
@@ -90,6 +92,16 @@ struct Fact {
 // rank, naming each rank that differs from rank 0, the first key in which it does, and both values.
 void require_same(Communicator& communicator, Executor& executor, std::span<const Fact> facts);
 
+// Ranks of one machine that see the same of something there (a hash of what they see) share it out;
+// those that the launcher has given different things do not.
+struct Part {
+    int index = 0, of = 1;
+};
+Part part_among_alike(Communicator& communicator, Executor& executor, uint64_t seen, Topic topic);
+// Which of the GPUs that this rank sees (CUDA_VISIBLE_DEVICES) is its own. Every rank asks, before
+// it opens a device.
+int gpu_of_rank(Communicator& communicator, Executor& executor);
+
 // ---------------------------------------------------------------- who is there
 
 struct CommOptions {
@@ -118,6 +130,7 @@ std::unique_ptr<Communicator> make_nccl(Device& device, Executor& executor,
 struct NcclRanks {
     std::array<std::byte, 128> unique_id{};
     int rank = 0, size = 1, local_rank = 0, local_size = 1;
+    int host = 0;  // as Communicator::host()
 };
 std::unique_ptr<Communicator> make_nccl(Device& device, Executor& executor, const NcclRanks& ranks,
                                         const CommOptions& options);

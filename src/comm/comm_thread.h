@@ -26,6 +26,7 @@ public:
     int size() const noexcept override { return place_.size; }
     int local_rank() const noexcept override { return place_.local_rank; }
     int local_size() const noexcept override { return place_.local_size; }
+    int host() const noexcept override { return place_.host; }
 
     void all_gather(std::span<const Gather> pieces, Topic topic) override {
         post(Operation::gather(pieces, topic));

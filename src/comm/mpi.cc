@@ -311,6 +311,7 @@ private:
         for (int rank = 0; rank < place_.size; ++rank) {
             const Card& card = cards[static_cast<size_t>(rank)];
             if (card.machine != own.machine) continue;
+            if (place_.local_size == 0) place_.host = rank;
             if (rank == place_.rank) place_.local_rank = place_.local_size;
             ++place_.local_size;
             if (rank == place_.rank || card.processes != own.processes) continue;

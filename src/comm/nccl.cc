@@ -50,7 +50,7 @@ public:
           until_(executor.now() + static_cast<Nanos>(options.timeout_seconds * 1e9)) {
         FERRY_CHECK(device.kind() == DeviceKind::cuda, "NCCL moves a GPU's memory");
         if (bootstrap_) ranks = meet();
-        place_ = {ranks.rank, ranks.size, ranks.local_rank, ranks.local_size};
+        place_ = {ranks.rank, ranks.size, ranks.local_rank, ranks.local_size, ranks.host};
         demand(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking),
                "cudaStreamCreateWithFlags");
         for (Flight& flight : flights_)
@@ -178,7 +178,8 @@ private:
         NcclRanks ranks{.rank = bootstrap_->rank(),
                         .size = bootstrap_->size(),
                         .local_rank = bootstrap_->local_rank(),
-                        .local_size = bootstrap_->local_size()};
+                        .local_size = bootstrap_->local_size(),
+                        .host = bootstrap_->host()};
         static_assert(sizeof(ranks.unique_id) == sizeof(ncclUniqueId));
         std::memcpy(ranks.unique_id.data(), &cards[0].id, sizeof(ncclUniqueId));
         return ranks;

@@ -17,6 +17,7 @@ public:
     int size() const noexcept override { return 1; }
     int local_rank() const noexcept override { return 0; }
     int local_size() const noexcept override { return 1; }
+    int host() const noexcept override { return 0; }
 
     void all_gather(std::span<const Gather> pieces, Topic topic) override {
         post(Operation::gather(pieces, topic));

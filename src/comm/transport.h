@@ -10,7 +10,7 @@
 namespace ferry::comm {
 
 struct Place {
-    int rank = 0, size = 1, local_rank = 0, local_size = 1;
+    int rank = 0, size = 1, local_rank = 0, local_size = 1, host = 0;
 };
 
 // Moves the bytes of operations. All calls come from the comm thread, but for the constructor, the

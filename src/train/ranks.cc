@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -73,26 +72,6 @@ std::string program_hash() {
     return hex(hash_of(bytes));
 }
 
-struct Part {
-    int index = 0, of = 1;
-};
-// Ranks of one host that see the same of it share that; those that the launcher has given different
-// things do not.
-Part part_among_alike(comm::Communicator& ranks, Executor& executor, uint64_t seen,
-                      const char* what) {
-    struct View {
-        uint64_t host = 0, seen = 0;
-        bool operator==(const View&) const = default;
-    };
-    std::array<char, 256> host{};
-    ::gethostname(host.data(), host.size() - 1);
-    const View mine{hash_of(host), seen};
-    const std::vector<View> all = gather(ranks, executor, mine, what);
-    const auto before = std::span(all).first(static_cast<size_t>(ranks.rank()));
-    return {static_cast<int>(std::ranges::count(before, mine)),
-            static_cast<int>(std::ranges::count(all, mine))};
-}
-
 }  // namespace
 
 // ---------------------------------------------------------------- shares
@@ -135,9 +114,7 @@ RankDirectories::~RankDirectories() {
 
 int gpu_of_rank(const Config& config, comm::Communicator* ranks, Executor& executor) {
     if (!ranks || device_from(config.device) != DeviceKind::cuda) return 0;
-    const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
-    const std::string_view gpus = visible ? visible : "all";
-    return part_among_alike(*ranks, executor, hash_of(gpus), "GPUs").index;
+    return comm::gpu_of_rank(*ranks, executor);
 }
 
 void Station::open(const Config& config, int gpu, Executor& executor) {
@@ -165,7 +142,7 @@ Topology machine_of_rank(Topology machine, comm::Communicator* ranks, Executor& 
         const std::array<uint64_t, 2> pair{cores, hash_of(node.cores)};
         cores = hash_of(pair);
     }
-    const Part part = part_among_alike(*ranks, executor, cores, "cores");
+    const comm::Part part = comm::part_among_alike(*ranks, executor, cores, {.of = "cores"});
     return part_of(std::move(machine), part.index, part.of);
 }
 

@@ -107,6 +107,7 @@ TEST_P(CommContract, ARankKnowsItsPlace) {
         EXPECT_LT(rank.comm.local_rank(), rank.comm.local_size());
         EXPECT_EQ(rank.comm.local_size(), rank.size());  // all of these tests run on one machine
         EXPECT_EQ(rank.comm.local_rank(), rank.rank());
+        EXPECT_EQ(rank.comm.host(), 0);
         if (const char* launched = std::getenv("OMPI_COMM_WORLD_SIZE"); launched != nullptr) {
             EXPECT_EQ(rank.size(), std::stoi(launched));
             EXPECT_EQ(rank.rank(), std::stoi(std::getenv("OMPI_COMM_WORLD_RANK")));

@@ -31,7 +31,8 @@ std::unique_ptr<Communicator> by_identity(Device& device, Executor& executor,
     NcclRanks ranks{.rank = bootstrap.rank(),
                     .size = bootstrap.size(),
                     .local_rank = bootstrap.local_rank(),
-                    .local_size = bootstrap.local_size()};
+                    .local_size = bootstrap.local_size(),
+                    .host = bootstrap.host()};
     std::memcpy(ranks.unique_id.data(), &all[0], sizeof(id));
     return make_nccl(device, executor, ranks, options);
 }

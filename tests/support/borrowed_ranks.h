@@ -16,6 +16,7 @@ public:
     int size() const noexcept override { return ranks_.size(); }
     int local_rank() const noexcept override { return ranks_.local_rank(); }
     int local_size() const noexcept override { return ranks_.local_size(); }
+    int host() const noexcept override { return ranks_.host(); }
     void all_gather(std::span<const Gather> pieces, Topic topic) override {
         ranks_.all_gather(pieces, topic);
     }

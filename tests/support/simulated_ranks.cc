@@ -168,8 +168,12 @@ public:
     std::string_view kind() const noexcept override { return "sim"; }
     int rank() const noexcept override { return rank_; }
     int size() const noexcept override { return hall_.ranks().size; }
-    int local_rank() const noexcept override { return rank_; }
-    int local_size() const noexcept override { return size(); }
+    int local_rank() const noexcept override { return rank_ / hall_.ranks().hosts; }
+    int local_size() const noexcept override {
+        const int hosts = hall_.ranks().hosts;
+        return (size() - host() + hosts - 1) / hosts;
+    }
+    int host() const noexcept override { return rank_ % hall_.ranks().hosts; }
 
     void all_gather(std::span<const Gather> pieces, Topic topic) override {
         post(Operation::gather(pieces, topic));

@@ -20,6 +20,7 @@ struct SimulatedRanks {
     int size = 1;
     uint64_t seed = 1;
     bool threads = false;  // real executors and real time
+    int hosts = 1;         // to which the ranks are dealt in turn
     CommOptions options{};
 };
 using RankBody = std::function<void(Communicator&, Executor&)>;

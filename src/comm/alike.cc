@@ -1,0 +1,32 @@
+// What the ranks of a machine share out among them.
+#include <algorithm>
+#include <cstdlib>
+#include <vector>
+
+#include "ferry/comm.h"
+
+namespace ferry::comm {
+
+Part part_among_alike(Communicator& communicator, Executor& executor, uint64_t seen, Topic topic) {
+    struct View {
+        int64_t host = 0;
+        uint64_t seen = 0;
+        bool operator==(const View&) const = default;
+    };
+    const View mine{communicator.host(), seen};
+    std::vector<View> all(static_cast<size_t>(communicator.size()));
+    agree(communicator, executor, std::as_bytes(std::span(&mine, 1)),
+          std::as_writable_bytes(std::span(all)), topic);
+    const auto before = std::span(all).first(static_cast<size_t>(communicator.rank()));
+    return {static_cast<int>(std::ranges::count(before, mine)),
+            static_cast<int>(std::ranges::count(all, mine))};
+}
+
+int gpu_of_rank(Communicator& communicator, Executor& executor) {
+    const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+    const std::string_view gpus = visible ? visible : "all";
+    const uint64_t seen = checksum(std::as_bytes(std::span(gpus)));
+    return part_among_alike(communicator, executor, seen, {.of = "GPUs"}).index;
+}
+
+}  // namespace ferry::comm

@@ -1,0 +1,48 @@
+// What ranks of several machines share out: among those of one machine that see the same of it.
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "tests/support/simulated_ranks.h"
+
+namespace ferry::comm {
+namespace {
+
+// By rank, what each of them got.
+std::vector<Part> parts_of(const SimulatedRanks& ranks, const std::vector<uint64_t>& seen) {
+    std::vector<Part> parts(static_cast<size_t>(ranks.size));
+    run_ranks(ranks, [&](Communicator& communicator, Executor& executor) {
+        const auto rank = static_cast<size_t>(communicator.rank());
+        parts[rank] = part_among_alike(communicator, executor, seen[rank], {.of = "things"});
+    });
+    return parts;
+}
+
+void expect_parts(const std::vector<Part>& parts, const std::vector<std::pair<int, int>>& are) {
+    ASSERT_EQ(parts.size(), are.size());
+    for (size_t rank = 0; rank < parts.size(); ++rank) {
+        EXPECT_EQ(parts[rank].index, are[rank].first) << "rank " << rank;
+        EXPECT_EQ(parts[rank].of, are[rank].second) << "rank " << rank;
+    }
+}
+
+// The ranks are threads of one process here: the name of its host says nothing.
+TEST(Alike, ShareWithinAMachineOnly) {
+    expect_parts(parts_of({.size = 5, .hosts = 2}, {7, 7, 7, 7, 7}),
+                 {{0, 3}, {0, 2}, {1, 3}, {1, 2}, {2, 3}});
+}
+
+TEST(Alike, DoNotShareWhatTheyWereGivenApart) {
+    expect_parts(parts_of({.size = 4}, {7, 8, 7, 9}), {{0, 2}, {0, 1}, {1, 2}, {0, 1}});
+}
+
+TEST(Alike, TakeAGpuEachOfThoseThatAllSee) {
+    std::vector<int> gpus(4, -1);
+    run_ranks({.size = 4, .hosts = 2}, [&](Communicator& communicator, Executor& executor) {
+        gpus[static_cast<size_t>(communicator.rank())] = gpu_of_rank(communicator, executor);
+    });
+    EXPECT_EQ(gpus, (std::vector<int>{0, 0, 1, 1}));
+}
+
+}  // namespace
+}  // namespace ferry::comm
