@@ -36,6 +36,8 @@ struct Topology {
     int64_t memory_left_bytes = 0;
     int64_t memlock_limit_bytes = 0;  // RLIMIT_MEMLOCK, which io_uring's registration is held to
     double cpu_quota = 0;             // of the cgroup, in cores; 0: none
+    int host_cores = 0;  // as in `nodes`, but without the affinity mask: what a process may be
+                         // given here
     // How many threads can run at once: the nodes' cores, or fewer under a quota. At least 1.
     int cores() const;
 };
@@ -53,10 +55,12 @@ int node_of_path(const Topology& machine, const std::string& path);
 // What was found, as a line of the log.
 std::string describe(const Topology& machine);
 
-// One of `parts` equal parts of a machine that as many processes share: a run of its cores, node by
-// node, and as much of its memory and of what is left of it. Where cores are fewer than parts, some
-// serve several.
-Topology part_of(Topology machine, int part, int parts);
+// The machine with one of `parts` equal parts of its cores, which as many processes share: a run of
+// them, node by node. Where cores are fewer than parts, some serve several.
+Topology with_part_of_cores(Topology machine, int part, int parts);
+// The machine with a process's equal part of what bounds all of `processes` together, whatever
+// cores each of them runs on: the memory limit, what is left of it, and the quota.
+Topology with_part_of_limits(Topology machine, int processes);
 
 // `threads` workers over TBB, shared by the CPU device's streams and the optimizer, so that two
 // parallel loops at once never oversubscribe, but for a team of one: it has no place to wait in,

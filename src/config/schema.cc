@@ -58,7 +58,8 @@ const Section kSections[] = {
     {"checkpoint", "What survives the process."},
     {"io", "How NVMe paths are read and written. Nothing here changes a number of the run."},
     {"zero",
-     "Several ranks, started by `mpirun` or `srun`. `budgets.host`, `threads` and the sizes in "
+     "Several ranks, started by `mpirun --bind-to none` or `srun`. `budgets.host`, `threads` and "
+     "the sizes in "
      "`budgets.nvme` are a host's: its ranks get equal parts, each with files of its own below "
      "every "
      "path. `budgets.device` is a rank's."},

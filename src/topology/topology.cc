@@ -86,6 +86,15 @@ std::vector<int> take_cores(hwloc_topology_t machine, hwloc_const_cpuset_t of,
     return units;
 }
 
+// Of all nodes.
+int count_cores(hwloc_topology_t machine, hwloc_bitmap_t allowed) {
+    size_t count = 0;
+    hwloc_obj_t node = nullptr;
+    while ((node = hwloc_get_next_obj_by_type(machine, HWLOC_OBJ_NUMANODE, node)))
+        count += take_cores(machine, node->cpuset, allowed).size();
+    return static_cast<int>(count);
+}
+
 int64_t cache_bytes(hwloc_topology_t machine, hwloc_obj_type_t type) {
     const hwloc_obj_t cache = hwloc_get_obj_by_type(machine, type, 0);
     return cache ? static_cast<int64_t>(cache->attr->cache.size) : 0;
@@ -129,7 +138,7 @@ int Topology::cores() const {
     return cpu_quota > 0 ? std::clamp(static_cast<int>(cpu_quota), 1, all) : all;
 }
 
-Topology part_of(Topology machine, int part, int parts) {
+Topology with_part_of_cores(Topology machine, int part, int parts) {
     if (parts == 1) return machine;
     int64_t all = 0;
     for (const NumaNode& node : machine.nodes) all += std::ssize(node.cores);
@@ -145,19 +154,25 @@ Topology part_of(Topology machine, int part, int parts) {
         at += count;
     }
     std::erase_if(machine.nodes, [](const NumaNode& node) { return node.cores.empty(); });
-    machine.memory_limit_bytes /= parts;
-    machine.memory_left_bytes /= parts;
-    machine.cpu_quota /= parts;
+    return machine;
+}
+
+Topology with_part_of_limits(Topology machine, int processes) {
+    machine.memory_limit_bytes /= processes;
+    machine.memory_left_bytes /= processes;
+    machine.cpu_quota /= processes;
     return machine;
 }
 
 Topology discover_topology() {
     const Hwloc machine;
     machine.warn_of_unread_description();
-    Bitmap allowed;
+    Bitmap allowed, unbound;
     allowed_units(machine.handle, allowed.set);
+    hwloc_bitmap_copy(unbound.set, hwloc_topology_get_allowed_cpuset(machine.handle));
 
     Topology found;
+    found.host_cores = count_cores(machine.handle, unbound.set);
     hwloc_obj_t node = nullptr;
     while ((node = hwloc_get_next_obj_by_type(machine.handle, HWLOC_OBJ_NUMANODE, node))) {
         NumaNode here{.os_index = static_cast<int>(node->os_index),

@@ -177,7 +177,10 @@ private:
         return within(unlimited, device).budgets.device_bytes;
     }
     Config of_rank(const Config& config) const { return config_of_rank(config, world_); }
-    Topology own_machine() const { return part_of(machine_for(config_), 0, world_.local_ranks); }
+    Topology own_machine() const {
+        return with_part_of_limits(with_part_of_cores(machine_for(config_), 0, world_.local_ranks),
+                                   world_.local_ranks);
+    }
     Config possible(const Config& config) const {
         Config found = of_rank(config);
         found.budgets.device_bytes = std::min(config.budgets.device_bytes, device_most_);

@@ -72,6 +72,22 @@ std::string program_hash() {
     return hex(hash_of(bytes));
 }
 
+// Launchers bind ranks to a core or a socket unless told otherwise. `sharing`: ranks that see the
+// same cores as this one.
+void warn_of_binding(const Topology& machine, int sharing, const comm::Communicator& ranks) {
+    int64_t seen = 0;
+    for (const NumaNode& node : machine.nodes) seen += std::ssize(node.cores);
+    const double each = static_cast<double>(seen) / sharing;
+    double usable = machine.host_cores;
+    if (machine.cpu_quota > 0) usable = std::min(usable, machine.cpu_quota);
+    if (each * ranks.local_size() >= usable) return;
+    log_warn(fmt::format(
+        "what started this rank has bound it{} to {} of this host's {} cores, which {} ranks could "
+        "share: start them with mpirun --bind-to none, or srun --cpu-bind=none",
+        sharing > 1 ? fmt::format(" and {} more", sharing - 1) : "", seen, machine.host_cores,
+        ranks.local_size()));
+}
+
 }  // namespace
 
 // ---------------------------------------------------------------- shares
@@ -143,7 +159,9 @@ Topology machine_of_rank(Topology machine, comm::Communicator* ranks, Executor& 
         cores = hash_of(pair);
     }
     const comm::Part part = comm::part_among_alike(*ranks, executor, cores, {.of = "cores"});
-    return part_of(std::move(machine), part.index, part.of);
+    warn_of_binding(machine, part.of, *ranks);
+    return with_part_of_limits(with_part_of_cores(std::move(machine), part.index, part.of),
+                               ranks->local_size());
 }
 
 // ---------------------------------------------------------------- plan

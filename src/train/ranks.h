@@ -61,8 +61,9 @@ std::vector<Fact> gather(comm::Communicator& ranks, Executor& executor, const Fa
     return all;
 }
 
-// The cores and the memory of this rank: a part of the machine where others of its host may run on
-// the same cores, all of it where the launcher has given them different ones.
+// The cores and the memory of this rank. Ranks of a host that may run on the same cores share those
+// out, others have been given their own; its memory and its quota are everybody's in any case.
+// Warns where ranks were bound to less than their part of the host's cores.
 Topology machine_of_rank(Topology machine, comm::Communicator* ranks, Executor& executor);
 
 // The plan by which every rank starts the same exchanges: with the device memory that each of them

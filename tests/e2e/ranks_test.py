@@ -2,6 +2,7 @@
 
 import glob
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -98,6 +99,32 @@ class Ranks(FerryTest):
         self.assertEqual(sorted(line.split(" info ")[1].split(":")[0] for line in said),
                          ["rank 0", "rank 1"], run.err)
         self.assertNotIn("rank", self.train(self.config(steps=1)).err)
+
+    def test_ranks_that_are_bound_share_the_hosts_memory(self):
+        """As mpirun binds them where it is not told otherwise; and all to one core, which is less than
+        their part of any host."""
+        def said(*through):
+            run = self.train(self.config(steps=1), through=through, env=ENVIRONMENT)
+            self.assert_trained(run)
+            return run.err, re.findall(r"memory limit ([0-9.]+) (\w+),", run.err)
+        text, ((whole, unit),) = said()
+        cores = sum(map(int, re.findall(r"(\d+) cores, ", text)))  # not their threads
+        if cores < 2:
+            self.skipTest("one core")
+        mpirun = MPIRUN[:-2]
+        for name, through, warned in (
+                ("unbound", [*MPIRUN, "-n", "2"], False),
+                # With two cores that is a rank's part of them; with more, the quota says whether.
+                ("core", [*mpirun, "--bind-to", "core", "-n", "2"], False if cores == 2 else None),
+                ("one core", [*MPIRUN, "-n", "2", "taskset", "-c", str(min(os.sched_getaffinity(0)))], True)):
+            with self.subTest(bound=name):
+                text, limits = said(*through)
+                self.assertEqual(len(limits), 2, text)
+                for limit in limits:
+                    self.assertEqual(limit[1], unit)
+                    self.assertAlmostEqual(float(limit[0]), float(whole) / 2, delta=0.02)
+                if warned is not None:
+                    self.assertEqual("start them with mpirun --bind-to none" in text, warned, text)
 
     def test_more_ranks_follow_one(self):
         one = self.train(self.config())

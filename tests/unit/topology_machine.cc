@@ -265,31 +265,29 @@ std::vector<int> cores_of(const Topology& machine) {
     return cores;
 }
 
-TEST(PartOf, GivesRunsOfCoresNodeByNode) {
-    const Topology first = part_of(two_nodes(), 0, 2), second = part_of(two_nodes(), 1, 2);
+TEST(PartOfCores, IsARunOfThemNodeByNode) {
+    const Topology first = with_part_of_cores(two_nodes(), 0, 2),
+                   second = with_part_of_cores(two_nodes(), 1, 2);
     EXPECT_EQ(cores_of(first), (std::vector<int>{0, 1, 2}));
     EXPECT_EQ(cores_of(second), (std::vector<int>{8, 9, 10}));
     ASSERT_EQ(second.nodes.size(), 1u);
     EXPECT_EQ(second.nodes[0].os_index, 4);
     EXPECT_EQ(second.nodes[0].memory_bytes, 6000);
-    EXPECT_EQ(second.memory_limit_bytes, 4000);
-    EXPECT_EQ(second.memory_left_bytes, 3000);
-    EXPECT_EQ(second.memlock_limit_bytes, 64);  // each process is held to it alone
-    EXPECT_EQ(second.cores(), 2);               // its part of the quota
+    EXPECT_EQ(second.memory_limit_bytes, 8000);
 }
 
-TEST(PartOf, CutsANodeWhereTheNumbersDoNotMatch) {
-    const Topology middle = part_of(two_nodes(), 1, 3);
+TEST(PartOfCores, CutsANodeWhereTheNumbersDoNotMatch) {
+    const Topology middle = with_part_of_cores(two_nodes(), 1, 3);
     EXPECT_EQ(cores_of(middle), (std::vector<int>{2, 8}));
     EXPECT_EQ(middle.nodes[0].memory_bytes, 1000);
-    EXPECT_EQ(cores_of(part_of(two_nodes(), 0, 1)), cores_of(two_nodes()));
-    EXPECT_EQ(part_of(two_nodes(), 0, 1).cores(), 4);
+    EXPECT_EQ(cores_of(with_part_of_cores(two_nodes(), 0, 1)), cores_of(two_nodes()));
+    EXPECT_EQ(with_part_of_cores(two_nodes(), 0, 1).cores(), 4);
 }
 
-TEST(PartOf, LetsSeveralShareACoreWhereThereAreFewer) {
+TEST(PartOfCores, LetsSeveralShareOneWhereThereAreFewer) {
     std::vector<int> uses(11);
     for (int part = 0; part < 8; ++part) {
-        const Topology mine = part_of(two_nodes(), part, 8);
+        const Topology mine = with_part_of_cores(two_nodes(), part, 8);
         ASSERT_EQ(cores_of(mine).size(), 1u);
         EXPECT_EQ(mine.cores(), 1);
         ++uses[static_cast<size_t>(cores_of(mine)[0])];
@@ -298,6 +296,15 @@ TEST(PartOf, LetsSeveralShareACoreWhereThereAreFewer) {
         EXPECT_GE(uses[static_cast<size_t>(core)], 1);
         EXPECT_LE(uses[static_cast<size_t>(core)], 2);
     }
+}
+
+TEST(PartOfLimits, IsOfWhatBoundsAllProcesses) {
+    const Topology mine = with_part_of_limits(two_nodes(), 2);
+    EXPECT_EQ(mine.memory_limit_bytes, 4000);
+    EXPECT_EQ(mine.memory_left_bytes, 3000);
+    EXPECT_EQ(mine.memlock_limit_bytes, 64);  // each process is held to it alone
+    EXPECT_EQ(mine.cores(), 2);               // its part of the quota
+    EXPECT_EQ(cores_of(mine), cores_of(two_nodes()));
 }
 
 }  // namespace
