@@ -66,7 +66,8 @@ void run_comm(const CommBenchOptions& options) {
         comm::launched_as_rank() ? comm::make_mpi(*executor, timeout) : comm::make_solo(*executor);
     if (!options.save.empty()) check_save(options.save, bench.sizes, *ranks);
     const DeviceKind kind = device_from(options.device);
-    const auto device = Device::open(kind, *executor, ranks->local_rank());
+    const int gpu = kind == DeviceKind::cuda ? comm::gpu_of_rank(*ranks, *executor) : 0;
+    const auto device = Device::open(kind, *executor, gpu);
     // Twice the largest, for an exchange.
     const int64_t most = *std::ranges::max_element(bench.sizes);
     device->reserve(2 * round_up(most, 4096));

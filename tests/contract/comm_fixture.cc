@@ -40,7 +40,8 @@ std::unique_ptr<Communicator> by_identity(Device& device, Executor& executor,
 void run_on_gpus(bool identity, Executor& executor, const CommOptions& options,
                  const RankTest& test) {
     auto bootstrap = make_mpi(executor, options);
-    const auto device = Device::open(DeviceKind::cuda, executor, bootstrap->local_rank());
+    const int gpu = gpu_of_rank(*bootstrap, executor);
+    const auto device = Device::open(DeviceKind::cuda, executor, gpu);
     const auto communicator = identity
                                   ? by_identity(*device, executor, *bootstrap, options)
                                   : make_nccl(*device, executor, std::move(bootstrap), options);
