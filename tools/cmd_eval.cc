@@ -90,7 +90,7 @@ void run_eval(const EvalOptions& options, int& rank) {
     config.evaluate.only = true;
     const int64_t sequences = train::evaluation_sequences(config);
     const auto executor = make_thread_executor();
-    auto ranks = join_ranks(config, *executor);
+    auto ranks = join_ranks(config, *executor, "eval", {{"--logits", !options.logits.empty()}});
     rank = rank_of(ranks.get());
     Logits logits(options, config, sequences, ranks ? ranks->size() : 1);
     // Several micro-batches pass a layer's weights while they are there.

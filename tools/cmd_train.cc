@@ -121,7 +121,12 @@ private:
 
     // What can be known before the training must not cost the run's weights.
     std::unique_ptr<comm::Communicator> join(int& rank) {
-        auto ranks = join_ranks(config_, *executor_);
+        auto ranks = join_ranks(config_, *executor_, "train",
+                                {{"--no-bound", !options_.bound},
+                                 {"--machine", !options_.machine.empty()},
+                                 {"--weights-out", !options_.weights_out.empty()},
+                                 {"--export", !options_.exported.directory.empty()},
+                                 {"--resume", options_.resume}});
         rank = rank_of(ranks.get());
         if (rank != 0) return ranks;
         try {

@@ -2,9 +2,18 @@
 
 namespace ferry::tools {
 
-std::unique_ptr<comm::Communicator> join_ranks(const Config& config, Executor& executor) {
+std::unique_ptr<comm::Communicator> join_ranks(const Config& config, Executor& executor,
+                                               const std::string& command,
+                                               std::initializer_list<Option> options) {
     if (!comm::launched_as_rank()) return nullptr;
-    return comm::make_mpi(executor, {.timeout_seconds = config.zero.timeout_seconds});
+    auto ranks = comm::make_mpi(executor, {.timeout_seconds = config.zero.timeout_seconds});
+    // The configuration is compared when the run has read its tokens; those on GPUs share them out
+    // before.
+    std::vector<comm::Fact> facts{{"the command", command}, {"device", config.device}};
+    for (const Option& option : options)
+        facts.push_back({option.name, option.given ? "given" : "not given"});
+    comm::require_same(*ranks, executor, facts);
+    return ranks;
 }
 
 }  // namespace ferry::tools

@@ -1,15 +1,25 @@
 // This process among the ranks that mpirun or srun started.
 #pragma once
 
+#include <initializer_list>
 #include <memory>
+#include <string>
 
 #include "ferry/comm.h"
 #include "ferry/config.h"
 
 namespace ferry::tools {
 
-// Null where it is alone.
-std::unique_ptr<comm::Communicator> join_ranks(const Config& config, Executor& executor);
+// An option by which a rank would make other calls than those that were not given it.
+struct Option {
+    const char* name;
+    bool given;
+};
+// Null where it is alone. Throws usage on every rank where they were not given the same `command`,
+// device and options: they would wait for each other in different calls.
+std::unique_ptr<comm::Communicator> join_ranks(const Config& config, Executor& executor,
+                                               const std::string& command,
+                                               std::initializer_list<Option> options);
 inline int rank_of(const comm::Communicator* ranks) { return ranks ? ranks->rank() : 0; }
 
 // Runs body(); what it throws names this rank, where there are others. `rank`: as known by then.

@@ -52,6 +52,16 @@ std::string excerpt(const std::string& text, const std::string& other) {
     return "\"..." + text.substr(from, kLength) + "...\"";
 }
 
+// Every rank finds the same difference; none ends before all have, so that each says so itself.
+void await_all(Communicator& communicator, Executor& executor) {
+    const std::byte mine{};
+    std::vector<std::byte> all(static_cast<size_t>(communicator.size()));
+    try {
+        agree(communicator, executor, {&mine, 1}, all, {.of = "end"});
+    } catch (const Error&) {  // the first to end may be gone already
+    }
+}
+
 }  // namespace
 
 void agree(Communicator& communicator, Executor& executor, std::span<const std::byte> mine,
@@ -85,12 +95,14 @@ void require_same(Communicator& communicator, Executor& executor, std::span<cons
                      excerpt(is.value, wanted.value);
     }
     if (keys.empty()) return;
+    await_all(communicator, executor);
     throw Error(Trouble::usage,
                 {.what = "the ranks were not started alike",
                  .where = keys,
                  .measured = values,
                  .limit = "the same on every rank",
-                 .remedy = "start every rank from the same ferry with the same configuration"});
+                 .remedy = "start every rank from the same ferry with the same configuration and "
+                           "options"});
 }
 
 }  // namespace ferry::comm

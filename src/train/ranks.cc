@@ -39,20 +39,6 @@ void check_batch(const Config& config, int ranks) {
     }
 }
 
-// Every rank finds the same; none ends before all have, so that each says so itself.
-void require_same_facts(comm::Communicator& ranks, Executor& executor,
-                        std::span<const comm::Fact> facts) {
-    try {
-        comm::require_same(ranks, executor, facts);
-    } catch (const Error&) {
-        try {
-            gather(ranks, executor, uint8_t{0}, "end");
-        } catch (const Error&) {  // the first to end may be gone already
-        }
-        throw;
-    }
-}
-
 std::string hex(uint64_t hash) { return fmt::format("{:016x}", hash); }
 template <class Values>
 uint64_t hash_of(const Values& values) {
@@ -203,7 +189,7 @@ void require_same_run(comm::Communicator& ranks, Executor& executor, const Confi
         facts.push_back({std::move(known.key), std::move(known.value)});
     facts.push_back({"the numerics record", numerics});
     facts.push_back({"the contents of data.tokens", hex(tokens.checksum)});
-    require_same_facts(ranks, executor, facts);
+    comm::require_same(ranks, executor, facts);
 }
 
 void require_same_exchanges(comm::Communicator& ranks, Executor& executor,
@@ -216,7 +202,7 @@ void require_same_exchanges(comm::Communicator& ranks, Executor& executor,
         }
     }
     const comm::Fact order{"the plan: the order of the exchanges", hex(hash_of(words))};
-    require_same_facts(ranks, executor, {&order, 1});
+    comm::require_same(ranks, executor, {&order, 1});
 }
 
 }  // namespace ferry::train

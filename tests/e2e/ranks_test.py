@@ -176,6 +176,24 @@ class Ranks(FerryTest):
                 self.assertEqual(run.returncode, USAGE, run.stderr)
                 self.assertIn(f"rank 1: {key}", run.stderr)
 
+    def test_ranks_that_were_given_other_options(self):
+        command = self.command(self.config(), "--no-bound")
+        without = [word for word in command if word != "--no-bound"]
+        for first, other, key in ((command, without, "--no-bound"), (without, command, "--no-bound"),
+                                  (command, [*command, "--weights-out", self.path("w")], "--weights-out"),
+                                  ([*command, "--export", self.path("export")], command, "--export"),
+                                  (command, [*command, "--machine", self.path("m.json")], "--machine"),
+                                  (command, [*command, "--resume"], "--resume"),
+                                  (command, [*command, "--set", "device=cuda"], "device"),
+                                  (command, ["eval", self.path("model"), self.path("tokens.bin")], "the command")):
+            with self.subTest(first=first, other=other):
+                run = subprocess.run(
+                    [*MPIRUN, "-n", "1", FERRY, *first, ":", "-n", "1", FERRY, *other],
+                    capture_output=True, text=True, timeout=120, check=False, env=ENVIRONMENT)
+                self.assertEqual(run.returncode, USAGE, run.stderr)
+                self.assertIn(f"rank 1: {key}\n", run.stderr)
+                self.assertFalse(os.path.exists(self.path("export")))
+
     def test_ranks_of_another_build(self):
         other = self.path("ferry-of-tomorrow")
         shutil.copy(FERRY, other)
@@ -283,7 +301,8 @@ class Ranks(FerryTest):
             return [i + 1 for i in range(0, len(sizes), 2) if sizes[i] == size]
         verdicts, evaluations = begins(32), begins(24)
         first_step = begins(1)[0] + 2  # behind the question whether anybody wants to stop
-        yield 1, "all-gather of the cores"
+        yield 1, "all-gather of the facts"
+        yield begins(16)[0], "all-gather of the cores"
         yield begins(max(size for size in sizes if size % 4096))[0], "all-gather of the facts"
         yield first_step, ("all-gather of the weights of layer 0, step 1" if stage == 3 else
                            "exchange of the gradient of layer 4, step 1")
