@@ -1,4 +1,6 @@
 // What the ranks of a machine share out among them.
+#include "alike.h"
+
 #include <algorithm>
 #include <cstdlib>
 #include <vector>
@@ -27,6 +29,21 @@ int gpu_of_rank(Communicator& communicator, Executor& executor) {
     const std::string_view gpus = visible ? visible : "all";
     const uint64_t seen = checksum(std::as_bytes(std::span(gpus)));
     return part_among_alike(communicator, executor, seen, {.of = "GPUs"}).index;
+}
+
+void require_own_gpus(std::span<const GpuId> gpus, const std::string& name) {
+    for (size_t later = 0; later < gpus.size(); ++later) {
+        const auto same = std::ranges::find(gpus.first(later), gpus[later]);
+        if (same == gpus.first(later).end()) continue;
+        const auto first = same - gpus.begin();
+        throw Error(
+            Trouble::usage,
+            {.what = "two ranks use the same GPU",
+             .where = "ranks " + std::to_string(first) + " and " + std::to_string(later),
+             .measured = name,
+             .limit = "one rank on a GPU",
+             .remedy = "start as many ranks on a machine as CUDA_VISIBLE_DEVICES names GPUs"});
+    }
 }
 
 }  // namespace ferry::comm

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "alike.h"
 #include "comm_thread.h"
 
 namespace ferry::comm {
@@ -37,7 +38,7 @@ void demand(ncclResult_t status, const char* call) {
 // What the ranks tell each other before they can use NCCL.
 struct Card {
     ncclUniqueId id{};
-    cudaUUID_t gpu{};
+    GpuId gpu{};
 };
 
 class Nccl final : public Transport {
@@ -166,15 +167,16 @@ private:
     NcclRanks meet() const {
         cudaDeviceProp properties{};
         demand(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
-        Card own{.gpu = properties.uuid};
+        Card own;
+        static_assert(sizeof(own.gpu) == sizeof(properties.uuid));
+        std::memcpy(own.gpu.data(), &properties.uuid, sizeof(own.gpu));
         if (bootstrap_->rank() == 0) demand(ncclGetUniqueId(&own.id), "ncclGetUniqueId");
         std::vector<Card> cards(static_cast<size_t>(bootstrap_->size()));
         agree(*bootstrap_, executor_, std::as_bytes(std::span(&own, 1)),
               std::as_writable_bytes(std::span(cards)), kMeeting);
-        for (size_t a = 0; a < cards.size(); ++a)
-            for (size_t b = 0; b < a; ++b)
-                if (std::memcmp(&cards[a].gpu, &cards[b].gpu, sizeof(cudaUUID_t)) == 0)
-                    throw two_ranks(static_cast<int>(b), static_cast<int>(a), properties.name);
+        std::vector<GpuId> gpus;
+        for (const Card& card : cards) gpus.push_back(card.gpu);
+        require_own_gpus(gpus, properties.name);
         NcclRanks ranks{.rank = bootstrap_->rank(),
                         .size = bootstrap_->size(),
                         .local_rank = bootstrap_->local_rank(),
@@ -183,14 +185,6 @@ private:
         static_assert(sizeof(ranks.unique_id) == sizeof(ncclUniqueId));
         std::memcpy(ranks.unique_id.data(), &cards[0].id, sizeof(ncclUniqueId));
         return ranks;
-    }
-    static Error two_ranks(int a, int b, const char* gpu) {
-        return {Trouble::usage,
-                {.what = "two ranks use the same GPU",
-                 .where = "ranks " + std::to_string(a) + " and " + std::to_string(b),
-                 .measured = gpu,
-                 .limit = "one rank on a GPU",
-                 .remedy = "start as many ranks on a machine as CUDA_VISIBLE_DEVICES names GPUs"}};
     }
 
     // The others are told at once when this rank fails, and this rank when one of them does.

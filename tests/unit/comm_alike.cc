@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "alike.h"
 #include "tests/support/simulated_ranks.h"
 
 namespace ferry::comm {
@@ -42,6 +43,20 @@ TEST(Alike, TakeAGpuEachOfThoseThatAllSee) {
         gpus[static_cast<size_t>(communicator.rank())] = gpu_of_rank(communicator, executor);
     });
     EXPECT_EQ(gpus, (std::vector<int>{0, 0, 1, 1}));
+}
+
+TEST(OwnGpus, AreDemandedOfAllRanks) {
+    const GpuId a{1}, b{2}, c{1, 1};
+    EXPECT_NO_THROW(require_own_gpus(std::vector{a, b, c}, "a GPU"));
+    try {
+        require_own_gpus(std::vector{a, b, c, b}, "a GPU");
+        ADD_FAILURE();
+    } catch (const Error& error) {
+        EXPECT_EQ(error.trouble(), Trouble::usage);
+        EXPECT_EQ(error.problem().what, "two ranks use the same GPU");
+        EXPECT_EQ(error.problem().where, "ranks 1 and 3");
+        EXPECT_EQ(error.problem().measured, "a GPU");
+    }
 }
 
 }  // namespace

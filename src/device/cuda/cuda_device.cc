@@ -4,12 +4,11 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
-#include <sstream>
-#include <vector>
 
 #include "cuda_stream.h"
 #include "free_before.h"
 #include "status.h"
+#include "visible_gpus.h"
 
 namespace ferry {
 namespace {
@@ -28,21 +27,7 @@ void see_only(int gpu) {
     static int seen = -1;
     if (seen == gpu) return;
     FERRY_CHECK(seen < 0, "a process uses one GPU");
-    const char* given = std::getenv(kVisible);
-    std::vector<std::string> ids;
-    std::istringstream list(given ? given : "");
-    for (std::string id; std::getline(list, id, ',');) ids.push_back(id);
-    if (!given) ids.push_back(std::to_string(gpu));
-    const size_t at = given ? static_cast<size_t>(gpu) : 0;
-    if (at >= ids.size()) {
-        throw Error(Trouble::usage,
-                    {.what = "this host has fewer GPUs than ranks",
-                     .where = kVisible,
-                     .measured = std::string(given) + ", for rank " + std::to_string(gpu) +
-                                 " of those that see it",
-                     .remedy = "start fewer ranks on it, or let them see more GPUs"});
-    }
-    setenv(kVisible, ids[at].c_str(), 1);
+    setenv(kVisible, only_gpu(std::getenv(kVisible), gpu).c_str(), 1);
     seen = gpu;
 }
 
