@@ -159,20 +159,19 @@ void require_mpirun() {
                                  .remedy = "install Open MPI (openmpi-bin) on every host"});
 }
 
-// The first failing rank's error, after everything that was printed.
+// The first failing rank's error, or which was lost, after everything that was printed.
 [[noreturn]] void fail(const RankOutput& output, int code) {
     const auto trouble = code >= 1 && code <= static_cast<int>(Trouble::rank_lost)
                              ? static_cast<Trouble>(code)
                              : Trouble::rank_lost;
-    const RankOutput::Failure failure = output.first_failure();
-    if (failure.rank < 0) {
+    std::string reason = output.reason();
+    if (reason.empty()) {
         throw Error(trouble, {.what = "the ranks ended without saying why",
                               .where = "mpirun",
                               .measured = "exit code " + std::to_string(code),
                               .remedy = "see what [mpirun] said above"});
     }
-    throw Error(trouble, {.what = "rank " + std::to_string(failure.rank) +
-                                  " failed: " + failure.text.substr(failure.text.find(' ') + 1)});
+    throw Error(trouble, {.what = std::move(reason)});
 }
 
 void run_launch(const LaunchOptions& options) {

@@ -10,7 +10,7 @@
 namespace ferry::tools {
 namespace {
 
-constexpr std::string_view kError = "ferry: ";
+constexpr std::string_view kError = "ferry: ", kLost = "ferry: lost ";
 
 // "[1234,2]<stderr>:" at the beginning of a text: rank 2, stream 2. What of it is the tag.
 struct Tag {
@@ -55,7 +55,20 @@ std::optional<Found> find_tag(std::string_view text, size_t from) {
 
 // A rank's error that only says how it learnt of another's.
 bool of_another(const std::string& text) {
-    return text.find("ferry: lost ") == 0 || text.find("has given this rank (") < text.find('\n');
+    return text.starts_with(kLost) || text.find("has given this rank (") < text.find('\n');
+}
+
+std::string failed(int rank, const std::string& text) {
+    return fmt::format("rank {} failed: {}", rank, text.substr(kError.size()));
+}
+
+// "ferry: lost rank 1: its process has ended", turned round to be about that rank; so with "ranks 1
+// and 2", and "a rank". Nothing: the text says no such thing.
+std::optional<std::string> lost(const std::string& text) {
+    const size_t colon = text.find(": ", kLost.size());
+    if (!text.starts_with(kLost) || colon == std::string::npos) return std::nullopt;
+    const std::string who = text.substr(kLost.size(), colon - kLost.size());
+    return who + (who.starts_with("ranks ") ? " were lost" : " was lost") + text.substr(colon);
 }
 
 }  // namespace
@@ -120,11 +133,13 @@ void RankOutput::finish() {
     std::fflush(stdout);
 }
 
-RankOutput::Failure RankOutput::first_failure() const {
+std::string RankOutput::reason() const {
+    if (failures_.empty()) return "";
     const auto own = std::ranges::find_if(
         failures_, [](const Failure& failure) { return !of_another(failure.text); });
-    if (own != failures_.end()) return *own;
-    return failures_.empty() ? Failure{} : failures_.front();
+    if (own != failures_.end()) return failed(own->rank, own->text);
+    const Failure& first = failures_.front();
+    return lost(first.text).value_or(failed(first.rank, first.text));
 }
 
 }  // namespace ferry::tools

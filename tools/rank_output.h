@@ -19,16 +19,17 @@ public:
     // Prints what has no line end.
     void finish();
 
-    // The error by which a rank failed, as it printed it, of the one that is the reason of the
-    // others' ends as far as can be said; rank -1: no rank printed one.
-    struct Failure {
-        int rank = -1;
-        std::string text{};
-    };
-    Failure first_failure() const;
+    // Why the ranks ended, as far as can be said: "rank 2 failed: ..." by what it printed, or,
+    // where those that printed something only say that another was lost, "rank 2 was lost: ...".
+    // Empty: no rank printed an error.
+    std::string reason() const;
 
 private:
     static constexpr int kMpirun = -1;  // as a rank: mpirun itself
+    struct Failure {
+        int rank;
+        std::string text;
+    };
 
     void take_line(int stream, const std::string& line);
     void say(int rank, int stream, const std::string& line);

@@ -126,6 +126,25 @@ class FerryTest(unittest.TestCase):
     def nvme(cls, size="64MiB", name="nvme"):
         return {"path": cls.path(name), "size": size}
 
+    @staticmethod
+    def ranks_of(config):
+        """The ranks' processes, by rank."""
+        found = {}
+        for name in glob.glob("/proc/[0-9]*/cmdline"):
+            try:
+                with open(name, "rb") as file:
+                    words = file.read().split(b"\0")
+                if config.encode() not in words or b"mpirun" in words[0]:
+                    continue
+                with open(name.replace("cmdline", "environ"), "rb") as file:
+                    environment = dict(v.partition(b"=")[::2] for v in file.read().split(b"\0"))
+            except OSError:
+                continue
+            rank = environment.get(b"OMPI_COMM_WORLD_RANK")
+            if rank is not None:
+                found[int(rank)] = int(name.split("/")[2])
+        return found
+
     def assert_trained(self, run):
         self.assertEqual(run.code, 0, run.err)
         self.assertIsNotNone(run.summary, run.out)

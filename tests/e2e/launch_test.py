@@ -250,13 +250,24 @@ class OutputTest(LaunchTest):
         self.assertTrue(run.err.endswith("ferry: rank 2 failed: storage failed\n"
                                          "  where:    /nvme/ferry.seg0\n  limit:    4096 B\n"), run.err)
 
-    def test_where_all_are_lost_the_first_one_speaks(self):
-        self.mpirun_that("[7,1]<stderr>:ferry: lost rank 0: its process has ended\n",
-                         "[7,2]<stderr>:ferry: lost rank 0: its process has ended\n",
-                         "mpirun noticed that process rank 0 exited on signal 9 (Killed).\n", code=137)
-        run = self.launch("localhost slots=3\n")
-        self.assertEqual(run.code, LOST)
-        self.assertTrue(run.err.endswith("ferry: rank 1 failed: lost rank 0: its process has ended\n"))
+    def test_the_lost_rank_is_named_where_no_other_failed(self):
+        for lost, said in (("rank 0: its process has ended", "rank 0 was lost: its process has ended"),
+                           ("ranks 0 and 3: took no part", "ranks 0 and 3 were lost: took no part"),
+                           ("a rank: NCCL's: failed", "a rank was lost: NCCL's: failed")):
+            with self.subTest(lost=lost):
+                self.mpirun_that(f"[7,1]<stderr>:ferry: lost {lost}\n[7,1]<stderr>:  where:    step 3\n",
+                                 f"[7,2]<stderr>:ferry: lost {lost}\n",
+                                 "mpirun noticed that process rank 0 exited on signal 9 (Killed).\n",
+                                 code=137)
+                run = self.launch("localhost slots=4\n")
+                self.assertEqual(run.code, LOST)
+                self.assertTrue(run.err.endswith(f"\nferry: {said}\n  where:    step 3\n"), run.err)
+
+    def test_a_rank_that_others_have_given_up_failed(self):
+        self.mpirun_that("[7,1]<stderr>:ferry: rank 0 has given this rank (1) up: took no part\n", code=6)
+        run = self.launch("localhost slots=2\n")
+        self.assertTrue(run.err.endswith("ferry: rank 1 failed: rank 0 has given this rank (1) up: "
+                                         "took no part\n"), run.err)
 
     def test_where_nobody_says_why(self):
         self.mpirun_that("[7,0]<stdout>:step 1\n", code=137)
@@ -301,6 +312,23 @@ class TrainingTest(LaunchTest):
         self.assertEqual(run.code, 0, run.err)
         self.assertTrue(self.final_hashes(run), run.out)
         self.assertIn("worker-1: ", self.asked())
+
+    def test_a_killed_rank_is_the_one_that_was_lost(self):
+        config = self.command(self.config(steps=100000, batch__micro_batches=2))[1]
+        process = subprocess.Popen(
+            [FERRY, "launch", "--hostfile", self.hostfile("localhost slots=2\n"), config, "--", "--json",
+             "--no-bound"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.environment())
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        for line in process.stdout:
+            if '"loss"' in line:
+                break
+        os.kill(self.ranks_of(config)[1], signal.SIGKILL)
+        _, err = process.communicate(timeout=120)
+        self.assertRegex(err, r"\nferry: rank 1 was lost: its process has ended\n(  .*\n)*$")
+        self.assertNotIn("failed:", err)
+        self.assertEqual(process.returncode, LOST)
 
     def test_a_failing_run_says_so_last(self):
         start = time.monotonic()

@@ -1,6 +1,5 @@
 """Several ranks, as a user starts them: mpirun -n N ferry train CONFIG."""
 
-import glob
 import os
 import re
 import shutil
@@ -214,26 +213,7 @@ class Ranks(FerryTest):
         self.addCleanup(process.kill)
         line = process.stdout.readline()  # a step has ended: all ranks are at work
         self.assertIn('"loss"', line)
-        return process, self.processes(command[1])
-
-    @staticmethod
-    def processes(config):
-        """The ranks' processes, by rank."""
-        found = {}
-        for name in glob.glob("/proc/[0-9]*/cmdline"):
-            try:
-                with open(name, "rb") as file:
-                    words = file.read().split(b"\0")
-                if config.encode() not in words or b"mpirun" in words[0]:
-                    continue
-                with open(name.replace("cmdline", "environ"), "rb") as file:
-                    environment = dict(v.partition(b"=")[::2] for v in file.read().split(b"\0"))
-            except OSError:
-                continue
-            rank = environment.get(b"OMPI_COMM_WORLD_RANK")
-            if rank is not None:
-                found[int(rank)] = int(name.split("/")[2])
-        return found
+        return process, self.ranks_of(command[1])
 
     def test_an_interrupt_of_one_rank_ends_all_after_the_same_step(self):
         process, ranks = self.start(2, self.config(steps=100000))
