@@ -235,9 +235,12 @@ class Ranks(FerryTest):
                 while any(os.path.exists(f"/proc/{pid}") for pid in ranks.values()):
                     self.assertLess(time.monotonic(), deadline, "a rank goes on alone")
                     time.sleep(0.05)
-                # The next run finds what the dead one left, and nothing stands in its way.
+                # The next run finds what the dead one left, says so, and goes its way.
                 again = self.ranks(3, self.config(zero__stage=stage, **self.tight(3)))
                 self.assert_trained(again)
+                left = os.path.join(self.path("nvme"), "rank-1", "ferry.volume")
+                self.assertRegex(again.err, rf"was killed and left {left}: not consistent, "
+                                            r"state of step \d+ lost")
                 self.assert_left_nothing()
 
     # ------------------------------------------------------------ a rank that is killed
