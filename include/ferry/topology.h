@@ -26,6 +26,9 @@ struct Attached {
 
 struct Topology {
     std::vector<NumaNode> nodes{};
+    // Of the nodes' cores, those that are for the threads of I/O and copies alone; as it was found,
+    // a machine has none.
+    std::vector<int> reserved{};
     std::vector<Attached> attached{};  // on several nodes; on one there is nothing to choose
     int64_t l2_bytes = 0;              // of one core
     int64_t l3_bytes = 0;
@@ -56,7 +59,8 @@ int node_of_path(const Topology& machine, const std::string& path);
 std::string describe(const Topology& machine);
 
 // The machine with one of `parts` equal parts of its cores, which as many processes share: a run of
-// them, node by node. Where cores are fewer than parts, some serve several.
+// them, node by node. Where cores are fewer than parts, some serve several; those that are reserved
+// serve all.
 Topology with_part_of_cores(Topology machine, int part, int parts);
 // The machine with a process's equal part of what bounds all of `processes` together, whatever
 // cores each of them runs on: the memory limit, what is left of it, and the quota.
@@ -98,13 +102,14 @@ int node_of(const void* address);
 
 // A team on each node, so that memory is worked on where it lies, and one of all their cores, for
 // work without a place. `threads` are spread in proportion to the nodes' cores, at least one each;
-// `reserved` cores (OS indices) are left to the threads that drive I/O and copies. On one node both
-// are the same team, and without reserved cores nothing is pinned. On several, workers are as many
-// as leave a core each for two threads that bring work of their own, the compute stream's and the
-// optimizer's; on two nodes at least one, so that two threads on two nodes may be three.
+// reserved cores are left to the threads that drive I/O and copies. On one node both are the same
+// team, and without reserved cores nothing is pinned. On several, workers are as many as leave a
+// core each for two threads that bring work of their own, the compute stream's and the optimizer's;
+// on two nodes at least one, so that two threads on two nodes may be three.
 class NodeTeams {
 public:
-    NodeTeams(const Topology& machine, int threads, std::span<const int> reserved = {});
+    // Throws usage where every core is reserved.
+    NodeTeams(const Topology& machine, int threads);
     ~NodeTeams();
     NodeTeams(const NodeTeams&) = delete;
     NodeTeams& operator=(const NodeTeams&) = delete;

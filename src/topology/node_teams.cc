@@ -36,12 +36,12 @@ int node_of(const void* address) {
     return rc == 0 ? node : -1;
 }
 
-NodeTeams::NodeTeams(const Topology& machine, int threads, std::span<const int> reserved) {
+NodeTeams::NodeTeams(const Topology& machine, int threads) {
     FERRY_CHECK(threads >= 1 && !machine.nodes.empty(), std::to_string(threads));
     std::vector<std::vector<int>> cores;
     int64_t all = 0;
     for (const NumaNode& node : machine.nodes) {
-        std::vector<int> left = without(node.cores, reserved);
+        std::vector<int> left = without(node.cores, machine.reserved);
         if (left.empty()) continue;
         all += static_cast<int64_t>(left.size());
         os_index_.push_back(node.os_index);
@@ -51,11 +51,11 @@ NodeTeams::NodeTeams(const Topology& machine, int threads, std::span<const int> 
         throw Error(
             Trouble::usage,
             {.what = "every core is reserved for I/O and copies; none is left to compute on",
-             .measured = std::to_string(reserved.size()) + " reserved cores",
+             .measured = std::to_string(machine.reserved.size()) + " reserved cores",
              .limit = std::to_string(machine.cores()) + " cores of this process",
              .remedy = "reserve fewer cores"});
     }
-    const bool pinned = cores.size() > 1 || !reserved.empty();
+    const bool pinned = cores.size() > 1 || !machine.reserved.empty();
     int64_t before = 0;
     for (const std::vector<int>& mine : cores) {
         // Cumulative rounding: the shares add up to `threads`.
@@ -74,8 +74,8 @@ NodeTeams::NodeTeams(const Topology& machine, int threads, std::span<const int> 
     std::vector<int> everywhere;
     for (const std::vector<int>& mine : cores)
         everywhere.insert(everywhere.end(), mine.begin(), mine.end());
-    all_ = reserved.empty() ? std::make_unique<Team>(threads)
-                            : std::make_unique<Team>(threads, everywhere);
+    all_ = machine.reserved.empty() ? std::make_unique<Team>(threads)
+                                    : std::make_unique<Team>(threads, everywhere);
 }
 
 NodeTeams::~NodeTeams() = default;

@@ -140,18 +140,28 @@ int Topology::cores() const {
 
 Topology with_part_of_cores(Topology machine, int part, int parts) {
     if (parts == 1) return machine;
+    const auto is_reserved = [&](int core) {
+        return std::ranges::count(machine.reserved, core) > 0;
+    };
     int64_t all = 0;
-    for (const NumaNode& node : machine.nodes) all += std::ssize(node.cores);
+    for (const NumaNode& node : machine.nodes)
+        all += std::ssize(node.cores) - std::ranges::count_if(node.cores, is_reserved);
     const int64_t first = all * part / parts;
     const int64_t last = std::max(first + 1, all * (part + 1) / parts);
     int64_t at = 0;
     for (NumaNode& node : machine.nodes) {
-        const int64_t count = std::ssize(node.cores);
-        const int64_t from = std::clamp<int64_t>(first - at, 0, count),
-                      to = std::clamp<int64_t>(last - at, 0, count);
-        node.cores = {node.cores.begin() + from, node.cores.begin() + to};
-        node.memory_bytes = node.memory_bytes * (to - from) / std::max<int64_t>(count, 1);
-        at += count;
+        std::vector<int> cores;
+        int64_t shared = 0, mine = 0;
+        for (const int core : node.cores) {
+            const bool reserved = is_reserved(core);
+            const bool own = !reserved && at >= first && at < last;
+            if (reserved || own) cores.push_back(core);
+            mine += own ? 1 : 0;
+            shared += reserved ? 0 : 1;
+            at += reserved ? 0 : 1;
+        }
+        node.cores = std::move(cores);
+        node.memory_bytes = node.memory_bytes * mine / std::max<int64_t>(shared, 1);
     }
     std::erase_if(machine.nodes, [](const NumaNode& node) { return node.cores.empty(); });
     return machine;

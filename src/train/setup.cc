@@ -146,23 +146,15 @@ std::vector<int> cores_of(const Topology& machine) {
     return cores;
 }
 
-// Of a machine shared by ranks, those of this one's part.
-std::vector<int> reserved_in(const Config& config, const Topology& machine) {
-    const std::vector<int> cores = cores_of(machine);
-    std::vector<int> reserved = config.reserved_cores;
-    std::erase_if(reserved, [&](int core) { return std::ranges::count(cores, core) == 0; });
-    return reserved;
-}
-
 // Where a path's rings run: at the node that its drives hang off, on the cores that are left to I/O
 // there, if any are. Empty, and anywhere: there is one node, or none that is nearer.
-std::vector<int> cores_near(const std::string& path, const Config& config,
-                            const Topology& machine) {
+std::vector<int> cores_near(const std::string& path, const Topology& machine) {
     if (machine.nodes.size() < 2) return {};
     const auto node =
         std::ranges::find(machine.nodes, node_of_path(machine, path), &NumaNode::os_index);
     if (node == machine.nodes.end()) return {};
-    std::vector<int> reserved = reserved_in(config, {.nodes = {*node}});
+    std::vector<int> reserved = machine.reserved;
+    std::erase_if(reserved, [&](int core) { return std::ranges::count(node->cores, core) == 0; });
     return reserved.empty() ? node->cores : reserved;
 }
 
@@ -185,7 +177,7 @@ aio::VolumeOptions volume_options(const Config& config, const planner::Plan& pla
         options.paths.push_back({.path = path.path,
                                  .size_bytes = unlimited ? 0 : path.size_bytes,
                                  .endurance_tbw = path.endurance_tbw,
-                                 .cores = cores_near(path.path, config, machine)});
+                                 .cores = cores_near(path.path, machine)});
     }
     return options;
 }
@@ -261,6 +253,7 @@ Topology machine_for(const Config& config) {
                      .limit = fmt::format("this process may run on {}", fmt::join(cores, ", ")),
                      .remedy = "name cores of that list (one processing unit stands for a core)"});
     }
+    machine.reserved = config.reserved_cores;
     return machine;
 }
 
@@ -283,7 +276,7 @@ void log_machine(const Config& config, const Topology& machine, const Device& de
 }
 
 int threads_for(const Config& config, const Topology& machine) {
-    const int left = machine.cores() - static_cast<int>(reserved_in(config, machine).size());
+    const int left = machine.cores() - static_cast<int>(machine.reserved.size());
     return config.threads > 0 ? config.threads : std::max(1, left);
 }
 
@@ -292,10 +285,10 @@ std::unique_ptr<NodeTeams> make_teams(const Config& config, const Topology& mach
     if (executor.simulated()) {  // one thread does everything
         Topology one = machine;
         one.nodes.resize(1);
+        one.reserved.clear();
         return std::make_unique<NodeTeams>(one, 1);
     }
-    auto teams = std::make_unique<NodeTeams>(machine, threads_for(config, machine),
-                                             reserved_in(config, machine));
+    auto teams = std::make_unique<NodeTeams>(machine, threads_for(config, machine));
     for (int i = 0; teams->count() > 1 && i < teams->count(); ++i) {
         log_info(fmt::format("NUMA node {} of {}: {} threads update what lies there", i,
                              teams->count(), teams->team(i).threads()));

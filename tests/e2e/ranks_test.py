@@ -125,6 +125,18 @@ class Ranks(FerryTest):
                 if warned is not None:
                     self.assertEqual("start them with mpirun --bind-to none" in text, warned, text)
 
+    def test_cores_are_reserved_before_ranks_share_the_others(self):
+        said = self.train(self.config(reserved_cores=[65535])).err
+        cores = [int(core) for core in re.search(r"may run on ([0-9, ]+)", said)[1].split(", ")]
+        if len(cores) < 2:
+            self.skipTest("one core")
+        for core in cores[:2]:  # whichever rank's it would be
+            with self.subTest(core=core):
+                self.assert_trained(self.ranks(2, self.config(steps=1, threads=0, reserved_cores=[core])))
+        run = self.ranks(2, self.config(reserved_cores=cores))
+        self.assertNotEqual(run.code, 0)
+        self.assertIn("every core is reserved", run.err)
+
     def test_more_ranks_follow_one(self):
         one = self.train(self.config())
         self.assert_trained(one)

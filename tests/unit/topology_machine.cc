@@ -298,6 +298,20 @@ TEST(PartOfCores, LetsSeveralShareOneWhereThereAreFewer) {
     }
 }
 
+TEST(PartOfCores, HasTheReservedOnesWhole) {
+    Topology machine = two_nodes();
+    machine.reserved = {1, 8};
+    const Topology first = with_part_of_cores(machine, 0, 2),
+                   second = with_part_of_cores(machine, 1, 2);
+    EXPECT_EQ(cores_of(first), (std::vector<int>{0, 1, 2, 8}));
+    EXPECT_EQ(first.nodes[0].memory_bytes, 3000);
+    EXPECT_EQ(first.nodes[1].memory_bytes, 0);  // nobody computes there
+    EXPECT_EQ(cores_of(second), (std::vector<int>{1, 8, 9, 10}));
+    machine.reserved = {0, 1, 2, 8, 9};
+    for (const int part : {0, 1})  // one to compute on is left, for both
+        EXPECT_EQ(cores_of(with_part_of_cores(machine, part, 2)), cores_of(two_nodes()));
+}
+
 TEST(PartOfLimits, IsOfWhatBoundsAllProcesses) {
     const Topology mine = with_part_of_limits(two_nodes(), 2);
     EXPECT_EQ(mine.memory_limit_bytes, 4000);

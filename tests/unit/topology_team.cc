@@ -113,25 +113,28 @@ TEST(NodeTeams, of_one_node_is_one_team) {
 }
 
 TEST(NodeTeams, spread_the_threads_and_leave_reserved_cores) {
-    const Topology machine{.nodes = {{.os_index = 0, .cores = {0, 1, 2, 3}},
-                                     {.os_index = 1, .cores = {4, 5}},
-                                     {.os_index = 2, .cores = {6}}}};
+    Topology machine{.nodes = {{.os_index = 0, .cores = {0, 1, 2, 3}},
+                               {.os_index = 1, .cores = {4, 5}},
+                               {.os_index = 2, .cores = {6}}}};
     NodeTeams all(machine, 7);
     ASSERT_EQ(all.count(), 3);
     EXPECT_EQ(all.team(0).threads(), 4);
     EXPECT_EQ(all.team(1).threads(), 2);
     EXPECT_EQ(all.team(2).threads(), 1);
     EXPECT_EQ(all.all().threads(), 7);
-    NodeTeams fewer(machine, 4, std::vector<int>{0, 1, 6});
+    machine.reserved = {0, 1, 6};
+    NodeTeams fewer(machine, 4);
     ASSERT_EQ(fewer.count(), 2);
     EXPECT_EQ(fewer.team(0).threads(), 2);
     EXPECT_EQ(fewer.team(1).threads(), 2);
+    machine.reserved = {};
     NodeTeams one(machine, 1);
     for (int i = 0; i < one.count(); ++i) EXPECT_EQ(one.team(i).threads(), 1);
     std::atomic<int> calls{0};
     all.each([&](int, Team& team) { team.parallel(4, [&](int64_t) { ++calls; }); });
     EXPECT_EQ(calls, 12);
-    EXPECT_THROW(NodeTeams(machine, 1, std::vector<int>{0, 1, 2, 3, 4, 5, 6}), Error);
+    machine.reserved = {0, 1, 2, 3, 4, 5, 6};
+    EXPECT_THROW(NodeTeams(machine, 1), Error);
 }
 
 std::vector<int> cores_of_this_process() {
@@ -148,11 +151,13 @@ std::vector<int> cores_of_this_process() {
 TEST(NodeTeams, never_work_on_a_reserved_core) {
     const std::vector<int> cores = cores_of_this_process();
     if (cores.size() < 2) GTEST_SKIP() << "one core";
-    const Topology one{.nodes = {{.os_index = 0, .cores = cores}}};
+    const std::vector<int> reserved{cores[1]};
+    const Topology one{.nodes = {{.os_index = 0, .cores = cores}}, .reserved = reserved};
     const Topology two{.nodes = {{.os_index = 0, .cores = {cores[0], cores[1]}},
-                                 {.os_index = 1, .cores = {cores[0]}}}};
+                                 {.os_index = 1, .cores = {cores[0]}}},
+                       .reserved = reserved};
     for (const Topology& machine : {one, two}) {
-        NodeTeams teams(machine, 2, std::vector<int>{cores[1]});
+        NodeTeams teams(machine, 2);
         std::atomic<int> calls{0};
         const auto here = [&](int64_t) {
             EXPECT_NE(sched_getcpu(), cores[1]);

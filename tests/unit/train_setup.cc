@@ -47,8 +47,8 @@ TEST_F(WithinMemory, WhatIsLeftIsTheLimit) {
 
 class RingCores : public testing::Test {
 protected:
-    std::vector<int> of_path(const Config& config, Topology machine) const {
-        Config here = config;
+    std::vector<int> of_path(const Topology& machine) const {
+        Config here;
         here.budgets.nvme = {{.path = directory_.path()}};
         return volume_options(here, {}, machine, {}, 0).paths.at(0).cores;
     }
@@ -63,23 +63,22 @@ protected:
 };
 
 TEST_F(RingCores, AreThoseOfTheDrivesNode) {
-    const Topology machine = drives_at(1);
+    Topology machine = drives_at(1);
     if (node_of_path(machine, directory_.path()) != 1) GTEST_SKIP() << "/var/tmp is on no drive";
-    EXPECT_EQ(of_path({}, machine), (std::vector<int>{2, 3}));
-    Config config;
-    config.reserved_cores = {0, 3};
-    EXPECT_EQ(of_path(config, machine), std::vector<int>{3});
-    config.reserved_cores = {0};  // none is left to I/O there
-    EXPECT_EQ(of_path(config, machine), (std::vector<int>{2, 3}));
+    EXPECT_EQ(of_path(machine), (std::vector<int>{2, 3}));
+    machine.reserved = {0, 3};
+    EXPECT_EQ(of_path(machine), std::vector<int>{3});
+    machine.reserved = {0};  // none is left to I/O there
+    EXPECT_EQ(of_path(machine), (std::vector<int>{2, 3}));
 }
 
 TEST_F(RingCores, AreAnyWhereNoneIsNearer) {
-    EXPECT_TRUE(of_path({}, two_nodes()).empty());    // of no known drive
-    EXPECT_TRUE(of_path({}, drives_at(-1)).empty());  // at both nodes
-    EXPECT_TRUE(of_path({}, drives_at(7)).empty());   // where this process has no core
+    EXPECT_TRUE(of_path(two_nodes()).empty());    // of no known drive
+    EXPECT_TRUE(of_path(drives_at(-1)).empty());  // at both nodes
+    EXPECT_TRUE(of_path(drives_at(7)).empty());   // where this process has no core
     Topology one = drives_at(0);
     one.nodes.resize(1);
-    EXPECT_TRUE(of_path({}, one).empty());
+    EXPECT_TRUE(of_path(one).empty());
 }
 
 }  // namespace
