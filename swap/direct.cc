@@ -1,43 +1,47 @@
 #include "direct.h"
 
-#include <algorithm>
-
 namespace ferry::swap {
+
+Direct::~Direct() {
+    for (const Put& put : puts_) wait_for(put);
+}
 
 void Direct::begin_put(ObjectId object, std::span<std::byte> bytes) {
     if (table_.object(object).home != Tier::nvme) {
         copy(StreamKind::h2d, table_.current_address(object), bytes.data(), object);
+        Put& put = puts_.emplace_back();
+        put.copy = copies_;
         return;
     }
     table_.seal(object, bytes);
     auto slot = table_.slot_for_write(object);
     if (!slot) {  // those under way free theirs
-        end_puts();
+        end_puts(0);
         slot = table_.slot_for_write(object);
     }
     FERRY_CHECK(slot.has_value(), "the plan has a fresh slot for one write at least");
     Put& put = puts_.emplace_back();
     put.object = object;
-    put.operation = {
-        .kind = aio::Kind::write, .slot = slot.value_or(aio::kNoSlot), .buffer = bytes};
-    volume_->submit(put.operation);
+    put.kind = aio::Kind::write;
+    put.slot = slot.value_or(aio::kNoSlot);
+    put.buffer = bytes;
+    volume_->submit(put);
 }
 
-void Direct::end_puts() {
-    wait_for_puts();
-    const auto failed = std::ranges::find_if(
-        puts_, [](const Put& put) { return put.operation.state != aio::State::done; });
-    if (failed != puts_.end()) throw aio::to_error(*volume_, failed->operation);
-    for (const Put& put : puts_)
+void Direct::end_puts(int64_t under_way) {
+    for (; std::ssize(puts_) > under_way; puts_.pop_front()) {
+        const Put& put = puts_.front();
+        wait_for(put);
+        if (put.copy > 0) continue;
+        if (put.state != aio::State::done) throw aio::to_error(*volume_, put);
         if (table_.object(put.object).versioned) table_.commit(put.object);
-    puts_.clear();
-    polled_ = 0;
+    }
 }
 
 void Direct::get(ObjectId object, std::span<std::byte> bytes) {
     if (table_.object(object).home != Tier::nvme) {
         copy(StreamKind::d2h, bytes.data(), table_.current_address(object), object);
-        wait_for_copies();
+        wait_for_copies(copies_);
         return;
     }
     aio::Operation operation{
@@ -53,11 +57,14 @@ std::span<std::byte> Direct::in_host(ObjectId object) noexcept {
     return {table_.current_address(object), static_cast<size_t>(known.bytes)};
 }
 
-void Direct::wait_for_puts() {
-    wait_for_copies();
-    while (polled_ < puts_.size()) {
-        if (volume_->poll())
-            ++polled_;
+bool Direct::finished(const Put& put) const noexcept {
+    return put.copy > 0 ? copied_.load(std::memory_order_acquire) >= put.copy : put.polled;
+}
+
+void Direct::wait_for(const Put& put) {
+    while (!finished(put)) {
+        if (aio::Operation* other = volume_ ? volume_->poll() : nullptr)
+            static_cast<Put*>(other)->polled = true;
         else
             executor_.wait(kForever);
     }
@@ -71,8 +78,8 @@ void Direct::copy(StreamKind kind, std::byte* destination, const std::byte* sour
     ++copies_;
 }
 
-void Direct::wait_for_copies() {
-    while (copied_.load(std::memory_order_acquire) < copies_) executor_.wait(kForever);
+void Direct::wait_for_copies(uint64_t copies) {
+    while (copied_.load(std::memory_order_acquire) < copies) executor_.wait(kForever);
 }
 
 }  // namespace ferry::swap

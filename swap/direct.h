@@ -16,29 +16,30 @@ public:
         : table_(table), executor_(executor), device_(device), volume_(volume) {}
     Direct(const Direct&) = delete;
     Direct& operator=(const Direct&) = delete;
-    ~Direct() { wait_for_puts(); }
+    ~Direct();
 
     // As Store has them.
     void begin_put(ObjectId object, std::span<std::byte> bytes);
-    void end_puts();
+    void end_puts(int64_t under_way);
     void get(ObjectId object, std::span<std::byte> bytes);
     std::span<std::byte> in_host(ObjectId object) noexcept;
 
 private:
-    struct Put {
+    struct Put : aio::Operation {
         ObjectId object = kNoObject;
-        aio::Operation operation{};
+        uint64_t copy = 0;  // which of the copies it is; 0: a write
+        bool polled = false;
     };
-    void wait_for_puts();
+    bool finished(const Put& put) const noexcept;
+    void wait_for(const Put& put);
     void copy(StreamKind kind, std::byte* destination, const std::byte* source, ObjectId object);
-    void wait_for_copies();
+    void wait_for_copies(uint64_t copies);
 
     ObjectTable& table_;
     Executor& executor_;
     Device& device_;
     aio::Volume* volume_;
-    std::deque<Put> puts_{};  // to NVMe, begun; they stay where they are
-    size_t polled_ = 0;       // of them
+    std::deque<Put> puts_{};  // begun, the oldest first; they stay where they are
     std::atomic<uint64_t> copied_ = 0;
     uint64_t copies_ = 0;  // begun
 };

@@ -96,12 +96,12 @@ public:
 
     void put(ObjectId object, std::span<std::byte> bytes) override {
         direct_.begin_put(object, bytes);
-        direct_.end_puts();
+        direct_.end_puts(0);
     }
     void begin_put(ObjectId object, std::span<std::byte> bytes) override {
         direct_.begin_put(object, bytes);
     }
-    void end_puts() override { direct_.end_puts(); }
+    void end_puts(int64_t under_way) override { direct_.end_puts(under_way); }
     std::span<std::byte> in_host(ObjectId object) noexcept override {
         return direct_.in_host(object);
     }

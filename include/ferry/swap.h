@@ -114,10 +114,11 @@ public:
     // Blocking access to an object's current version; only when drained. `bytes` as large as it.
     virtual void put(ObjectId object, std::span<std::byte> bytes) = 0;
     virtual void get(ObjectId object, std::span<std::byte> bytes) = 0;
-    // A put() under way, one of many: `bytes` stay as they are, and the store is asked for nothing
-    // else, until end_puts() has waited for them all. That one throws what went wrong.
+    // A put() that goes on: `bytes` stay as they are, and the store is asked for nothing but more
+    // of the kind, until end_puts() has waited for it. That ends the oldest ones, in their order,
+    // until so many are under way; throws what went wrong with them.
     virtual void begin_put(ObjectId object, std::span<std::byte> bytes) = 0;
-    virtual void end_puts() = 0;
+    virtual void end_puts(int64_t under_way) = 0;
     // Where the object's current version lies, to be read and written in place, if that is in host
     // memory; else empty.
     virtual std::span<std::byte> in_host(ObjectId object) noexcept = 0;

@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <numeric>
 
 namespace ferry::train {
 
@@ -73,7 +74,7 @@ std::vector<StateIo::Staging> StateIo::staging_of(const planner::Plan& plan,
                              static_cast<size_t>(b.bytes));
     };
     std::vector<Staging> staging;
-    for (int64_t i = 0; i < std::min({int64_t{2}, states.count, weights.count}); ++i)
+    for (int64_t i = 0; i < std::min(states.count, weights.count); ++i)
         staging.push_back({buffer(states, i), buffer(weights, i)});
     return staging;
 }
@@ -97,10 +98,12 @@ StateIo::Staging StateIo::brought(const Chunk& chunk, bool state, bool weight) {
     return place;
 }
 
-void StateIo::begin_put(const Chunk& chunk, const Staging& from) {
-    if (store_.in_host(chunk.weight).empty()) store_.begin_put(chunk.weight, from.weight);
-    if (chunk.trainable && store_.in_host(chunk.state).empty())
-        store_.begin_put(chunk.state, from.state);
+int64_t StateIo::begin_put(const Chunk& chunk, const Staging& from) {
+    const bool weight = store_.in_host(chunk.weight).empty();
+    const bool state = chunk.trainable && store_.in_host(chunk.state).empty();
+    if (weight) store_.begin_put(chunk.weight, from.weight);
+    if (state) store_.begin_put(chunk.state, from.state);
+    return int64_t{weight} + int64_t{state};
 }
 
 template <class Body>
@@ -115,19 +118,20 @@ void StateIo::in_parts(const Chunk& chunk, const Body& body) {
 
 uint64_t StateIo::initialise(const Fill& fill, float moment) {
     uint64_t frozen = 0;
+    std::vector<int64_t> begun(staging_.size());  // puts from each, the last time
     size_t turn = 0;
     for (const Chunk& chunk : plan_.chunks) {
+        begun[turn] = 0;
+        store_.end_puts(std::accumulate(begun.begin(), begun.end(), int64_t{0}));
         const Staging place = place_of(chunk, staging_[turn]);
         in_parts(chunk, [&](int64_t at, int64_t count) {
             fill_part(chunk, place, at, count, fill, moment);
         });
         if (!chunk.trainable) frozen = fold(frozen, place.weight);
-        store_.end_puts();  // of the chunk before
-        begin_put(chunk, place);
-        if (staging_.size() == 1) store_.end_puts();
+        begun[turn] = begin_put(chunk, place);
         turn = (turn + 1) % staging_.size();
     }
-    store_.end_puts();
+    store_.end_puts(0);
     return frozen;
 }
 
@@ -152,7 +156,7 @@ uint64_t StateIo::restore(const Fill& fill) {
                  [&](int64_t at, int64_t count) { fill_part(chunk, place, at, count, fill, 0); });
         frozen = fold(frozen, place.weight);
         begin_put(chunk, place);
-        store_.end_puts();
+        store_.end_puts(0);
     }
     return frozen;
 }

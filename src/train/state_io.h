@@ -28,10 +28,10 @@ public:
     struct Staging {
         std::span<std::byte> state, weight;
     };
-    // With two of them one is filled while the other is on its way.
+    // With several, one is filled while the others are on their way.
     StateIo(const planner::Plan& plan, swap::Store& store, Team& team, std::vector<Staging> staging)
         : plan_(plan), store_(store), team_(team), staging_(std::move(staging)) {}
-    // Of the plan's buffers in its host arena: two, or one where the plan has no more.
+    // The plan's buffers of a chunk in its host arena.
     static std::vector<Staging> staging_of(const planner::Plan& plan, std::span<std::byte> arena);
 
     // fp32 values of elements [first, first + out.size()) of a layer; called by any thread.
@@ -58,8 +58,8 @@ private:
     Staging place_of(const planner::Chunk& chunk, const Staging& staging);
     // The same after they are there.
     Staging brought(const planner::Chunk& chunk, bool state, bool weight);
-    // Those of the two that do not lie there already.
-    void begin_put(const planner::Chunk& chunk, const Staging& from);
+    // Those of the two that do not lie there already; how many.
+    int64_t begin_put(const planner::Chunk& chunk, const Staging& from);
     // Calls body(first element, elements) for parts of a chunk, on the team's threads.
     template <class Body>
     void in_parts(const planner::Chunk& chunk, const Body& body);
