@@ -87,6 +87,9 @@ const char* remedy_for(int error) noexcept {
             return "a symbolic link is in its place: remove it, or give another path";
         case EBUSY:
             return "it is mounted or in use: unmount it, or give another path";
+        case ENOLCK:
+            return "this file system cannot lock files, or its lock service is down: give another "
+                   "path";
         case EMFILE:
         case ENFILE:
             return "raise the limit of open files (ulimit -n)";

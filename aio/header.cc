@@ -68,6 +68,10 @@ Error not_opened(const std::string& name, int error) {
 void lock_or_throw(int file, const std::string& name) {
     if (flock(file, LOCK_EX | LOCK_NB) == 0) return;
     if (const int error = errno; error != EWOULDBLOCK) {
+        // Where nobody can lock, an empty file is what was just made.
+        struct stat status {};
+        if (fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_size == 0)
+            unlink(name.c_str());
         close(file);
         throw Error(Trouble::io, problem_of("the storage path cannot be locked", name, error));
     }

@@ -109,35 +109,46 @@ TEST_F(Limits, AContainerWithoutIoUring) {
     expect(refused, "\"auto\" or \"posix\"");
 }
 
-// A kernel that takes no transfers, for want of memory: each is tried a bounded number of times,
-// and ends with its own error. Nothing waits for ever.
+TEST_F(Limits, AFileSystemWithoutLocks) {
+    const std::string said = outcome(options(), [] { ASSERT_TRUE(forbid(SYS_flock, ENOLCK)); });
+    expect(said, "error=4");
+    expect(said, "cannot be locked: No locks available");
+    expect(said, "give another path");
+}
+
+// A kernel that takes no transfers, for want of memory or of room for what is done: each is tried a
+// bounded number of times, and ends with an error. Nothing waits for ever.
 TEST_F(Limits, TheKernelTakesNoTransfers) {
     if (!why_no_uring().empty()) GTEST_SKIP() << "no io_uring here: " << why_no_uring();
     VolumeOptions wanted = options(BackendKind::uring);
     wanted.write_once = false;
-    const int status = in_child([&] {
-        auto executor = make_thread_executor();
-        auto volume = Volume::open(wanted, *executor);
-        if (!forbid(SYS_io_uring_enter, EAGAIN)) return 77;
-        const AlignedBuffer memory = aligned_buffer(4096, kSlotBytes);
-        Operation operation{
-            .kind = Kind::write, .slot = volume->allocate(0), .buffer = {memory.get(), kSlotBytes}};
-        volume->submit(operation);
-        while (!volume->poll()) executor->wait(kForever);
-        EXPECT_EQ(operation.state, State::failed);
-        EXPECT_EQ(operation.error, EAGAIN);
-        EXPECT_EQ(operation.done_bytes, 0);
-        const std::string words = to_error(*volume, operation).what();
-        EXPECT_NE(words.find("kept asking to be retried"), std::string::npos) << words;
-        EXPECT_THROW(volume->flush(), Error);
-        EXPECT_GT(volume->counters()[0].retries, 16);
-        EXPECT_LT(volume->counters()[0].retries, 1000);
-        volume.reset();
-        return HasFailure() ? 1 : 0;
-    });
-    if (WIFEXITED(status) && WEXITSTATUS(status) == 77) GTEST_SKIP() << "no seccomp filter here";
-    EXPECT_EQ(status, 0);
-    EXPECT_TRUE(directory_.empty());
+    for (const uint32_t answer : {EAGAIN, EBUSY}) {
+        const int status = in_child([&] {
+            auto executor = make_thread_executor();
+            auto volume = Volume::open(wanted, *executor);
+            if (!forbid(SYS_io_uring_enter, answer)) return 77;
+            const AlignedBuffer memory = aligned_buffer(4096, kSlotBytes);
+            Operation operation{.kind = Kind::write,
+                                .slot = volume->allocate(0),
+                                .buffer = {memory.get(), kSlotBytes}};
+            volume->submit(operation);
+            while (!volume->poll()) executor->wait(kForever);
+            EXPECT_EQ(operation.state, State::failed);
+            EXPECT_EQ(operation.error, EAGAIN);
+            EXPECT_EQ(operation.done_bytes, 0);
+            const std::string words = to_error(*volume, operation).what();
+            EXPECT_NE(words.find("kept asking to be retried"), std::string::npos) << words;
+            EXPECT_THROW(volume->flush(), Error);
+            EXPECT_GT(volume->counters()[0].retries, 16);
+            EXPECT_LT(volume->counters()[0].retries, 1000);
+            volume.reset();
+            return HasFailure() ? 1 : 0;
+        });
+        if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+            GTEST_SKIP() << "no seccomp filter here";
+        EXPECT_EQ(status, 0) << strerror(static_cast<int>(answer));
+        EXPECT_TRUE(directory_.empty());
+    }
 }
 
 // The kernel refuses a registered buffer above 1 GiB. One page's worth of memory is mapped over and
