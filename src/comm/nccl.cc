@@ -175,6 +175,7 @@ private:
         agree(*bootstrap_, executor_, std::as_bytes(std::span(&own, 1)),
               std::as_writable_bytes(std::span(cards)), kMeeting);
         std::vector<GpuId> gpus;
+        gpus.reserve(cards.size());
         for (const Card& card : cards) gpus.push_back(card.gpu);
         require_own_gpus(gpus, properties.name);
         NcclRanks ranks{.rank = bootstrap_->rank(),

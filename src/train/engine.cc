@@ -61,7 +61,7 @@ public:
                            : std::make_unique<RankDirectories>(config, config_, world_)),
           plan_(make_plan(config)),
           pool_(topology_, config_.budgets.host_bytes),
-          arena_(reserve()),
+          arena_(reserve_arenas(plan_, device_, *teams_, pool_, start_up_)),
           trace_rows_(recording_, swap::lanes_of(world_.ranks)),
           path_rows_(runtime.recording, config_.budgets.nvme),
           volume_(open_volume(runtime)),
@@ -80,7 +80,6 @@ public:
         if (ranks_) require_same_exchanges(*ranks_, executor_, schedules_.all());
         if (device_.kind() == DeviceKind::cuda) warm_up_device();
         fill_state(runtime.resume);
-        if (volume_) volume_->finish_layout();
         note_settled();
         drain();
         totals_ = {};
@@ -235,6 +234,7 @@ private:
     // As initialised, as read from the model's files, or as the resumed run left it.
     void fill_state(bool resumes) {
         const Nanos start = executor_.now();
+        start_up_.next();
         const auto fill = [&](const model::Layer& layer, int64_t first, std::span<float> out) {
             if (loaded_) return loaded_->fill(layer, first, out);
             model::initialise(shape_, layer, config_.seed, first, out);
@@ -242,19 +242,12 @@ private:
         if (resumes)
             resume_run(fill);
         else
-            frozen_ = state_.initialise(fill, optim::initial_moment(hyper_));
-        if (!loaded_) return;
-        loaded_->log_rate(static_cast<double>(executor_.now() - start) * 1e-9);
+            frozen_ = state_.initialise(fill, optim::initial_moment(hyper_), start_up_);
+        if (loaded_) loaded_->log_rate(static_cast<double>(executor_.now() - start) * 1e-9);
         loaded_.reset();
-    }
-
-    // The arenas of the plan; the host's is returned, page-locked where the device needs it.
-    std::span<std::byte> reserve() {
-        device_.reserve(plan_.device_bytes);
-        const std::span<std::byte> arena =
-            pool_.reserve("state and staging", plan_.host_bytes, *teams_);
-        pool_.lock_for(device_, teams_->all());
-        return arena;
+        start_up_.done("first contents", state_.bytes());
+        if (volume_) volume_->finish_layout();
+        start_up_.done("layout of what they left on NVMe", plan_.nvme_bytes);
     }
 
     std::unique_ptr<aio::Volume> open_volume(const Runtime& runtime) {
@@ -423,6 +416,7 @@ private:
     model::Decoder decoder_;
     const std::unique_ptr<RankDirectories> directories_;
     Plan plan_;
+    StartUp start_up_{executor_};
     pinned_mem::Pool pool_;
     std::span<std::byte> arena_;
     TraceRows trace_rows_;

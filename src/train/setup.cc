@@ -296,6 +296,17 @@ std::unique_ptr<NodeTeams> make_teams(const Config& config, const Topology& mach
     return teams;
 }
 
+std::span<std::byte> reserve_arenas(const planner::Plan& plan, Device& device, NodeTeams& teams,
+                                    pinned_mem::Pool& pool, StartUp& start_up) {
+    device.reserve(plan.device_bytes);
+    start_up.next();
+    const std::span<std::byte> arena = pool.reserve("state and staging", plan.host_bytes, teams);
+    start_up.done("host memory, touched", plan.host_bytes);
+    pool.lock_for(device, teams.all());
+    start_up.done("host memory, page-locked", plan.host_bytes);
+    return arena;
+}
+
 namespace {
 
 ops::AttentionKernels attention_of(const Config& config) {

@@ -15,6 +15,7 @@
 #include "ferry/tokens.h"
 #include "ferry/topology.h"
 #include "ferry/train.h"
+#include "start_up.h"
 
 namespace ferry::train {
 
@@ -47,6 +48,10 @@ void log_machine(const Config& config, const Topology& machine, const Device& de
 // The threads that compute, on the cores of the machine that are not reserved.
 std::unique_ptr<NodeTeams> make_teams(const Config& config, const Topology& machine,
                                       const Executor& executor);
+
+// The arenas of the plan; the host's is returned, page-locked where the device needs it.
+std::span<std::byte> reserve_arenas(const planner::Plan& plan, Device& device, NodeTeams& teams,
+                                    pinned_mem::Pool& pool, StartUp& start_up);
 
 // Everything that fixes a number (docs/numerics.md), as text, and its hash: the run's identity.
 // `machine`: what the device adds, see machine_text.

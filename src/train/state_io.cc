@@ -98,6 +98,16 @@ StateIo::Staging StateIo::brought(const Chunk& chunk, bool state, bool weight) {
     return place;
 }
 
+int64_t StateIo::bytes() const {
+    int64_t all = 0;
+    for (const Chunk& chunk : plan_.chunks) all += bytes_of(chunk);
+    return all;
+}
+
+int64_t StateIo::bytes_of(const Chunk& chunk) const {
+    return chunk.count * size_of(plan_.compute) + (chunk.trainable ? plan_.state_bytes(chunk) : 0);
+}
+
 int64_t StateIo::begin_put(const Chunk& chunk, const Staging& from) {
     const bool weight = store_.in_host(chunk.weight).empty();
     const bool state = chunk.trainable && store_.in_host(chunk.state).empty();
@@ -116,9 +126,11 @@ void StateIo::in_parts(const Chunk& chunk, const Body& body) {
     });
 }
 
-uint64_t StateIo::initialise(const Fill& fill, float moment) {
+uint64_t StateIo::initialise(const Fill& fill, float moment, StartUp& start_up) {
     uint64_t frozen = 0;
     std::vector<int64_t> begun(staging_.size());  // puts from each, the last time
+    int64_t filled = 0;
+    const int64_t all = bytes();
     size_t turn = 0;
     for (const Chunk& chunk : plan_.chunks) {
         begun[turn] = 0;
@@ -129,6 +141,7 @@ uint64_t StateIo::initialise(const Fill& fill, float moment) {
         });
         if (!chunk.trainable) frozen = fold(frozen, place.weight);
         begun[turn] = begin_put(chunk, place);
+        start_up.at("first contents", filled += bytes_of(chunk), all);
         turn = (turn + 1) % staging_.size();
     }
     store_.end_puts(0);

@@ -11,6 +11,7 @@
 #include "ferry/planner.h"
 #include "ferry/swap.h"
 #include "ferry/topology.h"
+#include "start_up.h"
 
 namespace ferry::train {
 
@@ -34,11 +35,12 @@ public:
     // The plan's buffers of a chunk in its host arena.
     static std::vector<Staging> staging_of(const planner::Plan& plan, std::span<std::byte> arena);
 
+    int64_t bytes() const;  // of weights and state
     // fp32 values of elements [first, first + out.size()) of a layer; called by any thread.
     using Fill = std::function<void(const model::Layer&, int64_t first, std::span<float> out)>;
     // Master weights as `fill` says, the first moment everywhere at `moment` and the second at
     // zero, weights in the compute type, each chunk to its home. The hash of the frozen weights.
-    uint64_t initialise(const Fill& fill, float moment);
+    uint64_t initialise(const Fill& fill, float moment, StartUp& start_up);
     // The same where the state is stored already, and read back and checked here: compute weights
     // are made from it, frozen ones by `fill`. Throws io where it is not what was written.
     uint64_t restore(const Fill& fill);
@@ -54,6 +56,7 @@ public:
     void read_gradient(int64_t layer, int64_t first, int64_t count, const Sink& sink);
 
 private:
+    int64_t bytes_of(const planner::Chunk& chunk) const;
     // A chunk's bytes: where they lie in host memory, or else in staging memory.
     Staging place_of(const planner::Chunk& chunk, const Staging& staging);
     // The same after they are there.
