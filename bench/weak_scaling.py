@@ -66,6 +66,8 @@ def report(options, runs, notes):
             judged(f"{many}: share of bound beside one GPU's", common.spread(shares["ranks"]).middle, "share",
                    common.spread(shares["one"]).middle, [n / s for n, s in zip(shares["ranks"], shares["one"])],
                    TARGETS.get(options.ranks)),
+            plain(f"{many}: communication that compute waits for, a step",
+                  [run.summary["exposed_comm_seconds"] for run in ranks], "s"),
             plain(f"{many}: tokens a second and GPU", [run.tokens_per_second / options.ranks for run in ranks], "1/s")]
     if "DeepSpeed" in runs:
         rows.append(compared(f"{many}, beside DeepSpeed", [run.tokens_per_second for run in ranks],

@@ -75,11 +75,11 @@ struct RunReport {
     double predicted_seconds = 0, predicted_betting_seconds = 0;
 };
 
-// What the engine stands on; tests pass a simulated executor and volume.
 // Which of the GPUs that this rank sees is its own: ranks of one host that see the same share them
 // out. Every rank asks, before it opens a device. 0 on the CPU, and without others (`ranks` null).
 int gpu_of_rank(const Config& config, comm::Communicator* ranks, Executor& executor);
 
+// What the engine stands on; tests pass a simulated executor and volume.
 struct Runtime {
     Executor* executor = nullptr;
     std::function<std::unique_ptr<aio::Volume>(aio::VolumeOptions, Executor&)> open_volume =
