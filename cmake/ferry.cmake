@@ -114,6 +114,12 @@ function(ferry_tests)
         target_link_libraries(mortal_rank PRIVATE MPI::MPI_C)
         ferry_compile_options(mortal_rank)
     endif()
+    # What bad_input_test.py puts before the driver's library.
+    if(FERRY_CUDA AND NOT FERRY_ONLY_AIO)
+        add_library(old_driver SHARED ${PROJECT_SOURCE_DIR}/tests/e2e/old_driver.cc)
+        set_target_properties(old_driver PROPERTIES OUTPUT_NAME cuda SOVERSION 1
+                              LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/old_driver)
+    endif()
     find_package(Python3 COMPONENTS Interpreter REQUIRED)
     file(GLOB scripts CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/*/*_test.py)
     foreach(script IN LISTS scripts)

@@ -9,6 +9,8 @@ import unittest
 
 from harness import DIVERGED, DOES_NOT_FIT, FERRY, IO, USAGE, FerryTest
 
+OLD_DRIVER = os.path.join(os.environ.get("FERRY_BUILD_DIR", ""), "old_driver")
+
 
 class BadInputTest(FerryTest):
     def assert_refused(self, run, code, *said):
@@ -69,6 +71,13 @@ class ConfigurationTest(BadInputTest):
                      numerics__residual="bf16")
         self.refused(USAGE, ["numerics.wire", "loss scaling"], precision="bf16",
                      numerics__wire="fp16")
+
+    @unittest.skipUnless(os.path.isdir(OLD_DRIVER), "built without CUDA")
+    def test_a_driver_that_is_too_old(self):
+        libraries = f"{OLD_DRIVER}:{os.environ.get('LD_LIBRARY_PATH', '')}"
+        run = self.train(self.config(device="cuda"), env={**os.environ, "LD_LIBRARY_PATH": libraries})
+        self.assert_refused(run, USAGE, "driver is too old", "knows CUDA 11.4", "built with CUDA 1",
+                            "update the driver")
 
     def test_broken_files_and_command_lines(self):
         broken = self.path("broken.json")

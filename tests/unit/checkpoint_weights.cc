@@ -233,6 +233,8 @@ TEST_F(WeightsTest, an_index_and_its_shards_must_agree) {
     expect_refused(directory, Trouble::io, {"outside"});
     std::ofstream(index) << R"({"weight_map":{"a":"none.safetensors"}})";
     expect_refused(directory, Trouble::usage, {"none.safetensors"});
+    std::ofstream(index) << R"({"weight_map":{"a":"one.safetensors","a":"two.safetensors"}})";
+    expect_refused(directory, Trouble::io, {"twice", "index.json: a"});
     std::ofstream(index) << "{}";
     expect_refused(directory, Trouble::io, {"index"});
 }

@@ -23,15 +23,24 @@ json changed(json config, const json& by) {
 
 Shape read(const json& config) { return read_description(config.dump(), "here").shape; }
 
-void expect_refused(const json& config, std::initializer_list<const char*> said) {
+void expect_text_refused(const std::string& config, std::initializer_list<const char*> said) {
     try {
-        read(config);
+        read_description(config, "here");
         FAIL() << config;
     } catch (const Error& error) {
         EXPECT_EQ(error.trouble(), Trouble::usage);
         for (const char* text : said)
             EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
     }
+}
+
+void expect_refused(const json& config, std::initializer_list<const char*> said) {
+    expect_text_refused(config.dump(), said);
+}
+
+TEST(HuggingFace, a_key_is_given_once) {
+    expect_text_refused(R"({"model_type":"llama","hidden_size":64,"hidden_size":32})",
+                        {"hidden_size", "twice"});
 }
 
 TEST(HuggingFace, what_is_not_said_is_what_transformers_takes) {
