@@ -34,6 +34,22 @@ inline void after([[maybe_unused]] const void* point) {
 #endif
 }
 
+// The same where a scope ends, by an exception too: TBB carries it to another thread.
+struct Before {
+    explicit Before(const void* at) : point(at) {}
+    Before(const Before&) = delete;
+    Before& operator=(const Before&) = delete;
+    ~Before() { before(point); }
+    const void* point;
+};
+struct After {
+    explicit After(const void* at) : point(at) {}
+    After(const After&) = delete;
+    After& operator=(const After&) = delete;
+    ~After() { after(point); }
+    const void* point;
+};
+
 // Every thread that enters the arena runs on the given cores, and goes back to where it was when it
 // leaves: TBB lends the same worker to other arenas.
 class Pin : public tbb::task_scheduler_observer {

@@ -73,8 +73,8 @@ void Team::run(int64_t count, void (*call)(const void*, int64_t), const void* bo
     char start = 0, end = 0;
     const auto one = [&](int64_t i) {
         topology::after(&start);
+        const topology::Before done(&end);
         call(body, i);
-        topology::before(&end);
     };
     const auto all = [&] {
         if (arena_->threads == 1 || count == 1) {
@@ -84,13 +84,13 @@ void Team::run(int64_t count, void (*call)(const void*, int64_t), const void* bo
         }
     };
     topology::before(&start);
+    const topology::After all_done(&end);
     // One unpinned thread needs no arena.
     if (arena_->threads == 1 && !arena_->pin) {
         all();
     } else {
         arena_->arena.execute(all);
     }
-    topology::after(&end);
 }
 
 }  // namespace ferry
