@@ -2,14 +2,13 @@
 // double. Rounded to float both give the same, but for a few in ten million, where the double lies
 // next to the middle of two floats: those are left to the C library (Ziv, "Fast evaluation of
 // elementary mathematical functions with correctly rounded last bit", 1991).
+#include "ferry/simd_targets.h"
+//
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "../src/model/normals.cc"  // from the folder include/, a search path
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-// A sanitizer's build takes long for a target and finds the same in one of them.
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3 | HWY_AVX3_DL)
-#endif
 #include "hwy/foreach_target.h"
 //
+#include "ferry/philox-inl.h"
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 //
@@ -19,40 +18,14 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace ferry::model::HWY_NAMESPACE {
+using ferry::HWY_NAMESPACE::philox;
+using ferry::HWY_NAMESPACE::PhiloxWords;
 namespace hn = hwy::HWY_NAMESPACE;
 
 using Wide = hn::ScalableTag<uint64_t>;
 using Real = hn::ScalableTag<double>;
 using VW = hn::Vec<Wide>;
 using VR = hn::Vec<Real>;
-
-// A counter's words, and then its bits, each in the low half of a lane.
-struct Words {
-    VW a, b, c, d;
-};
-
-HWY_INLINE VW product(VW word, uint32_t factor) {
-#if HWY_TARGET == HWY_SCALAR
-    return hn::Set(Wide(), hn::GetLane(word) * factor);
-#else
-    const hn::Repartition<uint32_t, Wide> narrow;
-    return hn::MulEven(hn::BitCast(narrow, word), hn::Set(narrow, factor));
-#endif
-}
-
-HWY_INLINE Words philox_words(PhiloxKey key, Words w) {
-    const Wide wide;
-    const VW low = hn::Set(wide, 0xffffffffu);
-    uint32_t k0 = key.seed, k1 = static_cast<uint32_t>(key.purpose);
-    for (int round = 0; round < 10; ++round) {
-        const VW a = product(w.a, 0xD2511F53u), b = product(w.c, 0xCD9E8D57u);
-        w = {hn::Xor(hn::Xor(hn::ShiftRight<32>(b), w.b), hn::Set(wide, k0)), hn::And(b, low),
-             hn::Xor(hn::Xor(hn::ShiftRight<32>(a), w.d), hn::Set(wide, k1)), hn::And(a, low)};
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
-    }
-    return w;
-}
 
 // Exact, of values below 2^52.
 HWY_INLINE VR to_double(VW value) {
@@ -78,14 +51,14 @@ void PhiloxNormals(PhiloxKey key, uint64_t site, uint64_t first, float* out, int
     for (; i + lanes <= count; i += lanes) {
         const VW element =
             hn::Add(hn::Set(wide, first + static_cast<uint64_t>(i)), hn::Iota(wide, 0));
-        const Words bits =
-            philox_words(key, {hn::ShiftRight<32>(element), hn::Set(wide, site >> 32),
-                               hn::And(hn::Set(wide, site), low), hn::And(element, low)});
+        const PhiloxWords bits = philox(
+            key,
+            {hn::ShiftRight<32>(element), hn::Set(wide, site >> 32), hn::Set(wide, site), element});
         // As philox_normal() has it: every step but the two functions is exact or rounds alike.
-        const VR high = hn::Mul(to_double(bits.a), hn::Set(real, 0x1p21));
-        const VR number = hn::Add(high, to_double(hn::ShiftRight<11>(bits.b)));
+        const VR high = hn::Mul(to_double(hn::And(bits.a, low)), hn::Set(real, 0x1p21));
+        const VR number = hn::Add(high, to_double(hn::ShiftRight<11>(hn::And(bits.b, low))));
         const VR u = hn::Mul(hn::Add(number, hn::Set(real, 0.5)), hn::Set(real, 0x1p-53));
-        const VR turn = hn::Mul(to_double(bits.c), hn::Set(real, 0x1p-32));
+        const VR turn = hn::Mul(to_double(hn::And(bits.c, low)), hn::Set(real, 0x1p-32));
         const VR radius = hn::Sqrt(hn::Mul(hn::Set(real, -2), hn::Log(real, u)));
         const VR angle = hn::Mul(hn::Set(real, 2 * std::numbers::pi), turn);
         const VR normal = hn::Mul(radius, hn::Cos(real, angle));

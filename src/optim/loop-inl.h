@@ -12,11 +12,16 @@
 #include <cstring>
 
 #include "convert-inl.h"
+#include "ferry/philox-inl.h"
 #include "hwy/cache_control.h"
 #include "internal.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ferry::optim::HWY_NAMESPACE {
+using ferry::HWY_NAMESPACE::philox;
+using ferry::HWY_NAMESPACE::PhiloxTag;
+using ferry::HWY_NAMESPACE::PhiloxWord;
+using ferry::HWY_NAMESPACE::PhiloxWords;
 
 HWY_INLINE VF set(float value) { return hn::Set(F(), value); }
 
@@ -50,12 +55,8 @@ struct Format {
     static constexpr bool kSplit = kIsSplit;
 };
 
-using W = hn::RepartitionToWide<U>;
-using VW = hn::Vec<W>;
-
-// The random bits of the kNoiseRun elements from i on: Philox4x32-10, a block of four words a
-// 64-bit lane. The high halves of c1 and c3 are never looked at. One copy a target: in each loop it
-// would be most of the code.
+// The random bits of the kNoiseRun elements from i on, a block of four words a 64-bit lane. One
+// copy a target: in each loop it would be most of the code.
 inline HWY_NOINLINE void draw_noise(const Span& span, const Scalars& s, int64_t i,
                                     uint32_t* noise) {
     if (hn::MaxLanes(F()) < 4) {
@@ -63,26 +64,17 @@ inline HWY_NOINLINE void draw_noise(const Span& span, const Scalars& s, int64_t 
         return;
     }
     const U u;
-    const W w;
+    const PhiloxTag w;
     const auto lanes = static_cast<int64_t>(hn::Lanes(w));
     const int64_t first = (span.element + i) / kNoiseRun * 8;
     for (int64_t j = 0; j < 8; j += lanes) {
-        VW c0 = hn::Set(w, s.update), c1 = hn::Zero(w), c2 = hn::Set(w, span.layer);
-        VW c3 = hn::Add(hn::Iota(w, 0), hn::Set(w, static_cast<uint64_t>(first + j)));
-        uint32_t k0 = s.seed, k1 = static_cast<uint32_t>(Purpose::stochastic_rounding);
-        for (int round = 0; round < 10; ++round) {
-            const VW a = hn::MulEven(hn::BitCast(u, c0), hn::Set(u, 0xD2511F53u));
-            const VW b = hn::MulEven(hn::BitCast(u, c2), hn::Set(u, 0xCD9E8D57u));
-            c0 = hn::Xor(hn::Xor(hn::ShiftRight<32>(b), c1), hn::Set(w, k0));
-            c2 = hn::Xor(hn::Xor(hn::ShiftRight<32>(a), c3), hn::Set(w, k1));
-            c1 = b;
-            c3 = a;
-            k0 += 0x9E3779B9u;
-            k1 += 0xBB67AE85u;
-        }
-        const VW low = hn::Set(w, 0xffffffffu);
-        const VW even = hn::Or(hn::And(c0, low), hn::ShiftLeft<32>(c1));
-        const VW odd = hn::Or(hn::And(c2, low), hn::ShiftLeft<32>(c3));
+        const PhiloxWords bits =
+            philox({s.seed, Purpose::stochastic_rounding},
+                   {hn::Set(w, s.update), hn::Zero(w), hn::Set(w, span.layer),
+                    hn::Add(hn::Iota(w, 0), hn::Set(w, static_cast<uint64_t>(first + j)))});
+        const PhiloxWord low = hn::Set(w, 0xffffffffu);
+        const PhiloxWord even = hn::Or(hn::And(bits.a, low), hn::ShiftLeft<32>(bits.b));
+        const PhiloxWord odd = hn::Or(hn::And(bits.c, low), hn::ShiftLeft<32>(bits.d));
         hn::StoreU(hn::BitCast(u, even), u, noise + 2 * j);
         hn::StoreU(hn::BitCast(u, odd), u, noise + kNoiseRun / 2 + 2 * j);
     }

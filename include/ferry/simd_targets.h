@@ -1,4 +1,4 @@
-// Which SIMD targets this module is compiled for; before any Highway header.
+// Which SIMD targets a module is compiled for; before any Highway header.
 #pragma once
 
 // SSSE3 brings nothing over the baseline here, and AVX3_DL nothing over AVX3.
