@@ -13,6 +13,7 @@
 #include <set>
 
 #include "ferry/checkpoint.h"
+#include "ferry/unique_keys.h"
 
 namespace ferry::checkpoint {
 namespace {
@@ -100,21 +101,15 @@ constexpr std::array<Known, 14> kTypes{{{"F32", 4, DType::f32},
                                         {"BOOL", 1, {}},
                                         {"F8_E4M3", 1, {}}}};
 
-// nlohmann keeps the last of two equal names. Tensors are named by the keys at this depth.
-auto unique_tensors(int depth, const std::string& path) {
-    return [depth, path, names = std::set<std::string>()](int at, json::parse_event_t event,
-                                                          const json& parsed) mutable {
-        if (event == json::parse_event_t::key && at == depth &&
-            !names.insert(parsed.get<std::string>()).second) {
-            damaged("a tensor is in the file twice", path + ": " + parsed.get<std::string>());
-        }
-        return true;
-    };
+auto unique_names(const std::string& path) {
+    return UniqueKeys([&path](const std::string& name) {
+        damaged("a name is in the file twice", path + ": " + name);
+    });
 }
 
 json parse_header(const std::string& text, const std::string& path) {
     try {
-        json header = json::parse(text, unique_tensors(1, path));
+        json header = json::parse(text, unique_names(path));
         if (header.is_object()) return header;
         damaged("not a safetensors file: its header is no object", path);
     } catch (const json::parse_error& error) {
@@ -224,7 +219,7 @@ std::vector<StoredTensor> read_file(const File& file, size_t index) {
 // Tensor to file name.
 std::map<std::string, std::string> read_index(const std::filesystem::path& path) {
     std::ifstream file(path);
-    const json index = json::parse(file, unique_tensors(2, path), false);
+    const json index = json::parse(file, unique_names(path), false);
     std::map<std::string, std::string> map;
     try {
         map = index.at("weight_map").get<std::map<std::string, std::string>>();

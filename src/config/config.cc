@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "checks.h"
+#include "ferry/unique_keys.h"
 #include "read_value.h"
 #include "schema.h"
 
@@ -80,29 +81,6 @@ private:
     config::Given& given_;
 };
 
-// nlohmann keeps the last of two equal keys; a user who wrote both means only one of them.
-class DuplicateKeys {
-public:
-    explicit DuplicateKeys(const std::string& where) : where_(where) {}
-
-    bool operator()(int, json::parse_event_t event, const json& parsed) {
-        if (event == json::parse_event_t::object_start) open_.emplace_back();
-        if (event == json::parse_event_t::object_end) open_.pop_back();
-        if (event == json::parse_event_t::key &&
-            !open_.back().insert(parsed.get<std::string>()).second) {
-            throw Error(Trouble::usage,
-                        {.what = "the key \"" + parsed.get<std::string>() + "\" is given twice",
-                         .where = where_,
-                         .remedy = "remove one of them"});
-        }
-        return true;
-    }
-
-private:
-    const std::string& where_;
-    std::vector<std::set<std::string>> open_{};
-};
-
 std::string line_and_column(std::string_view text, size_t offset) {
     const std::string_view before = text.substr(0, std::min(offset, text.size()));
     const auto lines = std::count(before.begin(), before.end(), '\n');
@@ -119,8 +97,13 @@ std::string plain(const std::string& message) {
 
 json parse_text(std::string_view text, const std::string& where) {
     constexpr bool kThrow = true, kIgnoreComments = true;
+    const auto refuse = [&](const std::string& key) {
+        throw Error(Trouble::usage, {.what = "the key \"" + key + "\" is given twice",
+                                     .where = where,
+                                     .remedy = "remove one of them"});
+    };
     try {
-        return json::parse(text, DuplicateKeys(where), kThrow, kIgnoreComments);
+        return json::parse(text, UniqueKeys(refuse), kThrow, kIgnoreComments);
     } catch (const json::parse_error& error) {
         const size_t offset = error.byte == 0 ? 0 : error.byte - 1;
         throw Error(Trouble::usage, {.what = "not valid JSON",

@@ -4,10 +4,10 @@
 #include <array>
 #include <cmath>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <string>
 
 #include "families.h"
+#include "ferry/unique_keys.h"
 
 namespace ferry::model {
 namespace {
@@ -412,19 +412,12 @@ bool has_dropout(const Reader& in, const Keys& keys) {
 }
 
 json parse(std::string_view text, const std::string& where) {
-    // Of two equal keys nlohmann keeps the last, and a writer means one.
-    std::set<std::string> keys;
-    const auto once = [&](int depth, json::parse_event_t event, const json& parsed) {
-        if (event == json::parse_event_t::key && depth == 1 &&
-            !keys.insert(parsed.get<std::string>()).second) {
-            throw Error(Trouble::usage,
-                        {.what = "the key \"" + parsed.get<std::string>() + "\" is given twice",
-                         .where = where,
-                         .remedy = "remove one of them"});
-        }
-        return true;
+    const auto refuse = [&](const std::string& key) {
+        throw Error(Trouble::usage, {.what = "the key \"" + key + "\" is given twice",
+                                     .where = where,
+                                     .remedy = "remove one of them"});
     };
-    json config = json::parse(text, once, false);
+    json config = json::parse(text, UniqueKeys(refuse), false);
     if (config.is_object()) return config;
     throw Error(Trouble::usage,
                 {.what = "not the configuration of a model: no JSON object", .where = where});
