@@ -80,6 +80,8 @@ private:
     bool only_unsupported() noexcept;
     bool next_discard(SlotId& slot, Errand& errand) const noexcept;
     AlignedBuffer layout_pattern(int64_t bytes) const;
+    Errand layout_write(size_t path, int file, int64_t file_offset,
+                        std::span<std::byte> pattern) const;
     void end_layout();
     Error error_of(const Errand& errand, const char* what) const;
     void wait_until_finished();

@@ -86,6 +86,16 @@ AlignedBuffer VolumeOnPaths::layout_pattern(int64_t bytes) const {
     return buffer;
 }
 
+VolumeOnPaths::Errand VolumeOnPaths::layout_write(size_t path, int file, int64_t file_offset,
+                                                  std::span<std::byte> pattern) const {
+    Errand errand = errand_on(path, file, Verb::write);
+    errand.operation.kind = Kind::write;
+    errand.operation.buffer = pattern;
+    errand.request.file_offset = file_offset;
+    errand.request.size_bytes = static_cast<int64_t>(pattern.size());
+    return errand;
+}
+
 void VolumeOnPaths::end_layout() {
     for (const auto& files : files_) files->mark_laid_out();
     refresh_speeds();
@@ -104,11 +114,8 @@ void VolumeOnPaths::finish_layout() {
             const bool before = !files_.empty() && files_[place.path]->written_end(place.file) >=
                                                        place.offset + slot_bytes(place.slot_class);
             if (written_[slot] || before || part == 0) continue;
-            errand = errand_on(place.path, place.file, Verb::write);
-            errand.operation.kind = Kind::write;
-            errand.operation.buffer = {buffer.get(), static_cast<size_t>(part)};
-            errand.request.file_offset = at;
-            errand.request.size_bytes = part;
+            errand =
+                layout_write(place.path, place.file, at, {buffer.get(), static_cast<size_t>(part)});
             done += part;
             return true;
         }
@@ -142,11 +149,7 @@ void VolumeOnPaths::write_every_slot() {
             const int64_t at = std::max(front, std::max(begin, written));
             const int64_t end = std::min(front + part, file_end(path, file));
             if (at >= end) continue;
-            errand = errand_on(path, file, Verb::write);
-            errand.operation.kind = Kind::write;
-            errand.operation.buffer = {buffer.get(), static_cast<size_t>(end - at)};
-            errand.request.file_offset = at;
-            errand.request.size_bytes = end - at;
+            errand = layout_write(path, file, at, {buffer.get(), static_cast<size_t>(end - at)});
             return true;
         }
         return false;
