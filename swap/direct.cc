@@ -41,7 +41,7 @@ void Direct::end_puts(int64_t under_way) {
 void Direct::get(ObjectId object, std::span<std::byte> bytes) {
     if (table_.object(object).home != Tier::nvme) {
         copy(StreamKind::d2h, bytes.data(), table_.current_address(object), object);
-        wait_for_copies(copies_);
+        wait_for_copies();
         return;
     }
     aio::Operation operation{
@@ -78,8 +78,8 @@ void Direct::copy(StreamKind kind, std::byte* destination, const std::byte* sour
     ++copies_;
 }
 
-void Direct::wait_for_copies(uint64_t copies) {
-    while (copied_.load(std::memory_order_acquire) < copies) executor_.wait(kForever);
+void Direct::wait_for_copies() {
+    while (copied_.load(std::memory_order_acquire) < copies_) executor_.wait(kForever);
 }
 
 }  // namespace ferry::swap

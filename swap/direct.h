@@ -33,7 +33,7 @@ private:
     bool finished(const Put& put) const noexcept;
     void wait_for(const Put& put);
     void copy(StreamKind kind, std::byte* destination, const std::byte* source, ObjectId object);
-    void wait_for_copies(uint64_t copies);
+    void wait_for_copies();
 
     ObjectTable& table_;
     Executor& executor_;

@@ -59,10 +59,8 @@ const Section kSections[] = {
     {"io", "How NVMe paths are read and written. Nothing here changes a number of the run."},
     {"zero",
      "Several ranks, started by `mpirun --bind-to none` or `srun`. `budgets.host`, `threads` and "
-     "the sizes in "
-     "`budgets.nvme` are a host's: its ranks get equal parts, each with files of its own below "
-     "every "
-     "path. `budgets.device` is a rank's."},
+     "the sizes in `budgets.nvme` are a host's: its ranks get equal parts, each with files of its "
+     "own below every path. `budgets.device` is a rank's."},
     {"numerics", "What orders floating-point operations. Part of the run's identity."},
 };
 

@@ -35,18 +35,12 @@ inline void after([[maybe_unused]] const void* point) {
 }
 
 // The same where a scope ends, by an exception too: TBB carries it to another thread.
-struct Before {
-    explicit Before(const void* at) : point(at) {}
-    Before(const Before&) = delete;
-    Before& operator=(const Before&) = delete;
-    ~Before() { before(point); }
-    const void* point;
-};
-struct After {
-    explicit After(const void* at) : point(at) {}
-    After(const After&) = delete;
-    After& operator=(const After&) = delete;
-    ~After() { after(point); }
+template <void (*kTell)(const void*)>
+struct AtEnd {
+    explicit AtEnd(const void* at) : point(at) {}
+    AtEnd(const AtEnd&) = delete;
+    AtEnd& operator=(const AtEnd&) = delete;
+    ~AtEnd() { kTell(point); }
     const void* point;
 };
 

@@ -73,7 +73,7 @@ void Team::run(int64_t count, void (*call)(const void*, int64_t), const void* bo
     char start = 0, end = 0;
     const auto one = [&](int64_t i) {
         topology::after(&start);
-        const topology::Before done(&end);
+        const topology::AtEnd<topology::before> done(&end);
         call(body, i);
     };
     const auto all = [&] {
@@ -84,7 +84,7 @@ void Team::run(int64_t count, void (*call)(const void*, int64_t), const void* bo
         }
     };
     topology::before(&start);
-    const topology::After all_done(&end);
+    const topology::AtEnd<topology::after> all_done(&end);
     // One unpinned thread needs no arena.
     if (arena_->threads == 1 && !arena_->pin) {
         all();

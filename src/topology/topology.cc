@@ -153,12 +153,16 @@ Topology with_part_of_cores(Topology machine, int part, int parts) {
         std::vector<int> cores;
         int64_t shared = 0, mine = 0;
         for (const int core : node.cores) {
-            const bool reserved = is_reserved(core);
-            const bool own = !reserved && at >= first && at < last;
-            if (reserved || own) cores.push_back(core);
-            mine += own ? 1 : 0;
-            shared += reserved ? 0 : 1;
-            at += reserved ? 0 : 1;
+            if (is_reserved(core)) {
+                cores.push_back(core);
+                continue;
+            }
+            if (at >= first && at < last) {
+                cores.push_back(core);
+                ++mine;
+            }
+            ++shared;
+            ++at;
         }
         node.cores = std::move(cores);
         node.memory_bytes = node.memory_bytes * mine / std::max<int64_t>(shared, 1);

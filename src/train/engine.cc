@@ -233,7 +233,6 @@ private:
 
     // As initialised, as read from the model's files, or as the resumed run left it.
     void fill_state(bool resumes) {
-        const Nanos start = executor_.now();
         start_up_.next();
         const auto fill = [&](const model::Layer& layer, int64_t first, std::span<float> out) {
             if (loaded_) return loaded_->fill(layer, first, out);
@@ -243,11 +242,11 @@ private:
             resume_run(fill);
         else
             frozen_ = state_.initialise(fill, optim::initial_moment(hyper_), start_up_);
-        if (loaded_) loaded_->log_rate(static_cast<double>(executor_.now() - start) * 1e-9);
+        if (loaded_) loaded_->log_rate(start_up_.seconds());
         loaded_.reset();
-        start_up_.done("first contents", state_.bytes());
+        start_up_.done(resumes ? "restored state" : "first contents", state_.bytes());
         if (volume_) volume_->finish_layout();
-        start_up_.done("layout of what they left on NVMe", plan_.nvme_bytes);
+        start_up_.done("layout of what is left on NVMe", plan_.nvme_bytes);
     }
 
     std::unique_ptr<aio::Volume> open_volume(const Runtime& runtime) {
@@ -273,11 +272,6 @@ private:
                 .kernel_name =
                     [](uint8_t op) { return planner::name_of(static_cast<planner::Op>(op)); },
                 .collectives = lane_.get()};
-    }
-
-    std::span<std::byte> staging(Class c) const {
-        const planner::Buffers& b = plan_.buffers[static_cast<size_t>(c)];
-        return arena_.subspan(static_cast<size_t>(b.offset), static_cast<size_t>(b.bytes));
     }
 
     void measure();

@@ -12,18 +12,17 @@ public:
     explicit StartUp(const Executor& executor) : executor_(executor) {}
     // Within a stage, often: a line every ten seconds.
     void at(const char* stage, int64_t bytes, int64_t of) {
-        const double seconds = seconds_since(said_);
-        if (seconds < 10 || of == 0) return;
+        if (seconds_since(said_) < 10 || of == 0) return;
         log_info(fmt::format("{}: {} of {}", stage, format_bytes(bytes), format_bytes(of)));
         said_ = executor_.now();
     }
     // At its end: a line, if it took a second. The next one begins.
     void done(const char* stage, int64_t bytes) {
-        const double seconds = seconds_since(began_);
-        if (seconds >= 1)
-            log_info(fmt::format("{}: {} in {:.1f} s", stage, format_bytes(bytes), seconds));
+        if (seconds() >= 1)
+            log_info(fmt::format("{}: {} in {:.1f} s", stage, format_bytes(bytes), seconds()));
         next();
     }
+    double seconds() const { return seconds_since(began_); }  // of this stage
     void next() { began_ = said_ = executor_.now(); }
 
 private:
