@@ -211,6 +211,18 @@ uint64_t ObjectTable::seed_of(ObjectId id, uint64_t version) const {
     return (uint64_t{id} << 40) ^ version;
 }
 
+std::string ObjectTable::whose(ObjectId id) const {
+    const int layer = id == kNoObject ? -1 : objects_[id].layer;
+    return layer < 0 ? "" : ", of layer " + std::to_string(layer);
+}
+
+Error ObjectTable::to_error(ObjectId id, const aio::Operation& failed) const {
+    const Error error = aio::to_error(*volume_, failed);
+    Problem problem = error.problem();
+    problem.where += whose(id);
+    return {error.trouble(), std::move(problem)};
+}
+
 void ObjectTable::seal(ObjectId id, std::span<const std::byte> bytes) noexcept {
     Versions& entry = entries_[id];
     const size_t side = target(entry, objects_[id]);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "ferry/swap.h"
@@ -38,6 +39,10 @@ public:
     void end_publication();
     // Takes over exactly what a map names. False: it is not of these objects; restore() another.
     bool restore(std::span<const std::byte> map);
+
+    // For errors: ", of layer 3", or nothing; and that of a transfer.
+    std::string whose(ObjectId id) const;
+    Error to_error(ObjectId id, const aio::Operation& failed) const;
 
     void seal(ObjectId id, std::span<const std::byte> bytes) noexcept;
     // First wrong piece, or -1.

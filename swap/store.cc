@@ -123,7 +123,7 @@ public:
             Error(Trouble::io,
                   {.what = "bytes read back from NVMe are not those written",
                    .where = volume_->describe(table_.current_slot(object)) + ", piece " +
-                            std::to_string(wrong) + " of 256 KiB",
+                            std::to_string(wrong) + " of 256 KiB" + table_.whose(object),
                    .measured = "checksum mismatch",
                    .remedy = "the drive, cable or memory corrupted data: check its health; the run "
                              "stops here and has not trained on these bytes"}));
@@ -197,7 +197,8 @@ private:
         while (aio::Operation* operation = volume_ ? volume_->poll() : nullptr) {
             Flight& flight = *reinterpret_cast<Flight*>(operation->tag);
             flight.finished = true;
-            if (operation->state != aio::State::done) fail(aio::to_error(*volume_, *operation));
+            if (operation->state != aio::State::done)
+                fail(table_.to_error(flight.call.task->object, *operation));
         }
         // Without a volume too: commits and rollbacks of host objects are on the write lane.
         for (const Lane lane : {Lane::read, Lane::write}) complete_in_order(lane);

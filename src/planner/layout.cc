@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
+
+#include "task_facts.h"
 
 namespace ferry::planner {
 
@@ -46,6 +49,8 @@ public:
                                        ? swap::kNoObject
                                        : add(home, bytes, "block inputs", Class::input_piece));
         }
+        const std::vector<Owner> owners = owners_of_objects(plan_);
+        for (size_t i = 0; i < owners.size(); ++i) plan_.objects[i].layer = owners[i].layer;
         // A settled update writes a fresh slot before it frees the old one.
         for (aio::SlotClass& c : plan_.slot_classes) {
             if (c.name == "state") c.slots += plan_.buffers[at(Class::stage)].count;

@@ -264,7 +264,8 @@ class EndTest(FerryTest):
             self.wait_for_steps(process, 1)
             err = self.damage(process, flip, **changes)
             self.assertIn("bytes read back from NVMe are not those written", err)
-            self.assertIn(self.path("nvme") + "/ferry.seg0", err)
+            self.assertRegex(err, re.escape(self.path("nvme")) +
+                             r"/ferry.seg0 at \d+, piece \d+ of 256 KiB, of layer \d+")
             self.assertIn("checksum", err)
 
     def test_a_truncated_volume_stops_the_run(self):

@@ -96,6 +96,8 @@ protected:
         };
         EXPECT_TRUE(says("the last good step is " + step)) << outcome.error;
         EXPECT_TRUE(says(", in step " + next) || says(", after step " + step)) << outcome.error;
+        const bool transfer = says("read failed") || says("write failed") || says("read back");
+        EXPECT_TRUE(!transfer || says(", of layer ")) << outcome.error;
     }
 
     static TinyData* data_;
