@@ -90,6 +90,9 @@ struct Runtime {
     // The other ranks, met over host memory; the engine takes what a GPU needs from there. Null, or
     // of one rank: the run is this process.
     std::unique_ptr<comm::Communicator> ranks{};
+    // Or those of a runtime that has no MPI, on CUDA devices: it brings `gpu` as well. A rank that
+    // is lost then has no name.
+    std::optional<comm::NcclRanks> nccl{};
     // What gpu_of_rank() said, where it was asked before; below 0: the engine asks.
     int gpu = -1;
     // Goes on after the last step that a run of this configuration made durable, with its bits.

@@ -475,9 +475,8 @@ RunReport Run::so_far() {
 
 std::unique_ptr<Engine> Engine::make(const Config& config, Runtime runtime) {
     const auto station = std::make_shared<Station>();
-    if (runtime.ranks && runtime.ranks->size() > 1) station->ranks = std::move(runtime.ranks);
     try {
-        station->open(config, runtime.gpu, *runtime.executor);
+        station->open(config, runtime);
         return std::make_unique<Run>(config, runtime, station);
     } catch (const std::exception& error) {
         station->abandon(error.what());

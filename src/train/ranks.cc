@@ -74,6 +74,19 @@ void warn_of_binding(const Topology& machine, int sharing, const comm::Communica
         ranks.local_size()));
 }
 
+void check_nccl(const Runtime& runtime, DeviceKind kind, bool others) {
+    const auto refuse = [](const char* measured, const char* remedy) {
+        throw Error(Trouble::usage, {.what = "ranks by an NCCL identity cannot be used here",
+                                     .where = "Runtime::nccl",
+                                     .measured = measured,
+                                     .remedy = remedy});
+    };
+    if (others) refuse("Runtime::ranks is given as well", "give one of the two");
+    if (kind != DeviceKind::cuda)
+        refuse("device is \"cpu\"", "set device to \"cuda\", or give Runtime::ranks");
+    if (runtime.gpu < 0) refuse("Runtime::gpu is not given", "say which GPU is this rank's");
+}
+
 }  // namespace
 
 // ---------------------------------------------------------------- shares
@@ -119,13 +132,20 @@ int gpu_of_rank(const Config& config, comm::Communicator* ranks, Executor& execu
     return comm::gpu_of_rank(*ranks, executor);
 }
 
-void Station::open(const Config& config, int gpu, Executor& executor) {
+void Station::open(const Config& config, Runtime& runtime) {
+    Executor& executor = *runtime.executor;
+    if (runtime.ranks && runtime.ranks->size() > 1) ranks = std::move(runtime.ranks);
     const DeviceKind kind = device_from(config.device);
+    if (runtime.nccl) check_nccl(runtime, kind, ranks != nullptr);
+    int gpu = runtime.gpu;
     if (gpu < 0) gpu = gpu_of_rank(config, ranks.get(), executor);
     device = Device::open(kind, executor, gpu);
-    if (!ranks || kind != DeviceKind::cuda) return;
-    ranks = comm::make_nccl(*device, executor, std::move(ranks),
-                            {.timeout_seconds = config.zero.timeout_seconds});
+    if (kind != DeviceKind::cuda) return;
+    const comm::CommOptions options{.timeout_seconds = config.zero.timeout_seconds};
+    if (ranks)
+        ranks = comm::make_nccl(*device, executor, std::move(ranks), options);
+    else if (runtime.nccl && runtime.nccl->size > 1)
+        ranks = comm::make_nccl(*device, executor, *runtime.nccl, options);
 }
 
 World Station::world() const {

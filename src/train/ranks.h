@@ -14,6 +14,7 @@
 #include "ferry/schedule.h"
 #include "ferry/tokens.h"
 #include "ferry/topology.h"
+#include "ferry/train.h"
 
 namespace ferry::train {
 
@@ -44,8 +45,8 @@ struct Station {
     std::unique_ptr<Device> device{};
     std::unique_ptr<comm::Communicator> ranks{};
 
-    // With `ranks` met over host memory, or none; `gpu` as in Runtime.
-    void open(const Config& config, int gpu, Executor& executor);
+    // Takes the ranks out of `runtime`.
+    void open(const Config& config, Runtime& runtime);
     World world() const;
     // This rank goes no further: the others learn it at once.
     void abandon(const char* why) const noexcept;

@@ -1,5 +1,6 @@
 // Whole runs of several ranks: the stage and the tiers change no bit, the number of ranks no more
 // than the rounding of their gradients.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
@@ -11,6 +12,8 @@
 #include "bound.h"
 #include "ranks.h"
 #include "tests/support/borrowed_ranks.h"
+#include "tests/support/nccl_identity.h"
+#include "tests/support/run_ranks.h"
 #include "tests/support/simulated_ranks.h"
 #include "tests/support/tiny_run.h"
 
@@ -78,16 +81,25 @@ void expect_equal(const Outcome& a, const Outcome& b) {
     }
 }
 
-Outcome run(const Config& config, int ranks) {
+// The same on every rank; how each of them gets to know the others, `bring` puts into the Runtime.
+using Bring = std::function<void(Runtime&, std::unique_ptr<comm::Communicator>)>;
+Outcome run(
+    const Config& config, int ranks,
+    const Bring& bring = [](Runtime& runtime, std::unique_ptr<comm::Communicator> others) {
+        runtime.ranks = std::move(others);
+    }) {
     std::vector<Outcome> outcomes(static_cast<size_t>(ranks));
-    comm::run_ranks(
-        {.size = ranks, .threads = true}, [&](comm::Communicator& others, Executor& executor) {
-            const auto engine =
-                Engine::make(config, {.executor = &executor, .ranks = comm::borrow(others)});
-            outcomes[static_cast<size_t>(others.rank())] = train(*engine, config);
+    const std::vector<int> here = comm::on_run_ranks(
+        ranks, [&](std::unique_ptr<comm::Communicator> others, Executor& executor) {
+            const auto rank = static_cast<size_t>(others->rank());
+            Runtime runtime{.executor = &executor};
+            bring(runtime, std::move(others));
+            const auto engine = Engine::make(config, std::move(runtime));
+            outcomes[rank] = train(*engine, config);
         });
-    for (const Outcome& other : outcomes) expect_equal(outcomes.front(), other);
-    return outcomes.front();
+    const Outcome& first = outcomes[static_cast<size_t>(here.front())];
+    for (const int rank : here) expect_equal(first, outcomes[static_cast<size_t>(rank)]);
+    return first;
 }
 
 // Of a rank, as the error says that refuses less.
@@ -104,10 +116,19 @@ int64_t smallest_device_budget(Config config, int ranks) {
 
 class Ranks : public testing::Test {
 protected:
+    void SetUp() override {
+        if (comm::ranks_launched() > 0 && comm::ranks_launched() != ranks())
+            GTEST_SKIP() << "for " << ranks() << " ranks";
+    }
+    void TearDown() override { comm::await_all_ranks(); }
+    virtual int ranks() const { return 2; }
+
     // Micro-batches for 1, 2, 3 and 4 ranks; several segments, and tensors of sizes that no number
     // of ranks divides.
     Config config() const {
         Config config = tiny_config(data_);
+        config.data.tokens = comm::as_first_rank_says(config.data.tokens);
+        config.device = comm::device_of_ranks();
         config.batch = {.sequence = 8, .micro_batch = 1, .micro_batches = 12};
         config.data.held_back = 0.2;
         config.evaluate.micro_batches = 5;
@@ -117,12 +138,18 @@ protected:
     }
     // As little as possible in memory, every bet made, two groups.
     Config tight(Config config, int ranks) const {
-        config.budgets.nvme = {{.path = directory_.path(), .size_bytes = 64 * kMiB}};
+        config.budgets.nvme = {
+            {.path = comm::as_first_rank_says(directory_.path()), .size_bytes = 64 * kMiB}};
         config.budgets.host_bytes = ranks * 500 * kKiB;
+        if (config.device == "cuda") {
+            config.budgets.host_bytes = ranks * 64 * kMiB;
+            config.swap.state_on_nvme = 1;
+        }
         config.swap.bets = "all";
         config.swap.groups = config.batch.micro_batches / ranks % 2 == 0 ? 2 : 1;
         config.io.direct = false;
-        config.budgets.device_bytes = smallest_device_budget(config, ranks);
+        if (config.device == "cpu")
+            config.budgets.device_bytes = smallest_device_budget(config, ranks);
         return config;
     }
     void expect_stages_equal(Config config, int ranks) const {
@@ -144,7 +171,9 @@ protected:
     const TemporaryDirectory directory_{};
 };
 
-class EachNumber : public Ranks, public testing::WithParamInterface<int> {};
+class EachNumber : public Ranks, public testing::WithParamInterface<int> {
+    int ranks() const override { return GetParam(); }
+};
 
 TEST_P(EachNumber, OfRanksGivesTheSameBitsAtEveryStageAndOnEveryTier) {
     expect_stages_equal(config(), GetParam());
@@ -153,9 +182,9 @@ TEST_P(EachNumber, OfRanksGivesTheSameBitsAtEveryStageAndOnEveryTier) {
 // Their gradients are rounded to fp32 once more, and added in another order.
 TEST_P(EachNumber, OfRanksFollowsTheRunOfOne) {
     const Config config = this->config();
+    const Outcome several = run(config, GetParam());
     const auto executor = make_thread_executor();
     const Outcome one = train(*Engine::make(config, {.executor = executor.get()}), config);
-    const Outcome several = run(config, GetParam());
     EXPECT_NEAR(several.before.loss, one.before.loss, 1e-14);
     EXPECT_EQ(several.before.targets, one.before.targets);
     EXPECT_NEAR(several.reports[0].loss, one.reports[0].loss, 1e-14);
@@ -175,7 +204,10 @@ TEST_P(EachNumber, OfRanksFollowsTheRunOfOne) {
 INSTANTIATE_TEST_SUITE_P(numbers, EachNumber, testing::Values(1, 2, 3, 4),
                          [](const auto& ranks) { return std::to_string(ranks.param); });
 
-class EachKind : public Ranks, public testing::WithParamInterface<int> {};
+class EachKind : public Ranks, public testing::WithParamInterface<int> {
+protected:
+    int ranks() const override { return comm::ranks_launched() == 2 ? 2 : 3; }
+};
 
 // What a run can differ in, on three ranks: whose shards end inside of tensors.
 TEST_P(EachKind, OfModelAndStateGivesTheSameBitsAtEveryStage) {
@@ -207,7 +239,7 @@ TEST_P(EachKind, OfModelAndStateGivesTheSameBitsAtEveryStage) {
             config.optimizer.method = "lion";
         }};
     kinds[static_cast<size_t>(GetParam())]();
-    expect_stages_equal(config, 3);
+    expect_stages_equal(config, ranks());
 }
 
 INSTANTIATE_TEST_SUITE_P(kinds, EachKind, testing::Range(0, 7));
@@ -300,14 +332,16 @@ TEST_F(Ranks, GiveTheSameBitsAgain) { expect_equal(run(config(), 2), run(config(
 // rank alone overflow on the way to fp16, and the other's are zero.
 TEST_F(Ranks, AllSkipWhereOneOverflows) {
     Config config = this->config();
-    config.data = {.tokens = directory_ / "masked.bin", .held_back = 0};
+    const std::string own = directory_ / "masked.bin";
+    config.data.held_back = 0;
     std::vector<uint32_t> tokens(1500);
     std::vector<uint8_t> mask(tokens.size());
     for (size_t i = 0; i < tokens.size(); ++i) {
         tokens[i] = static_cast<uint32_t>((i * i / 7 + i) % 31);
         mask[i] = i * i % 5 < 2;
     }
-    write_tokens(config.data.tokens, tokens, 32, mask);
+    write_tokens(own, tokens, 32, mask);
+    config.data.tokens = comm::as_first_rank_says(own);
     config.precision = "fp16";
     config.batch = {.sequence = 1, .micro_batch = 1, .micro_batches = 2};
     config.evaluate.micro_batches = 0;
@@ -332,6 +366,40 @@ TEST_F(Ranks, AllSkipWhereOneOverflows) {
         expect_equal(run(on_device, 2), two);
         expect_equal(run(tight(config, 2), 2), two);
     }
+}
+
+#ifdef FERRY_NCCL
+// As a runtime that has no MPI brings them.
+TEST_F(Ranks, MetByAnIdentityGiveTheSameBits) {
+    const Config config = this->config();
+    if (config.device != "cuda") GTEST_SKIP() << "NCCL moves a GPU's memory";
+    const auto by_identity = [](Runtime& runtime, std::unique_ptr<comm::Communicator> others) {
+        runtime.gpu = comm::gpu_of_rank(*others, *runtime.executor);
+        runtime.nccl = comm::with_identity(*others, *runtime.executor);
+    };
+    expect_equal(run(config, 2, by_identity), run(config, 2));
+    expect_equal(run(tight(config, 2), 2, by_identity), run(config, 2));
+}
+#endif
+
+TEST_F(Ranks, MetByAnIdentityNeedAGpu) {
+    const auto executor = make_thread_executor();
+    const auto refusal = [&](const Config& config, Runtime runtime) -> std::string {
+        runtime.executor = executor.get();
+        runtime.nccl = comm::NcclRanks{.size = 2};
+        try {
+            Engine::make(config, std::move(runtime));
+        } catch (const Error& error) {
+            EXPECT_EQ(error.trouble(), Trouble::usage);
+            return error.what();
+        }
+        return "";
+    };
+    Config config = this->config();
+    config.device = "cpu";
+    EXPECT_THAT(refusal(config, {.gpu = 0}), testing::HasSubstr("device is \"cpu\""));
+    config.device = "cuda";
+    EXPECT_THAT(refusal(config, {}), testing::HasSubstr("Runtime::gpu is not given"));
 }
 
 // ---------------------------------------------------------------- before they run

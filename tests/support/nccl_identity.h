@@ -1,0 +1,31 @@
+// What a runtime brings that has ranks of its own and no MPI. Here they have met to agree on it.
+#pragma once
+
+#ifdef FERRY_NCCL
+#include <nccl.h>
+
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "ferry/comm.h"
+
+namespace ferry::comm {
+
+inline NcclRanks with_identity(Communicator& ranks, Executor& executor) {
+    ncclUniqueId id{};
+    if (ranks.rank() == 0) ncclGetUniqueId(&id);
+    std::vector<ncclUniqueId> all(static_cast<size_t>(ranks.size()));
+    agree(ranks, executor, std::as_bytes(std::span(&id, 1)), std::as_writable_bytes(std::span(all)),
+          {.of = "identities"});
+    NcclRanks found{.rank = ranks.rank(),
+                    .size = ranks.size(),
+                    .local_rank = ranks.local_rank(),
+                    .local_size = ranks.local_size(),
+                    .host = ranks.host()};
+    std::memcpy(found.unique_id.data(), &all[0], sizeof(id));
+    return found;
+}
+
+}  // namespace ferry::comm
+#endif
