@@ -3,7 +3,8 @@
 
 Writes a directory of random bf16 weights in shards (by default the shape of a 3 B qwen2), has `ferry eval` and
 `ferry train` load it, and reads the bytes a second from what ferry logs and the memory from /proc. The limit is
-8 GiB beyond the plan and what an empty run on the same device holds.
+8 GiB beyond the plan and what an empty run on the same device holds, and no more than a quarter of the weights,
+as a loader that held all of a small model would keep to the 8 GiB.
 
     bench/load_model.py --dir DIR [--device cuda] [--budget 20GiB] [--host 48GiB] [--layers 36] [--json FILE] [--keep]
 
@@ -213,8 +214,9 @@ def main():
         print(f"{name:<24} {row.get('seconds', 0):>8.2f} {row.get('gb_per_s', 0):>7.2f} "
               f"{row['planned_bytes'] / 2**30:>12.2f} {row['peak_bytes'] / 2**30:>9.2f} "
               f"{row['beyond_bytes'] / 2**30:>11.3f}")
-    held = all(row["beyond_bytes"] <= LIMIT for row in rows.values())
-    print(f"limit beyond the plan: 8 GiB: {'held' if held else 'EXCEEDED'}")
+    limit = min(LIMIT, total // 4)
+    held = all(row["beyond_bytes"] <= limit for row in rows.values())
+    print(f"limit beyond the plan: {limit / 2**30:.2f} GiB: {'held' if held else 'EXCEEDED'}")
     if options.json:
         pathlib.Path(options.json).write_text(json.dumps(
             {"bytes": total, "device": options.device, "cores": os.cpu_count(), "kernel": platform.release(),

@@ -471,15 +471,16 @@ INSTANTIATE_TEST_SUITE_P(golden, TorchBf16Formats,
                          });
 INSTANTIATE_TEST_SUITE_P(golden, TorchBf16Moments, testing::Values("cpu", "cuda"),
                          [](const auto& one) { return one.param; });
-INSTANTIATE_TEST_SUITE_P(
-    golden, Torch,
-    testing::Combine(testing::Values("train/tied", "train/untied", "train/frozen", "train/upper",
-                                     "hf/llama", "hf/mistral", "hf/qwen2", "hf/qwen3", "hf/gpt2"),
-                     testing::Values("cpu", "cuda")),
-    [](const auto& one) {
-        const std::string& name = std::get<0>(one.param);
-        return name.substr(name.find('/') + 1) + "_" + std::get<1>(one.param);
-    });
+INSTANTIATE_TEST_SUITE_P(golden, Torch,
+                         testing::Combine(testing::Values("train/tied", "train/untied",
+                                                          "train/frozen", "train/upper", "hf/llama",
+                                                          "hf/mistral", "hf/qwen2", "hf/qwen3",
+                                                          "hf/gpt2", "hf/padded"),
+                                          testing::Values("cpu", "cuda")),
+                         [](const auto& one) {
+                             const std::string& name = std::get<0>(one.param);
+                             return name.substr(name.find('/') + 1) + "_" + std::get<1>(one.param);
+                         });
 INSTANTIATE_TEST_SUITE_P(golden, TorchRanks,
                          testing::Values(RankCase{"tied", 2, 3}, RankCase{"tied", 3, 0},
                                          RankCase{"untied", 3, 3}, RankCase{"untied", 2, 1},
