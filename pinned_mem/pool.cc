@@ -13,6 +13,11 @@ namespace {
 
 // Page-locked at a time, by one thread: large, for a copy that crosses pieces is cut in two.
 constexpr int64_t kLockedPiece = 256 * kMiB;
+constexpr int64_t kPage = 4 * kKiB;  // the smallest there is
+
+int64_t pieces_of(std::span<std::byte> pages) {
+    return ceil_div(static_cast<int64_t>(pages.size()), kLockedPiece);
+}
 
 void report(const SlabReport& slab) {
     const int64_t possible = slab.bytes / kHugePage * kHugePage;
@@ -60,39 +65,46 @@ std::span<std::byte> Pool::reserve(std::string name, int64_t bytes, NodeTeams& t
         (static_cast<uintptr_t>(round_up(static_cast<int64_t>(address), kHugePage)) - address);
     // A wish; what came of it is looked at below.
     ::madvise(aligned, static_cast<size_t>(bytes), MADV_HUGEPAGE);
+    // The kernel hands out zeros.
     for_each_page(bytes, kHugePage, teams, [&](int64_t first, int64_t size) {
-        std::memset(aligned + first, 0, static_cast<size_t>(size));
+        for (int64_t at = 0; at < size; at += kPage) aligned[first + at] = std::byte{0};
     });
     reserved_bytes_ += bytes;
-    slabs_.emplace_back(aligned, static_cast<size_t>(bytes));
-    reports_.push_back({std::move(name), bytes, huge_bytes_of(slabs_.back())});
+    const std::span<std::byte> slab(aligned, static_cast<size_t>(bytes));
+    reports_.push_back({std::move(name), bytes, huge_bytes_of(slab)});
     report(reports_.back());
-    return slabs_.back();
+    return slab;
 }
 
-void Pool::lock_for(Device& device, Team& team) {
-    FERRY_CHECK(device_ == nullptr, "a pool is locked once");
+void Pool::lock_piece(Device& device, std::span<std::byte> pages, int64_t index) {
+    const auto bytes = static_cast<int64_t>(pages.size());
+    const int64_t first = index * kLockedPiece;
+    const auto piece = pages.subspan(static_cast<size_t>(first),
+                                     static_cast<size_t>(std::min(kLockedPiece, bytes - first)));
+    device.lock_pages(piece);
+    const std::lock_guard lock(mutex_);
+    FERRY_CHECK(device_ == nullptr || device_ == &device, "a pool is locked for one device");
     device_ = &device;
-    for (const std::span<std::byte> slab : slabs_) {
-        const auto bytes = static_cast<int64_t>(slab.size());
-        std::optional<Error> failure;
-        team.parallel(ceil_div(bytes, kLockedPiece), [&](int64_t i) {
-            const int64_t first = i * kLockedPiece;
-            const auto pages =
-                slab.subspan(static_cast<size_t>(first),
-                             static_cast<size_t>(std::min(kLockedPiece, bytes - first)));
-            std::optional<Error> refused;
-            try {
-                device.lock_pages(pages);
-            } catch (const Error& error) {
-                refused = error;
-            }
-            const std::lock_guard lock(locked_mutex_);
-            if (!refused) locked_.push_back(pages);
-            if (refused && !failure) failure = refused;
-        });
-        if (failure) throw Error(*failure);
-    }
+    locked_.push_back(piece);
+}
+
+void Pool::lock_for(Device& device, std::span<std::byte> pages, Team& team) {
+    std::optional<Error> failure;
+    team.parallel(pieces_of(pages), [&](int64_t index) {
+        try {
+            lock_piece(device, pages, index);
+        } catch (const Error& error) {
+            const std::lock_guard lock(mutex_);
+            if (!failure) failure = error;
+        }
+    });
+    if (failure) throw Error(*failure);
+}
+
+std::future<void> Pool::lock_behind(Device& device, std::span<std::byte> pages) {
+    return std::async(std::launch::async, [this, &device, pages] {
+        for (int64_t index = 0; index < pieces_of(pages); ++index) lock_piece(device, pages, index);
+    });
 }
 
 }  // namespace ferry::pinned_mem

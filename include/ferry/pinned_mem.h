@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -36,13 +37,19 @@ public:
     // lie on, another of the teams' nodes in turn: whatever is worked on keeps every node's memory
     // busy. Warns of a slab that did not get the huge pages it asked for.
     std::span<std::byte> reserve(std::string name, int64_t bytes, NodeTeams& teams);
-    // Page-locks all slabs so far for the device, which must outlive the pool. Throws does_not_fit.
-    void lock_for(Device& device, Team& team);
+    // Page-locks a slab, or from its start or to its end a part of whole kPartBytes, for the
+    // device, which must outlive the pool. Throws does_not_fit.
+    void lock_for(Device& device, std::span<std::byte> pages, Team& team);
+    // The same by a thread of its own, while others use the memory. Ends, and throws, with get().
+    std::future<void> lock_behind(Device& device, std::span<std::byte> pages);
+    static constexpr int64_t kPartBytes = int64_t{2} << 20;
     void seal() noexcept { sealed_ = true; }
     int64_t reserved_bytes() const noexcept { return reserved_bytes_; }
     const std::vector<SlabReport>& slabs() const noexcept { return reports_; }
 
 private:
+    void lock_piece(Device& device, std::span<std::byte> pages, int64_t index);
+
     struct Mapping {
         void* base;
         size_t bytes;
@@ -51,9 +58,9 @@ private:
     int64_t budget_bytes_;
     int64_t reserved_bytes_ = 0;
     bool sealed_ = false;
-    Device* device_ = nullptr;  // the one it is locked for
-    std::mutex locked_mutex_;
-    std::vector<std::span<std::byte>> slabs_{}, locked_{};
+    Device* device_ = nullptr;  // the one they are locked for
+    std::mutex mutex_;          // of what is locked
+    std::vector<std::span<std::byte>> locked_{};
     std::vector<Mapping> mappings_{};
     std::vector<SlabReport> reports_{};
 };

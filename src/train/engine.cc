@@ -27,7 +27,6 @@
 
 namespace ferry::train {
 
-using planner::Class;
 using planner::Plan;
 
 namespace {
@@ -78,7 +77,9 @@ public:
         if (!executor_.simulated()) log_planned_by(figures_, config_);
         schedules_.record(plan_, config_.evaluate.micro_batches);
         if (ranks_) require_same_exchanges(*ranks_, executor_, schedules_.all());
+        start_up_.next();
         if (device_.kind() == DeviceKind::cuda) warm_up_device();
+        start_up_.done("kernels loaded, GPU memory", plan_.device_bytes);
         fill_state(runtime.resume);
         note_settled();
         drain();
@@ -233,6 +234,8 @@ private:
 
     // As initialised, as read from the model's files, or as the resumed run left it.
     void fill_state(bool resumes) {
+        // Not before the kernels were loaded: the driver does one thing at a time.
+        std::future<void> homes_locked = lock_homes(plan_, device_, pool_, arena_);
         start_up_.next();
         const auto fill = [&](const model::Layer& layer, int64_t first, std::span<float> out) {
             if (loaded_) return loaded_->fill(layer, first, out);
@@ -247,6 +250,9 @@ private:
         start_up_.done(resumes ? "restored state" : "first contents", state_.bytes());
         if (volume_) volume_->finish_layout();
         start_up_.done("layout of what is left on NVMe", plan_.nvme_bytes);
+        homes_locked.get();
+        start_up_.done("host memory, page-locked behind it", plan_.host_bytes);
+        check_device_memory(device_, plan_, config_);  // with the GPU's tables of those pages
     }
 
     std::unique_ptr<aio::Volume> open_volume(const Runtime& runtime) {

@@ -77,7 +77,7 @@ public:
         device_->reserve(sample.device_bytes);
         pinned_mem::Pool pool(machine, sample.host_bytes);
         const std::span<std::byte> staging = pool.reserve("staging", sample.host_bytes, *teams);
-        pool.lock_for(*device_, teams->all());
+        pool.lock_for(*device_, staging, teams->all());
         pool.seal();
         StepKernels kernels(sample, *teams, {&decoder, ops.get(), nullptr});
         kernels.states()[0] = {.step = 1, .gradient_scale = 1};

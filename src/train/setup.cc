@@ -296,15 +296,31 @@ std::unique_ptr<NodeTeams> make_teams(const Config& config, const Topology& mach
     return teams;
 }
 
+namespace {
+
+// The prefix of the host arena that copies use before the state stands.
+size_t buffers_of_arena(const planner::Plan& plan) {
+    const int64_t bytes = round_up(plan.io_bytes, pinned_mem::Pool::kPartBytes);
+    return static_cast<size_t>(std::min(bytes, plan.host_bytes));
+}
+
+}  // namespace
+
 std::span<std::byte> reserve_arenas(const planner::Plan& plan, Device& device, NodeTeams& teams,
                                     pinned_mem::Pool& pool, StartUp& start_up) {
     device.reserve(plan.device_bytes);
     start_up.next();
     const std::span<std::byte> arena = pool.reserve("state and staging", plan.host_bytes, teams);
     start_up.done("host memory, touched", plan.host_bytes);
-    pool.lock_for(device, teams.all());
-    start_up.done("host memory, page-locked", plan.host_bytes);
+    pool.lock_for(device, arena.first(buffers_of_arena(plan)), teams.all());
+    start_up.done("buffers, page-locked", plan.io_bytes);
     return arena;
+}
+
+std::future<void> lock_homes(const planner::Plan& plan, Device& device, pinned_mem::Pool& pool,
+                             std::span<std::byte> arena) {
+    if (device.kind() == DeviceKind::cpu) return std::async(std::launch::deferred, [] {});
+    return pool.lock_behind(device, arena.subspan(buffers_of_arena(plan)));
 }
 
 namespace {

@@ -1,6 +1,7 @@
 // From the configuration to what the modules below want to be told.
 #pragma once
 
+#include <future>
 #include <memory>
 #include <string>
 
@@ -49,9 +50,14 @@ void log_machine(const Config& config, const Topology& machine, const Device& de
 std::unique_ptr<NodeTeams> make_teams(const Config& config, const Topology& machine,
                                       const Executor& executor);
 
-// The arenas of the plan; the host's is returned, page-locked where the device needs it.
+// The arenas of the plan; the host's is returned, its buffers page-locked where the device needs
+// it.
 std::span<std::byte> reserve_arenas(const planner::Plan& plan, Device& device, NodeTeams& teams,
                                     pinned_mem::Pool& pool, StartUp& start_up);
+
+// Page-locks the rest of it, while the state gets its first contents; get() before the first step.
+std::future<void> lock_homes(const planner::Plan& plan, Device& device, pinned_mem::Pool& pool,
+                             std::span<std::byte> arena);
 
 // Everything that fixes a number (docs/numerics.md), as text, and its hash: the run's identity.
 // `machine`: what the device adds, see machine_text.

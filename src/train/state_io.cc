@@ -108,6 +108,11 @@ int64_t StateIo::bytes_of(const Chunk& chunk) const {
     return chunk.count * size_of(plan_.compute) + (chunk.trainable ? plan_.state_bytes(chunk) : 0);
 }
 
+bool StateIo::lies_in_host(const Chunk& chunk) const {
+    return !store_.in_host(chunk.weight).empty() &&
+           (!chunk.trainable || !store_.in_host(chunk.state).empty());
+}
+
 int64_t StateIo::begin_put(const Chunk& chunk, const Staging& from) {
     const bool weight = store_.in_host(chunk.weight).empty();
     const bool state = chunk.trainable && store_.in_host(chunk.state).empty();
@@ -126,25 +131,50 @@ void StateIo::in_parts(const Chunk& chunk, const Body& body) {
     });
 }
 
+// Beside each chunk that is put somewhere, its share of those that are filled where they lie: the
+// drives write all the time.
+std::vector<size_t> StateIo::in_turns() const {
+    std::vector<size_t> put, kept, turns;
+    for (size_t i = 0; i < plan_.chunks.size(); ++i)
+        (lies_in_host(plan_.chunks[i]) ? kept : put).push_back(i);
+    auto next = kept.begin();
+    for (size_t i = 0; i < put.size(); ++i) {
+        turns.push_back(put[i]);
+        const auto until =
+            kept.begin() + std::ssize(kept) * static_cast<int64_t>(i + 1) / std::ssize(put);
+        turns.insert(turns.end(), next, until);
+        next = until;
+    }
+    turns.insert(turns.end(), next, kept.end());
+    return turns;
+}
+
 uint64_t StateIo::initialise(const Fill& fill, float moment, StartUp& start_up) {
-    uint64_t frozen = 0;
-    std::vector<int64_t> begun(staging_.size());  // puts from each, the last time
+    std::vector<uint64_t> sums(plan_.chunks.size());  // of the frozen ones
+    std::vector<int64_t> begun(staging_.size());      // puts from each, the last time
     int64_t filled = 0;
     const int64_t all = bytes();
     size_t turn = 0;
-    for (const Chunk& chunk : plan_.chunks) {
-        begun[turn] = 0;
-        store_.end_puts(std::accumulate(begun.begin(), begun.end(), int64_t{0}));
+    for (const size_t index : in_turns()) {
+        const Chunk& chunk = plan_.chunks[index];
+        const bool put = !lies_in_host(chunk);
+        if (put) {
+            turn = (turn + 1) % staging_.size();
+            begun[turn] = 0;
+            store_.end_puts(std::accumulate(begun.begin(), begun.end(), int64_t{0}));
+        }
         const Staging place = place_of(chunk, staging_[turn]);
         in_parts(chunk, [&](int64_t at, int64_t count) {
             fill_part(chunk, place, at, count, fill, moment);
         });
-        if (!chunk.trainable) frozen = fold(frozen, place.weight);
-        begun[turn] = begin_put(chunk, place);
+        if (!chunk.trainable) sums[index] = checksum(place.weight);
+        if (put) begun[turn] = begin_put(chunk, place);
         start_up.at("first contents", filled += bytes_of(chunk), all);
-        turn = (turn + 1) % staging_.size();
     }
     store_.end_puts(0);
+    uint64_t frozen = 0;
+    for (size_t i = 0; i < sums.size(); ++i)
+        if (!plan_.chunks[i].trainable) frozen = fold(frozen, sums[i]);
     return frozen;
 }
 

@@ -61,6 +61,10 @@ private:
     Staging place_of(const planner::Chunk& chunk, const Staging& staging);
     // The same after they are there.
     Staging brought(const planner::Chunk& chunk, bool state, bool weight);
+    // Weights and state, all of it.
+    bool lies_in_host(const planner::Chunk& chunk) const;
+    // The order in which chunks get their first contents.
+    std::vector<size_t> in_turns() const;
     // Those of the two that do not lie there already; how many.
     int64_t begin_put(const planner::Chunk& chunk, const Staging& from);
     // Calls body(first element, elements) for parts of a chunk, on the team's threads.

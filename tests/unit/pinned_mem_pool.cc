@@ -188,7 +188,7 @@ TEST_F(LockTest, LocksEverySlabWholeAndUnlocksBeforeItIsUnmapped) {
         Pool pool(topology_, kGiB);
         std::vector slabs{pool.reserve("a", 3 * kMiB, teams_), pool.reserve("b", 8192, teams_)};
         EXPECT_EQ(device.calls(), 0u);
-        pool.lock_for(device, teams_.all());
+        for (const auto slab : slabs) pool.lock_for(device, slab, teams_.all());
         std::ranges::sort(slabs, {}, [](const auto& slab) { return slab.data(); });
         const auto locked = device.locked();
         ASSERT_EQ(locked.size(), 2u);
@@ -205,7 +205,7 @@ TEST_F(LockTest, CutsALargeSlabIntoPiecesWithoutAGap) {
     {
         Pool pool(topology_, kGiB);
         const auto slab = pool.reserve("a", 256 * kMiB + 4096, teams_);
-        pool.lock_for(device, teams_.all());
+        pool.lock_for(device, slab, teams_.all());
         const auto locked = device.locked();
         ASSERT_EQ(locked.size(), 2u);
         EXPECT_EQ(locked[0].data(), slab.data());
@@ -217,28 +217,55 @@ TEST_F(LockTest, CutsALargeSlabIntoPiecesWithoutAGap) {
 }
 
 TEST_F(LockTest, ARefusalHalfWayUnlocksWhatWasLocked) {
-    CountingDevice device(2);
+    for (const bool behind : {false, true}) {
+        CountingDevice device(2);
+        {
+            Pool pool(topology_, kGiB);
+            const auto slab = pool.reserve("a", 4 * 256 * kMiB, teams_);
+            try {
+                if (behind)
+                    pool.lock_behind(device, slab).get();
+                else
+                    pool.lock_for(device, slab, teams_.all());
+                FAIL() << "the refusal was not passed on";
+            } catch (const Error& error) {
+                EXPECT_EQ(error.trouble(), Trouble::does_not_fit);
+                EXPECT_THAT(error.what(), testing::HasSubstr("no more pages can be locked"));
+            }
+            EXPECT_EQ(device.locked().size(), 2u);
+        }
+        EXPECT_TRUE(device.locked().empty());
+    }
+}
+
+TEST_F(LockTest, LocksTheRestWhileOthersUseTheMemory) {
+    CountingDevice device;
     {
         Pool pool(topology_, kGiB);
-        for (const char* name : {"a", "b", "c", "d"}) pool.reserve(name, 8192, teams_);
-        try {
-            pool.lock_for(device, teams_.all());
-            FAIL() << "the refusal was not passed on";
-        } catch (const Error& error) {
-            EXPECT_EQ(error.trouble(), Trouble::does_not_fit);
-            EXPECT_THAT(error.what(), testing::HasSubstr("no more pages can be locked"));
+        const auto slab = pool.reserve("a", 512 * kMiB + 8192, teams_);
+        const auto first = slab.first(static_cast<size_t>(3 * Pool::kPartBytes));
+        pool.lock_for(device, first, teams_.all());
+        pool.seal();
+        std::future<void> rest = pool.lock_behind(device, slab.subspan(first.size()));
+        slab[first.size() - 1] = std::byte{1};
+        rest.get();
+        const std::byte* end = slab.data();
+        for (const auto& piece : device.locked()) {
+            EXPECT_EQ(piece.data(), end);
+            end = piece.data() + piece.size();
         }
-        EXPECT_EQ(device.locked().size(), 2u);
-        EXPECT_EQ(device.calls(), 3u);  // the last slab is not asked for
+        EXPECT_EQ(end, slab.data() + slab.size());
     }
     EXPECT_TRUE(device.locked().empty());
 }
 
-TEST_F(LockTest, IsLockedOnce) {
-    CountingDevice device;
+TEST_F(LockTest, IsForOneDevice) {
+    CountingDevice device, another;
     Pool pool(topology_, kGiB);
-    pool.lock_for(device, teams_.all());
-    EXPECT_DEATH(pool.lock_for(device, teams_.all()), "locked once");
+    const auto slab = pool.reserve("a", 2 * Pool::kPartBytes, teams_);
+    const auto part = static_cast<size_t>(Pool::kPartBytes);
+    pool.lock_for(device, slab.first(part), teams_.all());
+    EXPECT_DEATH(pool.lock_for(another, slab.subspan(part), teams_.all()), "for one device");
 }
 
 }  // namespace
