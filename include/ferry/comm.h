@@ -93,11 +93,13 @@ struct Fact {
 void require_same(Communicator& communicator, Executor& executor, std::span<const Fact> facts);
 
 // Ranks of one machine that see the same of something there (a hash of what they see) share it out;
-// those that the launcher has given different things do not.
+// those that the launcher has given different things do not. The parts go by `place`, ranks of the
+// same one in their order.
 struct Part {
     int index = 0, of = 1;
 };
-Part part_among_alike(Communicator& communicator, Executor& executor, uint64_t seen, Topic topic);
+Part part_among_alike(Communicator& communicator, Executor& executor, uint64_t seen, Topic topic,
+                      int place = 0);
 // Which of the GPUs that this rank sees (CUDA_VISIBLE_DEVICES) is its own. Every rank asks, before
 // it opens a device.
 int gpu_of_rank(Communicator& communicator, Executor& executor);

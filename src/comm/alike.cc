@@ -3,25 +3,31 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <utility>
 #include <vector>
 
 #include "ferry/comm.h"
 
 namespace ferry::comm {
 
-Part part_among_alike(Communicator& communicator, Executor& executor, uint64_t seen, Topic topic) {
+Part part_among_alike(Communicator& communicator, Executor& executor, uint64_t seen, Topic topic,
+                      int place) {
     struct View {
         int64_t host = 0;
         uint64_t seen = 0;
-        bool operator==(const View&) const = default;
+        int32_t place = 0, rank = 0;
     };
-    const View mine{communicator.host(), seen};
+    const View mine{communicator.host(), seen, place, communicator.rank()};
     std::vector<View> all(static_cast<size_t>(communicator.size()));
     agree(communicator, executor, std::as_bytes(std::span(&mine, 1)),
           std::as_writable_bytes(std::span(all)), topic);
-    const auto before = std::span(all).first(static_cast<size_t>(communicator.rank()));
-    return {static_cast<int>(std::ranges::count(before, mine)),
-            static_cast<int>(std::ranges::count(all, mine))};
+    Part part{.index = 0, .of = 0};
+    for (const View& other : all) {
+        if (other.host != mine.host || other.seen != mine.seen) continue;
+        ++part.of;
+        part.index += std::pair(other.place, other.rank) < std::pair(mine.place, mine.rank);
+    }
+    return part;
 }
 
 int gpu_of_rank(Communicator& communicator, Executor& executor) {

@@ -157,14 +157,20 @@ void Station::abandon(const char* why) const noexcept {
     if (ranks) ranks->abandon(why);
 }
 
-Topology machine_of_rank(Topology machine, comm::Communicator* ranks, Executor& executor) {
+Topology machine_of_rank(Topology machine, std::string_view gpu, comm::Communicator* ranks,
+                         Executor& executor) {
     if (!ranks) return machine;
     uint64_t cores = 0;
     for (const NumaNode& node : machine.nodes) {
         const std::array<uint64_t, 2> pair{cores, hash_of(node.cores)};
         cores = hash_of(pair);
     }
-    const comm::Part part = comm::part_among_alike(*ranks, executor, cores, {.of = "cores"});
+    // Parts of the cores follow the nodes, and so do the ranks that take them.
+    const auto nearest =
+        std::ranges::find(machine.nodes, node_of_device(machine, gpu), &NumaNode::os_index);
+    const comm::Part part =
+        comm::part_among_alike(*ranks, executor, cores, {.of = "cores"},
+                               static_cast<int>(nearest - machine.nodes.begin()));
     warn_of_binding(machine, part.of, *ranks);
     return with_part_of_limits(with_part_of_cores(std::move(machine), part.index, part.of),
                                ranks->local_size());

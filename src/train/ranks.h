@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "ferry/comm.h"
@@ -63,9 +64,11 @@ std::vector<Fact> gather(comm::Communicator& ranks, Executor& executor, const Fa
 }
 
 // The cores and the memory of this rank. Ranks of a host that may run on the same cores share those
-// out, others have been given their own; its memory and its quota are everybody's in any case.
+// out, in the order of the nodes that their GPUs (`gpu`: PCI address, or empty) hang off; others
+// have been given their own. The host's memory and its quota are everybody's in any case.
 // Warns where ranks were bound to less than their part of the host's cores.
-Topology machine_of_rank(Topology machine, comm::Communicator* ranks, Executor& executor);
+Topology machine_of_rank(Topology machine, std::string_view gpu, comm::Communicator* ranks,
+                         Executor& executor);
 
 // The plan by which every rank starts the same exchanges: with the device memory that each of them
 // has, and the chunks that the tightest of them can pass through its memory.

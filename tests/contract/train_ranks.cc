@@ -276,7 +276,7 @@ std::vector<Topology> machines_of(const std::vector<std::vector<int>>& bound, in
                         host.memory_limit_bytes = 800;
                         host.memory_left_bytes = 400;
                         host.cpu_quota = 3;
-                        machines[rank] = machine_of_rank(std::move(host), &ranks, executor);
+                        machines[rank] = machine_of_rank(std::move(host), "", &ranks, executor);
                     });
     return machines;
 }
@@ -297,6 +297,25 @@ TEST(MachineOfRank, IsAPartOfTheCoresThatAllSee) {
 }
 
 // mpirun binds ranks where it is not told otherwise; their memory is the host's all the same.
+// The ranks' GPUs hang off the nodes the other way round.
+TEST(MachineOfRank, HasItsCoresWhereItsGpuIs) {
+    const std::vector<std::string> gpus{"c", "a", "b", "a"};
+    std::vector<Cores> cores(gpus.size());
+    comm::run_ranks({.size = static_cast<int>(gpus.size())}, [&](comm::Communicator& ranks,
+                                                                 Executor& executor) {
+        const auto rank = static_cast<size_t>(ranks.rank());
+        Topology host;
+        host.nodes = {{.os_index = 1, .cores = {0, 1}, .memory_bytes = 400},
+                      {.os_index = 4, .cores = {2, 3}, .memory_bytes = 400}};
+        host.host_cores = 4;
+        host.attached = {{"a", true, 1}, {"b", true, 4}, {"c", true, 4}};
+        const Topology mine = machine_of_rank(std::move(host), gpus[rank], &ranks, executor);
+        for (const NumaNode& node : mine.nodes)
+            cores[rank].insert(cores[rank].end(), node.cores.begin(), node.cores.end());
+    });
+    EXPECT_EQ(cores, (std::vector<Cores>{{2}, {0}, {3}, {1}}));
+}
+
 TEST(MachineOfRank, SharesMemoryAndQuotaWithRanksOnOtherCores) {
     const auto machines = machines_of({{0, 1}, {2, 3}});
     EXPECT_EQ(machines[0].nodes[0].cores, (Cores{0, 1}));

@@ -297,7 +297,7 @@ class Ranks(FerryTest):
         verdicts, evaluations = begins(32), begins(24)
         first_step = begins(1)[0] + 2  # behind the question whether anybody wants to stop
         yield 1, "all-gather of the facts"
-        yield begins(16)[0], "all-gather of the cores"
+        yield begins(24)[0], "all-gather of the cores"
         yield begins(max(size for size in sizes if size % 4096))[0], "all-gather of the facts"
         yield first_step, ("all-gather of the weights of layer 0, step 1" if stage == 3 else
                            "exchange of the gradient of layer 4, step 1")

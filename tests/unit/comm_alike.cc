@@ -37,6 +37,16 @@ TEST(Alike, DoNotShareWhatTheyWereGivenApart) {
     expect_parts(parts_of({.size = 4}, {7, 8, 7, 9}), {{0, 2}, {0, 1}, {1, 2}, {0, 1}});
 }
 
+TEST(Alike, GoByTheirPlacesAndThenByTheirRanks) {
+    const std::vector<int> places{2, 0, 1, 0};
+    std::vector<Part> parts(4);
+    run_ranks({.size = 4}, [&](Communicator& communicator, Executor& executor) {
+        const auto rank = static_cast<size_t>(communicator.rank());
+        parts[rank] = part_among_alike(communicator, executor, 7, {.of = "things"}, places[rank]);
+    });
+    expect_parts(parts, {{3, 4}, {0, 4}, {2, 4}, {1, 4}});
+}
+
 TEST(Alike, TakeAGpuEachOfThoseThatAllSee) {
     std::vector<int> gpus(4, -1);
     run_ranks({.size = 4, .hosts = 2}, [&](Communicator& communicator, Executor& executor) {
