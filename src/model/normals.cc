@@ -19,7 +19,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace ferry::model::HWY_NAMESPACE {
 using ferry::HWY_NAMESPACE::philox;
-using ferry::HWY_NAMESPACE::PhiloxWords;
 namespace hn = hwy::HWY_NAMESPACE;
 
 using Wide = hn::ScalableTag<uint64_t>;
@@ -51,14 +50,14 @@ void PhiloxNormals(PhiloxKey key, uint64_t site, uint64_t first, float* out, int
     for (; i + lanes <= count; i += lanes) {
         const VW element =
             hn::Add(hn::Set(wide, first + static_cast<uint64_t>(i)), hn::Iota(wide, 0));
-        const PhiloxWords bits = philox(
-            key,
-            {hn::ShiftRight<32>(element), hn::Set(wide, site >> 32), hn::Set(wide, site), element});
+        VW w0 = hn::ShiftRight<32>(element), w1 = hn::Set(wide, site >> 32);
+        VW w2 = hn::Set(wide, site), w3 = element;
+        philox(key, w0, w1, w2, w3);
         // As philox_normal() has it: every step but the two functions is exact or rounds alike.
-        const VR high = hn::Mul(to_double(hn::And(bits.a, low)), hn::Set(real, 0x1p21));
-        const VR number = hn::Add(high, to_double(hn::ShiftRight<11>(hn::And(bits.b, low))));
+        const VR high = hn::Mul(to_double(hn::And(w0, low)), hn::Set(real, 0x1p21));
+        const VR number = hn::Add(high, to_double(hn::ShiftRight<11>(hn::And(w1, low))));
         const VR u = hn::Mul(hn::Add(number, hn::Set(real, 0.5)), hn::Set(real, 0x1p-53));
-        const VR turn = hn::Mul(to_double(hn::And(bits.c, low)), hn::Set(real, 0x1p-32));
+        const VR turn = hn::Mul(to_double(hn::And(w2, low)), hn::Set(real, 0x1p-32));
         const VR radius = hn::Sqrt(hn::Mul(hn::Set(real, -2), hn::Log(real, u)));
         const VR angle = hn::Mul(hn::Set(real, 2 * std::numbers::pi), turn);
         const VR normal = hn::Mul(radius, hn::Cos(real, angle));

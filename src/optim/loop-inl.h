@@ -21,7 +21,6 @@ namespace ferry::optim::HWY_NAMESPACE {
 using ferry::HWY_NAMESPACE::philox;
 using ferry::HWY_NAMESPACE::PhiloxTag;
 using ferry::HWY_NAMESPACE::PhiloxWord;
-using ferry::HWY_NAMESPACE::PhiloxWords;
 
 HWY_INLINE VF set(float value) { return hn::Set(F(), value); }
 
@@ -68,13 +67,12 @@ inline HWY_NOINLINE void draw_noise(const Span& span, const Scalars& s, int64_t 
     const auto lanes = static_cast<int64_t>(hn::Lanes(w));
     const int64_t first = (span.element + i) / kNoiseRun * 8;
     for (int64_t j = 0; j < 8; j += lanes) {
-        const PhiloxWords bits =
-            philox({s.seed, Purpose::stochastic_rounding},
-                   {hn::Set(w, s.update), hn::Zero(w), hn::Set(w, span.layer),
-                    hn::Add(hn::Iota(w, 0), hn::Set(w, static_cast<uint64_t>(first + j)))});
+        PhiloxWord w0 = hn::Set(w, s.update), w1 = hn::Zero(w), w2 = hn::Set(w, span.layer);
+        PhiloxWord w3 = hn::Add(hn::Iota(w, 0), hn::Set(w, static_cast<uint64_t>(first + j)));
+        philox({s.seed, Purpose::stochastic_rounding}, w0, w1, w2, w3);
         const PhiloxWord low = hn::Set(w, 0xffffffffu);
-        const PhiloxWord even = hn::Or(hn::And(bits.a, low), hn::ShiftLeft<32>(bits.b));
-        const PhiloxWord odd = hn::Or(hn::And(bits.c, low), hn::ShiftLeft<32>(bits.d));
+        const PhiloxWord even = hn::Or(hn::And(w0, low), hn::ShiftLeft<32>(w1));
+        const PhiloxWord odd = hn::Or(hn::And(w2, low), hn::ShiftLeft<32>(w3));
         hn::StoreU(hn::BitCast(u, even), u, noise + 2 * j);
         hn::StoreU(hn::BitCast(u, odd), u, noise + kNoiseRun / 2 + 2 * j);
     }
