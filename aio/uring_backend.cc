@@ -300,7 +300,9 @@ private:
     // so that the queue decides how often and how long after each other that is tried again.
     void give_back(Nanos until) {
         io_uring_sq& queue = ring_.sq;
-        if (ring_.flags & IORING_SETUP_SQPOLL) return;  // the kernel's thread may be reading them
+        constexpr Nanos kPause = 1'000'000;
+        if (ring_.flags & IORING_SETUP_SQPOLL)  // the kernel's thread may be reading them
+            return sleep_on_wake(std::min(until, now() + kPause));
         const unsigned taken = *queue.khead, prepared = *queue.ktail;
         for (unsigned i = taken; i != prepared; ++i) {
             const uint64_t id = queue.sqes[i & *queue.kring_mask].user_data;
@@ -312,7 +314,6 @@ private:
         *queue.ktail = taken;
         queue.sqe_tail -= prepared - taken;
         queue.sqe_head = queue.sqe_tail;
-        constexpr Nanos kPause = 1'000'000;
         if (immediate_.empty()) sleep_on_wake(std::min(until, now() + kPause));
     }
 

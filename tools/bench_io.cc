@@ -52,9 +52,9 @@ public:
         : bench_(bench),
           sites_(bench.paths),
           bytes_(sites_.bytes_per_path(bench.bytes_per_path, kDefaultBytes, kSlotBytes)),
-          // With all paths together each has more blocks for what is in flight than one alone.
-          choice_(choose(bench, 1, bytes_)),
-          memory_(memory_needed()),
+          // Each path alone, and all together.
+          choice_(choose(bench, {1, bench.paths.size()}, bytes_)),
+          memory_(choice_.buffer_bytes),
           progress_(steps()) {
         result_.left_out = choice_.left_out;
     }
@@ -76,10 +76,6 @@ private:
     int steps() const {
         const size_t places = bench_.paths.size() + (bench_.paths.size() > 1 ? 1 : 0);
         return static_cast<int>(places * choice_.pairs.size() * kRounds * bench_.accesses.size());
-    }
-    int64_t memory_needed() const {
-        const size_t paths = bench_.paths.size();
-        return paths == 1 ? choice_.buffer_bytes : choose(bench_, paths, bytes_).buffer_bytes;
     }
 
     // Block sizes inside, so that each depth opens its volume once; rounds between them, so that a
@@ -250,20 +246,25 @@ bool IoChoice::has(int64_t block_bytes, int depth) const noexcept {
     });
 }
 
-IoChoice choose(const IoBench& bench, size_t paths, int64_t bytes_per_path) {
+IoChoice choose(const IoBench& bench, const std::vector<size_t>& paths, int64_t bytes_per_path) {
     IoChoice choice;
-    const std::vector<std::string> directories(paths);
     for (const int64_t block : bench.blocks) {
         for (const int depth : bench.depths) {
-            const RigOptions options = rig_options(bench, directories, bytes_per_path, depth);
-            const std::string lack = lacks(options, block);
+            std::string lack;
+            int64_t buffers = 0;
+            for (const size_t together : paths) {
+                const RigOptions options =
+                    rig_options(bench, std::vector<std::string>(together), bytes_per_path, depth);
+                if (lack.empty()) lack = lacks(options, block);
+                buffers = std::max(buffers, operations_of(options) * block);
+            }
             if (!lack.empty()) {
                 choice.left_out.push_back(
                     fmt::format("blocks of {}, depth {}: {}", format_bytes(block), depth, lack));
                 continue;
             }
             choice.pairs.push_back({block, depth});
-            choice.buffer_bytes = std::max(choice.buffer_bytes, operations_of(options) * block);
+            choice.buffer_bytes = std::max(choice.buffer_bytes, buffers);
         }
     }
     if (choice.pairs.empty())

@@ -41,8 +41,8 @@ struct IoChoice {
 
     bool has(int64_t block_bytes, int depth) const noexcept;
 };
-// For `paths` paths at a time. Throws where there is room for none.
-IoChoice choose(const IoBench& bench, size_t paths, int64_t bytes_per_path);
+// For so many paths at a time, each of these numbers. Throws where there is room for none.
+IoChoice choose(const IoBench& bench, const std::vector<size_t>& paths, int64_t bytes_per_path);
 
 struct IoPoint {
     size_t place = 0;  // index into IoResult::places

@@ -169,6 +169,8 @@ void run_sweep(const IoOptions& options) {
     if (options.plot.empty()) fmt::print("{}", heat_maps_of(result));
     fmt::print("\n");
     for (const IoSettings& settings : result.settings) fmt::print("{}", text_of(settings));
+    if (result.settings.empty() && !interrupted())
+        fmt::print("no settings: they follow from read, write and mixed together (--modes)\n");
 }
 
 bool is_utf8(const std::string& text) {

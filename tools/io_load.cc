@@ -55,14 +55,13 @@ public:
           block_bytes_(block_bytes),
           blocks_per_slot_(kSlotBytes / block_bytes) {}
 
-    int64_t count() const {
-        return static_cast<int64_t>(slots_.size()) / streams_ * streams_ * blocks_per_slot_;
-    }
+    int64_t count() const { return std::ssize(slots_) * blocks_per_slot_; }
     void place(int64_t position, aio::Operation& operation) const {
         const int64_t row = streams_ * blocks_per_slot_, in_row = position % row;
-        const int64_t slot = position / row * streams_ + in_row % streams_;
-        operation.slot = slots_[static_cast<size_t>(slot)];
-        operation.offset = in_row / streams_ * block_bytes_;
+        const int64_t first = position / row * streams_;
+        const int64_t streams = std::min(streams_, std::ssize(slots_) - first);  // the last row's
+        operation.slot = slots_[static_cast<size_t>(first + in_row % streams)];
+        operation.offset = in_row / streams * block_bytes_;
     }
 
 private:

@@ -308,6 +308,15 @@ class PlaceTest(BenchIoTest):
         self.assertEqual(run.code, 0, run.err)
         self.assertIn("left out: blocks of 16.00 MiB, depth 32: ", run.out)
 
+    def test_files_that_their_rings_do_not_divide(self):
+        for size in ("192MiB", "320MiB", "400MiB"):
+            for rings in ("1", "2", "3"):
+                with self.subTest(size=size, rings=rings):
+                    run = self.bench("--size", size, "--rings", rings, "--blocks", "4KiB,16MiB", "--depths", "2",
+                                     "--modes", "read", "--seconds", "0.03")
+                    self.assertEqual(run.code, 0, run.err)
+                    self.assertIn("no settings: ", run.out)
+
     def test_two_directories_share_what_their_file_system_has(self):
         run = self.on_mount("size=400m", *QUICK[2:], "--modes", "read", inside="a b")
         self.assertEqual(run.code, 0, run.err)
