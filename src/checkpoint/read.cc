@@ -21,6 +21,7 @@ namespace {
 using nlohmann::json;
 
 constexpr uint64_t kHeaderMost = 100'000'000;  // the format's own limit
+constexpr const char* kSingle = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
 
 [[noreturn]] void damaged(std::string what, const std::string& where, std::string measured = {},
@@ -242,9 +243,12 @@ struct Weights::Impl {
     explicit Impl(const std::filesystem::path& path) {
         const bool directory = std::filesystem::is_directory(path);
         if (directory && std::filesystem::exists(path / kIndex)) {
+            if (std::filesystem::exists(path / kSingle))
+                damaged("two models' weights are in one directory: remove one of them",
+                        (path / kSingle).string() + " and " + (path / kIndex).string());
             read_shards(path);
         } else {
-            files.emplace_back(directory ? path / "model.safetensors" : path);
+            files.emplace_back(directory ? path / kSingle : path);
             tensors = read_file(files[0], 0);
         }
         std::ranges::sort(tensors, {}, &StoredTensor::name);

@@ -233,6 +233,11 @@ TEST_F(WeightsTest, an_index_and_its_shards_must_agree) {
     expect_refused(directory, Trouble::io, {"outside"});
     std::ofstream(index) << R"({"weight_map":{"a":"none.safetensors"}})";
     expect_refused(directory, Trouble::usage, {"none.safetensors"});
+    std::ofstream(index) << R"({"weight_map":{"a":"one.safetensors"}})";
+    write("model.safetensors", kOne, 8);
+    expect_refused(directory, Trouble::io,
+                   {"two models", "/model.safetensors and", "model.safetensors.index.json"});
+    std::filesystem::remove(std::filesystem::path(directory) / "model.safetensors");
     std::ofstream(index) << R"({"weight_map":{"a":"one.safetensors","a":"two.safetensors"}})";
     expect_refused(directory, Trouble::io, {"twice", "index.json: a"});
     std::ofstream(index) << "{}";
