@@ -109,7 +109,7 @@ function(ferry_tests)
     endif()
     # Whole runs, on the ranks that a launcher starts (tests/support/run_ranks.h).
     if(FERRY_MPI AND TARGET test_train)
-        foreach(ranks RANGE 2 3)
+        foreach(ranks RANGE 2 4)
             add_test(NAME train_mpi_${ranks} COMMAND ${MPIEXEC_EXECUTABLE} --allow-run-as-root --oversubscribe
                      --bind-to none -n ${ranks} $<TARGET_FILE:test_train>
                      --gtest_filter=Ranks.AllSkip*:Ranks.GiveTheSameBitsAgain:numbers/*:golden/TorchRanks*)

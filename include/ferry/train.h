@@ -90,8 +90,9 @@ struct Runtime {
     // The other ranks, met over host memory; the engine takes what a GPU needs from there. Null, or
     // of one rank: the run is this process.
     std::unique_ptr<comm::Communicator> ranks{};
-    // Or those of a runtime that has no MPI, on CUDA devices: it brings `gpu` as well. A rank that
-    // is lost then has no name.
+    // Or those of a runtime that has no MPI, on CUDA devices: it brings `gpu` as well, and nothing
+    // in its process has used CUDA before. A rank that is lost then has no name, and is missed
+    // after zero.timeout_seconds.
     std::optional<comm::NcclRanks> nccl{};
     // What gpu_of_rank() said, where it was asked before; below 0: the engine asks.
     int gpu = -1;

@@ -223,7 +223,7 @@ private:
         if (ranks_) {
             if (config.checkpoint.durable_steps) throw several_ranks_not_durable(world_.ranks);
             require_same_run(
-                *ranks_, executor_, config,
+                *ranks_, executor_,
                 numerics_text(config_, shape_, machine_text(device_, config_), world_.ranks),
                 loader_.info());
         }
@@ -253,7 +253,8 @@ private:
         start_up_.done("layout of what is left on NVMe", plan_.nvme_bytes);
         homes_locked.get();
         start_up_.done("host memory, page-locked behind it", plan_.host_bytes);
-        check_device_memory(device_, plan_, config_);  // with the GPU's tables of those pages
+        // With the GPU's tables of those pages.
+        if (device_.kind() == DeviceKind::cuda) check_device_memory(device_, plan_, config_);
     }
 
     std::unique_ptr<aio::Volume> open_volume(const Runtime& runtime) {
@@ -336,12 +337,12 @@ private:
         if (!loss_scale_.scales() && config_.on_nonfinite == "skip" &&
             ++skipped_in_a_row_ < kSkipsMost)
             return;
-        throw diverged(config_, verdict,
-                       {.where = "step " + std::to_string(step_) + ", " +
-                                 layer_name(plan_.layers, verdict.layer),
-                        .last_good_step = step_ - std::max<int64_t>(skipped_in_a_row_, 1),
-                        .scales = loss_scale_.scales(),
-                        .skipped_in_a_row = skipped_in_a_row_});
+        throw diverged(
+            config_, verdict,
+            {.where = "step " + std::to_string(step_) + ", " + place_of(verdict, plan_.layers),
+             .last_good_step = step_ - std::max<int64_t>(skipped_in_a_row_, 1),
+             .scales = loss_scale_.scales(),
+             .skipped_in_a_row = skipped_in_a_row_});
     }
 
     void resume_run(const StateIo::Fill& fill) {

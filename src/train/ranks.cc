@@ -74,7 +74,7 @@ void warn_of_binding(const Topology& machine, int sharing, const comm::Communica
         ranks.local_size()));
 }
 
-void check_nccl(const Runtime& runtime, DeviceKind kind, bool others) {
+void check_nccl(const comm::NcclRanks& ranks, int gpu, DeviceKind kind, bool others) {
     const auto refuse = [](const char* measured, const char* remedy) {
         throw Error(Trouble::usage, {.what = "ranks by an NCCL identity cannot be used here",
                                      .where = "Runtime::nccl",
@@ -84,7 +84,11 @@ void check_nccl(const Runtime& runtime, DeviceKind kind, bool others) {
     if (others) refuse("Runtime::ranks is given as well", "give one of the two");
     if (kind != DeviceKind::cuda)
         refuse("device is \"cpu\"", "set device to \"cuda\", or give Runtime::ranks");
-    if (runtime.gpu < 0) refuse("Runtime::gpu is not given", "say which GPU is this rank's");
+    if (gpu < 0) refuse("Runtime::gpu is not given", "say which GPU is this rank's");
+    const auto within = [](int number, int count) { return number >= 0 && number < count; };
+    if (!within(ranks.rank, ranks.size) || !within(ranks.local_rank, ranks.local_size) ||
+        !within(ranks.host, ranks.size) || ranks.local_size > ranks.size)
+        refuse("numbers that contradict each other", "see comm::NcclRanks");
 }
 
 }  // namespace
@@ -135,8 +139,9 @@ int gpu_of_rank(const Config& config, comm::Communicator* ranks, Executor& execu
 void Station::open(const Config& config, Runtime& runtime) {
     Executor& executor = *runtime.executor;
     if (runtime.ranks && runtime.ranks->size() > 1) ranks = std::move(runtime.ranks);
+    if (ranks) require_same_config(*ranks, executor, config);
     const DeviceKind kind = device_from(config.device);
-    if (runtime.nccl) check_nccl(runtime, kind, ranks != nullptr);
+    if (runtime.nccl) check_nccl(*runtime.nccl, runtime.gpu, kind, ranks != nullptr);
     int gpu = runtime.gpu;
     if (gpu < 0) gpu = gpu_of_rank(config, ranks.get(), executor);
     device = Device::open(kind, executor, gpu);
@@ -144,8 +149,10 @@ void Station::open(const Config& config, Runtime& runtime) {
     const comm::CommOptions options{.timeout_seconds = config.zero.timeout_seconds};
     if (ranks)
         ranks = comm::make_nccl(*device, executor, std::move(ranks), options);
-    else if (runtime.nccl && runtime.nccl->size > 1)
+    else if (runtime.nccl && runtime.nccl->size > 1) {
         ranks = comm::make_nccl(*device, executor, *runtime.nccl, options);
+        require_same_config(*ranks, executor, config);
+    }
 }
 
 World Station::world() const {
@@ -207,14 +214,18 @@ planner::Plan plan_of_rank(const Config& config, const Device& device,
 
 // ---------------------------------------------------------------- the same on every rank
 
-void require_same_run(comm::Communicator& ranks, Executor& executor, const Config& config,
-                      const std::string& numerics, const TokenFileInfo& tokens) {
+void require_same_config(comm::Communicator& ranks, Executor& executor, const Config& config) {
     static const std::string kProgram = program_hash();
     std::vector<comm::Fact> facts{{"the program", kProgram}};
     for (KeyValue& known : describe_values(config))
         facts.push_back({std::move(known.key), std::move(known.value)});
-    facts.push_back({"the numerics record", numerics});
-    facts.push_back({"the contents of data.tokens", hex(tokens.checksum)});
+    comm::require_same(ranks, executor, facts);
+}
+
+void require_same_run(comm::Communicator& ranks, Executor& executor, const std::string& numerics,
+                      const TokenFileInfo& tokens) {
+    const std::array<comm::Fact, 2> facts{
+        {{"the numerics record", numerics}, {"the contents of data.tokens", hex(tokens.checksum)}}};
     comm::require_same(ranks, executor, facts);
 }
 

@@ -64,9 +64,9 @@ std::vector<Fact> gather(comm::Communicator& ranks, Executor& executor, const Fa
 }
 
 // The cores and the memory of this rank. Ranks of a host that may run on the same cores share those
-// out, in the order of the nodes that their GPUs (`gpu`: PCI address, or empty) hang off; others
-// have been given their own. The host's memory and its quota are everybody's in any case.
-// Warns where ranks were bound to less than their part of the host's cores.
+// out in equal parts, in the order of the nodes that their GPUs (`gpu`: PCI address, or empty) hang
+// off; others have been given their own. The host's memory and its quota are everybody's in any
+// case. Warns where ranks were bound to less than their part of the host's cores.
 Topology machine_of_rank(Topology machine, std::string_view gpu, comm::Communicator* ranks,
                          Executor& executor);
 
@@ -77,10 +77,12 @@ planner::Plan plan_of_rank(const Config& config, const Device& device,
                            const planner::MachineFigures& machine, comm::Communicator* ranks,
                            Executor& executor);
 
-// Throws usage on every rank, naming the rank and the key, where what fixes the numbers differs.
-// `config` is the run's.
-void require_same_run(comm::Communicator& ranks, Executor& executor, const Config& config,
-                      const std::string& numerics, const TokenFileInfo& tokens);
+// Throws usage on every rank, naming the rank and what differs: of the program and the keys of the
+// run's configuration, before anything else is done with them.
+void require_same_config(comm::Communicator& ranks, Executor& executor, const Config& config);
+// Of what fixes the numbers beside them.
+void require_same_run(comm::Communicator& ranks, Executor& executor, const std::string& numerics,
+                      const TokenFileInfo& tokens);
 // The same for what the ranks will say to each other, of all schedules.
 void require_same_exchanges(comm::Communicator& ranks, Executor& executor,
                             std::span<const swap::Schedule* const> schedules);

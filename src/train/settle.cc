@@ -52,7 +52,8 @@ std::string number_text(double value) { return std::isnan(value) ? "nan" : std::
 
 std::string divergence_remedy(const Config& config, const Divergence& how) {
     if (how.scales) {
-        return "the activations exceed fp16's 65,504: train in bf16 or fp32, or lower optimizer.lr";
+        return "the activations may exceed fp16's 65,504: train in bf16 or fp32, or lower "
+               "optimizer.lr";
     }
     std::string text = "lower optimizer.lr";
     if (config.clip_norm == 0) text += ", set clip_norm";
@@ -62,6 +63,13 @@ std::string divergence_remedy(const Config& config, const Divergence& how) {
 }
 
 }  // namespace
+
+std::string place_of(const Verdict& verdict, const std::vector<model::Layer>& layers) {
+    using enum planner::Op;
+    const bool at_end = verdict.layer == std::ssize(layers) - 1;
+    const planner::Op operation = verdict.forward_was_finite ? backward : at_end ? head : forward;
+    return layer_name(layers, verdict.layer) + ", " + planner::name_of(operation);
+}
 
 Error diverged(const Config& config, const Verdict& verdict, const Divergence& how) {
     return {Trouble::diverged,

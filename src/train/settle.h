@@ -55,6 +55,8 @@ struct Divergence {
     bool scales = false;  // the loss, in fp16
     int64_t skipped_in_a_row = 0;
 };
+// The layer and the operation that were not finite first.
+std::string place_of(const Verdict& verdict, const std::vector<model::Layer>& layers);
 Error diverged(const Config& config, const Verdict& verdict, const Divergence& how);
 // What ends an evaluation whose numbers are not: no weights make such a loss a result.
 Error diverged(const HeldBack& found, const std::vector<model::Layer>& layers, DType compute);

@@ -206,13 +206,13 @@ INSTANTIATE_TEST_SUITE_P(numbers, EachNumber, testing::Values(1, 2, 3, 4),
 
 class EachKind : public Ranks, public testing::WithParamInterface<int> {
 protected:
-    int ranks() const override { return comm::ranks_launched() == 2 ? 2 : 3; }
+    int ranks() const override { return comm::ranks_launched() > 0 ? comm::ranks_launched() : 3; }
 };
 
 // What a run can differ in, on three ranks: whose shards end inside of tensors.
 TEST_P(EachKind, OfModelAndStateGivesTheSameBitsAtEveryStage) {
     Config config = this->config();
-    config.batch.micro_batches = 6;
+    config.batch.micro_batches = 2 * ranks();
     config.steps = 3;
     const std::array<std::function<void()>, 7> kinds{
         [&] {  // several chunks a shard, the last one smaller
@@ -296,7 +296,6 @@ TEST(MachineOfRank, IsAPartOfTheCoresThatAllSee) {
     expect_limits(machines, 2);
 }
 
-// mpirun binds ranks where it is not told otherwise; their memory is the host's all the same.
 // The ranks' GPUs hang off the nodes the other way round.
 TEST(MachineOfRank, HasItsCoresWhereItsGpuIs) {
     const std::vector<std::string> gpus{"c", "a", "b", "a"};
@@ -316,6 +315,7 @@ TEST(MachineOfRank, HasItsCoresWhereItsGpuIs) {
     EXPECT_EQ(cores, (std::vector<Cores>{{2}, {0}, {3}, {1}}));
 }
 
+// mpirun binds ranks where it is not told otherwise; their memory is the host's all the same.
 TEST(MachineOfRank, SharesMemoryAndQuotaWithRanksOnOtherCores) {
     const auto machines = machines_of({{0, 1}, {2, 3}});
     EXPECT_EQ(machines[0].nodes[0].cores, (Cores{0, 1}));
@@ -403,9 +403,10 @@ TEST_F(Ranks, MetByAnIdentityGiveTheSameBits) {
 
 TEST_F(Ranks, MetByAnIdentityNeedAGpu) {
     const auto executor = make_thread_executor();
-    const auto refusal = [&](const Config& config, Runtime runtime) -> std::string {
+    const auto refusal = [&](const Config& config, Runtime runtime,
+                             comm::NcclRanks ranks = {.size = 2, .local_size = 2}) -> std::string {
         runtime.executor = executor.get();
-        runtime.nccl = comm::NcclRanks{.size = 2};
+        runtime.nccl = ranks;
         try {
             Engine::make(config, std::move(runtime));
         } catch (const Error& error) {
@@ -419,6 +420,8 @@ TEST_F(Ranks, MetByAnIdentityNeedAGpu) {
     EXPECT_THAT(refusal(config, {.gpu = 0}), testing::HasSubstr("device is \"cpu\""));
     config.device = "cuda";
     EXPECT_THAT(refusal(config, {}), testing::HasSubstr("Runtime::gpu is not given"));
+    EXPECT_THAT(refusal(config, {.gpu = 0}, {.rank = 2, .size = 2, .local_size = 2}),
+                testing::HasSubstr("contradict"));
 }
 
 // ---------------------------------------------------------------- before they run
