@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "ferry/base.h"
+
 namespace ferry {
 
 // Calls `twice` with a key that an object holds already; it throws.
@@ -29,5 +31,14 @@ private:
     Twice twice_;
     std::vector<std::set<std::string>> open_{};  // the objects that parsing is in
 };
+
+// The refusal of a user's key; `where`: the text that holds it.
+inline auto refuse_keys_given_twice(const std::string& where) {
+    return UniqueKeys([&where](const std::string& key) {
+        throw Error(Trouble::usage, {.what = "the key \"" + key + "\" is given twice",
+                                     .where = where,
+                                     .remedy = "remove one of them"});
+    });
+}
 
 }  // namespace ferry

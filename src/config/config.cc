@@ -97,13 +97,8 @@ std::string plain(const std::string& message) {
 
 json parse_text(std::string_view text, const std::string& where) {
     constexpr bool kThrow = true, kIgnoreComments = true;
-    const auto refuse = [&](const std::string& key) {
-        throw Error(Trouble::usage, {.what = "the key \"" + key + "\" is given twice",
-                                     .where = where,
-                                     .remedy = "remove one of them"});
-    };
     try {
-        return json::parse(text, UniqueKeys(refuse), kThrow, kIgnoreComments);
+        return json::parse(text, refuse_keys_given_twice(where), kThrow, kIgnoreComments);
     } catch (const json::parse_error& error) {
         const size_t offset = error.byte == 0 ? 0 : error.byte - 1;
         throw Error(Trouble::usage, {.what = "not valid JSON",

@@ -412,12 +412,7 @@ bool has_dropout(const Reader& in, const Keys& keys) {
 }
 
 json parse(std::string_view text, const std::string& where) {
-    const auto refuse = [&](const std::string& key) {
-        throw Error(Trouble::usage, {.what = "the key \"" + key + "\" is given twice",
-                                     .where = where,
-                                     .remedy = "remove one of them"});
-    };
-    json config = json::parse(text, UniqueKeys(refuse), false);
+    json config = json::parse(text, refuse_keys_given_twice(where), false);
     if (config.is_object()) return config;
     throw Error(Trouble::usage,
                 {.what = "not the configuration of a model: no JSON object", .where = where});

@@ -10,6 +10,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "schedules.h"
 #include "settle.h"
 #include "setup.h"
 
@@ -231,14 +232,12 @@ void require_same_run(comm::Communicator& ranks, Executor& executor, const std::
 
 void require_same_exchanges(comm::Communicator& ranks, Executor& executor,
                             std::span<const swap::Schedule* const> schedules) {
-    std::vector<int64_t> words;
+    std::vector<std::array<int64_t, 3>> all;
     for (const swap::Schedule* schedule : schedules) {
-        for (const uint32_t index : schedule->lanes[static_cast<size_t>(swap::Lane::comm)]) {
-            const swap::Task& task = schedule->tasks[index];
-            words.insert(words.end(), {task.op, task.layer, task.bytes});
-        }
+        const auto its = exchanges_of(*schedule);
+        all.insert(all.end(), its.begin(), its.end());
     }
-    const comm::Fact order{"the plan: the order of the exchanges", hex(hash_of(words))};
+    const comm::Fact order{"the plan: the order of the exchanges", hex(hash_of(all))};
     comm::require_same(ranks, executor, {&order, 1});
 }
 

@@ -1,29 +1,20 @@
 #include "schedules.h"
 
 #include <algorithm>
-#include <array>
-#include <vector>
 
 #include "bound.h"
 #include "predict.h"
 
 namespace ferry::train {
 
-namespace {
-
-bool exchange_alike(const swap::Schedule& a, const swap::Schedule& b) {
-    const auto exchanges = [](const swap::Schedule& schedule) {
-        std::vector<std::array<int64_t, 3>> found;
-        for (const uint32_t index : schedule.lanes[static_cast<size_t>(swap::Lane::comm)]) {
-            const swap::Task& task = schedule.tasks[index];
-            found.push_back({task.op, task.layer, task.bytes});
-        }
-        return found;
-    };
-    return exchanges(a) == exchanges(b);
+std::vector<std::array<int64_t, 3>> exchanges_of(const swap::Schedule& schedule) {
+    std::vector<std::array<int64_t, 3>> found;
+    for (const uint32_t index : schedule.lanes[static_cast<size_t>(swap::Lane::comm)]) {
+        const swap::Task& task = schedule.tasks[index];
+        found.push_back({task.op, task.layer, task.bytes});
+    }
+    return found;
 }
-
-}  // namespace
 
 void Schedules::record(const planner::Plan& plan, int64_t evaluated_micro_batches) {
     for (size_t p = 0; p < kPrevious; ++p) {
@@ -32,7 +23,7 @@ void Schedules::record(const planner::Plan& plan, int64_t evaluated_micro_batche
         if (plan.betting) {
             steps[p][1] = record_step(plan, previous, true);
             // Ranks compare the steps without bets: not all of them need make any.
-            FERRY_CHECK(exchange_alike(steps[p][0], steps[p][1]),
+            FERRY_CHECK(exchanges_of(steps[p][0]) == exchanges_of(steps[p][1]),
                         "a bet changes nothing that ranks exchange");
         }
         drains[p] = record_drain(plan, previous);

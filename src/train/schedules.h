@@ -9,6 +9,9 @@
 
 namespace ferry::train {
 
+// What a schedule has the ranks say to each other, in its order: op, layer and bytes of each.
+std::vector<std::array<int64_t, 3>> exchanges_of(const swap::Schedule& schedule);
+
 struct Schedules {
     std::array<std::array<swap::Schedule, 2>, kPrevious> steps{};  // [previous][bets]
     std::array<swap::Schedule, kPrevious> drains{};
