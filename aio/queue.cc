@@ -1,7 +1,5 @@
 #include "queue.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -118,10 +116,7 @@ QueueCounters Queue::counters() const noexcept {
 void Queue::stay_near_the_drive() {
     placed_ = true;
     if (options_.cores.empty()) return;
-    cpu_set_t cores;
-    CPU_ZERO(&cores);
-    for (const int core : options_.cores) CPU_SET(static_cast<size_t>(core), &cores);
-    if (sched_setaffinity(0, sizeof cores, &cores) != 0)
+    if (!run_on(options_.cores))
         log_warn("aio: " + options_.name +
                  " cannot run on the cores it was given: " + std::strerror(errno));
 }

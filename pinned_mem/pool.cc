@@ -1,8 +1,10 @@
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <optional>
+#include <thread>
 
 #include "ferry/pinned_mem.h"
 #include "huge_pages.h"
@@ -14,9 +16,16 @@ namespace {
 // Page-locked at a time, by one thread: large, for a copy that crosses pieces is cut in two.
 constexpr int64_t kLockedPiece = 256 * kMiB;
 constexpr int64_t kPage = 4 * kKiB;  // the smallest there is
+// That touch what is locked behind the work of others: as fast as one thread locks it.
+constexpr int kTouchers = 4;
 
 int64_t pieces_of(std::span<std::byte> pages) {
     return ceil_div(static_cast<int64_t>(pages.size()), kLockedPiece);
+}
+std::span<std::byte> piece_of(std::span<std::byte> pages, int64_t index) {
+    const int64_t first = index * kLockedPiece, left = static_cast<int64_t>(pages.size()) - first;
+    return pages.subspan(static_cast<size_t>(first),
+                         static_cast<size_t>(std::min(kLockedPiece, left)));
 }
 
 void report(const SlabReport& slab) {
@@ -25,6 +34,25 @@ void report(const SlabReport& slab) {
     log_warn("host memory \"" + slab.name + "\": " + format_bytes(slab.huge_bytes) + " of " +
              format_bytes(slab.bytes) + " lie on huge pages (" + why_not_huge() +
              "); storage and copies may be slower");
+}
+
+// Gives memory its pages and leaves what it holds as it is, whoever writes to it meanwhile.
+bool populate(std::byte* at, int64_t bytes) {
+    return ::madvise(at, static_cast<size_t>(bytes), MADV_POPULATE_WRITE) == 0;
+}
+
+// The nodes in turn, as for_each_page(), by threads that end with it.
+void populate_beside(const Topology& machine, std::span<std::byte> pages) {
+    const auto bytes = static_cast<int64_t>(pages.size()), nodes = std::ssize(machine.nodes);
+    const int64_t threads = round_up(std::clamp<int64_t>(machine.cores() / 4, 1, kTouchers), nodes);
+    std::vector<std::jthread> touchers;
+    for (int64_t mine = 0; mine < threads; ++mine) {
+        touchers.emplace_back([&machine, pages, bytes, nodes, threads, mine] {
+            if (nodes > 1) run_on(machine.nodes[static_cast<size_t>(mine % nodes)].cores);
+            for (int64_t at = mine * kHugePage; at < bytes; at += threads * kHugePage)
+                populate(pages.data() + at, std::min(kHugePage, bytes - at));
+        });
+    }
 }
 
 }  // namespace
@@ -37,7 +65,7 @@ Pool::~Pool() {
     for (const Mapping& mapping : mappings_) ::munmap(mapping.base, mapping.bytes);
 }
 
-std::span<std::byte> Pool::reserve(std::string name, int64_t bytes, NodeTeams& teams) {
+std::span<std::byte> Pool::reserve(std::string name, int64_t bytes, int64_t now, NodeTeams& teams) {
     FERRY_CHECK(!sealed_, "the pool is sealed: everything is reserved at start-up");
     if (bytes == 0) return {};
     const auto refuse = [&](const std::string& limit) {
@@ -65,26 +93,42 @@ std::span<std::byte> Pool::reserve(std::string name, int64_t bytes, NodeTeams& t
         (static_cast<uintptr_t>(round_up(static_cast<int64_t>(address), kHugePage)) - address);
     // A wish; what came of it is looked at below.
     ::madvise(aligned, static_cast<size_t>(bytes), MADV_HUGEPAGE);
+    if (now < bytes && !populate(aligned, kPage)) now = bytes;
     // The kernel hands out zeros.
-    for_each_page(bytes, kHugePage, teams, [&](int64_t first, int64_t size) {
+    for_each_page(now, kHugePage, teams, [&](int64_t first, int64_t size) {
         for (int64_t at = 0; at < size; at += kPage) aligned[first + at] = std::byte{0};
     });
     reserved_bytes_ += bytes;
     const std::span<std::byte> slab(aligned, static_cast<size_t>(bytes));
-    reports_.push_back({std::move(name), bytes, huge_bytes_of(slab)});
-    report(reports_.back());
+    slabs_.push_back(slab);
+    reports_.push_back({std::move(name), bytes});
+    if (now == bytes) look_for_huge_pages(slab);
     return slab;
 }
 
-void Pool::lock_piece(Device& device, std::span<std::byte> pages, int64_t index) {
-    const auto bytes = static_cast<int64_t>(pages.size());
-    const int64_t first = index * kLockedPiece;
-    const auto piece = pages.subspan(static_cast<size_t>(first),
-                                     static_cast<size_t>(std::min(kLockedPiece, bytes - first)));
+// Of the slab of these bytes, which are all touched.
+void Pool::look_for_huge_pages(std::span<std::byte> part) {
+    const auto slab = std::ranges::find_if(slabs_, [part](std::span<std::byte> one) {
+        return part.data() >= one.data() && part.data() < one.data() + one.size();
+    });
+    SlabReport& found = reports_[static_cast<size_t>(slab - slabs_.begin())];
+    found.huge_bytes = huge_bytes_of(*slab);
+    report(found);
+}
+
+void Pool::lock_piece(Device& device, std::span<std::byte> piece) {
+    const auto meets = [piece](std::span<std::byte> other) {
+        return piece.data() < other.data() + other.size() &&
+               other.data() < piece.data() + piece.size();
+    };
+    {
+        const std::lock_guard lock(mutex_);
+        FERRY_CHECK(device_ == nullptr || device_ == &device, "a pool is locked for one device");
+        FERRY_CHECK(std::ranges::none_of(locked_, meets), "these pages are locked already");
+        device_ = &device;
+    }
     device.lock_pages(piece);
     const std::lock_guard lock(mutex_);
-    FERRY_CHECK(device_ == nullptr || device_ == &device, "a pool is locked for one device");
-    device_ = &device;
     locked_.push_back(piece);
 }
 
@@ -92,7 +136,7 @@ void Pool::lock_for(Device& device, std::span<std::byte> pages, Team& team) {
     std::optional<Error> failure;
     team.parallel(pieces_of(pages), [&](int64_t index) {
         try {
-            lock_piece(device, pages, index);
+            lock_piece(device, piece_of(pages, index));
         } catch (const Error& error) {
             const std::lock_guard lock(mutex_);
             if (!failure) failure = error;
@@ -103,7 +147,13 @@ void Pool::lock_for(Device& device, std::span<std::byte> pages, Team& team) {
 
 std::future<void> Pool::lock_behind(Device& device, std::span<std::byte> pages) {
     return std::async(std::launch::async, [this, &device, pages] {
-        for (int64_t index = 0; index < pieces_of(pages); ++index) lock_piece(device, pages, index);
+        for (int64_t index = 0; index < pieces_of(pages); ++index) {
+            const std::span<std::byte> piece = piece_of(pages, index);
+            // The driver is free for others meanwhile.
+            populate_beside(topology_, piece);
+            lock_piece(device, piece);
+        }
+        look_for_huge_pages(pages);
     });
 }
 

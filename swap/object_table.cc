@@ -1,7 +1,9 @@
 #include "object_table.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <functional>
 #include <utility>
 
 namespace ferry::swap {
@@ -39,7 +41,8 @@ ObjectTable::ObjectTable(const StoreOptions& options, Device& device, aio::Volum
       entries_(options.objects.size()),
       host_arena_(options.host_arena),
       device_memory_(device.memory()),
-      volume_(volume) {
+      volume_(volume),
+      parallel_(options.parallel) {
     for (const HostSlots& slots : options.host_slots) {
         auto& free = free_host_slots_.emplace_back();
         for (int64_t i = slots.slots - 1; i >= 0; --i)
@@ -223,17 +226,44 @@ Error ObjectTable::to_error(ObjectId id, const aio::Operation& failed) const {
     return {error.trouble(), std::move(problem)};
 }
 
+template <class Body>
+void ObjectTable::for_each_piece(std::span<const std::byte> bytes, const Body& body) const {
+    const int64_t pieces = aio::pieces_of(std::ssize(bytes));
+    const auto one = [&](int64_t piece) {
+        const auto at = static_cast<size_t>(piece * aio::kPieceBytes);
+        body(piece, bytes.subspan(at, std::min<size_t>(aio::kPieceBytes, bytes.size() - at)));
+    };
+    // By reference: nothing is allocated.
+    if (parallel_ && pieces > 1) return parallel_(pieces, std::ref(one));
+    for (int64_t piece = 0; piece < pieces; ++piece) one(piece);
+}
+
 void ObjectTable::seal(ObjectId id, std::span<const std::byte> bytes) noexcept {
     Versions& entry = entries_[id];
     const size_t side = target(entry, objects_[id]);
     entry.version[side] = ++entry.newest;
-    aio::seal(bytes, seed_of(id, entry.version[side]), sums_of(entry, side));
+    const uint64_t seed = seed_of(id, entry.version[side]);
+    const std::span<uint64_t> sums = sums_of(entry, side);
+    FERRY_CHECK(std::ssize(sums) == aio::pieces_of(std::ssize(bytes)));
+    for_each_piece(bytes, [&](int64_t piece, std::span<const std::byte> part) {
+        aio::seal(part, seed, sums.subspan(static_cast<size_t>(piece), 1));
+    });
 }
 
 int64_t ObjectTable::verify(ObjectId id, std::span<const std::byte> bytes) const noexcept {
     const Versions& entry = entries_[id];
     const size_t side = entry.current;
-    return aio::verify(bytes, seed_of(id, entry.version[side]), sums_of(entry, side));
+    const uint64_t seed = seed_of(id, entry.version[side]);
+    const std::span<const uint64_t> sums = sums_of(entry, side);
+    FERRY_CHECK(std::ssize(sums) == aio::pieces_of(std::ssize(bytes)));
+    const int64_t none = std::ssize(sums);
+    std::atomic<int64_t> wrong = none;
+    for_each_piece(bytes, [&](int64_t piece, std::span<const std::byte> part) {
+        if (aio::verify(part, seed, sums.subspan(static_cast<size_t>(piece), 1)) < 0) return;
+        for (int64_t first = wrong; piece < first && !wrong.compare_exchange_weak(first, piece);) {
+        }
+    });
+    return wrong < none ? wrong.load() : -1;
 }
 
 }  // namespace ferry::swap

@@ -44,6 +44,7 @@ public:
     std::string whose(ObjectId id) const;
     Error to_error(ObjectId id, const aio::Operation& failed) const;
 
+    // Both on several threads, by StoreOptions::parallel; without it on the caller's.
     void seal(ObjectId id, std::span<const std::byte> bytes) noexcept;
     // First wrong piece, or -1.
     int64_t verify(ObjectId id, std::span<const std::byte> bytes) const noexcept;
@@ -80,6 +81,9 @@ private:
         return const_cast<ObjectTable*>(this)->sums_of(entry, side);
     }
     uint64_t seed_of(ObjectId id, uint64_t version) const;
+    // Calls body(piece, its bytes) for each of them.
+    template <class Body>
+    void for_each_piece(std::span<const std::byte> bytes, const Body& body) const;
 
     std::vector<Object> objects_;
     std::vector<Versions> entries_;
@@ -89,6 +93,7 @@ private:
     std::span<std::byte> host_arena_;
     std::span<std::byte> device_memory_;
     aio::Volume* volume_;
+    Parallel parallel_;
 };
 
 }  // namespace ferry::swap

@@ -9,6 +9,7 @@
 #include "commands.h"
 #include "figures.h"
 #include "interrupt.h"
+#include "override_options.h"
 
 namespace ferry::tools {
 namespace {
@@ -191,10 +192,9 @@ void add_all_benches(CLI::App& bench) {
                     "how many of them share a host (default: all)")
         ->needs(ranks)
         ->check(CLI::Range(1, 1 << 16));
-    bench
-        .add_option("--set", options->overrides, "with --all: override a key of the configuration")
-        ->needs(all)
-        ->allow_extra_args(false);
+    for (CLI::Option* option : add_overrides(bench, options->overrides,
+                                             "with --all: override a key of the configuration"))
+        option->needs(all);
     bench.add_option("--path", options->paths, "with --all: a directory on a drive")
         ->needs(all)
         ->allow_extra_args(false);

@@ -11,6 +11,7 @@
 #include "ferry/config.h"
 #include "ferry/tokens.h"
 #include "ferry/train.h"
+#include "override_options.h"
 #include "ranks.h"
 #include "writable.h"
 
@@ -130,11 +131,9 @@ void add_eval_command(CLI::App& app) {
     command->add_option("model", options->model, "directory with config.json and weights")
         ->required();
     command->add_option("data", options->tokens, "token file (ferry data)")->required();
-    command
-        ->add_option("--set", options->overrides,
-                     "a key of a configuration: --set batch.sequence=1024 (default 512), "
-                     "--set precision=bf16, --set device=cuda, --set budgets.device=16GiB")
-        ->allow_extra_args(false);
+    add_overrides(*command, options->overrides,
+                  "a key of a configuration: --set batch.sequence=1024 (default 512), --set "
+                  "precision=bf16, --set device=cuda");
     command->add_option("--logits", options->logits,
                         "write the logits of the first sequences (safetensors, fp32: \"logits\", "
                         "[sequences, tokens, vocabulary])");

@@ -13,6 +13,7 @@
 #include "ferry/optim.h"
 #include "ferry/train.h"
 #include "forecast_report.h"
+#include "override_options.h"
 #include "run_table.h"
 #include "svg.h"
 #include "timeline_picture.h"
@@ -140,8 +141,7 @@ void add_plan_command(CLI::App& app) {
     CLI::App* command = app.add_subcommand("plan", "say what `train` would do, without training");
     command->add_option("config", options->config, "JSON configuration (docs/configuration.md)")
         ->required();
-    command->add_option("--set", options->overrides, "override a key: --set budgets.host=64MiB")
-        ->allow_extra_args(false);
+    add_overrides(*command, options->overrides, "override a key: --set budgets.host=64MiB");
     command->add_option("--machine", options->machine,
                         "a machine file (docs/machine.md): what it knows is not measured");
     command->add_option("--ranks", options->count.ranks, "plan one of so many ranks")

@@ -11,6 +11,7 @@
 #include "ferry/train.h"
 #include "figures.h"
 #include "interrupt.h"
+#include "override_options.h"
 #include "ranks.h"
 #include "run_table.h"
 #include "writable.h"
@@ -208,6 +209,8 @@ private:
         if (options_.bound && steps_ > 0) engine_->measure_bound();
         const train::RunReport report = engine_->report();
         if (speaks_) say(report);
+        if (speaks_ && report.steps > 0 && report.skipped_steps == report.steps)
+            log_warn("nothing was trained: every step was skipped");
         if (config_.hash_every != "step") print_hash(steps_);
         if (!options_.weights_out.empty()) write_weights();
         if (!options_.exported.directory.empty())
@@ -275,8 +278,7 @@ void add_train_command(CLI::App& app) {
     CLI::App* command = app.add_subcommand("train", "train the model that CONFIG describes");
     command->add_option("config", options->config, "JSON configuration (docs/configuration.md)")
         ->required();
-    command->add_option("--set", options->overrides, "override a key: --set budgets.host=64MiB")
-        ->allow_extra_args(false);
+    add_overrides(*command, options->overrides, "override a key: --set budgets.host=64MiB");
     command->add_option("--weights-out", options->weights_out,
                         "write the final fp32 weights (safetensors)");
     add_export_options(*command, "--export", options->exported);

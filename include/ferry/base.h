@@ -128,6 +128,8 @@ constexpr Nanos kForever = std::numeric_limits<Nanos>::max();
 // Sleeps between two looks at something that takes its time: an eighth of what was waited so far,
 // 2 to 50 us. Short work is seen at once, long work costs little.
 void nap_after(Nanos waited) noexcept;
+// Binds the calling thread to these cores. False where it may not run on any of them, with errno.
+bool run_on(std::span<const int> cores) noexcept;
 
 // A piece of work without an allocation. `run` must not throw; the job's owner carries errors in
 // its context.

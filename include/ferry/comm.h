@@ -127,12 +127,12 @@ std::unique_ptr<Communicator> make_mpi(Executor& executor, const CommOptions& op
 std::unique_ptr<Communicator> make_nccl(Device& device, Executor& executor,
                                         std::unique_ptr<Communicator> bootstrap,
                                         const CommOptions& options);
-// The same for a runtime that brings its own ranks: an ncclUniqueId, equal on all of them. What
-// fails then names the operation and the step, and no rank.
+// The same for a runtime that brings its own ranks: an ncclUniqueId, equal on all of them. Which of
+// them share a host they tell each other. What fails then names the operation and the step, and no
+// rank. Throws usage where NCCL refuses them: two on one GPU, identities that differ.
 struct NcclRanks {
     std::array<std::byte, 128> unique_id{};
-    int rank = 0, size = 1, local_rank = 0, local_size = 1;
-    int host = 0;  // as Communicator::host()
+    int rank = 0, size = 1;
 };
 std::unique_ptr<Communicator> make_nccl(Device& device, Executor& executor, const NcclRanks& ranks,
                                         const CommOptions& options);

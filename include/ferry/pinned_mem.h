@@ -1,5 +1,5 @@
-// Host memory for shards and I/O: slabs reserved at start, page-locked where the device needs it,
-// touched in parallel, then sealed. The planner assigns offsets; nothing allocates afterwards.
+// Host memory for shards and I/O: slabs reserved at start, touched in parallel, page-locked where
+// the device needs it, then sealed. The planner assigns offsets; nothing allocates afterwards.
 #pragma once
 
 #include <cstdint>
@@ -36,11 +36,17 @@ public:
     // Before seal() only; a bug afterwards. The memory is zero. Each 2 MiB are touched by, and so
     // lie on, another of the teams' nodes in turn: whatever is worked on keeps every node's memory
     // busy. Warns of a slab that did not get the huge pages it asked for.
-    std::span<std::byte> reserve(std::string name, int64_t bytes, NodeTeams& teams);
+    std::span<std::byte> reserve(std::string name, int64_t bytes, NodeTeams& teams) {
+        return reserve(std::move(name), bytes, bytes, teams);
+    }
+    // Only the first `now` bytes are touched; the rest is for lock_behind(), or for whoever uses it
+    // before. On Linux before 5.14 all are.
+    std::span<std::byte> reserve(std::string name, int64_t bytes, int64_t now, NodeTeams& teams);
     // Page-locks a slab, or from its start or to its end a part of whole kPartBytes, for the
     // device, which must outlive the pool. Throws does_not_fit.
     void lock_for(Device& device, std::span<std::byte> pages, Team& team);
-    // The same by a thread of its own, while others use the memory. Ends, and throws, with get().
+    // The same by threads of its own, while others use the memory, touched before. Ends, and
+    // throws, with get().
     std::future<void> lock_behind(Device& device, std::span<std::byte> pages);
     static constexpr int64_t kPartBytes = int64_t{2} << 20;
     void seal() noexcept { sealed_ = true; }
@@ -48,7 +54,8 @@ public:
     const std::vector<SlabReport>& slabs() const noexcept { return reports_; }
 
 private:
-    void lock_piece(Device& device, std::span<std::byte> pages, int64_t index);
+    void look_for_huge_pages(std::span<std::byte> part);
+    void lock_piece(Device& device, std::span<std::byte> piece);
 
     struct Mapping {
         void* base;
@@ -62,6 +69,7 @@ private:
     std::mutex mutex_;          // of what is locked
     std::vector<std::span<std::byte>> locked_{};
     std::vector<Mapping> mappings_{};
+    std::vector<std::span<std::byte>> slabs_{};
     std::vector<SlabReport> reports_{};
 };
 

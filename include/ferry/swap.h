@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -74,6 +75,9 @@ public:
     virtual void check() = 0;
 };
 
+// Calls body(0) to body(count - 1) on several threads; may itself be called by several.
+using Parallel = std::function<void(int64_t count, const std::function<void(int64_t)>& body)>;
+
 struct StoreOptions {
     std::vector<Object> objects{};
     std::vector<HostSlots> host_slots{};
@@ -86,6 +90,7 @@ struct StoreOptions {
     std::array<trace::RowId, kLanes> rows{};
     const char* (*kernel_name)(uint8_t op) = nullptr;
     Collectives* collectives = nullptr;  // null: no schedule has a comm lane
+    Parallel parallel{};                 // optional: hashes
 };
 
 // What moved over each link since the last reset, and how long each lane was busy.

@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "ferry/base.h"
+
 namespace ferry {
 
 struct NumaNode {
@@ -96,6 +98,21 @@ private:
     std::unique_ptr<Arena> arena_;
 };
 
+// What each worker of the teams does, as long as this lives, of the loops that this thread calls:
+// for a trace. One at a time on a thread.
+class Timesheet {
+public:
+    struct Worker {
+        Nanos begin = 0, end = 0;  // of its first body and of its last
+        int64_t bodies = 0;
+    };
+    // As many as NodeTeams::workers(), all empty.
+    explicit Timesheet(std::span<Worker> workers);
+    ~Timesheet();
+    Timesheet(const Timesheet&) = delete;
+    Timesheet& operator=(const Timesheet&) = delete;
+};
+
 // The NUMA node (OS index) whose memory holds this address; -1 when it is not mapped yet or
 // unknown.
 int node_of(const void* address);
@@ -116,6 +133,9 @@ public:
     int count() const noexcept { return static_cast<int>(teams_.size()); }
     Team& team(int index) { return *teams_[static_cast<size_t>(index)]; }
     Team& all() { return all_ ? *all_ : *teams_.front(); }
+    // Of all teams: those of each node's, then of all() where that is another.
+    int workers() const noexcept;
+    std::string name_of_worker(int worker) const;
     // Which of the teams is nearest to the address; 0 when unknown.
     int index_of(const void* address) const;
 

@@ -81,6 +81,20 @@ private:
     int64_t size_bytes_ = 0;
 };
 
+// Where neither name of a directory's weights is there.
+void require_safetensors(const std::filesystem::path& directory) {
+    if (std::filesystem::exists(directory / kSingle)) return;
+    for (const char* other : {"pytorch_model.bin", "pytorch_model.bin.index.json"}) {
+        if (!std::filesystem::exists(directory / other)) continue;
+        throw Error(Trouble::usage,
+                    {.what = "the weights are PyTorch's pickles, which ferry does not read",
+                     .where = (directory / other).string(),
+                     .limit = std::string(kSingle) + " or " + kIndex,
+                     .remedy = "write them again with transformers: "
+                               "model.save_pretrained(directory, safe_serialization=True)"});
+    }
+}
+
 struct Known {
     std::string_view dtype;
     int64_t bytes;
@@ -248,6 +262,7 @@ struct Weights::Impl {
                         (path / kSingle).string() + " and " + (path / kIndex).string());
             read_shards(path);
         } else {
+            if (directory) require_safetensors(path);
             files.emplace_back(directory ? path / kSingle : path);
             tensors = read_file(files[0], 0);
         }

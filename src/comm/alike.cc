@@ -1,14 +1,37 @@
-// What the ranks of a machine share out among them.
 #include "alike.h"
+
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <fstream>
 #include <utility>
 #include <vector>
 
 #include "ferry/comm.h"
 
 namespace ferry::comm {
+
+uint64_t machine_id() {
+    std::string machine;
+    std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), machine);
+    if (machine.empty()) {
+        machine.resize(256);
+        gethostname(machine.data(), machine.size() - 1);
+    }
+    return checksum(std::as_bytes(std::span<const char>(machine)));
+}
+
+Place place_among(std::span<const uint64_t> machines, int rank) {
+    Place place{.rank = rank, .size = static_cast<int>(machines.size()), .local_size = 0};
+    for (int other = 0; other < place.size; ++other) {
+        if (machines[static_cast<size_t>(other)] != machines[static_cast<size_t>(rank)]) continue;
+        if (place.local_size == 0) place.host = other;
+        if (other == rank) place.local_rank = place.local_size;
+        ++place.local_size;
+    }
+    return place;
+}
 
 Part part_among_alike(Communicator& communicator, Executor& executor, uint64_t seen, Topic topic,
                       int place) {

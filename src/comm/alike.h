@@ -1,11 +1,18 @@
-// That every rank has a GPU of its own. Needs no NCCL.
+// What the ranks of one machine are to each other. Needs neither MPI nor NCCL.
 #pragma once
 
 #include <array>
 #include <span>
 #include <string>
 
+#include "transport.h"
+
 namespace ferry::comm {
+
+// One kernel, whatever containers run on it.
+uint64_t machine_id();
+// Of `rank`, where these are the machines of all ranks.
+Place place_among(std::span<const uint64_t> machines, int rank);
 
 // What CUDA calls a GPU and no other (cudaUUID_t).
 using GpuId = std::array<char, 16>;

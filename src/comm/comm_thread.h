@@ -27,6 +27,7 @@ public:
     int local_rank() const noexcept override { return place_.local_rank; }
     int local_size() const noexcept override { return place_.local_size; }
     int host() const noexcept override { return place_.host; }
+    const Place& place() const noexcept { return place_; }
 
     void all_gather(std::span<const Gather> pieces, Topic topic) override {
         post(Operation::gather(pieces, topic));

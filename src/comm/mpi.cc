@@ -11,8 +11,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <deque>
-#include <fstream>
 
+#include "alike.h"
 #include "comm_thread.h"
 #include "launched.h"
 
@@ -61,27 +61,17 @@ void initialise() {
                            "that was built with threads"});
 }
 
-uint64_t hash_of(const std::string& text) {
-    return checksum(std::as_bytes(std::span<const char>(text)));
-}
-
 // What a rank says of itself when the ranks meet.
 struct Card {
-    uint64_t machine = 0;    // one kernel, whatever containers run on it
+    uint64_t machine = 0;
     uint64_t processes = 0;  // the namespace in which its process has its number
     int64_t process = 0;
 };
 
 Card own_card() {
-    std::string machine;
-    std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), machine);
-    if (machine.empty()) {
-        machine.resize(256);
-        gethostname(machine.data(), machine.size() - 1);
-    }
     struct stat processes {};
     stat("/proc/self/ns/pid", &processes);
-    return {hash_of(machine), processes.st_ino, getpid()};
+    return {machine_id(), processes.st_ino, getpid()};
 }
 
 // What news leaves in, until it has.
@@ -307,14 +297,13 @@ private:
                               world_, &exchanged),
                "MPI_Iallgather");
         meet(exchanged);
-        place_.local_size = 0;
+        std::vector<uint64_t> machines;
+        for (const Card& card : cards) machines.push_back(card.machine);
+        place_ = place_among(machines, place_.rank);
         for (int rank = 0; rank < place_.size; ++rank) {
             const Card& card = cards[static_cast<size_t>(rank)];
-            if (card.machine != own.machine) continue;
-            if (place_.local_size == 0) place_.host = rank;
-            if (rank == place_.rank) place_.local_rank = place_.local_size;
-            ++place_.local_size;
-            if (rank == place_.rank || card.processes != own.processes) continue;
+            if (card.machine != own.machine || card.processes != own.processes) continue;
+            if (rank == place_.rank) continue;
             // The kernel says when that process ends. One that cannot be asked (Linux before 5.3,
             // a container's filter) is missed by the timeout only.
             const auto handle = static_cast<int>(syscall(SYS_pidfd_open, card.process, 0));

@@ -18,6 +18,7 @@ namespace {
 // An error of NCCL's is often another rank's end. This long the ranks' news may tell which.
 constexpr Nanos kHearsay = 5'000'000'000;
 constexpr Topic kMeeting{.of = "NCCL identities"};
+constexpr Topic kMachines{.of = "machines"};
 
 Error refused(const std::string& call, const std::string& measured) {
     return {Trouble::internal,
@@ -43,7 +44,7 @@ struct Card {
 
 class Nccl final : public Transport {
 public:
-    // With `bootstrap`, `ranks` is filled in from it.
+    // With `bootstrap`, `ranks` is not looked at.
     Nccl(Device& device, Executor& executor, std::unique_ptr<CommThread> bootstrap, NcclRanks ranks,
          const CommOptions& options)
         : executor_(executor),
@@ -51,7 +52,7 @@ public:
           until_(executor.now() + static_cast<Nanos>(options.timeout_seconds * 1e9)) {
         FERRY_CHECK(device.kind() == DeviceKind::cuda, "NCCL moves a GPU's memory");
         if (bootstrap_) ranks = meet();
-        place_ = {ranks.rank, ranks.size, ranks.local_rank, ranks.local_size, ranks.host};
+        place_ = {.rank = ranks.rank, .size = ranks.size};
         demand(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking),
                "cudaStreamCreateWithFlags");
         for (Flight& flight : flights_)
@@ -59,6 +60,7 @@ public:
                    "cudaEventCreateWithFlags");
         if (!bootstrap_) stage();
         join(ranks);
+        place_ = bootstrap_ ? bootstrap_->place() : introduce();
     }
     ~Nccl() override {
         leave();
@@ -153,6 +155,7 @@ private:
         const ncclResult_t asked = ncclCommGetAsyncError(comm_, &found);
         if (asked != ncclSuccess) found = asked;
         if (found == ncclSuccess || found == ncclInProgress) return found;
+        if (found == ncclInvalidUsage) throw misused();
         const Nanos now = executor_.now();
         if (failed_at_ == 0) failed_at_ = now;
         if (bootstrap_ && now - failed_at_ < kHearsay) return found;
@@ -161,6 +164,16 @@ private:
             {.what = "lost a rank: NCCL's connection to it failed",
              .measured = std::string(ncclGetErrorString(found)) + ": " + ncclGetLastError(comm_),
              .remedy = "see what the other ranks said last; NCCL_DEBUG=WARN says more"});
+    }
+
+    Error misused() const {
+        return {
+            Trouble::usage,
+            {.what = "NCCL refuses these ranks",
+             .where = "rank " + std::to_string(place_.rank) + " of " + std::to_string(place_.size),
+             .measured = ncclGetLastError(comm_),
+             .remedy = "give each rank a GPU and a number of its own, and all of them the same "
+                       "identity and size; NCCL_DEBUG=WARN says more"}};
     }
 
     // The ranks' common identity; every GPU has one rank.
@@ -178,11 +191,7 @@ private:
         gpus.reserve(cards.size());
         for (const Card& card : cards) gpus.push_back(card.gpu);
         require_own_gpus(gpus, properties.name);
-        NcclRanks ranks{.rank = bootstrap_->rank(),
-                        .size = bootstrap_->size(),
-                        .local_rank = bootstrap_->local_rank(),
-                        .local_size = bootstrap_->local_size(),
-                        .host = bootstrap_->host()};
+        NcclRanks ranks{.rank = bootstrap_->rank(), .size = bootstrap_->size()};
         static_assert(sizeof(ranks.unique_id) == sizeof(ncclUniqueId));
         std::memcpy(ranks.unique_id.data(), &cards[0].id, sizeof(ncclUniqueId));
         return ranks;
@@ -207,8 +216,23 @@ private:
         config.blocking = 0;
         demand(ncclCommInitRankConfig(&comm_, ranks.size, id, ranks.rank, &config),
                "ncclCommInitRankConfig");
+        await([this] { return settled(); });
+    }
+    // Without a bootstrap the ranks tell each other over NCCL itself.
+    Place introduce() {
+        const uint64_t own = machine_id();
+        std::vector<uint64_t> machines(static_cast<size_t>(place_.size));
+        const Gather all{reinterpret_cast<const std::byte*>(&own),
+                         reinterpret_cast<std::byte*>(machines.data()), sizeof(own)};
+        const Operation gather = Operation::gather_host(all, kMachines);
+        start(gather, 0);
+        await([this] { return finished(0); });
+        return place_among(machines, place_.rank);
+    }
+    template <class Met>
+    void await(const Met& met) {
         const Nanos start = executor_.now();
-        for (Nanos now = start; !settled(); now = executor_.now()) {
+        for (Nanos now = start; !met(); now = executor_.now()) {
             if (bootstrap_) bootstrap_->check();
             if (now > until_) {
                 abort();

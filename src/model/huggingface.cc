@@ -113,6 +113,9 @@ public:
             refuse(key, "a number is missing or out of range", value, "a number above 0");
         return value.get<double>();
     }
+    double number_or_zero(std::string_view key, double otherwise) const {
+        return at(key) == 0 ? 0 : number(key, otherwise);
+    }
     std::vector<double> numbers(std::string_view key, int64_t count) const {
         const json& list = at(key);
         std::vector<double> found;
@@ -442,7 +445,7 @@ Description read_description(std::string_view text, const std::string& where) {
     s.mlp_bias = in.biased(keys.mlp_bias, "mlp_bias");
     s.head_norms = keys.head_norms;
     s.windows = windows_of(in, keys.window, s.layers);
-    s.initial_deviation = in.number("initializer_range", 0.02);
+    s.initial_deviation = in.number_or_zero("initializer_range", 0.02);
     s.smaller_residuals = keys.classic;
     // transformers' gpt2 has an embedding without padding.
     if (!keys.classic) s.padding_token = padding_token(in, s.vocab);

@@ -8,6 +8,7 @@
 
 #include <optional>
 #include <span>
+#include <utility>
 
 #include "ferry/topology.h"
 
@@ -57,10 +58,26 @@ private:
     cpu_set_t cores_;
 };
 
+// Where this thread's loops are noted; empty: nowhere.
+extern thread_local std::span<Timesheet::Worker> noted;
+
+// The same on another thread that works for this one.
+class Noting {
+public:
+    explicit Noting(std::span<Timesheet::Worker> sheet) : before_(std::exchange(noted, sheet)) {}
+    ~Noting() { noted = before_; }
+    Noting(const Noting&) = delete;
+    Noting& operator=(const Noting&) = delete;
+
+private:
+    const std::span<Timesheet::Worker> before_;
+};
+
 }  // namespace topology
 
 struct Team::Arena {
     int threads;
+    int first_worker = 0;  // of a Timesheet
     tbb::task_arena arena;
     tbb::task_group posted{};  // what NodeTeams handed over and waits for
     std::optional<topology::Pin> pin{};

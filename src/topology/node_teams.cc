@@ -68,6 +68,11 @@ NodeTeams::NodeTeams(const Topology& machine, int threads) {
         const auto where = pinned ? std::span<const int>(mine) : std::span<const int>();
         teams_.emplace_back(new Team(here, where, callers));
     }
+    int workers = 0;
+    for (const auto& team : teams_) {
+        team->arena_->first_worker = workers;
+        workers += team->threads();
+    }
     if (count() == 1) return;
     const auto most = static_cast<size_t>(std::max(threads - 1, count()));
     limit_ = std::make_unique<WorkerLimit>(most);
@@ -76,9 +81,26 @@ NodeTeams::NodeTeams(const Topology& machine, int threads) {
         everywhere.insert(everywhere.end(), mine.begin(), mine.end());
     all_ = machine.reserved.empty() ? std::make_unique<Team>(threads)
                                     : std::make_unique<Team>(threads, everywhere);
+    all_->arena_->first_worker = workers;
 }
 
 NodeTeams::~NodeTeams() = default;
+
+int NodeTeams::workers() const noexcept {
+    const Team& last = all_ ? *all_ : *teams_.back();
+    return last.arena_->first_worker + last.threads();
+}
+
+std::string NodeTeams::name_of_worker(int worker) const {
+    const auto named = [worker](const std::string& where, const Team& team) {
+        return where + "worker " + std::to_string(worker - team.arena_->first_worker);
+    };
+    if (count() == 1) return named("", *teams_[0]);
+    if (worker >= all_->arena_->first_worker) return named("", *all_);
+    int node = count() - 1;
+    while (worker < teams_[static_cast<size_t>(node)]->arena_->first_worker) --node;
+    return named("node " + std::to_string(node) + ", ", *teams_[static_cast<size_t>(node)]);
+}
 
 int NodeTeams::index_of(const void* address) const {
     if (count() == 1) return 0;
@@ -88,8 +110,10 @@ int NodeTeams::index_of(const void* address) const {
 
 void NodeTeams::run(void (*call)(const void*, int, Team&), const void* body) {
     char start = 0, end = 0;
+    const std::span<Timesheet::Worker> sheet = topology::noted;
     const auto one = [&](int index) {
         topology::after(&start);
+        const topology::Noting noting(sheet);
         call(body, index, team(index));
         topology::before(&end);
     };

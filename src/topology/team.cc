@@ -2,6 +2,7 @@
 #include <tbb/parallel_for.h>
 
 #include <algorithm>
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,11 @@
 namespace ferry {
 namespace topology {
 namespace {
+
+// The clock of the executor that runs on threads.
+Nanos now() {
+    return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+}
 
 cpu_set_t set_of(std::span<const int> cores) {
     cpu_set_t set;
@@ -46,7 +52,15 @@ void Pin::on_scheduler_exit(bool) {
     if (CPU_COUNT(&before) > 0) sched_setaffinity(0, sizeof(cpu_set_t), &before);
 }
 
+thread_local std::span<Timesheet::Worker> noted;
+
 }  // namespace topology
+
+Timesheet::Timesheet(std::span<Worker> workers) {
+    FERRY_CHECK(topology::noted.empty(), "one at a time");
+    topology::noted = workers;
+}
+Timesheet::~Timesheet() { topology::noted = {}; }
 
 Team::Team(int threads) : Team(threads, {}) {}
 
@@ -71,10 +85,18 @@ int Team::threads() const noexcept { return arena_->threads; }
 void Team::run(int64_t count, void (*call)(const void*, int64_t), const void* body) {
     if (count <= 0) return;
     char start = 0, end = 0;
+    const std::span<Timesheet::Worker> sheet = topology::noted;
+    const auto noted = [&](int64_t i) {
+        const int worker = arena_->threads > 1 ? tbb::this_task_arena::current_thread_index() : 0;
+        Timesheet::Worker& mine = sheet[static_cast<size_t>(arena_->first_worker + worker)];
+        if (mine.bodies++ == 0) mine.begin = topology::now();
+        call(body, i);
+        mine.end = topology::now();
+    };
     const auto one = [&](int64_t i) {
         topology::after(&start);
         const topology::AtEnd<topology::before> done(&end);
-        call(body, i);
+        sheet.empty() ? call(body, i) : noted(i);
     };
     const auto all = [&] {
         if (arena_->threads == 1 || count == 1) {

@@ -63,11 +63,13 @@ public:
           pool_(topology_, config_.budgets.host_bytes),
           arena_(reserve_arenas(plan_, device_, *teams_, pool_, start_up_)),
           trace_rows_(recording_, swap::lanes_of(world_.ranks)),
+          worker_rows_(recording_, *teams_),
           path_rows_(runtime.recording, config_.budgets.nvme),
           volume_(open_volume(runtime)),
           settler_(config_, hyper_, schedule_, plan_, arena_),
           kernels_(plan_, *teams_,
-                   {&decoder_, ops_.get(), &loader_, config.evaluate.micro_batches, &device_}),
+                   {&decoder_, ops_.get(), &loader_, config.evaluate.micro_batches, &device_,
+                    &worker_rows_}),
           lane_(ranks_ ? std::make_unique<RankLane>(*ranks_, plan_, settler_, step_) : nullptr),
           store_(swap::Store::make(store_options(), executor_, device_, volume_.get(), kernels_)),
           state_(plan_, *store_, teams_->all(), StateIo::staging_of(plan_, arena_)),
@@ -237,7 +239,6 @@ private:
     void fill_state(bool resumes) {
         // Not before the kernels were loaded: the driver does one thing at a time.
         std::future<void> homes_locked = lock_homes(plan_, device_, pool_, arena_);
-        start_up_.next();
         const auto fill = [&](const model::Layer& layer, int64_t first, std::span<float> out) {
             if (loaded_) return loaded_->fill(layer, first, out);
             model::initialise(shape_, layer, config_.seed, first, out);
@@ -252,7 +253,7 @@ private:
         if (volume_) volume_->finish_layout();
         start_up_.done("layout of what is left on NVMe", plan_.nvme_bytes);
         homes_locked.get();
-        start_up_.done("host memory, page-locked behind it", plan_.host_bytes);
+        start_up_.done("host memory, touched and page-locked behind it", plan_.host_bytes);
         // With the GPU's tables of those pages.
         if (device_.kind() == DeviceKind::cuda) check_device_memory(device_, plan_, config_);
     }
@@ -279,7 +280,8 @@ private:
                 .rows = trace_rows_.measured(),
                 .kernel_name =
                     [](uint8_t op) { return planner::name_of(static_cast<planner::Op>(op)); },
-                .collectives = lane_.get()};
+                .collectives = lane_.get(),
+                .parallel = parallel_on(*teams_)};
     }
 
     void measure();
@@ -422,6 +424,7 @@ private:
     pinned_mem::Pool pool_;
     std::span<std::byte> arena_;
     TraceRows trace_rows_;
+    WorkerRows worker_rows_;
     PathRows path_rows_;
     std::unique_ptr<aio::Volume> volume_;
     Settler settler_;

@@ -1,6 +1,7 @@
 #include "predict.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "ferry/optim.h"
@@ -28,17 +29,30 @@ double bytes_checked_by_update(const planner::Plan& plan, const Task& task) {
     return static_cast<double>((recast ? state : 2 * state + gradient) + stored(chunk.weight));
 }
 
-// The update on all cores and at the rate of all memory, then the checks, in cache and on one core.
-Cost update_cost(double update_s, double checks_s, double one) {
-    const double seconds = update_s + checks_s;
-    if (seconds <= 0) return {};
-    return {seconds, {(update_s + one * checks_s) / seconds, 0, update_s / seconds}};
-}
-
 // The part of the memory's bandwidth that moving this many of its bytes a second takes.
 double part_of_dram(double bytes_per_s, const Machine& machine) {
     const double most = machine.links.dram_bytes_per_s;
     return most > 0 ? std::min(1.0, bytes_per_s / most) : 0;
+}
+
+// Piece by piece on the team's threads, at most at the rate of all memory.
+Cost check_cost(double bytes, const Machine& machine) {
+    if (bytes <= 0) return {};
+    const double pieces = std::ceil(bytes / static_cast<double>(aio::kPieceBytes));
+    const double threads = std::min<double>(machine.threads, pieces);
+    double rate = threads * machine.check_bytes_per_s;
+    if (machine.links.dram_bytes_per_s > 0) rate = std::min(rate, machine.links.dram_bytes_per_s);
+    return {bytes / rate, {threads / machine.threads, 0, part_of_dram(rate, machine)}};
+}
+
+// An update on all cores and at the rate of all memory, then the checks.
+Cost update_cost(double update_s, const Cost& checks) {
+    const double seconds = update_s + checks.seconds;
+    if (seconds <= 0) return {};
+    const auto share = [&](double of_checks) {
+        return (update_s + of_checks * checks.seconds) / seconds;
+    };
+    return {seconds, {share(checks.part[0]), 0, share(checks.part[2])}};
 }
 
 }  // namespace
@@ -59,15 +73,13 @@ swap::CostModel cost_model(const planner::Plan& plan, const KernelTimes& kernels
                            const Machine& machine) {
     const double one = 1.0 / machine.threads, on_host = machine.computes_on_host ? 1 : 0;
     const LinkSpeeds& links = machine.links;
-    // A GPU's copy reads or writes host memory, a copy in it does both. A check reads what storage
-    // has just brought.
+    // A GPU's copy reads or writes host memory, a copy in it does both.
     const double of_copies = part_of_dram((1 + on_host) * links.copy_bytes_per_s, machine);
     const double of_storage =
         part_of_dram(links.dram_per_nvme_byte * links.nvme_bytes_per_s, machine);
     // The library copies what comes from another rank; a slow network leaves the core alone.
     const double comm_core =
         on_host * one * std::min(1.0, comm_rate(links) / links.copy_bytes_per_s);
-    const double of_checks = part_of_dram(machine.check_bytes_per_s, machine);
     return [=, &plan, &kernels](const Task& task) -> Cost {
         const auto bytes = static_cast<double>(task.bytes);
         switch (task.lane) {
@@ -83,10 +95,9 @@ swap::CostModel cost_model(const planner::Plan& plan, const KernelTimes& kernels
                 if (!is_update(task)) return {};  // tokens are copied: nothing beside the rest
                 return update_cost(machine.update_overhead_s +
                                        bytes_of_update(plan, task) / machine.links.dram_bytes_per_s,
-                                   bytes_checked_by_update(plan, task) / machine.check_bytes_per_s,
-                                   one);
+                                   check_cost(bytes_checked_by_update(plan, task), machine));
             case swap::Lane::check:
-                return {bytes / machine.check_bytes_per_s, {one, 0, of_checks}};
+                return check_cost(bytes, machine);
             case swap::Lane::read:
             case swap::Lane::write:
                 if (task.verb != swap::Verb::read && task.verb != swap::Verb::write) return {};

@@ -173,7 +173,8 @@ private:
             .verify = plan_.verify,
             .host_arena = arena_,
             .recording = recording,
-            .kernel_name = [](uint8_t op) { return planner::name_of(static_cast<Op>(op)); }};
+            .kernel_name = [](uint8_t op) { return planner::name_of(static_cast<Op>(op)); },
+            .parallel = parallel_on(*teams_)};
         for (size_t lane = 0; recording && lane < swap::lanes_of(1); ++lane)
             options.rows[lane] = recording->add_row(
                 "measured", std::string(swap::name_of(static_cast<swap::Lane>(lane))));

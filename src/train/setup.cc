@@ -39,6 +39,13 @@ model::Description read_directory(const Config& config) {
                                      .where = path,
                                      .remedy = "set model.dropout to \"ignore\""});
     }
+    if (!m.load && found.shape.initial_deviation == 0) {
+        throw Error(Trouble::usage,
+                    {.what = "random weights would all be 0",
+                     .where = path + ": initializer_range",
+                     .measured = "0",
+                     .remedy = "set it above 0, or start from the directory's weights"});
+    }
     return found;
 }
 
@@ -296,6 +303,10 @@ std::unique_ptr<NodeTeams> make_teams(const Config& config, const Topology& mach
     return teams;
 }
 
+swap::Parallel parallel_on(NodeTeams& teams) {
+    return [&teams](int64_t count, const auto& body) { teams.all().parallel(count, body); };
+}
+
 namespace {
 
 // The prefix of the host arena that copies use before the state stands.
@@ -310,8 +321,11 @@ std::span<std::byte> reserve_arenas(const planner::Plan& plan, Device& device, N
                                     pinned_mem::Pool& pool, StartUp& start_up) {
     device.reserve(plan.device_bytes);
     start_up.next();
-    const std::span<std::byte> arena = pool.reserve("state and staging", plan.host_bytes, teams);
-    start_up.done("host memory, touched", plan.host_bytes);
+    const bool touched_behind = device.kind() == DeviceKind::cuda;
+    const auto buffers = static_cast<int64_t>(buffers_of_arena(plan));
+    const int64_t now = touched_behind ? buffers : plan.host_bytes;
+    const auto arena = pool.reserve("state and staging", plan.host_bytes, now, teams);
+    start_up.done("host memory, touched", now);
     pool.lock_for(device, arena.first(buffers_of_arena(plan)), teams.all());
     start_up.done("buffers, page-locked", plan.io_bytes);
     return arena;

@@ -49,6 +49,8 @@ void log_machine(const Config& config, const Topology& machine, const Device& de
 // The threads that compute, on the cores of the machine that are not reserved.
 std::unique_ptr<NodeTeams> make_teams(const Config& config, const Topology& machine,
                                       const Executor& executor);
+// The store hashes on all of them.
+swap::Parallel parallel_on(NodeTeams& teams);
 
 // The arenas of the plan; the host's is returned, its buffers page-locked where the device needs
 // it.

@@ -24,25 +24,36 @@ StepKernels::StepKernels(const planner::Plan& plan, NodeTeams& teams, const Step
     : plan_(plan), teams_(teams), model_(model) {}
 
 void StepKernels::run(const Call& call) noexcept {
+    const swap::Task& task = *call.task;
     try {
-        switch (static_cast<Op>(call.task->op)) {
-            case Op::load_tokens:
-            case Op::load_evaluation:
-                return load(call);
-            case Op::update:
-            case Op::update_bet:
-                return update(call);
-            case Op::recast:
-                return recast(call);
-            default:
-                return compute(call);
-        }
+        if (!model_.workers || task.lane != swap::Lane::team) return dispatch(call);
+        model_.workers->record({.name = name_of(static_cast<Op>(task.op)),
+                                .bytes = task.bytes,
+                                .step = states_[call.step].step,
+                                .layer = task.layer,
+                                .item = task.item},
+                               [&] { dispatch(call); });
     } catch (const Error& error) {
         Problem problem = error.problem();
         problem.where += (problem.where.empty() ? "" : ", ") + describe(call);
         call.store->fail(Error(error.trouble(), std::move(problem)));
     } catch (const std::exception& error) {
         call.store->fail(Error(Trouble::internal, {.what = error.what()}));
+    }
+}
+
+void StepKernels::dispatch(const Call& call) {
+    switch (static_cast<Op>(call.task->op)) {
+        case Op::load_tokens:
+        case Op::load_evaluation:
+            return load(call);
+        case Op::update:
+        case Op::update_bet:
+            return update(call);
+        case Op::recast:
+            return recast(call);
+        default:
+            return compute(call);
     }
 }
 

@@ -11,6 +11,7 @@
 #include "ferry/tokens.h"
 #include "ferry/topology.h"
 #include "step_state.h"
+#include "trace_rows.h"
 
 namespace ferry::train {
 
@@ -21,6 +22,7 @@ struct StepModel {
     const TokenLoader* loader = nullptr;
     int64_t evaluation_micro_batches = 0;  // over all ranks; beyond them there are no targets
     Device* device = nullptr;              // whose compute stream updates what lies there
+    WorkerRows* workers = nullptr;         // of a trace
 };
 
 class StepKernels final : public swap::Kernels {
@@ -36,6 +38,7 @@ public:
     void keep_logits(std::span<float> room) { logits_ = room; }
 
 private:
+    void dispatch(const swap::Call& call);
     void compute(const swap::Call& call);
     void forward(const swap::Call& call);
     void head(const swap::Call& call);

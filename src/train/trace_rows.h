@@ -1,10 +1,13 @@
 // The rows of a run's trace: what each lane did, and beside it what it should.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <vector>
 
 #include "ferry/schedule.h"
 #include "ferry/swap.h"
+#include "ferry/topology.h"
 #include "ferry/trace.h"
 
 namespace ferry::train {
@@ -23,6 +26,32 @@ public:
 private:
     trace::Recording* recording_;
     std::array<trace::RowId, swap::kLanes> measured_{}, planned_{};
+};
+
+// What each thread of the team does of the tasks of the team's lane.
+class WorkerRows {
+public:
+    // Nothing where there is no recording.
+    WorkerRows(trace::Recording* recording, const NodeTeams& teams);
+
+    // `about` is the whole task; its bytes are divided among those who worked on it. One thread.
+    template <class Work>
+    void record(const trace::Slice& about, const Work& work) {
+        if (!recording_) return work();
+        std::ranges::fill(sheet_, Timesheet::Worker{});
+        {
+            const Timesheet noted(sheet_);
+            work();
+        }
+        write(about);
+    }
+
+private:
+    void write(trace::Slice slice);
+
+    trace::Recording* recording_;
+    std::vector<trace::RowId> rows_{};
+    std::vector<Timesheet::Worker> sheet_{};
 };
 
 }  // namespace ferry::train

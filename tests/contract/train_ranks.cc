@@ -323,7 +323,7 @@ TEST_F(Ranks, MetByAnIdentityGiveTheSameBits) {
 TEST_F(Ranks, MetByAnIdentityNeedAGpu) {
     const auto executor = make_thread_executor();
     const auto refusal = [&](const Config& config, Runtime runtime,
-                             comm::NcclRanks ranks = {.size = 2, .local_size = 2}) -> std::string {
+                             comm::NcclRanks ranks = {.size = 2}) -> std::string {
         runtime.executor = executor.get();
         runtime.nccl = ranks;
         try {
@@ -339,7 +339,7 @@ TEST_F(Ranks, MetByAnIdentityNeedAGpu) {
     EXPECT_THAT(refusal(config, {.gpu = 0}), testing::HasSubstr("device is \"cpu\""));
     config.device = "cuda";
     EXPECT_THAT(refusal(config, {}), testing::HasSubstr("Runtime::gpu is not given"));
-    EXPECT_THAT(refusal(config, {.gpu = 0}, {.rank = 2, .size = 2, .local_size = 2}),
+    EXPECT_THAT(refusal(config, {.gpu = 0}, {.rank = 2, .size = 2}),
                 testing::HasSubstr("contradict"));
 }
 

@@ -365,6 +365,15 @@ class EvalTest(HfTest):
         self.assertIn("block 0, forward", run.err)
         self.assertEqual(run.evaluations, [])
 
+    def test_a_run_of_skipped_steps_says_that_it_trained_nothing(self):
+        model = self.copy_of("llama")
+        for value, said in ((float("inf"), True), (0.5, False)):
+            spoil(model, "model.norm.weight", set_first(value))
+            run = self.train(self.config_for(model, on_nonfinite="skip"))
+            self.assert_trained(run)
+            self.assertEqual(run.summary["skipped_steps"], 3 if said else 0)
+            self.assertEqual("nothing was trained: every step was skipped" in run.err, said, run.err)
+
     def test_text_without_a_target(self):
         count = 200
         text, mask = self.path("few.txt"), self.path("few.mask")
@@ -419,6 +428,14 @@ class RefusedTest(HfTest):
             self.change(model, **change)
             with self.subTest(str(change)):
                 self.refused(model, USAGE, "config.json", *said)
+
+    def test_a_deviation_of_zero_is_for_weights_that_are_there(self):
+        model = self.copy_of("llama")
+        self.change(model, initializer_range=0)
+        self.refused(model, USAGE, "initializer_range", "would all be 0", model={"load": False})
+        run = self.train(self.config_for(model))
+        self.assert_trained(run)
+        self.assertEqual(run.numbers(), self.train(self.config_for(MODELS / "llama")).numbers())
 
     def test_dropout_must_be_ignored_in_so_many_words(self):
         self.refused(MODELS / "gpt2", USAGE, "dropout", "ignore", model={"dropout": "refuse"})

@@ -10,7 +10,7 @@ import threading
 import time
 import unittest
 
-from harness import FERRY, IO, USAGE, FerryTest
+from harness import DOES_NOT_FIT, FERRY, IO, USAGE, FerryTest
 
 MIB = 1 << 20
 
@@ -34,6 +34,17 @@ class OutputTest(FerryTest):
                          "--set", 'optimizer.betas=[0.8,0.9]', "--set", "schedule.warmup_steps=0")
         self.assert_trained(run)
         self.assertEqual([step["lr"] for step in run.steps], [0.5, 0.5])
+
+    def test_gpu_memory_is_short_for_a_key(self):
+        short, long = (self.train(self.config(steps=2), *words) for words in
+                       (("--set", "seed=3", "--gpu-memory", "8MiB"),
+                        ("--set", "budgets.device=8MiB", "--set", "seed=3")))
+        self.assert_trained(short)
+        self.assertEqual(short.numbers(), long.numbers())
+        self.assertEqual(short.summary["tiers"], long.summary["tiers"])
+        small = self.train(self.config(), "--gpu-memory", "1KiB")
+        self.assertEqual(small.code, DOES_NOT_FIT, small.err)
+        self.assertIn("budgets.device", small.err)
 
     def test_a_skipped_step_is_still_json(self):
         run = self.train(self.config(on_nonfinite="skip", optimizer__lr=1e6,
@@ -85,6 +96,17 @@ class OutputTest(FerryTest):
         stored = [event["args"] for event in measured if event["name"] in ("read", "write")]
         self.assertGreater(len({args["layer"] for args in stored}), 2)
         self.assertGreater(len({args["item"] for args in stored if "item" in args}), 2)
+        # What the team's threads did lies within its lane's slices, and moves the same bytes.
+        threads = [event for event in events
+                   if event["ph"] == "X" and groups[event["pid"]] == "team's threads"]
+        updates = [event for event in measured if event["name"] == "update"]
+        moved = [sum(event["args"]["bytes"] for event in all_of if event["name"] == "update")
+                 for all_of in (threads, updates)]
+        self.assertAlmostEqual(moved[0] / moved[1], 1, delta=0.001)
+        for event in threads:
+            self.assertTrue(any(task["ts"] <= event["ts"] + 0.01 and
+                                event["ts"] + event["dur"] <= task["ts"] + task["dur"] + 0.01
+                                for task in measured if task["name"] == event["name"]), event)
         # As printed; what goes before the first step is none of them.
         self.assertEqual({event["args"]["step"] for event in measured if event["name"] == "backward"},
                          {step["step"] for step in run.steps})

@@ -18,11 +18,7 @@ inline NcclRanks with_identity(Communicator& ranks, Executor& executor) {
     std::vector<ncclUniqueId> all(static_cast<size_t>(ranks.size()));
     agree(ranks, executor, std::as_bytes(std::span(&id, 1)), std::as_writable_bytes(std::span(all)),
           {.of = "identities"});
-    NcclRanks found{.rank = ranks.rank(),
-                    .size = ranks.size(),
-                    .local_rank = ranks.local_rank(),
-                    .local_size = ranks.local_size(),
-                    .host = ranks.host()};
+    NcclRanks found{.rank = ranks.rank(), .size = ranks.size()};
     std::memcpy(found.unique_id.data(), &all[0], sizeof(id));
     return found;
 }

@@ -212,6 +212,10 @@ TEST_F(WeightsTest, types_that_are_no_weights_are_listed_but_not_read) {
 
 TEST_F(WeightsTest, nothing_to_read) {
     expect_refused(directory, Trouble::usage, {"model.safetensors", "No such file"});
+    std::ofstream(path("pytorch_model.bin")) << "PK";
+    expect_refused(directory, Trouble::usage,
+                   {"pickles", "/pytorch_model.bin", "safe_serialization=True"});
+    std::filesystem::remove(path("pytorch_model.bin"));
     expect_refused(path("absent"), Trouble::usage, {"absent"});
 }
 

@@ -55,6 +55,22 @@ TEST(Alike, TakeAGpuEachOfThoseThatAllSee) {
     EXPECT_EQ(gpus, (std::vector<int>{0, 0, 1, 1}));
 }
 
+TEST(Place, IsAmongTheRanksOfTheMachine) {
+    const std::vector<uint64_t> machines{5, 9, 5, 9, 9};
+    const auto expect = [&](int rank, int local_rank, int local_size, int host) {
+        const Place place = place_among(machines, rank);
+        EXPECT_EQ(place.rank, rank);
+        EXPECT_EQ(place.size, 5);
+        EXPECT_EQ(place.local_rank, local_rank) << rank;
+        EXPECT_EQ(place.local_size, local_size) << rank;
+        EXPECT_EQ(place.host, host) << rank;
+    };
+    expect(0, 0, 2, 0);
+    expect(2, 1, 2, 0);
+    expect(1, 0, 3, 1);
+    expect(4, 2, 3, 1);
+}
+
 TEST(OwnGpus, AreDemandedOfAllRanks) {
     const GpuId a{1}, b{2}, c{1, 1};
     EXPECT_NO_THROW(require_own_gpus(std::vector{a, b, c}, "a GPU"));

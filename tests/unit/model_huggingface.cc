@@ -211,6 +211,8 @@ TEST(HuggingFace, what_is_not_supported_is_named) {
     expect_refused(changed(llama(), {{"num_attention_heads", 5}}), {"hidden_size 64", "5"});
     expect_refused(changed(llama(), {{"head_dim", 15}}), {"head_dim", "even"});
     expect_refused(changed(llama(), {{"rms_norm_eps", 0}}), {"rms_norm_eps"});
+    EXPECT_EQ(read(changed(llama(), {{"initializer_range", 0}})).initial_deviation, 0);
+    expect_refused(changed(llama(), {{"initializer_range", -1}}), {"initializer_range", "-1"});
     expect_refused(changed(llama(), {{"hidden_size", 64.5}}), {"hidden_size", "64.5"});
     expect_refused(changed(llama(), {{"tie_word_embeddings", "yes"}}), {"tie_word_embeddings"});
     expect_refused(changed(llama(), {{"num_hidden_layers", 1000000}}),

@@ -1,9 +1,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 
 #include <algorithm>
+#include <array>
 #include <fstream>
 #include <mutex>
 
@@ -129,6 +131,14 @@ TEST_F(PoolTest, TouchesPagesOnTheNodesInTurn) {
     }
 }
 
+// Whether the kernel has given it all its pages.
+bool is_touched(std::span<const std::byte> memory) {
+    std::vector<unsigned char> pages(static_cast<size_t>(ceil_div(std::ssize(memory), 4096)));
+    void* base = const_cast<std::byte*>(memory.data());
+    EXPECT_EQ(::mincore(base, memory.size(), pages.data()), 0);
+    return std::ranges::all_of(pages, [](unsigned char page) { return (page & 1) != 0; });
+}
+
 // Keeps count of what is locked, and refuses from the n-th call on.
 class CountingDevice final : public Device {
 public:
@@ -138,9 +148,7 @@ public:
         const std::lock_guard lock(mutex_);
         if (calls_++ >= refuses_at_)
             throw Error(Trouble::does_not_fit, {.what = "no more pages can be locked"});
-        EXPECT_TRUE(std::ranges::all_of(host.first(4096), [](std::byte b) {
-            return b == std::byte{0};
-        })) << "locked before it was touched";
+        EXPECT_TRUE(is_touched(host)) << "locked before it was touched";
         locked_.push_back(host);
     }
     void unlock_pages(std::span<std::byte> host) noexcept override {
@@ -242,13 +250,18 @@ TEST_F(LockTest, LocksTheRestWhileOthersUseTheMemory) {
     CountingDevice device;
     {
         Pool pool(topology_, kGiB);
-        const auto slab = pool.reserve("a", 512 * kMiB + 8192, teams_);
-        const auto first = slab.first(static_cast<size_t>(3 * Pool::kPartBytes));
+        const int64_t now = 3 * Pool::kPartBytes;
+        const auto slab = pool.reserve("a", 512 * kMiB + 8192, now, teams_);
+        const auto first = slab.first(static_cast<size_t>(now));
+        EXPECT_TRUE(is_touched(first));
+        EXPECT_FALSE(is_touched(slab.last(4096)));
         pool.lock_for(device, first, teams_.all());
         pool.seal();
-        std::future<void> rest = pool.lock_behind(device, slab.subspan(first.size()));
-        slab[first.size() - 1] = std::byte{1};
-        rest.get();
+        const std::array used{first.size() - 1, first.size(), slab.size() - 1};
+        for (const size_t at : used) slab[at] = std::byte{1};
+        pool.lock_behind(device, slab.subspan(first.size())).get();
+        for (const size_t at : used) EXPECT_EQ(slab[at], std::byte{1});
+        EXPECT_EQ(std::ranges::count(slab, std::byte{0}), std::ssize(slab) - 3);
         const std::byte* end = slab.data();
         for (const auto& piece : device.locked()) {
             EXPECT_EQ(piece.data(), end);
@@ -266,6 +279,7 @@ TEST_F(LockTest, IsForOneDevice) {
     const auto part = static_cast<size_t>(Pool::kPartBytes);
     pool.lock_for(device, slab.first(part), teams_.all());
     EXPECT_DEATH(pool.lock_for(another, slab.subspan(part), teams_.all()), "for one device");
+    EXPECT_DEATH(pool.lock_for(device, slab, teams_.all()), "locked already");
 }
 
 }  // namespace

@@ -225,6 +225,44 @@ TEST(NodeTeams, work_on_their_own_cores_at_the_same_time) {
     EXPECT_TRUE(CPU_EQUAL(&allowed, &after));
 }
 
+// On two nodes too, where the loops of the second are begun by other threads.
+TEST(Timesheet, notes_what_each_worker_did_of_the_loops_of_one_thread) {
+    for (const int nodes : {1, 2}) {
+        Topology machine;
+        for (int node = 0; node < nodes; ++node)
+            machine.nodes.push_back({.os_index = node, .cores = {node}});
+        NodeTeams teams(machine, 2);
+        EXPECT_EQ(teams.workers(), nodes == 1 ? 2 : 4);
+        std::vector<Timesheet::Worker> sheet(static_cast<size_t>(teams.workers()));
+        const auto bodies = [&](size_t first, size_t count) {
+            int64_t sum = 0;
+            for (size_t i = first; i < first + count; ++i) {
+                EXPECT_LE(sheet[i].begin, sheet[i].end);
+                sum += sheet[i].bodies;
+            }
+            return sum;
+        };
+        const auto work = [](int64_t) {
+            std::this_thread::sleep_for(std::chrono::microseconds(50));
+        };
+        {
+            const Timesheet noted(sheet);
+            teams.each([&](int, Team& team) { team.parallel(40, work); });
+            std::thread other([&] { teams.all().parallel(7, work); });  // its own affair
+            other.join();
+        }
+        EXPECT_EQ(bodies(0, sheet.size()), 40 * nodes);
+        EXPECT_EQ(bodies(0, static_cast<size_t>(3 - nodes)), 40);
+        teams.all().parallel(7, work);
+        EXPECT_EQ(bodies(0, sheet.size()), 40 * nodes);
+        const Timesheet again(sheet);
+        teams.all().parallel(7, work);
+        EXPECT_EQ(bodies(nodes == 1 ? 0 : 2, 2), nodes == 1 ? 47 : 7);
+        EXPECT_EQ(teams.name_of_worker(1), nodes == 1 ? "worker 1" : "node 1, worker 0");
+        EXPECT_EQ(teams.name_of_worker(teams.workers() - 1), "worker 1");
+    }
+}
+
 TEST(NodeTeams, know_where_memory_lies) {
     std::vector<int> touched(100000, 1);
     const int node = node_of(touched.data());

@@ -40,6 +40,13 @@ TEST(CostModel, EachLaneHasItsSpeed) {
               0.5);
     EXPECT_EQ(cost({.verb = Verb::copy, .lane = Lane::h2d, .bytes = 1000}).seconds, 1e-6);
     EXPECT_EQ(cost({.verb = Verb::seal, .lane = Lane::check, .bytes = 4000}).seconds, 1e-6);
+    // Pieces of 256 KiB are checked by as many threads, which share the memory's bandwidth.
+    EXPECT_DOUBLE_EQ(
+        cost({.verb = Verb::seal, .lane = Lane::check, .bytes = 2 * aio::kPieceBytes}).seconds,
+        2.0 * aio::kPieceBytes / 8e9);
+    EXPECT_DOUBLE_EQ(
+        cost({.verb = Verb::seal, .lane = Lane::check, .bytes = 9 * aio::kPieceBytes}).seconds,
+        9.0 * aio::kPieceBytes / 1e10);
     EXPECT_EQ(cost({.verb = Verb::read, .lane = Lane::read, .bytes = 2000}).seconds, 1e-6);
     EXPECT_EQ(cost({.verb = Verb::commit, .lane = Lane::write, .bytes = 2000}).seconds, 0);
     EXPECT_EQ(cost({.lane = Lane::team, .op = op(Op::load_tokens)}).seconds, 0);

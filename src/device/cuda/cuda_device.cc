@@ -29,6 +29,16 @@ void see_only(int gpu) {
     FERRY_CHECK(seen < 0, "a process uses one GPU");
     setenv(kVisible, only_gpu(std::getenv(kVisible), gpu).c_str(), 1);
     seen = gpu;
+    // The driver looks once, when a process first uses CUDA.
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess || count <= 1) return;
+    throw Error(Trouble::usage,
+                {.what = "this process used CUDA before ferry opened its GPU",
+                 .where = "rank " + std::to_string(gpu) + " of this host, from 0",
+                 .measured = "it sees " + std::to_string(count) + " GPUs",
+                 .limit = "1, its own",
+                 .remedy = "start ferry first, or start each rank with CUDA_VISIBLE_DEVICES set to "
+                           "its GPU"});
 }
 
 // Before anything else: whether there is a GPU that this build can drive.
@@ -60,7 +70,9 @@ void demand_gpu(int gpu) {
                 {.what = driver > 0 ? "this machine has no GPU that CUDA can use"
                                     : "this machine has no NVIDIA driver",
                  .where = "device",
-                 .measured = status == cudaSuccess ? "0 GPUs visible" : text_of(status),
+                 .measured = status == cudaSuccess ? "0 GPUs visible"
+                             : driver > 0          ? text_of(status)
+                                                   : "libcuda.so.1 does not answer",
                  .remedy = "look at nvidia-smi and CUDA_VISIBLE_DEVICES, or set device to cpu"});
 }
 
