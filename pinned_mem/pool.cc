@@ -106,14 +106,31 @@ std::span<std::byte> Pool::reserve(std::string name, int64_t bytes, int64_t now,
     return slab;
 }
 
-// Of the slab of these bytes, which are all touched.
-void Pool::look_for_huge_pages(std::span<std::byte> part) {
+size_t Pool::slab_of(std::span<std::byte> part) const {
     const auto slab = std::ranges::find_if(slabs_, [part](std::span<std::byte> one) {
         return part.data() >= one.data() && part.data() < one.data() + one.size();
     });
-    SlabReport& found = reports_[static_cast<size_t>(slab - slabs_.begin())];
-    found.huge_bytes = huge_bytes_of(*slab);
-    report(found);
+    FERRY_CHECK(slab != slabs_.end(), "memory of another");
+    return static_cast<size_t>(slab - slabs_.begin());
+}
+
+// Of the slab of these bytes, which are all touched.
+void Pool::look_for_huge_pages(std::span<std::byte> part) {
+    const size_t slab = slab_of(part);
+    reports_[slab].huge_bytes = huge_bytes_of(slabs_[slab]);
+    report(reports_[slab]);
+}
+
+void Pool::touch(std::span<std::byte> part, NodeTeams& teams) {
+    if (part.empty()) return;
+    const std::span<std::byte> slab = slabs_[slab_of(part)];
+    // Whole pages, from one whose turn is the first node's.
+    const int64_t at = part.data() - slab.data();
+    const int64_t first = at / (kHugePage * teams.count()) * (kHugePage * teams.count());
+    const int64_t end = std::min(round_up(at + std::ssize(part), kHugePage), std::ssize(slab));
+    for_each_page(end - first, kHugePage, teams, [&](int64_t page, int64_t bytes) {
+        populate(slab.data() + first + page, bytes);
+    });
 }
 
 void Pool::lock_piece(Device& device, std::span<std::byte> piece) {
@@ -153,7 +170,7 @@ std::future<void> Pool::lock_behind(Device& device, std::span<std::byte> pages) 
             populate_beside(topology_, piece);
             lock_piece(device, piece);
         }
-        look_for_huge_pages(pages);
+        if (!pages.empty()) look_for_huge_pages(pages);
     });
 }
 

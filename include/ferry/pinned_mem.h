@@ -42,6 +42,9 @@ public:
     // Only the first `now` bytes are touched; the rest is for lock_behind(), or for whoever uses it
     // before. On Linux before 5.14 all are.
     std::span<std::byte> reserve(std::string name, int64_t bytes, int64_t now, NodeTeams& teams);
+    // Touches a part of a slab that was not, on all nodes' teams, whatever it holds by now. Cheap
+    // where it was; better than many threads' first writes, which may each want the same page.
+    void touch(std::span<std::byte> part, NodeTeams& teams);
     // Page-locks a slab, or from its start or to its end a part of whole kPartBytes, for the
     // device, which must outlive the pool. Throws does_not_fit.
     void lock_for(Device& device, std::span<std::byte> pages, Team& team);
@@ -54,6 +57,7 @@ public:
     const std::vector<SlabReport>& slabs() const noexcept { return reports_; }
 
 private:
+    size_t slab_of(std::span<std::byte> part) const;
     void look_for_huge_pages(std::span<std::byte> part);
     void lock_piece(Device& device, std::span<std::byte> piece);
 

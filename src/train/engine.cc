@@ -246,7 +246,9 @@ private:
         if (resumes)
             resume_run(fill);
         else
-            frozen_ = state_.initialise(fill, optim::initial_moment(hyper_), start_up_);
+            frozen_ = state_.initialise(
+                fill, optim::initial_moment(hyper_),
+                [this](std::span<std::byte> part) { pool_.touch(part, *teams_); }, start_up_);
         if (loaded_) loaded_->log_rate(start_up_.seconds());
         loaded_.reset();
         start_up_.done(resumes ? "restored state" : "first contents", state_.bytes());

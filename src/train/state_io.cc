@@ -149,7 +149,8 @@ std::vector<size_t> StateIo::in_turns() const {
     return turns;
 }
 
-uint64_t StateIo::initialise(const Fill& fill, float moment, StartUp& start_up) {
+uint64_t StateIo::initialise(const Fill& fill, float moment, const Touch& touch,
+                             StartUp& start_up) {
     std::vector<uint64_t> sums(plan_.chunks.size());  // of the frozen ones
     std::vector<int64_t> begun(staging_.size());      // puts from each, the last time
     int64_t filled = 0;
@@ -164,6 +165,8 @@ uint64_t StateIo::initialise(const Fill& fill, float moment, StartUp& start_up) 
             store_.end_puts(std::accumulate(begun.begin(), begun.end(), int64_t{0}));
         }
         const Staging place = place_of(chunk, staging_[turn]);
+        touch(place.state);
+        touch(place.weight);
         in_parts(chunk, [&](int64_t at, int64_t count) {
             fill_part(chunk, place, at, count, fill, moment);
         });

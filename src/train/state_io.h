@@ -40,7 +40,9 @@ public:
     using Fill = std::function<void(const model::Layer&, int64_t first, std::span<float> out)>;
     // Master weights as `fill` says, the first moment everywhere at `moment` and the second at
     // zero, weights in the compute type, each chunk to its home. The hash of the frozen weights.
-    uint64_t initialise(const Fill& fill, float moment, StartUp& start_up);
+    // `touch` is told of host memory before it is filled.
+    using Touch = std::function<void(std::span<std::byte>)>;
+    uint64_t initialise(const Fill& fill, float moment, const Touch& touch, StartUp& start_up);
     // The same where the state is stored already, and read back and checked here: compute weights
     // are made from it, frozen ones by `fill`. Throws io where it is not what was written.
     uint64_t restore(const Fill& fill);

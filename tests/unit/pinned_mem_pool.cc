@@ -272,6 +272,27 @@ TEST_F(LockTest, LocksTheRestWhileOthersUseTheMemory) {
     EXPECT_TRUE(device.locked().empty());
 }
 
+TEST_F(LockTest, APartIsTouchedBeforeItIsWrittenTo) {
+    Pool pool(topology_, kGiB);
+    const auto slab = pool.reserve("a", 16 * kMiB + 4096, 4096, teams_);
+    const auto part = slab.subspan(5 * kMiB, 3 * kMiB);
+    part[7] = std::byte{7};
+    pool.touch(part, teams_);
+    EXPECT_TRUE(is_touched(part));
+    EXPECT_EQ(part[7], std::byte{7});
+    EXPECT_FALSE(is_touched(slab.subspan(8 * kMiB, 4096)));
+    pool.touch(slab.last(1), teams_);
+    EXPECT_TRUE(is_touched(slab.last(4096)));
+}
+
+TEST_F(LockTest, NothingIsLeftToLockBehind) {
+    CountingDevice device;
+    Pool pool(topology_, kGiB);
+    const auto slab = pool.reserve("a", kMiB, kMiB, teams_);
+    pool.lock_behind(device, slab.subspan(slab.size())).get();
+    EXPECT_EQ(device.calls(), 0u);
+}
+
 TEST_F(LockTest, IsForOneDevice) {
     CountingDevice device, another;
     Pool pool(topology_, kGiB);
