@@ -25,6 +25,9 @@ constexpr int64_t kEntryBytesMax = kGiB;  // a larger registered buffer is refus
 constexpr int64_t kWorthRegistering = 2 * kMiB;
 // Smaller transfers are moved sooner than handed to a worker.
 constexpr int64_t kWorthAWorker = 64 * kKiB;
+// What comes in one system call the block layer merges where it is neighbours: few large requests,
+// so few that the drive idles between them. Of this size transfers are submitted one by one.
+constexpr int64_t kAlone = 256 * kKiB;
 
 struct Mode {
     unsigned flags;
@@ -99,6 +102,7 @@ public:
             if (!sqe) break;
             prepare(*sqe, transfer);
             ++taken;
+            if (workers_ <= 1 && transfer.size_bytes >= kAlone) io_uring_submit(&ring_);
         }
         flying_ += taken;
         return taken;
