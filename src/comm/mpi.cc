@@ -297,8 +297,8 @@ private:
                               world_, &exchanged),
                "MPI_Iallgather");
         meet(exchanged);
-        std::vector<uint64_t> machines;
-        for (const Card& card : cards) machines.push_back(card.machine);
+        std::vector<uint64_t> machines(cards.size());
+        std::ranges::transform(cards, machines.begin(), &Card::machine);
         place_ = place_among(machines, place_.rank);
         for (int rank = 0; rank < place_.size; ++rank) {
             const Card& card = cards[static_cast<size_t>(rank)];

@@ -87,8 +87,9 @@ void Team::run(int64_t count, void (*call)(const void*, int64_t), const void* bo
     char start = 0, end = 0;
     const std::span<Timesheet::Worker> sheet = topology::noted;
     const auto noted = [&](int64_t i) {
-        const int worker = arena_->threads > 1 ? tbb::this_task_arena::current_thread_index() : 0;
-        Timesheet::Worker& mine = sheet[static_cast<size_t>(arena_->first_worker + worker)];
+        const int own = arena_->threads > 1 ? tbb::this_task_arena::current_thread_index() : 0;
+        const int worker = arena_->first_worker + own;
+        Timesheet::Worker& mine = sheet[static_cast<size_t>(worker)];
         if (mine.bodies++ == 0) mine.begin = topology::now();
         call(body, i);
         mine.end = topology::now();

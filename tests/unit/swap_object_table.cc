@@ -28,11 +28,9 @@ protected:
     const std::unique_ptr<Executor> executor_ = make_simulated_executor(1);
     const std::unique_ptr<Device> device_ = Device::open(DeviceKind::cpu, *executor_);
     aio::SimulatedDisk disk_{{}, *executor_};
-    const std::unique_ptr<aio::Volume> volume_ =
-        aio::open_simulated_volume({.paths = {{.path = "simulated"}},
-                                    .classes = {{"state", kBytes, 1}},
-                                    .write_once = false},
-                                   *executor_, disk_);
+    const std::unique_ptr<aio::Volume> volume_ = aio::open_simulated_volume(
+        {.paths = {{.path = "simulated"}}, .classes = {{"state", kBytes, 1}}, .write_once = false},
+        *executor_, disk_);
     int64_t bodies_ = 0;
 };
 
