@@ -6,10 +6,10 @@
 #include <cmath>
 #include <exception>
 
+#include "arenas.h"
 #include "bound.h"
 #include "durable.h"
 #include "ferry/optim.h"
-#include "ferry/pinned_mem.h"
 #include "loaded_weights.h"
 #include "loss_scale.h"
 #include "measure.h"

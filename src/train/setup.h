@@ -1,7 +1,6 @@
 // From the configuration to what the modules below want to be told.
 #pragma once
 
-#include <future>
 #include <memory>
 #include <string>
 
@@ -11,12 +10,10 @@
 #include "ferry/huggingface.h"
 #include "ferry/model.h"
 #include "ferry/ops.h"
-#include "ferry/pinned_mem.h"
 #include "ferry/planner.h"
 #include "ferry/tokens.h"
 #include "ferry/topology.h"
 #include "ferry/train.h"
-#include "start_up.h"
 
 namespace ferry::train {
 
@@ -52,15 +49,6 @@ std::unique_ptr<NodeTeams> make_teams(const Config& config, const Topology& mach
 // The store hashes on all of them.
 swap::Parallel parallel_on(NodeTeams& teams);
 
-// The arenas of the plan; the host's is returned, its buffers page-locked where the device needs
-// it.
-std::span<std::byte> reserve_arenas(const planner::Plan& plan, Device& device, NodeTeams& teams,
-                                    pinned_mem::Pool& pool, StartUp& start_up);
-
-// Page-locks the rest of it, while the state gets its first contents; get() before the first step.
-std::future<void> lock_homes(const planner::Plan& plan, Device& device, pinned_mem::Pool& pool,
-                             std::span<std::byte> arena);
-
 // Everything that fixes a number (docs/numerics.md), as text, and its hash: the run's identity.
 // `machine`: what the device adds, see machine_text.
 // `config` is of one of the ranks.
@@ -77,13 +65,6 @@ std::vector<double> attention_flops(const model::Decoder& decoder);
 planner::DeviceNeeds needs_of(const Device& device, const model::Decoder& decoder);
 // The configuration with the device budget that this device can give.
 Config within(const Config& config, const Device& device);
-
-// Once everything that takes device memory has taken it: throws does_not_fit where that is more
-// than the budget.
-void check_device_memory(Device& device, const planner::Plan& plan, const Config& config);
-
-// What a run holds of each tier; `volume` may be null.
-Reserved reserved_by(Device& device, const pinned_mem::Pool& pool, const aio::Volume* volume);
 
 // Of the buffers alone: without resident weights, and without what the process holds beside them.
 int64_t device_buffer_bytes(const planner::Plan& plan);

@@ -1,0 +1,32 @@
+// The memory that a run reserves at start-up, and what it holds of each tier.
+#pragma once
+
+#include <future>
+#include <span>
+
+#include "ferry/config.h"
+#include "ferry/device.h"
+#include "ferry/pinned_mem.h"
+#include "ferry/planner.h"
+#include "ferry/train.h"
+#include "start_up.h"
+
+namespace ferry::train {
+
+// The arenas of the plan; the host's is returned, its buffers page-locked where the device needs
+// it.
+std::span<std::byte> reserve_arenas(const planner::Plan& plan, Device& device, NodeTeams& teams,
+                                    pinned_mem::Pool& pool, StartUp& start_up);
+
+// Page-locks the rest of it, while the state gets its first contents; get() before the first step.
+std::future<void> lock_homes(const planner::Plan& plan, Device& device, pinned_mem::Pool& pool,
+                             std::span<std::byte> arena);
+
+// Once everything that takes device memory has taken it: throws does_not_fit where that is more
+// than the budget.
+void check_device_memory(Device& device, const planner::Plan& plan, const Config& config);
+
+// What a run holds of each tier; `volume` may be null.
+Reserved reserved_by(Device& device, const pinned_mem::Pool& pool, const aio::Volume* volume);
+
+}  // namespace ferry::train
