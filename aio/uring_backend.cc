@@ -1,5 +1,5 @@
-// io_uring. Transfers are prepared by submit() and reach the kernel in reap(), so that one system
-// call both submits a batch and waits for completions.
+// io_uring. Small transfers are prepared by submit() and reach the kernel in reap(), so that one
+// system call both submits a batch and waits for completions.
 #include <fcntl.h>
 #include <liburing.h>
 #include <poll.h>
