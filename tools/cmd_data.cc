@@ -30,7 +30,7 @@ struct DataOptions {
     std::string mask{};
     std::string ids{};  // their type; empty: the files are text
     uint64_t vocabulary = kByteVocabulary;
-    bool json = false;
+    bool documents = false, json = false;
 };
 
 std::string read_file(const std::string& path) {
@@ -139,9 +139,17 @@ void write_data(const DataOptions& options) {
     check_output(options.output);
     for (const std::string& path : options.texts) check_input(path, options.output);
     std::vector<uint32_t> tokens;
-    for (const std::string& path : options.texts) append_tokens(path, options.ids, tokens);
+    std::vector<size_t> firsts;
+    for (const std::string& path : options.texts) {
+        firsts.push_back(tokens.size());
+        append_tokens(path, options.ids, tokens);
+    }
     std::vector<uint8_t> mask;
     if (!options.mask.empty()) mask = read_mask(options.mask, tokens.size());
+    if (options.documents) {
+        mask.resize(tokens.size());
+        for (const size_t first : firsts) mask[first] = 1;
+    }
     ferry::write_tokens(options.output, tokens, options.vocabulary, mask);
 
     const auto masked = std::count(mask.begin(), mask.end(), 1);
@@ -173,6 +181,9 @@ void add_data_command(CLI::App& app) {
     command->add_option(
         "--mask", options->mask,
         "One byte for each token, which of text is a byte: 1 where it is no target");
+    command->add_flag("--documents", options->documents,
+                      "Each file is a document: its first token, which nothing in it foretells, is "
+                      "no target");
     CLI::Option* ids = command
                            ->add_option("--ids", options->ids,
                                         "The files are raw little-endian ids of a tokenizer: "

@@ -116,10 +116,13 @@ void print_run(const train::RunReport& report, const Config& config) {
             link.link != "compute" ? fmt::format("{:.4f}", link.exposed_seconds / steps) : "",
             moves ? fmt::format("{:.2f}", bytes / link.busy_seconds * 1e-9) : "");
     }
-    fmt::print("\n  {:<11} {:>12} {:>14}\n", "tier", "reserved", "budget");
+    fmt::print("\n  {:<11} {:>12} {:>12} {:>14}\n", "tier", "reserved", "peak", "budget");
     for (const swap::Tier tier : kTiers) {
-        fmt::print("  {:<11} {:>12} {:>14}\n", swap::name_of(tier),
-                   format_bytes(reserved_of(tier, report.reserved)),
+        const int64_t reserved = reserved_of(tier, report.reserved);
+        // Memory is one piece from start to end; of files, what slots held at once.
+        const bool files = tier == swap::Tier::nvme;
+        fmt::print("  {:<11} {:>12} {:>12} {:>14}\n", swap::name_of(tier), format_bytes(reserved),
+                   format_bytes(files ? report.reserved.nvme_peak_bytes : reserved),
                    budget_text(budget_of(tier, config)));
     }
     if (!report.paths.empty()) fmt::print("\n{}\n", aio::describe(report.paths, "  since start, "));

@@ -81,8 +81,10 @@ constexpr int64_t ceil_div(int64_t value, int64_t divisor) {
 int64_t parse_bytes(std::string_view text, std::string_view where);
 // 1610612736 -> "1.50 GiB"; exact below 1 KiB.
 std::string format_bytes(int64_t bytes);
-// The word of `known` nearest to `word` by edit distance; empty when none is near.
-std::string nearest_word(std::string_view word, std::span<const std::string> known);
+// The word of `known` nearest to `word` by edit distance; empty when none is near, unless it may be
+// however far.
+std::string nearest_word(std::string_view word, std::span<const std::string> known,
+                         bool however_far = false);
 
 // ---------------------------------------------------------------- numbers
 

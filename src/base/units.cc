@@ -67,9 +67,10 @@ std::string format_bytes(int64_t bytes) {
     return fmt::format("{:.2f} {}", value, kUnits[unit]);
 }
 
-std::string nearest_word(std::string_view word, std::span<const std::string> known) {
+std::string nearest_word(std::string_view word, std::span<const std::string> known,
+                         bool however_far) {
     std::string best;
-    size_t best_distance = std::max<size_t>(2, word.size() / 2) + 1;
+    size_t best_distance = however_far ? SIZE_MAX : std::max<size_t>(2, word.size() / 2) + 1;
     for (const std::string& candidate : known) {
         const size_t distance = edit_distance(word, candidate);
         if (distance < best_distance) best_distance = distance, best = candidate;

@@ -31,27 +31,43 @@ std::string_view last_part(std::string_view path) { return path.substr(path.rfin
 std::string suggestion(std::string_view path) {
     const std::string_view name = last_part(path);
     const std::string_view section = path.substr(0, path.size() - name.size());
-    std::vector<std::string> siblings, all;
+    std::vector<std::string> siblings, all, names;
     for (const Key& key : config::schema()) {
-        // The right word in the wrong place: "lr" for "optimizer.lr".
-        if (last_part(key.path) == name) return std::string(key.path);
+        if (path.starts_with(std::string(key.path) + ".")) return std::string(key.path);
         all.emplace_back(key.path);
         const std::string_view own = last_part(key.path);
+        names.emplace_back(own);
         if (key.path.substr(0, key.path.size() - own.size()) == section) siblings.emplace_back(own);
     }
+    // The right word in the wrong place: "lr" for "optimizer.lr".
+    const auto named = [&](const std::string& word) {
+        return all[static_cast<size_t>(std::ranges::find(names, word) - names.begin())];
+    };
+    if (std::ranges::find(names, name) != names.end()) return named(std::string(name));
     if (section.empty()) {
         for (const config::Section& each : config::sections()) siblings.emplace_back(each.name);
     }
     const std::string near = nearest_word(name, siblings);
-    return near.empty() ? nearest_word(path, all) : std::string(section) + near;
+    if (!near.empty()) return std::string(section) + near;
+    const std::string whole = nearest_word(path, all), word = nearest_word(name, names);
+    if (!whole.empty() || word.empty()) return whole;
+    return named(word);
+}
+
+std::string nearest_key(std::string_view path) {
+    std::vector<std::string> all;
+    for (const Key& key : config::schema()) all.emplace_back(key.path);
+    return nearest_word(path, all, true);
 }
 
 [[noreturn]] void unknown_key(const std::string& where, const std::string& path) {
     const std::string near = suggestion(path);
-    throw Error(Trouble::usage, {.what = "unknown key \"" + path + "\"",
-                                 .where = where,
-                                 .remedy = near.empty() ? "docs/configuration.md lists every key"
-                                                        : "did you mean \"" + near + "\"?"});
+    throw Error(Trouble::usage,
+                {.what = "unknown key \"" + path + "\"",
+                 .where = where,
+                 .remedy = near.empty() ? "the nearest is \"" + nearest_key(path) +
+                                              "\"; docs/configuration.md lists every key"
+                                        : "did you mean \"" + near + "\"?"});
 }
 
 // Reads a value, or a section's values, into the configuration and notes the keys it gave.

@@ -214,6 +214,20 @@ class IdsTest(HfTest):
         self.assertEqual(done.code, 0, done.err)
         self.assertEqual(done.lines[0]["masked"], 2)
 
+    def test_the_first_of_a_document_is_no_target(self):
+        out, mask = self.path("documents.bin"), self.path("documents.mask")
+        pathlib.Path(mask).write_text("0100000")
+        files = []
+        for name, values in (("one", [5, 6, 7]), ("two", [8]), ("three", [1, 2, 3])):
+            files.append(self.path(name))
+            pathlib.Path(files[-1]).write_bytes(struct.pack(f"<{len(values)}H", *values))
+        for arguments, marks in (((), b""), (("--documents",), b"\1\0\0\1\1\0\0"),
+                                 (("--documents", "--mask", mask), b"\1\1\0\1\1\0\0")):
+            done = self.ferry("data", *files, "-o", out, "--ids", "uint16", "--vocab", "9", "--json", *arguments)
+            self.assertEqual(done.code, 0, done.err)
+            self.assertEqual(done.lines[0]["masked"], sum(marks))
+            self.assertEqual(pathlib.Path(out).read_bytes()[64 + 7:], marks)
+
     def test_what_is_not_ids(self):
         out, file = self.path("no-ids.bin"), self.ids("H", [1, 2, 70])
         for arguments, said in ((["--ids", "uint16"], "--vocab"), (["--vocab", "67"], "--ids"),

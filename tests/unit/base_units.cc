@@ -40,6 +40,7 @@ TEST(NearestWord, FindsTypingErrorsOnly) {
     EXPECT_EQ(nearest_word("budget", known), "budgets");
     EXPECT_EQ(nearest_word("optimiser", known), "optimizer");
     EXPECT_EQ(nearest_word("zzzzzzzz", known), "");
+    EXPECT_EQ(nearest_word("bazzzzzz", known, true), "batch");
 }
 
 }  // namespace
