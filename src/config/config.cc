@@ -49,9 +49,9 @@ std::string suggestion(std::string_view path) {
     }
     const std::string near = nearest_word(name, siblings);
     if (!near.empty()) return std::string(section) + near;
-    const std::string whole = nearest_word(path, all), word = nearest_word(name, names);
-    if (!whole.empty() || word.empty()) return whole;
-    return named(word);
+    const std::string word = nearest_word(name, names);
+    std::string whole = nearest_word(path, all);
+    return whole.empty() && !word.empty() ? named(word) : whole;
 }
 
 std::string nearest_key(std::string_view path) {
