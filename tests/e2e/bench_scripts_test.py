@@ -70,7 +70,7 @@ class ScriptsTest(FerryTest):
     def test_fits(self):
         configs = [str(BENCH.parent / "examples" / name) for name in
                    ("solar_10b.json", "llama2_13b.json", "qwen14b.json", "qwen14b_split.json", "qwen14b_long.json")]
-        rows, notes = self.script("fits", *configs, *self.drive(), "--steps", "6")
+        rows, notes = self.script("fits", *configs, *self.drive(), "--steps", "16")
         self.assertEqual(notes, [])
         for config in configs:
             self.assertEqual(rows[f"{Path(config).stem}: steps trained"]["verdict"], "met")
