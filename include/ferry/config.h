@@ -132,7 +132,7 @@ struct Config {
     std::string device = "cpu";         // cpu, cuda
     std::string precision = "fp32";     // fp32, bf16, fp16
     std::string on_nonfinite = "stop";  // stop, skip
-    int threads = 0;                    // worker threads; 0: one a core that is not reserved
+    int threads = 0;                    // worker threads; 0: planned from the cores
     std::vector<int> reserved_cores{};  // OS indices, left to the threads of I/O and copies
     std::string hash_every = "end";     // end, step: when the state's hash is taken
 };

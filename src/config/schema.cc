@@ -73,7 +73,7 @@ const Key kKeys[] = {
     {FERRY_KEY(clip_norm), number, "limit of the gradient's global norm; 0: no clipping", {.low = 0, .high = 1e30}},
     {FERRY_KEY(freeze), texts, "glob patterns (`*`, `?`) over tensor names; what matches is not trained"},
     {FERRY_KEY(on_nonfinite), choice, "what a NaN or Inf in loss or gradient does: stop the run, or skip the step; with fp16 a gradient that overflows always skips, a forward pass that does always stops", {}, first(kNonFinite, 2)},
-    {FERRY_KEY(threads), integer, "worker threads; `auto` (0): one for each core that is not reserved", {.low = 0, .high = 4096}, {}, 0},
+    {FERRY_KEY(threads), integer, "worker threads; `auto` (0): one for each core that is not reserved, of a rank of several GPUs two less, for the exchanges", {.low = 0, .high = 4096}, {}, 0},
     {FERRY_KEY(reserved_cores), integers, "cores, by the system's numbers, that workers leave to the threads of I/O and copies", {.low = 0, .high = 65535}},
     {FERRY_KEY(hash_every), choice, "when the hash of all weights and moments is taken: once at the end, or every step", {}, first(kHashes, 2)},
 

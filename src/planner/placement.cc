@@ -117,14 +117,14 @@ private:
             if (device_bytes(deeper, result_.groups) <= device().limit()) depth = deeper;
         }
         // The gradients of two blocks: one is rounded while the one before is on its way, so that
-        // kernels do not wait for copies. A sixteenth of the budget at most.
-        Depths deeper = depth;
-        deeper.wire = std::max(depth.wire, 2 * most_chunks_of_a_block());
-        if ((deeper.wire - depth.wire) * bytes_of(Class::wire) <= device().limit() / 16 &&
-            device_bytes(deeper, result_.groups) <= device().limit()) {
-            depth = deeper;
-        }
-        deepen_exchanges(depth);
+        // kernels do not wait for copies.
+        const int64_t chunks = most_chunks_of_a_block();
+        try_depth(depth, &Depths::wire, 2 * chunks, Class::wire, 16);
+        // The pieces of a whole block on their way while the block below computes. What leaves and
+        // what arrives has a buffer for each of its chunks, so that no cut waits for an exchange.
+        const bool both = work_.partition.alone() ||
+                          try_depth(depth, &Depths::exchanges, 2 * chunks, Class::pieces, 8);
+        if (!both) try_depth(depth, &Depths::exchanges, kLean.exchanges + chunks, Class::pieces, 8);
         int64_t left = device().limit() - device_bytes(depth, result_.groups);
         const int64_t kept =
             std::min(block_count() * group_size(), left / bytes_of(Class::activation));
@@ -183,16 +183,16 @@ private:
         }
     }
 
-    // The pieces of a whole block on their way while the block below computes. An eighth of the
-    // budget at most.
-    void deepen_exchanges(Depths& depth) const {
-        if (work_.partition.alone()) return;
+    // Up to so many buffers, if they fit and the further ones take at most this part of the budget.
+    bool try_depth(Depths& depth, int64_t Depths::*field, int64_t buffers, Class of,
+                   int64_t part) const {
         Depths deeper = depth;
-        deeper.exchanges = kLean.exchanges + most_chunks_of_a_block();
-        const int64_t spent = deeper.exchanges * bytes_of(Class::pieces);
-        if (spent <= result_.device.limit() / 8 &&
-            device_bytes(deeper, result_.groups) <= result_.device.limit())
-            depth = deeper;
+        deeper.*field = std::max(depth.*field, buffers);
+        const int64_t limit = result_.device.limit();
+        const bool fits = (deeper.*field - depth.*field) * bytes_of(of) <= limit / part &&
+                          device_bytes(deeper, result_.groups) <= limit;
+        if (fits) depth = deeper;
+        return fits;
     }
 
     // On the device, with the gradient that its update waits for the verdict with.
@@ -221,7 +221,8 @@ private:
     int64_t most_chunks_of_a_block() const {
         std::vector<int64_t> chunks(work_.layers.size());
         for (const Chunk& chunk : chunks_) {
-            if (chunk.owner == work_.partition.rank) ++chunks[static_cast<size_t>(chunk.layer)];
+            if (chunk.trainable && chunk.owner == work_.partition.rank)
+                ++chunks[static_cast<size_t>(chunk.layer)];
         }
         int64_t most = 0;
         for (size_t l = 0; l < chunks.size(); ++l) {

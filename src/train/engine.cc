@@ -46,7 +46,7 @@ public:
           schedule_(schedule_of(config)),
           topology_(machine_of_rank(machine_for(config), station_->device->pci_address(), ranks_,
                                     executor_)),
-          teams_(make_teams(config, topology_, executor_)),
+          teams_(make_teams(config_, topology_, executor_, world_.ranks)),
           numerics_(numerics_of(config)),
           shape_(model_of(config).shape),
           loader_(loader_options(config, shape_, partition_)),

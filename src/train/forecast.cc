@@ -70,7 +70,7 @@ public:
         }
         const Topology machine = own_machine();
         const Plan sample = within_memory(buffers_of(plan), config_, machine, *device_);
-        const auto teams = make_teams(of_rank(config_), machine, *executor_);
+        const auto teams = make_teams(of_rank(config_), machine, *executor_, world_.ranks);
         const auto ops = ops_on(*device_, config_, teams->all());
         const model::Decoder decoder(decoder_.shape(), decoder_.numerics(), decoder_.layers(),
                                      *ops);
@@ -134,7 +134,8 @@ public:
         return absent_ ? absent_->architecture : device_->architecture();
     }
     int threads() const override {
-        return absent_ ? absent_->threads : threads_for(of_rank(config_), own_machine());
+        return absent_ ? absent_->threads
+                       : threads_for(of_rank(config_), own_machine(), world_.ranks);
     }
     int64_t device_bytes() const override { return device_most_; }
     planner::DeviceNeeds needs() const override { return needs_; }

@@ -100,7 +100,7 @@ public:
         : config_(without_model(config)),
           executor_(*runtime.executor),
           machine_(machine_for(config_)),
-          teams_(make_teams(config_, machine_, executor_)),
+          teams_(make_teams(config_, machine_, executor_, 1)),
           hyper_(hyper_of(config_)),
           device_(Device::open(DeviceKind::cpu, executor_)),
           plan_(within_memory(plan_of(config_, options), config_, machine_, *device_)),

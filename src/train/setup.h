@@ -35,8 +35,9 @@ planner::Plan within_memory(planner::Plan plan, const Config& config, const Topo
                             const Device& device);
 // Also the paths that this plan does not need: the next one may.
 void check_paths(const Config& config);
-// As many as asked for, or one for each core that is not reserved.
-int threads_for(const Config& config, const Topology& machine);
+// As many as asked for, or one for each core that is not reserved, less those that a rank of
+// several GPUs leaves to its exchanges.
+int threads_for(const Config& config, const Topology& machine, int ranks);
 // What this process may run on. Throws usage when a reserved core is none of it.
 Topology machine_for(const Config& config);
 // A line of what this process found to stand on: nodes, limits, and where of several nodes its GPU
@@ -44,8 +45,9 @@ Topology machine_for(const Config& config);
 void log_machine(const Config& config, const Topology& machine, const Device& device,
                  const Executor& executor);
 // The threads that compute, on the cores of the machine that are not reserved.
+// `config` and `machine` are one rank's.
 std::unique_ptr<NodeTeams> make_teams(const Config& config, const Topology& machine,
-                                      const Executor& executor);
+                                      const Executor& executor, int ranks);
 // The store hashes on all of them.
 swap::Parallel parallel_on(NodeTeams& teams);
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 #include <tuple>
 
 #include "ferry/recorder.h"
@@ -174,6 +175,36 @@ TEST(ExpectedWeights, AreGatheredBeforeTheExchangesOfTheLayerAbove) {
     ASSERT_EQ(tight.buffers[static_cast<size_t>(Class::block_weights)].count, 1);
     ASSERT_EQ(tight.buffers[static_cast<size_t>(Class::pieces)].count, 2);
     EXPECT_GT(order(tight), 0);
+}
+
+// Where a block's pieces all have a buffer, those that leave and those that arrive, its gradient is
+// cut without waiting for an exchange. Where an eighth of the memory does not hold them, fewer.
+TEST(Exchanges, OfABlockAreAllUnderWayWhereMemoryAllows) {
+    const auto pieces = [](const Plan& plan) {
+        return plan.buffers[static_cast<size_t>(Class::pieces)];
+    };
+    const auto cuts_that_wait = [](const Plan& plan) {
+        const swap::Schedule schedule = visit(plan);
+        const auto& exchanges = schedule.lanes[static_cast<size_t>(swap::Lane::comm)];
+        return std::ranges::count_if(schedule.tasks, [&](const swap::Task& task) {
+            if (task.op != static_cast<int>(Op::cut) || task.layer != 3) return false;
+            const auto waits = std::span(schedule.waits).subspan(task.first_wait, task.waits);
+            return std::ranges::any_of(waits, [&](const swap::Wait& wait) {
+                return wait.lane == swap::Lane::comm &&
+                       schedule.tasks[exchanges[wait.index]].op == static_cast<int>(Op::exchange);
+            });
+        });
+    };
+    const Plan roomy = plan_of(3, 0, 2);
+    const auto chunks = std::ranges::count_if(
+        roomy.chunks, [](const Chunk& chunk) { return chunk.layer == 3 && chunk.trainable; });
+    EXPECT_GT(chunks, 2);
+    EXPECT_EQ(pieces(roomy).count, 2 * chunks);
+    EXPECT_EQ(cuts_that_wait(roomy), 0);
+    const Plan tight =
+        plan_of(3, 0, 2, {.device_bytes = 8 * (2 * chunks - 3) * pieces(roomy).bytes});
+    EXPECT_EQ(pieces(tight).count, 2 + chunks);
+    EXPECT_GT(cuts_that_wait(tight), 0);
 }
 
 TEST(Plan, OfMoreRanksHoldsLessOnEach) {

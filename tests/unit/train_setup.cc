@@ -35,6 +35,23 @@ protected:
     const std::unique_ptr<Device> device_ = Device::open(DeviceKind::cpu, *executor_);
 };
 
+TEST(Threads, AreTheCoresButForThoseThatExchange) {
+    Topology machine = two_nodes();
+    machine.nodes[0].cores = {0, 1, 4, 5, 6, 7, 8, 9};  // ten with the other node's
+    Config config;
+    config.device = "cuda";
+    EXPECT_EQ(threads_for(config, machine, 1), 10);
+    EXPECT_EQ(threads_for(config, machine, 2), 8);
+    EXPECT_EQ(threads_for(config, two_nodes(), 2), 3);
+    machine.reserved = {0};
+    EXPECT_EQ(threads_for(config, machine, 2), 9);
+    config.device = "cpu";
+    machine.reserved.clear();
+    EXPECT_EQ(threads_for(config, machine, 2), 10);
+    config.threads = 5;
+    EXPECT_EQ(threads_for(config, machine, 2), 5);
+}
+
 // Of 512 MiB left, 32 MiB are for what the process is still to take beside its arenas.
 TEST_F(WithinMemory, WhatIsLeftIsTheLimit) {
     constexpr int64_t kMost = 480 * kMiB;
