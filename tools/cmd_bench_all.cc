@@ -89,12 +89,9 @@ private:
                              .value = figures.kernels.gemm_flops_per_s * 1e-9,
                              .unit = "GFLOP/s"});
         for (const auto& [kind, seconds] : figures.kernels.seconds) {
-            rows_.push_back(
-                {.name = fmt::format("kernel: {}, layer kind {}, size {}",
-                                     planner::name_of(static_cast<planner::Op>(kind[0])), kind[1],
-                                     kind[2]),
-                 .value = seconds * 1e3,
-                 .unit = "ms"});
+            rows_.push_back({.name = "kernel: " + train::KernelTimes::name_of(kind),
+                             .value = seconds * 1e3,
+                             .unit = "ms"});
         }
         if (!options_.save.empty())
             save_figures(options_.save, identity_of(*forecaster), figures, triad);

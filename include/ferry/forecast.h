@@ -42,7 +42,9 @@ struct Machine {
 
 // Seconds of a step's compute kernels, each kind measured alone once it is warm.
 struct KernelTimes {
-    using Kind = std::array<int64_t, 3>;  // planner::Op, model::LayerKind, size
+    // planner::Op, model::LayerKind, and bytes, elements or flags, whatever the Op has
+    using Kind = std::array<int64_t, 3>;
+    static std::string name_of(const Kind& kind);  // "backward, block", "zero, head, 1.06 MiB"
     std::map<Kind, double> seconds{};
     double gemm_flops_per_s = 0;  // the best that a large product reaches; 0: not known
     double attention_s = 0;       // of it, what a block's forward attention alone takes

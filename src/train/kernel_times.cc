@@ -1,4 +1,7 @@
+#include <spdlog/fmt/fmt.h>
+
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "measure.h"
@@ -12,14 +15,33 @@ bool is_timed(const swap::Task& task) {
     return task.lane == swap::Lane::compute && !is_update(task);
 }
 
+namespace {
+
+// The kernels of several sizes, in elements and in bytes.
+bool is_of_chunk(Op op) { return op == Op::round || op == Op::cut || op == Op::sum; }
+bool is_of_bytes(Op op) { return op == Op::zero || op == Op::add; }
+
+}  // namespace
+
 KernelTimes::Kind kind_of(const swap::Task& task, const planner::Plan& plan) {
     const auto layer = static_cast<int64_t>(plan.layers[static_cast<size_t>(task.layer)].kind);
     const auto op = static_cast<Op>(task.op);
-    const bool of_chunk = op == Op::round || op == Op::cut || op == Op::sum;
-    if (of_chunk) return {task.op, layer, plan.chunks[static_cast<size_t>(task.item)].count};
-    // Of the others only these are of several sizes.
-    if (op == Op::zero || op == Op::add) return {task.op, layer, task.bytes};
+    if (is_of_chunk(op)) return {task.op, layer, plan.chunks[static_cast<size_t>(task.item)].count};
+    if (is_of_bytes(op)) return {task.op, layer, task.bytes};
     return {task.op, layer, task.flags};
+}
+
+std::string KernelTimes::name_of(const Kind& kind) {
+    static constexpr std::array kLayers{"embedding", "block", "head"};
+    const auto op = static_cast<Op>(kind[0]);
+    const std::string name =
+        fmt::format("{}, {}", planner::name_of(op), kLayers.at(static_cast<size_t>(kind[1])));
+    if (is_of_chunk(op)) return fmt::format("{}, {} elements", name, kind[2]);
+    if (is_of_bytes(op)) return fmt::format("{}, {}", name, format_bytes(kind[2]));
+    std::string flags;
+    if (op == Op::backward && (kind[2] & planner::kNeedsDx) == 0) flags += ", of weights alone";
+    if ((kind[2] & planner::kAttentionKept) != 0) flags += ", attention kept";
+    return name + flags;
 }
 
 namespace {
@@ -40,8 +62,7 @@ std::map<KernelTimes::Kind, double>::const_iterator nearest(const KernelTimes& t
                                                             const KernelTimes::Kind& kind) {
     const auto exact = times.seconds.find(kind);
     const auto op = static_cast<Op>(kind[0]);
-    const bool scales =
-        op == Op::round || op == Op::zero || op == Op::add || op == Op::cut || op == Op::sum;
+    const bool scales = is_of_chunk(op) || is_of_bytes(op);
     if (exact != times.seconds.end()) return exact;
     if (is_backward(kind) && times.attention_s > 0) return times.seconds.find(other_backward(kind));
     if (!scales) return exact;
