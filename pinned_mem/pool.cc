@@ -16,6 +16,9 @@ namespace {
 // Page-locked at a time, by one thread: large, for a copy that crosses pieces is cut in two.
 constexpr int64_t kLockedPiece = 256 * kMiB;
 constexpr int64_t kPage = 4 * kKiB;  // the smallest there is
+// Touched at a time where something is about to be filled, a node: chunks have fewer than a server
+// has cores.
+constexpr int64_t kPagesAtOnce = 32;
 // That touch what is locked behind the work of others: as fast as one thread locks it.
 constexpr int kTouchers = 4;
 
@@ -100,15 +103,16 @@ std::span<std::byte> Pool::reserve(std::string name, int64_t bytes, int64_t now,
     });
     reserved_bytes_ += bytes;
     const std::span<std::byte> slab(aligned, static_cast<size_t>(bytes));
-    slabs_.push_back(slab);
+    slabs_.push_back({slab});
     reports_.push_back({std::move(name), bytes});
     if (now == bytes) look_for_huge_pages(slab);
     return slab;
 }
 
 size_t Pool::slab_of(std::span<std::byte> part) const {
-    const auto slab = std::ranges::find_if(slabs_, [part](std::span<std::byte> one) {
-        return part.data() >= one.data() && part.data() < one.data() + one.size();
+    const auto slab = std::ranges::find_if(slabs_, [part](const Slab& one) {
+        const std::byte* begin = one.memory.data();
+        return part.data() >= begin && part.data() < begin + one.memory.size();
     });
     FERRY_CHECK(slab != slabs_.end(), "memory of another");
     return static_cast<size_t>(slab - slabs_.begin());
@@ -117,20 +121,24 @@ size_t Pool::slab_of(std::span<std::byte> part) const {
 // Of the slab of these bytes, which are all touched.
 void Pool::look_for_huge_pages(std::span<std::byte> part) {
     const size_t slab = slab_of(part);
-    reports_[slab].huge_bytes = huge_bytes_of(slabs_[slab]);
+    reports_[slab].huge_bytes = huge_bytes_of(slabs_[slab].memory);
     report(reports_[slab]);
 }
 
 void Pool::touch(std::span<std::byte> part, NodeTeams& teams) {
     if (part.empty()) return;
-    const std::span<std::byte> slab = slabs_[slab_of(part)];
-    // Whole pages, from one whose turn is the first node's.
+    auto& [slab, touched] = slabs_[slab_of(part)];
+    // From a page whose turn is the first node's to one whose turn is the last's.
+    const int64_t run = kPagesAtOnce * kHugePage * teams.count();
+    touched.resize(static_cast<size_t>(ceil_div(std::ssize(slab), run)));
     const int64_t at = part.data() - slab.data();
-    const int64_t first = at / (kHugePage * teams.count()) * (kHugePage * teams.count());
-    const int64_t end = std::min(round_up(at + std::ssize(part), kHugePage), std::ssize(slab));
-    for_each_page(end - first, kHugePage, teams, [&](int64_t page, int64_t bytes) {
-        populate(slab.data() + first + page, bytes);
-    });
+    for (int64_t i = at / run; i * run < at + std::ssize(part); ++i) {
+        if (touched[static_cast<size_t>(i)]) continue;
+        touched[static_cast<size_t>(i)] = true;
+        std::byte* first = slab.data() + i * run;
+        for_each_page(std::min(run, std::ssize(slab) - i * run), kHugePage, teams,
+                      [&](int64_t page, int64_t bytes) { populate(first + page, bytes); });
+    }
 }
 
 void Pool::lock_piece(Device& device, std::span<std::byte> piece) {

@@ -42,8 +42,9 @@ public:
     // Only the first `now` bytes are touched; the rest is for lock_behind(), or for whoever uses it
     // before. On Linux before 5.14 all are.
     std::span<std::byte> reserve(std::string name, int64_t bytes, int64_t now, NodeTeams& teams);
-    // Touches a part of a slab that was not, on all nodes' teams, whatever it holds by now. Cheap
-    // where it was; better than many threads' first writes, which may each want the same page.
+    // Touches a part of a slab that was not, and what lies around it, so much at a time that every
+    // thread of the teams has pages of its own; whatever it holds by now. Cheap where it was;
+    // better than many threads' first writes, which may each want the same page. One thread calls.
     void touch(std::span<std::byte> part, NodeTeams& teams);
     // Page-locks a slab, or from its start or to its end a part of whole kPartBytes, for the
     // device, which must outlive the pool. Throws does_not_fit.
@@ -73,7 +74,11 @@ private:
     std::mutex mutex_;          // of what is locked
     std::vector<std::span<std::byte>> locked_{};
     std::vector<Mapping> mappings_{};
-    std::vector<std::span<std::byte>> slabs_{};
+    struct Slab {
+        std::span<std::byte> memory;
+        std::vector<bool> touched{};  // by touch(), run by run
+    };
+    std::vector<Slab> slabs_{};
     std::vector<SlabReport> reports_{};
 };
 

@@ -237,18 +237,20 @@ private:
 
     // As initialised, as read from the model's files, or as the resumed run left it.
     void fill_state(bool resumes) {
-        // Not before the kernels were loaded: the driver does one thing at a time.
-        std::future<void> homes_locked = lock_homes(plan_, device_, pool_, arena_);
+        // The driver does one thing at a time: kernels first, and what is copied to the GPU.
+        std::future<void> homes_locked;
+        const auto lock = [&] { homes_locked = lock_homes(plan_, device_, pool_, arena_); };
         const auto fill = [&](const model::Layer& layer, int64_t first, std::span<float> out) {
             if (loaded_) return loaded_->fill(layer, first, out);
             model::initialise(shape_, layer, config_.seed, first, out);
         };
+        const auto touch = [this](std::span<std::byte> part) { pool_.touch(part, *teams_); };
+        if (resumes) lock();
         if (resumes)
             resume_run(fill);
         else
-            frozen_ = state_.initialise(
-                fill, optim::initial_moment(hyper_),
-                [this](std::span<std::byte> part) { pool_.touch(part, *teams_); }, start_up_);
+            frozen_ =
+                state_.initialise(fill, optim::initial_moment(hyper_), {touch, lock}, start_up_);
         if (loaded_) loaded_->log_rate(start_up_.seconds());
         loaded_.reset();
         start_up_.done(resumes ? "restored state" : "first contents", state_.bytes());
@@ -287,7 +289,6 @@ private:
     }
 
     void measure();
-
     void judge(const Figures& figures);
     Bench bench() { return {plan_, device_, executor_, kernels_, *store_, ops_.get(), &decoder_}; }
 
@@ -308,9 +309,8 @@ private:
         report.bet = plan_.betting && settler_.bets_now();
         if (report.bet) state.bet = settler_.scalars(updates_ + 1, 1 / scale);
         const swap::Schedule& schedule = schedules_.step(previous_, report.bet);
-        log_debug("step " + std::to_string(step_) + " replays \"" + schedule.name +
-                  "\": " + std::to_string(schedule.tasks.size()) + " tasks, " +
-                  std::to_string(schedule.waits.size()) + " waits");
+        log_debug(fmt::format("step {} replays \"{}\": {} tasks, {} waits", step_, schedule.name,
+                              schedule.tasks.size(), schedule.waits.size()));
         if (recording_)
             trace_rows_.record(schedule,
                                planned_[static_cast<size_t>(previous_)][report.bet ? 1 : 0],

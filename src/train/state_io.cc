@@ -113,6 +113,13 @@ bool StateIo::lies_in_host(const Chunk& chunk) const {
            (!chunk.trainable || !store_.in_host(chunk.state).empty());
 }
 
+bool StateIo::lies_on_device(const Chunk& chunk) const {
+    const auto there = [&](swap::ObjectId object) {
+        return plan_.objects[object].home == swap::Tier::device;
+    };
+    return there(chunk.weight) || (chunk.trainable && there(chunk.state));
+}
+
 int64_t StateIo::begin_put(const Chunk& chunk, const Staging& from) {
     const bool weight = store_.in_host(chunk.weight).empty();
     const bool state = chunk.trainable && store_.in_host(chunk.state).empty();
@@ -149,13 +156,16 @@ std::vector<size_t> StateIo::in_turns() const {
     return turns;
 }
 
-uint64_t StateIo::initialise(const Fill& fill, float moment, const Touch& touch,
+uint64_t StateIo::initialise(const Fill& fill, float moment, const Watch& watch,
                              StartUp& start_up) {
     std::vector<uint64_t> sums(plan_.chunks.size());  // of the frozen ones
     std::vector<int64_t> begun(staging_.size());      // puts from each, the last time
     int64_t filled = 0;
     const int64_t all = bytes();
     size_t turn = 0;
+    auto to_copy = std::ranges::count_if(plan_.chunks,
+                                         [&](const Chunk& chunk) { return lies_on_device(chunk); });
+    if (to_copy == 0) watch.copied();
     for (const size_t index : in_turns()) {
         const Chunk& chunk = plan_.chunks[index];
         const bool put = !lies_in_host(chunk);
@@ -165,13 +175,14 @@ uint64_t StateIo::initialise(const Fill& fill, float moment, const Touch& touch,
             store_.end_puts(std::accumulate(begun.begin(), begun.end(), int64_t{0}));
         }
         const Staging place = place_of(chunk, staging_[turn]);
-        touch(place.state);
-        touch(place.weight);
+        watch.before_filled(place.state);
+        watch.before_filled(place.weight);
         in_parts(chunk, [&](int64_t at, int64_t count) {
             fill_part(chunk, place, at, count, fill, moment);
         });
         if (!chunk.trainable) sums[index] = checksum(place.weight);
         if (put) begun[turn] = begin_put(chunk, place);
+        if (lies_on_device(chunk) && --to_copy == 0) watch.copied();
         start_up.at("first contents", filled += bytes_of(chunk), all);
     }
     store_.end_puts(0);

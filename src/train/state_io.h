@@ -40,9 +40,11 @@ public:
     using Fill = std::function<void(const model::Layer&, int64_t first, std::span<float> out)>;
     // Master weights as `fill` says, the first moment everywhere at `moment` and the second at
     // zero, weights in the compute type, each chunk to its home. The hash of the frozen weights.
-    // `touch` is told of host memory before it is filled.
-    using Touch = std::function<void(std::span<std::byte>)>;
-    uint64_t initialise(const Fill& fill, float moment, const Touch& touch, StartUp& start_up);
+    struct Watch {
+        std::function<void(std::span<std::byte>)> before_filled;  // of host memory
+        std::function<void()> copied;  // once: the last copy to the device is under way
+    };
+    uint64_t initialise(const Fill& fill, float moment, const Watch& watch, StartUp& start_up);
     // The same where the state is stored already, and read back and checked here: compute weights
     // are made from it, frozen ones by `fill`. Throws io where it is not what was written.
     uint64_t restore(const Fill& fill);
@@ -65,6 +67,7 @@ private:
     Staging brought(const planner::Chunk& chunk, bool state, bool weight);
     // Weights and state, all of it.
     bool lies_in_host(const planner::Chunk& chunk) const;
+    bool lies_on_device(const planner::Chunk& chunk) const;  // any of it
     // The order in which chunks get their first contents.
     std::vector<size_t> in_turns() const;
     // Those of the two that do not lie there already; how many.

@@ -272,16 +272,24 @@ TEST_F(LockTest, LocksTheRestWhileOthersUseTheMemory) {
     EXPECT_TRUE(device.locked().empty());
 }
 
+// With what lies around it, and no further.
 TEST_F(LockTest, APartIsTouchedBeforeItIsWrittenTo) {
-    Pool pool(topology_, kGiB);
-    const auto slab = pool.reserve("a", 16 * kMiB + 4096, 4096, teams_);
+    Topology roomy = topology_;
+    roomy.memory_left_bytes = kGiB;
+    roomy.nodes.resize(1);
+    NodeTeams team(roomy, 2);
+    Pool pool(roomy, kGiB);
+    const auto slab = pool.reserve("a", 130 * kMiB + 4096, 4096, team);
     const auto part = slab.subspan(5 * kMiB, 3 * kMiB);
     part[7] = std::byte{7};
-    pool.touch(part, teams_);
-    EXPECT_TRUE(is_touched(part));
+    pool.touch(part, team);
+    EXPECT_TRUE(is_touched(slab.first(64 * kMiB)));
     EXPECT_EQ(part[7], std::byte{7});
-    EXPECT_FALSE(is_touched(slab.subspan(8 * kMiB, 4096)));
-    pool.touch(slab.last(1), teams_);
+    EXPECT_FALSE(is_touched(slab.subspan(64 * kMiB, 4096)));
+    pool.touch(slab.subspan(60 * kMiB, 5 * kMiB), team);
+    EXPECT_TRUE(is_touched(slab.first(128 * kMiB)));
+    EXPECT_FALSE(is_touched(slab.subspan(128 * kMiB, 4096)));
+    pool.touch(slab.last(1), team);
     EXPECT_TRUE(is_touched(slab.last(4096)));
 }
 
