@@ -420,12 +420,17 @@ TEST_P(TorchBf16Formats, run_is_as_near_to_fp64_as_torchs_bf16) {
     const auto executor = make_thread_executor();
     Config config = golden_config("train/bf16", device);
     const Golden golden = read_golden("train/bf16");
-    const Trace whole = run(*Engine::make(config, {.executor = executor.get()}), config.steps, {});
+    const auto usual = Engine::make(config, {.executor = executor.get()});
+    const Trace whole = run(*usual, config.steps, {});
     config.optimizer.moments = format.moments;
     config.optimizer.master = format.master;
     const auto engine = Engine::make(config, {.executor = executor.get()});
     const Trace trace = run(*engine, config.steps, golden.shown);
-    EXPECT_NE(trace.hash, whole.hash);
+    EXPECT_LT(engine->report().reserved.host_bytes, usual->report().reserved.host_bytes);
+    // A split master alone changes what a tie is rounded to, and a run may meet none.
+    if (std::string_view(format.moments) == "bf16") {
+        EXPECT_NE(trace.hash, whole.hash);
+    }
     EXPECT_EQ(trace.initial, whole.initial);
     check_steps(trace, golden, "16", 2, 1e-3, 1e-2);
     check_tight(config, golden, trace, *executor);
