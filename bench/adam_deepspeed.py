@@ -102,7 +102,7 @@ def options_of():
     parser = common.parser_of(__doc__)
     parser.set_defaults(ferry=Path(parser.get_default("ferry")))  # no text, so not looked for: --theirs needs none
     parser.add_argument("--millions", type=int, default=128, help="elements, in units of 2^20")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, os.cpu_count()])
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, os.cpu_count()], help="each of these counts")
     parser.add_argument("--calls", type=int, default=7, help="calls a turn; its figure is their median")
     parser.add_argument("--theirs", action="store_true", help="DeepSpeed alone, a JSON line a thread count")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)

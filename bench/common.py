@@ -22,6 +22,9 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 LEAST_FOR_INTERVAL = 6  # pairs; with fewer the least and the most stand for the interval
+COLUMNS = """Of each row the table has the value's and the reference's median over the rounds, and the median of the rounds' ratios,
+which are of value and reference so that larger is better. The spread is the ratio's 95 % interval, of fewer than six
+rounds the least and the most. A target is met if the ratio is, missed if the whole spread is not, else open."""
 
 
 class SideFailed(Exception):
@@ -121,12 +124,21 @@ def program(text):
     return text
 
 
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Names the default of an option that has one and does not say it itself."""
+
+    def _get_help_string(self, action):
+        text = action.help or ""
+        tells = action.default in (None, False, argparse.SUPPRESS) or action.default == [] or "default" in text
+        return text if tells else f"{text}; default: %(default)s".lstrip("; ")
+
+
 def parser_of(doc, rounds=3):
     """The options that every script has."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=doc, epilog=COLUMNS, formatter_class=HelpFormatter)
     parser.add_argument("--ferry", type=program, default=str(ROOT / "build/release/ferry"),
                         help="the built program; default: build/release/ferry beside bench/")
-    parser.add_argument("--rounds", type=int, default=rounds, help=f"turns of each side; default {rounds}")
+    parser.add_argument("--rounds", type=int, default=rounds, help="turns of each side")
     parser.add_argument("--seconds", type=float, help="begin no round that would end later than this")
     add_json_option(parser)
     parser.add_argument("--tiny", action="store_true", help="seconds on the CPU: does the script work?")

@@ -91,7 +91,7 @@ def rows_of(name, runs, moved, target):
 
 def main():
     parser = common.arguments_parser(__doc__)
-    parser.add_argument("--case", choices=tuple(HOST), default="nvme")
+    parser.add_argument("--case", choices=tuple(HOST), default="nvme", help="where the optimizer's state is")
     parser.add_argument("--path", type=needs.directory, default="/var/tmp", help="directory on the drive, or on tmpfs")
     parser.add_argument("--host", help="ferry's host budget; default: the case's, for each parameter as much")
     parser.add_argument("--layers", type=int, default=28, help="of the model, on both sides")

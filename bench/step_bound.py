@@ -124,7 +124,7 @@ def waits_of(way, run):
 
 def options_of(words=None):
     parser = common.arguments_parser(__doc__)
-    parser.add_argument("--case", choices=tuple(CASES), default="memory")
+    parser.add_argument("--case", choices=tuple(CASES), default="memory", help="where the optimizer's state is")
     parser.add_argument("--path", type=needs.directory,
                         help="directory for the volume; default: /var/tmp on a disk, /dev/shm on tmpfs")
     parser.add_argument("--gpu-memory", help="device budget; default: the case's")

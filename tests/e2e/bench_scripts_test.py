@@ -1,6 +1,7 @@
 """The scripts in bench/ on a model of seconds, on the CPU: that they run, and what they print. Never how fast."""
 
 import gzip
+import importlib.util
 import json
 import os
 import shutil
@@ -190,6 +191,19 @@ class ScriptsTest(FerryTest):
         theirs = subprocess.run([sys.executable, str(alone / "adam_deepspeed.py"), "--theirs"], capture_output=True,
                                 text=True, check=True, env=blind)
         self.assertEqual(json.loads(theirs.stdout), {"missing": "DeepSpeed cannot be imported (hidden)"})
+
+    @unittest.skipUnless(importlib.util.find_spec("numpy"), "numpy is not installed")
+    def test_load_model(self):
+        file = Path(self.path("load_model.json"))
+        done = subprocess.run([sys.executable, str(BENCH / "load_model.py"), "--ferry", FERRY, "--dir", self.path("nvme"),
+                               "--layers", "1", "--vocab", "500", "--sequence", "64", "--json", str(file)],
+                              capture_output=True, text=True, timeout=300, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr + done.stdout)
+        rows, _ = self.rows_in(file, done.stdout)
+        for way in ("eval, from the drive", "eval, again", "train, from the drive", "train, again"):
+            self.assertEqual(rows[f"{way}: host peak beside plan, empty run and limit"]["verdict"], "met")
+            self.assertGreater(rows[f"{way}: loaded in"]["value"], 0)
+        self.assertEqual(os.listdir(self.path("nvme")), [])
 
     @unittest.skipUnless(shutil.which("mpirun"), "mpirun is not installed")
     def test_weak_scaling(self):
