@@ -1,21 +1,23 @@
+#!/usr/bin/env python3
 """DeepSpeed's CPU-Adam with the unscale and the cast that its users pay for, beside ferry's one pass.
 
-    python3 bench/adam_deepspeed.py [--ferry build/release/ferry] [--millions 128] [--threads 1 8 16]
+    bench/adam_deepspeed.py [--millions 128] [--threads 1 8 16]
 
 Both sides in turns, a process each (DeepSpeed's OpenMP team and torch's are fixed at start-up): the
 medians of the rounds in nanoseconds a parameter, and the median of the rounds' ratios, DeepSpeed /
-ferry (1.5 is asked for). Both have fp32 gradients and bf16 weights. --json prints one object instead of
-the table; --theirs prints DeepSpeed's side alone, for `ferry bench adam --deepspeed`. Without DeepSpeed it
-says so and ends with 0.
+ferry (1.5 is asked for). Both have fp32 gradients and bf16 weights. Where python3 cannot import DeepSpeed
+ferry is measured alone. No model is trained, so there is no configuration and neither --set nor --tokens.
 """
 
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import common
 
@@ -49,57 +51,81 @@ def child(elements, threads, calls):
     print(json.dumps({part: timed(work[part], calls) / elements * 1e9 for part in PARTS}))
 
 
-def of_deepspeed(arguments, threads):
+def of_deepspeed(options, threads):
     command = [sys.executable, __file__, "--child", str(threads), "--millions",
-               str(arguments.millions), "--calls", str(arguments.calls)]
+               str(options.millions), "--calls", str(options.calls)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    out = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
-    return json.loads(out.stdout.splitlines()[-1])
+    done = subprocess.run(command, env=environment, check=False, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          text=True)
+    if done.returncode != 0:
+        raise common.SideFailed(done.stderr.strip()[-2000:])
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def of_ferry(arguments, threads):
-    command = [arguments.ferry, "bench", "adam", "--json", "--in-place", "--gradient", "fp32", "--pairs",
-               str(arguments.calls), "--threads", str(threads), "--millions", str(arguments.millions)]
+def of_ferry(options, threads):
+    command = [options.ferry, "bench", "adam", "--json", "--in-place", "--gradient", "fp32", "--pairs",
+               str(options.calls), "--threads", str(threads), "--millions", str(options.millions)]
     out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(out.stdout)["rows"][0]["value"]
 
 
-def compare(arguments, threads):
-    found = common.turns({"DeepSpeed": lambda: of_deepspeed(arguments, threads),
-                          "ferry": lambda: of_ferry(arguments, threads)}, arguments.rounds)
-    theirs, ours = found["DeepSpeed"], found["ferry"]
-    parts = {part: statistics.median(round_[part] for round_ in theirs) for part in PARTS}
-    return common.compared(f"unscale, AdamW and cast, {threads} threads", ours, [sum(turn.values()) for turn in theirs],
-                           "ns/param", TARGET, threads=threads, **parts,
-                           note=", ".join(f"{part} {parts[part]:.3f}" for part in PARTS))
+def row_of(options, threads, sides):
+    found = common.turns({name: lambda side=side: side(options, threads) for name, side in sides.items()},
+                         options.rounds, options.seconds)
+    name, ours, theirs = f"unscale, AdamW and cast, {threads} threads", found["ferry"], found.get("DeepSpeed")
+    if not theirs:
+        return common.plain(name, ours, "ns/param", threads=threads)
+    parts = {part: statistics.median(turn[part] for turn in theirs) for part in PARTS}
+    return common.compared(name, ours, [sum(turn.values()) for turn in theirs], "ns/param", TARGET, threads=threads,
+                           **parts, note=", ".join(f"DeepSpeed's {part} {parts[part]:.3f}" for part in PARTS))
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--ferry", default="build/release/ferry")
-    parser.add_argument("--millions", type=int, default=128, help="elements, in units of 2^20")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, os.cpu_count()])
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each side")
-    parser.add_argument("--calls", type=int, default=7, help="calls a turn; its figure is their median")
-    common.add_json_option(parser)
-    parser.add_argument("--theirs", action="store_true", help="DeepSpeed alone, a JSON line a thread count")
-    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.child:
-        return child(arguments.millions << 20, arguments.child, arguments.calls)
+def imported():
+    """DeepSpeed's version, and why there is none."""
     try:
         import deepspeed.ops.adam
     except Exception as error:  # whatever its many imports do
-        reason = f"DeepSpeed cannot be imported ({error})"
-        print(json.dumps({"missing": reason}) if arguments.theirs or arguments.json else f"skipped: {reason}")
-        return None
-    if arguments.theirs:
-        for threads in arguments.threads:
-            print(json.dumps({"threads": threads, **of_deepspeed(arguments, threads)}), flush=True)
-        return None
-    rows = [compare(arguments, threads) for threads in arguments.threads]
-    common.report(arguments, rows, [f"DeepSpeed {deepspeed.__version__}"])
-    return None
+        return None, f"DeepSpeed cannot be imported ({error})"
+    return deepspeed.__version__, ""
+
+
+def theirs_alone(options, missing):
+    """For `ferry bench adam --deepspeed`."""
+    if missing:
+        print(json.dumps({"missing": missing}))
+        return
+    for threads in options.threads:
+        print(json.dumps({"threads": threads, **of_deepspeed(options, threads)}), flush=True)
+
+
+def options_of():
+    parser = common.parser_of(__doc__)
+    parser.set_defaults(ferry=Path(parser.get_default("ferry")))  # no text, so not looked for: --theirs needs none
+    parser.add_argument("--millions", type=int, default=128, help="elements, in units of 2^20")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, os.cpu_count()], help="each of these counts")
+    parser.add_argument("--calls", type=int, default=7, help="calls a turn; its figure is their median")
+    parser.add_argument("--theirs", action="store_true", help="DeepSpeed alone, a JSON line a thread count")
+    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if not options.theirs and not options.child and not shutil.which(options.ferry):
+        parser.error(f"--ferry: {options.ferry} is no program")
+    if options.tiny:
+        options.millions, options.threads, options.calls = 1, [1], 1
+    return options
+
+
+def main():
+    options = options_of()
+    if options.child:
+        child(options.millions << 20, options.child, options.calls)
+        return
+    version, missing = imported()
+    if options.theirs:
+        theirs_alone(options, missing)
+        return
+    sides = {**({} if missing else {"DeepSpeed": of_deepspeed}), "ferry": of_ferry}
+    rows = [row_of(options, threads, sides) for threads in options.threads]
+    common.report(options, rows, [missing or f"DeepSpeed {version}"])
 
 
 if __name__ == "__main__":

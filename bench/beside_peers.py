@@ -12,10 +12,11 @@ GPU's compute was.
 import sys
 
 import common
+import needs
 import peers
 from common import compared, plain
 from step_trace import Trace
-from training import GIB, TINY, train
+from training import GIB, TINY, bound_row, prediction_row, train
 
 CONFIG = common.ROOT / "examples/3b_gpu.json"
 UNCLIPPED, CLIPPED = "ferry, never clipped", "ferry, clipped"
@@ -33,6 +34,7 @@ def sides_of(options, directory):
     settings = {"steps": options.steps, "data.tokens": tokens, "evaluate.micro_batches": 0,
                 "budgets.host": options.host, "batch.micro_batches": options.micro_batches,
                 **(TINY if options.tiny else {})}
+    needs.plan(options, CONFIG, settings)
 
     def ferry(way):
         trace = directory / "trace.json"
@@ -60,8 +62,8 @@ def rows_of(name, runs):
 
 def rows_of_ferry(name, runs, micro_batches):
     last = runs[-1]
-    rows = [compared(f"{name}: step beside lower bound", [run.step_seconds for run in runs],
-                     [run.bound for run in runs], "s", note=f"bound by {last.summary['binding']}; {last.bets}"),
+    rows = [bound_row(name, runs, note=f"bound by {last.summary['binding']}; {last.bets}"),
+            prediction_row(name, runs),
             compared(f"{name}: compute busy", [run.compute_busy for run in runs], [1.0] * len(runs), "share",
                      target=COMPUTE_BUSY if micro_batches == 4 else None, less_is_better=False)]
     if last.summary.get("mfu"):
@@ -71,11 +73,11 @@ def rows_of_ferry(name, runs, micro_batches):
 
 def main():
     parser = common.arguments_parser(__doc__)
-    parser.add_argument("--llmq", metavar="PROGRAM", help="LLMQ's `train`; without it LLMQ is left out")
+    parser.add_argument("--llmq", metavar="PROGRAM", type=common.program, help="LLMQ's `train`; without it LLMQ is left out")
     parser.add_argument("--peer-steps", type=int, default=4, help="steps of a peer's run, the first one left out")
     parser.add_argument("--micro-batches", type=int, default=1, help="of 8 sequences of 2,048 tokens")
     parser.add_argument("--host", default="100GiB", help="ferry's host budget")
-    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=6, help="of each run of ferry's")
     parser.add_argument("--warmup", type=int, default=2, help="ferry's first steps left out; a peer's: 1")
     options = parser.parse_args()
     with common.scratch() as directory:

@@ -22,6 +22,9 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 LEAST_FOR_INTERVAL = 6  # pairs; with fewer the least and the most stand for the interval
+COLUMNS = """Of each row the table has the value's and the reference's median over the rounds, and the median of the rounds' ratios,
+which are of value and reference so that larger is better. The spread is the ratio's 95 % interval, of fewer than six
+rounds the least and the most. A target is met if the ratio is, missed if the whole spread is not, else open."""
 
 
 class SideFailed(Exception):
@@ -44,11 +47,11 @@ def spread(values):
                   ordered[min(count - 1, math.ceil(centre + half))])
 
 
-def verdict(ratio, target):
-    """A target is missed where the whole interval lies below it, and open where only the median does."""
-    if ratio.middle >= target:
+def verdict(ratio, least, most=math.inf):
+    """A target is missed where the whole interval lies outside it, and open where only the median does."""
+    if least <= ratio.middle <= most:
         return "met"
-    return "missed" if ratio.high < target else "open"
+    return "missed" if ratio.high < least or ratio.low > most else "open"
 
 
 def plain(name, values, unit, **more):
@@ -69,14 +72,17 @@ def compared(name, values, references, unit, target=None, less_is_better=True, *
                   **more)
 
 
-def judged(name, value, unit, reference, ratios, target=None, **more):
-    """A row whose ratios, one a round, are not simply value against reference."""
+def judged(name, value, unit, reference, ratios, target=None, target_high=None, **more):
+    """A row whose ratios, one a round, are not simply value against reference. With `target_high` a ratio
+    can be too large as well."""
     found = spread(ratios)
     row = {"name": name, "value": value, "unit": unit, "reference": reference, "ratio": found.middle}
     if len(ratios) > 1:
         row.update(ratio_low=found.low, ratio_high=found.high, pairs=len(ratios))
     if target is not None:
-        row.update(target=target, verdict=verdict(found, target))
+        row.update(target=target, verdict=verdict(found, target, math.inf if target_high is None else target_high))
+    if target_high is not None:
+        row.update(target_high=target_high)
     return {**row, **more}
 
 
@@ -111,17 +117,40 @@ def add_json_option(parser):
                         help="one JSON object instead of the table, or beside it in FILE")
 
 
-def arguments_parser(doc, rounds=3):
+def program(text):
+    """The type of an option that names a program."""
+    if not shutil.which(text):
+        raise argparse.ArgumentTypeError(f"{text} is no program: build it, or name another")
+    return text
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Names the default of an option that has one and does not say it itself."""
+
+    def _get_help_string(self, action):
+        text = action.help or ""
+        tells = action.default in (None, False, argparse.SUPPRESS) or action.default == [] or "default" in text
+        return text if tells else f"{text}; default: %(default)s".lstrip("; ")
+
+
+def parser_of(doc, rounds=3):
     """The options that every script has."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ferry", default=str(ROOT / "build/release/ferry"), help="the built program")
-    parser.add_argument("--rounds", type=int, default=rounds, help=f"turns of each side; default {rounds}")
+    parser = argparse.ArgumentParser(description=doc, epilog=COLUMNS, formatter_class=HelpFormatter)
+    parser.add_argument("--ferry", type=program, default=str(ROOT / "build/release/ferry"),
+                        help="the built program; default: build/release/ferry beside bench/")
+    parser.add_argument("--rounds", type=int, default=rounds, help="turns of each side")
     parser.add_argument("--seconds", type=float, help="begin no round that would end later than this")
     add_json_option(parser)
-    parser.add_argument("--tiny", action="store_true", help="a model of seconds on the CPU: does the script work?")
+    parser.add_argument("--tiny", action="store_true", help="seconds on the CPU: does the script work?")
+    return parser
+
+
+def arguments_parser(doc, rounds=3):
+    """Those, and what a script has that trains by a configuration."""
+    parser = parser_of(doc, rounds)
     parser.add_argument("--tokens", help="token file; default: the configuration's, else made of ferry's own texts")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings",
-                        help="for ferry's side: override a key of the configuration")
+                        help="for ferry's side: override a key of the configuration; stands above all other options")
     return parser
 
 
@@ -186,11 +215,17 @@ def interval(row):
     return ""
 
 
+def target_of(row):
+    if "target_high" in row:
+        return f"{number(row['target'])} to {number(row['target_high'])}"
+    return number(row.get("target"))
+
+
 def table(rows):
     """Rows as text. The spread is the ratio's, or where there is none the value's."""
     head = ["", "value", "unit", "reference", "ratio", "spread", "pairs", "target", "", ""]
     cells = [[row["name"], number(row["value"]), row["unit"], number(row["reference"]), number(row["ratio"]),
-              interval(row), str(row.get("pairs", "")), number(row.get("target")), row.get("verdict", ""),
+              interval(row), str(row.get("pairs", "")), target_of(row), row.get("verdict", ""),
               row.get("note", "")] for row in rows]
     widths = [max(len(line[column]) for line in [head, *cells]) for column in range(len(head))]
     right = {1, 3, 4, 6, 7}

@@ -5,9 +5,10 @@
 
 Both are what `ferry bench ... --json` or a script in bench/ printed: {"machine", "command", "rows"}. Rows are
 matched by name and unit. Ratios, not values, are compared: each was taken beside its own reference, in the same
-minutes. A ratio fell when its whole 95 % interval (`ratio_low` to `ratio_high`) lies below the old one's; where a
-run has no interval, --spread stands for it, a part of the ratio each way. A row that had a ratio and has none now
-counts as fallen: what is not measured any more guards nothing.
+minutes. A ratio fell when its whole interval (`ratio_low` to `ratio_high`) lies below the old one's; where a run has
+no interval, --spread stands for it, a part of the ratio each way. A ratio that can be too large as well (its row has
+`target_high`: a prediction over what came of it) fell when it lies farther from 1. A row that had a ratio and has none
+now is gone, which counts as fallen: what is not measured any more guards nothing.
 
 Ends with 0 where nothing fell, with 1 where something did, with 2 for files that cannot be compared.
 """
@@ -16,10 +17,19 @@ import argparse
 import json
 import math
 import sys
+from typing import NamedTuple
 
 
 class Unreadable(Exception):
     pass
+
+
+class Line(NamedTuple):
+    name: str
+    unit: str
+    old: float | None  # ratios
+    new: float | None
+    verdict: str
 
 
 def is_number(value):
@@ -29,41 +39,46 @@ def is_number(value):
 def interval(row, spread):
     """Where a ratio lies: as measured, or within the spread."""
     low, high = row.get("ratio_low"), row.get("ratio_high")
-    if is_number(low) and is_number(high):
-        return low, high
-    return row["ratio"] * (1 - spread), row["ratio"] * (1 + spread)
+    if not is_number(low) or not is_number(high):
+        low, high = row["ratio"] * (1 - spread), row["ratio"] * (1 + spread)
+    return nearness(low, high) if is_number(row.get("target_high")) else (low, high)
+
+
+def nearness(low, high):
+    """A prediction over what came of it can be too large as well: how near to 1, from below, such a ratio lies."""
+    ends = sorted(min(one, 1 / one) if one > 0 else 0 for one in (low, high))
+    return (ends[0], 1) if low <= 1 <= high else tuple(ends)
 
 
 def read(name):
-    """The run, and its rows that have a ratio, by name."""
+    """The run, and its rows that have a ratio, by name and unit: some have bandwidth and CPU time of one thing."""
     try:
         with open(name, encoding="utf-8") as file:
             run = json.load(file)
-        rows, names = {}, [row["name"] for row in run["rows"]]
+        rows = {}
         for row in run["rows"]:
             if not is_number(row["ratio"]):
                 continue
-            # Some benchmarks have bandwidth and CPU time of one thing.
-            title = row["name"] if names.count(row["name"]) == 1 else f"{row['name']}, {row['unit']}"
-            if title in rows:
-                raise Unreadable(f"{name}: two rows are called {title!r}")
-            rows[title] = row
+            key = row["name"], row["unit"]
+            if key in rows:
+                raise Unreadable(f"{name}: two rows are called {key[0]!r}, in {key[1] or 'no unit'}")
+            rows[key] = row
         return run, rows
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Unreadable(f"{name}: no output of a benchmark ({type(error).__name__}: {error})") from error
 
 
 def compare(old, new, spread):
-    """A line for each row that either has: (name, old ratio, new ratio, verdict)."""
+    """A line for each row that either has."""
     lines = []
-    for name, before in old.items():
-        if name not in new:
-            lines.append((name, before["ratio"], None, "gone"))
+    for key, before in old.items():
+        if key not in new:
+            lines.append(Line(*key, before["ratio"], None, "gone"))
             continue
-        (old_low, old_high), (low, high) = interval(before, spread), interval(new[name], spread)
+        (old_low, old_high), (low, high) = interval(before, spread), interval(new[key], spread)
         verdict = "fell" if high < old_low else "rose" if low > old_high else ""
-        lines.append((name, before["ratio"], new[name]["ratio"], verdict))
-    lines += [(name, None, row["ratio"], "new") for name, row in new.items() if name not in old]
+        lines.append(Line(*key, before["ratio"], new[key]["ratio"], verdict))
+    lines += [Line(*key, None, row["ratio"], "new") for key, row in new.items() if key not in old]
     return lines
 
 
@@ -78,10 +93,20 @@ def warnings(old, new):
     return found
 
 
+def print_table(lines):
+    """With units only where names alone would not do."""
+    names = [line.name for line in lines]
+    titles = [line.name if names.count(line.name) == 1 else f"{line.name}, {line.unit}" for line in lines]
+    width = max(map(len, titles))
+    for title, line in zip(titles, lines):
+        cells = ("" if ratio is None else f"{ratio:.3f}" for ratio in (line.old, line.new))
+        print(f"{title:<{width}}" + "".join(f" {cell:>8}" for cell in cells) + f"  {line.verdict}".rstrip())
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("old")
-    parser.add_argument("new")
+    parser.add_argument("old", metavar="OLD.json", help="the run to hold to")
+    parser.add_argument("new", metavar="NEW.json", help="the run to judge")
     parser.add_argument("--spread", type=float, default=0.05,
                         help="part of a ratio by which runs without an interval may differ")
     parser.add_argument("--json", action="store_true", help="one JSON object")
@@ -98,16 +123,12 @@ def main():
     for line in warnings(old_run, new_run):
         print(line, file=sys.stderr)
     lines = compare(old, new, options.spread)
-    fallen = [line[0] for line in lines if line[3] in ("fell", "gone")]
+    fallen = [line.name for line in lines if line.verdict in ("fell", "gone")]
     if options.json:
-        rows = [dict(zip(("name", "old", "new", "verdict"), line)) for line in lines]
-        print(json.dumps({"rows": rows, "fallen": fallen}))
+        print(json.dumps({"rows": [line._asdict() for line in lines], "fallen": fallen}))
     else:
-        width = max(len(line[0]) for line in lines)
-        for name, before, now, verdict in lines:
-            cells = ("" if ratio is None else f"{ratio:.3f}" for ratio in (before, now))
-            print(f"{name:<{width}}" + "".join(f" {cell:>8}" for cell in cells) + f"  {verdict}".rstrip())
-        print(f"{len(fallen)} of {len(lines)} fell by more than the spread" if fallen else "nothing fell")
+        print_table(lines)
+        print(f"{len(fallen)} of {len(lines)} fell by more than the spread or are gone" if fallen else "nothing fell")
     return 1 if fallen else 0
 
 

@@ -2,20 +2,26 @@
 """Does it fit? Trains models of 10 B parameters and more under hard limits of GPU and host memory.
 
 Every configuration trains its steps on real text. The loss must fall; the most GPU memory in use, as
-nvidia-smi sees it, must stay under the cap; the most host memory, of the run's control group or else
-resident, within 1 GiB of the budget. One run each: what is asked is whether, not how fast.
+nvidia-smi sees it, must stay under the cap; the most host memory within 1 GiB of the budget. That is what was
+resident, or with --cgroup the peak of a control group of memory, made for the run with the limit that is named:
+a run that wants more, files' pages that cannot be given back included, is killed and said to be. What is asked is
+whether, not how fast: one round unless --rounds says more.
 
     bench/fits.py examples/solar_10b.json --path /var/tmp
     bench/fits.py examples/qwen14b.json examples/llama2_13b.json --path /var/tmp --cgroup 128GiB
 """
+import argparse
+import contextlib
 import json
+import math
 import re
 import sys
 from pathlib import Path
 
 import common
+import needs
 from common import compared, plain
-from training import GIB, TINY, ControlGroup, train
+from training import GIB, TINY, ControlGroup, given, prediction_row, train
 
 LEAST_STEPS = 5  # that were not skipped for an overflow
 SLACK = GIB  # of the process over its host budget
@@ -23,8 +29,13 @@ UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1
 
 
 def bytes_of(text):
-    number, unit = re.fullmatch(r"([0-9.]+) ?([KMGT]iB|B|)", text).groups()
-    return float(number) * UNITS[unit]
+    """Of a size as configurations have it."""
+    if text == "unlimited":
+        return math.inf
+    found = re.fullmatch(r"([0-9]+\.?[0-9]*) ?([KMGT]iB|B|)", str(text))
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; 128GiB is one")
+    return float(found[1]) * UNITS[found[2]]
 
 
 def tiny_of(config, directory):
@@ -52,65 +63,103 @@ def settings_of(options, config, directory, volume):
     return {**found, **(tiny_of(config, directory) if options.tiny else {})}
 
 
-def budget_of(options, settings, config, tier):
-    """What the run was given, an override first."""
-    key = f"budgets.{tier}"
-    asked = dict(setting.split("=", 1) for setting in options.settings)
-    return bytes_of(asked.get(key) or settings.get(key) or config["budgets"][tier])
+def beside_limit(name, peaks, limit, **more):
+    if limit == math.inf:
+        return plain(name, [peak / GIB for peak in peaks], "GiB", **more)
+    return compared(name, [peak / GIB for peak in peaks], [limit / GIB] * len(peaks), "GiB", 1, **more)
 
 
-def rows_of(name, run, options, settings, config):
-    trained = [step for step in run.steps if not step["skipped"]]
-    losses = [step["loss"] for step in trained]
-    rows = [compared(f"{name}: steps trained", [len(trained)], [LEAST_STEPS], "", 1, less_is_better=False,
-                     note=f"{len(run.steps) - len(trained)} skipped, last loss scale "
-                          f"{run.steps[-1]['loss_scale']:g}"),
-            compared(f"{name}: last loss beside first", losses[-1:], losses[:1], "nats", 1,
+def rows_of(name, runs, budgets):
+    trained = [[step for step in run.steps if not step["skipped"]] for run in runs]
+    last, losses = runs[-1], [step["loss"] for step in trained[-1]]
+    moved = last.lane_bytes("nvme read", "nvme write")
+    rows = [compared(f"{name}: steps trained", [len(steps) for steps in trained], [LEAST_STEPS] * len(runs), "steps", 1,
+                     less_is_better=False, note=f"{len(last.steps) - len(losses)} skipped, last loss scale "
+                                                f"{last.steps[-1]['loss_scale']:g}"),
+            compared(f"{name}: last loss beside first", [steps[-1]["loss"] for steps in trained],
+                     [steps[0]["loss"] for steps in trained], "nats", 1,
                      note=" ".join(f"{loss:.4f}" for loss in losses)),
-            plain(f"{name}: step", run.step_seconds, "s"),
-            plain(f"{name}: tokens a second", run.tokens_per_second, "1/s"),
-            plain(f"{name}: start-up", run.startup_seconds, "s"),
-            plain(f"{name}: on NVMe", run.summary["nvme_bytes"] / GIB, "GiB",
-                  note=f"{run.lane_bytes('nvme read', 'nvme write') / 1e9:.4g} GB moved a step")]
-    if run.gpu_peak:
-        rows.append(compared(f"{name}: GPU peak beside cap", [run.gpu_peak / GIB],
-                             [budget_of(options, settings, config, "device") / GIB], "GiB", 1))
-    limit = budget_of(options, settings, config, "host")
-    rows.append(compared(f"{name}: host peak beside budget and 1 GiB", [run.host_peak / GIB],
-                         [(limit + SLACK) / GIB], "GiB", 1, note=f"{run.summary['host_bytes'] / GIB:.4g} GiB planned"))
+            plain(f"{name}: step", [run.step_seconds for run in runs], "s"),
+            plain(f"{name}: tokens a second", [run.tokens_per_second for run in runs], "1/s"),
+            plain(f"{name}: start-up", [run.startup_seconds for run in runs], "s"),
+            plain(f"{name}: on NVMe", last.summary["nvme_bytes"] / GIB, "GiB",
+                  note=f"{moved / 1e9:.4g} GB moved a step")]
+    if all(run.predicted for run in runs):
+        rows.append(prediction_row(name, runs))
+    if all(run.gpu_peak for run in runs):
+        rows.append(beside_limit(f"{name}: GPU peak beside cap", [run.gpu_peak for run in runs], budgets["device"]))
+    rows.append(beside_limit(f"{name}: host peak beside budget and 1 GiB", [run.host_peak for run in runs],
+                             budgets["host"] + SLACK, note=f"{last.summary['host_bytes'] / GIB:.4g} GiB planned"))
     return rows
 
 
+class Model:
+    """A configuration, and what its runs gave."""
+
+    def __init__(self, options, file, directory, volume):
+        config = common.config_of(file)
+        self.file, self.volume = file, volume
+        self.settings = settings_of(options, config, directory, volume)
+        needs.room(options.path, needs.plan(options, file, self.settings)["nvme_bytes"])
+        asked = given(options, self.settings)
+        self.budgets = {tier: bytes_of(asked.get(f"budgets.{tier}", config["budgets"][tier]))
+                        for tier in ("device", "host")}
+
+    def run(self, options):
+        try:
+            with ControlGroup(options.cgroup) if options.cgroup else contextlib.nullcontext() as group:
+                run = train(options, self.file, self.settings, bound=options.predict, group=group)
+        finally:
+            for file in self.volume.iterdir():  # a run that was killed leaves some, in the way of the next
+                file.unlink(missing_ok=True)
+        if all(step["skipped"] for step in run.steps):
+            raise common.SideFailed(f"all {len(run.steps)} steps were skipped for an overflow")
+        return run
+
+
+def models_of(options, directory, volume):
+    """By the names of their files."""
+    found = {}
+    for file in map(Path, options.configs):
+        own, drive = directory / file.stem, volume / file.stem
+        own.mkdir()
+        drive.mkdir()
+        found[file.stem] = Model(options, file, own, drive)
+    return found
+
+
 def main():
-    parser = common.arguments_parser(__doc__)
+    parser = common.arguments_parser(__doc__, rounds=1)
     parser.add_argument("configs", nargs="*", default=[str(common.ROOT / "examples/solar_10b.json")],
                         help="configurations; default: examples/solar_10b.json")
-    parser.add_argument("--path", default="/var/tmp", help="directory for the volume")
+    parser.add_argument("--path", type=needs.directory, default="/var/tmp", help="directory for the volume")
     parser.add_argument("--host", help="host budget instead of the configuration's")
     parser.add_argument("--steps", type=int, help="instead of the configuration's")
-    parser.add_argument("--cgroup", help="size: run in a control group with this limit of memory")
+    parser.add_argument("--cgroup", metavar="SIZE", type=lambda text: int(bytes_of(text)),
+                        help="run in a control group with this limit of memory, 128GiB; needs the right to make one")
+    parser.add_argument("--predict", action="store_true",
+                        help="measure kernels and links first, and compare the step with its prediction")
     options = parser.parse_args()
-    rows, notes = [], []
-    for file in map(Path, options.configs):
-        config = common.config_of(file)
-        with common.scratch() as directory, common.scratch(options.path) as volume:
-            settings = settings_of(options, config, directory, volume)
-            group = ControlGroup(int(bytes_of(options.cgroup))) if options.cgroup else None
-            try:
-                run = train(options, file, settings, bound=False, group=group)
-            except common.SideFailed as failure:
-                notes.append(f"{file.stem}: {failure}")
-                continue
-            finally:
-                if group:
-                    group.remove()
-            rows += rows_of(file.stem, run, options, settings, config)
-            if group and group.why_not:
-                notes.append(f"{file.stem}: {group.why_not}; the host peak is what was resident")
-    if not rows:
-        sys.exit("\n".join(notes))
-    common.report(options, rows, notes)
+    if options.cgroup:
+        needs.control_group(options.cgroup)
+    failed = []
+
+    def measured(name, model):
+        try:
+            return model.run(options)
+        except common.SideFailed as failure:
+            failed.append(f"{name}: {failure}")
+            raise
+    with common.scratch() as directory, common.scratch(options.path) as volume:
+        models = models_of(options, directory, volume)
+        runs = common.turns({name: lambda name=name, model=model: measured(name, model)
+                             for name, model in models.items()}, options.rounds, options.seconds)
+    if not runs:
+        sys.exit("nothing could be measured")
+    common.report(options, [row for name, of_model in runs.items() for row in
+                            rows_of(name, of_model, models[name].budgets)], failed)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -8,13 +8,14 @@ as a loader that held all of a small model would keep to the 8 GiB.
 
     bench/load_model.py --dir DIR [--device cuda] [--budget 20GiB] [--host 48GiB] [--layers 36] [--json FILE] [--keep]
 
-Needs numpy and a built ferry, and room for the weights in DIR. Exit code 1: over the limit.
+Needs numpy and a built ferry, and room for the weights in DIR. Exit code 1: over the limit. Each way is loaded once
+with the files out of the page cache, as far as the system lets go of them, and once more: there are no --rounds and
+no --seconds, no --tiny but for --layers and --vocab, and no --set.
 """
 import argparse
 import json
 import os
 import pathlib
-import platform
 import re
 import shutil
 import subprocess
@@ -24,13 +25,17 @@ import time
 
 import numpy as np
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-TINY = ROOT / "tests" / "golden" / "hf" / "llama"
+import common
+import needs
+from common import compared, plain
+
+TINY = common.ROOT / "tests" / "golden" / "hf" / "llama"
 SHAPE = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_size": 2048, "num_hidden_layers": 36,
          "num_attention_heads": 16, "num_key_value_heads": 2, "intermediate_size": 11008, "vocab_size": 151936,
          "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": True,
          "hidden_act": "silu", "initializer_range": 0.02, "dtype": "bfloat16"}
-LIMIT = 8 << 30
+GIB = 1 << 30
+LIMIT = 8 * GIB
 SHARD = 5_000_000_000
 
 
@@ -152,10 +157,20 @@ def measure(command, device, baseline):
     planned = host + (on_device if device == "cpu" else 0)
     beyond = most - planned - baseline
     loaded = re.search(r"to their tiers in ([\d.]+) s, ([\d.]+) GB/s", log)
-    row = {"planned_bytes": planned, "peak_bytes": most, "beyond_bytes": beyond}
+    found = {"planned": planned, "peak": most, "beyond": beyond, "allowed": planned + baseline}
     if loaded:
-        row |= {"seconds": float(loaded[1]), "gb_per_s": float(loaded[2])}
-    return row
+        found |= {"seconds": float(loaded[1]), "gb_per_s": float(loaded[2])}
+    return found
+
+
+def rows_of(name, found, limit):
+    rows = []
+    if "seconds" in found:
+        rows += [plain(f"{name}: loaded in", found["seconds"], "s"),
+                 plain(f"{name}: loaded at", found["gb_per_s"], "GB/s")]
+    return [*rows, compared(f"{name}: host peak beside plan, empty run and limit", [found["peak"] / GIB],
+                            [(found["allowed"] + limit) / GIB], "GiB", 1,
+                            note=f"{found['planned'] / GIB:.4g} GiB planned, {found['beyond'] / GIB:.3f} beyond")]
 
 
 def commands(ferry, model, tokens, settings, sequence, folder):
@@ -169,29 +184,27 @@ def commands(ferry, model, tokens, settings, sequence, folder):
             "train": [ferry, "train", config, "--json", "--no-bound", *words]}
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ferry", default=str(ROOT / "build" / "release" / "ferry"))
-    parser.add_argument("--dir", required=True, type=pathlib.Path, help="a directory that is there, on the drive to load from")
+def options_of():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=common.HelpFormatter)
+    parser.add_argument("--ferry", type=common.program, default=str(common.ROOT / "build/release/ferry"),
+                        help="the built program")
+    parser.add_argument("--dir", required=True, type=needs.directory, help="a directory on the drive to load from")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--budget", default="20GiB", help="budgets.device")
     parser.add_argument("--host", default="unlimited", help="budgets.host")
-    parser.add_argument("--layers", type=int, default=SHAPE["num_hidden_layers"])
-    parser.add_argument("--vocab", type=int, default=SHAPE["vocab_size"])
-    parser.add_argument("--sequence", type=int, default=512)
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--layers", type=int, default=SHAPE["num_hidden_layers"], help="of the model")
+    parser.add_argument("--vocab", type=int, default=SHAPE["vocab_size"], help="tokens that it knows")
+    parser.add_argument("--sequence", type=int, default=512, help="tokens of a sequence")
+    common.add_json_option(parser)
     parser.add_argument("--keep", action="store_true", help="leave the weights there, and use those that are there")
-    options = parser.parse_args()
+    return parser.parse_args()
 
-    shape = SHAPE | {"num_hidden_layers": options.layers, "vocab_size": options.vocab}
-    model = options.dir / f"random-{options.layers}x{options.vocab}"
-    if not model.exists():
-        write_model(model, shape)
-    total = sum(bytes_of(extent) for _, extent in tensors_of(shape))
+
+def measure_all(options, model):
+    """What each way gave, from the drive and again."""
     settings = [f"device={options.device}", "precision=bf16", f"budgets.host={options.host}"]
-    rows = {}
-    with tempfile.TemporaryDirectory(prefix="ferry-load-") as folder:
-        folder = pathlib.Path(folder)
+    found = {}
+    with common.scratch() as folder:
         (folder / "text").write_bytes(bytes(i * i % 61 for i in range(4 * options.sequence + 1)))
         tokens = folder / "tokens.bin"
         subprocess.run([options.ferry, "data", folder / "text", "-o", tokens], check=True, stdout=subprocess.DEVNULL)
@@ -199,30 +212,31 @@ def main():
         large = commands(options.ferry, model, tokens, settings + [f"budgets.device={options.budget}"],
                          options.sequence, folder)
         for name, command in large.items():
-            baseline = measure(tiny[name], options.device, 0)["beyond_bytes"]
-            for cached in (False, True):
-                if not cached:
-                    forget(model)
-                row = measure(command, options.device, baseline)
-                rows[f"{name}, {'again' if cached else 'from the drive'}"] = row | {"empty_bytes": baseline}
+            baseline = measure(tiny[name], options.device, 0)["beyond"]
+            forget(model)
+            for when in ("from the drive", "again"):
+                found[f"{name}, {when}"] = measure(command, options.device, baseline)
+    return found
+
+
+def main():
+    options = options_of()
+    shape = SHAPE | {"num_hidden_layers": options.layers, "vocab_size": options.vocab}
+    model = pathlib.Path(options.dir) / f"random-{options.layers}x{options.vocab}"
+    tensors = list(tensors_of(shape))
+    total = sum(bytes_of(extent) for _, extent in tensors)
+    if not model.exists():
+        needs.room(options.dir, total)
+        write_model(model, shape)
+    found = measure_all(options, model)
     if not options.keep:
         shutil.rmtree(model)
-
-    print(f"{total / 1e9:.2f} GB of bf16 weights, {len(list(tensors_of(shape)))} tensors, device {options.device}")
-    print(f"{'':<24} {'seconds':>8} {'GB/s':>7} {'planned GiB':>12} {'peak GiB':>9} {'beyond GiB':>11}")
-    for name, row in rows.items():
-        print(f"{name:<24} {row.get('seconds', 0):>8.2f} {row.get('gb_per_s', 0):>7.2f} "
-              f"{row['planned_bytes'] / 2**30:>12.2f} {row['peak_bytes'] / 2**30:>9.2f} "
-              f"{row['beyond_bytes'] / 2**30:>11.3f}")
     limit = min(LIMIT, total // 4)
-    held = all(row["beyond_bytes"] <= limit for row in rows.values())
-    print(f"limit beyond the plan: {limit / 2**30:.2f} GiB: {'held' if held else 'EXCEEDED'}")
-    if options.json:
-        pathlib.Path(options.json).write_text(json.dumps(
-            {"bytes": total, "device": options.device, "cores": os.cpu_count(), "kernel": platform.release(),
-             "rows": rows}) + "\n")
-    sys.exit(0 if held else 1)
+    common.report(options, [row for name, one in found.items() for row in rows_of(name, one, limit)],
+                  [f"{total / 1e9:.2f} GB of bf16 weights, {len(tensors)} tensors, device {options.device}; "
+                   f"limit beyond the plan {limit / GIB:.2f} GiB"])
+    return 0 if all(one["beyond"] <= limit for one in found.values()) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

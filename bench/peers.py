@@ -6,7 +6,6 @@ with ferry.
 
 import importlib.util
 import json
-import os
 import re
 import struct
 import sys
@@ -34,6 +33,14 @@ def workload_of(config, tokens, layers=None):
     model, batch = config["model"], config["batch"]
     return {"model": {**model, "layers": layers or model["layers"]}, "batch": dict(batch),
             "optimizer": config["optimizer"], "clip_norm": config["clip_norm"], "tokens": str(tokens)}
+
+
+def parameters_of(model, layers):
+    """Of such a configuration's model with so many layers, llama without biases."""
+    hidden, heads = model["hidden"], model["head_dim"] * (model["heads"] + model["kv_heads"])
+    block = 2 * hidden * heads + 3 * hidden * model["intermediate"] + 2 * hidden
+    tables = 1 if model["tie_embeddings"] else 2
+    return layers * block + tables * hidden * model["vocab"] + hidden
 
 
 def tokens_a_step(workload):
@@ -80,9 +87,7 @@ def deepspeed(workload, steps, directory, offload="cpu", nvme=None, warmup=1, gp
 def why_no_llmq(options):
     if options.tiny:
         return "LLMQ is left out with --tiny"
-    if not options.llmq:
-        return "LLMQ is not here: name its program with --llmq"
-    return "" if os.access(options.llmq, os.X_OK) else f"LLMQ is not here: {options.llmq} is no program"
+    return "" if options.llmq else "LLMQ is not here: name its program with --llmq"
 
 
 def llmq_files(workload, directory):

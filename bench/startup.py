@@ -6,25 +6,15 @@ NVMe at fio's write bandwidth, taken before and after. It is ended then, before 
 
     bench/startup.py --path /var/tmp
 """
-import json
-import subprocess
 import sys
 
 import common
+import needs
 from common import compared, plain
 from training import GIB, TINY, Child, Storage, words_of
 
 CONFIG = common.ROOT / "examples/solar_10b.json"
 TARGET = 1 / 1.2  # of the bytes' time over the start-up
-
-
-def planned_on_nvme(options, words):
-    """Bytes that `ferry plan` gives to NVMe."""
-    done = subprocess.run([options.ferry, "plan", str(CONFIG), "--json", "--no-forecast", *words],
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
-    if done.returncode != 0:
-        sys.exit(done.stderr)
-    return json.loads(done.stdout)["nvme_bytes"]
 
 
 class Start:
@@ -52,9 +42,11 @@ def written_by(pid):
 
 def main():
     parser = common.arguments_parser(__doc__)
-    parser.add_argument("--path", default="/var/tmp", help="directory for the volume")
+    parser.add_argument("--path", type=needs.directory, default="/var/tmp", help="directory for the volume")
     parser.add_argument("--host", help="host budget instead of the configuration's")
+    needs.add_fio_option(parser)
     options = parser.parse_args()
+    needs.fio(options)
     config = common.config_of(CONFIG)
     with common.scratch() as directory, common.scratch(options.path) as volume:
         settings = {"data.tokens": common.tokens_for(options, config, directory),
@@ -62,8 +54,9 @@ def main():
                     **({"budgets.host": options.host} if options.host else {})}
         if options.tiny:
             settings.update({**TINY, "budgets.host": "600KiB", "budgets.nvme": [str(volume)]})
-        words = words_of(settings) + [word for setting in options.settings for word in ("--set", setting)]
-        planned = planned_on_nvme(options, words)
+        planned = needs.plan(options, CONFIG, settings)["nvme_bytes"]
+        needs.room(options.path, planned)
+        words = words_of(settings, options.settings)
         storage = Storage(options, volume, "write")
         runs = common.turns({"start-up": lambda: storage.around(lambda: Start(options, words, volume))}, options.rounds,
                             options.seconds)

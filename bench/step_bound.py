@@ -4,8 +4,12 @@
 Each case runs three ways in turns: with a limit of the gradient's norm that never binds (bets are won),
 with limit 1.0 from random initialisation (every early step is clipped), and the same with bets off, which
 the second must not be slower than. The bound and the prediction are those of `ferry train`, whose kernels
-and links are measured around the run, or with --machine by `ferry bench --all` before the first. Where
-state is on drives, fio's mixed bandwidth is taken before and after each run. A trace is kept of each way.
+and links are measured around the run, or with --machine by `ferry bench --all` before the first.
+
+In memory: the 3 B model under 20 GiB of GPU and 100 GiB of host memory. On a disk and on tmpfs: 8 of its 28
+layers under 9 and 4 GiB. The bound knows budgets only, so these alone push the state out: of 10.1 GiB some 7
+fit into neither, and a step reads and writes them, 15 GB in all. fio's mixed bandwidth is taken before and
+after each run, and the step compared with its bytes at that, too.
 
     bench/step_bound.py --case memory --json build/t5_memory.json --traces build
     bench/step_bound.py --case disk --path /var/tmp
@@ -14,11 +18,14 @@ state is on drives, fio's mixed bandwidth is taken before and after each run. A 
 import gzip
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import common
+import needs
 from common import compared, plain
+from step_picture import picture
 from step_trace import LANES, Trace
-from training import TINY, Storage, bench_machine, train
+from training import TINY, Storage, bench_machine, bound_row, prediction_row, train
 
 CONFIG = common.ROOT / "examples/3b_gpu.json"
 TARGET = 1 / 1.10  # of the bound over the step
@@ -29,43 +36,72 @@ WAYS = {
 }
 
 
-def file_name(case, way):
-    return f"{case}_{way.replace(', ', '_').replace(' ', '_')}"
+class Case(NamedTuple):
+    path: str | None  # where the volume is, unless --path says so
+    layers: int
+    device: str  # budgets
+    host: str
 
 
-def settings_of(options, tokens):
+CASES = {"memory": Case(None, 28, "20GiB", "100GiB"),
+         "disk": Case("/var/tmp", 8, "9GiB", "4GiB"),
+         "tmpfs": Case("/dev/shm", 8, "9GiB", "4GiB")}
+
+
+def settings_of(options, tokens, volume):
     """What all ways of the case have in common."""
-    found = {"steps": options.steps, "data.tokens": tokens, "evaluate.micro_batches": 0,
-             "budgets.host": options.host, "model.layers": options.layers}
-    if options.case != "memory":
-        found["budgets.nvme"] = [str(options.volume)]
-        found["swap.state_on_nvme"] = 1
-    return {**found, **(TINY if options.tiny else {})}
+    case = CASES[options.case]
+    found = {"steps": options.steps, "data.tokens": tokens, "evaluate.micro_batches": 0, "model.layers": case.layers,
+             "budgets.device": case.device, "budgets.host": case.host, **(TINY if options.tiny else {})}
+    if case.path:
+        found.update({"budgets.nvme": [str(volume)], **({"budgets.host": "600KiB"} if options.tiny else {})})
+    asked = {"model.layers": options.layers, "budgets.device": options.gpu_memory, "budgets.host": options.host}
+    return {**found, **{key: value for key, value in asked.items() if value}}
 
 
-def measure(options, settings, directory):
-    storage = None if options.case == "memory" else Storage(options, options.volume, "mixed")
+def check(options, settings):
+    """Ends here what would end in minutes, or measure something else than it says."""
+    plan = needs.plan(options, CONFIG, settings)
+    if CASES[options.case].path:
+        if plan["nvme_bytes"] == 0:
+            sys.exit("all state fits into memory, so that nothing of it is on the drive: smaller --gpu-memory or --host")
+        needs.room(options.path, plan["nvme_bytes"])
+
+
+def measure(options, settings, directory, volume):
+    storage = Storage(options, volume, "mixed") if CASES[options.case].path else None
+    rounds = dict.fromkeys(WAYS, 0)
 
     def once(way):
-        trace = directory / f"{file_name(options.case, way)}.json"
+        file = directory / "trace.json"
 
         def work():
-            return train(options, CONFIG, {**settings, **WAYS[way]}, warmup=options.warmup, trace=trace,
+            return train(options, CONFIG, {**settings, **WAYS[way]}, warmup=options.warmup, trace=file,
                          machine=options.machine)
         run, run.bandwidth = storage.around(work) if storage else (work(), None)
-        run.trace = Trace(trace, options.warmup + 1)
+        run.trace = Trace(file, options.warmup + 1)
+        rounds[way] += 1
+        if options.traces:
+            keep(options, way, rounds[way], run.trace, file)
         return run
     return common.turns({way: lambda way=way: once(way) for way in WAYS}, options.rounds, options.seconds), storage
 
 
+def keep(options, way, number, trace, file):
+    """A run's trace, packed (ui.perfetto.dev takes it so), and a picture of one of its steps."""
+    name = f"{options.case} {way} {number}".replace(",", "").replace(" ", "_")
+    with gzip.open(options.traces / f"{name}.json.gz", "wb") as packed:
+        packed.write(file.read_bytes())
+    (options.traces / f"{name}.svg").write_text(picture(trace, f"{options.case}, {way}: one step"), encoding="utf-8")
+
+
 def rows_of(case, way, runs):
     seconds, name = [run.step_seconds for run in runs], f"{case}, {way}"
-    target = TARGET if way != "clipped, bets off" else None
     last = runs[-1]
-    rows = [compared(f"{name}: step beside lower bound", seconds, [run.bound for run in runs], "s", target,
-                     note=f"bound by {last.summary['binding']}; {last.bets}; {last.clipped} of "
-                          f"{len(last.steps) - last.warmup} clipped"),
-            compared(f"{name}: step beside prediction", seconds, [run.predicted for run in runs], "s"),
+    rows = [bound_row(name, runs, TARGET if way != "clipped, bets off" else None,
+                      note=f"bound by {last.summary['binding']}; {last.bets}; {last.clipped} of "
+                           f"{len(last.steps) - last.warmup} clipped"),
+            prediction_row(name, runs),
             plain(f"{name}: tokens a second", [run.tokens_per_second for run in runs], "1/s"),
             plain(f"{name}: compute busy", [run.trace.busy("compute") for run in runs], "share")]
     moved = [run.lane_bytes("nvme read", "nvme write") for run in runs]
@@ -86,37 +122,44 @@ def waits_of(way, run):
               f"busiest meanwhile: {wait.meanwhile}"
 
 
-def keep_traces(options, runs, directory):
-    """The last trace of each way, packed (ui.perfetto.dev takes it so), and a picture of a step of it."""
-    for way, of_way in runs.items():
-        name, kept = file_name(options.case, way), Path(options.traces)
-        with gzip.open(kept / f"{name}.json.gz", "wb") as packed:
-            packed.write((directory / f"{name}.json").read_bytes())
-        picture = of_way[-1].trace.picture(f"{options.case}, {way}: one step as it went")
-        (kept / f"{name}.svg").write_text(picture, encoding="utf-8")
+def options_of(words=None):
+    parser = common.arguments_parser(__doc__)
+    parser.add_argument("--case", choices=tuple(CASES), default="memory", help="where the optimizer's state is")
+    parser.add_argument("--path", type=needs.directory,
+                        help="directory for the volume; default: /var/tmp on a disk, /dev/shm on tmpfs")
+    parser.add_argument("--gpu-memory", help="device budget; default: the case's")
+    parser.add_argument("--host", help="host budget; default: the case's")
+    parser.add_argument("--layers", type=int, help="of the model; default: the case's; budgets stay as they are")
+    parser.add_argument("--steps", type=int, default=6, help="of each run")
+    parser.add_argument("--warmup", type=int, default=2, help="first steps left out")
+    parser.add_argument("--machine", help="go by this machine file; measured by `ferry bench --all` if not there")
+    parser.add_argument("--traces", metavar="DIR", type=Path,
+                        help="keep of every run its trace, for ui.perfetto.dev, and a picture of one step (SVG) in this "
+                             "directory, made if it is not there; without it nothing is kept")
+    needs.add_fio_option(parser)
+    options = parser.parse_args(words)
+    path = CASES[options.case].path
+    if path:
+        options.path = options.path or path
+        kind = needs.file_system(options.path)
+        if not kind or (kind == "tmpfs") != (options.case == "tmpfs"):
+            parser.error(f"--case {options.case}: {options.path} is {'on ' + kind if kind else 'not there'}")
+        needs.fio(options)
+    if options.steps < options.warmup + 2:
+        parser.error("--steps: at least two after those of --warmup, for a whole one in the trace")
+    return options
 
 
 def main():
-    parser = common.arguments_parser(__doc__)
-    parser.add_argument("--case", choices=("memory", "disk", "tmpfs"), default="memory")
-    parser.add_argument("--path", help="directory for the volume; default: /var/tmp, for tmpfs /dev/shm")
-    parser.add_argument("--host", help="host budget; default: 100GiB in memory, else 31GiB")
-    parser.add_argument("--layers", type=int, help="of the model; default 28, on a disk 8: a step is seconds there")
-    parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--warmup", type=int, default=2, help="first steps left out")
-    parser.add_argument("--machine", help="go by this machine file; measured by `ferry bench --all` if not there")
-    parser.add_argument("--traces", help="directory to keep the traces and pictures in; default: not kept")
-    options = parser.parse_args()
-    options.path = options.path or ("/dev/shm" if options.case == "tmpfs" else "/var/tmp")
-    options.layers = options.layers or (8 if options.case == "disk" else 28)
-    options.host = options.host or ("100GiB" if options.case == "memory" else "31GiB")
-    with common.scratch() as directory, common.scratch(options.path) as options.volume:
-        settings = settings_of(options, common.tokens_for(options, common.config_of(CONFIG), directory))
+    options = options_of()
+    if options.traces:
+        options.traces.mkdir(parents=True, exist_ok=True)
+    with common.scratch() as directory, common.scratch(options.path) as volume:
+        settings = settings_of(options, common.tokens_for(options, common.config_of(CONFIG), directory), volume)
+        check(options, settings)
         if options.machine and not Path(options.machine).exists():
             bench_machine(options, CONFIG, settings)
-        runs, storage = measure(options, settings, directory)
-        if options.traces:
-            keep_traces(options, runs, directory)
+        runs, storage = measure(options, settings, directory, volume)
     if not runs:
         sys.exit("nothing could be measured")
     rows = [row for way, of_way in runs.items() for row in rows_of(options.case, way, of_way)]

@@ -1,16 +1,10 @@
-"""Reads what `ferry train --trace` wrote: how busy a lane was, where it waited, and a picture of one step."""
+"""Reads what `ferry train --trace` wrote: how busy a lane was, where it waited, and which step a picture shows."""
 
 import json
 from pathlib import Path
 from typing import NamedTuple
-from xml.sax.saxutils import escape
 
-LANES = ("compute", "h2d", "d2h", "team", "check", "nvme read", "nvme write")
-# Distinguishable with any colour vision (Okabe and Ito), as in `ferry plan --svg`.
-COLOURS = {"forward": "#0072b2", "backward": "#e69f00", "head and loss": "#009e73", "update": "#d55e00",
-           "update (bet)": "#cc79a7", "round and norm": "#cc79a7", "read": "#0072b2", "write": "#d55e00",
-           "verify": "#009e73", "seal": "#cc79a7"}
-OTHER = "#56b4e9"
+LANES = ("compute", "h2d", "d2h", "team", "check", "comm", "nvme read", "nvme write")
 
 
 class Slice(NamedTuple):
@@ -37,28 +31,34 @@ def covered(slices, begin, end):
     return total
 
 
+def step_begins(slices):
+    """When each step's first kernel began."""
+    begins = {}
+    for one in slices:
+        if one.lane == "compute" and one.step > 0:
+            begins[one.step] = min(one.begin, begins.get(one.step, one.begin))
+    return begins
+
+
 class Trace:
-    """The measured slices of a run's steps from `first` on, and the window that they fill."""
+    """The measured slices of a run's steps from `first` on, and the window that they fill; beside them the planned
+    ones, where the run had a bound measured."""
 
     def __init__(self, file, first):
         events = json.loads(Path(file).read_text(encoding="utf-8"))["traceEvents"]
         groups = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
         rows = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
-        self.slices = [Slice(rows[e["pid"], e["tid"]], e["name"], e["ts"] * 1e-6, (e["ts"] + e["dur"]) * 1e-6,
-                             e["args"].get("step", -1))
-                       for e in events if e["ph"] == "X" and groups[e["pid"]] == "measured"]
-        begins = self.step_begins()
+
+        def slices_of(group):
+            return [Slice(rows[e["pid"], e["tid"]], e["name"], e["ts"] * 1e-6, (e["ts"] + e["dur"]) * 1e-6,
+                          e["args"].get("step", -1))
+                    for e in events if e["ph"] == "X" and groups[e["pid"]] == group]
+        self.slices, self.planned = slices_of("measured"), slices_of("planned")
+        begins = step_begins(self.slices)
         steps = [step for step in sorted(begins) if step >= first]
         # A step begins with its first kernel; the last one's end would be the drain's.
         self.begin, self.end = begins[steps[0]], begins[steps[-1]]
         self.steps = len(steps) - 1
-
-    def step_begins(self):
-        begins = {}
-        for one in self.slices:
-            if one.lane == "compute" and one.step > 0:
-                begins[one.step] = min(one.begin, begins.get(one.step, one.begin))
-        return begins
 
     def of(self, lane):
         return [one for one in self.slices if one.lane == lane and one.end > self.begin and one.begin < self.end]
@@ -87,36 +87,15 @@ class Trace:
         lane = max(busy, key=busy.get)
         return f"{lane} {100 * busy[lane] / (end - begin):.0f} %" if busy[lane] > 0 else "nothing"
 
-    def picture(self, title):
-        """One steady step, the last whole one, lane by lane: an SVG's text."""
-        begins = sorted(begin for begin in self.step_begins().values() if begin <= self.end)
-        begin, end = begins[-2], begins[-1]
-        left, top, row, width = 90, 40, 34, 1000
-        height = top + row * len(LANES)
-        lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 70} {height + 30}" '
-                 'font-family="sans-serif" font-size="13">',
-                 f'<rect width="100%" height="100%" fill="white"/><text x="{left}" y="22">{escape(title)}: '
-                 f'{end - begin:.4g} s</text>']
-        for number, lane in enumerate(LANES):
-            y = top + row * number
-            slices = [one for one in self.of(lane) if one.end > begin and one.begin < end]
-            busy = 100 * covered(slices, begin, end) / (end - begin)
-            lines.append(f'<text x="{left - 8}" y="{y + 17}" text-anchor="end">{lane}</text>'
-                         f'<text x="{left + width + 8}" y="{y + 17}">{busy:.0f} %</text>')
-            for one in merged(slices, (end - begin) / width):
-                x = left + width * (max(one.begin, begin) - begin) / (end - begin)
-                wide = max(0.3, width * (min(one.end, end) - max(one.begin, begin)) / (end - begin))
-                lines.append(f'<rect x="{x:.1f}" y="{y}" width="{wide:.1f}" height="24" '
-                             f'fill="{COLOURS.get(one.name, OTHER)}"><title>{escape(one.name)}</title></rect>')
-        return "\n".join([*lines, "</svg>\n"])
+    def last_step(self):
+        """The last whole step: its begin and end, what was measured in it, and what was planned: each step's plan is
+        laid so that its first kernel begins when the measured one did."""
+        begins, planned = step_begins(self.slices), step_begins(self.planned)
+        begin, end = sorted(at for at in begins.values() if at <= self.end)[-2:]
 
-
-def merged(slices, gap):
-    """Neighbours of one name, less than `gap` apart, as one: thousands of rectangles would show no more."""
-    few = []
-    for one in sorted(slices, key=lambda one: one.begin):
-        if few and few[-1].name == one.name and one.begin - few[-1].end <= gap:
-            few[-1] = few[-1]._replace(end=max(few[-1].end, one.end))
-        else:
-            few.append(one)
-    return few
+        def within(slices):
+            return [one for one in slices if one.end > begin and one.begin < end]
+        late = {step: begins[step] - at for step, at in planned.items() if step in begins}
+        return begin, end, within(self.slices), within(
+            [one._replace(begin=one.begin + late[one.step], end=one.end + late[one.step])
+             for one in self.planned if one.step in late])

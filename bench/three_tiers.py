@@ -5,11 +5,12 @@ how much slower steps are that outlive a power failure than the same with all st
 Runs the quick start's model both ways, alternating, and prints the ratio of their step times. The
 two must end with the same state hash.
 
-    bench/three_tiers.py [--durable] [--rounds 5] [--steps 40] [--json]
+    bench/three_tiers.py [--durable] [--path /var/tmp] [--rounds 5] [--steps 40]
 """
 import sys
 
 import common
+import needs
 from common import compared, plain
 from training import TINY, train
 
@@ -23,10 +24,11 @@ TINY_TIERS = {**TINY, "budgets.device": "3MiB", "budgets.host": "2MiB"}
 
 def main():
     parser = common.arguments_parser(__doc__, rounds=5)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=40, help="of each run")
+    parser.add_argument("--path", type=needs.directory, default="/var/tmp", help="directory for the volume")
     parser.add_argument("--durable", action="store_true", help="durable steps beside others, all state on NVMe")
     options = parser.parse_args()
-    with common.scratch() as directory, common.scratch("/var/tmp") as volume:
+    with common.scratch() as directory, common.scratch(options.path) as volume:
         tokens = common.tokens_for(options, common.config_of(CONFIG), directory)
         settings = {"steps": options.steps, "schedule.total_steps": 160, "evaluate.every": 0,
                     "evaluate.micro_batches": 0, "data.tokens": tokens,

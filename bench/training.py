@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,9 +12,10 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common import SideFailed, output_of
+from common import SideFailed, compared, output_of
 
 GIB = 1 << 30
+PREDICTED_WITHIN = 0.10  # of the measured step
 # With --tiny, over any configuration: seconds of one thread.
 TINY = {"device": "cpu", "threads": 1, "model.hidden": 64, "model.layers": 3, "model.heads": 4, "model.kv_heads": 2,
         "model.head_dim": 16, "model.intermediate": 160, "model.vocab": 256, "batch.sequence": 32,
@@ -121,35 +121,46 @@ class GpuWatch:
 
 
 class ControlGroup:
-    """A memory control group with a limit, for one run; `why_not` says why there is none."""
+    """A memory control group of version 2 or 1 with a limit, for one run; gone with the block. Entering throws
+    OSError where none can be made."""
 
     V2, V1 = Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory")
 
     def __init__(self, limit):
-        self.why_not = ""
-        v2 = (self.V2 / "cgroup.controllers").exists()
-        root = self.V2 if v2 else self.V1
-        self._peak = "memory.peak" if v2 else "memory.max_usage_in_bytes"
-        self._directory = root / f"ferry-bench-{os.getpid()}"
+        self._limit = limit
+        self._v2 = (self.V2 / "cgroup.controllers").exists()
+        self._directory = (self.V2 if self._v2 else self.V1) / f"ferry-bench-{os.getpid()}"
+
+    def __enter__(self):
+        if self._v2:
+            (self.V2 / "cgroup.subtree_control").write_text("+memory")
+        self._directory.mkdir()
         try:
-            if v2:
-                (root / "cgroup.subtree_control").write_text("+memory")
-            self._directory.mkdir()
-            (self._directory / ("memory.max" if v2 else "memory.limit_in_bytes")).write_text(str(limit))
-            (self._directory / self._peak).read_text()
-        except OSError as error:
-            self.why_not = f"no control group: {error}"
-            self.remove()
+            self._file("memory.max", "memory.limit_in_bytes").write_text(str(self._limit))
+            self.peak()  # kernels before 5.19 have none in version 2
+            with contextlib.suppress(OSError):  # not there without swap
+                self._file("memory.swap.max", "memory.memsw.limit_in_bytes").write_text(
+                    "0" if self._v2 else str(self._limit))
+        except OSError:
+            self._directory.rmdir()
+            raise
+        return self
+
+    def _file(self, v2, v1):
+        return self._directory / (v2 if self._v2 else v1)
 
     def around(self, command):
-        if self.why_not:
-            return command
         return ["sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', str(self._directory), *command]
 
     def peak(self):
-        return 0 if self.why_not else int((self._directory / self._peak).read_text())
+        return int(self._file("memory.peak", "memory.max_usage_in_bytes").read_text())
 
-    def remove(self):
+    def killed(self):
+        """Whether the limit ended a process."""
+        counts = self._file("memory.events", "memory.oom_control").read_text().splitlines()
+        return any(line.startswith("oom_kill ") and line != "oom_kill 0" for line in counts)
+
+    def __exit__(self, *_):
         with contextlib.suppress(OSError):
             self._directory.rmdir()
 
@@ -158,8 +169,9 @@ class Child:
     """A process whose output is read line by line and whose memory is watched; ended with the block."""
 
     def __init__(self, command, group=None, **options):
-        self.command = group.around(command) if group else command
-        self.group = group
+        self._name = command[0]
+        self._command = group.around(command) if group else command
+        self._group = group
         self.gpu_peak = self.host_peak = 0
         self._options = options
 
@@ -168,11 +180,11 @@ class Child:
         self._watch = GpuWatch().__enter__()
         self.started = time.monotonic()
         try:
-            self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE, stderr=self._said, text=True,
+            self.process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=self._said, text=True,
                                             **self._options)
         except OSError as error:
             self._watch.__exit__()
-            raise SideFailed(f"{self.command[0]} cannot be run: {error}") from error
+            raise SideFailed(f"{self._name} cannot be run: {error}") from error
         return self
 
     def lines(self):
@@ -188,9 +200,11 @@ class Child:
         self.process.returncode = os.waitstatus_to_exitcode(status)
         self._watch.__exit__()
         self.gpu_peak = self._watch.peak
-        self.host_peak = (self.group.peak() if self.group else 0) or usage.ru_maxrss * 1024
+        self.host_peak = self._group.peak() if self._group else usage.ru_maxrss * 1024
+        if self._group and self._group.killed():
+            raise SideFailed(f"{self._name} was killed at its control group's limit of memory")
         if self.process.returncode != 0 and not kill:
-            raise SideFailed(f"{self.command[0]} ended with {self.process.returncode}: {self.said()}")
+            raise SideFailed(f"{self._name} ended with {self.process.returncode}: {self.said()}")
 
     def said(self, most=2000):
         """The end of what it wrote to standard error."""
@@ -204,29 +218,29 @@ class Child:
         self._said.close()
 
 
-def words_of(settings):
-    """The words of a command line that set these keys, {key: value}."""
-    words = []
-    for key, value in settings.items():
-        text = value if isinstance(value, str) else json.dumps(value)
-        words += ["--set", f"{key}={text}"]
-    return words
+def words_of(settings, overrides=()):
+    """The words of a command line that set these keys, {key: value}, and then those of overrides, "key=value"."""
+    texts = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in settings.items()]
+    return [word for text in [*texts, *overrides] for word in ("--set", text)]
+
+
+def given(options, settings):
+    """The settings as the run gets them: --set stands above."""
+    return {**settings, **dict(setting.split("=", 1) for setting in options.settings)}
 
 
 def bench_machine(options, config, settings):
     """Has `ferry bench` measure kernels and links of this configuration, into options.machine."""
     done = subprocess.run([options.ferry, "bench", "--all", "--save", options.machine, "--config", str(config),
-                           *words_of(settings)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                          check=False)
+                           *words_of(settings, options.settings)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                          text=True, check=False)
     if done.returncode != 0:
         sys.exit(f"ferry bench --all failed: {done.stderr[-2000:]}")
 
 
 def train(options, config, settings, warmup=1, trace=None, machine=None, bound=True, group=None, launcher=()):
     """Runs `ferry train`, by way of `launcher` if given, and returns its Run. Throws SideFailed."""
-    command = [*launcher, options.ferry, "train", str(config), "--json", *words_of(settings)]
-    for setting in options.settings:
-        command += ["--set", setting]
+    command = [*launcher, options.ferry, "train", str(config), "--json", *words_of(settings, options.settings)]
     command += ["--trace", str(trace)] if trace else []
     command += ["--machine", str(machine)] if machine else []
     command += [] if bound else ["--no-bound"]
@@ -253,6 +267,17 @@ def train(options, config, settings, warmup=1, trace=None, machine=None, bound=T
     return run
 
 
+def bound_row(name, runs, target=None, **more):
+    return compared(f"{name}: step beside lower bound", [run.step_seconds for run in runs],
+                    [run.bound for run in runs], "s", target, **more)
+
+
+def prediction_row(name, runs):
+    """The ratio, predicted over measured, is asked to be within a tenth of 1 on either side."""
+    return compared(f"{name}: step beside prediction", [run.step_seconds for run in runs],
+                    [run.predicted for run in runs], "s", 1 - PREDICTED_WITHIN, target_high=1 + PREDICTED_WITHIN)
+
+
 class Storage:
     """fio's bandwidth at a path, taken before and after each run: drives swing within minutes.
 
@@ -261,7 +286,7 @@ class Storage:
     """
 
     def __init__(self, options, path, mode):
-        self.missing = "" if shutil.which("fio") else "fio is not here (apt-get install fio)"
+        self.missing = "fio is left out with --without-fio" if options.without_fio else ""
         self._command = [options.ferry, "bench", "io", str(path), "--compare-fio", "--modes", mode, "--pairs", "1",
                          "--json"]
         small = ["--blocks", "64KiB", "--depths", "4", "--size", "16MiB", "--seconds", "0.05"]

@@ -11,9 +11,10 @@ import shutil
 import sys
 
 import common
+import needs
 import peers
 from common import compared, judged, plain
-from training import TINY, train
+from training import TINY, bound_row, prediction_row, train
 
 CONFIG = common.ROOT / "examples/3b_gpu.json"
 TARGETS = {2: 0.95, 4: 0.92}  # of weak scaling, by ranks
@@ -28,19 +29,22 @@ def mpirun(ranks):
 
 def main():
     parser = common.arguments_parser(__doc__)
-    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--ranks", type=int, default=2, help="one a GPU; the other side is one of them")
     parser.add_argument("--host", default="100GiB", help="host budget, of all ranks together")
-    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=6, help="of each run of ferry's")
     parser.add_argument("--warmup", type=int, default=2, help="first steps left out")
     parser.add_argument("--peer-steps", type=int, default=4, help="of DeepSpeed, the first one left out")
     options = parser.parse_args()
     if not shutil.which("mpirun"):
         sys.exit("mpirun is not here (apt-get install openmpi-bin)")
+    if not options.tiny:
+        needs.gpus(options.ranks)
     with common.scratch() as directory:
         config = common.config_of(CONFIG)
         tokens = common.tokens_for(options, config, directory)
         settings = {"steps": options.steps, "data.tokens": tokens, "evaluate.micro_batches": 0, "clip_norm": 1e6,
                     "optimizer.lr": 1e-5, "budgets.host": options.host, **(TINY if options.tiny else {})}
+        needs.plan(options, CONFIG, settings)
 
         def ferry(ranks, launcher):
             return train(options, CONFIG, {**settings, "batch.micro_batches": ranks}, warmup=options.warmup,
@@ -59,10 +63,8 @@ def main():
 def report(options, runs, notes):
     one, ranks, many = runs["one"], runs["ranks"], f"{options.ranks} ranks"
     shares = {name: [run.bound / run.step_seconds for run in runs[name]] for name in ("one", "ranks")}
-    rows = [compared("one GPU: step beside lower bound", [run.step_seconds for run in one],
-                     [run.bound for run in one], "s"),
-            compared(f"{many}: step beside lower bound", [run.step_seconds for run in ranks],
-                     [run.bound for run in ranks], "s"),
+    rows = [bound_row("one GPU", one), prediction_row("one GPU", one),
+            bound_row(many, ranks), prediction_row(many, ranks),
             judged(f"{many}: share of bound beside one GPU's", common.spread(shares["ranks"]).middle, "share",
                    common.spread(shares["one"]).middle, [n / s for n, s in zip(shares["ranks"], shares["one"])],
                    TARGETS.get(options.ranks)),

@@ -1,35 +1,68 @@
 """The scripts in bench/ on a model of seconds, on the CPU: that they run, and what they print. Never how fast."""
 
+import gzip
+import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import sys
 import unittest
+import xml.etree.ElementTree
 from pathlib import Path
 
 from harness import FERRY, FerryTest
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
+FIO = shutil.which("fio")
+sys.path.insert(0, str(BENCH))
+import needs  # noqa: E402
+import training  # noqa: E402
 
 
 class ScriptsTest(FerryTest):
+    def run_of(self, name, *words, **options):
+        """Runs a script, tiny, one round, with its JSON in the directory; as it ended."""
+        return subprocess.run([sys.executable, str(BENCH / f"{name}.py"), "--ferry", FERRY, "--tiny", "--rounds", "1",
+                               "--json", self.path(f"{name}.json"), *words], capture_output=True, text=True,
+                              timeout=300, check=False, **options)
+
     def script(self, name, *words):
-        """Runs a script, tiny, one round; its JSON object and its table."""
+        """Its rows by name, and its notes."""
         file = Path(self.path(f"{name}.json"))
-        done = subprocess.run([sys.executable, str(BENCH / f"{name}.py"), "--ferry", FERRY, "--tiny", "--rounds", "1",
-                               "--json", str(file), *words], capture_output=True, text=True, timeout=300, check=False)
+        done = self.run_of(name, *words)
         self.assertEqual(done.returncode, 0, done.stderr)
+        return self.rows_in(file, done.stdout)
+
+    def rows_in(self, file, table):
         found = json.loads(file.read_text())
         self.assertLessEqual({"machine", "command", "rows"}, set(found))
         for row in found["rows"]:
             self.assertLessEqual({"name", "value", "unit", "reference", "ratio"}, set(row))
-            self.assertIn(row["name"], done.stdout)
+            self.assertIn(row["name"], table)
             if row["ratio"] is not None:
                 self.assertGreater(row["ratio"], 0, row)
         return {row["name"]: row for row in found["rows"]}, found["notes"]
 
     def drive(self):
         return ("--path", self.path("nvme"))
+
+    def beside_fio(self):
+        """A drive, and fio beside it where it is installed."""
+        return (*self.drive(), *([] if FIO else ["--without-fio"]))
+
+    def case(self):
+        """What the directory stands for, by its file system."""
+        return "tmpfs" if needs.file_system(self.path("nvme")) == "tmpfs" else "disk"
+
+    def refused(self, name, *words, **options):
+        """What a script says that ends before it has run anything."""
+        done = self.run_of(name, *words, **options)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertEqual(done.stdout, "")
+        self.assertNotIn("Traceback", done.stderr)
+        self.assertNotIn("step 1", done.stderr)
+        return done.stderr
 
     def test_three_tiers(self):
         rows, notes = self.script("three_tiers", "--steps", "3")
@@ -42,21 +75,56 @@ class ScriptsTest(FerryTest):
         self.assertIn("state hash", notes[0])
 
     def test_step_bound_in_memory(self):
-        rows, notes = self.script("step_bound", "--steps", "5", "--traces", self.dir)
+        traces = Path(self.path("new/traces"))
+        rows, notes = self.script("step_bound", "--steps", "5", "--traces", str(traces))
         for way in ("never clipped", "clipped", "clipped, bets off"):
             self.assertIn(f"memory, {way}: step beside lower bound", rows)
-            self.assertIn(f"memory, {way}: step beside prediction", rows)
+            predicted = rows[f"memory, {way}: step beside prediction"]
+            self.assertEqual((predicted["target"], predicted["target_high"]), (0.9, 1.1))
+            self.assertAlmostEqual(predicted["ratio"], predicted["reference"] / predicted["value"])
+            self.assertEqual(predicted["verdict"], "met" if 0.9 <= predicted["ratio"] <= 1.1 else "missed")
         self.assertIn("3 of 3 clipped", rows["memory, clipped: step beside lower bound"]["note"])
         self.assertIn("0 of 3 clipped", rows["memory, never clipped: step beside lower bound"]["note"])
         self.assertIn("memory, clipped: beside bets off", rows)
         self.assertTrue(any(note.startswith("clipped: compute") for note in notes), notes)
-        self.assertIn("<svg", Path(self.path("memory_clipped.svg")).read_text())
+        names = [f"memory_{way}_1" for way in ("clipped", "clipped_bets_off", "never_clipped")]
+        self.assertEqual(sorted(path.name for path in traces.iterdir()),
+                         sorted(name + end for name in names for end in (".json.gz", ".svg")))
+        for name in names:
+            drawn = xml.etree.ElementTree.parse(traces / f"{name}.svg").getroot()
+            texts = [text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
+            self.assertIn("0 s", texts)
+            for row in ("compute", "team"):
+                at = texts.index(row)
+                self.assertRegex(" ".join(texts[at + 1:at + 3]), "% measured .*% planned")
+            self.assertTrue(any(text.startswith("forward") for text in texts), texts)
+            with gzip.open(traces / f"{name}.json.gz") as packed:
+                self.assertIn("traceEvents", json.load(packed))
 
     def test_step_bound_on_a_drive(self):
-        rows, _ = self.script("step_bound", "--case", "disk", *self.drive(), "--steps", "5")
-        way = "disk, never clipped"
+        case = self.case()
+        rows, _ = self.script("step_bound", "--case", case, *self.beside_fio(), "--steps", "5")
+        way = f"{case}, never clipped"
         self.assertIn("bets: 3 of 3 won", rows[f"{way}: step beside lower bound"]["note"])
-        self.assertEqual(f"{way}: step beside its bytes at fio's mixed bandwidth" in rows, bool(shutil.which("fio")))
+        self.assertEqual(f"{way}: step beside its bytes at fio's mixed bandwidth" in rows, bool(FIO))
+        self.assertEqual(os.listdir(self.path("nvme")), [])
+
+    def test_what_is_missing_is_said_at_once(self):
+        case = self.case()
+        for script in ("step_bound", "nvme_step", "startup", "fits", "three_tiers"):
+            self.assertIn("/none is no directory", self.refused(script, "--path", "/none"))
+        said = self.refused("step_bound", "--case", {"tmpfs": "disk", "disk": "tmpfs"}[case], *self.drive())
+        self.assertIn(f"{self.path('nvme')} is on", said)
+        for script in ("nvme_step", "startup"):
+            said = self.refused(script, *self.drive(), env={**os.environ, "PATH": "/none"})
+            self.assertIn("fio is not here", said)
+        self.assertIn("all state fits into memory", self.refused("step_bound", "--case", case, *self.drive(), "--host",
+                                                                 "1GiB", "--without-fio"))
+        # No GPU: the program's own words, before anything is trained.
+        no_gpu = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+        for script in ("step_bound", "beside_peers"):
+            self.assertIn("device", self.refused(script, "--set", "device=cuda", env=no_gpu))
+        self.assertEqual(os.listdir(self.path("nvme")), [])
 
     def test_beside_peers(self):
         rows, notes = self.script("beside_peers", "--micro-batches", "4", "--steps", "4")
@@ -64,8 +132,15 @@ class ScriptsTest(FerryTest):
         self.assertEqual(notes, ["LLMQ is left out with --tiny", "DeepSpeed is left out with --tiny"])
 
     def test_nvme_step(self):
-        rows, _ = self.script("nvme_step", *self.drive())
+        rows, notes = self.script("nvme_step", *self.beside_fio())
         self.assertGreater(rows["ferry: moved a step, read and written"]["value"], 0)
+        self.assertIn("ferry: step beside prediction", rows)
+        self.assertEqual(notes[0], "3 layers, host budget 1GiB")
+
+    def test_nvme_step_with_the_peers_memory(self):
+        rows, _ = self.script("nvme_step", "--case", "memory", *self.drive(), "--without-fio")
+        self.assertNotIn("ferry: moved a step, read and written", rows)
+        self.assertIn("ferry: host peak", rows)
 
     def test_fits(self):
         configs = [str(BENCH.parent / "examples" / name) for name in
@@ -76,10 +151,59 @@ class ScriptsTest(FerryTest):
             self.assertEqual(rows[f"{Path(config).stem}: steps trained"]["verdict"], "met")
             self.assertEqual(rows[f"{Path(config).stem}: last loss beside first"]["verdict"], "met")
 
+    def test_fits_under_a_control_group(self):
+        group = training.ControlGroup(512 << 20)
+        try:
+            with group:
+                pass
+        except OSError:
+            self.assertIn("no control group", self.refused("fits", *self.drive(), "--cgroup", "512MiB"))
+            return
+        rows, _ = self.script("fits", *self.drive(), "--steps", "16", "--cgroup", "512MiB", "--predict")
+        self.assertLess(rows["solar_10b: host peak beside budget and 1 GiB"]["value"], 0.5)
+        self.assertIn("solar_10b: step beside prediction", rows)
+        done = self.run_of("fits", *self.drive(), "--cgroup", "16MiB")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("solar_10b: ", done.stderr)
+
+    def test_fits_says_a_wrong_size(self):
+        self.assertIn("'100GB' is no size", self.refused("fits", *self.drive(), "--cgroup", "100GB"))
+
     def test_startup(self):
-        rows, _ = self.script("startup", *self.drive())
+        rows, _ = self.script("startup", *self.beside_fio())
         self.assertGreater(rows["planned on NVMe"]["value"], 0)
         self.assertGreater(rows["start-up"]["value"], 0)
+
+    def test_adam_deepspeed(self):
+        """Without DeepSpeed ferry is measured alone; --theirs, which `ferry bench adam` asks for, needs no ferry."""
+        blind = {**os.environ, "PYTHONPATH": self.dir}
+        os.makedirs(self.path("deepspeed"), exist_ok=True)
+        Path(self.path("deepspeed/__init__.py")).write_text("raise ImportError('hidden')\n")
+        done = self.run_of("adam_deepspeed", env=blind)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        rows, notes = self.rows_in(Path(self.path("adam_deepspeed.json")), done.stdout)
+        self.assertIsNone(rows["unscale, AdamW and cast, 1 threads"]["ratio"])
+        self.assertEqual(notes, ["DeepSpeed cannot be imported (hidden)"])
+        alone = Path(self.path("elsewhere/bench"))
+        alone.mkdir(parents=True)
+        for name in ("adam_deepspeed.py", "common.py"):
+            shutil.copy(BENCH / name, alone)
+        theirs = subprocess.run([sys.executable, str(alone / "adam_deepspeed.py"), "--theirs"], capture_output=True,
+                                text=True, check=True, env=blind)
+        self.assertEqual(json.loads(theirs.stdout), {"missing": "DeepSpeed cannot be imported (hidden)"})
+
+    @unittest.skipUnless(importlib.util.find_spec("numpy"), "numpy is not installed")
+    def test_load_model(self):
+        file = Path(self.path("load_model.json"))
+        done = subprocess.run([sys.executable, str(BENCH / "load_model.py"), "--ferry", FERRY, "--dir", self.path("nvme"),
+                               "--layers", "1", "--vocab", "500", "--sequence", "64", "--json", str(file)],
+                              capture_output=True, text=True, timeout=300, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr + done.stdout)
+        rows, _ = self.rows_in(file, done.stdout)
+        for way in ("eval, from the drive", "eval, again", "train, from the drive", "train, again"):
+            self.assertEqual(rows[f"{way}: host peak beside plan, empty run and limit"]["verdict"], "met")
+            self.assertGreater(rows[f"{way}: loaded in"]["value"], 0)
+        self.assertEqual(os.listdir(self.path("nvme")), [])
 
     @unittest.skipUnless(shutil.which("mpirun"), "mpirun is not installed")
     def test_weak_scaling(self):

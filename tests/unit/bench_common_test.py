@@ -1,22 +1,30 @@
-"""The statistics, turns and tables of bench/common.py, and the trace reader."""
+"""What the scripts of bench/ share: statistics, turns, tables, what they need before they begin, the trace and its
+picture; and the settings that two of them choose."""
 
 import argparse
 import contextlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 import xml.etree.ElementTree
 from pathlib import Path
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 import common  # noqa: E402
+import needs  # noqa: E402
+import nvme_step  # noqa: E402
 import peers  # noqa: E402
-from step_trace import Trace, covered, merged, Slice  # noqa: E402
+import step_bound  # noqa: E402
+import training  # noqa: E402
+from step_picture import merged, picture, seconds_text, tick_for  # noqa: E402
+from step_trace import Slice, Trace, covered  # noqa: E402
 
 
 class SpreadTest(unittest.TestCase):
@@ -52,6 +60,25 @@ class RowTest(unittest.TestCase):
         self.assertEqual(of([1.0, 1.1, 1.4], 1.25), "open")
         self.assertEqual(of([1.0, 1.1, 1.2], 1.25), "missed")
         self.assertNotIn("verdict", common.judged("x", 1, "s", 1, [1], None))
+
+    def test_a_ratio_can_be_too_large(self):
+        def of(*ratios):
+            return common.judged("x", 1, "s", 1, ratios, 0.9, target_high=1.1)["verdict"]
+        self.assertEqual([of(0.9), of(1.1)], ["met", "met"])
+        self.assertEqual([of(0.89), of(1.11)], ["missed", "missed"])
+        self.assertEqual([of(1.0, 1.12, 1.2), of(0.8, 0.85, 0.95)], ["open", "open"])
+        self.assertEqual([of(1.11, 1.12, 1.2), of(0.7, 0.8, 0.89)], ["missed", "missed"])
+        self.assertIn("0.9 to 1.1  met", common.table([common.judged("x", 1, "s", 1, [1], 0.9, target_high=1.1)]))
+
+    def test_a_prediction_may_be_a_tenth_off(self):
+        def of(measured, predicted):
+            run = training.Run(1, seconds=[9.0, measured], summary={"steps": 1, "bets_won": 0,
+                                                                    "predicted_seconds": predicted})
+            return training.prediction_row("x", [run])
+        row = of(measured=2.0, predicted=1.9)
+        self.assertEqual((row["name"], row["value"], row["reference"], row["ratio"], row["verdict"]),
+                         ("x: step beside prediction", 2, 1.9, 0.95, "met"))
+        self.assertEqual([of(2.0, 1.7)["verdict"], of(2.0, 2.3)["verdict"]], ["missed", "missed"])
 
     def test_table(self):
         rows = [common.compared("with", [1.0, 2.0], [2.0, 2.0], "s", 0.5), common.plain("without", [1, 2], "GB")]
@@ -104,7 +131,9 @@ class TraceTest(unittest.TestCase):
         for step in (1, 2, 3):
             events += [slice_of(0, "forward", step, 0.2, step), slice_of(0, "backward", step + 0.2, 0.4, step),
                        slice_of(1, "read", step + 0.7, 0.2, step)]
-        events.append({**slice_of(2, "forward", 0, 100, 2), "pid": 2})
+            # As planned: without a pause, and begun a tenth before the step's first kernel was.
+            events += [{**slice_of(2, "forward", step - 0.1, 0.2, step), "pid": 2},
+                       {**slice_of(2, "backward", step + 0.1, 0.3, step), "pid": 2}]
         with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
             json.dump({"traceEvents": events}, file)
             file.flush()
@@ -122,12 +151,33 @@ class TraceTest(unittest.TestCase):
         self.assertAlmostEqual(wait.seconds, 0.4)
         self.assertEqual((wait.after, wait.before, wait.meanwhile), ("backward", "the next step", "nvme read 50 %"))
 
+    def test_the_step_that_is_drawn(self):
+        begin, end, measured, planned = self.trace.last_step()
+        self.assertEqual((begin, end), (2, 3))
+        self.assertEqual([one.name for one in measured], ["forward", "backward", "read"])
+        self.assertEqual([(one.name, round(one.begin, 9), round(one.end, 9)) for one in planned],
+                         [("forward", 2.0, 2.2), ("backward", 2.2, 2.5)])
+
     def test_picture(self):
-        picture = xml.etree.ElementTree.fromstring(self.trace.picture("a <title>"))
-        texts = [text.text for text in picture.iter("{http://www.w3.org/2000/svg}text")]
-        self.assertEqual(texts[:3], ["a <title>: 1 s", "compute", "60 %"])
-        bars = [title.text for title in picture.iter("{http://www.w3.org/2000/svg}title")]
-        self.assertEqual(bars, ["forward", "backward", "read"])
+        drawn = xml.etree.ElementTree.fromstring(picture(self.trace, "a <title>"))
+        svg = "{http://www.w3.org/2000/svg}"
+        texts = [text.text for text in drawn.iter(svg + "text")]
+        self.assertEqual(texts[0], "a <title>: 1 s")
+        self.assertEqual(texts[1:7], ["0 s", "200 ms", "400 ms", "600 ms", "800 ms", "1 s"])
+        self.assertEqual(texts[7:], ["compute", "60 % measured", "50 % planned", "nvme read", "20 % measured",
+                                     "0 % planned", "forward, read", "backward"])
+        groups = [(group.get("class"), [title.text for title in group.iter(svg + "title")])
+                  for group in drawn.iter(svg + "g")]
+        self.assertEqual(groups, [("measured", ["forward: 0 s to 200 ms", "backward: 200 ms to 600 ms"]),
+                                  ("planned", ["forward: 0 s to 200 ms", "backward: 200 ms to 500 ms"]),
+                                  ("measured", ["read: 700 ms to 900 ms"]), ("planned", [])])
+        backward = [rect for rect in drawn.iter(svg + "rect") if "backward" in "".join(rect.itertext())][0]
+        self.assertEqual((backward.get("x"), backward.get("width")), ("290.0", "400.0"))  # 90 + 0.2 of 1000
+
+    def test_ticks(self):
+        self.assertEqual([tick_for(most) for most in (5, 5.1, 10, 24, 26, 50)], [1, 2, 2, 5, 10, 10])
+        self.assertAlmostEqual(tick_for(0.0041), 0.001)
+        self.assertEqual([seconds_text(one) for one in (0, 2.5, 0.25)], ["0 s", "2.5 s", "250 ms"])
 
     def test_overlap_counts_once(self):
         slices = [Slice("x", "a", 0, 2, 1), Slice("x", "a", 1, 3, 1), Slice("x", "b", 5, 9, 1)]
@@ -135,13 +185,153 @@ class TraceTest(unittest.TestCase):
         self.assertEqual(len(merged(slices, 0)), 2)
 
 
+class NeedsTest(unittest.TestCase):
+    def ended(self, work, *words, **options):
+        """Why a script ends there."""
+        with contextlib.redirect_stderr(io.StringIO()) as said, self.assertRaises(SystemExit) as end:
+            work(*words, **options)
+        return said.getvalue() if end.exception.code == 2 else end.exception.code
+
+    def test_directory(self):
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--path", type=needs.directory, default="/none")
+        self.assertIn("--path: /none is no directory", self.ended(parser.parse_args, []))
+        self.assertEqual(parser.parse_args(["--path", "/"]).path, "/")
+
+    def test_program(self):
+        parser = common.parser_of("")
+        self.assertIn("--ferry: /none is no program", self.ended(parser.parse_args, ["--ferry", "/none"]))
+
+    def test_room(self):
+        needs.room("/", 0)
+        self.assertRegex(self.ended(needs.room, "/", 1 << 60), "/ has .* GiB free; the run writes 1.07e.09 GiB there")
+
+    def test_fio(self):
+        with unittest.mock.patch.dict(os.environ, PATH="/none"):
+            self.assertIn("--without-fio", self.ended(needs.fio, argparse.Namespace(without_fio=False)))
+            needs.fio(argparse.Namespace(without_fio=True))
+
+    def test_gpus(self):
+        with unittest.mock.patch.dict(os.environ, PATH="/none"):
+            self.assertEqual(self.ended(needs.gpus, 2), "2 GPUs are needed, nvidia-smi names 0")
+
+    def test_control_group(self):
+        with unittest.mock.patch.multiple(training.ControlGroup, V1=Path("/none/v1"), V2=Path("/none/v2")):
+            self.assertRegex(self.ended(needs.control_group, 1 << 30), "no control group can be made here .*--cgroup")
+
+    def test_a_case_on_the_wrong_kind_of_drive(self):
+        with unittest.mock.patch.object(needs, "file_system", {"/dev": "tmpfs", "/": "ext2/ext3", "/gone": ""}.get):
+            words = ["--ferry", sys.executable, "--without-fio"]
+            for case, path, why in (("tmpfs", "/", "/ is on ext2/ext3"), ("disk", "/dev", "/dev is on tmpfs")):
+                said = self.ended(step_bound.options_of, [*words, "--case", case, "--path", path])
+                self.assertIn(f"--case {case}: {why}", said)
+            with unittest.mock.patch.dict(step_bound.CASES, disk=step_bound.CASES["disk"]._replace(path="/gone")):
+                self.assertIn("/gone is not there", self.ended(step_bound.options_of, [*words, "--case", "disk"]))
+            self.assertEqual(step_bound.options_of([*words, "--case", "disk", "--path", "/"]).path, "/")
+
+    def test_a_run_that_uses_no_drive(self):
+        options = argparse.Namespace(case="disk", path="/")
+        with unittest.mock.patch.object(needs, "plan", lambda *_: {"nvme_bytes": 0}):
+            self.assertIn("nothing of it is on the drive", self.ended(step_bound.check, options, {}))
+
+
+class SettingsTest(unittest.TestCase):
+    def of_step_bound(self, *words):
+        with unittest.mock.patch.object(needs, "file_system", lambda _: "tmpfs"):
+            options = step_bound.options_of(["--ferry", sys.executable, "--without-fio", *words])
+        return step_bound.settings_of(options, "t", "/v")
+
+    def test_budgets_alone_push_state_to_the_drive(self):
+        found = self.of_step_bound("--case", "tmpfs", "--path", "/")
+        self.assertEqual({key: found[key] for key in found if key.startswith(("budgets", "model", "swap"))},
+                         {"model.layers": 8, "budgets.device": "9GiB", "budgets.host": "4GiB", "budgets.nvme": ["/v"]})
+        found = self.of_step_bound("--case", "tmpfs", "--path", "/", "--layers", "28", "--host", "31GiB", "--gpu-memory",
+                                   "20GiB")
+        self.assertEqual([found[key] for key in ("model.layers", "budgets.device", "budgets.host")],
+                         [28, "20GiB", "31GiB"])
+
+    def test_in_memory_there_is_no_drive(self):
+        self.assertNotIn("budgets.nvme", self.of_step_bound())
+
+    def of_nvme_step(self, **options):
+        asked = argparse.Namespace(**{"case": "memory", "layers": 28, "host": None, "steps": 3, "tiny": False, **options})
+        return nvme_step.settings_of(asked, common.config_of(nvme_step.CONFIG), "t", "/v")
+
+    def test_no_state_on_the_gpu_in_either_case(self):
+        self.assertEqual([self.of_nvme_step(case=case)["swap.state_on_device"] for case in ("nvme", "memory")], [0, 0])
+        self.assertNotIn("budgets.nvme", self.of_nvme_step())
+        self.assertEqual(self.of_nvme_step(case="nvme")["swap.state_on_nvme"], 1)
+
+    def test_fewer_layers_have_as_much_host_memory_a_parameter(self):
+        self.assertEqual(self.of_nvme_step()["budgets.host"], "56832MiB")  # 55.5 GiB
+        self.assertEqual(self.of_nvme_step(layers=8)["budgets.host"], "17606MiB")  # 903.7 of 2,917.1 million
+        self.assertEqual(self.of_nvme_step(case="nvme", layers=8)["budgets.host"], "3807MiB")
+        self.assertEqual(self.of_nvme_step(layers=8, host="30GiB")["budgets.host"], "30GiB")
+
+    def test_set_stands_above_all(self):
+        options = argparse.Namespace(settings=["steps=2"])
+        self.assertEqual(training.given(options, {"steps": 5, "seed": 1}), {"steps": "2", "seed": 1})
+        self.assertEqual(training.words_of({"steps": 5, "a": [1]}, options.settings),
+                         ["--set", "steps=5", "--set", "a=[1]", "--set", "steps=2"])
+
+
+class ControlGroupTest(unittest.TestCase):
+    """On a directory that stands for the kernel's, of either version."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="ferry-cgroup-")
+        self.addCleanup(folder.cleanup)
+        self.root = Path(folder.name)
+
+    def group(self, version, files):
+        if version == 2:
+            (self.root / "cgroup.controllers").touch()
+        patch = unittest.mock.patch.multiple(training.ControlGroup, V1=self.root, V2=self.root)
+        patch.start()
+        self.addCleanup(patch.stop)
+        group = training.ControlGroup(1 << 30)
+        own = self.root / f"ferry-bench-{os.getpid()}"
+        made = Path.mkdir
+
+        def mkdir(path):  # the kernel fills a group's directory
+            made(path)
+            for name, text in files.items():
+                (path / name).write_text(text)
+        patch = unittest.mock.patch.object(Path, "mkdir", mkdir)
+        patch.start()
+        self.addCleanup(patch.stop)
+        return group, own
+
+    def test_limit_and_peak(self):
+        for version, limit, files in (
+                (2, "memory.max", {"memory.peak": "77", "memory.events": "oom 1\noom_kill 1\n"}),
+                (1, "memory.limit_in_bytes", {"memory.max_usage_in_bytes": "77", "memory.oom_control": "oom_kill 1\n"})):
+            with self.subTest(version=version):
+                group, own = self.group(version, files)
+                with group:
+                    self.assertEqual((own / limit).read_text(), str(1 << 30))
+                    self.assertEqual(group.peak(), 77)
+                    self.assertTrue(group.killed())
+                    self.assertEqual(group.around(["x", "y"])[-3:], [str(own), "x", "y"])
+                shutil.rmtree(own)
+                (self.root / "cgroup.controllers").unlink(missing_ok=True)
+
+    def test_a_kernel_that_counts_no_peak_is_refused(self):
+        group, _ = self.group(2, {})
+        with self.assertRaises(OSError):
+            group.__enter__()
+
+
 class PeersTest(unittest.TestCase):
     def test_a_peer_that_is_not_there_is_said_to_be(self):
         def why(**options):
             return peers.why_no_llmq(argparse.Namespace(**{"tiny": False, **options}))
         self.assertIn("--llmq", why(llmq=None))
-        self.assertIn("/none", why(llmq="/none"))
         self.assertEqual(why(llmq=sys.executable), "")
+
+    def test_parameters(self):
+        model = common.config_of(common.ROOT / "examples/3b_gpu.json")["model"]
+        self.assertEqual(peers.parameters_of(model, 8), 903662592)  # as `ferry plan` counts them
 
     def test_llmq_gets_ferrys_tokens(self):
         program = os.environ.get("FERRY")
@@ -162,7 +352,6 @@ class PeersTest(unittest.TestCase):
             text = bytes(made[1024::4])
             self.assertIn(b"hello, world", text)
             self.assertEqual(json.loads((directory / "config.json").read_text())["num_hidden_layers"], 5)
-
 
     def test_llmq_is_timed_by_its_log_and_ended(self):
         with tempfile.TemporaryDirectory() as name:

@@ -57,6 +57,25 @@ class CompareTest(unittest.TestCase):
         self.assertEqual(self.verdict(row("step", 1.0, 0.99, 1.01), row("step", 0.94)), "fell")
         self.assertEqual(self.verdict(row("step", 1.0, 0.99, 1.01), row("step", 0.95)), "")
 
+    def test_a_prediction_falls_on_either_side(self):
+        def of(ratio, low=None, high=None):
+            return {**row("step beside prediction", ratio, low, high), "target": 0.9, "target_high": 1.1}
+        self.assertEqual(self.verdict(of(1.0), of(1.2)), "fell")
+        self.assertEqual(self.verdict(of(1.0), of(0.8)), "fell")
+        self.assertEqual(self.verdict(of(1.3), of(1.0)), "rose")
+        self.assertEqual(self.verdict(of(0.8), of(1.25)), "")  # as far off as before
+        self.assertEqual(self.verdict(of(1.0, 0.9, 1.1), of(1.15, 1.12, 1.2)), "fell")
+        self.assertEqual(self.verdict(of(1.0, 0.9, 1.1), of(1.15, 1.09, 1.2)), "")
+
+    def test_rows_are_known_by_name_and_unit(self):
+        bandwidth, cpu = row("read", 1.0), {**row("read", 1.0), "unit": "s/GB"}
+        # The other row of the name is gone, and what is left is not taken for it.
+        _, found = self.compare([bandwidth, cpu], [{**cpu, "ratio": 0.5}])
+        self.assertEqual([(one["name"], one["unit"], one["verdict"]) for one in found["rows"]],
+                         [("read", "s", "gone"), ("read", "s/GB", "fell")])
+        _, found = self.compare([bandwidth], [{**bandwidth, "unit": "GB/s"}])
+        self.assertEqual([one["verdict"] for one in found["rows"]], ["gone", "new"])
+
     def test_rows_that_come_and_go(self):
         done, found = self.compare([row("a", 1), row("b", 1)], [row("b", 1), row("c", 1)])
         self.assertEqual({one["name"]: one["verdict"] for one in found["rows"]},
@@ -80,7 +99,7 @@ class CompareTest(unittest.TestCase):
         good = self.run_of([row("a", 1)])
         for bad, text in (("{", "no output of a benchmark"), ("[]", "no output"), ("{}", "rows"),
                           (self.run_of([{"name": "a"}]), "ratio"), (self.run_of([]), "no row has a ratio"),
-                          (self.run_of([row("a", 1), row("a", 2)]), "two rows")):
+                          (self.run_of([row("a", 1), row("a", 2)]), "two rows are called 'a', in s")):
             done, _ = self.compare(bad, good)
             self.assertEqual(done.returncode, 2, bad)
             self.assertIn(text, done.stderr)
@@ -96,7 +115,10 @@ class CompareTest(unittest.TestCase):
         done = subprocess.run([sys.executable, SCRIPT, *files], capture_output=True, text=True, check=False)
         self.assertEqual(done.returncode, 1)
         self.assertEqual(done.stdout, "a    1.000    0.500  fell\nb    1.000    1.000\n"
-                                      "1 of 2 fell by more than the spread\n")
+                                      "1 of 2 fell by more than the spread or are gone\n")
+        files = [self.write(name, self.run_of([row("a", 1), {**row("a", 1), "unit": "GB"}])) for name in ("x", "y")]
+        done = subprocess.run([sys.executable, SCRIPT, *files], capture_output=True, text=True, check=False)
+        self.assertEqual(done.stdout, "a, s     1.000    1.000\na, GB    1.000    1.000\nnothing fell\n")
 
 
 if __name__ == "__main__":
