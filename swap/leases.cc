@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "ferry/lease.h"
+#include "lease_options.h"
 #include "object_table.h"
 
 namespace ferry::swap {
@@ -44,94 +45,12 @@ struct Entry {
     bool leased() const { return writer || readers > 0; }
 };
 
-bool on_nvme(const Object& object) { return object.home == Tier::nvme; }
-
-std::string name_of(ObjectId id) { return "object " + std::to_string(id); }
-
 // The table wants to know which objects get fresh slots.
 StoreOptions table_options(LeasedStoreOptions& options) {
     for (Object& object : options.objects) object.versioned = on_nvme(object);
     return {.objects = std::move(options.objects),
             .host_arena = options.host_arena,
             .parallel = std::move(options.parallel)};
-}
-
-// ---------------------------------------------------------------- what make() refuses
-
-void refuse(Trouble trouble, std::string what, ObjectId id, int64_t measured, std::string limit) {
-    throw Error(trouble, {.what = std::move(what),
-                          .where = id == kNoObject ? "" : name_of(id),
-                          .measured = std::to_string(measured) + " bytes",
-                          .limit = std::move(limit)});
-}
-
-void check_home(const LeasedStoreOptions& options, ObjectId id, const aio::Volume* volume) {
-    const Object& object = options.objects[id];
-    if (object.bytes <= 0)
-        refuse(Trouble::usage, "an object has no bytes", id, object.bytes, "at least 1");
-    if (object.home == Tier::device)
-        throw Error(Trouble::usage, {.what = "leases are of host memory and of NVMe",
-                                     .where = name_of(id),
-                                     .measured = "home: device"});
-    if (object.home == Tier::host) {
-        const int64_t arena = std::ssize(options.host_arena);
-        if (object.offset < 0 || object.offset > arena || object.bytes > arena - object.offset)
-            refuse(Trouble::usage, "an object does not lie in the host arena", id,
-                   object.offset + object.bytes, std::to_string(arena) + " bytes");
-        return;
-    }
-    if (!volume || object.slot_class < 0)
-        throw Error(Trouble::usage, {.what = "an object on NVMe needs a volume and a slot class",
-                                     .where = name_of(id)});
-    if (const int64_t slot = volume->slot_bytes(object.slot_class); object.bytes > slot)
-        refuse(Trouble::usage, "an object does not fit into a slot of its class", id, object.bytes,
-               std::to_string(slot) + " bytes");
-    if (object.bytes > options.buffer_bytes)
-        refuse(Trouble::usage, "an object does not fit into a buffer", id, object.bytes,
-               std::to_string(options.buffer_bytes) + " bytes (buffer_bytes)");
-}
-
-void check_buffers(const LeasedStoreOptions& options, int64_t alignment) {
-    const auto address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(options.buffers.data()));
-    if (options.spare_buffers < 0)
-        throw Error(Trouble::usage, {.what = "spare_buffers is negative",
-                                     .measured = std::to_string(options.spare_buffers),
-                                     .limit = "0 (a quarter of the buffers) or more"});
-    const std::string multiple = "multiples of " + std::to_string(alignment);
-    if (options.buffer_bytes % alignment != 0)
-        refuse(Trouble::usage, "buffer_bytes is not aligned as the volume needs it", kNoObject,
-               options.buffer_bytes, multiple);
-    if (address % alignment != 0)
-        refuse(Trouble::usage, "the buffers do not start where the volume needs it", kNoObject,
-               address % alignment, multiple);
-    if (std::ssize(options.buffers) < options.buffer_bytes)
-        refuse(Trouble::does_not_fit, "there is no room for a single buffer", kNoObject,
-               std::ssize(options.buffers), std::to_string(options.buffer_bytes) + " bytes");
-}
-
-// A slot for each object of a class and one for a version on its way: with these every write gets
-// its turn.
-void prove_slots(const std::vector<Object>& objects, aio::Volume& volume) {
-    int classes = 0;
-    for (const Object& object : objects) classes = std::max(classes, object.slot_class + 1);
-    std::vector<aio::SlotId> slots;
-    for (int c = 0; c < classes; ++c) {
-        const auto mine = std::ranges::count_if(
-            objects, [&](const Object& o) { return on_nvme(o) && o.slot_class == c; });
-        if (mine == 0) continue;
-        for (aio::SlotId slot; std::ssize(slots) <= mine; slots.push_back(slot))
-            if ((slot = volume.allocate(c)) == aio::kNoSlot) break;
-        const int64_t found = std::ssize(slots);
-        for (const aio::SlotId slot : slots) volume.free(slot);
-        slots.clear();
-        if (found <= mine)
-            throw Error(Trouble::does_not_fit,
-                        {.what = "the volume has too few slots for these objects",
-                         .where = "slot class " + std::to_string(c),
-                         .measured = std::to_string(found) + " free slots",
-                         .limit = std::to_string(mine + 1) + ": one for each object, and one more",
-                         .remedy = "give the class more slots (aio::SlotClass)"});
-    }
 }
 
 // ---------------------------------------------------------------- the store
@@ -232,7 +151,7 @@ public:
         collect();
         if (entry.leased())
             throw Error(Trouble::usage, {.what = "an object is reverted while it is leased",
-                                         .where = name_of(id),
+                                         .where = object_name(id),
                                          .remedy = "give its leases back first"});
         forget_failure(entry);
         return !on_nvme(table_.object(id)) || entry.stored || entry.buffer != nullptr;
@@ -247,7 +166,7 @@ private:
         if (id < entries_.size()) return entries_[id];
         throw Error(Trouble::usage,
                     {.what = "there is no such object",
-                     .where = name_of(id),
+                     .where = object_name(id),
                      .limit = std::to_string(entries_.size()) + " objects, the first is 0"});
     }
 
@@ -258,7 +177,7 @@ private:
         throw Error(
             Trouble::usage,
             {.what = "an object that is leased is asked for again, and not both only to be read",
-             .where = name_of(id),
+             .where = object_name(id),
              .measured = entry.writer ? "leased to a writer"
                                       : "leased to " + std::to_string(entry.readers) + " readers",
              .limit = "one writer, or any number of readers",
@@ -267,7 +186,7 @@ private:
 
     Error failed_write(ObjectId id) const {
         Problem problem = table_.to_error(id, *entries_[id].failed).problem();
-        problem.where += ", " + name_of(id);
+        problem.where += ", " + object_name(id);
         problem.remedy +=
             "; what was to be written is lost: revert() goes back to the contents "
             "before it, Access::overwrite gives new ones";
@@ -289,7 +208,6 @@ private:
         // A reader may come while a write is under way or before it has begun.
         if (holds == Holds::changed || buffer.holds == Holds::unproved) buffer.holds = holds;
         buffer.hinted = false;
-        touch(buffer);
         return buffer.memory.first(static_cast<size_t>(table_.object(id).bytes));
     }
 
@@ -313,7 +231,7 @@ private:
         throw_failure(id);
         if (!entry.buffer && !entry.stored)
             throw Error(Trouble::usage, {.what = "an object is leased that was never written",
-                                         .where = name_of(id),
+                                         .where = object_name(id),
                                          .remedy = "acquire it with Access::overwrite first"});
         if (!entry.buffer) {
             Buffer& taken = take_buffer();
@@ -331,7 +249,7 @@ private:
 
     Error failed_read(ObjectId id, const aio::Operation& operation) const {
         Problem problem = table_.to_error(id, operation).problem();
-        problem.where += ", " + name_of(id);
+        problem.where += ", " + object_name(id);
         return {Trouble::io, std::move(problem)};
     }
 
@@ -341,7 +259,7 @@ private:
         if (wrong < 0) return;
         vacate(buffer);
         Problem problem = table_.wrong_bytes(id, wrong).problem();
-        problem.where += ", " + name_of(id);
+        problem.where += ", " + object_name(id);
         throw Error(Trouble::io, std::move(problem));
     }
 
@@ -517,17 +435,7 @@ private:
 
 std::unique_ptr<LeasedStore> LeasedStore::make(LeasedStoreOptions options, Executor& executor,
                                                aio::Volume* volume) {
-    int64_t largest = 0;
-    for (const Object& object : options.objects)
-        if (on_nvme(object)) largest = std::max(largest, object.bytes);
-    if (options.buffer_bytes == 0 && volume)
-        options.buffer_bytes = round_up(largest, volume->alignment());
-    for (size_t id = 0; id < options.objects.size(); ++id)
-        check_home(options, static_cast<ObjectId>(id), volume);
-    if (largest > 0) {
-        check_buffers(options, volume->alignment());
-        prove_slots(options.objects, *volume);
-    }
+    complete(options, volume);
     return std::make_unique<Leases>(std::move(options), executor, volume);
 }
 
