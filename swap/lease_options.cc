@@ -68,8 +68,11 @@ void prove_slots(const std::vector<Object>& objects, aio::Volume& volume) {
         const auto mine = std::ranges::count_if(
             objects, [&](const Object& o) { return on_nvme(o) && o.slot_class == c; });
         if (mine == 0) continue;
-        for (aio::SlotId slot; std::ssize(slots) <= mine; slots.push_back(slot))
-            if ((slot = volume.allocate(c)) == aio::kNoSlot) break;
+        while (std::ssize(slots) <= mine) {
+            const aio::SlotId slot = volume.allocate(c);
+            if (slot == aio::kNoSlot) break;
+            slots.push_back(slot);
+        }
         const int64_t found = std::ssize(slots);
         for (const aio::SlotId slot : slots) volume.free(slot);
         slots.clear();

@@ -122,14 +122,15 @@ public:
     }
 
     void flush() override {
+        const auto waits = [this](const Buffer& buffer) {
+            return buffer.holds == Holds::changed && !entries_[buffer.object].writer;
+        };
+        collect();
         while (true) {
-            collect();
             bool unwritten = false;
             for (Buffer& buffer : buffers_) {
-                if (buffer.holds == Holds::changed && !entries_[buffer.object].writer)
-                    start_write(buffer);
-                unwritten |= buffer.holds == Holds::outgoing ||
-                             (buffer.holds == Holds::changed && !entries_[buffer.object].writer);
+                if (waits(buffer)) start_write(buffer);
+                unwritten |= waits(buffer) || buffer.holds == Holds::outgoing;
             }
             if (!unwritten) break;
             wait();
@@ -143,7 +144,7 @@ public:
         const auto first = std::ranges::min_element(entries_, {}, [](const Entry& entry) {
             return entry.failed ? entry.failed->finished_ns : kForever;
         });
-        throw failed_write(static_cast<ObjectId>(first - entries_.begin()));
+        throw_failure(static_cast<ObjectId>(first - entries_.begin()));
     }
 
     bool revert(ObjectId id) override {
@@ -184,17 +185,19 @@ private:
              .remedy = "give the lease back before the next acquire()"});
     }
 
-    Error failed_write(ObjectId id) const {
-        Problem problem = table_.to_error(id, *entries_[id].failed).problem();
-        problem.where += ", " + object_name(id);
+    void throw_failure(ObjectId id) const {
+        const std::optional<aio::Operation>& failed = entries_[id].failed;
+        if (!failed) return;
+        Problem problem = table_.to_error(id, *failed).problem();
         problem.remedy +=
-            "; what was to be written is lost: revert() goes back to the contents "
-            "before it, Access::overwrite gives new ones";
-        return {Trouble::io, std::move(problem)};
+            "; what was to be written is lost: revert() goes back to the contents before it, "
+            "Access::overwrite gives new ones";
+        throw_of(id, std::move(problem));
     }
 
-    void throw_failure(ObjectId id) const {
-        if (entries_[id].failed) throw failed_write(id);
+    [[noreturn]] static void throw_of(ObjectId id, Problem problem) {
+        problem.where += ", " + object_name(id);
+        throw Error(Trouble::io, std::move(problem));
     }
 
     void forget_failure(Entry& entry) {
@@ -242,15 +245,10 @@ private:
                (buffer.holds == Holds::outgoing && access != Access::read))
             wait();
         throw_failure(id);
-        if (buffer.holds == Holds::nothing) throw failed_read(id, buffer.operation);
+        if (buffer.holds == Holds::nothing)
+            throw_of(id, table_.to_error(id, buffer.operation).problem());
         if (buffer.holds == Holds::unproved) prove(id, buffer);
         return buffer;
-    }
-
-    Error failed_read(ObjectId id, const aio::Operation& operation) const {
-        Problem problem = table_.to_error(id, operation).problem();
-        problem.where += ", " + object_name(id);
-        return {Trouble::io, std::move(problem)};
     }
 
     void prove(ObjectId id, Buffer& buffer) {
@@ -258,9 +256,7 @@ private:
         const int64_t wrong = verify_ ? table_.verify(id, buffer.memory.first(size)) : -1;
         if (wrong < 0) return;
         vacate(buffer);
-        Problem problem = table_.wrong_bytes(id, wrong).problem();
-        problem.where += ", " + object_name(id);
-        throw Error(Trouble::io, std::move(problem));
+        throw_of(id, table_.wrong_bytes(id, wrong).problem());
     }
 
     void take_back(ObjectId id) noexcept override {

@@ -20,7 +20,7 @@ class LeasesExample(unittest.TestCase):
     def test_a_directory_that_is_not_there(self):
         done = subprocess.run([PROGRAM, "/var/tmp/no/such/directory"], stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, text=True)
-        self.assertEqual(done.returncode, 4, done.stderr)
+        self.assertEqual(done.returncode, 2, done.stderr)
         self.assertIn("/var/tmp/no/such/directory", done.stderr)
 
 
