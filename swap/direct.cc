@@ -14,17 +14,15 @@ void Direct::begin_put(ObjectId object, std::span<std::byte> bytes) {
         return;
     }
     table_.seal(object, bytes);
-    auto slot = table_.slot_for_write(object);
-    if (!slot) {  // those under way free theirs
+    auto operation = table_.write_from(object, bytes);
+    if (!operation) {  // those under way free their slots
         end_puts(0);
-        slot = table_.slot_for_write(object);
+        operation = table_.write_from(object, bytes);
     }
-    FERRY_CHECK(slot.has_value(), "the plan has a fresh slot for one write at least");
+    FERRY_CHECK(operation.has_value(), "the plan has a fresh slot for one write at least");
     Put& put = puts_.emplace_back();
+    static_cast<aio::Operation&>(put) = operation.value_or(aio::Operation{});
     put.object = object;
-    put.kind = aio::Kind::write;
-    put.slot = slot.value_or(aio::kNoSlot);
-    put.buffer = bytes;
     volume_->submit(put);
 }
 
@@ -44,8 +42,7 @@ void Direct::get(ObjectId object, std::span<std::byte> bytes) {
         wait_for_copies();
         return;
     }
-    aio::Operation operation{
-        .kind = aio::Kind::read, .slot = table_.current_slot(object), .buffer = bytes};
+    aio::Operation operation = table_.read_into(object, bytes);
     volume_->submit(operation);
     while (volume_->poll() != &operation) executor_.wait(kForever);
     if (operation.state != aio::State::done) throw table_.to_error(object, operation);

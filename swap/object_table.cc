@@ -36,11 +36,12 @@ std::string_view name_of(Tier tier) {
     return kNames[static_cast<size_t>(tier)];
 }
 
-ObjectTable::ObjectTable(const StoreOptions& options, Device& device, aio::Volume* volume)
+ObjectTable::ObjectTable(const StoreOptions& options, std::span<std::byte> device_memory,
+                         aio::Volume* volume)
     : objects_(options.objects),
       entries_(options.objects.size()),
       host_arena_(options.host_arena),
-      device_memory_(device.memory()),
+      device_memory_(device_memory),
       volume_(volume),
       parallel_(options.parallel) {
     for (const HostSlots& slots : options.host_slots) {
@@ -96,16 +97,27 @@ std::byte* ObjectTable::fresh_address(ObjectId id) {
     return entries_[id].address[1 - entries_[id].current];
 }
 
-std::optional<aio::SlotId> ObjectTable::slot_for_write(ObjectId id) {
+aio::Operation ObjectTable::read_into(ObjectId id, std::span<std::byte> buffer) const {
+    return {.kind = aio::Kind::read,
+            .priority = aio::Priority::urgent,
+            .slot = current_slot(id),
+            .buffer = buffer};
+}
+
+std::optional<aio::Operation> ObjectTable::write_from(ObjectId id, std::span<std::byte> buffer) {
     Versions& entry = entries_[id];
     const Object& object = objects_[id];
-    if (!object.versioned) return entry.slot[0];
-    FERRY_CHECK(!entry.pending, "one pending version at a time");
-    const aio::SlotId fresh = volume_->allocate(object.slot_class);
-    if (fresh == aio::kNoSlot) return std::nullopt;
-    entry.slot[1 - entry.current] = fresh;
-    entry.pending = true;
-    return fresh;
+    if (object.versioned) {
+        FERRY_CHECK(!entry.pending, "one pending version at a time");
+        const aio::SlotId fresh = volume_->allocate(object.slot_class);
+        if (fresh == aio::kNoSlot) return std::nullopt;
+        entry.slot[1 - entry.current] = fresh;
+        entry.pending = true;
+    }
+    return aio::Operation{.kind = aio::Kind::write,
+                          .priority = aio::Priority::normal,
+                          .slot = entry.slot[target(entry, object)],
+                          .buffer = buffer};
 }
 
 void ObjectTable::release(ObjectId id, size_t side) {
@@ -158,7 +170,7 @@ void ObjectTable::end_publication() {
     }
 }
 
-void ObjectTable::free_slots(Versions& entry) {
+void ObjectTable::free_slots_of(Versions& entry) {
     std::array<aio::SlotId, 3> slots{entry.slot[0], entry.slot[1], entry.durable};
     std::sort(slots.begin(), slots.end());
     for (auto end = std::unique(slots.begin(), slots.end()), slot = slots.begin(); slot != end;
@@ -168,8 +180,12 @@ void ObjectTable::free_slots(Versions& entry) {
     entry.durable = aio::kNoSlot;
 }
 
+void ObjectTable::free_slots() {
+    for (Versions& entry : entries_) free_slots_of(entry);
+}
+
 bool ObjectTable::restore(std::span<const std::byte> map) {
-    for (Versions& entry : entries_) free_slots(entry);
+    free_slots();
     std::vector<aio::SlotId> slots;
     for (const ObjectId id : durable_) {
         Versions& entry = entries_[id];
@@ -224,6 +240,16 @@ Error ObjectTable::to_error(ObjectId id, const aio::Operation& failed) const {
     Problem problem = error.problem();
     problem.where += whose(id);
     return {error.trouble(), std::move(problem)};
+}
+
+Error ObjectTable::wrong_bytes(ObjectId id, int64_t piece) const {
+    return {Trouble::io,
+            {.what = "bytes read back from NVMe are not those written",
+             .where = volume_->describe(current_slot(id)) + ", piece " + std::to_string(piece) +
+                      " of 256 KiB" + whose(id),
+             .measured = "checksum mismatch",
+             .remedy = "the drive, cable or memory corrupted data: check its health; nothing was "
+                       "computed from these bytes"}};
 }
 
 template <class Body>

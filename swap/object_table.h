@@ -11,7 +11,8 @@ namespace ferry::swap {
 
 class ObjectTable {
 public:
-    ObjectTable(const StoreOptions& options, Device& device, aio::Volume* volume);
+    ObjectTable(const StoreOptions& options, std::span<std::byte> device_memory,
+                aio::Volume* volume);
 
     const Object& object(ObjectId id) const { return objects_[id]; }
     int64_t size() const { return static_cast<int64_t>(objects_.size()); }
@@ -22,15 +23,19 @@ public:
     bool reserve_fresh_address(ObjectId id);
     std::byte* fresh_address(ObjectId id);
 
-    aio::SlotId current_slot(ObjectId id) const { return entries_[id].slot[entries_[id].current]; }
-    // The slot the next write goes to: a fresh one for a versioned object. Empty: none is free.
-    std::optional<aio::SlotId> slot_for_write(ObjectId id);
+    // The transfers of an object on NVMe, to be submitted: of its current version into a buffer,
+    // and of the next one out of it. That goes to a fresh slot for a versioned object, of which it
+    // is the pending version then; empty: no slot is free.
+    aio::Operation read_into(ObjectId id, std::span<std::byte> buffer) const;
+    std::optional<aio::Operation> write_from(ObjectId id, std::span<std::byte> buffer);
 
     // Ends a pending version one way or the other. A commit without one is a bug.
     void commit(ObjectId id);
     void rollback(ObjectId id);
     // First contents: the object gets its home.
     void place_initially(ObjectId id);
+    // Gives every slot on NVMe back: nothing there has contents any more.
+    void free_slots();
 
     // ---- versions that outlive the process: of versioned objects on NVMe
     // Takes down the current ones; none of their slots is freed until another map is durable.
@@ -40,9 +45,9 @@ public:
     // Takes over exactly what a map names. False: it is not of these objects; restore() another.
     bool restore(std::span<const std::byte> map);
 
-    // For errors: ", of layer 3", or nothing; and that of a transfer.
-    std::string whose(ObjectId id) const;
+    // For errors: that of a transfer, and of a piece that verify() found wrong.
     Error to_error(ObjectId id, const aio::Operation& failed) const;
+    Error wrong_bytes(ObjectId id, int64_t piece) const;
 
     // Both on several threads, by StoreOptions::parallel; without it on the caller's.
     void seal(ObjectId id, std::span<const std::byte> bytes) noexcept;
@@ -63,6 +68,8 @@ private:
         int64_t first_sum = 0;  // of two runs of `pieces` each
         int64_t pieces = 0;
     };
+    aio::SlotId current_slot(ObjectId id) const { return entries_[id].slot[entries_[id].current]; }
+    std::string whose(ObjectId id) const;  // ", of layer 3", or nothing
     size_t target(const Versions& entry, const Object& object) const {
         return object.versioned ? 1 - entry.current : entry.current;
     }
@@ -70,7 +77,7 @@ private:
         return free_host_slots_[static_cast<size_t>(object.slot_class)];
     }
     void release(ObjectId id, size_t side);
-    void free_slots(Versions& entry);
+    void free_slots_of(Versions& entry);
     bool take_slots(std::span<const aio::SlotId> slots);  // one for each of durable_
     std::span<uint64_t> sums_of(const Versions& entry, size_t side) {
         const auto pieces = static_cast<size_t>(entry.pieces);

@@ -38,7 +38,7 @@ public:
           device_(device),
           volume_(volume),
           kernels_(kernels),
-          table_(options_, device, volume),
+          table_(options_, device.memory(), volume),
           direct_(table_, executor, device, volume),
           board_(options_.resources) {
         // One more than can be in flight: a job has counted itself done a moment before it returns.
@@ -119,14 +119,7 @@ public:
     bool verify(ObjectId object, std::span<const std::byte> bytes) noexcept override {
         const int64_t wrong = options_.verify ? table_.verify(object, bytes) : -1;
         if (wrong < 0) return true;
-        fail(
-            Error(Trouble::io,
-                  {.what = "bytes read back from NVMe are not those written",
-                   .where = volume_->describe(table_.current_slot(object)) + ", piece " +
-                            std::to_string(wrong) + " of 256 KiB" + table_.whose(object),
-                   .measured = "checksum mismatch",
-                   .remedy = "the drive, cable or memory corrupted data: check its health; the run "
-                             "stops here and has not trained on these bytes"}));
+        fail(table_.wrong_bytes(object, wrong));
         return false;
     }
 
@@ -347,15 +340,13 @@ private:
             flight.finished = true;
             return true;
         }
-        const bool reads = task.verb == Verb::read;
-        const auto slot =
-            reads ? table_.current_slot(task.object) : table_.slot_for_write(task.object);
-        if (!slot) return false;
-        flight.operation = {.kind = reads ? aio::Kind::read : aio::Kind::write,
-                            .priority = reads ? aio::Priority::urgent : aio::Priority::normal,
-                            .slot = *slot,
-                            .buffer = {flight.call.at[0], static_cast<size_t>(task.bytes)},
-                            .tag = reinterpret_cast<uint64_t>(&flight)};
+        const std::span<std::byte> bytes(flight.call.at[0], static_cast<size_t>(task.bytes));
+        const auto operation = task.verb == Verb::read
+                                   ? std::optional(table_.read_into(task.object, bytes))
+                                   : table_.write_from(task.object, bytes);
+        if (!operation) return false;
+        flight.operation = *operation;
+        flight.operation.tag = reinterpret_cast<uint64_t>(&flight);
         volume_->submit(flight.operation);
         return true;
     }

@@ -26,7 +26,6 @@ protected:
         return options;
     }
     const std::unique_ptr<Executor> executor_ = make_simulated_executor(1);
-    const std::unique_ptr<Device> device_ = Device::open(DeviceKind::cpu, *executor_);
     aio::SimulatedDisk disk_{{}, *executor_};
     const std::unique_ptr<aio::Volume> volume_ = aio::open_simulated_volume(
         {.paths = {{.path = "simulated"}}, .classes = {{"state", kBytes, 1}}, .write_once = false},
@@ -35,7 +34,7 @@ protected:
 };
 
 TEST_P(Checksums, TellTheFirstWrongPiece) {
-    ObjectTable table(options(), *device_, volume_.get());
+    ObjectTable table(options(), {}, volume_.get());
     std::vector<std::byte> bytes(kBytes, std::byte{7});
     table.seal(0, bytes);
     EXPECT_EQ(table.verify(0, bytes), -1);

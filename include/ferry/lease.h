@@ -1,0 +1,152 @@
+// Leases: the tiered store by demand, for programs that do not know beforehand in which order they
+// use their objects. (Whoever does records a schedule: swap.h.) An object at home on NVMe is in one
+// of a fixed number of host buffers while it is leased, and stays there until the buffer is needed.
+//
+//   auto store = swap::LeasedStore::make({.objects = layers, .buffers = memory}, executor,
+//   &volume); store->prefetch(next); swap::Lease lease = store->acquire(layer,
+//   swap::Access::write); update(lease.bytes());    // ~Lease gives back; the write follows by
+//   itself store->flush();           // everything is written, or this throws
+//
+// Threads: one owner thread, the executor's step thread, makes and calls the store and acquires,
+// moves and destroys leases. Any thread may use bytes() meanwhile.
+// Memory: all of it is allocated by make(); afterwards only errors are.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "ferry/aio.h"
+#include "ferry/base.h"
+#include "ferry/swap.h"
+
+namespace ferry::swap {
+
+enum class Access : uint8_t {
+    read,       // several at a time; the bytes are not to be changed
+    write,      // alone; the bytes are as they were
+    overwrite,  // alone; the bytes are anything, and all of them are to be written. Reads nothing
+};
+
+class LeasedStore;
+
+// The right to an object's bytes in host memory, from acquire() until it is destroyed.
+class Lease {
+public:
+    Lease() = default;  // of nothing
+    Lease(Lease&& other) noexcept { swap(other); }
+    Lease& operator=(Lease&& other) noexcept {
+        Lease(std::move(other)).swap(*this);
+        return *this;
+    }
+    ~Lease() { give_back(); }
+
+    // As the destructor. Never waits and never fails: what a write for this or another object runs
+    // into is thrown by flush(), check() and the object's next acquire(). It may hash objects whose
+    // writes it starts. bytes() are no longer to be used. What a writer left half done, for
+    // instance by an exception, counts as written.
+    void give_back() noexcept;
+    explicit operator bool() const noexcept { return store_ != nullptr; }
+    ObjectId object() const noexcept { return object_; }
+    // All of the object. On NVMe's they start at a multiple of the volume's alignment.
+    std::span<std::byte> bytes() const noexcept { return bytes_; }
+
+private:
+    friend class LeasedStore;
+    Lease(LeasedStore& store, ObjectId object, std::span<std::byte> bytes) noexcept
+        : store_(&store), object_(object), bytes_(bytes) {}
+    void swap(Lease& other) noexcept {
+        std::swap(store_, other.store_);
+        std::swap(object_, other.object_);
+        std::swap(bytes_, other.bytes_);
+    }
+
+    LeasedStore* store_ = nullptr;
+    ObjectId object_ = kNoObject;
+    std::span<std::byte> bytes_{};
+};
+
+struct LeasedStoreOptions {
+    // An ObjectId is an index of these. Homes are host memory (`offset` in host_arena) or NVMe
+    // (`slot_class` of the volume: so many slots as objects of it and at least one more; with as
+    // many more as there are buffers no write waits for another). `versioned` is not looked at.
+    std::vector<Object> objects{};
+    std::span<std::byte> host_arena{};
+    // The caller's memory, page-locked or not (pinned_mem), cut into buffers of buffer_bytes, each
+    // for one object of NVMe. Address and buffer_bytes: multiples of the volume's alignment.
+    std::span<std::byte> buffers{};
+    int64_t buffer_bytes = 0;  // 0: as large as the largest of these objects needs
+    // Of the buffers that no lease holds so many, those not used for longest, have their contents
+    // written back ahead of need. More: acquire() finds room sooner. Fewer: what is changed again
+    // and again is written less often. 0: a quarter, at least one.
+    int64_t spare_buffers = 0;
+    bool verify = true;   // checksums: sealed when written, verified when read
+    Parallel parallel{};  // optional: hashes
+};
+
+// Since make().
+struct LeaseReport {
+    int64_t acquired = 0;           // leases
+    int64_t hits = 0;               // of them without I/O and without a wait
+    int64_t reads = 0, writes = 0;  // begun, of whole objects
+};
+
+class LeasedStore {
+public:
+    // `volume` is this store's alone as long as it lives, and may be null when no object lives on
+    // NVMe. What is passed must outlive the store. Throws usage or does_not_fit.
+    static std::unique_ptr<LeasedStore> make(LeasedStoreOptions options, Executor& executor,
+                                             aio::Volume* volume);
+    // Waits for what is under way; what was not flushed is not written, and all slots are free
+    // again: objects on NVMe do not outlive the store. That a lease does is a bug.
+    virtual ~LeasedStore() = default;
+
+    // Waits until the object's bytes are in a buffer, for a writer also until no write of it is
+    // under way. Takes the buffer not used for longest among those whose contents can be had again;
+    // where there is none, waits for a write or a read to make one. Throws
+    //   io            the read failed, or its bytes were not those written: nothing is leased, and
+    //                 another acquire() reads again; or an earlier write of this object failed:
+    //                 until overwritten or reverted
+    //   usage         no such object; it is leased, and one of both leases is no read; nothing was
+    //                 ever written to it and this is no overwrite
+    //   does_not_fit  every buffer is held by a lease
+    virtual Lease acquire(ObjectId object, Access access) = 0;
+
+    // A hint: starts the read if a buffer is free, or holds what can be had again and was not
+    // itself prefetched for an acquire() to come; else does nothing. Never waits. Of a read that
+    // fails nothing is heard: acquire() tries again. Throws usage: no such object.
+    virtual void prefetch(ObjectId object) = 0;
+    void prefetch(std::span<const ObjectId> objects) {  // the first needed first
+        for (const ObjectId object : objects) prefetch(object);
+    }
+
+    // Writes everything that was changed, but for what is leased for writing now; waits for it and
+    // does check(). Buffers keep their contents.
+    virtual void flush() = 0;
+    // Throws io: the first failed write that was not overwritten or reverted. Never waits.
+    virtual void check() = 0;
+    // After a failed write of an object that is not leased: what it was to hold is lost, and it has
+    // the contents before again, those last written without failure. False: it has none.
+    virtual bool revert(ObjectId object) = 0;
+
+    virtual LeaseReport report() const = 0;
+
+protected:
+    Lease lend(ObjectId object, std::span<std::byte> bytes) noexcept {
+        return {*this, object, bytes};
+    }
+
+private:
+    friend class Lease;
+    virtual void take_back(ObjectId object) noexcept = 0;
+};
+
+inline void Lease::give_back() noexcept {
+    bytes_ = {};
+    const ObjectId object = std::exchange(object_, kNoObject);
+    if (LeasedStore* const store = std::exchange(store_, nullptr)) store->take_back(object);
+}
+
+}  // namespace ferry::swap

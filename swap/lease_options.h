@@ -1,0 +1,17 @@
+// What a leased store can be made of.
+#pragma once
+
+#include <string>
+
+#include "ferry/lease.h"
+
+namespace ferry::swap {
+
+inline bool on_nvme(const Object& object) { return object.home == Tier::nvme; }
+inline std::string object_name(ObjectId id) { return "object " + std::to_string(id); }
+
+// Fills in what was left to the store, and throws usage or does_not_fit where it could not keep
+// what it promises.
+void complete(LeasedStoreOptions& options, aio::Volume* volume);
+
+}  // namespace ferry::swap
