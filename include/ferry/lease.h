@@ -1,11 +1,7 @@
 // Leases: the tiered store by demand, for programs that do not know beforehand in which order they
 // use their objects. (Whoever does records a schedule: swap.h.) An object at home on NVMe is in one
 // of a fixed number of host buffers while it is leased, and stays there until the buffer is needed.
-//
-//   auto store = swap::LeasedStore::make({.objects = layers, .buffers = memory}, executor,
-//   &volume); store->prefetch(next); swap::Lease lease = store->acquire(layer,
-//   swap::Access::write); update(lease.bytes());    // ~Lease gives back; the write follows by
-//   itself store->flush();           // everything is written, or this throws
+// examples/leases.cc shows it whole.
 //
 // Threads: one owner thread, the executor's step thread, makes and calls the store and acquires,
 // moves and destroys leases. Any thread may use bytes() meanwhile.
