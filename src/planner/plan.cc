@@ -124,7 +124,7 @@ int64_t update_bytes(const StateFormat& state, DType compute, DType wire) {
 
 MachineFigures default_figures(const Config& config) {
     if (config.device != "cuda") return {};
-    // Of a server: an H100 or its like, 16 cores, one good drive.
+    // Of a GPU's part of a server: an H100 or its like, 16 cores, one good drive.
     return {.flops_per_s = 4e14,
             .copy_bytes_per_s = 5e10,
             .nvme_bytes_per_s = 4e9,

@@ -227,11 +227,12 @@ private:
             require_same_run(
                 *ranks_, executor_,
                 numerics_text(config_, shape_, machine_text(device_, config_), world_.ranks),
-                loader_.info());
+                loader_.info(), first_weights(loaded_.get(), shape_));
         }
         return within_memory(
             plan_of_rank(config_, device_, decoder_, partition_,
-                         planning_figures(config_, layers_, figures_), ranks_, executor_),
+                         planning_figures(config_, layers_, figures_, world_.local_ranks), ranks_,
+                         executor_),
             config_, topology_, device_);
     }
 
@@ -459,11 +460,7 @@ void Run::measure() {
         measure_figures(schedules_.steady(), bench(), *teams_, topology_,
                         settler_.scalars(1, 1.0)[0], arena_, shape_.vocab, updated_bytes(plan_));
     figures.machine.links.nvme_bytes_per_s = time_storage(plan_, *store_, executor_);
-    if (ranks_) {
-        const CommRates rates = time_gathers(bench(), *ranks_);
-        figures.machine.links.comm_bytes_per_s = rates.bytes_per_s;
-        figures.machine.links.comm_overhead_s = rates.overhead_s;
-    }
+    if (ranks_) time_gathers(bench(), *ranks_, figures.machine.links);
     judge(figures);
     store_->reset_report();
 }

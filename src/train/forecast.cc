@@ -50,9 +50,11 @@ public:
     }
 
     Plan plan(const Config& config) const override {
-        return planner::make_plan(
-            possible(config), decoder_.layers(), decoder_.numerics(), needs_, format_of(config),
-            planning_figures(possible(config), decoder_.layers(), machine_, kernels_), partition_);
+        return planner::make_plan(possible(config), decoder_.layers(), decoder_.numerics(), needs_,
+                                  format_of(config),
+                                  planning_figures(possible(config), decoder_.layers(), machine_,
+                                                   kernels_, world_.local_ranks),
+                                  partition_);
     }
 
     void plan_by(const std::optional<Machine>& machine,

@@ -4,6 +4,7 @@
 #include <spdlog/fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <set>
 
@@ -64,6 +65,33 @@ LoadedWeights::LoadedWeights(const std::string& path, const model::Shape& shape,
     }
     check_unknown(shape);
     if (shape.tie_embeddings) check_copy(*layers.front().find(model::Role::token_table));
+}
+
+uint64_t LoadedWeights::digest() const {
+    constexpr int64_t kPlaces = 4, kValues = 1024;
+    std::vector<float> values(kValues);
+    uint64_t all = 0;
+    const auto fold = [&all](std::span<const std::byte> bytes) {
+        const std::array<uint64_t, 2> pair{all, checksum(bytes)};
+        all = checksum(std::as_bytes(std::span(pair)));
+    };
+    for (const auto& [name, tensor] : stored_) {
+        const std::string kind = name + " " + tensor->dtype;
+        fold(std::as_bytes(std::span(kind)));
+        const int64_t count = tensor->count();
+        const std::span<float> some =
+            std::span(values).first(static_cast<size_t>(std::min(kValues, count)));
+        for (int64_t place = 0; place < kPlaces; ++place) {
+            weights_.read(*tensor, (count - std::ssize(some)) * place / (kPlaces - 1), some);
+            fold(std::as_bytes(some));
+        }
+    }
+    return all;
+}
+
+std::string first_weights(const LoadedWeights* loaded, const model::Shape& shape) {
+    return loaded ? fmt::format("the files of model.path, {:016x}", loaded->digest())
+                  : fmt::format("random, of standard deviation {}", shape.initial_deviation);
 }
 
 void LoadedWeights::log_rate(double seconds) const {

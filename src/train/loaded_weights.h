@@ -26,6 +26,9 @@ public:
     // fp32 values of elements [first, first + out.size()) of a layer's flat buffer, padding zero.
     // Any thread.
     void fill(const model::Layer& layer, int64_t first, std::span<float> out) const;
+    // The same for the same weights. Of other ones it is another as good as certainly: all names
+    // and types, and of each tensor its first values and some in between and at its end.
+    uint64_t digest() const;
     void log_rate(double seconds) const;  // at which all were filled
 
 private:
@@ -39,5 +42,8 @@ private:
     std::map<std::string, const checkpoint::StoredTensor*, std::less<>>
         stored_{};  // by ferry's name
 };
+
+// What a run's weights are before its first step, as text to compare. `loaded` may be null: random.
+std::string first_weights(const LoadedWeights* loaded, const model::Shape& shape);
 
 }  // namespace ferry::train

@@ -369,7 +369,7 @@ double time_storage(const planner::Plan& plan, swap::Store& store, Executor& exe
     return static_cast<double>(bytes) / (static_cast<double>(executor.now() - start) * 1e-9);
 }
 
-CommRates time_gathers(const Bench& on, comm::Communicator& ranks) {
+void time_gathers(const Bench& on, comm::Communicator& ranks, LinkSpeeds& links) {
     zero::Partition all = on.plan.partition;
     all.sharding.weights = true;
     const model::Layer& block = on.plan.layers[1];
@@ -398,7 +398,8 @@ CommRates time_gathers(const Bench& on, comm::Communicator& ranks) {
     const double few_s = best(16, [&] { ranks.all_gather({&few, 1}, kTopic); });
     const double overhead_s = std::min(few_s, block_s / 2);
     const auto bytes = static_cast<double>(zero::gathered_bytes(all, block, on.plan.compute));
-    return {bytes / (block_s - overhead_s), overhead_s};
+    links.comm_bytes_per_s = bytes / (block_s - overhead_s);
+    links.comm_overhead_s = overhead_s;
 }
 
 Figures measure_figures(const swap::Schedule& step, const Bench& on, NodeTeams& teams,

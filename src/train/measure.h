@@ -63,12 +63,9 @@ double time_device_updates(const Bench& on, const optim::Scalars& scalars);
 // Bytes a second to and from NVMe, mixed: stored state and weights are rewritten through the
 // staging buffers, as the optimizer pass does but without the update. 0: none of them is stored.
 double time_storage(const planner::Plan& plan, swap::Store& store, Executor& executor);
-struct CommRates {
-    double bytes_per_s = 0;  // that reach this rank, beside the overhead
-    double overhead_s = 0;   // of each operation
-};
-// All gather the weights of a block, and a few bytes of them.
-CommRates time_gathers(const Bench& on, comm::Communicator& ranks);
+// Sets the two figures of what ranks give each other: all gather the weights of a block, and a few
+// bytes of them.
+void time_gathers(const Bench& on, comm::Communicator& ranks, LinkSpeeds& links);
 // All of the above but storage and the ranks. `host` is the host arena, its staging buffers at
 // least. Fills the plan's device buffers first.
 Figures measure_figures(const swap::Schedule& step, const Bench& on, NodeTeams& teams,

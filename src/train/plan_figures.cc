@@ -84,17 +84,18 @@ KernelTimes assumed_times(const swap::Schedule& step, const planner::Plan& plan,
 planner::MachineFigures planning_figures(const Config& config,
                                          const std::vector<model::Layer>& layers,
                                          const std::optional<Machine>& machine,
-                                         const std::optional<KernelTimes>& kernels) {
+                                         const std::optional<KernelTimes>& kernels,
+                                         int local_ranks) {
     planner::MachineFigures found = planner::default_figures(config);
     if (machine) {
-        found.copy_bytes_per_s = machine->links.copy_bytes_per_s;
-        found.dram_bytes_per_s = machine->links.dram_bytes_per_s;
-        found.device_bytes_per_s = machine->links.device_bytes_per_s;
-        if (machine->links.nvme_bytes_per_s > 0)
-            found.nvme_bytes_per_s = machine->links.nvme_bytes_per_s;
-        found.update_overhead_s = machine->update_overhead_s;
-        found.out_of_place = machine->out_of_place;
-        found.device_beside = !machine->computes_on_host;
+        const Machine mine = shared_by(*machine, local_ranks);
+        found.copy_bytes_per_s = mine.links.copy_bytes_per_s;
+        found.dram_bytes_per_s = mine.links.dram_bytes_per_s;
+        found.device_bytes_per_s = mine.links.device_bytes_per_s;
+        if (mine.links.nvme_bytes_per_s > 0) found.nvme_bytes_per_s = mine.links.nvme_bytes_per_s;
+        found.update_overhead_s = mine.update_overhead_s;
+        found.out_of_place = mine.out_of_place;
+        found.device_beside = !mine.computes_on_host;
     }
     if (kernels) {
         const auto micro_batches = static_cast<double>(config.batch.micro_batches);
@@ -111,14 +112,19 @@ planner::MachineFigures planning_figures(const Config& config,
 
 planner::MachineFigures planning_figures(const Config& config,
                                          const std::vector<model::Layer>& layers,
-                                         const Figures* figures) {
+                                         const Figures* figures, int local_ranks) {
     if (!figures) return planner::default_figures(config);
-    return planning_figures(config, layers, figures->machine, figures->kernels);
+    return planning_figures(config, layers, figures->machine, figures->kernels, local_ranks);
+}
+
+Machine shared_by(Machine machine, int ranks) {
+    machine.links.nvme_bytes_per_s /= ranks;
+    machine.links.dram_bytes_per_s /= ranks;
+    return machine;
 }
 
 Figures shared_by(Figures of_machine, int ranks) {
-    of_machine.machine.links.nvme_bytes_per_s /= ranks;
-    of_machine.machine.links.dram_bytes_per_s /= ranks;
+    of_machine.machine = shared_by(std::move(of_machine.machine), ranks);
     return of_machine;
 }
 

@@ -11,18 +11,21 @@
 
 namespace ferry::train {
 
-// What is not known is the device kind's default.
+// What is not known is the device kind's default, which is a rank's; of what is known of a machine
+// its drives and memory are shared by the ranks on it.
 planner::MachineFigures planning_figures(const Config& config,
                                          const std::vector<model::Layer>& layers,
                                          const std::optional<Machine>& machine,
-                                         const std::optional<KernelTimes>& kernels);
+                                         const std::optional<KernelTimes>& kernels,
+                                         int local_ranks);
 // `figures` may be null: none are known.
 planner::MachineFigures planning_figures(const Config& config,
                                          const std::vector<model::Layer>& layers,
-                                         const Figures* figures);
+                                         const Figures* figures, int local_ranks);
 
 // What each of the ranks of a host has of it: they share the drives, and the memory that updates
 // stream through.
+Machine shared_by(Machine machine, int ranks);
 Figures shared_by(Figures of_machine, int ranks);
 
 // Says whose figures they were. `figures` may be null: the defaults.

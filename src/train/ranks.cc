@@ -222,9 +222,10 @@ void require_same_config(comm::Communicator& ranks, Executor& executor, const Co
 }
 
 void require_same_run(comm::Communicator& ranks, Executor& executor, const std::string& numerics,
-                      const TokenFileInfo& tokens) {
-    const std::array<comm::Fact, 2> facts{
-        {{"the numerics record", numerics}, {"the contents of data.tokens", hex(tokens.checksum)}}};
+                      const TokenFileInfo& tokens, const std::string& first_weights) {
+    const std::array<comm::Fact, 3> facts{{{"the numerics record", numerics},
+                                           {"the contents of data.tokens", hex(tokens.checksum)},
+                                           {"the weights to start from", first_weights}}};
     comm::require_same(ranks, executor, facts);
 }
 

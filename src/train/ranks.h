@@ -82,7 +82,7 @@ planner::Plan plan_of_rank(const Config& config, const Device& device,
 void require_same_config(comm::Communicator& ranks, Executor& executor, const Config& config);
 // Of what fixes the numbers beside them.
 void require_same_run(comm::Communicator& ranks, Executor& executor, const std::string& numerics,
-                      const TokenFileInfo& tokens);
+                      const TokenFileInfo& tokens, const std::string& first_weights);
 // The same for what the ranks will say to each other, of all schedules.
 void require_same_exchanges(comm::Communicator& ranks, Executor& executor,
                             std::span<const swap::Schedule* const> schedules);
