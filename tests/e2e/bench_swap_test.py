@@ -97,6 +97,19 @@ class RowsTest(BenchSwapTest):
             self.assertGreaterEqual(rows["swap-in"]["% on device"], 87 if "--on-device" in words else 0)
         self.assert_clean()
 
+    def test_state_on_a_gpu(self):
+        run = self.bench(self.drive, *QUICK, "--device", "cuda", "--gpu-memory", "4GiB",
+                         "--on-device", "0.5", "--compute-ms", "20", "--json")
+        if run.code == USAGE:
+            self.skipTest(run.err.splitlines()[0])
+        self.assertEqual(run.code, 0, run.err)
+        rows = {row["name"]: row for row in json.loads(run.out)["rows"]}
+        self.assertAlmostEqual(rows["step"]["% on device"], 50, delta=3)
+        self.assertGreater(rows["optimizer pass"]["h2d"], 0)
+        self.assertGreater(rows["optimizer pass"]["device busy %"], 0)
+        self.assertGreater(rows["step"]["seconds"], 0.02)
+        self.assert_clean()
+
     def test_a_gpu_that_is_not_there(self):
         run = self.ferry("bench", "swap", *QUICK, "--device", "cuda",
                          env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
