@@ -170,14 +170,14 @@ private:
         for (size_t i = 0; i < reports.size(); ++i) {
             const PassReport& report = reports[i];
             const auto bytes = static_cast<double>(stored_bytes(report));
-            const double dram = rehearsal_->dram_bytes(pass);
-            values.push_back((plain_ ? bytes : dram) / report.seconds * 1e-9);
+            const double updated = rehearsal_->update_bytes(pass, swap::Lane::team) +
+                                   rehearsal_->update_bytes(pass, swap::Lane::compute);
+            values.push_back((plain_ ? bytes : updated) / report.seconds * 1e-9);
             ratios.push_back(plain_ ? values.back() / plain[i] : 0);
             seconds.push_back(report.seconds);
-            const double compute = pass == Pass::step ? bench_.rehearsal.compute_seconds : 0;
-            bounds.push_back(std::max({compute, plain_ ? bytes * 1e-9 / plain[i] : 0,
-                                       dram / machine_.links.dram_bytes_per_s}) /
-                             report.seconds);
+            bounds.push_back(
+                std::max(memory_and_copies_s(pass, report), plain_ ? bytes * 1e-9 / plain[i] : 0) /
+                report.seconds);
         }
         Row row = plain_ ? compared(name_of(pass), "GB/s", values, plain, ratios)
                          : Row{.name = std::string(name_of(pass)) + ", in memory",
@@ -185,9 +185,26 @@ private:
                                .unit = "GB/s"};
         row.more = lanes_of(reports.back());
         row.more.emplace_back("GB moved", 1e-9 * static_cast<double>(stored_bytes(reports.back())));
+        row.more.emplace_back("% on device", 100 * rehearsal_->state_on(swap::Tier::device));
         row.more.emplace_back("seconds", median(seconds));
         row.more.emplace_back("% of bound", 100 * median(bounds));
         rows_.push_back(std::move(row));
+    }
+
+    // The longest of what a pass needs beside the drives, each alone: what the device computes, the
+    // updates in host memory, and the copies of either direction.
+    double memory_and_copies_s(Pass pass, const PassReport& report) const {
+        const train::LinkSpeeds& links = machine_.links;
+        const double on_device = rehearsal_->update_bytes(pass, swap::Lane::compute),
+                     on_host = rehearsal_->update_bytes(pass, swap::Lane::team) +
+                               (machine_.computes_on_host ? on_device : 0),
+                     pauses_s = pass == Pass::step ? bench_.rehearsal.compute_seconds : 0;
+        const auto copies_s = [&](swap::Lane lane) {
+            return static_cast<double>(on(report, lane).bytes) / links.copy_bytes_per_s;
+        };
+        return std::max({pauses_s + on_device / links.device_bytes_per_s,
+                         on_host / links.dram_bytes_per_s, copies_s(swap::Lane::h2d),
+                         copies_s(swap::Lane::d2h)});
     }
 
     // Of the last pass: links, and how much ran at the same time.
@@ -200,9 +217,12 @@ private:
              {swap::Lane::read, swap::Lane::write, swap::Lane::h2d, swap::Lane::d2h})
             figures.emplace_back(std::string(swap::name_of(lane)),
                                  gb_per_s(on(report, lane).bytes, report.seconds));
-        figures.emplace_back(
-            "team busy %",
-            1e-7 * static_cast<double>(on(report, swap::Lane::team).busy_ns) / report.seconds);
+        const auto busy = [&](const char* who, swap::Lane lane) {
+            const auto busy_ns = static_cast<double>(on(report, lane).busy_ns);
+            figures.emplace_back(who, 1e-7 * busy_ns / report.seconds);
+        };
+        busy("team busy %", swap::Lane::team);
+        busy("device busy %", swap::Lane::compute);
         figures.emplace_back("overlap", busy_s / report.seconds);
         return figures;
     }

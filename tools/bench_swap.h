@@ -22,7 +22,7 @@ struct SwapBench {
 };
 
 // A row a kind of pass: its GB/s to and from NVMe, beside those of plain transfers in the same
-// directions, taken in turns; without paths the update's GB/s in memory. Ends early, with what it
+// directions, taken in turns; without paths the updates' GB/s in memory. Ends early, with what it
 // has, when interrupted. Throws Error.
 std::vector<Row> measure_swap(const SwapBench& bench);
 

@@ -1,5 +1,5 @@
-// `ferry bench swap [PATH...]`: state of many parameters on host memory and drives, moved and
-// updated as training does, without a model.
+// `ferry bench swap [PATH...]`: state of many parameters on a device, host memory and drives, moved
+// and updated as training does, without a model.
 #include <spdlog/fmt/fmt.h>
 
 #include <CLI/CLI.hpp>
@@ -21,7 +21,8 @@ struct SwapOptions {
     std::vector<std::string> paths{}, passes{};
     double millions = 64;  // of 2^20 parameters
     std::string host{}, block{}, svg{}, precision = "bf16", optimizer = "adamw", backend = "auto";
-    double on_nvme = -1, compute_ms = 0, seconds = 1.5;
+    std::string device = "cpu", gpu_memory{};
+    double on_device = 0, on_nvme = -1, compute_ms = 0, seconds = 1.5;
     int64_t chunk = 0, layers = 8;
     int depth = 32, threads = 0, pairs = 0;
     bool buffered = false, verify = true, compare_fio = false, json = false;
@@ -54,6 +55,20 @@ std::vector<train::Pass> passes_of(const SwapOptions& options) {
     return passes;
 }
 
+// Of the optimizer state, on the drives at least: what the device is not to keep.
+double stored_part(const SwapOptions& options) {
+    if (options.on_nvme < 0) return 1 - options.on_device;
+    constexpr double kRounding = 1e-9;
+    if (options.on_device + options.on_nvme <= 1 + kRounding) return options.on_nvme;
+    throw Error(Trouble::usage,
+                {.what = "more than all of the optimizer state is asked for",
+                 .where = "--on-device, --on-nvme",
+                 .measured = fmt::format("{:g} + {:g}", options.on_device, options.on_nvme),
+                 .limit = "1",
+                 .remedy = "lower one of them, or leave --on-nvme out: then the drives get what "
+                           "the device does not"});
+}
+
 SwapBench bench_of(const SwapOptions& options) {
     SwapBench bench{.paths = options.paths,
                     .pairs = options.pairs > 0 ? options.pairs : (options.compare_fio ? 15 : 3),
@@ -71,8 +86,11 @@ SwapBench bench_of(const SwapOptions& options) {
     config.swap.bets = "off";
     // As a multiple of the optimizer's leaf; whatever is asked for is rounded up to it.
     config.swap.chunk_elements = options.chunk > 0 ? round_up(options.chunk, 4096) : 0;
-    if (!options.paths.empty())
-        config.swap.state_on_nvme = options.on_nvme >= 0 ? options.on_nvme : 1;
+    config.device = options.device;
+    config.swap.state_on_device = options.on_device;
+    if (!options.gpu_memory.empty())
+        config.budgets.device_bytes = parse_bytes(options.gpu_memory, "--gpu-memory");
+    if (!options.paths.empty()) config.swap.state_on_nvme = stored_part(options);
     if (!options.host.empty()) config.budgets.host_bytes = parse_bytes(options.host, "--host");
     config.io = {.backend = options.backend,
                  .block_bytes = block_of(options),
@@ -86,6 +104,9 @@ SwapBench bench_of(const SwapOptions& options) {
 std::string command_of(const SwapOptions& options) {
     std::string line = fmt::format("ferry bench swap {} --millions {:g} --layers {}",
                                    fmt::join(options.paths, " "), options.millions, options.layers);
+    if (options.device != "cpu") line += " --device " + options.device;
+    if (!options.gpu_memory.empty()) line += " --gpu-memory " + options.gpu_memory;
+    if (options.on_device > 0) line += fmt::format(" --on-device {:g}", options.on_device);
     if (!options.host.empty()) line += " --host " + options.host;
     if (options.on_nvme >= 0) line += fmt::format(" --on-nvme {:g}", options.on_nvme);
     if (options.chunk > 0) line += fmt::format(" --chunk {}", options.chunk);
@@ -105,6 +126,31 @@ std::string command_of(const SwapOptions& options) {
     return line + fmt::format(" --seconds {:g}", options.seconds);
 }
 
+// The configuration's keys are this command's options.
+std::string in_options(std::string text) {
+    static const std::vector<std::pair<std::string, std::string>> kOptions{
+        {"budgets.device", "--gpu-memory"},
+        {"budgets.host", "--host"},
+        {"swap.state_on_device", "--on-device"},
+        {"swap.chunk_elements", "--chunk"}};
+    for (const auto& [key, option] : kOptions) {
+        for (size_t at = text.find(key); at != std::string::npos; at = text.find(key, at))
+            text.replace(at, key.size(), option);
+    }
+    return text;
+}
+
+std::vector<Row> measure(const SwapBench& bench) {
+    try {
+        return measure_swap(bench);
+    } catch (const Error& error) {
+        Problem problem = error.problem();
+        problem.where = in_options(problem.where);
+        problem.remedy = in_options(problem.remedy);
+        throw Error(error.trouble(), std::move(problem));
+    }
+}
+
 void run_swap(const SwapOptions& options) {
     const SwapBench bench = bench_of(options);
     if (!options.svg.empty()) check_picture_file("--svg", options.svg);
@@ -114,7 +160,7 @@ void run_swap(const SwapOptions& options) {
         machine["fio_flags"] = fio_flags();
     }
     catch_interrupts();
-    const std::vector<Row> rows = measure_swap(bench);
+    const std::vector<Row> rows = measure(bench);
     if (options.json) {
         nlohmann::json object = rows_json(rows, command_of(options), machine);
         object["interrupted"] = interrupted();
@@ -136,7 +182,7 @@ std::string is_a_number(const std::string& text) {
 
 void add_what(CLI::App& command, SwapOptions& options) {
     command.add_option("paths", options.paths,
-                       "directories on the drives; without one, all is in host memory");
+                       "directories on the drives; without one, all is in memory");
     command.add_option("--millions", options.millions, "parameters, in units of 2^20")
         ->check(CLI::Range(0.001, 1048576.0))
         ->check(is_a_number)
@@ -144,14 +190,27 @@ void add_what(CLI::App& command, SwapOptions& options) {
     command.add_option("--layers", options.layers, "that they are spread over")
         ->check(CLI::Range(1, 100000))
         ->capture_default_str();
+    command.add_option("--device", options.device, "cpu: the host's processors; cuda: its GPU")
+        ->check(CLI::IsMember({"cpu", "cuda"}))
+        ->capture_default_str();
+    command.add_option("--gpu-memory", options.gpu_memory,
+                       "budget of the device's memory, also of the cpu's; default: on cuda all "
+                       "there is, on cpu what its buffers take, or with state there no limit");
+    command
+        .add_option("--on-device", options.on_device,
+                    "fraction of the optimizer state that the device keeps and updates")
+        ->check(CLI::Range(0.0, 1.0))
+        ->check(is_a_number)
+        ->capture_default_str();
     command.add_option("--host", options.host, "budget of host memory; default: unlimited");
     command
         .add_option("--on-nvme", options.on_nvme,
-                    "least fraction of the optimizer state on the drives; default: 1")
+                    "least fraction of the optimizer state on the drives; default: what "
+                    "--on-device leaves")
         ->check(CLI::Range(0.0, 1.0));
     command
         .add_option("--compute-ms", options.compute_ms,
-                    "of a step on the device: adds the row of a whole step")
+                    "that the device computes in a step: adds the row of a whole step")
         ->check(CLI::Range(0.0, 3.6e6));
     command
         .add_option("--passes", options.passes, "out, in, optimizer, step; default: all that fit")
@@ -204,9 +263,11 @@ void add_swap_bench(CLI::App& bench) {
         "GB/s to and from the drives; ratio: ferry / the other side in the same directions,\n"
         "the median over pairs. nvme read and write, h2d, d2h: GB/s of the last pass; overlap:\n"
         "seconds that all lanes were busy, over those that passed. % of bound: the longest of\n"
-        "compute, the drives' own time and the update's in memory, over the time it took.\n"
-        "The tiers are host memory and the drives: the device is a pause, keeps no state, and its\n"
-        "steps do not bet.\n"
+        "compute, copies of one direction, the drives' own time and the updates' in memory, each\n"
+        "alone, over the time it took.\n"
+        "The tiers are the device's memory, the host's and the drives. What the device keeps it\n"
+        "updates itself, and copies to and from it are real; what else it would compute is a\n"
+        "pause of its compute stream. Steps do not bet.\n"
         "Ctrl-C ends with what is known so far; a second one kills. The files, in\n"
         "PATH/ferry-bench and PATH/ferry-bench-plain, are removed at the end, whatever the end "
         "is.");

@@ -27,6 +27,10 @@ public:
     // Kernels are called inside a job: on the CPU device it runs on the stream's thread when its
     // turn comes, on CUDA it runs at once and its kernels are enqueued.
     virtual void launch(Job job) = 0;
+    // A kernel that does nothing for so long, or a little longer; called inside a job as kernels
+    // are. What follows on this stream waits for its end; the other streams, the caller and the
+    // device's memory are left alone. In virtual time the job's own duration stands for it.
+    virtual void pause(Nanos duration) = 0;
     // Either side may be device or page-locked host memory.
     virtual void copy(void* destination, const void* source, int64_t bytes) = 0;
     // After everything enqueued so far: ++counter, then the executor's wake(). Also when that work

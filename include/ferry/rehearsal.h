@@ -1,6 +1,6 @@
-// A run without a model: parameters on real tiers, moved and updated by the schedules, the store
-// and the optimizer of a training run. Only the kernels of the device are pauses. `ferry bench
-// swap`.
+// A run without a model: parameters on real tiers, moved and updated by the schedules, the store,
+// the device's streams and the optimizer of a training run. What else the device computes is a
+// pause on its compute stream. `ferry bench swap`.
 #pragma once
 
 #include <array>
@@ -33,9 +33,11 @@ struct PassReport {
 
 class Rehearsal {
 public:
-    // Of the configuration: budgets, swap, io, optimizer, precision, threads, verify. Plans,
-    // reserves, and gives everything first contents. A recording gets the lanes as its first rows,
-    // in their order. Throws Error.
+    // Of the configuration: device, budgets, swap, io, optimizer, precision, threads, verify.
+    // Plans, reserves, and gives everything first contents. On a CPU device without a limit that is
+    // to keep no state, weights live in host memory, or further away: its memory is the host's by
+    // another name. A recording gets the lanes as its first rows, in their order. Throws Error;
+    // does_not_fit also where budgets.device leaves room for less than swap.state_on_device.
     static std::unique_ptr<Rehearsal> make(const Config& config, const RehearsalOptions& options,
                                            const Runtime& runtime);
     virtual ~Rehearsal() = default;
@@ -45,7 +47,11 @@ public:
     // Everything but storage, measured alone.
     virtual Machine measure() = 0;
     virtual const planner::Plan& plan() const = 0;
-    virtual double dram_bytes(Pass pass) const = 0;  // that the pass's updates move in memory
+    // That the pass's updates on this lane read and write: the team in host memory, compute in the
+    // device's.
+    virtual double update_bytes(Pass pass, swap::Lane lane) const = 0;
+    virtual double state_on(
+        swap::Tier tier) const = 0;  // the part of the optimizer's that is there
     virtual uint64_t state_hash() = 0;
 };
 

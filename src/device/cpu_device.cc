@@ -6,8 +6,10 @@
 
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <limits>
+#include <thread>
 #include <vector>
 
 namespace ferry {
@@ -19,6 +21,10 @@ public:
         : executor_(executor), lane_(executor.add_lane(std::move(name), kDepth)), copies_(kDepth) {}
 
     void launch(Job job) override { executor_.post(lane_, job); }
+
+    void pause(Nanos duration) override {
+        if (!executor_.simulated()) std::this_thread::sleep_for(std::chrono::nanoseconds(duration));
+    }
 
     void copy(void* destination, const void* source, int64_t bytes) override {
         // The lane holds at most kDepth unfinished jobs, so the descriptor reused here is done

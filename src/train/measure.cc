@@ -74,10 +74,8 @@ std::map<KernelTimes::Kind, Work> distinct_kernels(const swap::Schedule& step, c
 
 }  // namespace
 
-namespace {
-
-// Repeats a pattern over device memory.
-void fill(const Bench& on, std::byte* to, int64_t bytes, std::span<const std::byte> pattern) {
+void fill_device(const Bench& on, std::byte* to, int64_t bytes,
+                 std::span<const std::byte> pattern) {
     Stream& up = on.device.stream(StreamKind::h2d);
     const auto piece = static_cast<int64_t>(pattern.size());
     for (int64_t at = 0; at < bytes; at += piece) {
@@ -85,8 +83,6 @@ void fill(const Bench& on, std::byte* to, int64_t bytes, std::span<const std::by
                    [&](int64_t) { up.copy(to + at, pattern.data(), std::min(piece, bytes - at)); });
     }
 }
-
-}  // namespace
 
 void fill_buffers(const Bench& on, std::span<std::byte> staging, int64_t vocab) {
     // Half of the staging memory for each pattern; a device buffer repeats it.
@@ -103,7 +99,7 @@ void fill_buffers(const Bench& on, std::span<std::byte> staging, int64_t vocab) 
         if (b.tier != swap::Tier::device) continue;
         const auto from =
             static_cast<planner::Class>(c) == planner::Class::tokens ? tokens : numbers;
-        fill(on, on.device.memory().data() + b.offset, b.bytes * b.count, from);
+        fill_device(on, on.device.memory().data() + b.offset, b.bytes * b.count, from);
     }
 }
 
@@ -200,7 +196,7 @@ double time_product(const Bench& on, std::span<const std::byte> numbers) {
     while (side >= kUnit && of(side).bytes > std::ssize(memory)) side -= kUnit;
     if (side < kUnit) return 0;
     Product product = of(side);
-    fill(on, memory.data(), 2 * product.operand_bytes, numbers);
+    fill_device(on, memory.data(), 2 * product.operand_bytes, numbers);
     Stream& compute = on.device.stream(StreamKind::compute);
     constexpr int64_t kTimes = 3;
     const auto time = [&] {

@@ -30,6 +30,8 @@ bool is_timed(const swap::Task& task);
 // Blocks are alike; edge layers and chunks of different sizes are not.
 KernelTimes::Kind kind_of(const swap::Task& task, const planner::Plan& plan);
 
+// Repeats a pattern in page-locked memory over device memory.
+void fill_device(const Bench& on, std::byte* to, int64_t bytes, std::span<const std::byte> pattern);
 // Fills the plan's device buffers with small numbers of every sign, in any compute type, and its
 // token buffers with tokens: what is left there by chance, zeros or denormals, takes other times.
 void fill_buffers(const Bench& on, std::span<std::byte> staging, int64_t vocab);

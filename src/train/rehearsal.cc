@@ -1,9 +1,10 @@
 #include "ferry/rehearsal.h"
 
-#include <algorithm>
-#include <chrono>
-#include <thread>
+#include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
+
+#include "arenas.h"
 #include "ferry/pinned_mem.h"
 #include "measure.h"
 #include "predict.h"
@@ -48,49 +49,115 @@ Config without_model(const Config& config) {
     return bare;
 }
 
-// On the device there is room for buffers: weights are in host memory, or further away.
-Plan plan_of(Config config, const RehearsalOptions& options) {
-    constexpr int64_t kSmall = 4096;  // bytes of what only a model would have
-    const auto plan = [&] {
-        return planner::make_plan(config, layers_for(options), numerics_of(config),
-                                  {.activation = kSmall, .scratch = kSmall}, format_of(config),
-                                  planner::default_figures(config));
-    };
-    const auto keeps_weights = [](const Plan& made) {
-        return std::any_of(made.layer_plans.begin(), made.layer_plans.end(),
-                           [](const planner::LayerPlan& layer) { return layer.resident; });
-    };
-    Plan made = plan();
-    while (keeps_weights(made)) {
-        config.budgets.device_bytes = device_buffer_bytes(made);
-        made = plan();
+double state_share(const Plan& plan, swap::Tier tier) {
+    int64_t there = 0, all = 0;
+    for (const planner::Chunk& chunk : plan.chunks) {
+        all += chunk.count;
+        if (plan.objects[chunk.state].home == tier) there += chunk.count;
     }
-    return made;
+    return static_cast<double>(there) / static_cast<double>(all);
 }
+
+// Where the plans of a rehearsal come from.
+class Planning {
+public:
+    Planning(const Config& config, const RehearsalOptions& options, const Device& device)
+        : config_(within(config, device)), options_(options), device_(device) {}
+
+    Plan make() const {
+        Plan plan = plan_with(config_.budgets.device_bytes);
+        const bool limited = config_.budgets.device_bytes != kUnlimited;
+        if (limited) require_state_on_device(plan);
+        const bool buffers_alone = !limited && config_.swap.state_on_device <= 0;
+        while (buffers_alone && keeps_weights(plan)) plan = plan_with(device_buffer_bytes(plan));
+        return plan;
+    }
+
+private:
+    Plan plan_with(int64_t device_bytes) const {
+        constexpr int64_t kSmall = 4096;  // bytes of what only a model would have
+        Config config = config_;
+        config.budgets.device_bytes = device_bytes;
+        try {
+            return planner::make_plan(config, layers_for(options_), numerics_of(config),
+                                      {.activation = kSmall,
+                                       .scratch = kSmall,
+                                       .overhead = overhead_of(device_),
+                                       .maps_host = device_.kind() == DeviceKind::cuda},
+                                      format_of(config), planner::default_figures(config));
+        } catch (const Error& error) {
+            Problem problem = error.problem();
+            if (problem.where != "budgets.device") throw;
+            problem.remedy.resize(problem.remedy.find(", or "));  // what else a model could do
+            problem.remedy += ", or spread the parameters over more layers";
+            throw Error(error.trouble(), std::move(problem));
+        }
+    }
+
+    static bool keeps_weights(const Plan& plan) {
+        return std::ranges::any_of(plan.layer_plans, &planner::LayerPlan::resident);
+    }
+
+    // State is kept there by whole chunks, so a part of one may be missing.
+    void require_state_on_device(const Plan& plan) const {
+        const double stored = std::max(0.0, config_.swap.state_on_nvme);
+        const double asked = std::min(config_.swap.state_on_device, 1 - stored);
+        const double kept = state_share(plan, swap::Tier::device);
+        double elements = 0;
+        for (const planner::Chunk& chunk : plan.chunks)
+            elements += static_cast<double>(chunk.count);
+        if (kept * elements + static_cast<double>(plan.chunk_elements) >= asked * elements) return;
+        const Plan enough = plan_with(kUnlimited);
+        const int64_t bytes = enough.device_bytes + enough.device_overhead_bytes;
+        throw Error(
+            Trouble::does_not_fit,
+            {.what = "the device has no room for so much of the optimizer state",
+             .where = "budgets.device, swap.state_on_device",
+             .measured = fmt::format("{:.4f} of it fits beside buffers and weights", kept),
+             .limit = fmt::format("{} for {:g} of it", format_bytes(config_.budgets.device_bytes),
+                                  config_.swap.state_on_device),
+             .remedy = fmt::format("set budgets.device to {} ({}) or more, or lower "
+                                   "swap.state_on_device",
+                                   bytes, format_bytes(bytes))});
+    }
+
+    const Config config_;
+    const RehearsalOptions& options_;
+    const Device& device_;
+};
 
 // Pauses where the device would compute; updates are real.
 class PausedKernels final : public swap::Kernels {
 public:
-    PausedKernels(const Plan& plan, NodeTeams& teams, double block_seconds)
-        : updates_(plan, teams, {}), block_seconds_(block_seconds) {}
+    PausedKernels(const Plan& plan, NodeTeams& teams, Device& device, double block_seconds)
+        : updates_(plan, teams, {.device = &device}),
+          compute_(device.stream(StreamKind::compute)),
+          block_seconds_(block_seconds) {}
 
     void run(const swap::Call& call) noexcept override {
-        if (call.task->lane == swap::Lane::compute) return pause(static_cast<Op>(call.task->op));
-        if (static_cast<Op>(call.task->op) != Op::load_tokens) updates_.run(call);
+        const auto op = static_cast<Op>(call.task->op);
+        if (op == Op::update) return updates_.run(call);
+        if (call.task->lane == swap::Lane::compute) pause(call, op);
     }
     std::string describe(const swap::Call& call) const override { return updates_.describe(call); }
     StepStates& states() { return updates_.states(); }
 
 private:
-    void pause(Op op) const {
+    void pause(const swap::Call& call, Op op) noexcept {
         const double part = op == Op::forward    ? kForwardPart
                             : op == Op::backward ? 1 - kForwardPart
                                                  : 0;
-        if (part > 0 && block_seconds_ > 0)
-            std::this_thread::sleep_for(std::chrono::duration<double>(part * block_seconds_));
+        const auto duration = static_cast<Nanos>(part * block_seconds_ * 1e9);
+        if (duration == 0) return;
+        try {
+            compute_.pause(duration);
+        } catch (const Error& error) {
+            call.store->fail(error);
+        }
     }
 
     StepKernels updates_;
+    Stream& compute_;
     double block_seconds_;
 };
 
@@ -102,21 +169,26 @@ public:
           machine_(machine_for(config_)),
           teams_(make_teams(config_, machine_, executor_, 1)),
           hyper_(hyper_of(config_)),
-          device_(Device::open(DeviceKind::cpu, executor_)),
-          plan_(within_memory(plan_of(config_, options), config_, machine_, *device_)),
+          device_(Device::open(device_from(config_.device), executor_)),
+          plan_(within_memory(Planning(config_, options, *device_).make(), config_, machine_,
+                              *device_)),
           pool_(machine_, plan_.host_bytes),
-          arena_(reserve()),
+          arena_(reserve_arenas(plan_, *device_, *teams_, pool_, start_up_)),
           volume_(plan_.slot_classes.empty()
                       ? nullptr
                       : runtime.open_volume(volume_options(config_, plan_, machine_, arena_, 0),
                                             executor_)),
-          kernels_(plan_, *teams_,
+          kernels_(plan_, *teams_, *device_,
                    options.compute_seconds / static_cast<double>(plan_.layers.size() - 2)),
           store_(swap::Store::make(store_options(runtime.recording), executor_, *device_,
                                    volume_.get(), kernels_)) {
+        pool_.seal();
         for (int p = 0; p < kPasses; ++p)
             schedules_[static_cast<size_t>(p)] = record(static_cast<Pass>(p));
+        lock_homes(plan_, *device_, pool_, arena_).get();
+        if (device_->kind() == DeviceKind::cuda) load_update();
         fill();
+        if (device_->kind() == DeviceKind::cuda) check_device_memory(*device_, plan_, config_);
         store_->reset_report();
     }
 
@@ -134,35 +206,43 @@ public:
     }
 
     Machine measure() override {
-        const Bench on{plan_, *device_, executor_, kernels_, *store_};
-        Machine machine{.threads = teams_->all().threads()};
-        machine.links.copy_bytes_per_s = time_copies(on, buffer(Class::weight_piece));
-        machine.links.dram_bytes_per_s =
-            time_updates(*teams_, machine_, optim::scalars_of(hyper_, 1, 1.0), plan_,
-                         updated_bytes(plan_))
-                .bytes_per_s;
+        const optim::Scalars scalars = optim::scalars_of(hyper_, 1, 1.0);
+        Machine machine{.threads = teams_->all().threads(),
+                        .computes_on_host = device_->kind() == DeviceKind::cpu};
+        LinkSpeeds& links = machine.links;
+        links.copy_bytes_per_s = time_copies(bench(), buffer(Class::weight_piece));
+        links.dram_bytes_per_s =
+            time_updates(*teams_, machine_, scalars, plan_, updated_bytes(plan_)).bytes_per_s;
+        links.device_bytes_per_s = machine.computes_on_host ? links.dram_bytes_per_s
+                                                            : time_device_updates(bench(), scalars);
         machine.check_bytes_per_s = time_checks(buffer(Class::stage));
+        fill_buffers();  // some were measured on
         return machine;
     }
 
     const Plan& plan() const override { return plan_; }
 
-    double dram_bytes(Pass pass) const override {
+    double update_bytes(Pass pass, swap::Lane lane) const override {
         double bytes = 0;
-        for (const swap::Task& task : schedule(pass).tasks) bytes += bytes_of_update(plan_, task);
+        for (const swap::Task& task : schedule(pass).tasks)
+            bytes += task.lane == lane ? bytes_of_update(plan_, task) : 0;
         return bytes;
     }
+
+    double state_on(swap::Tier tier) const override { return state_share(plan_, tier); }
 
     uint64_t state_hash() override {
         return StateIo(plan_, *store_, teams_->all(), StateIo::staging_of(plan_, arena_)).hash();
     }
 
 private:
-    std::span<std::byte> reserve() {
-        device_->reserve(plan_.device_bytes);
-        const auto arena = pool_.reserve("state and staging", plan_.host_bytes, *teams_);
-        pool_.seal();
-        return arena;
+    Bench bench() { return {plan_, *device_, executor_, kernels_, *store_}; }
+
+    // Onto the GPU, before there is state that it would change.
+    void load_update() {
+        kernels_.states()[-1].settled.fill(optim::scalars_of(hyper_, 1, 1.0));
+        warm_up(schedule(Pass::optimizer), bench());
+        store_->drain();  // throws what went wrong
     }
 
     swap::StoreOptions store_options(trace::Recording* recording) const {
@@ -210,33 +290,49 @@ private:
         return arena_.subspan(static_cast<size_t>(b.offset), static_cast<size_t>(b.bytes));
     }
 
-    // Every buffer of a class alike, with positive numbers of one size in any type: state wherever
-    // p, m and v are cut out of them.
-    void fill_class(Class c) {
-        const planner::Buffers& b = plan_.buffers[static_cast<size_t>(c)];
-        const std::span<std::byte> memory =
-            b.tier == swap::Tier::device ? device_->memory() : arena_;
-        teams_->all().parallel(b.count, [&](int64_t i) {
-            auto* words = reinterpret_cast<uint32_t*>(memory.data() + b.offset + i * b.bytes);
-            for (uint64_t w = 0; w < static_cast<uint64_t>(b.bytes) / 4; ++w) {
-                const auto noise = static_cast<uint32_t>((w + 1) * 0x9e3779b97f4a7c15U >> 32);
+    // Positive numbers of one size in any type: state wherever p, m and v are cut out of them.
+    void fill_words(std::span<std::byte> host) {
+        constexpr int64_t kPart = 64 * kKiB;  // of words, a thread's at a time
+        auto* words = reinterpret_cast<uint32_t*>(host.data());
+        const int64_t count = std::ssize(host) / 4;
+        teams_->all().parallel(ceil_div(count, kPart), [&](int64_t part) {
+            const int64_t end = std::min(count, (part + 1) * kPart);
+            for (int64_t w = part * kPart; w < end; ++w) {
+                const auto noise =
+                    static_cast<uint32_t>(static_cast<uint64_t>(w + 1) * 0x9e3779b97f4a7c15U >> 32);
                 words[w] = 0x3c803c80U | (noise & 0x007f007fU);
             }
         });
+    }
+    void fill_class(Class c) {
+        const planner::Buffers& b = plan_.buffers[static_cast<size_t>(c)];
+        for (int64_t i = 0; i < b.count; ++i)
+            fill_words(arena_.subspan(static_cast<size_t>(b.offset + i * b.bytes),
+                                      static_cast<size_t>(b.bytes)));
     }
     void fill_stages() {
         fill_class(Class::stage);
         fill_class(Class::weight_piece);
     }
 
-    void fill() {
+    void fill_buffers() {
         fill_stages();
-        // What the pauses leave of a gradient, on its way to the host.
-        fill_class(Class::wire);
+        // What the pauses leave of a gradient, on its way to the host: as all are at first.
+        const planner::Buffers& wire = plan_.buffers[static_cast<size_t>(Class::wire)];
+        for (int64_t i = 0; i < wire.count; ++i)
+            fill_device(bench(), device_->memory().data() + wire.offset + i * wire.bytes,
+                        wire.bytes, buffer(Class::stage));
+    }
+
+    void fill() {
+        fill_buffers();
         for (const planner::Chunk& chunk : plan_.chunks) {
             for (const swap::ObjectId object : {chunk.weight, chunk.state, chunk.gradient}) {
                 const auto bytes = static_cast<size_t>(plan_.objects[object].bytes);
-                store_->put(object, buffer(Class::stage).first(bytes));
+                if (const auto home = store_->in_host(object); !home.empty())
+                    fill_words(home);
+                else
+                    store_->put(object, buffer(Class::stage).first(bytes));
             }
         }
     }
@@ -248,6 +344,7 @@ private:
     const optim::Hyper hyper_;
     std::unique_ptr<Device> device_;
     Plan plan_;
+    StartUp start_up_{executor_};
     pinned_mem::Pool pool_;
     std::span<std::byte> arena_;
     std::unique_ptr<aio::Volume> volume_;

@@ -335,16 +335,20 @@ std::vector<double> attention_flops(const model::Decoder& decoder) {
     return flops;
 }
 
-planner::DeviceNeeds needs_of(const Device& device, const model::Decoder& decoder) {
-    // The driver loads a kernel's code at its first call; Engine measures again after that.
+int64_t overhead_of(const Device& device) {
+    if (device.kind() == DeviceKind::cpu) return 0;
+    // The driver loads a kernel's code at its first call; check_device_memory() measures after it.
     constexpr int64_t kCodeBytes = 64 * kMiB;
-    const bool gpu = device.kind() == DeviceKind::cuda;
+    return round_up(device.overhead_bytes() + kCodeBytes, kMiB);
+}
+
+planner::DeviceNeeds needs_of(const Device& device, const model::Decoder& decoder) {
     return {.activation = decoder.activation_bytes(),
             .scratch = decoder.scratch_bytes(),
-            .overhead = gpu ? round_up(device.overhead_bytes() + kCodeBytes, kMiB) : 0,
+            .overhead = overhead_of(device),
             .attention = decoder.attention_bytes(),
             .attention_flops = attention_flops(decoder),
-            .maps_host = gpu};
+            .maps_host = device.kind() == DeviceKind::cuda};
 }
 
 Config within(const Config& config, const Device& device) {

@@ -63,7 +63,10 @@ std::string machine_text(const Device& device, const Config& config);
 std::unique_ptr<ops::Ops> ops_on(Device& device, const Config& config, Team& team);
 // Operations of each block's forward attention on a micro-batch, with the keys that a query sees.
 std::vector<double> attention_flops(const model::Decoder& decoder);
-// What the planner must know of them. Makes room for kernels that are loaded at their first call.
+// What this process will hold on a GPU beside its arena: as measured now, with room for kernels
+// that are loaded at their first call. 0 on the CPU device.
+int64_t overhead_of(const Device& device);
+// What the planner must know of them.
 planner::DeviceNeeds needs_of(const Device& device, const model::Decoder& decoder);
 // The configuration with the device budget that this device can give.
 Config within(const Config& config, const Device& device);

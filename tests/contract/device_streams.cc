@@ -66,6 +66,55 @@ TEST_P(DeviceContract, SignalsComeAfterTheWorkBeforeThem) {
     }
 }
 
+struct Pause {
+    Stream& stream;
+    Nanos duration;
+    Job job() {
+        return {[](void* context, uint64_t) {
+                    const Pause& pause = *static_cast<const Pause*>(context);
+                    pause.stream.pause(pause.duration);
+                },
+                this};
+    }
+};
+
+TEST_P(DeviceContract, APauseHoldsUpWhatFollowsOnItsStream) {
+    Stream& compute = device_->stream(StreamKind::compute);
+    std::vector<std::byte> seen(4096, std::byte{7});
+    Pause pause{compute, Nanos{30'000'000}};
+    const Nanos start = executor_->now();
+    compute.launch(pause.job());
+    compute.launch(pause.job());
+    compute.copy(seen.data(), device_->memory().data(), 4096);
+    compute.signal(counter_);
+    wait_for(1);
+    EXPECT_GE(executor_->now() - start, 2 * pause.duration);
+    EXPECT_EQ(seen, std::vector<std::byte>(4096));
+}
+
+// Longer and longer pauses: on a busy machine a copy may take its time.
+TEST_P(DeviceContract, OtherStreamsAndTheCallerPassAPause) {
+    std::vector<std::byte> up(4096, std::byte{7}), down(4096);
+    std::atomic<uint64_t> paused = 0;
+    uint64_t pauses = 0, copies = 0;
+    for (Nanos duration = 50'000'000;; duration *= 2) {
+        ASSERT_LT(duration, Nanos{30'000'000'000}) << "nothing ever overtook a pause";
+        Pause pause{device_->stream(StreamKind::compute), duration};
+        pause.stream.launch(pause.job());
+        pause.stream.signal(paused);
+        device_->stream(StreamKind::h2d).copy(device_->memory().data(), up.data(), 4096);
+        device_->stream(StreamKind::h2d).signal(counter_);
+        wait_for(++copies);
+        device_->stream(StreamKind::d2h).copy(down.data(), device_->memory().data(), 4096);
+        device_->stream(StreamKind::d2h).signal(counter_);
+        wait_for(++copies);
+        EXPECT_EQ(down, up);
+        const bool overtaken = paused.load(std::memory_order_acquire) == pauses++;
+        while (paused.load(std::memory_order_acquire) < pauses) executor_->wait(kForever);
+        if (overtaken) return;
+    }
+}
+
 // Host memory that is page-locked in pieces; copies that lie across them.
 TEST_P(DeviceContract, CopiesCrossLockedPieces) {
     constexpr size_t kPiece = 64 * kKiB, kPieces = 4;

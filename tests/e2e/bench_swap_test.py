@@ -2,13 +2,14 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import time
 import unittest
 import xml.etree.ElementTree
 
-from harness import USAGE, DriveTest
+from harness import DOES_NOT_FIT, USAGE, DriveTest
 
 MIB = 1 << 20
 # 3 MiB of state in 24 chunks; what is printed is checked here, not how fast it is.
@@ -62,6 +63,59 @@ class RowsTest(BenchSwapTest):
         self.assertEqual(list(rows), ["optimizer pass, in memory"])
         self.assertIsNone(rows["optimizer pass, in memory"]["reference"])
 
+    def test_state_on_the_device(self):
+        """Half of it there, the rest on the drive: half of the bytes, and copies of what is not."""
+        words = ["--device", "cpu", "--on-device", "0.5", "--gpu-memory", "4MiB"]
+        table, rows = self.rows(self.drive, *QUICK, *words, "--compute-ms", "20")
+        self.assertIn("--gpu-memory 4MiB --on-device 0.5", table["command"])
+        for row in rows.values():
+            # By whole chunks, of which the blocks have eight each.
+            self.assertAlmostEqual(row["% on device"], 50, delta=3)
+        moved = rows["optimizer pass"]["GB moved"] * 1e9
+        self.assertAlmostEqual(moved / 2 / (6 * MIB / 4), 1, delta=0.1)
+        self.assertGreater(rows["optimizer pass"]["device busy %"], 0)
+        self.assertEqual(rows["swap-in"]["device busy %"], 0)
+        self.assertGreater(rows["step"]["d2h"], 0)
+        _, again = self.rows(*table["command"].split()[3:])
+        self.assertEqual(again["step"]["% on device"], rows["step"]["% on device"])
+        _, whole = self.rows(*QUICK, "--on-device", "1")
+        row = whole["optimizer pass, in memory"]
+        self.assertEqual((row["% on device"], row["team busy %"], row["h2d"]), (100, 0, 0))
+        self.assertGreater(row["value"], 0)
+        self.assert_clean()
+
+    def test_a_device_with_too_little_memory(self):
+        """One error in this command's words, and the budget that it names works."""
+        for words, what in ((["--gpu-memory", "64KiB"], "too small for one layer"),
+                            (["--gpu-memory", "1MiB", "--on-device", "0.9"], "no room for so much")):
+            run = self.bench(self.drive, *QUICK, *words)
+            self.assert_refused(run, DOES_NOT_FIT, what, "--gpu-memory", "measured:", "limit:", "do:")
+            self.assertNotIn("batch.", run.err)
+            self.assertNotIn("budgets.device", run.err)
+            words[1] = re.search(r"set --gpu-memory to (\d+)", run.err).group(1)
+            _, rows = self.rows(self.drive, *QUICK, *words)
+            self.assertGreaterEqual(rows["swap-in"]["% on device"], 87 if "--on-device" in words else 0)
+        self.assert_clean()
+
+    def test_state_on_a_gpu(self):
+        run = self.bench(self.drive, *QUICK, "--device", "cuda", "--gpu-memory", "4GiB",
+                         "--on-device", "0.5", "--compute-ms", "20", "--json")
+        if run.code == USAGE:
+            self.skipTest(run.err.splitlines()[0])
+        self.assertEqual(run.code, 0, run.err)
+        rows = {row["name"]: row for row in json.loads(run.out)["rows"]}
+        self.assertAlmostEqual(rows["step"]["% on device"], 50, delta=3)
+        self.assertGreater(rows["optimizer pass"]["h2d"], 0)
+        self.assertGreater(rows["optimizer pass"]["device busy %"], 0)
+        self.assertGreater(rows["step"]["seconds"], 0.02)
+        self.assert_clean()
+
+    def test_a_gpu_that_is_not_there(self):
+        run = self.ferry("bench", "swap", *QUICK, "--device", "cuda",
+                         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+        self.assert_refused(run, USAGE, "device", "cpu")
+        self.assert_clean()
+
     def test_only_some_passes(self):
         _, rows = self.rows(self.drive, *QUICK, "--passes", "optimizer,in")
         self.assertEqual(list(rows), ["swap-in", "optimizer pass"])
@@ -99,7 +153,9 @@ class RowsTest(BenchSwapTest):
         for words in (["--millions", "0"], ["--millions", "nan"], ["--on-nvme", "2"],
                       ["--block", "3KiB"], ["--depth", "0"], ["--pairs", "0"],
                       ["--precision", "int8"], ["--optimizer", "adamax"], ["--host", "much"],
-                      ["--backend", "dma"], ["--passes", "sideways"], ["--svg", "/none/a.svg"], ["--compute-ms", "-1"]):
+                      ["--backend", "dma"], ["--passes", "sideways"], ["--svg", "/none/a.svg"], ["--compute-ms", "-1"],
+                      ["--device", "tpu"], ["--gpu-memory", "much"], ["--on-device", "1.5"], ["--on-device", "nan"],
+                      ["--on-device", "0.6", "--on-nvme", "0.7"]):
             self.assertEqual(self.bench(self.drive, *words).code, USAGE, words)
         self.assert_refused(self.bench(self.path("absent")), USAGE, "No such file")
         self.assert_clean()

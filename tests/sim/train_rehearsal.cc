@@ -30,7 +30,8 @@ public:
         : executor_(make_simulated_executor(seed)),
           disk_({.seed = seed}, *executor_),
           rehearsal_(Rehearsal::make(
-              config, {.parameters = kBlocks * kElements, .layers = kBlocks},
+              config,  // Hours of pauses, which pass in virtual time.
+              {.parameters = kBlocks * kElements, .layers = kBlocks, .compute_seconds = 1e4},
               {.executor = executor_.get(),
                .open_volume = [this](aio::VolumeOptions volume, Executor& executor) {
                    volume.write_once = false;
@@ -74,7 +75,8 @@ TEST(Rehearsal, MovesWhatLivesOnNvme) {
         EXPECT_EQ(bytes(report, Lane::read), kStateBytes);
         EXPECT_EQ(bytes(report, Lane::write), kStateBytes);
         // p, m, v read and written, the gradient read, the weight written.
-        EXPECT_EQ(rehearsal->dram_bytes(pass), static_cast<double>(kStateBytes) / 12 * 28);
+        EXPECT_EQ(rehearsal->update_bytes(pass, Lane::team),
+                  static_cast<double>(kStateBytes) / 12 * 28);
         EXPECT_EQ(bytes(report, Lane::h2d) > 0, pass == Pass::step);
     }
 }

@@ -1,7 +1,10 @@
 #include "cuda_stream.h"
 
 #include <algorithm>
+#include <bit>
+#include <chrono>
 #include <limits>
+#include <thread>
 
 #include "status.h"
 
@@ -67,6 +70,16 @@ CudaStream::~CudaStream() {
     cudaStreamSynchronize(stream_);
     for (const Signal& signal : signals_) cudaEventDestroy(signal.event);
     cudaStreamDestroy(stream_);
+}
+
+// By a host function: it takes neither a multiprocessor nor memory bandwidth from what runs beside
+// it. The driver calls one at a time, but nothing else waits for that thread: signals are events.
+void CudaStream::pause(Nanos duration) {
+    const cudaHostFn_t sleep = [](void* nanoseconds) {
+        std::this_thread::sleep_for(std::chrono::nanoseconds(std::bit_cast<Nanos>(nanoseconds)));
+    };
+    enqueued(cudaLaunchHostFunc(stream_, sleep, std::bit_cast<void*>(duration)),
+             "cudaLaunchHostFunc");
 }
 
 void CudaStream::copy(void* destination, const void* source, int64_t bytes) {

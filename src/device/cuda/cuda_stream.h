@@ -43,6 +43,7 @@ public:
     ~CudaStream() override;
 
     void launch(Job job) override { job.run(job.context, job.argument); }
+    void pause(Nanos duration) override;
     void copy(void* destination, const void* source, int64_t bytes) override;
     void signal(std::atomic<uint64_t>& counter) override;
     void* native() noexcept override { return stream_; }
