@@ -88,7 +88,8 @@ private:
         } catch (const Error& error) {
             Problem problem = error.problem();
             if (problem.where != "budgets.device") throw;
-            problem.remedy.resize(problem.remedy.find(", or "));  // what else a model could do
+            problem.remedy.erase(std::min(problem.remedy.find(", or "),  // as a model could
+                                          problem.remedy.size()));
             problem.remedy += ", or spread the parameters over more layers";
             throw Error(error.trouble(), std::move(problem));
         }

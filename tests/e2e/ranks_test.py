@@ -1,6 +1,8 @@
 """Several ranks, as a user starts them: mpirun -n N ferry train CONFIG."""
 
+import json
 import os
+import pathlib
 import re
 import shutil
 import signal
@@ -11,6 +13,7 @@ import unittest
 from harness import FERRY, USAGE, FerryTest
 
 RANK_LOST = 6
+MODELS = pathlib.Path(__file__).resolve().parents[1] / "golden" / "hf"
 MORTAL = os.path.join(os.environ.get("FERRY_BUILD_DIR", ""), "libmortal_rank.so")
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
 # What a rank needs that this machine may lack, or guesses at slowly.
@@ -204,6 +207,44 @@ class Ranks(FerryTest):
                 self.assertEqual(run.returncode, USAGE, run.stderr)
                 self.assertIn(f"rank 1: {key}\n", run.stderr)
                 self.assertFalse(os.path.exists(self.path("export")))
+
+    def test_ranks_whose_model_directories_differ(self):
+        """Each below a directory of its own, as on hosts of their own."""
+        for host in ("a", "b"):
+            shutil.copytree(MODELS / "llama", self.path(f"{host}/model"))
+        tokens, ids = self.path("of-ids.bin"), self.path("ids")
+        with open(ids, "wb") as file:
+            file.write(b"".join((i % 60).to_bytes(2, "little") for i in range(2000)))
+        done = self.ferry("data", ids, "-o", tokens, "--ids", "uint16", "--vocab", "67")
+        self.assertEqual(done.code, 0, done.err)
+
+        def of_model(load):
+            return self.command(self.config(model={"path": "model", "load": load}, batch__sequence=8,
+                                            data__tokens=tokens, steps=1))
+
+        def run(command):
+            sides = [["-n", "1", "-wdir", self.path(host), FERRY, *command] for host in ("a", "b")]
+            return subprocess.run([*MPIRUN, *sides[0], ":", *sides[1]], capture_output=True, text=True,
+                                  timeout=120, check=False, env=ENVIRONMENT)
+        alike = run(of_model(True))
+        self.assertEqual(alike.returncode, 0, alike.stderr)
+        weights = self.path("b/model/model-00003-of-00003.safetensors")
+        with open(weights, "r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            last = file.read(1)
+            file.seek(-1, os.SEEK_END)
+            file.write(bytes([last[0] ^ 0x40]))
+        refused = run(of_model(True))
+        self.assertEqual(refused.returncode, USAGE, refused.stderr)
+        self.assertIn("rank 1: the weights to start from", refused.stderr)
+        with open(self.path("b/model/config.json"), encoding="utf-8") as file:
+            description = json.load(file)
+        description["initializer_range"] = 0.5
+        with open(self.path("b/model/config.json"), "w", encoding="utf-8") as file:
+            json.dump(description, file)
+        refused = run(of_model(False))
+        self.assertEqual(refused.returncode, USAGE, refused.stderr)
+        self.assertIn("random, of standard deviation 0.5", refused.stderr)
 
     def test_ranks_of_another_build(self):
         other = self.path("ferry-of-tomorrow")

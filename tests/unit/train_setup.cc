@@ -5,6 +5,7 @@
 
 #include <filesystem>
 
+#include "plan_figures.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ferry::train {
@@ -50,6 +51,20 @@ TEST(Threads, AreTheCoresButForThoseThatExchange) {
     EXPECT_EQ(threads_for(config, machine, 2), 10);
     config.threads = 5;
     EXPECT_EQ(threads_for(config, machine, 2), 5);
+}
+
+TEST(PlanningFigures, OfAHostAreSharedByItsRanks) {
+    const Machine host{.links = {.copy_bytes_per_s = 5e10,
+                                 .nvme_bytes_per_s = 4e9,
+                                 .dram_bytes_per_s = 1.6e11,
+                                 .device_bytes_per_s = 4e12}};
+    const planner::MachineFigures one = planning_figures({}, {}, host, {}, 1),
+                                  two = planning_figures({}, {}, host, {}, 2);
+    EXPECT_EQ(one.dram_bytes_per_s, 1.6e11);
+    EXPECT_EQ(two.dram_bytes_per_s, 0.8e11);
+    EXPECT_EQ(two.nvme_bytes_per_s, 2e9);
+    EXPECT_EQ(two.copy_bytes_per_s, one.copy_bytes_per_s);
+    EXPECT_EQ(two.device_bytes_per_s, one.device_bytes_per_s);
 }
 
 // Of 512 MiB left, 32 MiB are for what the process is still to take beside its arenas.
