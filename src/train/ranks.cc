@@ -6,9 +6,11 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <optional>
 
 #include "schedules.h"
 #include "settle.h"
@@ -16,6 +18,8 @@
 
 namespace ferry::train {
 namespace {
+
+constexpr std::string_view kRankDirectory = "rank-";  // and its number
 
 int64_t share_of(int64_t bytes, int parts) { return bytes == kUnlimited ? bytes : bytes / parts; }
 
@@ -102,14 +106,48 @@ Config config_of_rank(const Config& config, const World& world) {
     of_rank.evaluate.micro_batches = ceil_div(config.evaluate.micro_batches, world.ranks);
     of_rank.budgets.host_bytes = share_of(config.budgets.host_bytes, world.local_ranks);
     for (NvmePath& path : of_rank.budgets.nvme) {
-        path.path += fmt::format("/rank-{}", world.rank);
+        path.path += fmt::format("/{}{}", kRankDirectory, world.rank);
         path.size_bytes = share_of(path.size_bytes, world.local_ranks);
     }
     if (config.threads > 0) of_rank.threads = std::max(1, config.threads / world.local_ranks);
     return of_rank;
 }
 
+namespace {
+
+// The rank whose directory this could be; none: it is nobody's.
+std::optional<int> rank_of(const std::filesystem::path& directory) {
+    const std::string name = directory.filename();
+    if (!name.starts_with(kRankDirectory)) return {};
+    int rank = -1;
+    const char* end = name.data() + name.size();
+    const auto read = std::from_chars(name.data() + kRankDirectory.size(), end, rank);
+    return read.ptr == end && rank >= 0 ? std::optional(rank) : std::nullopt;
+}
+
+// Nobody of this run will look there, so it is said.
+void warn_of_more_ranks(const Config& config, const World& world) {
+    if (world.rank % world.local_ranks != 0) return;  // one rank of a host does
+    for (const NvmePath& path : config.budgets.nvme) {
+        std::error_code reason;
+        for (const auto& entry : std::filesystem::directory_iterator(path.path, reason)) {
+            const std::optional<int> rank = rank_of(entry.path());
+            if (!rank || (world.ranks > 1 && *rank < world.ranks)) continue;
+            int64_t bytes = 0;
+            for (const auto& file : std::filesystem::directory_iterator(entry.path(), reason)) {
+                const std::uintmax_t size = file.file_size(reason);
+                bytes += reason ? 0 : static_cast<int64_t>(size);
+            }
+            log_warn(fmt::format("{} holds {} of a run of more ranks: if that has ended, remove it",
+                                 entry.path().string(), format_bytes(bytes)));
+        }
+    }
+}
+
+}  // namespace
+
 RankDirectories::RankDirectories(const Config& config, const Config& of_rank, const World& world) {
+    warn_of_more_ranks(config, world);
     if (world.ranks == 1) return;
     check_paths(config);
     for (const NvmePath& path : of_rank.budgets.nvme) {

@@ -171,6 +171,19 @@ class Ranks(FerryTest):
             with open(first, "rb") as a, open(mine, "rb") as b:
                 self.assertEqual(a.read(), b.read())
 
+    def test_what_a_run_of_more_ranks_left_is_told(self):
+        config = self.config(budgets__nvme=[self.nvme(name="shared")], swap__state_on_nvme=1, io__direct=False)
+        left = self.path("shared/rank-7")
+        os.makedirs(left)
+        with open(os.path.join(left, "ferry.seg0"), "wb") as file:
+            file.truncate(3 << 20)
+        os.makedirs(self.path("shared/rank-of-somebody"))
+        for run in (self.ranks(2, config), self.train(config)):
+            self.assertEqual(run.code, 0, run.err)
+            told = re.findall("(/rank-.*) holds (.*) of a run of more ranks", run.err)
+            self.assertEqual(told, [("/rank-7", "3.00 MiB")], run.err)
+        self.assertEqual(sorted(os.listdir(self.path("shared"))), ["rank-7", "rank-of-somebody"])
+
     def test_a_step_that_the_ranks_cannot_share(self):
         run = self.ranks(2, self.config(batch__micro_batches=3))
         self.assertNotEqual(run.code, 0)
