@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "ferry/rehearsal.h"
-#include "tests/support/simulated_disk.h"
+#include "tests/support/simulated_machine.h"
 
 namespace ferry::train {
 namespace {
@@ -29,13 +29,9 @@ public:
     OnSimulatedDisk(const Config& config, uint64_t seed)
         : executor_(make_simulated_executor(seed)),
           disk_({.seed = seed}, *executor_),
-          rehearsal_(Rehearsal::make(
-              config, {.parameters = kBlocks * kElements, .layers = kBlocks},
-              {.executor = executor_.get(),
-               .open_volume = [this](aio::VolumeOptions volume, Executor& executor) {
-                   volume.write_once = false;
-                   return aio::open_simulated_volume(std::move(volume), executor, disk_);
-               }})) {}
+          rehearsal_(
+              Rehearsal::make(config, {.parameters = kBlocks * kElements, .layers = kBlocks},
+                              {.executor = executor_.get(), .open_volume = volumes_on(disk_)})) {}
     Rehearsal* operator->() { return rehearsal_.get(); }
 
 private:
