@@ -238,6 +238,34 @@ TEST_P(DurableFp32, AWrongByteAnywhereIsFoundOrMeansNothing) {
     EXPECT_GT(refused, 0);
 }
 
+// A transfer that fails says nothing against what is there: nobody is told to give it up, and it is
+// gone on with once transfers work again.
+TEST_P(DurableFp32, WhatCannotBeRestoredIsNotCalledWrong) {
+    const Ended whole = in_memory();
+    const Config made = config();
+    std::map<std::string, int> refused;
+    const aio::SimulatedDiskOptions::Odds troubles[] = {
+        {.eio = 1}, {.eio = 0.15}, {.enospc = 1}, {.enospc = 0.15}};
+    for (int seed = 1; seed <= 60; ++seed) {
+        SCOPED_TRACE("disk " + std::to_string(seed));
+        Machine machine({.seed = static_cast<uint64_t>(seed), .stop_at = 200 + 7 * seed});
+        machine.run(made, false);
+        machine.disk().heal();
+        machine.disk().trouble(troubles[seed % 4], -1);
+        const Ended failed = machine.run(made, true);
+        EXPECT_TRUE(failed.error.empty() || failed.trouble == Trouble::io) << failed.error;
+        EXPECT_FALSE(failed.says("not consistent")) << failed.error;
+        EXPECT_FALSE(failed.says("start afresh")) << failed.error;
+        for (const char* what : {"reading a record", "read failed", "write failed"})
+            refused[what] +=
+                failed.says(std::string("its state cannot be restored: ") + what) ? 1 : 0;
+        machine.disk().heal();
+        expect_the_rest(machine.run(made, true), whole);
+        if (HasFailure()) return;
+    }
+    for (const auto& [what, count] : refused) EXPECT_GT(count, 0) << what;
+}
+
 TEST_P(DurableFp32, AnotherRunIsRefusedWithWhatDiffers) {
     const Config made = config();
     Machine machine({.seed = 5});
