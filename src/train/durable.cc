@@ -123,8 +123,8 @@ namespace {
 
 // What could not be read may be whole, and what a full disk keeps from being resumed is: nobody is
 // told to give that up.
-Error not_resumed(std::optional<Problem> failed, std::optional<Problem> wrong) {
-    Problem problem = failed ? *std::move(failed) : wrong.value_or(Problem{});
+Error not_resumed(const std::optional<Problem>& failed, const std::optional<Problem>& wrong) {
+    Problem problem = failed ? *failed : wrong.value_or(Problem{});
     if (failed) {
         problem.what = "the run cannot be resumed, its state cannot be restored: " + problem.what;
         problem.remedy +=

@@ -64,7 +64,7 @@ inline Ended run_to_end(const Config& config, Runtime runtime, const BeforeStep&
 }
 
 inline Ended run_in_memory(const Config& config) {
-    const auto executor = make_thread_executor();
+    const auto executor = make_simulated_executor(1);
     return run_to_end(config, {.executor = executor.get()});
 }
 
