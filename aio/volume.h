@@ -34,7 +34,7 @@ public:
     std::span<std::byte> record() noexcept override;
     void publish(int64_t bytes) noexcept override;
     bool published() override;
-    std::span<const std::byte> found_record(size_t n) const noexcept override;
+    std::span<const std::byte> found_record(size_t n) const override;
     void resume_from(size_t n) noexcept override;
     bool take(int slot_class, std::span<const SlotId> slots) override {
         return extents_->take(slot_class, slots);
@@ -132,8 +132,9 @@ private:
         int64_t bytes = 0;
         AlignedBuffer memory{};
     };
-    std::vector<Found> found_;  // newest first
-    AlignedBuffer record_;      // the next copy
+    std::vector<Found> found_;       // newest first
+    std::vector<Error> unreadable_;  // copies of the record
+    AlignedBuffer record_;           // the next copy
     uint64_t record_key_ = 0, sequence_ = 0;
     int next_copy_ = 0;
     Phase phase_ = Phase::none;

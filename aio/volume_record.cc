@@ -167,6 +167,7 @@ std::span<std::byte> VolumeOnPaths::record() noexcept {
 void VolumeOnPaths::publish(int64_t bytes) noexcept {
     FERRY_CHECK(phase_ == Phase::none && bytes <= options_.record_bytes);
     found_.clear();
+    unreadable_.clear();
     const std::span<std::byte> copy(record_.get(), static_cast<size_t>(copy_bytes()));
     seal_record(copy, record_key_, {.sequence = sequence_ + 1, .bytes = bytes});
     Errand& write = parts_.back();
@@ -245,11 +246,14 @@ void VolumeOnPaths::find_records() {
             run_errands(1, "reading a record");
         } catch (const Error& error) {
             log_warn(std::string("aio: ") + error.what());
+            unreadable_.push_back(error);
             continue;
         }
         if (const auto found = check_record(bytes, record_key_))
             found_.push_back({found->sequence, copy, found->bytes, std::move(memory)});
     }
+    // Whoever asks for one that cannot be read hears why: perhaps it can be the next time.
+    if (found_.empty() && !unreadable_.empty()) return;
     if (found_.empty())
         refuse("its volume is not consistent", options_.paths[0].path,
                "neither of the two records of its state is whole", "",
@@ -259,8 +263,11 @@ void VolumeOnPaths::find_records() {
     resume_from(0);
 }
 
-std::span<const std::byte> VolumeOnPaths::found_record(size_t n) const noexcept {
-    if (n >= found_.size()) return {};
+std::span<const std::byte> VolumeOnPaths::found_record(size_t n) const {
+    if (n >= found_.size()) {
+        if (n - found_.size() < unreadable_.size()) throw Error(unreadable_[n - found_.size()]);
+        return {};
+    }
     return {found_[n].memory.get() + kRecordOffset, static_cast<size_t>(found_[n].bytes)};
 }
 

@@ -31,7 +31,7 @@ void Direct::end_puts(int64_t under_way) {
         const Put& put = puts_.front();
         wait_for(put);
         if (put.copy > 0) continue;
-        if (put.state != aio::State::done) throw table_.to_error(put.object, put);
+        if (put.state != aio::State::done) throw TransferFailed(table_.to_error(put.object, put));
         if (table_.object(put.object).versioned) table_.commit(put.object);
     }
 }
@@ -45,7 +45,8 @@ void Direct::get(ObjectId object, std::span<std::byte> bytes) {
     aio::Operation operation = table_.read_into(object, bytes);
     volume_->submit(operation);
     while (volume_->poll() != &operation) executor_.wait(kForever);
-    if (operation.state != aio::State::done) throw table_.to_error(object, operation);
+    if (operation.state != aio::State::done)
+        throw TransferFailed(table_.to_error(object, operation));
 }
 
 std::span<std::byte> Direct::in_host(ObjectId object) noexcept {

@@ -83,7 +83,7 @@ public:
             failure_.reset();
             failed_ = false;
         }
-        const std::span<const std::byte> record = volume_->found_record(n);
+        const std::span<const std::byte> record = found_record(n);
         if (record.empty()) return std::nullopt;
         volume_->resume_from(n);
         const auto map = static_cast<size_t>(map_bytes(options_.objects));
@@ -137,6 +137,12 @@ private:
     static constexpr int kFlights = 64;
 
     static size_t at(Lane lane) { return static_cast<size_t>(lane); }
+
+    std::span<const std::byte> found_record(size_t n) const try {
+        return volume_->found_record(n);
+    } catch (const Error& error) {
+        throw TransferFailed(error);
+    }
 
     template <class Goal>
     void run_until(const Goal& goal) {

@@ -161,10 +161,10 @@ public:
     virtual void publish(int64_t bytes) noexcept = 0;
     // False: it is under way. Throws Error where it failed: the copy before stands.
     virtual bool published() = 0;
-    // Leftover::resume: the n-th newest record that is whole; empty: none. Until publish().
-    virtual std::span<const std::byte> found_record(size_t n) const noexcept = 0;
-    // Goes on from that one: its copy is the last to be overwritten, and exactly these slots of a
-    // class, which it names, are in use. False: they cannot be.
+    // Leftover::resume, until publish(): the n-th newest record that is whole; after these throws
+    // io for each that cannot be read, which proves nothing against it; empty: there is no more.
+    virtual std::span<const std::byte> found_record(size_t n) const = 0;
+    // Goes on from it, its copy overwritten last; takes exactly these slots. False: they cannot be.
     virtual void resume_from(size_t n) noexcept = 0;
     [[nodiscard]] virtual bool take(int slot_class, std::span<const SlotId> slots) = 0;
 

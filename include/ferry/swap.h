@@ -100,6 +100,12 @@ struct LaneReport {
     Nanos exposed_ns = 0;  // of these, while nothing was on the compute lane
 };
 
+// Unlike bytes that are wrong, a transfer that failed says nothing against what is stored.
+class TransferFailed : public Error {
+public:
+    explicit TransferFailed(const Error& error) : Error(error) {}
+};
+
 // Owns where objects are; replays schedules. One thread (the step thread) calls everything, but for
 // seal, verify and fail.
 class Store {
@@ -140,6 +146,7 @@ public:
     // Of a volume opened to resume: takes over the versions of its n-th newest record and returns
     // the owner's `state`; none: there is no such record. get() proves the contents, and is where
     // wrong ones show; the next restore() starts afresh. Throws io where it cannot be taken over.
+    // These, and puts, throw TransferFailed where nothing is known to be wrong.
     virtual std::optional<std::span<const std::byte>> restore(size_t n) = 0;
 
     // Any thread, from a kernel: checksums of a version about to be written (`pending` for

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <sstream>
 #include <type_traits>
 
@@ -118,6 +119,27 @@ void RunRecord::refuse_another(const std::string& theirs) const {
                            "same"});
 }
 
+namespace {
+
+// What could not be read may be whole, and what a full disk keeps from being resumed is: nobody is
+// told to give that up.
+Error not_resumed(const std::optional<Problem>& failed, const std::optional<Problem>& wrong) {
+    Problem problem = failed ? *failed : wrong.value_or(Problem{});
+    if (failed) {
+        problem.what = "the run cannot be resumed, its state cannot be restored: " + problem.what;
+        problem.remedy +=
+            "; the durable steps were left as they are: --resume goes on once that is mended";
+    } else {
+        problem.what = "the run cannot be resumed, its state is not consistent: " + problem.what;
+        problem.remedy =
+            "check the drive; start afresh, without --resume, after removing the ferry.* "
+            "files there";
+    }
+    return {Trouble::io, std::move(problem)};
+}
+
+}  // namespace
+
 RunState resume(swap::Store& store, const RunRecord& record,
                 const std::function<uint64_t()>& prove) {
     const auto from = [&](std::span<const std::byte> bytes) {
@@ -128,24 +150,24 @@ RunState resume(swap::Store& store, const RunRecord& record,
                      .where = "model.path, freeze",
                      .remedy = "resume with the model directory it was started with"});
     };
-    Problem problem;  // with the newest
+    std::optional<Problem> failed, wrong;  // the first of each
+    const auto next = [&](std::optional<Problem>& kind, const Error& error) {
+        log_warn(std::string("a record of the durable state cannot be used: ") + error.what());
+        if (!kind) kind = error.problem();
+    };
     for (size_t n = 0;; ++n) {
         try {
             const auto bytes = store.restore(n);
             if (!bytes) break;
             return from(*bytes);
+        } catch (const swap::TransferFailed& error) {
+            next(failed, error);
         } catch (const Error& error) {
             if (error.trouble() != Trouble::io) throw;
-            log_warn("of the two records of the durable state, the " +
-                     std::string(n == 0 ? "newest" : "other") + " cannot be used: " + error.what());
-            if (n == 0) problem = error.problem();
+            next(wrong, error);
         }
     }
-    problem.what = "the run cannot be resumed, its state is not consistent: " + problem.what;
-    problem.remedy =
-        "check the drive; start afresh, without --resume, after removing the ferry.* "
-        "files there";
-    throw Error(Trouble::io, std::move(problem));
+    throw not_resumed(failed, wrong);
 }
 
 }  // namespace ferry::train

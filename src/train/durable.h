@@ -60,7 +60,7 @@ private:
 
 // Resumes from the newest record whose every slot is as it was written: `prove` reads them all, and
 // returns the hash of the frozen weights. Throws usage where the run is another one, io where no
-// record is whole.
+// record can be used: it says whether a transfer failed, or all of them are wrong.
 RunState resume(swap::Store& store, const RunRecord& record,
                 const std::function<uint64_t()>& prove);
 

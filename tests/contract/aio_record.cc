@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <filesystem>
 
@@ -220,6 +221,44 @@ TEST_P(Records, TransfersGoOnWhileARecordIsPublished) {
     EXPECT_EQ(read(one), 1);
 }
 
+class RecordsOnSim : public Records {};
+
+// What a copy holds is not known then, so it counts neither as whole nor as absent.
+TEST_P(RecordsOnSim, ACopyThatCannotBeReadIsNotTakenForAbsent) {
+    run();
+    std::array<int, 3> opened{};  // with so many copies unreadable
+    for (int attempt = 0; attempt < 40; ++attempt) {
+        volume_.reset();
+        const int64_t before = disk_->injected(Fault::eio);
+        disk_->trouble({.eio = 0.5}, -1);
+        open(options(Leftover::resume));
+        disk_->heal();
+        const auto failed = static_cast<size_t>(disk_->injected(Fault::eio) - before);
+        ++opened.at(failed);
+        for (size_t n = 0; n < 2; ++n) {
+            if (n < 2 - failed) {
+                EXPECT_EQ(found(n).size(), 4u);
+                continue;
+            }
+            try {
+                static_cast<void>(volume_->found_record(n));
+                ADD_FAILURE() << "an unreadable copy was found";
+            } catch (const Error& error) {
+                const std::string text = error.what();
+                EXPECT_EQ(error.trouble(), Trouble::io);
+                EXPECT_NE(text.find("reading a record failed: Input/output"), std::string::npos)
+                    << text;
+            }
+        }
+        EXPECT_TRUE(found(2).empty());
+    }
+    for (const int count : opened) EXPECT_GT(count, 0);
+    volume_.reset();
+    open(options(Leftover::resume));
+    EXPECT_EQ(found(0), published_[1]) << "what could not be read was changed";
+    EXPECT_EQ(found(1), published_[0]);
+}
+
 // ---------------------------------------------------------------- real files
 
 class RecordsOnFiles : public Records {
@@ -387,6 +426,8 @@ TEST_P(RecordsOnPaths, OfOneRunInTheirOrderOnly) {
 
 const auto kName = [](const auto& where) { return std::string(where.param.name); };
 INSTANTIATE_TEST_SUITE_P(On, Records, testing::ValuesIn(kWheres), kName);
+INSTANTIATE_TEST_SUITE_P(On, RecordsOnSim, testing::ValuesIn(kWheres + 4, std::end(kWheres)),
+                         kName);
 INSTANTIATE_TEST_SUITE_P(On, RecordsOnFiles, testing::ValuesIn(kWheres, kWheres + 4), kName);
 INSTANTIATE_TEST_SUITE_P(On, RecordsOnPaths, testing::Values(kWheres[1], kWheres[2]), kName);
 

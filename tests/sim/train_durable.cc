@@ -4,22 +4,16 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 
-#include "tests/support/simulated_disk.h"
+#include "tests/support/seeds.h"
+#include "tests/support/simulated_machine.h"
 #include "tests/support/tiny_run.h"
 
 namespace ferry::train {
 namespace {
-
-int64_t from_environment(const char* name, int64_t otherwise) {
-    const char* text = std::getenv(name);
-    return text ? std::strtoll(text, nullptr, 10) : otherwise;
-}
 
 Config durable(Config config, size_t paths = 1) {
     config.checkpoint.durable_steps = true;
@@ -47,56 +41,14 @@ Config of_kind(Config config, const std::string& kind) {
     return config;
 }
 
-// A number as its bits, so that the norm of a step that overflowed is like itself.
-std::string bits_of(double value) {
-    return std::isnan(value) ? "nan" : std::to_string(std::bit_cast<uint64_t>(value));
-}
-
-struct Ended {
-    std::vector<std::string> losses{}, norms{};  // of steps first..
-    int64_t first = 1;
-    uint64_t hash = 0;
-    RunReport report{};
-    std::string error{};
-    Trouble trouble = Trouble::internal;
-};
-
-// A disk with what a run left on it.
-class Machine {
+// A machine, and where records lie on its disk.
+class Machine : public SimulatedMachine {
 public:
-    explicit Machine(aio::SimulatedDiskOptions options)
-        : executor_(make_simulated_executor(options.seed)), disk_(std::move(options), *executor_) {}
-
-    Ended run(const Config& config, bool resumes) {
-        Ended ended;
-        try {
-            const auto engine = Engine::make(
-                config, {.executor = executor_.get(),
-                         .open_volume =
-                             [&](aio::VolumeOptions volume, Executor& e) {
-                                 volume.write_once = false;
-                                 return aio::open_simulated_volume(std::move(volume), e, disk_);
-                             },
-                         .resume = resumes});
-            ended.first = engine->last_step() + 1;
-            while (engine->last_step() < config.steps) {
-                const StepReport report = engine->step();
-                ended.losses.push_back(bits_of(report.loss));
-                ended.norms.push_back(bits_of(report.gradient_norm));
-            }
-            ended.hash = engine->state_hash();
-            ended.report = engine->report();
-        } catch (const Error& error) {
-            ended.error = error.what();
-            ended.trouble = error.trouble();
-        }
-        return ended;
-    }
-    aio::SimulatedDisk& disk() { return disk_; }
+    using SimulatedMachine::SimulatedMachine;
 
     // Where the copies of the record are, oldest first.
     std::vector<size_t> copies() {
-        const auto& bytes = disk_.contents(0, 0);
+        const auto& bytes = disk().contents(0, 0);
         std::map<uint64_t, size_t> by_sequence;
         for (size_t at = 0; at + 64 <= bytes.size(); at += 4096) {
             if (memcmp(bytes.data() + at, "ferryrec", 8) != 0) continue;
@@ -108,10 +60,6 @@ public:
         for (const auto& [sequence, at] : by_sequence) found.push_back(at);
         return found;
     }
-
-private:
-    std::unique_ptr<Executor> executor_;
-    aio::SimulatedDisk disk_;
 };
 
 struct Case {
@@ -136,17 +84,7 @@ protected:
         return durable(made, GetParam().paths);
     }
     static Ended in_memory() {
-        const auto executor = make_thread_executor();
-        const Config plain = of_kind(tiny_config(*data_), GetParam().kind);
-        const auto engine = Engine::make(plain, {.executor = executor.get()});
-        Ended ended;
-        for (int64_t step = 1; step <= plain.steps; ++step) {
-            const StepReport report = engine->step();
-            ended.losses.push_back(bits_of(report.loss));
-            ended.norms.push_back(bits_of(report.gradient_norm));
-        }
-        ended.hash = engine->state_hash();
-        return ended;
+        return run_in_memory(of_kind(tiny_config(*data_), GetParam().kind));
     }
     static void expect_the_rest(const Ended& resumed, const Ended& whole) {
         ASSERT_EQ(resumed.error, "");
@@ -163,8 +101,9 @@ TinyData* Durable::data_ = nullptr;
 TEST_P(Durable, StoppedAtAnyTransferGoesOnWithTheSameBits) {
     const Ended whole = in_memory();
     const Config made = config();
-    const auto seed = static_cast<uint64_t>(from_environment("FERRY_SIM_SEED", 1));
-    const int64_t stride = from_environment("FERRY_SIM_STRIDE", GetParam().stride);
+    const auto seed = from_environment("FERRY_SIM_SEED", 1);
+    const auto stride = static_cast<int64_t>(
+        from_environment("FERRY_SIM_STRIDE", static_cast<uint64_t>(GetParam().stride)));
     std::map<int64_t, int> resumed_at;
     int64_t refused = 0, stop = 0;
     for (;; stop += stride) {
@@ -299,6 +238,34 @@ TEST_P(DurableFp32, AWrongByteAnywhereIsFoundOrMeansNothing) {
     EXPECT_GT(refused, 0);
 }
 
+// A transfer that fails says nothing against what is there: nobody is told to give it up, and it is
+// gone on with once transfers work again.
+TEST_P(DurableFp32, WhatCannotBeRestoredIsNotCalledWrong) {
+    const Ended whole = in_memory();
+    const Config made = config();
+    std::map<std::string, int> refused;
+    const aio::SimulatedDiskOptions::Odds troubles[] = {
+        {.eio = 1}, {.eio = 0.15}, {.enospc = 1}, {.enospc = 0.15}};
+    for (int seed = 1; seed <= 60; ++seed) {
+        SCOPED_TRACE("disk " + std::to_string(seed));
+        Machine machine({.seed = static_cast<uint64_t>(seed), .stop_at = 200 + 7 * seed});
+        machine.run(made, false);
+        machine.disk().heal();
+        machine.disk().trouble(troubles[seed % 4], -1);
+        const Ended failed = machine.run(made, true);
+        EXPECT_TRUE(failed.error.empty() || failed.trouble == Trouble::io) << failed.error;
+        EXPECT_FALSE(failed.says("not consistent")) << failed.error;
+        EXPECT_FALSE(failed.says("start afresh")) << failed.error;
+        for (const char* what : {"reading a record", "read failed", "write failed"})
+            refused[what] +=
+                failed.says(std::string("its state cannot be restored: ") + what) ? 1 : 0;
+        machine.disk().heal();
+        expect_the_rest(machine.run(made, true), whole);
+        if (HasFailure()) return;
+    }
+    for (const auto& [what, count] : refused) EXPECT_GT(count, 0) << what;
+}
+
 TEST_P(DurableFp32, AnotherRunIsRefusedWithWhatDiffers) {
     const Config made = config();
     Machine machine({.seed = 5});
@@ -327,7 +294,7 @@ TEST_P(DurableFp32, AnotherRunIsRefusedWithWhatDiffers) {
 TEST_P(DurableFp32, AfterEveryFaultItGoesOn) {
     const Ended whole = in_memory();
     const Config made = config();
-    const int64_t stride = from_environment("FERRY_SIM_STRIDE", 41);
+    const auto stride = static_cast<int64_t>(from_environment("FERRY_SIM_STRIDE", 41));
     for (const aio::Fault fault : {aio::Fault::eio, aio::Fault::enospc, aio::Fault::shorten,
                                    aio::Fault::torn_write, aio::Fault::lost_write}) {
         int64_t failed = 0;

@@ -5,7 +5,7 @@
 #include <numeric>
 #include <set>
 
-#include "tests/support/simulated_disk.h"
+#include "tests/support/simulated_machine.h"
 #include "tests/support/tiny_run.h"
 
 namespace ferry::train {
@@ -62,11 +62,7 @@ protected:
     static TinyOutcome on_simulated_disk(const Config& config) {
         const auto executor = make_simulated_executor(5);
         aio::SimulatedDisk disk({.seed = 5}, *executor);
-        return run_tiny(config, {.executor = executor.get(),
-                                 .open_volume = [&](aio::VolumeOptions volume, Executor& e) {
-                                     volume.write_once = false;
-                                     return aio::open_simulated_volume(std::move(volume), e, disk);
-                                 }});
+        return run_tiny(config, {.executor = executor.get(), .open_volume = volumes_on(disk)});
     }
     const TinyData data_;
 };

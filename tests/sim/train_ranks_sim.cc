@@ -9,7 +9,7 @@
 
 #include "tests/support/borrowed_ranks.h"
 #include "tests/support/seeds.h"
-#include "tests/support/simulated_disk.h"
+#include "tests/support/simulated_machine.h"
 #include "tests/support/simulated_ranks.h"
 #include "tests/support/tiny_run.h"
 
@@ -40,15 +40,11 @@ protected:
                 const auto rank = static_cast<size_t>(ranks.rank());
                 aio::SimulatedDisk disk({.seed = seed * kRanks + rank, .odds = {.stall = 0.01}},
                                         executor);
-                outcomes[rank] = run_tiny(
-                    config, {.executor = &executor,
-                             .open_volume =
-                                 [&](aio::VolumeOptions volume, Executor& e) {
-                                     volume.write_once = false;
-                                     return aio::open_simulated_volume(std::move(volume), e, disk);
-                                 },
-                             .recording = recordings.empty() ? nullptr : &recordings[rank],
-                             .ranks = comm::borrow(ranks)});
+                outcomes[rank] =
+                    run_tiny(config, {.executor = &executor,
+                                      .open_volume = volumes_on(disk),
+                                      .recording = recordings.empty() ? nullptr : &recordings[rank],
+                                      .ranks = comm::borrow(ranks)});
             });
         return outcomes;
     }

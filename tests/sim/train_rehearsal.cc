@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "ferry/rehearsal.h"
-#include "tests/support/simulated_disk.h"
+#include "tests/support/simulated_machine.h"
 
 namespace ferry::train {
 namespace {
@@ -32,11 +32,7 @@ public:
           rehearsal_(Rehearsal::make(
               config,  // Hours of pauses, which pass in virtual time.
               {.parameters = kBlocks * kElements, .layers = kBlocks, .compute_seconds = 1e4},
-              {.executor = executor_.get(),
-               .open_volume = [this](aio::VolumeOptions volume, Executor& executor) {
-                   volume.write_once = false;
-                   return aio::open_simulated_volume(std::move(volume), executor, disk_);
-               }})) {}
+              {.executor = executor_.get(), .open_volume = volumes_on(disk_)})) {}
     Rehearsal* operator->() { return rehearsal_.get(); }
 
 private:

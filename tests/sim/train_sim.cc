@@ -3,25 +3,17 @@
 //   FERRY_SIM_SEEDS=10000 runs more of them, FERRY_SIM_SEED=77 that one alone.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <optional>
 
 #include "step.h"
-#include "tests/support/simulated_disk.h"
+#include "tests/support/seeds.h"
+#include "tests/support/simulated_machine.h"
 #include "tests/support/tiny_run.h"
 
 namespace ferry::train {
 namespace {
 
-uint64_t from_environment(const char* name, uint64_t otherwise) {
-    const char* text = std::getenv(name);
-    return text ? std::strtoull(text, nullptr, 10) : otherwise;
-}
-
-struct SimulatedOutcome {
-    TinyOutcome run{};
-    std::string error{};  // empty: it ended
-    Trouble trouble = Trouble::internal;
+struct SimulatedOutcome : Ended {
     std::optional<int64_t> lost_step{};  // as the volume says
     uint64_t trace = 0;
     int64_t injected = 0;
@@ -31,49 +23,34 @@ class TrainSim : public testing::Test {
 protected:
     static void SetUpTestSuite() {
         data_ = new TinyData;
-        const auto executor = make_thread_executor();
-        reference_ = run_tiny(tiny_config(*data_), {.executor = executor.get()});
+        reference_ = run_in_memory(tiny_config(*data_));
     }
     static void TearDownTestSuite() { delete data_; }
 
-    static SimulatedOutcome run_on(aio::SimulatedDisk& disk, Executor& executor,
-                                   const Config& config) {
-        SimulatedOutcome outcome;
-        try {
-            outcome.run = run_tiny(
-                config,
-                {.executor = &executor, .open_volume = [&](aio::VolumeOptions volume, Executor& e) {
-                     volume.write_once = false;
-                     return aio::open_simulated_volume(std::move(volume), e, disk);
-                 }});
-        } catch (const Error& error) {
-            outcome.error = error.what();
-            outcome.trouble = error.trouble();
-        }
-        outcome.lost_step = disk.lost_step();
+    static SimulatedOutcome run_on(SimulatedMachine& machine, const Config& config) {
+        SimulatedOutcome outcome{machine.run(config)};
+        outcome.lost_step = machine.disk().lost_step();
+        outcome.trace = machine.disk().trace();
+        outcome.injected = machine.disk().injected_of([](aio::Fault) { return true; });
         return outcome;
     }
 
     static SimulatedOutcome simulate(const Config& config, const aio::SimulatedDiskOptions& options,
                                      bool again = false) {
-        const auto executor = make_simulated_executor(options.seed);
-        aio::SimulatedDisk disk(options, *executor);
-        SimulatedOutcome outcome = run_on(disk, *executor, config);
-        outcome.trace = disk.trace();
+        SimulatedMachine machine(options);
+        SimulatedOutcome outcome = run_on(machine, config);
         if (again && !outcome.error.empty()) {
-            disk.plug_in();
-            expect_exact(run_on(disk, *executor, config));
+            machine.disk().heal();
+            expect_exact(run_on(machine, config));
         }
-        for (int f = 1; f < aio::kFaults; ++f)
-            outcome.injected += disk.injected(static_cast<aio::Fault>(f));
         return outcome;
     }
 
     static void expect_exact(const SimulatedOutcome& outcome) {
         EXPECT_EQ(outcome.error, "");
         EXPECT_FALSE(outcome.lost_step);
-        EXPECT_EQ(outcome.run.hash, reference_.hash);
-        EXPECT_EQ(outcome.run.losses, reference_.losses);
+        EXPECT_EQ(outcome.hash, reference_.hash);
+        EXPECT_EQ(outcome.losses, reference_.losses);
     }
     static void expect_exact_or_named(const SimulatedOutcome& outcome) {
         if (outcome.error.empty()) return expect_exact(outcome);
@@ -82,8 +59,7 @@ protected:
 
     // The path and the offset of a failed transfer, or of bytes that came back wrong.
     static bool names_the_place(const SimulatedOutcome& outcome) {
-        return outcome.trouble == Trouble::io &&
-               outcome.error.find("simulated") != std::string::npos;
+        return outcome.trouble == Trouble::io && outcome.says("simulated");
     }
 
     // Of a run whose state was there: its volume names the step that its error does.
@@ -91,27 +67,26 @@ protected:
         ASSERT_TRUE(outcome.lost_step);
         const std::string step = std::to_string(*outcome.lost_step);
         const std::string next = std::to_string(*outcome.lost_step + 1);
-        const auto says = [&](const std::string& text) {
-            return outcome.error.find(text) != std::string::npos;
-        };
-        EXPECT_TRUE(says("the last good step is " + step)) << outcome.error;
-        EXPECT_TRUE(says(", in step " + next) || says(", after step " + step)) << outcome.error;
-        const bool transfer = says("read failed") || says("write failed") || says("read back");
-        EXPECT_TRUE(!transfer || says(", of layer ")) << outcome.error;
+        EXPECT_TRUE(outcome.says("the last good step is " + step)) << outcome.error;
+        EXPECT_TRUE(outcome.says(", in step " + next) || outcome.says(", after step " + step))
+            << outcome.error;
+        const bool transfer = outcome.says("read failed") || outcome.says("write failed") ||
+                              outcome.says("read back");
+        EXPECT_TRUE(!transfer || outcome.says(", of layer ")) << outcome.error;
     }
 
     static TinyData* data_;
-    static TinyOutcome reference_;
+    static Ended reference_;
 };
 TinyData* TrainSim::data_ = nullptr;
-TinyOutcome TrainSim::reference_;
+Ended TrainSim::reference_;
 
 TEST_F(TrainSim, UsesEveryTierAndBothOutcomesOfABet) {
     const SimulatedOutcome outcome = simulate(tiny_config_on_nvme(*data_), {.seed = 1});
     expect_exact(outcome);
-    EXPECT_GT(outcome.run.report.bets_won, 0);
-    EXPECT_GT(outcome.run.report.bets_lost, 0);
-    for (const LinkReport& link : outcome.run.report.links) {
+    EXPECT_GT(outcome.report.bets_won, 0);
+    EXPECT_GT(outcome.report.bets_lost, 0);
+    for (const LinkReport& link : outcome.report.links) {
         const bool moves = link.link != "compute" && link.link != "team";
         EXPECT_TRUE(!moves || link.bytes > 0) << link.link;
     }
@@ -147,16 +122,8 @@ TEST_F(TrainSim, TakesAsMuchOfEveryTierAsItsPlanSays) {
         Config config = tiny_config_on_nvme(*data_);
         config.checkpoint.durable_steps = durable;
         if (durable) config.swap.state_on_nvme = 1;
-        const auto executor = make_simulated_executor(1);
-        aio::SimulatedDisk disk({.seed = 1}, *executor);
-        const auto engine =
-            Engine::make(config, {.executor = executor.get(),
-                                  .open_volume = [&](aio::VolumeOptions volume, Executor& e) {
-                                      return aio::open_simulated_volume(std::move(volume), e, disk);
-                                  }});
-        for (int64_t step = 0; step < config.steps; ++step) engine->step();
-        const Reserved took = engine->report().reserved;
-        const planner::Plan& plan = engine->plan();
+        const planner::Plan plan = plan_for(config);
+        const Reserved took = SimulatedMachine({.seed = 1}).run(config).report.reserved;
         EXPECT_EQ(took.device_bytes, plan.device_bytes);
         EXPECT_EQ(took.host_bytes, plan.host_bytes);
         int64_t planned = 0, stored = 0;
@@ -180,15 +147,14 @@ TEST_F(TrainSim, SkippedStepsOfFp16AreTheSameOnEveryTier) {
         config.clip_norm = 1e6;
         return config;
     };
-    const auto executor = make_thread_executor();
-    const TinyOutcome memory = run_tiny(steep(tiny_config(*data_)), {.executor = executor.get()});
+    const Ended memory = run_in_memory(steep(tiny_config(*data_)));
     const SimulatedOutcome tiers = simulate(steep(tiny_config_on_nvme(*data_)), {.seed = 5});
     EXPECT_EQ(tiers.error, "");
     EXPECT_GT(memory.report.skipped_steps, 0);
     EXPECT_LT(memory.report.skipped_steps, memory.report.steps);
-    EXPECT_EQ(tiers.run.report.skipped_steps, memory.report.skipped_steps);
-    EXPECT_EQ(tiers.run.hash, memory.hash);
-    EXPECT_EQ(tiers.run.losses, memory.losses);
+    EXPECT_EQ(tiers.report.skipped_steps, memory.report.skipped_steps);
+    EXPECT_EQ(tiers.hash, memory.hash);
+    EXPECT_EQ(tiers.losses, memory.losses);
 }
 
 TEST_F(TrainSim, TheSameSeedIsTheSameRun) {
@@ -198,9 +164,9 @@ TEST_F(TrainSim, TheSameSeedIsTheSameRun) {
 }
 
 TEST_F(TrainSim, GetsOverEveryHiccup) {
-    const uint64_t only = from_environment("FERRY_SIM_SEED", 0);
-    const uint64_t seeds = from_environment("FERRY_SIM_SEEDS", 500);
-    for (uint64_t seed = only ? only : 1; seed <= (only ? only : seeds); ++seed) {
+    Seeds seeds(500);
+    do {
+        const uint64_t seed = seeds.now();
         SCOPED_TRACE("FERRY_SIM_SEED=" + std::to_string(seed));
         Config config = tiny_config_on_nvme(*data_);
         config.swap.bets = seed % 3 == 0 ? "auto" : seed % 3 == 1 ? "all" : "off";
@@ -217,7 +183,7 @@ TEST_F(TrainSim, GetsOverEveryHiccup) {
         EXPECT_GT(outcome.injected, 0);
         expect_exact(outcome);
         if (HasFailure()) return;
-    }
+    } while (seeds.next());
 }
 
 // A fault at the n-th transfer it can happen to, for n = 0, 1, 2, ... until the run has no more. A
@@ -242,8 +208,7 @@ TEST_P(EveryFault, AtEveryTransferEndsExactOrNamed) {
         named += outcome.error.empty() ? 0 : 1;
         lost += outcome.lost_step ? 1 : 0;
         if (outcome.lost_step) expect_step_named(outcome);
-        EXPECT_EQ(outcome.lost_step.has_value(), outcome.error.find(" step ") != std::string::npos)
-            << outcome.error;
+        EXPECT_EQ(outcome.lost_step.has_value(), outcome.says(" step ")) << outcome.error;
         EXPECT_TRUE(outcome.error.empty() || names_the_place(outcome)) << outcome.error;
         if (HasFailure()) return;
     }
@@ -274,14 +239,13 @@ TEST_F(TrainSim, FaultsWithASplitMasterEndExactOrNamed) {
         config.optimizer.master = "split";
         return config;
     };
-    const auto executor = make_thread_executor();
-    const TinyOutcome memory = run_tiny(small(tiny_config(*data_)), {.executor = executor.get()});
+    const Ended memory = run_in_memory(small(tiny_config(*data_)));
     const Config tight = small(tiny_config_on_nvme(*data_));
     const SimulatedOutcome calm = simulate(tight, {.seed = 1});
     EXPECT_EQ(calm.error, "");
-    EXPECT_GT(calm.run.report.bets_won, 0);
-    EXPECT_GT(calm.run.report.bets_lost, 0);
-    EXPECT_EQ(calm.run.hash, memory.hash);
+    EXPECT_GT(calm.report.bets_won, 0);
+    EXPECT_GT(calm.report.bets_lost, 0);
+    EXPECT_EQ(calm.hash, memory.hash);
     const auto stride = static_cast<int64_t>(from_environment("FERRY_SIM_STRIDE", 7));
     for (int kind = 1; kind < aio::kFaults; ++kind) {
         const auto fault = static_cast<aio::Fault>(kind);
@@ -292,8 +256,8 @@ TEST_F(TrainSim, FaultsWithASplitMasterEndExactOrNamed) {
             if (outcome.injected == 0) break;
             if (outcome.error.empty()) {
                 EXPECT_FALSE(aio::loud_failure(fault));
-                EXPECT_EQ(outcome.run.hash, memory.hash);
-                EXPECT_EQ(outcome.run.losses, memory.losses);
+                EXPECT_EQ(outcome.hash, memory.hash);
+                EXPECT_EQ(outcome.losses, memory.losses);
             } else {
                 EXPECT_TRUE(aio::silent(fault) || aio::loud_failure(fault)) << outcome.error;
                 EXPECT_TRUE(names_the_place(outcome)) << outcome.error;
@@ -307,24 +271,16 @@ TEST_F(TrainSim, FaultsWithASplitMasterEndExactOrNamed) {
 TEST_F(TrainSim, ADiskThatIsSlowForAWhileOnlySlowsTheRun) {
     const Config config = tiny_config_on_nvme(*data_);
     constexpr double kSpeed = 3e8;
-    const auto executor = make_simulated_executor(3);
-    aio::SimulatedDisk disk({.seed = 3, .path_bytes_per_s = {kSpeed}}, *executor);
-    const auto engine = Engine::make(
-        config,
-        {.executor = executor.get(), .open_volume = [&](aio::VolumeOptions volume, Executor& e) {
-             volume.write_once = false;
-             return aio::open_simulated_volume(std::move(volume), e, disk);
-         }});
-    std::vector<double> losses, seconds;
-    for (int64_t step = 1; step <= config.steps; ++step) {
-        disk.set_path_speed(0, step == 3 || step == 4 ? kSpeed / 50 : kSpeed);
-        const StepReport report = engine->step();
-        losses.push_back(report.loss);
-        seconds.push_back(report.seconds);
-    }
-    EXPECT_EQ(losses, reference_.losses);
-    EXPECT_EQ(engine->state_hash(), reference_.hash);
-    EXPECT_GT(std::min(seconds[2], seconds[3]), 10 * std::max(seconds[1], seconds[5]));
+    SimulatedMachine machine({.seed = 3, .path_bytes_per_s = {kSpeed}});
+    std::vector<Nanos> starts;
+    const Ended ended = machine.run(config, false, [&](int64_t step) {
+        machine.disk().set_path_speed(0, step == 2 || step == 3 ? kSpeed / 50 : kSpeed);
+        starts.push_back(machine.now());
+    });
+    EXPECT_EQ(ended.losses, reference_.losses);
+    EXPECT_EQ(ended.hash, reference_.hash);
+    const auto took = [&](size_t step) { return starts[step] - starts[step - 1]; };
+    EXPECT_GT(std::min(took(2), took(3)), 10 * took(5));
 }
 
 }  // namespace

@@ -49,31 +49,36 @@ private:
     void (*const previous_)(int);
 };
 
-// A disk with troubles, of which every seed draws its own mix. `silent`: the kind that only a
-// checksum finds are among them.
-inline aio::SimulatedDiskOptions troubled_disk(uint64_t seed, bool silent) {
+// What every seed draws its own mix of: no failures, but all that the queue must get over.
+inline aio::SimulatedDiskOptions disk_with_hiccups(uint64_t seed) {
     const auto bits = philox({static_cast<uint32_t>(seed), Purpose::test}, {7, 0, 0, 0});
     const auto odds = [&](int bit, double value) { return bits[0] >> bit & 1 ? value : 0.0; };
-    const auto failure = [&](unsigned lot) { return bits[2] % 10 == lot ? 0.01 : 0.0; };
-    const auto hidden = [&](unsigned lot) { return silent ? failure(lot) : 0.0; };
     return {.seed = seed,
             .latency_ns = 1'000 + bits[1] % 1'000'000,
             .bytes_per_s = bits[0] >> 9 & 1 ? 1e9 : 1e10,
-            .path_bytes_per_s = {},
             .odds = {.shorten = odds(0, 0.2),
                      .interrupt = odds(1, 0.1),
                      .again = odds(2, 0.1),
                      .stall = odds(3, 0.02),
                      .unsupported = odds(5, 0.2),
-                     .eio = failure(0),
-                     .enospc = failure(1),
-                     .erofs = failure(2),
-                     .vanish = failure(3),
-                     .bit_flip = hidden(4),
-                     .lost_write = hidden(5),
-                     .misdirected_write = hidden(6),
-                     .torn_write = hidden(7),
                      .partial_submission = odds(4, 0.3)}};
+}
+
+// The same with one kind of failure. `silent`: the kinds that only a checksum finds are among them.
+inline aio::SimulatedDiskOptions troubled_disk(uint64_t seed, bool silent) {
+    const auto bits = philox({static_cast<uint32_t>(seed), Purpose::test}, {7, 0, 0, 0});
+    const auto failure = [&](unsigned lot) { return bits[2] % 10 == lot ? 0.01 : 0.0; };
+    const auto hidden = [&](unsigned lot) { return silent ? failure(lot) : 0.0; };
+    aio::SimulatedDiskOptions options = disk_with_hiccups(seed);
+    options.odds.eio = failure(0);
+    options.odds.enospc = failure(1);
+    options.odds.erofs = failure(2);
+    options.odds.vanish = failure(3);
+    options.odds.bit_flip = hidden(4);
+    options.odds.lost_write = hidden(5);
+    options.odds.misdirected_write = hidden(6);
+    options.odds.torn_write = hidden(7);
+    return options;
 }
 
 }  // namespace ferry

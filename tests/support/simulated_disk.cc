@@ -29,6 +29,7 @@ constexpr FaultKind kKinds[kFaults] = {
     {"stall", &Odds::stall, kAll},
     {"unsupported", &Odds::unsupported, kDiscards},
     {"eio", &Odds::eio, kAll},
+    {"failed_flush", &Odds::failed_flush, kFlushes},
     {"enospc", &Odds::enospc, kWrites | kFlushes},
     {"erofs", &Odds::erofs, kWrites},
     {"vanish", &Odds::vanish, kAll},
@@ -101,7 +102,7 @@ private:
     void start(const Transfer& transfer) {
         FERRY_CHECK(transfer.id < depth_);
         for (const Flying& other : flying_) check_disjoint(other.transfer, transfer);
-        const Fault fault = disk_.draw_fault(transfer.verb);
+        const Fault fault = disk_.draw_fault(path_, transfer.verb);
         const double seconds = static_cast<double>(transfer.size_bytes) / disk_.rate_of(path_);
         free_at_ = std::max(free_at_, now()) + static_cast<Nanos>(seconds * 1e9);
         Nanos due = free_at_ + static_cast<Nanos>(2 * disk_.draw_unit() *
@@ -178,7 +179,7 @@ bool SimulatedDisk::possible(Fault fault, Verb verb) const {
     return (kind_of(fault).verbs & bit(verb)) != 0;
 }
 
-Fault SimulatedDisk::draw_fault(Verb verb) {
+Fault SimulatedDisk::draw_fault(int path, Verb verb) {
     ++transfers_;
     Fault chosen = Fault::none;
     double lot = draw_unit();
@@ -190,7 +191,7 @@ Fault SimulatedDisk::draw_fault(Verb verb) {
     }
     if (possible(options_.fault, verb) && candidates_++ == options_.fault_at)
         chosen = options_.fault;
-    if (chosen == Fault::vanish) vanished_ = true;
+    if (chosen == Fault::vanish) vanished_.insert(path);
     ++injected_[static_cast<size_t>(chosen)];
     return chosen;
 }
@@ -205,7 +206,7 @@ void SimulatedDisk::record(const Transfer& transfer, int64_t result) {
 int32_t SimulatedDisk::perform(int path, const Transfer& transfer, Fault fault) {
     if (ended_++ == options_.stop_at) lose_power();
     if (!powered_) return -EIO;
-    if (vanished_) return -ENODEV;
+    if (vanished_.contains(path)) return -ENODEV;
     File& file = at(path, transfer.file);
     if (loud_failure(fault) && transfer.verb == Verb::flush) keep_some(file);
     switch (fault) {
@@ -214,6 +215,7 @@ int32_t SimulatedDisk::perform(int path, const Transfer& transfer, Fault fault) 
         case Fault::again:
             return -EAGAIN;
         case Fault::eio:
+        case Fault::failed_flush:
             return -EIO;
         case Fault::enospc:
             return -ENOSPC;
@@ -315,6 +317,42 @@ void SimulatedDisk::lose_power() {
     for (auto& [place, file] : files_) {
         keep_some(file);
         file.now = file.durable;
+    }
+}
+
+int64_t SimulatedDisk::injected_of(bool (*kind)(Fault)) const {
+    int64_t count = 0;
+    for (int i = 1; i < kFaults; ++i)
+        if (const auto fault = static_cast<Fault>(i); kind(fault)) count += injected(fault);
+    return count;
+}
+
+void SimulatedDisk::heal() {
+    power_up();
+    vanished_.clear();
+    options_.odds = {};
+    options_.fault = Fault::none;
+    options_.stop_at = -1;
+}
+
+void SimulatedDisk::trouble(const SimulatedDiskOptions::Odds& odds, int64_t stop_at) {
+    options_.odds = odds;
+    options_.stop_at = stop_at < 0 ? -1 : ended_ + stop_at;
+}
+
+void SimulatedDisk::rot() {
+    std::vector<File*> files;
+    for (auto& [place, file] : files_)
+        if (!file.now.empty()) files.push_back(&file);
+    if (files.empty()) return;
+    File& file = *files[draw() % files.size()];
+    const size_t at = draw() % file.now.size();
+    const auto turned = static_cast<std::byte>(1 << draw() % 8);
+    file.now[at] ^= turned;
+    if (at < file.durable.size()) file.durable[at] ^= turned;
+    for (File::Write& write : file.unflushed) {
+        const auto first = static_cast<size_t>(write.offset);
+        if (at >= first && at - first < write.bytes.size()) write.bytes[at - first] ^= turned;
     }
 }
 

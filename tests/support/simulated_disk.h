@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "aio/backend.h"
@@ -26,17 +27,18 @@ enum class Fault : uint8_t {
     stall,        // completes after seconds
     unsupported,  // discards: EOPNOTSUPP
     // Loud failures.
-    eio,     // of a flush: what it was to make durable is lost at the next power failure
-    enospc,  // writes, and flushes, as where blocks are allocated late
-    erofs,   // writes
-    vanish,  // ENODEV from now on
+    eio,           // of a flush: what it was to make durable is lost at the next power failure
+    failed_flush,  // the same of flushes alone, of which there are few
+    enospc,        // writes, and flushes, as where blocks are allocated late
+    erofs,         // writes
+    vanish,        // ENODEV from now on, whatever is asked of this path
     // Silent: only a checksum finds them.
     bit_flip,
     lost_write,
     misdirected_write,
     torn_write,
 };
-constexpr int kFaults = 14;
+constexpr int kFaults = 15;
 const char* name_of(Fault fault);
 bool silent(Fault fault);
 bool loud_failure(Fault fault);
@@ -48,7 +50,7 @@ struct SimulatedDiskOptions {
     std::vector<double> path_bytes_per_s{};  // instead, for paths of different speed
     struct Odds {                            // of each fault, for each transfer it can happen to
         double shorten = 0, interrupt = 0, again = 0, stall = 0, unsupported = 0;
-        double eio = 0, enospc = 0, erofs = 0, vanish = 0;
+        double eio = 0, failed_flush = 0, enospc = 0, erofs = 0, vanish = 0;
         double bit_flip = 0, lost_write = 0, misdirected_write = 0, torn_write = 0;
         double partial_submission = 0;  // for each submission: takes fewer than offered
     } odds{};
@@ -72,6 +74,14 @@ public:
     void lose_power();
     void power_up() { powered_ = true; }
     bool powered() const { return powered_; }
+    // Nothing is wrong any more: there is power, paths that vanished are back with what they held,
+    // and of the options' troubles none happens again.
+    void heal();
+    // From now on, of a healed disk: these odds, and the machine stops as the n-th transfer from
+    // here is about to end (below 0: it does not).
+    void trouble(const SimulatedDiskOptions::Odds& odds, int64_t stop_at);
+    // A bit of what lies there turns by itself, wherever it is; nothing, where nothing lies.
+    void rot();
     // From now on; options name the speeds at first.
     void set_path_speed(int path, double bytes_per_s) {
         options_.path_bytes_per_s.at(static_cast<size_t>(path)) = bytes_per_s;
@@ -79,10 +89,9 @@ public:
 
     int64_t transfers() const { return transfers_; }
     int64_t injected(Fault fault) const { return injected_[static_cast<size_t>(fault)]; }
+    int64_t injected_of(bool (*kind)(Fault)) const;
     uint64_t trace() const { return trace_; }  // a hash of everything that happened, with its time
     std::vector<std::byte>& contents(int path, int file) { return at(path, file).now; }
-    // A drive that vanished is there again, with what it held.
-    void plug_in() { vanished_ = false; }
     // The step whose state is lost, as the headers say where a run has ended with an error.
     std::optional<int64_t> lost_step() const { return lost_step_; }
 
@@ -101,7 +110,7 @@ private:
     File& at(int path, int file) { return files_[{path, file}]; }
     uint64_t draw();
     double draw_unit();
-    Fault draw_fault(Verb verb);
+    Fault draw_fault(int path, Verb verb);
     bool possible(Fault fault, Verb verb) const;
     void record(const Transfer& transfer, int64_t result);
     int32_t perform(int path, const Transfer& transfer, Fault fault);
@@ -114,7 +123,8 @@ private:
     SimulatedDiskOptions options_;
     Executor& executor_;
     uint64_t state_;
-    bool powered_ = true, vanished_ = false;
+    bool powered_ = true;
+    std::set<int> vanished_;  // paths
     int64_t transfers_ = 0, candidates_ = 0, ended_ = 0;
     int64_t injected_[kFaults] = {};
     uint64_t trace_ = 14695981039346656037u;
