@@ -237,6 +237,7 @@ void Rig::Impl::open() {
                               .operations_max = operations_of(options_),
                               .rings = options_.rings,
                               .direct = options_.direct,
+                              .run_id = kBenchRun,
                               .registered = {memory_}};
     for (const std::string& directory : options_.directories)
         volume.paths.push_back({.path = directory,

@@ -220,7 +220,8 @@ void IoSites::remove_leftovers(const std::string& directory) {
                        .classes = {{.name = "none", .slot_bytes = 4096, .slots = 1}},
                        .backend = aio::BackendKind::posix,
                        .queue_depth = 1,
-                       .leftover = aio::Leftover::remove_any,
+                       .leftover = aio::Leftover::remove,
+                       .run_id = kBenchRun,
                        .write_once = false},
                       *executor);
 }

@@ -9,10 +9,14 @@
 
 namespace ferry::tools {
 
+// Whose the volumes in there are. A run's id is a hash; what a killed run left, its durable state
+// above all, is no benchmark's to remove.
+constexpr uint64_t kBenchRun = 0;
+
 class IoSites {
 public:
     // Locks them for its life. Throws usage where a path is no directory that can be written to, is
-    // given twice or is measured by another process.
+    // given twice or is measured by another process, or where files lie that are no benchmark's.
     explicit IoSites(const std::vector<std::string>& paths,
                      const std::string& name = "ferry-bench");
     ~IoSites();

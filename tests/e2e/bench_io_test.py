@@ -282,6 +282,31 @@ class PlaceTest(BenchIoTest):
         with open(os.path.join(name, "ferry.seg0"), encoding="ascii") as file:
             self.assertEqual(file.read(), "a stranger's")
 
+    def test_what_another_run_left_there_stays(self):
+        """Killed runs: one left its durable state, the other only files to be removed by itself."""
+        for durable in (True, False):
+            with self.subTest(durable=durable):
+                name = os.path.join(self.drive, "ferry-bench")
+                os.makedirs(name, exist_ok=True)
+                self.killed_run(name, durable)
+                before = {file: os.stat(os.path.join(name, file)).st_size for file in os.listdir(name)}
+                self.assertIn("ferry.seg0", before)
+                run = self.bench(*QUICK, "--modes", "read")
+                self.assert_refused(run, USAGE, "ferry.volume",
+                                    "durable state" if durable else "another run")
+                after = {file: os.stat(os.path.join(name, file)).st_size for file in os.listdir(name)}
+                self.assertEqual(after, before)
+                shutil.rmtree(name)
+
+    def killed_run(self, directory, durable):
+        config = self.config(steps=100000, budgets__host="300KiB", checkpoint__durable_steps=durable,
+                             budgets__nvme=[{"path": directory, "size": "64MiB"}])
+        process = self.start_ferry(*self.command(config))
+        for _ in range(4):
+            self.assertIn("{", process.stdout.readline())
+        process.kill()
+        process.wait(timeout=30)
+
     def test_read_only(self):
         self.assert_refused(self.on_mount("ro"), USAGE, self.drive, "Read-only")
 
