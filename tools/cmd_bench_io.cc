@@ -16,6 +16,7 @@
 #include "io_plot.h"
 #include "machine_file.h"
 #include "svg.h"
+#include "writable.h"
 
 namespace ferry::tools {
 namespace {
@@ -213,6 +214,7 @@ void run_io(const IoOptions& options) {
     if (!options.save.empty()) check_settings_can_be_known(bench_of(options));
     if (!options.save.empty()) check_machine_file(options.save);
     if (!options.plot.empty()) check_picture_file("--plot", options.plot);
+    check_differ("--plot", options.plot, "--save", options.save);
     catch_interrupts();
     options.compare_fio ? run_comparison(options) : run_sweep(options);
     if (interrupted()) fmt::print(stderr, "ferry: interrupted; the files are removed\n");

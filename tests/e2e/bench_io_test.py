@@ -67,6 +67,36 @@ class RowsTest(BenchIoTest):
         with open(picture, encoding="utf-8") as file:
             self.assertIn("prefers-color-scheme: dark", file.read())
 
+    def test_a_picture_replaces_nothing_but_a_picture(self):
+        read = [*QUICK, "--modes", "read"]
+        for text in ("a text of some length, no picture", "x"):
+            notes = self.path("notes.txt")
+            with open(notes, "w", encoding="utf-8") as file:
+                file.write(text)
+            run = self.bench(*read, "--plot", notes)
+            self.assert_refused(run, USAGE, "--plot", notes, "another kind")
+            with open(notes, encoding="utf-8") as file:
+                self.assertEqual(file.read(), text)
+        fresh = self.path("fresh.svg")
+        self.assertEqual(self.bench(*read, "--plot", fresh, path=self.path("nowhere")).code, USAGE)
+        self.assertFalse(os.path.exists(fresh))
+        link = self.path("fresh-link.svg")
+        os.symlink("fresh.svg", link)
+        for name in (fresh, link):  # a new one, and an older picture by another name
+            self.assertEqual(self.bench(*read, "--plot", name).code, 0)
+            xml.etree.ElementTree.parse(fresh)
+        self.assertTrue(os.path.islink(link))
+        self.assertEqual([name for name in os.listdir(self.dir) if name.startswith("fresh.svg")],
+                         ["fresh.svg"])
+
+    def test_two_results_for_one_file_are_refused(self):
+        name = self.path("both.json")
+        other = os.path.join(self.drive, "..", "both.json")
+        for save in (name, other):
+            run = self.bench(*QUICK, "--modes", "read,write,mixed", "--plot", name, "--save", save)
+            self.assert_refused(run, USAGE, "one file", name, save)
+        self.assertFalse(os.path.exists(name))
+
     def test_several_paths(self):
         other = self.path("other")
         os.makedirs(other, exist_ok=True)
