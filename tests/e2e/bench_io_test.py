@@ -124,6 +124,13 @@ class RowsTest(BenchIoTest):
             self.assertNotIn("left]", run.err)
         self.assert_clean()
 
+    def test_more_in_flight_than_hashers_keep_up_with(self):
+        run = self.bench("--depths", "2048", "--integrity", "--threads", "2", "--blocks", "64KiB",
+                         "--size", "400MiB", "--seconds", "0.3", "--modes", "write")
+        self.assertEqual(run.code, 0, run.err)
+        self.assertIn("write 64.00 KiB, depth 2048", run.out)
+        self.assert_clean()
+
     def test_names_that_are_no_text(self):
         for name in (b"bad-\xff-name", b"two\nlines"):
             odd = os.path.join(os.fsencode(self.dir), name)
