@@ -60,6 +60,17 @@ public:
     }
 
     IoResult run() {
+        try {
+            measure_all();
+        } catch (const Error& error) {
+            if (result_.points.empty()) throw;
+            result_.ended_by = error;
+        }
+        return std::move(result_);
+    }
+
+private:
+    void measure_all() {
         for (const std::string& path : bench_.paths) {
             result_.places.push_back(path);
             sweep({sites_.directories()[result_.places.size() - 1]});
@@ -69,10 +80,8 @@ public:
             sweep(sites_.directories());
         }
         for (size_t p = 0; p < bench_.paths.size() && !interrupted(); ++p) settle(p);
-        return std::move(result_);
     }
 
-private:
     int steps() const {
         const size_t places = bench_.paths.size() + (bench_.paths.size() > 1 ? 1 : 0);
         return static_cast<int>(places * choice_.pairs.size() * kRounds * bench_.accesses.size());
@@ -202,7 +211,7 @@ private:
             const RigOptions options =
                 rig_options(other, {bench_.paths[path]}, bytes_, chosen->second);
             const bool possible =
-                lacks(options, chosen->first).empty() &&
+                other.rings <= kRingsMax && lacks(options, chosen->first).empty() &&
                 operations_of(options) * chosen->first <= std::ssize(memory_.bytes());
             if (interrupted() || !possible) continue;
             const double gained = try_with(other);

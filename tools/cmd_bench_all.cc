@@ -123,6 +123,7 @@ private:
             add(path.path + ": mixed", path.mixed.gb_per_s() * 1e9);
         }
         if (!options_.save.empty() && !interrupted()) save_paths(options_.save, result.settings);
+        if (result.ended_by) throw Error(*result.ended_by);
     }
 
     void add(std::string name, double bytes_per_s) {

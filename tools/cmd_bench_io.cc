@@ -153,12 +153,8 @@ void run_comparison(const IoOptions& options) {
                rows_table(rows, "fio"), text_of(left_out));
 }
 
-void run_sweep(const IoOptions& options) {
-    const IoResult result = measure_io(bench_of(options));
+void print_sweep(const IoOptions& options, const IoResult& result) {
     const std::vector<Row> rows = rows_of(result);
-    if (!options.plot.empty() && !rows.empty())
-        write_picture("--plot", options.plot, svg_of(result, machine_text()));
-    if (!options.save.empty() && !interrupted()) save_paths(options.save, result.settings);
     if (options.json) {
         nlohmann::json object = rows_json(rows, command_of(options), machine_json());
         object["interrupted"] = interrupted();
@@ -170,8 +166,17 @@ void run_sweep(const IoOptions& options) {
     if (options.plot.empty()) fmt::print("{}", heat_maps_of(result));
     fmt::print("\n");
     for (const IoSettings& settings : result.settings) fmt::print("{}", text_of(settings));
-    if (result.settings.empty() && !interrupted())
+    if (result.settings.empty() && !interrupted() && !result.ended_by)
         fmt::print("no settings: they follow from read, write and mixed together (--modes)\n");
+}
+
+void run_sweep(const IoOptions& options) {
+    const IoResult result = measure_io(bench_of(options));
+    print_sweep(options, result);
+    if (!options.plot.empty() && !result.points.empty())
+        write_picture("--plot", options.plot, svg_of(result, machine_text()));
+    if (!options.save.empty() && !interrupted()) save_paths(options.save, result.settings);
+    if (result.ended_by) throw Error(*result.ended_by);
 }
 
 bool is_utf8(const std::string& text) {
@@ -239,7 +244,7 @@ void add_what(CLI::App& command, IoOptions& options) {
     command.add_option("--seconds", options.seconds, "a point, or a slice beside fio")
         ->check(CLI::Range(0.01, 3600.0));
     command.add_option("--rings,--jobs", options.rings, "rings a path; jobs of fio")
-        ->check(CLI::Range(1, 64))
+        ->check(CLI::Range(1, kRingsMax))
         ->capture_default_str();
     command.add_option("--backend", options.backend, "auto, uring or posix")
         ->check(CLI::IsMember({"auto", "uring", "posix"}))

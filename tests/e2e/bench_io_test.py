@@ -131,6 +131,26 @@ class RowsTest(BenchIoTest):
         self.assertIn("write 64.00 KiB, depth 2048", run.out)
         self.assert_clean()
 
+    def test_many_rings(self):
+        """More than half of what a volume takes: twice as many are no candidate."""
+        run = self.bench("--size", "1200MiB", "--rings", "33", "--blocks", "256KiB,1MiB,4MiB,16MiB",
+                         "--depths", "1", "--modes", "read,write,mixed", "--seconds", "0.03", "--json")
+        self.assertEqual(run.code, 0, run.err)
+        self.assertEqual(json.loads(run.out)["settings"][0]["rings"], 33)
+
+    def test_what_was_measured_before_something_failed(self):
+        process = self.start_ferry("bench", "io", self.drive, "--size", "64MiB", "--seconds", "1.5", "--blocks",
+                                   "64KiB", "--depths", "1,2", "--modes", "read", "--json")
+        self.wait_for_files("ferry-bench", 64 * MIB)
+        time.sleep(0.3)
+        away = os.path.join(self.drive, "away")
+        os.rename(os.path.join(self.drive, "ferry-bench"), away)  # where the next volume is to be
+        out, err = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, USAGE, err)
+        self.assertIn("ferry-bench", err)
+        self.assertEqual([row["name"] for row in json.loads(out)["rows"]], ["read 64.00 KiB, depth 1"])
+        shutil.rmtree(away)
+
     def test_names_that_are_no_text(self):
         for name in (b"bad-\xff-name", b"two\nlines"):
             odd = os.path.join(os.fsencode(self.dir), name)
