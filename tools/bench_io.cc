@@ -104,11 +104,14 @@ private:
             std::vector<std::vector<Sample>> samples(points.size());
             for (int round = 0; round < kRounds; ++round) {
                 for (size_t i = 0; i < points.size() && !interrupted(); ++i) {
-                    samples[i].push_back(measure(rig, points[i], bench_.seconds / kRounds));
+                    const Sample sample = measure(rig, points[i], bench_.seconds / kRounds);
+                    // One that was cut short counts where there is no other.
+                    const bool counts = !interrupted() || samples[i].empty();
+                    if (counts && sample.operations > 0) samples[i].push_back(sample);
                 }
             }
-            if (interrupted()) return;
             for (size_t i = 0; i < points.size(); ++i) {
+                if (samples[i].empty()) continue;
                 points[i].sample = median_of(samples[i]);
                 result_.points.push_back(points[i]);
             }

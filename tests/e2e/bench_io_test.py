@@ -253,8 +253,27 @@ class EndTest(BenchIoTest):
             process.send_signal(name)
             out, err = process.communicate(timeout=20)
             self.assertEqual(process.returncode, -name, err)
-            self.assertTrue(json.loads(out)["interrupted"])
+            table = json.loads(out)
+            self.assertTrue(table["interrupted"])
+            self.assertEqual([row["name"] for row in table["rows"]], ["read 4.00 KiB, depth 1"])
+            self.assertGreater(table["rows"][0]["value"], 0)
             self.assert_clean()
+
+    def test_ctrl_c_keeps_what_is_known_of_the_depth_under_way(self):
+        picture = self.path("interrupted.svg")
+        process = self.start("--size", "64MiB", "--seconds", "1.5", "--blocks", "4KiB,16KiB,64KiB,256KiB,1MiB",
+                             "--depths", "1", "--modes", "read", "--plot", picture, "--json")
+        self.wait_for_segment()
+        time.sleep(1.6)  # into the fourth block size, in the first of three rounds
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+        self.assertEqual(process.returncode, -signal.SIGINT, err)
+        rows = json.loads(out)["rows"]
+        self.assertGreaterEqual(len(rows), 2)
+        self.assertLess(len(rows), 5)
+        root = xml.etree.ElementTree.parse(picture).getroot()
+        self.assertEqual(len(list(root.iter("{http://www.w3.org/2000/svg}circle"))), len(rows))
+        self.assert_clean()
 
     def test_after_a_kill_nothing_is_left(self):
         """Killed while it lays out its files, and while it measures."""
