@@ -15,6 +15,7 @@
 #include "interrupt.h"
 #include "io_plot.h"
 #include "machine_file.h"
+#include "number_options.h"
 #include "svg.h"
 #include "writable.h"
 
@@ -242,7 +243,7 @@ void add_what(CLI::App& command, IoOptions& options) {
     command.add_option("--size", options.size,
                        "of the files, a path, from 16MiB; default: 2GiB, or less");
     command.add_option("--seconds", options.seconds, "a point, or a slice beside fio")
-        ->check(CLI::Range(0.01, 3600.0));
+        ->check(number_within(0.01, 3600));
     command.add_option("--rings,--jobs", options.rings, "rings a path; jobs of fio")
         ->check(CLI::Range(1, kRingsMax))
         ->capture_default_str();

@@ -173,7 +173,8 @@ class RowsTest(BenchIoTest):
                       ["--backend", "dma"], ["--compare-fio", "--save", "x"],
                       ["--size", "64MiB", "--blocks", "16MiB"], ["--size", "0"], ["--size", "1"],
                       ["--modes", "read", "--save", self.path("part.json")],
-                      ["--size", "32MiB", "--rings", "4"]):
+                      ["--size", "32MiB", "--rings", "4"],
+                      ["--seconds", "nan"], ["--seconds", "inf"], ["--seconds", "0"]):
             self.assertEqual(self.bench(*words).code, USAGE, words)
         self.assertFalse(os.path.exists(self.path("part.json")))
         self.assertEqual(self.ferry("bench", "io").code, USAGE)
