@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -98,6 +99,9 @@ IoBench bench_of(const IoOptions& options) {
     sort_and_unite(bench.depths);
     if (!options.size.empty()) bench.bytes_per_path = size_of(options.size);
     if (bench.seconds == 0) bench.seconds = compare ? 1.5 : 0.5;
+    if (compare && bench.seconds < kLeastFioSeconds)
+        bad_word("--seconds", fmt::format("{:g}", bench.seconds),
+                 "0.2 or more, beside fio, whose CPU time is sampled");
     if (bench.hashers == 0) bench.hashers = std::clamp(discover_topology().cores() / 2, 1, 8);
     return bench;
 }
@@ -129,29 +133,41 @@ std::string text_of(const std::vector<std::string>& left_out) {
     return text;
 }
 
+// Small random reads too, if asked for: their cost is that of the operations.
+FioRows compare_all(IoBench bench, bool small_reads) {
+    FioRows all = compare_with_fio(bench);
+    if (!small_reads || interrupted() || all.ended_by) return all;
+    bench.accesses = {{Direction::read, true}};
+    bench.blocks = {4 * kKiB};
+    bench.integrity = false;
+    try {
+        FioRows small = compare_with_fio(bench);
+        std::move(small.rows.begin(), small.rows.end(), std::back_inserter(all.rows));
+        std::move(small.left_out.begin(), small.left_out.end(), std::back_inserter(all.left_out));
+        all.ended_by = std::move(small.ended_by);
+    } catch (const Error& error) {
+        all.ended_by = error;
+    }
+    return all;
+}
+
 void run_comparison(const IoOptions& options) {
     IoBench bench = bench_of(options);
     bench.integrity = true;  // a slice more of each pair
     nlohmann::json machine = machine_json();
     machine["fio"] = fio_version();
     machine["fio_flags"] = fio_flags();
-    std::vector<std::string> left_out;
-    std::vector<Row> rows = compare_with_fio(bench, left_out);
-    if (options.modes.empty() && options.blocks.empty() && !interrupted()) {
-        bench.accesses = {{Direction::read, true}};
-        bench.blocks = {4 * kKiB};
-        bench.integrity = false;
-        const std::vector<Row> small = compare_with_fio(bench, left_out);
-        rows.insert(rows.end(), small.begin(), small.end());
-    }
+    const FioRows result = compare_all(bench, options.modes.empty() && options.blocks.empty());
     if (options.json) {
-        nlohmann::json object = rows_json(rows, command_of(options), machine);
+        nlohmann::json object = rows_json(result.rows, command_of(options), machine);
         object["interrupted"] = interrupted();
-        object["left_out"] = left_out;
-        return fmt::print("{}\n", object.dump());
+        object["left_out"] = result.left_out;
+        fmt::print("{}\n", object.dump());
+    } else {
+        fmt::print("{}\n{}: {}\n\n{}{}", machine_text(), machine["fio"].get<std::string>(),
+                   fio_flags(), rows_table(result.rows, "fio"), text_of(result.left_out));
     }
-    fmt::print("{}\n{}: {}\n\n{}{}", machine_text(), machine["fio"].get<std::string>(), fio_flags(),
-               rows_table(rows, "fio"), text_of(left_out));
+    if (result.ended_by) throw Error(*result.ended_by);
 }
 
 void print_sweep(const IoOptions& options, const IoResult& result) {

@@ -10,7 +10,7 @@ import time
 import unittest
 import xml.etree.ElementTree
 
-from harness import DOES_NOT_FIT, FERRY, USAGE, DriveTest
+from harness import DOES_NOT_FIT, FERRY, IO, USAGE, DriveTest
 
 MIB = 1 << 20
 # Small and short: what is printed is checked here, not how fast it is.
@@ -466,9 +466,32 @@ class FioTest(BenchIoTest):
 
     def test_more_rings_than_one(self):
         for words in (["--size", "64MiB", "--rings", "3"], ["--size", "96MiB", "--rings", "4"]):
-            run = self.bench("--compare-fio", "--pairs", "1", "--seconds", "0.1", *words,
+            run = self.bench("--compare-fio", "--pairs", "1", "--seconds", "0.2", *words,
                              "--modes", "read", "--blocks", "64KiB", "--depths", "2", "--json")
             self.assertEqual(run.code, 0, run.err)
+        self.assert_clean()
+
+    def test_slices_in_which_no_cpu_time_can_be_sampled(self):
+        run = self.bench("--compare-fio", "--seconds", "0.05", "--modes", "read")
+        self.assert_refused(run, USAGE, "--seconds", "0.05", "0.2 or more")
+        self.assert_clean()
+
+    def test_a_slice_without_cpu_samples_has_failed(self):
+        """A program in fio's place reports transfers of a time when it did not run."""
+        directory = self.path("no-time")
+        os.mkdir(directory)
+        script = os.path.join(directory, "fio")
+        report = {"fio version": "fio-3", "timestamp_ms": 0,
+                  "jobs": [{way: {"io_bytes": 1 << 20, "total_ios": 16, "runtime": 200}
+                            for way in ("read", "write")}]}
+        with open(script, "w", encoding="ascii") as file:
+            file.write("#!/bin/sh\ncat <<'END'\n" + json.dumps(report, indent=1) + "\nEND\n")
+        os.chmod(script, 0o755)
+        env = {**os.environ, "PATH": directory + ":" + os.environ["PATH"]}
+        run = self.ferry("bench", "io", self.drive, "--compare-fio", "--seconds", "0.2", "--pairs", "1",
+                         "--size", "64MiB", "--modes", "read", "--blocks", "64KiB", "--depths", "4",
+                         "--json", env=env)
+        self.assert_refused(run, IO, "CPU time", "--seconds")
         self.assert_clean()
 
     def test_without_fio(self):
