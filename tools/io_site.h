@@ -30,6 +30,7 @@ public:
     int64_t bytes_per_path(int64_t wanted, int64_t most, int64_t step) const;
 
 private:
+    bool lock_directory(const std::string& path, const std::string& directory, bool& made);
     void open_directory(const std::string& path, const std::string& name);
     void remove_leftovers(const std::string& directory);
     void remove_directories() noexcept;

@@ -285,6 +285,23 @@ class EndTest(BenchIoTest):
             process.communicate(timeout=20)
             self.wait_until_clean()
 
+    def test_right_after_a_kill_the_next_run_waits(self):
+        """For the caretaker, which is kept from its work for a moment here."""
+        process = self.start()
+        self.wait_for_segment()
+        (caretaker,) = self.caretakers(process)
+        os.kill(caretaker, signal.SIGSTOP)
+        process.kill()
+        process.communicate(timeout=20)
+        again = self.start(*QUICK, "--modes", "read")
+        time.sleep(0.5)
+        self.assertIsNone(again.poll())
+        os.kill(caretaker, signal.SIGCONT)
+        _, err = again.communicate(timeout=60)
+        self.assertEqual(again.returncode, 0, err)
+        self.assertNotIn("was killed and left", err)  # the caretaker had done it
+        self.assert_clean()
+
     def test_after_a_kill_of_everything_the_next_run_removes_what_is_left(self):
         process = self.start()
         self.wait_for_segment()
