@@ -10,6 +10,7 @@
 
 #include "bench_io.h"
 #include "bench_io_fio.h"
+#include "child_process.h"
 #include "commands.h"
 #include "ferry/topology.h"
 #include "fio.h"
@@ -108,23 +109,27 @@ IoBench bench_of(const IoOptions& options) {
 
 // What a user has to type to get these rows again.
 std::string command_of(const IoOptions& options) {
-    std::string line = "ferry bench io";
-    for (const std::string& path : options.paths) line += " " + path;
-    const auto add_list = [&](const char* name, const auto& list) {
-        if (!list.empty()) line += fmt::format(" {} {}", name, fmt::join(list, ","));
+    std::vector<std::string> words{"ferry", "bench", "io"};
+    const auto add = [&](const char* name, const std::string& value) {
+        words.insert(words.end(), {name, value});
     };
+    const auto add_list = [&](const char* name, const auto& list) {
+        if (!list.empty()) add(name, fmt::format("{}", fmt::join(list, ",")));
+    };
+    words.insert(words.end(), options.paths.begin(), options.paths.end());
     add_list("--modes", options.modes);
     add_list("--blocks", options.blocks);
     add_list("--depths", options.depths);
-    if (!options.size.empty()) line += " --size " + options.size;
-    if (options.seconds > 0) line += fmt::format(" --seconds {:g}", options.seconds);
-    if (options.rings != 1) line += fmt::format(" --rings {}", options.rings);
-    if (options.threads != 0) line += fmt::format(" --threads {}", options.threads);
-    if (options.backend != "auto") line += " --backend " + options.backend;
-    if (options.buffered) line += " --buffered";
-    if (options.integrity) line += " --integrity";
-    if (options.compare_fio) line += fmt::format(" --compare-fio --pairs {}", options.pairs);
-    return line;
+    if (!options.size.empty()) add("--size", options.size);
+    if (options.seconds > 0) add("--seconds", fmt::format("{:g}", options.seconds));
+    if (options.rings != 1) add("--rings", std::to_string(options.rings));
+    if (options.threads != 0) add("--threads", std::to_string(options.threads));
+    if (options.backend != "auto") add("--backend", options.backend);
+    if (options.buffered) words.emplace_back("--buffered");
+    if (options.integrity) words.emplace_back("--integrity");
+    if (options.compare_fio) words.emplace_back("--compare-fio");
+    if (options.compare_fio) add("--pairs", std::to_string(options.pairs));
+    return shell_line(words);
 }
 
 std::string text_of(const std::vector<std::string>& left_out) {

@@ -3,6 +3,7 @@ or touches a file that is not its own."""
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -60,12 +61,36 @@ class RowsTest(BenchIoTest):
         root = xml.etree.ElementTree.parse(picture).getroot()
         texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
         for word in ("Storage bandwidth over block size and depth", "GB/s", "block size (bytes)",
-                     "256K", self.drive + ": randread"):
+                     "256K"):
             self.assertIn(word, texts)
+        titles = [title.text for title in root.iter("{http://www.w3.org/2000/svg}title")]
+        self.assertIn(self.drive + ": randread", titles)
         dots = list(root.iter("{http://www.w3.org/2000/svg}circle"))
         self.assertEqual(len(dots), 4 * 2 * 2)
         with open(picture, encoding="utf-8") as file:
             self.assertIn("prefers-color-scheme: dark", file.read())
+
+    def test_titles_of_panels_fit_their_width(self):
+        picture = self.path("titles.svg")
+        short = self.path("ü")
+        long = self.path("ein-ziemlich-langer-Name-für-ein-Verzeichnis")
+        for path in (short, long):
+            os.mkdir(path)
+        run = self.ferry("bench", "io", short, long, *QUICK, "--modes", "read,randmixed", "--plot", picture)
+        self.assertEqual(run.code, 0, run.err)
+        root = xml.etree.ElementTree.parse(picture).getroot()
+        texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
+        for word in (short + ": read", "all together: randmixed", "…" + (long + ": randmixed")[-41:],
+                     "…" + (long + ": read")[-41:]):
+            self.assertIn(word, texts)
+
+    def test_a_command_for_a_shell(self):
+        odd = os.path.join(self.drive, "two words; and 'more'")
+        os.mkdir(odd)
+        run = self.bench(*QUICK, "--modes", "read", "--json", path=odd)
+        self.assertEqual(run.code, 0, run.err)
+        self.assertEqual(shlex.split(json.loads(run.out)["command"])[:4], ["ferry", "bench", "io", odd])
+        os.rmdir(odd)
 
     def test_a_picture_replaces_nothing_but_a_picture(self):
         read = [*QUICK, "--modes", "read"]
@@ -239,8 +264,8 @@ class MachineFileTest(BenchIoTest):
 class EndTest(BenchIoTest):
     LONG = ["--size", "64MiB", "--seconds", "30", "--blocks", "4KiB", "--depths", "1", "--json"]
 
-    def start(self, *words):
-        return self.start_ferry("bench", "io", self.drive, *(words or self.LONG))
+    def start(self, *words, through=()):
+        return self.start_ferry("bench", "io", self.drive, *(words or self.LONG), through=through)
 
     def wait_for_segment(self):
         """Until the files are there: it measures, or is about to."""
@@ -259,6 +284,17 @@ class EndTest(BenchIoTest):
             self.assertEqual([row["name"] for row in table["rows"]], ["read 4.00 KiB, depth 1"])
             self.assertGreater(table["rows"][0]["value"], 0)
             self.assert_clean()
+
+    def test_what_it_was_told_to_ignore_does_not_end_it(self):
+        through = ["sh", "-c", "trap '' HUP; exec \"$@\"", "sh"]  # as nohup does
+        process = self.start("--size", "64MiB", "--seconds", "1", "--blocks", "4KiB", "--depths", "1",
+                             "--modes", "read", through=through)
+        self.wait_for_segment()
+        process.send_signal(signal.SIGHUP)
+        _, err = process.communicate(timeout=20)
+        self.assertEqual(process.returncode, 0, err)
+        self.assertNotIn("interrupted", err)
+        self.assert_clean()
 
     def test_ctrl_c_keeps_what_is_known_of_the_depth_under_way(self):
         picture = self.path("interrupted.svg")
