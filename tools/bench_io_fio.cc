@@ -63,6 +63,7 @@ private:
     void compare_all() {
         for (const int depth : bench_.depths) {
             if (interrupted()) break;
+            progress_.clear();
             Rig rig(rig_options(bench_, sites_.directories(), bytes_, depth), memory_.bytes());
             for (const Access access : bench_.accesses) {
                 for (const int64_t block : bench_.blocks)

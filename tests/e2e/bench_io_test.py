@@ -1,8 +1,11 @@
 """`ferry bench io` as a user runs it: its rows, its picture, its machine file, and that it never leaves
 or touches a file that is not its own."""
 
+import contextlib
 import json
 import os
+import pty
+import re
 import shlex
 import shutil
 import signal
@@ -53,6 +56,29 @@ class RowsTest(BenchIoTest):
             self.assertIn(text, run.out)
         self.assertIn("s left]", run.err)
         self.assert_clean()
+
+    def test_progress_on_a_terminal(self):
+        """A log line begins a line of its own, and what comes after the sweep is still to come."""
+        ours, terminal = pty.openpty()
+        process = subprocess.Popen([FERRY, "bench", "io", self.drive, "--size", "64MiB", "--seconds", "0.2",
+                                    "--blocks", "64KiB", "--depths", "1,2", "--modes", "read,write,mixed"],
+                                   stdout=subprocess.DEVNULL, stderr=terminal)
+        os.close(terminal)
+        text = b""
+        with open(ours, "rb", buffering=0) as shown, contextlib.suppress(OSError):  # EIO: its end
+            while part := shown.read(4096):
+                text += part
+        self.assertEqual(process.wait(timeout=60), 0, text)
+        shown = re.sub(r"\x1b\[[0-9;]*m", "", text.decode())  # without colours
+        self.assertGreater(shown.count("info aio:"), 3)
+        self.assertNotRegex(shown, r"left\][^\r\n]*info aio:")
+        self.assertNotIn(", 0 s left] " + self.drive + ": rings", shown)
+        settling = re.findall(r"\[(\d+)/(\d+), [0-9]+ s left\] [^\r\n]*: rings and backends: read", shown)
+        self.assertTrue(settling, shown)
+        for done, total in settling:
+            self.assertLess(int(done), int(total))
+        done, total = re.findall(r"\[(\d+)/(\d+), [0-9]+ s left\] [^\r\n]*: sustained: mixed", shown)[-1]
+        self.assertEqual(done, total)
 
     def test_svg(self):
         picture = self.path("picture.svg")
