@@ -33,11 +33,13 @@ struct IoOptions {
     bool buffered = false, integrity = false, compare_fio = false, json = false;
 };
 
-[[noreturn]] void bad_word(const char* option, const std::string& word, const char* limit) {
+[[noreturn]] void bad_word(const char* option, const std::string& word, const char* limit,
+                           const char* remedy) {
     throw Error(Trouble::usage, {.what = "this cannot be measured",
                                  .where = option,
                                  .measured = "\"" + word + "\"",
-                                 .limit = limit});
+                                 .limit = limit,
+                                 .remedy = remedy});
 }
 
 template <class T>
@@ -51,7 +53,9 @@ std::vector<Access> accesses_of(const std::vector<std::string>& words) {
     for (const std::string& word : words) {
         const auto access = access_from_name(word);
         if (!access)
-            bad_word("--modes", word, "read, write, mixed, randread, randwrite, randmixed");
+            bad_word("--modes", word, "read, write, mixed, randread, randwrite, randmixed",
+                     "name some of these, as in --modes read,randread; or leave it out for the "
+                     "usual ones");
         if (std::find(accesses.begin(), accesses.end(), *access) == accesses.end())
             accesses.push_back(*access);
     }
@@ -63,7 +67,8 @@ std::vector<int64_t> blocks_of(const std::vector<std::string>& words) {
     for (const std::string& word : words) {
         const int64_t bytes = parse_bytes(word, "--blocks");
         if (bytes < 4 * kKiB || bytes > kSlotBytes || (bytes & (bytes - 1)) != 0)
-            bad_word("--blocks", word, "a power of two from 4KiB to 16MiB");
+            bad_word("--blocks", word, "a power of two from 4KiB to 16MiB",
+                     "give such sizes, as in --blocks 64KiB,1MiB");
         blocks.push_back(bytes);
     }
     sort_and_unite(blocks);
@@ -72,7 +77,9 @@ std::vector<int64_t> blocks_of(const std::vector<std::string>& words) {
 
 int64_t size_of(const std::string& word) {
     const int64_t bytes = parse_bytes(word, "--size");
-    if (bytes < kSlotBytes) bad_word("--size", word, "16MiB or more");
+    if (bytes < kSlotBytes)
+        bad_word("--size", word, "16MiB or more",
+                 "give more, as in --size 1GiB; or leave it out for what fits");
     return bytes;
 }
 
@@ -102,7 +109,8 @@ IoBench bench_of(const IoOptions& options) {
     if (bench.seconds == 0) bench.seconds = compare ? 1.5 : 0.5;
     if (compare && bench.seconds < kLeastFioSeconds)
         bad_word("--seconds", fmt::format("{:g}", bench.seconds),
-                 "0.2 or more, beside fio, whose CPU time is sampled");
+                 "0.2 or more, beside fio, whose CPU time is sampled",
+                 "give longer slices, or leave it out for 1.5");
     if (bench.hashers == 0) bench.hashers = std::clamp(discover_topology().cores() / 2, 1, 8);
     return bench;
 }
@@ -231,7 +239,8 @@ void check_settings_can_be_known(const IoBench& bench) {
         if (std::find(bench.accesses.begin(), bench.accesses.end(), Access{direction}) ==
             bench.accesses.end())
             bad_word("--save", name_of(Access{direction}) + " is not among --modes",
-                     "the settings follow from read, write and mixed together");
+                     "the settings follow from read, write and mixed together",
+                     "add it to --modes, or leave --modes out");
 }
 
 void run_io(const IoOptions& options) {

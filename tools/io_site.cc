@@ -29,6 +29,8 @@ constexpr int64_t kMarginMax = kGiB;
 // for its caretaker, whom nobody watches.
 constexpr auto kPause = std::chrono::milliseconds(20);
 constexpr int kAttempts = 100, kAttemptsOfCaretaker = 500;
+constexpr const char* kCheckThePath =
+    "see that the path is still there and its file system mounted, or give another path";
 constexpr uint32_t kXfsMagic = 0x58465342;  // linux/magic.h has no XFS
 
 // A file system, of which several paths may be directories.
@@ -44,7 +46,8 @@ struct stat status_of(const std::string& path) {
     if (stat(path.c_str(), &status) != 0)
         throw Error(Trouble::io, {.what = std::string("nothing can be learnt of the path: ") +
                                           std::strerror(errno),
-                                  .where = path});
+                                  .where = path,
+                                  .remedy = kCheckThePath});
     return status;
 }
 
@@ -53,7 +56,8 @@ Room room_at(const std::string& directory) {
     if (statvfs(directory.c_str(), &room) != 0)
         throw Error(Trouble::io,
                     {.what = std::string("free space cannot be read: ") + std::strerror(errno),
-                     .where = directory});
+                     .where = directory,
+                     .remedy = kCheckThePath});
     // One without blocks, such as ramfs, does not know how much it has: it is memory.
     const int64_t memory = discover_topology().memory_limit_bytes / 4;
     if (room.f_blocks == 0) return {.free_bytes = memory};

@@ -226,7 +226,7 @@ class RowsTest(BenchIoTest):
                       ["--modes", "read", "--save", self.path("part.json")],
                       ["--size", "32MiB", "--rings", "4"],
                       ["--seconds", "nan"], ["--seconds", "inf"], ["--seconds", "0"]):
-            self.assertEqual(self.bench(*words).code, USAGE, words)
+            self.assert_refused(self.bench(*words), USAGE, "\n  do:       ")
         self.assertFalse(os.path.exists(self.path("part.json")))
         self.assertEqual(self.ferry("bench", "io").code, USAGE)
         self.assert_refused(self.ferry("bench", "io", ""), USAGE, "empty")
