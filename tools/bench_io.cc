@@ -3,6 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <optional>
 
@@ -13,14 +14,18 @@
 namespace ferry::tools {
 namespace {
 
-constexpr int kRounds = 3;        // of a point, whose result is the median
-constexpr double kSustained = 4;  // times as long as a point
+constexpr int kRounds = 3;      // of a point, whose result is the median
+constexpr int kSustained = 4;   // times as long as a point
+constexpr int kCandidates = 3;  // settings tried: the best of the sweep, more rings, a backend
 // Settings that reach so much of the best bandwidth are good enough; of those the one with the
 // least in flight is taken, as what is in flight is memory and waiting time.
 constexpr double kGoodEnough = 0.95;
 constexpr double kWorthAChange = 1.05;  // more rings or another backend must gain this much
 
 constexpr Access kRead{Direction::read}, kWrite{Direction::write}, kMixed{Direction::mixed};
+constexpr std::array kKinds{kRead, kWrite, kMixed};
+constexpr int kStepsOfSettle =
+    static_cast<int>(kKinds.size()) * kRounds * (kCandidates + kSustained);
 
 Sample median_of(std::vector<Sample> samples) {
     std::sort(samples.begin(), samples.end(),
@@ -60,6 +65,17 @@ public:
     }
 
     IoResult run() {
+        try {
+            measure_all();
+        } catch (const Error& error) {
+            if (result_.points.empty()) throw;
+            result_.ended_by = error;
+        }
+        return std::move(result_);
+    }
+
+private:
+    void measure_all() {
         for (const std::string& path : bench_.paths) {
             result_.places.push_back(path);
             sweep({sites_.directories()[result_.places.size() - 1]});
@@ -69,13 +85,19 @@ public:
             sweep(sites_.directories());
         }
         for (size_t p = 0; p < bench_.paths.size() && !interrupted(); ++p) settle(p);
-        return std::move(result_);
     }
 
-private:
+    // Of a round's length each.
     int steps() const {
-        const size_t places = bench_.paths.size() + (bench_.paths.size() > 1 ? 1 : 0);
-        return static_cast<int>(places * choice_.pairs.size() * kRounds * bench_.accesses.size());
+        const size_t paths = bench_.paths.size(), places = paths + (paths > 1 ? 1 : 0);
+        const size_t sweeps = places * choice_.pairs.size() * kRounds * bench_.accesses.size();
+        return static_cast<int>(sweeps + (settles() ? paths * kStepsOfSettle : 0));
+    }
+    bool settles() const {
+        return std::all_of(kKinds.begin(), kKinds.end(), [&](const Access kind) {
+            return std::find(bench_.accesses.begin(), bench_.accesses.end(), kind) !=
+                   bench_.accesses.end();
+        });
     }
 
     // Block sizes inside, so that each depth opens its volume once; rounds between them, so that a
@@ -90,16 +112,20 @@ private:
                         points.push_back({result_.places.size() - 1, access, block, depth});
             }
             if (points.empty()) continue;
+            progress_.clear();
             Rig rig(rig_options(bench_, directories, bytes_, depth), memory_.bytes());
             for (IoPoint& point : points) point.direct = rig.direct();
             std::vector<std::vector<Sample>> samples(points.size());
             for (int round = 0; round < kRounds; ++round) {
                 for (size_t i = 0; i < points.size() && !interrupted(); ++i) {
-                    samples[i].push_back(measure(rig, points[i], bench_.seconds / kRounds));
+                    const Sample sample = measure(rig, points[i], bench_.seconds / kRounds);
+                    // One that was cut short counts where there is no other.
+                    const bool counts = !interrupted() || samples[i].empty();
+                    if (counts && sample.operations > 0) samples[i].push_back(sample);
                 }
             }
-            if (interrupted()) return;
             for (size_t i = 0; i < points.size(); ++i) {
+                if (samples[i].empty()) continue;
                 points[i].sample = median_of(samples[i]);
                 result_.points.push_back(points[i]);
             }
@@ -137,7 +163,7 @@ private:
     // The lowest share of the best that one of the three kinds gets with these settings.
     double share(size_t place, int64_t block, int depth) const {
         double lowest = 1;
-        for (const Access access : {kRead, kWrite, kMixed}) {
+        for (const Access access : kKinds) {
             const double best = best_rate(place, access);
             lowest = std::min(lowest, best > 0 ? rate(place, access, block, depth) / best : 0);
         }
@@ -162,12 +188,21 @@ private:
         return found;
     }
 
-    IoSettings sustained(size_t path, const IoBench& with, int64_t block, double seconds) {
+    // For so many times as long as a point, which `what` is for.
+    IoSettings sustained(size_t path, const IoBench& with, int64_t block, int times,
+                         const char* what) {
         const RigOptions options =
             rig_options(with, {sites_.directories()[path]}, bytes_, with.depths.front());
+        progress_.clear();
         Rig rig(options, memory_.bytes());
         const auto measured = [&](Access access) {
-            return rig.run({.access = access, .block_bytes = block, .seconds = seconds});
+            const Load load{
+                .access = access, .block_bytes = block, .seconds = times * bench_.seconds};
+            const Sample sample = rig.run(load);
+            progress_.show(done_ += times * kRounds,
+                           fmt::format("{}: {}: {} {:.2f} GB/s", bench_.paths[path], what,
+                                       name_of(access), sample.gb_per_s()));
+            return sample;
         };
         const std::string absolute = absolute_path(bench_.paths[path]);
         return {.path = absolute,
@@ -190,19 +225,19 @@ private:
         IoBench with = bench_;
         with.depths = {chosen->second};
         const auto try_with = [&](const IoBench& other) {
-            const IoSettings found = sustained(path, other, chosen->first, bench_.seconds);
+            const IoSettings found = sustained(path, other, chosen->first, 1, "rings and backends");
             return found.read.gb_per_s() + found.write.gb_per_s() + found.mixed.gb_per_s();
         };
-        progress_.show(done_, bench_.paths[path] + ": rings and backends");
+        const int done_after = done_ + kStepsOfSettle;
         double best = try_with(with);
-        std::vector<IoBench> others{with, with};
+        std::array<IoBench, kCandidates - 1> others{with, with};
         others[0].rings = 2 * with.rings;
         others[1].backend = aio::BackendKind::posix;
         for (const IoBench& other : others) {
             const RigOptions options =
                 rig_options(other, {bench_.paths[path]}, bytes_, chosen->second);
             const bool possible =
-                lacks(options, chosen->first).empty() &&
+                other.rings <= kRingsMax && lacks(options, chosen->first).empty() &&
                 operations_of(options) * chosen->first <= std::ssize(memory_.bytes());
             if (interrupted() || !possible) continue;
             const double gained = try_with(other);
@@ -211,9 +246,8 @@ private:
             with = other;
         }
         if (interrupted()) return;
-        progress_.show(done_, bench_.paths[path] + ": sustained");
-        const IoSettings settings =
-            sustained(path, with, chosen->first, kSustained * bench_.seconds);
+        done_ = done_after - static_cast<int>(kKinds.size()) * kRounds * kSustained;
+        const IoSettings settings = sustained(path, with, chosen->first, kSustained, "sustained");
         if (!interrupted()) result_.settings.push_back(settings);
     }
 

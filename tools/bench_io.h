@@ -2,6 +2,7 @@
 // figures speak for. `ferry bench io`.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,7 @@ struct IoBench {
 };
 
 constexpr int64_t kDefaultBytes = 2 * kGiB;
+constexpr int kRingsMax = 64;  // a path, as a volume takes
 
 RigOptions rig_options(const IoBench& bench, const std::vector<std::string>& directories,
                        int64_t bytes_per_path, int depth);
@@ -67,9 +69,11 @@ struct IoResult {
     std::vector<IoPoint> points{};
     std::vector<IoSettings> settings{};  // one a path; empty unless read, write and mixed are known
     std::vector<std::string> left_out{};  // for want of room
+    std::optional<Error> ended_by{};      // what kept it from measuring the rest
 };
 
-// Ends early, with what it has, when interrupted. Throws Error.
+// Ends early, with what it has, when interrupted or when something fails. Throws Error where nothing
+// was measured before that.
 IoResult measure_io(const IoBench& bench);
 std::vector<Row> rows_of(const IoResult& result);
 std::string text_of(const IoSettings& settings);

@@ -47,21 +47,31 @@ public:
           memory_(choice_.buffer_bytes),
           progress_(static_cast<int>(choice_.pairs.size() * bench.accesses.size()) * bench.pairs) {}
 
-    const std::vector<std::string>& left_out() const { return choice_.left_out; }
+    FioRows run() {
+        FioRows result{.left_out = choice_.left_out};
+        try {
+            compare_all();
+        } catch (const Error& error) {
+            if (rows_.empty()) throw;
+            result.ended_by = error;
+        }
+        result.rows = std::move(rows_);
+        return result;
+    }
 
-    std::vector<Row> run() {
+private:
+    void compare_all() {
         for (const int depth : bench_.depths) {
             if (interrupted()) break;
+            progress_.clear();
             Rig rig(rig_options(bench_, sites_.directories(), bytes_, depth), memory_.bytes());
             for (const Access access : bench_.accesses) {
                 for (const int64_t block : bench_.blocks)
                     if (choice_.has(block, depth)) compare(rig, access, block, depth);
             }
         }
-        return std::move(rows_);
     }
 
-private:
     void compare(Rig& rig, Access access, int64_t block, int depth) {
         const std::string name = name_of(access, block, depth, rig.direct());
         std::array<Samples, 3> samples;
@@ -95,13 +105,20 @@ private:
                             .integrity = side == Side::ferry_sealed});
         }
         if (access.direction != Direction::read) rig.forget();
-        return run_fio({.files = rig.files(),
-                        .access = access,
-                        .block_bytes = block,
-                        .depth = depth,
-                        .jobs = bench_.rings * static_cast<int>(bench_.paths.size()),
-                        .direct = rig.direct(),
-                        .seconds = bench_.seconds});
+        const Sample sample = run_fio({.files = rig.files(),
+                                       .access = access,
+                                       .block_bytes = block,
+                                       .depth = depth,
+                                       .jobs = bench_.rings * static_cast<int>(bench_.paths.size()),
+                                       .direct = rig.direct(),
+                                       .seconds = bench_.seconds});
+        if (sample.operations > 0 && sample.cpu_seconds <= 0)
+            throw Error(Trouble::io,
+                        {.what = "the CPU time that fio took could not be sampled",
+                         .where = "--compare-fio",
+                         .measured = fmt::format("a slice of {:.3f} s", sample.seconds),
+                         .remedy = "give longer slices (--seconds), or stop what else runs here"});
+        return sample;
     }
 
     void add_rows(const std::string& name, int64_t block, const Samples& ours, const Samples& fio) {
@@ -134,10 +151,6 @@ private:
 
 }  // namespace
 
-std::vector<Row> compare_with_fio(const IoBench& bench, std::vector<std::string>& left_out) {
-    Comparison comparison(bench);
-    left_out.insert(left_out.end(), comparison.left_out().begin(), comparison.left_out().end());
-    return comparison.run();
-}
+FioRows compare_with_fio(const IoBench& bench) { return Comparison(bench).run(); }
 
 }  // namespace ferry::tools

@@ -3,7 +3,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cmath>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,6 +12,7 @@
 #include "bench_adam.h"
 #include "commands.h"
 #include "ferry/topology.h"
+#include "number_options.h"
 
 namespace ferry::tools {
 namespace {
@@ -116,10 +116,6 @@ AdamBench bench_of(const AdamOptions& options) {
 }
 
 // CLI::Range lets a NaN pass: it is neither below nor above.
-std::string is_a_number(const std::string& text) {
-    return std::isnan(std::stod(text)) ? "not a number: " + text : "";
-}
-
 // The words a user typed, so that a table says how to get it again.
 std::string command_of(const AdamOptions& options) {
     std::string line = "ferry bench adam --millions " + CLI::detail::to_string(options.millions);
@@ -162,8 +158,7 @@ void add_adam_bench(CLI::App& bench) {
     command
         ->add_option("--millions", options->millions,
                      "elements, in units of 2^20 (30 B each; 18 B with --in-place)")
-        ->check(CLI::Range(0.001, 65536.0))
-        ->check(is_a_number)
+        ->check(number_within(0.001, 65536))
         ->capture_default_str();
     command->add_option("--threads", options->threads, "thread counts; default: 1 and all cores")
         ->check(CLI::Range(1, 4096));

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "bench_adam.h"
+#include "child_process.h"
 #include "commands.h"
 #include "figures.h"
 #include "interrupt.h"
@@ -123,6 +124,7 @@ private:
             add(path.path + ": mixed", path.mixed.gb_per_s() * 1e9);
         }
         if (!options_.save.empty() && !interrupted()) save_paths(options_.save, result.settings);
+        if (result.ended_by) throw Error(*result.ended_by);
     }
 
     void add(std::string name, double bytes_per_s) {
@@ -130,14 +132,17 @@ private:
     }
 
     std::string command() const {
-        std::string line = "ferry bench --all";
-        if (!options_.config.empty()) line += " --config " + options_.config;
-        for (const std::string& one : options_.overrides) line += " --set " + one;
-        for (const std::string& path : options_.paths) line += " --path " + path;
-        if (options_.count.ranks > 1) line += fmt::format(" --ranks {}", options_.count.ranks);
+        std::vector<std::string> words{"ferry", "bench", "--all"};
+        const auto add = [&](const char* name, const std::string& value) {
+            words.insert(words.end(), {name, value});
+        };
+        if (!options_.config.empty()) add("--config", options_.config);
+        for (const std::string& one : options_.overrides) add("--set", one);
+        for (const std::string& path : options_.paths) add("--path", path);
+        if (options_.count.ranks > 1) add("--ranks", std::to_string(options_.count.ranks));
         if (options_.count.on_a_host > 0)
-            line += fmt::format(" --ranks-per-host {}", options_.count.on_a_host);
-        return line;
+            add("--ranks-per-host", std::to_string(options_.count.on_a_host));
+        return shell_line(words);
     }
 
     void print() const {

@@ -8,6 +8,7 @@
 
 #include "bench_comm.h"
 #include "commands.h"
+#include "number_options.h"
 
 namespace ferry::tools {
 namespace {
@@ -113,7 +114,7 @@ void add_comm_bench(CLI::App& bench) {
         ->check(CLI::Range(1, 1000))
         ->capture_default_str();
     command->add_option("--timeout", options->timeout_seconds, "seconds, of one operation")
-        ->check(CLI::Range(0.1, 1e6))
+        ->check(number_within(0.1, 1e6))
         ->capture_default_str();
     command->add_option("--save", options->save,
                         "write the figures of these ranks (docs/machine.md) for plan and train");

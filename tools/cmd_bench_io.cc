@@ -4,18 +4,22 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "bench_io.h"
 #include "bench_io_fio.h"
+#include "child_process.h"
 #include "commands.h"
 #include "ferry/topology.h"
 #include "fio.h"
 #include "interrupt.h"
 #include "io_plot.h"
 #include "machine_file.h"
+#include "number_options.h"
 #include "svg.h"
+#include "writable.h"
 
 namespace ferry::tools {
 namespace {
@@ -29,11 +33,13 @@ struct IoOptions {
     bool buffered = false, integrity = false, compare_fio = false, json = false;
 };
 
-[[noreturn]] void bad_word(const char* option, const std::string& word, const char* limit) {
+[[noreturn]] void bad_word(const char* option, const std::string& word, const char* limit,
+                           const char* remedy) {
     throw Error(Trouble::usage, {.what = "this cannot be measured",
                                  .where = option,
                                  .measured = "\"" + word + "\"",
-                                 .limit = limit});
+                                 .limit = limit,
+                                 .remedy = remedy});
 }
 
 template <class T>
@@ -47,7 +53,9 @@ std::vector<Access> accesses_of(const std::vector<std::string>& words) {
     for (const std::string& word : words) {
         const auto access = access_from_name(word);
         if (!access)
-            bad_word("--modes", word, "read, write, mixed, randread, randwrite, randmixed");
+            bad_word("--modes", word, "read, write, mixed, randread, randwrite, randmixed",
+                     "name some of these, as in --modes read,randread; or leave it out for the "
+                     "usual ones");
         if (std::find(accesses.begin(), accesses.end(), *access) == accesses.end())
             accesses.push_back(*access);
     }
@@ -59,7 +67,8 @@ std::vector<int64_t> blocks_of(const std::vector<std::string>& words) {
     for (const std::string& word : words) {
         const int64_t bytes = parse_bytes(word, "--blocks");
         if (bytes < 4 * kKiB || bytes > kSlotBytes || (bytes & (bytes - 1)) != 0)
-            bad_word("--blocks", word, "a power of two from 4KiB to 16MiB");
+            bad_word("--blocks", word, "a power of two from 4KiB to 16MiB",
+                     "give such sizes, as in --blocks 64KiB,1MiB");
         blocks.push_back(bytes);
     }
     sort_and_unite(blocks);
@@ -68,7 +77,9 @@ std::vector<int64_t> blocks_of(const std::vector<std::string>& words) {
 
 int64_t size_of(const std::string& word) {
     const int64_t bytes = parse_bytes(word, "--size");
-    if (bytes < kSlotBytes) bad_word("--size", word, "16MiB or more");
+    if (bytes < kSlotBytes)
+        bad_word("--size", word, "16MiB or more",
+                 "give more, as in --size 1GiB; or leave it out for what fits");
     return bytes;
 }
 
@@ -96,29 +107,37 @@ IoBench bench_of(const IoOptions& options) {
     sort_and_unite(bench.depths);
     if (!options.size.empty()) bench.bytes_per_path = size_of(options.size);
     if (bench.seconds == 0) bench.seconds = compare ? 1.5 : 0.5;
+    if (compare && bench.seconds < kLeastFioSeconds)
+        bad_word("--seconds", fmt::format("{:g}", bench.seconds),
+                 "0.2 or more, beside fio, whose CPU time is sampled",
+                 "give longer slices, or leave it out for 1.5");
     if (bench.hashers == 0) bench.hashers = std::clamp(discover_topology().cores() / 2, 1, 8);
     return bench;
 }
 
 // What a user has to type to get these rows again.
 std::string command_of(const IoOptions& options) {
-    std::string line = "ferry bench io";
-    for (const std::string& path : options.paths) line += " " + path;
-    const auto add_list = [&](const char* name, const auto& list) {
-        if (!list.empty()) line += fmt::format(" {} {}", name, fmt::join(list, ","));
+    std::vector<std::string> words{"ferry", "bench", "io"};
+    const auto add = [&](const char* name, const std::string& value) {
+        words.insert(words.end(), {name, value});
     };
+    const auto add_list = [&](const char* name, const auto& list) {
+        if (!list.empty()) add(name, fmt::format("{}", fmt::join(list, ",")));
+    };
+    words.insert(words.end(), options.paths.begin(), options.paths.end());
     add_list("--modes", options.modes);
     add_list("--blocks", options.blocks);
     add_list("--depths", options.depths);
-    if (!options.size.empty()) line += " --size " + options.size;
-    if (options.seconds > 0) line += fmt::format(" --seconds {:g}", options.seconds);
-    if (options.rings != 1) line += fmt::format(" --rings {}", options.rings);
-    if (options.threads != 0) line += fmt::format(" --threads {}", options.threads);
-    if (options.backend != "auto") line += " --backend " + options.backend;
-    if (options.buffered) line += " --buffered";
-    if (options.integrity) line += " --integrity";
-    if (options.compare_fio) line += fmt::format(" --compare-fio --pairs {}", options.pairs);
-    return line;
+    if (!options.size.empty()) add("--size", options.size);
+    if (options.seconds > 0) add("--seconds", fmt::format("{:g}", options.seconds));
+    if (options.rings != 1) add("--rings", std::to_string(options.rings));
+    if (options.threads != 0) add("--threads", std::to_string(options.threads));
+    if (options.backend != "auto") add("--backend", options.backend);
+    if (options.buffered) words.emplace_back("--buffered");
+    if (options.integrity) words.emplace_back("--integrity");
+    if (options.compare_fio) words.emplace_back("--compare-fio");
+    if (options.compare_fio) add("--pairs", std::to_string(options.pairs));
+    return shell_line(words);
 }
 
 std::string text_of(const std::vector<std::string>& left_out) {
@@ -127,37 +146,45 @@ std::string text_of(const std::vector<std::string>& left_out) {
     return text;
 }
 
+// Small random reads too, if asked for: their cost is that of the operations.
+FioRows compare_all(IoBench bench, bool small_reads) {
+    FioRows all = compare_with_fio(bench);
+    if (!small_reads || interrupted() || all.ended_by) return all;
+    bench.accesses = {{Direction::read, true}};
+    bench.blocks = {4 * kKiB};
+    bench.integrity = false;
+    try {
+        FioRows small = compare_with_fio(bench);
+        std::move(small.rows.begin(), small.rows.end(), std::back_inserter(all.rows));
+        std::move(small.left_out.begin(), small.left_out.end(), std::back_inserter(all.left_out));
+        all.ended_by = std::move(small.ended_by);
+    } catch (const Error& error) {
+        all.ended_by = error;
+    }
+    return all;
+}
+
 void run_comparison(const IoOptions& options) {
     IoBench bench = bench_of(options);
     bench.integrity = true;  // a slice more of each pair
     nlohmann::json machine = machine_json();
     machine["fio"] = fio_version();
     machine["fio_flags"] = fio_flags();
-    std::vector<std::string> left_out;
-    std::vector<Row> rows = compare_with_fio(bench, left_out);
-    if (options.modes.empty() && options.blocks.empty() && !interrupted()) {
-        bench.accesses = {{Direction::read, true}};
-        bench.blocks = {4 * kKiB};
-        bench.integrity = false;
-        const std::vector<Row> small = compare_with_fio(bench, left_out);
-        rows.insert(rows.end(), small.begin(), small.end());
-    }
+    const FioRows result = compare_all(bench, options.modes.empty() && options.blocks.empty());
     if (options.json) {
-        nlohmann::json object = rows_json(rows, command_of(options), machine);
+        nlohmann::json object = rows_json(result.rows, command_of(options), machine);
         object["interrupted"] = interrupted();
-        object["left_out"] = left_out;
-        return fmt::print("{}\n", object.dump());
+        object["left_out"] = result.left_out;
+        fmt::print("{}\n", object.dump());
+    } else {
+        fmt::print("{}\n{}: {}\n\n{}{}", machine_text(), machine["fio"].get<std::string>(),
+                   fio_flags(), rows_table(result.rows, "fio"), text_of(result.left_out));
     }
-    fmt::print("{}\n{}: {}\n\n{}{}", machine_text(), machine["fio"].get<std::string>(), fio_flags(),
-               rows_table(rows, "fio"), text_of(left_out));
+    if (result.ended_by) throw Error(*result.ended_by);
 }
 
-void run_sweep(const IoOptions& options) {
-    const IoResult result = measure_io(bench_of(options));
+void print_sweep(const IoOptions& options, const IoResult& result) {
     const std::vector<Row> rows = rows_of(result);
-    if (!options.plot.empty() && !rows.empty())
-        write_picture("--plot", options.plot, svg_of(result, machine_text()));
-    if (!options.save.empty() && !interrupted()) save_paths(options.save, result.settings);
     if (options.json) {
         nlohmann::json object = rows_json(rows, command_of(options), machine_json());
         object["interrupted"] = interrupted();
@@ -169,8 +196,17 @@ void run_sweep(const IoOptions& options) {
     if (options.plot.empty()) fmt::print("{}", heat_maps_of(result));
     fmt::print("\n");
     for (const IoSettings& settings : result.settings) fmt::print("{}", text_of(settings));
-    if (result.settings.empty() && !interrupted())
+    if (result.settings.empty() && !interrupted() && !result.ended_by)
         fmt::print("no settings: they follow from read, write and mixed together (--modes)\n");
+}
+
+void run_sweep(const IoOptions& options) {
+    const IoResult result = measure_io(bench_of(options));
+    print_sweep(options, result);
+    if (!options.plot.empty() && !result.points.empty())
+        write_picture("--plot", options.plot, svg_of(result, machine_text()));
+    if (!options.save.empty() && !interrupted()) save_paths(options.save, result.settings);
+    if (result.ended_by) throw Error(*result.ended_by);
 }
 
 bool is_utf8(const std::string& text) {
@@ -203,7 +239,8 @@ void check_settings_can_be_known(const IoBench& bench) {
         if (std::find(bench.accesses.begin(), bench.accesses.end(), Access{direction}) ==
             bench.accesses.end())
             bad_word("--save", name_of(Access{direction}) + " is not among --modes",
-                     "the settings follow from read, write and mixed together");
+                     "the settings follow from read, write and mixed together",
+                     "add it to --modes, or leave --modes out");
 }
 
 void run_io(const IoOptions& options) {
@@ -213,6 +250,7 @@ void run_io(const IoOptions& options) {
     if (!options.save.empty()) check_settings_can_be_known(bench_of(options));
     if (!options.save.empty()) check_machine_file(options.save);
     if (!options.plot.empty()) check_picture_file("--plot", options.plot);
+    check_differ("--plot", options.plot, "--save", options.save);
     catch_interrupts();
     options.compare_fio ? run_comparison(options) : run_sweep(options);
     if (interrupted()) fmt::print(stderr, "ferry: interrupted; the files are removed\n");
@@ -235,9 +273,9 @@ void add_what(CLI::App& command, IoOptions& options) {
     command.add_option("--size", options.size,
                        "of the files, a path, from 16MiB; default: 2GiB, or less");
     command.add_option("--seconds", options.seconds, "a point, or a slice beside fio")
-        ->check(CLI::Range(0.01, 3600.0));
+        ->check(number_within(0.01, 3600));
     command.add_option("--rings,--jobs", options.rings, "rings a path; jobs of fio")
-        ->check(CLI::Range(1, 64))
+        ->check(CLI::Range(1, kRingsMax))
         ->capture_default_str();
     command.add_option("--backend", options.backend, "auto, uring or posix")
         ->check(CLI::IsMember({"auto", "uring", "posix"}))

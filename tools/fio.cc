@@ -64,7 +64,7 @@ public:
         return stop();
     }
     const std::string& text() const noexcept { return text_; }
-    // CPU seconds a second, of the process between two times.
+    // CPU seconds a second, of the process between two times. 0: it was not sampled often enough.
     double cpu_rate(double begin, double end) const {
         const auto after = [](const CpuSample& sample, double at) { return sample.at < at; };
         const auto first = std::lower_bound(samples_.begin(), samples_.end(), begin, after);

@@ -8,6 +8,9 @@
 
 namespace ferry::tools {
 
+// The shortest slice in which its CPU time can be sampled.
+constexpr double kLeastFioSeconds = 0.2;
+
 struct FioJob {
     std::vector<std::string> files{};  // exist and are written; dealt out to the jobs
     Access access{};
@@ -25,8 +28,8 @@ std::string fio_version();
 
 // Blocks. The CPU time is that of fio's whole process, workers of io_uring in the kernel included,
 // sampled while its jobs ran: fio's own figure, of its jobs' threads alone, is less than half of it
-// where the kernel hands transfers to workers (tmpfs). Throws io with what fio said. A sample of no
-// bytes: interrupted.
+// where the kernel hands transfers to workers (tmpfs); 0 where a short slice left too few samples.
+// Throws io with what fio said. A sample of no bytes: interrupted.
 Sample run_fio(const FioJob& job);
 
 }  // namespace ferry::tools

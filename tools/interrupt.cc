@@ -15,7 +15,12 @@ void catch_interrupts() {
     struct sigaction action {};
     action.sa_handler = [](int signal) { caught = signal; };
     action.sa_flags = static_cast<int>(SA_RESETHAND);
-    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaction(signal, &action, nullptr);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+        // Whoever started this one may want it to outlive the signal, as nohup does.
+        struct sigaction inherited {};
+        sigaction(signal, nullptr, &inherited);
+        if (inherited.sa_handler != SIG_IGN) sigaction(signal, &action, nullptr);
+    }
 }
 
 bool interrupted() noexcept { return caught != 0; }

@@ -3,7 +3,7 @@
 
 namespace ferry::tools {
 
-// From now on SIGINT, SIGTERM and SIGHUP are such requests.
+// From now on SIGINT, SIGTERM and SIGHUP are such requests, but for those that are ignored already.
 void catch_interrupts();
 bool interrupted() noexcept;
 // Ends the process by the signal that was caught, as whoever waits for it expects. Returns where

@@ -163,7 +163,8 @@ public:
           works_(static_cast<size_t>(operations_of(options))),
           executor_(make_thread_executor()) {
         for (int i = 0; options.hashers > 1 && i < options.hashers; ++i)
-            hashers_.push_back(executor_->add_lane("hash-" + std::to_string(i)));
+            hashers_.push_back(
+                executor_->add_lane("hash-" + std::to_string(i), operations_of(options_)));
         for (size_t i = 0; i < works_.size(); ++i) {
             works_[i].rig = this;
             works_[i].operation.tag = i;
@@ -237,6 +238,7 @@ void Rig::Impl::open() {
                               .operations_max = operations_of(options_),
                               .rings = options_.rings,
                               .direct = options_.direct,
+                              .run_id = kBenchRun,
                               .registered = {memory_}};
     for (const std::string& directory : options_.directories)
         volume.paths.push_back({.path = directory,

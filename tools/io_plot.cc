@@ -14,6 +14,20 @@ namespace {
 constexpr double kPanelWidth = 300, kPanelHeight = 210, kLeft = 60, kTop = 70, kGapX = 50,
                  kGapY = 76, kBottom = 62, kLegend = 110;
 
+constexpr size_t kTitle = 42;  // characters, which a panel is wide
+
+// Of a name in UTF-8 its last characters, at most so many.
+std::string end_of(const std::string& name, size_t characters) {
+    const auto begins_one = [](char byte) { return (static_cast<uint8_t>(byte) & 0xc0) != 0x80; };
+    auto left = std::count_if(name.begin(), name.end(), begins_one);
+    const auto most = static_cast<std::ptrdiff_t>(characters);
+    if (left <= most) return name;
+    size_t at = 0;
+    // One of the characters is the ellipsis.
+    for (; left >= most || !begins_one(name[at]); ++at) left -= begins_one(name[at]);
+    return "…" + name.substr(at);
+}
+
 std::string short_size(int64_t bytes) {
     if (bytes >= kMiB && bytes % kMiB == 0) return fmt::format("{}M", bytes / kMiB);
     return bytes % kKiB == 0 ? fmt::format("{}K", bytes / kKiB) : std::to_string(bytes);
@@ -80,9 +94,11 @@ private:
     double y_of(double rate) const { return y_ + kPanelHeight * (1 - rate / top_); }
 
     std::string axes() const {
+        const std::string &place = result_.places[place_], kind = ": " + access_;
         std::string out = fmt::format(
-            "  <text x=\"{:.0f}\" y=\"{:.0f}\" text-anchor=\"middle\">{}</text>\n",
-            x_ + kPanelWidth / 2, y_ - 8, svg_escaped(result_.places[place_] + ": " + access_));
+            "  <text x=\"{:.0f}\" y=\"{:.0f}\" text-anchor=\"middle\">{}<title>{}</title></text>\n",
+            x_ + kPanelWidth / 2, y_ - 8, svg_escaped(end_of(place, kTitle - kind.size()) + kind),
+            svg_escaped(place + kind));
         for (double rate = 0; rate <= top_ + tick_ / 2; rate += tick_) {
             out += fmt::format(
                 "  <line class=\"grid\" x1=\"{0:.1f}\" y1=\"{1:.1f}\" x2=\"{2:.1f}\" "

@@ -25,6 +25,12 @@ namespace ferry::tools {
 namespace {
 
 constexpr int64_t kMarginMax = kGiB;
+// Between attempts to get what a killed process still holds: 2 s long for the next benchmark, 10 s
+// for its caretaker, whom nobody watches.
+constexpr auto kPause = std::chrono::milliseconds(20);
+constexpr int kAttempts = 100, kAttemptsOfCaretaker = 500;
+constexpr const char* kCheckThePath =
+    "see that the path is still there and its file system mounted, or give another path";
 constexpr uint32_t kXfsMagic = 0x58465342;  // linux/magic.h has no XFS
 
 // A file system, of which several paths may be directories.
@@ -40,7 +46,8 @@ struct stat status_of(const std::string& path) {
     if (stat(path.c_str(), &status) != 0)
         throw Error(Trouble::io, {.what = std::string("nothing can be learnt of the path: ") +
                                           std::strerror(errno),
-                                  .where = path});
+                                  .where = path,
+                                  .remedy = kCheckThePath});
     return status;
 }
 
@@ -49,7 +56,8 @@ Room room_at(const std::string& directory) {
     if (statvfs(directory.c_str(), &room) != 0)
         throw Error(Trouble::io,
                     {.what = std::string("free space cannot be read: ") + std::strerror(errno),
-                     .where = directory});
+                     .where = directory,
+                     .remedy = kCheckThePath});
     // One without blocks, such as ramfs, does not know how much it has: it is memory.
     const int64_t memory = discover_topology().memory_limit_bytes / 4;
     if (room.f_blocks == 0) return {.free_bytes = memory};
@@ -59,6 +67,10 @@ Room room_at(const std::string& directory) {
     // Files on tmpfs are memory, of which a container may have less than the file system says.
     if (file_system_of(directory) == "tmpfs") found.free_bytes = std::min(found.free_bytes, memory);
     return found;
+}
+
+bool same_file(const struct stat& one, const struct stat& other) {
+    return one.st_dev == other.st_dev && one.st_ino == other.st_ino;
 }
 
 // One under two names would be measured beside itself.
@@ -135,23 +147,40 @@ IoSites::~IoSites() {
 
 void IoSites::open_directory(const std::string& path, const std::string& name) {
     const std::string directory = path + "/" + name;
-    const bool made = mkdir(directory.c_str(), 0700) == 0;
-    struct stat status {};
-    if (!made && errno != EEXIST) cannot_use(path, errno);
-    if (lstat(directory.c_str(), &status) != 0) cannot_use(path, errno);
-    if (!S_ISDIR(status.st_mode)) cannot_use(directory, ENOTDIR);
-    // A volume's own lock is not held from one volume to the next.
-    const int lock = open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (lock < 0) cannot_use(directory, errno);
-    locks_.push_back(lock);
-    if (flock(lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-        throw Error(Trouble::usage, {.what = "the path is in use by another ferry",
-                                     .where = directory,
-                                     .remedy = "wait for it, stop it, or give another path"});
+    bool made = false;
+    // The caretaker of a killed benchmark is done soon, and may have removed the directory by then.
+    for (int attempts = kAttempts; !lock_directory(path, directory, made);) {
+        if (--attempts == 0)
+            throw Error(Trouble::usage, {.what = "the path is in use by another ferry",
+                                         .where = directory,
+                                         .remedy = "wait for it, stop it, or give another path"});
+        std::this_thread::sleep_for(kPause);
+    }
     directories_.push_back(directory);
     const bool left = access((directory + "/ferry.volume").c_str(), F_OK) == 0;
     if (made || left) ours_.push_back(directory);
     if (!made) remove_leftovers(directory);
+}
+
+// False: another process holds it. A volume's own lock is not held from one volume to the next.
+bool IoSites::lock_directory(const std::string& path, const std::string& directory, bool& made) {
+    made = mkdir(directory.c_str(), 0700) == 0;
+    struct stat named {
+    }, locked{};
+    if (!made && errno != EEXIST) cannot_use(path, errno);
+    if (lstat(directory.c_str(), &named) != 0) return false;  // just removed
+    if (!S_ISDIR(named.st_mode)) cannot_use(directory, ENOTDIR);
+    const int lock = open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (lock < 0 && errno == ENOENT) return false;
+    if (lock < 0) cannot_use(directory, errno);
+    const bool taken = flock(lock, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+    if (taken && fstat(lock, &locked) == 0 && stat(directory.c_str(), &named) == 0 &&
+        same_file(locked, named)) {
+        locks_.push_back(lock);
+        return true;
+    }
+    close(lock);
+    return false;
 }
 
 // Without one, a killed benchmark's files stay until the next run; that is no reason not to
@@ -168,10 +197,10 @@ void IoSites::start_caretaker() {
     lifeline_ = ends[1];
 }
 
-// In the child. Neither a terminal's Ctrl-C nor a signal to the benchmark's group reaches it.
+// In the child. Neither a terminal's Ctrl-C nor a signal to the benchmark's group reaches it. It
+// holds the benchmark's locks too, so that the next one does not begin before it is done.
 void IoSites::take_care(int lifeline) noexcept {
     setsid();
-    for (const int lock : locks_) close(lock);
     const int nowhere = open("/dev/null", O_RDWR);
     for (const int standard : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) dup2(nowhere, standard);
     char dismissed = 0;
@@ -180,11 +209,9 @@ void IoSites::take_care(int lifeline) noexcept {
     }
     if (got > 0) _exit(0);
     // The kernel lets go of a killed process's lock a little later than of its pipe.
-    constexpr int kAttempts = 500;
-    constexpr auto kPause = std::chrono::milliseconds(20);
     for (const std::string& directory : directories_) {
         bool removed = false;
-        for (int i = 0; i < kAttempts && !removed; ++i) {
+        for (int i = 0; i < kAttemptsOfCaretaker && !removed; ++i) {
             try {
                 remove_leftovers(directory);
                 removed = true;
@@ -220,7 +247,8 @@ void IoSites::remove_leftovers(const std::string& directory) {
                        .classes = {{.name = "none", .slot_bytes = 4096, .slots = 1}},
                        .backend = aio::BackendKind::posix,
                        .queue_depth = 1,
-                       .leftover = aio::Leftover::remove_any,
+                       .leftover = aio::Leftover::remove,
+                       .run_id = kBenchRun,
                        .write_once = false},
                       *executor);
 }

@@ -9,10 +9,14 @@
 
 namespace ferry::tools {
 
+// Whose the volumes in there are. A run's id is a hash; what a killed run left, its durable state
+// above all, is no benchmark's to remove.
+constexpr uint64_t kBenchRun = 0;
+
 class IoSites {
 public:
     // Locks them for its life. Throws usage where a path is no directory that can be written to, is
-    // given twice or is measured by another process.
+    // given twice or is measured by another process, or where files lie that are no benchmark's.
     explicit IoSites(const std::vector<std::string>& paths,
                      const std::string& name = "ferry-bench");
     ~IoSites();
@@ -26,6 +30,7 @@ public:
     int64_t bytes_per_path(int64_t wanted, int64_t most, int64_t step) const;
 
 private:
+    bool lock_directory(const std::string& path, const std::string& directory, bool& made);
     void open_directory(const std::string& path, const std::string& name);
     void remove_leftovers(const std::string& directory);
     void remove_directories() noexcept;

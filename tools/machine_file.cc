@@ -1,13 +1,11 @@
 #include "machine_file.h"
 
-#include <fcntl.h>
 #include <spdlog/fmt/fmt.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -16,6 +14,7 @@
 #include <sstream>
 
 #include "io_site.h"
+#include "writable.h"
 
 namespace ferry::tools {
 namespace {
@@ -51,27 +50,6 @@ json read_file(const std::string& file, bool may_be_new) {
             refuse(file, fmt::format("the machine file's \"{}\" is no list", list));
     }
     return content;
-}
-
-void write_whole(const std::string& name, const std::string& text) {
-    // What a link names is replaced, and not the link.
-    std::error_code unknown;
-    std::string file = std::filesystem::canonical(name, unknown).string();
-    if (unknown) file = name;
-    const std::string draft = file + ".new";
-    const auto fail = [&](const char* what) {
-        const int error = errno;
-        unlink(draft.c_str());
-        throw Error(Trouble::io, {.what = std::string(what) + ": " + std::strerror(error),
-                                  .where = file,
-                                  .remedy = "free some space there, or give --save another file"});
-    };
-    const int out = open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    if (out < 0) fail("the machine file cannot be written");
-    const auto size = static_cast<ssize_t>(text.size());
-    const bool written = write(out, text.data(), text.size()) == size && fsync(out) == 0;
-    if (close(out) != 0 || !written) fail("the machine file cannot be written");
-    if (rename(draft.c_str(), file.c_str()) != 0) fail("the machine file cannot be replaced");
 }
 
 double rounded(double bytes_per_s) { return std::round(bytes_per_s * 1e-6) * 1e6; }
@@ -171,7 +149,7 @@ json settings_json(const std::vector<IoSettings>& paths) {
 void save_paths(const std::string& file, const std::vector<IoSettings>& paths) {
     json content = read_file(file, true);
     for (const json& figures : settings_json(paths)) replace(content["paths"], "path", figures);
-    write_whole(file, content.dump(2) + "\n");
+    write_whole("--save", file, content.dump(2) + "\n");
 }
 
 void save_figures(const std::string& file, const FiguresOf& what, const train::Figures& figures,
@@ -211,7 +189,7 @@ void save_figures(const std::string& file, const FiguresOf& what, const train::F
         kernels["gemm_flops_per_s"] = rounded(figures.kernels.gemm_flops_per_s);
     if (figures.kernels.attention_s > 0) kernels["attention_seconds"] = figures.kernels.attention_s;
     if (!times.empty()) replace(content["kernels"], "of", kernels);
-    write_whole(file, content.dump(2) + "\n");
+    write_whole("--save", file, content.dump(2) + "\n");
 }
 
 std::string ranks_text(const train::RankCount& count, std::string_view by) {
@@ -225,7 +203,7 @@ void save_comm(const std::string& file, const std::string& ranks, const CommFigu
              {"bytes_per_s", rounded(figures.bytes_per_s)},
              {"overhead_s", figures.overhead_s},
              {"measured", machine_json()["date"]}});
-    write_whole(file, content.dump(2) + "\n");
+    write_whole("--save", file, content.dump(2) + "\n");
 }
 
 // ---------------------------------------------------------------- reading

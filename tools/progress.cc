@@ -10,7 +10,9 @@ namespace ferry::tools {
 Progress::Progress(int total)
     : total_(total), terminal_(isatty(STDERR_FILENO) == 1), begin_(Clock::now()), last_(begin_) {}
 
-Progress::~Progress() {
+Progress::~Progress() { clear(); }
+
+void Progress::clear() {
     if (terminal_ && shown_) std::fputs("\r\033[K", stderr);
 }
 

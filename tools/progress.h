@@ -15,6 +15,8 @@ public:
     Progress& operator=(const Progress&) = delete;
     // `done` of the total are done; `text` says what comes, or what came out.
     void show(int done, const std::string& text);
+    // Before something that may write lines of its own, as a volume does when it is opened.
+    void clear();
 
 private:
     using Clock = std::chrono::steady_clock;

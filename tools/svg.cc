@@ -3,12 +3,9 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
-#include <fstream>
 
-#include "ferry/base.h"
+#include "writable.h"
 
 namespace ferry::tools {
 namespace {
@@ -57,20 +54,11 @@ double tick_for(double most) {
 }
 
 void check_picture_file(const std::string& option, const std::string& file) {
-    const std::ofstream out(file, std::ios::app);
-    if (out) return;
-    throw Error(Trouble::usage,
-                {.what = std::string("the picture cannot be written: ") + std::strerror(errno),
-                 .where = option + " " + file});
+    check_writable(option, file, 0, "<svg ");
 }
 
 void write_picture(const std::string& option, const std::string& file, const std::string& svg) {
-    std::ofstream out(file);
-    out << svg;
-    if (!out.flush())
-        throw Error(Trouble::io, {.what = std::string("the picture could not be written: ") +
-                                          std::strerror(errno),
-                                  .where = option + " " + file});
+    write_whole(option, file, svg);
 }
 
 }  // namespace ferry::tools

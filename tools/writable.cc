@@ -1,5 +1,6 @@
 #include "writable.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -10,6 +11,23 @@
 #include "ferry/base.h"
 
 namespace ferry::tools {
+namespace {
+
+// What a link names is replaced, and not the link.
+std::string replaced_by(const std::string& path) {
+    std::error_code unknown;
+    const auto file = std::filesystem::weakly_canonical(std::filesystem::absolute(path), unknown);
+    return unknown ? path : file.string();
+}
+
+std::string draft_of(const std::string& path) { return path + "." + std::to_string(getpid()); }
+
+// Never a file that is there already: it would be somebody else's.
+int open_draft(const std::string& name) {
+    return open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+}
+
+}  // namespace
 
 void check_writable(const std::string& option, const std::string& path, size_t skipped,
                     const std::string& beginning) {
@@ -31,13 +49,39 @@ void check_writable(const std::string& option, const std::string& path, size_t s
     }
     std::ifstream old(path, std::ios::binary);
     std::string start(skipped + beginning.size(), '\0');
-    if (old.read(start.data(), static_cast<std::streamsize>(start.size())) &&
-        start.substr(skipped) != beginning)
-        refuse("it would replace a file of another kind", path);
+    old.read(start.data(), static_cast<std::streamsize>(start.size()));
+    start.resize(static_cast<size_t>(old.gcount()));
+    const bool same_kind = start.size() == skipped + beginning.size() && start.ends_with(beginning);
+    if (!start.empty() && !same_kind) refuse("it would replace a file of another kind", path);
     // A directory may be writable by its mode and still take no file, as in /proc.
-    const std::string trial = path + ".trial";
-    if (!std::ofstream(trial)) refuse("nothing can be written there", std::strerror(errno));
-    std::filesystem::remove(trial);
+    const std::string trial = draft_of(path);
+    const int out = open_draft(trial);
+    if (out < 0) refuse("nothing can be written there", std::strerror(errno));
+    close(out);
+    unlink(trial.c_str());
+}
+
+void check_differ(const std::string& option, const std::string& path, const std::string& other_option,
+                  const std::string& other_path) {
+    if (path.empty() || other_path.empty() || replaced_by(path) != replaced_by(other_path)) return;
+    throw Error(Trouble::usage, {.what = "two results would go into one file",
+                                 .where = option + " " + path,
+                                 .measured = other_option + " " + other_path,
+                                 .remedy = "give each a file of its own"});
+}
+
+void write_whole(const std::string& option, const std::string& path, const std::string& text) {
+    const std::string file = replaced_by(path), draft = draft_of(file);
+    const int out = open_draft(draft);
+    const auto size = static_cast<ssize_t>(text.size());
+    bool written = out >= 0 && write(out, text.data(), text.size()) == size && fsync(out) == 0;
+    if (out >= 0) written = close(out) == 0 && written;
+    if (written && rename(draft.c_str(), file.c_str()) == 0) return;
+    const int error = errno;
+    if (out >= 0) unlink(draft.c_str());
+    throw Error(Trouble::io, {.what = std::string("the file cannot be written: ") + std::strerror(error),
+                              .where = option + " " + path,
+                              .remedy = "free some space there, or name another file"});
 }
 
 }  // namespace ferry::tools

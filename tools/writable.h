@@ -14,5 +14,12 @@ constexpr const char* kSafetensorsBeginning = "{\"";
 // is no file. Throws usage, naming the option.
 void check_writable(const std::string& option, const std::string& path, size_t skipped,
                     const std::string& beginning);
+// For two options whose files would replace each other, by whatever names.
+void check_differ(const std::string& option, const std::string& path, const std::string& other_option,
+                  const std::string& other_path);
+
+// Writes a draft beside the file and puts it in the file's place when it is whole on disk: what was
+// there stays until then. Throws io, naming the option.
+void write_whole(const std::string& option, const std::string& path, const std::string& text);
 
 }  // namespace ferry::tools

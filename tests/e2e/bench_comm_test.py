@@ -129,7 +129,7 @@ class BenchCommTest(FerryTest):
     def test_bad_input(self):
         for words, said in ((["--sizes", "0"], "nothing to measure"),
                             (["--sizes", "many"], "--sizes"), (["--rounds", "0"], "--rounds"),
-                            (["--device", "tpu"], "--device")):
+                            (["--device", "tpu"], "--device"), (["--timeout", "nan"], "--timeout")):
             run = self.ferry("bench", "comm", *words)
             self.assertEqual(run.code, USAGE)
             self.assertIn(said, run.err)

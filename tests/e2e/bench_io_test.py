@@ -1,8 +1,12 @@
 """`ferry bench io` as a user runs it: its rows, its picture, its machine file, and that it never leaves
 or touches a file that is not its own."""
 
+import contextlib
 import json
 import os
+import pty
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -10,7 +14,7 @@ import time
 import unittest
 import xml.etree.ElementTree
 
-from harness import DOES_NOT_FIT, FERRY, USAGE, DriveTest
+from harness import DOES_NOT_FIT, FERRY, IO, USAGE, DriveTest
 
 MIB = 1 << 20
 # Small and short: what is printed is checked here, not how fast it is.
@@ -53,6 +57,29 @@ class RowsTest(BenchIoTest):
         self.assertIn("s left]", run.err)
         self.assert_clean()
 
+    def test_progress_on_a_terminal(self):
+        """A log line begins a line of its own, and what comes after the sweep is still to come."""
+        ours, terminal = pty.openpty()
+        process = subprocess.Popen([FERRY, "bench", "io", self.drive, "--size", "64MiB", "--seconds", "0.2",
+                                    "--blocks", "64KiB", "--depths", "1,2", "--modes", "read,write,mixed"],
+                                   stdout=subprocess.DEVNULL, stderr=terminal)
+        os.close(terminal)
+        text = b""
+        with open(ours, "rb", buffering=0) as shown, contextlib.suppress(OSError):  # EIO: its end
+            while part := shown.read(4096):
+                text += part
+        self.assertEqual(process.wait(timeout=60), 0, text)
+        shown = re.sub(r"\x1b\[[0-9;]*m", "", text.decode())  # without colours
+        self.assertGreater(shown.count("info aio:"), 3)
+        self.assertNotRegex(shown, r"left\][^\r\n]*info aio:")
+        self.assertNotIn(", 0 s left] " + self.drive + ": rings", shown)
+        settling = re.findall(r"\[(\d+)/(\d+), [0-9]+ s left\] [^\r\n]*: rings and backends: read", shown)
+        self.assertTrue(settling, shown)
+        for done, total in settling:
+            self.assertLess(int(done), int(total))
+        done, total = re.findall(r"\[(\d+)/(\d+), [0-9]+ s left\] [^\r\n]*: sustained: mixed", shown)[-1]
+        self.assertEqual(done, total)
+
     def test_svg(self):
         picture = self.path("picture.svg")
         run = self.bench(*QUICK, "--plot", picture)
@@ -60,12 +87,66 @@ class RowsTest(BenchIoTest):
         root = xml.etree.ElementTree.parse(picture).getroot()
         texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
         for word in ("Storage bandwidth over block size and depth", "GB/s", "block size (bytes)",
-                     "256K", self.drive + ": randread"):
+                     "256K"):
             self.assertIn(word, texts)
+        titles = [title.text for title in root.iter("{http://www.w3.org/2000/svg}title")]
+        self.assertIn(self.drive + ": randread", titles)
         dots = list(root.iter("{http://www.w3.org/2000/svg}circle"))
         self.assertEqual(len(dots), 4 * 2 * 2)
         with open(picture, encoding="utf-8") as file:
             self.assertIn("prefers-color-scheme: dark", file.read())
+
+    def test_titles_of_panels_fit_their_width(self):
+        picture = self.path("titles.svg")
+        short = self.path("ü")
+        long = self.path("ein-ziemlich-langer-Name-für-ein-Verzeichnis")
+        for path in (short, long):
+            os.mkdir(path)
+        run = self.ferry("bench", "io", short, long, *QUICK, "--modes", "read,randmixed", "--plot", picture)
+        self.assertEqual(run.code, 0, run.err)
+        root = xml.etree.ElementTree.parse(picture).getroot()
+        texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
+        for word in (short + ": read", "all together: randmixed", "…" + (long + ": randmixed")[-41:],
+                     "…" + (long + ": read")[-41:]):
+            self.assertIn(word, texts)
+
+    def test_a_command_for_a_shell(self):
+        odd = os.path.join(self.drive, "two words; and 'more'")
+        os.mkdir(odd)
+        run = self.bench(*QUICK, "--modes", "read", "--json", path=odd)
+        self.assertEqual(run.code, 0, run.err)
+        self.assertEqual(shlex.split(json.loads(run.out)["command"])[:4], ["ferry", "bench", "io", odd])
+        os.rmdir(odd)
+
+    def test_a_picture_replaces_nothing_but_a_picture(self):
+        read = [*QUICK, "--modes", "read"]
+        for text in ("a text of some length, no picture", "x"):
+            notes = self.path("notes.txt")
+            with open(notes, "w", encoding="utf-8") as file:
+                file.write(text)
+            run = self.bench(*read, "--plot", notes)
+            self.assert_refused(run, USAGE, "--plot", notes, "another kind")
+            with open(notes, encoding="utf-8") as file:
+                self.assertEqual(file.read(), text)
+        fresh = self.path("fresh.svg")
+        self.assertEqual(self.bench(*read, "--plot", fresh, path=self.path("nowhere")).code, USAGE)
+        self.assertFalse(os.path.exists(fresh))
+        link = self.path("fresh-link.svg")
+        os.symlink("fresh.svg", link)
+        for name in (fresh, link):  # a new one, and an older picture by another name
+            self.assertEqual(self.bench(*read, "--plot", name).code, 0)
+            xml.etree.ElementTree.parse(fresh)
+        self.assertTrue(os.path.islink(link))
+        self.assertEqual([name for name in os.listdir(self.dir) if name.startswith("fresh.svg")],
+                         ["fresh.svg"])
+
+    def test_two_results_for_one_file_are_refused(self):
+        name = self.path("both.json")
+        other = os.path.join(self.drive, "..", "both.json")
+        for save in (name, other):
+            run = self.bench(*QUICK, "--modes", "read,write,mixed", "--plot", name, "--save", save)
+            self.assert_refused(run, USAGE, "one file", name, save)
+        self.assertFalse(os.path.exists(name))
 
     def test_several_paths(self):
         other = self.path("other")
@@ -94,6 +175,33 @@ class RowsTest(BenchIoTest):
             self.assertNotIn("left]", run.err)
         self.assert_clean()
 
+    def test_more_in_flight_than_hashers_keep_up_with(self):
+        run = self.bench("--depths", "2048", "--integrity", "--threads", "2", "--blocks", "64KiB",
+                         "--size", "400MiB", "--seconds", "0.3", "--modes", "write")
+        self.assertEqual(run.code, 0, run.err)
+        self.assertIn("write 64.00 KiB, depth 2048", run.out)
+        self.assert_clean()
+
+    def test_many_rings(self):
+        """More than half of what a volume takes: twice as many are no candidate."""
+        run = self.bench("--size", "1200MiB", "--rings", "33", "--blocks", "256KiB,1MiB,4MiB,16MiB",
+                         "--depths", "1", "--modes", "read,write,mixed", "--seconds", "0.03", "--json")
+        self.assertEqual(run.code, 0, run.err)
+        self.assertEqual(json.loads(run.out)["settings"][0]["rings"], 33)
+
+    def test_what_was_measured_before_something_failed(self):
+        process = self.start_ferry("bench", "io", self.drive, "--size", "64MiB", "--seconds", "1.5", "--blocks",
+                                   "64KiB", "--depths", "1,2", "--modes", "read", "--json")
+        self.wait_for_files("ferry-bench", 64 * MIB)
+        time.sleep(0.3)
+        away = os.path.join(self.drive, "away")
+        os.rename(os.path.join(self.drive, "ferry-bench"), away)  # where the next volume is to be
+        out, err = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, USAGE, err)
+        self.assertIn("ferry-bench", err)
+        self.assertEqual([row["name"] for row in json.loads(out)["rows"]], ["read 64.00 KiB, depth 1"])
+        shutil.rmtree(away)
+
     def test_names_that_are_no_text(self):
         for name in (b"bad-\xff-name", b"two\nlines"):
             odd = os.path.join(os.fsencode(self.dir), name)
@@ -116,8 +224,9 @@ class RowsTest(BenchIoTest):
                       ["--backend", "dma"], ["--compare-fio", "--save", "x"],
                       ["--size", "64MiB", "--blocks", "16MiB"], ["--size", "0"], ["--size", "1"],
                       ["--modes", "read", "--save", self.path("part.json")],
-                      ["--size", "32MiB", "--rings", "4"]):
-            self.assertEqual(self.bench(*words).code, USAGE, words)
+                      ["--size", "32MiB", "--rings", "4"],
+                      ["--seconds", "nan"], ["--seconds", "inf"], ["--seconds", "0"]):
+            self.assert_refused(self.bench(*words), USAGE, "\n  do:       ")
         self.assertFalse(os.path.exists(self.path("part.json")))
         self.assertEqual(self.ferry("bench", "io").code, USAGE)
         self.assert_refused(self.ferry("bench", "io", ""), USAGE, "empty")
@@ -181,8 +290,8 @@ class MachineFileTest(BenchIoTest):
 class EndTest(BenchIoTest):
     LONG = ["--size", "64MiB", "--seconds", "30", "--blocks", "4KiB", "--depths", "1", "--json"]
 
-    def start(self, *words):
-        return self.start_ferry("bench", "io", self.drive, *(words or self.LONG))
+    def start(self, *words, through=()):
+        return self.start_ferry("bench", "io", self.drive, *(words or self.LONG), through=through)
 
     def wait_for_segment(self):
         """Until the files are there: it measures, or is about to."""
@@ -196,8 +305,38 @@ class EndTest(BenchIoTest):
             process.send_signal(name)
             out, err = process.communicate(timeout=20)
             self.assertEqual(process.returncode, -name, err)
-            self.assertTrue(json.loads(out)["interrupted"])
+            table = json.loads(out)
+            self.assertTrue(table["interrupted"])
+            self.assertEqual([row["name"] for row in table["rows"]], ["read 4.00 KiB, depth 1"])
+            self.assertGreater(table["rows"][0]["value"], 0)
             self.assert_clean()
+
+    def test_what_it_was_told_to_ignore_does_not_end_it(self):
+        through = ["sh", "-c", "trap '' HUP; exec \"$@\"", "sh"]  # as nohup does
+        process = self.start("--size", "64MiB", "--seconds", "1", "--blocks", "4KiB", "--depths", "1",
+                             "--modes", "read", through=through)
+        self.wait_for_segment()
+        process.send_signal(signal.SIGHUP)
+        _, err = process.communicate(timeout=20)
+        self.assertEqual(process.returncode, 0, err)
+        self.assertNotIn("interrupted", err)
+        self.assert_clean()
+
+    def test_ctrl_c_keeps_what_is_known_of_the_depth_under_way(self):
+        picture = self.path("interrupted.svg")
+        process = self.start("--size", "64MiB", "--seconds", "1.5", "--blocks", "4KiB,16KiB,64KiB,256KiB,1MiB",
+                             "--depths", "1", "--modes", "read", "--plot", picture, "--json")
+        self.wait_for_segment()
+        time.sleep(1.6)  # into the fourth block size, in the first of three rounds
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+        self.assertEqual(process.returncode, -signal.SIGINT, err)
+        rows = json.loads(out)["rows"]
+        self.assertGreaterEqual(len(rows), 2)
+        self.assertLess(len(rows), 5)
+        root = xml.etree.ElementTree.parse(picture).getroot()
+        self.assertEqual(len(list(root.iter("{http://www.w3.org/2000/svg}circle"))), len(rows))
+        self.assert_clean()
 
     def test_after_a_kill_nothing_is_left(self):
         """Killed while it lays out its files, and while it measures."""
@@ -207,6 +346,23 @@ class EndTest(BenchIoTest):
             process.kill()
             process.communicate(timeout=20)
             self.wait_until_clean()
+
+    def test_right_after_a_kill_the_next_run_waits(self):
+        """For the caretaker, which is kept from its work for a moment here."""
+        process = self.start()
+        self.wait_for_segment()
+        (caretaker,) = self.caretakers(process)
+        os.kill(caretaker, signal.SIGSTOP)
+        process.kill()
+        process.communicate(timeout=20)
+        again = self.start(*QUICK, "--modes", "read")
+        time.sleep(0.5)
+        self.assertIsNone(again.poll())
+        os.kill(caretaker, signal.SIGCONT)
+        _, err = again.communicate(timeout=60)
+        self.assertEqual(again.returncode, 0, err)
+        self.assertNotIn("was killed and left", err)  # the caretaker had done it
+        self.assert_clean()
 
     def test_after_a_kill_of_everything_the_next_run_removes_what_is_left(self):
         process = self.start()
@@ -281,6 +437,31 @@ class PlaceTest(BenchIoTest):
         self.assert_refused(self.bench(), USAGE, "ferry.seg0", "not ferry's")
         with open(os.path.join(name, "ferry.seg0"), encoding="ascii") as file:
             self.assertEqual(file.read(), "a stranger's")
+
+    def test_what_another_run_left_there_stays(self):
+        """Killed runs: one left its durable state, the other only files to be removed by itself."""
+        for durable in (True, False):
+            with self.subTest(durable=durable):
+                name = os.path.join(self.drive, "ferry-bench")
+                os.makedirs(name, exist_ok=True)
+                self.killed_run(name, durable)
+                before = {file: os.stat(os.path.join(name, file)).st_size for file in os.listdir(name)}
+                self.assertIn("ferry.seg0", before)
+                run = self.bench(*QUICK, "--modes", "read")
+                self.assert_refused(run, USAGE, "ferry.volume",
+                                    "durable state" if durable else "another run")
+                after = {file: os.stat(os.path.join(name, file)).st_size for file in os.listdir(name)}
+                self.assertEqual(after, before)
+                shutil.rmtree(name)
+
+    def killed_run(self, directory, durable):
+        config = self.config(steps=100000, budgets__host="300KiB", checkpoint__durable_steps=durable,
+                             budgets__nvme=[{"path": directory, "size": "64MiB"}])
+        process = self.start_ferry(*self.command(config))
+        for _ in range(4):
+            self.assertIn("{", process.stdout.readline())
+        process.kill()
+        process.wait(timeout=30)
 
     def test_read_only(self):
         self.assert_refused(self.on_mount("ro"), USAGE, self.drive, "Read-only")
@@ -364,9 +545,32 @@ class FioTest(BenchIoTest):
 
     def test_more_rings_than_one(self):
         for words in (["--size", "64MiB", "--rings", "3"], ["--size", "96MiB", "--rings", "4"]):
-            run = self.bench("--compare-fio", "--pairs", "1", "--seconds", "0.1", *words,
+            run = self.bench("--compare-fio", "--pairs", "1", "--seconds", "0.2", *words,
                              "--modes", "read", "--blocks", "64KiB", "--depths", "2", "--json")
             self.assertEqual(run.code, 0, run.err)
+        self.assert_clean()
+
+    def test_slices_in_which_no_cpu_time_can_be_sampled(self):
+        run = self.bench("--compare-fio", "--seconds", "0.05", "--modes", "read")
+        self.assert_refused(run, USAGE, "--seconds", "0.05", "0.2 or more")
+        self.assert_clean()
+
+    def test_a_slice_without_cpu_samples_has_failed(self):
+        """A program in fio's place reports transfers of a time when it did not run."""
+        directory = self.path("no-time")
+        os.mkdir(directory)
+        script = os.path.join(directory, "fio")
+        report = {"fio version": "fio-3", "timestamp_ms": 0,
+                  "jobs": [{way: {"io_bytes": 1 << 20, "total_ios": 16, "runtime": 200}
+                            for way in ("read", "write")}]}
+        with open(script, "w", encoding="ascii") as file:
+            file.write("#!/bin/sh\ncat <<'END'\n" + json.dumps(report, indent=1) + "\nEND\n")
+        os.chmod(script, 0o755)
+        env = {**os.environ, "PATH": directory + ":" + os.environ["PATH"]}
+        run = self.ferry("bench", "io", self.drive, "--compare-fio", "--seconds", "0.2", "--pairs", "1",
+                         "--size", "64MiB", "--modes", "read", "--blocks", "64KiB", "--depths", "4",
+                         "--json", env=env)
+        self.assert_refused(run, IO, "CPU time", "--seconds")
         self.assert_clean()
 
     def test_without_fio(self):

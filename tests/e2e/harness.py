@@ -173,9 +173,9 @@ class DriveTest(FerryTest):
         for text in texts:
             self.assertIn(text, run.err)
 
-    def start_ferry(self, *words):
+    def start_ferry(self, *words, through=()):
         """Runs beside the test, which may send it a signal."""
-        process = subprocess.Popen([FERRY, *words], text=True, stdout=subprocess.PIPE,
+        process = subprocess.Popen([*through, FERRY, *words], text=True, stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE)
         self.addCleanup(process.communicate)
         self.addCleanup(process.kill)
