@@ -64,15 +64,15 @@ ChildProcess::~ChildProcess() {
     waitpid(pid_, nullptr, 0);
 }
 
-int ChildProcess::run(const Sink& sink) {
+int ChildProcess::run(const Sink& sink, int request) {
     std::array<pollfd, 2> streams{pollfd{.fd = ends_[0], .events = POLLIN, .revents = 0},
                                   pollfd{.fd = ends_[1], .events = POLLIN, .revents = 0}};
-    bool told = false;
+    int told = 0;
     const auto open = [](const pollfd& stream) { return stream.fd >= 0; };
     while (std::ranges::any_of(streams, open)) {
-        if (interrupted() && !told) {
-            kill(pid_, SIGTERM);
-            told = true;
+        if (requests() > told) {
+            kill(pid_, told == 0 ? request : SIGTERM);
+            if (told++ == 0) catch_interrupts();
         }
         poll(streams.data(), streams.size(), 100);
         for (size_t i = 0; i < streams.size(); ++i) {

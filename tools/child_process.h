@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <array>
+#include <csignal>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -21,9 +22,10 @@ public:
     ChildProcess& operator=(const ChildProcess&) = delete;
 
     // Hands over what it writes, stream 1 (standard output) or 2, until its end. An interrupt of
-    // this program is passed on to it once, as SIGTERM. Its exit code; of a signal 128 + number.
+    // this program is passed on to it as `request`, a second one as SIGTERM. Its exit code; of a
+    // signal 128 + number.
     using Sink = std::function<void(int stream, std::string_view bytes)>;
-    int run(const Sink& sink);
+    int run(const Sink& sink, int request = SIGTERM);
 
 private:
     pid_t pid_ = -1;

@@ -4,7 +4,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cmath>
 #include <memory>
 
 #include "bench_swap.h"
@@ -12,6 +11,7 @@
 #include "ferry/topology.h"
 #include "fio.h"
 #include "interrupt.h"
+#include "number_options.h"
 #include "svg.h"
 
 namespace ferry::tools {
@@ -176,16 +176,11 @@ void run_swap(const SwapOptions& options) {
     end_if_interrupted();
 }
 
-std::string is_a_number(const std::string& text) {
-    return std::isnan(std::stod(text)) ? "not a number: " + text : "";
-}
-
 void add_what(CLI::App& command, SwapOptions& options) {
     command.add_option("paths", options.paths,
                        "directories on the drives; without one, all is in memory");
     command.add_option("--millions", options.millions, "parameters, in units of 2^20")
-        ->check(CLI::Range(0.001, 1048576.0))
-        ->check(is_a_number)
+        ->check(number_within(0.001, 1048576.0))
         ->capture_default_str();
     command.add_option("--layers", options.layers, "that they are spread over")
         ->check(CLI::Range(1, 100000))
@@ -199,19 +194,18 @@ void add_what(CLI::App& command, SwapOptions& options) {
     command
         .add_option("--on-device", options.on_device,
                     "fraction of the optimizer state that the device keeps and updates")
-        ->check(CLI::Range(0.0, 1.0))
-        ->check(is_a_number)
+        ->check(number_within(0.0, 1.0))
         ->capture_default_str();
     command.add_option("--host", options.host, "budget of host memory; default: unlimited");
     command
         .add_option("--on-nvme", options.on_nvme,
                     "least fraction of the optimizer state on the drives; default: what "
                     "--on-device leaves")
-        ->check(CLI::Range(0.0, 1.0));
+        ->check(number_within(0.0, 1.0));
     command
         .add_option("--compute-ms", options.compute_ms,
                     "that the device computes in a step: adds the row of a whole step")
-        ->check(CLI::Range(0.0, 3.6e6));
+        ->check(number_within(0.0, 3.6e6));
     command
         .add_option("--passes", options.passes, "out, in, optimizer, step; default: all that fit")
         ->delimiter(',')
@@ -255,7 +249,7 @@ void add_swap_bench(CLI::App& bench) {
                      "fio 15")
         ->check(CLI::Range(1, 100000));
     command->add_option("--seconds", options->seconds, "a slice of the other side")
-        ->check(CLI::Range(0.01, 3600.0))
+        ->check(number_within(0.01, 3600.0))
         ->capture_default_str();
     command->add_option("--svg", options->svg, "write the last pass as it went to this file (SVG)");
     command->add_flag("--json", options->json, "one JSON object on standard output");

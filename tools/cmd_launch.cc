@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -191,11 +192,14 @@ void run_launch(const LaunchOptions& options) {
     catch_interrupts();
     RankOutput output;
     ChildProcess mpirun(words);
+    // Which mpirun passes on. At a signal to end it would leave the ranks some seconds, and steps
+    // may be longer.
     const int code =
-        mpirun.run([&](int stream, std::string_view bytes) { output.add(stream, bytes); });
+        mpirun.run([&](int stream, std::string_view bytes) { output.add(stream, bytes); }, SIGUSR1);
     output.finish();
+    if (code == 0) return;
     end_if_interrupted();
-    if (code != 0) fail(output, code);
+    fail(output, code);
 }
 
 }  // namespace
@@ -220,6 +224,7 @@ void add_launch_command(CLI::App& app) {
         "are the same there. Each line of output begins with its rank. When a rank fails, all "
         "end,\n"
         "and its error is printed last; the exit code is that of the rank that ended first.\n"
+        "Ctrl-C ends all ranks after their step, a second one at once.\n"
         "Slots are GPUs, from 0: a host of which only some are chosen shows its ranks only those\n"
         "(CUDA_VISIBLE_DEVICES). NCCL_*, FERRY_* and OPENBLAS_* are passed on to the ranks.");
     command->callback([options] { run_launch(*options); });

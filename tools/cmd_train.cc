@@ -301,8 +301,10 @@ void add_train_command(CLI::App& app) {
         "Exit codes: 0 done, 1 a bug in ferry, 2 configuration or usage, 3 does not fit a budget,\n"
         "            4 I/O failed or bytes are corrupt, 5 loss or gradient not finite,\n"
         "            6 another rank was lost\n"
-        "Several ranks: mpirun --bind-to none -n N ferry train CONFIG, or srun; the first one "
-        "prints.");
+        "Several ranks: mpirun --bind-to none -n N ferry train CONFIG, or srun; the first one\n"
+        "prints. Ctrl-C there is mpirun's, which kills ranks a second later: SIGUSR1 to mpirun, "
+        "or\n"
+        "Ctrl-C of `ferry launch`, ends them all after their step.");
     command->callback([options] {
         catch_interrupts();
         int rank = ferry::comm::launched_rank().value_or(0);

@@ -7,23 +7,30 @@
 namespace ferry::tools {
 namespace {
 
-volatile std::sig_atomic_t caught = 0;
+volatile std::sig_atomic_t caught = 0, count = 0;
+
+void request(int signal) {
+    caught = signal;
+    count = count + 1;
+}
 
 }  // namespace
 
 void catch_interrupts() {
     struct sigaction action {};
-    action.sa_handler = [](int signal) { caught = signal; };
-    action.sa_flags = static_cast<int>(SA_RESETHAND);
-    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    action.sa_handler = request;
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1}) {
         // Whoever started this one may want it to outlive the signal, as nohup does.
         struct sigaction inherited {};
         sigaction(signal, nullptr, &inherited);
-        if (inherited.sa_handler != SIG_IGN) sigaction(signal, &action, nullptr);
+        if (inherited.sa_handler == SIG_IGN) continue;
+        action.sa_flags = SA_RESTART;
+        if (signal != SIGUSR1) action.sa_flags |= static_cast<int>(SA_RESETHAND);
+        sigaction(signal, &action, nullptr);
     }
 }
 
-bool interrupted() noexcept { return caught != 0; }
+int requests() noexcept { return count; }
 
 void end_if_interrupted() {
     if (!interrupted()) return;

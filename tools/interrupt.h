@@ -3,9 +3,13 @@
 
 namespace ferry::tools {
 
-// From now on SIGINT, SIGTERM and SIGHUP are such requests, but for those that are ignored already.
+// From now on SIGINT, SIGTERM and SIGHUP are such requests, but for those that are ignored already;
+// and any number of SIGUSR1, which mpirun passes on to its ranks without ending them by itself.
+// Calls of the system that wait go on waiting, but for poll(). Called again after a request, the
+// next one is a request as well.
 void catch_interrupts();
-bool interrupted() noexcept;
+int requests() noexcept;  // until now
+inline bool interrupted() noexcept { return requests() > 0; }
 // Ends the process by the signal that was caught, as whoever waits for it expects. Returns where
 // none was.
 void end_if_interrupted();

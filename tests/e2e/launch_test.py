@@ -1,6 +1,7 @@
 """`ferry launch` as a user runs it: with a stand-in for mpirun where what it is told and what it says
 matter, with the real one to train; other hosts are this one behind a stand-in for ssh."""
 
+import json
 import os
 import shutil
 import signal
@@ -95,6 +96,18 @@ sys.exit({code})
     def environment(self, **more):
         return {**os.environ, "PATH": self.bin + ":" + os.environ["PATH"],
                 "FERRY_TEST_SSH": self.ssh_log, **more}
+
+    def running(self, config, until, *arguments):
+        """The process, once it has printed that."""
+        process = subprocess.Popen(
+            [FERRY, "launch", "--hostfile", self.hostfile("localhost slots=2\n"), config, *arguments],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.environment())
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        for line in process.stdout:
+            if until in line:
+                break
+        return process
 
     def launch(self, hosts, *arguments, config=None, **more):
         return self.ferry("launch", "--hostfile", self.hostfile(hosts), config or self.config_file,
@@ -277,18 +290,24 @@ class OutputTest(LaunchTest):
         self.assertIn("exit code 137", run.err)
 
     def test_an_interrupt_reaches_mpirun(self):
-        self.program("mpirun", "#!/bin/sh\ntrap 'echo \"[7,0]<stdout>:asked to end\"; exit 0' TERM\n"
+        self.program("mpirun", "#!/bin/sh\ntrap 'echo \"[7,0]<stdout>:asked to end\"; exit 0' USR1\n"
                                "echo '[7,0]<stdout>:ready'\nwhile true; do sleep 0.05; done\n")
-        process = subprocess.Popen(
-            [FERRY, "launch", "--hostfile", self.hostfile("localhost slots=1\n"), self.config_file],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.environment())
-        self.addCleanup(process.kill)
-        for line in process.stdout:
-            if "ready" in line:
-                break
+        process = self.running(self.config_file, "ready")
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
         self.assertEqual(out, "[rank 0] asked to end\n", err)
+        self.assertEqual(process.returncode, 0)
+
+    def test_a_second_interrupt_ends_mpirun(self):
+        self.program("mpirun", "#!/bin/sh\ntrap 'echo \"[7,0]<stdout>:asked to end\"' USR1\n"
+                               "trap 'echo \"[7,0]<stdout>:told to\"; exit 1' TERM\n"
+                               "echo '[7,0]<stdout>:ready'\nwhile true; do sleep 0.05; done\n")
+        process = self.running(self.config_file, "ready")
+        process.send_signal(signal.SIGINT)
+        self.assertEqual(process.stdout.readline(), "[rank 0] asked to end\n")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        self.assertEqual(out, "[rank 0] told to\n", err)
         self.assertEqual(process.returncode, -signal.SIGINT)
 
 
@@ -306,6 +325,20 @@ class TrainingTest(LaunchTest):
         self.assertIn("[rank 0] {", run.out)
         for rank in (0, 1):  # once a line
             self.assertRegex(run.err, rf"\[rank {rank}\] [^ ]* info planned by")
+
+    def test_an_interrupt_ends_all_after_their_step(self):
+        """Steps of an instant, whose output is on its way, and of longer than mpirun leaves to ranks it ends."""
+        for name, changes in (("short", {"steps": 100000}), ("long", {"steps": 3, "batch__micro_batches": 3000})):
+            with self.subTest(steps=name):
+                config = self.command(self.config(**{"batch__micro_batches": 2, **changes}))[1]
+                process = self.running(config, '"loss"', "--", "--json", "--no-bound")
+                process.send_signal(signal.SIGINT)
+                out, err = process.communicate(timeout=120)
+                self.assertEqual(process.returncode, 0, err)
+                lines = [json.loads(line.removeprefix("[rank 0] ")) for line in out.splitlines()]
+                self.assertTrue(next(line["summary"] for line in lines if "summary" in line)["interrupted"])
+                self.assertIn("state_hash", lines[-1])
+                self.assertLess(sum("loss" in line for line in lines) + 1, changes["steps"])
 
     def test_hosts_behind_ssh(self):
         run = self.launch("worker-0 slots=1\nworker-1 slots=1\n", "--", "--json", "--no-bound")
