@@ -3,8 +3,8 @@
 // numbers: sums have an order (docs/numerics.md), and whoever owns a shard makes them.
 //
 // Every rank makes the same calls in the same order; the order is that of the schedule's comm lane,
-// which the hash of the plan covers. A communicator makes all its library calls on one thread of
-// its own.
+// which the hash of the plan covers. A communicator makes all these calls of its library on one
+// thread of its own; who makes or ends it meets and leaves the other ranks on its caller's.
 #pragma once
 
 #include <array>
@@ -88,8 +88,8 @@ struct Fact {
     std::string key;
     std::string value;
 };
-// The same keys in the same order on every rank, at most kAgreedBytes in all. Throws usage on every
-// rank, naming each rank that differs from rank 0, the first key in which it does, and both values.
+// The same keys in the same order on every rank. Throws usage on every rank, naming each rank that
+// differs from rank 0, the first key in which it does, and both values.
 void require_same(Communicator& communicator, Executor& executor, std::span<const Fact> facts);
 
 // Ranks of one machine that see the same of something there (a hash of what they see) share it out;

@@ -15,7 +15,7 @@ std::string bytes_of(std::span<const Fact> facts) {
     return text;
 }
 
-// What every rank says, each padded to the longest.
+// What every rank says, each padded to the longest, so much at a time as they can agree on.
 std::vector<std::string> gather(Communicator& communicator, Executor& executor, std::string mine) {
     const auto size = static_cast<size_t>(communicator.size());
     const uint64_t length = mine.size();
@@ -23,11 +23,16 @@ std::vector<std::string> gather(Communicator& communicator, Executor& executor, 
     agree(communicator, executor, std::as_bytes(std::span(&length, 1)),
           std::as_writable_bytes(std::span(lengths)), kFacts);
     mine.resize(*std::ranges::max_element(lengths));
-    std::string all(size * mine.size(), '\0');
-    agree(communicator, executor, std::as_bytes(std::span(mine)),
-          std::as_writable_bytes(std::span(all)), kFacts);
-    std::vector<std::string> each;
-    for (size_t r = 0; r < size; ++r) each.push_back(all.substr(r * mine.size(), lengths[r]));
+    std::vector<std::string> each(size);
+    constexpr size_t kBlock = Communicator::kAgreedBytes;
+    for (size_t at = 0; at < mine.size(); at += kBlock) {
+        const std::string block = mine.substr(at, kBlock);
+        std::string all(size * block.size(), '\0');
+        agree(communicator, executor, std::as_bytes(std::span(block)),
+              std::as_writable_bytes(std::span(all)), kFacts);
+        for (size_t r = 0; r < size; ++r) each[r] += all.substr(r * block.size(), block.size());
+    }
+    for (size_t r = 0; r < size; ++r) each[r].resize(lengths[r]);
     return each;
 }
 

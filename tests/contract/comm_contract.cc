@@ -251,6 +251,7 @@ TEST_P(CommContract, SaysWhichRankDiffersInWhat) {
         const std::vector<Fact> same{{"binary", "ferry 1"}, {"numerics", std::string(500, 'x')}};
         rank.require_same(same);
         rank.require_same({});
+        rank.require_same({{"freeze", std::string(3 * Communicator::kAgreedBytes + 7, 'f')}});
         const bool last = rank.rank() == rank.size() - 1;
         const std::string record = std::string(300, 'x') + (last ? "bf16" : "fp32") + ", tile 64";
         const std::vector<Fact> facts{{"binary", "ferry 1"}, {"numerics", record}};

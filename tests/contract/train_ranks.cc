@@ -5,6 +5,8 @@
 
 #include <array>
 #include <bit>
+#include <chrono>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <stdexcept>
@@ -486,11 +488,15 @@ TEST_F(Ranks, LearnAtOnceThatOneEnds) {
 
 TEST_F(Ranks, LearnAtOnceThatOneCannotStart) {
     Config mine = config();
-    mine.budgets.nvme = {{.path = directory_ / "nothing there"}};
-    for (const Problem& problem : problems(2, [&](int) { return mine; }))
-        EXPECT_TRUE(problem.what == "a storage path does not exist" ||
-                    problem.what.starts_with("lost rank"))
-            << problem.what;
+    mine.budgets.nvme = {{.path = directory_.path()}};
+    std::ofstream(directory_ / "rank-1") << "where its directory would be";
+    const auto start = std::chrono::steady_clock::now();
+    const auto found = problems(3, [&](int) { return mine; });
+    EXPECT_EQ(found[1].what, "a rank cannot make its directory");
+    for (const size_t rank : {size_t{0}, size_t{2}})
+        EXPECT_EQ(found[rank].what.substr(0, 12), "lost rank 1:") << found[rank].what;
+    const double seconds = comm::CommOptions{}.timeout_seconds / 4;
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::duration<double>(seconds));
 }
 
 TEST_F(Ranks, StopTogetherWhenOneIsAskedTo) {
