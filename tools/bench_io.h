@@ -72,8 +72,8 @@ struct IoResult {
     std::optional<Error> ended_by{};      // what kept it from measuring the rest
 };
 
-// Ends early, with what it has, when interrupted or when something fails. Throws Error where nothing
-// was measured before that.
+// Ends early, with what it has, when interrupted or when something fails. Throws Error where
+// nothing was measured before that.
 IoResult measure_io(const IoBench& bench);
 std::vector<Row> rows_of(const IoResult& result);
 std::string text_of(const IoSettings& settings);

@@ -61,8 +61,8 @@ void check_writable(const std::string& option, const std::string& path, size_t s
     unlink(trial.c_str());
 }
 
-void check_differ(const std::string& option, const std::string& path, const std::string& other_option,
-                  const std::string& other_path) {
+void check_differ(const std::string& option, const std::string& path,
+                  const std::string& other_option, const std::string& other_path) {
     if (path.empty() || other_path.empty() || replaced_by(path) != replaced_by(other_path)) return;
     throw Error(Trouble::usage, {.what = "two results would go into one file",
                                  .where = option + " " + path,
@@ -79,9 +79,10 @@ void write_whole(const std::string& option, const std::string& path, const std::
     if (written && rename(draft.c_str(), file.c_str()) == 0) return;
     const int error = errno;
     if (out >= 0) unlink(draft.c_str());
-    throw Error(Trouble::io, {.what = std::string("the file cannot be written: ") + std::strerror(error),
-                              .where = option + " " + path,
-                              .remedy = "free some space there, or name another file"});
+    throw Error(Trouble::io,
+                {.what = std::string("the file cannot be written: ") + std::strerror(error),
+                 .where = option + " " + path,
+                 .remedy = "free some space there, or name another file"});
 }
 
 }  // namespace ferry::tools

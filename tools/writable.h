@@ -15,8 +15,8 @@ constexpr const char* kSafetensorsBeginning = "{\"";
 void check_writable(const std::string& option, const std::string& path, size_t skipped,
                     const std::string& beginning);
 // For two options whose files would replace each other, by whatever names.
-void check_differ(const std::string& option, const std::string& path, const std::string& other_option,
-                  const std::string& other_path);
+void check_differ(const std::string& option, const std::string& path,
+                  const std::string& other_option, const std::string& other_path);
 
 // Writes a draft beside the file and puts it in the file's place when it is whole on disk: what was
 // there stays until then. Throws io, naming the option.
