@@ -23,12 +23,14 @@ double measure_path(const Config& config, const std::string& path) {
     RigOptions options{.directories = sites.directories(),
                        .bytes_per_path = sites.bytes_per_path(0, kSampleBytes, kSlotBytes),
                        .depth = std::min(config.io.queue_depth, 32),
+                       .rings = config.io.rings,
                        .backend = backend_from_name(config.io.backend),
                        .direct = config.io.direct};
-    // Where there is little room fewer transfers at a time, and then smaller ones.
+    // Where there is little room fewer rings, fewer transfers at a time, and then smaller ones.
     const auto too_much = [&] {
         return file_bytes_needed(options, block) > options.bytes_per_path;
     };
+    while (options.rings > 1 && too_much()) options.rings /= 2;
     while (options.depth > 1 && too_much()) options.depth /= 2;
     while (block > 4 * kKiB && too_much()) block /= 2;
     const IoMemory memory(operations_of(options) * block);

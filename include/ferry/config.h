@@ -93,7 +93,8 @@ struct CheckpointConfig {
 struct IoConfig {
     std::string backend = "auto";  // auto, uring, posix
     int64_t block_bytes = 1 * kMiB;
-    int queue_depth = 32;
+    int queue_depth = 32;  // of each ring
+    int rings = 1;         // a path
     bool direct = true;
     std::string leftovers = "remove";  // reuse, refuse, remove_any, reuse_any
 };

@@ -137,7 +137,8 @@ const Key kKeys[] = {
 
     {FERRY_KEY(io.backend), choice, "`auto`: io_uring where the kernel allows it, else POSIX threads", {}, first(kBackends, 3)},
     {FERRY_KEY(io.block_bytes), bytes, "largest single read or write, a multiple of 4 KiB", {.low = 4096, .high = 1 << 30}},
-    {FERRY_KEY(io.queue_depth), integer, "operations in flight on each path", {.low = 1, .high = 4096}},
+    {FERRY_KEY(io.queue_depth), integer, "operations in flight on each ring", {.low = 1, .high = 4096}},
+    {FERRY_KEY(io.rings), integer, "queues to the kernel of each path, with a thread each", {.low = 1, .high = 64}},
     {FERRY_KEY(io.direct), boolean, "O_DIRECT; `false` goes through the page cache"},
     {FERRY_KEY(io.leftovers), choice, "files that a killed run left on a path: remove them, take them over (no need to lay them out again), or stop. Files of a run with other numerics, or of an older ferry, stop the run unless `_any` is said; so does the state that `checkpoint.durable_steps` keeps", {}, first(kLeftovers, 5)},
 

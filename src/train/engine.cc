@@ -64,7 +64,7 @@ public:
           arena_(reserve_arenas(plan_, device_, *teams_, pool_, start_up_)),
           trace_rows_(recording_, swap::lanes_of(world_.ranks)),
           worker_rows_(recording_, *teams_),
-          path_rows_(runtime.recording, config_.budgets.nvme),
+          path_rows_(runtime.recording, config_),
           volume_(open_volume(runtime)),
           settler_(config_, hyper_, schedule_, plan_, arena_),
           kernels_(plan_, *teams_,

@@ -4,11 +4,15 @@
 
 namespace ferry::train {
 
-PathRows::PathRows(trace::Recording* recording, const std::vector<NvmePath>& paths)
-    : recording_(recording) {
-    for (const NvmePath& path : paths) {
-        for (const char* direction : {": read", ": write"})
-            if (recording) rows_.push_back({recording->add_row("paths", path.path + direction)});
+PathRows::PathRows(trace::Recording* recording, const Config& config)
+    : recording_(recording), rings_(static_cast<size_t>(config.io.rings)) {
+    if (!recording) return;
+    for (const NvmePath& path : config.budgets.nvme) {
+        for (size_t ring = 0; ring < rings_; ++ring) {
+            const std::string which = rings_ > 1 ? ", ring " + std::to_string(ring) : "";
+            for (const char* direction : {": read", ": write"})
+                rows_.push_back({recording->add_row("paths", path.path + direction + which)});
+        }
     }
 }
 
@@ -21,7 +25,9 @@ void PathRows::add(void* context, const aio::TransferTrace& transfer) {
     constexpr uint64_t kNotOfAStep = 0;  // the layout, and the initial state
     if (transfer.tag == kNotOfAStep || !(read || write)) return;
     auto& rows = *static_cast<PathRows*>(context);
-    Row& row = rows.rows_[2 * static_cast<size_t>(transfer.path) + (write ? 1 : 0)];
+    const size_t ring =
+        static_cast<size_t>(transfer.path) * rows.rings_ + static_cast<size_t>(transfer.ring);
+    Row& row = rows.rows_[2 * ring + (write ? 1 : 0)];
     const Nanos begin = std::max(transfer.start_ns, row.end_ns);
     row.end_ns = transfer.end_ns;
     rows.recording_->add({.row = row.id,

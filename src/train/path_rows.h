@@ -1,4 +1,5 @@
-// What each storage path did when, in a run's trace: a row for its reads and one for its writes.
+// What each storage path did when, in a run's trace: a row for the reads of each of its rings and
+// one for the writes.
 #pragma once
 
 #include <vector>
@@ -12,8 +13,8 @@ namespace ferry::train {
 class PathRows {
 public:
     // Without a recording there is nothing to do, and the tracer is none.
-    PathRows(trace::Recording* recording, const std::vector<NvmePath>& paths);
-    // Outlives the volume that it is given to, which has one ring a path.
+    PathRows(trace::Recording* recording, const Config& config);
+    // Outlives the volume that it is given to, which has this configuration's paths and rings.
     aio::Tracer tracer();
 
 private:
@@ -25,7 +26,9 @@ private:
     static void add(void* context, const aio::TransferTrace& transfer);
 
     trace::Recording* recording_;
-    std::vector<Row> rows_{};  // path-major, reads first; each path's belong to its ring's thread
+    size_t rings_;  // a path
+    std::vector<Row>
+        rows_{};  // path by path, ring by ring, reads first; each belong to their ring's thread
 };
 
 }  // namespace ferry::train

@@ -174,6 +174,7 @@ aio::VolumeOptions volume_options(const Config& config, const planner::Plan& pla
                                .backend = backend_from(config.io.backend),
                                .block_bytes = config.io.block_bytes,
                                .queue_depth = config.io.queue_depth,
+                               .rings = config.io.rings,
                                .direct = config.io.direct,
                                .leftover = leftover_from(config.io.leftovers),
                                .run_id = run_id,

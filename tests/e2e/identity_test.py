@@ -154,6 +154,7 @@ class IdentityTest(FerryTest):
             "one operation of one page at a time":
                 ({"io__queue_depth": 1, "io__block_bytes": 4096}, said("depth 1, blocks of 4.00 KiB")),
             "few small operations": ({"io__queue_depth": 3, "io__block_bytes": "16KiB", **POSIX}, None),
+            "three rings": ({"io__rings": 3}, said("3 ring(s) of depth 32")),
             "page cache": ({"io__direct": False}, None),
             "two paths": ({"budgets__nvme": two_paths}, on_both_paths),
             "one group": ({"swap__groups": 1, "budgets__device": "1400KiB"}, in_groups(1)),

@@ -27,6 +27,24 @@ class OutputTest(FerryTest):
         self.assertFalse(run.summary["interrupted"])
         self.assertRegex(run.hashes[-1], "^[0-9a-f]{16}$")
 
+    def test_a_trace_has_every_ring_of_a_path(self):
+        trace = self.path("rings.json")
+        config = self.config(steps=3, budgets__host="300KiB", budgets__nvme=[self.nvme()], io__rings=2)
+        self.assert_trained(self.train(config, "--trace", trace))
+        with open(trace, encoding="utf-8") as file:
+            events = json.load(file)["traceEvents"]
+        rows = {(event["pid"], event["tid"]): event["args"]["name"] for event in events
+                if event["name"] == "thread_name"}
+        rings = {key: name for key, name in rows.items() if name.startswith(self.path("nvme") + ": ")}
+        self.assertEqual(sorted(rings.values()), sorted(f"{self.path('nvme')}: {way}, ring {ring}"
+                                                        for way in ("read", "write") for ring in (0, 1)))
+        for key, name in rings.items():
+            slices = sorted((event["ts"], event["dur"]) for event in events
+                            if event["ph"] == "X" and (event["pid"], event["tid"]) == key)
+            self.assertTrue(slices, name)
+            for (begin, length), (after, _) in zip(slices, slices[1:]):
+                self.assertLessEqual(begin + length, after + 0.002, name)
+
     def test_set_overrides_the_file(self):
         config = self.config()
         run = self.train(config, "--set", "steps=2", "--set", "optimizer.lr=0.5", "--set",

@@ -47,8 +47,8 @@ TEST(Config, EveryKindOfValue) {
         "budgets": {"device": "24MiB", "host": 1048576,
                     "nvme": [{"path": "/a", "size": "1.5 GiB", "endurance_tbw": 600}, "/b"]},
         "swap": {"chunk_elements": 8192, "groups": 2, "state_on_nvme": -1},
-        "io": {"block_bytes": "256KiB", "queue_depth": 8, "direct": false,
-               "leftovers": "reuse"}})");
+        "io": {"block_bytes": "256KiB", "queue_depth": 8, "rings": 3,
+               "direct": false, "leftovers": "reuse"}})");
     EXPECT_EQ(c.steps, 1000);
     EXPECT_EQ(c.reserved_cores, (std::vector<int>{0, 3}));
     EXPECT_EQ(c.seed, 4294967295u);
@@ -67,6 +67,7 @@ TEST(Config, EveryKindOfValue) {
     EXPECT_EQ(c.budgets.nvme[1].size_bytes, kUnlimited);
     EXPECT_EQ(c.swap.state_on_nvme, -1);
     EXPECT_EQ(c.io.block_bytes, 256 * kKiB);
+    EXPECT_EQ(c.io.rings, 3);
     EXPECT_FALSE(c.io.direct);
     EXPECT_EQ(c.io.leftovers, "reuse");
 }
