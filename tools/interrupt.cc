@@ -20,10 +20,11 @@ void catch_interrupts() {
     struct sigaction action {};
     action.sa_handler = request;
     for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1}) {
-        // Whoever started this one may want it to outlive the signal, as nohup does.
+        // nohup wants this one to outlive its terminal. A shell ignores SIGINT for what it starts
+        // behind it; whoever sends one to that means it.
         struct sigaction inherited {};
         sigaction(signal, nullptr, &inherited);
-        if (inherited.sa_handler == SIG_IGN) continue;
+        if (signal == SIGHUP && inherited.sa_handler == SIG_IGN) continue;
         action.sa_flags = SA_RESTART;
         if (signal != SIGUSR1) action.sa_flags |= static_cast<int>(SA_RESETHAND);
         sigaction(signal, &action, nullptr);

@@ -340,7 +340,7 @@ class EndTest(BenchIoTest):
 
     def test_after_a_kill_nothing_is_left(self):
         """Killed while it lays out its files, and while it measures."""
-        for wait in (lambda: time.sleep(0.05), self.wait_for_segment):
+        for wait in (lambda: self.wait_for_files("ferry-bench", 1), self.wait_for_segment):
             process = self.start()
             wait()
             process.kill()
