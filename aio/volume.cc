@@ -80,10 +80,9 @@ VolumeOnPaths::VolumeOnPaths(VolumeOptions options, Executor& executor,
         prepare_record();
         if (resumes())
             find_records();
-        else if (options_.write_once && options_.lays_out_later)
-            written_.resize(extents_->slots());
         else if (options_.write_once)
-            write_every_slot();
+            prepare_layout();
+        if (!options_.lays_out_later) VolumeOnPaths::finish_layout();
     } catch (...) {
         retire_queues();
         throw;
@@ -309,8 +308,6 @@ bool VolumeOnPaths::try_submit(Operation& operation) noexcept {
                             static_cast<uintptr_t>(alignment_) ==
                         0,
                 "an operation is not aligned");
-    if (!written_.empty() && operation.kind == Kind::write && operation.offset == 0)
-        written_[operation.slot] = true;
     operation.state = State::queued;
     operation.done_bytes = 0;
     operation.error = 0;
@@ -338,6 +335,11 @@ Operation* VolumeOnPaths::poll() noexcept {
             }
             next_polled_ = at + 1 < queues_.size() ? at + 1 : 0;
             --in_flight_;
+            if (operation->kind == Kind::write && operation->state == State::done) {
+                const Place& place = extents_->place(operation->slot);
+                const int64_t begin = place.offset + operation->offset;
+                note_written(place.path, place.file, begin, begin + operation->done_bytes);
+            }
             return operation;
         }
     }
