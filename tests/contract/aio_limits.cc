@@ -116,6 +116,39 @@ TEST_F(Limits, AFileSystemWithoutLocks) {
     expect(said, "give another path");
 }
 
+// The names of the files could be lost with the power, and the record with them.
+TEST_F(Limits, ARecordInADirectoryThatCannotBeFlushed) {
+    for (const bool write_once : {true, false}) {
+        VolumeOptions wanted = options(BackendKind::posix);
+        wanted.record_bytes = 8;
+        wanted.write_once = write_once;
+        wanted.lays_out_later = true;
+        const int status = in_child([&] {
+            auto executor = make_thread_executor();
+            auto volume = Volume::open(wanted, *executor);
+            if (!forbid(SYS_fsync, EIO)) return 77;
+            volume->publish(8);
+            try {
+                while (!volume->published()) {
+                    static_cast<void>(volume->poll());
+                    if (!volume->published()) executor->wait(kForever);
+                }
+            } catch (const Error& error) {
+                const std::string words = error.what();
+                EXPECT_NE(words.find("the directory cannot be flushed"), std::string::npos)
+                    << words;
+                volume.reset();
+                return HasFailure() ? 1 : 0;
+            }
+            return 2;
+        });
+        if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+            GTEST_SKIP() << "no seccomp filter here";
+        EXPECT_EQ(status, 0);
+        EXPECT_TRUE(directory_.empty());
+    }
+}
+
 // A kernel that takes no transfers, for want of memory or of room for what is done: each is tried a
 // bounded number of times, and ends with an error. Nothing waits for ever.
 TEST_F(Limits, TheKernelTakesNoTransfers) {
