@@ -38,7 +38,6 @@ bool forbid(uint32_t system_call, uint32_t error) {
     return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
            syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0;
 }
-bool forbid_io_uring() { return forbid(SYS_io_uring_setup, EPERM); }
 
 void limit(__rlimit_resource what, rlim_t value) {
     const rlimit both{.rlim_cur = value, .rlim_max = value};
@@ -101,12 +100,15 @@ protected:
 };
 
 TEST_F(Limits, AContainerWithoutIoUring) {
-    const std::string said = outcome(options(), [] { ASSERT_TRUE(forbid_io_uring()); });
-    expect(said, "backend=posix");
-    expect(said, "backend \"auto\": io_uring cannot be used (Operation not permitted)");
-    const std::string refused = outcome(options(BackendKind::uring), [] { forbid_io_uring(); });
-    expect(refused, "error=4");
-    expect(refused, "\"auto\" or \"posix\"");
+    for (const uint32_t call : {SYS_io_uring_setup, SYS_io_uring_register, SYS_io_uring_enter}) {
+        const auto filter = [call] { ASSERT_TRUE(forbid(call, EPERM)); };
+        const std::string said = outcome(options(), filter);
+        expect(said, "backend=posix");
+        expect(said, "backend \"auto\": io_uring cannot be used (Operation not permitted)");
+        const std::string refused = outcome(options(BackendKind::uring), filter);
+        expect(refused, "error=4");
+        expect(refused, "\"auto\" or \"posix\"");
+    }
 }
 
 TEST_F(Limits, AFileSystemWithoutLocks) {
