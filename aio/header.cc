@@ -65,13 +65,17 @@ Error not_opened(const std::string& name, int error) {
     return Error(users ? Trouble::usage : Trouble::io, problem_of(what, name, error));
 }
 
+// An empty header is what was just made, or all that a killed process came to: it says nothing.
+void remove_if_empty(int file, const std::string& name) noexcept {
+    struct stat status {};
+    const bool plain = fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink == 1;
+    if (plain && status.st_size == 0) unlink(name.c_str());
+}
+
 void lock_or_throw(int file, const std::string& name) {
     if (flock(file, LOCK_EX | LOCK_NB) == 0) return;
     if (const int error = errno; error != EWOULDBLOCK) {
-        // Where nobody can lock, an empty file is what was just made.
-        struct stat status {};
-        if (fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_size == 0)
-            unlink(name.c_str());
+        remove_if_empty(file, name);  // where nobody can lock
         close(file);
         throw Error(Trouble::io, problem_of("the storage path cannot be locked", name, error));
     }
@@ -94,7 +98,9 @@ HeaderFile::HeaderFile(std::string name, bool raw_device)
 }
 
 HeaderFile::~HeaderFile() {
-    if (file_ >= 0) close(file_);
+    if (file_ < 0) return;
+    remove_if_empty(file_, name_);  // what was opened was refused
+    close(file_);
 }
 
 // False: another process removed the header before the lock was taken.

@@ -230,6 +230,7 @@ TEST_F(VolumeFiles, ForeignFilesAreNeverTouched) {
     put("ferry.seg0", "somebody's film");
     expect_refused(options(), Trouble::usage, "not ferry's");
     EXPECT_EQ(fs::file_size(path_ + "/ferry.seg0"), 15u);
+    EXPECT_FALSE(exists("ferry.volume")) << "a refused attempt left a header";
 }
 
 TEST_F(VolumeFiles, NewerFormat) {
