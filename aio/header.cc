@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "errors.h"
 
@@ -72,8 +74,20 @@ void remove_if_empty(int file, const std::string& name) noexcept {
     if (plain && status.st_size == 0) unlink(name.c_str());
 }
 
+// Waits a moment: a killed process holds its lock until the last of it has ended, and whoever
+// removes its files then holds that lock meanwhile.
+bool lock_soon(int file) {
+    using namespace std::chrono_literals;
+    const auto until = std::chrono::steady_clock::now() + 500ms;
+    while (flock(file, LOCK_EX | LOCK_NB) != 0) {
+        if (errno != EWOULDBLOCK || std::chrono::steady_clock::now() >= until) return false;
+        std::this_thread::sleep_for(5ms);
+    }
+    return true;
+}
+
 void lock_or_throw(int file, const std::string& name) {
-    if (flock(file, LOCK_EX | LOCK_NB) == 0) return;
+    if (lock_soon(file)) return;
     if (const int error = errno; error != EWOULDBLOCK) {
         remove_if_empty(file, name);  // where nobody can lock
         close(file);
@@ -107,14 +121,15 @@ HeaderFile::~HeaderFile() {
 bool HeaderFile::lock() {
     // O_EXCL on a device: refused while it is mounted or otherwise claimed.
     const int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW | (raw_device_ ? O_EXCL : O_CREAT);
-    const int file = open(name_.c_str(), flags, 0600);
-    if (file < 0) {
-        const int error = errno;
-        // O_EXCL does not say who claims the device: a ferry also holds its lock.
-        const int busy = error == EBUSY ? open(name_.c_str(), O_RDONLY | O_CLOEXEC) : -1;
+    int file = open(name_.c_str(), flags, 0600);
+    if (file < 0 && errno == EBUSY) {
+        // O_EXCL does not say who claims the device: a ferry also holds its lock, and may be
+        // ending.
+        const int busy = open(name_.c_str(), O_RDONLY | O_CLOEXEC);
         if (busy >= 0) lock_or_throw(busy, name_), close(busy);
-        throw not_opened(name_, error);
+        file = open(name_.c_str(), flags, 0600);
     }
+    if (file < 0) throw not_opened(name_, errno);
     lock_or_throw(file, name_);
     struct stat opened {
     }, named{};

@@ -11,9 +11,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include "ferry/aio.h"
 #include "probe.h"
@@ -231,6 +233,20 @@ TEST_F(VolumeFiles, ForeignFilesAreNeverTouched) {
     expect_refused(options(), Trouble::usage, "not ferry's");
     EXPECT_EQ(fs::file_size(path_ + "/ferry.seg0"), 15u);
     EXPECT_FALSE(exists("ferry.volume")) << "a refused attempt left a header";
+}
+
+// A killed process is one for a while.
+TEST_F(VolumeFiles, ALockThatIsAboutToBeGivenUpIsWaitedFor) {
+    put("ferry.volume", "");
+    const int held = ::open((path_ + "/ferry.volume").c_str(), O_RDWR | O_CLOEXEC);
+    ASSERT_EQ(flock(held, LOCK_EX), 0);
+    std::thread ending([held] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        close(held);
+    });
+    EXPECT_NO_THROW(open(options()));
+    ending.join();
+    EXPECT_TRUE(fs::is_empty(path_));
 }
 
 TEST_F(VolumeFiles, NewerFormat) {
