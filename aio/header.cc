@@ -54,11 +54,19 @@ std::string lost_state(const Header& header) {
 
 std::string format_name(uint32_t version) { return "format " + std::to_string(version); }
 
+Error not_ferrys(const std::string& name) {
+    return Error(Trouble::usage, {.what = "a file of this name exists and is not ferry's",
+                                  .where = name,
+                                  .remedy = "move or delete it, or give another path"});
+}
+
 Error not_opened(const std::string& name, int error) {
     const bool theirs = error == EACCES || error == EPERM;
     struct stat status {};
+    const bool known = lstat(name.c_str(), &status) == 0;
+    if (known && (S_ISDIR(status.st_mode) || S_ISSOCK(status.st_mode))) return not_ferrys(name);
     std::string what = "the volume's header cannot be opened";
-    if (theirs && lstat(name.c_str(), &status) == 0 && status.st_uid != geteuid())
+    if (theirs && known && status.st_uid != geteuid())
         what = "the storage path holds the volume of another user (uid " +
                std::to_string(status.st_uid) + ")";
     // A file system of the kernel's own, such as /proc, answers creation with ENOENT.
@@ -130,9 +138,13 @@ bool HeaderFile::lock() {
         file = open(name_.c_str(), flags, 0600);
     }
     if (file < 0) throw not_opened(name_, errno);
-    lock_or_throw(file, name_);
     struct stat opened {
     }, named{};
+    if (!raw_device_ && fstat(file, &opened) == 0 && !S_ISREG(opened.st_mode)) {
+        close(file);
+        throw not_ferrys(name_);
+    }
+    lock_or_throw(file, name_);
     if (raw_device_ || (fstat(file, &opened) == 0 && stat(name_.c_str(), &named) == 0 &&
                         opened.st_ino == named.st_ino)) {
         file_ = file;
@@ -150,9 +162,7 @@ int64_t HeaderFile::read(Header& found) const {
         throw Error(Trouble::io, problem_of("the volume's header cannot be read", name_, errno));
     if (got == 0 || has_magic(found, got)) return got;
     if (raw_device_) return 0;  // its contents may be destroyed
-    throw Error(Trouble::usage, {.what = "a file of this name exists and is not ferry's",
-                                 .where = name_,
-                                 .remedy = "move or delete it, or give another path"});
+    throw not_ferrys(name_);
 }
 
 void HeaderFile::refuse_newer(const Header& header) const {
