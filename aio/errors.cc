@@ -83,6 +83,8 @@ const char* remedy_for(int error) noexcept {
         case ENOENT:
         case ENOTDIR:
             return "give a directory of a disk's file system; /proc and its like hold no files";
+        case EISDIR:
+            return "a directory is in its place: remove it, or give another path";
         case ELOOP:
             return "a symbolic link is in its place: remove it, or give another path";
         case EBUSY:
@@ -116,7 +118,9 @@ Error to_error(const Volume& volume, const Operation& operation) {
         return Error(Trouble::io, {.what = std::string(kind) + " was cancelled",
                                    .where = volume.describe(operation.slot),
                                    .measured = std::to_string(operation.done_bytes) + " bytes",
-                                   .limit = size + " bytes"});
+                                   .limit = size + " bytes",
+                                   .remedy = "submit it again: it was taken back before it "
+                                             "began, by cancel_queued() or the volume's end"});
     return Error(Trouble::io, {.what = std::string(kind) + " failed: " + strerror(operation.error),
                                .where = volume.describe(operation.slot) + " + " +
                                         std::to_string(operation.offset),

@@ -7,6 +7,28 @@
 namespace ferry::aio {
 namespace {
 
+// More than any storage has; sums of two such sizes still fit.
+constexpr int64_t kBytesMax = int64_t{1} << 60;
+
+// Of all slots there may be; checked, so that nothing after it can overflow.
+int64_t bytes_of(std::span<const SlotClass> classes, std::span<const int64_t> slot_bytes) {
+    int64_t all = 0;
+    for (size_t c = 0; c < classes.size(); ++c) {
+        int64_t bytes = 0;
+        if (!__builtin_mul_overflow(classes[c].slots, slot_bytes[c], &bytes) &&
+            !__builtin_add_overflow(all, bytes, &all) && all <= kBytesMax)
+            continue;
+        throw Error(Trouble::does_not_fit,
+                    {.what = "the slots are larger than any storage",
+                     .where = "slots \"" + classes[c].name + "\"",
+                     .measured = std::to_string(classes[c].slots) + " slots of " +
+                                 std::to_string(slot_bytes[c]) + " bytes",
+                     .limit = std::to_string(kBytesMax) + " bytes in all",
+                     .remedy = "ask for fewer or smaller slots"});
+    }
+    return all;
+}
+
 // How many of `slots` slots go to each path: by speed among the paths that still have room.
 std::vector<int64_t> share(int64_t slots, int64_t slot_bytes, std::span<const PathShape> paths,
                            std::span<const int64_t> room_bytes) {
@@ -54,14 +76,12 @@ Extents::Extents(std::span<const SlotClass> classes, std::span<const PathShape> 
         file_bytes_.emplace_back(static_cast<size_t>(path.segments), path.data_offset);
     }
     for (const SlotClass& one : classes) slot_bytes_.push_back(round_up(one.slot_bytes, alignment));
+    reserved_bytes_ = bytes_of(classes, slot_bytes_);
     pools_.resize(classes.size() * paths.size());
     if (counts_.empty()) counts_ = divide(classes, paths, slack);
     int64_t slots = 0;
     for (const PerPath& count : counts_) slots = std::accumulate(count.begin(), count.end(), slots);
-    for (size_t c = 0; c < classes.size(); ++c) {
-        unused_.push_back(classes[c].slots);
-        reserved_bytes_ += classes[c].slots * slot_bytes_[c];
-    }
+    for (const SlotClass& one : classes) unused_.push_back(one.slots);
     if (slots >= kNoSlot)
         throw Error(Trouble::usage, {.what = "too many storage slots",
                                      .measured = std::to_string(slots),
@@ -78,10 +98,13 @@ std::vector<Extents::PerPath> Extents::divide(std::span<const SlotClass> classes
                                               std::span<const PathShape> paths,
                                               double slack) const {
     std::vector<int64_t> room;
-    for (const PathShape& path : paths) room.push_back(path.capacity_bytes);
-    const int64_t capacity = std::accumulate(room.begin(), room.end(), int64_t{0});
+    int64_t capacity = 0;
+    for (const PathShape& path : paths) {
+        room.push_back(std::min(path.capacity_bytes, kBytesMax));
+        capacity = std::min(capacity + room.back(), kBytesMax);
+    }
     std::vector<PerPath> counts;
-    int64_t needed = 0, missing = 0, largest = 0;
+    int64_t missing = 0, largest = 0;
     for (size_t c = 0; c < classes.size(); ++c) {
         counts.push_back(share(classes[c].slots, slot_bytes_[c], paths, room));
         int64_t placed = 0;
@@ -89,12 +112,11 @@ std::vector<Extents::PerPath> Extents::divide(std::span<const SlotClass> classes
             room[p] -= counts[c][p] * slot_bytes_[c];
             placed += counts[c][p];
         }
-        needed += classes[c].slots * slot_bytes_[c];
         largest = std::max(largest, slot_bytes_[c]);
         missing += (classes[c].slots - placed) * slot_bytes_[c];
     }
     // A slot lies on one path: what is left at the end of each may be too small for one.
-    const int64_t enough = needed + (static_cast<int64_t>(paths.size()) - 1) * largest;
+    const int64_t enough = reserved_bytes_ + (static_cast<int64_t>(paths.size()) - 1) * largest;
     std::string names;
     for (const PathShape& path : paths) names += (names.empty() ? "" : ", ") + path.name;
     if (missing > 0)
@@ -102,7 +124,7 @@ std::vector<Extents::PerPath> Extents::divide(std::span<const SlotClass> classes
                     {.what = "the storage paths are too small: " + std::to_string(missing) +
                              " bytes (" + format_bytes(missing) + ") are missing",
                      .where = names,
-                     .measured = std::to_string(needed) + " bytes needed",
+                     .measured = std::to_string(reserved_bytes_) + " bytes needed",
                      .limit = std::to_string(capacity) + " bytes given",
                      .remedy = "give the paths " + std::to_string(enough) +
                                " bytes in all, or add a path"});

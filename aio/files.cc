@@ -120,7 +120,7 @@ void PathFiles::open_directory(Leftover leftover) {
                                     .remedy = "move or delete it, or give another path"});
     }
     header_now_.segments = segments_;
-    write_header();
+    write_first_header();
 }
 
 // We hold the lock, so whoever wrote this header has ended.
@@ -156,7 +156,7 @@ void PathFiles::open_device(Leftover leftover) {
     const bool left = header_->find_leftover(leftover, run_id_, found);
     if (left && reuses(leftover) && found.laid_out) kept_end_ = {found.device_end};
     header_now_.segments = segments_;
-    write_header();
+    write_first_header();
     descriptors_.push_back(open_file(options_.path, 0));
 }
 
@@ -194,16 +194,14 @@ void PathFiles::describe_layout(const Header& layout) {
     memcpy(header_now_.layout, layout.layout, sizeof layout.layout);
 }
 
-void PathFiles::write_header() {
+void PathFiles::write_first_header() {
     owned_ = true;
     header_->write(header_now_);
 }
 
 void PathFiles::mark_laid_out() {
     header_now_.laid_out = 1;
-    header_now_.device_end = device_end_;
-    write_header();
-    if (header_now_.record_bytes > 0) flush_directory();
+    header_->write(header_now_);
 }
 
 // The names of the files, too, must be there after a power failure.
@@ -219,6 +217,7 @@ void PathFiles::flush_directory() const {
 }
 
 void PathFiles::keep() {
+    flush_directory();
     header_now_.published = 1;
     header_->write(header_now_);
     owned_ = false;
@@ -375,7 +374,7 @@ int PathFiles::open_file(const std::string& name, int flags) {
 void PathFiles::create_segment(int index, int64_t end) {
     if (resumed_) return check_segment_is_whole(index, end);
     if (options_.raw_device) {
-        device_end_ = end;
+        header_now_.device_end = end;
         return;
     }
     const auto i = static_cast<size_t>(index);

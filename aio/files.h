@@ -31,7 +31,7 @@ public:
     // Taken over with every slot as it was; found() says where they lie.
     bool resumed() const noexcept { return resumed_; }
     const Header& found() const noexcept { return header_now_; }
-    // The parts of the header that resuming goes by; on disk with mark_laid_out().
+    // The parts of the header that resuming goes by; on disk with mark_laid_out() or keep().
     void describe_layout(const Header& layout);
 
     int64_t alignment() const noexcept { return alignment_; }
@@ -75,7 +75,7 @@ private:
     void open_to_resume();
     void check_segment_is_whole(int index, int64_t end) const;
     void flush_directory() const;
-    void write_header();
+    void write_first_header();
     void note_header(const char* what) noexcept;
     void measure_room();
     void find_alignment();
@@ -101,7 +101,6 @@ private:
     Probe probe_{};
     int64_t kept_bytes_ = 0;
     int64_t alignment_ = 4096, data_offset_ = 0, capacity_bytes_ = 0;
-    int64_t device_end_ = 0;  // raw: the end of what was laid out
     std::vector<int> descriptors_;
     std::vector<int64_t> kept_end_;
 };

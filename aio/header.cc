@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "errors.h"
 
@@ -52,11 +54,19 @@ std::string lost_state(const Header& header) {
 
 std::string format_name(uint32_t version) { return "format " + std::to_string(version); }
 
+Error not_ferrys(const std::string& name) {
+    return Error(Trouble::usage, {.what = "a file of this name exists and is not ferry's",
+                                  .where = name,
+                                  .remedy = "move or delete it, or give another path"});
+}
+
 Error not_opened(const std::string& name, int error) {
     const bool theirs = error == EACCES || error == EPERM;
     struct stat status {};
+    const bool known = lstat(name.c_str(), &status) == 0;
+    if (known && (S_ISDIR(status.st_mode) || S_ISSOCK(status.st_mode))) return not_ferrys(name);
     std::string what = "the volume's header cannot be opened";
-    if (theirs && lstat(name.c_str(), &status) == 0 && status.st_uid != geteuid())
+    if (theirs && known && status.st_uid != geteuid())
         what = "the storage path holds the volume of another user (uid " +
                std::to_string(status.st_uid) + ")";
     // A file system of the kernel's own, such as /proc, answers creation with ENOENT.
@@ -65,13 +75,29 @@ Error not_opened(const std::string& name, int error) {
     return Error(users ? Trouble::usage : Trouble::io, problem_of(what, name, error));
 }
 
+// An empty header is what was just made, or all that a killed process came to: it says nothing.
+void remove_if_empty(int file, const std::string& name) noexcept {
+    struct stat status {};
+    const bool plain = fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink == 1;
+    if (plain && status.st_size == 0) unlink(name.c_str());
+}
+
+// Waits a moment: a killed process holds its lock until the last of it has ended, and whoever
+// removes its files then holds that lock meanwhile.
+bool lock_soon(int file) {
+    using namespace std::chrono_literals;
+    const auto until = std::chrono::steady_clock::now() + 500ms;
+    while (flock(file, LOCK_EX | LOCK_NB) != 0) {
+        if (errno != EWOULDBLOCK || std::chrono::steady_clock::now() >= until) return false;
+        std::this_thread::sleep_for(5ms);
+    }
+    return true;
+}
+
 void lock_or_throw(int file, const std::string& name) {
-    if (flock(file, LOCK_EX | LOCK_NB) == 0) return;
+    if (lock_soon(file)) return;
     if (const int error = errno; error != EWOULDBLOCK) {
-        // Where nobody can lock, an empty file is what was just made.
-        struct stat status {};
-        if (fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_size == 0)
-            unlink(name.c_str());
+        remove_if_empty(file, name);  // where nobody can lock
         close(file);
         throw Error(Trouble::io, problem_of("the storage path cannot be locked", name, error));
     }
@@ -94,24 +120,31 @@ HeaderFile::HeaderFile(std::string name, bool raw_device)
 }
 
 HeaderFile::~HeaderFile() {
-    if (file_ >= 0) close(file_);
+    if (file_ < 0) return;
+    remove_if_empty(file_, name_);  // what was opened was refused
+    close(file_);
 }
 
 // False: another process removed the header before the lock was taken.
 bool HeaderFile::lock() {
     // O_EXCL on a device: refused while it is mounted or otherwise claimed.
     const int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW | (raw_device_ ? O_EXCL : O_CREAT);
-    const int file = open(name_.c_str(), flags, 0600);
-    if (file < 0) {
-        const int error = errno;
-        // O_EXCL does not say who claims the device: a ferry also holds its lock.
-        const int busy = error == EBUSY ? open(name_.c_str(), O_RDONLY | O_CLOEXEC) : -1;
+    int file = open(name_.c_str(), flags, 0600);
+    if (file < 0 && errno == EBUSY) {
+        // O_EXCL does not say who claims the device: a ferry also holds its lock, and may be
+        // ending.
+        const int busy = open(name_.c_str(), O_RDONLY | O_CLOEXEC);
         if (busy >= 0) lock_or_throw(busy, name_), close(busy);
-        throw not_opened(name_, error);
+        file = open(name_.c_str(), flags, 0600);
     }
-    lock_or_throw(file, name_);
+    if (file < 0) throw not_opened(name_, errno);
     struct stat opened {
     }, named{};
+    if (!raw_device_ && fstat(file, &opened) == 0 && !S_ISREG(opened.st_mode)) {
+        close(file);
+        throw not_ferrys(name_);
+    }
+    lock_or_throw(file, name_);
     if (raw_device_ || (fstat(file, &opened) == 0 && stat(name_.c_str(), &named) == 0 &&
                         opened.st_ino == named.st_ino)) {
         file_ = file;
@@ -129,9 +162,7 @@ int64_t HeaderFile::read(Header& found) const {
         throw Error(Trouble::io, problem_of("the volume's header cannot be read", name_, errno));
     if (got == 0 || has_magic(found, got)) return got;
     if (raw_device_) return 0;  // its contents may be destroyed
-    throw Error(Trouble::usage, {.what = "a file of this name exists and is not ferry's",
-                                 .where = name_,
-                                 .remedy = "move or delete it, or give another path"});
+    throw not_ferrys(name_);
 }
 
 void HeaderFile::refuse_newer(const Header& header) const {

@@ -24,7 +24,7 @@ struct Header {
     uint64_t run_id = 0;
     int32_t segments = 0;    // at most this many lie beside the header
     int32_t laid_out = 0;    // 1: every byte of them was written
-    int64_t device_end = 0;  // of the slots on a raw device
+    int64_t device_end = 0;  // of what lies on a raw device: slots and record
     // How far the run came, which whoever finds its files wants to know: the last step that
     // note_step() was told (-1: none), and when that was: a hash of the system's boot.
     int64_t step = -1;

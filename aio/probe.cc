@@ -126,7 +126,7 @@ bool reads_only_copy(Probe& probe, int file, int64_t offset, int64_t bytes) {
     for (int read = 0; read < kReads; ++read)
         if (pread(file, data.get(), size, offset) != bytes) return false;
     getrusage(RUSAGE_THREAD, &after);
-    return after.ru_nvcsw == before.ru_nvcsw;
+    return after.ru_inblock == before.ru_inblock && after.ru_nvcsw == before.ru_nvcsw;
 }
 
 bool writers_take_turns(Probe& probe, int one, int other, int64_t bytes) {

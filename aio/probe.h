@@ -15,9 +15,11 @@ struct Probe {
     int64_t bytes_written = 0;
 };
 
-// True when reads of what was just written never put the reader to sleep: the bytes are in memory
-// and a processor copies them, as on tmpfs or out of the page cache. Counted, not timed, so that a
-// busy machine gives the same answer. Writes `bytes` at `offset`.
+// True when reads of what was just written ask no device for anything and never put the reader to
+// sleep: the bytes are in memory and a processor copies them, as on tmpfs or out of the page cache.
+// Both are counted, not timed. The sleeps alone are not enough: on a busy machine a device may be
+// done before the reader, pushed aside, would have slept. They tell where the kernel knows of no
+// device, as on a network's file system. Writes `bytes` at `offset`.
 bool reads_only_copy(Probe& probe, int file, int64_t offset, int64_t bytes);
 
 // True when small writes begun during another thread's large write to the same file wait for its

@@ -8,7 +8,7 @@ namespace ferry::aio {
 namespace {
 
 // A transfer that makes no progress is asked for this often, at first at once and then ever more
-// slowly: about two seconds in all.
+// slowly: rests of 1.25 s in all.
 constexpr int kAttemptsMax = 16;
 constexpr int kAttemptsAtOnce = 4;
 constexpr Nanos kRestFirst = 1'000'000, kRestMax = 250'000'000;

@@ -58,6 +58,13 @@ int init_ring(io_uring& ring, unsigned entries, std::span<const Mode> modes, uns
     return error;
 }
 
+// By the thread that will use it. 0 or -errno.
+int enable_ring(io_uring& ring) {
+    // liburing 2.3 declares io_uring_enable_rings() but its shared library does not export it.
+    return io_uring_register(static_cast<unsigned>(ring.ring_fd), IORING_REGISTER_ENABLE_RINGS,
+                             nullptr, 0);
+}
+
 Error no_ring(int error) {
     return Error(Trouble::io,
                  problem_of("io_uring cannot be used", "a ring of an aio volume", error));
@@ -198,9 +205,7 @@ private:
     // A ring for a single issuer belongs to the thread that enables it: the I/O thread.
     void enable() {
         if (enabled_) return;
-        // liburing 2.3 declares io_uring_enable_rings() but its shared library does not export it.
-        const auto ring = static_cast<unsigned>(ring_.ring_fd);
-        FERRY_CHECK(io_uring_register(ring, IORING_REGISTER_ENABLE_RINGS, nullptr, 0) == 0);
+        FERRY_CHECK(enable_ring(ring_) == 0);
         enabled_ = true;
         if (workers_ <= 1) return;
         unsigned most[2] = {workers_, 0};  // for files and devices; 0: leave the others' as it is
@@ -378,12 +383,19 @@ private:
 
 }  // namespace
 
+// A filter may let a ring be made and then refuse to enable it, or to take anything.
 std::string why_no_uring() {
     io_uring ring;
-    const int error = init_ring(ring, 2, kModes, 0);
+    int error = init_ring(ring, 2, kModes, 0);
     if (error != 0) return strerror(-error);
+    error = enable_ring(ring);
+    if (error == 0) {
+        io_uring_prep_nop(io_uring_get_sqe(&ring));
+        do error = io_uring_submit_and_wait(&ring, 1);
+        while (error == -EINTR);
+    }
     io_uring_queue_exit(&ring);
-    return {};
+    return error < 0 ? strerror(-error) : "";
 }
 
 std::unique_ptr<Backend> make_uring_backend(const BackendSetup& setup) {

@@ -16,17 +16,24 @@ namespace {
 
 constexpr int64_t kBlockMax = kGiB;  // a transfer's result must fit the kernel's int
 
-[[noreturn]] void bad_option(std::string what, std::string measured, std::string limit) {
+[[noreturn]] void bad_option(std::string what, std::string measured, std::string limit,
+                             std::string remedy) {
     throw Error(Trouble::usage, {.what = std::move(what),
                                  .where = "volume options",
                                  .measured = std::move(measured),
-                                 .limit = std::move(limit)});
+                                 .limit = std::move(limit),
+                                 .remedy = std::move(remedy)});
+}
+
+[[noreturn]] void out_of_range(const std::string& name, const std::string& value,
+                               const std::string& range) {
+    bad_option(name + " is out of range", value, range, "set " + name + " within " + range);
 }
 
 void check_range(const char* name, int64_t value, int64_t low, int64_t high) {
     if (value < low || value > high)
-        bad_option(std::string(name) + " is out of range", std::to_string(value),
-                   std::to_string(low) + " to " + std::to_string(high));
+        out_of_range(name, std::to_string(value),
+                     std::to_string(low) + " to " + std::to_string(high));
 }
 
 // Of the kernel's threads, where copying is all there is to do: half the cores among all rings, as
@@ -80,10 +87,9 @@ VolumeOnPaths::VolumeOnPaths(VolumeOptions options, Executor& executor,
         prepare_record();
         if (resumes())
             find_records();
-        else if (options_.write_once && options_.lays_out_later)
-            written_.resize(extents_->slots());
         else if (options_.write_once)
-            write_every_slot();
+            prepare_layout();
+        if (!options_.lays_out_later) VolumeOnPaths::finish_layout();
     } catch (...) {
         retire_queues();
         throw;
@@ -101,7 +107,8 @@ void VolumeOnPaths::retire_queues() noexcept {
 }
 
 void VolumeOnPaths::check_options() const {
-    if (options_.paths.empty()) bad_option("no storage path is given", "", "");
+    if (options_.paths.empty())
+        bad_option("no storage path is given", "0 paths", "at least 1", "name a directory to use");
     check_range("paths", static_cast<int64_t>(options_.paths.size()), 1, 1024);
     check_range("classes", static_cast<int64_t>(options_.classes.size()), 1, 65535);
     check_range("queue_depth", options_.queue_depth, 1, 4096);
@@ -109,7 +116,7 @@ void VolumeOnPaths::check_options() const {
     check_range("rings", options_.rings, 1, 64);
     check_range("block_bytes", options_.block_bytes, 4096, kBlockMax);
     if (!(options_.slack >= 0 && options_.slack <= 1))
-        bad_option("slack is out of range", std::to_string(options_.slack), "0 to 1");
+        out_of_range("slack", std::to_string(options_.slack), "0 to 1");
     for (const PathOptions& path : options_.paths) {
         check_range("segments", path.segments, 0, kSegmentsMax);
         check_range("size_bytes", path.size_bytes, 0, int64_t{1} << 60);
@@ -198,7 +205,8 @@ std::vector<PathShape> VolumeOnPaths::open_paths(bool on_files) {
         shapes[p].speed = on_files ? files_[p]->measure_speed() : 1;
     if (options_.block_bytes % alignment_ != 0)
         bad_option("block_bytes is not a multiple of the alignment",
-                   std::to_string(options_.block_bytes), std::to_string(alignment_));
+                   std::to_string(options_.block_bytes), std::to_string(alignment_),
+                   "set block_bytes to a multiple of " + std::to_string(alignment_));
     shapes[0].capacity_bytes -= 2 * copy_bytes();
     return shapes;
 }
@@ -309,8 +317,6 @@ bool VolumeOnPaths::try_submit(Operation& operation) noexcept {
                             static_cast<uintptr_t>(alignment_) ==
                         0,
                 "an operation is not aligned");
-    if (!written_.empty() && operation.kind == Kind::write && operation.offset == 0)
-        written_[operation.slot] = true;
     operation.state = State::queued;
     operation.done_bytes = 0;
     operation.error = 0;
@@ -338,6 +344,11 @@ Operation* VolumeOnPaths::poll() noexcept {
             }
             next_polled_ = at + 1 < queues_.size() ? at + 1 : 0;
             --in_flight_;
+            if (operation->kind == Kind::write && operation->state == State::done) {
+                const Place& place = extents_->place(operation->slot);
+                const int64_t begin = place.offset + operation->offset;
+                note_written(place.path, place.file, begin, begin + operation->done_bytes);
+            }
             return operation;
         }
     }

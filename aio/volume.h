@@ -72,7 +72,7 @@ private:
     int rings_that_copy() const;
     void retire_queues() noexcept;
     void start_rings(const BackendFactory& make_backend);
-    void write_every_slot();
+    void prepare_layout();
     Errand errand_on(size_t path, int file, Verb verb) const;
     void run_errands(size_t count, const char* what);
     template <class Next>
@@ -82,7 +82,7 @@ private:
     AlignedBuffer layout_pattern(int64_t bytes) const;
     Errand layout_write(size_t path, int file, int64_t file_offset,
                         std::span<std::byte> pattern) const;
-    void end_layout();
+    void note_written(size_t path, size_t file, int64_t begin, int64_t end) noexcept;
     Error error_of(const Errand& errand, const char* what) const;
     void wait_until_finished();
     int64_t unfinished() const noexcept;
@@ -119,8 +119,9 @@ private:
     std::vector<std::unique_ptr<Queue>> queues_;  // path-major
     std::vector<Errand> errands_;                 // kErrandsMax of them
     std::vector<bool> discards_;                  // a path each: it knows how to
-    std::vector<bool> written_;  // a slot each, until the layout is finished: since open()
-    size_t hosted_ = 0;          // of queues_
+    // Of each path, of each file: the blocks that need no layout. Empty once it is finished.
+    std::vector<std::vector<std::vector<bool>>> written_;
+    size_t hosted_ = 0;  // of queues_
     size_t next_polled_ = 0;
     int in_flight_ = 0;      // the caller's, until polled
     int64_t submitted_ = 0;  // every request of an operation

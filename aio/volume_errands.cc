@@ -96,65 +96,67 @@ VolumeOnPaths::Errand VolumeOnPaths::layout_write(size_t path, int file, int64_t
     return errand;
 }
 
-void VolumeOnPaths::end_layout() {
-    for (const auto& files : files_) files->mark_laid_out();
-    refresh_speeds();
+void VolumeOnPaths::prepare_layout() {
+    for (size_t p = 0; p < shapes_.size(); ++p) {
+        written_.emplace_back();
+        for (int f = 0; f < shapes_[p].segments; ++f) {
+            written_[p].emplace_back(static_cast<size_t>(file_end(p, f) / alignment_));
+            const int64_t taken_over = files_.empty() ? 0 : files_[p]->written_end(f);
+            note_written(p, static_cast<size_t>(f), 0,
+                         std::max(shapes_[p].data_offset, taken_over));
+        }
+    }
+}
+
+// Whole blocks only: of one that was written in part the rest still wants its layout.
+void VolumeOnPaths::note_written(size_t path, size_t file, int64_t begin, int64_t end) noexcept {
+    if (written_.empty()) return;
+    std::vector<bool>& blocks = written_[path][file];
+    const auto block = [&](int64_t at) {
+        return blocks.begin() + std::min(at / alignment_, std::ssize(blocks));
+    };
+    std::fill(block(begin), block(end), true);
 }
 
 void VolumeOnPaths::finish_layout() {
     if (written_.empty()) return;
-    const AlignedBuffer buffer = layout_pattern(kLayoutPart);
-    SlotId slot = 0;
-    int64_t done = 0;  // bytes of it
+    FERRY_CHECK(in_flight_ == 0 && phase_ == Phase::none,
+                "the layout is finished while operations are under way");
+    struct Front {
+        size_t path;
+        int file;
+        std::ptrdiff_t block;
+    };
+    std::vector<Front> fronts;
+    int64_t longest = alignment_;
+    for (size_t p = 0; p < shapes_.size(); ++p) {
+        for (int f = 0; f < shapes_[p].segments; ++f) {
+            fronts.push_back({p, f, 0});
+            longest = std::max(longest, file_end(p, f));
+        }
+    }
+    const int64_t most = std::min(kLayoutPart, longest);
+    const AlignedBuffer buffer = layout_pattern(most);
+    // Front to back in all files at once, so that every device writes all the time.
+    size_t turn = 0;
     run_all("the layout's write", [&](Errand& errand) {
-        for (; slot < extents_->slots(); ++slot, done = 0) {
-            const Place& place = extents_->place(slot);
-            const int64_t at = place.offset + done;
-            const int64_t part = std::min(kLayoutPart, slot_bytes(place.slot_class) - done);
-            const bool before = !files_.empty() && files_[place.path]->written_end(place.file) >=
-                                                       place.offset + slot_bytes(place.slot_class);
-            if (written_[slot] || before || part == 0) continue;
-            errand =
-                layout_write(place.path, place.file, at, {buffer.get(), static_cast<size_t>(part)});
-            done += part;
+        for (size_t tried = 0; tried < fronts.size(); ++tried) {
+            Front& front = fronts[turn++ % fronts.size()];
+            const auto& blocks = written_[front.path][static_cast<size_t>(front.file)];
+            const auto begin = std::find(blocks.begin() + front.block, blocks.end(), false);
+            const auto room = std::min<std::ptrdiff_t>(blocks.end() - begin, most / alignment_);
+            const auto end = std::find(begin, begin + room, true);
+            front.block = end - blocks.begin();
+            if (begin == end) continue;
+            errand = layout_write(front.path, front.file, (begin - blocks.begin()) * alignment_,
+                                  {buffer.get(), static_cast<size_t>((end - begin) * alignment_)});
             return true;
         }
         return false;
     });
     written_.clear();
-    end_layout();
-}
-
-void VolumeOnPaths::write_every_slot() {
-    int64_t longest = 0;
-    for (size_t p = 0; p < shapes_.size(); ++p)
-        for (int f = 0; f < shapes_[p].segments; ++f) longest = std::max(longest, file_end(p, f));
-    const int64_t part = std::min(kLayoutPart, std::max(longest, alignment_));
-    const AlignedBuffer buffer = layout_pattern(part);
-    // Front to back on all paths at once, so that every device writes all the time.
-    int64_t front = 0;
-    size_t path = 0;
-    int file = -1;
-    const auto next_file = [&] {
-        if (++file < shapes_[path].segments) return true;
-        file = 0;
-        if (++path < shapes_.size()) return true;
-        path = 0;
-        return (front += part) < longest;
-    };
-    run_all("the layout's write", [&](Errand& errand) {
-        while (next_file()) {
-            const int64_t begin = shapes_[path].data_offset;
-            const int64_t written = files_.empty() ? 0 : files_[path]->written_end(file);
-            const int64_t at = std::max(front, std::max(begin, written));
-            const int64_t end = std::min(front + part, file_end(path, file));
-            if (at >= end) continue;
-            errand = layout_write(path, file, at, {buffer.get(), static_cast<size_t>(end - at)});
-            return true;
-        }
-        return false;
-    });
-    end_layout();
+    for (const auto& files : files_) files->mark_laid_out();
+    refresh_speeds();
 }
 
 // ---------------------------------------------------------------- flush, discard

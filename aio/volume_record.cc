@@ -213,6 +213,8 @@ bool VolumeOnPaths::is_part(const Operation& operation) const noexcept {
 
 void VolumeOnPaths::end_part(const Operation& operation) noexcept {
     part_failed_ |= operation.state == State::failed;
+    if (const Request& write = parts_.back().request; phase_ == Phase::record && !part_failed_)
+        note_written(0, 0, write.file_offset, write.file_offset + write.size_bytes);
     if (--parts_under_way_ > 0) return;
     if (part_failed_)
         phase_ = Phase::none;

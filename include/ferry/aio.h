@@ -76,7 +76,7 @@ struct VolumeOptions {
     bool sqpoll = false, iopoll = false;  // used where the probe shows that they work
     Leftover leftover = Leftover::remove;
     uint64_t run_id = 0;  // hash of the numerics record: tells whose leftovers they are
-    // Fill every slot so that later writes convert no metadata: in open(), or by finish_layout().
+    // Fill the slots so that no write converts metadata later: in open(), or by finish_layout().
     bool write_once = true, lays_out_later = false;
     // Memory to register with the kernel: only I/O slabs, on huge pages (aio/README.md).
     std::vector<std::span<std::byte>> registered{};
@@ -132,7 +132,7 @@ public:
     virtual SlotId allocate(int slot_class) noexcept = 0;  // kNoSlot: none free
     virtual void free(SlotId slot) noexcept = 0;
     virtual void discard_free_slots() = 0;  // gives the blocks of free slots back to the device
-    virtual void finish_layout() = 0;       // of lays_out_later: blocks; throws Error
+    virtual void finish_layout() = 0;       // spares what was written; nothing is under way; throws
 
     // Enqueues; never blocks, never allocates. Conflicting operations on a slot keep their order;
     // nothing else does. False, and nothing happened: operations_max are under way, poll() first.

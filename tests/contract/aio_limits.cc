@@ -38,7 +38,6 @@ bool forbid(uint32_t system_call, uint32_t error) {
     return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
            syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0;
 }
-bool forbid_io_uring() { return forbid(SYS_io_uring_setup, EPERM); }
 
 void limit(__rlimit_resource what, rlim_t value) {
     const rlimit both{.rlim_cur = value, .rlim_max = value};
@@ -101,12 +100,15 @@ protected:
 };
 
 TEST_F(Limits, AContainerWithoutIoUring) {
-    const std::string said = outcome(options(), [] { ASSERT_TRUE(forbid_io_uring()); });
-    expect(said, "backend=posix");
-    expect(said, "backend \"auto\": io_uring cannot be used (Operation not permitted)");
-    const std::string refused = outcome(options(BackendKind::uring), [] { forbid_io_uring(); });
-    expect(refused, "error=4");
-    expect(refused, "\"auto\" or \"posix\"");
+    for (const uint32_t call : {SYS_io_uring_setup, SYS_io_uring_register, SYS_io_uring_enter}) {
+        const auto filter = [call] { ASSERT_TRUE(forbid(call, EPERM)); };
+        const std::string said = outcome(options(), filter);
+        expect(said, "backend=posix");
+        expect(said, "backend \"auto\": io_uring cannot be used (Operation not permitted)");
+        const std::string refused = outcome(options(BackendKind::uring), filter);
+        expect(refused, "error=4");
+        expect(refused, "\"auto\" or \"posix\"");
+    }
 }
 
 TEST_F(Limits, AFileSystemWithoutLocks) {
@@ -114,6 +116,39 @@ TEST_F(Limits, AFileSystemWithoutLocks) {
     expect(said, "error=4");
     expect(said, "cannot be locked: No locks available");
     expect(said, "give another path");
+}
+
+// The names of the files could be lost with the power, and the record with them.
+TEST_F(Limits, ARecordInADirectoryThatCannotBeFlushed) {
+    for (const bool write_once : {true, false}) {
+        VolumeOptions wanted = options(BackendKind::posix);
+        wanted.record_bytes = 8;
+        wanted.write_once = write_once;
+        wanted.lays_out_later = true;
+        const int status = in_child([&] {
+            auto executor = make_thread_executor();
+            auto volume = Volume::open(wanted, *executor);
+            if (!forbid(SYS_fsync, EIO)) return 77;
+            volume->publish(8);
+            try {
+                while (!volume->published()) {
+                    static_cast<void>(volume->poll());
+                    if (!volume->published()) executor->wait(kForever);
+                }
+            } catch (const Error& error) {
+                const std::string words = error.what();
+                EXPECT_NE(words.find("the directory cannot be flushed"), std::string::npos)
+                    << words;
+                volume.reset();
+                return HasFailure() ? 1 : 0;
+            }
+            return 2;
+        });
+        if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+            GTEST_SKIP() << "no seccomp filter here";
+        EXPECT_EQ(status, 0);
+        EXPECT_TRUE(directory_.empty());
+    }
 }
 
 // A kernel that takes no transfers, for want of memory or of room for what is done: each is tried a

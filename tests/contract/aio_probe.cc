@@ -8,11 +8,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <fstream>
 #include <set>
 #include <thread>
+#include <vector>
 
 #include <linux/magic.h>
 
@@ -51,6 +53,32 @@ TEST(Probe, MemoryCopiesAndADiskDoesNot) {
     if (in_memory(disk.path()) || direct.get() < 0) GTEST_SKIP() << "/var/tmp is no disk here";
     EXPECT_FALSE(reads_only_copy(probe, direct.get(), 0, kMiB));
     EXPECT_EQ(probe.bytes_written, 3 * kMiB);
+}
+
+TEST(Probe, ABusyMachineGivesTheSameAnswer) {
+    const TemporaryDirectory memory("/dev/shm"), disk;
+    const File copied(memory / "f"), direct(disk / "f");
+    if (!in_memory(memory.path()) || in_memory(disk.path()))
+        GTEST_SKIP() << "/dev/shm is no tmpfs, or /var/tmp is one";
+    std::atomic<bool> stop = false;
+    std::vector<std::thread> busy;
+    for (unsigned i = 0; i < 4 * std::thread::hardware_concurrency(); ++i) {
+        busy.emplace_back([&] {
+            while (!stop) {
+            }
+        });
+    }
+    Probe probe;
+    int disks = 0, memories = 0;
+    constexpr int kTries = 60;
+    for (int i = 0; i < kTries; ++i) {
+        memories += reads_only_copy(probe, copied.get(), 0, 256 * kKiB);
+        disks += !reads_only_copy(probe, direct.get(), 0, 256 * kKiB);
+    }
+    stop = true;
+    for (std::thread& thread : busy) thread.join();
+    EXPECT_EQ(memories, kTries);
+    EXPECT_EQ(disks, kTries);
 }
 
 // tmpfs takes one lock a file, ext4 does not. A busy machine may give the wrong answer for a while.

@@ -1,5 +1,5 @@
 // Records: what was published is there after a kill or a power failure, and nothing else is taken
-// for it. On io_uring, POSIX threads and the simulated disk, on one path and on three.
+// for it. On io_uring, POSIX threads, raw devices and the simulated disk, on one path and on more.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -12,8 +12,10 @@
 
 #include "aio/backend.h"
 #include "aio/buffer.h"
+#include "aio/header.h"
 #include "ferry/aio.h"
 #include "tests/support/child.h"
+#include "tests/support/loop_device.h"
 #include "tests/support/simulated_disk.h"
 #include "tests/support/temporary_directory.h"
 
@@ -24,7 +26,7 @@ constexpr int64_t kSlotBytes = 16384;
 constexpr int64_t kSlots = 12;
 constexpr int64_t kRecordBytes = 5000;  // no multiple of anything
 
-enum class On : uint8_t { uring, posix, sim };
+enum class On : uint8_t { uring, posix, sim, raw };
 struct Where {
     const char* name;
     On on;
@@ -33,6 +35,7 @@ struct Where {
 };
 const Where kWheres[] = {{"uring", On::uring, 1},       {"uring_paths", On::uring, 3},
                          {"posix_paths", On::posix, 3}, {"posix_tmpfs", On::posix, 1, "/dev/shm"},
+                         {"raw", On::raw, 1},           {"raw_paths", On::raw, 2},
                          {"sim", On::sim, 1},           {"sim_paths", On::sim, 3}};
 
 class Records : public testing::TestWithParam<Where> {
@@ -48,8 +51,12 @@ protected:
             executor_ = make_thread_executor();
         }
         memory_ = aligned_buffer(4096, kSlotBytes);
+        for (size_t p = 0; GetParam().on == On::raw && p < GetParam().paths; ++p) {
+            const std::string image = directory_ / ("image" + std::to_string(p));
+            devices_.push_back(std::make_unique<LoopDevice>(image, 8 * kMiB));
+            if (!devices_[p]->why_not().empty()) GTEST_SKIP() << devices_[p]->why_not();
+        }
     }
-    bool on_files() const { return GetParam().on != On::sim; }
 
     VolumeOptions options(Leftover leftover = Leftover::remove) const {
         VolumeOptions made{
@@ -60,11 +67,14 @@ protected:
             .operations_max = 8,
             .leftover = leftover,
             .run_id = 7,
-            .write_once = on_files(),
+            .write_once = !disk_,
             .record_bytes = kRecordBytes};
         for (size_t p = 0; p < GetParam().paths; ++p)
-            made.paths.push_back(
-                {.path = on_files() ? path(p) : std::to_string(p), .size_bytes = 2 * kMiB});
+            made.paths.push_back({.path = disk_              ? std::to_string(p)
+                                          : devices_.empty() ? path(p)
+                                                             : devices_[p]->name(),
+                                  .size_bytes = 2 * kMiB,
+                                  .raw_device = !devices_.empty()});
         return made;
     }
     std::string path(size_t p) const {
@@ -119,8 +129,10 @@ protected:
         return slots;
     }
     // A run that publishes twice: slots of value 1, then others of value 2.
-    void run() {
-        open(options());
+    void run() { run(options()); }
+    void run(const VolumeOptions& wanted) {
+        published_.clear();
+        open(wanted);
         for (int version = 1; version <= 2; ++version) {
             std::vector<SlotId> slots;
             for (int i = 0; i < 4; ++i) {
@@ -139,15 +151,22 @@ protected:
                 std::byte{1};  // all that was written of the second copy
             return;
         }
-        std::string segment = directory_.contents("0/ferry.seg0");
-        segment[segment.size() - 8192 + 70] ^= 1;
-        directory_.put("0/ferry.seg0", segment);
+        const bool raw = !devices_.empty();
+        std::fstream file(raw ? devices_[0]->name() : path(0) + "/ferry.seg0",
+                          std::ios::in | std::ios::out | std::ios::binary);
+        Header header{};
+        if (raw) file.read(reinterpret_cast<char*>(&header), sizeof header);
+        const auto end = raw ? header.device_end : int64_t{file.seekg(0, std::ios::end).tellg()};
+        const auto at = end - 8192 + 70;
+        const int byte = file.seekg(at).peek();
+        file.seekp(at).put(static_cast<char>(byte ^ 1));
     }
     std::string header(size_t p) const { return path(p) + "/ferry.volume"; }
 
     TemporaryDirectory directory_{GetParam().directory};
     std::unique_ptr<Executor> executor_;
     std::unique_ptr<SimulatedDisk> disk_;
+    std::vector<std::unique_ptr<LoopDevice>> devices_;
     std::unique_ptr<Volume> volume_;
     AlignedBuffer memory_;
     std::vector<std::vector<SlotId>> published_;
@@ -219,6 +238,26 @@ TEST_P(Records, TransfersGoOnWhileARecordIsPublished) {
     }
     finish_publication();
     EXPECT_EQ(read(one), 1);
+}
+
+// A record may be published before the layout is finished, or where there is none.
+TEST_P(Records, WhatWasPublishedDoesNotDependOnTheLayout) {
+    enum { none, unfinished, finished_after };
+    for (const auto layout : {none, unfinished, finished_after}) {
+        VolumeOptions wanted = options(Leftover::remove_any);
+        wanted.write_once = layout != none;
+        wanted.lays_out_later = true;
+        run(wanted);
+        if (layout == finished_after) volume_->finish_layout();
+        volume_.reset();
+        wanted.leftover = Leftover::resume;
+        ASSERT_EQ(why_not(wanted), "") << layout;
+        EXPECT_EQ(found(0), published_[1]);
+        EXPECT_EQ(found(1), published_[0]);
+        ASSERT_TRUE(volume_->take(0, published_[1]));
+        for (const SlotId slot : published_[1]) EXPECT_EQ(read(slot), 2);
+        volume_.reset();
+    }
 }
 
 class RecordsOnSim : public Records {};
@@ -426,7 +465,7 @@ TEST_P(RecordsOnPaths, OfOneRunInTheirOrderOnly) {
 
 const auto kName = [](const auto& where) { return std::string(where.param.name); };
 INSTANTIATE_TEST_SUITE_P(On, Records, testing::ValuesIn(kWheres), kName);
-INSTANTIATE_TEST_SUITE_P(On, RecordsOnSim, testing::ValuesIn(kWheres + 4, std::end(kWheres)),
+INSTANTIATE_TEST_SUITE_P(On, RecordsOnSim, testing::ValuesIn(kWheres + 6, std::end(kWheres)),
                          kName);
 INSTANTIATE_TEST_SUITE_P(On, RecordsOnFiles, testing::ValuesIn(kWheres, kWheres + 4), kName);
 INSTANTIATE_TEST_SUITE_P(On, RecordsOnPaths, testing::Values(kWheres[1], kWheres[2]), kName);

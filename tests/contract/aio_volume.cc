@@ -488,6 +488,41 @@ TEST_P(VolumeContract, TheLayoutCanWaitForTheFirstContents) {
     EXPECT_EQ(volume.counters()[0].bytes_overhead, after) << "once";
 }
 
+TEST_P(VolumeContract, TheLayoutSparesWhatWasWrittenAndNothingElse) {
+    VolumeOptions wanted = options();
+    wanted.lays_out_later = true;
+    Volume& volume = open(std::move(wanted));
+    constexpr int64_t kHalf = 24 * 4096;
+    Memory start(4096), end(kHalf), queued(kSlotBytes);
+    start.fill(1);
+    end.fill(2);
+    Operation first{.kind = Kind::write, .slot = volume.allocate(0), .buffer = start.span()};
+    Operation second{.kind = Kind::write,
+                     .slot = volume.allocate(0),
+                     .offset = kSlotBytes - kHalf,
+                     .buffer = end.span()};
+    run(first);
+    run(second);
+    Operation cancelled{.kind = Kind::write, .slot = volume.allocate(0), .buffer = queued.span()};
+    volume.submit(cancelled);
+    volume.cancel_queued();
+    EXPECT_EQ(next(), &cancelled);
+    const bool was_done = cancelled.state == State::done;  // a real kernel may have been faster
+    EXPECT_FALSE(disk_ && was_done);
+    const int64_t before = volume.counters()[0].bytes_overhead;
+    volume.finish_layout();
+    const int64_t filled = kSlots * kSlotBytes + 3 * 4096 - kHalf - 4096 -
+                           (was_done ? kSlotBytes : 0) + (disk_ ? 0 : kHeaderBytes);
+    EXPECT_EQ(volume.counters()[0].bytes_overhead - before, filled);
+    for (Operation* read : {&first, &second}) {
+        read->kind = Kind::read;
+        memset(read->buffer.data(), 0, read->buffer.size());
+        run(*read);
+    }
+    EXPECT_EQ(start.mismatch(1), -1);
+    EXPECT_EQ(end.mismatch(2), -1);
+}
+
 TEST_P(VolumeContract, WearIsTheShareOfTheDrivesLife) {
     VolumeOptions wanted = options();
     wanted.paths[0].endurance_tbw = 1e-3;  // a gigabyte, a short life
@@ -528,6 +563,15 @@ TEST_P(VolumeContract, MisusesAreBugs) {
     EXPECT_DEATH(submit({.slot = slot, .buffer = buffer.subspan(8, 4096)}), "not aligned");
     EXPECT_DEATH(submit({.slot = slot + 1, .buffer = buffer.first(4096)}), "not in use");
     EXPECT_DEATH(volume.free(slot + 1), "not in use");
+    VolumeOptions later = options();
+    later.lays_out_later = true;
+    const auto finish_too_soon = [&] {
+        const auto other = open_simulated_volume(later, *executor_, *disk_);
+        Operation read{.slot = other->allocate(0), .buffer = buffer.first(4096)};
+        other->submit(read);
+        other->finish_layout();
+    };
+    EXPECT_DEATH(finish_too_soon(), "operations are under way");
     std::vector<Operation> many(65, {.slot = slot, .buffer = buffer.first(4096)});
     EXPECT_DEATH(std::ranges::for_each(many, [&](Operation& one) { volume.submit(one); }),
                  "more operations");

@@ -254,6 +254,7 @@ class NvmePathTest(BadInputTest):
             self.assert_refused(self.on_path(other), USAGE, name, "not ferry's")
             with open(os.path.join(other, name), encoding="ascii") as file:
                 self.assertEqual(file.read(), "my thesis")
+            self.assertEqual(os.listdir(other), [name])
             os.remove(os.path.join(other, name))
 
 

@@ -275,6 +275,40 @@ INSTANTIATE_TEST_SUITE_P(AioSim, EachFault,
                                          Fault::misdirected_write, Fault::torn_write),
                          [](const auto& fault) { return name_of(fault.param); });
 
+// The other path goes on as if nothing had happened, and the one that is gone holds what it held.
+TEST(AioSim, APathVanishesAlone) {
+    auto executor = make_simulated_executor(3);
+    SimulatedDisk disk({.seed = 3, .fault = Fault::vanish, .fault_at = 8}, *executor);
+    auto volume = open_simulated_volume(small_volume(), *executor, disk);
+    AlignedBytes bytes;
+    const auto transfer = [&](Kind kind, SlotId slot) {
+        if (kind == Kind::write) fill(bytes.span(), slot, 1);
+        Operation operation{.kind = kind, .slot = slot, .buffer = bytes.span()};
+        volume->submit(operation);
+        while (!volume->poll()) executor->wait(kForever);
+        return operation;
+    };
+    std::vector<SlotId> slots;
+    std::set<int> gone;
+    for (size_t i = 0; i < kUnits; ++i) {
+        slots.push_back(volume->allocate(0));
+        const Operation write = transfer(Kind::write, slots[i]);
+        if (write.state == State::done) continue;
+        EXPECT_EQ(write.error, ENODEV);
+        gone.insert(volume->path_of(slots[i]));
+    }
+    ASSERT_EQ(gone.size(), 1u);
+    for (const SlotId slot : slots) {
+        const bool away = gone.contains(volume->path_of(slot));
+        EXPECT_EQ(transfer(Kind::read, slot).state, away ? State::failed : State::done);
+    }
+    disk.heal();
+    AlignedBytes expected;
+    fill(expected.span(), slots[0], 1);
+    EXPECT_EQ(transfer(Kind::read, slots[0]).state, State::done);
+    EXPECT_EQ(memcmp(bytes.data, expected.data, kSlotBytes), 0);
+}
+
 // Writes versions 1, 2, ... to slots of their own, each followed by a flush of both paths; the
 // power fails, or the process is killed, at every transfer: before, between and within the flushes.
 class Stopped : public testing::TestWithParam<bool> {

@@ -43,6 +43,24 @@ TEST(Extents, TooSmallNamesTheMissingBytes) {
     }
 }
 
+// Each in its range, and together more than 64 bits can count.
+TEST(Extents, MoreThanCanBeCounted) {
+    const PathShape paths[] = {{.capacity_bytes = int64_t{1} << 60},
+                               {.capacity_bytes = int64_t{1} << 62}};
+    const SlotClass huge{"a", int64_t{1} << 50, int64_t{1} << 31};
+    const SlotClass half{"b", int64_t{1} << 50, int64_t{1} << 12};
+    for (const auto& classes : {std::vector{huge}, std::vector(4, half), std::vector{half, huge}}) {
+        try {
+            Extents extents(classes, paths, 4096, 1);
+            ADD_FAILURE() << extents.reserved_bytes();
+        } catch (const Error& error) {
+            EXPECT_EQ(error.trouble(), Trouble::does_not_fit);
+            EXPECT_NE(error.problem().what.find("larger than any"), std::string::npos)
+                << error.what();
+        }
+    }
+}
+
 TEST(Extents, KnowsTheMostThatWasEverInUse) {
     const SlotClass classes[] = {{"a", 4096, 3}, {"b", 5000, 2}};  // 8192 each
     const PathShape paths[] = {{.capacity_bytes = kGiB}, {.capacity_bytes = kGiB}};

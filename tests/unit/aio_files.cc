@@ -11,9 +11,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include "ferry/aio.h"
 #include "probe.h"
@@ -230,6 +232,31 @@ TEST_F(VolumeFiles, ForeignFilesAreNeverTouched) {
     put("ferry.seg0", "somebody's film");
     expect_refused(options(), Trouble::usage, "not ferry's");
     EXPECT_EQ(fs::file_size(path_ + "/ferry.seg0"), 15u);
+    EXPECT_FALSE(exists("ferry.volume")) << "a refused attempt left a header";
+}
+
+TEST_F(VolumeFiles, WhatIsNoFileIsNotFerrysEither) {
+    const std::string name = path_ + "/ferry.volume";
+    ASSERT_EQ(mkdir(name.c_str(), 0700), 0);
+    expect_refused(options(), Trouble::usage, "not ferry's");
+    ASSERT_EQ(rmdir(name.c_str()), 0);
+    ASSERT_EQ(mkfifo(name.c_str(), 0600), 0);
+    expect_refused(options(), Trouble::usage, "not ferry's");
+    EXPECT_TRUE(fs::is_fifo(name));
+}
+
+// A killed process is one for a while.
+TEST_F(VolumeFiles, ALockThatIsAboutToBeGivenUpIsWaitedFor) {
+    put("ferry.volume", "");
+    const int held = ::open((path_ + "/ferry.volume").c_str(), O_RDWR | O_CLOEXEC);
+    ASSERT_EQ(flock(held, LOCK_EX), 0);
+    std::thread ending([held] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        close(held);
+    });
+    EXPECT_NO_THROW(open(options()));
+    ending.join();
+    EXPECT_TRUE(fs::is_empty(path_));
 }
 
 TEST_F(VolumeFiles, NewerFormat) {
@@ -409,8 +436,12 @@ TEST_F(VolumeFiles, NonsenseOptions) {
         } catch (const Error& error) {
             EXPECT_EQ(error.trouble(), Trouble::usage);
             EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << error.what();
+            EXPECT_FALSE(error.problem().measured.empty()) << error.what();
+            EXPECT_FALSE(error.problem().limit.empty()) << error.what();
+            EXPECT_FALSE(error.problem().remedy.empty()) << error.what();
         }
     };
+    refused([](VolumeOptions& o) { o.slack = 2; }, "slack");
     refused([](VolumeOptions& o) { o.paths.clear(); }, "no storage path");
     refused([](VolumeOptions& o) { o.classes.clear(); }, "classes");
     refused([](VolumeOptions& o) { o.queue_depth = 0; }, "queue_depth");
@@ -434,6 +465,8 @@ TEST_F(VolumeFiles, FailedOperationsAreNamed) {
     EXPECT_NE(std::string(error.what()).find("No space left"), std::string::npos);
     EXPECT_NE(error.problem().where.find(path_ + "/ferry.seg0"), std::string::npos);
     EXPECT_FALSE(error.problem().remedy.empty());
+    operation.state = State::cancelled;
+    EXPECT_NE(to_error(*volume, operation).problem().remedy.find("again"), std::string::npos);
 }
 
 // The segment loses its end behind our back: reads find no bytes there, and end.

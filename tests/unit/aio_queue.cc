@@ -192,8 +192,8 @@ TEST_F(QueueTest, RetriesAreBoundedAndRest) {
     EXPECT_EQ(op.state, State::failed);
     EXPECT_EQ(op.error, EAGAIN);
     EXPECT_LT(backend_->seen.size(), 30u);
-    EXPECT_GT(backend_->time, 1'000'000'000) << "an overloaded device was given no time";
-    EXPECT_LT(backend_->time, 10'000'000'000);
+    EXPECT_NEAR(static_cast<double>(backend_->time), 1.255e9, 1e6)
+        << "rests of an overloaded device";
 }
 
 TEST_F(QueueTest, RetriesStartAgainAfterProgress) {
