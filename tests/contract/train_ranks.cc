@@ -473,17 +473,23 @@ TEST_F(Ranks, RefuseAStepThatTheyCannotShare) {
         EXPECT_EQ(problem.where, "swap.groups");
 }
 
-TEST_F(Ranks, LearnAtOnceThatOneEnds) {
-    const auto found = problems(
-        3, [&](int) { return config(); },
-        [](int rank, Engine& engine) {
-            engine.step();
-            if (rank == 1) throw std::runtime_error("its disk is full");
-            for (int step = 0; step < 100; ++step) engine.step();
-        });
-    EXPECT_EQ(found[1].what, "its disk is full");
-    for (const size_t rank : {size_t{0}, size_t{2}})
-        EXPECT_EQ(found[rank].what.substr(0, 12), "lost rank 1:") << found[rank].what;
+// By an error of the engine's caller, who says so or does not.
+TEST_F(Ranks, LearnAtOnceThatOneEndsAndWhy) {
+    for (const bool says : {true, false}) {
+        const auto found = problems(
+            3, [&](int) { return config(); },
+            [&](int rank, Engine& engine) {
+                engine.step();
+                if (rank == 1 && says) engine.abandon("its disk is full");
+                if (rank == 1) throw std::runtime_error("its disk is full");
+                for (int step = 0; step < 100; ++step) engine.step();
+            });
+        EXPECT_EQ(found[1].what, "its disk is full");
+        for (const size_t rank : {size_t{0}, size_t{2}})
+            EXPECT_EQ(found[rank].what,
+                      std::string("lost rank 1: it ended with an error: ") +
+                          (says ? "its disk is full" : "raised between its steps"));
+    }
 }
 
 TEST_F(Ranks, LearnAtOnceThatOneCannotStart) {

@@ -271,6 +271,17 @@ class Ranks(FerryTest):
         self.assertEqual(run.returncode, USAGE, run.stderr)
         self.assertIn("rank 1: the program", run.stderr)
 
+    def test_what_ends_one_outside_the_engine_is_told(self):
+        command = [FERRY, *self.command(self.config(steps=100000))]
+        to_nowhere = [*command, "--weights-out", self.path("nowhere/weights")]
+        full = ["sh", "-c", 'exec "$@" >/dev/full', "sh"]
+        for first, second, reason in (([*full, *command], command, "what ferry printed could not be written"),
+                                      (to_nowhere, to_nowhere, "nothing can be written there")):
+            with self.subTest(reason=reason):
+                run = subprocess.run([*MPIRUN, "--enable-recovery", "-n", "1", *first, ":", "-n", "1", *second],
+                                     capture_output=True, text=True, timeout=120, check=False, env=ENVIRONMENT)
+                self.assertIn(f"ferry: lost rank 0: it ended with an error: {reason}", run.stderr)
+
     def start(self, number, config):
         command = self.command(config)
         process = subprocess.Popen([*MPIRUN, "-n", str(number), FERRY, *command], text=True,
