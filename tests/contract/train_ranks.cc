@@ -430,10 +430,10 @@ TEST_F(Ranks, NameTheOneThatWasStartedOtherwiseAndTheKey) {
         for (const Problem& problem : found) EXPECT_EQ(problem.where, found[0].where);
         return found[0].where;
     };
-    EXPECT_EQ(differing([](Config& c) { c.optimizer.lr = 0.5; }), "rank 2: optimizer.lr");
-    EXPECT_EQ(differing([](Config& c) { c.zero.stage = 1; }), "rank 2: zero.stage");
-    EXPECT_EQ(differing([](Config& c) { c.budgets.host_bytes = kGiB; }), "rank 2: budgets.host");
-    EXPECT_EQ(differing([](Config& c) { c.optimizer.beta2 = 0.5; }), "rank 2: optimizer.betas");
+    EXPECT_EQ(differing([](Config& c) { c.optimizer.lr = 0.5; }), "optimizer.lr on rank 2");
+    EXPECT_EQ(differing([](Config& c) { c.zero.stage = 1; }), "zero.stage on rank 2");
+    EXPECT_EQ(differing([](Config& c) { c.budgets.host_bytes = kGiB; }), "budgets.host on rank 2");
+    EXPECT_EQ(differing([](Config& c) { c.optimizer.beta2 = 0.5; }), "optimizer.betas on rank 2");
 }
 
 // Nothing that a user can set differently is left by then; a bug that lets plans differ would hang.
@@ -455,7 +455,7 @@ TEST(PlansOfRanks, AreRefusedWhereTheyExchangeInAnotherOrder) {
             std::rethrow_exception(error);
         } catch (const Error& why) {
             EXPECT_EQ(why.trouble(), Trouble::usage);
-            EXPECT_EQ(why.problem().where, "rank 1: the plan: the order of the exchanges");
+            EXPECT_EQ(why.problem().where, "the plan: the order of the exchanges on rank 1");
         }
     }
 }
