@@ -17,12 +17,6 @@ constexpr Nanos kLook = 5 * kMillisecond;
 // How long abandon() waits until the others are told.
 constexpr auto kFarewell = std::chrono::milliseconds(500);
 
-std::string seconds_text(Nanos nanos) {
-    std::string text = std::to_string(static_cast<double>(nanos) * 1e-9);
-    text.resize(text.find('.') + 2);
-    return text + " s";
-}
-
 News news_of(News::Kind kind, std::span<const int> ranks = {}, std::string_view how = {}) {
     News news{.kind = kind};
     for (const int rank : ranks)
@@ -253,7 +247,7 @@ void CommThread::run_out_of_time() {
     std::vector<int> silent;
     std::ranges::copy_if(awaited, std::back_inserter(silent),
                          [this](int rank) { return !watch().waits(rank); });
-    const std::string within = " within " + seconds_text(timeout_);
+    const std::string within = " within " + seconds_text(static_cast<double>(timeout_) * 1e-9);
     const std::string how =
         silent.empty() && !awaited.empty()
             ? "every rank is in the " + where() + ", which does not end" + within

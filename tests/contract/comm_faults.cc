@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "comm_fixture.h"
+#include "tests/support/run_ranks.h"
 
 namespace ferry::comm {
 namespace {
@@ -181,6 +182,7 @@ TEST(DISABLED_LaunchedFault, OfRankOne) {
          },
          ""},
     };
+    ranks_launched();  // MPI's start has a timeout of its own
     for (const Fault& fault : faults) {
         if (how != fault.name) continue;
         std::string said;

@@ -321,6 +321,17 @@ class Ranks(FerryTest):
                                             r"state of step \d+ lost")
                 self.assert_left_nothing()
 
+    def test_one_that_never_begins_ends_the_others(self):
+        command = self.command(self.config(zero__timeout_seconds=3))
+        start = time.monotonic()
+        run = subprocess.run([*MPIRUN, "-n", "1", FERRY, *command, ":", "-n", "1", "sleep", "60"],
+                             capture_output=True, text=True, timeout=120, check=False, env=ENVIRONMENT)
+        self.assertLess(time.monotonic() - start, 50)
+        self.assertEqual(run.returncode, RANK_LOST, run.stderr)
+        for text in ("ferry: lost a rank: not all of them came", "where:    rank 0: MPI_Init", "waited 3.0 s for 2 ranks",
+                     "zero.timeout_seconds", "do:       "):
+            self.assertIn(text, run.stderr)
+
     # ------------------------------------------------------------ a rank that is killed
 
     def mortal(self, command, **environment):
@@ -394,7 +405,7 @@ class Ranks(FerryTest):
 
     @unittest.skipUnless(os.path.exists(MORTAL), "no MPI was found at build time")
     def test_a_rank_killed_before_the_ranks_have_met(self):
-        command = self.command(self.config(zero__timeout_seconds=4))
+        command = self.command(self.config(zero__timeout_seconds=8))
         said, codes = self.mortal(command, FERRY_TEST_DIES_AT="0")
         self.assert_ended(said, codes, "not all ranks came to the start", "start-up")
 
