@@ -293,6 +293,12 @@ class Ranks(FerryTest):
         self.assertIn('"loss"', line)
         return process, self.ranks_of(command[1])
 
+    def assert_end_soon(self, ranks):
+        deadline = time.monotonic() + 30
+        while any(os.path.exists(f"/proc/{pid}") for pid in ranks.values()):
+            self.assertLess(time.monotonic(), deadline, "a rank goes on alone")
+            time.sleep(0.05)
+
     def test_an_interrupt_of_one_rank_ends_all_after_the_same_step(self):
         process, ranks = self.start(2, self.config(steps=100000))
         os.kill(ranks[1], signal.SIGINT)
@@ -300,6 +306,24 @@ class Ranks(FerryTest):
         self.assertEqual(process.returncode, 0, err)
         self.assertIn('"interrupted":true', out)
         self.assertIn("state_hash", out)
+
+    def test_an_interrupt_that_mpirun_passes_on_ends_all_after_their_step(self):
+        process, _ = self.start(2, self.config(steps=100000, batch__micro_batches=2))
+        process.send_signal(signal.SIGUSR1)
+        out, err = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 0, err)
+        self.assertIn('"interrupted":true', out)
+        self.assertIn("state_hash", out)
+
+    def test_an_interrupt_that_mpirun_ends_its_ranks_by_is_no_failure_of_theirs(self):
+        """It reads no more of what they print, and kills those whose output waits for it."""
+        for sign in (signal.SIGINT, signal.SIGTERM):
+            with self.subTest(signal=sign):
+                process, ranks = self.start(2, self.config(steps=100000, batch__micro_batches=2))
+                process.send_signal(sign)
+                _, err = process.communicate(timeout=60)
+                self.assertNotIn("ferry: ", err)
+                self.assert_end_soon(ranks)
 
     def test_a_killed_rank_ends_the_run_and_leaves_nothing(self):
         for stage in (1, 3):
@@ -309,10 +333,7 @@ class Ranks(FerryTest):
                 os.kill(ranks[1], signal.SIGKILL)
                 _, err = process.communicate(timeout=90)
                 self.assertNotEqual(process.returncode, 0, err)
-                deadline = time.monotonic() + 30
-                while any(os.path.exists(f"/proc/{pid}") for pid in ranks.values()):
-                    self.assertLess(time.monotonic(), deadline, "a rank goes on alone")
-                    time.sleep(0.05)
+                self.assert_end_soon(ranks)
                 # The next run finds what the dead one left, says so, and goes its way.
                 again = self.ranks(3, self.config(zero__stage=stage, **self.tight(3)))
                 self.assert_trained(again)
