@@ -107,11 +107,14 @@ std::string last_line(const std::string& text) {
 class SameFiles {
 public:
     explicit SameFiles(const LaunchOptions& options)
-        : files_{own_program(), std::filesystem::absolute(options.config).string()},
-          here_(hashes_in(ask({"sha256sum", "--", files_[0], files_[1]}).out)) {
+        : files_{own_program(), std::filesystem::absolute(options.config).string()} {
+        const Answer answer = ask({"sha256sum", "--", files_[0], files_[1]});
+        here_ = hashes_in(answer.out);
         if (here_.size() == files_.size()) return;
-        throw Error(Trouble::usage,
-                    {.what = "the configuration cannot be read", .where = options.config});
+        throw Error(Trouble::usage, {.what = "the configuration cannot be read",
+                                     .where = options.config,
+                                     .measured = last_line(answer.err),
+                                     .remedy = "name a file that you may read"});
     }
 
     void check(const std::string& host) const {
@@ -153,11 +156,20 @@ private:
     std::vector<std::string> here_;
 };
 
-void require_mpirun() {
-    if (!program_path("mpirun").empty()) return;
-    throw Error(Trouble::usage, {.what = "there is no mpirun to start the ranks with",
+void require_program(const char* name, const char* purpose, const char* remedy) {
+    if (!program_path(name).empty()) return;
+    throw Error(Trouble::usage, {.what = fmt::format("there is no {} to {}", name, purpose),
                                  .where = "PATH",
-                                 .remedy = "install Open MPI (openmpi-bin) on every host"});
+                                 .remedy = remedy});
+}
+
+void require_programs(const std::vector<Host>& hosts) {
+    require_program("mpirun", "start the ranks with",
+                    "install Open MPI (openmpi-bin) on every host");
+    require_program("sha256sum", "compare the hosts' files by", "install coreutils on every host");
+    const auto is_here = [](const Host& host) { return is_this_machine(host.name); };
+    if (!std::ranges::all_of(hosts, is_here))
+        require_program("ssh", "reach the other hosts by", "install openssh-client");
 }
 
 // The first failing rank's error, or which was lost, after everything that was printed.
@@ -183,7 +195,7 @@ void run_launch(const LaunchOptions& options) {
         fmt::print("{}\n", shell_line(words));
         return;
     }
-    require_mpirun();
+    require_programs(hosts);
     const SameFiles files(options);
     for (const Host& host : hosts) files.check(host.name);
     fmt::print("{} ranks on {} hosts\n", ranks_on(hosts), hosts.size());

@@ -95,6 +95,11 @@ public:
           steps_(engine_->last_step()) {}
 
     void run() {
+        telling(engine_.get(), [this] { train(); });
+    }
+
+private:
+    void train() {
         if (speaks_ && !options_.json) {
             print_plan(engine_->plan(), config_);
             fmt::print("numerics {}\n\n", engine_->numerics_record());
@@ -117,7 +122,6 @@ public:
         finish();
     }
 
-private:
     bool traces() const { return speaks_ && !options_.trace.empty(); }
 
     // What can be known before the training must not cost the run's weights.
@@ -130,16 +134,13 @@ private:
                                  {"--resume", options_.resume}});
         rank = rank_of(ranks.get());
         if (rank != 0) return ranks;
-        try {
+        telling(ranks.get(), [this] {
             check_writable("--weights-out", options_.weights_out, kSafetensorsSkipped,
                            kSafetensorsBeginning);
             check_writable("--trace", options_.trace, 0, "{\"displayTimeUnit\"");
             if (!options_.exported.directory.empty())
                 export_directory_.emplace(options_.exported.directory);
-        } catch (const std::exception& error) {
-            if (ranks) ranks->abandon(error.what());
-            throw;
-        }
+        });
         return ranks;
     }
 
@@ -159,7 +160,8 @@ private:
         if (file.empty()) return std::nullopt;
         train::RankCount count;
         if (ranks_) count = {ranks_->size(), ranks_->local_size(), gpu_};
-        return known_figures(config_, count, MachineFile::read(file));
+        return telling(ranks_.get(),
+                       [&] { return known_figures(config_, count, MachineFile::read(file)); });
     }
 
     // About fifty lines a run, and a sign of life at least every ten seconds.

@@ -52,6 +52,10 @@ Host host_in(const std::string& line, const std::string& where) {
     return host;
 }
 
+bool are_one_machine(const std::string& a, const std::string& b) {
+    return a == b || (is_this_machine(a) && is_this_machine(b));
+}
+
 std::vector<std::string> split(const std::string& text, char at) {
     std::vector<std::string> parts;
     std::istringstream stream(text + at);
@@ -83,7 +87,10 @@ std::map<std::string, std::set<int>> named_slots(const std::vector<Host>& hosts,
                              (near.empty() ? "" : ", did you mean \"" + near + "\"?"),
                          std::to_string(hosts.size()) + " hosts");
         }
-        std::set<int>& slots = named[name];
+        const auto [its, is_first] = named.try_emplace(name);
+        if (!is_first)
+            throw refuse("a host is named twice: \"" + name + "\"", "once, with all its slots");
+        std::set<int>& slots = its->second;
         if (colon == std::string::npos) {
             slots.insert(host->chosen.begin(), host->chosen.end());
             continue;
@@ -102,12 +109,14 @@ std::map<std::string, std::set<int>> named_slots(const std::vector<Host>& hosts,
 }  // namespace
 
 std::vector<Host> read_hostfile(const std::string& path) {
+    const auto unreadable = [&path] {
+        return Error(Trouble::usage, {.what = "the hostfile cannot be read",
+                                      .where = path,
+                                      .measured = std::strerror(errno),
+                                      .remedy = "name a file that you may read"});
+    };
     std::ifstream file(path);
-    if (!file) {
-        throw Error(Trouble::usage, {.what = "the hostfile cannot be read",
-                                     .where = path,
-                                     .measured = std::strerror(errno)});
-    }
+    if (!file) throw unreadable();
     std::vector<Host> hosts;
     int number = 0;
     for (std::string line; std::getline(file, line);) {
@@ -117,13 +126,19 @@ std::vector<Host> read_hostfile(const std::string& path) {
         line.erase(line.find_last_not_of(" \t\r") + 1);
         if (line.empty()) continue;
         Host host = host_in(line, where);
-        if (std::ranges::find(hosts, host.name, &Host::name) != hosts.end()) {
+        const auto same = std::ranges::find_if(
+            hosts, [&](const Host& other) { return are_one_machine(host.name, other.name); });
+        if (same != hosts.end()) {
             throw Error(Trouble::usage, {.what = "a host stands twice in the hostfile",
                                          .where = where,
-                                         .measured = host.name});
+                                         .measured = same->name == host.name
+                                                         ? host.name
+                                                         : host.name + ", which is " + same->name,
+                                         .remedy = "give it one line, with all its slots"});
         }
         hosts.push_back(std::move(host));
     }
+    if (file.bad()) throw unreadable();  // a directory can be opened
     if (hosts.empty()) {
         throw Error(Trouble::usage, {.what = "the hostfile names no host",
                                      .where = path,

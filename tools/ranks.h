@@ -22,6 +22,18 @@ std::unique_ptr<comm::Communicator> join_ranks(const Config& config, Executor& e
                                                std::initializer_list<Option> options);
 inline int rank_of(const comm::Communicator* ranks) { return ranks ? ranks->rank() : 0; }
 
+// Runs body(); the other ranks hear at once of what it throws. `ranks` is the communicator, or the
+// engine that has it; null where there are no others.
+template <class Ranks, class Body>
+auto telling(Ranks* ranks, const Body& body) {
+    try {
+        return body();
+    } catch (const std::exception& error) {
+        if (ranks) ranks->abandon(error.what());
+        throw;
+    }
+}
+
 // Runs body(); what it throws names this rank, where there are others. `rank`: as known by then.
 template <class Body>
 void naming_rank(const int& rank, const Body& body) {

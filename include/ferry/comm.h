@@ -120,7 +120,9 @@ std::optional<int> launched_rank();
 // The ranks that mpirun or srun started; host memory. MPI is initialised by the first call in a
 // process, unless the embedder did (MPI_THREAD_SERIALIZED). All ranks make the same calls. Throws
 // usage where this build has no MPI or the launcher's ranks do not find each other. After a failure
-// the process ends without MPI_Finalize, which would wait for the lost rank.
+// the process ends without MPI_Finalize, which would wait for the lost rank. Where one does not
+// come to MPI_Init in time, the others cannot throw: their processes end, with the text of
+// rank_lost on standard error and its exit code.
 std::unique_ptr<Communicator> make_mpi(Executor& executor, const CommOptions& options);
 // Device memory of a CUDA device, by NCCL. The ranks meet through `bootstrap`, which stays theirs
 // for all_gather_host and for news of ranks that end. Throws usage where this build has no NCCL.

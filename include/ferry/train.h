@@ -110,6 +110,9 @@ public:
     virtual ~Engine() = default;
     // Whether any rank says so.
     virtual bool any(bool mine) = 0;
+    // Tells the other ranks by what error of its caller's this one ends, between the calls of the
+    // engine, whose own errors they hear of anyway. Never throws, never waits long.
+    virtual void abandon(const char* why) noexcept = 0;
 
     // Throws diverged when loss or gradient is not finite and the configuration does not skip, or
     // when fp16 overflows in the forward pass or too often.

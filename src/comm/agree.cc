@@ -94,7 +94,7 @@ void require_same(Communicator& communicator, Executor& executor, std::span<cons
         const Fact nothing{}, &is = a == theirs.end() ? nothing : *a,
                               &wanted = b == first.end() ? nothing : *b;
         const std::string who = "rank " + std::to_string(rank);
-        keys += (keys.empty() ? "" : "; ") + who + ": " + (wanted.key.empty() ? is : wanted).key;
+        keys += (keys.empty() ? "" : "; ") + (wanted.key.empty() ? is : wanted).key + " on " + who;
         if (values.empty())
             values = "rank 0 has " + excerpt(wanted.value, is.value) + ", " + who + " " +
                      excerpt(is.value, wanted.value);

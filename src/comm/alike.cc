@@ -68,7 +68,7 @@ void require_own_gpus(std::span<const GpuId> gpus, const std::string& name) {
         throw Error(
             Trouble::usage,
             {.what = "two ranks use the same GPU",
-             .where = "ranks " + std::to_string(first) + " and " + std::to_string(later),
+             .where = "GPU of ranks " + std::to_string(first) + " and " + std::to_string(later),
              .measured = name,
              .limit = "one rank on a GPU",
              .remedy = "start as many ranks on a machine as CUDA_VISIBLE_DEVICES names GPUs"});

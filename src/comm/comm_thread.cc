@@ -17,17 +17,20 @@ constexpr Nanos kLook = 5 * kMillisecond;
 // How long abandon() waits until the others are told.
 constexpr auto kFarewell = std::chrono::milliseconds(500);
 
-std::string seconds_text(Nanos nanos) {
-    std::string text = std::to_string(static_cast<double>(nanos) * 1e-9);
-    text.resize(text.find('.') + 2);
-    return text + " s";
-}
-
-News news_of(News::Kind kind, int rank = -1, std::string_view how = {}) {
-    News news{.kind = kind, .rank = rank};
+News news_of(News::Kind kind, std::span<const int> ranks = {}, std::string_view how = {}) {
+    News news{.kind = kind};
+    for (const int rank : ranks)
+        if (rank < News::kRanks) news.ranks.set(static_cast<size_t>(rank));
     how = how.substr(0, news.how.size() - 1);
     std::memcpy(news.how.data(), how.data(), how.size());
     return news;
+}
+
+std::vector<int> ranks_in(const News& news) {
+    std::vector<int> ranks;
+    for (int rank = 0; rank < News::kRanks; ++rank)
+        if (news.ranks.test(static_cast<size_t>(rank))) ranks.push_back(rank);
+    return ranks;
 }
 
 }  // namespace
@@ -74,16 +77,16 @@ void CommThread::check() {
     if (const auto error = failure()) throw Error(*error);
 }
 
-void CommThread::give_up(int rank, std::string_view how) noexcept {
+void CommThread::give_up(std::span<const int> ranks, std::string_view how) noexcept {
     {
         const std::lock_guard lock(mutex_);
-        if (!given_up_) given_up_.emplace(rank, how);
+        if (!given_up_) given_up_.emplace(std::vector(ranks.begin(), ranks.end()), how);
     }
     changed_.notify_all();
 }
 
 void CommThread::abandon(std::string_view why) noexcept {
-    give_up(rank(), "it ended with an error: " + std::string(why));
+    give_up({&place_.rank, 1}, "it ended with an error: " + std::string(why));
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, kFarewell, [this] { return failure_.has_value(); });
 }
@@ -111,7 +114,8 @@ void CommThread::turn(Nanos) {
         const std::string operation = where();
         if (!operation.empty())
             problem.where = operation + (problem.where.empty() ? "" : ": " + problem.where);
-        fail_and_tell({error.trouble(), problem}, rank(), problem.what + " " + problem.measured);
+        fail_and_tell({error.trouble(), problem}, {&place_.rank, 1},
+                      problem.what + " " + problem.measured);
     }
     rest();
 }
@@ -174,14 +178,14 @@ void CommThread::drop_all() {
 }
 
 void CommThread::take_news() {
-    std::optional<std::pair<int, std::string>> given_up;
+    decltype(given_up_) given_up;
     {
         const std::lock_guard lock(mutex_);
         given_up = given_up_;
     }
     if (given_up) {
-        const auto& [rank, how] = *given_up;
-        return fail_and_tell(lost({&rank, rank < 0 ? 0u : 1u}, how, where(), ""), rank, how);
+        const auto& [ranks, how] = *given_up;
+        return fail_and_tell(lost(ranks, how, where(), ""), ranks, how);
     }
     if (sources_.watch) {
         if (const auto error = sources_.watch->failure()) {
@@ -200,14 +204,15 @@ void CommThread::take_news() {
         waits_[static_cast<size_t>(from)] = news.kind == News::Kind::waiting;
         if (news.kind != News::Kind::lost) continue;
         const std::string how = news.how.data();
-        if (news.rank == rank()) {
+        const std::vector<int> ranks = ranks_in(news);
+        if (std::ranges::find(ranks, rank()) != ranks.end()) {
             return fail({Trouble::rank_lost,
                          {.what = "rank " + std::to_string(from) + " has given this rank (" +
                                   std::to_string(rank()) + ") up: " + how,
                           .where = where(),
                           .remedy = "raise zero.timeout_seconds if a step may take so long"}});
         }
-        return fail(lost({&news.rank, news.rank < 0 ? 0u : 1u}, how, where(),
+        return fail(lost(ranks, how, where(),
                          "see what that rank said last; end the run and start it again"));
     }
 }
@@ -233,7 +238,7 @@ void CommThread::look_for_ended(Nanos now) {
     fail_and_tell(lost({&*rank, 1}, how, where(),
                        "see what it or its launcher said last; the kernel may have killed it for "
                        "memory (dmesg)"),
-                  *rank, how);
+                  {&*rank, 1}, how);
 }
 
 void CommThread::run_out_of_time() {
@@ -242,7 +247,7 @@ void CommThread::run_out_of_time() {
     std::vector<int> silent;
     std::ranges::copy_if(awaited, std::back_inserter(silent),
                          [this](int rank) { return !watch().waits(rank); });
-    const std::string within = " within " + seconds_text(timeout_);
+    const std::string within = " within " + seconds_text(static_cast<double>(timeout_) * 1e-9);
     const std::string how =
         silent.empty() && !awaited.empty()
             ? "every rank is in the " + where() + ", which does not end" + within
@@ -250,7 +255,7 @@ void CommThread::run_out_of_time() {
     fail_and_tell(lost(silent, how, where(),
                        "see what that rank said last, and the network between the ranks; raise "
                        "zero.timeout_seconds if a step may take so long"),
-                  silent.empty() ? -1 : silent.front(), how);
+                  silent, how);
 }
 
 bool CommThread::others_wait() const {
@@ -288,12 +293,13 @@ void CommThread::fail(const Error& error) {
     drop_all();
 }
 
-void CommThread::fail_and_tell(const Error& error, int rank, std::string_view how) {
+void CommThread::fail_and_tell(const Error& error, std::span<const int> ranks,
+                               std::string_view how) {
     if (over_) return;
     if (sources_.watch) {
-        sources_.watch->give_up(rank, how);
+        sources_.watch->give_up(ranks, how);
     } else if (sources_.wire) {
-        sources_.wire->tell(news_of(News::Kind::lost, rank, how));
+        sources_.wire->tell(news_of(News::Kind::lost, ranks, how));
         sources_.wire->flush();
     }
     fail(error);

@@ -44,7 +44,7 @@ public:
 
     void set_waiting(bool waiting) noexcept override { asked_waiting_ = waiting; }
     bool waits(int rank) const noexcept override { return waits_[static_cast<size_t>(rank)]; }
-    void give_up(int rank, std::string_view how) noexcept override;
+    void give_up(std::span<const int> ranks, std::string_view how) noexcept override;
     std::optional<Error> failure() const override;
 
 private:
@@ -75,7 +75,7 @@ private:
     }
     std::string where() const;
     void fail(const Error& error);
-    void fail_and_tell(const Error& error, int rank, std::string_view how);
+    void fail_and_tell(const Error& error, std::span<const int> ranks, std::string_view how);
     void rest();
 
     Executor& executor_;
@@ -90,8 +90,8 @@ private:
     uint64_t posted_ = 0, ended_ = 0;    // under mutex_
     bool interrupted_ = false;           // under mutex_
     std::optional<Error> failure_;       // under mutex_, the first
-    std::optional<std::pair<int, std::string>> given_up_;  // under mutex_, to be told
-    std::atomic<bool> failed_ = false;                     // failure_ is there
+    std::optional<std::pair<std::vector<int>, std::string>> given_up_;  // under mutex_, to be told
+    std::atomic<bool> failed_ = false;                                  // failure_ is there
 
     // Of the comm thread.
     uint64_t started_ = 0, first_ = 0;  // first_: the oldest that has not ended

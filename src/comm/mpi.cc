@@ -9,8 +9,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
 #include <cstdlib>
 #include <deque>
+#include <mutex>
+#include <stop_token>
+#include <thread>
 
 #include "alike.h"
 #include "comm_thread.h"
@@ -43,13 +49,45 @@ void finalise() {
     if (!broken && !finalised) MPI_Finalize();
 }
 
+// While this lives, the process has so long to go on. MPI_Init_thread returns when every rank that
+// was launched is in it; it takes no deadline, and whoever waits in it can throw nothing.
+class InitDeadline {
+public:
+    explicit InitDeadline(double seconds)
+        : thread_([this, seconds](const std::stop_token& over) { wait(over, seconds); }) {}
+
+private:
+    void wait(const std::stop_token& over, double seconds) {
+        std::unique_lock lock(mutex_);
+        const std::chrono::duration<double> all(seconds);
+        if (changed_.wait_for(lock, over, all, [&over] { return over.stop_requested(); })) return;
+        const int launched = launched_ranks().value_or(0), rank = launched_rank().value_or(0);
+        const Error error(Trouble::rank_lost,
+                          {.what = "lost a rank: not all of them came to MPI's start",
+                           .where = "rank " + std::to_string(rank) + ": MPI_Init_thread",
+                           .measured = "waited " + seconds_text(seconds) + " for " +
+                                       std::to_string(launched) + " ranks",
+                           .limit = "zero.timeout_seconds",
+                           .remedy = "see what each of them said last, and whether all that was "
+                                     "launched is ferry; raise the limit if their start may take "
+                                     "so long"});
+        std::fprintf(stderr, "ferry: %s\n", error.what());
+        std::_Exit(error.exit_code());
+    }
+
+    std::mutex mutex_;
+    std::condition_variable_any changed_;
+    std::jthread thread_;
+};
+
 // Once a process, unless it is an embedder's who did.
-void initialise() {
+void initialise(double timeout_seconds) {
     int done = 0, level = 0;
     MPI_Initialized(&done);
     if (done) {
         MPI_Query_thread(&level);
     } else {
+        const InitDeadline deadline(timeout_seconds);
         MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level);
         std::atexit(finalise);
     }
@@ -345,7 +383,7 @@ void check_world(const Mpi& mpi) {
 
 std::unique_ptr<Communicator> make_mpi(Executor& executor, const CommOptions& options) {
     FERRY_CHECK(options.message_bytes > 0 && options.message_bytes <= kGiB);
-    initialise();
+    initialise(options.timeout_seconds);
     auto mpi = std::make_unique<Mpi>(executor, options);
     check_world(*mpi);
     Wire* wire = mpi.get();

@@ -51,6 +51,12 @@ void copy_own(const Operation& operation, const Piece& piece, int rank) {
     if (piece.bytes > 0 && own != place) std::memcpy(place, own, static_cast<size_t>(piece.bytes));
 }
 
+std::string seconds_text(double seconds) {
+    std::string text = std::to_string(seconds);
+    text.resize(text.find('.') + 2);
+    return text + " s";
+}
+
 Error lost(std::span<const int> ranks, const std::string& how, const std::string& where,
            const std::string& remedy) {
     std::string who = ranks.size() > 1 ? "lost ranks "

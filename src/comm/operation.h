@@ -40,6 +40,8 @@ struct Operation {
 // A rank's own part of a piece in host memory, where it is not there already.
 void copy_own(const Operation& operation, const Piece& piece, int rank);
 
+std::string seconds_text(double seconds);  // "1.0 s"
+
 // "lost rank 2: HOW"; without ranks it cannot be said which.
 Error lost(std::span<const int> ranks, const std::string& how, const std::string& where,
            const std::string& remedy);

@@ -2,6 +2,7 @@
 // the bytes.
 #pragma once
 
+#include <bitset>
 #include <optional>
 #include <vector>
 
@@ -42,10 +43,11 @@ struct News {
     enum class Kind : int32_t {
         waiting,   // the sender is in an operation for long: it is alive, and not to blame
         going_on,  // which has ended after all
-        lost,      // `rank` is; `how`
+        lost,      // `ranks` are; `how`
     };
+    static constexpr int kRanks = 4096;  // further ones have no names here
     Kind kind = Kind::waiting;
-    int32_t rank = -1;
+    std::bitset<kRanks> ranks{};   // none: it cannot be said which
     std::array<char, 1016> how{};  // ended by a zero
 };
 
@@ -74,8 +76,8 @@ public:
     virtual void set_waiting(bool waiting) noexcept = 0;
     // Whether that rank said so of itself.
     virtual bool waits(int rank) const noexcept = 0;
-    // Tells the others that `rank` is lost, unless something failed before.
-    virtual void give_up(int rank, std::string_view how) noexcept = 0;
+    // Tells the others that `ranks` are lost, unless something failed before.
+    virtual void give_up(std::span<const int> ranks, std::string_view how) noexcept = 0;
     // The first failure that was found or heard of.
     virtual std::optional<Error> failure() const = 0;
 };

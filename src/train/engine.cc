@@ -91,8 +91,8 @@ public:
     }
 
     ~Run() override {
-        // Between steps an error may be its caller's: the others would wait for this rank.
-        if (std::uncaught_exceptions() > exceptions_) station_->abandon("it ended with an error");
+        // Of the caller's, who has not said which: the others would wait for this rank.
+        if (std::uncaught_exceptions() > exceptions_) station_->abandon("raised between its steps");
     }
 
     StepReport step() override {
@@ -142,6 +142,7 @@ public:
     }
 
     void measure_bound() override;
+    void abandon(const char* why) noexcept override { station_->abandon(why); }
 
     const Plan& plan() const override { return plan_; }
     const std::vector<model::Layer>& layers() const override { return plan_.layers; }

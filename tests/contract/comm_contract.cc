@@ -262,7 +262,7 @@ TEST_P(CommContract, SaysWhichRankDiffersInWhat) {
         } catch (const Error& error) {
             EXPECT_EQ(error.trouble(), Trouble::usage);
             const std::string who = "rank " + std::to_string(rank.size() - 1);
-            EXPECT_EQ(error.problem().where, who + ": numerics");
+            EXPECT_EQ(error.problem().where, "numerics on " + who);
             EXPECT_NE(error.problem().measured.find("fp32, tile 64"), std::string::npos);
             EXPECT_NE(error.problem().measured.find(who + " \"...xxxx"), std::string::npos)
                 << error.what();
@@ -282,7 +282,7 @@ TEST_P(CommContract, FactsMayLackOnARank) {
         } catch (const Error& error) {
             std::string where;
             for (int other = 1; other < rank.size(); ++other)
-                where += (other > 1 ? "; rank " : "rank ") + std::to_string(other) + ": plan";
+                where += (other > 1 ? "; plan on rank " : "plan on rank ") + std::to_string(other);
             EXPECT_EQ(error.problem().where, where);
         }
     });

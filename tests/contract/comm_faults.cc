@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "comm_fixture.h"
+#include "tests/support/run_ranks.h"
 
 namespace ferry::comm {
 namespace {
@@ -68,12 +69,13 @@ private:
     std::vector<std::byte> all_;
 };
 
-// What the rank whose number is 1 does at the operation in question.
+// What rank 1, or the ranks from there to `last`, do at the operation in question.
 struct Fault {
     const char* name;
     double timeout_seconds;
     std::function<void(Rank&)> act;
     const char* how;  // the others say of it; %s: the operation
+    int last = 1;
 };
 
 std::string filled(const std::string& text, const std::string& operation) {
@@ -85,7 +87,7 @@ std::string filled(const std::string& text, const std::string& operation) {
 std::string outcome(Rank& rank, const std::string& operation, const Fault& fault) {
     try {
         Steps(rank, operation).run([&] {
-            if (rank.rank() == 1) fault.act(rank);
+            if (rank.rank() >= 1 && rank.rank() <= fault.last) fault.act(rank);
         });
     } catch (const Error& error) {
         EXPECT_EQ(error.trouble(), Trouble::rank_lost);
@@ -170,6 +172,7 @@ TEST(DISABLED_LaunchedFault, OfRankOne) {
     const std::vector<Fault> faults{
         {"kill", 60, [](Rank&) { std::raise(SIGKILL); }, ""},
         {"stall", 1, [](Rank& rank) { rank.sleep(2.5); }, ""},
+        {"stall-both", 1, [](Rank& rank) { rank.sleep(2.5); }, "", 2},
         {"abandon", 60,
          [](Rank& rank) {
              rank.comm.abandon("the disk is full");
@@ -179,6 +182,7 @@ TEST(DISABLED_LaunchedFault, OfRankOne) {
          },
          ""},
     };
+    ranks_launched();  // MPI's start has a timeout of its own
     for (const Fault& fault : faults) {
         if (how != fault.name) continue;
         std::string said;

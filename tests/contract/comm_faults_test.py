@@ -36,9 +36,9 @@ class FaultsTest(unittest.TestCase):
                 said[rank] += "\n" + line
         return said, time.monotonic() - start, done.stdout + done.stderr
 
-    def named_by(self, others, said, how, output, where=""):
+    def named_by(self, others, said, how, output, where="", lost="rank 1"):
         for rank in others:
-            self.assertIn(f"rank {rank}: lost rank 1: {how}", said.get(rank, ""), output)
+            self.assertIn(f"rank {rank}: lost {lost}: {how}", said.get(rank, ""), output)
             self.assertIn(where and f"where:    {where}", said[rank], output)
 
     def test_a_killed_rank_is_named_at_once(self):
@@ -52,6 +52,14 @@ class FaultsTest(unittest.TestCase):
             said, _, output = self.ranks(3, "stall", operation)
             self.named_by((0, 2), said, f"took no part in the {text} within 1.0 s", output, text)
             self.assertIn("given this rank (1) up", said.get(1, ""), output)
+
+    def test_where_two_stall_all_others_name_both(self):
+        for operation, text in TEXTS.items():
+            said, _, output = self.ranks(5, "stall-both", operation)
+            self.named_by((0, 3, 4), said, f"took no part in the {text} within 1.0 s", output,
+                          lost="ranks 1 and 2")
+            for rank in (1, 2):
+                self.assertIn(f"given this rank ({rank}) up", said.get(rank, ""), output)
 
     def test_a_rank_that_gives_up_says_why(self):
         for operation, count in (("weights", 4), ("gradient", 3), ("verdict", 2)):

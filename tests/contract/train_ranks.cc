@@ -430,10 +430,10 @@ TEST_F(Ranks, NameTheOneThatWasStartedOtherwiseAndTheKey) {
         for (const Problem& problem : found) EXPECT_EQ(problem.where, found[0].where);
         return found[0].where;
     };
-    EXPECT_EQ(differing([](Config& c) { c.optimizer.lr = 0.5; }), "rank 2: optimizer.lr");
-    EXPECT_EQ(differing([](Config& c) { c.zero.stage = 1; }), "rank 2: zero.stage");
-    EXPECT_EQ(differing([](Config& c) { c.budgets.host_bytes = kGiB; }), "rank 2: budgets.host");
-    EXPECT_EQ(differing([](Config& c) { c.optimizer.beta2 = 0.5; }), "rank 2: optimizer.betas");
+    EXPECT_EQ(differing([](Config& c) { c.optimizer.lr = 0.5; }), "optimizer.lr on rank 2");
+    EXPECT_EQ(differing([](Config& c) { c.zero.stage = 1; }), "zero.stage on rank 2");
+    EXPECT_EQ(differing([](Config& c) { c.budgets.host_bytes = kGiB; }), "budgets.host on rank 2");
+    EXPECT_EQ(differing([](Config& c) { c.optimizer.beta2 = 0.5; }), "optimizer.betas on rank 2");
 }
 
 // Nothing that a user can set differently is left by then; a bug that lets plans differ would hang.
@@ -455,7 +455,7 @@ TEST(PlansOfRanks, AreRefusedWhereTheyExchangeInAnotherOrder) {
             std::rethrow_exception(error);
         } catch (const Error& why) {
             EXPECT_EQ(why.trouble(), Trouble::usage);
-            EXPECT_EQ(why.problem().where, "rank 1: the plan: the order of the exchanges");
+            EXPECT_EQ(why.problem().where, "the plan: the order of the exchanges on rank 1");
         }
     }
 }
@@ -473,17 +473,23 @@ TEST_F(Ranks, RefuseAStepThatTheyCannotShare) {
         EXPECT_EQ(problem.where, "swap.groups");
 }
 
-TEST_F(Ranks, LearnAtOnceThatOneEnds) {
-    const auto found = problems(
-        3, [&](int) { return config(); },
-        [](int rank, Engine& engine) {
-            engine.step();
-            if (rank == 1) throw std::runtime_error("its disk is full");
-            for (int step = 0; step < 100; ++step) engine.step();
-        });
-    EXPECT_EQ(found[1].what, "its disk is full");
-    for (const size_t rank : {size_t{0}, size_t{2}})
-        EXPECT_EQ(found[rank].what.substr(0, 12), "lost rank 1:") << found[rank].what;
+// By an error of the engine's caller, who says so or does not.
+TEST_F(Ranks, LearnAtOnceThatOneEndsAndWhy) {
+    for (const bool says : {true, false}) {
+        const auto found = problems(
+            3, [&](int) { return config(); },
+            [&](int rank, Engine& engine) {
+                engine.step();
+                if (rank == 1 && says) engine.abandon("its disk is full");
+                if (rank == 1) throw std::runtime_error("its disk is full");
+                for (int step = 0; step < 100; ++step) engine.step();
+            });
+        EXPECT_EQ(found[1].what, "its disk is full");
+        for (const size_t rank : {size_t{0}, size_t{2}})
+            EXPECT_EQ(found[rank].what,
+                      std::string("lost rank 1: it ended with an error: ") +
+                          (says ? "its disk is full" : "raised between its steps"));
+    }
 }
 
 TEST_F(Ranks, LearnAtOnceThatOneCannotStart) {

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -178,10 +179,17 @@ class HostfileTest(LaunchTest):
             self.refused(text, ["the hostfile is not understood", fault,
                                 f"{self.path('hosts')}, line {line}", "host slots=N"])
         self.refused("a slots=1\n\na slots=2\n", ["stands twice", "line 3"])
+        own = socket.gethostname()
+        self.refused(f"localhost slots=1\n{own} slots=2\n",
+                     ["stands twice", "line 2", f"{own}, which is localhost", "one line"])
         self.refused("# nobody\n", ["names no host"])
         run = self.ferry("launch", "--hostfile", self.path("absent"), self.config_file)
         self.assertEqual(run.code, USAGE)
         self.assertIn("No such file", run.err)
+        run = self.ferry("launch", "--hostfile", self.bin, self.config_file)
+        self.assertEqual(run.code, USAGE)
+        for text in ("the hostfile cannot be read", "Is a directory", "name a file"):
+            self.assertIn(text, run.err)
 
     def test_choices_that_are_not_there(self):
         hosts = "worker-0 slots=2\nworker-1 slots=4\n"
@@ -191,6 +199,8 @@ class HostfileTest(LaunchTest):
                      "worker-1:0,4")
         self.refused(hosts, ["no such slot", '"x"'], "--exclude", "worker-1:x")
         self.refused(hosts, ["no such slot", '""'], "--exclude", "worker-1:")
+        for twice in ("worker-1@worker-1:1", "worker-1:0@worker-1:1"):
+            self.refused(hosts, ["named twice", '"worker-1"', "worker-0@worker-1:0,2"], "--include", twice)
         self.refused(hosts, ["no slot is left"], "--exclude", "worker-0@worker-1")
         self.refused(hosts, ["exclude each other"], "--include", "worker-0", "--exclude", "worker-1")
 
@@ -225,16 +235,21 @@ class ChecksTest(LaunchTest):
             self.refused(f"worker-0 slots=1\n{host} slots=2\n", [f"host {host}", *said])
             self.assertFalse(self.started())
 
-    def test_no_configuration_and_no_mpirun(self):
-        self.refused("localhost slots=1\n", ["configuration cannot be read", "/absent.json"],
-                     config=self.path("absent.json"))
-        os.unlink(os.path.join(self.bin, "mpirun"))
-        tools = self.path("tools")
-        os.makedirs(tools, exist_ok=True)
-        for name in ("sha256sum", "sh"):
-            if not os.path.exists(os.path.join(tools, name)):
-                os.symlink(shutil.which(name), os.path.join(tools, name))
-        self.refused("localhost slots=1\n", ["no mpirun", "openmpi-bin"], PATH=tools)
+    def test_no_configuration(self):
+        for config, said in ((self.path("absent.json"), "No such file"), (self.bin, "Is a directory")):
+            self.refused("localhost slots=1\n", ["configuration cannot be read", config, said, "name a file"],
+                         config=config)
+
+    def test_programs_that_are_not_there(self):
+        for missing, package in (("mpirun", "openmpi-bin"), ("sha256sum", "coreutils"),
+                                 ("ssh", "openssh-client")):
+            tools = self.path(f"without-{missing}")
+            os.mkdir(tools)
+            for name in {"mpirun", "sha256sum", "ssh", "sh"} - {missing}:
+                own = os.path.join(self.bin, name)
+                os.symlink(own if os.path.exists(own) else shutil.which(name), os.path.join(tools, name))
+            self.refused("worker-0 slots=1\n", [f"there is no {missing} to", package], PATH=tools)
+            self.assertFalse(self.started())
 
 
 class OutputTest(LaunchTest):

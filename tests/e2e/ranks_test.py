@@ -201,7 +201,8 @@ class Ranks(FerryTest):
                     [*MPIRUN, "-n", "1", FERRY, *first, ":", "-n", "1", FERRY, *other],
                     capture_output=True, text=True, timeout=120, check=False, env=ENVIRONMENT)
                 self.assertEqual(run.returncode, USAGE, run.stderr)
-                self.assertIn(f"rank 1: {key}", run.stderr)
+                for rank in (0, 1):  # says so
+                    self.assertIn(f"where:    rank {rank}: {key} on rank 1\n", run.stderr)
 
     def test_ranks_that_were_given_other_options(self):
         command = self.command(self.config(), "--no-bound")
@@ -218,7 +219,7 @@ class Ranks(FerryTest):
                     [*MPIRUN, "-n", "1", FERRY, *first, ":", "-n", "1", FERRY, *other],
                     capture_output=True, text=True, timeout=120, check=False, env=ENVIRONMENT)
                 self.assertEqual(run.returncode, USAGE, run.stderr)
-                self.assertIn(f"rank 1: {key}\n", run.stderr)
+                self.assertIn(f"{key} on rank 1\n", run.stderr)
                 self.assertFalse(os.path.exists(self.path("export")))
 
     def test_ranks_whose_model_directories_differ(self):
@@ -249,7 +250,7 @@ class Ranks(FerryTest):
             file.write(bytes([last[0] ^ 0x40]))
         refused = run(of_model(True))
         self.assertEqual(refused.returncode, USAGE, refused.stderr)
-        self.assertIn("rank 1: the weights to start from", refused.stderr)
+        self.assertIn("the weights to start from on rank 1", refused.stderr)
         with open(self.path("b/model/config.json"), encoding="utf-8") as file:
             description = json.load(file)
         description["initializer_range"] = 0.5
@@ -269,7 +270,18 @@ class Ranks(FerryTest):
             [*MPIRUN, "-n", "1", FERRY, *command, ":", "-n", "1", other, *command],
             capture_output=True, text=True, timeout=120, check=False, env=ENVIRONMENT)
         self.assertEqual(run.returncode, USAGE, run.stderr)
-        self.assertIn("rank 1: the program", run.stderr)
+        self.assertIn("the program on rank 1", run.stderr)
+
+    def test_what_ends_one_outside_the_engine_is_told(self):
+        command = [FERRY, *self.command(self.config(steps=100000))]
+        to_nowhere = [*command, "--weights-out", self.path("nowhere/weights")]
+        full = ["sh", "-c", 'exec "$@" >/dev/full', "sh"]
+        for first, second, reason in (([*full, *command], command, "what ferry printed could not be written"),
+                                      (to_nowhere, to_nowhere, "nothing can be written there")):
+            with self.subTest(reason=reason):
+                run = subprocess.run([*MPIRUN, "--enable-recovery", "-n", "1", *first, ":", "-n", "1", *second],
+                                     capture_output=True, text=True, timeout=120, check=False, env=ENVIRONMENT)
+                self.assertIn(f"ferry: lost rank 0: it ended with an error: {reason}", run.stderr)
 
     def start(self, number, config):
         command = self.command(config)
@@ -281,6 +293,12 @@ class Ranks(FerryTest):
         self.assertIn('"loss"', line)
         return process, self.ranks_of(command[1])
 
+    def assert_end_soon(self, ranks):
+        deadline = time.monotonic() + 30
+        while any(os.path.exists(f"/proc/{pid}") for pid in ranks.values()):
+            self.assertLess(time.monotonic(), deadline, "a rank goes on alone")
+            time.sleep(0.05)
+
     def test_an_interrupt_of_one_rank_ends_all_after_the_same_step(self):
         process, ranks = self.start(2, self.config(steps=100000))
         os.kill(ranks[1], signal.SIGINT)
@@ -288,6 +306,24 @@ class Ranks(FerryTest):
         self.assertEqual(process.returncode, 0, err)
         self.assertIn('"interrupted":true', out)
         self.assertIn("state_hash", out)
+
+    def test_an_interrupt_that_mpirun_passes_on_ends_all_after_their_step(self):
+        process, _ = self.start(2, self.config(steps=100000, batch__micro_batches=2))
+        process.send_signal(signal.SIGUSR1)
+        out, err = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 0, err)
+        self.assertIn('"interrupted":true', out)
+        self.assertIn("state_hash", out)
+
+    def test_an_interrupt_that_mpirun_ends_its_ranks_by_is_no_failure_of_theirs(self):
+        """It reads no more of what they print, and kills those whose output waits for it."""
+        for sign in (signal.SIGINT, signal.SIGTERM):
+            with self.subTest(signal=sign):
+                process, ranks = self.start(2, self.config(steps=100000, batch__micro_batches=2))
+                process.send_signal(sign)
+                _, err = process.communicate(timeout=60)
+                self.assertNotIn("ferry: ", err)
+                self.assert_end_soon(ranks)
 
     def test_a_killed_rank_ends_the_run_and_leaves_nothing(self):
         for stage in (1, 3):
@@ -297,10 +333,7 @@ class Ranks(FerryTest):
                 os.kill(ranks[1], signal.SIGKILL)
                 _, err = process.communicate(timeout=90)
                 self.assertNotEqual(process.returncode, 0, err)
-                deadline = time.monotonic() + 30
-                while any(os.path.exists(f"/proc/{pid}") for pid in ranks.values()):
-                    self.assertLess(time.monotonic(), deadline, "a rank goes on alone")
-                    time.sleep(0.05)
+                self.assert_end_soon(ranks)
                 # The next run finds what the dead one left, says so, and goes its way.
                 again = self.ranks(3, self.config(zero__stage=stage, **self.tight(3)))
                 self.assert_trained(again)
@@ -308,6 +341,17 @@ class Ranks(FerryTest):
                 self.assertRegex(again.err, rf"was killed and left {left}: not consistent, "
                                             r"state of step \d+ lost")
                 self.assert_left_nothing()
+
+    def test_one_that_never_begins_ends_the_others(self):
+        command = self.command(self.config(zero__timeout_seconds=3))
+        start = time.monotonic()
+        run = subprocess.run([*MPIRUN, "-n", "1", FERRY, *command, ":", "-n", "1", "sleep", "60"],
+                             capture_output=True, text=True, timeout=120, check=False, env=ENVIRONMENT)
+        self.assertLess(time.monotonic() - start, 50)
+        self.assertEqual(run.returncode, RANK_LOST, run.stderr)
+        for text in ("ferry: lost a rank: not all of them came", "where:    rank 0: MPI_Init", "waited 3.0 s for 2 ranks",
+                     "zero.timeout_seconds", "do:       "):
+            self.assertIn(text, run.stderr)
 
     # ------------------------------------------------------------ a rank that is killed
 
@@ -382,7 +426,7 @@ class Ranks(FerryTest):
 
     @unittest.skipUnless(os.path.exists(MORTAL), "no MPI was found at build time")
     def test_a_rank_killed_before_the_ranks_have_met(self):
-        command = self.command(self.config(zero__timeout_seconds=4))
+        command = self.command(self.config(zero__timeout_seconds=8))
         said, codes = self.mortal(command, FERRY_TEST_DIES_AT="0")
         self.assert_ended(said, codes, "not all ranks came to the start", "start-up")
 

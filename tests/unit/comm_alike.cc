@@ -80,7 +80,7 @@ TEST(OwnGpus, AreDemandedOfAllRanks) {
     } catch (const Error& error) {
         EXPECT_EQ(error.trouble(), Trouble::usage);
         EXPECT_EQ(error.problem().what, "two ranks use the same GPU");
-        EXPECT_EQ(error.problem().where, "ranks 1 and 3");
+        EXPECT_EQ(error.problem().where, "GPU of ranks 1 and 3");
         EXPECT_EQ(error.problem().measured, "a GPU");
     }
 }

@@ -9,6 +9,7 @@
 namespace ferry::comm {
 namespace {
 
+using testing::ElementsAre;
 using testing::HasSubstr;
 
 // Rank 1 of 4. What it is told to do stands in `mutex`-guarded fields; what it was asked, too.
@@ -103,11 +104,24 @@ protected:
         ADD_FAILURE() << "nothing failed";
         return {Trouble::internal, {}};
     }
-    void hear(int from, News::Kind kind, int rank = -1, const char* how = "") {
-        News news{.kind = kind, .rank = rank};
+    void hear(int from, News::Kind kind, const std::vector<int>& ranks = {}, const char* how = "") {
+        News news{.kind = kind};
+        for (const int rank : ranks) news.ranks.set(static_cast<size_t>(rank));
         std::snprintf(news.how.data(), news.how.size(), "%s", how);
         const std::lock_guard lock(script_.mutex);
         script_.to_hear.push_back({from, news});
+    }
+    static std::vector<int> ranks_in(const News& news) {
+        std::vector<int> ranks;
+        for (int rank = 0; rank < News::kRanks; ++rank)
+            if (news.ranks.test(static_cast<size_t>(rank))) ranks.push_back(rank);
+        return ranks;
+    }
+    // Whom this rank has called lost, in its one message of that kind.
+    std::vector<int> told_lost() {
+        const std::vector<News> all = told(News::Kind::lost);
+        EXPECT_EQ(all.size(), 1u);
+        return all.size() == 1 ? ranks_in(all.front()) : std::vector<int>{};
     }
     std::vector<News> told(News::Kind kind) {
         const std::lock_guard lock(script_.mutex);
@@ -147,8 +161,7 @@ TEST_F(CommThreadTest, ATimeoutNamesThoseWhoAreAwaitedAndSilent) {
     EXPECT_THAT(error.problem().what,
                 HasSubstr("lost rank 3: took no part in the exchange of the gradient of layer 2, "
                           "step 7 within 0.2 s"));
-    ASSERT_EQ(told(News::Kind::lost).size(), 1u);
-    EXPECT_EQ(told(News::Kind::lost)[0].rank, 3);
+    EXPECT_THAT(told_lost(), ElementsAre(3));
     EXPECT_EQ(told(News::Kind::waiting).size(), 1u);  // this rank had said that it waits
     EXPECT_TRUE(script_.aborted);
 }
@@ -167,6 +180,14 @@ TEST_F(CommThreadTest, SeveralMayBeLost) {
     make(0.1);
     exchange();
     EXPECT_THAT(failure().problem().what, HasSubstr("lost ranks 0, 2 and 3: took no part"));
+    EXPECT_THAT(told_lost(), ElementsAre(0, 2, 3));
+}
+
+TEST_F(CommThreadTest, NewsNamesAllThatAreLost) {
+    make(60);
+    hear(0, News::Kind::lost, {2, 3}, "took no part in the exchange");
+    exchange();
+    EXPECT_EQ(failure().problem().what, "lost ranks 2 and 3: took no part in the exchange");
 }
 
 TEST_F(CommThreadTest, WhereAllWaitNobodyIsBlamed) {
@@ -174,6 +195,7 @@ TEST_F(CommThreadTest, WhereAllWaitNobodyIsBlamed) {
     for (const int rank : {0, 2, 3}) hear(rank, News::Kind::waiting);
     exchange();
     EXPECT_THAT(failure().problem().what, HasSubstr("lost a rank: every rank is in the exchange"));
+    EXPECT_THAT(told_lost(), ElementsAre());
 }
 
 TEST_F(CommThreadTest, AnnouncesThatItWaitsAndThatItGoesOn) {
@@ -195,7 +217,7 @@ TEST_F(CommThreadTest, NewsOfALostRankEndsEverything) {
     make(60);
     exchange();
     wait_until([this] { return script_.started == 1; });
-    hear(3, News::Kind::lost, 0, "its process has ended");
+    hear(3, News::Kind::lost, {0}, "its process has ended");
     const Error error = failure();
     EXPECT_EQ(error.problem().what, "lost rank 0: its process has ended");
     EXPECT_THAT(error.problem().where, HasSubstr("exchange of the gradient of layer 2, step 7"));
@@ -207,7 +229,7 @@ TEST_F(CommThreadTest, NewsOfALostRankEndsEverything) {
 
 TEST_F(CommThreadTest, OneThatWasGivenUpSaysSo) {
     make(60);
-    hear(2, News::Kind::lost, 1, "took no part in the exchange");
+    hear(2, News::Kind::lost, {1, 3}, "took no part in the exchange");
     exchange();
     EXPECT_EQ(failure().problem().what,
               "rank 2 has given this rank (1) up: took no part in the exchange");
@@ -220,7 +242,7 @@ TEST_F(CommThreadTest, AProcessThatEndedIsNamedOnceItsLastWordsAreIn) {
     thread_->check();  // while nothing is awaited of it, it may have ended well
     exchange();
     EXPECT_EQ(failure().problem().what, "lost rank 2: its process has ended");
-    EXPECT_EQ(told(News::Kind::lost).at(0).rank, 2);
+    EXPECT_THAT(told_lost(), ElementsAre(2));
 }
 
 TEST_F(CommThreadTest, WhatARankSaidLastGoesBeforeItsEnd) {
@@ -239,7 +261,7 @@ TEST_F(CommThreadTest, AbandonTellsTheOthersWhy) {
     make(60);
     exchange();
     thread_->abandon("the disk is full");
-    EXPECT_EQ(told(News::Kind::lost).at(0).rank, 1);
+    EXPECT_THAT(told_lost(), ElementsAre(1));
     EXPECT_STREQ(told(News::Kind::lost).at(0).how.data(),
                  "it ended with an error: the disk is full");
     wait();
@@ -256,7 +278,7 @@ TEST_F(CommThreadTest, TheLibrarysOwnErrorIsThisRanks) {
     const Error error = failure();
     EXPECT_EQ(error.problem().what, "MPI refused a call");
     EXPECT_EQ(error.problem().where, "exchange of the gradient of layer 2, step 7: MPI_Irecv");
-    EXPECT_EQ(told(News::Kind::lost).at(0).rank, 1);
+    EXPECT_THAT(told_lost(), ElementsAre(1));
     EXPECT_STREQ(told(News::Kind::lost).at(0).how.data(), "MPI refused a call no");
 }
 
@@ -276,7 +298,7 @@ TEST_F(CommThreadTest, WatchesByAnothersEyes) {
     EXPECT_THAT(upper.failure()->problem().what, HasSubstr("lost rank 2: took no part"));
     EXPECT_TRUE(above.told.empty());
     EXPECT_THAT(failure().problem().what, HasSubstr("lost rank 2: took no part"));
-    EXPECT_EQ(told(News::Kind::lost).at(0).rank, 2);
+    EXPECT_THAT(told_lost(), ElementsAre(2));
     EXPECT_EQ(told(News::Kind::waiting).size(), 1u);
 }
 
