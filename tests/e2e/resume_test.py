@@ -138,8 +138,9 @@ class ResumeTest(FerryTest):
         self.refused(self.durable(paths=3), ["nothing to resume", self.drives[2]], "--resume")
         self.refused(self.durable(paths=2, swap__chunk_elements=8192, budgets__host="1MiB"),
                      "another plan", "--resume")
-        self.refused(self.durable(paths=2, checkpoint__durable_steps=False), "another plan",
-                     "--resume")
+        self.refused(self.durable(paths=2, checkpoint__durable_steps=False),
+                     "set checkpoint.durable_steps to true", "--resume")
+        self.what_is_damaged_is_named(config)
         segment = os.path.join(self.drives[1], "ferry.seg0")
         size = os.path.getsize(segment)
         os.truncate(segment, 0)
@@ -147,6 +148,25 @@ class ResumeTest(FerryTest):
         os.truncate(segment, size)  # the right size, but not the bytes
         self.refused(config, ["not consistent", segment, "checksum"], "--resume", code=IO)
         self.assert_trained(self.train(self.durable(paths=2, io__leftovers="remove_any")))
+
+    def what_is_damaged_is_named(self, config):
+        """A file missing or cut: nobody is told to give the others up."""
+        header = os.path.join(self.drives[0], "ferry.volume")
+        segment = os.path.join(self.drives[1], "ferry.seg0")
+        kept = self.path("kept")
+        os.rename(segment, kept)
+        self.refused(config, ["a segment is missing", segment, "mount or restore it"], "--resume", code=IO)
+        os.rename(kept, segment)
+        with open(header, "rb") as file:
+            whole = file.read()
+        os.truncate(header, 200)
+        back = "put the header back as the run left it"
+        self.refused(config, ["the header is truncated", "200 bytes", back], "--resume")
+        self.refused(config, ["a truncated header is left here", back, "io.leftovers"])
+        os.remove(header)
+        self.refused(config, ["its header is missing", "may be whole"], "--resume")
+        with open(header, "wb") as file:
+            file.write(whole)
 
     def test_any_killed_run_says_which_state_is_lost(self):
         config = self.durable(checkpoint__durable_steps=False, steps=100000)
