@@ -220,9 +220,16 @@ Header HeaderFile::find_resumable(uint64_t run_id) const {
                                      .remedy = std::move(remedy)});
     };
     const std::string afresh =
-        "start without --resume; with checkpoint.durable_steps the last "
-        "settled step of a run survives";
-    if (got == 0) refuse("no run has left its files here", "", "", afresh);
+        "start without --resume; with checkpoint.durable_steps a run survives but for its last "
+        "steps";
+    const std::string nothing = "there is nothing to resume: ";
+    if (got == 0) refuse(nothing + "no run has left its files here", "", "", afresh);
+    // A header that says nothing is no word against the files beside it.
+    const std::string restore =
+        "put the header back as the run left it: the files beside it may be whole";
+    if (got < static_cast<int64_t>(sizeof found))
+        refuse("the run cannot be resumed: the header is truncated", std::to_string(got) + " bytes",
+               std::to_string(kHeaderBytes) + " bytes", restore);
     if (found.version < kFormatVersion)
         refuse(nothing + "the files are an older ferry's", format_name(found.version),
                format_name(kFormatVersion), "finish the run with the ferry that began it");

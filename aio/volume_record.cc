@@ -137,6 +137,11 @@ void VolumeOnPaths::note_step(int64_t step) noexcept {
     for (const auto& files : files_) files->note_step(step);
 }
 
+// The first path is told first.
+int64_t VolumeOnPaths::noted_step() const noexcept {
+    return files_.empty() ? -1 : files_.front()->found().step;
+}
+
 void VolumeOnPaths::note_lost() noexcept {
     for (const auto& files : files_) files->note_lost();
 }

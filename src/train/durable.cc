@@ -41,8 +41,8 @@ Error nothing_to_resume() {
     return {Trouble::usage,
             {.what = "there is nothing to resume: this run keeps nothing on NVMe",
              .where = "budgets.nvme",
-             .remedy = "start without --resume; with checkpoint.durable_steps the last settled "
-                       "step of a run survives"}};
+             .remedy = "start without --resume; with checkpoint.durable_steps a run survives "
+                       "but for its last steps"}};
 }
 
 bool is_of_storage(const std::exception& error) {
@@ -168,6 +168,15 @@ RunState resume(swap::Store& store, const RunRecord& record,
         }
     }
     throw not_resumed(failed, wrong);
+}
+
+std::string resumed_text(int64_t step, int64_t noted) {
+    const std::string text = fmt::format("resumed after step {}", step);
+    if (noted <= step) return text;
+    if (noted == step + 1)
+        return text + fmt::format("; step {} was settled but not durable and is done again", noted);
+    return text + fmt::format("; steps {} to {} were settled but not durable and are done again",
+                              step + 1, noted);
 }
 
 }  // namespace ferry::train

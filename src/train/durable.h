@@ -64,4 +64,8 @@ private:
 RunState resume(swap::Store& store, const RunRecord& record,
                 const std::function<uint64_t()>& prove);
 
+// After which step a run goes on, and which steps it does again: those after it that its files have
+// noted as settled (-1: none noted).
+std::string resumed_text(int64_t step, int64_t noted);
+
 }  // namespace ferry::train

@@ -359,7 +359,7 @@ private:
         skipped_in_a_row_ = found.skipped_in_a_row;
         settler_.resume(found.unclipped_in_a_row);
         frozen_ = found.frozen;
-        log_info("resumed after step " + std::to_string(step_));
+        log_info(resumed_text(step_, volume_->noted_step()));
     }
 
     // How far the run has come: for whoever finds its files, and to go on from there.

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -119,6 +120,37 @@ class ResumeTest(FerryTest):
         more = self.train(self.durable(schedule__kind="linear"), "--resume")
         self.assertEqual(more.code, USAGE)
         self.assertIn("schedule.kind = linear", more.err)
+
+    def test_it_says_which_steps_are_done_again(self):
+        config = self.durable(steps=100000)
+        done_again = None
+        for _ in range(5):  # a kill may come just when the last step has become durable
+            self.killed(config, steps=5)
+            settled = int(re.search(r"last settled step (\d+)", self.train(config).err)[1])
+            resumed = self.killed(config, "--resume", steps=1)
+            after, done_again = re.search(r"resumed after step (\d+)(;.*done again)?", resumed.err).groups()
+            after = int(after)
+            self.assertEqual(resumed.steps[0]["step"], after + 1)
+            self.assertIn(settled - after, (0, 1, 2))
+            if settled > after:
+                break
+            self.assertIsNone(done_again)
+            shutil.rmtree(self.drives[0])
+            os.mkdir(self.drives[0])
+        steps = {1: f"step {settled} was settled but not durable and is",
+                 2: f"steps {after + 1} to {settled} were settled but not durable and are"}
+        self.assertEqual(done_again, f"; {steps[settled - after]} done again")
+
+    def test_a_run_beyond_its_last_step_is_refused(self):
+        constant = {"schedule__kind": "constant", "schedule__warmup_steps": 0}
+        ended = self.train(self.durable(**constant, steps=6))
+        self.assert_trained(ended)
+        self.refused(self.durable(**constant, steps=4), ["beyond its last step", "steps = 4", "step 6"],
+                     "--resume")
+        again = self.train(self.durable(**constant, steps=6), "--resume")
+        self.assert_trained(again)
+        self.assertEqual(again.steps, [])
+        self.assertEqual(again.hashes, ended.hashes)
 
     def refused(self, config, words, *arguments, code=USAGE):
         run = self.train(config, *arguments)
