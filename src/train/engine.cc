@@ -453,8 +453,8 @@ void Run::measure_bound() {
 
 void Run::measure() {
     if (figures_) return judge(shared_by(*figures_, world_.local_ranks));
-    drain();             // then all buffers are free
-    totals_ = so_far();  // what is moved from here on is not the run's
+    totals_ = so_far();  // drained, all buffers are free; what is moved from here is not the run's
+    const trace::Recording::Pause pause(recording_);
     kernels_.states()[0] = {.step = 1, .gradient_scale = 1};
     Figures figures =
         measure_figures(schedules_.steady(), bench(), *teams_, topology_,
