@@ -99,6 +99,13 @@ RunState RunRecord::read(std::span<const std::byte> bytes) const {
     const auto* text = reinterpret_cast<const char*>(bytes.data() + sizeof stored);
     const std::string theirs(text, bytes.size() - sizeof stored);
     if (theirs != identity_) refuse_another(theirs);
+    if (stored.state.step > steps_)
+        throw Error(Trouble::usage,
+                    {.what = "the run cannot be resumed: it has gone on beyond its last step",
+                     .where = "steps",
+                     .measured = fmt::format("steps = {}", steps_),
+                     .limit = fmt::format("the run has come to step {}", stored.state.step),
+                     .remedy = fmt::format("set steps to {} or more", stored.state.step)});
     return stored.state;
 }
 

@@ -73,7 +73,7 @@ public:
           lane_(ranks_ ? std::make_unique<RankLane>(*ranks_, plan_, settler_, step_) : nullptr),
           store_(swap::Store::make(store_options(), executor_, device_, volume_.get(), kernels_)),
           state_(plan_, *store_, teams_->all(), StateIo::staging_of(plan_, arena_)),
-          record_(identity_of(config, numerics_record(), loader_.info())) {
+          record_(identity_of(config, numerics_record(), loader_.info()), config.steps) {
         if (world_.rank == 0) warn_of_vocabulary(config_, shape_, loader_.info());
         pool_.seal();
         log_machine(config_, topology_, device_, executor_);
