@@ -178,7 +178,7 @@ RunState resume(swap::Store& store, const RunRecord& record,
 }
 
 std::string resumed_text(int64_t step, int64_t noted) {
-    const std::string text = fmt::format("resumed after step {}", step);
+    std::string text = fmt::format("resumed after step {}", step);
     if (noted <= step) return text;
     if (noted == step + 1)
         return text + fmt::format("; step {} was settled but not durable and is done again", noted);
