@@ -165,13 +165,7 @@ void PathFiles::open_to_resume() {
     const std::string name = options_.raw_device ? options_.path : options_.path + "/ferry.volume";
     if (!options_.raw_device) check_directory();
     // Opening would make a header, and leave it behind when there is nothing to resume.
-    if (access(name.c_str(), F_OK) != 0)
-        refuse(Trouble::usage,
-               {.what = "there is nothing to resume: no run has left its files here",
-                .where = name,
-                .measured = strerror(errno),
-                .remedy = "name the paths of the run that was interrupted, or "
-                          "start without --resume"});
+    if (access(name.c_str(), F_OK) != 0) refuse_without_header(name, errno);
     header_ = std::make_unique<HeaderFile>(name, options_.raw_device);
     header_now_ = header_->find_resumable(run_id_);
     resumed_ = true;
@@ -181,6 +175,20 @@ void PathFiles::open_to_resume() {
     for (int i = 0; i < segments_; ++i)
         descriptors_.push_back(options_.raw_device ? open_file(options_.path, 0) : open_segment(i));
     find_alignment();
+}
+
+void PathFiles::refuse_without_header(const std::string& name, int error) const {
+    if (access(segment_name(0).c_str(), F_OK) == 0)
+        refuse(Trouble::usage,
+               {.what = "the run cannot be resumed: its header is missing",
+                .where = name,
+                .measured = strerror(error),
+                .remedy = "put it back as the run left it: the files beside it may be whole"});
+    refuse(Trouble::usage, {.what = "there is nothing to resume: no run has left its files here",
+                            .where = name,
+                            .measured = strerror(error),
+                            .remedy = "name the paths of the run that was interrupted, or "
+                                      "start without --resume"});
 }
 
 void PathFiles::describe_layout(const Header& layout) {
@@ -346,6 +354,12 @@ std::string PathFiles::segment_name(int index) const {
 
 int PathFiles::open_segment(int index) {
     if (index >= kept_) return open_file(segment_name(index), O_CREAT | O_EXCL);
+    if (resumed_ && access(segment_name(index).c_str(), F_OK) != 0)
+        refuse(Trouble::io,
+               {.what = "the run cannot be resumed: a segment is missing",
+                .where = segment_name(index),
+                .measured = strerror(errno),
+                .remedy = "mount or restore it: the run's other files were left as they are"});
     const int file = open_file(segment_name(index), resumed_ ? 0 : O_CREAT);
     struct stat status {};
     if (fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink == 1) return file;

@@ -52,6 +52,11 @@ std::string lost_state(const Header& header) {
            (later ? " or a later one lost" : " lost");
 }
 
+// A configuration has a key for it, who opens a volume without one an option.
+std::string set_leftovers(const std::string& values) {
+    return "set io.leftovers (VolumeOptions::leftover) to " + values;
+}
+
 std::string format_name(uint32_t version) { return "format " + std::to_string(version); }
 
 Error not_ferrys(const std::string& name) {
@@ -203,10 +208,11 @@ void HeaderFile::refuse_leftover(const Header& header, bool truncated, uint64_t 
         .what = "files of a killed run are left here",
         .where = name_,
         .measured = "process " + std::to_string(header.pid) + ", run " + hex(header.run_id)};
-    const char* allow = "set leftovers to \"remove_any\"";
+    std::string allow = set_leftovers("\"remove_any\"");
     if (truncated) {
-        problem.what = "a truncated header is left here";
+        problem.what = "a truncated header is left here: the files beside it may be whole";
         problem.measured = "";
+        allow = "put the header back as the run left it; or, to give its state up, " + allow;
     } else if (header.version < kFormatVersion) {
         problem.what = "stale files of an older ferry are left here";
         problem.measured = format_name(header.version);
@@ -215,20 +221,20 @@ void HeaderFile::refuse_leftover(const Header& header, bool truncated, uint64_t 
         problem.what = "the durable state of a run is kept here";
         problem.measured += ", last settled step " + std::to_string(header.step);
         if (header.run_id != run_id) problem.limit = "this run is " + hex(run_id);
-        allow = "go on with it (--resume); or, to give it up, set leftovers to \"remove_any\"";
+        allow = "go on with it (--resume); or, to give it up, " + allow;
     } else if (header.lost) {
         problem.what = "the header of a run that ended with an error is left here";
-        allow = "set leftovers to \"remove\"";
+        allow = set_leftovers("\"remove\"");
     } else if (header.run_id != run_id) {
         problem.what = "files of another run, which was killed, are left here";
         problem.limit = "this run is " + hex(run_id);
     } else {
-        allow = "set leftovers to \"remove\" or \"reuse\"";
+        allow = set_leftovers("\"remove\" or \"reuse\"");
     }
     if (!truncated && header.version == kFormatVersion && !header.published)
         problem.measured += "; " + lost_state(header);
-    problem.remedy = std::string(allow) + (raw_device_ ? ", or erase the device's first block"
-                                                       : ", or delete the ferry.* files there");
+    problem.remedy = allow + (raw_device_ ? ", or erase the device's first block"
+                                          : ", or delete the ferry.* files there");
     throw Error(Trouble::usage, std::move(problem));
 }
 
@@ -238,28 +244,39 @@ Header HeaderFile::find_resumable(uint64_t run_id) const {
     if (got > 0) refuse_newer(found);
     const auto refuse = [&](std::string what, std::string measured, std::string limit,
                             std::string remedy) {
-        throw Error(Trouble::usage, {.what = "there is nothing to resume: " + std::move(what),
+        throw Error(Trouble::usage, {.what = std::move(what),
                                      .where = name_,
                                      .measured = std::move(measured),
                                      .limit = std::move(limit),
                                      .remedy = std::move(remedy)});
     };
     const std::string afresh =
-        "start without --resume; with checkpoint.durable_steps the last "
-        "settled step of a run survives";
-    if (got == 0) refuse("no run has left its files here", "", "", afresh);
+        "start without --resume; with checkpoint.durable_steps a run survives but for its last "
+        "steps";
+    const std::string nothing = "there is nothing to resume: ";
+    if (got == 0) refuse(nothing + "no run has left its files here", "", "", afresh);
+    // A header that says nothing is no word against the files beside it.
+    const std::string restore =
+        "put the header back as the run left it: the files beside it may be whole";
+    if (got < static_cast<int64_t>(sizeof found))
+        refuse("the run cannot be resumed: the header is truncated", std::to_string(got) + " bytes",
+               std::to_string(kHeaderBytes) + " bytes", restore);
     if (found.version < kFormatVersion)
-        refuse("the files are an older ferry's", format_name(found.version),
+        refuse(nothing + "the files are an older ferry's", format_name(found.version),
                format_name(kFormatVersion), "finish the run with the ferry that began it");
-    if (got < static_cast<int64_t>(sizeof found)) refuse("the header is truncated", "", "", afresh);
     if (found.run_id != run_id)
-        refuse("the files are of another run", "run " + hex(found.run_id),
+        refuse(nothing + "the files are of another run", "run " + hex(found.run_id),
                "this one is " + hex(run_id),
                "resume with the model, batch, precision, optimizer and machine of that run");
-    if (!found.published) refuse(lost_state(found), "", "", afresh);
+    if (!found.published) refuse(nothing + lost_state(found), "", "", afresh);
     if (found.segments < 1 || found.segments > kSegmentsMax || found.classes < 1 ||
         found.classes > kRecordClassesMax)
-        refuse("the header is damaged", "", "", afresh);
+        refuse("the run cannot be resumed: the header is damaged",
+               std::to_string(found.segments) + " segments, " + std::to_string(found.classes) +
+                   " kinds of state",
+               "1 to " + std::to_string(kSegmentsMax) + " and 1 to " +
+                   std::to_string(kRecordClassesMax),
+               restore);
     return found;
 }
 

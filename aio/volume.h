@@ -29,6 +29,7 @@ public:
     int in_flight() const noexcept override { return in_flight_; }
     void flush() override;
     void note_step(int64_t step) noexcept override;
+    int64_t noted_step() const noexcept override;
     void note_lost() noexcept override;
 
     std::span<std::byte> record() noexcept override;

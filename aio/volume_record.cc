@@ -77,6 +77,11 @@ void VolumeOnPaths::check_layout_to_resume(size_t path) const {
         refuse("the alignment of its paths has changed", name, std::to_string(alignment_),
                std::to_string(found.alignment),
                "mount the drive as it was, with the same use of O_DIRECT");
+    if (options_.record_bytes == 0)
+        refuse("its steps were durable, this one's are not", name,
+               "checkpoint.durable_steps is false (VolumeOptions::record_bytes 0)",
+               std::to_string(found.record_bytes) + " bytes",
+               "set checkpoint.durable_steps to true, as in that run");
     const std::string same = "resume with the budgets and the chunk size of that run";
     if (found.record_bytes != options_.record_bytes ||
         found.classes != static_cast<int64_t>(options_.classes.size()))
@@ -130,6 +135,11 @@ void VolumeOnPaths::describe_layout() {
 
 void VolumeOnPaths::note_step(int64_t step) noexcept {
     for (const auto& files : files_) files->note_step(step);
+}
+
+// The first path is told first.
+int64_t VolumeOnPaths::noted_step() const noexcept {
+    return files_.empty() ? -1 : files_.front()->found().step;
 }
 
 void VolumeOnPaths::note_lost() noexcept {

@@ -71,24 +71,31 @@ Pool::~Pool() {
 std::span<std::byte> Pool::reserve(std::string name, int64_t bytes, int64_t now, NodeTeams& teams) {
     FERRY_CHECK(!sealed_, "the pool is sealed: everything is reserved at start-up");
     if (bytes == 0) return {};
-    const auto refuse = [&](const std::string& limit) {
+    const auto refuse = [&](const char* where, const std::string& limit, const char* remedy) {
         throw Error(
             Trouble::does_not_fit,
             {.what = "host memory for \"" + name + "\" cannot be reserved",
+             .where = where,
              .measured = format_bytes(bytes) + " on top of " + format_bytes(reserved_bytes_),
              .limit = limit,
-             .remedy = "raise budgets.host or move more state to budgets.nvme"});
+             .remedy = remedy});
     };
-    if (bytes > budget_bytes_ - reserved_bytes_) refuse("budget " + format_bytes(budget_bytes_));
-    if (reserved_bytes_ + bytes > topology_.memory_left_bytes) {
-        refuse(format_bytes(topology_.memory_left_bytes) + " left of the " +
-               format_bytes(topology_.memory_limit_bytes) + " of this machine or cgroup");
-    }
+    if (bytes > budget_bytes_ - reserved_bytes_)
+        refuse("budgets.host", format_bytes(budget_bytes_),
+               "raise budgets.host or move more state to budgets.nvme");
+    if (reserved_bytes_ + bytes > topology_.memory_left_bytes)
+        refuse("memory of this machine or cgroup",
+               format_bytes(topology_.memory_left_bytes) + " left of " +
+                   format_bytes(topology_.memory_limit_bytes),
+               "end what else uses it, raise the cgroup's limit, or move more state to "
+               "budgets.nvme and lower budgets.host");
     // Over-reserve address space (not memory) so that the slab starts on a huge page.
     const size_t mapped = static_cast<size_t>(round_up(bytes, 4096) + kHugePage);
     void* base = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (base == MAP_FAILED) refuse(std::string("mmap: ") + std::strerror(errno));
+    if (base == MAP_FAILED)
+        refuse("address space of this process", std::string("mmap: ") + std::strerror(errno),
+               "raise the limit of the process (ulimit -v), or move more state to budgets.nvme");
     mappings_.push_back({base, mapped});
     const auto address = reinterpret_cast<uintptr_t>(base);
     auto* aligned =

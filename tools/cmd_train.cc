@@ -291,8 +291,9 @@ void add_train_command(CLI::App& app) {
                         "a machine file (docs/machine.md): bound and prediction by its figures, "
                         "nothing is measured");
     command->add_flag("--resume", options->resume,
-                      "go on after the last settled step of the run that was interrupted; it was "
-                      "started with checkpoint.durable_steps (docs/configuration.md)");
+                      "go on after the last durable step of the run that was interrupted, at most "
+                      "two before the last that it finished; it was started with "
+                      "checkpoint.durable_steps (docs/configuration.md)");
     command->add_flag("--json", options->json, "one JSON object a step on standard output");
     command->add_flag_callback(
         "--no-bound", [options] { options->bound = false; },

@@ -150,12 +150,12 @@ public:
     virtual void flush() = 0;
     // The last step settled, into the headers: a kill does not lose it, a power failure may.
     virtual void note_step(int64_t step) noexcept = 0;
+    virtual int64_t noted_step() const noexcept = 0;  // at first a resumed run's; -1: none
     // The run ends, storage failed: where a step was noted the headers stay and say what is lost.
     virtual void note_lost() noexcept = 0;
 
     // ---- with record_bytes: a record of what the slots hold, in two copies
-    // The next one, to be filled while no publication is under way.
-    virtual std::span<std::byte> record() noexcept = 0;
+    virtual std::span<std::byte> record() noexcept = 0;  // to fill while none is published
     // Flushes on every path what was written and polled until now; then writes the first `bytes` of
     // record() over the older copy; then flushes that. poll() moves it on; it never blocks.
     virtual void publish(int64_t bytes) noexcept = 0;

@@ -87,7 +87,7 @@ struct SwapConfig {
 };
 
 struct CheckpointConfig {
-    bool durable_steps = false;  // the last settled step outlives a kill and a power failure
+    bool durable_steps = false;  // a kill and a power failure cost the last steps only
 };
 
 struct IoConfig {

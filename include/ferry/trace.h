@@ -31,6 +31,21 @@ public:
     RowId add_row(std::string group, std::string name);
     // Any thread; never blocks, never allocates.
     void add(const Slice& slice) noexcept;
+    // While it lives nothing is recorded, or counted as dropped: for work that is no part of what
+    // is traced. One at a time; of no recording it does nothing.
+    class Pause {
+    public:
+        explicit Pause(Recording* recording) noexcept : recording_(recording) { set(true); }
+        ~Pause() { set(false); }
+        Pause(const Pause&) = delete;
+        Pause& operator=(const Pause&) = delete;
+
+    private:
+        void set(bool paused) noexcept {
+            if (recording_) recording_->paused_.store(paused, std::memory_order_relaxed);
+        }
+        Recording* recording_;
+    };
 
     // Below: while nobody adds.
     size_t size() const noexcept;
@@ -46,6 +61,7 @@ private:
     std::vector<Row> rows_{};
     std::vector<Slice> slices_;
     std::atomic<size_t> next_ = 0;
+    std::atomic<bool> paused_ = false;
 };
 
 // An NVTX range on the calling thread for as long as it lives; nothing in builds without CUDA, and

@@ -33,6 +33,12 @@ std::string show(const char* name, int64_t value) {
     return std::string(name) + " " + std::to_string(value);
 }
 
+std::string show(const char* name, double value) {
+    std::ostringstream text;
+    text << name << ' ' << value;
+    return text.str();
+}
+
 // The divisor of `whole` nearest to `wish`: what a user can write instead.
 int64_t nearest_divisor(int64_t whole, int64_t wish) {
     wish = std::min(wish, whole);
@@ -202,16 +208,18 @@ void check_tiers(const Config& c, const std::string& where) {
 void check_checkpoint(const Config& c, const std::string& where) {
     if (!c.checkpoint.durable_steps) return;
     const std::string key = "checkpoint.durable_steps";
-    demand(where, {{!c.budgets.nvme.empty(), key, "what is to survive the process must be on NVMe",
-                    "budgets.nvme is empty", "add a path to budgets.nvme, or set it to false"},
-                   {c.swap.state_on_nvme < 0 || c.swap.state_on_nvme == 1, key,
-                    "all of the optimizer state must be on NVMe to survive the process",
-                    "swap.state_on_nvme is less than 1", "leave swap.state_on_nvme out"},
-                   {c.swap.state_on_device <= 0, key,
-                    "all of the optimizer state must be on NVMe to survive the process",
-                    "swap.state_on_device is more than 0", "leave swap.state_on_device out"},
-                   {c.swap.verify, key, "without checksums nothing proves what was read back",
-                    "swap.verify is false", "set swap.verify to true"}});
+    demand(
+        where,
+        {{!c.budgets.nvme.empty(), key, "what is to survive the process must be on NVMe",
+          "budgets.nvme is empty", "add a path to budgets.nvme, or set it to false"},
+         {c.swap.state_on_nvme < 0 || c.swap.state_on_nvme == 1, key,
+          "all of the optimizer state must be on NVMe to survive the process",
+          show("swap.state_on_nvme", c.swap.state_on_nvme), "leave swap.state_on_nvme out"},
+         {c.swap.state_on_device <= 0, key,
+          "all of the optimizer state must be on NVMe to survive the process",
+          show("swap.state_on_device", c.swap.state_on_device), "leave swap.state_on_device out"},
+         {c.swap.verify, key, "without checksums nothing proves what was read back",
+          "swap.verify is false", "set swap.verify to true"}});
 }
 
 }  // namespace

@@ -133,7 +133,7 @@ const Key kKeys[] = {
     {FERRY_KEY(swap.keep_attention), integer, "blocks that keep on the device what their attention gave, so that backward does not compute it again; more than there are: all; `auto` (-1): as many as the planner expects to shorten the step more than state and weights in the same memory would, on the processors none where `budgets.device` is unlimited", {.low = 0, .high = 65536}, {}, -1},
     {FERRY_KEY(swap.verify), boolean, "check the checksum of everything that comes back from NVMe"},
 
-    {FERRY_KEY(checkpoint.durable_steps), boolean, "the last settled step survives a kill and a power failure: `ferry train --resume` goes on from it with the same bits. All optimizer state is then on NVMe, in twice the slots, and the files stay after the run; docs/decisions/0015-durable-steps.md"},
+    {FERRY_KEY(checkpoint.durable_steps), boolean, "a run survives a kill and a power failure but for the step under way and at most the two before it, which `ferry train --resume` does again, with the same bits. All optimizer state is then on NVMe, in twice the slots, and the files stay after the run; docs/decisions/0015-durable-steps.md"},
 
     {FERRY_KEY(io.backend), choice, "`auto`: io_uring where the kernel allows it, else POSIX threads", {}, first(kBackends, 3)},
     {FERRY_KEY(io.block_bytes), bytes, "largest single read or write, a multiple of 4 KiB", {.low = 4096, .high = 1 << 30}},

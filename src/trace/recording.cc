@@ -54,6 +54,7 @@ RowId Recording::add_row(std::string group, std::string name) {
 }
 
 void Recording::add(const Slice& slice) noexcept {
+    if (paused_.load(std::memory_order_relaxed)) return;
     const size_t at = next_.fetch_add(1, std::memory_order_relaxed);
     if (at < slices_.size()) slices_[at] = slice;
 }

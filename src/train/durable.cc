@@ -41,8 +41,8 @@ Error nothing_to_resume() {
     return {Trouble::usage,
             {.what = "there is nothing to resume: this run keeps nothing on NVMe",
              .where = "budgets.nvme",
-             .remedy = "start without --resume; with checkpoint.durable_steps the last settled "
-                       "step of a run survives"}};
+             .remedy = "start without --resume; with checkpoint.durable_steps a run survives "
+                       "but for its last steps"}};
 }
 
 bool is_of_storage(const std::exception& error) {
@@ -99,6 +99,13 @@ RunState RunRecord::read(std::span<const std::byte> bytes) const {
     const auto* text = reinterpret_cast<const char*>(bytes.data() + sizeof stored);
     const std::string theirs(text, bytes.size() - sizeof stored);
     if (theirs != identity_) refuse_another(theirs);
+    if (stored.state.step > steps_)
+        throw Error(Trouble::usage,
+                    {.what = "the run cannot be resumed: it has gone on beyond its last step",
+                     .where = "steps",
+                     .measured = fmt::format("steps = {}", steps_),
+                     .limit = fmt::format("the run has come to step {}", stored.state.step),
+                     .remedy = fmt::format("set steps to {} or more", stored.state.step)});
     return stored.state;
 }
 
@@ -168,6 +175,15 @@ RunState resume(swap::Store& store, const RunRecord& record,
         }
     }
     throw not_resumed(failed, wrong);
+}
+
+std::string resumed_text(int64_t step, int64_t noted) {
+    std::string text = fmt::format("resumed after step {}", step);
+    if (noted <= step) return text;
+    if (noted == step + 1)
+        return text + fmt::format("; step {} was settled but not durable and is done again", noted);
+    return text + fmt::format("; steps {} to {} were settled but not durable and are done again",
+                              step + 1, noted);
 }
 
 }  // namespace ferry::train

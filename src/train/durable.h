@@ -44,17 +44,21 @@ bool is_of_storage(const std::exception& error);
 // States of one run as bytes, and back.
 class RunRecord {
 public:
-    explicit RunRecord(std::string identity) : identity_(std::move(identity)) {}
+    // A run of so many steps.
+    RunRecord(std::string identity, int64_t steps)
+        : identity_(std::move(identity)), steps_(steps) {}
 
     // Valid until the next call. `room` is the most it may be; throws usage.
     std::span<const std::byte> write(const RunState& state, int64_t room);
-    // Throws usage, naming what differs, where the bytes are of another run.
+    // Throws usage, naming what differs, where the bytes are of another run, or of a step that this
+    // one does not come to.
     RunState read(std::span<const std::byte> bytes) const;
 
 private:
     void refuse_another(const std::string& theirs) const;
 
     std::string identity_;
+    int64_t steps_;
     std::vector<std::byte> bytes_{};
 };
 
@@ -63,5 +67,9 @@ private:
 // record can be used: it says whether a transfer failed, or all of them are wrong.
 RunState resume(swap::Store& store, const RunRecord& record,
                 const std::function<uint64_t()>& prove);
+
+// After which step a run goes on, and which steps it does again: those after it that its files have
+// noted as settled (-1: none noted).
+std::string resumed_text(int64_t step, int64_t noted);
 
 }  // namespace ferry::train

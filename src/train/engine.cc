@@ -73,7 +73,7 @@ public:
           lane_(ranks_ ? std::make_unique<RankLane>(*ranks_, plan_, settler_, step_) : nullptr),
           store_(swap::Store::make(store_options(), executor_, device_, volume_.get(), kernels_)),
           state_(plan_, *store_, teams_->all(), StateIo::staging_of(plan_, arena_)),
-          record_(identity_of(config, numerics_record(), loader_.info())) {
+          record_(identity_of(config, numerics_record(), loader_.info()), config.steps) {
         if (world_.rank == 0) warn_of_vocabulary(config_, shape_, loader_.info());
         pool_.seal();
         log_machine(config_, topology_, device_, executor_);
@@ -360,7 +360,7 @@ private:
         skipped_in_a_row_ = found.skipped_in_a_row;
         settler_.resume(found.unclipped_in_a_row);
         frozen_ = found.frozen;
-        log_info("resumed after step " + std::to_string(step_));
+        log_info(resumed_text(step_, volume_->noted_step()));
     }
 
     // How far the run has come: for whoever finds its files, and to go on from there.
@@ -454,8 +454,8 @@ void Run::measure_bound() {
 
 void Run::measure() {
     if (figures_) return judge(shared_by(*figures_, world_.local_ranks));
-    drain();             // then all buffers are free
-    totals_ = so_far();  // what is moved from here on is not the run's
+    totals_ = so_far();  // drained, all buffers are free; what is moved from here is not the run's
+    const trace::Recording::Pause pause(recording_);
     kernels_.states()[0] = {.step = 1, .gradient_scale = 1};
     Figures figures =
         measure_figures(schedules_.steady(), bench(), *teams_, topology_,

@@ -395,12 +395,14 @@ TEST_P(RecordsOnFiles, WhatIsNotProvedIsRefused) {
     other = options(Leftover::resume);
     other.record_bytes += 1;
     expect_refused(other, "laid out by another plan");
+    other.record_bytes = 0;
+    expect_refused(other, "checkpoint.durable_steps is false");
     const std::string segment = path(0) + "/ferry.seg0";
     const auto size = static_cast<int64_t>(std::filesystem::file_size(segment));
     std::filesystem::resize_file(segment, static_cast<uintmax_t>(size - 4096));
     expect_refused(options(Leftover::resume), "not as it was laid out");
     std::filesystem::remove(segment);
-    expect_refused(options(Leftover::resume), "ferry.seg0");
+    expect_refused(options(Leftover::resume), "a segment is missing");
 }
 
 TEST_P(RecordsOnFiles, DamagedHeadersAreRefused) {
@@ -408,8 +410,16 @@ TEST_P(RecordsOnFiles, DamagedHeadersAreRefused) {
     volume_.reset();
     const std::string good = directory_.contents("0/ferry.volume");
     const auto put = [&](const std::string& bytes) { directory_.put("0/ferry.volume", bytes); };
-    put(good.substr(0, 200));
-    expect_refused(options(Leftover::resume), "truncated");
+    for (const size_t bytes : {size_t{8}, size_t{200}}) {
+        put(good.substr(0, bytes));
+        for (const Leftover leftover : {Leftover::resume, Leftover::remove}) {
+            expect_refused(options(leftover), "truncated");
+            expect_refused(options(leftover), "put the header back as the run left it");
+        }
+    }
+    std::filesystem::remove(header(0));
+    expect_refused(options(Leftover::resume), "its header is missing");
+    expect_refused(options(Leftover::resume), "the files beside it may be whole");
     std::string other = good;
     other[8] = 99;
     put(other);

@@ -90,6 +90,27 @@ class OutputTest(FerryTest):
             for (begin, length, _), (after, _, _) in zip(slices, slices[1:]):
                 self.assertLessEqual(begin + length, after + 0.01)  # microseconds
 
+    def test_what_is_measured_before_and_after_is_not_in_the_trace(self):
+        trace = self.path("measured.json")
+        config = self.config(budgets__host="200KiB", budgets__nvme=[self.nvme()], steps=3)
+        command = [word for word in self.command(config, "--trace", trace) if word != "--no-bound"]
+        run = self.ferry(*command)
+        self.assert_trained(run)
+        self.assertGreater(run.summary["bound_seconds"], 0)
+        with open(trace, encoding="utf-8") as file:
+            events = [event for event in json.load(file)["traceEvents"] if event["ph"] in "MX"]
+        groups = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+        rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"
+                and groups[event["pid"]] == "measured"}
+        moved = dict.fromkeys(rows.values(), 0)
+        for event in events:
+            if event["ph"] == "X" and groups[event["pid"]] == "measured":
+                moved[rows[event["tid"]]] += event["args"].get("bytes", 0)
+        links = {link["lane"]: link["bytes"] for link in run.summary["lanes"]}
+        for lane in ("nvme read", "nvme write"):
+            self.assertGreater(links[lane], 0)
+            self.assertEqual(moved[lane], links[lane], lane)
+
     def test_every_slice_of_the_trace_says_what_it_moved(self):
         trace = self.path("slices.json")
         config = self.config(budgets__host="200KiB", budgets__device="1400KiB", swap__groups=2,

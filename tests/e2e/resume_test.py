@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -120,6 +121,37 @@ class ResumeTest(FerryTest):
         self.assertEqual(more.code, USAGE)
         self.assertIn("schedule.kind = linear", more.err)
 
+    def test_it_says_which_steps_are_done_again(self):
+        config = self.durable(steps=100000)
+        done_again = None
+        for _ in range(5):  # a kill may come just when the last step has become durable
+            self.killed(config, steps=5)
+            settled = int(re.search(r"last settled step (\d+)", self.train(config).err)[1])
+            resumed = self.killed(config, "--resume", steps=1)
+            after, done_again = re.search(r"resumed after step (\d+)(;.*done again)?", resumed.err).groups()
+            after = int(after)
+            self.assertEqual(resumed.steps[0]["step"], after + 1)
+            self.assertIn(settled - after, (0, 1, 2))
+            if settled > after:
+                break
+            self.assertIsNone(done_again)
+            shutil.rmtree(self.drives[0])
+            os.mkdir(self.drives[0])
+        steps = {1: f"step {settled} was settled but not durable and is",
+                 2: f"steps {after + 1} to {settled} were settled but not durable and are"}
+        self.assertEqual(done_again, f"; {steps[settled - after]} done again")
+
+    def test_a_run_beyond_its_last_step_is_refused(self):
+        constant = {"schedule__kind": "constant", "schedule__warmup_steps": 0}
+        ended = self.train(self.durable(**constant, steps=6))
+        self.assert_trained(ended)
+        self.refused(self.durable(**constant, steps=4), ["beyond its last step", "steps = 4", "step 6"],
+                     "--resume")
+        again = self.train(self.durable(**constant, steps=6), "--resume")
+        self.assert_trained(again)
+        self.assertEqual(again.steps, [])
+        self.assertEqual(again.hashes, ended.hashes)
+
     def refused(self, config, words, *arguments, code=USAGE):
         run = self.train(config, *arguments)
         self.assertEqual(run.code, code, run.err)
@@ -138,8 +170,9 @@ class ResumeTest(FerryTest):
         self.refused(self.durable(paths=3), ["nothing to resume", self.drives[2]], "--resume")
         self.refused(self.durable(paths=2, swap__chunk_elements=8192, budgets__host="1MiB"),
                      "another plan", "--resume")
-        self.refused(self.durable(paths=2, checkpoint__durable_steps=False), "another plan",
-                     "--resume")
+        self.refused(self.durable(paths=2, checkpoint__durable_steps=False),
+                     "set checkpoint.durable_steps to true", "--resume")
+        self.what_is_damaged_is_named(config)
         segment = os.path.join(self.drives[1], "ferry.seg0")
         size = os.path.getsize(segment)
         os.truncate(segment, 0)
@@ -147,6 +180,25 @@ class ResumeTest(FerryTest):
         os.truncate(segment, size)  # the right size, but not the bytes
         self.refused(config, ["not consistent", segment, "checksum"], "--resume", code=IO)
         self.assert_trained(self.train(self.durable(paths=2, io__leftovers="remove_any")))
+
+    def what_is_damaged_is_named(self, config):
+        """A file missing or cut: nobody is told to give the others up."""
+        header = os.path.join(self.drives[0], "ferry.volume")
+        segment = os.path.join(self.drives[1], "ferry.seg0")
+        kept = self.path("kept")
+        os.rename(segment, kept)
+        self.refused(config, ["a segment is missing", segment, "mount or restore it"], "--resume", code=IO)
+        os.rename(kept, segment)
+        with open(header, "rb") as file:
+            whole = file.read()
+        os.truncate(header, 200)
+        back = "put the header back as the run left it"
+        self.refused(config, ["the header is truncated", "200 bytes", back], "--resume")
+        self.refused(config, ["a truncated header is left here", back, "io.leftovers"])
+        os.remove(header)
+        self.refused(config, ["its header is missing", "may be whole"], "--resume")
+        with open(header, "wb") as file:
+            file.write(whole)
 
     def test_any_killed_run_says_which_state_is_lost(self):
         config = self.durable(checkpoint__durable_steps=False, steps=100000)

@@ -148,6 +148,7 @@ public:
         disk_.lost_step_.reset();
     }
     void note_step(int64_t step) noexcept override { step_ = step; }
+    int64_t noted_step() const noexcept override { return step_.value_or(-1); }
     void note_lost() noexcept override { disk_.lost_step_ = step_; }
 
 private:

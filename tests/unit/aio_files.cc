@@ -182,7 +182,8 @@ TEST_F(VolumeFiles, ALeftoverOfAnotherRunIsTakenOnlyWhenThatIsSaid) {
     for (const Leftover leftover : {Leftover::refuse, Leftover::remove, Leftover::reuse}) {
         wanted.leftover = leftover;
         expect_refused(wanted, Trouble::usage, "another run");
-        expect_refused(wanted, Trouble::usage, "set leftovers to \"remove_any\"");
+        expect_refused(wanted, Trouble::usage,
+                       "set io.leftovers (VolumeOptions::leftover) to \"remove_any\"");
         EXPECT_TRUE(exists("ferry.seg0"));
     }
     wanted.leftover = Leftover::reuse_any;

@@ -46,15 +46,26 @@ TEST_F(PoolTest, SlabsAreAlignedZeroAndCounted) {
 TEST_F(PoolTest, TheBudgetAndTheMachineAreLimits) {
     Pool pool(topology_, 8 * kMiB);
     pool.reserve("a", 8 * kMiB, teams_);
-    EXPECT_THROW(pool.reserve("b", 1, teams_), Error);
+    const auto problem_of = [&](Pool& full, int64_t bytes) {
+        try {
+            full.reserve("more", bytes, teams_);
+        } catch (const Error& error) {
+            EXPECT_EQ(error.trouble(), Trouble::does_not_fit);
+            return error.problem();
+        }
+        ADD_FAILURE() << "it was reserved";
+        return Problem{};
+    };
+    const Problem of_budget = problem_of(pool, 1);
+    EXPECT_EQ(of_budget.where, "budgets.host");
+    EXPECT_EQ(of_budget.limit, "8.00 MiB");
+    EXPECT_THAT(of_budget.remedy, testing::HasSubstr("raise budgets.host"));
+    // More of a budget would not help here.
     Pool large(topology_, kGiB);
-    try {
-        large.reserve("c", 65 * kMiB, teams_);
-        FAIL();
-    } catch (const Error& error) {
-        EXPECT_EQ(error.trouble(), Trouble::does_not_fit);
-        EXPECT_THAT(error.what(), testing::HasSubstr("64.00 MiB left of the 128.00 MiB"));
-    }
+    const Problem of_machine = problem_of(large, 65 * kMiB);
+    EXPECT_EQ(of_machine.where, "memory of this machine or cgroup");
+    EXPECT_EQ(of_machine.limit, "64.00 MiB left of 128.00 MiB");
+    EXPECT_THAT(of_machine.remedy, testing::Not(testing::HasSubstr("raise budgets.host")));
 }
 
 TEST_F(PoolTest, NothingIsReservedOnceSealed) {

@@ -52,6 +52,21 @@ TEST(Recording, IsWrittenAsAChromeTrace) {
     EXPECT_EQ(rows.at({slices[1]["pid"], slices[1]["tid"]}), "path \"a\"\n");
 }
 
+TEST(Recording, HoldsNothingOfAPause) {
+    Recording recording(2);
+    const RowId row = recording.add_row("measured", "compute");
+    recording.add({.row = row, .name = "before"});
+    {
+        const Recording::Pause pause(&recording);
+        for (int i = 0; i < 5; ++i) recording.add({.row = row, .name = "measuring"});
+    }
+    recording.add({.row = row, .name = "after"});
+    ASSERT_EQ(recording.size(), 2U);
+    EXPECT_EQ(recording[1].name, "after");
+    EXPECT_EQ(recording.dropped(), 0U);
+    const Recording::Pause of_nothing(nullptr);
+}
+
 TEST(Recording, DropsAndCountsWhatDoesNotFit) {
     Recording recording(100);
     const RowId row = recording.add_row("measured", "compute");
