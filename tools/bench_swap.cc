@@ -97,6 +97,7 @@ public:
                                       .recording = bench.svg.empty() ? nullptr : &recording_})),
           machine_(rehearsal_->measure()),
           progress_(static_cast<int>(bench.passes.size()) * bench.pairs) {
+        check_passes();
         const auto paths = static_cast<int64_t>(bench.paths.size());
         const planner::Plan& plan = rehearsal_->plan();
         if (plan.nvme_bytes > 0) {
@@ -121,6 +122,21 @@ private:
         for (const std::string& directory : sites_.directories())
             config.budgets.nvme.push_back({.path = directory});
         return config;
+    }
+
+    // A row that was asked for by name and is not there would look like success.
+    void check_passes() const {
+        if (!bench_.all_passes || rehearsal_->plan().nvme_bytes > 0) return;
+        for (const Pass pass : bench_.passes) {
+            if (direction_of(pass) == Direction::mixed) continue;
+            throw Error(Trouble::usage, {.what = "the pass has nothing to move",
+                                         .where = "--passes",
+                                         .measured = fmt::format("{}: none of the state is on a "
+                                                                 "drive",
+                                                                 name_of(pass)),
+                                         .remedy = "name a directory on a drive, and leave some "
+                                                   "of the state to it (--on-nvme, --on-device)"});
+        }
     }
 
     // A B B A: a drift of the drive's speed hits both sides alike.

@@ -69,6 +69,18 @@ double stored_part(const SwapOptions& options) {
                            "the device does not"});
 }
 
+// What only drives can give.
+void check_drives(const SwapOptions& options) {
+    if (!options.paths.empty()) return;
+    for (const auto& [option, asked] :
+         {std::pair{"--on-nvme", options.on_nvme > 0}, {"--compare-fio", options.compare_fio}}) {
+        if (asked)
+            throw Error(Trouble::usage, {.what = "without a path all is in memory",
+                                         .where = option,
+                                         .remedy = "name a directory on a drive"});
+    }
+}
+
 SwapBench bench_of(const SwapOptions& options) {
     SwapBench bench{.paths = options.paths,
                     .pairs = options.pairs > 0 ? options.pairs : (options.compare_fio ? 15 : 3),
@@ -97,6 +109,7 @@ SwapBench bench_of(const SwapOptions& options) {
                  .queue_depth = options.depth,
                  .direct = !options.buffered};
     bench.passes = passes_of(options);
+    bench.all_passes = !options.passes.empty();
     return bench;
 }
 
@@ -152,6 +165,7 @@ std::vector<Row> measure(const SwapBench& bench) {
 }
 
 void run_swap(const SwapOptions& options) {
+    check_drives(options);
     const SwapBench bench = bench_of(options);
     if (!options.svg.empty()) check_picture_file("--svg", options.svg);
     nlohmann::json machine = machine_json();

@@ -120,6 +120,17 @@ class RowsTest(BenchSwapTest):
         _, rows = self.rows(self.drive, *QUICK, "--passes", "optimizer,in")
         self.assertEqual(list(rows), ["swap-in", "optimizer pass"])
 
+    def test_what_cannot_be_made_is_refused(self):
+        for words in (["--passes", "out"], ["--passes", "optimizer,in"],
+                      [self.drive, "--passes", "out", "--on-nvme", "0"],
+                      [self.drive, "--passes", "in", "--on-device", "1"]):
+            self.assert_refused(self.bench(*words, *QUICK, "--json"), USAGE, "nothing to move", "--passes", "do:")
+        for words in (["--on-nvme", "0.5"], ["--compare-fio"]):
+            self.assert_refused(self.bench(*words, *QUICK), USAGE, "without a path", words[0], "do:")
+        self.assert_clean()
+        _, rows = self.rows(self.drive, *QUICK, "--on-nvme", "0")  # nothing by name: all that fit
+        self.assertEqual(list(rows), ["optimizer pass, in memory"])
+
     def test_several_paths_and_methods(self):
         other = self.path("other")
         os.makedirs(other, exist_ok=True)

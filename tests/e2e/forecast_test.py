@@ -132,6 +132,13 @@ class PlanTest(ForecastTest):
         plan = self.forecast(config)
         self.assertIn("No such file", plan["forecast"]["missing"])
         self.assertFalse(os.path.exists(self.path("none")))
+        picture = self.path("none.svg")
+        run = self.ferry("plan", self.command(config)[1], "--svg", picture)
+        self.assertEqual(run.code, USAGE, run.err)
+        for text in ("no step to draw", "--svg", "No such file", self.path("none"), "--machine"):
+            self.assertIn(text, run.err)
+        self.assertEqual(run.out, "")
+        self.assertFalse(os.path.exists(picture))
 
     def wear(self, config, *arguments):
         return self.forecast(config, "--no-forecast", *arguments)["wear"]
