@@ -186,6 +186,30 @@ class PlanTest(ForecastTest):
         plan = self.forecast(self.tiers(budgets__nvme=[drive], steps=1000), "--no-forecast")
         self.assertEqual(plan["wear"]["advice"], [])
 
+    def test_bets_that_are_lost_wear_more(self):
+        """A clip that takes every bet: what the run writes is within what the plan says, and near it."""
+        drive = {**self.nvme(), "endurance_tbw": 0.0001}
+        steps = 20
+        config = self.config(budgets__nvme=[drive], swap__state_on_nvme=1, swap__bets="all", steps=steps,
+                             swap__chunk_elements=8192, clip_norm=1e-3)
+        wear = self.wear(config)
+        self.assertGreater(wear["step_bytes_bets_lost"], 1.3 * wear["step_bytes"])
+        run = self.train(config)
+        self.assert_trained(run)
+        written = run.lane("nvme write")
+        self.assertGreater(written, 1.2 * steps * wear["step_bytes"], "bets were lost")
+        self.assertLessEqual(written, steps * wear["step_bytes_bets_lost"])
+        self.assertGreater(written, 0.8 * steps * wear["step_bytes_bets_lost"])
+        path = wear["paths"][0]
+        self.assertAlmostEqual(path["endurance_share_bets_lost"], wear["run_bytes_bets_lost"] / 1e8)
+        self.assertIn({"swap.bets": "auto"}, [advice["set"] for advice in wear["advice"]])
+        text = self.ferry("plan", self.command(config)[1], "--no-forecast").out
+        self.assertRegex(text, r"up to .* a step where bets are lost")
+        self.assertIn("warning", text)
+        self.assertNotRegex(text, r"e\+\d\d %", "percentages are plain numbers")
+        never = self.wear(self.config(budgets__nvme=[drive], swap__state_on_nvme=1, swap__bets="off"))
+        self.assertEqual(never["step_bytes_bets_lost"], 0)
+
     def test_more_host_memory_is_advised_where_it_helps(self):
         drive = {**self.nvme(), "endurance_tbw": 0.001}
         little = {"budgets__nvme": [drive], "budgets__host": "700KiB", "steps": 1000,
