@@ -46,29 +46,31 @@ Direction direction_of(Pass pass) {
     return Direction::mixed;
 }
 
-// Plain transfers on files of their own, as large as the state: what the drives give by themselves.
+// Plain transfers on files of their own: what the drives give by themselves. The files are as large
+// as the state, for a small one larger, and where there is little room smaller.
 class Plain {
 public:
-    Plain(const SwapBench& bench, const IoSites& sites, int64_t bytes_per_path)
+    Plain(const SwapBench& bench, const IoSites& sites, int64_t stored_bytes_per_path)
         : bench_(bench),
           options_{
               .directories = sites.directories(),
-              .bytes_per_path = sites.bytes_per_path(bytes_per_path, bytes_per_path, kSlotBytes),
+              .bytes_per_path = sites.bytes_per_path(wanted(stored_bytes_per_path), kSlotBytes),
               .depth = bench.config.io.queue_depth,
               .backend = backend_from_name(bench.config.io.backend),
               .direct = bench.config.io.direct},
-          memory_(operations_of(options_) * bench.config.io.block_bytes),
+          block_bytes_(fit_into_files(options_, bench.config.io.block_bytes)),
+          memory_(operations_of(options_) * block_bytes_),
           rig_(options_, memory_.bytes()) {}
 
     double gb_per_s(Pass pass) {
         const Access access{direction_of(pass), false};
-        const int64_t block = bench_.config.io.block_bytes;
         if (!bench_.fio)
-            return rig_.run({.access = access, .block_bytes = block, .seconds = bench_.seconds})
+            return rig_
+                .run({.access = access, .block_bytes = block_bytes_, .seconds = bench_.seconds})
                 .gb_per_s();
         return run_fio({.files = rig_.files(),
                         .access = access,
-                        .block_bytes = block,
+                        .block_bytes = block_bytes_,
                         .depth = options_.depth,
                         .jobs = static_cast<int>(bench_.paths.size()),
                         .direct = options_.direct,
@@ -77,8 +79,18 @@ public:
     }
 
 private:
+    // Less than this, and a drive shows what its caches give.
+    static constexpr int64_t kEnough = 256 * kMiB;
+
+    static FileBytes wanted(int64_t stored_bytes_per_path) {
+        return {.least = kSlotBytes,
+                .most = round_up(std::max(stored_bytes_per_path, kEnough), kSlotBytes),
+                .remedy = "free some space, or lower --millions"};
+    }
+
     const SwapBench& bench_;
     RigOptions options_;
+    const int64_t block_bytes_;
     IoMemory memory_;
     Rig rig_;
 };
@@ -100,11 +112,8 @@ public:
         check_passes();
         const auto paths = static_cast<int64_t>(bench.paths.size());
         const planner::Plan& plan = rehearsal_->plan();
-        if (plan.nvme_bytes > 0) {
-            const int64_t each = ceil_div(plan.nvme_bytes, paths);
-            plain_.emplace(bench, plain_sites_,
-                           std::max(round_up(each, kSlotBytes), kLeastPlainBytes));
-        }
+        if (plan.nvme_bytes > 0)
+            plain_.emplace(bench, plain_sites_, ceil_div(plan.nvme_bytes, paths));
     }
 
     std::vector<Row> run() {
@@ -114,8 +123,6 @@ public:
     }
 
 private:
-    static constexpr int64_t kLeastPlainBytes = 256 * kMiB;
-
     Config config() const {
         Config config = bench_.config;
         config.budgets.nvme.clear();

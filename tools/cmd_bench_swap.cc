@@ -139,16 +139,29 @@ std::string command_of(const SwapOptions& options) {
     return line + fmt::format(" --seconds {:g}", options.seconds);
 }
 
-// The configuration's keys are this command's options.
+// The configuration's keys are this command's options, and what else the planner and the volume
+// advise is said in them; longer texts first.
 std::string in_options(std::string text) {
     static const std::vector<std::pair<std::string, std::string>> kOptions{
+        {", or lower batch.micro_batch or batch.sequence", ""},  // there are none
+        {"or correct the model's shape", "or lower --millions"},
+        {"add a path to budgets.nvme", "name a directory on a drive"},
+        {"give the rest a path in budgets.nvme",
+         "leave the rest to a directory on a drive, or lower --millions"},
+        {"or give the path a smaller size", "or lower --millions"},
+        {", or add a path", ", name another directory, or lower --millions"},
+        {"model, ", "--millions, "},
+        {"the model's state", "the state"},
+        {"the model has", "there are"},
         {"budgets.device", "--gpu-memory"},
         {"budgets.host", "--host"},
         {"swap.state_on_device", "--on-device"},
         {"swap.chunk_elements", "--chunk"}};
     for (const auto& [key, option] : kOptions) {
-        for (size_t at = text.find(key); at != std::string::npos; at = text.find(key, at))
+        for (size_t at = text.find(key); at != std::string::npos; at = text.find(key, at)) {
             text.replace(at, key.size(), option);
+            at += option.size();
+        }
     }
     return text;
 }
@@ -158,6 +171,7 @@ std::vector<Row> measure(const SwapBench& bench) {
         return measure_swap(bench);
     } catch (const Error& error) {
         Problem problem = error.problem();
+        problem.what = in_options(problem.what);
         problem.where = in_options(problem.where);
         problem.remedy = in_options(problem.remedy);
         throw Error(error.trouble(), std::move(problem));

@@ -18,21 +18,16 @@ constexpr int64_t kAssumedOverhead = 704 * kMiB;
 // Reads and writes at once, with the configuration's own settings.
 double measure_path(const Config& config, const std::string& path) {
     const IoSites sites({path});
-    auto block = static_cast<int64_t>(
+    const auto largest = static_cast<int64_t>(
         std::bit_floor(static_cast<uint64_t>(std::min(config.io.block_bytes, kSlotBytes))));
-    RigOptions options{.directories = sites.directories(),
-                       .bytes_per_path = sites.bytes_per_path(0, kSampleBytes, kSlotBytes),
-                       .depth = std::min(config.io.queue_depth, 32),
-                       .rings = config.io.rings,
-                       .backend = backend_from_name(config.io.backend),
-                       .direct = config.io.direct};
-    // Where there is little room fewer rings, fewer transfers at a time, and then smaller ones.
-    const auto too_much = [&] {
-        return file_bytes_needed(options, block) > options.bytes_per_path;
-    };
-    while (options.rings > 1 && too_much()) options.rings /= 2;
-    while (options.depth > 1 && too_much()) options.depth /= 2;
-    while (block > 4 * kKiB && too_much()) block /= 2;
+    RigOptions options{
+        .directories = sites.directories(),
+        .bytes_per_path = sites.bytes_per_path({4 * kSlotBytes, kSampleBytes}, kSlotBytes),
+        .depth = std::min(config.io.queue_depth, 32),
+        .rings = config.io.rings,
+        .backend = backend_from_name(config.io.backend),
+        .direct = config.io.direct};
+    const int64_t block = fit_into_files(options, largest);
     const IoMemory memory(operations_of(options) * block);
     Rig rig(options, memory.bytes());
     const Load load{

@@ -155,6 +155,16 @@ int64_t file_bytes_needed(const RigOptions& options, int64_t block_bytes) {
     return std::max(round_up(blocks * block_bytes, kSlotBytes), options.rings * kSlotBytes);
 }
 
+int64_t fit_into_files(RigOptions& options, int64_t block_bytes) {
+    const auto too_much = [&] {
+        return file_bytes_needed(options, block_bytes) > options.bytes_per_path;
+    };
+    while (options.rings > 1 && too_much()) options.rings /= 2;
+    while (options.depth > 1 && too_much()) options.depth /= 2;
+    while (block_bytes > 4 * kKiB && too_much()) block_bytes /= 2;
+    return block_bytes;
+}
+
 class Rig::Impl {
 public:
     Impl(const RigOptions& options, std::span<std::byte> memory)

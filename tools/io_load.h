@@ -70,6 +70,9 @@ int operations_of(const RigOptions& options);
 // The bytes that files on each path need for this: twice as many blocks as are kept going, and a
 // slot for every ring.
 int64_t file_bytes_needed(const RigOptions& options, int64_t block_bytes);
+// Where there is little room on the paths fewer rings, fewer transfers at a time, and then smaller
+// ones: the size of a block.
+int64_t fit_into_files(RigOptions& options, int64_t block_bytes);
 
 // Memory for the buffers, on huge pages, filled with bytes that no drive can compress.
 class IoMemory {

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import time
 import unittest
 import xml.etree.ElementTree
@@ -115,6 +116,39 @@ class RowsTest(BenchSwapTest):
                          env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
         self.assert_refused(run, USAGE, "device", "cpu")
         self.assert_clean()
+
+    def on_mount(self, options, *words):
+        """On a file system that only this one process sees."""
+        inside = ["unshare", "--map-root-user", "--mount", "sh", "-ec",
+                  'mount -t tmpfs -o "$1" ferry-test "$2"; shift 2; exec "$@"', "sh", options, self.drive]
+        if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
+            self.skipTest("cannot mount here")
+        return self.ferry("bench", "swap", self.drive, *words, through=inside)
+
+    def test_refusals_speak_of_its_options(self):
+        options = set(re.findall(r"--[a-z-]+", self.bench("--help").out))
+        tmpfs = "size=40m"
+        for run, remedy in ((self.bench(self.drive, *QUICK, "--host", "1KiB"), "set --host to"),
+                            (self.bench(self.drive, "--chunk", "1048576", "--host", "1MiB"), "lower --chunk"),
+                            (self.bench(*QUICK, "--host", "1MiB"), "name a directory on a drive"),
+                            (self.bench("--millions", "400000"), "lower --millions"),
+                            (self.bench(self.drive, "--millions", "400000", "--on-nvme", "0"), "lower --millions"),
+                            (self.bench("--millions", "1048576", "--chunk", "4096"), "lower --millions"),
+                            (self.on_mount(tmpfs, "--millions", "4"), "lower --millions")):
+            self.assert_refused(run, DOES_NOT_FIT, "where:", "do:", remedy)
+            refusal = run.err[run.err.index("ferry: "):]
+            self.assertNotRegex(refusal, r"\b(budgets|swap|batch|io|model|numerics)\.[a-z]|model's")
+            self.assertLessEqual(set(re.findall(r"--[a-z-]+", refusal)), options)
+        self.assert_clean()
+
+    def test_little_room(self):
+        """Plain transfers do with what is free beside the state."""
+        run = self.on_mount("size=48m", *QUICK, "--json")
+        self.assertEqual(run.code, 0, run.err)
+        for row in json.loads(run.out)["rows"]:
+            self.assertGreater(row["ratio"], 0)
+        run = self.on_mount("size=20m", *QUICK)
+        self.assert_refused(run, DOES_NOT_FIT, "too little free space", "lower --millions")
 
     def test_only_some_passes(self):
         _, rows = self.rows(self.drive, *QUICK, "--passes", "optimizer,in")
