@@ -206,7 +206,7 @@ private:
                          : Row{.name = std::string(name_of(pass)) + ", in memory",
                                .value = median(values),
                                .unit = "GB/s"};
-        row.more = lanes_of(reports.back());
+        row.more = lanes_of(pass, reports.back());
         row.more.emplace_back("GB moved", 1e-9 * static_cast<double>(stored_bytes(reports.back())));
         row.more.emplace_back("% on device", 100 * rehearsal_->state_on(swap::Tier::device));
         row.more.emplace_back("seconds", median(seconds));
@@ -214,13 +214,19 @@ private:
         rows_.push_back(std::move(row));
     }
 
+    // Bytes that updates read and write in host memory, which a CPU device's is too.
+    double updated_on_host(Pass pass) const {
+        return rehearsal_->update_bytes(pass, swap::Lane::team) +
+               (machine_.computes_on_host ? rehearsal_->update_bytes(pass, swap::Lane::compute)
+                                          : 0);
+    }
+
     // The longest of what a pass needs beside the drives, each alone: what the device computes, the
     // updates in host memory, and the copies of either direction.
     double memory_and_copies_s(Pass pass, const PassReport& report) const {
         const train::LinkSpeeds& links = machine_.links;
         const double on_device = rehearsal_->update_bytes(pass, swap::Lane::compute),
-                     on_host = rehearsal_->update_bytes(pass, swap::Lane::team) +
-                               (machine_.computes_on_host ? on_device : 0),
+                     on_host = updated_on_host(pass),
                      pauses_s = pass == Pass::step ? bench_.rehearsal.compute_seconds : 0;
         const auto copies_s = [&](swap::Lane lane) {
             return static_cast<double>(on(report, lane).bytes) / links.copy_bytes_per_s;
@@ -231,7 +237,8 @@ private:
     }
 
     // Of the last pass: links, and how much ran at the same time.
-    static std::vector<std::pair<std::string, double>> lanes_of(const PassReport& report) {
+    std::vector<std::pair<std::string, double>> lanes_of(Pass pass,
+                                                         const PassReport& report) const {
         std::vector<std::pair<std::string, double>> figures;
         double busy_s = 0;
         for (const swap::LaneReport& lane : report.lanes)
@@ -240,6 +247,7 @@ private:
              {swap::Lane::read, swap::Lane::write, swap::Lane::h2d, swap::Lane::d2h})
             figures.emplace_back(std::string(swap::name_of(lane)),
                                  gb_per_s(on(report, lane).bytes, report.seconds));
+        figures.emplace_back("dram", updated_on_host(pass) / report.seconds * 1e-9);
         const auto busy = [&](const char* who, swap::Lane lane) {
             const auto busy_ns = static_cast<double>(on(report, lane).busy_ns);
             figures.emplace_back(who, 1e-7 * busy_ns / report.seconds);

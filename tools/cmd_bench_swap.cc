@@ -283,8 +283,10 @@ void add_swap_bench(CLI::App& bench) {
     command->add_flag("--json", options->json, "one JSON object on standard output");
     command->footer(
         "GB/s to and from the drives; ratio: ferry / the other side in the same directions,\n"
-        "the median over pairs. nvme read and write, h2d, d2h: GB/s of the last pass; overlap:\n"
-        "seconds that all lanes were busy, over those that passed. % of bound: the longest of\n"
+        "the median over pairs. nvme read and write, h2d, d2h: GB/s of the last pass; dram: of "
+        "its\n"
+        "updates in host memory; overlap: seconds that all lanes were busy, over those that\n"
+        "passed. % of bound: the longest of\n"
         "compute, copies of one direction, the drives' own time and the updates' in memory, each\n"
         "alone, over the time it took.\n"
         "The tiers are the device's memory, the host's and the drives. What the device keeps it\n"

@@ -14,8 +14,10 @@ from harness import DOES_NOT_FIT, USAGE, DriveTest
 
 MIB = 1 << 20
 # 3 MiB of state in 24 chunks; what is printed is checked here, not how fast it is.
-TINY = ["--millions", "0.25", "--layers", "4", "--chunk", "8192", "--pairs", "2", "--threads", "1"]
-QUICK = [*TINY, "--seconds", "0.05"]
+TINY = ["--millions", "0.25", "--layers", "4", "--chunk", "8192", "--threads", "1"]
+ONCE = [*TINY, "--pairs", "1", "--seconds", "0.05"]  # a median is then the pass itself
+QUICK = [*TINY, "--pairs", "2", "--seconds", "0.05"]
+PARAMETERS = MIB // 4
 
 
 class BenchSwapTest(DriveTest):
@@ -32,7 +34,7 @@ class BenchSwapTest(DriveTest):
 
 class RowsTest(BenchSwapTest):
     def test_json(self):
-        table, rows = self.rows(self.drive, *QUICK, "--compute-ms", "40")
+        table, rows = self.rows(self.drive, *ONCE, "--compute-ms", "40")
         self.assertEqual(set(table), {"machine", "command", "rows", "interrupted"})
         self.assertEqual(list(rows), ["swap-out", "swap-in", "optimizer pass", "step"])
         for row in rows.values():
@@ -40,8 +42,14 @@ class RowsTest(BenchSwapTest):
             self.assertGreater(row["ratio"], 0)
             self.assertGreater(row["% of bound"], 0)
             self.assertGreater(row["overlap"], 0)
-            self.assertAlmostEqual(row["value"], row["nvme read"] + row["nvme write"],
-                                   delta=0.9 * row["value"])  # medians, and the last pass
+            # What is printed has four digits.
+            self.assertAlmostEqual((row["nvme read"] + row["nvme write"]) / row["value"], 1, delta=0.002)
+            self.assertAlmostEqual(row["GB moved"] / row["seconds"] / row["value"], 1, delta=0.002)
+            self.assertAlmostEqual(row["value"] / row["reference"] / row["ratio"], 1, delta=0.002)
+        # p, m and v are read and written, the gradient read, the weight in bf16 written.
+        row = rows["optimizer pass"]
+        self.assertAlmostEqual(row["dram"] * row["seconds"] * 1e9 / (28 * PARAMETERS), 1, delta=0.05)
+        self.assertEqual(rows["swap-out"]["dram"], 0)
         self.assertEqual(rows["swap-out"]["nvme read"], 0)
         self.assertEqual(rows["swap-in"]["nvme write"], 0)
         self.assertGreater(rows["step"]["seconds"], 0.04)
@@ -60,9 +68,12 @@ class RowsTest(BenchSwapTest):
         self.assert_clean()
 
     def test_in_memory(self):
-        _, rows = self.rows(*QUICK)
+        _, rows = self.rows(*ONCE)
         self.assertEqual(list(rows), ["optimizer pass, in memory"])
-        self.assertIsNone(rows["optimizer pass, in memory"]["reference"])
+        row = rows["optimizer pass, in memory"]
+        self.assertIsNone(row["reference"])
+        self.assertGreater(row["dram"], 0)
+        self.assertEqual(row["dram"], row["value"])
 
     def test_state_on_the_device(self):
         """Half of it there, the rest on the drive: half of the bytes, and copies of what is not."""
@@ -188,7 +199,7 @@ class RowsTest(BenchSwapTest):
 
     @unittest.skipUnless(shutil.which("fio"), "fio is not installed")
     def test_beside_fio(self):
-        table, rows = self.rows(self.drive, *TINY, "--seconds", "0.2", "--compare-fio")
+        table, rows = self.rows(self.drive, *TINY, "--pairs", "2", "--seconds", "0.2", "--compare-fio")
         self.assertIn("fio-", table["machine"]["fio"])
         for row in rows.values():
             self.assertGreater(row["reference"], 0)
