@@ -294,8 +294,10 @@ Sample Rig::Impl::run(const Load& load) {
     Walk writes(mixed ? count / 2 : 0, count, operations, load.access.random);
     const Nanos end = executor_->now() + static_cast<Nanos>(load.seconds * 1e9);
     bool read_next = direction != Direction::write;
+    int64_t bytes_left = load.bytes_most;
     const Sample sample = pump(load.integrity, [&](Work& work) {
-        if (executor_->now() >= end || interrupted()) return false;
+        if (bytes_left < load.block_bytes || executor_->now() >= end || interrupted()) return false;
+        bytes_left -= load.block_bytes;
         const aio::Kind kind = read_next ? aio::Kind::read : aio::Kind::write;
         aim(work, kind, (read_next ? reads : writes).next(work.operation.tag));
         if (mixed) read_next = !read_next;

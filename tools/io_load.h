@@ -1,6 +1,7 @@
 // Volumes to measure on, and what keeps one busy with one kind of access and counts what it did.
 #pragma once
 
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -36,6 +37,7 @@ struct Load {
     Access access{};
     int64_t block_bytes = kMiB;
     double seconds = 0.5;
+    int64_t bytes_most = std::numeric_limits<int64_t>::max();  // read and written; or until then
     bool integrity = false;  // seals what it writes, verifies what it read
 };
 

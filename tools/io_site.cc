@@ -263,7 +263,7 @@ int64_t IoSites::bytes_per_path(const FileBytes& wanted, int64_t step) const {
         in_memory += file_system_of(directory) == "tmpfs";
     }
     const int64_t least = round_up(wanted.least, step);
-    int64_t bytes = std::max(least, wanted.most);
+    int64_t bytes = std::max(least, round_down(wanted.most, step));
     for (const std::string& directory : directories_) {
         const Room& room = rooms.at(status_of(directory).st_dev);
         int64_t usable = room.usable_bytes_a_path();

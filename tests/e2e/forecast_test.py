@@ -5,6 +5,7 @@ import collections
 import json
 import os
 import re
+import resource
 import subprocess
 import unittest
 import xml.etree.ElementTree
@@ -139,6 +140,27 @@ class PlanTest(ForecastTest):
             self.assertIn(text, run.err)
         self.assertEqual(run.out, "")
         self.assertFalse(os.path.exists(picture))
+
+    def test_planning_writes_little(self):
+        """To measure a path: within its size, and as much again; what trying it out takes comes on top."""
+        for size in (64, 512):
+            config = self.tiers(budgets__nvme=[self.nvme(f"{size}MiB")])
+            before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_oublock
+            self.assertGreater(self.forecast(config)["forecast"]["step_seconds"], 0)
+            written = 512 * (resource.getrusage(resource.RUSAGE_CHILDREN).ru_oublock - before)
+            self.assertLessEqual(written, (2 * min(size, 256) + 96) << 20)
+
+    def test_little_room_is_enough_to_measure(self):
+        path = self.path("small")
+        os.mkdir(path)
+        inside = ["unshare", "--map-root-user", "--mount", "sh", "-ec",
+                  'mount -t tmpfs -o size=40m ferry-test "$1"; shift; exec "$@"', "sh", path]
+        if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
+            self.skipTest("cannot mount here")
+        config = self.tiers(budgets__nvme=[{"path": path, "size": "24MiB"}])
+        run = self.ferry("plan", self.command(config)[1], "--json", through=inside)
+        self.assertEqual(run.code, 0, run.err)
+        self.assertGreater(json.loads(run.out)["forecast"].get("step_seconds", 0), 0)
 
     def wear(self, config, *arguments):
         return self.forecast(config, "--no-forecast", *arguments)["wear"]
