@@ -56,7 +56,7 @@ public:
     explicit Sweep(const IoBench& bench)
         : bench_(bench),
           sites_(bench.paths),
-          bytes_(sites_.bytes_per_path(bench.bytes_per_path, kDefaultBytes, kSlotBytes)),
+          bytes_(sites_.bytes_per_path(file_bytes_of(bench), kSlotBytes)),
           // Each path alone, and all together.
           choice_(choose(bench, {1, bench.paths.size()}, bytes_)),
           memory_(choice_.buffer_bytes),
@@ -278,6 +278,13 @@ bool IoChoice::has(int64_t block_bytes, int depth) const noexcept {
     return std::any_of(pairs.begin(), pairs.end(), [&](const BlockAndDepth& one) {
         return one.block_bytes == block_bytes && one.depth == depth;
     });
+}
+
+FileBytes file_bytes_of(const IoBench& bench) {
+    if (bench.bytes_per_path == 0) return {.least = 4 * kSlotBytes, .most = kDefaultBytes};
+    return {.least = bench.bytes_per_path,
+            .most = bench.bytes_per_path,
+            .remedy = "free some space, or lower --size"};
 }
 
 IoChoice choose(const IoBench& bench, const std::vector<size_t>& paths, int64_t bytes_per_path) {

@@ -8,6 +8,7 @@
 
 #include "bench_rows.h"
 #include "io_load.h"
+#include "io_site.h"
 
 namespace ferry::tools {
 
@@ -26,6 +27,7 @@ struct IoBench {
 };
 
 constexpr int64_t kDefaultBytes = 2 * kGiB;
+FileBytes file_bytes_of(const IoBench& bench);
 constexpr int kRingsMax = 64;  // a path, as a volume takes
 
 RigOptions rig_options(const IoBench& bench, const std::vector<std::string>& directories,

@@ -42,7 +42,7 @@ public:
     explicit Comparison(const IoBench& bench)
         : bench_(bench),
           sites_(bench.paths),
-          bytes_(sites_.bytes_per_path(bench.bytes_per_path, kDefaultBytes, kSlotBytes)),
+          bytes_(sites_.bytes_per_path(file_bytes_of(bench), kSlotBytes)),
           choice_(choose(bench, {bench.paths.size()}, bytes_)),
           memory_(choice_.buffer_bytes),
           progress_(static_cast<int>(choice_.pairs.size() * bench.accesses.size()) * bench.pairs) {}

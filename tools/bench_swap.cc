@@ -46,29 +46,31 @@ Direction direction_of(Pass pass) {
     return Direction::mixed;
 }
 
-// Plain transfers on files of their own, as large as the state: what the drives give by themselves.
+// Plain transfers on files of their own: what the drives give by themselves. The files are as large
+// as the state, for a small one larger, and where there is little room smaller.
 class Plain {
 public:
-    Plain(const SwapBench& bench, const IoSites& sites, int64_t bytes_per_path)
+    Plain(const SwapBench& bench, const IoSites& sites, int64_t stored_bytes_per_path)
         : bench_(bench),
           options_{
               .directories = sites.directories(),
-              .bytes_per_path = sites.bytes_per_path(bytes_per_path, bytes_per_path, kSlotBytes),
+              .bytes_per_path = sites.bytes_per_path(wanted(stored_bytes_per_path), kSlotBytes),
               .depth = bench.config.io.queue_depth,
               .backend = backend_from_name(bench.config.io.backend),
               .direct = bench.config.io.direct},
-          memory_(operations_of(options_) * bench.config.io.block_bytes),
+          block_bytes_(fit_into_files(options_, bench.config.io.block_bytes)),
+          memory_(operations_of(options_) * block_bytes_),
           rig_(options_, memory_.bytes()) {}
 
     double gb_per_s(Pass pass) {
         const Access access{direction_of(pass), false};
-        const int64_t block = bench_.config.io.block_bytes;
         if (!bench_.fio)
-            return rig_.run({.access = access, .block_bytes = block, .seconds = bench_.seconds})
+            return rig_
+                .run({.access = access, .block_bytes = block_bytes_, .seconds = bench_.seconds})
                 .gb_per_s();
         return run_fio({.files = rig_.files(),
                         .access = access,
-                        .block_bytes = block,
+                        .block_bytes = block_bytes_,
                         .depth = options_.depth,
                         .jobs = static_cast<int>(bench_.paths.size()),
                         .direct = options_.direct,
@@ -77,8 +79,18 @@ public:
     }
 
 private:
+    // Less than this, and a drive shows what its caches give.
+    static constexpr int64_t kEnough = 256 * kMiB;
+
+    static FileBytes wanted(int64_t stored_bytes_per_path) {
+        return {.least = kSlotBytes,
+                .most = round_up(std::max(stored_bytes_per_path, kEnough), kSlotBytes),
+                .remedy = "free some space, or lower --millions"};
+    }
+
     const SwapBench& bench_;
     RigOptions options_;
+    const int64_t block_bytes_;
     IoMemory memory_;
     Rig rig_;
 };
@@ -97,13 +109,11 @@ public:
                                       .recording = bench.svg.empty() ? nullptr : &recording_})),
           machine_(rehearsal_->measure()),
           progress_(static_cast<int>(bench.passes.size()) * bench.pairs) {
+        check_passes();
         const auto paths = static_cast<int64_t>(bench.paths.size());
         const planner::Plan& plan = rehearsal_->plan();
-        if (plan.nvme_bytes > 0) {
-            const int64_t each = ceil_div(plan.nvme_bytes, paths);
-            plain_.emplace(bench, plain_sites_,
-                           std::max(round_up(each, kSlotBytes), kLeastPlainBytes));
-        }
+        if (plan.nvme_bytes > 0)
+            plain_.emplace(bench, plain_sites_, ceil_div(plan.nvme_bytes, paths));
     }
 
     std::vector<Row> run() {
@@ -113,14 +123,27 @@ public:
     }
 
 private:
-    static constexpr int64_t kLeastPlainBytes = 256 * kMiB;
-
     Config config() const {
         Config config = bench_.config;
         config.budgets.nvme.clear();
         for (const std::string& directory : sites_.directories())
             config.budgets.nvme.push_back({.path = directory});
         return config;
+    }
+
+    // A row that was asked for by name and is not there would look like success.
+    void check_passes() const {
+        if (!bench_.all_passes || rehearsal_->plan().nvme_bytes > 0) return;
+        for (const Pass pass : bench_.passes) {
+            if (direction_of(pass) == Direction::mixed) continue;
+            throw Error(Trouble::usage, {.what = "the pass has nothing to move",
+                                         .where = "--passes",
+                                         .measured = fmt::format("{}: none of the state is on a "
+                                                                 "drive",
+                                                                 name_of(pass)),
+                                         .remedy = "name a directory on a drive, and leave some "
+                                                   "of the state to it (--on-nvme, --on-device)"});
+        }
     }
 
     // A B B A: a drift of the drive's speed hits both sides alike.
@@ -183,7 +206,7 @@ private:
                          : Row{.name = std::string(name_of(pass)) + ", in memory",
                                .value = median(values),
                                .unit = "GB/s"};
-        row.more = lanes_of(reports.back());
+        row.more = lanes_of(pass, reports.back());
         row.more.emplace_back("GB moved", 1e-9 * static_cast<double>(stored_bytes(reports.back())));
         row.more.emplace_back("% on device", 100 * rehearsal_->state_on(swap::Tier::device));
         row.more.emplace_back("seconds", median(seconds));
@@ -191,13 +214,19 @@ private:
         rows_.push_back(std::move(row));
     }
 
+    // Bytes that updates read and write in host memory, which a CPU device's is too.
+    double updated_on_host(Pass pass) const {
+        return rehearsal_->update_bytes(pass, swap::Lane::team) +
+               (machine_.computes_on_host ? rehearsal_->update_bytes(pass, swap::Lane::compute)
+                                          : 0);
+    }
+
     // The longest of what a pass needs beside the drives, each alone: what the device computes, the
     // updates in host memory, and the copies of either direction.
     double memory_and_copies_s(Pass pass, const PassReport& report) const {
         const train::LinkSpeeds& links = machine_.links;
         const double on_device = rehearsal_->update_bytes(pass, swap::Lane::compute),
-                     on_host = rehearsal_->update_bytes(pass, swap::Lane::team) +
-                               (machine_.computes_on_host ? on_device : 0),
+                     on_host = updated_on_host(pass),
                      pauses_s = pass == Pass::step ? bench_.rehearsal.compute_seconds : 0;
         const auto copies_s = [&](swap::Lane lane) {
             return static_cast<double>(on(report, lane).bytes) / links.copy_bytes_per_s;
@@ -208,7 +237,8 @@ private:
     }
 
     // Of the last pass: links, and how much ran at the same time.
-    static std::vector<std::pair<std::string, double>> lanes_of(const PassReport& report) {
+    std::vector<std::pair<std::string, double>> lanes_of(Pass pass,
+                                                         const PassReport& report) const {
         std::vector<std::pair<std::string, double>> figures;
         double busy_s = 0;
         for (const swap::LaneReport& lane : report.lanes)
@@ -217,6 +247,7 @@ private:
              {swap::Lane::read, swap::Lane::write, swap::Lane::h2d, swap::Lane::d2h})
             figures.emplace_back(std::string(swap::name_of(lane)),
                                  gb_per_s(on(report, lane).bytes, report.seconds));
+        figures.emplace_back("dram", updated_on_host(pass) / report.seconds * 1e-9);
         const auto busy = [&](const char* who, swap::Lane lane) {
             const auto busy_ns = static_cast<double>(on(report, lane).busy_ns);
             figures.emplace_back(who, 1e-7 * busy_ns / report.seconds);

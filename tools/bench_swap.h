@@ -15,6 +15,7 @@ struct SwapBench {
     train::RehearsalOptions rehearsal{};
     std::vector<std::string> paths{};
     std::vector<train::Pass> passes{};
+    bool all_passes = false;  // asked for by name: one with nothing to move is refused
     int pairs = 3;
     bool fio = false;      // beside it; else beside plain transfers of ferry's own
     double seconds = 1.5;  // a slice of the other side

@@ -69,6 +69,18 @@ double stored_part(const SwapOptions& options) {
                            "the device does not"});
 }
 
+// What only drives can give.
+void check_drives(const SwapOptions& options) {
+    if (!options.paths.empty()) return;
+    for (const auto& [option, asked] :
+         {std::pair{"--on-nvme", options.on_nvme > 0}, {"--compare-fio", options.compare_fio}}) {
+        if (asked)
+            throw Error(Trouble::usage, {.what = "without a path all is in memory",
+                                         .where = option,
+                                         .remedy = "name a directory on a drive"});
+    }
+}
+
 SwapBench bench_of(const SwapOptions& options) {
     SwapBench bench{.paths = options.paths,
                     .pairs = options.pairs > 0 ? options.pairs : (options.compare_fio ? 15 : 3),
@@ -97,6 +109,7 @@ SwapBench bench_of(const SwapOptions& options) {
                  .queue_depth = options.depth,
                  .direct = !options.buffered};
     bench.passes = passes_of(options);
+    bench.all_passes = !options.passes.empty();
     return bench;
 }
 
@@ -126,16 +139,29 @@ std::string command_of(const SwapOptions& options) {
     return line + fmt::format(" --seconds {:g}", options.seconds);
 }
 
-// The configuration's keys are this command's options.
+// The configuration's keys are this command's options, and what else the planner and the volume
+// advise is said in them; longer texts first.
 std::string in_options(std::string text) {
     static const std::vector<std::pair<std::string, std::string>> kOptions{
+        {", or lower batch.micro_batch or batch.sequence", ""},  // there are none
+        {"or correct the model's shape", "or lower --millions"},
+        {"add a path to budgets.nvme", "name a directory on a drive"},
+        {"give the rest a path in budgets.nvme",
+         "leave the rest to a directory on a drive, or lower --millions"},
+        {"or give the path a smaller size", "or lower --millions"},
+        {", or add a path", ", name another directory, or lower --millions"},
+        {"model, ", "--millions, "},
+        {"the model's state", "the state"},
+        {"the model has", "there are"},
         {"budgets.device", "--gpu-memory"},
         {"budgets.host", "--host"},
         {"swap.state_on_device", "--on-device"},
         {"swap.chunk_elements", "--chunk"}};
     for (const auto& [key, option] : kOptions) {
-        for (size_t at = text.find(key); at != std::string::npos; at = text.find(key, at))
+        for (size_t at = text.find(key); at != std::string::npos; at = text.find(key, at)) {
             text.replace(at, key.size(), option);
+            at += option.size();
+        }
     }
     return text;
 }
@@ -145,6 +171,7 @@ std::vector<Row> measure(const SwapBench& bench) {
         return measure_swap(bench);
     } catch (const Error& error) {
         Problem problem = error.problem();
+        problem.what = in_options(problem.what);
         problem.where = in_options(problem.where);
         problem.remedy = in_options(problem.remedy);
         throw Error(error.trouble(), std::move(problem));
@@ -152,6 +179,7 @@ std::vector<Row> measure(const SwapBench& bench) {
 }
 
 void run_swap(const SwapOptions& options) {
+    check_drives(options);
     const SwapBench bench = bench_of(options);
     if (!options.svg.empty()) check_picture_file("--svg", options.svg);
     nlohmann::json machine = machine_json();
@@ -255,8 +283,10 @@ void add_swap_bench(CLI::App& bench) {
     command->add_flag("--json", options->json, "one JSON object on standard output");
     command->footer(
         "GB/s to and from the drives; ratio: ferry / the other side in the same directions,\n"
-        "the median over pairs. nvme read and write, h2d, d2h: GB/s of the last pass; overlap:\n"
-        "seconds that all lanes were busy, over those that passed. % of bound: the longest of\n"
+        "the median over pairs. nvme read and write, h2d, d2h: GB/s of the last pass; dram: of "
+        "its\n"
+        "updates in host memory; overlap: seconds that all lanes were busy, over those that\n"
+        "passed. % of bound: the longest of\n"
         "compute, copies of one direction, the drives' own time and the updates' in memory, each\n"
         "alone, over the time it took.\n"
         "The tiers are the device's memory, the host's and the drives. What the device keeps it\n"

@@ -102,9 +102,15 @@ void run_plan(const PlanOptions& options) {
     const optim::LrSchedule schedule = train::schedule_of(config);
     std::optional<ForecastReport> report;
     if (options.forecast) report = forecast_of(machine, config, *forecaster, plan);
+    if (report && !report->found.missing.empty() && !options.svg.empty())
+        throw Error(Trouble::usage, {.what = "there is no step to draw: a figure is missing",
+                                     .where = "--svg",
+                                     .measured = report->found.missing,
+                                     .remedy = "mend that, give a machine file that has the "
+                                               "figure (--machine), or leave --svg out"});
     const Wear wear = wear_of(config, *forecaster, plan, count,
                               report ? report->found.path_shares : std::vector<double>{});
-    if (report && report->found.missing.empty() && !options.svg.empty())
+    if (report && !options.svg.empty())
         write_picture("--svg", options.svg, timeline_svg(report->forecast, machine_text()));
     if (!options.json) {
         print_plan(plan, config);

@@ -10,33 +10,32 @@
 namespace ferry::tools {
 namespace {
 
-constexpr int64_t kSampleBytes = 256 * kMiB;  // of files on each path
+// Of files on each path, within its size; and as much again is written to measure: a plan is not to
+// wear a drive as its run would.
+constexpr int64_t kSampleBytes = 256 * kMiB;
 constexpr double kSampleSeconds = 0.5;
 // What a GPU's context and this program's libraries took on an H200: 0.64 GiB.
 constexpr int64_t kAssumedOverhead = 704 * kMiB;
 
 // Reads and writes at once, with the configuration's own settings.
-double measure_path(const Config& config, const std::string& path) {
-    const IoSites sites({path});
-    auto block = static_cast<int64_t>(
+double measure_path(const Config& config, const NvmePath& path) {
+    const IoSites sites({path.path});
+    const FileBytes sample{.least = kSlotBytes, .most = std::min(path.size_bytes, kSampleBytes)};
+    const auto largest = static_cast<int64_t>(
         std::bit_floor(static_cast<uint64_t>(std::min(config.io.block_bytes, kSlotBytes))));
     RigOptions options{.directories = sites.directories(),
-                       .bytes_per_path = sites.bytes_per_path(0, kSampleBytes, kSlotBytes),
+                       .bytes_per_path = sites.bytes_per_path(sample, kSlotBytes),
                        .depth = std::min(config.io.queue_depth, 32),
                        .rings = config.io.rings,
                        .backend = backend_from_name(config.io.backend),
                        .direct = config.io.direct};
-    // Where there is little room fewer rings, fewer transfers at a time, and then smaller ones.
-    const auto too_much = [&] {
-        return file_bytes_needed(options, block) > options.bytes_per_path;
-    };
-    while (options.rings > 1 && too_much()) options.rings /= 2;
-    while (options.depth > 1 && too_much()) options.depth /= 2;
-    while (block > 4 * kKiB && too_much()) block /= 2;
+    const int64_t block = fit_into_files(options, largest);
     const IoMemory memory(operations_of(options) * block);
     Rig rig(options, memory.bytes());
-    const Load load{
-        .access = {Direction::mixed, false}, .block_bytes = block, .seconds = kSampleSeconds};
+    const Load load{.access = {Direction::mixed, false},
+                    .block_bytes = block,
+                    .seconds = kSampleSeconds,
+                    .bytes_most = 2 * options.bytes_per_path};
     return rig.run(load).gb_per_s() * 1e9;
 }
 
@@ -112,7 +111,7 @@ private:
         train::LinkSpeeds& links = found_.figures.machine.links;
         double bytes_per_s = 0, dram_bytes = 0;
         for (const NvmePath& path : config_.budgets.nvme) {
-            const PathFigures figures = path_figures(path.path);
+            const PathFigures figures = path_figures(path);
             const double rate = figures.mixed_bytes_per_s;
             // A device's DMA touches memory once, a copy into a file that is memory twice.
             dram_bytes += rate * (figures.in_memory ? 2 : 1);
@@ -125,16 +124,16 @@ private:
         for (double& share : found_.path_shares) share /= bytes_per_s;
     }
 
-    PathFigures path_figures(const std::string& path) {
-        if (const auto known = file_ ? file_->path(path) : std::nullopt) return *known;
+    PathFigures path_figures(const NvmePath& path) {
+        if (const auto known = file_ ? file_->path(path.path) : std::nullopt) return *known;
         if (!is_here_) {
-            found_.assumed.push_back(path);
+            found_.assumed.push_back(path.path);
             return {planner::default_figures(config_).nvme_bytes_per_s};
         }
         try {
             const double rate = measure_path(config_, path);
-            found_.measured.push_back(path);
-            return {rate, file_system_of(path) == "tmpfs"};
+            found_.measured.push_back(path.path);
+            return {rate, file_system_of(path.path) == "tmpfs"};
         } catch (const Error& error) {
             if (plan_.nvme_bytes > 0 && found_.missing.empty()) found_.missing = error.what();
             return {};

@@ -155,6 +155,16 @@ int64_t file_bytes_needed(const RigOptions& options, int64_t block_bytes) {
     return std::max(round_up(blocks * block_bytes, kSlotBytes), options.rings * kSlotBytes);
 }
 
+int64_t fit_into_files(RigOptions& options, int64_t block_bytes) {
+    const auto too_much = [&] {
+        return file_bytes_needed(options, block_bytes) > options.bytes_per_path;
+    };
+    while (options.rings > 1 && too_much()) options.rings /= 2;
+    while (options.depth > 1 && too_much()) options.depth /= 2;
+    while (block_bytes > 4 * kKiB && too_much()) block_bytes /= 2;
+    return block_bytes;
+}
+
 class Rig::Impl {
 public:
     Impl(const RigOptions& options, std::span<std::byte> memory)
@@ -284,8 +294,10 @@ Sample Rig::Impl::run(const Load& load) {
     Walk writes(mixed ? count / 2 : 0, count, operations, load.access.random);
     const Nanos end = executor_->now() + static_cast<Nanos>(load.seconds * 1e9);
     bool read_next = direction != Direction::write;
+    int64_t bytes_left = load.bytes_most;
     const Sample sample = pump(load.integrity, [&](Work& work) {
-        if (executor_->now() >= end || interrupted()) return false;
+        if (bytes_left < load.block_bytes || executor_->now() >= end || interrupted()) return false;
+        bytes_left -= load.block_bytes;
         const aio::Kind kind = read_next ? aio::Kind::read : aio::Kind::write;
         aim(work, kind, (read_next ? reads : writes).next(work.operation.tag));
         if (mixed) read_next = !read_next;

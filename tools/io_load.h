@@ -1,6 +1,7 @@
 // Volumes to measure on, and what keeps one busy with one kind of access and counts what it did.
 #pragma once
 
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -36,6 +37,7 @@ struct Load {
     Access access{};
     int64_t block_bytes = kMiB;
     double seconds = 0.5;
+    int64_t bytes_most = std::numeric_limits<int64_t>::max();  // read and written; or until then
     bool integrity = false;  // seals what it writes, verifies what it read
 };
 
@@ -70,6 +72,9 @@ int operations_of(const RigOptions& options);
 // The bytes that files on each path need for this: twice as many blocks as are kept going, and a
 // slot for every ring.
 int64_t file_bytes_needed(const RigOptions& options, int64_t block_bytes);
+// Where there is little room on the paths fewer rings, fewer transfers at a time, and then smaller
+// ones: the size of a block.
+int64_t fit_into_files(RigOptions& options, int64_t block_bytes);
 
 // Memory for the buffers, on huge pages, filled with bytes that no drive can compress.
 class IoMemory {

@@ -253,7 +253,7 @@ void IoSites::remove_leftovers(const std::string& directory) {
                       *executor);
 }
 
-int64_t IoSites::bytes_per_path(int64_t wanted, int64_t most, int64_t step) const {
+int64_t IoSites::bytes_per_path(const FileBytes& wanted, int64_t step) const {
     std::map<dev_t, Room> rooms;
     int in_memory = 0;
     for (const std::string& directory : directories_) {
@@ -262,13 +262,13 @@ int64_t IoSites::bytes_per_path(int64_t wanted, int64_t most, int64_t step) cons
         ++room.paths;
         in_memory += file_system_of(directory) == "tmpfs";
     }
-    int64_t bytes = wanted > 0 ? round_up(wanted, step) : most;
+    const int64_t least = round_up(wanted.least, step);
+    int64_t bytes = std::max(least, round_down(wanted.most, step));
     for (const std::string& directory : directories_) {
         const Room& room = rooms.at(status_of(directory).st_dev);
         int64_t usable = room.usable_bytes_a_path();
         if (file_system_of(directory) == "tmpfs")
             usable = std::min(usable, discover_topology().memory_limit_bytes / 4 / in_memory);
-        const int64_t least = wanted > 0 ? bytes : 4 * step;
         if (usable < least)
             throw Error(
                 Trouble::does_not_fit,
@@ -280,7 +280,7 @@ int64_t IoSites::bytes_per_path(int64_t wanted, int64_t most, int64_t step) cons
                  .limit =
                      fmt::format("{} for the files and {} left free",
                                  format_bytes(least * room.paths), format_bytes(room.margin_bytes)),
-                 .remedy = wanted > 0 ? "free some space, or lower --size" : "free some space"});
+                 .remedy = wanted.remedy});
         bytes = std::min(bytes, round_down(usable, step));
     }
     return bytes;

@@ -13,6 +13,12 @@ namespace ferry::tools {
 // above all, is no benchmark's to remove.
 constexpr uint64_t kBenchRun = 0;
 
+// What a benchmark wants for its files on each path.
+struct FileBytes {
+    int64_t least = 0, most = 0;
+    std::string remedy = "free some space";  // where there is less than the least
+};
+
 class IoSites {
 public:
     // Locks them for its life. Throws usage where a path is no directory that can be written to, is
@@ -24,10 +30,9 @@ public:
     IoSites& operator=(const IoSites&) = delete;
 
     const std::vector<std::string>& directories() const noexcept { return directories_; }
-    // What each path can give, a multiple of `step`: at most `wanted` (0: up to `most`), with a
-    // margin left free, a twentieth of the file system or 1 GiB. Paths on one file system share
-    // what it has. Throws does_not_fit.
-    int64_t bytes_per_path(int64_t wanted, int64_t most, int64_t step) const;
+    // What each path can give of that, a multiple of `step`, with a margin left free, a twentieth
+    // of the file system or 1 GiB. Paths on one file system share what it has. Throws does_not_fit.
+    int64_t bytes_per_path(const FileBytes& wanted, int64_t step) const;
 
 private:
     bool lock_directory(const std::string& path, const std::string& directory, bool& made);

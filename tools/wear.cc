@@ -17,32 +17,55 @@ std::string terabytes(double bytes) {
                         : fmt::format("{:.1f} TB", bytes * 1e-12);
 }
 
+// Two digits of a small share, and none of a large one in powers of ten.
+std::string percent(double share) {
+    const double value = 100 * share;
+    return value < 10 ? fmt::format("{:.2g} %", value) : fmt::format("{:.0f} %", value);
+}
+
 Wear wear_without_advice(const Config& config, const planner::Plan& plan, int ranks,
                          const std::vector<double>& path_shares) {
     Wear wear{.ranks = ranks};
     const size_t paths = config.budgets.nvme.size();
     if (plan.nvme_bytes == 0) return wear;
-    // Every step writes alike, but for the update, which the first one lacks and the end brings.
-    wear.step_bytes =
-        ranks * train::steady_bytes(plan).bytes[static_cast<size_t>(swap::Lane::write)];
+    // Every step writes alike, but for the update, which the first one lacks and the end brings,
+    // and for bets that were lost.
+    constexpr auto kWrite = static_cast<size_t>(swap::Lane::write);
+    wear.step_bytes = ranks * train::steady_bytes(plan).bytes[kWrite];
+    if (plan.betting) {
+        for (const train::ScheduleBytes& schedule : train::schedule_bytes(plan))
+            wear.lost_step_bytes = std::max(wear.lost_step_bytes, ranks * schedule.bytes[kWrite]);
+        wear.counts_on_loss = config.swap.bets == "all" && config.clip_norm > 0;
+    }
     const int64_t map =
         plan.durable ? round_up(plan.record_bytes + aio::kHeaderBytes, aio::kHeaderBytes) : 0;
     wear.step_note_bytes = ranks * (static_cast<int64_t>(paths) * aio::kHeaderBytes + map);
-    wear.run_bytes = static_cast<double>(ranks * plan.nvme_bytes) +
-                     static_cast<double>(wear.step_bytes + wear.step_note_bytes) *
-                         static_cast<double>(config.steps);
+    const auto run_of = [&](int64_t step_bytes) {
+        return static_cast<double>(ranks * plan.nvme_bytes) +
+               static_cast<double>(step_bytes + wear.step_note_bytes) *
+                   static_cast<double>(config.steps);
+    };
+    wear.run_bytes = run_of(wear.step_bytes);
+    if (plan.betting) wear.lost_run_bytes = run_of(wear.lost_step_bytes);
     for (size_t p = 0; p < paths; ++p) {
         const NvmePath& path = config.budgets.nvme[p];
         const double part = path_shares.empty() ? 1 / static_cast<double>(paths) : path_shares[p];
-        PathWear& one = wear.paths.emplace_back(PathWear{path.path, part * wear.run_bytes, 0});
-        if (path.endurance_tbw > 0) one.share = one.run_bytes / (path.endurance_tbw * 1e12);
+        PathWear one{.path = path.path,
+                     .run_bytes = part * wear.run_bytes,
+                     .lost_run_bytes = part * wear.lost_run_bytes};
+        if (path.endurance_tbw > 0) {
+            one.share = one.run_bytes / (path.endurance_tbw * 1e12);
+            one.lost_share = one.lost_run_bytes / (path.endurance_tbw * 1e12);
+        }
+        wear.paths.push_back(std::move(one));
     }
     return wear;
 }
 
 double worst_share(const Wear& wear) {
     double worst = 0;
-    for (const PathWear& path : wear.paths) worst = std::max(worst, path.share);
+    for (const PathWear& path : wear.paths)
+        worst = std::max(worst, wear.counts_on_loss ? path.lost_share : path.share);
     return worst;
 }
 
@@ -63,6 +86,9 @@ public:
         if (config_.swap.state_on_nvme > 0)
             offer({{"swap.state_on_nvme", "auto"}}, "what the host budget asks",
                   [](Config& c) { c.swap.state_on_nvme = -1; });
+        if (config_.swap.bets == "all")
+            offer({{"swap.bets", "auto"}}, "none where clipping would take them",
+                  [](Config& c) { c.swap.bets = "auto"; });
         if (config_.checkpoint.durable_steps)
             offer({{"checkpoint.durable_steps", "false"}}, "a killed run starts again",
                   [](Config& c) { c.checkpoint.durable_steps = false; });
@@ -154,7 +180,7 @@ std::string text_of(const WearAdvice& advice) {
         text += fmt::format("{}{} {}", text.empty() ? "" : " and ", key, value);
     const bool both = !text.empty() && !advice.note.empty();
     text += both ? " (" + advice.note + ")" : advice.note;
-    return fmt::format("{}: {:.2g} %", text, 100 * advice.share);
+    return fmt::format("{}: {}", text, percent(advice.share));
 }
 
 }  // namespace
@@ -176,10 +202,21 @@ std::string text_of(const Wear& wear, const Config& config) {
         wear.ranks > 1 ? fmt::format(" by the {} ranks of a host", wear.ranks) : "",
         format_bytes(wear.step_bytes + wear.step_note_bytes), terabytes(wear.run_bytes),
         config.steps);
+    if (wear.lost_step_bytes > wear.step_bytes)
+        out += fmt::format("  up to {} a step where bets are lost, {} in all{}\n",
+                           format_bytes(wear.lost_step_bytes + wear.step_note_bytes),
+                           terabytes(wear.lost_run_bytes),
+                           wear.counts_on_loss ? ": clipping loses them (swap.bets \"all\")" : "");
     for (const PathWear& path : wear.paths) {
         out += fmt::format("  {}: {}", path.path, terabytes(path.run_bytes));
-        out += path.share > 0 ? fmt::format(", {:.2g} % of its rated life\n", 100 * path.share)
-                              : " (endurance_tbw is not given)\n";
+        if (path.share <= 0) {
+            out += " (endurance_tbw is not given)\n";
+            continue;
+        }
+        out += fmt::format(", {} of its rated life", percent(path.share));
+        if (path.lost_share > path.share)
+            out += fmt::format(", {} where bets are lost", percent(path.lost_share));
+        out += "\n";
     }
     if (worst_share(wear) <= kWorthAWarning) return out;
     out += fmt::format("  warning: more than {:.0f} % of a drive's life. Planned again{}\n",
@@ -193,6 +230,7 @@ nlohmann::json to_json(const Wear& wear) {
     for (const PathWear& path : wear.paths) {
         paths.push_back({{"path", path.path}, {"run_bytes", path.run_bytes}});
         if (path.share > 0) paths.back()["endurance_share"] = path.share;
+        if (path.lost_share > 0) paths.back()["endurance_share_bets_lost"] = path.lost_share;
     }
     for (const WearAdvice& advice : wear.advice) {
         nlohmann::json set = nlohmann::json::object();
@@ -203,6 +241,8 @@ nlohmann::json to_json(const Wear& wear) {
             {"step_bytes", wear.step_bytes},
             {"step_note_bytes", wear.step_note_bytes},
             {"run_bytes", wear.run_bytes},
+            {"step_bytes_bets_lost", wear.lost_step_bytes},
+            {"run_bytes_bets_lost", wear.lost_run_bytes},
             {"paths", paths},
             {"advice", all}};
 }

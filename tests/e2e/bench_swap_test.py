@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import time
 import unittest
 import xml.etree.ElementTree
@@ -13,8 +14,10 @@ from harness import DOES_NOT_FIT, USAGE, DriveTest
 
 MIB = 1 << 20
 # 3 MiB of state in 24 chunks; what is printed is checked here, not how fast it is.
-TINY = ["--millions", "0.25", "--layers", "4", "--chunk", "8192", "--pairs", "2", "--threads", "1"]
-QUICK = [*TINY, "--seconds", "0.05"]
+TINY = ["--millions", "0.25", "--layers", "4", "--chunk", "8192", "--threads", "1"]
+ONCE = [*TINY, "--pairs", "1", "--seconds", "0.05"]  # a median is then the pass itself
+QUICK = [*TINY, "--pairs", "2", "--seconds", "0.05"]
+PARAMETERS = MIB // 4
 
 
 class BenchSwapTest(DriveTest):
@@ -31,7 +34,7 @@ class BenchSwapTest(DriveTest):
 
 class RowsTest(BenchSwapTest):
     def test_json(self):
-        table, rows = self.rows(self.drive, *QUICK, "--compute-ms", "40")
+        table, rows = self.rows(self.drive, *ONCE, "--compute-ms", "40")
         self.assertEqual(set(table), {"machine", "command", "rows", "interrupted"})
         self.assertEqual(list(rows), ["swap-out", "swap-in", "optimizer pass", "step"])
         for row in rows.values():
@@ -39,8 +42,14 @@ class RowsTest(BenchSwapTest):
             self.assertGreater(row["ratio"], 0)
             self.assertGreater(row["% of bound"], 0)
             self.assertGreater(row["overlap"], 0)
-            self.assertAlmostEqual(row["value"], row["nvme read"] + row["nvme write"],
-                                   delta=0.9 * row["value"])  # medians, and the last pass
+            # What is printed has four digits.
+            self.assertAlmostEqual((row["nvme read"] + row["nvme write"]) / row["value"], 1, delta=0.002)
+            self.assertAlmostEqual(row["GB moved"] / row["seconds"] / row["value"], 1, delta=0.002)
+            self.assertAlmostEqual(row["value"] / row["reference"] / row["ratio"], 1, delta=0.002)
+        # p, m and v are read and written, the gradient read, the weight in bf16 written.
+        row = rows["optimizer pass"]
+        self.assertAlmostEqual(row["dram"] * row["seconds"] * 1e9 / (28 * PARAMETERS), 1, delta=0.05)
+        self.assertEqual(rows["swap-out"]["dram"], 0)
         self.assertEqual(rows["swap-out"]["nvme read"], 0)
         self.assertEqual(rows["swap-in"]["nvme write"], 0)
         self.assertGreater(rows["step"]["seconds"], 0.04)
@@ -59,9 +68,12 @@ class RowsTest(BenchSwapTest):
         self.assert_clean()
 
     def test_in_memory(self):
-        _, rows = self.rows(*QUICK)
+        _, rows = self.rows(*ONCE)
         self.assertEqual(list(rows), ["optimizer pass, in memory"])
-        self.assertIsNone(rows["optimizer pass, in memory"]["reference"])
+        row = rows["optimizer pass, in memory"]
+        self.assertIsNone(row["reference"])
+        self.assertGreater(row["dram"], 0)
+        self.assertEqual(row["dram"], row["value"])
 
     def test_state_on_the_device(self):
         """Half of it there, the rest on the drive: half of the bytes, and copies of what is not."""
@@ -116,9 +128,53 @@ class RowsTest(BenchSwapTest):
         self.assert_refused(run, USAGE, "device", "cpu")
         self.assert_clean()
 
+    def on_mount(self, options, *words):
+        """On a file system that only this one process sees."""
+        inside = ["unshare", "--map-root-user", "--mount", "sh", "-ec",
+                  'mount -t tmpfs -o "$1" ferry-test "$2"; shift 2; exec "$@"', "sh", options, self.drive]
+        if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
+            self.skipTest("cannot mount here")
+        return self.ferry("bench", "swap", self.drive, *words, through=inside)
+
+    def test_refusals_speak_of_its_options(self):
+        options = set(re.findall(r"--[a-z-]+", self.bench("--help").out))
+        tmpfs = "size=40m"
+        for run, remedy in ((self.bench(self.drive, *QUICK, "--host", "1KiB"), "set --host to"),
+                            (self.bench(self.drive, "--chunk", "1048576", "--host", "1MiB"), "lower --chunk"),
+                            (self.bench(*QUICK, "--host", "1MiB"), "name a directory on a drive"),
+                            (self.bench("--millions", "400000"), "lower --millions"),
+                            (self.bench(self.drive, "--millions", "400000", "--on-nvme", "0"), "lower --millions"),
+                            (self.bench("--millions", "1048576", "--chunk", "4096"), "lower --millions"),
+                            (self.on_mount(tmpfs, "--millions", "4"), "lower --millions")):
+            self.assert_refused(run, DOES_NOT_FIT, "where:", "do:", remedy)
+            refusal = run.err[run.err.index("ferry: "):]
+            self.assertNotRegex(refusal, r"\b(budgets|swap|batch|io|model|numerics)\.[a-z]|model's")
+            self.assertLessEqual(set(re.findall(r"--[a-z-]+", refusal)), options)
+        self.assert_clean()
+
+    def test_little_room(self):
+        """Plain transfers do with what is free beside the state."""
+        run = self.on_mount("size=48m", *QUICK, "--json")
+        self.assertEqual(run.code, 0, run.err)
+        for row in json.loads(run.out)["rows"]:
+            self.assertGreater(row["ratio"], 0)
+        run = self.on_mount("size=20m", *QUICK)
+        self.assert_refused(run, DOES_NOT_FIT, "too little free space", "lower --millions")
+
     def test_only_some_passes(self):
         _, rows = self.rows(self.drive, *QUICK, "--passes", "optimizer,in")
         self.assertEqual(list(rows), ["swap-in", "optimizer pass"])
+
+    def test_what_cannot_be_made_is_refused(self):
+        for words in (["--passes", "out"], ["--passes", "optimizer,in"],
+                      [self.drive, "--passes", "out", "--on-nvme", "0"],
+                      [self.drive, "--passes", "in", "--on-device", "1"]):
+            self.assert_refused(self.bench(*words, *QUICK, "--json"), USAGE, "nothing to move", "--passes", "do:")
+        for words in (["--on-nvme", "0.5"], ["--compare-fio"]):
+            self.assert_refused(self.bench(*words, *QUICK), USAGE, "without a path", words[0], "do:")
+        self.assert_clean()
+        _, rows = self.rows(self.drive, *QUICK, "--on-nvme", "0")  # nothing by name: all that fit
+        self.assertEqual(list(rows), ["optimizer pass, in memory"])
 
     def test_several_paths_and_methods(self):
         other = self.path("other")
@@ -143,7 +199,7 @@ class RowsTest(BenchSwapTest):
 
     @unittest.skipUnless(shutil.which("fio"), "fio is not installed")
     def test_beside_fio(self):
-        table, rows = self.rows(self.drive, *TINY, "--seconds", "0.2", "--compare-fio")
+        table, rows = self.rows(self.drive, *TINY, "--pairs", "2", "--seconds", "0.2", "--compare-fio")
         self.assertIn("fio-", table["machine"]["fio"])
         for row in rows.values():
             self.assertGreater(row["reference"], 0)

@@ -5,6 +5,7 @@ import collections
 import json
 import os
 import re
+import resource
 import subprocess
 import unittest
 import xml.etree.ElementTree
@@ -132,6 +133,34 @@ class PlanTest(ForecastTest):
         plan = self.forecast(config)
         self.assertIn("No such file", plan["forecast"]["missing"])
         self.assertFalse(os.path.exists(self.path("none")))
+        picture = self.path("none.svg")
+        run = self.ferry("plan", self.command(config)[1], "--svg", picture)
+        self.assertEqual(run.code, USAGE, run.err)
+        for text in ("no step to draw", "--svg", "No such file", self.path("none"), "--machine"):
+            self.assertIn(text, run.err)
+        self.assertEqual(run.out, "")
+        self.assertFalse(os.path.exists(picture))
+
+    def test_planning_writes_little(self):
+        """To measure a path: within its size, and as much again; what trying it out takes comes on top."""
+        for size in (64, 512):
+            config = self.tiers(budgets__nvme=[self.nvme(f"{size}MiB")])
+            before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_oublock
+            self.assertGreater(self.forecast(config)["forecast"]["step_seconds"], 0)
+            written = 512 * (resource.getrusage(resource.RUSAGE_CHILDREN).ru_oublock - before)
+            self.assertLessEqual(written, (2 * min(size, 256) + 96) << 20)
+
+    def test_little_room_is_enough_to_measure(self):
+        path = self.path("small")
+        os.mkdir(path)
+        inside = ["unshare", "--map-root-user", "--mount", "sh", "-ec",
+                  'mount -t tmpfs -o size=40m ferry-test "$1"; shift; exec "$@"', "sh", path]
+        if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
+            self.skipTest("cannot mount here")
+        config = self.tiers(budgets__nvme=[{"path": path, "size": "24MiB"}])
+        run = self.ferry("plan", self.command(config)[1], "--json", through=inside)
+        self.assertEqual(run.code, 0, run.err)
+        self.assertGreater(json.loads(run.out)["forecast"].get("step_seconds", 0), 0)
 
     def wear(self, config, *arguments):
         return self.forecast(config, "--no-forecast", *arguments)["wear"]
@@ -162,7 +191,7 @@ class PlanTest(ForecastTest):
                       if one["name"] == "after a step without bets")
         self.assertEqual(wear["step_bytes"], steady["nvme write"])
         self.assertEqual(wear["step_note_bytes"], 4096, "the header")
-        self.assertGreater(wear["run_bytes"], 1000 * wear["step_bytes"])
+        self.assertEqual(wear["run_bytes"], plan["nvme_bytes"] + 1000 * (steady["nvme write"] + 4096))
         self.assertAlmostEqual(wear["paths"][0]["endurance_share"], wear["run_bytes"] / 1e9)
         advice = self.followed(config)
         # Of fp32 there is no split master; unlimited memory cannot grow.
@@ -178,6 +207,30 @@ class PlanTest(ForecastTest):
         drive["endurance_tbw"] = 600
         plan = self.forecast(self.tiers(budgets__nvme=[drive], steps=1000), "--no-forecast")
         self.assertEqual(plan["wear"]["advice"], [])
+
+    def test_bets_that_are_lost_wear_more(self):
+        """A clip that takes every bet: what the run writes is within what the plan says, and near it."""
+        drive = {**self.nvme(), "endurance_tbw": 0.0001}
+        steps = 20
+        config = self.config(budgets__nvme=[drive], swap__state_on_nvme=1, swap__bets="all", steps=steps,
+                             swap__chunk_elements=8192, clip_norm=1e-3)
+        wear = self.wear(config)
+        self.assertGreater(wear["step_bytes_bets_lost"], 1.3 * wear["step_bytes"])
+        run = self.train(config)
+        self.assert_trained(run)
+        written = run.lane("nvme write")
+        self.assertGreater(written, 1.2 * steps * wear["step_bytes"], "bets were lost")
+        self.assertLessEqual(written, steps * wear["step_bytes_bets_lost"])
+        self.assertGreater(written, 0.8 * steps * wear["step_bytes_bets_lost"])
+        path = wear["paths"][0]
+        self.assertAlmostEqual(path["endurance_share_bets_lost"], wear["run_bytes_bets_lost"] / 1e8)
+        self.assertIn({"swap.bets": "auto"}, [advice["set"] for advice in wear["advice"]])
+        text = self.ferry("plan", self.command(config)[1], "--no-forecast").out
+        self.assertRegex(text, r"up to .* a step where bets are lost")
+        self.assertIn("warning", text)
+        self.assertNotRegex(text, r"e\+\d\d %", "percentages are plain numbers")
+        never = self.wear(self.config(budgets__nvme=[drive], swap__state_on_nvme=1, swap__bets="off"))
+        self.assertEqual(never["step_bytes_bets_lost"], 0)
 
     def test_more_host_memory_is_advised_where_it_helps(self):
         drive = {**self.nvme(), "endurance_tbw": 0.001}
