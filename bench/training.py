@@ -289,7 +289,7 @@ class Storage:
         self.missing = "fio is left out with --without-fio" if options.without_fio else ""
         self._command = [options.ferry, "bench", "io", str(path), "--compare-fio", "--modes", mode, "--pairs", "1",
                          "--json"]
-        small = ["--blocks", "64KiB", "--depths", "4", "--size", "16MiB", "--seconds", "0.05"]
+        small = ["--blocks", "64KiB", "--depths", "4", "--size", "16MiB", "--seconds", "0.2"]
         self._command += small if options.tiny else ["--blocks", "1MiB", "--seconds", "1.5"]
         self._last = None
 
