@@ -207,6 +207,11 @@ private:
             fmt::print("interrupted {}\n", steps_ > 0 ? fmt::format("after step {}", steps_)
                                                       : std::string("before the first step"));
         if (steps_ == config_.steps) evaluate(steps_);
+        // What was trained first: nothing that comes after it may cost it.
+        if (!options_.weights_out.empty()) write_weights();
+        if (!options_.exported.directory.empty())
+            train::export_model(*engine_, config_, options_.exported);
+        if (traces()) write_trace();
         // Once more: a bound taken while the machine was busy elsewhere would flatter the run.
         if (options_.bound && steps_ > 0) engine_->measure_bound();
         const train::RunReport report = engine_->report();
@@ -214,10 +219,6 @@ private:
         if (speaks_ && report.steps > 0 && report.skipped_steps == report.steps)
             log_warn("nothing was trained: every step was skipped");
         if (config_.hash_every != "step") print_hash(steps_);
-        if (!options_.weights_out.empty()) write_weights();
-        if (!options_.exported.directory.empty())
-            train::export_model(*engine_, config_, options_.exported);
-        if (traces()) write_trace();
     }
 
     void say(const train::RunReport& report) {

@@ -21,6 +21,15 @@ bool Budget::take(const std::string& what, int64_t bytes) {
     return true;
 }
 
+Budget nvme_budget(const Config& config) {
+    int64_t total = 0;
+    for (const NvmePath& path : config.budgets.nvme) {
+        const bool unlimited = path.size_bytes == kUnlimited || total == kUnlimited;
+        total = unlimited ? kUnlimited : total + path.size_bytes;
+    }
+    return {swap::Tier::nvme, total};
+}
+
 void refuse(const Budget& budget, int64_t smallest, const std::string& what,
             const std::string& otherwise) {
     const std::string key = "budgets." + std::string(swap::name_of(budget.tier()));

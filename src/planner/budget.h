@@ -26,6 +26,9 @@ private:
     std::vector<TierRow> rows_;
 };
 
+// Of all paths in sum.
+Budget nvme_budget(const Config& config);
+
 // Throws does_not_fit with what is missing of the `smallest` budget that works, in bytes.
 [[noreturn]] void refuse(const Budget& budget, int64_t smallest, const std::string& what,
                          const std::string& otherwise);

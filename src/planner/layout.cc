@@ -200,10 +200,12 @@ void spend_nvme(Plan& plan, Budget& nvme, size_t paths) {
     plan.nvme_bytes = nvme.spent();
     if (!nvme.exceeded()) return;
     const std::string enough = std::to_string(enough_over(paths, plan));
+    // Bets that were not asked for never are what is too much.
     const std::string otherwise =
-        plan.durable ? "set checkpoint.durable_steps to false, which spares the second copy of "
-                       "the state"
-                     : "raise budgets.host";
+        plan.durable   ? "set checkpoint.durable_steps to false, which spares the second copy of "
+                         "the state"
+        : plan.betting ? "set swap.bets to \"auto\", which bets no more than there is room for"
+                       : "raise budgets.host";
     throw Error(Trouble::does_not_fit,
                 {.what = "the NVMe budget is too small",
                  .where = "budgets.nvme",

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "bets.h"
 #include "chunks.h"
 #include "step_seconds.h"
 
@@ -263,20 +264,12 @@ private:
     static constexpr const char* kStaging = "buffers between tiers";
     static constexpr const char* kState = "optimizer state";
 
-    // Seconds of an update of a whole chunk.
-    double update_seconds() const {
-        const auto bytes = static_cast<double>(
-            work_.chunk_elements *
-            update_bytes(work_.state, work_.numerics.compute, work_.numerics.wire));
-        return machine_.update_overhead_s + bytes / machine_.dram_bytes_per_s;
-    }
-
     // A chunk is read, updated and written: while the slowest of the three is busy with one, the
     // others hold as many more as their share of its time, and one is being filled.
     int64_t pieces_under_way() const {
         const double read_s =
                          static_cast<double>(bytes_of(Class::stage)) / machine_.nvme_bytes_per_s,
-                     update_s = update_seconds(), all_s = 2 * read_s + update_s;
+                     update_s = update_seconds(work_, machine_), all_s = 2 * read_s + update_s;
         return 1 + static_cast<int64_t>(std::ceil(all_s / std::max(read_s, update_s)));
     }
 
@@ -286,7 +279,8 @@ private:
         constexpr double kMost = 16;
         const double block_s =
             static_cast<double>(bytes_of(Class::block_weights)) / machine_.copy_bytes_per_s;
-        return static_cast<int64_t>(std::min(kMost, 2 + std::ceil(block_s / update_seconds())));
+        return static_cast<int64_t>(
+            std::min(kMost, 2 + std::ceil(block_s / update_seconds(work_, machine_))));
     }
 
     void reserve(Class c, const char* what, int64_t count) {
@@ -424,13 +418,21 @@ private:
 
     // Spread evenly over the layers, so that what is left for after settling is, too.
     void place_bets() {
-        const double fraction = all_bet()                     ? 1
-                                : config_.swap.bets == "auto" ? expected_bet_fraction()
-                                                              : 0;
+        if (config_.swap.bets == "off") return;
+        const double fraction =
+            all_bet() ? 1 : expected_bet_fraction(config_, work_, chunks_, result_, machine_);
+        BetRoom room(config_, work_, chunks_, parks_, result_);
+        double wanted = 0;
+        for_updated_on_host([&](const Chunk& chunk, const Placement::ChunkHomes& homes) {
+            if (can_bet(chunk)) wanted += double(room.bytes_for(homes));
+        });
+        const double stored = all_bet()    ? 1
+                              : wanted > 0 ? std::min(fraction, double(room.left()) / wanted)
+                                           : fraction;
         double due = 0;
         for_updated_on_host([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
-            due += fraction;
-            if (due < 1 || !may_bet(chunk, homes)) return;
+            due += room.bytes_for(homes) > 0 ? stored : fraction;
+            if (due < 1 || !may_bet(chunk, homes, room)) return;
             homes.bets = true;
             due -= 1;
         });
@@ -438,7 +440,7 @@ private:
 
     // State in memory bets where memory to spare is known, and where updates do not take the cores
     // that compute: beside a GPU. Takes the second slots of what it allows.
-    bool may_bet(const Chunk& chunk, const Placement::ChunkHomes& homes) {
+    bool may_bet(const Chunk& chunk, const Placement::ChunkHomes& homes, BetRoom& room) {
         if (all_bet() || !can_bet(chunk)) return can_bet(chunk);
         const bool in_memory = homes.state == Tier::host;
         const bool may_in_memory =
@@ -448,28 +450,12 @@ private:
         const bool two_weights = work_.state.split && homes.weight == Tier::host;
         const int64_t weights =
             two_weights ? 2 * bytes_of(Class::weight_piece) - weight_bytes(chunk) : 0;
-        if (host().spent() + state + weights > host().limit()) return false;
+        const int64_t stored = room.bytes_for(homes);
+        if (host().spent() + state + weights > host().limit() || stored > room.left()) return false;
+        room.take(stored);
         if (in_memory) host().need(kState, state);
         if (two_weights) host().need("weights", weights);
         return true;
-    }
-
-    double expected_bet_fraction() {
-        double trainable = 0, stored = 0;
-        for_updated_on_host([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
-            trainable += double(chunk.count);
-            if (homes.state == Tier::nvme) stored += double(chunk.count);
-        });
-        if (trainable == 0) return 0;
-        const KernelSeconds kernels = kernel_seconds(config_, work_, result_.attention, machine_);
-        const double state = 2.0 * double(work_.state.element_bytes());  // bytes read and written
-        const double stored_s = state * stored / machine_.nvme_bytes_per_s;
-        const double updates_s = trainable / double(work_.chunk_elements) * update_seconds();
-        // A drive is written afresh in any case; elsewhere than beside a GPU nothing else bets.
-        const bool in_memory = machine_.device_beside && updates_s >= stored_s;
-        const double out_of_place = in_memory ? machine_.out_of_place : 1;
-        return bet_fraction(kernels.forward, kernels.backward, std::max(stored_s, updates_s),
-                            out_of_place);
     }
 
     const Config& config_;
@@ -484,12 +470,6 @@ private:
 };
 
 }  // namespace
-
-double bet_fraction(double forward_s, double backward_s, double optimizer_s, double out_of_place) {
-    if (optimizer_s <= forward_s / 4) return 0;
-    const double hidden_s = backward_s / out_of_place;
-    return std::min(hidden_s / optimizer_s, hidden_s / (hidden_s + forward_s));
-}
 
 Placement place(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
                 const std::vector<Park>& parks, const MachineFigures& machine,

@@ -8,15 +8,6 @@
 namespace ferry::planner {
 namespace {
 
-Budget nvme_budget(const Config& config) {
-    int64_t total = 0;
-    for (const NvmePath& path : config.budgets.nvme) {
-        const bool unlimited = path.size_bytes == kUnlimited || total == kUnlimited;
-        total = unlimited ? kUnlimited : total + path.size_bytes;
-    }
-    return {swap::Tier::nvme, total};
-}
-
 // More would take gigabytes to plan with, and objects are numbered in 32 bits.
 constexpr int64_t kChunksMost = int64_t{1} << 22;
 

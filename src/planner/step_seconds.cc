@@ -131,6 +131,12 @@ KernelSeconds kernel_seconds(const Config& config, const Workload& work,
             .backward = std::max(0.0, backward - micro_batches * kept / rate)};
 }
 
+double update_seconds(const Workload& work, const MachineFigures& machine) {
+    const auto bytes = static_cast<double>(
+        work.chunk_elements * update_bytes(work.state, work.numerics.compute, work.numerics.wire));
+    return machine.update_overhead_s + bytes / machine.dram_bytes_per_s;
+}
+
 double step_seconds(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
                     const std::vector<Park>& parks, const Placement& placement,
                     const MachineFigures& machine) {

@@ -12,6 +12,9 @@ struct KernelSeconds {
 KernelSeconds kernel_seconds(const Config& config, const Workload& work,
                              const std::vector<bool>& attention, const MachineFigures& machine);
 
+// Of the host's update of a whole chunk.
+double update_seconds(const Workload& work, const MachineFigures& machine);
+
 // Of the slowest of compute, copies, storage and the host's memory, each busy without a pause.
 double step_seconds(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
                     const std::vector<Park>& parks, const Placement& placement,

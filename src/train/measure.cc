@@ -289,15 +289,28 @@ int64_t updated_bytes(const planner::Plan& plan) {
 }
 
 UpdateRates time_updates(NodeTeams& teams, const Topology& machine, const optim::Scalars& scalars,
-                         const planner::Plan& plan, int64_t working_bytes) {
+                         const planner::Plan& plan, int64_t working_bytes,
+                         std::span<std::byte> buffers) {
     constexpr int64_t kMost = 512 * kMiB;
-    const int64_t large = plan.chunk_elements, each = ColdUpdates::bytes_each(plan);
-    const int64_t small = std::max(optim::kLeaf, round_down(large / 8, optim::kLeaf));
+    constexpr int64_t kTogether = 64;  // elements: every array begins at a cache line
+    const int64_t each = ColdUpdates::bytes_each(plan);
     // What lies in the caches between two updates does so in a run as well; no more than that does.
     const int64_t enough = std::min({working_bytes, 2 * machine.l3_bytes, kMost});
-    const int64_t bytes = std::max(enough, 2 * large * each);
+    const int64_t wanted = std::max(enough, 2 * plan.chunk_elements * each);
+    const int64_t bytes = std::min(wanted, machine.memory_left_bytes);
     pinned_mem::Pool pool(machine, bytes);
-    ColdUpdates updates(teams, scalars, plan, pool.reserve("updates", bytes, teams));
+    const std::span<std::byte> memory =
+        bytes > std::ssize(buffers) ? pool.reserve("updates", bytes, teams) : buffers;
+    if (std::ssize(memory) < wanted) {
+        log_warn("updates are timed in " + format_bytes(std::ssize(memory)) + ", not in " +
+                 format_bytes(wanted) +
+                 ", for want of memory: the caches may make them, and so "
+                 "the bound, faster than a step's are");
+    }
+    const int64_t large =
+        std::min(plan.chunk_elements, round_down(std::ssize(memory) / (2 * each), kTogether));
+    const int64_t small = std::max(optim::kLeaf, round_down(large / 8, optim::kLeaf));
+    ColdUpdates updates(teams, scalars, plan, memory);
     const double whole_s = updates.seconds(large, true);
     const double part_s = large > small ? updates.seconds(small, true) : whole_s;
     // A line through both: seconds = overhead + elements * slope.
@@ -398,6 +411,14 @@ void time_gathers(const Bench& on, comm::Communicator& ranks, LinkSpeeds& links)
     links.comm_overhead_s = overhead_s;
 }
 
+std::span<std::byte> staging_buffers(const planner::Plan& plan, std::span<std::byte> host) {
+    const auto begin_of = [&](planner::Class c) {
+        return static_cast<size_t>(plan.buffers[static_cast<size_t>(c)].offset);
+    };
+    const size_t first = begin_of(planner::Class::stage);
+    return host.subspan(first, begin_of(planner::Class::host_tokens) - first);
+}
+
 Figures measure_figures(const swap::Schedule& step, const Bench& on, NodeTeams& teams,
                         const Topology& topology, const optim::Scalars& scalars,
                         std::span<std::byte> host, int64_t vocab, int64_t working_bytes) {
@@ -414,7 +435,8 @@ Figures measure_figures(const swap::Schedule& step, const Bench& on, NodeTeams& 
     found.kernels.gemm_flops_per_s = time_product(on, state.first(state.size() / 8 * 4));
     Machine& machine = found.machine;
     machine.links.copy_bytes_per_s = time_copies(on, weight);
-    const UpdateRates updates = time_updates(teams, topology, scalars, on.plan, working_bytes);
+    const UpdateRates updates = time_updates(teams, as_left_now(topology), scalars, on.plan,
+                                             working_bytes, staging_buffers(on.plan, host));
     machine.links.dram_bytes_per_s = updates.bytes_per_s;
     machine.update_overhead_s = updates.overhead_s;
     machine.out_of_place = updates.out_of_place;

@@ -57,9 +57,13 @@ struct UpdateRates {
     double out_of_place = 1;
 };
 // The optimizer's update of one chunk after another, on memory of its own: `working_bytes` or
-// somewhat more than the last cache holds.
+// somewhat more than the last cache holds. Where the machine has less left than that, on what is
+// left; where that is no more than they are, on `buffers`, which nothing uses meanwhile.
 UpdateRates time_updates(NodeTeams& teams, const Topology& machine, const optim::Scalars& scalars,
-                         const planner::Plan& plan, int64_t working_bytes);
+                         const planner::Plan& plan, int64_t working_bytes,
+                         std::span<std::byte> buffers);
+// The plan's buffers between tiers, in the host arena.
+std::span<std::byte> staging_buffers(const planner::Plan& plan, std::span<std::byte> host);
 // Bytes a second of an update by the GPU, over its own memory: a buffer's.
 double time_device_updates(const Bench& on, const optim::Scalars& scalars);
 // Bytes a second to and from NVMe, mixed: stored state and weights are rewritten through the

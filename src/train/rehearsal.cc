@@ -212,8 +212,9 @@ public:
                         .computes_on_host = device_->kind() == DeviceKind::cpu};
         LinkSpeeds& links = machine.links;
         links.copy_bytes_per_s = time_copies(bench(), buffer(Class::weight_piece));
-        links.dram_bytes_per_s =
-            time_updates(*teams_, machine_, scalars, plan_, updated_bytes(plan_)).bytes_per_s;
+        links.dram_bytes_per_s = time_updates(*teams_, as_left_now(machine_), scalars, plan_,
+                                              updated_bytes(plan_), staging_buffers(plan_, arena_))
+                                     .bytes_per_s;
         links.device_bytes_per_s = machine.computes_on_host ? links.dram_bytes_per_s
                                                             : time_device_updates(bench(), scalars);
         machine.check_bytes_per_s = time_checks(buffer(Class::stage));

@@ -249,6 +249,16 @@ planner::Plan within_memory(planner::Plan plan, const Config& config, const Topo
                            "the rest a path in budgets.nvme, or end other processes"});
 }
 
+Topology as_left_now(Topology machine) {
+    const Topology now = discover_topology();
+    // One of several processes has its part of the limit, and the same of what is left.
+    const int64_t processes = std::max<int64_t>(
+        now.memory_limit_bytes / std::max<int64_t>(machine.memory_limit_bytes, 1), 1);
+    machine.memory_left_bytes =
+        std::max<int64_t>(now.memory_left_bytes / processes - kStillToCome, 0);
+    return machine;
+}
+
 Topology machine_for(const Config& config) {
     Topology machine = discover_topology();
     const std::vector<int> cores = cores_of(machine);

@@ -33,6 +33,9 @@ aio::VolumeOptions volume_options(const Config& config, const planner::Plan& pla
 // the run later.
 planner::Plan within_memory(planner::Plan plan, const Config& config, const Topology& machine,
                             const Device& device);
+// The machine with what is left of its memory by now, beside what the run still needs: for
+// what is taken for a while and given back.
+Topology as_left_now(Topology machine);
 // Also the paths that this plan does not need: the next one may.
 void check_paths(const Config& config);
 // As many as asked for, or one for each core that is not reserved, less those that a rank of

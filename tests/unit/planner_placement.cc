@@ -1,3 +1,4 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,6 +9,9 @@
 
 namespace ferry::planner {
 namespace {
+
+using testing::HasSubstr;
+using testing::Not;
 
 TEST(BetFraction, LeavesBothPassesTheSameSlack) {
     EXPECT_EQ(bet_fraction(1, 3, 0.25, 1), 0);  // forward hides it with time to spare
@@ -122,10 +126,11 @@ TEST(Plan, CountsThePageTablesOfTheHostTierIntoTheDevice) {
 }
 
 // What a refused budget says would do, must do.
-int64_t smallest_budget(Config config, int64_t BudgetConfig::*budget) {
+int64_t smallest_budget(Config config, int64_t BudgetConfig::*budget, const StateFormat& state = {},
+                        DType compute = DType::f32) {
     config.budgets.*budget = 1;
     try {
-        plan_of(config);
+        plan_of(config, state, compute);
     } catch (const Error& error) {
         EXPECT_EQ(error.trouble(), Trouble::does_not_fit);
         const std::string& text = error.problem().measured;
@@ -323,17 +328,99 @@ TEST(Plan, ThePartOfTheStateOnTheDeviceIsLimitedByWhatIsAskedFor) {
     EXPECT_EQ(parts()[0], 0);
 }
 
-TEST(Plan, NvmeBudgetTooSmallSaysHowMuch) {
-    Config config = small_config();
-    config.budgets.nvme = {{.path = "unused", .size_bytes = 1 * kMiB}};
-    config.budgets.host_bytes = smallest_budget(config, &BudgetConfig::host_bytes);
-    try {
-        plan_of(config);
-        FAIL();
-    } catch (const Error& error) {
-        EXPECT_EQ(error.trouble(), Trouble::does_not_fit);
-        EXPECT_EQ(error.problem().where, "budgets.nvme");
+int64_t bets_of(const Plan& plan) { return std::ranges::count(plan.chunks, true, &Chunk::bets); }
+
+// With so little other memory that more than state is stored; of a split master, weights that bet.
+template <class Body>
+void for_stored(const Body& body) {
+    for (const bool split : {false, true}) {
+        const StateFormat state{.split = split};
+        const DType compute = split ? DType::bf16 : DType::f32;
+        for (const int64_t groups : {1, 2}) {
+            Config config = small_config();
+            config.swap.groups = groups;
+            config.budgets.nvme = {{.path = "disk"}};
+            for (int64_t BudgetConfig::*budget :
+                 {&BudgetConfig::device_bytes, &BudgetConfig::host_bytes})
+                config.budgets.*budget = smallest_budget(config, budget, state, compute);
+            const Plan plan = plan_of(config, state, compute);
+            EXPECT_TRUE(std::ranges::any_of(plan.chunks, [&](const Chunk& chunk) {
+                return chunk.bets && plan.objects[chunk.weight].home == swap::Tier::nvme;
+            }));
+            body(config, [&] { return plan_of(config, state, compute); });
+        }
     }
+}
+
+// The size it names is that without bets, whatever it would bet with more; with "all" they are
+// what to do without.
+TEST(Plan, NvmeBudgetTooSmallSaysHowMuch) {
+    for_stored([](Config& config, const auto& plan) {
+        config.swap.bets = "off";
+        const int64_t least = plan().nvme_bytes;
+        config.budgets.nvme[0].size_bytes = least - 1;
+        const auto refusal = [&](const char* bets) {
+            config.swap.bets = bets;
+            try {
+                plan();
+            } catch (const Error& error) {
+                EXPECT_EQ(error.trouble(), Trouble::does_not_fit);
+                EXPECT_EQ(error.problem().where, "budgets.nvme");
+                return error.problem();
+            }
+            ADD_FAILURE() << "a byte less than it needs is enough?";
+            return Problem{};
+        };
+        for (const char* bets : {"off", "auto"}) {
+            const Problem problem = refusal(bets);
+            const std::string bytes = std::to_string(least);
+            EXPECT_THAT(problem.measured, HasSubstr("(" + bytes + " bytes)"));
+            EXPECT_THAT(problem.remedy, HasSubstr("to " + bytes + " in all"));
+            EXPECT_THAT(problem.remedy, Not(HasSubstr("swap.bets")));
+        }
+        EXPECT_THAT(refusal("all").remedy, HasSubstr("set swap.bets to \"auto\""));
+    });
+}
+
+// Nobody asked for them: with less room there are fewer, and none before anything is refused.
+TEST(Bets, TakeOnlyWhatTheNvmePathsHaveLeft) {
+    for_stored([](Config& config, const auto& plan) {
+        const Plan unlimited = plan();
+        const int64_t most = bets_of(unlimited);
+        ASSERT_GT(most, 2);
+        config.swap.bets = "off";
+        const int64_t least = plan().nvme_bytes;
+        config.swap.bets = "auto";
+        int64_t before = 0, partly = 0;
+        for (int64_t size = least; size <= unlimited.nvme_bytes; size += 64 * kKiB) {
+            config.budgets.nvme[0].size_bytes = size;
+            const Plan found = plan();
+            EXPECT_LE(found.nvme_bytes, size);
+            EXPECT_GE(bets_of(found), before);
+            before = bets_of(found);
+            partly += before > 0 && before < most;
+            if (size == least) {
+                EXPECT_EQ(before, 0);
+            }
+        }
+        EXPECT_GT(partly, 0);
+        config.budgets.nvme[0].size_bytes = unlimited.nvme_bytes + kMiB;
+        EXPECT_EQ(bets_of(plan()), most);
+    });
+}
+
+// What two paths have left at their ends may hold no slot.
+TEST(Bets, LeaveASlotForTheEndOfAPath) {
+    for_stored([](Config& config, const auto& plan) {
+        config.swap.bets = "off";
+        const Plan without = plan();
+        config.swap.bets = "auto";
+        const int64_t slot = without.slot_classes.at(0).slot_bytes;
+        const int64_t enough = without.nvme_bytes + aio::kHeaderBytes + slot;
+        config.budgets.nvme = {{.path = "disk", .size_bytes = enough / 3},
+                               {.path = "other", .size_bytes = enough - enough / 3}};
+        EXPECT_EQ(bets_of(plan()), 0);
+    });
 }
 
 // The master weight and the moments as they are kept: in memory, on NVMe and in the buffers between

@@ -1,0 +1,34 @@
+// How much of the optimizer's work is done before the clip factor is known, and what storage has
+// left for it.
+#pragma once
+
+#include <vector>
+
+#include "placement.h"
+
+namespace ferry::planner {
+
+// Of what the host updates, by where the placement keeps it: see bet_fraction().
+double expected_bet_fraction(const Config& config, const Workload& work,
+                             const std::vector<Chunk>& chunks, const Placement& placement,
+                             const MachineFigures& machine);
+
+// What the NVMe paths have left once all that has to be stored is: the second slots of bets that
+// were not asked for come out of that alone. A durable step has second slots in any case.
+class BetRoom {
+public:
+    BetRoom(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
+            const std::vector<Park>& parks, const Placement& placement);
+    // Of the second slots of a chunk that lives there.
+    int64_t bytes_for(const Placement::ChunkHomes& homes) const;
+    // 0 where what is stored already takes more than there is.
+    int64_t left() const { return left_; }
+    void take(int64_t bytes) { left_ -= bytes; }
+
+private:
+    const Workload& work_;
+    const bool durable_;
+    int64_t left_;
+};
+
+}  // namespace ferry::planner
