@@ -32,12 +32,18 @@ KernelTimes::Kind kind_of(const swap::Task& task, const planner::Plan& plan);
 
 // Repeats a pattern in page-locked memory over device memory.
 void fill_device(const Bench& on, std::byte* to, int64_t bytes, std::span<const std::byte> pattern);
-// Fills the plan's device buffers with small numbers of every sign, in any compute type, and its
-// token buffers with tokens: what is left there by chance, zeros or denormals, takes other times.
-void fill_buffers(const Bench& on, std::span<std::byte> staging, int64_t vocab);
+// Small numbers of every sign in any compute type, and tokens: half of `memory` each.
+struct Patterns {
+    std::span<const std::byte> numbers, tokens;
+};
+Patterns make_patterns(std::span<std::byte> memory, int64_t vocab);
+// Fills the plan's device buffers with numbers and its token buffers with tokens: what is left there
+// by chance, zeros or denormals, takes other times.
+void fill_buffers(const Bench& on, const Patterns& patterns);
 // Runs each kind of kernel of a recorded step once, updates of the device's state too, so before
 // there is any: the driver loads its code, and cuBLASLt chooses its algorithm.
 void warm_up(const swap::Schedule& step, const Bench& on);
+// Each alone, warm, and a GPU's at the clock that it holds under the step's own load.
 KernelTimes time_kernels(const swap::Schedule& step, const Bench& on);
 // Seconds of the forward attention of the block that sees most. 0: without a model.
 double time_attention(const Bench& on);
