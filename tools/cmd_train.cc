@@ -211,10 +211,13 @@ private:
         if (!options_.weights_out.empty()) write_weights();
         if (!options_.exported.directory.empty())
             train::export_model(*engine_, config_, options_.exported);
+        train::RunReport report = engine_->report();  // what the steps left under way has ended
         if (traces()) write_trace();
         // Once more: a bound taken while the machine was busy elsewhere would flatter the run.
-        if (options_.bound && steps_ > 0) engine_->measure_bound();
-        const train::RunReport report = engine_->report();
+        if (options_.bound && steps_ > 0) {
+            engine_->measure_bound();
+            report = engine_->report();
+        }
         if (speaks_) say(report);
         if (speaks_ && report.steps > 0 && report.skipped_steps == report.steps)
             log_warn("nothing was trained: every step was skipped");
