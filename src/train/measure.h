@@ -37,8 +37,8 @@ struct Patterns {
     std::span<const std::byte> numbers, tokens;
 };
 Patterns make_patterns(std::span<std::byte> memory, int64_t vocab);
-// Fills the plan's device buffers with numbers and its token buffers with tokens: what is left there
-// by chance, zeros or denormals, takes other times.
+// Fills the plan's device buffers with numbers and its token buffers with tokens: what is left
+// there by chance, zeros or denormals, takes other times.
 void fill_buffers(const Bench& on, const Patterns& patterns);
 // Runs each kind of kernel of a recorded step once, updates of the device's state too, so before
 // there is any: the driver loads its code, and cuBLASLt chooses its algorithm.

@@ -113,10 +113,8 @@ bool StateIo::lies_in_host(const Chunk& chunk) const {
            (!chunk.trainable || !store_.in_host(chunk.state).empty());
 }
 
-bool StateIo::lies_on_device(const Chunk& chunk) const {
-    const auto there = [&](swap::ObjectId object) {
-        return plan_.objects[object].home == swap::Tier::device;
-    };
+bool StateIo::lies_on(swap::Tier tier, const Chunk& chunk) const {
+    const auto there = [&](swap::ObjectId object) { return plan_.objects[object].home == tier; };
     return there(chunk.weight) || (chunk.trainable && there(chunk.state));
 }
 
@@ -138,17 +136,22 @@ void StateIo::in_parts(const Chunk& chunk, const Body& body) {
     });
 }
 
-// Beside each chunk that is put somewhere, its share of those that are filled where they lie: the
-// drives write all the time.
+// Beside each chunk that a drive takes, its share of the others: the drives write all the time.
+// Among both those that the device takes come first, as page-locking waits for the last copy to it.
 std::vector<size_t> StateIo::in_turns() const {
-    std::vector<size_t> put, kept, turns;
-    for (size_t i = 0; i < plan_.chunks.size(); ++i)
-        (lies_in_host(plan_.chunks[i]) ? kept : put).push_back(i);
+    std::vector<size_t> stored, kept, turns;
+    for (const bool on_device : {true, false}) {
+        for (size_t i = 0; i < plan_.chunks.size(); ++i) {
+            const Chunk& chunk = plan_.chunks[i];
+            if (lies_on(swap::Tier::device, chunk) != on_device) continue;
+            (lies_on(swap::Tier::nvme, chunk) ? stored : kept).push_back(i);
+        }
+    }
     auto next = kept.begin();
-    for (size_t i = 0; i < put.size(); ++i) {
-        turns.push_back(put[i]);
+    for (size_t i = 0; i < stored.size(); ++i) {
+        turns.push_back(stored[i]);
         const auto until =
-            kept.begin() + std::ssize(kept) * static_cast<int64_t>(i + 1) / std::ssize(put);
+            kept.begin() + std::ssize(kept) * static_cast<int64_t>(i + 1) / std::ssize(stored);
         turns.insert(turns.end(), next, until);
         next = until;
     }
@@ -163,8 +166,8 @@ uint64_t StateIo::initialise(const Fill& fill, float moment, const Watch& watch,
     int64_t filled = 0;
     const int64_t all = bytes();
     size_t turn = 0;
-    auto to_copy = std::ranges::count_if(plan_.chunks,
-                                         [&](const Chunk& chunk) { return lies_on_device(chunk); });
+    auto to_copy = std::ranges::count_if(
+        plan_.chunks, [&](const Chunk& chunk) { return lies_on(swap::Tier::device, chunk); });
     if (to_copy == 0) watch.copied();
     for (const size_t index : in_turns()) {
         const Chunk& chunk = plan_.chunks[index];
@@ -182,7 +185,7 @@ uint64_t StateIo::initialise(const Fill& fill, float moment, const Watch& watch,
         });
         if (!chunk.trainable) sums[index] = checksum(place.weight);
         if (put) begun[turn] = begin_put(chunk, place);
-        if (lies_on_device(chunk) && --to_copy == 0) watch.copied();
+        if (lies_on(swap::Tier::device, chunk) && --to_copy == 0) watch.copied();
         start_up.at("first contents", filled += bytes_of(chunk), all);
     }
     store_.end_puts(0);

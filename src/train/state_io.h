@@ -67,7 +67,7 @@ private:
     Staging brought(const planner::Chunk& chunk, bool state, bool weight);
     // Weights and state, all of it.
     bool lies_in_host(const planner::Chunk& chunk) const;
-    bool lies_on_device(const planner::Chunk& chunk) const;  // any of it
+    bool lies_on(swap::Tier tier, const planner::Chunk& chunk) const;  // any of it
     // The order in which chunks get their first contents.
     std::vector<size_t> in_turns() const;
     // Those of the two that do not lie there already; how many.
