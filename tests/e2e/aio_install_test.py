@@ -15,6 +15,9 @@ project(minimal LANGUAGES CXX)
 find_package(ferry_aio 0.1 REQUIRED)
 add_executable(minimal ${SOURCE})
 target_link_libraries(minimal PRIVATE ferry::aio)
+add_library(plugin SHARED ${SOURCE})
+target_link_libraries(plugin PRIVATE ferry::aio)
+target_link_options(plugin PRIVATE -Wl,-z,defs)
 """
 
 
