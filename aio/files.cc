@@ -54,7 +54,7 @@ PathFiles::PathFiles(const PathOptions& path, const VolumeOptions& volume)
         find_alignment();
         probe();
         header_now_.segments = segments_;
-        header_now_.only_copies = only_copies_ ? 1 : 0;
+        header_now_.only_copies = only_copies_;
     } catch (...) {
         release();
         throw;
