@@ -384,6 +384,9 @@ TEST_P(RecordsOnFiles, AKilledRunsRecordIsKeptUntilThatIsGivenUp) {
 TEST_P(RecordsOnFiles, WhatIsNotProvedIsRefused) {
     expect_refused(options(Leftover::resume), "there is nothing to resume");
     EXPECT_FALSE(std::filesystem::exists(header(0))) << "a refused attempt left a header";
+    directory_.put("0/ferry.volume", "");
+    expect_refused(options(Leftover::resume), "there is nothing to resume");
+    EXPECT_TRUE(std::filesystem::exists(header(0))) << "a refused attempt removed a header";
     run();
     volume_.reset();
     VolumeOptions other = options(Leftover::resume);
@@ -417,9 +420,17 @@ TEST_P(RecordsOnFiles, DamagedHeadersAreRefused) {
             expect_refused(options(leftover), "put the header back as the run left it");
         }
     }
+    put("");
+    for (const Leftover leftover : {Leftover::resume, Leftover::remove, Leftover::remove_any}) {
+        expect_refused(options(leftover), "the files beside it may be whole");
+        EXPECT_TRUE(std::filesystem::exists(header(0))) << "refusing removed the empty header";
+    }
+    expect_refused(options(Leftover::resume), "its header is missing or empty");
+    expect_refused(options(Leftover::remove), "put the header back as the run left it");
     std::filesystem::remove(header(0));
     expect_refused(options(Leftover::resume), "its header is missing");
     expect_refused(options(Leftover::resume), "the files beside it may be whole");
+    EXPECT_FALSE(std::filesystem::exists(header(0))) << "a refused attempt left a header";
     // Other formats have their checksums elsewhere, or none.
     std::string other = good;
     other[32] ^= 1;
