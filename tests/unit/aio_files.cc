@@ -225,7 +225,7 @@ TEST_F(VolumeFiles, DamagedHeader) {
     const std::string header = leftover_header();
     ASSERT_EQ(header.size(), static_cast<size_t>(kHeaderBytes));
     VolumeOptions wanted = options();
-    for (size_t bit = 0; bit < 8 * header.size(); bit += bit < 8 * 128 ? 1 : 61) {
+    for (size_t bit = 0; bit < 8 * header.size(); bit += bit < 1024 ? 1 : 61) {
         SCOPED_TRACE("bit " + std::to_string(bit));
         std::string damaged = header;
         damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ (1 << bit % 8));
