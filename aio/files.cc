@@ -39,6 +39,11 @@ void remove_plain_file(const std::string& name) noexcept {
     close(file);
 }
 
+bool is_empty_file(const std::string& name) {
+    struct stat status {};
+    return lstat(name.c_str(), &status) == 0 && S_ISREG(status.st_mode) && status.st_size == 0;
+}
+
 }  // namespace
 
 PathFiles::PathFiles(const PathOptions& path, const VolumeOptions& volume)
@@ -54,7 +59,7 @@ PathFiles::PathFiles(const PathOptions& path, const VolumeOptions& volume)
         find_alignment();
         probe();
         header_now_.segments = segments_;
-        header_now_.only_copies = only_copies_ ? 1 : 0;
+        header_now_.only_copies = only_copies_;
     } catch (...) {
         release();
         throw;
@@ -109,7 +114,16 @@ void PathFiles::check_directory() const {
 
 void PathFiles::open_directory(Leftover leftover) {
     check_directory();
-    header_ = std::make_unique<HeaderFile>(options_.path + "/ferry.volume", false);
+    const std::string name = options_.path + "/ferry.volume";
+    // A killed run has no segment before its header: this one lost what it said.
+    if (is_empty_file(name) && access(segment_name(0).c_str(), F_OK) == 0)
+        refuse(Trouble::usage, {.what = "an empty header is left here: the files beside it may be "
+                                        "whole",
+                                .where = name,
+                                .measured = "0 bytes",
+                                .remedy = "put the header back as the run left it; or, to give its "
+                                          "state up, delete the ferry.* files there"});
+    header_ = std::make_unique<HeaderFile>(name, false);
     segments_ = options_.segments ? options_.segments : kSegmentsMany;
     Header found{};
     if (header_->find_leftover(leftover, run_id_, found)) take_over(found, reuses(leftover));
@@ -164,8 +178,7 @@ void PathFiles::open_device(Leftover leftover) {
 void PathFiles::open_to_resume() {
     const std::string name = options_.raw_device ? options_.path : options_.path + "/ferry.volume";
     if (!options_.raw_device) check_directory();
-    // Opening would make a header, and leave it behind when there is nothing to resume.
-    if (access(name.c_str(), F_OK) != 0) refuse_without_header(name, errno);
+    check_header_is_there(name);
     header_ = std::make_unique<HeaderFile>(name, options_.raw_device);
     header_now_ = header_->find_resumable(run_id_);
     resumed_ = true;
@@ -177,16 +190,20 @@ void PathFiles::open_to_resume() {
     find_alignment();
 }
 
-void PathFiles::refuse_without_header(const std::string& name, int error) const {
+// Opening it would make one, and an empty one would go when it is closed.
+void PathFiles::check_header_is_there(const std::string& name) const {
+    const bool missing = access(name.c_str(), F_OK) != 0;
+    const std::string measured = missing ? strerror(errno) : "0 bytes";
+    if (!missing && !is_empty_file(name)) return;
     if (access(segment_name(0).c_str(), F_OK) == 0)
         refuse(Trouble::usage,
-               {.what = "the run cannot be resumed: its header is missing",
+               {.what = "the run cannot be resumed: its header is missing or empty",
                 .where = name,
-                .measured = strerror(error),
+                .measured = measured,
                 .remedy = "put it back as the run left it: the files beside it may be whole"});
     refuse(Trouble::usage, {.what = "there is nothing to resume: no run has left its files here",
                             .where = name,
-                            .measured = strerror(error),
+                            .measured = measured,
                             .remedy = "name the paths of the run that was interrupted, or "
                                       "start without --resume"});
 }

@@ -73,7 +73,7 @@ private:
     void take_over(const Header& found, bool reuse);
     void open_device(Leftover leftover);
     void open_to_resume();
-    [[noreturn]] void refuse_without_header(const std::string& name, int error) const;
+    void check_header_is_there(const std::string& name) const;
     void check_segment_is_whole(int index, int64_t end) const;
     void flush_directory() const;
     void write_first_header();

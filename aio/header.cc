@@ -16,7 +16,7 @@
 namespace ferry::aio {
 namespace {
 
-constexpr uint32_t kFormatVersion = 3;
+constexpr uint32_t kFormatVersion = 4;
 constexpr char kMagic[8] = {'f', 'e', 'r', 'r', 'y', 'v', 'o', 'l'};
 
 bool has_magic(const Header& header, ssize_t bytes) {
@@ -42,6 +42,11 @@ uint64_t boot_now() noexcept {
         return bytes > 0 ? checksum(std::as_bytes(std::span(id))) : 0;
     }();
     return kBoot;
+}
+
+void put_name(Header& header) noexcept {
+    memcpy(header.magic, kMagic, sizeof kMagic);
+    header.version = kFormatVersion;
 }
 
 std::string lost_state(const Header& header) {
@@ -117,6 +122,12 @@ void lock_or_throw(int file, const std::string& name) {
 
 }  // namespace
 
+uint64_t sum_of(Header header) noexcept {
+    put_name(header);
+    header.sum = 0;
+    return checksum(std::as_bytes(std::span(&header, 1)));
+}
+
 HeaderFile::HeaderFile(std::string name, bool raw_device)
     : name_(std::move(name)), raw_device_(raw_device) {
     // Between opening and locking the owner may remove the file: then the lock is on nothing.
@@ -159,19 +170,33 @@ bool HeaderFile::lock() {
     return false;
 }
 
-// Bytes read; 0: new, or killed before the header was written. Throws where it is not ferry's.
-int64_t HeaderFile::read(Header& found) const {
-    found = {};
-    const ssize_t got = pread(file_, &found, sizeof found, 0);
+// Throws where it is not ferry's, or a newer ferry's.
+HeaderFile::Reading HeaderFile::read() const {
+    Reading reading;
+    const Header& header = reading.header;
+    const ssize_t got = pread(file_, &reading.header, sizeof header, 0);
     if (got < 0)
         throw Error(Trouble::io, problem_of("the volume's header cannot be read", name_, errno));
-    if (got == 0 || has_magic(found, got)) return got;
-    if (raw_device_) return 0;  // its contents may be destroyed
-    throw not_ferrys(name_);
-}
-
-void HeaderFile::refuse_newer(const Header& header) const {
-    if (header.version <= kFormatVersion) return;
+    const auto broken = [&](const char* fault, std::string proof) {
+        reading.condition = Condition::broken;
+        reading.fault = fault;
+        reading.proof = std::move(proof);
+        return reading;
+    };
+    const bool complete = got == static_cast<ssize_t>(sizeof header);
+    const bool named = has_magic(header, got);
+    const bool current = named && header.version == kFormatVersion;
+    if (complete && header.sum == sum_of(header)) {
+        if (!current) return broken("damaged", "its magic or version is not as it was");
+        reading.condition = Condition::whole;
+        return reading;
+    }
+    if (!named && (got == 0 || raw_device_)) return reading;  // a device's may be destroyed
+    if (!named) throw not_ferrys(name_);
+    if (!complete) return broken("truncated", std::to_string(got) + " bytes");
+    if (current) return broken("damaged", "its checksum does not match");
+    reading.condition = Condition::older;
+    if (header.version < kFormatVersion) return reading;
     throw Error(Trouble::usage,
                 {.what = "the volume was written by a newer ferry",
                  .where = name_,
@@ -182,38 +207,43 @@ void HeaderFile::refuse_newer(const Header& header) const {
 }
 
 bool HeaderFile::find_leftover(Leftover leftover, uint64_t run_id, Header& found) const {
-    const int64_t got = read(found);
-    if (got == 0) return false;
-    const bool truncated = got < static_cast<int64_t>(sizeof found);
-    if (!truncated) refuse_newer(found);
+    const Reading reading = read();
+    if (reading.condition == Condition::none) return false;
+    found = reading.header;
     const bool any = leftover == Leftover::remove_any || leftover == Leftover::reuse_any;
-    const bool known = !truncated && found.version == kFormatVersion;
+    const bool known = reading.condition == Condition::whole;
     const bool lost = known && found.lost;  // nothing is left that anybody could miss
     const bool own = lost || (known && found.run_id == run_id && !found.published);
-    if (leftover == Leftover::refuse || !(own || any)) refuse_leftover(found, truncated, run_id);
-    found.segments = std::clamp(truncated ? kSegmentsMax : found.segments, 1, kSegmentsMax);
-    const std::string state = truncated ? "a truncated header"
-                              : known   ? lost_state(found)
-                                        : "an older format";
+    if (leftover == Leftover::refuse || !(own || any)) refuse_leftover(reading, run_id);
+    if (reading.condition == Condition::broken) {
+        found = {.segments = kSegmentsMax};
+        log_info("aio: " + name_ + " is " + reading.fault + ": the files beside it are given up");
+        return true;
+    }
+    found.segments = std::clamp(found.segments, 1, kSegmentsMax);
     log_info("aio: process " + std::to_string(found.pid) + ", run " + hex(found.run_id) +
              (found.run_id == run_id ? "" : " (another run)") + ", " +
              (lost ? "ended with an error" : "was killed") + " and left " + name_ + ": " +
-             (known && found.published ? "its durable state is given up" : state));
+             (!known            ? "an older format"
+              : found.published ? "its durable state is given up"
+                                : lost_state(found)));
     if (!known || lost) found.laid_out = 0;
     return true;
 }
 
-void HeaderFile::refuse_leftover(const Header& header, bool truncated, uint64_t run_id) const {
+void HeaderFile::refuse_leftover(const Reading& reading, uint64_t run_id) const {
+    const Header& header = reading.header;
     Problem problem{
         .what = "files of a killed run are left here",
         .where = name_,
         .measured = "process " + std::to_string(header.pid) + ", run " + hex(header.run_id)};
     std::string allow = set_leftovers("\"remove_any\"");
-    if (truncated) {
-        problem.what = "a truncated header is left here: the files beside it may be whole";
-        problem.measured = "";
+    if (reading.condition == Condition::broken) {
+        problem.what =
+            "a " + reading.fault + " header is left here: the files beside it may be whole";
+        problem.measured = reading.proof;
         allow = "put the header back as the run left it; or, to give its state up, " + allow;
-    } else if (header.version < kFormatVersion) {
+    } else if (reading.condition == Condition::older) {
         problem.what = "stale files of an older ferry are left here";
         problem.measured = format_name(header.version);
         problem.limit = format_name(kFormatVersion);
@@ -231,7 +261,7 @@ void HeaderFile::refuse_leftover(const Header& header, bool truncated, uint64_t 
     } else {
         allow = set_leftovers("\"remove\" or \"reuse\"");
     }
-    if (!truncated && header.version == kFormatVersion && !header.published)
+    if (reading.condition == Condition::whole && !header.published)
         problem.measured += "; " + lost_state(header);
     problem.remedy = allow + (raw_device_ ? ", or erase the device's first block"
                                           : ", or delete the ferry.* files there");
@@ -239,9 +269,8 @@ void HeaderFile::refuse_leftover(const Header& header, bool truncated, uint64_t 
 }
 
 Header HeaderFile::find_resumable(uint64_t run_id) const {
-    Header found{};
-    const int64_t got = read(found);
-    if (got > 0) refuse_newer(found);
+    const Reading reading = read();
+    const Header& found = reading.header;
     const auto refuse = [&](std::string what, std::string measured, std::string limit,
                             std::string remedy) {
         throw Error(Trouble::usage, {.what = std::move(what),
@@ -254,14 +283,13 @@ Header HeaderFile::find_resumable(uint64_t run_id) const {
         "start without --resume; with checkpoint.durable_steps a run survives but for its last "
         "steps";
     const std::string nothing = "there is nothing to resume: ";
-    if (got == 0) refuse(nothing + "no run has left its files here", "", "", afresh);
+    if (reading.condition == Condition::none)
+        refuse(nothing + "no run has left its files here", "", "", afresh);
     // A header that says nothing is no word against the files beside it.
-    const std::string restore =
-        "put the header back as the run left it: the files beside it may be whole";
-    if (got < static_cast<int64_t>(sizeof found))
-        refuse("the run cannot be resumed: the header is truncated", std::to_string(got) + " bytes",
-               std::to_string(kHeaderBytes) + " bytes", restore);
-    if (found.version < kFormatVersion)
+    if (reading.condition == Condition::broken)
+        refuse("the run cannot be resumed: the header is " + reading.fault, reading.proof, "",
+               "put the header back as the run left it: the files beside it may be whole");
+    if (reading.condition == Condition::older)
         refuse(nothing + "the files are an older ferry's", format_name(found.version),
                format_name(kFormatVersion), "finish the run with the ferry that began it");
     if (found.run_id != run_id)
@@ -269,27 +297,17 @@ Header HeaderFile::find_resumable(uint64_t run_id) const {
                "this one is " + hex(run_id),
                "resume with the model, batch, precision, optimizer and machine of that run");
     if (!found.published) refuse(nothing + lost_state(found), "", "", afresh);
-    if (found.segments < 1 || found.segments > kSegmentsMax || found.classes < 1 ||
-        found.classes > kRecordClassesMax)
-        refuse("the run cannot be resumed: the header is damaged",
-               std::to_string(found.segments) + " segments, " + std::to_string(found.classes) +
-                   " kinds of state",
-               "1 to " + std::to_string(kSegmentsMax) + " and 1 to " +
-                   std::to_string(kRecordClassesMax),
-               restore);
     return found;
 }
 
 bool HeaderFile::note(Header header) noexcept {
-    alignas(4096) char block[kHeaderBytes] = {};
-    memcpy(header.magic, kMagic, sizeof kMagic);
-    header.version = kFormatVersion;
+    put_name(header);
     header.pid = getpid();
     header.boot = boot_now();
-    memcpy(block, &header, sizeof header);
+    header.sum = sum_of(header);
     errno = EIO;  // a short count says nothing else
     bytes_written_ += kHeaderBytes;
-    return pwrite(file_, block, kHeaderBytes, 0) == kHeaderBytes;
+    return pwrite(file_, &header, kHeaderBytes, 0) == kHeaderBytes;
 }
 
 void HeaderFile::write(const Header& header) {

@@ -2,6 +2,7 @@
 // the volume is in use, so whoever finds it unlocked knows that its writer has ended.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -16,15 +17,20 @@ constexpr bool reuses(Leftover leftover) {
 constexpr int kSegmentsMax = 256;      // a path
 constexpr int kRecordClassesMax = 64;  // of slots, in a volume that can be resumed
 
-// On disk, at the start of the header's block.
+// As on disk, a block of its own. What changes while a volume is used lies in the first sector with
+// the checksum, and a block is written at once: a power failure leaves the old header or the new.
 struct Header {
     char magic[8] = {};
     uint32_t version = 0;
     int32_t pid = 0;
     uint64_t run_id = 0;
-    int32_t segments = 0;    // at most this many lie beside the header
-    int32_t laid_out = 0;    // 1: every byte of them was written
-    int64_t device_end = 0;  // of what lies on a raw device: slots and record
+    int32_t segments = 0;     // at most this many lie beside the header
+    uint8_t laid_out = 0;     // 1: every byte of them was written
+    uint8_t published = 0;    // 1: a record was: the files outlive the process
+    uint8_t only_copies = 0;  // as probed
+    uint8_t lost = 0;         // 1: the run ended with an error, and nothing lies beside the header
+    uint64_t sum = 0;         // of all the others: sum_of()
+    int64_t device_end = 0;   // of what lies on a raw device: slots and record
     // How far the run came, which whoever finds its files wants to know: the last step that
     // note_step() was told (-1: none), and when that was: a hash of the system's boot.
     int64_t step = -1;
@@ -32,17 +38,19 @@ struct Header {
     // Where every slot lies, for Leftover::resume.
     uint64_t volume_id = 0;       // the same on all paths of a volume, drawn at its layout
     int32_t path = 0, paths = 0;  // this one, of so many
-    int32_t published = 0;        // 1: a record was: the files outlive the process
-    int32_t only_copies = 0;      // as probed
     double speed = 0;             // by which the slots were divided
     int64_t alignment = 0, record_bytes = 0;
     int64_t classes = 0;
     struct {
         int64_t slot_bytes = 0, slots = 0, slots_here = 0;
     } layout[kRecordClassesMax] = {};
-    int32_t lost = 0;  // 1: the run ended with an error, and nothing lies beside the header
+    char unused[2448] = {};
 };
-static_assert(sizeof(Header) <= kHeaderBytes);
+static_assert(sizeof(Header) == kHeaderBytes && offsetof(Header, layout) == 112, "has no padding");
+
+// As it would be with this format's magic and version: a header proves itself also where one of
+// these is damaged.
+uint64_t sum_of(Header header) noexcept;
 
 class HeaderFile {
 public:
@@ -55,11 +63,13 @@ public:
     int file() const noexcept { return file_; }
     int64_t bytes_written() const noexcept { return bytes_written_; }
     // What a killed run left: true and its header, or false. Throws what may not be taken over: a
-    // foreign file, a newer format, and what `leftover` does not allow.
+    // foreign file, a newer format, and what `leftover` does not allow. Of a header that is not
+    // whole nothing is believed.
     bool find_leftover(Leftover leftover, uint64_t run_id, Header& found) const;
     // The header of files that can be resumed; throws what stands against it. Writes nothing.
     Header find_resumable(uint64_t run_id) const;
-    // With magic, version, process and boot filled in; on stable storage at return. Throws Error.
+    // With magic, version, process, boot and sum filled in; on stable storage at return. Throws
+    // Error.
     void write(const Header& header);
     // The same, but it is on its way only: a kill cannot lose it, a power failure can.
     bool note(Header header) noexcept;
@@ -67,9 +77,15 @@ public:
 
 private:
     bool lock();
-    int64_t read(Header& found) const;
-    void refuse_newer(const Header& header) const;
-    void refuse_leftover(const Header& header, bool truncated, uint64_t run_id) const;
+    // none: new, killed before it was written, or a device that is free for anyone.
+    enum class Condition : uint8_t { none, broken, older, whole };
+    struct Reading {
+        Header header{};
+        Condition condition = Condition::none;
+        std::string fault{}, proof{};  // of a broken one: "truncated", "200 bytes"
+    };
+    Reading read() const;
+    [[noreturn]] void refuse_leftover(const Reading& reading, uint64_t run_id) const;
 
     const std::string name_;
     const bool raw_device_;

@@ -11,7 +11,6 @@
 #include "interrupt.h"
 #include "io_site.h"
 #include "progress.h"
-#include "svg.h"
 #include "timeline_picture.h"
 
 namespace ferry::tools {
@@ -102,11 +101,10 @@ public:
           sites_(bench.paths),
           plain_sites_(bench.paths, "ferry-bench-plain"),
           executor_(make_thread_executor()),
-          recording_(bench.svg.empty() ? 0 : kSlices),
-          rehearsal_(
-              train::Rehearsal::make(config(), bench.rehearsal,
-                                     {.executor = executor_.get(),
-                                      .recording = bench.svg.empty() ? nullptr : &recording_})),
+          recording_(bench.draws ? kSlices : 0),
+          rehearsal_(train::Rehearsal::make(
+              config(), bench.rehearsal,
+              {.executor = executor_.get(), .recording = bench.draws ? &recording_ : nullptr})),
           machine_(rehearsal_->measure()),
           progress_(static_cast<int>(bench.passes.size()) * bench.pairs) {
         check_passes();
@@ -116,10 +114,10 @@ public:
             plain_.emplace(bench, plain_sites_, ceil_div(plan.nvme_bytes, paths));
     }
 
-    std::vector<Row> run() {
+    SwapResult run() {
         for (const Pass pass : bench_.passes) measure(pass);
-        if (!bench_.svg.empty() && last_begin_ < recording_.size()) write_svg();
-        return std::move(rows_);
+        return {.rows = std::move(rows_),
+                .picture = last_begin_ < recording_.size() ? picture() : std::string()};
     }
 
 private:
@@ -258,7 +256,7 @@ private:
         return figures;
     }
 
-    void write_svg() const {
+    std::string picture() const {
         std::vector<Bar> bars;
         Nanos begin = kForever;
         for (size_t i = last_begin_; i < recording_.size(); ++i)
@@ -276,8 +274,7 @@ private:
         }
         const std::string title =
             fmt::format("{}, as it went: {:.4g} s", name_of(last_), last_report_.seconds);
-        write_picture("--svg", bench_.svg,
-                      bars_svg(bars, last_report_.seconds, title, machine_text()));
+        return bars_svg(bars, last_report_.seconds, title, machine_text());
     }
 
     const SwapBench& bench_;
@@ -304,6 +301,6 @@ const char* name_of(Pass pass) {
     return kNames[static_cast<size_t>(pass)];
 }
 
-std::vector<Row> measure_swap(const SwapBench& bench) { return Swap(bench).run(); }
+SwapResult measure_swap(const SwapBench& bench) { return Swap(bench).run(); }
 
 }  // namespace ferry::tools

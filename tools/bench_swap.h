@@ -19,13 +19,18 @@ struct SwapBench {
     int pairs = 3;
     bool fio = false;      // beside it; else beside plain transfers of ferry's own
     double seconds = 1.5;  // a slice of the other side
-    std::string svg{};     // the last pass of the last kind, as it went
+    bool draws = false;    // the last pass of the last kind, as it went
+};
+
+struct SwapResult {
+    std::vector<Row> rows{};
+    std::string picture{};  // SVG; empty: none
 };
 
 // A row a kind of pass: its GB/s to and from NVMe, beside those of plain transfers in the same
 // directions, taken in turns; without paths the updates' GB/s in memory. Ends early, with what it
 // has, when interrupted. Throws Error.
-std::vector<Row> measure_swap(const SwapBench& bench);
+SwapResult measure_swap(const SwapBench& bench);
 
 const char* name_of(train::Pass pass);
 

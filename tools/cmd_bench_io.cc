@@ -203,9 +203,10 @@ void print_sweep(const IoOptions& options, const IoResult& result) {
 void run_sweep(const IoOptions& options) {
     const IoResult result = measure_io(bench_of(options));
     print_sweep(options, result);
+    // A picture that cannot be written costs no settings: these are what others go by.
+    if (!options.save.empty() && !interrupted()) save_paths(options.save, result.settings);
     if (!options.plot.empty() && !result.points.empty())
         write_picture("--plot", options.plot, svg_of(result, machine_text()));
-    if (!options.save.empty() && !interrupted()) save_paths(options.save, result.settings);
     if (result.ended_by) throw Error(*result.ended_by);
 }
 

@@ -86,7 +86,7 @@ SwapBench bench_of(const SwapOptions& options) {
                     .pairs = options.pairs > 0 ? options.pairs : (options.compare_fio ? 15 : 3),
                     .fio = options.compare_fio,
                     .seconds = options.seconds,
-                    .svg = options.svg};
+                    .draws = !options.svg.empty()};
     bench.rehearsal = {.parameters = static_cast<int64_t>(options.millions * (1 << 20)),
                        .layers = options.layers,
                        .compute_seconds = options.compute_ms * 1e-3};
@@ -166,7 +166,7 @@ std::string in_options(std::string text) {
     return text;
 }
 
-std::vector<Row> measure(const SwapBench& bench) {
+SwapResult measure(const SwapBench& bench) {
     try {
         return measure_swap(bench);
     } catch (const Error& error) {
@@ -188,7 +188,7 @@ void run_swap(const SwapOptions& options) {
         machine["fio_flags"] = fio_flags();
     }
     catch_interrupts();
-    const std::vector<Row> rows = measure(bench);
+    const auto [rows, picture] = measure(bench);
     if (options.json) {
         nlohmann::json object = rows_json(rows, command_of(options), machine);
         object["interrupted"] = interrupted();
@@ -200,6 +200,7 @@ void run_swap(const SwapOptions& options) {
                                     : options.compare_fio ? "fio"
                                                           : "plain"));
     }
+    if (!picture.empty()) write_picture("--svg", options.svg, picture);
     if (interrupted()) fmt::print(stderr, "ferry: interrupted; the files are removed\n");
     end_if_interrupted();
 }

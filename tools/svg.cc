@@ -10,6 +10,8 @@
 namespace ferry::tools {
 namespace {
 
+// Tells ferry's pictures from others', which nothing replaces.
+constexpr const char* kBeginning = "<svg data-made-by=\"ferry\" ";
 constexpr const char* kStyle =
     "  <style>\n"
     "    .ground { fill: #ffffff } text { fill: #24292f; font: 12px sans-serif }\n"
@@ -26,12 +28,13 @@ constexpr const char* kStyle =
 std::string svg_beginning(double width, double height, double left, const std::string& title,
                           const std::string& caption) {
     return fmt::format(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0:.0f} {1:.0f}\" "
+        "{7}xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0:.0f} {1:.0f}\" "
         "width=\"{0:.0f}\" height=\"{1:.0f}\">\n{2}"
         "  <rect class=\"ground\" width=\"100%\" height=\"100%\"/>\n"
         "  <text class=\"title\" x=\"{3:.0f}\" y=\"30\">{4}</text>\n"
         "  <text class=\"faint\" x=\"{3:.0f}\" y=\"{5:.0f}\">{6}</text>\n",
-        width, height, kStyle, left, svg_escaped(title), height - 12, svg_escaped(caption));
+        width, height, kStyle, left, svg_escaped(title), height - 12, svg_escaped(caption),
+        kBeginning);
 }
 
 std::string svg_escaped(const std::string& text) {
@@ -54,7 +57,7 @@ double tick_for(double most) {
 }
 
 void check_picture_file(const std::string& option, const std::string& file) {
-    check_writable(option, file, 0, "<svg ");
+    check_writable(option, file, 0, kBeginning);
 }
 
 void write_picture(const std::string& option, const std::string& file, const std::string& svg) {

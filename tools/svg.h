@@ -18,7 +18,7 @@ std::string svg_escaped(const std::string& text);
 // 1, 2 or 5 times a power of ten: at most five of them reach `most`.
 double tick_for(double most);
 
-// Before a measurement: as check_writable(), for a file that may hold an older picture.
+// Before a measurement: as check_writable(), for a file that may hold an older picture of ferry's.
 void check_picture_file(const std::string& option, const std::string& file);
 void write_picture(const std::string& option, const std::string& file, const std::string& svg);
 

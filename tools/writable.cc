@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <string_view>
 
 #include "ferry/base.h"
 
@@ -27,6 +28,17 @@ int open_draft(const std::string& name) {
     return open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
 }
 
+// A full disk takes a part first, and says why with the next.
+bool write_all(int file, std::string_view text) {
+    while (!text.empty()) {
+        const ssize_t wrote = write(file, text.data(), text.size());
+        if (wrote < 0 && errno == EINTR) continue;
+        if (wrote < 0) return false;
+        text.remove_prefix(static_cast<size_t>(wrote));
+    }
+    return true;
+}
+
 }  // namespace
 
 void check_writable(const std::string& option, const std::string& path, size_t skipped,
@@ -34,11 +46,14 @@ void check_writable(const std::string& option, const std::string& path, size_t s
     if (path.empty()) return;
     const std::filesystem::path file(path), parent = file.parent_path();
     const std::string directory = parent.empty() ? "." : parent.string();
-    const auto refuse = [&](std::string what, std::string measured) {
+    const auto refuse = [&](std::string what, std::string measured,
+                            std::string remedy =
+                                "name a file in a directory that you may write "
+                                "to") {
         throw Error(Trouble::usage, {.what = std::move(what),
                                      .where = option + " " + path,
                                      .measured = std::move(measured),
-                                     .remedy = "name a file in a directory that you may write to"});
+                                     .remedy = std::move(remedy)});
     };
     if (access(directory.c_str(), W_OK | X_OK) != 0) {
         refuse("nothing can be written there", directory + ": " + std::strerror(errno));
@@ -52,7 +67,9 @@ void check_writable(const std::string& option, const std::string& path, size_t s
     old.read(start.data(), static_cast<std::streamsize>(start.size()));
     start.resize(static_cast<size_t>(old.gcount()));
     const bool same_kind = start.size() == skipped + beginning.size() && start.ends_with(beginning);
-    if (!start.empty() && !same_kind) refuse("it would replace a file of another kind", path);
+    if (!start.empty() && !same_kind)
+        refuse("it would replace a file of another kind, or one that ferry did not make", path,
+               "name another file, or move that one away");
     // A directory may be writable by its mode and still take no file, as in /proc.
     const std::string trial = draft_of(path);
     const int out = open_draft(trial);
@@ -73,11 +90,11 @@ void check_differ(const std::string& option, const std::string& path,
 void write_whole(const std::string& option, const std::string& path, const std::string& text) {
     const std::string file = replaced_by(path), draft = draft_of(file);
     const int out = open_draft(draft);
-    const auto size = static_cast<ssize_t>(text.size());
-    bool written = out >= 0 && write(out, text.data(), text.size()) == size && fsync(out) == 0;
-    if (out >= 0) written = close(out) == 0 && written;
-    if (written && rename(draft.c_str(), file.c_str()) == 0) return;
-    const int error = errno;
+    const bool written = out >= 0 && write_all(out, text) && fsync(out) == 0;
+    int error = written ? 0 : errno;
+    if (out >= 0 && close(out) != 0 && written) error = errno;
+    if (error == 0 && rename(draft.c_str(), file.c_str()) == 0) return;
+    if (error == 0) error = errno;
     if (out >= 0) unlink(draft.c_str());
     throw Error(Trouble::io,
                 {.what = std::string("the file cannot be written: ") + std::strerror(error),

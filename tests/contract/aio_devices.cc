@@ -56,6 +56,14 @@ protected:
         stat((directory_ / "image").c_str(), &status);
         return int64_t{status.st_blocks} * 512;
     }
+    void flip(int64_t at) const {
+        char byte = 0;
+        const int file = ::open(device_.name().c_str(), O_RDWR | O_SYNC);
+        EXPECT_EQ(pread(file, &byte, 1, at), 1);
+        byte = static_cast<char>(byte ^ 1);
+        EXPECT_EQ(pwrite(file, &byte, 1, at), 1);
+        close(file);
+    }
     std::string first_bytes() const {
         char bytes[8] = {};
         const int file = ::open(device_.name().c_str(), O_RDONLY);
@@ -117,6 +125,22 @@ TEST_F(RawDevice, LeftoversAreRefusedRemovedOrReused) {
     wanted.leftover = Leftover::remove;
     EXPECT_EQ(open_and_count(wanted, *executor_).layout_bytes,
               static_cast<int64_t>(kSlots) * kSlotBytes);
+}
+
+// Not even a wrong magic makes it a device whose contents may be destroyed.
+TEST_F(RawDevice, ADamagedHeaderIsStillFerrys) {
+    leave_a_killed_run();
+    for (const int64_t at : {0, 8, 28, 32, 48, 4000}) {
+        flip(at);
+        for (const Leftover leftover : {Leftover::remove, Leftover::reuse, Leftover::resume}) {
+            VolumeOptions wanted = options();
+            wanted.leftover = leftover;
+            const std::string why = refusal(wanted);
+            EXPECT_NE(why.find("damaged"), std::string::npos) << "byte " << at << ": " << why;
+        }
+        flip(at);
+    }
+    EXPECT_EQ(refusal(options()), "accepted");
 }
 
 TEST_F(RawDevice, FreedSlotsAreDiscarded) {

@@ -118,9 +118,10 @@ class RowsTest(BenchIoTest):
         self.assertEqual(shlex.split(json.loads(run.out)["command"])[:4], ["ferry", "bench", "io", odd])
         os.rmdir(odd)
 
-    def test_a_picture_replaces_nothing_but_a_picture(self):
+    def test_a_picture_replaces_nothing_but_a_picture_of_ferrys(self):
         read = [*QUICK, "--modes", "read"]
-        for text in ("a text of some length, no picture", "x"):
+        for text in ("a text of some length, no picture", "x", '<svg xmlns="x">mine</svg>',
+                     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"></svg>'):
             notes = self.path("notes.txt")
             with open(notes, "w", encoding="utf-8") as file:
                 file.write(text)
@@ -471,6 +472,17 @@ class PlaceTest(BenchIoTest):
         self.assert_refused(run, DOES_NOT_FIT, "too little free space", "missing", "left free", "--size")
         run = self.on_mount("size=40m")
         self.assert_refused(run, DOES_NOT_FIT, "too little free space", "missing")
+
+    def test_no_space_for_the_picture_costs_no_settings(self):
+        where, machine = self.path("measured"), self.path("machine.json")
+        run = self.on_mount("size=4k", *QUICK, "--modes", "read,write,mixed", "--save", machine, "--plot",
+                            os.path.join(self.drive, "full.svg"), inside=where)
+        self.assertEqual(run.code, IO, run.err)
+        for text in ("--plot", "No space left"):
+            self.assertIn(text, run.err)
+        self.assertIn("GB/s", run.out)
+        with open(machine, encoding="utf-8") as file:
+            self.assertEqual([path["path"] for path in json.load(file)["paths"]], [where])
 
     def test_takes_what_is_free_and_leaves_a_margin(self):
         run = self.on_mount("size=100m", *QUICK[2:], "--modes", "read")

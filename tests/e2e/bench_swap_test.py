@@ -10,7 +10,7 @@ import time
 import unittest
 import xml.etree.ElementTree
 
-from harness import DOES_NOT_FIT, USAGE, DriveTest
+from harness import DOES_NOT_FIT, IO, USAGE, DriveTest
 
 MIB = 1 << 20
 # 3 MiB of state in 24 chunks; what is printed is checked here, not how fast it is.
@@ -196,6 +196,19 @@ class RowsTest(BenchSwapTest):
         self.assertTrue(texts[0].startswith("optimizer pass, as it went"), texts)
         titles = [title.text.split(" ")[0].rstrip(":") for title in root.iter(space + "title")]
         self.assertLessEqual({"read", "write", "update"}, set(titles))
+
+    def test_a_picture_that_cannot_be_written_costs_no_rows(self):
+        script = 'mount -t tmpfs -o size=4k ferry-test "$1"; shift; exec "$@"'
+        full = self.path("full")
+        os.mkdir(full)
+        through = ["unshare", "--map-root-user", "--mount", "sh", "-ec", script, "sh", full]
+        if subprocess.run([*through, "true"], capture_output=True, check=False).returncode:
+            self.skipTest("cannot mount here")
+        run = self.ferry("bench", "swap", self.drive, *QUICK, "--svg", os.path.join(full, "pass.svg"),
+                         through=through)
+        self.assertEqual(run.code, IO, run.err)
+        self.assertIn("No space left", run.err)
+        self.assertIn("optimizer pass", run.out)
 
     @unittest.skipUnless(shutil.which("fio"), "fio is not installed")
     def test_beside_fio(self):

@@ -127,6 +127,12 @@ class PlanTest(ForecastTest):
         for lane in LANES:
             self.assertIn(lane, texts)
         self.assertGreater(len(list(root.iter(space + "rect"))), 20)
+        with open(picture, "w", encoding="utf-8") as file:
+            file.write('<svg xmlns="x">mine</svg>')
+        run = self.ferry("plan", self.command(self.tiers())[1], "--svg", picture)
+        self.assertEqual(run.code, USAGE, run.err)
+        with open(picture, encoding="utf-8") as file:
+            self.assertEqual(file.read(), '<svg xmlns="x">mine</svg>')
 
     def test_a_path_that_is_not_there_is_no_prediction(self):
         config = self.tiers(budgets__nvme=[{"path": self.path("none"), "size": "64MiB"}])

@@ -195,6 +195,14 @@ class ResumeTest(FerryTest):
         back = "put the header back as the run left it"
         self.refused(config, ["the header is truncated", "200 bytes", back], "--resume")
         self.refused(config, ["a truncated header is left here", back, "io.leftovers"])
+        for at in (0, 8, 29, 31, 32, 100, 4095):  # magic, format, published, lost, checksum, ...
+            with open(header, "wb") as file:
+                file.write(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1:])
+            self.refused(config, ["the header is damaged", back, "may be whole"], "--resume")
+            self.refused(config, ["a damaged header is left here", back, "io.leftovers"])
+        os.truncate(header, 0)
+        self.refused(config, ["its header is missing or empty", "0 bytes", "may be whole"], "--resume")
+        self.refused(config, ["an empty header is left here", back, "may be whole"])
         os.remove(header)
         self.refused(config, ["its header is missing", "may be whole"], "--resume")
         with open(header, "wb") as file:

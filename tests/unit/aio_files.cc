@@ -55,11 +55,12 @@ protected:
         std::ofstream(path_ + "/" + name) << contents;
     }
     // The header of a run that was killed.
-    std::string leftover_header() {
+    std::string leftover_header() { return leftover_header(options()); }
+    std::string leftover_header(const VolumeOptions& wanted) {
         const pid_t child = fork();
         if (child == 0) {
             auto executor = make_thread_executor();
-            auto volume = Volume::open(options(), *executor);
+            auto volume = Volume::open(wanted, *executor);
             kill(getpid(), SIGKILL);
         }
         int status = 0;
@@ -219,6 +220,34 @@ TEST_F(VolumeFiles, TruncatedHeader) {
     EXPECT_TRUE(fs::is_empty(path_));
 }
 
+// Whatever bit of it is wrong, what it says of others' state is not acted upon.
+TEST_F(VolumeFiles, DamagedHeader) {
+    const std::string header = leftover_header();
+    ASSERT_EQ(header.size(), static_cast<size_t>(kHeaderBytes));
+    VolumeOptions wanted = options();
+    for (size_t bit = 0; bit < 8 * header.size(); bit += bit < 1024 ? 1 : 61) {
+        SCOPED_TRACE("bit " + std::to_string(bit));
+        std::string damaged = header;
+        damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ (1 << bit % 8));
+        put("ferry.volume", damaged);
+        for (const Leftover leftover : {Leftover::refuse, Leftover::remove, Leftover::reuse}) {
+            wanted.leftover = leftover;
+            expect_refused(wanted, Trouble::usage, "a damaged header is left here");
+        }
+        ASSERT_TRUE(exists("ferry.seg0"));
+    }
+    put("ferry.volume", header);
+    for (const Leftover leftover : {Leftover::remove_any, Leftover::reuse_any}) {
+        std::string damaged = leftover_header();
+        damaged[24] ^= 1;  // how many segments there are
+        put("ferry.volume", damaged);
+        wanted.leftover = leftover;
+        EXPECT_EQ(open_and_count(wanted, *executor_).layout_bytes, 4 * 65536)
+            << "a layout that nobody knows is not taken over";
+        EXPECT_TRUE(fs::is_empty(path_));
+    }
+}
+
 TEST_F(VolumeFiles, AnEmptyHeaderIsAKillBeforeItsFirstWrite) {
     put("ferry.volume", "");
     open(options()).reset();
@@ -263,6 +292,7 @@ TEST_F(VolumeFiles, ALockThatIsAboutToBeGivenUpIsWaitedFor) {
 TEST_F(VolumeFiles, NewerFormat) {
     std::string header = leftover_header();
     header[8] = 99;
+    header[32] ^= 1;  // such a format's checksum is not this one's
     put("ferry.volume", header);
     expect_refused(options(), Trouble::usage, "newer ferry");
     EXPECT_TRUE(exists("ferry.seg0"));
@@ -271,6 +301,7 @@ TEST_F(VolumeFiles, NewerFormat) {
 TEST_F(VolumeFiles, OlderFormat) {
     std::string header = leftover_header();
     header[8] = 1;
+    header[32] ^= 1;
     put("ferry.volume", header);
     VolumeOptions wanted = options();
     expect_refused(wanted, Trouble::usage, "stale files of an older ferry");
@@ -282,11 +313,10 @@ TEST_F(VolumeFiles, OlderFormat) {
 
 // Killed in the middle of its layout: parts of the files were never written.
 TEST_F(VolumeFiles, AnUnfinishedLayoutIsNotTakenOver) {
-    std::string header = leftover_header();
-    ASSERT_EQ(header[28], 1);
-    header[28] = 0;
-    put("ferry.volume", header);
     VolumeOptions wanted = options();
+    wanted.lays_out_later = true;
+    leftover_header(wanted);
+    wanted = options();
     wanted.leftover = Leftover::reuse;
     EXPECT_EQ(open_and_count(wanted, *executor_).layout_bytes, 4 * 65536);
 }
