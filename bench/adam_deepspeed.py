@@ -65,8 +65,10 @@ def of_deepspeed(options, threads):
 def of_ferry(options, threads):
     command = [options.ferry, "bench", "adam", "--json", "--in-place", "--gradient", "fp32", "--pairs",
                str(options.calls), "--threads", str(threads), "--millions", str(options.millions)]
-    out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return json.loads(out.stdout)["rows"][0]["value"]
+    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        sys.exit(done.returncode)  # it has said why
+    return json.loads(done.stdout)["rows"][0]["value"]
 
 
 def row_of(options, threads, sides):
@@ -101,9 +103,10 @@ def theirs_alone(options, missing):
 def options_of():
     parser = common.parser_of(__doc__)
     parser.set_defaults(ferry=Path(parser.get_default("ferry")))  # no text, so not looked for: --theirs needs none
-    parser.add_argument("--millions", type=int, default=128, help="elements, in units of 2^20")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, os.cpu_count()], help="each of these counts")
-    parser.add_argument("--calls", type=int, default=7, help="calls a turn; its figure is their median")
+    parser.add_argument("--millions", type=common.at_least(1), default=128, help="elements, in units of 2^20")
+    parser.add_argument("--threads", type=common.at_least(1), nargs="+", default=[1, os.cpu_count()],
+                        help="each of these counts")
+    parser.add_argument("--calls", type=common.at_least(1), default=7, help="calls a turn; its figure is their median")
     parser.add_argument("--theirs", action="store_true", help="DeepSpeed alone, a JSON line a thread count")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()

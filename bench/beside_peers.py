@@ -74,12 +74,14 @@ def rows_of_ferry(name, runs, micro_batches):
 def main():
     parser = common.arguments_parser(__doc__)
     parser.add_argument("--llmq", metavar="PROGRAM", type=common.program, help="LLMQ's `train`; without it LLMQ is left out")
-    parser.add_argument("--peer-steps", type=int, default=4, help="steps of a peer's run, the first one left out")
-    parser.add_argument("--micro-batches", type=int, default=1, help="of 8 sequences of 2,048 tokens")
+    parser.add_argument("--peer-steps", type=common.at_least(2), default=4,
+                        help="steps of a peer's run, the first one left out")
+    parser.add_argument("--micro-batches", type=common.at_least(1), default=1, help="of 8 sequences of 2,048 tokens")
     parser.add_argument("--host", default="100GiB", help="ferry's host budget")
-    parser.add_argument("--steps", type=int, default=6, help="of each run of ferry's")
-    parser.add_argument("--warmup", type=int, default=2, help="ferry's first steps left out; a peer's: 1")
+    parser.add_argument("--steps", type=common.at_least(1), default=6, help="of each run of ferry's")
+    parser.add_argument("--warmup", type=common.at_least(0), default=2, help="ferry's first steps left out; a peer's: 1")
     options = parser.parse_args()
+    common.check_steps(parser, options, steady=2)  # for a whole one in the trace
     with common.scratch() as directory:
         sides, notes = sides_of(options, directory)
         runs = common.turns(sides, options.rounds, options.seconds)

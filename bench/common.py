@@ -112,9 +112,40 @@ def turns(sides, rounds, seconds=None):
     return results
 
 
+def output_file(text):
+    """The type of an option that names a file to write, which may be there. `-` is standard output."""
+    path = Path(text)
+    if text == "-":
+        return text
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a directory")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} cannot be written: {path.parent} is no directory")
+    needed, right = (path, os.W_OK) if path.exists() else (path.parent, os.W_OK | os.X_OK)
+    if not os.access(needed, right):
+        raise argparse.ArgumentTypeError(f"{text} cannot be written: no right to change {needed}")
+    return text
+
+
 def add_json_option(parser):
-    parser.add_argument("--json", nargs="?", const="-", metavar="FILE",
+    parser.add_argument("--json", nargs="?", const="-", metavar="FILE", type=output_file,
                         help="one JSON object instead of the table, or beside it in FILE")
+
+
+def at_least(least):
+    """The type of an option that is a whole number, `least` or more."""
+    def whole(text):
+        with contextlib.suppress(ValueError):
+            if int(text) >= least:
+                return int(text)
+        raise argparse.ArgumentTypeError(f"{text} is no whole number of at least {least}")
+    return whole
+
+
+def check_steps(parser, options, steady=1):
+    """Ends where --steps leaves fewer than `steady` after those of --warmup."""
+    if options.steps < options.warmup + steady:
+        parser.error(f"--steps: at least {steady} more than --warmup, which is {options.warmup}")
 
 
 def program(text):
@@ -138,7 +169,7 @@ def parser_of(doc, rounds=3):
     parser = argparse.ArgumentParser(description=doc, epilog=COLUMNS, formatter_class=HelpFormatter)
     parser.add_argument("--ferry", type=program, default=str(ROOT / "build/release/ferry"),
                         help="the built program; default: build/release/ferry beside bench/")
-    parser.add_argument("--rounds", type=int, default=rounds, help="turns of each side")
+    parser.add_argument("--rounds", type=at_least(1), default=rounds, help="turns of each side")
     parser.add_argument("--seconds", type=float, help="begin no round that would end later than this")
     add_json_option(parser)
     parser.add_argument("--tiny", action="store_true", help="seconds on the CPU: does the script work?")
@@ -240,11 +271,11 @@ def report(options, rows, notes=()):
     if options.json == "-":
         print(json.dumps(found))
         return
-    if options.json:
-        Path(options.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     about = found["machine"]
     print(", ".join([about["processor"], f"{about['cores']} cores", *about.get("gpus", []), about["kernel"],
                      about["date"]]))
     print(table(rows))
     for note in notes:
         print(note)
+    if options.json:
+        Path(options.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

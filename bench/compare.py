@@ -5,10 +5,11 @@
 
 Both are what `ferry bench ... --json` or a script in bench/ printed: {"machine", "command", "rows"}. Rows are
 matched by name and unit. Ratios, not values, are compared: each was taken beside its own reference, in the same
-minutes. A ratio fell when its whole interval (`ratio_low` to `ratio_high`) lies below the old one's; where a run has
-no interval, --spread stands for it, a part of the ratio each way. A ratio that can be too large as well (its row has
-`target_high`: a prediction over what came of it) fell when it lies farther from 1. A row that had a ratio and has none
-now is gone, which counts as fallen: what is not measured any more guards nothing.
+minutes. A ratio fell when its whole interval (`ratio_low` to `ratio_high`) lies below the old one's. A ratio without an
+interval is a point, and where either run has none, the new one fell when it lies below the old one's low end times
+1 - SPREAD: with the 0.05 that --spread is unless given, from 1.000 to less than 0.950. A ratio that can be too large as
+well (its row has `target_high`: a prediction over what came of it) fell when it lies farther from 1. A row that had a
+ratio and has none now is gone, which counts as fallen: what is not measured any more guards nothing.
 
 Ends with 0 where nothing fell, with 1 where something did, with 2 for files that cannot be compared.
 """
@@ -16,6 +17,7 @@ Ends with 0 where nothing fell, with 1 where something did, with 2 for files tha
 import argparse
 import json
 import math
+import shlex
 import sys
 from typing import NamedTuple
 
@@ -36,12 +38,23 @@ def is_number(value):
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def interval(row, spread):
-    """Where a ratio lies: as measured, or within the spread."""
-    low, high = row.get("ratio_low"), row.get("ratio_high")
-    if not is_number(low) or not is_number(high):
-        low, high = row["ratio"] * (1 - spread), row["ratio"] * (1 + spread)
+def has_interval(row):
+    return is_number(row.get("ratio_low")) and is_number(row.get("ratio_high"))
+
+
+def interval(row):
+    """Where a ratio lies: as measured, or a point."""
+    low, high = (row["ratio_low"], row["ratio_high"]) if has_interval(row) else (row["ratio"], row["ratio"])
     return nearness(low, high) if is_number(row.get("target_high")) else (low, high)
+
+
+def verdict_of(before, now, spread):
+    """The spread counts once, however many of the two have no interval."""
+    (old_low, old_high), (low, high) = interval(before), interval(now)
+    scatter = 0 if has_interval(before) and has_interval(now) else spread
+    if high < old_low * (1 - scatter):
+        return "fell"
+    return "rose" if low > old_high * (1 + scatter) else ""
 
 
 def nearness(low, high):
@@ -75,19 +88,30 @@ def compare(old, new, spread):
         if key not in new:
             lines.append(Line(*key, before["ratio"], None, "gone"))
             continue
-        (old_low, old_high), (low, high) = interval(before, spread), interval(new[key], spread)
-        verdict = "fell" if high < old_low else "rose" if low > old_high else ""
-        lines.append(Line(*key, before["ratio"], new[key]["ratio"], verdict))
+        now = new[key]
+        lines.append(Line(*key, before["ratio"], now["ratio"], verdict_of(before, now, spread)))
     lines += [Line(*key, None, row["ratio"], "new") for key, row in new.items() if key not in old]
     return lines
 
 
+def machine_of(run):
+    """A day is no difference between machines."""
+    machine = run.get("machine")
+    return {k: v for k, v in machine.items() if k != "date"} if isinstance(machine, dict) else machine
+
+
+def command_of(run):
+    """Without what only says where the output goes."""
+    places = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    places.add_argument("--json", nargs="?")
+    places.add_argument("--traces", nargs="?")
+    return shlex.join(places.parse_known_args(shlex.split(str(run.get("command"))))[1])
+
+
 def warnings(old, new):
     found = []
-    for key in ("machine", "command"):
-        before, now = old.get(key), new.get(key)
-        if isinstance(before, dict) and isinstance(now, dict):  # a day is no difference between machines
-            before, now = ({k: v for k, v in one.items() if k != "date"} for one in (before, now))
+    for key, of in (("machine", machine_of), ("command", command_of)):
+        before, now = of(old), of(new)
         if before != now:
             found.append(f"not the same {key}: {before} and {now}")
     return found
@@ -108,7 +132,8 @@ def main():
     parser.add_argument("old", metavar="OLD.json", help="the run to hold to")
     parser.add_argument("new", metavar="NEW.json", help="the run to judge")
     parser.add_argument("--spread", type=float, default=0.05,
-                        help="part of a ratio by which runs without an interval may differ")
+                        help="where a run has no interval: a ratio that lies below the old one by at most this part of it "
+                             "has not fallen; default: %(default)s")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     options = parser.parse_args()
     if not 0 <= options.spread < 1:

@@ -38,6 +38,17 @@ def bytes_of(text):
     return float(found[1]) * UNITS[found[2]]
 
 
+def configuration(text):
+    """The type of an option that names a configuration."""
+    try:
+        common.config_of(text)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error.strerror}") from error
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text} is no configuration: {error}") from error
+    return text
+
+
 def tiny_of(config, directory):
     """The same family in the size of TINY."""
     changes = {**TINY, "budgets.host": "600KiB", "optimizer.lr": 3e-3}
@@ -130,16 +141,19 @@ def models_of(options, directory, volume):
 
 def main():
     parser = common.arguments_parser(__doc__, rounds=1)
-    parser.add_argument("configs", nargs="*", default=[str(common.ROOT / "examples/solar_10b.json")],
-                        help="configurations; default: examples/solar_10b.json")
+    parser.add_argument("configs", nargs="*", type=configuration, default=[str(common.ROOT / "examples/solar_10b.json")],
+                        help="configurations, each file of another name; default: examples/solar_10b.json")
     parser.add_argument("--path", type=needs.directory, default="/var/tmp", help="directory for the volume")
     parser.add_argument("--host", help="host budget instead of the configuration's")
-    parser.add_argument("--steps", type=int, help="instead of the configuration's")
+    parser.add_argument("--steps", type=common.at_least(2), help="instead of the configuration's")
     parser.add_argument("--cgroup", metavar="SIZE", type=lambda text: int(bytes_of(text)),
                         help="run in a control group with this limit of memory, 128GiB; needs the right to make one")
     parser.add_argument("--predict", action="store_true",
                         help="measure kernels and links first, and compare the step with its prediction")
     options = parser.parse_args()
+    names = [Path(file).stem for file in options.configs]
+    if len(set(names)) < len(names):
+        parser.error(f"two configurations of one name, which is all that their rows have: {' '.join(names)}")
     if options.cgroup:
         needs.control_group(options.cgroup)
     failed = []

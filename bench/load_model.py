@@ -14,6 +14,7 @@ no --seconds, no --tiny but for --layers and --vocab, and no --set.
 """
 import argparse
 import json
+import math
 import os
 import pathlib
 import re
@@ -22,8 +23,6 @@ import subprocess
 import sys
 import tempfile
 import time
-
-import numpy as np
 
 import common
 import needs
@@ -59,7 +58,7 @@ def tensors_of(shape):
 
 
 def bytes_of(extent):
-    return 2 * int(np.prod(extent))
+    return 2 * math.prod(extent)
 
 
 def shards_of(tensors):
@@ -74,9 +73,9 @@ def shards_of(tensors):
 
 
 def write_tensor(file, name, extent, noise):
-    count = int(np.prod(extent))
+    count = math.prod(extent)
     if name.endswith("norm.weight"):
-        return file.write(np.full(count, 0x3f80, dtype=np.uint16).tobytes())
+        return file.write(b"\x80\x3f" * count)  # ones
     for begin in range(0, count, len(noise)):
         file.write(noise[:min(len(noise), count - begin)].tobytes())
     return None
@@ -84,6 +83,8 @@ def write_tensor(file, name, extent, noise):
 
 def write_model(directory, shape):
     """Weights of the family's deviation, the same 64 MiB of noise again and again."""
+    import numpy as np
+
     directory.mkdir(parents=True)
     wide = np.random.default_rng(1).normal(0, shape["initializer_range"], 1 << 25).astype(np.float32)
     noise = (wide.view(np.uint32) >> 16).astype(np.uint16)
@@ -192,9 +193,9 @@ def options_of():
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--budget", default="20GiB", help="budgets.device")
     parser.add_argument("--host", default="unlimited", help="budgets.host")
-    parser.add_argument("--layers", type=int, default=SHAPE["num_hidden_layers"], help="of the model")
-    parser.add_argument("--vocab", type=int, default=SHAPE["vocab_size"], help="tokens that it knows")
-    parser.add_argument("--sequence", type=int, default=512, help="tokens of a sequence")
+    parser.add_argument("--layers", type=common.at_least(1), default=SHAPE["num_hidden_layers"], help="of the model")
+    parser.add_argument("--vocab", type=common.at_least(1), default=SHAPE["vocab_size"], help="tokens that it knows")
+    parser.add_argument("--sequence", type=common.at_least(1), default=512, help="tokens of a sequence")
     common.add_json_option(parser)
     parser.add_argument("--keep", action="store_true", help="leave the weights there, and use those that are there")
     return parser.parse_args()
@@ -221,6 +222,7 @@ def measure_all(options, model):
 
 def main():
     options = options_of()
+    needs.packages("numpy")
     shape = SHAPE | {"num_hidden_layers": options.layers, "vocab_size": options.vocab}
     model = pathlib.Path(options.dir) / f"random-{options.layers}x{options.vocab}"
     tensors = list(tensors_of(shape))

@@ -24,14 +24,10 @@ import subprocess
 import sys
 import tempfile
 
-import torch
-import torch.nn.functional as F
-import transformers
-
 import common
+import needs
 
 sys.path.insert(0, str(common.ROOT / "tests" / "golden"))
-import make_train_golden as golden  # noqa: E402  pylint: disable=wrong-import-position
 
 SEQUENCE, MICRO_BATCH, MICRO_BATCHES, VOCAB = 256, 4, 2, 256
 SIZES = {"vocab_size": VOCAB, "hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 4,
@@ -52,6 +48,9 @@ def write_text(path):
 
 def batches(text, seed, step):
     """The (inputs, targets) of a step's micro-batches, in ferry's order."""
+    import make_train_golden as golden
+    import torch
+
     count = (len(text) - 1) // SEQUENCE
     for first in range((step - 1) * MICRO_BATCHES, step * MICRO_BATCHES):
         of_run = range(first * MICRO_BATCH, (first + 1) * MICRO_BATCH)
@@ -61,11 +60,17 @@ def batches(text, seed, step):
 
 
 def first_model(seed):
+    import torch
+    import transformers
+
     torch.manual_seed(seed)
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
 
 
 def pytorch_curve(model, text, seed, options, precision):
+    import torch
+    import torch.nn.functional as F
+
     model = model.to(options.device).eval()
     weights = dict(model.named_parameters())
     optimizer = torch.optim.AdamW(
@@ -145,10 +150,14 @@ def main():
                         help="the built program")
     parser.add_argument("--precision", nargs="+", choices=["bf16", "fp16"], default=["bf16"])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--steps", type=int, default=100, help="of each curve")
-    parser.add_argument("--seeds", type=int, default=5, help="curves of each side")
-    parser.add_argument("--json", metavar="FILE", help="write the rows as JSON there, and the curves")
+    parser.add_argument("--steps", type=common.at_least(1), default=100, help="of each curve")
+    parser.add_argument("--seeds", type=common.at_least(2), default=5, help="curves of each side")
+    parser.add_argument("--json", metavar="FILE", type=common.output_file,
+                        help="write the rows as JSON there, and the curves")
     options = parser.parse_args()
+    needs.packages("torch", "transformers")
+    import torch
+    import transformers
 
     result = {"machine": common.machine(), "command": shlex.join(sys.argv), "rows": [], "device": options.device,
               "pytorch": torch.__version__, "transformers": transformers.__version__, "steps": options.steps}

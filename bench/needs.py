@@ -1,6 +1,7 @@
 """What a script needs before it begins. Whatever is missing ends it at once, with a sentence, not minutes later."""
 
 import argparse
+import importlib.util
 import json
 import os
 import shutil
@@ -27,6 +28,12 @@ def add_fio_option(parser):
 def fio(options):
     if not options.without_fio and not shutil.which("fio"):
         sys.exit("fio is not here: apt-get install fio, or measure ferry alone with --without-fio")
+
+
+def packages(*names):
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    if missing:
+        sys.exit(f"python3 cannot import {' and '.join(missing)}: pip install {' '.join(missing)}")
 
 
 def file_system(path):

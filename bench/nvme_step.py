@@ -13,6 +13,7 @@ ferry's host budget then has as much for each parameter.
     bench/nvme_step.py --case memory --path /var/tmp --rounds 1
     bench/nvme_step.py --case memory --path /var/tmp --layers 8
 """
+import statistics
 import sys
 
 import common
@@ -85,7 +86,7 @@ def rows_of(name, runs, moved, target):
         rows.append(compared(f"{name}: step beside its bytes at fio's mixed bandwidth",
                              [run.step_seconds for run in runs],
                              [one / run.bandwidth for one, run in zip(moved, runs)], "s", target,
-                             note=f"fio {runs[-1].bandwidth / 1e9:.3g} GB/s"))
+                             note=f"fio {statistics.median(run.bandwidth for run in runs) / 1e9:.3g} GB/s"))
     return rows
 
 
@@ -94,12 +95,13 @@ def main():
     parser.add_argument("--case", choices=tuple(HOST), default="nvme", help="where the optimizer's state is")
     parser.add_argument("--path", type=needs.directory, default="/var/tmp", help="directory on the drive, or on tmpfs")
     parser.add_argument("--host", help="ferry's host budget; default: the case's, for each parameter as much")
-    parser.add_argument("--layers", type=int, default=28, help="of the model, on both sides")
-    parser.add_argument("--steps", type=int, default=3, help="of each run of ferry's")
-    parser.add_argument("--warmup", type=int, default=1, help="first steps left out")
-    parser.add_argument("--peer-steps", type=int, default=3, help="of DeepSpeed, the first one left out")
+    parser.add_argument("--layers", type=common.at_least(1), default=28, help="of the model, on both sides")
+    parser.add_argument("--steps", type=common.at_least(1), default=3, help="of each run of ferry's")
+    parser.add_argument("--warmup", type=common.at_least(0), default=1, help="first steps left out")
+    parser.add_argument("--peer-steps", type=common.at_least(2), default=3, help="of DeepSpeed, the first one left out")
     needs.add_fio_option(parser)
     options = parser.parse_args()
+    common.check_steps(parser, options)
     needs.fio(options)
     with common.scratch() as directory, common.scratch(options.path) as volume:
         sides, storage, notes = sides_of(options, directory, volume)

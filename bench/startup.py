@@ -6,6 +6,7 @@ NVMe at fio's write bandwidth, taken before and after. It is ended then, before 
 
     bench/startup.py --path /var/tmp
 """
+import statistics
 import sys
 
 import common
@@ -40,6 +41,19 @@ def written_by(pid):
         return int(dict(line.split(": ") for line in file)["write_bytes"])
 
 
+def rows_of(planned, starts, rates):
+    """`rates`: fio's, around each start."""
+    rows = [plain("start-up", [start.seconds for start in starts], "s"),
+            plain("planned on NVMe", planned / 1e9, "GB"),
+            plain("written until then", [start.written / 1e9 for start in starts], "GB"),
+            plain("host memory in use", [start.host_peak / GIB for start in starts], "GiB")]
+    if all(rates):
+        rows.append(compared("start-up beside its bytes at fio's write bandwidth", [start.seconds for start in starts],
+                             [planned / rate for rate in rates], "s", TARGET,
+                             note=f"fio {statistics.median(rates) / 1e9:.3g} GB/s"))
+    return rows
+
+
 def main():
     parser = common.arguments_parser(__doc__)
     parser.add_argument("--path", type=needs.directory, default="/var/tmp", help="directory for the volume")
@@ -62,16 +76,7 @@ def main():
                             options.seconds)
     if not runs:
         sys.exit("nothing could be measured")
-    starts, rates = [start for start, _ in runs["start-up"]], [rate for _, rate in runs["start-up"]]
-    rows = [plain("start-up", [start.seconds for start in starts], "s"),
-            plain("planned on NVMe", planned / 1e9, "GB"),
-            plain("written until then", [start.written / 1e9 for start in starts], "GB"),
-            plain("host memory in use", [start.host_peak / GIB for start in starts], "GiB")]
-    if all(rates):
-        rows.append(compared("start-up beside its bytes at fio's write bandwidth", [start.seconds for start in starts],
-                             [planned / rate for rate in rates], "s", TARGET,
-                             note=f"fio {rates[-1] / 1e9:.3g} GB/s"))
-    common.report(options, rows, [storage.missing] if storage.missing else [])
+    common.report(options, rows_of(planned, *zip(*runs["start-up"])), [storage.missing] if storage.missing else [])
 
 
 if __name__ == "__main__":

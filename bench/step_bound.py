@@ -16,6 +16,7 @@ after each run, and the step compared with its bytes at that, too.
     bench/step_bound.py --case tmpfs --path /dev/shm
 """
 import gzip
+import statistics
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -106,9 +107,10 @@ def rows_of(case, way, runs):
             plain(f"{name}: compute busy", [run.trace.busy("compute") for run in runs], "share")]
     moved = [run.lane_bytes("nvme read", "nvme write") for run in runs]
     if all(run.bandwidth for run in runs):
+        rate = statistics.median(run.bandwidth for run in runs)
         least = [b / run.bandwidth for b, run in zip(moved, runs)]
         rows.append(compared(f"{name}: step beside its bytes at fio's mixed bandwidth", seconds, least, "s",
-                             note=f"{moved[-1] / 1e9:.4g} GB a step at {last.bandwidth / 1e9:.3g} GB/s"))
+                             note=f"{statistics.median(moved) / 1e9:.4g} GB a step at {rate / 1e9:.3g} GB/s"))
     if last.summary.get("mfu"):
         rows.append(plain(f"{name}: MFU", [run.summary["mfu"] for run in runs], "share"))
     return rows
@@ -129,9 +131,10 @@ def options_of(words=None):
                         help="directory for the volume; default: /var/tmp on a disk, /dev/shm on tmpfs")
     parser.add_argument("--gpu-memory", help="device budget; default: the case's")
     parser.add_argument("--host", help="host budget; default: the case's")
-    parser.add_argument("--layers", type=int, help="of the model; default: the case's; budgets stay as they are")
-    parser.add_argument("--steps", type=int, default=6, help="of each run")
-    parser.add_argument("--warmup", type=int, default=2, help="first steps left out")
+    parser.add_argument("--layers", type=common.at_least(1),
+                        help="of the model; default: the case's; budgets stay as they are")
+    parser.add_argument("--steps", type=common.at_least(1), default=6, help="of each run")
+    parser.add_argument("--warmup", type=common.at_least(0), default=2, help="first steps left out")
     parser.add_argument("--machine", help="go by this machine file; measured by `ferry bench --all` if not there")
     parser.add_argument("--traces", metavar="DIR", type=Path,
                         help="keep of every run its trace, for ui.perfetto.dev, and a picture of one step (SVG) in this "
@@ -145,8 +148,7 @@ def options_of(words=None):
         if not kind or (kind == "tmpfs") != (options.case == "tmpfs"):
             parser.error(f"--case {options.case}: {options.path} is {'on ' + kind if kind else 'not there'}")
         needs.fio(options)
-    if options.steps < options.warmup + 2:
-        parser.error("--steps: at least two after those of --warmup, for a whole one in the trace")
+    common.check_steps(parser, options, steady=2)  # for a whole one in the trace
     return options
 
 

@@ -24,7 +24,7 @@ TINY_TIERS = {**TINY, "budgets.device": "3MiB", "budgets.host": "2MiB"}
 
 def main():
     parser = common.arguments_parser(__doc__, rounds=5)
-    parser.add_argument("--steps", type=int, default=40, help="of each run")
+    parser.add_argument("--steps", type=common.at_least(1), default=40, help="of each run")
     parser.add_argument("--path", type=needs.directory, default="/var/tmp", help="directory for the volume")
     parser.add_argument("--durable", action="store_true", help="durable steps beside others, all state on NVMe")
     options = parser.parse_args()

@@ -29,12 +29,13 @@ def mpirun(ranks):
 
 def main():
     parser = common.arguments_parser(__doc__)
-    parser.add_argument("--ranks", type=int, default=2, help="one a GPU; the other side is one of them")
+    parser.add_argument("--ranks", type=common.at_least(1), default=2, help="one a GPU; the other side is one of them")
     parser.add_argument("--host", default="100GiB", help="host budget, of all ranks together")
-    parser.add_argument("--steps", type=int, default=6, help="of each run of ferry's")
-    parser.add_argument("--warmup", type=int, default=2, help="first steps left out")
-    parser.add_argument("--peer-steps", type=int, default=4, help="of DeepSpeed, the first one left out")
+    parser.add_argument("--steps", type=common.at_least(1), default=6, help="of each run of ferry's")
+    parser.add_argument("--warmup", type=common.at_least(0), default=2, help="first steps left out")
+    parser.add_argument("--peer-steps", type=common.at_least(2), default=4, help="of DeepSpeed, the first one left out")
     options = parser.parse_args()
+    common.check_steps(parser, options)
     if not shutil.which("mpirun"):
         sys.exit("mpirun is not here (apt-get install openmpi-bin)")
     if not options.tiny:

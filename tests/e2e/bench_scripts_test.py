@@ -126,6 +126,40 @@ class ScriptsTest(FerryTest):
             self.assertIn("device", self.refused(script, "--set", "device=cuda", env=no_gpu))
         self.assertEqual(os.listdir(self.path("nvme")), [])
 
+    def test_wrong_arguments_are_said_at_once(self):
+        whole = "is no whole number of at least"
+        for script in ("adam_deepspeed", "beside_peers", "fits", "nvme_step", "startup", "step_bound", "three_tiers",
+                       "weak_scaling"):
+            for rounds in ("0", "-1"):
+                self.assertIn(f"--rounds: {rounds} {whole} 1", self.refused(script, "--rounds", rounds))
+            self.assertIn("/nope is no directory", self.refused(script, "--json", "/nope/x.json"))
+        for script, option in (("adam_deepspeed", "millions"), ("adam_deepspeed", "threads"), ("adam_deepspeed", "calls"),
+                               ("beside_peers", "micro-batches"), ("nvme_step", "layers"), ("step_bound", "layers"),
+                               ("three_tiers", "steps"), ("weak_scaling", "ranks")):
+            self.assertIn(f"--{option}: 0 {whole} 1", self.refused(script, f"--{option}", "0"))
+        for script in ("beside_peers", "nvme_step", "step_bound", "weak_scaling"):
+            self.assertIn("more than --warmup", self.refused(script, "--steps", "3", "--warmup", "3"))
+        for script in ("beside_peers", "nvme_step", "weak_scaling"):  # of which the first is left out
+            self.assertIn(f"--peer-steps: 1 {whole} 2", self.refused(script, "--peer-steps", "1"))
+        config = str(BENCH.parent / "examples/solar_10b.json")
+        self.assertIn("nope.json: No such file", self.refused("fits", "nope.json"))
+        self.assertIn("two configurations of one name", self.refused("fits", config, config))
+
+    def test_what_needs_packages_says_so_but_helps_without(self):
+        """`-S`: without any installed package."""
+        bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        for script, words, packages in (("load_model", ["--dir", self.dir], "numpy"),
+                                        ("loss_curves", [], "torch and transformers")):
+            command = [sys.executable, "-S", str(BENCH / f"{script}.py")]
+            done = subprocess.run([*command, "--help"], capture_output=True, text=True, check=False, env=bare)
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            done = subprocess.run([*command, "--ferry", FERRY, *words], capture_output=True, text=True, check=False, env=bare)
+            self.assertEqual(done.returncode, 1)
+            self.assertRegex(done.stderr, f"^python3 cannot import {packages}: .*\n$")
+            done = subprocess.run([*command, "--ferry", FERRY, *words, "--json", "/nope/x.json"], capture_output=True,
+                                  text=True, check=False, env=bare)
+            self.assertIn("/nope is no directory", done.stderr)
+
     def test_beside_peers(self):
         rows, notes = self.script("beside_peers", "--micro-batches", "4", "--steps", "4")
         self.assertEqual(rows["ferry, clipped: compute busy"]["target"], 0.95)
@@ -184,6 +218,11 @@ class ScriptsTest(FerryTest):
         rows, notes = self.rows_in(Path(self.path("adam_deepspeed.json")), done.stdout)
         self.assertIsNone(rows["unscale, AdamW and cast, 1 threads"]["ratio"])
         self.assertEqual(notes, ["DeepSpeed cannot be imported (hidden)"])
+        done = subprocess.run([sys.executable, str(BENCH / "adam_deepspeed.py"), "--ferry", FERRY, "--threads", "5000"],
+                              capture_output=True, text=True, timeout=300, check=False, env=blind)
+        self.assertEqual(done.returncode, 2)  # ferry's, which has said why
+        self.assertIn("5000", done.stderr)
+        self.assertNotIn("Traceback", done.stderr)
         alone = Path(self.path("elsewhere/bench"))
         alone.mkdir(parents=True)
         for name in ("adam_deepspeed.py", "common.py"):

@@ -19,8 +19,10 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 import common  # noqa: E402
 import needs  # noqa: E402
+import fits  # noqa: E402
 import nvme_step  # noqa: E402
 import peers  # noqa: E402
+import startup  # noqa: E402
 import step_bound  # noqa: E402
 import training  # noqa: E402
 from step_picture import merged, picture, seconds_text, tick_for  # noqa: E402
@@ -87,6 +89,42 @@ class RowTest(unittest.TestCase):
         self.assertIn("1 to 2 ", lines[1])
         self.assertIn("met", lines[1])
         self.assertIn("1 to 2 GB", lines[2])
+
+    def test_a_note_has_the_median_of_fios_rates(self):
+        """As the ratio beside it is of all rounds."""
+        starts = [argparse.Namespace(seconds=2.0, written=1, host_peak=1)] * 3
+        rates = [3e9, 1e9, 2e9]
+        self.assertEqual(startup.rows_of(4e9, starts, rates)[-1]["note"], "fio 2 GB/s")
+        runs = [training.Timing(1, seconds=[2.0, 2.0]) for _ in rates]
+        for run, rate in zip(runs, rates):
+            run.bandwidth = rate
+        self.assertEqual(nvme_step.rows_of("x", runs, [4e9] * 3, None)[-1]["note"], "fio 2 GB/s")
+        self.assertNotIn("note", startup.rows_of(4e9, starts, [None] * 3)[-1])
+
+
+class ReportTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="ferry-report-")
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def printed(self, file):
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            try:
+                common.report(argparse.Namespace(json=str(file)), [common.plain("x", 1, "s")], ["a note"])
+            finally:
+                self.out = out.getvalue()
+        return self.out
+
+    def test_the_table_and_the_file(self):
+        self.assertIn("a note", self.printed(self.folder / "x.json"))
+        self.assertEqual(json.loads((self.folder / "x.json").read_text())["rows"][0]["name"], "x")
+        self.assertEqual(json.loads(self.printed("-"))["notes"], ["a note"])
+
+    def test_the_table_is_there_even_if_the_file_can_no_longer_be_written(self):
+        with self.assertRaises(OSError):
+            self.printed(self.folder / "gone/x.json")
+        self.assertIn("a note", self.out)
 
 
 class TurnsTest(unittest.TestCase):
@@ -197,6 +235,53 @@ class NeedsTest(unittest.TestCase):
         parser.add_argument("--path", type=needs.directory, default="/none")
         self.assertIn("--path: /none is no directory", self.ended(parser.parse_args, []))
         self.assertEqual(parser.parse_args(["--path", "/"]).path, "/")
+
+    def test_output_file(self):
+        parser = argparse.ArgumentParser()
+        common.add_json_option(parser)
+
+        def said(file):
+            return self.ended(parser.parse_args, ["--json", str(file)])
+        with tempfile.TemporaryDirectory() as name:
+            good = Path(name) / "x.json"
+            self.assertEqual(parser.parse_args(["--json", str(good)]).json, str(good))
+            good.write_text("{}")
+            self.assertEqual(parser.parse_args(["--json", str(good)]).json, str(good))
+            self.assertIn(f"--json: {name} is a directory", said(name))
+            self.assertIn(f"{name}/nope is no directory", said(f"{name}/nope/x.json"))
+            self.assertIn("is no directory", said(good / "x.json"))
+            with unittest.mock.patch.object(os, "access", lambda path, _: path != good):  # root may write anywhere
+                self.assertIn(f"no right to change {good}", said(good))
+            with unittest.mock.patch.object(os, "access", lambda path, _: path != Path(name)):
+                self.assertIn(f"no right to change {name}", said(f"{name}/y.json"))
+        self.assertEqual(parser.parse_args(["--json", "x.json"]).json, "x.json")
+        self.assertEqual(parser.parse_args(["--json"]).json, "-")
+
+    def test_whole_numbers(self):
+        parser = common.parser_of("").parse_args
+        words = ["--ferry", sys.executable, "--rounds"]
+        self.assertEqual(parser([*words, "1"]).rounds, 1)
+        for bad in ("0", "-1", "1.5", "x", ""):
+            self.assertIn(f"--rounds: {bad} is no whole number of at least 1", self.ended(parser, [*words, bad]))
+
+    def test_steps_after_the_warmup(self):
+        words = ["--ferry", sys.executable, "--warmup", "0", "--steps"]
+        self.assertEqual(step_bound.options_of([*words, "2"]).steps, 2)
+        self.assertIn("at least 2 more than --warmup, which is 0", self.ended(step_bound.options_of, [*words, "1"]))
+        self.assertIn("--warmup: -1 is no", self.ended(step_bound.options_of, [*words, "2", "--warmup", "-1"]))
+
+    def test_configuration(self):
+        parser = argparse.ArgumentParser()
+        parser.add_argument("config", type=fits.configuration)
+        good, bad = str(common.ROOT / "examples/quickstart.json"), str(common.ROOT / "README.md")
+        self.assertEqual(parser.parse_args([good]).config, good)
+        self.assertIn("/none.json: No such file", self.ended(parser.parse_args, ["/none.json"]))
+        self.assertIn("README.md is no configuration", self.ended(parser.parse_args, [bad]))
+
+    def test_packages(self):
+        needs.packages("json")
+        self.assertEqual(self.ended(needs.packages, "json", "no_such_a", "no_such_b"),
+                         "python3 cannot import no_such_a and no_such_b: pip install no_such_a no_such_b")
 
     def test_program(self):
         parser = common.parser_of("")

@@ -47,13 +47,18 @@ class CompareTest(unittest.TestCase):
         self.assertEqual(self.verdict(old, row("read", 0.95, 0.92, 0.969)), "fell")
         self.assertEqual(self.verdict(old, row("read", 1.05, 1.031, 1.07)), "rose")
 
-    def test_without_an_interval_the_spread_stands_for_it(self):
+    def test_without_an_interval_the_spread_counts_once(self):
         old = row("step", 1.00)
-        self.assertEqual(self.verdict(old, row("step", 0.91)), "")
-        self.assertEqual(self.verdict(old, row("step", 0.90)), "fell")
+        self.assertEqual(self.verdict(old, row("step", 0.95)), "")
+        self.assertEqual(self.verdict(old, row("step", 0.949)), "fell")
+        self.assertEqual(self.verdict(old, row("step", 0.9048)), "fell")
+        self.assertEqual(self.verdict(old, row("step", 1.05)), "")
+        self.assertEqual(self.verdict(old, row("step", 1.051)), "rose")
         self.assertEqual(self.verdict(old, row("step", 0.90), "--spread", "0.1"), "")
         self.assertEqual(self.verdict(old, row("step", 0.97), "--spread", "0.01"), "fell")
-        # One side of each.
+        # With an interval on one side, from its end.
+        self.assertEqual(self.verdict(old, row("step", 0.94, 0.93, 0.95)), "")
+        self.assertEqual(self.verdict(old, row("step", 0.94, 0.93, 0.949)), "fell")
         self.assertEqual(self.verdict(row("step", 1.0, 0.99, 1.01), row("step", 0.94)), "fell")
         self.assertEqual(self.verdict(row("step", 1.0, 0.99, 1.01), row("step", 0.95)), "")
 
@@ -62,6 +67,8 @@ class CompareTest(unittest.TestCase):
             return {**row("step beside prediction", ratio, low, high), "target": 0.9, "target_high": 1.1}
         self.assertEqual(self.verdict(of(1.0), of(1.2)), "fell")
         self.assertEqual(self.verdict(of(1.0), of(0.8)), "fell")
+        self.assertEqual(self.verdict(of(1.0), of(1.06)), "fell")
+        self.assertEqual(self.verdict(of(1.0), of(1.05)), "")
         self.assertEqual(self.verdict(of(1.3), of(1.0)), "rose")
         self.assertEqual(self.verdict(of(0.8), of(1.25)), "")  # as far off as before
         self.assertEqual(self.verdict(of(1.0, 0.9, 1.1), of(1.15, 1.12, 1.2)), "fell")
@@ -94,6 +101,16 @@ class CompareTest(unittest.TestCase):
         self.assertEqual(self.compare(same, later)[0].stderr, "")
         self.assertIn("not the same machine", self.compare(same, other)[0].stderr)
         self.assertIn("not the same command", self.compare(same, {**same, "command": "x"})[0].stderr)
+
+    def test_where_the_output_went_is_no_other_command(self):
+        def said(*commands):
+            return self.compare(*(self.run_of([row("a", 1)], command=command) for command in commands))[0].stderr
+        plain = "bench/fits.py --steps 5 '/a b'"
+        for places in ("--json", "--json -", "--json '/c d.json'", "--json=x", "--traces build --json y"):
+            self.assertEqual(said(f"{plain} {places}", f"{plain} --json z"), "")
+            self.assertIn("not the same command", said(f"{plain} {places}", f"{plain} --rounds 2 --json z"))
+        self.assertIn("bench/fits.py --steps 5 '/a b' and bench/fits.py --steps 6",
+                      said(f"{plain} --json A", "bench/fits.py --steps 6 '/a b' --json A"))
 
     def test_what_cannot_be_compared(self):
         good = self.run_of([row("a", 1)])
