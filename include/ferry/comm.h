@@ -122,7 +122,8 @@ std::optional<int> launched_rank();
 // usage where this build has no MPI or the launcher's ranks do not find each other. After a failure
 // the process ends without MPI_Finalize, which would wait for the lost rank. Where one does not
 // come to MPI_Init in time, the others cannot throw: their processes end, with the text of
-// rank_lost on standard error and its exit code.
+// rank_lost on standard error and its exit code. So does one that MPI or NCCL keeps in a call for
+// 5 s longer than the timeout, or for 5 s once a rank is known to be lost.
 std::unique_ptr<Communicator> make_mpi(Executor& executor, const CommOptions& options);
 // Device memory of a CUDA device, by NCCL. The ranks meet through `bootstrap`, which stays theirs
 // for all_gather_host and for news of ranks that end. Throws usage where this build has no NCCL.
