@@ -75,7 +75,7 @@ public:
     // nothing waits for the other ranks any more.
     virtual void check() = 0;
     // Tells the other ranks that this one ends with an error, so that they name it at once instead
-    // of after the timeout. Never throws, never waits long.
+    // of after the timeout: by the first line of `why`. Never throws, never waits long.
     virtual void abandon(std::string_view why) noexcept = 0;
 };
 
@@ -100,8 +100,8 @@ struct Part {
 };
 Part part_among_alike(Communicator& communicator, Executor& executor, uint64_t seen, Topic topic,
                       int place = 0);
-// Which of the GPUs that this rank sees (CUDA_VISIBLE_DEVICES) is its own. Every rank asks, before
-// it opens a device.
+// Which of the GPUs that this rank sees (CUDA_VISIBLE_DEVICES) is its own, where the ranks of a
+// host see the same. Every rank asks, before it opens a device.
 int gpu_of_rank(Communicator& communicator, Executor& executor);
 
 // ---------------------------------------------------------------- who is there
