@@ -91,6 +91,7 @@ void CommThread::give_up(std::span<const int> ranks, std::string_view how) noexc
 }
 
 void CommThread::abandon(std::string_view why) noexcept {
+    why = why.substr(0, why.find('\n'));  // the rest is said by this rank
     give_up({&place_.rank, 1}, "it ended with an error: " + std::string(why));
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, kFarewell, [this] { return failure_.has_value(); });

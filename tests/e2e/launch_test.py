@@ -175,6 +175,7 @@ class HostfileTest(LaunchTest):
                                   ("a slots=-1\n", 1, '"slots=-1"'),
                                   ("a slots=99999\n", 1, '"slots=99999"'),
                                   ("\n\na slots=1 max_slots=2\n", 3, '"max_slots=2"'),
+                                  ("-v slots=2\n", 1, "a host begins with -"),
                                   ("slots=2\n", 1, "no host")):
             self.refused(text, ["the hostfile is not understood", fault,
                                 f"{self.path('hosts')}, line {line}", "host slots=N"])

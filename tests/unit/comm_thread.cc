@@ -263,7 +263,7 @@ TEST_F(CommThreadTest, WhatARankSaidLastGoesBeforeItsEnd) {
 TEST_F(CommThreadTest, AbandonTellsTheOthersWhy) {
     make(60);
     exchange();
-    thread_->abandon("the disk is full");
+    thread_->abandon(Error(Trouble::io, {.what = "the disk is full", .where = "/nvme"}).what());
     EXPECT_THAT(told_lost(), ElementsAre(1));
     EXPECT_STREQ(told(News::Kind::lost).at(0).how.data(),
                  "it ended with an error: the disk is full");
