@@ -359,7 +359,7 @@ class Ranks(FerryTest):
         libraries = f"{OLD_DRIVER}:{os.environ.get('LD_LIBRARY_PATH', '')}"
         environment = {**ENVIRONMENT, "LD_LIBRARY_PATH": libraries}
         environment.pop("CUDA_VISIBLE_DEVICES", None)
-        run = self.train(self.config(device="cuda"), through=[*MPIRUN, "-n", "2"], env=environment)
+        run = self.train(self.config(device="cuda"), through=[*MPIRUN, "-n", "3"], env=environment)
         self.assertEqual(run.code, USAGE, run.err)
         self.assertIn("driver is too old", run.err)
         self.assertNotIn("fewer GPUs than ranks", run.err)
