@@ -326,6 +326,17 @@ class OutputTest(LaunchTest):
         self.assertEqual(out, "[rank 0] told to\n", err)
         self.assertEqual(process.returncode, -signal.SIGINT)
 
+    def test_a_launch_that_is_killed_ends_mpirun(self):
+        told = self.path("told-to-end")
+        self.program("mpirun", f"#!/bin/sh\ntrap 'touch {told}; exit 1' TERM\n"
+                               "echo '[7,0]<stdout>:ready'\n"
+                               "for i in $(seq 600); do sleep 0.05; done\n")
+        self.running(self.config_file, "ready").kill()
+        deadline = time.monotonic() + 20
+        while not os.path.exists(told) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        self.assertTrue(os.path.exists(told))
+
 
 @unittest.skipUnless(shutil.which("mpirun"), "no mpirun")
 class TrainingTest(LaunchTest):
