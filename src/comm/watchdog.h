@@ -2,6 +2,7 @@
 // would end that.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
