@@ -2,7 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <spawn.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,43 +18,55 @@
 
 namespace ferry::tools {
 
-ChildProcess::ChildProcess(const std::vector<std::string>& words) {
-    std::array<std::array<int, 2>, 2> pipes{};
-    for (auto& ends : pipes) FERRY_CHECK(pipe2(ends.data(), O_CLOEXEC) == 0);
-    posix_spawn_file_actions_t actions{};
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-    posix_spawn_file_actions_adddup2(&actions, pipes[0][1], STDOUT_FILENO);
-    posix_spawn_file_actions_adddup2(&actions, pipes[1][1], STDERR_FILENO);
+namespace {
+
+// In the child, between fork and exec. Returns where the program cannot be started.
+void become(char* const* arguments, pid_t parent, int out, int err) {
     // A group of its own keeps the terminal's Ctrl-C away from it: run() passes it on. What this
     // program ignores, it need not.
-    posix_spawnattr_t attributes{};
-    posix_spawnattr_init(&attributes);
-    sigset_t usual{};
-    sigemptyset(&usual);
-    sigaddset(&usual, SIGPIPE);
-    sigaddset(&usual, SIGXFSZ);
-    posix_spawnattr_setsigdefault(&attributes, &usual);
-    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGDEF);
+    setpgid(0, 0);
+    std::signal(SIGPIPE, SIG_DFL);
+    std::signal(SIGXFSZ, SIG_DFL);
+    // The kernel ends it with this program, which may be gone already.
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (getppid() != parent) _exit(1);
+    const int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    dup2(nothing, STDIN_FILENO);
+    dup2(out, STDOUT_FILENO);
+    dup2(err, STDERR_FILENO);
+    execvp(arguments[0], arguments);
+}
+
+}  // namespace
+
+ChildProcess::ChildProcess(const std::vector<std::string>& words) {
+    std::array<std::array<int, 2>, 3> pipes{};  // its two streams, and why it did not start
+    for (auto& ends : pipes) FERRY_CHECK(pipe2(ends.data(), O_CLOEXEC) == 0);
     std::vector<std::string> copies = words;
     std::vector<char*> arguments;
     arguments.reserve(copies.size() + 1);
     for (std::string& word : copies) arguments.push_back(word.data());
     arguments.push_back(nullptr);
-    const int status =
-        posix_spawnp(&pid_, arguments[0], &actions, &attributes, arguments.data(), environ);
-    posix_spawnattr_destroy(&attributes);
-    posix_spawn_file_actions_destroy(&actions);
-    for (size_t i = 0; i < pipes.size(); ++i) {
-        close(pipes[i][1]);
-        ends_[i] = pipes[i][0];
+    const pid_t parent = getpid();
+    pid_ = fork();
+    if (pid_ == 0) {
+        become(arguments.data(), parent, pipes[0][1], pipes[1][1]);
+        const int reason = errno;
+        const ssize_t told = write(pipes[2][1], &reason, sizeof(reason));
+        _exit(told > 0 ? 127 : 1);
     }
-    if (status != 0) {
-        for (const int end : ends_) close(end);
-        throw Error(Trouble::usage, {.what = "a program cannot be started",
-                                     .where = words.front(),
-                                     .measured = std::strerror(status)});
+    int reason = pid_ < 0 ? errno : 0;
+    for (const auto& ends : pipes) close(ends[1]);
+    while (pid_ > 0 && read(pipes[2][0], &reason, sizeof(reason)) < 0 && errno == EINTR) {
     }
+    close(pipes[2][0]);
+    ends_ = {pipes[0][0], pipes[1][0]};
+    if (reason == 0) return;
+    for (const int end : ends_) close(end);
+    if (pid_ > 0) waitpid(pid_, nullptr, 0);
+    throw Error(Trouble::usage, {.what = "a program cannot be started",
+                                 .where = words.front(),
+                                 .measured = std::strerror(reason)});
 }
 
 ChildProcess::~ChildProcess() {

@@ -14,8 +14,8 @@ namespace ferry::tools {
 
 class ChildProcess {
 public:
-    // Looks for words[0] along PATH. Its standard input is empty. Throws Trouble::usage where the
-    // program cannot be started.
+    // Looks for words[0] along PATH. Its standard input is empty. Where the calling thread ends
+    // first, killed or not, it gets SIGTERM. Throws Trouble::usage where it cannot be started.
     explicit ChildProcess(const std::vector<std::string>& words);
     ~ChildProcess();  // kills it unless it has ended
     ChildProcess(const ChildProcess&) = delete;

@@ -41,6 +41,7 @@ Host host_in(const std::string& line, const std::string& where) {
     std::string slots, more;
     words >> host.name >> slots >> more;
     if (host.name.find('=') != std::string::npos) throw refuse("no host");
+    if (host.name.starts_with('-')) throw refuse("a host begins with -");  // an option of ssh's
     if (slots.empty()) throw refuse("no slots");
     if (!slots.starts_with("slots=")) throw refuse("\"" + slots + "\"");
     if (!more.empty()) throw refuse("\"" + more + "\"");

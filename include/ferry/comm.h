@@ -75,7 +75,7 @@ public:
     // nothing waits for the other ranks any more.
     virtual void check() = 0;
     // Tells the other ranks that this one ends with an error, so that they name it at once instead
-    // of after the timeout. Never throws, never waits long.
+    // of after the timeout: by the first line of `why`. Never throws, never waits long.
     virtual void abandon(std::string_view why) noexcept = 0;
 };
 
@@ -100,8 +100,8 @@ struct Part {
 };
 Part part_among_alike(Communicator& communicator, Executor& executor, uint64_t seen, Topic topic,
                       int place = 0);
-// Which of the GPUs that this rank sees (CUDA_VISIBLE_DEVICES) is its own. Every rank asks, before
-// it opens a device.
+// Which of the GPUs that this rank sees (CUDA_VISIBLE_DEVICES) is its own, where the ranks of a
+// host see the same. Every rank asks, before it opens a device.
 int gpu_of_rank(Communicator& communicator, Executor& executor);
 
 // ---------------------------------------------------------------- who is there
@@ -122,7 +122,8 @@ std::optional<int> launched_rank();
 // usage where this build has no MPI or the launcher's ranks do not find each other. After a failure
 // the process ends without MPI_Finalize, which would wait for the lost rank. Where one does not
 // come to MPI_Init in time, the others cannot throw: their processes end, with the text of
-// rank_lost on standard error and its exit code.
+// rank_lost on standard error and its exit code. So does one that MPI or NCCL keeps in a call for
+// 5 s longer than the timeout, or for 5 s once a rank is known to be lost.
 std::unique_ptr<Communicator> make_mpi(Executor& executor, const CommOptions& options);
 // Device memory of a CUDA device, by NCCL. The ranks meet through `bootstrap`, which stays theirs
 // for all_gather_host and for news of ranks that end. Throws usage where this build has no NCCL.

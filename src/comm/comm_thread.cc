@@ -12,8 +12,12 @@ constexpr Nanos kMillisecond = 1'000'000;
 constexpr auto kIdleLook = std::chrono::milliseconds(5);
 // What a process said before it ended may still be on its way.
 constexpr Nanos kLastWords = 50 * kMillisecond;
+constexpr const char* kEnded = "its process has ended";
 // Between two questions to the kernel whether a process has ended.
 constexpr Nanos kLook = 5 * kMillisecond;
+// Past its deadline, or once a rank is known to be lost, the library may keep the comm thread so
+// long.
+constexpr Nanos kGrace = 5000 * kMillisecond;
 // How long abandon() waits until the others are told.
 constexpr auto kFarewell = std::chrono::milliseconds(500);
 
@@ -43,7 +47,8 @@ CommThread::CommThread(Executor& executor, const CommOptions& options,
       sources_(sources),
       place_(transport_->place()),
       operations_(kDepth),
-      waits_(static_cast<size_t>(place_.size)) {
+      waits_(static_cast<size_t>(place_.size)),
+      watchdog_([this](Nanos stuck) { return judge(stuck); }) {
     FERRY_CHECK(!executor.simulated(), "ranks of other processes do not run in virtual time");
     executor_.host(*this);
 }
@@ -86,6 +91,7 @@ void CommThread::give_up(std::span<const int> ranks, std::string_view how) noexc
 }
 
 void CommThread::abandon(std::string_view why) noexcept {
+    why = why.substr(0, why.find('\n'));  // the rest is said by this rank
     give_up({&place_.rank, 1}, "it ended with an error: " + std::string(why));
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, kFarewell, [this] { return failure_.has_value(); });
@@ -102,12 +108,17 @@ void CommThread::interrupt() {
 // ---------------------------------------------------------------- the comm thread
 
 void CommThread::turn(Nanos) {
+    watchdog_.enter();
+    const bool moved = advance();
+    watchdog_.leave();
+    if (!moved) rest();
+}
+
+// Whether there may be more to do at once.
+bool CommThread::advance() {
     try {
-        if (over_) {
-            drop_all();
-        } else if (progress()) {
-            return;
-        }
+        if (!over_) return progress();
+        drop_all();
     } catch (const Error& error) {
         // The library's own error; this rank ends by it, in whatever it was doing.
         Problem problem = error.problem();
@@ -117,7 +128,7 @@ void CommThread::turn(Nanos) {
         fail_and_tell({error.trouble(), problem}, {&place_.rank, 1},
                       problem.what + " " + problem.measured);
     }
-    rest();
+    return false;
 }
 
 // Whether anything was started or has ended.
@@ -234,11 +245,10 @@ void CommThread::look_for_ended(Nanos now) {
     if (!rank) return;
     ended_seen_at_ = std::min(ended_seen_at_, now);
     if (now - ended_seen_at_ < kLastWords) return;
-    const std::string how = "its process has ended";
-    fail_and_tell(lost({&*rank, 1}, how, where(),
+    fail_and_tell(lost({&*rank, 1}, kEnded, where(),
                        "see what it or its launcher said last; the kernel may have killed it for "
                        "memory (dmesg)"),
-                  {&*rank, 1}, how);
+                  {&*rank, 1}, kEnded);
 }
 
 void CommThread::run_out_of_time() {
@@ -318,6 +328,47 @@ void CommThread::rest() {
         changed_.wait(lock, called);
     }
     interrupted_ = false;
+}
+
+// ---------------------------------------------------------------- the watchdog's thread
+
+// The comm thread hears no news and keeps no deadline while the library does not return to it.
+std::optional<Error> CommThread::judge(Nanos stuck) const {
+    if (stuck < kGrace) return std::nullopt;
+    const std::optional<Error> cause = known();
+    if (!cause && stuck - kGrace < timeout_) return std::nullopt;
+    const std::string operation = oldest(), library(transport_->kind());
+    return Error(
+        Trouble::rank_lost,
+        {.what = cause ? cause->problem().what
+                       : "lost a rank: a call of " + library + " does not return",
+         .where = "rank " + std::to_string(rank()) + (operation.empty() ? "" : ": ") + operation,
+         .measured =
+             "in a call of " + library + " for " + seconds_text(static_cast<double>(stuck) * 1e-9),
+         .limit = "zero.timeout_seconds, or 5 s once a rank is known to be lost",
+         .remedy = "see what the other ranks said last"});
+}
+
+// That a rank is lost, as far as this can be learnt beside the comm thread.
+std::optional<Error> CommThread::known() const {
+    {
+        const std::lock_guard lock(mutex_);
+        if (given_up_) return lost(given_up_->first, given_up_->second, "", "");
+    }
+    if (sources_.watch) return sources_.watch->failure();
+    const std::optional<int> rank = sources_.wire ? sources_.wire->ended() : std::nullopt;
+    if (!rank) return std::nullopt;
+    return lost({&*rank, 1}, kEnded, "", "");
+}
+
+// What where() says, by what is under the mutex.
+std::string CommThread::oldest() const {
+    const std::lock_guard lock(mutex_);
+    for (uint64_t number = ended_; number < posted_; ++number) {
+        const Operation& operation = operations_[number % kDepth];
+        if (!operation.counter) return operation.text();
+    }
+    return "";
 }
 
 }  // namespace ferry::comm

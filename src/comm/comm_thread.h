@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "transport.h"
+#include "watchdog.h"
 
 namespace ferry::comm {
 
@@ -58,6 +59,7 @@ private:
     Operation& at(uint64_t number) { return operations_[number % kDepth]; }
 
     // On the comm thread, of turn().
+    bool advance();
     bool progress();
     bool start_next();
     bool finish_oldest();
@@ -77,6 +79,11 @@ private:
     void fail(const Error& error);
     void fail_and_tell(const Error& error, std::span<const int> ranks, std::string_view how);
     void rest();
+
+    // On the watchdog's thread.
+    std::optional<Error> judge(Nanos stuck) const;
+    std::optional<Error> known() const;
+    std::string oldest() const;
 
     Executor& executor_;
     const Nanos timeout_;
@@ -102,6 +109,8 @@ private:
 
     std::atomic<bool> asked_waiting_ = false;  // by whoever this is the watch of
     std::vector<std::atomic<bool>> waits_;
+
+    Watchdog watchdog_;  // of the comm thread's turns; it looks at all the rest
 };
 
 }  // namespace ferry::comm

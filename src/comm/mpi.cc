@@ -9,18 +9,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
-#include <condition_variable>
-#include <cstdio>
 #include <cstdlib>
 #include <deque>
-#include <mutex>
-#include <stop_token>
-#include <thread>
 
 #include "alike.h"
 #include "comm_thread.h"
 #include "launched.h"
+#include "watchdog.h"
 
 namespace ferry::comm {
 namespace {
@@ -49,36 +44,21 @@ void finalise() {
     if (!broken && !finalised) MPI_Finalize();
 }
 
-// While this lives, the process has so long to go on. MPI_Init_thread returns when every rank that
-// was launched is in it; it takes no deadline, and whoever waits in it can throw nothing.
-class InitDeadline {
-public:
-    explicit InitDeadline(double seconds)
-        : thread_([this, seconds](const std::stop_token& over) { wait(over, seconds); }) {}
-
-private:
-    void wait(const std::stop_token& over, double seconds) {
-        std::unique_lock lock(mutex_);
-        const std::chrono::duration<double> all(seconds);
-        if (changed_.wait_for(lock, over, all, [&over] { return over.stop_requested(); })) return;
-        const int launched = launched_ranks().value_or(0), rank = launched_rank().value_or(0);
-        const Error error(Trouble::rank_lost,
-                          {.what = "lost a rank: not all of them came to MPI's start",
-                           .where = "rank " + std::to_string(rank) + ": MPI_Init_thread",
-                           .measured = "waited " + seconds_text(seconds) + " for " +
-                                       std::to_string(launched) + " ranks",
-                           .limit = "zero.timeout_seconds",
-                           .remedy = "see what each of them said last, and whether all that was "
-                                     "launched is ferry; raise the limit if their start may take "
-                                     "so long"});
-        std::fprintf(stderr, "ferry: %s\n", error.what());
-        std::_Exit(error.exit_code());
-    }
-
-    std::mutex mutex_;
-    std::condition_variable_any changed_;
-    std::jthread thread_;
-};
+// MPI_Init_thread returns when every rank that was launched is in it; it takes no deadline, and
+// whoever waits in it can throw nothing.
+std::optional<Error> judge_start(Nanos stuck, double timeout_seconds) {
+    if (static_cast<double>(stuck) < timeout_seconds * 1e9) return std::nullopt;
+    const int launched = launched_ranks().value_or(0), rank = launched_rank().value_or(0);
+    return Error(
+        Trouble::rank_lost,
+        {.what = "lost a rank: not all of them came to MPI's start",
+         .where = "rank " + std::to_string(rank) + ": MPI_Init_thread",
+         .measured = "waited " + seconds_text(timeout_seconds) + " for " +
+                     std::to_string(launched) + " ranks",
+         .limit = "zero.timeout_seconds",
+         .remedy = "see what each of them said last, and whether all that was launched is ferry; "
+                   "raise the limit if their start may take so long"});
+}
 
 // Once a process, unless it is an embedder's who did.
 void initialise(double timeout_seconds) {
@@ -87,7 +67,8 @@ void initialise(double timeout_seconds) {
     if (done) {
         MPI_Query_thread(&level);
     } else {
-        const InitDeadline deadline(timeout_seconds);
+        Watchdog watchdog([=](Nanos stuck) { return judge_start(stuck, timeout_seconds); });
+        watchdog.enter();
         MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level);
         std::atexit(finalise);
     }

@@ -64,7 +64,7 @@ public:
         News news;
     };
     virtual std::optional<Heard> hear() = 0;
-    // A rank whose process has ended, as far as this machine can say.
+    // A rank whose process has ended, as far as this machine can say. Any thread.
     virtual std::optional<int> ended() = 0;
 };
 

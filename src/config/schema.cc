@@ -60,7 +60,8 @@ const Section kSections[] = {
     {"zero",
      "Several ranks, started by `mpirun --bind-to none` or `srun`. `budgets.host`, `threads` and "
      "the sizes in `budgets.nvme` are a host's: its ranks get equal parts, each with files of its "
-     "own below every path. `budgets.device` is a rank's."},
+     "own below every path. `budgets.device` is a rank's. On GPUs every rank sees all of its host "
+     "and takes its own: `srun --gpus-per-node=N --gpu-bind=none`."},
     {"numerics", "What orders floating-point operations. Part of the run's identity."},
 };
 
@@ -143,7 +144,7 @@ const Key kKeys[] = {
     {FERRY_KEY(io.leftovers), choice, "files that a killed run left on a path: remove them, take them over (no need to lay them out again), or stop. Files of a run with other numerics, or of an older ferry, stop the run unless `_any` is said; so does the state that `checkpoint.durable_steps` keeps", {}, first(kLeftovers, 5)},
 
     {FERRY_KEY(zero.stage), integer, "what a rank keeps only its share of, the others theirs: 0 nothing, 1 and 2 optimizer state and gradients, 3 weights too; changes no number of the run", {.low = 0, .high = 3}},
-    {FERRY_KEY(zero.timeout_seconds), number, "that a rank waits for the others in one exchange before it ends the run, the slowest rank's lag included", kAboveZero},
+    {FERRY_KEY(zero.timeout_seconds), number, "that a rank waits for the others in one exchange before it ends the run, the slowest rank's lag included", {.low = 0, .high = 1e9, .above_low = true}},
 
     {FERRY_KEY(numerics.residual), choice, "type of the residual stream, fp32 or the compute type; `auto`: the compute type, with fp16 fp32", {}, first(kNarrow, 4)},
     {FERRY_KEY(numerics.wire), choice, "type in which gradients travel; `auto`: the compute type", {}, first(kNarrow, 4)},

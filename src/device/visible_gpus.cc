@@ -14,11 +14,15 @@ std::string only_gpu(const char* given, int gpu) {
     for (std::string id; std::getline(list, id, ',');) ids.push_back(id);
     const auto at = static_cast<size_t>(gpu);
     if (at < ids.size()) return ids[at];
-    throw Error(Trouble::usage, {.what = "this host has fewer GPUs than ranks",
-                                 .where = "CUDA_VISIBLE_DEVICES",
-                                 .measured = "\"" + std::string(given) + "\", for rank " +
-                                             std::to_string(gpu) + " of those that see it",
-                                 .remedy = "start fewer ranks on it, or let them see more GPUs"});
+    throw Error(Trouble::usage,
+                {.what = "this host has fewer GPUs than ranks",
+                 .where = "CUDA_VISIBLE_DEVICES",
+                 .measured = "\"" + std::string(given) + "\", for rank " + std::to_string(gpu) +
+                             " of those that see it",
+                 .remedy = "start fewer ranks on it, or let every rank see all GPUs of "
+                           "its host, of which it takes its own: srun "
+                           "--gpus-per-node=N --gpu-bind=none, or "
+                           "CUDA_VISIBLE_DEVICES with all of them"});
 }
 
 }  // namespace ferry

@@ -154,10 +154,13 @@ RankDirectories::RankDirectories(const Config& config, const Config& of_rank, co
         std::error_code reason;
         std::filesystem::create_directory(path.path, reason);
         if (reason) {
-            throw Error(Trouble::usage, {.what = "a rank cannot make its directory",
-                                         .where = path.path,
-                                         .measured = reason.message(),
-                                         .remedy = "make the directory above it writable"});
+            const bool in_the_way = reason == std::errc::file_exists;
+            throw Error(Trouble::usage,
+                        {.what = "a rank cannot make its directory",
+                         .where = path.path,
+                         .measured = in_the_way ? "a file is in its place" : reason.message(),
+                         .remedy = in_the_way ? "move that file away"
+                                              : "make the directory above it writable"});
         }
         made_.push_back(path.path);
     }

@@ -499,6 +499,8 @@ TEST_F(Ranks, LearnAtOnceThatOneCannotStart) {
     const auto start = std::chrono::steady_clock::now();
     const auto found = problems(3, [&](int) { return mine; });
     EXPECT_EQ(found[1].what, "a rank cannot make its directory");
+    EXPECT_EQ(found[1].measured, "a file is in its place");
+    EXPECT_EQ(found[1].remedy, "move that file away");
     for (const size_t rank : {size_t{0}, size_t{2}})
         EXPECT_EQ(found[rank].what.substr(0, 12), "lost rank 1:") << found[rank].what;
     const double seconds = comm::CommOptions{}.timeout_seconds / 4;

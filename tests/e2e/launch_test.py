@@ -175,6 +175,7 @@ class HostfileTest(LaunchTest):
                                   ("a slots=-1\n", 1, '"slots=-1"'),
                                   ("a slots=99999\n", 1, '"slots=99999"'),
                                   ("\n\na slots=1 max_slots=2\n", 3, '"max_slots=2"'),
+                                  ("-v slots=2\n", 1, "a host begins with -"),
                                   ("slots=2\n", 1, "no host")):
             self.refused(text, ["the hostfile is not understood", fault,
                                 f"{self.path('hosts')}, line {line}", "host slots=N"])
@@ -324,6 +325,17 @@ class OutputTest(LaunchTest):
         out, err = process.communicate(timeout=60)
         self.assertEqual(out, "[rank 0] told to\n", err)
         self.assertEqual(process.returncode, -signal.SIGINT)
+
+    def test_a_launch_that_is_killed_ends_mpirun(self):
+        told = self.path("told-to-end")
+        self.program("mpirun", f"#!/bin/sh\ntrap 'touch {told}; exit 1' TERM\n"
+                               "echo '[7,0]<stdout>:ready'\n"
+                               "for i in $(seq 600); do sleep 0.05; done\n")
+        self.running(self.config_file, "ready").kill()
+        deadline = time.monotonic() + 20
+        while not os.path.exists(told) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        self.assertTrue(os.path.exists(told))
 
 
 @unittest.skipUnless(shutil.which("mpirun"), "no mpirun")

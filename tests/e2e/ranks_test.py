@@ -15,6 +15,7 @@ from harness import FERRY, USAGE, FerryTest
 RANK_LOST = 6
 MODELS = pathlib.Path(__file__).resolve().parents[1] / "golden" / "hf"
 MORTAL = os.path.join(os.environ.get("FERRY_BUILD_DIR", ""), "libmortal_rank.so")
+OLD_DRIVER = os.path.join(os.environ.get("FERRY_BUILD_DIR", ""), "old_driver")
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
 # What a rank needs that this machine may lack, or guesses at slowly.
 ENVIRONMENT = {**os.environ, "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
@@ -352,6 +353,16 @@ class Ranks(FerryTest):
         for text in ("ferry: lost a rank: not all of them came", "where:    rank 0: MPI_Init", "waited 3.0 s for 2 ranks",
                      "zero.timeout_seconds", "do:       "):
             self.assertIn(text, run.stderr)
+
+    @unittest.skipUnless(os.path.isdir(OLD_DRIVER), "built without CUDA")
+    def test_a_driver_that_no_rank_can_use_is_every_ranks_error(self):
+        libraries = f"{OLD_DRIVER}:{os.environ.get('LD_LIBRARY_PATH', '')}"
+        environment = {**ENVIRONMENT, "LD_LIBRARY_PATH": libraries}
+        environment.pop("CUDA_VISIBLE_DEVICES", None)
+        run = self.train(self.config(device="cuda"), through=[*MPIRUN, "-n", "3"], env=environment)
+        self.assertEqual(run.code, USAGE, run.err)
+        self.assertIn("driver is too old", run.err)
+        self.assertNotIn("fewer GPUs than ranks", run.err)
 
     # ------------------------------------------------------------ a rank that is killed
 

@@ -191,6 +191,7 @@ public:
         if (failure_) throw Error(*failure_);
     }
     void abandon(std::string_view why) noexcept override {
+        why = why.substr(0, why.find('\n'));
         hall_.end(rank_, executor_.now(), {rank_, "it ended with an error: " + std::string(why)});
     }
 

@@ -4,7 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <set>
+#include <chrono>
+#include <thread>
 
 namespace ferry::comm {
 namespace {
@@ -21,6 +22,7 @@ struct Script {
     std::vector<Wire::Heard> to_hear{};
     std::optional<int> ended{};
     std::vector<News> told{};
+    bool hangs = false;  // finished() does not return
     int started = 0, most_in_flight = 0, in_flight = 0;
     bool aborted = false;
 };
@@ -36,6 +38,7 @@ public:
         script_.most_in_flight = std::max(script_.most_in_flight, ++script_.in_flight);
     }
     bool finished(size_t) override {
+        if (script_.hangs) std::this_thread::sleep_for(std::chrono::hours(1));
         const std::lock_guard lock(script_.mutex);
         if (script_.refusal) throw Error(*script_.refusal);
         if (script_.ends == 0) return false;
@@ -260,7 +263,7 @@ TEST_F(CommThreadTest, WhatARankSaidLastGoesBeforeItsEnd) {
 TEST_F(CommThreadTest, AbandonTellsTheOthersWhy) {
     make(60);
     exchange();
-    thread_->abandon("the disk is full");
+    thread_->abandon(Error(Trouble::io, {.what = "the disk is full", .where = "/nvme"}).what());
     EXPECT_THAT(told_lost(), ElementsAre(1));
     EXPECT_STREQ(told(News::Kind::lost).at(0).how.data(),
                  "it ended with an error: the disk is full");
@@ -280,6 +283,23 @@ TEST_F(CommThreadTest, TheLibrarysOwnErrorIsThisRanks) {
     EXPECT_EQ(error.problem().where, "exchange of the gradient of layer 2, step 7: MPI_Irecv");
     EXPECT_THAT(told_lost(), ElementsAre(1));
     EXPECT_STREQ(told(News::Kind::lost).at(0).how.data(), "MPI refused a call no");
+}
+
+// No deadline of the comm thread's own ends the process then.
+TEST_F(CommThreadTest, ALibraryThatDoesNotReturnEndsTheProcess) {
+    const auto hang = [this](double timeout_seconds) {
+        script_.hangs = true;
+        executor_ = make_thread_executor();
+        make(timeout_seconds);
+        exchange();
+        wait();
+    };
+    const std::string where = "where:    rank 1: exchange of the gradient of layer 2, step 7\n";
+    const testing::ExitedWithCode lost(6);
+    EXPECT_EXIT(hang(0.1), lost,
+                "ferry: lost a rank: a call of scripted does not return\n *" + where);
+    script_.ended = 2;
+    EXPECT_EXIT(hang(3600), lost, "ferry: lost rank 2: its process has ended\n *" + where);
 }
 
 // As NCCL's is by the ranks' MPI.

@@ -30,6 +30,8 @@ TEST(OnlyGpu, IsRefusedWhereTheListIsTooShort) {
             EXPECT_EQ(error.problem().where, "CUDA_VISIBLE_DEVICES");
             EXPECT_EQ(error.problem().measured, "\"" + std::string(given) + "\", for rank " +
                                                     std::to_string(gpu) + " of those that see it");
+            // A launcher that gives each rank one GPU, as number 0, is told what to do instead.
+            EXPECT_NE(error.problem().remedy.find("--gpu-bind=none"), std::string::npos);
         }
     }
 }

@@ -46,13 +46,6 @@ void demand_gpu(int gpu) {
     int count = 0;
     const cudaError_t status = cudaGetDeviceCount(&count);
     if (status == cudaSuccess && count > 0) return;
-    if (gpu > 0) {
-        throw Error(Trouble::usage,
-                    {.what = "this host has fewer GPUs than ranks",
-                     .where = "rank " + std::to_string(gpu) + " of this host, from 0",
-                     .measured = "no GPU of that number",
-                     .remedy = "start fewer ranks on it: look at nvidia-smi"});
-    }
     int driver = 0, runtime = 0;
     cudaDriverGetVersion(&driver);
     cudaRuntimeGetVersion(&runtime);
@@ -65,6 +58,13 @@ void demand_gpu(int gpu) {
                      .limit = "built with CUDA " + version_text(runtime),
                      .remedy = "update the driver, build ferry with an older CUDA toolkit, or set "
                                "device to cpu"});
+    }
+    if (driver > 0 && gpu > 0) {
+        throw Error(Trouble::usage,
+                    {.what = "this host has fewer GPUs than ranks",
+                     .where = "rank " + std::to_string(gpu) + " of this host, from 0",
+                     .measured = "no GPU of that number",
+                     .remedy = "start fewer ranks on it: look at nvidia-smi"});
     }
     throw Error(Trouble::usage,
                 {.what = driver > 0 ? "this machine has no GPU that CUDA can use"

@@ -1,0 +1,66 @@
+// Who ends the process while a library keeps its thread, and who does not.
+#include "watchdog.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <csignal>
+
+#include "tests/support/child.h"
+
+namespace ferry::comm {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr Nanos kLimit = 1'000'000'000;
+
+std::optional<Error> judge(Nanos stuck) {
+    if (stuck < kLimit) return std::nullopt;
+    return Error(Trouble::rank_lost, {.what = "stuck"});
+}
+
+TEST(Watchdog, EndsTheProcessWhoseCallDoesNotReturn) {
+    const auto hang = [] {
+        Watchdog watchdog(judge);
+        watchdog.enter();
+        std::this_thread::sleep_for(std::chrono::hours(1));
+    };
+    EXPECT_EXIT(hang(), testing::ExitedWithCode(6), "ferry: stuck");
+}
+
+TEST(Watchdog, LeavesThoseAloneThatComeBack) {
+    const int status = in_child([] {
+        Watchdog watchdog(judge);
+        for (int i = 0; i < 15; ++i) {
+            watchdog.enter();
+            std::this_thread::sleep_for(milliseconds(100));
+            watchdog.leave();
+        }
+        std::this_thread::sleep_for(milliseconds(1500));  // outside of any call
+        return 0;
+    });
+    EXPECT_EQ(status, 0);
+}
+
+TEST(Watchdog, DoesNotCountTheTimeInWhichItWasStopped) {
+    const pid_t child = fork();
+    if (child == 0) {
+        Watchdog watchdog(judge);
+        watchdog.enter();
+        std::raise(SIGSTOP);
+        std::this_thread::sleep_for(milliseconds(500));
+        watchdog.leave();
+        _exit(0);
+    }
+    int status = -1;
+    waitpid(child, &status, WUNTRACED);
+    ASSERT_TRUE(WIFSTOPPED(status));
+    std::this_thread::sleep_for(milliseconds(1500));
+    kill(child, SIGCONT);
+    waitpid(child, &status, 0);
+    EXPECT_EQ(status, 0);
+}
+
+}  // namespace
+}  // namespace ferry::comm
