@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <type_traits>
 
 #include "alike.h"
 #include "comm_thread.h"
@@ -37,20 +36,6 @@ void demand(ncclResult_t status, const char* call) {
         throw refused(call, ncclGetErrorString(status));
 }
 
-template <auto kFree>
-struct FreedBy {
-    template <class T>
-    void operator()(T* what) const noexcept {
-        kFree(what);
-    }
-};
-using Stream = std::unique_ptr<std::remove_pointer_t<cudaStream_t>, FreedBy<cudaStreamDestroy>>;
-using Event = std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, FreedBy<cudaEventDestroy>>;
-using OnDevice = std::unique_ptr<std::byte, FreedBy<cudaFree>>;
-using OnHost = std::unique_ptr<std::byte, FreedBy<cudaFreeHost>>;
-// One that has not been left in order waits for nobody.
-using Comm = std::unique_ptr<std::remove_pointer_t<ncclComm_t>, FreedBy<ncclCommAbort>>;
-
 // What the ranks tell each other before they can use NCCL.
 struct Card {
     ncclUniqueId id{};
@@ -68,12 +53,22 @@ public:
         FERRY_CHECK(device.kind() == DeviceKind::cuda, "NCCL moves a GPU's memory");
         if (bootstrap_) ranks = meet();
         place_ = {.rank = ranks.rank, .size = ranks.size};
-        make_stream();
+        demand(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking),
+               "cudaStreamCreateWithFlags");
+        for (Flight& flight : flights_)
+            demand(cudaEventCreateWithFlags(&flight.ended, cudaEventDisableTiming),
+                   "cudaEventCreateWithFlags");
         if (!bootstrap_) stage();
         join(ranks);
         place_ = bootstrap_ ? bootstrap_->place() : introduce();
     }
-    ~Nccl() override { leave(); }
+    ~Nccl() override {
+        leave();
+        for (const Flight& flight : flights_) cudaEventDestroy(flight.ended);
+        cudaStreamDestroy(stream_);
+        cudaFree(on_device_);
+        cudaFreeHost(on_host_);
+    }
     Nccl(const Nccl&) = delete;
     Nccl& operator=(const Nccl&) = delete;
 
@@ -86,7 +81,7 @@ public:
         if (!launching_) return true;
         if (!settled()) return false;
         if (launching_->host) take_back(*launching_);
-        demand(cudaEventRecord(launching_->ended.get(), stream_.get()), "cudaEventRecord");
+        demand(cudaEventRecord(launching_->ended, stream_), "cudaEventRecord");
         launching_ = nullptr;
         return true;
     }
@@ -123,7 +118,7 @@ public:
         if (&flight == launching_ && !ready()) return false;
         const ncclResult_t found = state();
         if (found != ncclSuccess && found != ncclInProgress) return false;
-        const cudaError_t status = cudaEventQuery(flight.ended.get());
+        const cudaError_t status = cudaEventQuery(flight.ended);
         if (status == cudaErrorNotReady) return false;
         demand(status, "work of NCCL's");
         if (flight.host) hand_over(flight);
@@ -137,11 +132,14 @@ public:
         return others;
     }
 
-    void abort() noexcept override { comm_.reset(); }
+    void abort() noexcept override {
+        if (comm_) ncclCommAbort(comm_);
+        comm_ = nullptr;
+    }
 
 private:
     struct Flight {
-        Event ended{};
+        cudaEvent_t ended = nullptr;
         // Of a gather of host memory, which goes by the bootstrap, else by a place on the GPU.
         const Piece* host = nullptr;
         uint64_t host_number = 0;
@@ -154,18 +152,18 @@ private:
     // Throws when NCCL has failed and nobody has said for a while what of.
     ncclResult_t state() {
         ncclResult_t found = ncclSuccess;
-        const ncclResult_t asked = ncclCommGetAsyncError(comm_.get(), &found);
+        const ncclResult_t asked = ncclCommGetAsyncError(comm_, &found);
         if (asked != ncclSuccess) found = asked;
         if (found == ncclSuccess || found == ncclInProgress) return found;
         if (found == ncclInvalidUsage) throw misused();
         const Nanos now = executor_.now();
         if (failed_at_ == 0) failed_at_ = now;
         if (bootstrap_ && now - failed_at_ < kHearsay) return found;
-        throw Error(Trouble::rank_lost,
-                    {.what = "lost a rank: NCCL's connection to it failed",
-                     .measured = std::string(ncclGetErrorString(found)) + ": " +
-                                 ncclGetLastError(comm_.get()),
-                     .remedy = "see what the other ranks said last; NCCL_DEBUG=WARN says more"});
+        throw Error(
+            Trouble::rank_lost,
+            {.what = "lost a rank: NCCL's connection to it failed",
+             .measured = std::string(ncclGetErrorString(found)) + ": " + ncclGetLastError(comm_),
+             .remedy = "see what the other ranks said last; NCCL_DEBUG=WARN says more"});
     }
 
     Error misused() const {
@@ -173,7 +171,7 @@ private:
             Trouble::usage,
             {.what = "NCCL refuses these ranks",
              .where = "rank " + std::to_string(place_.rank) + " of " + std::to_string(place_.size),
-             .measured = ncclGetLastError(comm_.get()),
+             .measured = ncclGetLastError(comm_),
              .remedy = "give each rank a GPU and a number of its own, and all of them the same "
                        "identity and size; NCCL_DEBUG=WARN says more"}};
     }
@@ -199,19 +197,6 @@ private:
         return ranks;
     }
 
-    void make_stream() {
-        cudaStream_t stream = nullptr;
-        demand(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
-               "cudaStreamCreateWithFlags");
-        stream_.reset(stream);
-        for (Flight& flight : flights_) {
-            cudaEvent_t event = nullptr;
-            demand(cudaEventCreateWithFlags(&event, cudaEventDisableTiming),
-                   "cudaEventCreateWithFlags");
-            flight.ended.reset(event);
-        }
-    }
-
     // The others are told at once when this rank fails, and this rank when one of them does.
     void join(const NcclRanks& ranks) {
         if (!bootstrap_) return meet_over_nccl(ranks);
@@ -229,11 +214,8 @@ private:
         std::memcpy(&id, ranks.unique_id.data(), sizeof(id));
         ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
         config.blocking = 0;
-        ncclComm_t comm = nullptr;
-        const ncclResult_t status =
-            ncclCommInitRankConfig(&comm, ranks.size, id, ranks.rank, &config);
-        comm_.reset(comm);
-        demand(status, "ncclCommInitRankConfig");
+        demand(ncclCommInitRankConfig(&comm_, ranks.size, id, ranks.rank, &config),
+               "ncclCommInitRankConfig");
         await([this] { return settled(); });
     }
     // Without a bootstrap the ranks tell each other over NCCL itself.
@@ -252,10 +234,12 @@ private:
         const Nanos start = executor_.now();
         for (Nanos now = start; !met(); now = executor_.now()) {
             if (bootstrap_) bootstrap_->check();
-            if (now > until_)
+            if (now > until_) {
+                abort();
                 throw lost(silent(), "the ranks did not meet over NCCL within zero.timeout_seconds",
                            "start-up",
                            "NCCL_DEBUG=INFO shows which of them came and by what network");
+            }
             nap_after(now - start);
         }
     }
@@ -271,29 +255,30 @@ private:
     void leave() noexcept {
         if (!comm_) return;
         const Nanos start = executor_.now();
-        ncclResult_t status = ncclCommFinalize(comm_.get());
+        ncclResult_t status = ncclCommFinalize(comm_);
         for (Nanos now = start; status == ncclInProgress && now < start + kHearsay;
              now = executor_.now()) {
             nap_after(now - start);
-            ncclCommGetAsyncError(comm_.get(), &status);
+            ncclCommGetAsyncError(comm_, &status);
         }
-        if (status == ncclSuccess) ncclCommDestroy(comm_.release());
+        if (status == ncclSuccess) {
+            ncclCommDestroy(comm_);
+        } else {
+            ncclCommAbort(comm_);
+        }
     }
 
     void gather(const std::byte* out, std::byte* in, int64_t bytes) {
-        demand(ncclAllGather(out, in, static_cast<size_t>(bytes), ncclInt8, comm_.get(),
-                             stream_.get()),
+        demand(ncclAllGather(out, in, static_cast<size_t>(bytes), ncclInt8, comm_, stream_),
                "ncclAllGather");
     }
     void exchange(const Operation& operation, const Piece& piece) {
         const auto bytes = static_cast<size_t>(piece.bytes);
         for (int rank = 0; rank < place_.size; ++rank) {
             if (rank == place_.rank) continue;
-            demand(ncclSend(operation.out_for(piece, rank), bytes, ncclInt8, rank, comm_.get(),
-                            stream_.get()),
+            demand(ncclSend(operation.out_for(piece, rank), bytes, ncclInt8, rank, comm_, stream_),
                    "ncclSend");
-            demand(ncclRecv(piece.in + rank * piece.bytes, bytes, ncclInt8, rank, comm_.get(),
-                            stream_.get()),
+            demand(ncclRecv(piece.in + rank * piece.bytes, bytes, ncclInt8, rank, comm_, stream_),
                    "ncclRecv");
         }
     }
@@ -302,7 +287,7 @@ private:
             const Piece& piece = operation.pieces[i];
             demand(cudaMemcpyAsync(
                        piece.in + place_.rank * piece.bytes, operation.out_for(piece, place_.rank),
-                       static_cast<size_t>(piece.bytes), cudaMemcpyDeviceToDevice, stream_.get()),
+                       static_cast<size_t>(piece.bytes), cudaMemcpyDeviceToDevice, stream_),
                    "cudaMemcpyAsync");
         }
     }
@@ -319,12 +304,12 @@ private:
         const int64_t bytes = Communicator::kAgreedBytes * place_.size;
         void *device = nullptr, *host = nullptr;
         demand(cudaMalloc(&device, kWindow * static_cast<size_t>(bytes)), "cudaMalloc");
-        on_device_.reset(static_cast<std::byte*>(device));
+        on_device_ = static_cast<std::byte*>(device);
         demand(cudaMallocHost(&host, kWindow * static_cast<size_t>(bytes)), "cudaMallocHost");
-        on_host_.reset(static_cast<std::byte*>(host));
+        on_host_ = static_cast<std::byte*>(host);
         for (size_t slot = 0; slot < kWindow; ++slot) {
-            flights_[slot].on_device = on_device_.get() + static_cast<int64_t>(slot) * bytes;
-            flights_[slot].on_host = on_host_.get() + static_cast<int64_t>(slot) * bytes;
+            flights_[slot].on_device = on_device_ + static_cast<int64_t>(slot) * bytes;
+            flights_[slot].on_host = on_host_ + static_cast<int64_t>(slot) * bytes;
         }
     }
     void bring(const Flight& flight) {
@@ -334,12 +319,12 @@ private:
         if (bytes == 0) return;
         std::memcpy(flight.on_host + own, piece.out, bytes);
         demand(cudaMemcpyAsync(flight.on_device + own, flight.on_host + own, bytes,
-                               cudaMemcpyHostToDevice, stream_.get()),
+                               cudaMemcpyHostToDevice, stream_),
                "cudaMemcpyAsync");
     }
     void take_back(const Flight& flight) {
         demand(cudaMemcpyAsync(flight.on_host, flight.on_device, all_of(flight),
-                               cudaMemcpyDeviceToHost, stream_.get()),
+                               cudaMemcpyDeviceToHost, stream_),
                "cudaMemcpyAsync");
     }
     void hand_over(const Flight& flight) {
@@ -355,14 +340,12 @@ private:
     std::unique_ptr<CommThread> bootstrap_;
     const Nanos until_;  // the ranks must have met
     Place place_{};
+    cudaStream_t stream_ = nullptr;
+    ncclComm_t comm_ = nullptr;
+    std::array<Flight, kWindow> flights_{};
     Flight* launching_ = nullptr;  // given to NCCL, which has not launched it yet
     Nanos failed_at_ = 0;
-    // Each ends before what it uses.
-    OnHost on_host_{};
-    OnDevice on_device_{};
-    Stream stream_{};
-    std::array<Flight, kWindow> flights_{};
-    Comm comm_{};
+    std::byte *on_host_ = nullptr, *on_device_ = nullptr;
 };
 
 std::unique_ptr<Communicator> over(std::unique_ptr<Nccl> nccl, Executor& executor,

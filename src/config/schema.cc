@@ -141,7 +141,7 @@ const Key kKeys[] = {
     {FERRY_KEY(io.queue_depth), integer, "operations in flight on each ring", {.low = 1, .high = 4096}},
     {FERRY_KEY(io.rings), integer, "queues to the kernel of each path, with a thread each", {.low = 1, .high = 64}},
     {FERRY_KEY(io.direct), boolean, "O_DIRECT; `false` goes through the page cache"},
-    {FERRY_KEY(io.leftovers), choice, "files that a killed run left on a path: remove them, take them over (no need to lay them out again), or stop. Files of a run with other numerics, or of an older ferry, stop the run unless `_any` is said; so does the state that `checkpoint.durable_steps` keeps", {}, first(kLeftovers, 5)},
+    {FERRY_KEY(io.leftovers), choice, "files that a killed run left on a path: remove them, take them over (no need to lay them out again), or stop. Files of a run with other numerics, of an older ferry, or with a damaged header stop the run unless `_any` is said; so does the state that `checkpoint.durable_steps` keeps", {}, first(kLeftovers, 5)},
 
     {FERRY_KEY(zero.stage), integer, "what a rank keeps only its share of, the others theirs: 0 nothing, 1 and 2 optimizer state and gradients, 3 weights too; changes no number of the run", {.low = 0, .high = 3}},
     {FERRY_KEY(zero.timeout_seconds), number, "that a rank waits for the others in one exchange before it ends the run, the slowest rank's lag included", {.low = 0, .high = 1e9, .above_low = true}},
