@@ -21,7 +21,7 @@ constexpr Nanos kGrace = 5000 * kMillisecond;
 // How long abandon() waits until the others are told.
 constexpr auto kFarewell = std::chrono::milliseconds(500);
 
-News news_of(News::Kind kind, std::span<const int> ranks = {}, std::string_view how = {}) {
+News news_of(News::Kind kind, std::span<const int> ranks = {}, std::string_view how = "") {
     News news{.kind = kind};
     for (const int rank : ranks)
         if (rank < News::kRanks) news.ranks.set(static_cast<size_t>(rank));
