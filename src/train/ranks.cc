@@ -176,6 +176,31 @@ int gpu_of_rank(const Config& config, comm::Communicator* ranks, Executor& execu
     return comm::gpu_of_rank(*ranks, executor);
 }
 
+namespace {
+
+// This rank's GPU. What keeps one rank's from opening often keeps all of them: every rank has tried
+// before any gives up, so that each ends with its own error and not with the news of another's.
+std::unique_ptr<Device> open_gpu(int gpu, comm::Communicator* ranks, Executor& executor) {
+    const auto wait_for_all = [&] {
+        if (ranks) gather(*ranks, executor, char{}, "the GPUs that open");
+    };
+    std::unique_ptr<Device> device;
+    try {
+        device = Device::open(DeviceKind::cuda, executor, gpu);
+    } catch (...) {
+        try {
+            wait_for_all();
+        } catch (const Error&) {
+            // This rank's own error says more.
+        }
+        throw;
+    }
+    wait_for_all();
+    return device;
+}
+
+}  // namespace
+
 void Station::open(const Config& config, Runtime& runtime) {
     Executor& executor = *runtime.executor;
     if (runtime.ranks && runtime.ranks->size() > 1) ranks = std::move(runtime.ranks);
@@ -184,8 +209,11 @@ void Station::open(const Config& config, Runtime& runtime) {
     if (runtime.nccl) check_nccl(*runtime.nccl, runtime.gpu, kind, ranks != nullptr);
     int gpu = runtime.gpu;
     if (gpu < 0) gpu = gpu_of_rank(config, ranks.get(), executor);
-    device = Device::open(kind, executor, gpu);
-    if (kind != DeviceKind::cuda) return;
+    if (kind != DeviceKind::cuda) {
+        device = Device::open(kind, executor);
+        return;
+    }
+    device = open_gpu(gpu, ranks.get(), executor);
     const comm::CommOptions options{.timeout_seconds = config.zero.timeout_seconds};
     if (ranks)
         ranks = comm::make_nccl(*device, executor, std::move(ranks), options);
