@@ -434,8 +434,9 @@ std::string describe(std::span<const PathCounters> paths, std::string_view inden
         all.bytes_overhead += path.bytes_overhead;
         if (path.endurance_used <= 0) continue;
         char share[48];
-        snprintf(share, sizeof share, ", %.2g %% of its rated life", 100 * path.endurance_used);
-        text += share;
+        const double percent = 100 * path.endurance_used;  // %.2g of 120 is 1.2e+02
+        snprintf(share, sizeof share, percent < 10 ? ", %.2g %%" : ", %.0f %%", percent);
+        text += std::string(share) + " of its rated life";
     }
     if (paths.size() > 1) add(all);
     return text;

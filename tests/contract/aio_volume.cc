@@ -543,6 +543,8 @@ TEST_P(VolumeContract, WearIsTheShareOfTheDrivesLife) {
                          "out, 0.24 % of its rated life"),
               std::string::npos)
         << words;
+    counters.endurance_used = 1.2;
+    EXPECT_NE(describe({&counters, 1}).find(", 120 % of its rated life"), std::string::npos);
     const PathCounters two[] = {counters, {.path = "/b", .bytes_read = 5, .bytes_written = kMiB}};
     EXPECT_NE(describe(two, "- ").find("\n- /b: 5 B read, 1.00 MiB written\n- all paths: 5 B read, "
                                        "1.19 MiB written, 1.00 MiB besides to lay it out"),
