@@ -101,7 +101,7 @@ void add_comm_bench(CLI::App& bench) {
         "comm", "all-gather and exchange between the ranks that mpirun starts");
     command
         ->add_option("--sizes", options->sizes,
-                     "bytes of all ranks together; default: 1MiB,16MiB,64MiB,256MiB")
+                     "bytes of all ranks together, with commas; default: 1MiB,16MiB,64MiB,256MiB")
         ->delimiter(',')
         ->allow_extra_args(false);
     command->add_option("--device", options->device, "cpu: host memory by MPI; cuda: NCCL")

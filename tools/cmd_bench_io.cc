@@ -261,13 +261,14 @@ void run_io(const IoOptions& options) {
 void add_what(CLI::App& command, IoOptions& options) {
     command.add_option("paths", options.paths, "directories on the drives")->required();
     command
-        .add_option("--modes", options.modes, "read, write, mixed, randread, randwrite, randmixed")
+        .add_option("--modes", options.modes,
+                    "of read, write, mixed, randread, randwrite, randmixed, with commas")
         ->delimiter(',')
         ->allow_extra_args(false);
-    command.add_option("--blocks", options.blocks, "transfer sizes, 4KiB to 16MiB")
+    command.add_option("--blocks", options.blocks, "transfer sizes, 4KiB to 16MiB, with commas")
         ->delimiter(',')
         ->allow_extra_args(false);
-    command.add_option("--depths", options.depths, "transfers in flight, a ring")
+    command.add_option("--depths", options.depths, "transfers in flight, a ring, with commas")
         ->delimiter(',')
         ->allow_extra_args(false)
         ->check(CLI::Range(1, 4096));

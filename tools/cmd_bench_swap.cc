@@ -236,7 +236,8 @@ void add_what(CLI::App& command, SwapOptions& options) {
                     "that the device computes in a step: adds the row of a whole step")
         ->check(number_within(0.0, 3.6e6));
     command
-        .add_option("--passes", options.passes, "out, in, optimizer, step; default: all that fit")
+        .add_option("--passes", options.passes,
+                    "of out, in, optimizer, step, with commas; default: all that fit")
         ->delimiter(',')
         ->allow_extra_args(false)
         ->check(CLI::IsMember({"out", "in", "optimizer", "step"}));
