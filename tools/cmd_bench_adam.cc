@@ -66,14 +66,16 @@ std::vector<int> thread_counts(const std::vector<int>& wished, int cores) {
     return counts;
 }
 
-void need_memory(const AdamBench& what, int64_t limit) {
+void need_memory(const AdamBench& what, int64_t left) {
     const int64_t bytes = bytes_of(what);
+    constexpr int64_t kForThreads = 64 * kMiB;
+    const int64_t limit = std::max<int64_t>(left - kForThreads, 0);
     if (bytes <= limit) return;
     throw Error(Trouble::does_not_fit,
                 {.what = "the benchmark's arrays do not fit this machine's memory",
                  .where = "--millions",
                  .measured = std::to_string(bytes) + " B",
-                 .limit = std::to_string(limit) + " B",
+                 .limit = std::to_string(limit) + " B, what is left of it",
                  .remedy = what.out_of_place ? "measure fewer elements, or only --in-place"
                                              : "measure fewer elements"});
 }
@@ -93,7 +95,7 @@ AdamBench bench_of(const AdamOptions& options) {
     what.weight_type = type_named(options.weight);
     what.pairs = options.pairs;
     what.out_of_place = !options.in_place_only;
-    need_memory(what, machine.memory_limit_bytes);
+    need_memory(what, machine.memory_left_bytes);
     what.targets = expand(options.targets, optim::supported_targets(), "--target");
     what.gradient_types.clear();
     for (const std::string& name :

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <memory>
 
-#include "bench_adam.h"
 #include "child_process.h"
 #include "commands.h"
 #include "figures.h"
@@ -73,7 +72,6 @@ private:
             forecaster->measure(forecaster->plan(config_), train::Forecaster::Memory::of_machine);
         if (options_.config.empty()) figures.kernels.seconds.clear();
         const train::Machine& machine = figures.machine;
-        const double triad = measure_triad(forecaster->threads());
         add("update of the optimizer", machine.links.dram_bytes_per_s);
         rows_.push_back({.name = "overhead of an update",
                          .value = machine.update_overhead_s * 1e6,
@@ -82,7 +80,6 @@ private:
                          .value = machine.out_of_place,
                          .unit = "x"});
         add("update by the device", machine.links.device_bytes_per_s);
-        add("triad", triad);
         add("checksums, one thread", machine.check_bytes_per_s);
         add("copies from the device", machine.links.copy_bytes_per_s);
         if (figures.kernels.gemm_flops_per_s > 0)
@@ -94,19 +91,7 @@ private:
                              .value = seconds * 1e3,
                              .unit = "ms"});
         }
-        if (!options_.save.empty())
-            save_figures(options_.save, identity_of(*forecaster), figures, triad);
-    }
-
-    // The rate of the update in memory, and how much of a triad's that is, give the triad's.
-    static double measure_triad(int threads) {
-        const std::vector<Row> rows = measure_adam({.threads = {threads},
-                                                    .gradient_types = {DType::bf16},
-                                                    .out_of_place = false,
-                                                    .pairs = 3});
-        constexpr double kBytes = 3 * 8 + 2 + 2;  // of a parameter
-        const Row& adamw = rows.front();
-        return kBytes / (adamw.value * 1e-9) / adamw.more.front().second;
+        if (!options_.save.empty()) save_figures(options_.save, identity_of(*forecaster), figures);
     }
 
     void measure_paths() {

@@ -152,18 +152,16 @@ void save_paths(const std::string& file, const std::vector<IoSettings>& paths) {
     write_whole("--save", file, content.dump(2) + "\n");
 }
 
-void save_figures(const std::string& file, const FiguresOf& what, const train::Figures& figures,
-                  double triad_bytes_per_s) {
+void save_figures(const std::string& file, const FiguresOf& what, const train::Figures& figures) {
     json content = read_file(file, true);
     const train::Machine& machine = figures.machine;
     const json date = machine_json()["date"];
-    json memory = {{"threads", what.threads},
-                   {"update_bytes_per_s", rounded(machine.links.dram_bytes_per_s)},
-                   {"check_bytes_per_s", rounded(machine.check_bytes_per_s)},
-                   {"update_overhead_s", std::max(1e-6, machine.update_overhead_s)},
-                   {"out_of_place", machine.out_of_place},
-                   {"measured", date}};
-    if (triad_bytes_per_s > 0) memory["triad_bytes_per_s"] = rounded(triad_bytes_per_s);
+    const json memory = {{"threads", what.threads},
+                         {"update_bytes_per_s", rounded(machine.links.dram_bytes_per_s)},
+                         {"check_bytes_per_s", rounded(machine.check_bytes_per_s)},
+                         {"update_overhead_s", std::max(1e-6, machine.update_overhead_s)},
+                         {"out_of_place", machine.out_of_place},
+                         {"measured", date}};
     replace(content["memory"], "threads", memory);
     json device = {{"device", what.device},
                    {"copy_bytes_per_s", rounded(machine.links.copy_bytes_per_s)},

@@ -35,10 +35,8 @@ struct FiguresOf {
     int64_t device_bytes = 0;  // of the device, for a process
     planner::DeviceNeeds needs{};
 };
-// The same for everything but storage. No kernels: those of the file stay. `triad_bytes_per_s` is a
-// yardstick beside the update's rate; 0: not measured.
-void save_figures(const std::string& file, const FiguresOf& what, const train::Figures& figures,
-                  double triad_bytes_per_s);
+// The same for everything but storage. No kernels: those of the file stay.
+void save_figures(const std::string& file, const FiguresOf& what, const train::Figures& figures);
 
 // What ranks give each other.
 struct CommFigures {
