@@ -129,9 +129,11 @@ void PathFiles::open_directory(Leftover leftover) {
     if (header_->find_leftover(leftover, run_id_, found)) take_over(found, reuses(leftover));
     for (int i = kept_; i < segments_; ++i) {
         if (access(segment_name(i).c_str(), F_OK) == 0)
-            refuse(Trouble::usage, {.what = "a file of this name exists and is not ferry's",
-                                    .where = segment_name(i),
-                                    .remedy = "move or delete it, or give another path"});
+            refuse(Trouble::usage,
+                   {.what = "a file of this name exists and is not ferry's, or its header is gone",
+                    .where = segment_name(i),
+                    .remedy = "if a run left it, put its ferry.volume back, as it may be whole; "
+                              "else move or delete it, or give another path"});
     }
     header_now_.segments = segments_;
     write_first_header();
@@ -454,23 +456,26 @@ void PathFiles::reserve(int file, const std::string& name, int64_t end) const {
 }
 
 double PathFiles::measure_speed() {
-    constexpr int64_t kBlock = 4 * kMiB, kProbe = 16 * kMiB;
+    constexpr int64_t kBlockMost = 4 * kMiB, kProbe = 16 * kMiB;
     Findings& known = findings_of(descriptors_[0], direct_);
     const std::lock_guard measuring(known.measuring);
     if (known.bytes_per_s) return *known.bytes_per_s;
-    const int64_t bytes =
-        round_down(std::min({kProbe, capacity_bytes_, file_size_limit()}), kBlock);
-    const AlignedBuffer memory = aligned_buffer(alignment_, kBlock);
+    const int64_t room = std::min({kProbe, capacity_bytes_, file_size_limit()});
+    const int64_t block = std::min(kBlockMost, round_down(room, alignment_));
+    if (block == 0) return 1;
+    const int64_t bytes = round_down(room, block);
+    const AlignedBuffer memory = aligned_buffer(alignment_, block);
     std::byte* const buffer = memory.get();
-    memset(buffer, 0x5a, kBlock);
+    const auto size = static_cast<size_t>(block);
+    memset(buffer, 0x5a, size);
     using Clock = std::chrono::steady_clock;
     const auto begin = Clock::now();
     int64_t moved = 0;
-    for (int64_t at = 0; at < bytes; at += kBlock) {
-        const ssize_t wrote = pwrite(descriptors_[0], buffer, kBlock, data_offset_ + at);
-        const ssize_t read = pread(descriptors_[0], buffer, kBlock, data_offset_ + at);
+    for (int64_t at = 0; at < bytes; at += block) {
+        const ssize_t wrote = pwrite(descriptors_[0], buffer, size, data_offset_ + at);
+        const ssize_t read = pread(descriptors_[0], buffer, size, data_offset_ + at);
         if (wrote > 0) probe_.bytes_written += wrote;
-        if (wrote != kBlock || read != kBlock) break;  // the layout will find and name what failed
+        if (wrote != block || read != block) break;  // the layout will find and name what failed
         moved += wrote + read;
     }
     const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();

@@ -430,6 +430,7 @@ TEST_P(RecordsOnFiles, DamagedHeadersAreRefused) {
     std::filesystem::remove(header(0));
     expect_refused(options(Leftover::resume), "its header is missing");
     expect_refused(options(Leftover::resume), "the files beside it may be whole");
+    expect_refused(options(Leftover::remove_any), "put its ferry.volume back");
     EXPECT_FALSE(std::filesystem::exists(header(0))) << "a refused attempt left a header";
     // Other formats have their checksums elsewhere, or none.
     std::string other = good;
