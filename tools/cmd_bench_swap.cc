@@ -8,6 +8,7 @@
 
 #include "bench_swap.h"
 #include "commands.h"
+#include "ferry/optim.h"
 #include "ferry/topology.h"
 #include "fio.h"
 #include "interrupt.h"
@@ -36,6 +37,17 @@ int64_t block_of(const SwapOptions& options) {
                                  .where = "--block",
                                  .measured = options.block,
                                  .limit = "a power of two from 4KiB to 16MiB"});
+}
+
+// 0: the planner's choice.
+int64_t chunk_of(const SwapOptions& options) {
+    if (options.chunk % optim::kLeaf == 0) return options.chunk;
+    throw Error(Trouble::usage,
+                {.what = "chunks cannot have this size",
+                 .where = "--chunk",
+                 .measured = fmt::format("{} elements", options.chunk),
+                 .limit = fmt::format("multiples of {}", optim::kLeaf),
+                 .remedy = fmt::format("give {}", round_up(options.chunk, optim::kLeaf))});
 }
 
 std::vector<train::Pass> passes_of(const SwapOptions& options) {
@@ -96,8 +108,7 @@ SwapBench bench_of(const SwapOptions& options) {
     config.threads = options.threads;
     config.swap.verify = options.verify;
     config.swap.bets = "off";
-    // As a multiple of the optimizer's leaf; whatever is asked for is rounded up to it.
-    config.swap.chunk_elements = options.chunk > 0 ? round_up(options.chunk, 4096) : 0;
+    config.swap.chunk_elements = chunk_of(options);
     config.device = options.device;
     config.swap.state_on_device = options.on_device;
     if (!options.gpu_memory.empty())

@@ -109,7 +109,7 @@ void run_plan(const PlanOptions& options) {
                                      .remedy = "mend that, give a machine file that has the "
                                                "figure (--machine), or leave --svg out"});
     const Wear wear = wear_of(config, *forecaster, plan, count,
-                              report ? report->found.path_shares : std::vector<double>{});
+                              report ? report->found.path_rates : std::vector<double>{});
     if (report && !options.svg.empty())
         write_picture("--svg", options.svg, timeline_svg(report->forecast, machine_text()));
     if (!options.json) {

@@ -6,6 +6,7 @@
 #include <bit>
 
 #include "io_site.h"
+#include "path_shares.h"
 
 namespace ferry::tools {
 namespace {
@@ -54,7 +55,7 @@ public:
     FoundFigures find(train::Forecaster& forecaster) {
         find_kernels(forecaster);
         find_comm(forecaster);
-        find_paths();
+        find_paths(forecaster.count().on_a_host * plan_.nvme_bytes);
         return std::move(found_);
     }
 
@@ -107,7 +108,8 @@ private:
                                                  comm_command(what, forecaster.count(), "FILE")));
     }
 
-    void find_paths() {
+    // `bytes`: stored on them, by all ranks of a host.
+    void find_paths(int64_t bytes) {
         train::LinkSpeeds& links = found_.figures.machine.links;
         double bytes_per_s = 0, dram_bytes = 0;
         for (const NvmePath& path : config_.budgets.nvme) {
@@ -116,12 +118,18 @@ private:
             // A device's DMA touches memory once, a copy into a file that is memory twice.
             dram_bytes += rate * (figures.in_memory ? 2 : 1);
             bytes_per_s += rate;
-            found_.path_shares.push_back(rate);
+            found_.path_rates.push_back(rate);
         }
-        links.nvme_bytes_per_s = bytes_per_s;
-        if (bytes_per_s == 0) return found_.path_shares.clear();
+        links.nvme_bytes_per_s = 0;
+        if (bytes_per_s == 0) return found_.path_rates.clear();
         links.dram_per_nvme_byte = dram_bytes / bytes_per_s;
-        for (double& share : found_.path_shares) share /= bytes_per_s;
+        // All together are as fast as the one that is last: where one is full, another has more.
+        const std::vector<double> shares =
+            path_shares(config_.budgets.nvme, found_.path_rates, bytes);
+        double slowest = 0;
+        for (size_t p = 0; p < shares.size(); ++p)
+            slowest = std::max(slowest, shares[p] > 0 ? shares[p] / found_.path_rates[p] : 0);
+        links.nvme_bytes_per_s = slowest > 0 ? 1 / slowest : bytes_per_s;
     }
 
     PathFigures path_figures(const NvmePath& path) {

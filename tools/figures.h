@@ -14,7 +14,7 @@ namespace ferry::tools {
 
 struct FoundFigures {
     train::Figures figures{};
-    std::vector<double> path_shares{};    // of what is stored, on each path of the configuration
+    std::vector<double> path_rates{};     // bytes/s, mixed, of each path of the configuration
     std::vector<std::string> measured{};  // a line each: what was measured just now
     std::vector<std::string> assumed{};   // and what nobody knows of a machine that is not here
     std::string missing{};                // why there is no prediction; empty: nothing is missing

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "ferry/aio.h"
+#include "path_shares.h"
 
 namespace ferry::tools {
 namespace {
@@ -23,8 +24,13 @@ std::string percent(double share) {
     return value < 10 ? fmt::format("{:.2g} %", value) : fmt::format("{:.0f} %", value);
 }
 
+// Clipping takes them, and gradients that are not finite where such a step is skipped.
+bool can_lose_bets(const Config& config) {
+    return config.clip_norm > 0 || config.precision == "fp16" || config.on_nonfinite == "skip";
+}
+
 Wear wear_without_advice(const Config& config, const planner::Plan& plan, int ranks,
-                         const std::vector<double>& path_shares) {
+                         const std::vector<double>& path_rates) {
     Wear wear{.ranks = ranks};
     const size_t paths = config.budgets.nvme.size();
     if (plan.nvme_bytes == 0) return wear;
@@ -32,7 +38,7 @@ Wear wear_without_advice(const Config& config, const planner::Plan& plan, int ra
     // and for bets that were lost.
     constexpr auto kWrite = static_cast<size_t>(swap::Lane::write);
     wear.step_bytes = ranks * train::steady_bytes(plan).bytes[kWrite];
-    if (plan.betting) {
+    if (plan.betting && can_lose_bets(config)) {
         for (const train::ScheduleBytes& schedule : train::schedule_bytes(plan))
             wear.lost_step_bytes = std::max(wear.lost_step_bytes, ranks * schedule.bytes[kWrite]);
         wear.counts_on_loss = config.swap.bets == "all" && config.clip_norm > 0;
@@ -46,10 +52,12 @@ Wear wear_without_advice(const Config& config, const planner::Plan& plan, int ra
                    static_cast<double>(config.steps);
     };
     wear.run_bytes = run_of(wear.step_bytes);
-    if (plan.betting) wear.lost_run_bytes = run_of(wear.lost_step_bytes);
+    if (wear.lost_step_bytes > 0) wear.lost_run_bytes = run_of(wear.lost_step_bytes);
+    const std::vector<double> shares =
+        path_shares(config.budgets.nvme, path_rates, ranks * plan.nvme_bytes);
     for (size_t p = 0; p < paths; ++p) {
         const NvmePath& path = config.budgets.nvme[p];
-        const double part = path_shares.empty() ? 1 / static_cast<double>(paths) : path_shares[p];
+        const double part = shares[p];
         PathWear one{.path = path.path,
                      .run_bytes = part * wear.run_bytes,
                      .lost_run_bytes = part * wear.lost_run_bytes};
@@ -73,12 +81,12 @@ double worst_share(const Wear& wear) {
 class Adviser {
 public:
     Adviser(const Config& config, const train::Forecaster& forecaster, const planner::Plan& plan,
-            int ranks, const std::vector<double>& path_shares, double share)
+            int ranks, const std::vector<double>& path_rates, double share)
         : config_(config),
           forecaster_(forecaster),
           plan_(plan),
           ranks_(ranks),
-          path_shares_(path_shares),
+          path_rates_(path_rates),
           share_(share) {}
 
     std::vector<WearAdvice> ask() {
@@ -116,11 +124,11 @@ public:
 private:
     // None: that cannot be planned.
     std::optional<double> share_with(const Config& config) const {
-        const bool same_paths = config.budgets.nvme.size() == path_shares_.size();
+        const bool same_paths = config.budgets.nvme.size() == path_rates_.size();
         try {
             return worst_share(
                 wear_without_advice(config, forecaster_.plan(config), ranks_,
-                                    same_paths ? path_shares_ : std::vector<double>{}));
+                                    same_paths ? path_rates_ : std::vector<double>{}));
         } catch (const Error&) {
             return std::nullopt;
         }
@@ -169,7 +177,7 @@ private:
     const train::Forecaster& forecaster_;
     const planner::Plan& plan_;
     const int ranks_;
-    const std::vector<double>& path_shares_;
+    const std::vector<double>& path_rates_;
     const double share_;  // that the most worn drive loses as it is
     std::vector<WearAdvice> advice_{};
 };
@@ -186,11 +194,11 @@ std::string text_of(const WearAdvice& advice) {
 }  // namespace
 
 Wear wear_of(const Config& config, const train::Forecaster& forecaster, const planner::Plan& plan,
-             const train::RankCount& count, const std::vector<double>& path_shares) {
-    Wear wear = wear_without_advice(config, plan, count.on_a_host, path_shares);
+             const train::RankCount& count, const std::vector<double>& path_rates) {
+    Wear wear = wear_without_advice(config, plan, count.on_a_host, path_rates);
     const double share = worst_share(wear);
     if (share > kWorthAWarning)
-        wear.advice = Adviser(config, forecaster, plan, count.on_a_host, path_shares, share).ask();
+        wear.advice = Adviser(config, forecaster, plan, count.on_a_host, path_rates, share).ask();
     return wear;
 }
 

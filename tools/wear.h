@@ -42,9 +42,9 @@ struct Wear {
     std::vector<WearAdvice> advice{};  // where a drive loses more than a tenth of its life
 };
 
-// `path_shares`: of what is stored, on each path; empty where that is not known: all alike.
+// `path_rates`: of each path, relative; empty where they are not known: all alike.
 Wear wear_of(const Config& config, const train::Forecaster& forecaster, const planner::Plan& plan,
-             const train::RankCount& count, const std::vector<double>& path_shares);
+             const train::RankCount& count, const std::vector<double>& path_rates);
 std::string text_of(const Wear& wear, const Config& config);
 nlohmann::json to_json(const Wear& wear);
 
