@@ -139,6 +139,7 @@ class RowsTest(BenchSwapTest):
     def test_refusals_speak_of_its_options(self):
         options = set(re.findall(r"--[a-z-]+", self.bench("--help").out))
         tmpfs = "size=40m"
+        self.assert_refused(self.bench(self.drive, "--chunk", "1000"), USAGE, "where:    --chunk", "do:       give 4096")
         for run, remedy in ((self.bench(self.drive, *QUICK, "--host", "1KiB"), "set --host to"),
                             (self.bench(self.drive, "--chunk", "1048576", "--host", "1MiB"), "lower --chunk"),
                             (self.bench(*QUICK, "--host", "1MiB"), "name a directory on a drive"),
