@@ -25,11 +25,13 @@ std::string links_text(const train::Forecast& forecast) {
     return out;
 }
 
-std::string shares_text(const train::StateShares& shares, double attention) {
+std::string shares_text(const train::StateShares& shares, const model::OfKept<double>& kept) {
     return fmt::format(
-        "{} of state and gradients on the device, {} in host memory, {} on NVMe; {} of attention "
-        "kept for backward",
-        percent(shares.device), percent(shares.host), percent(shares.nvme), percent(attention));
+        "{} of state and gradients on the device, {} in host memory, {} on NVMe; kept for "
+        "backward: "
+        "{} of attention, {} of the MLPs' products",
+        percent(shares.device), percent(shares.host), percent(shares.nvme),
+        percent(kept[at(model::Kept::attention)]), percent(kept[at(model::Kept::mlp)]));
 }
 
 nlohmann::json shares_json(const train::StateShares& shares) {
@@ -67,9 +69,9 @@ std::string text_of(const ForecastReport& report) {
         "  lower bound of any placement {:.4f} s ({}), {} of the predicted step: {}\n\n",
         forecast.binding().seconds, forecast.binding().link,
         percent(forecast.binding().seconds / step_s),
-        shares_text(forecast.planned, forecast.planned_attention), forecast.bound_seconds,
+        shares_text(forecast.planned, forecast.planned_kept), forecast.bound_seconds,
         forecast.bound_link, percent(forecast.bound_seconds / step_s),
-        shares_text(forecast.bound, forecast.bound_attention));
+        shares_text(forecast.bound, forecast.bound_kept));
     return out + what_if_text(report.what_if, step_s) + "\n";
 }
 
@@ -102,8 +104,10 @@ nlohmann::json to_json(const ForecastReport& report) {
             {"bound_link", forecast.bound_link},
             {"state", shares_json(forecast.planned)},
             {"bound_state", shares_json(forecast.bound)},
-            {"attention", forecast.planned_attention},
-            {"bound_attention", forecast.bound_attention},
+            {"attention", forecast.planned_kept[at(model::Kept::attention)]},
+            {"bound_attention", forecast.bound_kept[at(model::Kept::attention)]},
+            {"mlp", forecast.planned_kept[at(model::Kept::mlp)]},
+            {"bound_mlp", forecast.bound_kept[at(model::Kept::mlp)]},
             {"links", links},
             {"timeline", timeline},
             {"what_if", answers},

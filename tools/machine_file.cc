@@ -21,6 +21,10 @@ namespace {
 
 using nlohmann::json;
 
+const char* key_of(model::Kept what) {
+    return what == model::Kept::attention ? "attention_seconds" : "mlp_seconds";
+}
+
 [[noreturn]] void refuse(const std::string& file, std::string what, std::string measured = {}) {
     throw Error(Trouble::usage, {.what = std::move(what),
                                  .where = file,
@@ -185,7 +189,10 @@ void save_figures(const std::string& file, const FiguresOf& what, const train::F
                     {"measured", date}};
     if (figures.kernels.gemm_flops_per_s > 0)
         kernels["gemm_flops_per_s"] = rounded(figures.kernels.gemm_flops_per_s);
-    if (figures.kernels.attention_s > 0) kernels["attention_seconds"] = figures.kernels.attention_s;
+    for (const model::Kept result : model::kAllKept) {
+        const double seconds = figures.kernels.kept_s[at(result)];
+        if (seconds > 0) kernels[key_of(result)] = seconds;
+    }
     if (!times.empty()) replace(content["kernels"], "of", kernels);
     write_whole("--save", file, content.dump(2) + "\n");
 }
@@ -297,8 +304,10 @@ std::optional<train::KernelTimes> MachineFile::kernels(const FiguresOf& what) co
     train::KernelTimes found;
     if (known->contains("gemm_flops_per_s"))
         found.gemm_flops_per_s = positive(name_, *known, "kernels", "gemm_flops_per_s");
-    if (known->contains("attention_seconds"))
-        found.attention_s = positive(name_, *known, "kernels", "attention_seconds");
+    for (const model::Kept result : model::kAllKept) {
+        if (known->contains(key_of(result)))
+            found.kept_s[at(result)] = positive(name_, *known, "kernels", key_of(result));
+    }
     for (const json& one : times) {
         const std::string where = "kernels, times: " + one.dump();
         const int64_t op = index_of(name_, one, where, "kernel", kernel_names());

@@ -79,9 +79,11 @@ void print_plan(const planner::Plan& plan, const Config& config) {
         "{} parameters ({} trainable), chunks of {} elements, {} micro-batches in {} group{}\n\n",
         parameters, trainable_of(plan), plan.chunk_elements, plan.micro_batches, plan.groups,
         plan.groups == 1 ? "" : "s");
-    if (plan.attention_kept() > 0)
-        fmt::print("{} of {} blocks keep their attention for backward\n\n", plan.attention_kept(),
-                   plan.attention_at_most());
+    const int64_t attention = plan.blocks_keeping(model::Kept::attention),
+                  mlp = plan.blocks_keeping(model::Kept::mlp);
+    if (attention + mlp > 0)
+        fmt::print("of {} blocks {} keep their attention for backward, {} their MLP's products\n\n",
+                   plan.blocks_at_most(), attention, mlp);
     if (!plan.partition.alone())
         fmt::print("on each of {} ranks, stage {} (budgets of host and nvme: their host's):\n\n",
                    plan.partition.ranks, config.zero.stage);
@@ -203,7 +205,8 @@ nlohmann::json summary_json(const train::RunReport& report, const planner::Plan&
               {"groups", plan.groups},
               {"ranks", plan.partition.ranks},
               {"chunk_elements", plan.chunk_elements},
-              {"attention_kept", plan.attention_kept()},
+              {"attention_kept", plan.blocks_keeping(model::Kept::attention)},
+              {"mlp_kept", plan.blocks_keeping(model::Kept::mlp)},
               {"model_flops", report.model_flops},
               {"gemm_flops_per_s", report.gemm_flops_per_s},
               {"mfu", mfu > 0 ? nlohmann::json(mfu) : nlohmann::json()},

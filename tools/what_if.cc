@@ -47,7 +47,7 @@ private:
     }
     static void scale(train::KernelTimes& kernels, double factor) {
         for (auto& [kind, seconds] : kernels.seconds) seconds *= factor;
-        kernels.attention_s *= factor;
+        for (double& seconds : kernels.kept_s) seconds *= factor;
     }
     void faster_kernels() {
         train::Figures figures = figures_;

@@ -82,8 +82,10 @@ struct SwapConfig {
     std::string bets = "auto";    // auto, off, all: updates before the clip factor is known
     double state_on_nvme = -1;    // fraction of the optimizer state; -1: what the budget asks
     double state_on_device = -1;  // at most this fraction of it; -1: all that fits, of a GPU
-    int64_t keep_attention = -1;  // blocks that do not recompute it; -1: as the planner weighs
-    bool verify = true;           // checksums of what comes back from NVMe
+    // Blocks that do not recompute what attention, or the MLP's first matrices, gave; -1: as the
+    // planner weighs.
+    int64_t keep_attention = -1, keep_mlp = -1;
+    bool verify = true;  // checksums of what comes back from NVMe
 };
 
 struct CheckpointConfig {

@@ -5,6 +5,7 @@
 
 #include "ferry/base.h"
 #include "ferry/config.h"
+#include "ferry/kept.h"
 
 namespace ferry::planner {
 
@@ -15,9 +16,11 @@ int64_t update_bytes(const StateFormat& state, DType compute, DType wire);
 // changes a number of the run. The defaults are those of a small machine; docs/machine.md has both
 // sets.
 struct MachineFigures {
-    // Of a step's kernels, everything recomputed; of the forward attention of the block that sees
-    // most, on one micro-batch. 0: as flops_per_s gives them.
-    double forward_s = 0, backward_s = 0, attention_s = 0;
+    // Of a step's kernels, everything recomputed; of what gives each result that may be kept for
+    // backward, on one micro-batch and of the block where it takes longest. 0: as flops_per_s has
+    // it.
+    double forward_s = 0, backward_s = 0;
+    model::OfKept<double> kept_s{};
     double flops_per_s = 1.5e11;
     double copy_bytes_per_s = 8e9;     // host <-> device, one direction
     double nvme_bytes_per_s = 1.5e9;   // reads and writes mixed, all paths

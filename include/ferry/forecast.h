@@ -47,15 +47,16 @@ struct KernelTimes {
     static std::string name_of(const Kind& kind);  // "backward, block", "zero, head, 1.06 MiB"
     std::map<Kind, double> seconds{};
     double gemm_flops_per_s = 0;  // the best that a large product reaches; 0: not known
-    double attention_s = 0;       // of it, what a block's forward attention alone takes
+    // What gives each result that a block may keep for backward, alone. 0: not known.
+    model::OfKept<double> kept_s{};
     // A kernel of a size that was not measured, as with other chunks, costs by its bytes what the
-    // nearest one did; a block's backward with or without its attention kept what the other did and
-    // that. One of a kind that was not measured is a bug: see covers().
+    // nearest one did; a block's backward that keeps other results what a measured one did, and
+    // what gives those. One of a kind that was not measured is a bug: see covers().
     double of(const swap::Task& task, const planner::Plan& plan) const;
     bool covers(const swap::Schedule& step, const planner::Plan& plan) const;
     double sum(const swap::Schedule& step, const planner::Plan& plan) const;
-    // Of a block's backward, the part that keeping its attention saves, or has saved.
-    double attention_of(const swap::Task& backward, const planner::Plan& plan) const;
+    // Of a block's backward, the part that keeping this result saves, or has saved.
+    double saved_by(model::Kept what, const swap::Task& backward, const planner::Plan& plan) const;
 };
 
 struct Figures {
@@ -86,8 +87,8 @@ struct Forecast {
     double bound_seconds = 0;
     std::string bound_link{};
     StateShares planned{}, bound{};  // where the plan has them, and where the bound would
-    // Of the blocks that backward visits, those whose attention is kept.
-    double planned_attention = 0, bound_attention = 0;
+    // Of the blocks that backward visits, those that keep each result for it.
+    model::OfKept<double> planned_kept{}, bound_kept{};
     const LinkForecast& binding() const;  // the link that takes longest: the plan's own bound
 };
 

@@ -45,11 +45,14 @@ struct Park {
 // clang-format off
 enum class Class : uint8_t {  // of equally large buffers; those before `stage` are device memory
     block_weights, edge_weights, block_gradient, edge_gradient, wire, pieces, activation, attention,
-    tokens, scratch, report, stage, weight_piece, gradient_piece, input_piece, park_piece,
+    mlp, tokens, scratch, report, stage, weight_piece, gradient_piece, input_piece, park_piece,
     host_tokens
 };
 // clang-format on
-constexpr int kClasses = 17;
+constexpr int kClasses = 18;
+constexpr Class class_of(model::Kept what) {
+    return what == model::Kept::attention ? Class::attention : Class::mlp;
+}
 struct Buffers {
     std::string name{};
     swap::Tier tier = swap::Tier::device;
@@ -62,7 +65,7 @@ struct LayerPlan {
     int64_t first_chunk = 0, chunks = 0;
     int64_t first_park = 0, parks = 0;  // of several groups
     bool resident = false;              // this rank's weights live on the device
-    bool keeps_attention = false;       // from forward to backward, on the device
+    model::OfKept<bool> keeps{};        // of a block, from forward to backward, on the device
     int64_t device_offset = 0;          // resident: of the flat buffer, or of the shards together
 };
 
@@ -117,9 +120,8 @@ struct Plan {
     }
     bool trains_below(int64_t layer) const;  // something trainable in layers [0, layer)
     bool goes_back(int64_t layer) const;     // a block, and backward visits it
-    // Blocks that keep what their attention gives, and those that could.
-    int64_t attention_kept() const;
-    int64_t attention_at_most() const;
+    int64_t blocks_keeping(model::Kept what) const;
+    int64_t blocks_at_most() const;  // that could keep something: backward visits them
 
     // A step's report: each micro-batch's sum of losses (double), then of each layer whether its
     // output was not finite (uint32). It reaches the host arena before the verdict.
@@ -128,11 +130,12 @@ struct Plan {
 };
 
 // Bytes: of a block input of a micro-batch; of the kernels' largest scratch; of what the process
-// holds on the device beside its arena; of what the attention of a block and micro-batch gives (0:
-// nothing of it is kept). Operations of that attention, forward, by block.
+// holds on the device beside its arena; of what a block and micro-batch can keep for backward (0:
+// nothing). Operations that give it, by block.
 struct DeviceNeeds {
-    int64_t activation = 0, scratch = 0, overhead = 0, attention = 0;
-    std::vector<double> attention_flops{};
+    int64_t activation = 0, scratch = 0, overhead = 0;
+    model::OfKept<int64_t> kept{};
+    model::OfKept<std::vector<double>> kept_flops{};
     // The device reads the host tier through page tables in its own memory, as a GPU does.
     bool maps_host = false;
     int64_t page_tables = 0;  // make_plan's own

@@ -18,12 +18,12 @@ enum class Op : uint8_t {
     load_tokens,      // team: {host tokens and targets}; item: micro-batch of the step
     load_evaluation,  // the same for held-back text
     embed,            // {tokens, table, x}
-    forward,          // {weights, x_in, x_out, scratch, report, attention to keep or none}
+    forward,          // {weights, x_in, x_out, scratch, report, what to keep: of each or none}
     head,             // {weights, table or none, x, tokens, dx, gradient, table gradient, scratch,
                       // report}; item: micro-batch, as the report counts them
     head_loss,        // {weights, table or none, x, tokens, -, -, -, scratch, report}
-    backward,         // {weights, x_in, dx, gradient or none, scratch, attention kept or none};
-                      // flags: kNeedsDx, kAttentionKept
+    backward,         // {weights, x_in, dx, gradient or none, scratch, what was kept: of each or
+                      // none}; flags: kNeedsDx, flag_of() what was kept
     embed_backward,   // {tokens, dx, gradient}
     zero,             // {gradient or report}
     add,              // {gradient, gradient to add}
@@ -43,7 +43,8 @@ enum class Op : uint8_t {
 };
 
 const char* name_of(Op op);
-constexpr uint8_t kNeedsDx = 1, kAttentionKept = 2;
+constexpr uint8_t kNeedsDx = 1;
+constexpr uint8_t flag_of(model::Kept what) { return static_cast<uint8_t>(2U << model::at(what)); }
 
 class Recorder;
 

@@ -127,11 +127,12 @@ const Key kKeys[] = {
     {FERRY_KEY(budgets.nvme), volumes, "directories on NVMe, each a path or `{\"path\": ..., \"size\": ...}`; `size` is `unlimited` when left out; `endurance_tbw`, the terabytes the drive is rated for, adds its wear to the plan and the summary; a directory on tmpfs is host memory beside `budgets.host`, held to what the machine has left"},
 
     {FERRY_KEY(swap.chunk_elements), integer, "elements of one optimizer chunk, a multiple of 4,096; `auto` (0): the planner chooses", {.low = 0, .high = 1LL << 32}, {}, 0},
-    {FERRY_KEY(swap.groups), integer, "groups of a rank's micro-batches, each processed layer-first; `auto` (0): the fewest that fit", kCount, {}, 0},
+    {FERRY_KEY(swap.groups), integer, "groups of a rank's micro-batches, each processed layer-first; `auto` (0): the fewest that fit, or on one rank with a limited `budgets.device` as many as the planner expects to shorten the step by keeping more of each block's results", kCount, {}, 0},
     {FERRY_KEY(swap.bets), choice, "updates before the clip factor is known: as planned, none, or all that can; with a split master a chunk whose weight stays on the device cannot", {}, first(kBets, 3)},
     {FERRY_KEY(swap.state_on_nvme), number, "least fraction of the optimizer state on NVMe; `auto` (-1): what the host budget asks", {.low = 0, .high = 1}, {}, -1},
     {FERRY_KEY(swap.state_on_device), number, "greatest fraction of the optimizer state on the device, which updates it there; what `state_on_nvme` asks for goes before; `auto` (-1): 1 on a GPU, 0 where the device is the processors, whose memory is the host's; of several ranks from `zero.stage` 1 on", {.low = 0, .high = 1}, {}, -1},
     {FERRY_KEY(swap.keep_attention), integer, "blocks that keep on the device what their attention gave, so that backward does not compute it again; more than there are: all; `auto` (-1): as many as the planner expects to shorten the step more than state and weights in the same memory would, on the processors none where `budgets.device` is unlimited", {.low = 0, .high = 65536}, {}, -1},
+    {FERRY_KEY(swap.keep_mlp), integer, "the same of what the MLP's first matrices gave, gate and up: the dearest part of recomputing, and the largest to keep", {.low = 0, .high = 65536}, {}, -1},
     {FERRY_KEY(swap.verify), boolean, "check the checksum of everything that comes back from NVMe"},
 
     {FERRY_KEY(checkpoint.durable_steps), boolean, "a run survives a kill and a power failure but for the step under way and at most the two before it, which `ferry train --resume` does again, with the same bits. All optimizer state is then on NVMe, in twice the slots, and the files stay after the run; docs/decisions/0015-durable-steps.md"},

@@ -44,24 +44,31 @@ int64_t Block::scratch_bytes(const Shape& shape, const Numerics& numerics, const
     return carver.peak();
 }
 
-void Block::cut_attention(const Shape& shape, const Numerics& numerics, Carver& carver,
-                          Buffers& b) {
-    const int64_t tokens = numerics.tokens();
-    b.attended = carver.matrix(numerics.compute, tokens, shape.heads * shape.head_dim);
-    b.lse = carver.floats(shape.heads * tokens);
+void Block::cut_attention(Carver& carver, Buffers& b) const {
+    const int64_t tokens = numerics_.tokens();
+    b.attended = carver.matrix(numerics_.compute, tokens, query_);
+    b.lse = carver.floats(shape_.heads * tokens);
 }
 
-int64_t Block::attention_bytes(const Shape& shape, const Numerics& numerics) {
+void Block::cut_kept(Kept what, Carver& carver, Buffers& b) const {
+    if (what == Kept::attention) return cut_attention(carver, b);
+    b.inner = carver.matrix(numerics_.compute, numerics_.tokens(), up_.outputs());
+}
+
+int64_t Block::kept_bytes(const Shape& shape, const Numerics& numerics, const RopeTable& rope,
+                          ops::Ops& ops, const Layer& layer, Kept what) {
+    const LayerMemory nowhere(layer, numerics.compute, nullptr, nullptr);
     Carver carver(nullptr);
     Buffers unused;
-    cut_attention(shape, numerics, carver, unused);
+    Block(shape, numerics, rope, ops, nowhere, nullptr).cut_kept(what, carver, unused);
     return carver.peak();
 }
 
-void Block::keep_attention(std::byte* memory, bool known) {
+void Block::keep(Kept what, std::byte* memory, bool known) {
     Carver carver(memory);
-    cut_attention(shape_, numerics_, carver, b_);
-    attention_known_ = known;
+    cut_kept(what, carver, b_);
+    kept_[at(what)] = true;
+    known_[at(what)] = known;
 }
 
 int64_t Block::mlp_tile() const {
@@ -78,7 +85,7 @@ Block::Buffers Block::cut(Carver& carver, int64_t op_scratch_bytes) const {
     b.n1 = carver.matrix(compute, tokens, hidden);
     b.qkv = carver.matrix(compute, tokens, query_ + 2 * key_);
     b.normed = carver.matrix(compute, normed, query_ + key_);
-    cut_attention(shape_, numerics_, carver, b);
+    cut_attention(carver, b);
     b.x_mid = carver.matrix(numerics_.residual, tokens, hidden);
     b.dy = carver.matrix(compute, compute == numerics_.residual ? 0 : tokens, hidden);
     b.dn = carver.matrix(compute, tokens, hidden);
@@ -166,7 +173,7 @@ void Block::attend(ConstView x_in, View x_mid) {
     qkv_.apply(ops_, b_.n1, b_.qkv, {}, b_.ops);
     norm_heads();
     rope(seen(), false);
-    if (!attention_known_) attention_forward();
+    if (!known_[at(Kept::attention)]) attention_forward();
     output_.apply(ops_, b_.attended, x_mid, x_in, b_.ops);
 }
 
@@ -175,13 +182,25 @@ void Block::attention_forward() {
                            b_.lse, b_.ops);
 }
 
+View Block::inner_of(int64_t first, int64_t tokens) const {
+    return b_.inner.row_range(kept_[at(Kept::mlp)] ? first : 0, tokens);
+}
+
+void Block::compute(Kept what) {
+    if (what == Kept::attention) return attention_forward();
+    for (int64_t first = 0; first < numerics_.tokens(); first += mlp_tile()) {
+        const int64_t count = std::min(mlp_tile(), numerics_.tokens() - first);
+        up_.apply(ops_, b_.n2.row_range(0, count), inner_of(first, count), {}, b_.ops);
+    }
+}
+
 // n2, what the MLP's first matrices make of it, and what is active of that, of a tile of x_mid.
-void Block::mlp(ConstView x_mid) {
+void Block::mlp(ConstView x_mid, int64_t first) {
     const int64_t tokens = x_mid.rows;
-    const View n2 = b_.n2.row_range(0, tokens), inner = b_.inner.row_range(0, tokens);
+    const View n2 = b_.n2.row_range(0, tokens), inner = inner_of(first, tokens);
     const View active = b_.active.row_range(0, tokens);
     norm2_.forward(ops_, x_mid, n2, b_.stats2);
-    up_.apply(ops_, n2, inner, {}, b_.ops);
+    if (!known_[at(Kept::mlp)]) up_.apply(ops_, n2, inner, {}, b_.ops);
     if (shape_.gated) {
         ops_.swiglu_forward(inner, active);
     } else {
@@ -193,7 +212,7 @@ void Block::forward(ConstView x_in, View x_out) {
     attend(x_in, x_out);  // x_out holds x_mid until the MLP is added to it
     for (int64_t first = 0; first < x_out.rows; first += mlp_tile()) {
         const View x = x_out.row_range(first, std::min(mlp_tile(), x_out.rows - first));
-        mlp(x);
+        mlp(x, first);
         down_.apply(ops_, b_.active.row_range(0, x.rows), x, x, b_.ops);
     }
 }
@@ -205,20 +224,21 @@ void Block::backward(ConstView x_in, View dx, bool needs_dx) {
     attend(x_in, b_.x_mid);
     for (int64_t first = 0; first < dx.rows; first += mlp_tile()) {
         const int64_t count = std::min(mlp_tile(), dx.rows - first);
-        mlp_backward(b_.x_mid.row_range(first, count), dx.row_range(first, count), needs_mid);
+        mlp_backward(b_.x_mid.row_range(first, count), first, dx.row_range(first, count),
+                     needs_mid);
     }
     if (needs_mid) attention_backward(x_in, dx, needs_dx, into_qkv);
 }
 
 // dx holds d(x_out) and receives d(x_mid).
-void Block::mlp_backward(ConstView x_mid, View dx, bool needs_mid) {
+void Block::mlp_backward(ConstView x_mid, int64_t first, View dx, bool needs_mid) {
     const bool into_norm = needs_mid || norm2_.trains();
     const bool into_up = into_norm || up_.trains();
     if (!into_up && !down_.trains()) return;
     const int64_t tokens = x_mid.rows;
-    const View inner = b_.inner.row_range(0, tokens), dactive = b_.dactive.row_range(0, tokens);
+    const View inner = inner_of(first, tokens), dactive = b_.dactive.row_range(0, tokens);
     const View n2 = b_.n2.row_range(0, tokens), dn = b_.dn.row_range(0, tokens);
-    mlp(x_mid);
+    mlp(x_mid, first);
     const ConstView dy = in_compute_type(dx, b_.dy);
     down_.add_gradient(ops_, dy, b_.active.row_range(0, tokens), b_.ops);
     if (!into_up) return;

@@ -20,15 +20,15 @@ public:
 
     void forward(ops::ConstView x_in, ops::View x_out);
     void backward(ops::ConstView x_in, ops::View dx, bool needs_dx);
-    // The call that backward leaves out where its results were kept.
-    void attention_forward();
+    // The part of forward that backward leaves out where its result was kept, alone.
+    void compute(Kept what);
     static int64_t scratch_bytes(const Shape& shape, const Numerics& numerics,
                                  const RopeTable& rope, ops::Ops& ops, const Layer& layer);
 
-    // What attention gives, kept from forward to backward: its output and log-sum-exps. They go
-    // there instead of to scratch; backward, if they are `known`, finds them there.
-    static int64_t attention_bytes(const Shape& shape, const Numerics& numerics);
-    void keep_attention(std::byte* memory, bool known);
+    // Results go there instead of to scratch; backward, if they are `known`, finds them there.
+    static int64_t kept_bytes(const Shape& shape, const Numerics& numerics, const RopeTable& rope,
+                              ops::Ops& ops, const Layer& layer, Kept what);
+    void keep(Kept what, std::byte* memory, bool known);
 
 private:
     // Buffers of a pass; the two groups below share memory, for they are never alive together.
@@ -38,7 +38,8 @@ private:
         ops::View dy{}, dn{};                              // [T, H] both, in the compute type
         float *stats1 = nullptr, *lse = nullptr;           // of norm1, [heads * T]
         float *query_rstd = nullptr, *key_rstd = nullptr;  // [T, heads], [T, kv_heads]
-        // The MLP's: [M, H], [M, 2 I] or [M, I], [M, I], [M, I], of norm2.
+        // The MLP's: [M, H], [M, 2 I] or [M, I], of all T tokens where it is kept, [M, I],
+        // [M, I], of norm2.
         ops::View n2{}, inner{}, active{}, dactive{};
         float* stats2 = nullptr;
         // The attention's backward pass: [T, Q], [T, Q + 2 K].
@@ -50,8 +51,8 @@ private:
           const LayerMemory& memory, bool input_major);
     // `op_scratch_bytes` comes last: only who measures needs it.
     Buffers cut(Carver& carver, int64_t op_scratch_bytes) const;
-    static void cut_attention(const Shape& shape, const Numerics& numerics, Carver& carver,
-                              Buffers& b);
+    void cut_attention(Carver& carver, Buffers& b) const;
+    void cut_kept(Kept what, Carver& carver, Buffers& b) const;
     int64_t op_scratch_bytes() const;
     int64_t mlp_tile() const;
     ops::View queries(const ops::View& of) const { return of.col_range(0, query_); }
@@ -63,8 +64,11 @@ private:
     }
 
     void attend(ops::ConstView x_in, ops::View x_mid);
-    void mlp(ops::ConstView x_mid);
-    void mlp_backward(ops::ConstView x_mid, ops::View dx, bool needs_mid);
+    void attention_forward();
+    // What the MLP's first matrices give of a tile that begins at this token.
+    ops::View inner_of(int64_t first, int64_t tokens) const;
+    void mlp(ops::ConstView x_mid, int64_t first);
+    void mlp_backward(ops::ConstView x_mid, int64_t first, ops::View dx, bool needs_mid);
     void attention_backward(ops::ConstView x_in, ops::View dx, bool needs_dx, bool into_qkv);
     void norm_heads();
     void norm_heads_backward();
@@ -76,7 +80,7 @@ private:
     const Numerics& numerics_;
     const RopeTable& rope_;
     ops::Ops& ops_;
-    bool attention_known_ = false;
+    OfKept<bool> kept_{}, known_{};
     int64_t index_;        // of the block
     int64_t query_, key_;  // columns: Q, K
     Norm norm1_, norm2_, query_norm_, key_norm_;

@@ -123,7 +123,9 @@ int64_t Decoder::scratch_bytes() const {
     return most;
 }
 
-int64_t Decoder::attention_bytes() const { return Block::attention_bytes(shape_, numerics_); }
+int64_t Decoder::kept_bytes(Kept what) const {
+    return Block::kept_bytes(shape_, numerics_, rope_, ops_, layers_[1], what);
+}
 
 void Decoder::embed(const int32_t* tokens, const void* weights, void* x) const {
     const LayerMemory memory(layers_.front(), numerics_.compute, weights, nullptr);
@@ -146,12 +148,22 @@ void Decoder::embed_backward(const int32_t* tokens, const void* dx, float* gradi
     if (positions.trains()) ops_.positions_backward(d, numerics_.sequence, positions.gradient);
 }
 
+namespace {
+
+void keep(Block& pass, const KeptMemory& kept, bool known) {
+    for (const Kept what : kAllKept) {
+        if (kept[at(what)] != nullptr) pass.keep(what, kept[at(what)], known);
+    }
+}
+
+}  // namespace
+
 void Decoder::forward(int64_t block, const void* weights, const void* x_in, void* x_out,
-                      uint32_t* nonfinite, std::byte* scratch, std::byte* attention) const {
+                      uint32_t* nonfinite, std::byte* scratch, const KeptMemory& kept) const {
     const LayerMemory memory(layers_[static_cast<size_t>(block + 1)], numerics_.compute, weights,
                              nullptr);
     Block pass(shape_, numerics_, rope_, ops_, memory, scratch);
-    if (attention != nullptr) pass.keep_attention(attention, false);
+    keep(pass, kept, false);
     const View out = View::of(x_out, numerics_.residual, numerics_.tokens(), shape_.hidden);
     pass.forward(ConstView::of(x_in, numerics_.residual, out.rows, out.cols), out);
     ops_.check_finite(out, nonfinite);
@@ -159,20 +171,21 @@ void Decoder::forward(int64_t block, const void* weights, const void* x_in, void
 
 void Decoder::backward(int64_t block, const void* weights, const void* x_in, void* dx,
                        bool needs_dx, float* gradient, std::byte* scratch,
-                       std::byte* attention) const {
+                       const KeptMemory& kept) const {
     const Layer& layer = layers_[static_cast<size_t>(block + 1)];
     if (!needs_dx && layer.trainable_elements == 0) return;
     const LayerMemory memory(layer, numerics_.compute, weights, gradient);
     Block pass(shape_, numerics_, rope_, ops_, memory, scratch);
-    if (attention != nullptr) pass.keep_attention(attention, true);
+    keep(pass, kept, true);
     const View d = View::of(dx, numerics_.residual, numerics_.tokens(), shape_.hidden);
     pass.backward(ConstView::of(x_in, numerics_.residual, d.rows, d.cols), d, needs_dx);
 }
 
-void Decoder::attention(int64_t block, std::byte* scratch) const {
-    const LayerMemory nowhere(layers_[static_cast<size_t>(block + 1)], numerics_.compute, nullptr,
-                              nullptr);
-    Block(shape_, numerics_, rope_, ops_, nowhere, scratch).attention_forward();
+void Decoder::compute_kept(Kept what, int64_t block, const void* weights,
+                           std::byte* scratch) const {
+    const LayerMemory memory(layers_[static_cast<size_t>(block + 1)], numerics_.compute, weights,
+                             nullptr);
+    Block(shape_, numerics_, rope_, ops_, memory, scratch).compute(what);
 }
 
 struct Decoder::HeadPass {

@@ -74,7 +74,7 @@ double expected_bet_fraction(const Config& config, const Workload& work,
         if (home == Tier::nvme) stored += double(chunks[c].count);
     }
     if (trainable == 0) return 0;
-    const KernelSeconds kernels = kernel_seconds(config, work, placement.attention, machine);
+    const KernelSeconds kernels = kernel_seconds(config, work, placement.kept, machine);
     const double state = 2.0 * double(work.state.element_bytes());  // bytes read and written
     const double stored_s = state * stored / machine.nvme_bytes_per_s;
     const double updates_s =

@@ -40,7 +40,9 @@ int64_t exact_bytes(Class c, const Workload& work) {
         case Class::input_piece:
             return work.needs.activation;
         case Class::attention:
-            return work.needs.attention;
+            return work.needs.kept[at(model::Kept::attention)];
+        case Class::mlp:
+            return work.needs.kept[at(model::Kept::mlp)];
         case Class::tokens:
         case Class::host_tokens:
             return work.numerics.tokens() * 2 * 4;
@@ -69,10 +71,10 @@ int64_t buffer_bytes(Class c, const Workload& work) {
 
 const char* name_of(Class c) {
     static constexpr const char* kNames[kClasses] = {
-        "block weights", "edge weights", "block gradient", "edge gradient",  "wire",
-        "ranks' pieces", "activation",   "attention",      "tokens",         "scratch",
-        "report",        "state stage",  "weight piece",   "gradient piece", "input piece",
-        "park piece",    "host tokens"};
+        "block weights", "edge weights", "block gradient", "edge gradient", "wire",
+        "ranks' pieces", "activation",   "attention",      "mlp",           "tokens",
+        "scratch",       "report",       "state stage",    "weight piece",  "gradient piece",
+        "input piece",   "park piece",   "host tokens"};
     return kNames[at(c)];
 }
 
@@ -88,6 +90,8 @@ const char* row_of(Class c) {
             return "block inputs";
         case Class::attention:
             return "attention kept for backward";
+        case Class::mlp:
+            return "MLPs' products kept for backward";
         case Class::scratch:
             return "scratch of the kernels";
         default:

@@ -24,15 +24,14 @@ constexpr Depths kBusy{.weights = 2, .gradients = 2, .wire = 4, .spare_activatio
 
 class Placer {
 public:
-    // `attention`: the blocks that keep it, if they fit.
     Placer(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
            const std::vector<Park>& parks, const MachineFigures& machine,
-           std::span<const size_t> attention)
+           std::span<const KeptResult> kept)
         : config_(config),
           work_(work),
           chunks_(chunks),
           parks_(parks),
-          attention_(attention),
+          kept_(kept),
           micro_batches_(config.batch.micro_batches),
           tied_(work.layers.back().find(model::Role::head_table) == nullptr),
           machine_(machine),
@@ -67,10 +66,10 @@ private:
     // ---- device
 
     using Counts = std::array<int64_t, kClasses>;
-    // `kept`: block inputs of a group that stay on the device until backward. `attention`: blocks
-    // of which what their attention gives does.
-    Counts device_counts(const Depths& depth, int64_t groups, int64_t kept,
-                         int64_t attention) const {
+    // `inputs`: block inputs of a group that stay on the device until backward. `keeping`: blocks
+    // that keep each result there.
+    Counts device_counts(const Depths& depth, int64_t groups, int64_t inputs,
+                         const model::OfKept<int64_t>& keeping) const {
         Counts counts{};
         counts[at(Class::block_weights)] = depth.weights;
         counts[at(Class::edge_weights)] = tied_ ? 2 : 1;
@@ -79,15 +78,16 @@ private:
         counts[at(Class::wire)] = depth.wire;
         counts[at(Class::pieces)] = work_.partition.alone() ? 0 : depth.exchanges;
         counts[at(Class::activation)] =
-            micro_batches_ / groups + 1 + depth.spare_activations + kept;
-        counts[at(Class::attention)] = attention * (micro_batches_ / groups);
+            micro_batches_ / groups + 1 + depth.spare_activations + inputs;
+        for (const model::Kept what : model::kAllKept)
+            counts[at(class_of(what))] = keeping[at(what)] * (micro_batches_ / groups);
         counts[at(Class::tokens)] = micro_batches_ / groups;
         counts[at(Class::scratch)] = 1;
         counts[at(Class::report)] = 1;
         return counts;
     }
     int64_t device_bytes(const Depths& depth, int64_t groups) const {
-        const Counts counts = device_counts(depth, groups, 0, attention_asked_for());
+        const Counts counts = device_counts(depth, groups, 0, asked_for());
         int64_t bytes = work_.needs.overhead + work_.needs.page_tables;
         for (size_t c = 0; c < kClasses; ++c) bytes += counts[c] * bytes_of(static_cast<Class>(c));
         return bytes;
@@ -104,9 +104,10 @@ private:
         }
         refuse(device(), device_bytes(kLean, result_.groups),
                "the device budget is too small for one layer and its work",
-               attention_asked_for() > 0 ? "lower swap.keep_attention"
-                                         : "lower batch.micro_batch, batch.sequence, "
-                                           "numerics.head_tile or swap.chunk_elements");
+               asked_for() != model::OfKept<int64_t>{}
+                   ? "lower swap.keep_attention or swap.keep_mlp"
+                   : "lower batch.micro_batch, batch.sequence, numerics.head_tile or "
+                     "swap.chunk_elements");
     }
 
     void spend_device() {
@@ -127,12 +128,10 @@ private:
                           try_depth(depth, &Depths::exchanges, 2 * chunks, Class::pieces, 8);
         if (!both) try_depth(depth, &Depths::exchanges, kLean.exchanges + chunks, Class::pieces, 8);
         int64_t left = device().limit() - device_bytes(depth, result_.groups);
-        const int64_t kept =
+        const int64_t inputs =
             std::min(block_count() * group_size(), left / bytes_of(Class::activation));
-        left -= kept * bytes_of(Class::activation);
-        keep_attention(left);
-        result_.counts =
-            device_counts(depth, result_.groups, kept, std::ranges::count(result_.attention, true));
+        left -= inputs * bytes_of(Class::activation);
+        result_.counts = device_counts(depth, result_.groups, inputs, keep_results(left));
         if (work_.needs.overhead > 0)
             device().need("the process on the device: context, libraries", work_.needs.overhead);
         if (work_.needs.page_tables > 0)
@@ -141,23 +140,31 @@ private:
             const auto id = static_cast<Class>(c);
             if (result_.counts[c] > 0) device().need(row_of(id), result_.counts[c] * bytes_of(id));
         }
-        keep_inputs(kept);
+        keep_inputs(inputs);
         make_resident();
     }
 
-    int64_t attention_asked_for() const {
-        return config_.swap.keep_attention < 0 ? 0 : std::ssize(attention_);
+    bool is_asked_for(const KeptResult& result) const {
+        return blocks_asked_to_keep(config_, result.what) >= 0;
+    }
+    model::OfKept<int64_t> asked_for() const {
+        model::OfKept<int64_t> blocks{};
+        for (const KeptResult& result : kept_) blocks[at(result.what)] += is_asked_for(result);
+        return blocks;
     }
 
-    // What was asked for is among the buffers already.
-    void keep_attention(int64_t left_bytes) {
-        result_.attention.assign(work_.layers.size(), false);
-        const int64_t each = group_size() * bytes_of(Class::attention);
-        for (int64_t i = 0; i < std::ssize(attention_); ++i) {
-            if (i >= attention_asked_for()) left_bytes -= each;
-            if (left_bytes < 0) break;
-            result_.attention[attention_[static_cast<size_t>(i)]] = true;
+    // What was asked for is among the buffers already. Returns how many blocks keep each.
+    model::OfKept<int64_t> keep_results(int64_t left_bytes) {
+        model::OfKept<int64_t> blocks{};
+        for (auto& of_layers : result_.kept) of_layers.assign(work_.layers.size(), false);
+        for (const KeptResult& result : kept_) {
+            const int64_t bytes = group_size() * bytes_of(class_of(result.what));
+            if (!is_asked_for(result) && bytes > left_bytes) continue;
+            left_bytes -= is_asked_for(result) ? 0 : bytes;
+            result_.kept[at(result.what)][result.layer] = true;
+            ++blocks[at(result.what)];
         }
+        return blocks;
     }
 
     // Embedding first, then layers 0, 1, 2, ...: needed first, and their gradients arrive last.
@@ -233,9 +240,9 @@ private:
     }
 
     // The last blocks' inputs are needed again first: they keep the device's buffers.
-    void keep_inputs(int64_t kept) {
+    void keep_inputs(int64_t on_device) {
         result_.inputs.assign(static_cast<size_t>(block_count() * group_size()), Tier::nvme);
-        std::fill(result_.inputs.end() - kept, result_.inputs.end(), Tier::device);
+        std::fill(result_.inputs.end() - on_device, result_.inputs.end(), Tier::device);
     }
 
     // ---- host
@@ -462,7 +469,7 @@ private:
     const Workload& work_;
     const std::vector<Chunk>& chunks_;
     const std::vector<Park>& parks_;
-    const std::span<const size_t> attention_;
+    const std::span<const KeptResult> kept_;
     const int64_t micro_batches_;
     const bool tied_;
     const MachineFigures& machine_;
@@ -473,8 +480,8 @@ private:
 
 Placement place(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
                 const std::vector<Park>& parks, const MachineFigures& machine,
-                std::span<const size_t> attention) {
-    return Placer(config, work, chunks, parks, machine, attention).make();
+                std::span<const KeptResult> kept) {
+    return Placer(config, work, chunks, parks, machine, kept).make();
 }
 
 }  // namespace ferry::planner

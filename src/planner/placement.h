@@ -13,8 +13,8 @@ namespace ferry::planner {
 struct Placement {
     int64_t groups = 1;
     std::array<int64_t, kClasses> counts{};
-    std::vector<bool> resident{};   // a layer's weights, on the device
-    std::vector<bool> attention{};  // what a layer's attention gives, until backward
+    std::vector<bool> resident{};             // a layer's weights, on the device
+    model::OfKept<std::vector<bool>> kept{};  // of a layer, on the device until backward
     struct ChunkHomes {
         swap::Tier weight = swap::Tier::nvme, state = swap::Tier::nvme;
         swap::Tier gradient = swap::Tier::nvme;
@@ -32,13 +32,21 @@ struct Placement {
 // more than backward hides. `out_of_place`: how many times as long as a settled update a bet takes.
 double bet_fraction(double forward_s, double backward_s, double optimizer_s, double out_of_place);
 
-// Keeps what the attention of these layers gives: all of them where swap.keep_attention asks for
-// them, else as many as fit. Throws does_not_fit naming the tier, the bytes missing and the
-// smallest budget that works.
+// What a layer may keep from forward to backward.
+struct KeptResult {
+    size_t layer = 0;
+    model::Kept what{};
+};
+// How many blocks the configuration has keep that; less than 0: the planner decides.
+int64_t blocks_asked_to_keep(const Config& config, model::Kept what);
+
+// Keeps these results: all of those that the configuration asks for, of the others as many as fit,
+// in their order. Throws does_not_fit naming the tier, the bytes missing and the smallest budget
+// that works.
 Placement place(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
                 const std::vector<Park>& parks, const MachineFigures& machine,
-                std::span<const size_t> attention);
-// Of as many layers as swap.keep_attention says, or as make the step shortest.
+                std::span<const KeptResult> kept);
+// Keeps as much as is asked for, or as makes the step shortest, in as many groups.
 Placement place_for_speed(const Config& config, const Workload& work,
                           const std::vector<Chunk>& chunks, const std::vector<Park>& parks,
                           const MachineFigures& machine);

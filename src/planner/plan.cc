@@ -116,7 +116,7 @@ int64_t update_bytes(const StateFormat& state, DType compute, DType wire) {
 MachineFigures default_figures(const Config& config) {
     if (config.device != "cuda") return {};
     // Of a GPU's part of a server: an H100 or its like, 16 cores, one good drive.
-    return {.flops_per_s = 4e14,
+    return {.flops_per_s = 6e14,
             .copy_bytes_per_s = 5e10,
             .nvme_bytes_per_s = 4e9,
             .dram_bytes_per_s = 1.5e11,
@@ -136,11 +136,12 @@ bool Plan::goes_back(int64_t layer) const {
            trains_below(layer + 1);
 }
 
-int64_t Plan::attention_kept() const {
-    return std::ranges::count(layer_plans, true, &LayerPlan::keeps_attention);
+int64_t Plan::blocks_keeping(model::Kept what) const {
+    return std::ranges::count_if(layer_plans,
+                                 [what](const LayerPlan& l) { return l.keeps[at(what)]; });
 }
 
-int64_t Plan::attention_at_most() const {
+int64_t Plan::blocks_at_most() const {
     int64_t blocks = 0;
     for (int64_t layer = 0; layer < std::ssize(layers); ++layer) blocks += goes_back(layer);
     return blocks;

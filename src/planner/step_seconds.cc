@@ -108,27 +108,34 @@ private:
 
 }  // namespace
 
+double seconds_of(const KeptResult& result, const Workload& work, const MachineFigures& machine) {
+    const std::vector<double>& flops = work.needs.kept_flops[at(result.what)];
+    const double most = std::ranges::max(flops), longest_s = machine.kept_s[at(result.what)];
+    const double rate = longest_s > 0 && most > 0 ? most / longest_s : machine.flops_per_s;
+    return flops.at(static_cast<size_t>(work.layers[result.layer].index)) / rate;
+}
+
 KernelSeconds kernel_seconds(const Config& config, const Workload& work,
-                             const std::vector<bool>& attention, const MachineFigures& machine) {
-    const auto micro_batches = static_cast<double>(config.batch.micro_batches);
-    const std::vector<double>& flops = work.needs.attention_flops;
-    double most = 0, all = 0, elements = 0;
-    for (const double one : flops) {
-        most = std::max(most, one);
-        all += one;
-    }
-    const double rate =
-        machine.attention_s > 0 && most > 0 ? most / machine.attention_s : machine.flops_per_s;
-    double kept = 0;
+                             const model::OfKept<std::vector<bool>>& kept,
+                             const MachineFigures& machine) {
+    double elements = 0, attention_s = 0, kept_s = 0;  // of a micro-batch
     for (size_t l = 0; l < work.layers.size(); ++l) {
         elements += static_cast<double>(work.layers[l].elements);
-        if (attention[l]) kept += flops.at(static_cast<size_t>(work.layers[l].index));
+        for (const model::Kept what : model::kAllKept) {
+            if (work.needs.kept_flops[at(what)].empty() ||
+                work.layers[l].kind != model::LayerKind::block)
+                continue;
+            const double seconds = seconds_of({l, what}, work, machine);
+            if (what == model::Kept::attention) attention_s += seconds;
+            if (kept[at(what)][l]) kept_s += seconds;
+        }
     }
-    const double tokens = static_cast<double>(work.numerics.tokens()) * micro_batches;
-    const double once = 2 * elements * tokens / machine.flops_per_s + micro_batches * all / rate;
+    const auto micro_batches = static_cast<double>(config.batch.micro_batches);
+    const auto tokens = static_cast<double>(work.numerics.tokens());
+    const double once = micro_batches * (2 * elements * tokens / machine.flops_per_s + attention_s);
     const double backward = machine.backward_s > 0 ? machine.backward_s : 3 * once;
     return {.forward = machine.forward_s > 0 ? machine.forward_s : once,
-            .backward = std::max(0.0, backward - micro_batches * kept / rate)};
+            .backward = std::max(0.0, backward - micro_batches * kept_s)};
 }
 
 double update_seconds(const Workload& work, const MachineFigures& machine) {
@@ -146,7 +153,7 @@ double step_seconds(const Config& config, const Workload& work, const std::vecto
         if (chunks[c].trainable) traffic.count_update(chunks[c], placement.chunks[c], machine);
     }
     traffic.count_activations(parks);
-    return traffic.seconds(kernel_seconds(config, work, placement.attention, machine), machine,
+    return traffic.seconds(kernel_seconds(config, work, placement.kept, machine), machine,
                            config.swap.bets);
 }
 

@@ -5,12 +5,16 @@
 
 namespace ferry::planner {
 
-// Of a step's kernels, with the attention of some layers kept from forward to backward.
+// Of what gives such a result, on one micro-batch.
+double seconds_of(const KeptResult& result, const Workload& work, const MachineFigures& machine);
+
+// Of a step's kernels, with some layers' results kept from forward to backward.
 struct KernelSeconds {
     double forward = 0, backward = 0;
 };
 KernelSeconds kernel_seconds(const Config& config, const Workload& work,
-                             const std::vector<bool>& attention, const MachineFigures& machine);
+                             const model::OfKept<std::vector<bool>>& kept,
+                             const MachineFigures& machine);
 
 // Of the host's update of a whole chunk.
 double update_seconds(const Workload& work, const MachineFigures& machine);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <limits>
 
 namespace ferry::train {
@@ -38,11 +39,30 @@ double bytes_on_device(const BoundInput& in, const Fractions& f) {
     return f.weights_on_device * in.weights.bytes + f.state_on_device * kept_bytes(in);
 }
 
-// Of what attention gives, in the device memory that weights and state leave: nothing else there
-// makes the kernels' time shorter.
-double attention_kept(const BoundInput& in, const Fractions& f) {
-    if (in.attention_bytes <= 0) return 0;
-    return std::min(1.0, (in.device_bytes - bytes_on_device(in, f)) / in.attention_bytes);
+// Of what blocks may keep for backward, in the device memory that weights and state leave, first
+// what saves most for its bytes: nothing else there makes the kernels' time shorter.
+struct Savings {
+    model::OfKept<double> kept{};
+    double seconds = 0;
+};
+Savings savings(const BoundInput& in, const Fractions& f) {
+    model::OfKept<model::Kept> order = model::kAllKept;
+    const auto of_a_byte = [&in](model::Kept what) {
+        const BoundInput::Keeping& all = in.keeping[at(what)];
+        return all.bytes > 0 ? all.seconds / all.bytes : 0;
+    };
+    std::ranges::sort(order, std::greater(), of_a_byte);
+    double left = in.device_bytes - bytes_on_device(in, f);
+    Savings found;
+    for (const model::Kept what : order) {
+        const BoundInput::Keeping& all = in.keeping[at(what)];
+        if (all.bytes <= 0) continue;
+        const double kept = std::clamp(left / all.bytes, 0.0, 1.0);
+        left -= kept * all.bytes;
+        found.kept[at(what)] = kept;
+        found.seconds += kept * all.seconds;
+    }
+    return found;
 }
 
 bool admissible(const BoundInput& in, const Fractions& f, double in_host) {
@@ -82,7 +102,7 @@ Term slowest(const BoundInput& in, const Fractions& f, double in_host) {
     const LinkSpeeds& s = in.speeds;
     const double dram = update_bytes(in) * n * (in.device_is_host ? 1 : by_host) + up + down +
                         s.dram_per_nvme_byte * stored;
-    const double compute_s = in.kernel_seconds - attention_kept(in, f) * in.attention_seconds +
+    const double compute_s = in.kernel_seconds - savings(in, f).seconds +
                              (on_device > 0 ? on_device / s.device_bytes_per_s : 0);
     const std::array<Term, 6> terms{{{compute_s, "compute"},
                                      {up / s.copy_bytes_per_s, "host to device"},
@@ -191,13 +211,9 @@ Bound lower_bound(const BoundInput& input) {
                 if (!admissible(input, f, in_host)) continue;
                 const Term term = slowest(input, f, in_host);
                 if (term.seconds >= best.seconds) continue;
-                best = {term.seconds,
-                        term.link,
-                        in_host,
-                        f.weights_on_nvme,
-                        f.weights_on_device,
-                        f.state_on_device,
-                        attention_kept(input, f)};
+                best = {term.seconds,          term.link,           in_host,
+                        f.weights_on_nvme,     f.weights_on_device, f.state_on_device,
+                        savings(input, f).kept};
             }
         }
     }

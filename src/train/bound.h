@@ -44,9 +44,11 @@ double model_flops(const std::vector<model::Layer>& layers, const model::Shape& 
 
 struct BoundInput {
     double kernel_seconds = 0;  // of one step, each call measured alone, everything recomputed
-    // Of them, those that keeping what attention gives saves, and the device memory that all of it
-    // takes.
-    double attention_seconds = 0, attention_bytes = 0;
+    // Of them, those that keeping all of such a result saves, and the device memory that it takes.
+    struct Keeping {
+        double seconds = 0, bytes = 0;
+    };
+    model::OfKept<Keeping> keeping{};
     double parameters = 0;                    // trainable
     double weight_bytes = 4, wire_bytes = 4;  // of each
     double state_bytes = 12;                  // of each: p and the optimizer's moments
@@ -65,7 +67,7 @@ struct Bound {
     std::string binding{};  // the link that sets it
     // Of the best placement; gradients lie where their state does.
     double state_in_host = 0, weights_on_nvme = 0, weights_on_device = 0, state_on_device = 0;
-    double attention_kept = 0;
+    model::OfKept<double> kept{};
 };
 
 Bound lower_bound(const BoundInput& input);

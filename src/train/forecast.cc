@@ -111,10 +111,12 @@ public:
         found.planned = shares_of(plan);
         found.bound = {bound.state_on_device, bound.state_in_host,
                        1 - bound.state_on_device - bound.state_in_host};
-        if (plan.attention_at_most() > 0)
-            found.planned_attention = static_cast<double>(plan.attention_kept()) /
-                                      static_cast<double>(plan.attention_at_most());
-        found.bound_attention = bound.attention_kept;
+        for (const model::Kept what : model::kAllKept) {
+            if (plan.blocks_at_most() > 0)
+                found.planned_kept[at(what)] = static_cast<double>(plan.blocks_keeping(what)) /
+                                               static_cast<double>(plan.blocks_at_most());
+        }
+        found.bound_kept = bound.kept;
         return found;
     }
 
@@ -157,9 +159,9 @@ public:
                          .out_of_place = rates.out_of_place,
                          .threads = threads(),
                          .computes_on_host = !rates.device_beside};
-        found.kernels = assumed_times(record_step(plan, Previous::rest, false), plan,
-                                      decoder_.numerics().tokens(),
-                                      std::ranges::max(needs_.attention_flops), rates.flops_per_s);
+        found.kernels =
+            assumed_times(record_step(plan, Previous::rest, false), plan,
+                          decoder_.numerics().tokens(), most_kept_flops(), rates.flops_per_s);
         return found;
     }
 
@@ -170,12 +172,18 @@ private:
         return {.activation = decoder.activation_bytes(),
                 .scratch = scratch > 0 ? scratch : decoder.scratch_bytes(),
                 .overhead = absent.needs.overhead,
-                .attention = decoder.attention_bytes(),
-                .attention_flops = attention_flops(decoder),
+                .kept = kept_bytes(decoder),
+                .kept_flops = kept_flops(decoder),
                 .maps_host = true};
     }
     static planner::DeviceNeeds needs_of(const Device& device, const model::Decoder& decoder) {
         return train::needs_of(device, decoder);
+    }
+    model::OfKept<double> most_kept_flops() const {
+        model::OfKept<double> most{};
+        for (const model::Kept what : model::kAllKept)
+            most[at(what)] = std::ranges::max(needs_.kept_flops[at(what)]);
+        return most;
     }
     static int64_t device_bytes_of(const Device& device) {
         Config unlimited;
@@ -199,7 +207,8 @@ private:
         config.swap = {.chunk_elements = plan.chunk_elements,
                        .groups = plan.groups,
                        .state_on_device = 0,
-                       .keep_attention = plan.attention_kept()};
+                       .keep_attention = plan.blocks_keeping(model::Kept::attention),
+                       .keep_mlp = plan.blocks_keeping(model::Kept::mlp)};
         Plan sample = this->plan(config);
         sample.host_bytes = sample.io_bytes;
         return sample;

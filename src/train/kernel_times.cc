@@ -9,6 +9,7 @@
 
 namespace ferry::train {
 
+using model::Kept;
 using planner::Op;
 
 bool is_timed(const swap::Task& task) {
@@ -20,6 +21,10 @@ namespace {
 // The kernels of several sizes, in elements and in bytes.
 bool is_of_chunk(Op op) { return op == Op::round || op == Op::cut || op == Op::sum; }
 bool is_of_bytes(Op op) { return op == Op::zero || op == Op::add; }
+
+bool keeps(const KernelTimes::Kind& kind, Kept what) {
+    return kind[0] == static_cast<int64_t>(Op::backward) && (kind[2] & planner::flag_of(what)) != 0;
+}
 
 }  // namespace
 
@@ -40,7 +45,8 @@ std::string KernelTimes::name_of(const Kind& kind) {
     if (is_of_bytes(op)) return fmt::format("{}, {}", name, format_bytes(kind[2]));
     std::string flags;
     if (op == Op::backward && (kind[2] & planner::kNeedsDx) == 0) flags += ", of weights alone";
-    if ((kind[2] & planner::kAttentionKept) != 0) flags += ", attention kept";
+    if (keeps(kind, Kept::attention)) flags += ", attention kept";
+    if (keeps(kind, Kept::mlp)) flags += ", MLP kept";
     return name + flags;
 }
 
@@ -50,21 +56,46 @@ bool is_backward(const KernelTimes::Kind& kind) {
     return kind[0] == static_cast<int64_t>(Op::backward);
 }
 
-// The same block's backward with its attention kept where it was not, and the reverse.
-KernelTimes::Kind other_backward(KernelTimes::Kind kind) {
-    kind[2] ^= planner::kAttentionKept;
+// The same block's backward that keeps this result where that one did not, and the reverse.
+KernelTimes::Kind other_backward(KernelTimes::Kind kind, Kept what) {
+    kind[2] ^= planner::flag_of(what);
     return kind;
 }
 
+// What a backward of this kind takes beyond one that keeps everything, as far as it is known.
+double again_s(const KernelTimes& times, const KernelTimes::Kind& kind) {
+    double seconds = 0;
+    for (const Kept what : model::kAllKept)
+        seconds += keeps(kind, what) ? 0 : times.kept_s[at(what)];
+    return seconds;
+}
+
+// Measured ones that keep other results, the difference being known; the most alike first.
+std::map<KernelTimes::Kind, double>::const_iterator nearest_backward(
+    const KernelTimes& times, const KernelTimes::Kind& kind) {
+    for (const auto& different :
+         {std::vector{Kept::attention}, {Kept::mlp}, {Kept::attention, Kept::mlp}}) {
+        KernelTimes::Kind other = kind;
+        bool known = true;
+        for (const Kept what : different) {
+            other = other_backward(other, what);
+            known = known && times.kept_s[at(what)] > 0;
+        }
+        const auto found = times.seconds.find(other);
+        if (known && found != times.seconds.end()) return found;
+    }
+    return times.seconds.end();
+}
+
 // The time to go by: of this kind, or of one that differs in its size alone, where the size is a
-// number of bytes or elements, or in whether attention is kept.
+// number of bytes or elements, or in what a block keeps.
 std::map<KernelTimes::Kind, double>::const_iterator nearest(const KernelTimes& times,
                                                             const KernelTimes::Kind& kind) {
     const auto exact = times.seconds.find(kind);
     const auto op = static_cast<Op>(kind[0]);
     const bool scales = is_of_chunk(op) || is_of_bytes(op);
     if (exact != times.seconds.end()) return exact;
-    if (is_backward(kind) && times.attention_s > 0) return times.seconds.find(other_backward(kind));
+    if (is_backward(kind)) return nearest_backward(times, kind);
     if (!scales) return exact;
     auto best = times.seconds.end();
     double least = 0;
@@ -87,10 +118,8 @@ double KernelTimes::of(const swap::Task& task, const planner::Plan& plan) const 
     const auto known = nearest(*this, kind);
     FERRY_CHECK(known != seconds.end(), "a kernel that was not measured");
     if (known->first == kind) return known->second;
-    if (is_backward(kind)) {
-        const bool kept = (kind[2] & planner::kAttentionKept) != 0;
-        return std::max(0.0, known->second + (kept ? -attention_s : attention_s));
-    }
+    if (is_backward(kind))
+        return std::max(0.0, known->second + again_s(*this, kind) - again_s(*this, known->first));
     return known->second * static_cast<double>(kind[2]) / static_cast<double>(known->first[2]);
 }
 
@@ -106,12 +135,12 @@ double KernelTimes::sum(const swap::Schedule& step, const planner::Plan& plan) c
     return total;
 }
 
-double KernelTimes::attention_of(const swap::Task& backward, const planner::Plan& plan) const {
+double KernelTimes::saved_by(Kept what, const swap::Task& backward,
+                             const planner::Plan& plan) const {
     const Kind kind = kind_of(backward, plan);
-    const auto one = seconds.find(kind), other = seconds.find(other_backward(kind));
-    if (one == seconds.end() || other == seconds.end()) return attention_s;
-    const bool kept = (kind[2] & planner::kAttentionKept) != 0;
-    return std::max(0.0, (kept ? -1 : 1) * (one->second - other->second));
+    const auto one = seconds.find(kind), other = seconds.find(other_backward(kind, what));
+    if (one == seconds.end() || other == seconds.end()) return kept_s[at(what)];
+    return std::max(0.0, (keeps(kind, what) ? -1 : 1) * (one->second - other->second));
 }
 
 }  // namespace ferry::train

@@ -175,25 +175,34 @@ KernelTimes time_kernels(const swap::Schedule& step, const Bench& on) {
     return found;
 }
 
-double time_attention(const Bench& on) {
-    if (on.decoder == nullptr) return 0;
-    const std::vector<double> flops = attention_flops(*on.decoder);
-    struct Attention {
+model::OfKept<double> time_kept(const Bench& on) {
+    model::OfKept<double> seconds{};
+    if (on.decoder == nullptr) return seconds;
+    const auto buffer = [&on](planner::Class c) {
+        return on.device.memory().data() + on.plan.buffers[static_cast<size_t>(c)].offset;
+    };
+    struct Work {
         const model::Decoder& decoder;
+        model::Kept what;
         int64_t block;
+        const std::byte* weights;
         std::byte* scratch;
-    } attention{*on.decoder, std::ranges::max_element(flops) - flops.begin(),
-                on.device.memory().data() +
-                    on.plan.buffers[static_cast<size_t>(planner::Class::scratch)].offset};
-    const Job job{[](void* context, uint64_t) {
-                      const Attention& a = *static_cast<const Attention*>(context);
-                      a.decoder.attention(a.block, a.scratch);
-                  },
-                  &attention};
+    };
     Stream& compute = on.device.stream(StreamKind::compute);
-    return shortest([&](int64_t times) {
-        return seconds_on(compute, on.executor, times, [&](int64_t) { compute.launch(job); });
-    });
+    for (const model::Kept what : model::kAllKept) {
+        const std::vector<double> flops = kept_flops(*on.decoder)[at(what)];
+        Work work{*on.decoder, what, std::ranges::max_element(flops) - flops.begin(),
+                  buffer(planner::Class::block_weights), buffer(planner::Class::scratch)};
+        const Job job{[](void* context, uint64_t) {
+                          const Work& w = *static_cast<const Work*>(context);
+                          w.decoder.compute_kept(w.what, w.block, w.weights, w.scratch);
+                      },
+                      &work};
+        seconds[at(what)] = shortest([&](int64_t times) {
+            return seconds_on(compute, on.executor, times, [&](int64_t) { compute.launch(job); });
+        });
+    }
+    return seconds;
 }
 
 namespace {
@@ -467,7 +476,7 @@ Figures measure_figures(const swap::Schedule& step, const Bench& on, NodeTeams& 
     fill_buffers(on, patterns);
     Figures found;
     found.kernels = time_kernels(step, on);
-    found.kernels.attention_s = time_attention(on);
+    found.kernels.kept_s = time_kept(on);
     found.kernels.gemm_flops_per_s = product;
     Machine& machine = found.machine;
     machine.links.copy_bytes_per_s = time_copies(on, weight);

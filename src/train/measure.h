@@ -45,8 +45,9 @@ void fill_buffers(const Bench& on, const Patterns& patterns);
 void warm_up(const swap::Schedule& step, const Bench& on);
 // Each alone, warm, and a GPU's at the clock that it holds under the step's own load.
 KernelTimes time_kernels(const swap::Schedule& step, const Bench& on);
-// Seconds of the forward attention of the block that sees most. 0: without a model.
-double time_attention(const Bench& on);
+// Seconds of what gives each result that blocks may keep, of the one where it takes longest. 0:
+// without a model.
+model::OfKept<double> time_kept(const Bench& on);
 // FLOPs a second of one product in the compute type, as large as the plan's buffers allow up to
 // where rates stop growing; `numbers` fill its operands. 0: there is no room for one that says
 // anything.

@@ -16,18 +16,26 @@ double longest(const KernelTimes& times, Op op, LayerKind layer) {
     double found = 0;
     for (const auto& [kind, seconds] : times.seconds) {
         if (kind[0] != static_cast<int64_t>(op) || kind[1] != static_cast<int64_t>(layer)) continue;
-        const bool kept = op == Op::backward && (kind[2] & planner::kAttentionKept) != 0;
-        found = std::max(found, seconds + (kept ? times.attention_s : 0));
+        double all = seconds;
+        for (const model::Kept what : model::kAllKept) {
+            const bool kept = op == Op::backward && (kind[2] & planner::flag_of(what)) != 0;
+            all += kept ? times.kept_s[at(what)] : 0;
+        }
+        found = std::max(found, all);
     }
     return found;
 }
 
-// Passes over a block's attention: forward one, backward two more.
+bool computes_again(const swap::Task& task, model::Kept what) {
+    return static_cast<Op>(task.op) == Op::backward && (task.flags & planner::flag_of(what)) == 0;
+}
+
+// Passes over a block's attention: forward one, backward two, and one where it is computed again.
 double passes(const swap::Task& task, const model::Layer& layer) {
     if (layer.kind != LayerKind::block) return 0;
     if (static_cast<Op>(task.op) == Op::forward) return 1;
     if (static_cast<Op>(task.op) != Op::backward) return 0;
-    return (task.flags & planner::kAttentionKept) != 0 ? 2 : 3;
+    return computes_again(task, model::Kept::attention) ? 3 : 2;
 }
 
 // Multiplications and additions of one token with a layer's weights, as often as the kernel does
@@ -67,14 +75,20 @@ double bytes_moved(const swap::Task& task, const planner::Plan& plan) {
 }  // namespace
 
 KernelTimes assumed_times(const swap::Schedule& step, const planner::Plan& plan, int64_t tokens,
-                          double attention_flops, double flops_per_s) {
-    KernelTimes found{.attention_s = attention_flops / flops_per_s};
+                          const model::OfKept<double>& kept_flops, double flops_per_s) {
+    KernelTimes found;
+    for (const model::Kept what : model::kAllKept)
+        found.kept_s[at(what)] = kept_flops[at(what)] / flops_per_s;
+    const auto of = [&](model::Kept what) { return kept_flops[at(what)]; };
     for (const swap::Task& task : step.tasks) {
         if (!is_timed(task)) continue;
         const model::Layer& layer = plan.layers[static_cast<size_t>(task.layer)];
         const double flops =
             static_cast<double>(tokens) * operations(static_cast<Op>(task.op), plan, layer) +
-            attention_flops * passes(task, layer);
+            of(model::Kept::attention) * passes(task, layer) -
+            (static_cast<Op>(task.op) == Op::backward && !computes_again(task, model::Kept::mlp)
+                 ? of(model::Kept::mlp)
+                 : 0);
         found.seconds[kind_of(task, plan)] =
             flops / flops_per_s + bytes_moved(task, plan) / kAssumedDeviceBytesPerS;
     }
@@ -105,7 +119,7 @@ planner::MachineFigures planning_figures(const Config& config,
         found.forward_s = micro_batches * blocks * of(Op::forward, LayerKind::block);
         found.backward_s = micro_batches * (blocks * of(Op::backward, LayerKind::block) +
                                             of(Op::head, LayerKind::head));
-        found.attention_s = kernels->attention_s;
+        found.kept_s = kernels->kept_s;
     }
     return found;
 }

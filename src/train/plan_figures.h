@@ -33,9 +33,9 @@ void log_planned_by(const Figures* figures, const Config& config);
 
 // Where nobody has measured: rates of a GPU's memory, and of a thread that hashes.
 constexpr double kAssumedDeviceBytesPerS = 2e12, kAssumedCheckBytesPerS = 1.2e10;
-// Of every kernel of the step, from what it multiplies or moves. attention_flops: of a block's
-// forward attention.
+// Of every kernel of the step, from what it multiplies or moves. kept_flops: of what
+// gives each result that a block may keep.
 KernelTimes assumed_times(const swap::Schedule& step, const planner::Plan& plan, int64_t tokens,
-                          double attention_flops, double flops_per_s);
+                          const model::OfKept<double>& kept_flops, double flops_per_s);
 
 }  // namespace ferry::train

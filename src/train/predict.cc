@@ -130,16 +130,24 @@ Bound bound_of(const Config& config, const planner::Plan& plan, const model::Sha
     for (const swap::ObjectId input : plan.inputs) {
         if (input != swap::kNoObject) spilled_inputs += plan.objects[input].bytes * plan.groups;
     }
-    // What attention gives takes memory only where it is kept, and where it is not it is computed
+    // What blocks may keep takes memory only where it is kept, and where it is not it is computed
     // once more.
-    const planner::Buffers& attention =
-        plan.buffers[static_cast<size_t>(planner::Class::attention)];
-    double kernel_s = figures.kernels.sum(step, plan), attention_s = 0;
-    for (const Task& task : step.tasks) {
-        if (task.lane != swap::Lane::compute || static_cast<Op>(task.op) != Op::backward) continue;
-        const double saved = figures.kernels.attention_of(task, plan);
-        attention_s += saved;
-        if ((task.flags & planner::kAttentionKept) != 0) kernel_s += saved;
+    double kernel_s = figures.kernels.sum(step, plan);
+    model::OfKept<BoundInput::Keeping> keeping{};
+    int64_t kept_bytes = 0;
+    for (const model::Kept what : model::kAllKept) {
+        const planner::Buffers& buffers =
+            plan.buffers[static_cast<size_t>(planner::class_of(what))];
+        kept_bytes += buffers.bytes * buffers.count;
+        keeping[at(what)].bytes =
+            static_cast<double>(buffers.bytes * plan.group_size() * plan.blocks_at_most());
+        for (const Task& task : step.tasks) {
+            if (task.lane != swap::Lane::compute || static_cast<Op>(task.op) != Op::backward)
+                continue;
+            const double saved = figures.kernels.saved_by(what, task, plan);
+            keeping[at(what)].seconds += saved;
+            if ((task.flags & planner::flag_of(what)) != 0) kernel_s += saved;
+        }
     }
     const int64_t step_tokens =
         plan.micro_batches * config.batch.micro_batch * config.batch.sequence;
@@ -150,9 +158,7 @@ Bound bound_of(const Config& config, const planner::Plan& plan, const model::Sha
     }
     return lower_bound(
         {.kernel_seconds = kernel_s,
-         .attention_seconds = attention_s,
-         .attention_bytes =
-             static_cast<double>(attention.bytes * plan.group_size() * plan.attention_at_most()),
+         .keeping = keeping,
          .parameters = static_cast<double>(plan.leaves * optim::kLeaf),
          .weight_bytes = static_cast<double>(size_of(plan.compute)),
          .wire_bytes = static_cast<double>(size_of(plan.wire)),
@@ -161,9 +167,8 @@ Bound bound_of(const Config& config, const planner::Plan& plan, const model::Sha
          .weights = weights,
          .input_bytes = static_cast<double>(spilled_inputs),
          .comm_bytes = comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire),
-         .device_bytes = room(config.budgets.device_bytes, device_buffer_bytes(plan) -
-                                                               attention.bytes * attention.count +
-                                                               plan.device_overhead_bytes),
+         .device_bytes = room(config.budgets.device_bytes,
+                              device_buffer_bytes(plan) - kept_bytes + plan.device_overhead_bytes),
          .host_bytes = room(config.budgets.host_bytes, 0),
          .nvme_bytes = config.budgets.nvme.empty() ? 0 : kInfinite,
          .device_is_host = figures.machine.computes_on_host,

@@ -336,14 +336,24 @@ std::unique_ptr<ops::Ops> ops_on(Device& device, const Config& config, Team& tea
     return ops::make_cuda_ops(device, attention_of(config));
 }
 
-std::vector<double> attention_flops(const model::Decoder& decoder) {
+model::OfKept<std::vector<double>> kept_flops(const model::Decoder& decoder) {
     const model::Shape& shape = decoder.shape();
     const model::Numerics& numerics = decoder.numerics();
-    const auto elements = static_cast<double>(numerics.tokens() * shape.heads * shape.head_dim);
-    std::vector<double> flops;
-    for (int64_t block = 0; block < shape.layers; ++block)  // scores and weighted sums
-        flops.push_back(4 * elements * keys_seen(shape, numerics.sequence, block));
-    return flops;
+    const auto tokens = static_cast<double>(numerics.tokens());
+    const auto width = static_cast<double>(shape.heads * shape.head_dim);
+    const auto inner = static_cast<double>((shape.gated ? 2 : 1) * shape.intermediate);
+    std::vector<double> attention, mlp;
+    for (int64_t block = 0; block < shape.layers; ++block) {  // scores and weighted sums
+        attention.push_back(4 * tokens * width * keys_seen(shape, numerics.sequence, block));
+        mlp.push_back(2 * tokens * inner * static_cast<double>(shape.hidden));
+    }
+    return {attention, mlp};
+}
+
+model::OfKept<int64_t> kept_bytes(const model::Decoder& decoder) {
+    model::OfKept<int64_t> bytes{};
+    for (const model::Kept what : model::kAllKept) bytes[at(what)] = decoder.kept_bytes(what);
+    return bytes;
 }
 
 int64_t overhead_of(const Device& device) {
@@ -357,8 +367,8 @@ planner::DeviceNeeds needs_of(const Device& device, const model::Decoder& decode
     return {.activation = decoder.activation_bytes(),
             .scratch = decoder.scratch_bytes(),
             .overhead = overhead_of(device),
-            .attention = decoder.attention_bytes(),
-            .attention_flops = attention_flops(decoder),
+            .kept = kept_bytes(decoder),
+            .kept_flops = kept_flops(decoder),
             .maps_host = device.kind() == DeviceKind::cuda};
 }
 

@@ -64,8 +64,10 @@ uint64_t numerics_hash(const Config& config, const model::Shape& shape, const st
 std::string machine_text(const Device& device, const Config& config);
 
 std::unique_ptr<ops::Ops> ops_on(Device& device, const Config& config, Team& team);
-// Operations of each block's forward attention on a micro-batch, with the keys that a query sees.
-std::vector<double> attention_flops(const model::Decoder& decoder);
+// Operations that give each block's results that can be kept, of a micro-batch: of attention with
+// the keys that a query sees.
+model::OfKept<std::vector<double>> kept_flops(const model::Decoder& decoder);
+model::OfKept<int64_t> kept_bytes(const model::Decoder& decoder);
 // What this process will hold on a GPU beside its arena: as measured now, with room for kernels
 // that are loaded at their first call. 0 on the CPU device.
 int64_t overhead_of(const Device& device);

@@ -10,6 +10,7 @@
 
 namespace ferry::train {
 
+using model::Kept;
 using planner::Class;
 using planner::Lease;
 using planner::Op;
@@ -32,7 +33,7 @@ public:
           bets_(bets),
           scratch_(recorder.acquire(Class::scratch)),
           report_(recorder.acquire(Class::report)),
-          attention_(plan_.layers.size() * at(plan_.group_size())) {}
+          kept_(plan_.layers.size() * at(plan_.group_size())) {}
 
     void settle_previous() {
         for (size_t c = 0; c < plan_.chunks.size(); ++c) {
@@ -81,15 +82,18 @@ public:
             const Lease weights = first_weights(layer, group);
             for (int64_t i = 0; i < group.size; ++i) {
                 Lease out = r_.acquire(Class::activation);
-                Lease& attention = attention_[at(layer * plan_.group_size() + i)];
-                if (keeps_attention(layer)) attention = r_.acquire(Class::attention);
+                model::OfKept<Lease>& kept = kept_[at(layer * plan_.group_size() + i)];
+                for (const Kept what : model::kAllKept) {
+                    if (keeps(layer, what)) kept[at(what)] = r_.acquire(planner::class_of(what));
+                }
                 r_.compute(Op::forward, layer, i,
                            {{&weights, false},
                             {&x_[at(i)], false},
                             {&out, true},
                             {&scratch_, false},
                             {&report_, true},
-                            {&attention, true}});
+                            {&kept[at(Kept::attention)], true},
+                            {&kept[at(Kept::mlp)], true}});
                 r_.keep_input(layer - 1, i, std::exchange(x_[at(i)], std::move(out)));
             }
         }
@@ -134,17 +138,17 @@ public:
             const Lease gradient = trains ? r_.fetch_gradient(layer, group.is_first) : Lease();
             for (int64_t i = 0; i < group.size; ++i) {
                 const Lease x = r_.recall_input(layer - 1, i);
-                const Lease attention = std::move(attention_[at(layer * plan_.group_size() + i)]);
+                const model::OfKept<Lease> kept =
+                    std::move(kept_[at(layer * plan_.group_size() + i)]);
                 r_.compute(Op::backward, layer, i,
                            {{&weights, false},
                             {&x, false},
                             {&x_[at(i)], true},
                             {trains ? &gradient : nullptr, true},
                             {&scratch_, false},
-                            {&attention, false}},
-                           {.flags = static_cast<uint8_t>(
-                                (below ? planner::kNeedsDx : 0) |
-                                (keeps_attention(layer) ? planner::kAttentionKept : 0))});
+                            {&kept[at(Kept::attention)], false},
+                            {&kept[at(Kept::mlp)], true}},  // overwritten by its gradient
+                           {.flags = flags_of_backward(layer, below)});
             }
             if (group.is_last && plan_.goes_back(layer - 1)) r_.expect_weights(layer - 1);
             if (trains) finish_gradient(layer, group, gradient);
@@ -192,10 +196,17 @@ public:
 
 private:
     static size_t at(int64_t i) { return static_cast<size_t>(i); }
+    static size_t at(Kept what) { return model::at(what); }
     int64_t head() const { return layers() - 1; }
     bool trainable(int64_t layer) const { return plan_.layers[at(layer)].trainable_elements > 0; }
-    bool keeps_attention(int64_t layer) const {
-        return plan_.layer_plans[at(layer)].keeps_attention;
+    bool keeps(int64_t layer, Kept what) const {
+        return plan_.layer_plans[at(layer)].keeps[at(what)];
+    }
+    uint8_t flags_of_backward(int64_t layer, bool below) const {
+        uint8_t flags = below ? planner::kNeedsDx : 0;
+        for (const Kept what : model::kAllKept)
+            flags |= keeps(layer, what) ? planner::flag_of(what) : 0;
+        return flags;
     }
     // Whether the step before changes weights.
     bool updates() const {
@@ -275,8 +286,8 @@ private:
     Lease scratch_, report_, table_gradient_;
     std::vector<Lease> tokens_;  // of the group's micro-batches
     std::vector<Lease> x_;       // their block input on the way up, its gradient on the way down
-    // What attention gave, of the layers that keep it: [layer, micro-batch of the group].
-    std::vector<Lease> attention_;
+    // Of the layers that keep something: [layer, micro-batch of the group].
+    std::vector<model::OfKept<Lease>> kept_;
 };
 
 }  // namespace

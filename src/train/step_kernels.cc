@@ -96,7 +96,7 @@ void StepKernels::compute(const Call& call) {
         case Op::backward:
             return model_.decoder->backward(block, at[0], at[1], at[2],
                                             (task.flags & planner::kNeedsDx) != 0, floats(at[3]),
-                                            at[4], at[5]);
+                                            at[4], {at[5], at[6]});
         case Op::embed_backward:
             return model_.decoder->embed_backward(ints(at[0]), at[1], floats(at[2]));
         case Op::zero:
@@ -141,7 +141,8 @@ void StepKernels::forward(const Call& call) {
     const auto& at = call.at;
     auto* nonfinite = reinterpret_cast<uint32_t*>(at[4] + plan_.nonfinite_offset());
     const int64_t layer = call.task->layer;
-    model_.decoder->forward(layer - 1, at[0], at[1], at[2], nonfinite + layer, at[3], at[5]);
+    model_.decoder->forward(layer - 1, at[0], at[1], at[2], nonfinite + layer, at[3],
+                            {at[5], at[6]});
 }
 
 void StepKernels::head(const Call& call) {

@@ -331,15 +331,22 @@ TEST_P(DecoderContract, without_its_input_s_gradient_a_block_s_own_are_the_same)
     EXPECT_TRUE(with == without);
 }
 
-TEST_P(DecoderContract, kept_attention_changes_no_bit) {
+TEST_P(DecoderContract, what_is_kept_changes_no_bit) {
     Runner runner(setting_, threads_);
     const Step recomputed = runner.step(), of_one = runner.step(false, 1.0f);
-    runner.keeps_attention = true;
-    EXPECT_TRUE(runner.step() == recomputed);
-    EXPECT_TRUE(runner.step(false, 1.0f) == of_one);
-    // Backward reads it, and computes none of its own.
-    runner.forgets_attention = true;
-    EXPECT_FALSE(runner.step() == recomputed);
+    for (const OfKept<bool> keeps : {OfKept<bool>{true, false}, {false, true}, {true, true}}) {
+        SCOPED_TRACE(testing::Message() << "attention " << keeps[0] << ", MLP " << keeps[1]);
+        runner.keeps = keeps;
+        runner.forgets = {};
+        EXPECT_TRUE(runner.step() == recomputed);
+        EXPECT_TRUE(runner.step(false, 1.0f) == of_one);
+        // Backward reads it, and computes none of its own.
+        for (const Kept what : kAllKept) {
+            runner.forgets = {};
+            runner.forgets[model::at(what)] = true;
+            EXPECT_EQ(runner.step() == recomputed, !keeps[model::at(what)]);
+        }
+    }
 }
 
 TEST_P(DecoderContract, without_targets_nothing_happens) {
@@ -409,7 +416,7 @@ TEST(Decoder, threads_change_no_bit) {
 }
 
 // By every attention there is: heads of 64 elements in 16 bits are cuDNN's too.
-TEST(Decoder, kept_attention_changes_no_bit) {
+TEST(Decoder, what_is_kept_changes_no_bit) {
     Team team(1);
     for (const int threads : {0, 2, kGpu, kGpuCudnn}) {
         if (!ops_for(threads, team)) continue;
@@ -424,8 +431,11 @@ TEST(Decoder, kept_attention_changes_no_bit) {
                 s.shape.windows = {0, 20};
                 Runner runner(s, threads);
                 const Step recomputed = runner.step();
-                runner.keeps_attention = true;
-                EXPECT_TRUE(runner.step() == recomputed);
+                for (const OfKept<bool> keeps :
+                     {OfKept<bool>{true, false}, {false, true}, {true, true}}) {
+                    runner.keeps = keeps;
+                    EXPECT_TRUE(runner.step() == recomputed) << keeps[0] << keeps[1];
+                }
             }
         }
     }

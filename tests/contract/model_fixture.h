@@ -95,12 +95,17 @@ public:
             scratch(static_cast<size_t>(decoder_.scratch_bytes()) + 64);
         std::byte* room =
             scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64) % 64;
-        std::vector<std::vector<std::byte>> kept(static_cast<size_t>(blocks));
-        const auto attention = [&](size_t block) -> std::byte* {
-            if (!keeps_attention) return nullptr;
-            kept[block].resize(static_cast<size_t>(decoder_.attention_bytes()) + 64);
-            std::byte* at = kept[block].data();
-            return at + (64 - reinterpret_cast<uintptr_t>(at) % 64) % 64;
+        std::vector<OfKept<std::vector<std::byte>>> kept(static_cast<size_t>(blocks));
+        const auto kept_of = [&](size_t block) {
+            KeptMemory memory{};
+            for (const Kept what : kAllKept) {
+                if (!keeps[model::at(what)]) continue;
+                std::vector<std::byte>& own = kept[block][model::at(what)];
+                own.resize(static_cast<size_t>(decoder_.kept_bytes(what)) + 64);
+                memory[model::at(what)] =
+                    own.data() + (64 - reinterpret_cast<uintptr_t>(own.data()) % 64) % 64;
+            }
+            return memory;
         };
         Step s;
         for (const Layer& l : decoder_.layers()) {
@@ -113,10 +118,14 @@ public:
         for (int64_t b = 0; b < blocks; ++b) {
             const auto i = static_cast<size_t>(b);
             decoder_.forward(b, at(i + 1), x[i].data(), x[i + 1].data(), &s.nonfinite, room,
-                             attention(i));
+                             kept_of(i));
         }
-        if (forgets_attention)
-            for (auto& block : kept) std::ranges::fill(block, std::byte{});
+        for (auto& block : kept) {
+            for (const Kept what : kAllKept) {
+                if (forgets[model::at(what)])
+                    std::ranges::fill(block[model::at(what)], std::byte{});
+            }
+        }
         const auto last = static_cast<size_t>(blocks + 1);
         float* table_gradient = s.gradients[0].empty() ? nullptr : s.gradients[0].data();
         decoder_.head(at(last), tied ? at(0) : nullptr, x.back().data(), targets.data(), scale,
@@ -125,7 +134,7 @@ public:
         for (int64_t b = blocks - 1; b >= 0; --b) {
             const auto i = static_cast<size_t>(b);
             decoder_.backward(b, at(i + 1), x[i].data(), dx.data(), b > 0 || first_block_needs_dx,
-                              s.gradients[i + 1].data(), room, attention(i));
+                              s.gradients[i + 1].data(), room, kept_of(i));
         }
         if (first_block_needs_dx && table_gradient != nullptr) {
             decoder_.embed_backward(tokens.data(), dx.data(), table_gradient);
@@ -138,8 +147,8 @@ public:
     std::vector<std::vector<float>> weights{};
     std::vector<std::byte> last_x{};
     float scale = 0.1f;
-    bool keeps_attention = false;    // from forward to backward
-    bool forgets_attention = false;  // what was kept is zeros
+    OfKept<bool> keeps{};    // from forward to backward
+    OfKept<bool> forgets{};  // what was kept is zeros
 
 private:
     const void* compute_weights(size_t layer, std::vector<std::vector<uint16_t>>& narrow) const {

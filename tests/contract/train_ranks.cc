@@ -246,12 +246,12 @@ TEST_P(EachKind, OfModelAndStateGivesTheSameBitsAtEveryStage) {
 
 INSTANTIATE_TEST_SUITE_P(kinds, EachKind, testing::Range(0, 7));
 
-TEST_F(Ranks, GiveTheSameBitsWhateverAttentionTheyKeep) {
+TEST_F(Ranks, GiveTheSameBitsWhateverTheyKeepForBackward) {
     for (const char* precision : {"fp32", "bf16"}) {
         Config config = this->config();
         config.precision = precision;
         config.batch.micro_batches = 4;
-        config.swap.keep_attention = 0;
+        config.swap.keep_attention = config.swap.keep_mlp = 0;
         const Outcome none = run(config, 2);
         for (const int64_t blocks : {1, 2}) {
             for (const int64_t stage : {0, 3}) {
@@ -259,6 +259,7 @@ TEST_F(Ranks, GiveTheSameBitsWhateverAttentionTheyKeep) {
                                                 << blocks << " blocks keep it");
                 config.zero.stage = stage;
                 config.swap.keep_attention = blocks;
+                config.swap.keep_mlp = 2 - blocks;
                 expect_equal(run(config, 2), none);
                 expect_equal(run(tight(config, 2), 2), none);
             }

@@ -69,13 +69,13 @@ class PlanTest(ForecastTest):
     def test_json(self):
         plan = self.forecast(self.tiers())
         self.assertEqual(set(plan), {"device_bytes", "host_bytes", "nvme_bytes", "chunk_elements",
-                                     "micro_batches", "groups", "attention_kept", "ranks", "tiers",
+                                     "micro_batches", "groups", "attention_kept", "mlp_kept", "ranks", "tiers",
                                      "schedules", "wear", "planned_by", "forecast"})
         forecast = plan["forecast"]
         self.assertEqual(set(forecast), {"step_seconds", "betting", "binding", "plan_bound_seconds",
                                          "bound_seconds", "bound_link", "links", "timeline",
                                          "what_if", "measured", "assumed", "state",
-                                         "bound_state", "attention", "bound_attention"})
+                                         "bound_state", "attention", "bound_attention", "mlp", "bound_mlp"})
         step = forecast["step_seconds"]
         self.assertGreater(step, 0)
         self.assertGreaterEqual(step, forecast["plan_bound_seconds"] * 0.999)

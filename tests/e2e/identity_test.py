@@ -10,6 +10,7 @@ from harness import USAGE, FerryTest
 
 TWICE = {"swap__bets": "all"}
 ON_DEVICE = {"swap__state_on_device": 1}  # as much as fits there
+KEEP_NOTHING = {"swap__keep_attention": 0, "swap__keep_mlp": 0}  # for backward
 URING, POSIX = {"io__backend": "uring"}, {"io__backend": "posix"}
 
 
@@ -77,11 +78,13 @@ def part_on_device(part):
     return check
 
 
-def keeps_attention(blocks):
-    """Of three; the others' is computed again."""
+def keeps(attention=0, mlp=0):
+    """Of three blocks; the others' is computed again."""
     def check(test, run):
-        test.assertEqual(run.summary["attention_kept"], blocks)
-        test.assertEqual(run.bytes_of("device", "attention kept for backward") > 0, blocks > 0)
+        for blocks, key, row in ((attention, "attention_kept", "attention kept for backward"),
+                                 (mlp, "mlp_kept", "MLPs' products kept for backward")):
+            test.assertEqual(run.summary[key], blocks)
+            test.assertEqual(run.bytes_of("device", row) > 0, blocks > 0)
     return check
 
 
@@ -192,17 +195,21 @@ class IdentityTest(FerryTest):
                for part in (0.1, 0.3, 0.5, 0.7, 0.9)},
             "state on the device beside bets in memory":
                 ({**TWICE, **in_memory, "swap__state_on_device": 0.5}, bets_both_ways),
-            "no attention kept": ({"swap__keep_attention": 0, "budgets__device": "2MiB"},
-                                  keeps_attention(0)),
+            "nothing kept for backward":
+                ({**KEEP_NOTHING, "budgets__device": "2MiB"}, keeps()),
             "attention of two blocks kept":
-                ({"swap__keep_attention": 2, "budgets__device": "1500KiB"}, keeps_attention(2)),
-            "all attention kept in memory":
-                ({**in_memory, "swap__keep_attention": 99}, keeps_attention(3)),
-            "all attention kept in groups on two threads":
-                ({**TWICE, "swap__keep_attention": 3, "swap__groups": 2, "threads": 2,
-                  "budgets__device": "1500KiB"}, keeps_attention(3)),
-            "attention kept beside state on the device":
-                ({**in_memory, **ON_DEVICE, "swap__keep_attention": 1}, keeps_attention(1)),
+                ({**KEEP_NOTHING, "swap__keep_attention": 2, "budgets__device": "1500KiB"},
+                 keeps(attention=2)),
+            "MLPs' products of two blocks kept":
+                ({**KEEP_NOTHING, "swap__keep_mlp": 2, "budgets__device": "2MiB"}, keeps(mlp=2)),
+            "everything kept in memory":
+                ({**in_memory, "swap__keep_attention": 99, "swap__keep_mlp": 99}, keeps(3, 3)),
+            "everything kept in groups on two threads":
+                ({**TWICE, "swap__keep_attention": 3, "swap__keep_mlp": 3, "swap__groups": 2,
+                  "threads": 2, "budgets__device": "2500KiB"}, keeps(3, 3)),
+            "something kept beside state on the device":
+                ({**in_memory, **ON_DEVICE, "swap__keep_attention": 1, "swap__keep_mlp": 2},
+                 keeps(1, 2)),
             "state on every tier":
                 ({**ON_DEVICE, "budgets__device": "2MiB", "budgets__host": "2800KiB",
                   "swap__chunk_elements": 8192}, state_on("nvme", "host", "device")),
@@ -246,7 +253,9 @@ class IdentityTest(FerryTest):
                 {"budgets__host": "unlimited", **TWICE, "budgets__nvme": []},
                 {"budgets__host": "250KiB", "swap__chunk_elements": 8192},
                 {"budgets__device": "2500KiB", **TWICE, **ON_DEVICE},
-                {"budgets__device": "1800KiB", "swap__keep_attention": 99, "swap__groups": 2})
+                {"budgets__device": "1800KiB", "swap__keep_attention": 99, "swap__groups": 2},
+                {"budgets__device": "3MiB", "swap__keep_attention": 2, "swap__keep_mlp": 99,
+                 "swap__groups": 2})
         for name, family in families.items():
             family = {**self.CLIP, "budgets__device": "1500KiB", **family}
             in_memory = {key: family[key] for key in family if key != "budgets__device"}

@@ -116,7 +116,7 @@ int64_t smallest_device_budget(Config config) {
 }
 
 // Little of it fits anywhere: the micro-batches in groups, small chunks, all state on NVMe; one
-// block keeps its attention for backward.
+// block keeps its attention for backward, and one what its MLP's first matrices gave.
 class Tight {
 public:
     explicit Tight(Config& config) {
@@ -127,7 +127,7 @@ public:
         config.swap.state_on_nvme = 1;
         config.swap.state_on_device = 0;  // it would not bet
         config.swap.bets = "all";
-        config.swap.keep_attention = 1;
+        config.swap.keep_attention = config.swap.keep_mlp = 1;
         config.io.direct = false;  // the directory may be in memory
     }
     Tight(const Tight&) = delete;
@@ -317,7 +317,8 @@ void check_tight(Config config, const Golden& golden, const Trace& trace, Execut
     const Trace same = run(*engine, config.steps, golden.shown);
     const RunReport report = engine->report();
     EXPECT_EQ(engine->plan().groups, config.batch.micro_batches);
-    EXPECT_EQ(engine->plan().attention_kept(), 1);
+    for (const model::Kept what : model::kAllKept)
+        EXPECT_EQ(engine->plan().blocks_keeping(what), 1);
     ASSERT_EQ(report.paths.size(), 1u);
     EXPECT_GT(report.paths[0].bytes_written, 0);
     EXPECT_GT(report.bets_lost, 0);

@@ -1,4 +1,4 @@
-// How many blocks keep what their attention gives, and what that takes.
+// How many blocks keep which results for backward, in how many groups, and what that takes.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,7 +13,10 @@
 namespace ferry::planner {
 namespace {
 
+using model::Kept;
+
 constexpr int64_t kBlocks = 8, kInput = 32768, kAttention = 33000, kKept = 36864;  // whole pages
+constexpr int64_t kMlp = 3 * kKept;
 
 std::vector<model::Layer> eight_blocks() {
     std::vector<model::Layer> layers;
@@ -44,20 +47,22 @@ protected:
         machine_ = default_figures(config_);
     }
     Plan plan() const { return make_plan(config_, layers_, numerics_, needs_, {}, machine_); }
-    Plan keeping(int64_t blocks) {
-        config_.swap.keep_attention = blocks;
+    Plan keeping(int64_t attention, int64_t mlp = 0) {
+        config_.swap.keep_attention = attention;
+        config_.swap.keep_mlp = mlp;
         const Plan made = plan();
-        config_.swap.keep_attention = -1;
+        config_.swap.keep_attention = config_.swap.keep_mlp = -1;
         return made;
     }
-    static std::vector<int64_t> kept(const Plan& plan) {
+    static std::vector<int64_t> kept(const Plan& plan, Kept what = Kept::attention) {
         std::vector<int64_t> blocks;
         for (size_t l = 0; l < plan.layers.size(); ++l) {
-            if (plan.layer_plans[l].keeps_attention) blocks.push_back(plan.layers[l].index);
+            if (plan.layer_plans[l].keeps[at(what)]) blocks.push_back(plan.layers[l].index);
         }
-        EXPECT_EQ(std::ssize(blocks), plan.attention_kept());
+        EXPECT_EQ(std::ssize(blocks), plan.blocks_keeping(what));
         return blocks;
     }
+    static int64_t attention_kept(const Plan& plan) { return plan.blocks_keeping(Kept::attention); }
     static int64_t inputs_on_device(const Plan& plan) {
         return std::ranges::count(plan.inputs, swap::kNoObject);
     }
@@ -68,11 +73,12 @@ protected:
     }
 
     // As placements are compared; infinite where so many do not fit.
-    double seconds_keeping(int64_t blocks) const {
+    double seconds_keeping(int64_t attention, int64_t mlp = 0, int64_t groups = 1) const {
         std::vector<LayerPlan> plans(layers_.size());
         const zero::Partition alone;
         const std::vector<Chunk> chunks =
             cut_chunks(layers_, config_.swap.chunk_elements, alone, plans);
+        const std::vector<Park> parks = cut_parks(layers_, config_.swap.chunk_elements, plans);
         const Workload work{
             .layers = layers_,
             .numerics = numerics_,
@@ -80,21 +86,29 @@ protected:
             .partition = alone,
             .chunk_elements = config_.swap.chunk_elements,
             .report_bytes = Plan{.micro_batches = 4, .layers = layers_}.report_bytes()};
-        std::vector<size_t> last;
-        for (int64_t i = 0; i < blocks; ++i) last.push_back(static_cast<size_t>(kBlocks - i));
-        const Placement placement = place(config_, work, chunks, {}, machine_, last);
-        return std::ranges::count(placement.attention, true) < blocks
+        std::vector<KeptResult> last;
+        for (int64_t i = 0; i < attention; ++i)
+            last.push_back({static_cast<size_t>(kBlocks - i), Kept::attention});
+        for (int64_t i = 0; i < mlp; ++i)
+            last.push_back({static_cast<size_t>(kBlocks - i), Kept::mlp});
+        Config config = config_;
+        config.swap.groups = groups;
+        const Placement placement = place(config, work, chunks, parks, machine_, last);
+        const int64_t kept = std::ranges::count(placement.kept[0], true) +
+                             std::ranges::count(placement.kept[1], true);
+        return kept < attention + mlp
                    ? std::numeric_limits<double>::infinity()
-                   : step_seconds(config_, work, chunks, {}, placement, machine_);
+                   : step_seconds(config_, work, chunks, parks, placement, machine_);
     }
 
     Config config_{};
     std::vector<model::Layer> layers_ = eight_blocks();
     const model::Numerics numerics_{.sequence = 64, .micro_batch = 1};
-    DeviceNeeds needs_{.activation = kInput,
-                       .scratch = 1 << 20,
-                       .attention = kAttention,
-                       .attention_flops = std::vector<double>(kBlocks, 1e6)};
+    DeviceNeeds needs_{
+        .activation = kInput,
+        .scratch = 1 << 20,
+        .kept = {kAttention, 0},
+        .kept_flops = {std::vector<double>(kBlocks, 1e6), std::vector<double>(kBlocks, 1e6)}};
     MachineFigures machine_{};
 };
 
@@ -119,7 +133,7 @@ TEST_F(Recomputation, CountsWhatIsKeptToTheByte) {
 
 TEST_F(Recomputation, TheLastBlocksKeepIt) {
     EXPECT_EQ(kept(keeping(3)), (std::vector<int64_t>{5, 6, 7}));
-    needs_.attention_flops = {9, 1, 9, 1, 1, 1, 1, 1};  // windows
+    needs_.kept_flops[at(Kept::attention)] = {9, 1, 9, 1, 1, 1, 1, 1};  // windows
     EXPECT_EQ(kept(keeping(3)), (std::vector<int64_t>{0, 2, 7}));
 }
 
@@ -127,7 +141,7 @@ TEST_F(Recomputation, TheLastBlocksKeepIt) {
 TEST_F(Recomputation, OnlyBlocksThatBackwardVisitsKeepIt) {
     for (size_t l = 0; l < 4; ++l) freeze(layers_[l]);
     EXPECT_EQ(kept(keeping(99)), (std::vector<int64_t>{3, 4, 5, 6, 7}));
-    EXPECT_EQ(plan().attention_at_most(), 5);
+    EXPECT_EQ(plan().blocks_at_most(), 5);
     freeze(layers_[4]);
     EXPECT_EQ(kept(keeping(99)), (std::vector<int64_t>{4, 5, 6, 7}));
 }
@@ -146,7 +160,7 @@ TEST_F(Recomputation, WhatIsAskedForIsKeptOrRefusedWithTheBudgetThatWorks) {
         smallest = std::stoll(text.substr(text.find('(') + 1));
     }
     config_.budgets.device_bytes = smallest;
-    EXPECT_EQ(plan().attention_kept(), 5);
+    EXPECT_EQ(attention_kept(plan()), 5);
     EXPECT_EQ(plan().device_bytes, smallest);
     EXPECT_EQ(plan().groups, 4);  // fewer micro-batches at a time keep less
     --config_.budgets.device_bytes;
@@ -154,32 +168,35 @@ TEST_F(Recomputation, WhatIsAskedForIsKeptOrRefusedWithTheBudgetThatWorks) {
 }
 
 TEST_F(Recomputation, NothingIsKeptWhereNobodySaidWhatIsToSpare) {
-    machine_.attention_s = 1;
-    EXPECT_EQ(plan().attention_kept(), 0);
+    machine_.kept_s[at(Kept::attention)] = 1;
+    EXPECT_EQ(attention_kept(plan()), 0);
     leave(kGiB);
-    EXPECT_EQ(plan().attention_kept(), kBlocks);
+    EXPECT_EQ(attention_kept(plan()), kBlocks);
 }
 
 // Block inputs come first: to recompute anything they must be there.
 TEST_F(Recomputation, KeepsNothingInPlaceOfABlockInput) {
-    machine_.attention_s = 1;
+    machine_.kept_s[at(Kept::attention)] = 1;
     leave(0);
-    const int64_t all = config_.budgets.device_bytes, inputs = inputs_on_device(keeping(0));
-    EXPECT_EQ(inputs, 4 * kBlocks);
+    const int64_t all = config_.budgets.device_bytes;
     int64_t spilled = 0, partly = 0;
-    for (int64_t budget = all; budget > 3 * kMiB; budget -= 100 * kKiB) {
-        config_.budgets.device_bytes = budget;
-        try {
-            const Plan made = plan();
-            EXPECT_EQ(inputs_on_device(made), inputs_on_device(keeping(0)));
-            EXPECT_LE(made.device_bytes, budget);
-            spilled += inputs_on_device(made) < inputs;
-            partly += made.attention_kept() > 0 && made.attention_kept() < kBlocks;
-            if (inputs_on_device(made) < inputs) {
-                EXPECT_EQ(made.attention_kept(), 0);
+    for (const int64_t groups : {1, 2, 4}) {
+        config_.swap.groups = groups;
+        const int64_t inputs = 4 / groups * kBlocks;
+        for (int64_t budget = all; budget > 3 * kMiB; budget -= 100 * kKiB) {
+            config_.budgets.device_bytes = budget;
+            try {
+                const Plan made = plan();
+                EXPECT_EQ(inputs_on_device(made), inputs_on_device(keeping(0)));
+                EXPECT_LE(made.device_bytes, budget);
+                spilled += inputs_on_device(made) < inputs;
+                partly += attention_kept(made) > 0 && attention_kept(made) < kBlocks;
+                if (inputs_on_device(made) < inputs) {
+                    EXPECT_EQ(attention_kept(made), 0);
+                }
+            } catch (const Error& error) {
+                EXPECT_EQ(error.trouble(), Trouble::does_not_fit);
             }
-        } catch (const Error& error) {
-            EXPECT_EQ(error.trouble(), Trouble::does_not_fit);
         }
     }
     EXPECT_GT(spilled, 0);
@@ -192,26 +209,28 @@ TEST_F(Recomputation, LongSequencesKeepAttentionAndShortOnesState) {
         return std::ranges::count_if(
             plan.chunks, [&](const Chunk& chunk) { return plan.updates_on_device(chunk); });
     };
+    config_.swap.groups = 1;
     leave(0);
     config_.budgets.device_bytes -= 2 * kMiB;
     machine_.forward_s = 1e-3;
     machine_.backward_s = 3e-3;
-    machine_.attention_s = 4e-5;  // 1.3 ms of a step
+    machine_.kept_s[at(Kept::attention)] = 4e-5;  // 1.3 ms of a step
     const Plan lengthy = plan();
-    EXPECT_EQ(lengthy.attention_kept(), kBlocks);
+    EXPECT_EQ(attention_kept(lengthy), kBlocks);
     machine_.dram_bytes_per_s = 1e9;  // then updates bind, whatever is computed
     const Plan slow_host = plan();
-    EXPECT_EQ(slow_host.attention_kept(), 0);
+    EXPECT_EQ(attention_kept(slow_host), 0);
     EXPECT_GT(state_on_device(slow_host), state_on_device(lengthy));
     machine_ = default_figures(config_);
-    machine_.attention_s = 1e-9;
+    machine_.kept_s[at(Kept::attention)] = 1e-9;
     machine_.forward_s = machine_.backward_s = 1e-6;
-    EXPECT_EQ(plan().attention_kept(), 0);
+    EXPECT_EQ(attention_kept(plan()), 0);
     EXPECT_EQ(state_on_device(plan()), state_on_device(keeping(0)));
 }
 
 // No other count makes the step shorter.
 TEST_F(Recomputation, TheCountIsTheBestOfAll) {
+    config_.swap.groups = 1;
     std::set<int64_t> counts;
     for (const char* device : {"cpu", "cuda"}) {
         config_.device = device;
@@ -222,20 +241,79 @@ TEST_F(Recomputation, TheCountIsTheBestOfAll) {
             config_.budgets.device_bytes = all - missing * kMiB;
             for (double attention_s = 1e-8; attention_s < 1e-3; attention_s *= 3) {
                 machine_ = default_figures(config_);
-                machine_.attention_s = attention_s;
+                machine_.kept_s[at(Kept::attention)] = attention_s;
                 machine_.forward_s = 5e-4;
                 machine_.backward_s = 1e-3 + 32 * attention_s;
                 const Plan made = plan();
                 SCOPED_TRACE(testing::Message() << device << ", " << missing << " MiB missing, "
-                                                << attention_s << " s: " << made.attention_kept());
-                const double chosen = seconds_keeping(made.attention_kept());
+                                                << attention_s << " s: " << attention_kept(made));
+                const double chosen = seconds_keeping(attention_kept(made));
                 for (int64_t other = 0; other <= kBlocks; ++other)
                     EXPECT_LE(chosen, seconds_keeping(other) * (1 + 1e-12)) << other;
-                counts.insert(made.attention_kept());
+                counts.insert(attention_kept(made));
             }
         }
     }
     EXPECT_GE(counts.size(), 4u);
+}
+
+// What saves most for its bytes first; what is asked for in any case.
+TEST_F(Recomputation, ResultsAreKeptByWhatTheirBytesSave) {
+    needs_.kept[at(Kept::mlp)] = kMlp;
+    leave(0);
+    config_.budgets.device_bytes -= (4 * kBlocks - 2) * kInput;  // no state, no weights
+    const int64_t nothing = keeping(0).device_bytes;
+    config_.swap.groups = 1;
+    config_.swap.state_on_device = 0;
+    config_.budgets.device_bytes = 2 * nothing + 4 * (kMlp + kKept);
+    machine_.forward_s = machine_.backward_s = 1;  // compute binds
+    for (const bool mlp_first : {false, true}) {
+        machine_.kept_s[at(Kept::attention)] = 1e-3;
+        machine_.kept_s[at(Kept::mlp)] = mlp_first ? 4e-3 : 2e-3;
+        const Plan made = plan();
+        SCOPED_TRACE(testing::Message() << attention_kept(made) << " attention, "
+                                        << made.blocks_keeping(Kept::mlp) << " MLPs");
+        const int64_t more = mlp_first ? made.blocks_keeping(Kept::mlp) : attention_kept(made);
+        const int64_t less = mlp_first ? attention_kept(made) : made.blocks_keeping(Kept::mlp);
+        EXPECT_GT(more, 0);
+        EXPECT_TRUE(less == 0 || more == kBlocks);
+    }
+    config_.swap.keep_mlp = 2;
+    EXPECT_EQ(kept(plan(), Kept::mlp), (std::vector<int64_t>{6, 7}));
+}
+
+// In more groups a block keeps less at a time, so that more blocks keep it, and weights travel
+// more often: worth it where kernels bind.
+TEST_F(Recomputation, GroupsAreAsManyAsMakeTheStepShortest) {
+    needs_.kept[at(Kept::mlp)] = kMlp;
+    config_.swap.state_on_device = 0;
+    std::set<int64_t> groups;
+    leave(0);
+    const int64_t all = config_.budgets.device_bytes;
+    for (const double copy_bytes_per_s : {1e8, 1e10, 1e12}) {
+        for (const int64_t missing : {0, 1, 2, 3}) {
+            config_.budgets.device_bytes = all - missing * kMiB;
+            machine_ = default_figures(config_);
+            machine_.copy_bytes_per_s = copy_bytes_per_s;
+            machine_.dram_bytes_per_s = 1e13;
+            machine_.forward_s = 1e-3;
+            machine_.backward_s = 4e-3;
+            machine_.kept_s = {2e-5, 6e-5};
+            const Plan made = plan();
+            const int64_t attention = attention_kept(made), mlp = made.blocks_keeping(Kept::mlp);
+            SCOPED_TRACE(testing::Message() << copy_bytes_per_s << " B/s, " << missing
+                                            << " MiB missing: " << made.groups << " groups, "
+                                            << attention << ", " << mlp);
+            const double chosen = seconds_keeping(attention, mlp, made.groups);
+            for (const int64_t other : {1, 2, 4})
+                EXPECT_LE(chosen * 0.98, seconds_keeping(attention, mlp, other));
+            groups.insert(made.groups);
+            config_.swap.groups = 2;
+            EXPECT_EQ(plan().groups, 2);
+            config_.swap.groups = 0;
+        }
+    }
+    EXPECT_GE(groups.size(), 2u);
 }
 
 }  // namespace

@@ -122,27 +122,37 @@ TEST(LowerBound, ASplitMasterMovesLessStateAndItsWeights) {
 }
 
 // Nothing is recomputed that the device memory beside the best placement can keep.
-TEST(LowerBound, AttentionIsKeptInTheDeviceMemoryThatIsLeft) {
+TEST(LowerBound, ResultsAreKeptInTheDeviceMemoryThatIsLeft) {
     BoundInput input = billion();
     input.kernel_seconds = 1;
-    input.attention_seconds = 0.2;
-    input.attention_bytes = 4e9;
+    double& attention = input.keeping[at(model::Kept::attention)].seconds;
+    attention = 0.2;
+    input.keeping[at(model::Kept::attention)].bytes = 4e9;
     EXPECT_EQ(lower_bound(input).seconds, 1);
     input.device_bytes = 1e9;
     Bound bound = lower_bound(input);
     EXPECT_EQ(bound.binding, "compute");
     EXPECT_DOUBLE_EQ(bound.seconds, 0.95);
-    EXPECT_EQ(bound.attention_kept, 0.25);
+    EXPECT_EQ(bound.kept, (model::OfKept<double>{0.25, 0}));
     input.device_bytes = kInfinite;
     EXPECT_DOUBLE_EQ(lower_bound(input).seconds, 0.8);
+    // First what saves more for its bytes.
+    input.keeping[at(model::Kept::mlp)] = {.seconds = 0.1, .bytes = 1e9};
+    input.device_bytes = 2e9;
+    bound = lower_bound(input);
+    EXPECT_EQ(bound.kept, (model::OfKept<double>{0.25, 1}));
+    EXPECT_DOUBLE_EQ(bound.seconds, 1 - 0.1 - 0.05);
+    input.device_bytes = kInfinite;
+    EXPECT_DOUBLE_EQ(lower_bound(input).seconds, 0.7);
+    input.keeping[at(model::Kept::mlp)] = {};
     // Where the host's memory binds, the same bytes are the state's.
     input.kernel_seconds = 0.1;
-    input.attention_seconds = 0.02;
+    attention = 0.02;
     input.device_bytes = 8e9;
     bound = lower_bound(input);
     EXPECT_EQ(bound.binding, "dram");
     EXPECT_EQ(bound.state_on_device, 0.5);
-    EXPECT_EQ(bound.attention_kept, 0);
+    EXPECT_EQ(bound.kept, model::OfKept<double>{});
 }
 
 TEST(LowerBound, FrozenWeightsTravelToo) {

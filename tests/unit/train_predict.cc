@@ -112,14 +112,17 @@ TEST(KernelTimes, WhatWasNotMeasuredCostsByItsBytesWhereItCan) {
     EXPECT_FALSE(times.covers(step, plan));
 }
 
-// One of the two is measured, and the attention alone; or both.
-TEST(KernelTimes, BackwardWithItsAttentionKeptIsSoMuchShorter) {
+// One is measured, and what gives each result alone; or several.
+TEST(KernelTimes, BackwardThatKeepsSomethingIsSoMuchShorter) {
     const planner::Plan plan = one_chunk();
     const auto kind = [&](int64_t flags) {
         return KernelTimes::Kind{static_cast<int64_t>(Op::backward),
                                  static_cast<int64_t>(plan.layers[0].kind), flags};
     };
-    constexpr uint8_t kWhole = planner::kNeedsDx, kKept = kWhole + planner::kAttentionKept;
+    using model::Kept;
+    constexpr uint8_t kWhole = planner::kNeedsDx,
+                      kKept = kWhole + planner::flag_of(Kept::attention),
+                      kBoth = kKept + planner::flag_of(Kept::mlp);
     const auto task = [](uint8_t flags) {
         return swap::Task{.op = static_cast<uint8_t>(Op::backward), .flags = flags, .layer = 0};
     };
@@ -128,20 +131,27 @@ TEST(KernelTimes, BackwardWithItsAttentionKeptIsSoMuchShorter) {
     KernelTimes times;
     times.seconds = {{kind(kWhole), 0.5}};
     EXPECT_FALSE(times.covers(step, plan));
-    times.attention_s = 0.125;
+    times.kept_s[at(Kept::mlp)] = 0.0625;
+    EXPECT_FALSE(times.covers(step, plan));
+    times.kept_s[at(Kept::attention)] = 0.125;
     EXPECT_TRUE(times.covers(step, plan));
+    EXPECT_EQ(times.of(task(kBoth), plan), 0.5 - 0.125 - 0.0625);
     EXPECT_EQ(times.sum(step, plan), 0.5 + 2 * 0.375);
-    EXPECT_EQ(times.attention_of(task(kWhole), plan), 0.125);
+    EXPECT_EQ(times.saved_by(Kept::attention, task(kWhole), plan), 0.125);
+    EXPECT_EQ(times.saved_by(Kept::mlp, task(kWhole), plan), 0.0625);
     times.seconds = {{kind(kKept), 0.25}};
     EXPECT_EQ(times.sum(step, plan), 0.375 + 2 * 0.25);
     times.seconds[kind(kWhole)] = 0.5;
     EXPECT_EQ(times.sum(step, plan), 0.5 + 2 * 0.25);
     for (const uint8_t flags : {kWhole, kKept})
-        EXPECT_EQ(times.attention_of(task(flags), plan), 0.25);
+        EXPECT_EQ(times.saved_by(Kept::attention, task(flags), plan), 0.25);
+    EXPECT_EQ(times.of(task(kBoth), plan), 0.25 - 0.0625);  // by the most alike
+    times.seconds = {{kind(kBoth), 0.25}};
+    EXPECT_EQ(times.of(task(kWhole), plan), 0.25 + 0.125 + 0.0625);
 }
 
 // What a plan of this configuration takes by its kernels is no less than the bound counts, however
-// much of its attention is kept.
+// much of its blocks' results is kept.
 TEST(Bound, CountsNoMoreComputationThanAnyPlan) {
     const model::Shape shape{.hidden = 64,
                              .layers = 4,
@@ -154,35 +164,46 @@ TEST(Bound, CountsNoMoreComputationThanAnyPlan) {
     const std::vector<model::Layer> layers = model::layers_of(shape, {}, false);
     Config config;
     config.batch = {.sequence = 64, .micro_batch = 1, .micro_batches = 2};
-    const auto plan_keeping = [&](int64_t blocks) {
-        config.swap.keep_attention = blocks;
-        return planner::make_plan(config, layers, numerics,
-                                  {.activation = 16384,
-                                   .scratch = 1 << 20,
-                                   .attention = 20480,
-                                   .attention_flops = std::vector<double>(4, 1.0)},
-                                  {}, planner::default_figures(config));
+    constexpr int64_t kPage = 4096;
+    // A block's attention takes one page for a micro-batch, what its MLP gives two.
+    const auto plan_keeping = [&](int64_t attention, int64_t mlp) {
+        config.swap.keep_attention = attention;
+        config.swap.keep_mlp = mlp;
+        return planner::make_plan(
+            config, layers, numerics,
+            {.activation = 16384,
+             .scratch = 1 << 20,
+             .kept = {kPage, 2 * kPage},
+             .kept_flops = {std::vector<double>(4, 1.0), std::vector<double>(4, 1.0)}},
+            {}, planner::default_figures(config));
     };
-    for (const int64_t room : {0, 1, 5, 8}) {
+    for (const int64_t room : {0, 1, 5, 8, 12, 24}) {
         config.budgets.device_bytes = kUnlimited;
-        const planner::Plan none = plan_keeping(0);
+        const planner::Plan none = plan_keeping(0, 0);
         Figures figures{.machine = kMachine};
         const swap::Schedule step = record_step(none, Previous::rest, false);
         for (const Task& task : step.tasks) {
             if (is_timed(task))
                 figures.kernels.seconds[kind_of(task, none)] = 100;  // more than anything else
         }
-        figures.kernels.attention_s = 30;
-        config.budgets.device_bytes = device_buffer_bytes(none) + room * 20480;
-        for (int64_t blocks = 0; 2 * blocks <= room; ++blocks) {
-            const planner::Plan plan = plan_keeping(blocks);
-            ASSERT_EQ(plan.attention_kept(), blocks);
-            const swap::Schedule kept = record_step(plan, Previous::rest, false);
-            const double planned = figures.kernels.sum(kept, plan);
-            EXPECT_DOUBLE_EQ(planned, figures.kernels.sum(step, none) - 2 * 30 * double(blocks));
-            const Bound bound = bound_of(config, plan, shape, kept, figures);
-            EXPECT_LE(bound.seconds, planned * (1 + 1e-12));
-            EXPECT_DOUBLE_EQ(bound.seconds, figures.kernels.sum(step, none) - 30 * double(room));
+        const double all = figures.kernels.sum(step, none);
+        figures.kernels.kept_s = {30, 40};
+        config.budgets.device_bytes = device_buffer_bytes(none) + room * kPage;
+        for (int64_t attention = 0; attention <= 4; ++attention) {
+            for (int64_t mlp = 0; mlp <= 4 && 2 * attention + 4 * mlp <= room; ++mlp) {
+                SCOPED_TRACE(testing::Message() << room << " pages, " << attention << ", " << mlp);
+                const planner::Plan plan = plan_keeping(attention, mlp);
+                ASSERT_EQ(plan.blocks_keeping(model::Kept::attention), attention);
+                ASSERT_EQ(plan.blocks_keeping(model::Kept::mlp), mlp);
+                const swap::Schedule kept = record_step(plan, Previous::rest, false);
+                const double planned = figures.kernels.sum(kept, plan);
+                EXPECT_DOUBLE_EQ(planned, all - 2 * 30 * double(attention) - 2 * 40 * double(mlp));
+                const Bound bound = bound_of(config, plan, shape, kept, figures);
+                EXPECT_LE(bound.seconds, planned * (1 + 1e-12));
+                const double of_mlps = std::max<double>(0, double(room) - 8) / 2;
+                EXPECT_DOUBLE_EQ(bound.seconds,
+                                 all - 30 * std::min<double>(double(room), 8) - 40 * of_mlps);
+            }
         }
     }
 }
