@@ -101,7 +101,7 @@ def llmq_files(workload, directory):
         "rms_norm_eps": 1e-5, "tie_word_embeddings": model["tie_embeddings"]}))
     tokens = tokens_of(workload["tokens"])
     header = struct.pack("<8s3i", b"BIN.TOK\n", 1, 4, len(tokens)).ljust(LLMQ_HEADER_BYTES, b"\0")
-    (directory / "tokens.bin").write_bytes(header + tokens.tobytes())
+    (directory / "llmq.bin").write_bytes(header + tokens.tobytes())  # beside the tokens that ferry reads
 
 
 def llmq(program, workload, steps, directory, warmup=1):
@@ -110,8 +110,8 @@ def llmq(program, workload, steps, directory, warmup=1):
     llmq_files(workload, directory)
     batch, optimizer = workload["batch"], workload["optimizer"]
     log = directory / "log.json"
-    command = [program, f"--model={directory}", "--from-scratch", f"--train-file={directory}/tokens.bin",
-               f"--eval-file={directory}/tokens.bin", f"--seq-len={batch['sequence']}", "--model-dtype=bf16",
+    command = [program, f"--model={directory}", "--from-scratch", f"--train-file={directory}/llmq.bin",
+               f"--eval-file={directory}/llmq.bin", f"--seq-len={batch['sequence']}", "--model-dtype=bf16",
                "--matmul-dtype=bf16", "--gpus=1", f"--steps={steps + 1}", "--eval-every-n-steps=0",
                "--ckpt-interval=0", "--log-gpu-util=0", "--opt-m-dtype=fp32", "--opt-v-dtype=fp32",
                "--offload-master", "--offload-opt-m", "--offload-opt-v", "--recompute-block",

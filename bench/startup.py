@@ -4,10 +4,17 @@
 From the program's start to the plan that it prints when everything stands, beside the bytes planned for
 NVMe at fio's write bandwidth, taken before and after. It is ended then, before its first step.
 
+A virtual machine may hand out memory for the first time far more slowly than it writes. So as many bytes as the
+host budget are touched before all rounds, by a process on each core, and once more: how long either takes is told.
+
     bench/startup.py --path /var/tmp
 """
+import mmap
+import multiprocessing
+import os
 import statistics
 import sys
+import time
 
 import common
 import needs
@@ -16,6 +23,31 @@ from training import GIB, TINY, Child, Storage, words_of
 
 CONFIG = common.ROOT / "examples/solar_10b.json"
 TARGET = 1 / 1.2  # of the bytes' time over the start-up
+POPULATE_WRITE = 23  # of madvise, as <linux/mman.h> has it
+
+
+def touch(size, all_touched):
+    with mmap.mmap(-1, size) as memory:
+        memory.madvise(POPULATE_WRITE)
+        all_touched.wait()
+
+
+def touching_seconds(size):
+    """Of so many bytes of memory that nothing has used, by a process on each core."""
+    cores = len(os.sched_getaffinity(0))
+    share = max(size // cores // mmap.PAGESIZE, 1) * mmap.PAGESIZE
+    all_touched = multiprocessing.Barrier(cores + 1)
+    processes = [multiprocessing.Process(target=touch, args=(share, all_touched)) for _ in range(cores)]
+    begin = time.monotonic()
+    for process in processes:
+        process.start()
+    try:
+        all_touched.wait(timeout=600)
+        return time.monotonic() - begin
+    finally:
+        all_touched.abort()
+        for process in processes:
+            process.join()
 
 
 class Start:
@@ -41,9 +73,11 @@ def written_by(pid):
         return int(dict(line.split(": ") for line in file)["write_bytes"])
 
 
-def rows_of(planned, starts, rates):
-    """`rates`: fio's, around each start."""
-    rows = [plain("start-up", [start.seconds for start in starts], "s"),
+def rows_of(planned, starts, rates, touching=()):
+    """`rates`: fio's, around each start; `touching`: seconds, the first time and again."""
+    rows = [plain(f"touching as much memory, {when}", [seconds], "s")
+            for when, seconds in zip(("the first time", "again"), touching)]
+    rows += [plain("start-up", [start.seconds for start in starts], "s"),
             plain("planned on NVMe", planned / 1e9, "GB"),
             plain("written until then", [start.written / 1e9 for start in starts], "GB"),
             plain("host memory in use", [start.host_peak / GIB for start in starts], "GiB")]
@@ -68,15 +102,17 @@ def main():
                     **({"budgets.host": options.host} if options.host else {})}
         if options.tiny:
             settings.update({**TINY, "budgets.host": "600KiB", "budgets.nvme": [str(volume)]})
-        planned = needs.plan(options, CONFIG, settings)["nvme_bytes"]
+        plan = needs.plan(options, CONFIG, settings)
+        planned = plan["nvme_bytes"]
         needs.room(options.path, planned)
+        touching = [touching_seconds(plan["host_bytes"]) for _ in range(2)]
         words = words_of(settings, options.settings)
         storage = Storage(options, volume, "write")
         runs = common.turns({"start-up": lambda: storage.around(lambda: Start(options, words, volume))}, options.rounds,
                             options.seconds)
     if not runs:
         sys.exit("nothing could be measured")
-    common.report(options, rows_of(planned, *zip(*runs["start-up"])), [storage.missing] if storage.missing else [])
+    common.report(options, rows_of(planned, *zip(*runs["start-up"]), touching), [storage.missing] if storage.missing else [])
 
 
 if __name__ == "__main__":

@@ -82,8 +82,11 @@ double expected_bet_fraction(const Config& config, const Workload& work,
     // A drive is written afresh in any case; elsewhere than beside a GPU nothing else bets.
     const bool in_memory = machine.device_beside && updates_s >= stored_s;
     const double out_of_place = in_memory ? machine.out_of_place : 1;
-    return bet_fraction(kernels.forward, kernels.backward, std::max(stored_s, updates_s),
-                        out_of_place);
+    // Bets begin with the last group's gradients; the first group's forward pass waits for what is
+    // late.
+    const auto groups = static_cast<double>(placement.groups);
+    return bet_fraction(kernels.forward / groups, kernels.backward / groups,
+                        std::max(stored_s, updates_s), out_of_place);
 }
 
 BetRoom::BetRoom(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,

@@ -52,16 +52,14 @@ Choice choice_of(const Config& config, const std::vector<KeptResult>& results) {
     return found;
 }
 
-constexpr double kNever = std::numeric_limits<double>::infinity();
-
-// How many of the results a step keeps, in how many groups (0: the fewest that fit), and its
-// seconds.
+// How many of the results a step keeps, in how many groups, and its seconds.
 struct Way {
     size_t kept = 0;
-    int64_t groups = 0;
-    double seconds = kNever;
+    int64_t groups = 1;
+    StepSeconds seconds{};
 };
 
+// Every way to run, and the best of them.
 class Search {
 public:
     Search(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
@@ -73,58 +71,74 @@ public:
           machine_(machine),
           choice_(choice_of(config, results_by_gain(work, machine))) {}
 
-    Placement find() const {
-        const Placement least = placement_of({choice_.asked});
+    Placement find() {
+        Placement least = placement_of(config_, choice_.asked);
         if (config_.budgets.device_bytes == kUnlimited) return least;  // what is to spare?
-        Way best = shortest(0);
+        try_groups(least.groups);
         // A further group sends weights and gradients once more, and needs less for each block.
         // What ranks would exchange for it is not in the sums.
-        const int64_t micro_batches = config_.batch.micro_batches;
         const bool may_divide = config_.swap.groups == 0 && work_.partition.alone();
+        const int64_t micro_batches = config_.batch.micro_batches;
         for (int64_t groups = least.groups + 1; may_divide && groups <= micro_batches; ++groups) {
-            if (micro_batches % groups != 0) continue;
-            const Way way = shortest(groups);
-            if (way.seconds < best.seconds * (1 - kWorthDividing)) best = way;
+            if (micro_batches % groups == 0) try_groups(groups);
         }
-        return best.seconds == kNever ? least : placement_of(best);
+        if (ways_.empty()) return least;
+        const Way& best = best_way();
+        return placement_of(in_groups(best.groups), best.kept);
     }
 
 private:
-    // The sums know of no link that waits for another; a step in more groups has more such.
-    static constexpr double kWorthDividing = 0.02;
+    // A run that is clipped at every step bets in vain: it must not be slower for what bets would
+    // gain. And the sums know of no link that waits for another, of which more groups have more.
+    static constexpr double kMayLose = 1.01, kPerGroups = 1.02;
 
-    Placement placement_of(const Way& way) const {
+    Config in_groups(int64_t groups) const {
         Config config = config_;
-        if (way.groups > 0) config.swap.groups = way.groups;
-        return place(config, work_, chunks_, parks_, machine_,
-                     std::span(choice_.results).first(way.kept));
+        config.swap.groups = groups;
+        return config;
     }
-
-    double seconds_of_way(const Way& way) const {
-        try {
-            const Placement placement = placement_of(way);
-            int64_t kept = 0;
-            for (const auto& of_layers : placement.kept)
-                kept += std::ranges::count(of_layers, true);
-            if (kept == static_cast<int64_t>(way.kept))
-                return step_seconds(config_, work_, chunks_, parks_, placement, machine_);
-        } catch (const Error& error) {
-            if (error.trouble() != Trouble::does_not_fit) throw;
-        }
-        return kNever;
+    Placement placement_of(const Config& config, size_t kept) const {
+        return place(config, work_, chunks_, parks_, machine_,
+                     std::span(choice_.results).first(kept));
     }
 
     // The less is computed, the more travels. All counts are tried: a chunk that no longer fits
     // makes steps in what travels, and so lesser minima.
-    Way shortest(int64_t groups) const {
-        Way best;
+    void try_groups(int64_t groups) {
+        const Config config = in_groups(groups);
         for (size_t kept = choice_.asked; kept <= choice_.results.size(); ++kept) {
-            Way way{kept, groups};
-            way.seconds = seconds_of_way(way);
-            if (way.seconds == kNever) break;
-            if (way.seconds < best.seconds) best = way;
+            try {
+                const Placement placement = placement_of(config, kept);
+                int64_t blocks = 0;
+                for (const auto& of_layers : placement.kept)
+                    blocks += std::ranges::count(of_layers, true);
+                if (blocks < static_cast<int64_t>(kept)) return;
+                ways_.push_back(
+                    {kept, groups,
+                     step_seconds(config, work_, chunks_, parks_, placement, machine_)});
+            } catch (const Error& error) {
+                if (error.trouble() != Trouble::does_not_fit) throw;
+                return;
+            }
         }
-        return best;
+    }
+
+    const Way& best_way() const {
+        const auto costs = [&](const Way& way, double seconds) {
+            return seconds * (way.groups > ways_.front().groups ? kPerGroups : 1);
+        };
+        double least_rest = std::numeric_limits<double>::infinity();
+        for (const Way& way : ways_)
+            least_rest = std::min(least_rest, costs(way, way.seconds.rest));
+        const Way* best = nullptr;
+        for (const Way& way : ways_) {
+            if (config_.swap.bets != "all" && way.seconds.rest > least_rest * kMayLose) continue;
+            const auto cost = [&](const Way& of) {
+                return costs(of, of.seconds.expected(config_));
+            };
+            if (best == nullptr || cost(way) < cost(*best)) best = &way;
+        }
+        return *best;
     }
 
     const Config& config_;
@@ -133,6 +147,7 @@ private:
     const std::vector<Park>& parks_;
     const MachineFigures& machine_;
     const Choice choice_;
+    std::vector<Way> ways_{};
 };
 
 }  // namespace

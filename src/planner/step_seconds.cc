@@ -1,7 +1,6 @@
 #include "step_seconds.h"
 
 #include <algorithm>
-#include <string>
 
 namespace ferry::planner {
 namespace {
@@ -75,22 +74,23 @@ public:
     }
 
     // Where the processors compute, updates and copies take their cores and their memory. Beside a
-    // GPU, a step whose bets are won hides its updates in both passes, one without in forward; a
-    // run that may bet knows both.
-    double seconds(const KernelSeconds& kernels, const MachineFigures& machine,
-                   const std::string& bets) const {
+    // GPU, a step whose bets are won hides its updates in the last group's backward pass and the
+    // next step's first forward pass, one without in the latter alone.
+    StepSeconds seconds(const KernelSeconds& kernels, const MachineFigures& machine) const {
         const double compute_s = kernels.forward + kernels.backward + device_s_;
         const double copies = (machine.device_beside ? 1 : 2) * (up_ + down_);
         const double host_s = updates_s_ + (copies + stored_) / machine.dram_bytes_per_s;
-        const double won_s = std::max(compute_s, host_s);
-        const double rest_s =
-            std::max(won_s, kernels.backward + std::max(kernels.forward + device_s_, updates_s_));
-        const double beside_s = bets == "all"   ? won_s
-                                : bets == "off" ? rest_s
-                                                : (won_s + rest_s) / 2;
-        return std::max({machine.device_beside ? beside_s : compute_s + host_s,
-                         std::max(up_, down_) / machine.copy_bytes_per_s,
-                         stored_ / machine.nvme_bytes_per_s});
+        const double links_s = std::max(std::max(up_, down_) / machine.copy_bytes_per_s,
+                                        stored_ / machine.nvme_bytes_per_s);
+        if (!machine.device_beside) {
+            const double all_s = std::max(links_s, compute_s + host_s);
+            return {all_s, all_s};
+        }
+        const auto hidden_in = [&](double window_s) {
+            return std::max({links_s, host_s, compute_s + std::max(0.0, updates_s_ - window_s)});
+        };
+        return {hidden_in((kernels.forward + kernels.backward) / groups_ + device_s_),
+                hidden_in(kernels.forward / groups_ + device_s_)};
     }
 
 private:
@@ -144,17 +144,21 @@ double update_seconds(const Workload& work, const MachineFigures& machine) {
     return machine.update_overhead_s + bytes / machine.dram_bytes_per_s;
 }
 
-double step_seconds(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
-                    const std::vector<Park>& parks, const Placement& placement,
-                    const MachineFigures& machine) {
+double StepSeconds::expected(const Config& config) const {
+    if (config.swap.bets == "all") return won;
+    return config.swap.bets == "off" ? rest : (won + rest) / 2;
+}
+
+StepSeconds step_seconds(const Config& config, const Workload& work,
+                         const std::vector<Chunk>& chunks, const std::vector<Park>& parks,
+                         const Placement& placement, const MachineFigures& machine) {
     Traffic traffic(work, placement);
     traffic.count_weights(chunks);
     for (size_t c = 0; c < chunks.size(); ++c) {
         if (chunks[c].trainable) traffic.count_update(chunks[c], placement.chunks[c], machine);
     }
     traffic.count_activations(parks);
-    return traffic.seconds(kernel_seconds(config, work, placement.kept, machine), machine,
-                           config.swap.bets);
+    return traffic.seconds(kernel_seconds(config, work, placement.kept, machine), machine);
 }
 
 }  // namespace ferry::planner

@@ -19,9 +19,15 @@ KernelSeconds kernel_seconds(const Config& config, const Workload& work,
 // Of the host's update of a whole chunk.
 double update_seconds(const Workload& work, const MachineFigures& machine);
 
-// Of the slowest of compute, copies, storage and the host's memory, each busy without a pause.
-double step_seconds(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
-                    const std::vector<Park>& parks, const Placement& placement,
-                    const MachineFigures& machine);
+// Of the slowest of compute, copies, storage and the host's memory, each busy without a pause:
+// where the bets of the step before were won, and where it made none.
+struct StepSeconds {
+    double won = 0, rest = 0;
+    // Of what a run will do: both, unless the configuration says otherwise.
+    double expected(const Config& config) const;
+};
+StepSeconds step_seconds(const Config& config, const Workload& work,
+                         const std::vector<Chunk>& chunks, const std::vector<Park>& parks,
+                         const Placement& placement, const MachineFigures& machine);
 
 }  // namespace ferry::planner

@@ -408,7 +408,9 @@ double time_storage(const planner::Plan& plan, swap::Store& store, Executor& exe
         recorder.move(object, through, planner::Recorder::Move::both);
         bytes += 2 * plan.objects[object].bytes;
     };
-    for (size_t c = 0; c < plan.chunks.size() && bytes < 256 * kMiB; ++c) {
+    // Drives have caches and moods: of a large state 2 GiB, of a small one no more than a part.
+    const int64_t most = std::clamp(plan.nvme_bytes / 16, 256 * kMiB, 2 * kGiB);
+    for (size_t c = 0; c < plan.chunks.size() && bytes < most; ++c) {
         rewrite(plan.chunks[c].state, planner::Class::stage);
         rewrite(plan.chunks[c].weight, planner::Class::weight_piece);
     }

@@ -163,6 +163,7 @@ class ScriptsTest(FerryTest):
     def test_beside_peers(self):
         rows, notes = self.script("beside_peers", "--micro-batches", "4", "--steps", "4")
         self.assertEqual(rows["ferry, clipped: compute busy"]["target"], 0.95)
+        self.assertIn("ferry, never clipped, in groups: step beside prediction", rows)
         self.assertEqual(notes, ["LLMQ is left out with --tiny", "DeepSpeed is left out with --tiny"])
 
     def test_nvme_step(self):
@@ -207,6 +208,8 @@ class ScriptsTest(FerryTest):
         rows, _ = self.script("startup", *self.beside_fio())
         self.assertGreater(rows["planned on NVMe"]["value"], 0)
         self.assertGreater(rows["start-up"]["value"], 0)
+        for when in ("the first time", "again"):
+            self.assertGreater(rows[f"touching as much memory, {when}"]["value"], 0)
 
     def test_adam_deepspeed(self):
         """Without DeepSpeed ferry is measured alone; --theirs, which `ferry bench adam` asks for, needs no ferry."""

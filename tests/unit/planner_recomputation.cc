@@ -73,7 +73,8 @@ protected:
     }
 
     // As placements are compared; infinite where so many do not fit.
-    double seconds_keeping(int64_t attention, int64_t mlp = 0, int64_t groups = 1) const {
+    StepSeconds seconds_keeping(int64_t attention, int64_t mlp = 0, int64_t groups = 1) const {
+        constexpr double kNever = std::numeric_limits<double>::infinity();
         std::vector<LayerPlan> plans(layers_.size());
         const zero::Partition alone;
         const std::vector<Chunk> chunks =
@@ -96,9 +97,8 @@ protected:
         const Placement placement = place(config, work, chunks, parks, machine_, last);
         const int64_t kept = std::ranges::count(placement.kept[0], true) +
                              std::ranges::count(placement.kept[1], true);
-        return kept < attention + mlp
-                   ? std::numeric_limits<double>::infinity()
-                   : step_seconds(config_, work, chunks, parks, placement, machine_);
+        if (kept < attention + mlp) return {kNever, kNever};
+        return step_seconds(config, work, chunks, parks, placement, machine_);
     }
 
     Config config_{};
@@ -228,7 +228,7 @@ TEST_F(Recomputation, LongSequencesKeepAttentionAndShortOnesState) {
     EXPECT_EQ(state_on_device(plan()), state_on_device(keeping(0)));
 }
 
-// No other count makes the step shorter.
+// No other count makes the step shorter, but where a run whose bets are lost would pay for it.
 TEST_F(Recomputation, TheCountIsTheBestOfAll) {
     config_.swap.groups = 1;
     std::set<int64_t> counts;
@@ -247,9 +247,21 @@ TEST_F(Recomputation, TheCountIsTheBestOfAll) {
                 const Plan made = plan();
                 SCOPED_TRACE(testing::Message() << device << ", " << missing << " MiB missing, "
                                                 << attention_s << " s: " << attention_kept(made));
-                const double chosen = seconds_keeping(attention_kept(made));
+                const StepSeconds chosen = seconds_keeping(attention_kept(made));
+                std::vector<StepSeconds> all_ways;
                 for (int64_t other = 0; other <= kBlocks; ++other)
-                    EXPECT_LE(chosen, seconds_keeping(other) * (1 + 1e-12)) << other;
+                    all_ways.push_back(seconds_keeping(other));
+                const double rest = std::ranges::min(all_ways, {}, &StepSeconds::rest).rest;
+                EXPECT_LE(chosen.rest, rest * 1.01);
+                for (const StepSeconds& other : all_ways) {
+                    if (other.rest > rest * 1.01) continue;
+                    EXPECT_LE(chosen.expected(config_), other.expected(config_) * (1 + 1e-12));
+                }
+                config_.swap.bets = "all";
+                const double all_won = seconds_keeping(attention_kept(plan())).won;
+                for (int64_t other = 0; other <= kBlocks; ++other)
+                    EXPECT_LE(all_won, seconds_keeping(other).won * (1 + 1e-12)) << other;
+                config_.swap.bets = "auto";
                 counts.insert(attention_kept(made));
             }
         }
@@ -304,9 +316,9 @@ TEST_F(Recomputation, GroupsAreAsManyAsMakeTheStepShortest) {
             SCOPED_TRACE(testing::Message() << copy_bytes_per_s << " B/s, " << missing
                                             << " MiB missing: " << made.groups << " groups, "
                                             << attention << ", " << mlp);
-            const double chosen = seconds_keeping(attention, mlp, made.groups);
+            const double chosen = seconds_keeping(attention, mlp, made.groups).expected(config_);
             for (const int64_t other : {1, 2, 4})
-                EXPECT_LE(chosen * 0.98, seconds_keeping(attention, mlp, other));
+                EXPECT_LE(chosen * 0.98, seconds_keeping(attention, mlp, other).expected(config_));
             groups.insert(made.groups);
             config_.swap.groups = 2;
             EXPECT_EQ(plan().groups, 2);
