@@ -14,8 +14,7 @@
 
 namespace ferry::model {
 
-// How a family calls its tensors and lays them out; what else families differ in, Shape says.
-// ferry/huggingface.h reads their configurations.
+// How a family names and lays out its tensors. Shape has what else differs, huggingface.h reads it.
 enum class Family : uint8_t { llama, mistral, qwen2, qwen3, gpt2 };
 
 // What stretches RoPE beyond the text a model was first trained on.
@@ -107,8 +106,7 @@ struct Tensor {
     bool decays = true, trainable = true;
 };
 
-// A run of the flat buffer; offset and count are multiples of 4,096 times the shards it is to be
-// cut into, the padding holds zeros.
+// A run of the flat buffer: multiples of 4,096 times the shards it is cut into, padded with zeros.
 struct Segment {
     int64_t offset = 0, count = 0;
     bool decays = true, trainable = true;
