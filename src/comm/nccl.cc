@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "alike.h"
 #include "comm_thread.h"
@@ -36,6 +37,20 @@ void demand(ncclResult_t status, const char* call) {
         throw refused(call, ncclGetErrorString(status));
 }
 
+template <auto kFree>
+struct FreedBy {
+    template <class T>
+    void operator()(T* what) const noexcept {
+        kFree(what);
+    }
+};
+using Stream = std::unique_ptr<std::remove_pointer_t<cudaStream_t>, FreedBy<cudaStreamDestroy>>;
+using Event = std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, FreedBy<cudaEventDestroy>>;
+using OnDevice = std::unique_ptr<std::byte, FreedBy<cudaFree>>;
+using OnHost = std::unique_ptr<std::byte, FreedBy<cudaFreeHost>>;
+// One that has not been left in order waits for nobody.
+using Comm = std::unique_ptr<std::remove_pointer_t<ncclComm_t>, FreedBy<ncclCommAbort>>;
+
 // What the ranks tell each other before they can use NCCL.
 struct Card {
     ncclUniqueId id{};
@@ -53,22 +68,12 @@ public:
         FERRY_CHECK(device.kind() == DeviceKind::cuda, "NCCL moves a GPU's memory");
         if (bootstrap_) ranks = meet();
         place_ = {.rank = ranks.rank, .size = ranks.size};
-        demand(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking),
-               "cudaStreamCreateWithFlags");
-        for (Flight& flight : flights_)
-            demand(cudaEventCreateWithFlags(&flight.ended, cudaEventDisableTiming),
-                   "cudaEventCreateWithFlags");
+        make_stream();
         if (!bootstrap_) stage();
         join(ranks);
         place_ = bootstrap_ ? bootstrap_->place() : introduce();
     }
-    ~Nccl() override {
-        leave();
-        for (const Flight& flight : flights_) cudaEventDestroy(flight.ended);
-        cudaStreamDestroy(stream_);
-        cudaFree(on_device_);
-        cudaFreeHost(on_host_);
-    }
+    ~Nccl() override { leave(); }
     Nccl(const Nccl&) = delete;
     Nccl& operator=(const Nccl&) = delete;
 
@@ -81,7 +86,7 @@ public:
         if (!launching_) return true;
         if (!settled()) return false;
         if (launching_->host) take_back(*launching_);
-        demand(cudaEventRecord(launching_->ended, stream_), "cudaEventRecord");
+        demand(cudaEventRecord(launching_->ended.get(), stream_.get()), "cudaEventRecord");
         launching_ = nullptr;
         return true;
     }
@@ -118,7 +123,7 @@ public:
         if (&flight == launching_ && !ready()) return false;
         const ncclResult_t found = state();
         if (found != ncclSuccess && found != ncclInProgress) return false;
-        const cudaError_t status = cudaEventQuery(flight.ended);
+        const cudaError_t status = cudaEventQuery(flight.ended.get());
         if (status == cudaErrorNotReady) return false;
         demand(status, "work of NCCL's");
         if (flight.host) hand_over(flight);
@@ -132,14 +137,11 @@ public:
         return others;
     }
 
-    void abort() noexcept override {
-        if (comm_) ncclCommAbort(comm_);
-        comm_ = nullptr;
-    }
+    void abort() noexcept override { comm_.reset(); }
 
 private:
     struct Flight {
-        cudaEvent_t ended = nullptr;
+        Event ended{};
         // Of a gather of host memory, which goes by the bootstrap, else by a place on the GPU.
         const Piece* host = nullptr;
         uint64_t host_number = 0;
@@ -152,18 +154,18 @@ private:
     // Throws when NCCL has failed and nobody has said for a while what of.
     ncclResult_t state() {
         ncclResult_t found = ncclSuccess;
-        const ncclResult_t asked = ncclCommGetAsyncError(comm_, &found);
+        const ncclResult_t asked = ncclCommGetAsyncError(comm_.get(), &found);
         if (asked != ncclSuccess) found = asked;
         if (found == ncclSuccess || found == ncclInProgress) return found;
         if (found == ncclInvalidUsage) throw misused();
         const Nanos now = executor_.now();
         if (failed_at_ == 0) failed_at_ = now;
         if (bootstrap_ && now - failed_at_ < kHearsay) return found;
-        throw Error(
-            Trouble::rank_lost,
-            {.what = "lost a rank: NCCL's connection to it failed",
-             .measured = std::string(ncclGetErrorString(found)) + ": " + ncclGetLastError(comm_),
-             .remedy = "see what the other ranks said last; NCCL_DEBUG=WARN says more"});
+        throw Error(Trouble::rank_lost,
+                    {.what = "lost a rank: NCCL's connection to it failed",
+                     .measured = std::string(ncclGetErrorString(found)) + ": " +
+                                 ncclGetLastError(comm_.get()),
+                     .remedy = "see what the other ranks said last; NCCL_DEBUG=WARN says more"});
     }
 
     Error misused() const {
@@ -171,7 +173,7 @@ private:
             Trouble::usage,
             {.what = "NCCL refuses these ranks",
              .where = "rank " + std::to_string(place_.rank) + " of " + std::to_string(place_.size),
-             .measured = ncclGetLastError(comm_),
+             .measured = ncclGetLastError(comm_.get()),
              .remedy = "give each rank a GPU and a number of its own, and all of them the same "
                        "identity and size; NCCL_DEBUG=WARN says more"}};
     }
@@ -197,6 +199,19 @@ private:
         return ranks;
     }
 
+    void make_stream() {
+        cudaStream_t stream = nullptr;
+        demand(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
+               "cudaStreamCreateWithFlags");
+        stream_.reset(stream);
+        for (Flight& flight : flights_) {
+            cudaEvent_t event = nullptr;
+            demand(cudaEventCreateWithFlags(&event, cudaEventDisableTiming),
+                   "cudaEventCreateWithFlags");
+            flight.ended.reset(event);
+        }
+    }
+
     // The others are told at once when this rank fails, and this rank when one of them does.
     void join(const NcclRanks& ranks) {
         if (!bootstrap_) return meet_over_nccl(ranks);
@@ -214,8 +229,11 @@ private:
         std::memcpy(&id, ranks.unique_id.data(), sizeof(id));
         ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
         config.blocking = 0;
-        demand(ncclCommInitRankConfig(&comm_, ranks.size, id, ranks.rank, &config),
-               "ncclCommInitRankConfig");
+        ncclComm_t comm = nullptr;
+        const ncclResult_t status =
+            ncclCommInitRankConfig(&comm, ranks.size, id, ranks.rank, &config);
+        comm_.reset(comm);
+        demand(status, "ncclCommInitRankConfig");
         await([this] { return settled(); });
     }
     // Without a bootstrap the ranks tell each other over NCCL itself.
@@ -234,12 +252,10 @@ private:
         const Nanos start = executor_.now();
         for (Nanos now = start; !met(); now = executor_.now()) {
             if (bootstrap_) bootstrap_->check();
-            if (now > until_) {
-                abort();
+            if (now > until_)
                 throw lost(silent(), "the ranks did not meet over NCCL within zero.timeout_seconds",
                            "start-up",
                            "NCCL_DEBUG=INFO shows which of them came and by what network");
-            }
             nap_after(now - start);
         }
     }
@@ -255,30 +271,29 @@ private:
     void leave() noexcept {
         if (!comm_) return;
         const Nanos start = executor_.now();
-        ncclResult_t status = ncclCommFinalize(comm_);
+        ncclResult_t status = ncclCommFinalize(comm_.get());
         for (Nanos now = start; status == ncclInProgress && now < start + kHearsay;
              now = executor_.now()) {
             nap_after(now - start);
-            ncclCommGetAsyncError(comm_, &status);
+            ncclCommGetAsyncError(comm_.get(), &status);
         }
-        if (status == ncclSuccess) {
-            ncclCommDestroy(comm_);
-        } else {
-            ncclCommAbort(comm_);
-        }
+        if (status == ncclSuccess) ncclCommDestroy(comm_.release());
     }
 
     void gather(const std::byte* out, std::byte* in, int64_t bytes) {
-        demand(ncclAllGather(out, in, static_cast<size_t>(bytes), ncclInt8, comm_, stream_),
+        demand(ncclAllGather(out, in, static_cast<size_t>(bytes), ncclInt8, comm_.get(),
+                             stream_.get()),
                "ncclAllGather");
     }
     void exchange(const Operation& operation, const Piece& piece) {
         const auto bytes = static_cast<size_t>(piece.bytes);
         for (int rank = 0; rank < place_.size; ++rank) {
             if (rank == place_.rank) continue;
-            demand(ncclSend(operation.out_for(piece, rank), bytes, ncclInt8, rank, comm_, stream_),
+            demand(ncclSend(operation.out_for(piece, rank), bytes, ncclInt8, rank, comm_.get(),
+                            stream_.get()),
                    "ncclSend");
-            demand(ncclRecv(piece.in + rank * piece.bytes, bytes, ncclInt8, rank, comm_, stream_),
+            demand(ncclRecv(piece.in + rank * piece.bytes, bytes, ncclInt8, rank, comm_.get(),
+                            stream_.get()),
                    "ncclRecv");
         }
     }
@@ -287,7 +302,7 @@ private:
             const Piece& piece = operation.pieces[i];
             demand(cudaMemcpyAsync(
                        piece.in + place_.rank * piece.bytes, operation.out_for(piece, place_.rank),
-                       static_cast<size_t>(piece.bytes), cudaMemcpyDeviceToDevice, stream_),
+                       static_cast<size_t>(piece.bytes), cudaMemcpyDeviceToDevice, stream_.get()),
                    "cudaMemcpyAsync");
         }
     }
@@ -304,12 +319,12 @@ private:
         const int64_t bytes = Communicator::kAgreedBytes * place_.size;
         void *device = nullptr, *host = nullptr;
         demand(cudaMalloc(&device, kWindow * static_cast<size_t>(bytes)), "cudaMalloc");
-        on_device_ = static_cast<std::byte*>(device);
+        on_device_.reset(static_cast<std::byte*>(device));
         demand(cudaMallocHost(&host, kWindow * static_cast<size_t>(bytes)), "cudaMallocHost");
-        on_host_ = static_cast<std::byte*>(host);
+        on_host_.reset(static_cast<std::byte*>(host));
         for (size_t slot = 0; slot < kWindow; ++slot) {
-            flights_[slot].on_device = on_device_ + static_cast<int64_t>(slot) * bytes;
-            flights_[slot].on_host = on_host_ + static_cast<int64_t>(slot) * bytes;
+            flights_[slot].on_device = on_device_.get() + static_cast<int64_t>(slot) * bytes;
+            flights_[slot].on_host = on_host_.get() + static_cast<int64_t>(slot) * bytes;
         }
     }
     void bring(const Flight& flight) {
@@ -319,12 +334,12 @@ private:
         if (bytes == 0) return;
         std::memcpy(flight.on_host + own, piece.out, bytes);
         demand(cudaMemcpyAsync(flight.on_device + own, flight.on_host + own, bytes,
-                               cudaMemcpyHostToDevice, stream_),
+                               cudaMemcpyHostToDevice, stream_.get()),
                "cudaMemcpyAsync");
     }
     void take_back(const Flight& flight) {
         demand(cudaMemcpyAsync(flight.on_host, flight.on_device, all_of(flight),
-                               cudaMemcpyDeviceToHost, stream_),
+                               cudaMemcpyDeviceToHost, stream_.get()),
                "cudaMemcpyAsync");
     }
     void hand_over(const Flight& flight) {
@@ -340,12 +355,14 @@ private:
     std::unique_ptr<CommThread> bootstrap_;
     const Nanos until_;  // the ranks must have met
     Place place_{};
-    cudaStream_t stream_ = nullptr;
-    ncclComm_t comm_ = nullptr;
-    std::array<Flight, kWindow> flights_{};
     Flight* launching_ = nullptr;  // given to NCCL, which has not launched it yet
     Nanos failed_at_ = 0;
-    std::byte *on_host_ = nullptr, *on_device_ = nullptr;
+    // Each ends before what it uses.
+    OnHost on_host_{};
+    OnDevice on_device_{};
+    Stream stream_{};
+    std::array<Flight, kWindow> flights_{};
+    Comm comm_{};
 };
 
 std::unique_ptr<Communicator> over(std::unique_ptr<Nccl> nccl, Executor& executor,
