@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import statistics
 import sys
+import threading
 import time
 
 import common
@@ -28,8 +29,13 @@ POPULATE_WRITE = 23  # of madvise, as <linux/mman.h> has it
 
 def touch(size, all_touched):
     with mmap.mmap(-1, size) as memory:
-        memory.madvise(POPULATE_WRITE)
-        all_touched.wait()
+        try:
+            memory.madvise(POPULATE_WRITE)
+            all_touched.wait()  # else another process would get the same memory
+        except OSError:
+            all_touched.abort()
+        except threading.BrokenBarrierError:
+            pass  # the script has ended it
 
 
 def touching_seconds(size):
@@ -44,6 +50,9 @@ def touching_seconds(size):
     try:
         all_touched.wait(timeout=600)
         return time.monotonic() - begin
+    except threading.BrokenBarrierError:
+        sys.exit(f"{size / GIB:.3g} GiB of memory could not be touched within 600 s: the plan's host memory is more "
+                 "than this machine has free; give less with --host")
     finally:
         all_touched.abort()
         for process in processes:
