@@ -210,6 +210,7 @@ class ScriptsTest(FerryTest):
         self.assertGreater(rows["start-up"]["value"], 0)
         for when in ("the first time", "again"):
             self.assertGreater(rows[f"touching as much memory, {when}"]["value"], 0)
+        self.assertEqual("start-up beside fio writing its bytes" in rows, bool(FIO))
 
     def test_adam_deepspeed(self):
         """Without DeepSpeed ferry is measured alone; --theirs, which `ferry bench adam` asks for, needs no ferry."""

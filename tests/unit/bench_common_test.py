@@ -93,13 +93,14 @@ class RowTest(unittest.TestCase):
     def test_a_note_has_the_median_of_fios_rates(self):
         """As the ratio beside it is of all rounds."""
         starts = [argparse.Namespace(seconds=2.0, written=1, host_peak=1)] * 3
+        row = startup.rows_of(4e9, starts, [4 / 3, 4.0, 2.0])[-1]
+        self.assertEqual((row["note"], row["ratio"]), ("fio 2 GB/s", 1))
+        self.assertNotIn("note", startup.rows_of(4e9, starts, None)[-1])
         rates = [3e9, 1e9, 2e9]
-        self.assertEqual(startup.rows_of(4e9, starts, rates)[-1]["note"], "fio 2 GB/s")
         runs = [training.Timing(1, seconds=[2.0, 2.0]) for _ in rates]
         for run, rate in zip(runs, rates):
             run.bandwidth = rate
         self.assertEqual(nvme_step.rows_of("x", runs, [4e9] * 3, None)[-1]["note"], "fio 2 GB/s")
-        self.assertNotIn("note", startup.rows_of(4e9, starts, [None] * 3)[-1])
 
 
 class ReportTest(unittest.TestCase):
