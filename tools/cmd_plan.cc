@@ -129,6 +129,7 @@ void run_plan(const PlanOptions& options) {
         {"groups", plan.groups},
         {"attention_kept", plan.blocks_keeping(model::Kept::attention)},
         {"mlp_kept", plan.blocks_keeping(model::Kept::mlp)},
+        {"inputs_kept", plan.blocks_keeping_inputs()},
         {"ranks", plan.partition.ranks},
         {"planned_by", planned_by},
         {"tiers", tiers_json(plan)},

@@ -80,10 +80,13 @@ void print_plan(const planner::Plan& plan, const Config& config) {
         parameters, trainable_of(plan), plan.chunk_elements, plan.micro_batches, plan.groups,
         plan.groups == 1 ? "" : "s");
     const int64_t attention = plan.blocks_keeping(model::Kept::attention),
-                  mlp = plan.blocks_keeping(model::Kept::mlp);
-    if (attention + mlp > 0)
-        fmt::print("of {} blocks {} keep their attention for backward, {} their MLP's products\n\n",
-                   plan.blocks_at_most(), attention, mlp);
+                  mlp = plan.blocks_keeping(model::Kept::mlp), blocks = std::ssize(plan.layers) - 2,
+                  inputs = plan.blocks_keeping_inputs();
+    if (attention + mlp > 0 || inputs < blocks)
+        fmt::print(
+            "on the device until backward, of {} blocks: the inputs of {}, attention of {}, "
+            "the MLP's products of {}\n\n",
+            blocks, inputs, attention, mlp);
     if (!plan.partition.alone())
         fmt::print("on each of {} ranks, stage {} (budgets of host and nvme: their host's):\n\n",
                    plan.partition.ranks, config.zero.stage);
@@ -207,6 +210,7 @@ nlohmann::json summary_json(const train::RunReport& report, const planner::Plan&
               {"chunk_elements", plan.chunk_elements},
               {"attention_kept", plan.blocks_keeping(model::Kept::attention)},
               {"mlp_kept", plan.blocks_keeping(model::Kept::mlp)},
+              {"inputs_kept", plan.blocks_keeping_inputs()},
               {"model_flops", report.model_flops},
               {"gemm_flops_per_s", report.gemm_flops_per_s},
               {"mfu", mfu > 0 ? nlohmann::json(mfu) : nlohmann::json()},

@@ -85,7 +85,8 @@ struct SwapConfig {
     // Blocks that do not recompute what attention, or the MLP's first matrices, gave; -1: as the
     // planner weighs.
     int64_t keep_attention = -1, keep_mlp = -1;
-    bool verify = true;  // checksums of what comes back from NVMe
+    int64_t keep_inputs = -1;  // at most so many blocks' inputs on the device; -1: the same
+    bool verify = true;        // checksums of what comes back from NVMe
 };
 
 struct CheckpointConfig {

@@ -121,7 +121,8 @@ struct Plan {
     bool trains_below(int64_t layer) const;  // something trainable in layers [0, layer)
     bool goes_back(int64_t layer) const;     // a block, and backward visits it
     int64_t blocks_keeping(model::Kept what) const;
-    int64_t blocks_at_most() const;  // that could keep something: backward visits them
+    int64_t blocks_keeping_inputs() const;  // of at least one micro-batch of a group
+    int64_t blocks_at_most() const;         // that could keep something: backward visits them
 
     // A step's report: each micro-batch's sum of losses (double), then of each layer whether its
     // output was not finite (uint32). It reaches the host arena before the verdict.

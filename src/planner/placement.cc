@@ -25,13 +25,12 @@ constexpr Depths kBusy{.weights = 2, .gradients = 2, .wire = 4, .spare_activatio
 class Placer {
 public:
     Placer(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
-           const std::vector<Park>& parks, const MachineFigures& machine,
-           std::span<const KeptResult> kept)
+           const std::vector<Park>& parks, const MachineFigures& machine, const Keeping& keeping)
         : config_(config),
           work_(work),
           chunks_(chunks),
           parks_(parks),
-          kept_(kept),
+          keeping_(keeping),
           micro_batches_(config.batch.micro_batches),
           tied_(work.layers.back().find(model::Role::head_table) == nullptr),
           machine_(machine),
@@ -128,8 +127,8 @@ private:
                           try_depth(depth, &Depths::exchanges, 2 * chunks, Class::pieces, 8);
         if (!both) try_depth(depth, &Depths::exchanges, kLean.exchanges + chunks, Class::pieces, 8);
         int64_t left = device().limit() - device_bytes(depth, result_.groups);
-        const int64_t inputs =
-            std::min(block_count() * group_size(), left / bytes_of(Class::activation));
+        const int64_t inputs = std::min(std::min(block_count(), keeping_.inputs) * group_size(),
+                                        left / bytes_of(Class::activation));
         left -= inputs * bytes_of(Class::activation);
         result_.counts = device_counts(depth, result_.groups, inputs, keep_results(left));
         if (work_.needs.overhead > 0)
@@ -149,7 +148,8 @@ private:
     }
     model::OfKept<int64_t> asked_for() const {
         model::OfKept<int64_t> blocks{};
-        for (const KeptResult& result : kept_) blocks[at(result.what)] += is_asked_for(result);
+        for (const KeptResult& result : keeping_.results)
+            blocks[at(result.what)] += is_asked_for(result);
         return blocks;
     }
 
@@ -157,7 +157,7 @@ private:
     model::OfKept<int64_t> keep_results(int64_t left_bytes) {
         model::OfKept<int64_t> blocks{};
         for (auto& of_layers : result_.kept) of_layers.assign(work_.layers.size(), false);
-        for (const KeptResult& result : kept_) {
+        for (const KeptResult& result : keeping_.results) {
             const int64_t bytes = group_size() * bytes_of(class_of(result.what));
             if (!is_asked_for(result) && bytes > left_bytes) continue;
             left_bytes -= is_asked_for(result) ? 0 : bytes;
@@ -469,7 +469,7 @@ private:
     const Workload& work_;
     const std::vector<Chunk>& chunks_;
     const std::vector<Park>& parks_;
-    const std::span<const KeptResult> kept_;
+    const Keeping keeping_;
     const int64_t micro_batches_;
     const bool tied_;
     const MachineFigures& machine_;
@@ -480,8 +480,8 @@ private:
 
 Placement place(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
                 const std::vector<Park>& parks, const MachineFigures& machine,
-                std::span<const KeptResult> kept) {
-    return Placer(config, work, chunks, parks, machine, kept).make();
+                const Keeping& keeping) {
+    return Placer(config, work, chunks, parks, machine, keeping).make();
 }
 
 }  // namespace ferry::planner

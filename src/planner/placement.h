@@ -40,12 +40,17 @@ struct KeptResult {
 // How many blocks the configuration has keep that; less than 0: the planner decides.
 int64_t blocks_asked_to_keep(const Config& config, model::Kept what);
 
-// Keeps these results: all of those that the configuration asks for, of the others as many as fit,
-// in their order. Throws does_not_fit naming the tier, the bytes missing and the smallest budget
-// that works.
+// What stays on the device from forward to backward: the inputs of at most so many blocks, the last
+// ones, as far as they fit; then these results, all of those that the configuration asks for, of
+// the others as many as fit, in their order.
+struct Keeping {
+    int64_t inputs = 0;
+    std::span<const KeptResult> results{};
+};
+// Throws does_not_fit naming the tier, the bytes missing and the smallest budget that works.
 Placement place(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
                 const std::vector<Park>& parks, const MachineFigures& machine,
-                std::span<const KeptResult> kept);
+                const Keeping& keeping);
 // Keeps as much as is asked for, or as makes the step shortest, in as many groups.
 Placement place_for_speed(const Config& config, const Workload& work,
                           const std::vector<Chunk>& chunks, const std::vector<Park>& parks,

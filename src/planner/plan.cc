@@ -141,6 +141,10 @@ int64_t Plan::blocks_keeping(model::Kept what) const {
                                  [what](const LayerPlan& l) { return l.keeps[at(what)]; });
 }
 
+int64_t Plan::blocks_keeping_inputs() const {
+    return ceil_div(std::ranges::count(inputs, swap::kNoObject), group_size());
+}
+
 int64_t Plan::blocks_at_most() const {
     int64_t blocks = 0;
     for (int64_t layer = 0; layer < std::ssize(layers); ++layer) blocks += goes_back(layer);

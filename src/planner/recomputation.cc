@@ -52,10 +52,11 @@ Choice choice_of(const Config& config, const std::vector<KeptResult>& results) {
     return found;
 }
 
-// How many of the results a step keeps, in how many groups, and its seconds.
+// In how many groups a step runs, of how many blocks it keeps the inputs at most, and how many of
+// the results.
 struct Way {
-    size_t kept = 0;
-    int64_t groups = 1;
+    int64_t groups = 1, inputs = 0;
+    size_t results = 0;
     StepSeconds seconds{};
 };
 
@@ -72,49 +73,68 @@ public:
           choice_(choice_of(config, results_by_gain(work, machine))) {}
 
     Placement find() {
-        Placement least = placement_of(config_, choice_.asked);
+        const std::vector<int64_t> inputs = inputs_to_try();
+        Placement least = placement_of(config_, inputs.front(), choice_.asked);
         if (config_.budgets.device_bytes == kUnlimited) return least;  // what is to spare?
-        try_groups(least.groups);
+        try_groups(least.groups, inputs);
         // A further group sends weights and gradients once more, and needs less for each block.
         // What ranks would exchange for it is not in the sums.
         const bool may_divide = config_.swap.groups == 0 && work_.partition.alone();
         const int64_t micro_batches = config_.batch.micro_batches;
         for (int64_t groups = least.groups + 1; may_divide && groups <= micro_batches; ++groups) {
-            if (micro_batches % groups == 0) try_groups(groups);
+            if (micro_batches % groups == 0) try_groups(groups, inputs);
         }
         if (ways_.empty()) return least;
         const Way& best = best_way();
-        return placement_of(in_groups(best.groups), best.kept);
+        return placement_of(in_groups(best.groups), best.inputs, best.results);
     }
 
 private:
     // A run that is clipped at every step bets in vain: it must not be slower for what bets would
-    // gain. And the sums know of no link that waits for another, of which more groups have more.
-    static constexpr double kMayLose = 1.01, kPerGroups = 1.02;
+    // gain. And the sums know of no link that waits for another, of which more groups have more,
+    // and inputs that travel some.
+    static constexpr double kMayLose = 1.01, kPerGroups = 1.02, kPerInputs = 1.01;
 
     Config in_groups(int64_t groups) const {
         Config config = config_;
         config.swap.groups = groups;
         return config;
     }
-    Placement placement_of(const Config& config, size_t kept) const {
+    Placement placement_of(const Config& config, int64_t inputs, size_t results) const {
         return place(config, work_, chunks_, parks_, machine_,
-                     std::span(choice_.results).first(kept));
+                     {inputs, std::span(choice_.results).first(results)});
+    }
+
+    // Of how many blocks, the most first. An input on its way takes a copy up and down, which a
+    // device's own memory hides beside kernels; in host memory by another name it would not.
+    std::vector<int64_t> inputs_to_try() const {
+        constexpr int64_t kParts = 4;
+        const int64_t blocks = std::ssize(work_.layers) - 2, asked = config_.swap.keep_inputs;
+        if (asked >= 0) return {std::min(asked, blocks)};
+        std::vector<int64_t> counts{blocks};
+        for (int64_t part = kParts - 1; machine_.device_beside && part >= 0; --part) {
+            const int64_t count = blocks * part / kParts;
+            if (count < counts.back()) counts.push_back(count);
+        }
+        return counts;
+    }
+
+    void try_groups(int64_t groups, const std::vector<int64_t>& inputs) {
+        for (const int64_t count : inputs) try_results(in_groups(groups), count);
     }
 
     // The less is computed, the more travels. All counts are tried: a chunk that no longer fits
     // makes steps in what travels, and so lesser minima.
-    void try_groups(int64_t groups) {
-        const Config config = in_groups(groups);
-        for (size_t kept = choice_.asked; kept <= choice_.results.size(); ++kept) {
+    void try_results(const Config& config, int64_t inputs) {
+        for (size_t results = choice_.asked; results <= choice_.results.size(); ++results) {
             try {
-                const Placement placement = placement_of(config, kept);
+                const Placement placement = placement_of(config, inputs, results);
                 int64_t blocks = 0;
                 for (const auto& of_layers : placement.kept)
                     blocks += std::ranges::count(of_layers, true);
-                if (blocks < static_cast<int64_t>(kept)) return;
+                if (blocks < static_cast<int64_t>(results)) return;
                 ways_.push_back(
-                    {kept, groups,
+                    {placement.groups, inputs, results,
                      step_seconds(config, work_, chunks_, parks_, placement, machine_)});
             } catch (const Error& error) {
                 if (error.trouble() != Trouble::does_not_fit) throw;
@@ -124,8 +144,10 @@ private:
     }
 
     const Way& best_way() const {
+        const Way& plainest = ways_.front();
         const auto costs = [&](const Way& way, double seconds) {
-            return seconds * (way.groups > ways_.front().groups ? kPerGroups : 1);
+            return seconds * (way.groups > plainest.groups ? kPerGroups : 1) *
+                   (way.inputs < plainest.inputs ? kPerInputs : 1);
         };
         double least_rest = std::numeric_limits<double>::infinity();
         for (const Way& way : ways_)

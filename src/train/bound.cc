@@ -15,19 +15,25 @@ double update_bytes(const BoundInput& in) {
 
 struct Fractions {
     double weights_on_nvme = 0, weights_on_device = 0, state_on_device = 0;
+    double inputs_away = 0;  // of the block inputs: not on the device until backward
 };
 
 // Of state and gradients, which wait for the verdict with it; a byte of either that is stored is
 // read once and written once.
 double kept_bytes(const BoundInput& in) { return (in.state_bytes + in.wire_bytes) * in.parameters; }
 
-// What fits of the rest of them into the host memory that the weights leave; below 0: these do not
-// fit themselves.
-double state_in_host(const BoundInput& in, const Fractions& f) {
+// Host memory is for weights, then for inputs, which travel in every group, then for state.
+struct OnHost {
+    double state = 0;          // a fraction; below 0: the weights alone do not fit
+    double inputs_stored = 0;  // bytes that do not fit, and go on to NVMe
+};
+OnHost on_host(const BoundInput& in, const Fractions& f) {
     const double weights = std::max(0.0, 1 - f.weights_on_nvme - f.weights_on_device);
+    const double inputs = f.inputs_away * in.input_bytes;
     const double left = in.host_bytes - weights * in.weights.bytes;
-    if (left < 0) return -1;
-    return std::min(1 - f.state_on_device, left / kept_bytes(in));
+    if (left < 0) return {.state = -1};
+    return {.state = std::min(1 - f.state_on_device, std::max(0.0, left - inputs) / kept_bytes(in)),
+            .inputs_stored = std::max(0.0, inputs - left)};
 }
 
 // Weights that the host trains, of a part of them kept somewhere: what is frozen goes there first.
@@ -36,11 +42,12 @@ double trained(const WeightTraffic& w, double kept) {
 }
 
 double bytes_on_device(const BoundInput& in, const Fractions& f) {
-    return f.weights_on_device * in.weights.bytes + f.state_on_device * kept_bytes(in);
+    return f.weights_on_device * in.weights.bytes + f.state_on_device * kept_bytes(in) +
+           (1 - f.inputs_away) * in.input_bytes;
 }
 
-// Of what blocks may keep for backward, in the device memory that weights and state leave, first
-// what saves most for its bytes: nothing else there makes the kernels' time shorter.
+// Of what blocks may keep for backward, in the device memory that is left, first what saves most
+// for its bytes: nothing else there makes the kernels' time shorter.
 struct Savings {
     model::OfKept<double> kept{};
     double seconds = 0;
@@ -65,15 +72,16 @@ Savings savings(const BoundInput& in, const Fractions& f) {
     return found;
 }
 
-bool admissible(const BoundInput& in, const Fractions& f, double in_host) {
+bool admissible(const BoundInput& in, const Fractions& f) {
     const double n = in.parameters, weights = in.weights.bytes;
-    const double on_nvme =
-        (1 - in_host - f.state_on_device) * kept_bytes(in) + f.weights_on_nvme * weights;
+    const OnHost host = on_host(in, f);
+    const double on_nvme = (1 - host.state - f.state_on_device) * kept_bytes(in) +
+                           f.weights_on_nvme * weights + host.inputs_stored;
     // Whose state is on the device has its weights there.
     const bool beside_weights =
         f.state_on_device * in.weight_bytes * n <= f.weights_on_device * weights * (1 + 1e-9);
-    return in_host >= 0 && beside_weights && bytes_on_device(in, f) <= in.device_bytes &&
-           on_nvme <= in.nvme_bytes;
+    return host.state >= 0 && beside_weights &&
+           bytes_on_device(in, f) <= in.device_bytes * (1 + 1e-9) && on_nvme <= in.nvme_bytes;
 }
 
 struct Term {
@@ -81,9 +89,18 @@ struct Term {
     const char* link;
 };
 
-Term slowest(const BoundInput& in, const Fractions& f, double in_host) {
+Term compute(const BoundInput& in, const Fractions& f) {
+    const double on_device = update_bytes(in) * in.parameters * f.state_on_device;
+    return {in.kernel_seconds - savings(in, f).seconds +
+                (on_device > 0 ? on_device / in.speeds.device_bytes_per_s : 0),
+            "compute"};
+}
+
+// Of all others.
+Term slowest_link(const BoundInput& in, const Fractions& f) {
     const double n = in.parameters, by_host = 1 - f.state_on_device;
     const WeightTraffic& w = in.weights;
+    const OnHost host = on_host(in, f);
     // The best choice of that size: what is visited twice stays near.
     const auto reads_without = [&w](double kept) {
         return std::max(0.0, w.read_bytes - 2 * kept * w.bytes);
@@ -92,26 +109,52 @@ Term slowest(const BoundInput& in, const Fractions& f, double in_host) {
     // they are fetched before.
     const double returning =
         std::max(0.0, trained(w, f.weights_on_device) - f.state_on_device * in.weight_bytes * n);
-    const double reads = in.split ? 1 : 0;
-    const double up = reads_without(f.weights_on_device) + returning + in.input_bytes;
-    const double down = in.wire_bytes * n * by_host + in.input_bytes + reads * returning;
-    const double stored = 2 * kept_bytes(in) * std::max(0.0, by_host - in_host) +
+    const double reads = in.split ? 1 : 0, inputs = f.inputs_away * in.groups * in.input_bytes;
+    const double up = reads_without(f.weights_on_device) + returning + inputs;
+    const double down = in.wire_bytes * n * by_host + inputs + reads * returning;
+    const double stored = 2 * kept_bytes(in) * std::max(0.0, by_host - host.state) +
+                          2 * in.groups * host.inputs_stored +
                           reads_without(1 - f.weights_on_nvme) +
                           (1 + reads) * trained(w, f.weights_on_nvme);
-    const double on_device = update_bytes(in) * n * f.state_on_device;
     const LinkSpeeds& s = in.speeds;
     const double dram = update_bytes(in) * n * (in.device_is_host ? 1 : by_host) + up + down +
                         s.dram_per_nvme_byte * stored;
-    const double compute_s = in.kernel_seconds - savings(in, f).seconds +
-                             (on_device > 0 ? on_device / s.device_bytes_per_s : 0);
-    const std::array<Term, 6> terms{{{compute_s, "compute"},
-                                     {up / s.copy_bytes_per_s, "host to device"},
+    const std::array<Term, 5> terms{{{up / s.copy_bytes_per_s, "host to device"},
                                      {down / s.copy_bytes_per_s, "device to host"},
                                      {stored > 0 ? stored / s.nvme_bytes_per_s : 0, "nvme"},
                                      {dram / s.dram_bytes_per_s, "dram"},
                                      {comm_seconds(in.comm_bytes, 0, s), "comm"}}};
-    return *std::max_element(terms.begin(), terms.end(),
-                             [](const Term& a, const Term& b) { return a.seconds < b.seconds; });
+    return *std::ranges::max_element(terms, {}, &Term::seconds);
+}
+
+Term slowest(const BoundInput& in, const Fractions& f) {
+    return std::ranges::max(compute(in, f), slowest_link(in, f), {}, &Term::seconds);
+}
+
+// With as few of the inputs away as must be, and with as many as make kernels as short as copies
+// are long: fewer have longer kernels, more longer copies. The latter only where a step could take
+// less than `seconds` for it.
+std::vector<Fractions> with_inputs_away(const BoundInput& in, Fractions f, double seconds) {
+    f.inputs_away = 1;
+    const double left = in.device_bytes - bytes_on_device(in, f);
+    if (left < 0) return {};
+    const double shortest = compute(in, f).seconds;
+    double least = in.input_bytes > 0 ? std::clamp(1 - left / in.input_bytes, 0.0, 1.0) : 0;
+    f.inputs_away = least;
+    std::vector<Fractions> found{f};
+    if (shortest >= std::min(seconds, compute(in, f).seconds)) return found;
+    const auto computes_longer = [&](double away) {
+        f.inputs_away = away;
+        return compute(in, f).seconds > slowest_link(in, f).seconds;
+    };
+    double most = 1;
+    for (int halvings = 0; !computes_longer(most) && halvings < 20; ++halvings) {
+        const double middle = (least + most) / 2;
+        (computes_longer(middle) ? least : most) = middle;
+    }
+    f.inputs_away = most;
+    found.push_back(f);
+    return found;
 }
 
 }  // namespace
@@ -206,14 +249,15 @@ Bound lower_bound(const BoundInput& input) {
     for (int x = 0; x <= kSteps; ++x) {
         for (int g = 0; g + x <= kSteps; ++g) {
             for (int s = 0; s <= kSteps; ++s) {
-                const Fractions f{part(x), part(g), part(s)};
-                const double in_host = state_in_host(input, f);
-                if (!admissible(input, f, in_host)) continue;
-                const Term term = slowest(input, f, in_host);
-                if (term.seconds >= best.seconds) continue;
-                best = {term.seconds,          term.link,           in_host,
-                        f.weights_on_nvme,     f.weights_on_device, f.state_on_device,
-                        savings(input, f).kept};
+                const Fractions near{part(x), part(g), part(s)};
+                for (const Fractions& f : with_inputs_away(input, near, best.seconds)) {
+                    if (!admissible(input, f)) continue;
+                    const Term term = slowest(input, f);
+                    if (term.seconds >= best.seconds) continue;
+                    best = {term.seconds,          term.link,           on_host(input, f).state,
+                            f.weights_on_nvme,     f.weights_on_device, f.state_on_device,
+                            savings(input, f).kept};
+                }
             }
         }
     }

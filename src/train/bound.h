@@ -54,10 +54,11 @@ struct BoundInput {
     double state_bytes = 12;                  // of each: p and the optimizer's moments
     bool split = false;                       // the update reads the weights too
     WeightTraffic weights{};
-    double input_bytes = 0;  // block inputs of a step that cannot stay on the device
+    double input_bytes = 0;  // block inputs of a group: on the device, or away until backward
+    double groups = 1;       // of micro-batches, in a step
     double comm_bytes = 0;   // that must reach this rank from the others
     double device_bytes = 0, host_bytes = 0,
-           nvme_bytes = 0;        // left for weights and state; may be infinite
+           nvme_bytes = 0;        // left for weights, state and inputs; may be infinite
     bool device_is_host = false;  // its memory is DRAM as well
     LinkSpeeds speeds{};
 };

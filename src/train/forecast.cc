@@ -208,7 +208,8 @@ private:
                        .groups = plan.groups,
                        .state_on_device = 0,
                        .keep_attention = plan.blocks_keeping(model::Kept::attention),
-                       .keep_mlp = plan.blocks_keeping(model::Kept::mlp)};
+                       .keep_mlp = plan.blocks_keeping(model::Kept::mlp),
+                       .keep_inputs = plan.blocks_keeping_inputs()};
         Plan sample = this->plan(config);
         sample.host_bytes = sample.io_bytes;
         return sample;

@@ -11,6 +11,7 @@
 namespace ferry::train {
 namespace {
 
+using planner::Class;
 using planner::Op;
 using swap::Cost;
 using swap::Task;
@@ -125,11 +126,12 @@ Bound bound_of(const Config& config, const planner::Plan& plan, const model::Sha
     const auto room = [](int64_t budget, int64_t taken) {
         return budget == kUnlimited ? kInfinite : static_cast<double>(budget - taken);
     };
-    // The kernels need their device buffers in any placement; the host is all free to choose.
-    int64_t spilled_inputs = 0;
-    for (const swap::ObjectId input : plan.inputs) {
-        if (input != swap::kNoObject) spilled_inputs += plan.objects[input].bytes * plan.groups;
-    }
+    // The kernels need their device buffers in any placement, but for block inputs that stay and
+    // what blocks keep; the host is all free to choose.
+    const auto inputs = static_cast<double>(std::ssize(plan.inputs)) *
+                        static_cast<double>(plan.buffers[size_t(Class::activation)].bytes);
+    const int64_t inputs_there = std::ranges::count(plan.inputs, swap::kNoObject) *
+                                 plan.buffers[size_t(Class::activation)].bytes;
     // What blocks may keep takes memory only where it is kept, and where it is not it is computed
     // once more.
     double kernel_s = figures.kernels.sum(step, plan);
@@ -165,10 +167,12 @@ Bound bound_of(const Config& config, const planner::Plan& plan, const model::Sha
          .state_bytes = static_cast<double>(plan.state.element_bytes()),
          .split = plan.state.split,
          .weights = weights,
-         .input_bytes = static_cast<double>(spilled_inputs),
+         .input_bytes = inputs,
+         .groups = static_cast<double>(plan.groups),
          .comm_bytes = comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire),
-         .device_bytes = room(config.budgets.device_bytes,
-                              device_buffer_bytes(plan) - kept_bytes + plan.device_overhead_bytes),
+         .device_bytes =
+             room(config.budgets.device_bytes, device_buffer_bytes(plan) - kept_bytes -
+                                                   inputs_there + plan.device_overhead_bytes),
          .host_bytes = room(config.budgets.host_bytes, 0),
          .nvme_bytes = config.budgets.nvme.empty() ? 0 : kInfinite,
          .device_is_host = figures.machine.computes_on_host,

@@ -69,7 +69,7 @@ class PlanTest(ForecastTest):
     def test_json(self):
         plan = self.forecast(self.tiers())
         self.assertEqual(set(plan), {"device_bytes", "host_bytes", "nvme_bytes", "chunk_elements",
-                                     "micro_batches", "groups", "attention_kept", "mlp_kept", "ranks", "tiers",
+                                     "micro_batches", "groups", "attention_kept", "mlp_kept", "inputs_kept", "ranks", "tiers",
                                      "schedules", "wear", "planned_by", "forecast"})
         forecast = plan["forecast"]
         self.assertEqual(set(forecast), {"step_seconds", "betting", "binding", "plan_bound_seconds",

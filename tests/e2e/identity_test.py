@@ -88,6 +88,12 @@ def keeps(attention=0, mlp=0):
     return check
 
 
+def one_input_kept(test, run):
+    keeps(mlp=3)(test, run)
+    inputs_on("host")(test, run)
+    test.assertEqual(run.summary["inputs_kept"], 1)
+
+
 def on_both_paths(test, run):
     test.assertEqual(len(run.summary["paths"]), 2)
     for path in run.summary["paths"]:
@@ -210,6 +216,10 @@ class IdentityTest(FerryTest):
             "something kept beside state on the device":
                 ({**in_memory, **ON_DEVICE, "swap__keep_attention": 1, "swap__keep_mlp": 2},
                  keeps(1, 2)),
+            "block inputs in host memory":
+                ({**in_memory, "swap__keep_inputs": 0}, inputs_on("host")),
+            "one block's input kept beside all MLPs' products":
+                ({**TWICE, **in_memory, "swap__keep_inputs": 1, "swap__keep_mlp": 99}, one_input_kept),
             "state on every tier":
                 ({**ON_DEVICE, "budgets__device": "2MiB", "budgets__host": "2800KiB",
                   "swap__chunk_elements": 8192}, state_on("nvme", "host", "device")),

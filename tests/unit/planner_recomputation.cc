@@ -73,7 +73,8 @@ protected:
     }
 
     // As placements are compared; infinite where so many do not fit.
-    StepSeconds seconds_keeping(int64_t attention, int64_t mlp = 0, int64_t groups = 1) const {
+    StepSeconds seconds_keeping(int64_t attention, int64_t mlp = 0, int64_t groups = 1,
+                                int64_t inputs = kBlocks) const {
         constexpr double kNever = std::numeric_limits<double>::infinity();
         std::vector<LayerPlan> plans(layers_.size());
         const zero::Partition alone;
@@ -94,7 +95,7 @@ protected:
             last.push_back({static_cast<size_t>(kBlocks - i), Kept::mlp});
         Config config = config_;
         config.swap.groups = groups;
-        const Placement placement = place(config, work, chunks, parks, machine_, last);
+        const Placement placement = place(config, work, chunks, parks, machine_, {inputs, last});
         const int64_t kept = std::ranges::count(placement.kept[0], true) +
                              std::ranges::count(placement.kept[1], true);
         if (kept < attention + mlp) return {kNever, kNever};
@@ -174,8 +175,9 @@ TEST_F(Recomputation, NothingIsKeptWhereNobodySaidWhatIsToSpare) {
     EXPECT_EQ(attention_kept(plan()), kBlocks);
 }
 
-// Block inputs come first: to recompute anything they must be there.
-TEST_F(Recomputation, KeepsNothingInPlaceOfABlockInput) {
+// Asked for, block inputs come first.
+TEST_F(Recomputation, KeepsNothingInPlaceOfABlockInputThatShallStay) {
+    config_.swap.keep_inputs = kBlocks;
     machine_.kept_s[at(Kept::attention)] = 1;
     leave(0);
     const int64_t all = config_.budgets.device_bytes;
@@ -210,6 +212,7 @@ TEST_F(Recomputation, LongSequencesKeepAttentionAndShortOnesState) {
             plan.chunks, [&](const Chunk& chunk) { return plan.updates_on_device(chunk); });
     };
     config_.swap.groups = 1;
+    config_.swap.keep_inputs = kBlocks;
     leave(0);
     config_.budgets.device_bytes -= 2 * kMiB;
     machine_.forward_s = 1e-3;
@@ -231,6 +234,7 @@ TEST_F(Recomputation, LongSequencesKeepAttentionAndShortOnesState) {
 // No other count makes the step shorter, but where a run whose bets are lost would pay for it.
 TEST_F(Recomputation, TheCountIsTheBestOfAll) {
     config_.swap.groups = 1;
+    config_.swap.keep_inputs = kBlocks;
     std::set<int64_t> counts;
     for (const char* device : {"cpu", "cuda"}) {
         config_.device = device;
@@ -294,9 +298,49 @@ TEST_F(Recomputation, ResultsAreKeptByWhatTheirBytesSave) {
     EXPECT_EQ(kept(plan(), Kept::mlp), (std::vector<int64_t>{6, 7}));
 }
 
+// Beside a GPU, inputs make room for results where their way to the host and back is the shorter.
+TEST_F(Recomputation, InputsLeaveWhereCopiesHaveTimeForThem) {
+    needs_.kept[at(Kept::mlp)] = kMlp;
+    config_.swap.groups = 1;
+    config_.swap.state_on_device = 0;
+    config_.swap.bets = "off";
+    leave(0);
+    config_.budgets.device_bytes -= kBlocks * 131072 * 4;  // no weights
+    std::set<int64_t> counts;
+    for (const double copy_bytes_per_s : {1e8, 1e9, 4e9, 1e12}) {
+        SCOPED_TRACE(copy_bytes_per_s);
+        machine_ = default_figures(config_);
+        machine_.copy_bytes_per_s = copy_bytes_per_s;
+        machine_.dram_bytes_per_s = 1e13;
+        machine_.forward_s = 1e-3;
+        machine_.backward_s = 4e-3;
+        machine_.kept_s = {2e-5, 6e-5};
+        const auto seconds_of = [&](const Plan& made) {
+            return seconds_keeping(attention_kept(made), made.blocks_keeping(Kept::mlp), 1,
+                                   made.blocks_keeping_inputs())
+                .expected(config_);
+        };
+        const Plan made = plan();
+        counts.insert(made.blocks_keeping_inputs());
+        for (int64_t blocks = 0; blocks <= kBlocks; ++blocks) {
+            config_.swap.keep_inputs = blocks;
+            const Plan other = plan();
+            EXPECT_EQ(inputs_on_device(other), 4 * other.blocks_keeping_inputs());
+            EXPECT_LE(other.blocks_keeping_inputs(), blocks);
+            EXPECT_LE(seconds_of(made), seconds_of(other) * 1.0201) << blocks;
+        }
+        config_.swap.keep_inputs = -1;
+        machine_.device_beside = false;
+        EXPECT_EQ(inputs_on_device(plan()), 4 * kBlocks);
+    }
+    EXPECT_GE(counts.size(), 2u);
+    EXPECT_TRUE(counts.contains(kBlocks));
+}
+
 // In more groups a block keeps less at a time, so that more blocks keep it, and weights travel
 // more often: worth it where kernels bind.
 TEST_F(Recomputation, GroupsAreAsManyAsMakeTheStepShortest) {
+    config_.swap.keep_inputs = kBlocks;
     needs_.kept[at(Kept::mlp)] = kMlp;
     config_.swap.state_on_device = 0;
     std::set<int64_t> groups;
