@@ -96,6 +96,8 @@ public:
     void send_report(const Lease& report);               // to the host
     void keep_input(int64_t layer, int64_t i, Lease x);  // a block's input, until recalled
     Lease recall_input(int64_t layer, int64_t i);
+    // The input recalled next. If it is away its way back begins here, before what follows.
+    void expect_input(int64_t layer, int64_t i);
 
     struct Operand {
         const Lease* lease;

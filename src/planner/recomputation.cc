@@ -105,16 +105,16 @@ private:
                      {inputs, std::span(choice_.results).first(results)});
     }
 
-    // Of how many blocks, the most first. An input on its way takes a copy up and down, which a
-    // device's own memory hides beside kernels; in host memory by another name it would not.
+    // Of how many blocks, the most first. Copies of those that leave run beside a GPU's kernels;
+    // the processors would make them themselves. Never of all, where the last ones would come back
+    // as soon as they have left.
     std::vector<int64_t> inputs_to_try() const {
-        constexpr int64_t kParts = 4;
         const int64_t blocks = std::ssize(work_.layers) - 2, asked = config_.swap.keep_inputs;
         if (asked >= 0) return {std::min(asked, blocks)};
         std::vector<int64_t> counts{blocks};
-        for (int64_t part = kParts - 1; machine_.device_beside && part >= 0; --part) {
-            const int64_t count = blocks * part / kParts;
-            if (count < counts.back()) counts.push_back(count);
+        for (const int64_t eighths : {6, 4, 2, 1}) {
+            const int64_t count = blocks * eighths / 8;
+            if (machine_.device_beside && count < counts.back()) counts.push_back(count);
         }
         return counts;
     }

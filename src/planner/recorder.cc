@@ -224,15 +224,14 @@ void Recorder::keep_input(int64_t layer, int64_t i, Lease x) {
 
 Lease Recorder::recall_input(int64_t layer, int64_t i) {
     const int64_t at = layer * plan_.group_size() + i;
-    const ObjectId object = plan_.inputs[static_cast<size_t>(at)];
-    if (object == swap::kNoObject) {
-        Lease kept = std::move(impl_->kept_inputs.at(at));
-        impl_->kept_inputs.erase(at);
-        return kept;
-    }
+    if (auto kept = impl_->kept_inputs.extract(at)) return std::move(kept.mapped());
     Lease x = acquire(Class::activation);
-    impl_->bring(*this, object, Class::input_piece, x, 0);
+    impl_->bring(*this, plan_.inputs[static_cast<size_t>(at)], Class::input_piece, x, 0);
     return x;
+}
+
+void Recorder::expect_input(int64_t layer, int64_t i) {
+    impl_->kept_inputs.emplace(layer * plan_.group_size() + i, recall_input(layer, i));
 }
 
 void Recorder::compute(Op op, int64_t layer, int64_t item, std::initializer_list<Operand> operands,

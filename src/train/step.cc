@@ -123,7 +123,7 @@ public:
                         {&report_, true}});
             x_[at(i)] = std::move(dx);
         }
-        if (group.is_last && plan_.goes_back(head() - 1)) r_.expect_weights(head() - 1);
+        expect(head() - 1, group);
         if (trains) finish_gradient(head(), group, gradient);
     }
 
@@ -150,7 +150,7 @@ public:
                             {&kept[at(Kept::mlp)], true}},  // overwritten by its gradient
                            {.flags = flags_of_backward(layer, below)});
             }
-            if (group.is_last && plan_.goes_back(layer - 1)) r_.expect_weights(layer - 1);
+            expect(layer - 1, group);
             if (trains) finish_gradient(layer, group, gradient);
         }
         if (trainable(0)) backward_embedding(group);
@@ -217,6 +217,14 @@ private:
     Lease first_weights(int64_t layer, const Group& group) {
         return group.is_first && updates() ? r_.fetch_updated_weights(layer)
                                            : r_.fetch_weights(layer);
+    }
+
+    // What the way back needs of this layer next, before what becomes of a gradient: that waits
+    // for updates, and would hold up what is behind it.
+    void expect(int64_t layer, const Group& group) {
+        if (!plan_.goes_back(layer)) return;
+        if (group.is_last) r_.expect_weights(layer);
+        r_.expect_input(layer - 1, 0);
     }
 
     template <class Body>
