@@ -22,10 +22,11 @@ struct AllOptions {
 };
 
 [[noreturn]] void nothing_asked() {
-    throw Error(Trouble::usage, {.what = "it is not said what to measure",
-                                 .where = "ferry bench",
-                                 .remedy = "name a benchmark (adam, io, swap), or give --all; "
-                                           "`ferry bench --help` lists them"});
+    throw Error(Trouble::usage,
+                {.what = "it is not said what to measure",
+                 .where = "ferry bench",
+                 .remedy = "name a benchmark (adam, comm, io, swap), or give --all; "
+                           "`ferry bench --help` lists them"});
 }
 
 // Without a configuration: links need some model's buffers, and its kernels say nothing.
@@ -179,9 +180,9 @@ void add_all_benches(CLI::App& bench) {
                     "how many of them share a host (default: all)")
         ->needs(ranks)
         ->check(CLI::Range(1, 1 << 16));
-    for (CLI::Option* option : add_overrides(bench, options->overrides,
-                                             "with --all: override a key of the configuration"))
-        option->needs(all);
+    for (CLI::Option* option :
+         add_overrides(bench, options->overrides, "with --config: override a key of it"))
+        option->needs(config);
     bench.add_option("--path", options->paths, "with --all: a directory on a drive")
         ->needs(all)
         ->allow_extra_args(false);

@@ -50,6 +50,7 @@ public:
                                          .remedy = "run ferry eval without mpirun or srun"});
         }
         check_writable("--logits", file_, kSafetensorsSkipped, kSafetensorsBeginning);
+        check_outside("--logits", file_, "the model", options.model);
         const auto plan = train::plan_for(config);
         const int64_t vocab = plan.layers.front().find(model::Role::token_table)->shape.front();
         shape_ = {options.logits_sequences, config.batch.sequence, vocab};

@@ -138,6 +138,12 @@ private:
             check_writable("--weights-out", options_.weights_out, kSafetensorsSkipped,
                            kSafetensorsBeginning);
             check_writable("--trace", options_.trace, 0, "{\"displayTimeUnit\"");
+            check_differ("--trace", options_.trace, "--weights-out", options_.weights_out);
+            for (const auto& [option, file] :
+                 {std::pair{"--trace", options_.trace}, {"--weights-out", options_.weights_out}}) {
+                check_outside(option, file, "the model that is trained", config_.model.path);
+                check_outside(option, file, "--export", options_.exported.directory);
+            }
             if (!options_.exported.directory.empty())
                 export_directory_.emplace(options_.exported.directory);
         });
@@ -208,11 +214,11 @@ private:
                                                       : std::string("before the first step"));
         if (steps_ == config_.steps) evaluate(steps_);
         // What was trained first: nothing that comes after it may cost it.
-        if (!options_.weights_out.empty()) write_weights();
+        if (!options_.weights_out.empty()) attempt([this] { write_weights(); });
         if (!options_.exported.directory.empty())
-            train::export_model(*engine_, config_, options_.exported);
+            attempt([this] { train::export_model(*engine_, config_, options_.exported); });
         train::RunReport report = engine_->report();  // what the steps left under way has ended
-        if (traces()) write_trace();
+        if (traces()) attempt([this] { write_trace(); });
         // Once more: a bound taken while the machine was busy elsewhere would flatter the run.
         if (options_.bound && steps_ > 0) {
             engine_->measure_bound();
@@ -222,6 +228,20 @@ private:
         if (speaks_ && report.steps > 0 && report.skipped_steps == report.steps)
             log_warn("nothing was trained: every step was skipped");
         if (config_.hash_every != "step") print_hash(steps_);
+        if (failed_) throw Error(*failed_);
+    }
+
+    // A file that cannot be written costs no other, nor the summary: the first such error is thrown
+    // after it. With several ranks at once, for the others take part in the writing.
+    template <class Write>
+    void attempt(const Write& write) {
+        try {
+            write();
+        } catch (const Error& error) {
+            if (!engine_->plan().partition.alone()) throw;
+            if (failed_) log_warn(error.what());
+            if (!failed_) failed_ = error;
+        }
     }
 
     void say(const train::RunReport& report) {
@@ -267,6 +287,7 @@ private:
     const int gpu_;
     const bool speaks_;
     bool interrupted_ = false;  // any rank
+    std::optional<Error> failed_{};
     trace::Recording recording_;
     std::optional<train::Figures> figures_;
     std::unique_ptr<train::Engine> engine_;

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -85,6 +86,18 @@ void check_differ(const std::string& option, const std::string& path,
                                  .where = option + " " + path,
                                  .measured = other_option + " " + other_path,
                                  .remedy = "give each a file of its own"});
+}
+
+void check_outside(const std::string& option, const std::string& path, const std::string& holds,
+                   const std::string& directory) {
+    if (path.empty() || directory.empty()) return;
+    const std::filesystem::path file = replaced_by(path), above = replaced_by(directory);
+    if (std::mismatch(above.begin(), above.end(), file.begin(), file.end()).first != above.end())
+        return;
+    throw Error(Trouble::usage, {.what = "it would be among the files of " + holds,
+                                 .where = option + " " + path,
+                                 .measured = directory,
+                                 .remedy = "name a file elsewhere"});
 }
 
 void write_whole(const std::string& option, const std::string& path, const std::string& text) {

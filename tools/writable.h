@@ -18,6 +18,11 @@ void check_writable(const std::string& option, const std::string& path, size_t s
 void check_differ(const std::string& option, const std::string& path,
                   const std::string& other_option, const std::string& other_path);
 
+// That a file lies neither in a directory nor below it, by whatever names: what is there is
+// `holds`, "the model that is trained". Empty paths are none.
+void check_outside(const std::string& option, const std::string& path, const std::string& holds,
+                   const std::string& directory);
+
 // Writes a draft beside the file and puts it in the file's place when it is whole on disk: what was
 // there stays until then. Throws io, naming the option.
 void write_whole(const std::string& option, const std::string& path, const std::string& text);

@@ -49,7 +49,8 @@ struct OptimizerConfig {
 };
 
 struct ScheduleConfig {
-    // constant, linear, cosine, wsd, one_cycle, warmup_decay (ferry/optim.h has the formulas)
+    // constant, linear, cosine, wsd, one_cycle, warmup_decay (ferry/learning_rate.h has the
+    // formulas)
     std::string kind = "constant";
     int64_t warmup_steps = 0;
     int64_t total_steps = 0;    // 0: `steps`
@@ -59,7 +60,7 @@ struct ScheduleConfig {
 };
 
 struct EvaluateConfig {
-    int64_t every = 0;          // steps; 0: only at the end when `micro_batches` > 0
+    int64_t every = 0;          // steps; 0: at both ends alone, when `micro_batches` > 0
     int64_t micro_batches = 0;  // 0: no evaluation
     bool only = false;          // no key: `ferry eval` trains nothing, on the whole token file
 };
@@ -72,6 +73,8 @@ struct NvmePath {
 
 struct BudgetConfig {
     int64_t device_bytes = kUnlimited, host_bytes = kUnlimited;
+    // Ranks that have as much of the host's each, where this is one's part. No key.
+    int sharers = 1;
     std::vector<NvmePath> nvme{};
 };
 

@@ -10,7 +10,8 @@ namespace {
 constexpr Nanos kMillisecond = 1'000'000;
 // How long one without work sleeps between two looks for news.
 constexpr auto kIdleLook = std::chrono::milliseconds(5);
-// What a process said before it ended may still be on its way.
+// What a rank said before it ended may still be on its way. So may be its part of an operation that
+// it has finished: then this rank goes on, and often meets the same error, which says more.
 constexpr Nanos kLastWords = 50 * kMillisecond;
 constexpr const char* kEnded = "its process has ended";
 // Between two questions to the kernel whether a process has ended.
@@ -134,6 +135,7 @@ bool CommThread::advance() {
 // Whether anything was started or has ended.
 bool CommThread::progress() {
     take_news();
+    heed_what_was_told();
     if (over_) return true;
     bool moved = false;
     while (start_next()) moved = true;
@@ -216,16 +218,23 @@ void CommThread::take_news() {
         if (news.kind != News::Kind::lost) continue;
         const std::string how = news.how.data();
         const std::vector<int> ranks = ranks_in(news);
-        if (std::ranges::find(ranks, rank()) != ranks.end()) {
-            return fail({Trouble::rank_lost,
-                         {.what = "rank " + std::to_string(from) + " has given this rank (" +
-                                  std::to_string(rank()) + ") up: " + how,
-                          .where = where(),
-                          .remedy = "raise zero.timeout_seconds if a step may take so long"}});
-        }
-        return fail(lost(ranks, how, where(),
-                         "see what that rank said last; end the run and start it again"));
+        if (told_) continue;
+        told_at_ = executor_.now();
+        told_ = std::ranges::find(ranks, rank()) == ranks.end()
+                    ? lost(ranks, how, "",
+                           "see what that rank said last; end the run and start it again")
+                    : Error(Trouble::rank_lost,
+                            {.what = "rank " + std::to_string(from) + " has given this rank (" +
+                                     std::to_string(rank()) + ") up: " + how,
+                             .remedy = "raise zero.timeout_seconds if a step may take so long"});
     }
+}
+
+void CommThread::heed_what_was_told() {
+    if (!told_ || executor_.now() - told_at_ < kLastWords) return;
+    Problem problem = told_->problem();
+    problem.where = where();
+    fail({told_->trouble(), std::move(problem)});
 }
 
 void CommThread::keep_watch() {

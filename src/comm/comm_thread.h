@@ -66,6 +66,7 @@ private:
     void end_oldest();
     void drop_all();
     void take_news();
+    void heed_what_was_told();
     void keep_watch();
     void announce(bool waiting);
     void look_for_ended(Nanos now);
@@ -105,6 +106,8 @@ private:
     Nanos oldest_since_ = 0;            // when it became the oldest, or progress was last seen
     Nanos ended_seen_at_ = kForever;    // when a process was first seen to have ended
     Nanos next_look_ = 0;               // for such
+    std::optional<Error> told_;         // by another rank: that one is lost
+    Nanos told_at_ = 0;
     bool announced_ = false, over_ = false;
 
     std::atomic<bool> asked_waiting_ = false;  // by whoever this is the watch of

@@ -27,19 +27,27 @@ Budget nvme_budget(const Config& config) {
         const bool unlimited = path.size_bytes == kUnlimited || total == kUnlimited;
         total = unlimited ? kUnlimited : total + path.size_bytes;
     }
-    return {swap::Tier::nvme, total};
+    return {swap::Tier::nvme, total, config.budgets.sharers};
+}
+
+std::string by_sharers(const Budget& budget) {
+    if (budget.sharers() == 1) return "";
+    return ", by the " + std::to_string(budget.sharers()) + " ranks of the host that share it";
 }
 
 void refuse(const Budget& budget, int64_t smallest, const std::string& what,
             const std::string& otherwise) {
+    const int64_t limit = budget.sharers() * budget.limit();
+    smallest *= budget.sharers();
     const std::string key = "budgets." + std::string(swap::name_of(budget.tier()));
     throw Error(
         Trouble::does_not_fit,
         {.what = what,
          .where = key,
-         .measured = format_bytes(smallest) + " needed (" + std::to_string(smallest) + " bytes)",
-         .limit = format_bytes(budget.limit()) + ", " + format_bytes(smallest - budget.limit()) +
-                  " (" + std::to_string(smallest - budget.limit()) + " bytes) missing",
+         .measured = format_bytes(smallest) + " needed (" + std::to_string(smallest) + " bytes)" +
+                     by_sharers(budget),
+         .limit = format_bytes(limit) + ", " + format_bytes(smallest - limit) + " (" +
+                  std::to_string(smallest - limit) + " bytes) missing",
          .remedy = "set " + key + " to " + std::to_string(smallest) + " or more, or " + otherwise});
 }
 

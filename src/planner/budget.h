@@ -9,7 +9,9 @@ namespace ferry::planner {
 
 class Budget {
 public:
-    Budget(swap::Tier tier, int64_t limit_bytes) : tier_(tier), limit_(limit_bytes) {}
+    // `sharers`: ranks that have as much of it each. Refusals speak of all of theirs.
+    Budget(swap::Tier tier, int64_t limit_bytes, int sharers = 1)
+        : tier_(tier), limit_(limit_bytes), sharers_(sharers) {}
     // Takes the bytes if they are left.
     bool take(const std::string& what, int64_t bytes);
     // Takes them in any case: what cannot be done without.
@@ -17,18 +19,22 @@ public:
     swap::Tier tier() const { return tier_; }
     int64_t spent() const { return spent_; }
     int64_t limit() const { return limit_; }
+    int sharers() const { return sharers_; }
     bool exceeded() const { return spent_ > limit_; }
     const std::vector<TierRow>& rows() const { return rows_; }
 
 private:
     swap::Tier tier_;
     int64_t limit_, spent_ = 0;
+    int sharers_;
     std::vector<TierRow> rows_;
 };
 
 // Of all paths in sum.
 Budget nvme_budget(const Config& config);
 
+// ", by the 2 ranks of the host that share them"; nothing where there is one.
+std::string by_sharers(const Budget& budget);
 // Throws does_not_fit with what is missing of the `smallest` budget that works, in bytes.
 [[noreturn]] void refuse(const Budget& budget, int64_t smallest, const std::string& what,
                          const std::string& otherwise);

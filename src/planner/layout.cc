@@ -200,7 +200,8 @@ void spend_nvme(Plan& plan, Budget& nvme, size_t paths) {
         nvme.need("headers of the files", static_cast<int64_t>(paths) * aio::kHeaderBytes);
     plan.nvme_bytes = nvme.spent();
     if (!nvme.exceeded()) return;
-    const std::string enough = std::to_string(enough_over(paths, plan));
+    const int64_t needed = nvme.sharers() * nvme.spent(), limit = nvme.sharers() * nvme.limit();
+    const std::string enough = std::to_string(nvme.sharers() * enough_over(paths, plan));
     // Bets that were not asked for never are what is too much.
     const std::string otherwise =
         plan.durable   ? "set checkpoint.durable_steps to false, which spares the second copy of "
@@ -210,10 +211,10 @@ void spend_nvme(Plan& plan, Budget& nvme, size_t paths) {
     throw Error(Trouble::does_not_fit,
                 {.what = "the NVMe budget is too small",
                  .where = "budgets.nvme",
-                 .measured = format_bytes(nvme.spent()) + " needed (" +
-                             std::to_string(nvme.spent()) + " bytes)",
-                 .limit = format_bytes(nvme.limit()) + " over all paths, " +
-                          format_bytes(nvme.spent() - nvme.limit()) + " missing",
+                 .measured = format_bytes(needed) + " needed (" + std::to_string(needed) +
+                             " bytes)" + by_sharers(nvme),
+                 .limit = format_bytes(limit) + " over all paths, " + format_bytes(needed - limit) +
+                          " missing",
                  .remedy = "raise the sizes in budgets.nvme to " + enough +
                            " in all, add a path, or " + otherwise});
 }

@@ -35,7 +35,7 @@ public:
           tied_(work.layers.back().find(model::Role::head_table) == nullptr),
           machine_(machine),
           result_{.device = Budget(Tier::device, config.budgets.device_bytes),
-                  .host = Budget(Tier::host, config.budgets.host_bytes)} {}
+                  .host = Budget(Tier::host, config.budgets.host_bytes, config.budgets.sharers)} {}
 
     Placement make() {
         choose_groups();

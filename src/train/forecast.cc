@@ -204,6 +204,7 @@ private:
     Plan buffers_of(const Plan& plan) const {
         Config config = config_;
         config.budgets = {.device_bytes = plan.device_overhead_bytes + device_buffer_bytes(plan)};
+        config.checkpoint = {};
         config.swap = {.chunk_elements = plan.chunk_elements,
                        .groups = plan.groups,
                        .state_on_device = 0,

@@ -104,6 +104,7 @@ Config config_of_rank(const Config& config, const World& world) {
     Config of_rank = config;
     of_rank.batch.micro_batches /= world.ranks;
     of_rank.evaluate.micro_batches = ceil_div(config.evaluate.micro_batches, world.ranks);
+    of_rank.budgets.sharers = world.local_ranks;
     of_rank.budgets.host_bytes = share_of(config.budgets.host_bytes, world.local_ranks);
     for (NvmePath& path : of_rank.budgets.nvme) {
         path.path += fmt::format("/{}{}", kRankDirectory, world.rank);

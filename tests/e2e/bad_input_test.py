@@ -323,8 +323,8 @@ class DataTest(BadInputTest):
 
 
 class WeightsOutTest(BadInputTest):
-    def out(self, path, **options):
-        return self.train(self.config(steps=2), "--weights-out", path, **options)
+    def out(self, path, *arguments, **options):
+        return self.train(self.config(steps=2), "--weights-out", path, *arguments, **options)
 
     def test_refused_before_the_training(self):
         for path in ("/no/such/directory/w.safetensors", self.path("nvme"),
@@ -333,7 +333,8 @@ class WeightsOutTest(BadInputTest):
 
     def test_a_failed_write_keeps_what_is_there(self):
         kept = self.path("kept.safetensors")
-        self.assert_trained(self.out(kept))
+        whole = self.out(kept)
+        self.assert_trained(whole)
         size = os.path.getsize(kept)
 
         def limit():
@@ -341,8 +342,23 @@ class WeightsOutTest(BadInputTest):
         run = self.out(kept, preexec_fn=limit)
         self.assertEqual(run.code, IO, run.err)
         self.assertIn("kept.safetensors", run.err)
+        self.assertEqual(run.numbers(), whole.numbers(), "summary and hash are said in any case")
+        self.assertEqual(run.summary["steps"], 2)
         self.assertEqual(os.path.getsize(kept), size)
         self.assertFalse([name for name in os.listdir(self.dir) if name.endswith(".part")])
+
+    def test_results_do_not_replace_each_other(self):
+        one, link = self.path("one"), self.path("link")
+        os.symlink(self.dir, link)
+        for other in (one, os.path.join(link, "one")):
+            run = self.out(one, "--trace", other)
+            self.assert_refused(run, USAGE, "--trace", "one file")
+        export = self.path("exported")
+        for option in ("--trace", "--weights-out"):
+            os.mkdir(export)
+            run = self.train(self.config(steps=2), "--export", export, option, os.path.join(export, "config.json"))
+            self.assert_refused(run, USAGE, option, "exported")
+            os.rmdir(export)
 
     def test_standard_output_is_full(self):
         with open("/dev/full", "w", encoding="utf-8") as full:

@@ -268,6 +268,10 @@ class PlanTest(ForecastTest):
             self.assertNotIn(("budgets.host",), advice, "however much there is")
             self.assertIn((key,), advice)
 
+    def test_a_durable_run_is_forecast_too(self):
+        config = self.tiers(checkpoint__durable_steps=True)
+        self.assertGreater(self.forecast(config)["forecast"]["step_seconds"], 0)
+
     def test_ranks_of_a_host_wear_its_drives_together(self):
         drive = {**self.nvme(), "endurance_tbw": 0.001}
         config = self.tiers(budgets__nvme=[drive], steps=1000)

@@ -352,6 +352,17 @@ class EvalTest(HfTest):
                 self.assertIn(text, done.err)
         self.assertFalse(os.path.exists(out))
 
+    def test_results_do_not_replace_the_model(self):
+        model = self.path("model")
+        shutil.copytree(MODELS / "gpt2", model)
+        weights = os.path.join(model, "model.safetensors")
+        before = pathlib.Path(weights).read_bytes()
+        for done in (self.ferry("eval", model, str(TOKENS), "--set", "batch.sequence=24", "--logits", weights),
+                     self.train(self.config_for(model), "--weights-out", weights)):
+            self.assertEqual(done.code, USAGE, done.err)
+            self.assertIn("among the files of the model", done.err)
+        self.assertEqual(pathlib.Path(weights).read_bytes(), before)
+
     def test_a_loss_that_is_not_finite_is_an_error_that_names_the_layer(self):
         logits = self.path("no-logits")
         for family, tensor, change, precision, said in (

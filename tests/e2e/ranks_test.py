@@ -10,7 +10,7 @@ import subprocess
 import time
 import unittest
 
-from harness import FERRY, USAGE, FerryTest
+from harness import DOES_NOT_FIT, FERRY, USAGE, FerryTest
 
 RANK_LOST = 6
 MODELS = pathlib.Path(__file__).resolve().parents[1] / "golden" / "hf"
@@ -187,10 +187,22 @@ class Ranks(FerryTest):
 
     def test_a_step_that_the_ranks_cannot_share(self):
         run = self.ranks(2, self.config(batch__micro_batches=3))
-        self.assertNotEqual(run.code, 0)
+        self.assertEqual(run.code, USAGE, run.err)
         self.assertIn("batch.micro_batches", run.err)
         self.assertIn("3 micro-batches, 2 ranks", run.err)
         self.assertIn("rank 0", run.err)
+
+    def test_the_budget_that_is_named_works(self):
+        def needed(run, key):
+            self.assertEqual(run.code, DOES_NOT_FIT, run.err)
+            return int(re.search(key + r" to (\d+)", run.err).group(1))
+        least = needed(self.ranks(2, self.config(budgets__host="8KiB")), "budgets.host")
+        self.assert_trained(self.ranks(2, self.config(budgets__host=least)))
+        needed(self.ranks(2, self.config(budgets__host=least - 2)), "budgets.host")
+        tight = {**self.tight(2), "budgets__host": "2MiB"}
+        small = {**tight, "budgets__nvme": [self.nvme("1MiB")]}
+        least = needed(self.ranks(2, self.config(**small)), "budgets.nvme")
+        self.assert_trained(self.ranks(2, self.config(**{**tight, "budgets__nvme": [self.nvme(least)]})))
 
     def test_ranks_that_were_not_started_alike(self):
         first = self.command(self.config())

@@ -107,12 +107,15 @@ protected:
         ADD_FAILURE() << "nothing failed";
         return {Trouble::internal, {}};
     }
-    void hear(int from, News::Kind kind, const std::vector<int>& ranks = {}, const char* how = "") {
+    // `ends`: so many operations may end by then.
+    void hear(int from, News::Kind kind, const std::vector<int>& ranks = {}, const char* how = "",
+              int ends = 0) {
         News news{.kind = kind};
         for (const int rank : ranks) news.ranks.set(static_cast<size_t>(rank));
         std::snprintf(news.how.data(), news.how.size(), "%s", how);
         const std::lock_guard lock(script_.mutex);
         script_.to_hear.push_back({from, news});
+        script_.ends += ends;
     }
     static std::vector<int> ranks_in(const News& news) {
         std::vector<int> ranks;
@@ -228,6 +231,19 @@ TEST_F(CommThreadTest, NewsOfALostRankEndsEverything) {
     wait();  // nothing waits for the others any more
     EXPECT_EQ(script_.started, 1);
     EXPECT_TRUE(told(News::Kind::lost).empty());  // everybody has heard it
+}
+
+// It may fail in what follows by itself, and says why then.
+TEST_F(CommThreadTest, WhatTheLostRankHasFinishedEndsHereToo) {
+    make(60);
+    exchange();
+    wait_until([this] { return script_.started == 1; });
+    hear(0, News::Kind::lost, {0}, "it ended with an error: the budget is too small", 1);
+    wait();
+    EXPECT_EQ(script_.in_flight, 0);
+    exchange();
+    EXPECT_EQ(failure().problem().what,
+              "lost rank 0: it ended with an error: the budget is too small");
 }
 
 TEST_F(CommThreadTest, OneThatWasGivenUpSaysSo) {
