@@ -44,7 +44,8 @@ std::vector<std::string> expand(const std::vector<std::string>& words,
             throw Error(Trouble::usage, {.what = "nothing of that name can be measured here",
                                          .where = option,
                                          .measured = "\"" + word + "\"",
-                                         .limit = all + "all"});
+                                         .limit = all + "all",
+                                         .remedy = "name some of these"});
         }
     }
     return out;

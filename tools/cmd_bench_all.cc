@@ -66,8 +66,7 @@ public:
 
 private:
     void measure_links() {
-        train::RankCount count = options_.count;
-        if (count.on_a_host == 0) count.on_a_host = count.ranks;
+        const train::RankCount count = on_hosts(options_.count);
         const auto forecaster = train::Forecaster::make(config_, count);
         train::Figures figures =
             forecaster->measure(forecaster->plan(config_), train::Forecaster::Memory::of_machine);

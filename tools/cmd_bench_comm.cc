@@ -27,8 +27,10 @@ std::vector<int64_t> bytes_of(const std::vector<std::string>& sizes) {
     for (const std::string& size : sizes) {
         bytes.push_back(parse_bytes(size, "--sizes"));
         if (bytes.back() > 0) continue;
-        throw Error(Trouble::usage,
-                    {.what = "nothing to measure", .where = "--sizes", .measured = size});
+        throw Error(Trouble::usage, {.what = "nothing to measure",
+                                     .where = "--sizes",
+                                     .measured = size,
+                                     .remedy = "give a size above 0, such as 16MiB"});
     }
     return bytes;
 }
@@ -48,8 +50,9 @@ void check_save(const std::string& file, const std::vector<int64_t>& sizes,
                                      .where = "--save",
                                      .remedy = "mpirun -n N ferry bench comm --save " + file});
     if (std::ranges::min(sizes) == std::ranges::max(sizes))
-        throw Error(Trouble::usage,
-                    {.what = "the figures of a machine file need two sizes", .where = "--sizes"});
+        throw Error(Trouble::usage, {.what = "the figures of a machine file need two sizes",
+                                     .where = "--sizes",
+                                     .remedy = "give two that differ, such as 16MiB,256MiB"});
     if (ranks.rank() != 0) return;
     try {
         check_machine_file(file);

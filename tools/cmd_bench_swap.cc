@@ -36,7 +36,8 @@ int64_t block_of(const SwapOptions& options) {
     throw Error(Trouble::usage, {.what = "transfers cannot have this size",
                                  .where = "--block",
                                  .measured = options.block,
-                                 .limit = "a power of two from 4KiB to 16MiB"});
+                                 .limit = "a power of two from 4KiB to 16MiB",
+                                 .remedy = "give one of these, or leave --block out"});
 }
 
 // 0: the planner's choice.

@@ -1,17 +1,18 @@
 // ferry data TEXT... -o tokens.bin: text files to a file of byte-level tokens; or what a tokenizer
 // made of them, as raw ids.
+#include <spdlog/fmt/fmt.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <bit>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "commands.h"
@@ -33,11 +34,18 @@ struct DataOptions {
     bool documents = false, json = false;
 };
 
-std::string read_file(const std::string& path) {
+// Calls body with all of a file, block after block: texts are larger than memory.
+template <class Body>
+void read_file(const std::string& path, const Body& body) {
+    std::vector<char> block(size_t{1} << 20);
     errno = 0;
     std::ifstream file(path, std::ios::binary);
-    std::ostringstream text;
-    if (!file.is_open() || !(text << file.rdbuf())) {
+    bool empty = true;
+    while (file.read(block.data(), static_cast<std::streamsize>(block.size())), file.gcount() > 0) {
+        empty = false;
+        body(std::string_view(block.data(), static_cast<size_t>(file.gcount())));
+    }
+    if (!file.is_open() || empty || file.bad()) {
         const Trouble trouble = errno == EIO ? Trouble::io : Trouble::usage;
         throw Error(trouble, {.what = errno ? "cannot read the file" : "the file is empty",
                               .where = path,
@@ -46,7 +54,6 @@ std::string read_file(const std::string& path) {
                                         : errno         ? "name a file that you may read"
                                                         : "name a file with text in it"});
     }
-    return std::move(text).str();
 }
 
 bool begins_as_tokens(const std::string& path) {
@@ -57,7 +64,7 @@ bool begins_as_tokens(const std::string& path) {
 }
 
 // `ferry data *.txt -o notes.txt` must not eat the notes.
-void check_output(const std::string& path) {
+void check_replaces_tokens(const std::string& path) {
     const auto parent = std::filesystem::path(path).parent_path();
     if (!parent.empty() && !std::filesystem::is_directory(parent)) {
         throw Error(Trouble::usage, {.what = "the output's directory does not exist",
@@ -71,55 +78,109 @@ void check_output(const std::string& path) {
                                  .remedy = "remove it, or choose another name after -o"});
 }
 
+void check_whole_ids(const std::string& path, uint64_t bytes, size_t of_an_id) {
+    if (bytes % of_an_id == 0) return;
+    throw Error(Trouble::usage, {.what = "the file ends inside an id",
+                                 .where = path,
+                                 .measured = std::to_string(bytes) + " bytes",
+                                 .limit = std::to_string(of_an_id) + " bytes an id",
+                                 .remedy = "check --ids and how the file was written"});
+}
+
 template <class Id>
-void append_ids(const std::string& path, std::vector<uint32_t>& tokens) {
+uint64_t copy_ids(const std::string& path, ferry::TokenWriter& to) {
     static_assert(std::endian::native == std::endian::little, "the files are");
-    const std::string raw = read_file(path);
-    if (raw.size() % sizeof(Id) != 0) {
-        throw Error(Trouble::usage, {.what = "the file ends inside an id",
-                                     .where = path,
-                                     .measured = std::to_string(raw.size()) + " bytes",
-                                     .limit = std::to_string(sizeof(Id)) + " bytes an id",
-                                     .remedy = "check --ids and how the file was written"});
-    }
-    for (size_t at = 0; at < raw.size(); at += sizeof(Id)) {
-        Id id = 0;
-        std::memcpy(&id, raw.data() + at, sizeof id);
-        tokens.push_back(id);
-    }
+    // Of the wrong type they would be too large as well, which says less. A pipe has no size yet.
+    std::error_code has_none;
+    const std::uintmax_t size = std::filesystem::file_size(path, has_none);
+    if (!has_none) check_whole_ids(path, size, sizeof(Id));
+    std::string left;  // of an id, at the end of a block
+    std::vector<uint32_t> tokens;
+    uint64_t bytes = 0;
+    read_file(path, [&](std::string_view block) {
+        bytes += block.size();
+        left += block;
+        tokens.clear();
+        size_t at = 0;
+        for (; at + sizeof(Id) <= left.size(); at += sizeof(Id)) {
+            Id id = 0;
+            std::memcpy(&id, left.data() + at, sizeof id);
+            tokens.push_back(id);
+        }
+        left.erase(0, at);
+        to.add_tokens(tokens);
+    });
+    check_whole_ids(path, bytes, sizeof(Id));
+    return bytes / sizeof(Id);
 }
 
-void append_tokens(const std::string& path, const std::string& ids, std::vector<uint32_t>& tokens) {
-    if (ids == "uint16") return append_ids<uint16_t>(path, tokens);
-    if (ids == "uint32") return append_ids<uint32_t>(path, tokens);
-    append_ids<uint8_t>(path, tokens);
+// Returns how many there were.
+uint64_t copy_tokens(const std::string& path, const std::string& ids, ferry::TokenWriter& to) {
+    if (ids == "uint16") return copy_ids<uint16_t>(path, to);
+    if (ids == "uint32") return copy_ids<uint32_t>(path, to);
+    return copy_ids<uint8_t>(path, to);
 }
 
-// One byte a token: 0 or '0' a target, 1 or '1' none.
-std::vector<uint8_t> read_mask(const std::string& path, size_t count) {
-    std::string marks = read_file(path);
-    // The newline that an editor leaves at the end of '0101...'.
-    if (marks.size() == count + 1 && marks.back() == '\n') marks.pop_back();
-    if (marks.size() != count) {
+// Marks of `count` tokens, in order: of a mask's file, and of the first of each document.
+class Marks {
+public:
+    Marks(ferry::TokenWriter& to, uint64_t count, const std::vector<uint64_t>& firsts)
+        : to_(to), count_(count), first_(firsts.begin()), firsts_end_(firsts.end()) {}
+
+    void add(std::vector<uint8_t>& marks) {
+        const uint64_t end = index_ + marks.size();
+        for (; first_ != firsts_end_ && *first_ < end; ++first_) marks[*first_ - index_] = 1;
+        masked_ += static_cast<uint64_t>(std::count(marks.begin(), marks.end(), 1));
+        to_.add_marks(marks);
+        index_ = end;
+    }
+    void add_none() {
+        constexpr uint64_t kBlock = 1 << 20;
+        std::vector<uint8_t> marks;
+        while (index_ < count_) {
+            marks.assign(std::min(kBlock, count_ - index_), 0);
+            add(marks);
+        }
+    }
+    // One byte a token: 0 or '0' a target, 1 or '1' none.
+    void copy(const std::string& path) {
+        uint64_t bytes = 0;
+        bool newline = false;  // that an editor leaves at the end of '0101...'
+        std::vector<uint8_t> marks;
+        read_file(path, [&](std::string_view block) {
+            marks.clear();
+            for (const char byte : block) {
+                const int mark = static_cast<unsigned char>(byte);
+                if (bytes < count_) marks.push_back(mark_of(mark, path, bytes));
+                newline = bytes++ == count_ && byte == '\n';
+            }
+            add(marks);
+        });
+        if (bytes == count_ || newline) return;
         throw Error(Trouble::usage,
                     {.what = "the mask is not as long as the tokens",
                      .where = path,
-                     .measured = std::to_string(marks.size()) + " bytes",
-                     .limit = std::to_string(count) + " tokens, of text its bytes"});
+                     .measured = std::to_string(bytes) + " bytes",
+                     .limit = std::to_string(count_) + " tokens, of text its bytes",
+                     .remedy = "give a byte for each token, of all files in their order"});
     }
-    std::vector<uint8_t> mask(count);
-    for (size_t i = 0; i < count; ++i) {
-        const int mark = static_cast<unsigned char>(marks[i]);
-        if (mark != 0 && mark != 1 && mark != '0' && mark != '1') {
-            throw Error(Trouble::usage, {.what = "the mask holds something else than 0 and 1",
-                                         .where = path + ", byte " + std::to_string(i),
-                                         .measured = "byte " + std::to_string(mark),
-                                         .remedy = "write 0 for a target and 1 for none"});
-        }
-        mask[i] = mark == 1 || mark == '1';
+    uint64_t masked() const { return masked_; }
+
+private:
+    static uint8_t mark_of(int mark, const std::string& path, uint64_t at) {
+        if (mark == 0 || mark == 1) return static_cast<uint8_t>(mark);
+        if (mark == '0' || mark == '1') return mark == '1';
+        throw Error(Trouble::usage, {.what = "the mask holds something else than 0 and 1",
+                                     .where = path + ", byte " + std::to_string(at),
+                                     .measured = "byte " + std::to_string(mark),
+                                     .remedy = "write 0 for a target and 1 for none"});
     }
-    return mask;
-}
+
+    ferry::TokenWriter& to_;
+    const uint64_t count_;
+    uint64_t index_ = 0, masked_ = 0;
+    std::vector<uint64_t>::const_iterator first_, firsts_end_;
+};
 
 void check_input(const std::string& path, const std::string& output) {
     std::error_code ignored;
@@ -136,36 +197,31 @@ void check_input(const std::string& path, const std::string& output) {
 }
 
 void write_data(const DataOptions& options) {
-    check_output(options.output);
+    check_replaces_tokens(options.output);
     for (const std::string& path : options.texts) check_input(path, options.output);
-    std::vector<uint32_t> tokens;
-    std::vector<size_t> firsts;
+    ferry::TokenWriter file(options.output, options.vocabulary);
+    uint64_t count = 0;
+    std::vector<uint64_t> documents;
     for (const std::string& path : options.texts) {
-        firsts.push_back(tokens.size());
-        append_tokens(path, options.ids, tokens);
+        if (options.documents) documents.push_back(count);
+        count += copy_tokens(path, options.ids, file);
     }
-    std::vector<uint8_t> mask;
-    if (!options.mask.empty()) mask = read_mask(options.mask, tokens.size());
-    if (options.documents) {
-        mask.resize(tokens.size());
-        for (const size_t first : firsts) mask[first] = 1;
-    }
-    ferry::write_tokens(options.output, tokens, options.vocabulary, mask);
+    Marks marks(file, count, documents);
+    if (!options.mask.empty()) marks.copy(options.mask);
+    if (options.mask.empty() && options.documents) marks.add_none();
+    file.finish();
 
-    const auto masked = std::count(mask.begin(), mask.end(), 1);
     if (options.json) {
         const nlohmann::ordered_json line = {{"output", options.output},
                                              {"files", options.texts.size()},
-                                             {"tokens", tokens.size()},
+                                             {"tokens", count},
                                              {"vocabulary", options.vocabulary},
-                                             {"masked", masked}};
-        std::printf("%s\n", line.dump().c_str());
+                                             {"masked", marks.masked()}};
+        fmt::print("{}\n", line.dump());
     } else {
-        std::printf("%s: %zu tokens from %zu file%s, vocabulary %llu, %lld masked\n",
-                    options.output.c_str(), tokens.size(), options.texts.size(),
-                    options.texts.size() == 1 ? "" : "s",
-                    static_cast<unsigned long long>(options.vocabulary),
-                    static_cast<long long>(masked));
+        fmt::print("{}: {} tokens from {} file{}, vocabulary {}, {} masked\n", options.output,
+                   count, options.texts.size(), options.texts.size() == 1 ? "" : "s",
+                   options.vocabulary, marks.masked());
     }
 }
 

@@ -92,8 +92,7 @@ ForecastReport forecast_of(const std::optional<MachineFile>& machine, const Conf
 void run_plan(const PlanOptions& options) {
     const Config config = load_config(options.config, options.overrides);
     if (!options.svg.empty()) check_picture_file("--svg", options.svg);
-    train::RankCount count = options.count;
-    if (count.on_a_host == 0) count.on_a_host = count.ranks;
+    const train::RankCount count = on_hosts(options.count);
     std::optional<MachineFile> machine;
     if (!options.machine.empty()) machine = MachineFile::read(options.machine);
     const auto forecaster = forecaster_for(config, count, machine);

@@ -194,6 +194,16 @@ FiguresOf identity_of(const train::Forecaster& forecaster) {
             .needs = forecaster.needs()};
 }
 
+train::RankCount on_hosts(train::RankCount given) {
+    if (given.on_a_host == 0) given.on_a_host = given.ranks;
+    if (given.on_a_host <= given.ranks) return given;
+    throw Error(Trouble::usage, {.what = "more ranks on a host than there are",
+                                 .where = "--ranks-per-host",
+                                 .measured = std::to_string(given.on_a_host),
+                                 .limit = std::to_string(given.ranks) + " ranks (--ranks)",
+                                 .remedy = "leave it out where one host has all of them"});
+}
+
 std::unique_ptr<train::Forecaster> forecaster_for(const Config& config,
                                                   const train::RankCount& count,
                                                   const std::optional<MachineFile>& file) {

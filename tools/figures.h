@@ -20,6 +20,9 @@ struct FoundFigures {
     std::string missing{};                // why there is no prediction; empty: nothing is missing
 };
 
+// As the options --ranks and --ranks-per-host give it, where 0 on a host means all. Throws usage.
+train::RankCount on_hosts(train::RankCount given);
+
 // On the configuration's device; where it is not here, on the file's.
 std::unique_ptr<train::Forecaster> forecaster_for(const Config& config,
                                                   const train::RankCount& count,

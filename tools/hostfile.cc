@@ -34,7 +34,8 @@ Host host_in(const std::string& line, const std::string& where) {
                      {.what = "the hostfile is not understood: " + what,
                       .where = where,
                       .measured = "\"" + line + "\"",
-                      .limit = "host slots=N, N from 1 to " + std::to_string(kMostSlots)});
+                      .limit = "host slots=N, N from 1 to " + std::to_string(kMostSlots),
+                      .remedy = "correct this line"});
     };
     std::istringstream words(line);
     Host host;
@@ -143,7 +144,8 @@ std::vector<Host> read_hostfile(const std::string& path) {
     if (hosts.empty()) {
         throw Error(Trouble::usage, {.what = "the hostfile names no host",
                                      .where = path,
-                                     .limit = "host slots=N, one a line"});
+                                     .limit = "host slots=N, one a line",
+                                     .remedy = "give it a line for each host"});
     }
     return hosts;
 }
@@ -152,7 +154,8 @@ std::vector<Host> choose_hosts(std::vector<Host> hosts, const std::string& inclu
                                const std::string& exclude) {
     if (!include.empty() && !exclude.empty()) {
         throw Error(Trouble::usage, {.what = "--include and --exclude exclude each other",
-                                     .where = "ferry launch"});
+                                     .where = "ferry launch",
+                                     .remedy = "give one of the two"});
     }
     if (include.empty() && exclude.empty()) return hosts;
     const bool keep = !include.empty();
@@ -166,7 +169,9 @@ std::vector<Host> choose_hosts(std::vector<Host> hosts, const std::string& inclu
     }
     std::erase_if(hosts, [](const Host& host) { return host.chosen.empty(); });
     if (hosts.empty())
-        throw Error(Trouble::usage, {.what = "no slot is left", .where = "--exclude " + exclude});
+        throw Error(Trouble::usage, {.what = "no slot is left",
+                                     .where = "--exclude " + exclude,
+                                     .remedy = "exclude fewer"});
     return hosts;
 }
 

@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "ferry/base.h"
 
@@ -21,7 +22,33 @@ struct TokenFileInfo {
     uint64_t checksum = 0;  // of tokens and mask
 };
 
-// Writes `path` by way of a temporary file beside it. `mask` is empty or as long as the tokens.
+// Writes such a file piece by piece, by way of a temporary one beside it: a reader sees the old
+// file or the new one. First all tokens, then either none or a mark for each: 1, it is no target.
+// Throws usage where a token is not below the vocabulary or there are none, io where the disk
+// refuses.
+class TokenWriter {
+public:
+    TokenWriter(std::string path, uint64_t vocabulary);
+    ~TokenWriter();  // unfinished, it leaves what was there
+    TokenWriter(const TokenWriter&) = delete;
+    TokenWriter& operator=(const TokenWriter&) = delete;
+
+    void add_tokens(std::span<const uint32_t> tokens);
+    void add_marks(std::span<const uint8_t> marks);
+    void finish();
+
+private:
+    void write(std::span<const std::byte> bytes);
+    [[noreturn]] void fail(int reason) const;
+
+    const std::string path_, partial_;
+    TokenFileInfo info_{};
+    uint64_t marks_ = 0;
+    int64_t written_;  // bytes, the header's too
+    int file_ = -1;
+    std::vector<std::byte> narrow_{};
+};
+// All at once. `mask` is empty or as long as the tokens.
 void write_tokens(const std::string& path, std::span<const uint32_t> tokens, uint64_t vocabulary,
                   std::span<const uint8_t> mask);
 

@@ -32,7 +32,6 @@ struct Topology {
     // a machine has none.
     std::vector<int> reserved{};
     std::vector<Attached> attached{};  // on several nodes; on one there is nothing to choose
-    int64_t l2_bytes = 0;              // of one core
     int64_t l3_bytes = 0;
     int64_t memory_limit_bytes = 0;  // the cgroup's limit, else the machine's memory
     // Of that limit, what was not in use when it was read: what other processes of the cgroup and

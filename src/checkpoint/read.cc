@@ -44,7 +44,8 @@ public:
             throw Error(errno == EIO ? Trouble::io : Trouble::usage,
                         {.what = "cannot open the weights",
                          .where = path_,
-                         .measured = std::strerror(errno)});
+                         .measured = std::strerror(errno),
+                         .remedy = "name a safetensors file, or the directory of a model"});
         }
         size_bytes_ = S_ISREG(status.st_mode) ? status.st_size : 0;
     }

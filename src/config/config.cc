@@ -86,7 +86,8 @@ public:
             throw Error(Trouble::usage, {.what = "wrong type of value",
                                          .where = path.empty() ? where : where + ": " + path,
                                          .measured = config::describe(value),
-                                         .limit = "wanted an object of keys: {...}"});
+                                         .limit = "wanted an object of keys: {...}",
+                                         .remedy = "see docs/configuration.md"});
         }
         for (const auto& [name, item] : value.items())
             read(where, path.empty() ? name : path + "." + name, item);
@@ -119,10 +120,13 @@ json parse_text(std::string_view text, const std::string& where) {
         const size_t offset = error.byte == 0 ? 0 : error.byte - 1;
         throw Error(Trouble::usage, {.what = "not valid JSON",
                                      .where = where + ": " + line_and_column(text, offset),
-                                     .measured = plain(error.what())});
+                                     .measured = plain(error.what()),
+                                     .remedy = "correct it there; comments are allowed"});
     } catch (const json::exception& error) {  // a number that no double can hold
-        throw Error(Trouble::usage,
-                    {.what = "not valid JSON", .where = where, .measured = error.what()});
+        throw Error(Trouble::usage, {.what = "not valid JSON",
+                                     .where = where,
+                                     .measured = error.what(),
+                                     .remedy = "give a number that a double can hold"});
     }
 }
 

@@ -37,11 +37,17 @@ std::string nearest_end(const Range& range, const json& found) {
     return "the nearest value allowed is " + format_number(low ? range.low : range.high);
 }
 
+// The documentation leaves out an upper end that no user meets; who went beyond it has to know.
+std::string limit_for(const Key& key, const json& found) {
+    const bool beyond = found.is_number() && found.get<double>() > key.range.high;
+    return beyond ? "at most " + format_number(key.range.high) : describe(key.range, key.form);
+}
+
 [[noreturn]] void out_of_range(const Place& at, const json& found) {
     throw Error(Trouble::usage, {.what = "value outside its range",
                                  .where = at.where,
                                  .measured = found.dump(),
-                                 .limit = describe(at.key.range, at.key.form),
+                                 .limit = limit_for(at.key, found),
                                  .remedy = nearest_end(at.key.range, found)});
 }
 

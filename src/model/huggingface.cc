@@ -417,8 +417,9 @@ bool has_dropout(const Reader& in, const Keys& keys) {
 json parse(std::string_view text, const std::string& where) {
     json config = json::parse(text, refuse_keys_given_twice(where), false);
     if (config.is_object()) return config;
-    throw Error(Trouble::usage,
-                {.what = "not the configuration of a model: no JSON object", .where = where});
+    throw Error(Trouble::usage, {.what = "not the configuration of a model: no JSON object",
+                                 .where = where,
+                                 .remedy = "name a directory that transformers can load"});
 }
 
 }  // namespace

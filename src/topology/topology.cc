@@ -195,7 +195,6 @@ Topology discover_topology() {
         if (!here.cores.empty()) found.nodes.push_back(std::move(here));
     }
     FERRY_CHECK(!found.nodes.empty(), "no NUMA node has a core this process may use");
-    found.l2_bytes = cache_bytes(machine.handle, HWLOC_OBJ_L2CACHE);
     found.l3_bytes = cache_bytes(machine.handle, HWLOC_OBJ_L3CACHE);
     if (found.nodes.size() > 1) found.attached = topology::find_attached();
     read_limits(found);

@@ -107,7 +107,9 @@ void LoadedWeights::check(const model::Tensor& tensor,
         throw Error(Trouble::usage, {.what = "a tensor's shape is not what config.json says",
                                      .where = where,
                                      .measured = fmt::format("[{}]", fmt::join(stored.shape, ", ")),
-                                     .limit = fmt::format("[{}]", fmt::join(tensor.shape, ", "))});
+                                     .limit = fmt::format("[{}]", fmt::join(tensor.shape, ", ")),
+                                     .remedy = "name the configuration of these weights, or the "
+                                               "weights of this model"});
     }
     if (!stored.type) {
         throw Error(Trouble::usage, {.what = "weights of a type that ferry does not read",

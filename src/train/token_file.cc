@@ -11,26 +11,10 @@
 #include <cstring>
 #include <vector>
 
+#include "token_header.h"
+
 namespace ferry {
 namespace {
-
-static_assert(std::endian::native == std::endian::little, "token files are mapped as they lie");
-
-constexpr char kMagic[8] = {'F', 'E', 'R', 'R', 'Y', 'T', 'O', 'K'};
-constexpr uint32_t kVersion = 1;
-constexpr uint64_t kMaskFollows = 1;
-
-struct Header {
-    char magic[8];
-    uint32_t version;
-    uint32_t token_bytes;
-    uint64_t vocabulary;
-    uint64_t count;
-    uint64_t flags;
-    uint64_t checksum;
-    std::byte padding[16];
-};
-static_assert(sizeof(Header) == 64);
 
 constexpr const char* kWriteAgain = "write the file again with `ferry data`";
 
@@ -109,7 +93,7 @@ void TokenFile::map(const std::string& path) {
                               .remedy = "write one: ferry data TEXT... -o " + path});
     }
     const auto size = static_cast<size_t>(status.st_size);
-    if (!S_ISREG(status.st_mode) || size < sizeof(Header)) {
+    if (!S_ISREG(status.st_mode) || size < sizeof(TokenHeader)) {
         throw Error(Trouble::usage,
                     {.what = "not a token file",
                      .where = path,
@@ -127,33 +111,33 @@ void TokenFile::map(const std::string& path) {
 }
 
 void TokenFile::read_header(const std::string& path) {
-    Header header{};
+    TokenHeader header{};
     std::memcpy(&header, bytes_.data(), sizeof header);
-    if (std::memcmp(header.magic, kMagic, sizeof kMagic) != 0) {
+    if (std::memcmp(header.magic, kTokenMagic, sizeof kTokenMagic) != 0) {
         throw Error(Trouble::usage,
                     {.what = "not a token file",
                      .where = path,
                      .measured = "it does not start with FERRYTOK",
                      .remedy = "make one of your text: ferry data TEXT... -o FILE"});
     }
-    if (header.version != kVersion) {
+    if (header.version != kTokenVersion) {
         throw Error(Trouble::usage, {.what = "a token file of another version of ferry",
                                      .where = path,
                                      .measured = "version " + std::to_string(header.version),
-                                     .limit = "version " + std::to_string(kVersion),
+                                     .limit = "version " + std::to_string(kTokenVersion),
                                      .remedy = kWriteAgain});
     }
     const uint32_t width = header.token_bytes;
-    if ((width != 1 && width != 2 && width != 4) || header.flags > kMaskFollows)
+    if ((width != 1 && width != 2 && width != 4) || header.flags > kTokenMaskFollows)
         corrupt(path, "the token file's header is damaged", "token bytes " + std::to_string(width),
                 "1, 2 or 4");
     info_ = {.vocabulary = header.vocabulary,
              .count = header.count,
              .token_bytes = width,
-             .masked = header.flags == kMaskFollows,
+             .masked = header.flags == kTokenMaskFollows,
              .checksum = header.checksum};
     const uint64_t each = width + (info_.masked ? 1 : 0);
-    const uint64_t payload_bytes = bytes_.size() - sizeof(Header);
+    const uint64_t payload_bytes = bytes_.size() - sizeof(TokenHeader);
     // By division: a damaged count must not overflow.
     if (payload_bytes / each != header.count || payload_bytes % each != 0)
         corrupt(path,
@@ -161,7 +145,7 @@ void TokenFile::read_header(const std::string& path) {
                                                     : "the token file is longer than it says",
                 bytes_text(payload_bytes) + " after the header",
                 std::to_string(header.count) + " tokens of " + bytes_text(each));
-    const std::span<const std::byte> payload = bytes_.subspan(sizeof(Header));
+    const std::span<const std::byte> payload = bytes_.subspan(sizeof(TokenHeader));
     if (checksum(payload) != header.checksum)
         corrupt(path, "the token file is damaged: its checksum differs", "", "");
     tokens_ = payload.first(header.count * width);
@@ -197,94 +181,6 @@ void TokenFile::copy_tokens(uint64_t first, std::span<int32_t> out) const {
     if (info_.token_bytes == 1) return widen<uint8_t>(from, out);
     if (info_.token_bytes == 2) return widen<uint16_t>(from, out);
     widen<uint32_t>(from, out);
-}
-
-// ---------------------------------------------------------------- writing
-
-namespace {
-
-template <class Token>
-void narrow(std::span<const uint32_t> tokens, std::byte* to) {
-    for (size_t i = 0; i < tokens.size(); ++i) {
-        const auto token = static_cast<Token>(tokens[i]);
-        std::memcpy(to + i * sizeof(Token), &token, sizeof(Token));
-    }
-}
-
-void check_input(const std::string& path, std::span<const uint32_t> tokens, uint64_t vocabulary,
-                 std::span<const uint8_t> mask) {
-    const auto refuse = [&path](std::string what, std::string measured, std::string limit) {
-        throw Error(Trouble::usage, {.what = std::move(what),
-                                     .where = path,
-                                     .measured = std::move(measured),
-                                     .limit = std::move(limit)});
-    };
-    if (tokens.empty()) refuse("no tokens to write", "", "");
-    if (!mask.empty() && mask.size() != tokens.size())
-        refuse("the mask is not as long as the tokens", std::to_string(mask.size()),
-               std::to_string(tokens.size()));
-    const auto bad = std::find_if(tokens.begin(), tokens.end(),
-                                  [vocabulary](uint32_t token) { return token >= vocabulary; });
-    if (bad != tokens.end())
-        refuse("a token outside the vocabulary",
-               std::to_string(*bad) + " at " + std::to_string(bad - tokens.begin()),
-               "below " + std::to_string(vocabulary));
-}
-
-std::vector<std::byte> compose(std::span<const uint32_t> tokens, uint64_t vocabulary,
-                               std::span<const uint8_t> mask) {
-    const uint32_t width = vocabulary <= 256 ? 1 : vocabulary <= 65536 ? 2 : 4;
-    std::vector<std::byte> file(sizeof(Header) + tokens.size() * width + mask.size());
-    std::byte* payload = file.data() + sizeof(Header);
-    if (width == 1) narrow<uint8_t>(tokens, payload);
-    if (width == 2) narrow<uint16_t>(tokens, payload);
-    if (width == 4) narrow<uint32_t>(tokens, payload);
-    std::transform(mask.begin(), mask.end(), payload + tokens.size() * width,
-                   [](uint8_t masked) { return std::byte{masked != 0}; });
-    Header header{};
-    std::memcpy(header.magic, kMagic, sizeof kMagic);
-    header.version = kVersion;
-    header.token_bytes = width;
-    header.vocabulary = vocabulary;
-    header.count = tokens.size();
-    header.flags = mask.empty() ? 0 : kMaskFollows;
-    header.checksum = checksum(std::span(file).subspan(sizeof(Header)));
-    std::memcpy(file.data(), &header, sizeof header);
-    return file;
-}
-
-// False with errno set when the bytes are not all on the disk.
-bool write_and_flush(const std::string& path, std::span<const std::byte> bytes) {
-    constexpr mode_t kMode = 0666;
-    const Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, kMode));
-    if (file.get() < 0) return false;
-    while (!bytes.empty()) {
-        const ssize_t written = ::write(file.get(), bytes.data(), bytes.size());
-        if (written < 0 && errno != EINTR) return false;
-        if (written > 0) bytes = bytes.subspan(static_cast<size_t>(written));
-    }
-    return ::fsync(file.get()) == 0;
-}
-
-}  // namespace
-
-void write_tokens(const std::string& path, std::span<const uint32_t> tokens, uint64_t vocabulary,
-                  std::span<const uint8_t> mask) {
-    check_input(path, tokens, vocabulary, mask);
-    const std::vector<std::byte> file = compose(tokens, vocabulary, mask);
-    // A reader sees the old file or the new one, never half of one.
-    const std::string partial = path + ".partial." + std::to_string(::getpid());
-    if (write_and_flush(partial, file) && ::rename(partial.c_str(), path.c_str()) == 0) return;
-    const int reason = errno;
-    ::unlink(partial.c_str());
-    throw Error(Trouble::io,
-                {.what = "cannot write the token file",
-                 .where = path,
-                 .measured = std::strerror(reason),
-                 .limit = bytes_text(file.size()) + " to write",
-                 .remedy = reason == ENOENT   ? "make the directory first"
-                           : reason == ENOSPC ? "free that much there, or write elsewhere (-o)"
-                                              : "write elsewhere (-o)"});
 }
 
 }  // namespace ferry

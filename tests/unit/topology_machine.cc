@@ -66,8 +66,7 @@ TEST(Topology, sees_synthetic_nodes_and_one_unit_a_core) {
     ASSERT_EQ(machine.nodes.size(), 2u);
     EXPECT_EQ(machine.nodes[0].cores, (std::vector<int>{0, 2, 4, 6}));
     EXPECT_EQ(machine.nodes[1].cores, (std::vector<int>{8, 10, 12, 14}));
-    EXPECT_GT(machine.l2_bytes, 0);
-    EXPECT_GT(machine.l3_bytes, machine.l2_bytes);
+    EXPECT_GT(machine.l3_bytes, 0);
 }
 
 TEST(Topology, warns_of_a_synthetic_description_that_is_not_one) {

@@ -1,0 +1,24 @@
+// What a token file begins with (ferry/tokens.h).
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+namespace ferry {
+
+static_assert(std::endian::native == std::endian::little, "token files are mapped as they lie");
+
+constexpr char kTokenMagic[8] = {'F', 'E', 'R', 'R', 'Y', 'T', 'O', 'K'};
+constexpr uint32_t kTokenVersion = 1;
+constexpr uint64_t kTokenMaskFollows = 1;
+
+struct TokenHeader {
+    char magic[8]{};
+    uint32_t version = kTokenVersion, token_bytes = 0;
+    uint64_t vocabulary = 0, count = 0, flags = 0, checksum = 0;
+    std::byte padding[16]{};
+};
+static_assert(sizeof(TokenHeader) == 64);
+
+}  // namespace ferry
