@@ -133,6 +133,8 @@ def main():
             settings.update({**TINY, "budgets.host": "600KiB", "budgets.nvme": [str(volume)]})
         plan = needs.plan(options, CONFIG, settings)
         planned = plan["nvme_bytes"]
+        if planned == 0:
+            sys.exit("everything fits into memory, so nothing would be written: give a smaller --host")
         needs.room(options.path, planned)
         touching = [touching_seconds(plan["host_bytes"]) for _ in range(2)]
         words = words_of(settings, options.settings)

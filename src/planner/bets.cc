@@ -55,7 +55,30 @@ int64_t left_on_paths(const Config& config, const Workload& work, const std::vec
     return std::max<int64_t>(limit - taken, 0);
 }
 
+// A second slot of all that a step writes afresh.
+int64_t durable_bytes(const Workload& work, const std::vector<Chunk>& chunks,
+                      const Placement& placement) {
+    int64_t bytes = 0;
+    for (size_t c = 0; c < chunks.size(); ++c) {
+        if (!chunks[c].trainable) continue;
+        bytes += buffer_bytes(Class::stage, work);
+        const bool two_weights = work.state.split && placement.chunks[c].weight == Tier::nvme;
+        bytes += two_weights ? buffer_bytes(Class::weight_piece, work) : 0;
+    }
+    return bytes;
+}
+
 }  // namespace
+
+int64_t missing_on_paths(const Config& config, const Workload& work,
+                         const std::vector<Chunk>& chunks, const std::vector<Park>& parks,
+                         const Placement& placement) {
+    if (config.budgets.nvme.empty()) return 0;
+    int64_t taken = slot_bytes(work, chunks, parks, placement) +
+                    std::ssize(config.budgets.nvme) * aio::kHeaderBytes;
+    if (config.checkpoint.durable_steps) taken += durable_bytes(work, chunks, placement);
+    return std::max<int64_t>(taken - nvme_budget(config).limit(), 0);
+}
 
 double bet_fraction(double forward_s, double backward_s, double optimizer_s, double out_of_place) {
     if (optimizer_s <= forward_s / 4) return 0;

@@ -13,6 +13,11 @@ double expected_bet_fraction(const Config& config, const Workload& work,
                              const std::vector<Chunk>& chunks, const Placement& placement,
                              const MachineFigures& machine);
 
+// Bytes of the NVMe paths that a placement needs beyond what they are given, whatever bets.
+int64_t missing_on_paths(const Config& config, const Workload& work,
+                         const std::vector<Chunk>& chunks, const std::vector<Park>& parks,
+                         const Placement& placement);
+
 // What the NVMe paths have left once all that has to be stored is: the second slots of bets that
 // were not asked for come out of that alone. A durable step has second slots in any case.
 class BetRoom {

@@ -40,15 +40,15 @@ void refuse(const Budget& budget, int64_t smallest, const std::string& what,
     const int64_t limit = budget.sharers() * budget.limit();
     smallest *= budget.sharers();
     const std::string key = "budgets." + std::string(swap::name_of(budget.tier()));
-    throw Error(
-        Trouble::does_not_fit,
+    throw DoesNotFit(
         {.what = what,
          .where = key,
          .measured = format_bytes(smallest) + " needed (" + std::to_string(smallest) + " bytes)" +
                      by_sharers(budget),
          .limit = format_bytes(limit) + ", " + format_bytes(smallest - limit) + " (" +
                   std::to_string(smallest - limit) + " bytes) missing",
-         .remedy = "set " + key + " to " + std::to_string(smallest) + " or more, or " + otherwise});
+         .remedy = "set " + key + " to " + std::to_string(smallest) + " or more, or " + otherwise},
+        budget.tier(), smallest);
 }
 
 }  // namespace ferry::planner

@@ -1,6 +1,8 @@
 // Spends a tier's budget item by item and remembers what for.
 #pragma once
 
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "ferry/planner.h"
@@ -35,7 +37,20 @@ Budget nvme_budget(const Config& config);
 
 // ", by the 2 ranks of the host that share them"; nothing where there is one.
 std::string by_sharers(const Budget& budget);
-// Throws does_not_fit with what is missing of the `smallest` budget that works, in bytes.
+// A refusal that can be weighed against others.
+class DoesNotFit : public Error {
+public:
+    DoesNotFit(Problem problem, swap::Tier tier, int64_t smallest)
+        : Error(Trouble::does_not_fit, std::move(problem)), tier_(tier), smallest_(smallest) {}
+    swap::Tier tier() const { return tier_; }
+    int64_t smallest() const { return smallest_; }  // budget of that tier that works, in bytes
+
+private:
+    swap::Tier tier_;
+    int64_t smallest_;
+};
+
+// Throws DoesNotFit with what is missing of the `smallest` budget that works, in bytes.
 [[noreturn]] void refuse(const Budget& budget, int64_t smallest, const std::string& what,
                          const std::string& otherwise);
 

@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
+#include <optional>
 
+#include "bets.h"
 #include "placement.h"
 #include "step_seconds.h"
 
@@ -74,17 +76,18 @@ public:
 
     Placement find() {
         const std::vector<int64_t> inputs = inputs_to_try();
-        Placement least = placement_of(config_, inputs.front(), choice_.asked);
-        if (config_.budgets.device_bytes == kUnlimited) return least;  // what is to spare?
-        try_groups(least.groups, inputs);
-        // A further group sends weights and gradients once more, and needs less for each block.
-        // What ranks would exchange for it is not in the sums.
-        const bool may_divide = config_.swap.groups == 0 && work_.partition.alone();
-        const int64_t micro_batches = config_.batch.micro_batches;
-        for (int64_t groups = least.groups + 1; may_divide && groups <= micro_batches; ++groups) {
-            if (micro_batches % groups == 0) try_groups(groups, inputs);
+        std::vector<int64_t> fitting;
+        for (const int64_t groups : groups_to_try()) {
+            if (fits(in_groups(groups), inputs.front())) fitting.push_back(groups);
         }
-        if (ways_.empty()) return least;
+        if (fitting.empty() && refusal_) throw DoesNotFit(*refusal_);
+        // Of NVMe the layout says to the byte what is missing.
+        const int64_t plainest = fitting.empty() ? least_stored_ : fitting.front();
+        if (fitting.empty() || config_.budgets.device_bytes == kUnlimited)  // what is to spare?
+            return placement_of(in_groups(plainest), inputs.front(), choice_.asked);
+        for (const int64_t groups : fitting) {
+            for (const int64_t count : inputs) try_results(in_groups(groups), count);
+        }
         const Way& best = best_way();
         return placement_of(in_groups(best.groups), best.inputs, best.results);
     }
@@ -119,27 +122,76 @@ private:
         return counts;
     }
 
-    void try_groups(int64_t groups, const std::vector<int64_t>& inputs) {
-        for (const int64_t count : inputs) try_results(in_groups(groups), count);
+    // The fewest first. A further group sends weights and gradients once more, and needs less for
+    // each block. What ranks would exchange for it is not in the sums: theirs are the fewest that
+    // fit, 0.
+    std::vector<int64_t> groups_to_try() const {
+        if (config_.swap.groups > 0 || !work_.partition.alone()) return {config_.swap.groups};
+        std::vector<int64_t> found;
+        for (int64_t groups = 1; groups <= config_.batch.micro_batches; ++groups) {
+            if (config_.batch.micro_batches % groups == 0) found.push_back(groups);
+        }
+        return found;
     }
 
-    // The less is computed, the more travels. All counts are tried: a chunk that no longer fits
-    // makes steps in what travels, and so lesser minima.
-    void try_results(const Config& config, int64_t inputs) {
-        for (size_t results = choice_.asked; results <= choice_.results.size(); ++results) {
-            try {
-                const Placement placement = placement_of(config, inputs, results);
-                int64_t blocks = 0;
-                for (const auto& of_layers : placement.kept)
-                    blocks += std::ranges::count(of_layers, true);
-                if (blocks < static_cast<int64_t>(results)) return;
-                ways_.push_back(
-                    {placement.groups, inputs, results,
-                     step_seconds(config, work_, chunks_, parks_, placement, machine_)});
-            } catch (const Error& error) {
-                if (error.trouble() != Trouble::does_not_fit) throw;
-                return;
+    // Whether a step can do without any memory to spare; keeps what the one that needs least lacks.
+    bool fits(const Config& config, int64_t inputs) {
+        try {
+            const Placement placement = placement_of(config, inputs, choice_.asked);
+            const int64_t missing = missing_on_paths(config, work_, chunks_, parks_, placement);
+            if (missing > 0 && (least_missing_ == 0 || missing < least_missing_)) {
+                least_missing_ = missing;
+                least_stored_ = placement.groups;
             }
+            return missing == 0;
+        } catch (const DoesNotFit& refusal) {
+            const auto device = [](const DoesNotFit& of) {
+                return of.tier() == swap::Tier::device;
+            };
+            // In so many groups the device has room, so the host is what lacks some.
+            const bool further = refusal_ && device(*refusal_) && !device(refusal);
+            const bool less = refusal_ && device(*refusal_) == device(refusal) &&
+                              refusal.smallest() < refusal_->smallest();
+            if (!refusal_ || further || less) refusal_.emplace(refusal);
+            return false;
+        }
+    }
+
+    // The less is computed, the more travels, and a chunk that no longer fits makes steps in that
+    // and so lesser minima: many counts are tried, and all of those around the best of them.
+    void try_results(const Config& config, int64_t inputs) {
+        constexpr size_t kCounts = 24;
+        const size_t first = choice_.asked, end = choice_.results.size() + 1;
+        const size_t stride = std::max<size_t>(1, (end - first) / kCounts), begun = ways_.size();
+        for (size_t results = first; results < end; results += stride) {
+            if (!try_way(config, inputs, results)) break;
+        }
+        if (stride == 1 || ways_.size() == begun) return;
+        const auto expected = [this](const Way& way) { return way.seconds.expected(config_); };
+        const size_t around =
+            std::ranges::min_element(ways_.begin() + std::ssize(ways_) -
+                                         static_cast<std::ptrdiff_t>(ways_.size() - begun),
+                                     ways_.end(), {}, expected)
+                ->results;
+        for (size_t results = std::max(around, first + stride) - stride + 1;
+             results < std::min(around + stride, end); ++results) {
+            if (results != around && !try_way(config, inputs, results)) return;
+        }
+    }
+
+    bool try_way(const Config& config, int64_t inputs, size_t results) {
+        try {
+            const Placement placement = placement_of(config, inputs, results);
+            int64_t blocks = 0;
+            for (const auto& of_layers : placement.kept)
+                blocks += std::ranges::count(of_layers, true);
+            if (blocks < static_cast<int64_t>(results)) return false;
+            if (missing_on_paths(config, work_, chunks_, parks_, placement) > 0) return false;
+            ways_.push_back({placement.groups, inputs, results,
+                             step_seconds(config, work_, chunks_, parks_, placement, machine_)});
+            return true;
+        } catch (const DoesNotFit&) {
+            return false;
         }
     }
 
@@ -169,6 +221,8 @@ private:
     const std::vector<Park>& parks_;
     const MachineFigures& machine_;
     const Choice choice_;
+    std::optional<DoesNotFit> refusal_{};
+    int64_t least_missing_ = 0, least_stored_ = 0;  // on NVMe, and in how many groups
     std::vector<Way> ways_{};
 };
 

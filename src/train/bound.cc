@@ -102,16 +102,17 @@ Term slowest_link(const BoundInput& in, const Fractions& f) {
     const WeightTraffic& w = in.weights;
     const OnHost host = on_host(in, f);
     // The best choice of that size: what is visited twice stays near.
-    const auto reads_without = [&w](double kept) {
-        return std::max(0.0, w.read_bytes - 2 * kept * w.bytes);
+    const auto reads_without = [&](double kept) {
+        return in.groups * std::max(0.0, w.read_bytes - 2 * kept * w.bytes);
     };
     // Weights on the device that the host updates: they come back, and where they are half of p
     // they are fetched before.
     const double returning =
         std::max(0.0, trained(w, f.weights_on_device) - f.state_on_device * in.weight_bytes * n);
     const double reads = in.split ? 1 : 0, inputs = f.inputs_away * in.groups * in.input_bytes;
-    const double up = reads_without(f.weights_on_device) + returning + inputs;
-    const double down = in.wire_bytes * n * by_host + inputs + reads * returning;
+    const double between_groups = inputs + (in.groups - 1) * in.accumulator_bytes;
+    const double up = reads_without(f.weights_on_device) + returning + between_groups;
+    const double down = in.wire_bytes * n * by_host + between_groups + reads * returning;
     const double stored = 2 * kept_bytes(in) * std::max(0.0, by_host - host.state) +
                           2 * in.groups * host.inputs_stored +
                           reads_without(1 - f.weights_on_nvme) +
@@ -242,10 +243,10 @@ double model_flops(const std::vector<model::Layer>& layers, const model::Shape& 
     return per_token * double(step_tokens);
 }
 
-Bound lower_bound(const BoundInput& input) {
+Bound lower_bound(const BoundInput& input, double below) {
     constexpr int kSteps = 64;
     const auto part = [](int i) { return static_cast<double>(i) / kSteps; };
-    Bound best{.seconds = std::numeric_limits<double>::infinity()};
+    Bound best{.seconds = below};
     for (int x = 0; x <= kSteps; ++x) {
         for (int g = 0; g + x <= kSteps; ++g) {
             for (int s = 0; s <= kSteps; ++s) {

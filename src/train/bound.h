@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
 
 #include "ferry/forecast.h"
@@ -55,8 +56,10 @@ struct BoundInput {
     bool split = false;                       // the update reads the weights too
     WeightTraffic weights{};
     double input_bytes = 0;  // block inputs of a group: on the device, or away until backward
-    double groups = 1;       // of micro-batches, in a step
-    double comm_bytes = 0;   // that must reach this rank from the others
+    // Of micro-batches, in a step. Each visits the weights, and between them the accumulators of
+    // all that trains go to the host and back.
+    double groups = 1, accumulator_bytes = 0;
+    double comm_bytes = 0;  // that must reach this rank from the others
     double device_bytes = 0, host_bytes = 0,
            nvme_bytes = 0;        // left for weights, state and inputs; may be infinite
     bool device_is_host = false;  // its memory is DRAM as well
@@ -71,6 +74,7 @@ struct Bound {
     model::OfKept<double> kept{};
 };
 
-Bound lower_bound(const BoundInput& input);
+// `below`: of placements that take less; if there are none, no more is known than these seconds.
+Bound lower_bound(const BoundInput& input, double below = std::numeric_limits<double>::infinity());
 
 }  // namespace ferry::train

@@ -120,18 +120,39 @@ swap::Timeline predict_steps(const planner::Plan& plan, const swap::Schedule& fi
                          cost_model(plan, figures.kernels, figures.machine));
 }
 
+namespace {
+
+// In which a placement may run the step; of several ranks the plan's, which all of them have.
+std::vector<int64_t> groups_of(const planner::Plan& plan) {
+    if (!plan.partition.alone()) return {plan.groups};
+    std::vector<int64_t> found;
+    for (int64_t groups = 1; groups <= plan.micro_batches; ++groups) {
+        if (plan.micro_batches % groups == 0) found.push_back(groups);
+    }
+    return found;
+}
+
+// Device memory that each micro-batch of a group takes in any placement: its tokens, and what it
+// has come to.
+int64_t bytes_of_a_micro_batch(const planner::Plan& plan) {
+    return plan.buffers[static_cast<size_t>(Class::tokens)].bytes +
+           plan.buffers[static_cast<size_t>(Class::activation)].bytes;
+}
+
+double accumulator_bytes(const planner::Plan& plan) {
+    int64_t elements = 0;
+    for (const model::Layer& layer : plan.layers) elements += layer.trainable_elements;
+    return 4 * static_cast<double>(elements);
+}
+
+}  // namespace
+
 Bound bound_of(const Config& config, const planner::Plan& plan, const model::Shape& shape,
                const swap::Schedule& step, const Figures& figures) {
     constexpr double kInfinite = std::numeric_limits<double>::infinity();
     const auto room = [](int64_t budget, int64_t taken) {
         return budget == kUnlimited ? kInfinite : static_cast<double>(budget - taken);
     };
-    // The kernels need their device buffers in any placement, but for block inputs that stay and
-    // what blocks keep; the host is all free to choose.
-    const auto inputs = static_cast<double>(std::ssize(plan.inputs)) *
-                        static_cast<double>(plan.buffers[size_t(Class::activation)].bytes);
-    const int64_t inputs_there = std::ranges::count(plan.inputs, swap::kNoObject) *
-                                 plan.buffers[size_t(Class::activation)].bytes;
     // What blocks may keep takes memory only where it is kept, and where it is not it is computed
     // once more.
     double kernel_s = figures.kernels.sum(step, plan);
@@ -141,8 +162,6 @@ Bound bound_of(const Config& config, const planner::Plan& plan, const model::Sha
         const planner::Buffers& buffers =
             plan.buffers[static_cast<size_t>(planner::class_of(what))];
         kept_bytes += buffers.bytes * buffers.count;
-        keeping[at(what)].bytes =
-            static_cast<double>(buffers.bytes * plan.group_size() * plan.blocks_at_most());
         for (const Task& task : step.tasks) {
             if (task.lane != swap::Lane::compute || static_cast<Op>(task.op) != Op::backward)
                 continue;
@@ -151,32 +170,52 @@ Bound bound_of(const Config& config, const planner::Plan& plan, const model::Sha
             if ((task.flags & planner::flag_of(what)) != 0) kernel_s += saved;
         }
     }
-    const int64_t step_tokens =
-        plan.micro_batches * config.batch.micro_batch * config.batch.sequence;
-    WeightTraffic weights = weight_traffic(plan.layers, shape, step_tokens, plan.compute);
-    if (plan.partition.sharding.weights) {  // the rest comes from the other ranks
-        for (double* bytes : {&weights.bytes, &weights.frozen_bytes, &weights.read_bytes})
-            *bytes /= plan.partition.ranks;
+    // The kernels need their device buffers in any placement, but for block inputs that stay and
+    // what blocks keep, of which a group has as many as micro-batches; the host is all free to
+    // choose.
+    const auto bytes_of = [&](Class c) { return plan.buffers[static_cast<size_t>(c)].bytes; };
+    const int64_t inputs_there =
+        std::ranges::count(plan.inputs, swap::kNoObject) * bytes_of(Class::activation);
+    const int64_t fixed_bytes = plan.device_overhead_bytes + device_buffer_bytes(plan) -
+                                kept_bytes - inputs_there -
+                                plan.group_size() * bytes_of_a_micro_batch(plan);
+    Bound best{.seconds = kInfinite};
+    for (const int64_t groups : groups_of(plan)) {
+        const int64_t size = plan.micro_batches / groups;
+        for (const model::Kept what : model::kAllKept)
+            keeping[at(what)].bytes = static_cast<double>(bytes_of(planner::class_of(what)) * size *
+                                                          plan.blocks_at_most());
+        const int64_t blocks = std::ssize(plan.layers) - 2;
+        WeightTraffic weights =
+            weight_traffic(plan.layers, shape,
+                           size * config.batch.micro_batch * config.batch.sequence, plan.compute);
+        if (plan.partition.sharding.weights) {  // the rest comes from the other ranks
+            for (double* bytes : {&weights.bytes, &weights.frozen_bytes, &weights.read_bytes})
+                *bytes /= plan.partition.ranks;
+        }
+        const Bound found = lower_bound(
+            {.kernel_seconds = kernel_s,
+             .keeping = keeping,
+             .parameters = static_cast<double>(plan.leaves * optim::kLeaf),
+             .weight_bytes = static_cast<double>(size_of(plan.compute)),
+             .wire_bytes = static_cast<double>(size_of(plan.wire)),
+             .state_bytes = static_cast<double>(plan.state.element_bytes()),
+             .split = plan.state.split,
+             .weights = weights,
+             .input_bytes = static_cast<double>(blocks * size * bytes_of(Class::activation)),
+             .groups = static_cast<double>(groups),
+             .accumulator_bytes = accumulator_bytes(plan),
+             .comm_bytes = comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire),
+             .device_bytes = room(config.budgets.device_bytes,
+                                  fixed_bytes + size * bytes_of_a_micro_batch(plan)),
+             .host_bytes = room(config.budgets.host_bytes, 0),
+             .nvme_bytes = config.budgets.nvme.empty() ? 0 : kInfinite,
+             .device_is_host = figures.machine.computes_on_host,
+             .speeds = figures.machine.links},
+            best.seconds);
+        if (found.seconds < best.seconds) best = found;
     }
-    return lower_bound(
-        {.kernel_seconds = kernel_s,
-         .keeping = keeping,
-         .parameters = static_cast<double>(plan.leaves * optim::kLeaf),
-         .weight_bytes = static_cast<double>(size_of(plan.compute)),
-         .wire_bytes = static_cast<double>(size_of(plan.wire)),
-         .state_bytes = static_cast<double>(plan.state.element_bytes()),
-         .split = plan.state.split,
-         .weights = weights,
-         .input_bytes = inputs,
-         .groups = static_cast<double>(plan.groups),
-         .comm_bytes = comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire),
-         .device_bytes =
-             room(config.budgets.device_bytes, device_buffer_bytes(plan) - kept_bytes -
-                                                   inputs_there + plan.device_overhead_bytes),
-         .host_bytes = room(config.budgets.host_bytes, 0),
-         .nvme_bytes = config.budgets.nvme.empty() ? 0 : kInfinite,
-         .device_is_host = figures.machine.computes_on_host,
-         .speeds = figures.machine.links});
+    return best;
 }
 
 }  // namespace ferry::train

@@ -337,6 +337,47 @@ TEST_F(Recomputation, InputsLeaveWhereCopiesHaveTimeForThem) {
     EXPECT_TRUE(counts.contains(kBlocks));
 }
 
+// A refusal names the least that works in any number of groups.
+TEST_F(Recomputation, MoreGroupsAreTriedWhereTheFewestDoNotFit) {
+    const auto smallest = [this](int64_t BudgetConfig::*budget, int64_t groups) -> int64_t {
+        config_.swap.groups = groups;
+        config_.budgets.*budget = 1;
+        try {
+            plan();
+        } catch (const Error& error) {
+            const std::string& text = error.problem().measured;
+            return std::stoll(text.substr(text.find('(') + 1));
+        }
+        ADD_FAILURE() << "it fits";
+        return 0;
+    };
+    config_.swap.keep_inputs = 0;
+    config_.swap.state_on_device = 0;
+    config_.budgets.device_bytes = smallest(&BudgetConfig::device_bytes, 1);
+    const int64_t one = smallest(&BudgetConfig::host_bytes, 1);
+    const int64_t four = smallest(&BudgetConfig::host_bytes, 4);
+    const int64_t any = smallest(&BudgetConfig::host_bytes, 0);
+    EXPECT_NE(one, four);
+    EXPECT_LE(any, std::min(one, four));
+    config_.budgets.host_bytes = any;
+    EXPECT_LE(plan().host_bytes, any);
+    --config_.budgets.host_bytes;
+    EXPECT_THROW(plan(), Error);
+    // The same of NVMe, where whatever is too much for the host goes.
+    config_.budgets.host_bytes = any / 2;
+    config_.budgets.nvme = {{.path = "/nvme"}};
+    int64_t least = kUnlimited, most = 0;
+    for (const int64_t groups : {1, 2, 4}) {
+        config_.swap.groups = groups;
+        least = std::min(least, plan().nvme_bytes);
+        most = std::max(most, plan().nvme_bytes);
+    }
+    ASSERT_LT(least, most);
+    config_.swap.groups = 0;
+    config_.budgets.nvme[0].size_bytes = least;
+    EXPECT_LE(plan().nvme_bytes, least);
+}
+
 // In more groups a block keeps less at a time, so that more blocks keep it, and weights travel
 // more often: worth it where kernels bind.
 TEST_F(Recomputation, GroupsAreAsManyAsMakeTheStepShortest) {
@@ -363,6 +404,9 @@ TEST_F(Recomputation, GroupsAreAsManyAsMakeTheStepShortest) {
             const double chosen = seconds_keeping(attention, mlp, made.groups).expected(config_);
             for (const int64_t other : {1, 2, 4})
                 EXPECT_LE(chosen * 0.98, seconds_keeping(attention, mlp, other).expected(config_));
+            // Nor do steps without bets pay more than their hundredth for it.
+            EXPECT_LE(seconds_keeping(attention, mlp, made.groups).rest,
+                      seconds_keeping(0, 0, 1).rest * 1.01 * 1.02);
             groups.insert(made.groups);
             config_.swap.groups = 2;
             EXPECT_EQ(plan().groups, 2);
