@@ -25,12 +25,14 @@ const char* key_of(model::Kept what) {
     return what == model::Kept::attention ? "attention_seconds" : "mlp_seconds";
 }
 
-[[noreturn]] void refuse(const std::string& file, std::string what, std::string measured = {}) {
+[[noreturn]] void refuse(const std::string& file, std::string what, std::string measured = {},
+                         std::string remedy =
+                             "give another file, or write it with `ferry bench "
+                             "--all --save FILE`") {
     throw Error(Trouble::usage, {.what = std::move(what),
                                  .where = file,
                                  .measured = std::move(measured),
-                                 .remedy = "give another file, or write it with `ferry bench --all "
-                                           "--save FILE`"});
+                                 .remedy = std::move(remedy)});
 }
 
 json read_file(const std::string& file, bool may_be_new) {
@@ -140,8 +142,9 @@ void check_machine_file(const std::string& file) {
     read_file(file, true);
     const std::filesystem::path parent = std::filesystem::absolute(file).parent_path();
     if (access(parent.c_str(), W_OK | X_OK) != 0)
-        refuse(file, std::string("no file can be written there: ") + std::strerror(errno));
-    if (std::filesystem::is_directory(file)) refuse(file, "it is a directory");
+        refuse(file, "no file can be written there", std::strerror(errno),
+               "name a file in a directory that you may write to");
+    if (std::filesystem::is_directory(file)) refuse(file, "it is a directory", "", "name a file");
 }
 
 json settings_json(const std::vector<IoSettings>& paths) {

@@ -105,8 +105,8 @@ private:
                "the device budget is too small for one layer and its work",
                asked_for() != model::OfKept<int64_t>{}
                    ? "lower swap.keep_attention or swap.keep_mlp"
-                   : "lower batch.micro_batch, batch.sequence, numerics.head_tile or "
-                     "swap.chunk_elements");
+                   : "lower batch.micro_batch, batch.micro_batches, batch.sequence, "
+                     "numerics.head_tile or swap.chunk_elements");
     }
 
     void spend_device() {
