@@ -111,13 +111,13 @@ public:
 
     // y = silu(gate) * up; gate_up: [tokens, 2 n] = [gate | up]; y: [tokens, n].
     virtual void swiglu_forward(ConstView gate_up, View y) = 0;
-    // gate_up becomes [d gate | d up].
-    virtual void swiglu_backward(ConstView dy, View gate_up) = 0;
+    // gate_up becomes [d gate | d up], and dy the y that forward gave.
+    virtual void swiglu_backward(View dy, View gate_up) = 0;
 
     // y = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))). x, y: [tokens, n].
     virtual void gelu_forward(ConstView x, View y) = 0;
-    // x becomes d(x).
-    virtual void gelu_backward(ConstView dy, View x) = 0;
+    // x becomes d(x), and dy the y that forward gave.
+    virtual void gelu_backward(View dy, View x) = 0;
 
     // x[t] = table[tokens[t]] + positions[t % positions.rows]; positions optional.
     virtual void embed(const int32_t* tokens, ConstView table, ConstView positions, View x) = 0;

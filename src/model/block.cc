@@ -96,7 +96,6 @@ Block::Buffers Block::cut(Carver& carver, int64_t op_scratch_bytes) const {
     b.n2 = carver.matrix(compute, tile, hidden);
     b.inner = carver.matrix(compute, tile, up_.outputs());
     b.active = carver.matrix(compute, tile, inner);
-    b.dactive = carver.matrix(compute, tile, inner);
     b.stats2 = carver.floats(norm2_.stats_floats(tile));
     carver.rewind(shared);
     b.dattended = carver.matrix(compute, tokens, query_);
@@ -194,17 +193,29 @@ void Block::compute(Kept what) {
     }
 }
 
-// n2, what the MLP's first matrices make of it, and what is active of that, of a tile of x_mid.
+// n2 and what the MLP's first matrices make of it, of a tile of x_mid.
 void Block::mlp(ConstView x_mid, int64_t first) {
-    const int64_t tokens = x_mid.rows;
-    const View n2 = b_.n2.row_range(0, tokens), inner = inner_of(first, tokens);
-    const View active = b_.active.row_range(0, tokens);
+    const View n2 = b_.n2.row_range(0, x_mid.rows);
     norm2_.forward(ops_, x_mid, n2, b_.stats2);
-    if (!known_[at(Kept::mlp)]) up_.apply(ops_, n2, inner, {}, b_.ops);
+    if (!known_[at(Kept::mlp)]) up_.apply(ops_, n2, inner_of(first, x_mid.rows), {}, b_.ops);
+}
+
+// What is active of that.
+void Block::activate(ConstView inner) {
+    const View active = b_.active.row_range(0, inner.rows);
     if (shape_.gated) {
         ops_.swiglu_forward(inner, active);
     } else {
         ops_.gelu_forward(inner, active);
+    }
+}
+
+// One pass over both: `active` holds its gradient and receives what forward gave.
+void Block::activate_backward(View active, View inner) {
+    if (shape_.gated) {
+        ops_.swiglu_backward(active, inner);
+    } else {
+        ops_.gelu_backward(active, inner);
     }
 }
 
@@ -213,6 +224,7 @@ void Block::forward(ConstView x_in, View x_out) {
     for (int64_t first = 0; first < x_out.rows; first += mlp_tile()) {
         const View x = x_out.row_range(first, std::min(mlp_tile(), x_out.rows - first));
         mlp(x, first);
+        activate(inner_of(first, x.rows));
         down_.apply(ops_, b_.active.row_range(0, x.rows), x, x, b_.ops);
     }
 }
@@ -236,18 +248,17 @@ void Block::mlp_backward(ConstView x_mid, int64_t first, View dx, bool needs_mid
     const bool into_up = into_norm || up_.trains();
     if (!into_up && !down_.trains()) return;
     const int64_t tokens = x_mid.rows;
-    const View inner = inner_of(first, tokens), dactive = b_.dactive.row_range(0, tokens);
+    const View inner = inner_of(first, tokens), active = b_.active.row_range(0, tokens);
     const View n2 = b_.n2.row_range(0, tokens), dn = b_.dn.row_range(0, tokens);
     mlp(x_mid, first);
     const ConstView dy = in_compute_type(dx, b_.dy);
-    down_.add_gradient(ops_, dy, b_.active.row_range(0, tokens), b_.ops);
-    if (!into_up) return;
-    down_.apply_transposed(ops_, dy, dactive, b_.ops);
-    if (shape_.gated) {
-        ops_.swiglu_backward(dactive, inner);
-    } else {
-        ops_.gelu_backward(dactive, inner);
+    if (!into_up) {
+        activate(inner);
+        return down_.add_gradient(ops_, dy, active, b_.ops);
     }
+    down_.apply_transposed(ops_, dy, active, b_.ops);
+    activate_backward(active, inner);
+    down_.add_gradient(ops_, dy, active, b_.ops);
     up_.add_gradient(ops_, inner, n2, b_.ops);
     if (!into_norm) return;
     up_.apply_transposed(ops_, inner, dn, b_.ops);

@@ -38,9 +38,9 @@ private:
         ops::View dy{}, dn{};                              // [T, H] both, in the compute type
         float *stats1 = nullptr, *lse = nullptr;           // of norm1, [heads * T]
         float *query_rstd = nullptr, *key_rstd = nullptr;  // [T, heads], [T, kv_heads]
-        // The MLP's: [M, H], [M, 2 I] or [M, I], of all T tokens where it is kept, [M, I],
-        // [M, I], of norm2.
-        ops::View n2{}, inner{}, active{}, dactive{};
+        // The MLP's: [M, H], [M, 2 I] or [M, I], of all T tokens where it is kept, [M, I], of
+        // norm2.
+        ops::View n2{}, inner{}, active{};
         float* stats2 = nullptr;
         // The attention's backward pass: [T, Q], [T, Q + 2 K].
         ops::View dattended{}, dqkv{};
@@ -68,6 +68,8 @@ private:
     // What the MLP's first matrices give of a tile that begins at this token.
     ops::View inner_of(int64_t first, int64_t tokens) const;
     void mlp(ops::ConstView x_mid, int64_t first);
+    void activate(ops::ConstView inner);
+    void activate_backward(ops::View active, ops::View inner);
     void mlp_backward(ops::ConstView x_mid, int64_t first, ops::View dx, bool needs_mid);
     void attention_backward(ops::ConstView x_in, ops::View dx, bool needs_dx, bool into_qkv);
     void norm_heads();

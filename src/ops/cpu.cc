@@ -192,7 +192,7 @@ public:
         });
     }
 
-    void swiglu_backward(ConstView dy, View gate_up) override {
+    void swiglu_backward(View dy, View gate_up) override {
         for_rows(dy.rows, dy.cols, [&](int64_t first, int64_t count) {
             swiglu_backward_rows(dy, gate_up, first, count);
         });
@@ -203,7 +203,7 @@ public:
                  [&](int64_t first, int64_t count) { gelu_forward_rows(x, y, first, count); });
     }
 
-    void gelu_backward(ConstView dy, View x) override {
+    void gelu_backward(View dy, View x) override {
         for_rows(dy.rows, dy.cols,
                  [&](int64_t first, int64_t count) { gelu_backward_rows(dy, x, first, count); });
     }

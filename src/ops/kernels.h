@@ -41,9 +41,9 @@ void add_partial_cols(const float* partial, int64_t blocks, int64_t cols, int64_
 void rotate_position(View x, const Rope& rope, int64_t position, const float* cosine,
                      const float* sine);
 void swiglu_forward_rows(ConstView gate_up, View y, int64_t first, int64_t count);
-void swiglu_backward_rows(ConstView dy, View gate_up, int64_t first, int64_t count);
+void swiglu_backward_rows(View dy, View gate_up, int64_t first, int64_t count);
 void gelu_forward_rows(ConstView x, View y, int64_t first, int64_t count);
-void gelu_backward_rows(ConstView dy, View x, int64_t first, int64_t count);
+void gelu_backward_rows(View dy, View x, int64_t first, int64_t count);
 // losses: one double a row.
 void cross_entropy_rows(ConstView logits, const int32_t* targets, float scale, View dlogits,
                         double* losses, int64_t first, int64_t count);

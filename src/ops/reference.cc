@@ -252,13 +252,14 @@ public:
         }
     }
 
-    void swiglu_backward(ConstView dy, View gate_up) override {
+    void swiglu_backward(View dy, View gate_up) override {
         for (int64_t t = 0; t < dy.rows; ++t) {
             for (int64_t c = 0; c < dy.cols; ++c) {
                 const double g = get(gate_up, t, c), u = get(gate_up, t, dy.cols + c);
                 const double d = get(dy, t, c), sigmoid = 1 / (1 + std::exp(-g));
                 put(gate_up, t, c, d * u * sigmoid * (1 + g * (1 - sigmoid)));
                 put(gate_up, t, dy.cols + c, d * g * sigmoid);
+                put(dy, t, c, g / (1 + std::exp(-g)) * u);
             }
         }
     }
@@ -272,12 +273,13 @@ public:
         }
     }
 
-    void gelu_backward(ConstView dy, View x) override {
+    void gelu_backward(View dy, View x) override {
         for (int64_t t = 0; t < dy.rows; ++t) {
             for (int64_t c = 0; c < dy.cols; ++c) {
                 const double v = get(x, t, c), th = std::tanh(gelu_argument(v));
                 const double inner = kGeluScale * (1 + 3 * kGeluCube * v * v);
                 put(x, t, c, get(dy, t, c) * ((1 + th) / 2 + v / 2 * (1 - th * th) * inner));
+                put(dy, t, c, v / 2 * (1 + th));
             }
         }
     }

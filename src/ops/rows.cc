@@ -215,18 +215,19 @@ void SwigluForwardRows(ConstView gate_up, View y, int64_t first, int64_t count) 
     }
 }
 
-void SwigluBackwardRows(ConstView dy, View gate_up, int64_t first, int64_t count) {
+void SwigluBackwardRows(View dy, View gate_up, int64_t first, int64_t count) {
     const V32 one = hn::Set(F32(), 1.0f);
     for (int64_t t = first; t < first + count; ++t) {
         void *gate = element(gate_up, t, 0), *up = element(gate_up, t, dy.cols);
-        const void* in = element(dy, t, 0);
+        void* y = element(dy, t, 0);
         for_vectors(dy.cols, [&](int64_t i, int64_t n) {
             const V32 g = load(gate, gate_up.type, i, n), u = load(up, gate_up.type, i, n);
-            const V32 dv = load(in, dy.type, i, n), s = sigmoid(g);
+            const V32 dv = load(y, dy.type, i, n), s = sigmoid(g), active = hn::Mul(g, s);
             // d silu(g) = s (1 + g (1 - s))
             const V32 slope = hn::Mul(s, hn::MulAdd(g, hn::Sub(one, s), one));
             store(hn::Mul(hn::Mul(dv, u), slope), gate, gate_up.type, i, n);
-            store(hn::Mul(dv, hn::Mul(g, s)), up, gate_up.type, i, n);
+            store(hn::Mul(dv, active), up, gate_up.type, i, n);
+            store(hn::Mul(active, u), y, dy.type, i, n);
         });
     }
 }
@@ -254,16 +255,17 @@ void GeluForwardRows(ConstView x, View y, int64_t first, int64_t count) {
     }
 }
 
-void GeluBackwardRows(ConstView dy, View x, int64_t first, int64_t count) {
+void GeluBackwardRows(View dy, View x, int64_t first, int64_t count) {
     const V32 one = hn::Set(F32(), 1.0f);
     for (int64_t t = first; t < first + count; ++t) {
-        const void* slope = element(dy, t, 0);
-        void* at = element(x, t, 0);
+        void *y = element(dy, t, 0), *at = element(x, t, 0);
         for_vectors(dy.cols, [&](int64_t i, int64_t n) {
             const V32 v = load(at, x.type, i, n), s = sigmoid(gelu_argument(v));
+            const V32 active = hn::Mul(v, s);
             // d (x s(u)) = s + x s (1 - s) u'
-            const V32 bend = hn::Mul(hn::Mul(v, s), hn::Mul(hn::Sub(one, s), gelu_slope(v)));
-            store(hn::Mul(load(slope, dy.type, i, n), hn::Add(s, bend)), at, x.type, i, n);
+            const V32 bend = hn::Mul(active, hn::Mul(hn::Sub(one, s), gelu_slope(v)));
+            store(hn::Mul(load(y, dy.type, i, n), hn::Add(s, bend)), at, x.type, i, n);
+            store(active, y, dy.type, i, n);
         });
     }
 }
@@ -422,7 +424,7 @@ void swiglu_forward_rows(ConstView gate_up, View y, int64_t first, int64_t count
 }
 
 HWY_EXPORT(SwigluBackwardRows);
-void swiglu_backward_rows(ConstView dy, View gate_up, int64_t first, int64_t count) {
+void swiglu_backward_rows(View dy, View gate_up, int64_t first, int64_t count) {
     HWY_DYNAMIC_DISPATCH(SwigluBackwardRows)(dy, gate_up, first, count);
 }
 
@@ -432,7 +434,7 @@ void gelu_forward_rows(ConstView x, View y, int64_t first, int64_t count) {
 }
 
 HWY_EXPORT(GeluBackwardRows);
-void gelu_backward_rows(ConstView dy, View x, int64_t first, int64_t count) {
+void gelu_backward_rows(View dy, View x, int64_t first, int64_t count) {
     HWY_DYNAMIC_DISPATCH(GeluBackwardRows)(dy, x, first, count);
 }
 

@@ -128,7 +128,7 @@ public:
         ops_->swiglu_forward(m(gate_up), m(y));
         m.finish();
     }
-    void swiglu_backward(ConstView dy, View gate_up) override {
+    void swiglu_backward(View dy, View gate_up) override {
         Mirror m({of(dy), of(gate_up)});
         ops_->swiglu_backward(m(dy), m(gate_up));
         m.finish();
@@ -139,7 +139,7 @@ public:
         ops_->gelu_forward(m(x), m(y));
         m.finish();
     }
-    void gelu_backward(ConstView dy, View x) override {
+    void gelu_backward(View dy, View x) override {
         Mirror m({of(dy), of(x)});
         ops_->gelu_backward(m(dy), m(x));
         m.finish();

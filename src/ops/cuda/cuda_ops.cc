@@ -126,12 +126,12 @@ public:
     void swiglu_forward(ConstView gate_up, View y) override {
         cuda::swiglu_forward(gate_up, y, stream_);
     }
-    void swiglu_backward(ConstView dy, View gate_up) override {
+    void swiglu_backward(View dy, View gate_up) override {
         cuda::swiglu_backward(dy, gate_up, stream_);
     }
 
     void gelu_forward(ConstView x, View y) override { cuda::gelu_forward(x, y, stream_); }
-    void gelu_backward(ConstView dy, View x) override { cuda::gelu_backward(dy, x, stream_); }
+    void gelu_backward(View dy, View x) override { cuda::gelu_backward(dy, x, stream_); }
 
     void embed(const int32_t* tokens, ConstView table, ConstView positions, View x) override {
         cuda::embed(tokens, table, positions, x, stream_);

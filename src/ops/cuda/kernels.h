@@ -54,9 +54,9 @@ void tensor_attention_backward(const Attention& shape, ConstView q, ConstView k,
 
 void rope(View x, const Rope& rope, cudaStream_t stream);
 void swiglu_forward(ConstView gate_up, View y, cudaStream_t stream);
-void swiglu_backward(ConstView dy, View gate_up, cudaStream_t stream);
+void swiglu_backward(View dy, View gate_up, cudaStream_t stream);
 void gelu_forward(ConstView x, View y, cudaStream_t stream);
-void gelu_backward(ConstView dy, View x, cudaStream_t stream);
+void gelu_backward(View dy, View x, cudaStream_t stream);
 void cast(ConstView from, View to, cudaStream_t stream);
 void add(float* a, const float* b, int64_t count, cudaStream_t stream);
 void check_finite(ConstView x, uint32_t* nonfinite, cudaStream_t stream);

@@ -55,10 +55,10 @@ __global__ void swiglu_forward_kernel(ConstView gate_up, View y) {
     });
 }
 
-__global__ void swiglu_backward_kernel(ConstView dy, View gate_up) {
+__global__ void swiglu_backward_kernel(View dy, View gate_up) {
     const int64_t row = blockIdx.x;
     each_pack<kThreads>(dy.cols, [&](int64_t col, int count) {
-        const Pack d = load_pack(dy, row, col, count);
+        Pack d = load_pack(dy, row, col, count);
         Pack gates = load_pack(gate_up, row, col, count);
         Pack ups = load_pack(gate_up, row, dy.cols + col, count);
         for (int i = 0; i < kPack; ++i) {
@@ -66,7 +66,9 @@ __global__ void swiglu_backward_kernel(ConstView dy, View gate_up) {
             // d silu(g) = s (1 + g (1 - s))
             gates.at[i] = d.at[i] * up * (s * (1.0f + gate * (1.0f - s)));
             ups.at[i] = d.at[i] * (gate * s);
+            d.at[i] = gate * s * up;
         }
+        store_pack(d, dy, row, col);
         store_pack(gates, gate_up, row, col);
         store_pack(ups, gate_up, row, dy.cols + col);
     });
@@ -87,17 +89,18 @@ __global__ void gelu_forward_kernel(ConstView x, View y) {
     });
 }
 
-__global__ void gelu_backward_kernel(ConstView dy, View x) {
+__global__ void gelu_backward_kernel(View dy, View x) {
     const int64_t row = blockIdx.x;
     each_pack<kThreads>(dy.cols, [&](int64_t col, int count) {
-        Pack pack = load_pack(x, row, col, count);
-        const Pack d = load_pack(dy, row, col, count);
+        Pack pack = load_pack(x, row, col, count), d = load_pack(dy, row, col, count);
         for (int i = 0; i < kPack; ++i) {
             const float value = pack.at[i], s = gelu_sigmoid(value);
             // d (x s(u)) = s + x s (1 - s) u'
             const float slope = kGeluScale * (1.0f + 3.0f * kGeluCube * value * value);
             pack.at[i] = d.at[i] * (s + value * s * ((1.0f - s) * slope));
+            d.at[i] = value * s;
         }
+        store_pack(d, dy, row, col);
         store_pack(pack, x, row, col);
     });
 }
@@ -148,7 +151,7 @@ void swiglu_forward(ConstView gate_up, View y, cudaStream_t stream) {
     check_launch("swiglu forward");
 }
 
-void swiglu_backward(ConstView dy, View gate_up, cudaStream_t stream) {
+void swiglu_backward(View dy, View gate_up, cudaStream_t stream) {
     if (dy.rows == 0) return;
     swiglu_backward_kernel<<<blocks_for(dy.rows, 1), kThreads, 0, stream>>>(dy, gate_up);
     check_launch("swiglu backward");
@@ -160,7 +163,7 @@ void gelu_forward(ConstView x, View y, cudaStream_t stream) {
     check_launch("gelu forward");
 }
 
-void gelu_backward(ConstView dy, View x, cudaStream_t stream) {
+void gelu_backward(View dy, View x, cudaStream_t stream) {
     if (dy.rows == 0) return;
     gelu_backward_kernel<<<blocks_for(dy.rows, 1), kThreads, 0, stream>>>(dy, x);
     check_launch("gelu backward");
