@@ -83,6 +83,7 @@ struct SwapConfig {
     int64_t chunk_elements = 0;   // multiple of 4,096
     int64_t groups = 0;           // of micro-batches, each layer-first
     std::string bets = "auto";    // auto, off, all: updates before the clip factor is known
+    double expect_clipped = -1;   // share of the steps; -1: nobody knows
     double state_on_nvme = -1;    // fraction of the optimizer state; -1: what the budget asks
     double state_on_device = -1;  // at most this fraction of it; -1: all that fits, of a GPU
     // Blocks that do not recompute what attention, or the MLP's first matrices, gave; -1: as the

@@ -91,6 +91,7 @@ constexpr Use kOfMethod[] = {{"optimizer.betas", {"adamw", "adam", "lion"}},
                              {"optimizer.nesterov", {"sgd"}},
                              {"optimizer.initial_accumulator", {"adagrad"}}};
 constexpr Use kOfKind[] = {{"schedule.decay_steps", {"wsd"}}};
+constexpr Use kOfBets[] = {{"swap.expect_clipped", {"bets auto", "bets all"}}};
 
 void warn_of_unused(std::span<const Use> uses, const std::string& choice, const Given& given,
                     const std::string& where) {
@@ -228,6 +229,7 @@ void settle(Config& config, const Given& given, const std::string& where) {
     settle_model(config.model, given, where);
     settle_optimizer(config.optimizer, given, where);
     settle_schedule(config, given, where);
+    warn_of_unused(kOfBets, "bets " + config.swap.bets, given, where);
     check_steps(config, where);
     check_tiers(config, where);
     check_checkpoint(config, where);

@@ -204,9 +204,10 @@ private:
         double least_rest = std::numeric_limits<double>::infinity();
         for (const Way& way : ways_)
             least_rest = std::min(least_rest, costs(way, way.seconds.rest));
+        const bool said = config_.swap.bets == "all" || config_.swap.expect_clipped >= 0;
         const Way* best = nullptr;
         for (const Way& way : ways_) {
-            if (config_.swap.bets != "all" && way.seconds.rest > least_rest * kMayLose) continue;
+            if (!said && way.seconds.rest > least_rest * kMayLose) continue;
             const auto cost = [&](const Way& of) {
                 return costs(of, of.seconds.expected(config_));
             };

@@ -37,13 +37,14 @@ public:
     void count_update(const Chunk& chunk, const Placement::ChunkHomes& homes,
                       const MachineFigures& machine) {
         const auto count = static_cast<double>(chunk.count);
-        const double moved = count * static_cast<double>(update_bytes(
-                                         work_.state, work_.numerics.compute, work_.numerics.wire));
         if (homes.state == Tier::device) {
+            const double moved =
+                count * static_cast<double>(
+                            update_bytes(work_.state, work_.numerics.compute, work_.numerics.wire));
             device_s_ += moved / machine.device_bytes_per_s;
             return;
         }
-        updates_s_ += machine.update_overhead_s + moved / machine.dram_bytes_per_s;
+        updates_s_ += update_seconds(work_, chunk.count, machine);
         const double gradient = count * static_cast<double>(size_of(work_.numerics.wire));
         const double state = count * static_cast<double>(work_.state.element_bytes());
         const double weight = weight_bytes(chunk), read = work_.state.split ? weight : 0;
@@ -73,10 +74,9 @@ public:
         }
     }
 
-    // Where the processors compute, updates and copies take their cores and their memory. Beside a
-    // GPU, a step whose bets are won hides its updates in the last group's backward pass and the
-    // next step's first forward pass, one without in the latter alone.
-    StepSeconds seconds(const KernelSeconds& kernels, const MachineFigures& machine) const {
+    // Where the processors compute, updates and copies take their cores and their memory.
+    StepSeconds seconds(const KernelSeconds& kernels, const StepSeconds& waits,
+                        const MachineFigures& machine) const {
         const double compute_s = kernels.forward + kernels.backward + device_s_;
         const double copies = (machine.device_beside ? 1 : 2) * (up_ + down_);
         const double host_s = updates_s_ + (copies + stored_) / machine.dram_bytes_per_s;
@@ -86,11 +86,10 @@ public:
             const double all_s = std::max(links_s, compute_s + host_s);
             return {all_s, all_s};
         }
-        const auto hidden_in = [&](double window_s) {
-            return std::max({links_s, host_s, compute_s + std::max(0.0, updates_s_ - window_s)});
+        const auto beside = [&](double wait_s) {
+            return std::max({links_s, host_s, compute_s + wait_s});
         };
-        return {hidden_in((kernels.forward + kernels.backward) / groups_ + device_s_),
-                hidden_in(kernels.forward / groups_ + device_s_)};
+        return {beside(waits.won), beside(waits.rest)};
     }
 
 private:
@@ -105,6 +104,55 @@ private:
     double up_ = 0, down_ = 0, stored_ = 0;  // bytes
     double updates_s_ = 0, device_s_ = 0;    // of the host's updates, and of the device's
 };
+
+// What the next step's first forward pass waits for the host's updates, layer by layer. Those that
+// bet begin as backward gives their gradients, the first layers' last; the others, and all of a
+// step without bets, begin when it has ended, in forward's order.
+StepSeconds waits_for_updates(const Workload& work, const std::vector<Chunk>& chunks,
+                              const Placement& placement, const KernelSeconds& kernels,
+                              const MachineFigures& machine) {
+    struct Seconds {
+        double bet = 0, settled = 0, unbet = 0;  // of the host's updates; all of them, unbet
+        double forward = 0, backward = 0;        // of the kernels
+    };
+    std::vector<Seconds> layers(work.layers.size());
+    for (size_t c = 0; c < chunks.size(); ++c) {
+        if (!chunks[c].trainable) continue;
+        const Placement::ChunkHomes& homes = placement.chunks[c];
+        if (homes.state == Tier::device) continue;
+        Seconds& layer = layers[static_cast<size_t>(chunks[c].layer)];
+        const double in_place_s = update_seconds(work, chunks[c].count, machine);
+        layer.unbet += in_place_s;
+        if (homes.bets)
+            layer.bet += in_place_s * (homes.state == Tier::host ? machine.out_of_place : 1);
+        else
+            layer.settled += in_place_s;
+    }
+    const auto visits = static_cast<double>(placement.groups * (std::ssize(layers) - 2));
+    for (size_t l = 0; l < layers.size(); ++l) {
+        if (work.layers[l].kind != model::LayerKind::block) continue;
+        layers[l].forward = kernels.forward / visits;
+        layers[l].backward = kernels.backward / visits;
+    }
+
+    double to_come_s = kernels.backward / static_cast<double>(placement.groups);
+    double bets_s = -to_come_s;  // the end of backward is 0
+    for (auto layer = layers.rbegin(); layer != layers.rend(); ++layer) {
+        to_come_s -= layer->backward;
+        if (layer->bet > 0) bets_s = std::max(bets_s, -to_come_s) + layer->bet;
+    }
+    const auto wait_after = [&](double updated_s, double Seconds::*due) {
+        double now_s = 0, kernels_s = 0;
+        for (const Seconds& layer : layers) {
+            updated_s += layer.*due;
+            if (layer.unbet > 0) now_s = std::max(now_s, updated_s);
+            now_s += layer.forward;
+            kernels_s += layer.forward;
+        }
+        return now_s - kernels_s;
+    };
+    return {wait_after(std::max(0.0, bets_s), &Seconds::settled), wait_after(0, &Seconds::unbet)};
+}
 
 }  // namespace
 
@@ -138,15 +186,20 @@ KernelSeconds kernel_seconds(const Config& config, const Workload& work,
             .backward = std::max(0.0, backward - micro_batches * kept_s)};
 }
 
-double update_seconds(const Workload& work, const MachineFigures& machine) {
+double update_seconds(const Workload& work, int64_t elements, const MachineFigures& machine) {
     const auto bytes = static_cast<double>(
-        work.chunk_elements * update_bytes(work.state, work.numerics.compute, work.numerics.wire));
+        elements * update_bytes(work.state, work.numerics.compute, work.numerics.wire));
     return machine.update_overhead_s + bytes / machine.dram_bytes_per_s;
+}
+double update_seconds(const Workload& work, const MachineFigures& machine) {
+    return update_seconds(work, work.chunk_elements, machine);
 }
 
 double StepSeconds::expected(const Config& config) const {
-    if (config.swap.bets == "all") return won;
-    return config.swap.bets == "off" ? rest : (won + rest) / 2;
+    if (config.swap.bets == "off") return rest;
+    if (const double clipped = config.swap.expect_clipped; clipped >= 0)
+        return (1 - clipped) * won + clipped * rest;
+    return config.swap.bets == "all" ? won : (won + rest) / 2;
 }
 
 StepSeconds step_seconds(const Config& config, const Workload& work,
@@ -158,7 +211,9 @@ StepSeconds step_seconds(const Config& config, const Workload& work,
         if (chunks[c].trainable) traffic.count_update(chunks[c], placement.chunks[c], machine);
     }
     traffic.count_activations(parks);
-    return traffic.seconds(kernel_seconds(config, work, placement.kept, machine), machine);
+    const KernelSeconds kernels = kernel_seconds(config, work, placement.kept, machine);
+    return traffic.seconds(kernels, waits_for_updates(work, chunks, placement, kernels, machine),
+                           machine);
 }
 
 }  // namespace ferry::planner

@@ -16,14 +16,16 @@ KernelSeconds kernel_seconds(const Config& config, const Workload& work,
                              const model::OfKept<std::vector<bool>>& kept,
                              const MachineFigures& machine);
 
-// Of the host's update of a whole chunk.
+// Of the host's update of so many elements; of a whole chunk.
+double update_seconds(const Workload& work, int64_t elements, const MachineFigures& machine);
 double update_seconds(const Workload& work, const MachineFigures& machine);
 
-// Of the slowest of compute, copies, storage and the host's memory, each busy without a pause:
-// where the bets of the step before were won, and where it made none.
+// Of the slowest of compute, with what forward waits for updates, of copies, storage and the host's
+// memory, these busy without a pause: where the bets of the step before were won, and where it made
+// none.
 struct StepSeconds {
     double won = 0, rest = 0;
-    // Of what a run will do: both, unless the configuration says otherwise.
+    // Of what a run will do: as often one as the other, unless the configuration says more.
     double expected(const Config& config) const;
 };
 StepSeconds step_seconds(const Config& config, const Workload& work,

@@ -77,7 +77,7 @@ class ScriptsTest(FerryTest):
     def test_step_bound_in_memory(self):
         traces = Path(self.path("new/traces"))
         rows, notes = self.script("step_bound", "--steps", "5", "--traces", str(traces))
-        for way in ("never clipped", "clipped", "clipped, bets off"):
+        for way in ("never clipped", "never clipped, as expected", "clipped", "clipped, bets off"):
             self.assertIn(f"memory, {way}: step beside lower bound", rows)
             predicted = rows[f"memory, {way}: step beside prediction"]
             self.assertEqual((predicted["target"], predicted["target_high"]), (0.9, 1.1))
@@ -87,7 +87,7 @@ class ScriptsTest(FerryTest):
         self.assertIn("0 of 3 clipped", rows["memory, never clipped: step beside lower bound"]["note"])
         self.assertIn("memory, clipped: beside bets off", rows)
         self.assertTrue(any(note.startswith("clipped: compute") for note in notes), notes)
-        names = [f"memory_{way}_1" for way in ("clipped", "clipped_bets_off", "never_clipped")]
+        names = [f"memory_{way}_1" for way in ("clipped", "clipped_bets_off", "never_clipped", "never_clipped_as_expected")]
         self.assertEqual(sorted(path.name for path in traces.iterdir()),
                          sorted(name + end for name in names for end in (".json.gz", ".svg")))
         for name in names:
@@ -163,7 +163,7 @@ class ScriptsTest(FerryTest):
     def test_beside_peers(self):
         rows, notes = self.script("beside_peers", "--micro-batches", "4", "--steps", "4")
         self.assertEqual(rows["ferry, clipped: compute busy"]["target"], 0.95)
-        self.assertIn("ferry, never clipped, in groups: step beside prediction", rows)
+        self.assertIn("ferry, never clipped, as expected: step beside prediction", rows)
         self.assertEqual(notes, ["LLMQ is left out with --tiny", "DeepSpeed is left out with --tiny"])
 
     def test_nvme_step(self):

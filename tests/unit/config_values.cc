@@ -201,6 +201,10 @@ TEST(Config, WarnsOfWhatTheMethodDoesNotUse) {
     EXPECT_NE(none.find("optimizer.moments does nothing with sgd"), std::string::npos) << none;
     EXPECT_EQ(warned({"optimizer.moments=bf16", "optimizer.master=split", "precision=bf16"}), "");
     EXPECT_NE(warned({"schedule.decay_steps=3"}).find("schedule.decay_steps"), std::string::npos);
+    EXPECT_EQ(warned({"swap.expect_clipped=0.1"}), "");
+    EXPECT_NE(
+        warned({"swap.expect_clipped=0.1", "swap.bets=off"}).find("does nothing with bets off"),
+        std::string::npos);
 }
 
 TEST(Config, ExamplesAreValid) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <set>
 
@@ -271,6 +272,65 @@ TEST_F(Recomputation, TheCountIsTheBestOfAll) {
         }
     }
     EXPECT_GE(counts.size(), 4u);
+}
+
+// What is said of clipping decides what a step may take that bets nothing.
+TEST_F(Recomputation, WhatIsSaidOfClippingWeighsStepsWithAndWithoutBets) {
+    config_.swap.groups = 1;
+    config_.swap.keep_inputs = kBlocks;
+    config_.swap.state_on_device = 1;
+    leave(0);
+    config_.budgets.device_bytes -= 14 * kMiB;
+    config_.budgets.host_bytes = kGiB;  // in memory alone bets have room
+    const double update_s = 131072 * 32 / machine_.dram_bytes_per_s;
+    machine_.update_overhead_s = 0;
+    machine_.forward_s = kBlocks * update_s * 0.6;
+    machine_.backward_s = 3 * machine_.forward_s;
+    machine_.kept_s[at(Kept::attention)] = update_s * 0.002;
+    std::vector<int64_t> counts;
+    for (const double clipped : {0.0, 0.25, 0.5, 1.0}) {
+        config_.swap.expect_clipped = clipped;
+        const int64_t made = attention_kept(plan());
+        const double chosen = seconds_keeping(made).expected(config_);
+        for (int64_t other = 0; other <= kBlocks; ++other) {
+            const StepSeconds seconds = seconds_keeping(other);
+            EXPECT_LE(chosen, seconds.expected(config_) * (1 + 1e-12)) << other << ", " << clipped;
+            EXPECT_DOUBLE_EQ(seconds.expected(config_),
+                             (1 - clipped) * seconds.won + clipped * seconds.rest);
+        }
+        counts.push_back(made);
+    }
+    EXPECT_TRUE(std::ranges::is_sorted(counts, std::greater()));
+    EXPECT_GT(counts.front(), counts.back());
+    config_.swap.bets = "off";
+    config_.swap.expect_clipped = 0;  // of bets that are not made
+    EXPECT_EQ(attention_kept(plan()), counts.back());
+}
+
+// Forward waits for a layer whose update has not ended. Those that bet have begun during backward,
+// but for the first layers', whose gradients come last.
+TEST_F(Recomputation, ForwardWaitsForUpdatesThatAreLate) {
+    config_.swap.groups = 1;
+    config_.swap.bets = "all";
+    config_.swap.state_on_device = 0;
+    machine_.update_overhead_s = 0;
+    machine_.copy_bytes_per_s = 1e13;
+    const double block_s = 131072 * 32 / machine_.dram_bytes_per_s, ends_s = block_s / 2;
+    const auto waits = [&] {
+        const StepSeconds found = seconds_keeping(0);
+        const double kernels_s = machine_.forward_s + machine_.backward_s;
+        return StepSeconds{found.won - kernels_s, found.rest - kernels_s};
+    };
+    machine_.backward_s = 100 * kBlocks * block_s;
+    machine_.forward_s = kBlocks * block_s * 2;  // hides what is left but for the first layers'
+    EXPECT_NEAR(waits().rest, ends_s + block_s, 1e-9 * machine_.backward_s);
+    EXPECT_NEAR(waits().won, ends_s + block_s, 1e-9 * machine_.backward_s);
+    machine_.forward_s = kBlocks * block_s / 4;
+    EXPECT_NEAR(waits().rest, 2 * ends_s + kBlocks * block_s * 3 / 4, 1e-9 * machine_.backward_s);
+    EXPECT_NEAR(waits().won, ends_s + block_s, 1e-9 * machine_.backward_s);
+    machine_.backward_s = kBlocks * block_s / 2;  // bets end late, too
+    machine_.forward_s = kBlocks * block_s * 2;
+    EXPECT_NEAR(waits().won, 2 * ends_s + kBlocks * block_s / 2, 1e-9 * machine_.backward_s);
 }
 
 // What saves most for its bytes first; what is asked for in any case.
