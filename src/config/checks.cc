@@ -19,11 +19,11 @@ struct Rule {
     std::string remedy;
 };
 
-void demand(const std::string& where, std::initializer_list<Rule> rules) {
+void demand(const Given& given, std::initializer_list<Rule> rules) {
     for (const Rule& rule : rules) {
         if (rule.holds) continue;
         throw Error(Trouble::usage, {.what = rule.what,
-                                     .where = where + ": " + rule.key,
+                                     .where = given.place_of(rule.key),
                                      .measured = rule.measured,
                                      .remedy = rule.remedy});
     }
@@ -50,28 +50,28 @@ int64_t nearest_divisor(int64_t whole, int64_t wish) {
 }
 
 // A directory says all of the shape, so that keys of it beside the path contradict it.
-void check_directory(const Given& given, const std::string& where) {
+void check_directory(const Given& given) {
     constexpr std::array<std::string_view, 3> kOfDirectory{"model.path", "model.load",
                                                            "model.dropout"};
-    for (const std::string_view key : given) {
+    for (const auto& [key, place] : given.keys) {
         const bool known =
             std::find(kOfDirectory.begin(), kOfDirectory.end(), key) != kOfDirectory.end();
-        demand(where, {{known || !key.starts_with("model."), std::string(key),
+        demand(given, {{known || !key.starts_with("model."), std::string(key),
                         "the model's directory and a key of its shape are both given",
                         "model.path is given", "leave one of them out"}});
     }
 }
 
-void settle_model(ModelConfig& m, const Given& given, const std::string& where) {
-    if (!m.path.empty()) return check_directory(given, where);
+void settle_model(ModelConfig& m, const Given& given) {
+    if (!m.path.empty()) return check_directory(given);
     if (m.kv_heads == 0) m.kv_heads = m.heads;
-    demand(where, {{m.head_dim != 0 || m.hidden % m.heads == 0, "model.heads",
+    demand(given, {{m.head_dim != 0 || m.hidden % m.heads == 0, "model.heads",
                     "the hidden width is not divisible by the heads",
                     show("hidden", m.hidden) + ", " + show("heads", m.heads),
                     "set " + show("heads", nearest_divisor(m.hidden, m.heads)) +
                         ", or give model.head_dim"}});
     if (m.head_dim == 0) m.head_dim = m.hidden / m.heads;
-    demand(where, {{m.heads % m.kv_heads == 0, "model.kv_heads",
+    demand(given, {{m.heads % m.kv_heads == 0, "model.kv_heads",
                     "the heads are not divisible by the key and value heads",
                     show("heads", m.heads) + ", " + show("kv_heads", m.kv_heads),
                     "set " + show("kv_heads", nearest_divisor(m.heads, m.kv_heads))},
@@ -93,14 +93,13 @@ constexpr Use kOfMethod[] = {{"optimizer.betas", {"adamw", "adam", "lion"}},
 constexpr Use kOfKind[] = {{"schedule.decay_steps", {"wsd"}}};
 constexpr Use kOfBets[] = {{"swap.expect_clipped", {"bets auto", "bets all"}}};
 
-void warn_of_unused(std::span<const Use> uses, const std::string& choice, const Given& given,
-                    const std::string& where) {
+void warn_of_unused(std::span<const Use> uses, const std::string& choice, const Given& given) {
     for (const Use& use : uses) {
         const auto& all = use.choices;
         if (!given.contains(use.key) || std::find(all.begin(), all.end(), choice) != all.end())
             continue;
-        std::string text = where;
-        text.append(": ").append(use.key).append(" does nothing with ").append(choice);
+        std::string text = given.place_of(use.key);
+        text.append(" does nothing with ").append(choice);
         text.append("; it is for");
         for (const std::string_view word : all) {
             if (!word.empty()) text.append(" ").append(word);
@@ -117,35 +116,35 @@ Rule below_one_in_fp32(std::string key, double decay) {
             "set it to at most 0.9999999"};
 }
 
-void settle_optimizer(OptimizerConfig& o, const Given& given, const std::string& where) {
+void settle_optimizer(OptimizerConfig& o, const Given& given) {
     // Chen et al. 2023; torch.optim.Adagrad.
     if (o.method == "lion" && !given.contains("optimizer.betas")) o.beta2 = 0.99;
     if (o.method == "adagrad" && !given.contains("optimizer.eps")) o.eps = 1e-10;
-    warn_of_unused(kOfMethod, o.method, given, where);
+    warn_of_unused(kOfMethod, o.method, given);
     if (o.moments == "bf16" && o.method == "sgd" && o.momentum == 0)
-        log_warn(where + ": optimizer.moments does nothing with sgd without momentum");
+        log_warn(given.place_of("optimizer.moments") + " does nothing with sgd without momentum");
     const bool looks_ahead_with_nothing = o.method == "sgd" && o.nesterov && o.momentum == 0;
-    demand(where, {{!looks_ahead_with_nothing, "optimizer.nesterov",
+    demand(given, {{!looks_ahead_with_nothing, "optimizer.nesterov",
                     "there is no momentum to look ahead with", "momentum 0",
                     "set optimizer.momentum, such as 0.9, or nesterov to false"},
                    below_one_in_fp32("optimizer.betas", std::max(o.beta1, o.beta2)),
                    below_one_in_fp32("optimizer.momentum", o.momentum)});
 }
 
-void settle_schedule(Config& c, const Given& given, const std::string& where) {
+void settle_schedule(Config& c, const Given& given) {
     ScheduleConfig& s = c.schedule;
     // A trial run of a few steps (--set steps=5) may end inside the warm-up.
     if (s.total_steps == 0) s.total_steps = std::max(c.steps, s.warmup_steps);
     const int64_t left = std::max<int64_t>(1, s.total_steps - s.warmup_steps);
     if (s.decay_steps == 0) s.decay_steps = std::clamp<int64_t>(s.total_steps / 10, 1, left);
-    warn_of_unused(kOfKind, s.kind, given, where);
+    warn_of_unused(kOfKind, s.kind, given);
 }
 
-void check_steps(const Config& c, const std::string& where) {
+void check_steps(const Config& c, const Given& given) {
     const ScheduleConfig& s = c.schedule;
     const EvaluateConfig& e = c.evaluate;
     demand(
-        where,
+        given,
         {{s.warmup_steps <= s.total_steps, "schedule.warmup_steps",
           "the warm-up is longer than the schedule",
           show("warmup_steps", s.warmup_steps) + ", " + show("total_steps", s.total_steps),
@@ -167,22 +166,22 @@ void check_steps(const Config& c, const std::string& where) {
               ", or \"auto\""}});
 }
 
-void check_paths_differ(const Config& c, const std::string& where) {
+void check_paths_differ(const Config& c, const Given& given) {
     for (size_t i = 0; i < c.budgets.nvme.size(); ++i) {
         const std::string& path = c.budgets.nvme[i].path;
         const auto same = [&path](const NvmePath& other) { return other.path == path; };
         const auto begin = c.budgets.nvme.begin();
         const auto end = begin + static_cast<std::ptrdiff_t>(i);
-        demand(where, {{std::none_of(begin, end, same), "budgets.nvme[" + std::to_string(i) + "]",
+        demand(given, {{std::none_of(begin, end, same), "budgets.nvme[" + std::to_string(i) + "]",
                         "the same path twice", path, "list each directory once"}});
     }
 }
 
-void check_tiers(const Config& c, const std::string& where) {
+void check_tiers(const Config& c, const Given& given) {
     constexpr int64_t kLeaf = 4096;
     const std::string& residual = c.numerics.residual;
     demand(
-        where,
+        given,
         {{c.swap.chunk_elements % kLeaf == 0, "swap.chunk_elements",
           "a chunk is not a whole number of 4,096-element leaves",
           show("chunk_elements", c.swap.chunk_elements),
@@ -203,14 +202,14 @@ void check_tiers(const Config& c, const std::string& where) {
          {c.numerics.wire != "fp16" || c.precision == "fp16", "numerics.wire",
           "gradients in fp16 overflow without loss scaling", "precision " + c.precision,
           "set precision to fp16, or wire to auto"}});
-    check_paths_differ(c, where);
+    check_paths_differ(c, given);
 }
 
-void check_checkpoint(const Config& c, const std::string& where) {
+void check_checkpoint(const Config& c, const Given& given) {
     if (!c.checkpoint.durable_steps) return;
     const std::string key = "checkpoint.durable_steps";
     demand(
-        where,
+        given,
         {{!c.budgets.nvme.empty(), key, "what is to survive the process must be on NVMe",
           "budgets.nvme is empty", "add a path to budgets.nvme, or set it to false"},
          {c.swap.state_on_nvme < 0 || c.swap.state_on_nvme == 1, key,
@@ -225,14 +224,20 @@ void check_checkpoint(const Config& c, const std::string& where) {
 
 }  // namespace
 
-void settle(Config& config, const Given& given, const std::string& where) {
-    settle_model(config.model, given, where);
-    settle_optimizer(config.optimizer, given, where);
-    settle_schedule(config, given, where);
-    warn_of_unused(kOfBets, "bets " + config.swap.bets, given, where);
-    check_steps(config, where);
-    check_tiers(config, where);
-    check_checkpoint(config, where);
+std::string Given::place_of(std::string_view key) const {
+    const auto found = keys.find(key.substr(0, key.find('[')));
+    std::string place = found == keys.end() ? file : found->second;
+    return place.append(": ").append(key);
+}
+
+void settle(Config& config, const Given& given) {
+    settle_model(config.model, given);
+    settle_optimizer(config.optimizer, given);
+    settle_schedule(config, given);
+    warn_of_unused(kOfBets, "bets " + config.swap.bets, given);
+    check_steps(config, given);
+    check_tiers(config, given);
+    check_checkpoint(config, given);
 }
 
 }  // namespace ferry::config

@@ -1,7 +1,7 @@
 // What no single key can say: how the values fit each other.
 #pragma once
 
-#include <set>
+#include <map>
 #include <string>
 #include <string_view>
 
@@ -9,11 +9,18 @@
 
 namespace ferry::config {
 
-// Paths of the keys that the user gave.
-using Given = std::set<std::string_view>;
+// The keys that the user gave, by their paths, and where: in the file, or as "--set key=value".
+struct Given {
+    std::string file{};
+    std::map<std::string_view, std::string> keys{};
+
+    bool contains(std::string_view key) const { return keys.contains(key); }
+    // For an error: "run.json: swap.groups". Of a key with an index, too, and of one not given.
+    std::string place_of(std::string_view key) const;
+};
 
 // Fills in what depends on other keys (kv_heads, head_dim, total_steps, the method's own defaults),
-// then checks the values against each other. `where` is the file's name.
-void settle(Config& config, const Given& given, const std::string& where);
+// then checks the values against each other.
+void settle(Config& config, const Given& given);
 
 }  // namespace ferry::config

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <sstream>
 
 #include "checks.h"
@@ -77,7 +76,7 @@ public:
 
     void read(const std::string& where, const std::string& path, const json& value) {
         if (const Key* key = config::find_key(path)) {
-            given_.insert(key->path);
+            given_.keys[key->path] = where;
             config::read_value(*key, value, where + ": " + path, config_);
             return;
         }
@@ -153,14 +152,13 @@ void read_override(Reader& reader, const std::string& text) {
     reader.read(where, path, override_value(path, text.substr(equals + 1)));
 }
 
-void demand_required(const Config& config, const std::set<std::string_view>& given,
-                     const std::string& where) {
+void demand_required(const Config& config, const config::Given& given) {
     for (const Key& key : config::schema()) {
         const bool of_shape = key.path.starts_with("model.");
         if (!key.required || given.contains(key.path)) continue;
         if (of_shape && !config.model.path.empty()) continue;
         throw Error(Trouble::usage, {.what = "required key is missing",
-                                     .where = where + ": " + std::string(key.path),
+                                     .where = given.place_of(key.path),
                                      .remedy = "give it: " + std::string(key.doc)});
     }
 }
@@ -170,12 +168,12 @@ void demand_required(const Config& config, const std::set<std::string_view>& giv
 Config parse_config(std::string_view text, const std::string& where,
                     std::span<const std::string> overrides) {
     Config result;
-    config::Given given;
+    config::Given given{.file = where};
     Reader reader(result, given);
     reader.read(where, "", parse_text(text, where));
     for (const std::string& each : overrides) read_override(reader, each);
-    demand_required(result, given, where);
-    config::settle(result, given, where);
+    demand_required(result, given);
+    config::settle(result, given);
     return result;
 }
 

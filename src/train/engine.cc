@@ -74,7 +74,7 @@ public:
           store_(swap::Store::make(store_options(), executor_, device_, volume_.get(), kernels_)),
           state_(plan_, *store_, teams_->all(), StateIo::staging_of(plan_, arena_)),
           record_(identity_of(config, numerics_record(), loader_.info()), config.steps) {
-        if (world_.rank == 0) warn_of_vocabulary(config_, shape_, loader_.info());
+        if (world_.rank == 0) warn_of_text(config_, loader_.info());
         pool_.seal();
         log_machine(config_, topology_, device_, executor_);
         if (!executor_.simulated()) log_planned_by(figures_, config_);

@@ -49,13 +49,9 @@ model::Description read_directory(const Config& config) {
     return found;
 }
 
-// Longer text than the model was made for: impossible where positions are learned.
-void check_context(const model::Description& found, int64_t sequence) {
-    if (sequence <= found.context) return;
-    if (found.shape.learned_positions == 0) {
-        return log_warn(fmt::format("batch.sequence is {}, but the model was made for {} tokens",
-                                    sequence, found.context));
-    }
+// Longer text than the model was made for is impossible where positions are learned.
+void check_positions(const model::Description& found, int64_t sequence) {
+    if (found.shape.learned_positions == 0 || sequence <= found.context) return;
     throw Error(Trouble::usage,
                 {.what = "the model knows fewer positions than a sequence has",
                  .where = "batch.sequence",
@@ -70,7 +66,7 @@ model::Description model_of(const Config& config) {
     const ModelConfig& m = config.model;
     if (!m.path.empty()) {
         model::Description found = read_directory(config);
-        check_context(found, config.batch.sequence);
+        check_positions(found, config.batch.sequence);
         return found;
     }
     return {.shape = {.hidden = m.hidden,
@@ -86,17 +82,21 @@ model::Description model_of(const Config& config) {
             .context = config.batch.sequence};
 }
 
-void warn_of_vocabulary(const Config& config, const model::Shape& shape,
-                        const TokenFileInfo& tokens) {
+void warn_of_text(const Config& config, const TokenFileInfo& tokens) {
+    const model::Description made = model_of(config);
+    if (config.batch.sequence > made.context) {
+        log_warn(fmt::format("batch.sequence is {}, but the model was made for {} tokens",
+                             config.batch.sequence, made.context));
+    }
     // Tables are often padded by some rows, never to twice as many.
     if (config.model.path.empty() || !config.model.load ||
-        tokens.vocabulary * 2 > static_cast<uint64_t>(shape.vocab))
+        tokens.vocabulary * 2 > static_cast<uint64_t>(made.shape.vocab))
         return;
     log_warn(
         fmt::format("{} holds tokens of a vocabulary of {}, the model knows {}: they may not be "
                     "its tokenizer's "
                     "(ferry data --ids makes a file of those)",
-                    config.data.tokens, tokens.vocabulary, shape.vocab));
+                    config.data.tokens, tokens.vocabulary, made.shape.vocab));
 }
 
 namespace {

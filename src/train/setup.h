@@ -23,9 +23,9 @@ model::Numerics numerics_of(const Config& config);
 // `config` is the run's. The loader gives one rank's share of its micro-batches.
 TokenLoader::Options loader_options(const Config& config, const model::Shape& shape,
                                     const zero::Partition& partition = {});
-// Where the tokens can hardly be those of the model's own tokenizer.
-void warn_of_vocabulary(const Config& config, const model::Shape& shape,
-                        const TokenFileInfo& tokens);
+// Where sequences are longer than those that the model was made for, and where the tokens can
+// hardly be those of its own tokenizer.
+void warn_of_text(const Config& config, const TokenFileInfo& tokens);
 aio::VolumeOptions volume_options(const Config& config, const planner::Plan& plan,
                                   const Topology& machine, std::span<std::byte> arena,
                                   uint64_t run_id);

@@ -66,7 +66,7 @@ class ConfigurationTest(BadInputTest):
         if run.code == DOES_NOT_FIT:  # there is a GPU: its context alone is larger
             self.assert_refused(run, DOES_NOT_FIT, "budgets.device", "missing")
         else:
-            self.assert_refused(run, USAGE, "where:    device", "set device to cpu")
+            self.assert_refused(run, USAGE, "where:    device", "choose device cpu")
         self.refused(USAGE, ["numerics.residual", "bf16 compute"], precision="fp16",
                      numerics__residual="bf16")
         self.refused(USAGE, ["numerics.wire", "loss scaling"], precision="bf16",

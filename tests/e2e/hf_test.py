@@ -248,6 +248,11 @@ class IdsTest(HfTest):
         self.assert_trained(run)
         self.assertIn("vocabulary of 30, the model knows 67", run.err)
 
+    def test_sequences_longer_than_the_models_are_warned_of_once(self):
+        run = self.train(self.config_for(MODELS / "llama", batch__sequence=100))
+        self.assert_trained(run)
+        self.assertEqual(run.err.count("batch.sequence is 100, but the model was made for 96 tokens"), 1, run.err)
+
 
 class PaddingTokenTest(HfTest):
     """Plain gradient descent: what has no gradient stays, bit for bit."""

@@ -69,11 +69,11 @@ void demand_gpu(int gpu) {
     throw Error(Trouble::usage,
                 {.what = driver > 0 ? "this machine has no GPU that CUDA can use"
                                     : "this machine has no NVIDIA driver",
-                 .where = "device",
+                 .where = "device cuda",
                  .measured = status == cudaSuccess ? "0 GPUs visible"
                              : driver > 0          ? text_of(status)
                                                    : "libcuda.so.1 does not answer",
-                 .remedy = "look at nvidia-smi and CUDA_VISIBLE_DEVICES, or set device to cpu"});
+                 .remedy = "look at nvidia-smi and CUDA_VISIBLE_DEVICES, or choose device cpu"});
 }
 
 int64_t free_now() {
