@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "ferry/base.h"
-#include "ferry/topology.h"
+#include "ferry/team.h"
 
 namespace ferry::pinned_mem {
 

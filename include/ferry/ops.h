@@ -15,7 +15,7 @@
 
 #include "ferry/base.h"
 #include "ferry/device.h"
-#include "ferry/topology.h"
+#include "ferry/team.h"
 #include "ferry/view.h"
 
 namespace ferry::ops {

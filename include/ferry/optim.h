@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "ferry/base.h"
-#include "ferry/topology.h"
+#include "ferry/team.h"
 
 namespace ferry::optim {
 

@@ -12,6 +12,7 @@
 
 #include "ferry/base.h"
 #include "ferry/device.h"
+#include "ferry/team.h"
 #include "ferry/topology.h"
 
 namespace ferry::pinned_mem {

@@ -10,7 +10,7 @@
 #include <span>
 #include <utility>
 
-#include "ferry/topology.h"
+#include "ferry/team.h"
 
 // TBB's own library is not instrumented, so ThreadSanitizer does not see how it orders threads. The
 // files that include it are compiled without instrumentation too, and tell the order themselves.

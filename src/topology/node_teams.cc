@@ -7,6 +7,7 @@
 
 #include "arena.h"
 #include "ferry/base.h"
+#include "ferry/topology.h"
 
 namespace ferry {
 namespace {

@@ -7,6 +7,7 @@
 #include "ferry/device.h"
 #include "ferry/ops.h"
 #include "ferry/pinned_mem.h"
+#include "ferry/team.h"
 #include "ferry/topology.h"
 #include "ferry/train.h"
 #include "measure.h"

@@ -10,6 +10,7 @@
 #include "ferry/optim.h"
 #include "ferry/planner.h"
 #include "ferry/swap.h"
+#include "ferry/team.h"
 #include "ferry/topology.h"
 
 namespace ferry::train {

@@ -11,6 +11,7 @@
 #include "ferry/model.h"
 #include "ferry/ops.h"
 #include "ferry/planner.h"
+#include "ferry/team.h"
 #include "ferry/tokens.h"
 #include "ferry/topology.h"
 #include "ferry/train.h"

@@ -10,7 +10,7 @@
 #include "ferry/optim.h"
 #include "ferry/planner.h"
 #include "ferry/swap.h"
-#include "ferry/topology.h"
+#include "ferry/team.h"
 #include "start_up.h"
 
 namespace ferry::train {

@@ -8,8 +8,8 @@
 #include "ferry/ops.h"
 #include "ferry/planner.h"
 #include "ferry/swap.h"
+#include "ferry/team.h"
 #include "ferry/tokens.h"
-#include "ferry/topology.h"
 #include "step_state.h"
 #include "trace_rows.h"
 

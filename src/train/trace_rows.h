@@ -7,7 +7,7 @@
 
 #include "ferry/schedule.h"
 #include "ferry/swap.h"
-#include "ferry/topology.h"
+#include "ferry/team.h"
 #include "ferry/trace.h"
 
 namespace ferry::train {

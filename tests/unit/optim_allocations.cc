@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "ferry/learning_rate.h"
+#include "ferry/topology.h"
 #include "tests/support/count_allocations.h"
 #include "tests/unit/optim_arrays.h"
 

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <set>
 
+#include "ferry/topology.h"
 #include "internal.h"
 #include "tests/unit/optim_arrays.h"
 

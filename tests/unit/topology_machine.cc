@@ -14,6 +14,7 @@
 #include "attached.h"
 #include "cgroup.h"
 #include "ferry/base.h"
+#include "ferry/team.h"
 #include "ferry/topology.h"
 #include "tests/support/temporary_directory.h"
 

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "ferry/base.h"
+#include "ferry/team.h"
 #include "ferry/topology.h"
 
 namespace ferry {
