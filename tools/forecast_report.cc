@@ -39,7 +39,7 @@ nlohmann::json shares_json(const train::StateShares& shares) {
 }
 
 std::string what_if_text(const std::vector<WhatIf>& answers, double step_s) {
-    std::string out = "  one more unit of                    step, s      gain\n";
+    std::string out = "  with                                step, s      gain\n";
     for (const WhatIf& one : answers) {
         const double gain = 100 * (step_s - one.step_seconds) / step_s;
         out += fmt::format("  {:<32} {:>10.4f} {:>8.1f}%\n", one.change, one.step_seconds,

@@ -1,5 +1,7 @@
 #include "what_if.h"
 
+#include <tuple>
+
 #include "ferry/base.h"
 
 namespace ferry::tools {
@@ -24,6 +26,7 @@ public:
             faster("+10 % bandwidth between ranks", &LinkSpeeds::comm_bytes_per_s);
         faster_kernels();
         more_cores();
+        never_clipped();
         return std::move(answers_);
     }
 
@@ -60,6 +63,20 @@ private:
         const auto cores = static_cast<double>(figures.machine.threads++);
         if (figures.machine.computes_on_host) scale(figures.kernels, cores / (cores + 1));
         answer("+1 core", config_, plan_, figures);
+    }
+
+    // Where a plan made for steps whose bets are won alone keeps something else.
+    void never_clipped() {
+        if (!plan_.betting || config_.swap.expect_clipped >= 0) return;
+        Config config = config_;
+        config.swap.expect_clipped = 0;
+        const planner::Plan plan = forecaster_.plan(config);
+        const auto what = [](const planner::Plan& of) {
+            return std::tuple(of.groups, of.blocks_keeping_inputs(),
+                              of.blocks_keeping(model::Kept::attention),
+                              of.blocks_keeping(model::Kept::mlp));
+        };
+        if (what(plan) != what(plan_)) answer("swap.expect_clipped=0", config, plan, figures_);
     }
 
     const Config& config_;

@@ -12,6 +12,7 @@ import xml.etree.ElementTree
 
 from harness import DOES_NOT_FIT, FERRY, USAGE, FerryTest
 
+EXAMPLE = os.path.join(os.path.dirname(__file__), "../../examples/3b_gpu.json")
 LANES = ("compute", "h2d", "d2h", "team", "check", "nvme read", "nvme write")
 
 
@@ -118,7 +119,7 @@ class PlanTest(ForecastTest):
         run = self.ferry("plan", self.command(self.tiers())[1], "--svg", picture)
         self.assertEqual(run.code, 0, run.err)
         for text in ("measured now: ", "one step as planned", "compute  ", "binds",
-                     "lower bound of any placement", "one more unit of", "+10 % NVMe bandwidth",
+                     "lower bound of any placement", "step, s      gain", "+10 % NVMe bandwidth",
                      "NVMe wear: "):
             self.assertIn(text, run.out)
         root = xml.etree.ElementTree.parse(picture).getroot()
@@ -402,6 +403,31 @@ class MachineTest(ForecastTest):
         self.assertGreater(bets[0], 0)
         self.assertEqual(bets[1], 0)
         self.assertGreater(slots[0], slots[1])
+
+    def test_what_it_buys_to_say_that_no_step_is_clipped(self):
+        machine = self.path("h200.json")
+        with open(machine, "w", encoding="utf-8") as file:
+            json.dump({"ferry_machine": 1, "paths": [],
+                       "memory": [{"threads": 16, "update_bytes_per_s": 1.9e11, "update_overhead_s": 1.1e-4,
+                                   "out_of_place": 1.02, "check_bytes_per_s": 1.5e10, "measured": "2026-11-21"}],
+                       "devices": [{"device": "cuda sm_90", "copy_bytes_per_s": 5.4e10, "update_bytes_per_s": 4.1e12,
+                                    "memory_bytes": 15e10, "overhead_bytes": 69e7, "measured": "2026-11-21"}]}, file)
+
+        def plan(*settings):
+            done = self.ferry("plan", EXAMPLE, "--machine", machine, "--json", "--set",
+                              f"data.tokens={self.path('tokens.bin')}", "--set", "budgets.host=100GiB", *settings)
+            self.assertEqual(done.code, 0, done.err)
+            found = json.loads(done.out)
+            return found, {one["change"]: one["step_seconds"] for one in found["forecast"]["what_if"]}
+        if self.ferry("plan", self.command(self.tiers(device="cuda"))[1], "--no-forecast").code == 0:
+            self.skipTest("there is a GPU, which this would measure")
+        unsaid, buys = plan()
+        said, _ = plan("--set", "swap.expect_clipped=0")
+        self.assertEqual(buys["swap.expect_clipped=0"], said["forecast"]["step_seconds"])
+        self.assertLess(buys["swap.expect_clipped=0"], 0.97 * unsaid["forecast"]["step_seconds"])
+        self.assertGreater(said["mlp_kept"], unsaid["mlp_kept"])
+        for settings in (["swap.expect_clipped=0"], ["swap.bets=off"]):
+            self.assertNotIn("swap.expect_clipped=0", plan("--set", *settings)[1])
 
     def test_a_gpu_that_is_not_here(self):
         config = self.tiers(device="cuda")
