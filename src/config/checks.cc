@@ -234,7 +234,8 @@ void settle(Config& config, const Given& given) {
     settle_model(config.model, given);
     settle_optimizer(config.optimizer, given);
     settle_schedule(config, given);
-    warn_of_unused(kOfBets, "bets " + config.swap.bets, given);
+    warn_of_unused(kOfBets, config.clip_norm == 0 ? "clip_norm 0" : "bets " + config.swap.bets,
+                   given);
     check_steps(config, given);
     check_tiers(config, given);
     check_checkpoint(config, given);

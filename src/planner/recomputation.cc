@@ -204,7 +204,7 @@ private:
         double least_rest = std::numeric_limits<double>::infinity();
         for (const Way& way : ways_)
             least_rest = std::min(least_rest, costs(way, way.seconds.rest));
-        const bool said = config_.swap.bets == "all" || config_.swap.expect_clipped >= 0;
+        const bool said = expected_clipped(config_).has_value();
         const Way* best = nullptr;
         for (const Way& way : ways_) {
             if (!said && way.seconds.rest > least_rest * kMayLose) continue;

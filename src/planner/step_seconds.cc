@@ -1,6 +1,7 @@
 #include "step_seconds.h"
 
 #include <algorithm>
+#include <ranges>
 
 namespace ferry::planner {
 namespace {
@@ -121,7 +122,14 @@ StepSeconds waits_for_updates(const Workload& work, const std::vector<Chunk>& ch
         const Placement::ChunkHomes& homes = placement.chunks[c];
         if (homes.state == Tier::device) continue;
         Seconds& layer = layers[static_cast<size_t>(chunks[c].layer)];
-        const double in_place_s = update_seconds(work, chunks[c].count, machine);
+        // A drive reads and writes all state that lies there, however soon it is updated.
+        const double stored_s =
+            homes.state == Tier::nvme
+                ? 2 * static_cast<double>(chunks[c].count * work.state.element_bytes()) /
+                      machine.nvme_bytes_per_s
+                : 0;
+        const double in_place_s =
+            std::max(update_seconds(work, chunks[c].count, machine), stored_s);
         layer.unbet += in_place_s;
         if (homes.bets)
             layer.bet += in_place_s * (homes.state == Tier::host ? machine.out_of_place : 1);
@@ -137,9 +145,9 @@ StepSeconds waits_for_updates(const Workload& work, const std::vector<Chunk>& ch
 
     double to_come_s = kernels.backward / static_cast<double>(placement.groups);
     double bets_s = -to_come_s;  // the end of backward is 0
-    for (auto layer = layers.rbegin(); layer != layers.rend(); ++layer) {
-        to_come_s -= layer->backward;
-        if (layer->bet > 0) bets_s = std::max(bets_s, -to_come_s) + layer->bet;
+    for (const Seconds& layer : std::views::reverse(layers)) {
+        to_come_s -= layer.backward;
+        if (layer.bet > 0) bets_s = std::max(bets_s, -to_come_s) + layer.bet;
     }
     const auto wait_after = [&](double updated_s, double Seconds::*due) {
         double now_s = 0, kernels_s = 0;
@@ -195,11 +203,16 @@ double update_seconds(const Workload& work, const MachineFigures& machine) {
     return update_seconds(work, work.chunk_elements, machine);
 }
 
+std::optional<double> expected_clipped(const Config& config) {
+    if (config.clip_norm == 0) return 0;
+    if (config.swap.expect_clipped >= 0) return config.swap.expect_clipped;
+    return config.swap.bets == "all" ? std::optional(0.0) : std::nullopt;
+}
+
 double StepSeconds::expected(const Config& config) const {
     if (config.swap.bets == "off") return rest;
-    if (const double clipped = config.swap.expect_clipped; clipped >= 0)
-        return (1 - clipped) * won + clipped * rest;
-    return config.swap.bets == "all" ? won : (won + rest) / 2;
+    const double clipped = expected_clipped(config).value_or(0.5);
+    return (1 - clipped) * won + clipped * rest;
 }
 
 StepSeconds step_seconds(const Config& config, const Workload& work,

@@ -1,6 +1,8 @@
 // What a step of a placement takes, at least: the sums by which placements are compared.
 #pragma once
 
+#include <optional>
+
 #include "placement.h"
 
 namespace ferry::planner {
@@ -19,6 +21,9 @@ KernelSeconds kernel_seconds(const Config& config, const Workload& work,
 // Of the host's update of so many elements; of a whole chunk.
 double update_seconds(const Workload& work, int64_t elements, const MachineFigures& machine);
 double update_seconds(const Workload& work, const MachineFigures& machine);
+
+// The share of steps that will be clipped, where anything says so: none without a limit.
+std::optional<double> expected_clipped(const Config& config);
 
 // Of the slowest of compute, with what forward waits for updates, of copies, storage and the host's
 // memory, these busy without a pause: where the bets of the step before were won, and where it made

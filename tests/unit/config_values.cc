@@ -201,10 +201,13 @@ TEST(Config, WarnsOfWhatTheMethodDoesNotUse) {
     EXPECT_NE(none.find("optimizer.moments does nothing with sgd"), std::string::npos) << none;
     EXPECT_EQ(warned({"optimizer.moments=bf16", "optimizer.master=split", "precision=bf16"}), "");
     EXPECT_NE(warned({"schedule.decay_steps=3"}).find("schedule.decay_steps"), std::string::npos);
-    EXPECT_EQ(warned({"swap.expect_clipped=0.1"}), "");
-    EXPECT_NE(
-        warned({"swap.expect_clipped=0.1", "swap.bets=off"}).find("does nothing with bets off"),
-        std::string::npos);
+    EXPECT_EQ(warned({"swap.expect_clipped=0.1", "clip_norm=1"}), "");
+    const auto in_vain = [&](const std::vector<std::string>& overrides, const char* why) {
+        const std::string said = warned(overrides);
+        EXPECT_NE(said.find(why), std::string::npos) << said;
+    };
+    in_vain({"swap.expect_clipped=0.1"}, "swap.expect_clipped does nothing with clip_norm 0");
+    in_vain({"swap.expect_clipped=0.1", "clip_norm=1", "swap.bets=off"}, "with bets off");
 }
 
 TEST(Config, ExamplesAreValid) {
