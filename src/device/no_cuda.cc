@@ -8,8 +8,8 @@ namespace ferry {
 std::unique_ptr<Device> open_cuda_device(Executor&, int) {
     throw Error(Trouble::usage,
                 {.what = "this ferry was built without CUDA",
-                 .where = "device",
-                 .remedy = "build it where nvcc is found (-DFERRY_CUDA=ON), or set device to cpu"});
+                 .where = "device cuda",
+                 .remedy = "build it where nvcc is found (-DFERRY_CUDA=ON), or choose device cpu"});
 }
 
 }  // namespace ferry

@@ -160,7 +160,7 @@ TEST(Device, CudaIsRefusedWithAReasonWhereThereIsNone) {
         GTEST_SKIP() << "there is a GPU";
     } catch (const Error& error) {
         EXPECT_EQ(error.trouble(), Trouble::usage);
-        EXPECT_NE(error.problem().remedy.find("device to cpu"), std::string::npos) << error.what();
+        EXPECT_NE(error.problem().remedy.find("device cpu"), std::string::npos) << error.what();
     }
 }
 

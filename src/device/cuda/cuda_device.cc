@@ -53,11 +53,11 @@ void demand_gpu(int gpu) {
     if (status == cudaErrorInsufficientDriver && driver > 0) {
         throw Error(Trouble::usage,
                     {.what = "the NVIDIA driver is too old for this ferry",
-                     .where = "device",
+                     .where = "device cuda",
                      .measured = "the driver knows CUDA " + version_text(driver),
                      .limit = "built with CUDA " + version_text(runtime),
-                     .remedy = "update the driver, build ferry with an older CUDA toolkit, or set "
-                               "device to cpu"});
+                     .remedy = "update the driver, build ferry with an older CUDA toolkit, or "
+                               "choose device cpu"});
     }
     if (driver > 0 && gpu > 0) {
         throw Error(Trouble::usage,
