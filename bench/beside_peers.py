@@ -17,12 +17,11 @@ import needs
 import peers
 from common import compared, plain
 from step_trace import Trace
-from training import GIB, TINY, bound_row, prediction_row, train
+from training import GIB, NEVER_CLIPPED, TINY, bound_row, prediction_row, train
 
 CONFIG = common.ROOT / "examples/3b_gpu.json"
 UNCLIPPED, EXPECTED, CLIPPED = "ferry, never clipped", "ferry, never clipped, as expected", "ferry, clipped"
-NEVER = {"clip_norm": 1e6, "optimizer.lr": 1e-5}
-WAYS = {UNCLIPPED: NEVER, EXPECTED: {**NEVER, "swap.expect_clipped": 0}, CLIPPED: {"clip_norm": 1.0}}
+WAYS = {UNCLIPPED: NEVER_CLIPPED, EXPECTED: {**NEVER_CLIPPED, "swap.expect_clipped": 0}, CLIPPED: {"clip_norm": 1.0}}
 # ferry's tokens a second over the peer's, by micro-batches a step.
 TARGETS = {1: {**{(way, peer): target for way in (UNCLIPPED, EXPECTED)
                   for peer, target in (("LLMQ", 1.5), ("DeepSpeed", 2.6))}, (CLIPPED, "LLMQ"): 1.2},

@@ -20,7 +20,7 @@ import common
 import needs
 import peers
 from common import compared, plain
-from training import GIB, TINY, Storage, given, prediction_row, train
+from training import GIB, NEVER_CLIPPED, TINY, Storage, given, prediction_row, train
 
 CONFIG = common.ROOT / "examples/3b_gpu.json"
 MIB = 1 << 20
@@ -39,8 +39,8 @@ def host_of(options, model):
 
 def settings_of(options, config, tokens, volume):
     """ferry's: state on the drive, or in host memory."""
-    found = {"steps": options.steps, "data.tokens": tokens, "evaluate.micro_batches": 0, "clip_norm": 1e6,
-             "optimizer.lr": 1e-5, "model.layers": options.layers, "swap.state_on_device": 0,
+    found = {"steps": options.steps, "data.tokens": tokens, "evaluate.micro_batches": 0, **NEVER_CLIPPED,
+             "model.layers": options.layers, "swap.state_on_device": 0,
              "budgets.host": host_of(options, config["model"])}
     if options.case == "nvme":
         found.update({"budgets.nvme": [str(volume)], "swap.state_on_nvme": 1})

@@ -3,8 +3,9 @@
 
 Each case runs four ways in turns: with a limit of the gradient's norm that never binds (bets are won), the same
 where the configuration says so (swap.expect_clipped), with limit 1.0 from random initialisation (every early
-step is clipped), and that with bets off, which the third must not be slower than. The bound and the prediction are those of `ferry train`, whose kernels
-and links are measured around the run, or with --machine by `ferry bench --all` before the first.
+step is clipped), and that with bets off, which the third must not be slower than. The bound and the prediction
+are those of `ferry train`, whose kernels and links are measured around the run, or with --machine by
+`ferry bench --all` before the first.
 
 In memory: the 3 B model under 20 GiB of GPU and 100 GiB of host memory. On a disk and on tmpfs: 8 of its 28
 layers under 9 and 4 GiB. The bound knows budgets only, so these alone push the state out: of 10.1 GiB some 7
@@ -26,14 +27,13 @@ import needs
 from common import compared, plain
 from step_picture import picture
 from step_trace import LANES, Trace
-from training import TINY, Storage, bench_machine, bound_row, prediction_row, train
+from training import NEVER_CLIPPED, TINY, Storage, bench_machine, bound_row, prediction_row, train
 
 CONFIG = common.ROOT / "examples/3b_gpu.json"
 TARGET = 1 / 1.10  # of the bound over the step
-NEVER = {"clip_norm": 1e6, "optimizer.lr": 1e-5}
 WAYS = {
-    "never clipped": NEVER,
-    "never clipped, as expected": {**NEVER, "swap.expect_clipped": 0},
+    "never clipped": NEVER_CLIPPED,
+    "never clipped, as expected": {**NEVER_CLIPPED, "swap.expect_clipped": 0},
     "clipped": {"clip_norm": 1.0},
     "clipped, bets off": {"clip_norm": 1.0, "swap.bets": "off"},
 }

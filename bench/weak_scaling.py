@@ -14,7 +14,7 @@ import common
 import needs
 import peers
 from common import compared, judged, plain
-from training import TINY, bound_row, prediction_row, train
+from training import NEVER_CLIPPED, TINY, bound_row, prediction_row, train
 
 CONFIG = common.ROOT / "examples/3b_gpu.json"
 TARGETS = {2: 0.95, 4: 0.92}  # of weak scaling, by ranks
@@ -43,8 +43,8 @@ def main():
     with common.scratch() as directory:
         config = common.config_of(CONFIG)
         tokens = common.tokens_for(options, config, directory)
-        settings = {"steps": options.steps, "data.tokens": tokens, "evaluate.micro_batches": 0, "clip_norm": 1e6,
-                    "optimizer.lr": 1e-5, "budgets.host": options.host, **(TINY if options.tiny else {})}
+        settings = {"steps": options.steps, "data.tokens": tokens, "evaluate.micro_batches": 0, **NEVER_CLIPPED,
+                    "budgets.host": options.host, **(TINY if options.tiny else {})}
         needs.plan(options, CONFIG, settings)
 
         def ferry(ranks, launcher):

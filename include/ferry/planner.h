@@ -75,6 +75,9 @@ struct TierRow {  // a line of the plan's table
     int64_t bytes = 0;
 };
 
+// Of how many groups a step of so many micro-batches can be, the fewest first.
+std::vector<int64_t> group_counts(int64_t micro_batches);
+
 struct Plan {
     zero::Partition partition{};
     int64_t micro_batches = 1, groups = 1;  // of a step and rank, group by group

@@ -55,16 +55,18 @@ int64_t left_on_paths(const Config& config, const Workload& work, const std::vec
     return std::max<int64_t>(limit - taken, 0);
 }
 
-// A second slot of all that a step writes afresh.
+// Of the second slots of what a chunk's update writes afresh there.
+int64_t second_slot_bytes(const Workload& work, const Placement::ChunkHomes& homes) {
+    const int64_t state = homes.state == Tier::nvme ? buffer_bytes(Class::stage, work) : 0;
+    const bool two_weights = work.state.split && homes.weight == Tier::nvme;
+    return state + (two_weights ? buffer_bytes(Class::weight_piece, work) : 0);
+}
+
 int64_t durable_bytes(const Workload& work, const std::vector<Chunk>& chunks,
                       const Placement& placement) {
     int64_t bytes = 0;
-    for (size_t c = 0; c < chunks.size(); ++c) {
-        if (!chunks[c].trainable) continue;
-        bytes += buffer_bytes(Class::stage, work);
-        const bool two_weights = work.state.split && placement.chunks[c].weight == Tier::nvme;
-        bytes += two_weights ? buffer_bytes(Class::weight_piece, work) : 0;
-    }
+    for (size_t c = 0; c < chunks.size(); ++c)
+        bytes += chunks[c].trainable ? second_slot_bytes(work, placement.chunks[c]) : 0;
     return bytes;
 }
 
@@ -119,10 +121,7 @@ BetRoom::BetRoom(const Config& config, const Workload& work, const std::vector<C
       left_(left_on_paths(config, work, chunks, parks, placement)) {}
 
 int64_t BetRoom::bytes_for(const Placement::ChunkHomes& homes) const {
-    if (durable_) return 0;
-    const int64_t state = homes.state == Tier::nvme ? buffer_bytes(Class::stage, work_) : 0;
-    const bool two_weights = work_.state.split && homes.weight == Tier::nvme;
-    return state + (two_weights ? buffer_bytes(Class::weight_piece, work_) : 0);
+    return durable_ ? 0 : second_slot_bytes(work_, homes);
 }
 
 }  // namespace ferry::planner

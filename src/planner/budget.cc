@@ -30,21 +30,25 @@ Budget nvme_budget(const Config& config) {
     return {swap::Tier::nvme, total, config.budgets.sharers};
 }
 
-std::string by_sharers(const Budget& budget) {
-    if (budget.sharers() == 1) return "";
-    return ", by the " + std::to_string(budget.sharers()) + " ranks of the host that share it";
+std::string needed_text(const Budget& budget, int64_t bytes) {
+    const int64_t of_all = budget.sharers() * bytes;
+    const std::string text =
+        format_bytes(of_all) + " needed (" + std::to_string(of_all) + " bytes)";
+    if (budget.sharers() == 1) return text;
+    return text + ", by the " + std::to_string(budget.sharers()) +
+           " ranks of the host that share it";
 }
 
 void refuse(const Budget& budget, int64_t smallest, const std::string& what,
             const std::string& otherwise) {
+    const std::string needed = needed_text(budget, smallest);
     const int64_t limit = budget.sharers() * budget.limit();
     smallest *= budget.sharers();
     const std::string key = "budgets." + std::string(swap::name_of(budget.tier()));
     throw DoesNotFit(
         {.what = what,
          .where = key,
-         .measured = format_bytes(smallest) + " needed (" + std::to_string(smallest) + " bytes)" +
-                     by_sharers(budget),
+         .measured = needed,
          .limit = format_bytes(limit) + ", " + format_bytes(smallest - limit) + " (" +
                   std::to_string(smallest - limit) + " bytes) missing",
          .remedy = "set " + key + " to " + std::to_string(smallest) + " or more, or " + otherwise},

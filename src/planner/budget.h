@@ -35,8 +35,9 @@ private:
 // Of all paths in sum.
 Budget nvme_budget(const Config& config);
 
-// ", by the 2 ranks of the host that share them"; nothing where there is one.
-std::string by_sharers(const Budget& budget);
+// "3 MiB needed (3145728 bytes)", where a rank needs so many; of all that share the budget, who is
+// named.
+std::string needed_text(const Budget& budget, int64_t bytes);
 // A refusal that can be weighed against others.
 class DoesNotFit : public Error {
 public:

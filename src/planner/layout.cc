@@ -208,15 +208,13 @@ void spend_nvme(Plan& plan, Budget& nvme, size_t paths) {
                          "the state"
         : plan.betting ? "set swap.bets to \"auto\", which bets no more than there is room for"
                        : "raise budgets.host";
-    throw Error(Trouble::does_not_fit,
-                {.what = "the NVMe budget is too small",
-                 .where = "budgets.nvme",
-                 .measured = format_bytes(needed) + " needed (" + std::to_string(needed) +
-                             " bytes)" + by_sharers(nvme),
-                 .limit = format_bytes(limit) + " over all paths, " + format_bytes(needed - limit) +
-                          " missing",
-                 .remedy = "raise the sizes in budgets.nvme to " + enough +
-                           " in all, add a path, or " + otherwise});
+    throw Error(Trouble::does_not_fit, {.what = "the NVMe budget is too small",
+                                        .where = "budgets.nvme",
+                                        .measured = needed_text(nvme, nvme.spent()),
+                                        .limit = format_bytes(limit) + " over all paths, " +
+                                                 format_bytes(needed - limit) + " missing",
+                                        .remedy = "raise the sizes in budgets.nvme to " + enough +
+                                                  " in all, add a path, or " + otherwise});
 }
 
 }  // namespace

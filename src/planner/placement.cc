@@ -94,9 +94,8 @@ private:
 
     // The fewest groups whose work fits: a further group moves weights and accumulators once more.
     void choose_groups() {
-        for (int64_t groups = std::max<int64_t>(config_.swap.groups, 1); groups <= micro_batches_;
-             ++groups) {
-            if (micro_batches_ % groups != 0) continue;
+        for (const int64_t groups : group_counts(micro_batches_)) {
+            if (groups < config_.swap.groups) continue;
             result_.groups = groups;
             if (device_bytes(kLean, groups) <= device().limit()) return;
             if (config_.swap.groups > 0) break;

@@ -126,6 +126,14 @@ MachineFigures default_figures(const Config& config) {
             .device_beside = true};
 }
 
+std::vector<int64_t> group_counts(int64_t micro_batches) {
+    std::vector<int64_t> found;
+    for (int64_t groups = 1; groups <= micro_batches; ++groups) {
+        if (micro_batches % groups == 0) found.push_back(groups);
+    }
+    return found;
+}
+
 bool Plan::trains_below(int64_t layer) const {
     return std::any_of(layers.begin(), layers.begin() + layer,
                        [](const model::Layer& l) { return l.trainable_elements > 0; });

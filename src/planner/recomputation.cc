@@ -2,6 +2,7 @@
 #include <functional>
 #include <limits>
 #include <optional>
+#include <span>
 
 #include "bets.h"
 #include "placement.h"
@@ -127,11 +128,7 @@ private:
     // fit, 0.
     std::vector<int64_t> groups_to_try() const {
         if (config_.swap.groups > 0 || !work_.partition.alone()) return {config_.swap.groups};
-        std::vector<int64_t> found;
-        for (int64_t groups = 1; groups <= config_.batch.micro_batches; ++groups) {
-            if (config_.batch.micro_batches % groups == 0) found.push_back(groups);
-        }
-        return found;
+        return group_counts(config_.batch.micro_batches);
     }
 
     // Whether a step can do without any memory to spare; keeps what the one that needs least lacks.
@@ -169,10 +166,7 @@ private:
         if (stride == 1 || ways_.size() == begun) return;
         const auto expected = [this](const Way& way) { return way.seconds.expected(config_); };
         const size_t around =
-            std::ranges::min_element(ways_.begin() + std::ssize(ways_) -
-                                         static_cast<std::ptrdiff_t>(ways_.size() - begun),
-                                     ways_.end(), {}, expected)
-                ->results;
+            std::ranges::min_element(std::span(ways_).subspan(begun), {}, expected)->results;
         for (size_t results = std::max(around, first + stride) - stride + 1;
              results < std::min(around + stride, end); ++results) {
             if (results != around && !try_way(config, inputs, results)) return;

@@ -8,6 +8,12 @@ namespace {
 
 using swap::Tier;
 
+// Bytes of memory, read and written.
+double moved_by_update(const Workload& work, int64_t elements) {
+    return static_cast<double>(elements *
+                               update_bytes(work.state, work.numerics.compute, work.numerics.wire));
+}
+
 // Bytes that a step moves over each link.
 class Traffic {
 public:
@@ -39,10 +45,7 @@ public:
                       const MachineFigures& machine) {
         const auto count = static_cast<double>(chunk.count);
         if (homes.state == Tier::device) {
-            const double moved =
-                count * static_cast<double>(
-                            update_bytes(work_.state, work_.numerics.compute, work_.numerics.wire));
-            device_s_ += moved / machine.device_bytes_per_s;
+            device_s_ += moved_by_update(work_, chunk.count) / machine.device_bytes_per_s;
             return;
         }
         updates_s_ += update_seconds(work_, chunk.count, machine);
@@ -195,9 +198,7 @@ KernelSeconds kernel_seconds(const Config& config, const Workload& work,
 }
 
 double update_seconds(const Workload& work, int64_t elements, const MachineFigures& machine) {
-    const auto bytes = static_cast<double>(
-        elements * update_bytes(work.state, work.numerics.compute, work.numerics.wire));
-    return machine.update_overhead_s + bytes / machine.dram_bytes_per_s;
+    return machine.update_overhead_s + moved_by_update(work, elements) / machine.dram_bytes_per_s;
 }
 double update_seconds(const Workload& work, const MachineFigures& machine) {
     return update_seconds(work, work.chunk_elements, machine);

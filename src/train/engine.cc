@@ -48,7 +48,7 @@ public:
                                     executor_)),
           teams_(make_teams(config_, topology_, executor_, world_.ranks)),
           numerics_(numerics_of(config)),
-          shape_(model_of(config).shape),
+          described_(model_of(config)),
           loader_(loader_options(config, shape_, partition_)),
           layers_(model::layers_of(shape_, config.freeze, config.optimizer.decay_norms_and_biases,
                                    world_.ranks)),
@@ -74,7 +74,7 @@ public:
           store_(swap::Store::make(store_options(), executor_, device_, volume_.get(), kernels_)),
           state_(plan_, *store_, teams_->all(), StateIo::staging_of(plan_, arena_)),
           record_(identity_of(config, numerics_record(), loader_.info()), config.steps) {
-        if (world_.rank == 0) warn_of_text(config_, loader_.info());
+        if (world_.rank == 0) warn_of_text(config_, described_, loader_.info());
         pool_.seal();
         log_machine(config_, topology_, device_, executor_);
         if (!executor_.simulated()) log_planned_by(figures_, config_);
@@ -415,7 +415,8 @@ private:
     Topology topology_;
     std::unique_ptr<NodeTeams> teams_;
     model::Numerics numerics_;
-    model::Shape shape_;
+    model::Description described_;
+    const model::Shape& shape_ = described_.shape;
     TokenLoader loader_;
     std::vector<model::Layer> layers_;
     std::unique_ptr<LoadedWeights> loaded_;  // until the state is initialised

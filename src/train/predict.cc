@@ -125,18 +125,7 @@ namespace {
 // In which a placement may run the step; of several ranks the plan's, which all of them have.
 std::vector<int64_t> groups_of(const planner::Plan& plan) {
     if (!plan.partition.alone()) return {plan.groups};
-    std::vector<int64_t> found;
-    for (int64_t groups = 1; groups <= plan.micro_batches; ++groups) {
-        if (plan.micro_batches % groups == 0) found.push_back(groups);
-    }
-    return found;
-}
-
-// Device memory that each micro-batch of a group takes in any placement: its tokens, and what it
-// has come to.
-int64_t bytes_of_a_micro_batch(const planner::Plan& plan) {
-    return plan.buffers[static_cast<size_t>(Class::tokens)].bytes +
-           plan.buffers[static_cast<size_t>(Class::activation)].bytes;
+    return planner::group_counts(plan.micro_batches);
 }
 
 double accumulator_bytes(const planner::Plan& plan) {
@@ -176,43 +165,43 @@ Bound bound_of(const Config& config, const planner::Plan& plan, const model::Sha
     const auto bytes_of = [&](Class c) { return plan.buffers[static_cast<size_t>(c)].bytes; };
     const int64_t inputs_there =
         std::ranges::count(plan.inputs, swap::kNoObject) * bytes_of(Class::activation);
+    // Of each micro-batch of a group, in any placement: its tokens, and what it has come to.
+    const int64_t each_bytes = bytes_of(Class::tokens) + bytes_of(Class::activation);
     const int64_t fixed_bytes = plan.device_overhead_bytes + device_buffer_bytes(plan) -
-                                kept_bytes - inputs_there -
-                                plan.group_size() * bytes_of_a_micro_batch(plan);
+                                kept_bytes - inputs_there - plan.group_size() * each_bytes;
+    const int64_t blocks = std::ssize(plan.layers) - 2;
+    BoundInput input{
+        .kernel_seconds = kernel_s,
+        .keeping = keeping,
+        .parameters = static_cast<double>(plan.leaves * optim::kLeaf),
+        .weight_bytes = static_cast<double>(size_of(plan.compute)),
+        .wire_bytes = static_cast<double>(size_of(plan.wire)),
+        .state_bytes = static_cast<double>(plan.state.element_bytes()),
+        .split = plan.state.split,
+        .accumulator_bytes = accumulator_bytes(plan),
+        .comm_bytes = comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire),
+        .host_bytes = room(config.budgets.host_bytes, 0),
+        .nvme_bytes = config.budgets.nvme.empty() ? 0 : kInfinite,
+        .device_is_host = figures.machine.computes_on_host,
+        .speeds = figures.machine.links};
     Bound best{.seconds = kInfinite};
     for (const int64_t groups : groups_of(plan)) {
         const int64_t size = plan.micro_batches / groups;
         for (const model::Kept what : model::kAllKept)
-            keeping[at(what)].bytes = static_cast<double>(bytes_of(planner::class_of(what)) * size *
-                                                          plan.blocks_at_most());
-        const int64_t blocks = std::ssize(plan.layers) - 2;
-        WeightTraffic weights =
+            input.keeping[at(what)].bytes = static_cast<double>(bytes_of(planner::class_of(what)) *
+                                                                size * plan.blocks_at_most());
+        input.weights =
             weight_traffic(plan.layers, shape,
                            size * config.batch.micro_batch * config.batch.sequence, plan.compute);
         if (plan.partition.sharding.weights) {  // the rest comes from the other ranks
-            for (double* bytes : {&weights.bytes, &weights.frozen_bytes, &weights.read_bytes})
+            WeightTraffic& w = input.weights;
+            for (double* bytes : {&w.bytes, &w.frozen_bytes, &w.read_bytes})
                 *bytes /= plan.partition.ranks;
         }
-        const Bound found = lower_bound(
-            {.kernel_seconds = kernel_s,
-             .keeping = keeping,
-             .parameters = static_cast<double>(plan.leaves * optim::kLeaf),
-             .weight_bytes = static_cast<double>(size_of(plan.compute)),
-             .wire_bytes = static_cast<double>(size_of(plan.wire)),
-             .state_bytes = static_cast<double>(plan.state.element_bytes()),
-             .split = plan.state.split,
-             .weights = weights,
-             .input_bytes = static_cast<double>(blocks * size * bytes_of(Class::activation)),
-             .groups = static_cast<double>(groups),
-             .accumulator_bytes = accumulator_bytes(plan),
-             .comm_bytes = comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire),
-             .device_bytes = room(config.budgets.device_bytes,
-                                  fixed_bytes + size * bytes_of_a_micro_batch(plan)),
-             .host_bytes = room(config.budgets.host_bytes, 0),
-             .nvme_bytes = config.budgets.nvme.empty() ? 0 : kInfinite,
-             .device_is_host = figures.machine.computes_on_host,
-             .speeds = figures.machine.links},
-            best.seconds);
+        input.input_bytes = static_cast<double>(blocks * size * bytes_of(Class::activation));
+        input.groups = static_cast<double>(groups);
+        input.device_bytes = room(config.budgets.device_bytes, fixed_bytes + size * each_bytes);
+        const Bound found = lower_bound(input, best.seconds);
         if (found.seconds < best.seconds) best = found;
     }
     return best;

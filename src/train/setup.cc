@@ -82,8 +82,8 @@ model::Description model_of(const Config& config) {
             .context = config.batch.sequence};
 }
 
-void warn_of_text(const Config& config, const TokenFileInfo& tokens) {
-    const model::Description made = model_of(config);
+void warn_of_text(const Config& config, const model::Description& made,
+                  const TokenFileInfo& tokens) {
     if (config.batch.sequence > made.context) {
         log_warn(fmt::format("batch.sequence is {}, but the model was made for {} tokens",
                              config.batch.sequence, made.context));

@@ -26,7 +26,8 @@ TokenLoader::Options loader_options(const Config& config, const model::Shape& sh
                                     const zero::Partition& partition = {});
 // Where sequences are longer than those that the model was made for, and where the tokens can
 // hardly be those of its own tokenizer.
-void warn_of_text(const Config& config, const TokenFileInfo& tokens);
+void warn_of_text(const Config& config, const model::Description& made,
+                  const TokenFileInfo& tokens);
 aio::VolumeOptions volume_options(const Config& config, const planner::Plan& plan,
                                   const Topology& machine, std::span<std::byte> arena,
                                   uint64_t run_id);
