@@ -150,7 +150,7 @@ public:
     RankCount count() const override { return {world_.ranks, world_.local_ranks}; }
 
     Figures assumed(const Plan& plan) const override {
-        const planner::MachineFigures rates = planner::default_figures(config_);
+        const planner::MachineFigures rates = assumed_figures(config_);
         Figures found;
         found.machine = {.links = {.copy_bytes_per_s = rates.copy_bytes_per_s,
                                    .dram_bytes_per_s = rates.dram_bytes_per_s,

@@ -1,6 +1,11 @@
 #include "plan_figures.h"
 
+#include <linux/magic.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+
 #include <algorithm>
+#include <set>
 
 #include "measure.h"
 
@@ -95,12 +100,34 @@ KernelTimes assumed_times(const swap::Schedule& step, const planner::Plan& plan,
     return found;
 }
 
+bool is_memory(const std::string& path) {
+    struct statfs system {};
+    return statfs(path.c_str(), &system) == 0 && system.f_type == TMPFS_MAGIC;
+}
+
+planner::MachineFigures assumed_figures(const Config& config) {
+    constexpr dev_t kMemory = 0;  // no drive has this number
+    planner::MachineFigures found = planner::default_figures(config);
+    const double drive = found.nvme_bytes_per_s, memory = found.dram_bytes_per_s / 10;
+    std::set<dev_t> seen;
+    double all = 0;
+    for (const NvmePath& path : config.budgets.nvme) {
+        struct stat status {};
+        const bool in_memory = is_memory(path.path);
+        const bool here = stat(path.path.c_str(), &status) == 0;
+        if (here && !seen.insert(in_memory ? kMemory : status.st_dev).second) continue;
+        all += in_memory ? memory : drive;
+    }
+    if (all > 0) found.nvme_bytes_per_s = all;
+    return found;
+}
+
 planner::MachineFigures planning_figures(const Config& config,
                                          const std::vector<model::Layer>& layers,
                                          const std::optional<Machine>& machine,
                                          const std::optional<KernelTimes>& kernels,
                                          int local_ranks) {
-    planner::MachineFigures found = planner::default_figures(config);
+    planner::MachineFigures found = assumed_figures(config);
     if (machine) {
         const Machine mine = shared_by(*machine, local_ranks);
         found.copy_bytes_per_s = mine.links.copy_bytes_per_s;
@@ -127,7 +154,7 @@ planner::MachineFigures planning_figures(const Config& config,
 planner::MachineFigures planning_figures(const Config& config,
                                          const std::vector<model::Layer>& layers,
                                          const Figures* figures, int local_ranks) {
-    if (!figures) return planner::default_figures(config);
+    if (!figures) return assumed_figures(config);
     return planning_figures(config, layers, figures->machine, figures->kernels, local_ranks);
 }
 

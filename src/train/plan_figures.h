@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "ferry/config.h"
@@ -11,8 +12,16 @@
 
 namespace ferry::train {
 
-// What is not known is the device kind's default, which is a rank's; of what is known of a machine
-// its drives and memory are shared by the ranks on it.
+// Whether a storage path is memory itself (tmpfs).
+bool is_memory(const std::string& path);
+
+// Where nobody has measured: the device kind's defaults. The storage paths together are as fast as
+// the drives that they lie on, each as one by default; memory is one more, a tenth as fast as
+// updates stream through it.
+planner::MachineFigures assumed_figures(const Config& config);
+
+// What is not known is assumed, which is for one rank; of what is known of a machine its drives and
+// memory are shared by the ranks on it.
 planner::MachineFigures planning_figures(const Config& config,
                                          const std::vector<model::Layer>& layers,
                                          const std::optional<Machine>& machine,

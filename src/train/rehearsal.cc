@@ -7,6 +7,7 @@
 #include "arenas.h"
 #include "ferry/pinned_mem.h"
 #include "measure.h"
+#include "plan_figures.h"
 #include "predict.h"
 #include "settle.h"
 #include "setup.h"
@@ -84,7 +85,7 @@ private:
                                        .scratch = kSmall,
                                        .overhead = overhead_of(device_),
                                        .maps_host = device_.kind() == DeviceKind::cuda},
-                                      format_of(config), planner::default_figures(config));
+                                      format_of(config), assumed_figures(config));
         } catch (const Error& error) {
             Problem problem = error.problem();
             if (problem.where != "budgets.device") throw;

@@ -1,9 +1,7 @@
 #include "setup.h"
 
-#include <linux/magic.h>
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/fmt/ranges.h>
-#include <sys/vfs.h>
 
 #include <cerrno>
 #include <cstring>
@@ -15,6 +13,7 @@
 
 #include "bound.h"
 #include "ferry/ops.h"
+#include "plan_figures.h"
 #include "settle.h"
 
 namespace ferry::train {
@@ -194,11 +193,6 @@ namespace {
 
 // Threads' stacks, BLAS's buffers, schedules: measured below 16 MiB with two threads.
 constexpr int64_t kStillToCome = 32 * kMiB;
-
-bool is_memory(const std::string& path) {
-    struct statfs status {};
-    return statfs(path.c_str(), &status) == 0 && status.f_type == TMPFS_MAGIC;
-}
 
 // Of what the plan stores, the most that lies on paths that are memory themselves.
 int64_t stored_in_memory(const Config& config, const planner::Plan& plan) {

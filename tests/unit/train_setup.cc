@@ -67,6 +67,29 @@ TEST(PlanningFigures, OfAHostAreSharedByItsRanks) {
     EXPECT_EQ(two.device_bytes_per_s, one.device_bytes_per_s);
 }
 
+// The same drive under two names is one; one that is not there may be another.
+TEST(PlanningFigures, AssumeOfEachDriveAndOfMemoryWhatOneGives) {
+    const TemporaryDirectory one, another, in_memory("/dev/shm");
+    const auto rate_of = [](const std::string& device, const std::vector<std::string>& paths) {
+        Config config;
+        config.device = device;
+        for (const std::string& path : paths) config.budgets.nvme.push_back({.path = path});
+        return assumed_figures(config).nvme_bytes_per_s;
+    };
+    if (is_memory(one.path()) || !is_memory(in_memory.path()))
+        GTEST_SKIP() << "/var/tmp is in memory, or /dev/shm is not";
+    for (const auto& [device, drive, memory] :
+         {std::tuple{"cpu", 1.5e9, 2e9}, std::tuple{"cuda", 4e9, 1.5e10}}) {
+        SCOPED_TRACE(device);
+        EXPECT_EQ(rate_of(device, {}), drive);
+        EXPECT_EQ(rate_of(device, {one.path()}), drive);
+        EXPECT_EQ(rate_of(device, {one.path(), another.path()}), drive);
+        EXPECT_EQ(rate_of(device, {one.path(), "/not/there", "/nor/there"}), 3 * drive);
+        EXPECT_EQ(rate_of(device, {in_memory.path(), "/dev/shm"}), memory);
+        EXPECT_EQ(rate_of(device, {one.path(), in_memory.path()}), drive + memory);
+    }
+}
+
 // Of 512 MiB left, 32 MiB are for what the process is still to take beside its arenas.
 TEST_F(WithinMemory, WhatIsLeftIsTheLimit) {
     constexpr int64_t kMost = 480 * kMiB;
