@@ -165,7 +165,7 @@ Machine shared_by(Machine machine, int ranks) {
 }
 
 Figures shared_by(Figures of_machine, int ranks) {
-    of_machine.machine = shared_by(std::move(of_machine.machine), ranks);
+    of_machine.machine = shared_by(of_machine.machine, ranks);
     return of_machine;
 }
 
