@@ -17,7 +17,7 @@ import needs
 import peers
 from common import compared, plain
 from step_trace import Trace
-from training import GIB, NEVER_CLIPPED, TINY, bound_row, prediction_row, train
+from training import GIB, NEVER_CLIPPED, TINY, WARMUP, bound_row, prediction_row, train
 
 CONFIG = common.ROOT / "examples/3b_gpu.json"
 UNCLIPPED, EXPECTED, CLIPPED = "ferry, never clipped", "ferry, never clipped, as expected", "ferry, clipped"
@@ -81,8 +81,8 @@ def main():
                         help="steps of a peer's run, the first one left out")
     parser.add_argument("--micro-batches", type=common.at_least(1), default=1, help="of 8 sequences of 2,048 tokens")
     parser.add_argument("--host", default="100GiB", help="ferry's host budget")
-    parser.add_argument("--steps", type=common.at_least(1), default=6, help="of each run of ferry's")
-    parser.add_argument("--warmup", type=common.at_least(0), default=2, help="ferry's first steps left out; a peer's: 1")
+    parser.add_argument("--steps", type=common.at_least(1), default=7, help="of each run of ferry's")
+    parser.add_argument("--warmup", type=common.at_least(0), default=WARMUP, help="ferry's first steps left out; a peer's: 1")
     options = parser.parse_args()
     common.check_steps(parser, options, steady=2)  # for a whole one in the trace
     with common.scratch() as directory:

@@ -27,7 +27,7 @@ import needs
 from common import compared, plain
 from step_picture import picture
 from step_trace import LANES, Trace
-from training import NEVER_CLIPPED, TINY, Storage, bench_machine, bound_row, prediction_row, train
+from training import NEVER_CLIPPED, TINY, WARMUP, Storage, bench_machine, bound_row, prediction_row, train
 
 CONFIG = common.ROOT / "examples/3b_gpu.json"
 TARGET = 1 / 1.10  # of the bound over the step
@@ -135,8 +135,8 @@ def options_of(words=None):
     parser.add_argument("--host", help="host budget; default: the case's")
     parser.add_argument("--layers", type=common.at_least(1),
                         help="of the model; default: the case's; budgets stay as they are")
-    parser.add_argument("--steps", type=common.at_least(1), default=6, help="of each run")
-    parser.add_argument("--warmup", type=common.at_least(0), default=2, help="first steps left out")
+    parser.add_argument("--steps", type=common.at_least(1), default=7, help="of each run")
+    parser.add_argument("--warmup", type=common.at_least(0), default=WARMUP, help="first steps left out")
     parser.add_argument("--machine", help="go by this machine file; measured by `ferry bench --all` if not there")
     parser.add_argument("--traces", metavar="DIR", type=Path,
                         help="keep of every run its trace, for ui.perfetto.dev, and a picture of one step (SVG) in this "

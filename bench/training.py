@@ -21,6 +21,7 @@ TINY = {"device": "cpu", "threads": 1, "model.hidden": 64, "model.layers": 3, "m
         "model.head_dim": 16, "model.intermediate": 160, "model.vocab": 256, "batch.sequence": 32,
         "batch.micro_batch": 2, "budgets.device": "unlimited", "budgets.host": "1GiB"}
 NEVER_CLIPPED = {"clip_norm": 1e6, "optimizer.lr": 1e-5}  # a limit that never binds, and small steps so that it stays so
+WARMUP = 3  # steps: bets begin with the third, which still waits for the updates of the second
 
 
 @dataclass

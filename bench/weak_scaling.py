@@ -14,7 +14,7 @@ import common
 import needs
 import peers
 from common import compared, judged, plain
-from training import NEVER_CLIPPED, TINY, bound_row, prediction_row, train
+from training import NEVER_CLIPPED, TINY, WARMUP, bound_row, prediction_row, train
 
 CONFIG = common.ROOT / "examples/3b_gpu.json"
 TARGETS = {2: 0.95, 4: 0.92}  # of weak scaling, by ranks
@@ -31,8 +31,8 @@ def main():
     parser = common.arguments_parser(__doc__)
     parser.add_argument("--ranks", type=common.at_least(1), default=2, help="one a GPU; the other side is one of them")
     parser.add_argument("--host", default="100GiB", help="host budget, of all ranks together")
-    parser.add_argument("--steps", type=common.at_least(1), default=6, help="of each run of ferry's")
-    parser.add_argument("--warmup", type=common.at_least(0), default=2, help="first steps left out")
+    parser.add_argument("--steps", type=common.at_least(1), default=7, help="of each run of ferry's")
+    parser.add_argument("--warmup", type=common.at_least(0), default=WARMUP, help="first steps left out")
     parser.add_argument("--peer-steps", type=common.at_least(2), default=4, help="of DeepSpeed, the first one left out")
     options = parser.parse_args()
     common.check_steps(parser, options)
