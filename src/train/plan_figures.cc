@@ -1,6 +1,7 @@
 #include "plan_figures.h"
 
 #include <linux/magic.h>
+#include <spdlog/fmt/fmt.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
 
@@ -177,6 +178,29 @@ void log_planned_by(const Figures* figures, const Config& config) {
     if (figures) return log_info("planned by the figures of this machine's file");
     log_info("planned by the default figures of a " + std::string(default_figures_name(config)) +
              "; `ferry bench --all --save FILE` measures this one's, --machine FILE plans by them");
+}
+
+std::string unlike_assumed(const Config& config, const LinkSpeeds& measured) {
+    constexpr double kFar = 2;
+    const planner::MachineFigures assumed = assumed_figures(config);
+    std::string found;
+    const auto compare = [&found](std::string_view link, double is, double was) {
+        if (is == 0 || (is < kFar * was && was < kFar * is)) return;
+        found += fmt::format("{}{} {:.3g} GB/s instead of {:.3g}", found.empty() ? "" : ", ", link,
+                             is / 1e9, was / 1e9);
+    };
+    compare("storage", measured.nvme_bytes_per_s, assumed.nvme_bytes_per_s);
+    compare("copies", measured.copy_bytes_per_s, assumed.copy_bytes_per_s);
+    compare("updates", measured.dram_bytes_per_s, assumed.dram_bytes_per_s);
+    return found;
+}
+
+void log_unlike_assumed(const Config& config, const LinkSpeeds& measured) {
+    const std::string found = unlike_assumed(config, measured);
+    if (config.device != "cuda" || found.empty()) return;
+    log_info("this machine is far from what the run was planned by: " + found +
+             "; `ferry bench --all --save FILE --config CONFIG`, then --machine FILE, plans by "
+             "what it does");
 }
 
 }  // namespace ferry::train

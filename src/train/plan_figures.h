@@ -39,6 +39,12 @@ Figures shared_by(Figures of_machine, int ranks);
 
 // Says whose figures they were. `figures` may be null: the defaults.
 void log_planned_by(const Figures* figures, const Config& config);
+// The links that were measured to be at least twice as fast, or as slow, as assumed_figures() has
+// them, in words; empty: none.
+std::string unlike_assumed(const Config& config, const LinkSpeeds& measured);
+// In a run that was planned by the defaults: says which of them this machine is far from. Beside a
+// GPU only: elsewhere they matter little, and a small model's copies stay in the caches.
+void log_unlike_assumed(const Config& config, const LinkSpeeds& measured);
 
 // Where nobody has measured: rates of a GPU's memory, and of a thread that hashes.
 constexpr double kAssumedDeviceBytesPerS = 2e12, kAssumedCheckBytesPerS = 1.2e10;

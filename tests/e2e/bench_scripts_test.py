@@ -76,7 +76,7 @@ class ScriptsTest(FerryTest):
 
     def test_step_bound_in_memory(self):
         traces = Path(self.path("new/traces"))
-        rows, notes = self.script("step_bound", "--steps", "5", "--traces", str(traces))
+        rows, notes = self.script("step_bound", "--steps", "6", "--traces", str(traces))
         for way in ("never clipped", "never clipped, as expected", "clipped", "clipped, bets off"):
             self.assertIn(f"memory, {way}: step beside lower bound", rows)
             predicted = rows[f"memory, {way}: step beside prediction"]
@@ -103,7 +103,7 @@ class ScriptsTest(FerryTest):
 
     def test_step_bound_on_a_drive(self):
         case = self.case()
-        rows, _ = self.script("step_bound", "--case", case, *self.beside_fio(), "--steps", "5")
+        rows, _ = self.script("step_bound", "--case", case, *self.beside_fio(), "--steps", "6")
         way = f"{case}, never clipped"
         self.assertIn("bets: 3 of 3 won", rows[f"{way}: step beside lower bound"]["note"])
         self.assertEqual(f"{way}: step beside its bytes at fio's mixed bandwidth" in rows, bool(FIO))
@@ -161,7 +161,7 @@ class ScriptsTest(FerryTest):
             self.assertIn("/nope is no directory", done.stderr)
 
     def test_beside_peers(self):
-        rows, notes = self.script("beside_peers", "--micro-batches", "4", "--steps", "4")
+        rows, notes = self.script("beside_peers", "--micro-batches", "4", "--steps", "5")
         self.assertEqual(rows["ferry, clipped: compute busy"]["target"], 0.95)
         self.assertIn("ferry, never clipped, as expected: step beside prediction", rows)
         self.assertEqual(notes, ["LLMQ is left out with --tiny", "DeepSpeed is left out with --tiny"])
@@ -250,7 +250,7 @@ class ScriptsTest(FerryTest):
 
     @unittest.skipUnless(shutil.which("mpirun"), "mpirun is not installed")
     def test_weak_scaling(self):
-        rows, _ = self.script("weak_scaling", "--ranks", "1", "--steps", "4")
+        rows, _ = self.script("weak_scaling", "--ranks", "1", "--steps", "5")
         self.assertGreater(rows["1 ranks: share of bound beside one GPU's"]["ratio"], 0)
 
 

@@ -90,6 +90,19 @@ TEST(PlanningFigures, AssumeOfEachDriveAndOfMemoryWhatOneGives) {
     }
 }
 
+TEST(PlanningFigures, NameTheLinksThatAreFarFromWhatWasAssumed) {
+    const auto said = [](const LinkSpeeds& measured) { return unlike_assumed({}, measured); };
+    constexpr double kCopies = 8e9, kStorage = 1.5e9, kUpdates = 2e10;  // of a small machine
+    EXPECT_EQ(said({}), "");
+    EXPECT_EQ(said({.copy_bytes_per_s = 1.9 * kCopies,
+                    .nvme_bytes_per_s = 0.51 * kStorage,
+                    .dram_bytes_per_s = kUpdates}),
+              "");
+    EXPECT_EQ(said({.nvme_bytes_per_s = 2 * kStorage}), "storage 3 GB/s instead of 1.5");
+    EXPECT_EQ(said({.copy_bytes_per_s = 0.5 * kCopies, .dram_bytes_per_s = 1.3e11}),
+              "copies 4 GB/s instead of 8, updates 130 GB/s instead of 20");
+}
+
 // Of 512 MiB left, 32 MiB are for what the process is still to take beside its arenas.
 TEST_F(WithinMemory, WhatIsLeftIsTheLimit) {
     constexpr int64_t kMost = 480 * kMiB;
