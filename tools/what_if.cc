@@ -76,7 +76,8 @@ private:
                               of.blocks_keeping(model::Kept::attention),
                               of.blocks_keeping(model::Kept::mlp));
         };
-        if (what(plan) != what(plan_)) answer("swap.expect_clipped=0", config, plan, figures_);
+        if (what(plan) != what(plan_) && forecaster_.covers(plan, figures_.kernels))
+            answer("swap.expect_clipped=0", config, plan, figures_);
     }
 
     const Config& config_;

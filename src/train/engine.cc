@@ -8,6 +8,7 @@
 
 #include "arenas.h"
 #include "bound.h"
+#include "clipped_share.h"
 #include "durable.h"
 #include "ferry/optim.h"
 #include "loaded_weights.h"
@@ -16,6 +17,7 @@
 #include "path_rows.h"
 #include "plan_figures.h"
 #include "rank_lane.h"
+#include "rank_planner.h"
 #include "ranks.h"
 #include "schedules.h"
 #include "settle.h"
@@ -59,7 +61,8 @@ public:
           directories_(executor_.simulated()
                            ? nullptr
                            : std::make_unique<RankDirectories>(config, config_, world_)),
-          plan_(make_plan(config)),
+          planner_(make_planner(config)),
+          plan_(within_memory(planner_.plan(ranks_, executor_), config_, topology_, device_)),
           pool_(topology_, config_.budgets.host_bytes),
           arena_(reserve_arenas(plan_, device_, *teams_, pool_, start_up_)),
           trace_rows_(recording_, swap::lanes_of(world_.ranks)),
@@ -141,7 +144,9 @@ public:
         });
     }
 
-    void measure_bound() override;
+    void measure_bound() override {
+        guarded([this] { measure(); });
+    }
     void abandon(const char* why) noexcept override { station_->abandon(why); }
 
     const Plan& plan() const override { return plan_; }
@@ -168,7 +173,16 @@ private:
         }
     }
 
-    RunReport so_far();
+    RunReport so_far() {
+        drain();
+        RunReport report = totals_;
+        report.model_flops = model_flops(plan_.layers, shape_, numerics_.sequence,
+                                         plan_.micro_batches * numerics_.tokens());
+        add_links(report.links, *store_, world_.ranks);
+        report.reserved = reserved_by(device_, pool_, volume_.get());
+        if (volume_) report.paths = volume_->counters();
+        return report;
+    }
 
     StepReport next_step() {
         const Nanos start = executor_.now();
@@ -222,7 +236,7 @@ private:
                      whole, mine, sink);
     }
 
-    Plan make_plan(const Config& config) {
+    RankPlanner make_planner(const Config& config) {
         if (ranks_) {
             if (config.checkpoint.durable_steps) throw several_ranks_not_durable(world_.ranks);
             require_same_run(
@@ -230,11 +244,9 @@ private:
                 numerics_text(config_, shape_, machine_text(device_, config_), world_.ranks),
                 loader_.info(), first_weights(loaded_.get(), shape_));
         }
-        return within_memory(
-            plan_of_rank(config_, device_, decoder_, partition_,
-                         planning_figures(config_, layers_, figures_, world_.local_ranks), ranks_,
-                         executor_),
-            config_, topology_, device_);
+        return RankPlanner(config_, device_, decoder_, partition_,
+                           planning_figures(config_, layers_, figures_, world_.local_ranks), ranks_,
+                           executor_);
     }
 
     // As initialised, as read from the model's files, or as the resumed run left it.
@@ -424,6 +436,7 @@ private:
     std::unique_ptr<ops::Ops> ops_;
     model::Decoder decoder_;
     const std::unique_ptr<RankDirectories> directories_;
+    RankPlanner planner_;
     Plan plan_;
     StartUp start_up_{executor_};
     pinned_mem::Pool pool_;
@@ -449,10 +462,6 @@ private:
     RunReport totals_{};
 };
 
-void Run::measure_bound() {
-    guarded([this] { measure(); });
-}
-
 void Run::measure() {
     if (figures_) return judge(shared_by(*figures_, world_.local_ranks));
     totals_ = so_far();  // drained, all buffers are free; what is moved from here is not the run's
@@ -471,17 +480,7 @@ void Run::measure() {
 void Run::judge(const Figures& figures) {
     planned_ = predict_all(schedules_, plan_, figures);
     train::judge(totals_, planned_, config_, plan_, shape_, schedules_, figures);
-}
-
-RunReport Run::so_far() {
-    drain();
-    RunReport report = totals_;
-    report.model_flops = model_flops(plan_.layers, shape_, numerics_.sequence,
-                                     plan_.micro_batches * numerics_.tokens());
-    add_links(report.links, *store_, world_.ranks);
-    report.reserved = reserved_by(device_, pool_, volume_.get());
-    if (volume_) report.paths = volume_->counters();
-    return report;
+    if (world_.rank == 0) log_clipped_otherwise(totals_, plan_, planner_, figures);
 }
 
 }  // namespace

@@ -252,35 +252,6 @@ Topology machine_of_rank(Topology machine, std::string_view gpu, comm::Communica
                                ranks->local_size());
 }
 
-// ---------------------------------------------------------------- plan
-
-planner::Plan plan_of_rank(const Config& config, const Device& device,
-                           const model::Decoder& decoder, const zero::Partition& partition,
-                           const planner::MachineFigures& machine, comm::Communicator* ranks,
-                           Executor& executor) {
-    Config possible = within(config, device);
-    planner::DeviceNeeds needs = needs_of(device, decoder);
-    const auto plan = [&] {
-        return planner::make_plan(possible, decoder.layers(), decoder.numerics(), needs,
-                                  format_of(config), machine, partition);
-    };
-    if (!ranks) return plan();
-    struct Memory {
-        int64_t budget = 0, overhead = 0;
-    };
-    const Memory mine{possible.budgets.device_bytes, needs.overhead};
-    for (const Memory& memory : gather(*ranks, executor, mine, "device memory")) {
-        possible.budgets.device_bytes = std::min(possible.budgets.device_bytes, memory.budget);
-        needs.overhead = std::max(needs.overhead, memory.overhead);
-    }
-    planner::Plan first = plan();
-    const std::vector<int64_t> all = gather(*ranks, executor, first.chunk_elements, "chunk size");
-    const int64_t least = *std::ranges::min_element(all);
-    if (least == first.chunk_elements) return first;
-    possible.swap.chunk_elements = least;
-    return plan();
-}
-
 // ---------------------------------------------------------------- the same on every rank
 
 void require_same_config(comm::Communicator& ranks, Executor& executor, const Config& config) {

@@ -11,7 +11,6 @@
 #include "ferry/config.h"
 #include "ferry/device.h"
 #include "ferry/model.h"
-#include "ferry/planner.h"
 #include "ferry/schedule.h"
 #include "ferry/tokens.h"
 #include "ferry/topology.h"
@@ -69,13 +68,6 @@ std::vector<Fact> gather(comm::Communicator& ranks, Executor& executor, const Fa
 // case. Warns where ranks were bound to less than their part of the host's cores.
 Topology machine_of_rank(Topology machine, std::string_view gpu, comm::Communicator* ranks,
                          Executor& executor);
-
-// The plan by which every rank starts the same exchanges: with the device memory that each of them
-// has, and the chunks that the tightest of them can pass through its memory.
-planner::Plan plan_of_rank(const Config& config, const Device& device,
-                           const model::Decoder& decoder, const zero::Partition& partition,
-                           const planner::MachineFigures& machine, comm::Communicator* ranks,
-                           Executor& executor);
 
 // Throws usage on every rank, naming the rank and what differs: of the program and the keys of the
 // run's configuration, before anything else is done with them.

@@ -1,0 +1,49 @@
+#include "clipped_share.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <cmath>
+
+#include "predict.h"
+#include "step.h"
+
+namespace ferry::train {
+
+StepKinds predict_kinds(const planner::Plan& plan, const Figures& figures) {
+    const auto seconds = [&](Previous previous, bool bets) {
+        return predict_steps(plan, record_step(plan, Previous::none, bets),
+                             record_step(plan, previous, bets), figures)
+            .step_seconds;
+    };
+    const double rest = seconds(Previous::rest, false);
+    return {plan.betting ? seconds(Previous::won, true) : rest, rest};
+}
+
+std::string saved_by_expecting(const RunReport& run, const planner::Plan& plan,
+                               const std::function<planner::Plan(double clipped)>& expecting,
+                               const Figures& figures) {
+    constexpr int64_t kFewest = 20;
+    constexpr double kWorthIt = 0.98;
+    const int64_t settled = run.steps - run.skipped_steps;
+    if (!plan.betting || settled < kFewest) return "";
+    const double share = static_cast<double>(run.clipped_steps) / static_cast<double>(settled);
+    const double clipped = std::round(share * 100) / 100;  // as a user would give it
+    const planner::Plan other = expecting(clipped);
+    if (!figures.kernels.covers(record_step(other, Previous::rest, false), other)) return "";
+    const double was = predict_kinds(plan, figures).mean(clipped);
+    const StepKinds is = predict_kinds(other, figures);
+    if (is.mean(clipped) > kWorthIt * was) return "";
+    return fmt::format(
+        "{} of {} steps were clipped: by a plan made for that (swap.expect_clipped={:g}) a step is "
+        "predicted to take {:.3g} s on average instead of {:.3g}, a clipped one {:.3g}",
+        run.clipped_steps, settled, clipped, is.mean(clipped), was, is.rest);
+}
+
+void log_clipped_otherwise(const RunReport& run, const planner::Plan& plan,
+                           const RankPlanner& planner, const Figures& figures) {
+    const std::string saved = saved_by_expecting(
+        run, plan, [&](double clipped) { return planner.expecting(clipped); }, figures);
+    if (!saved.empty()) log_info(saved);
+}
+
+}  // namespace ferry::train

@@ -1,0 +1,50 @@
+#include "rank_planner.h"
+
+#include <algorithm>
+
+#include "ranks.h"
+#include "settle.h"
+#include "setup.h"
+
+namespace ferry::train {
+
+RankPlanner::RankPlanner(const Config& config, const Device& device, const model::Decoder& decoder,
+                         const zero::Partition& partition, const planner::MachineFigures& machine,
+                         comm::Communicator* ranks, Executor& executor)
+    : possible_(within(config, device)),
+      decoder_(decoder),
+      needs_(needs_of(device, decoder)),
+      partition_(partition),
+      machine_(machine) {
+    if (!ranks) return;
+    struct Memory {
+        int64_t budget = 0, overhead = 0;
+    };
+    const Memory mine{possible_.budgets.device_bytes, needs_.overhead};
+    for (const Memory& memory : gather(*ranks, executor, mine, "device memory")) {
+        possible_.budgets.device_bytes = std::min(possible_.budgets.device_bytes, memory.budget);
+        needs_.overhead = std::max(needs_.overhead, memory.overhead);
+    }
+}
+
+planner::Plan RankPlanner::plan(comm::Communicator* ranks, Executor& executor) {
+    planner::Plan first = plan_of(possible_);
+    possible_.swap.chunk_elements = first.chunk_elements;
+    if (!ranks) return first;
+    const std::vector<int64_t> all = gather(*ranks, executor, first.chunk_elements, "chunk size");
+    possible_.swap.chunk_elements = *std::ranges::min_element(all);
+    return possible_.swap.chunk_elements == first.chunk_elements ? first : plan_of(possible_);
+}
+
+planner::Plan RankPlanner::expecting(double clipped) const {
+    Config config = possible_;
+    config.swap.expect_clipped = clipped;
+    return plan_of(config);
+}
+
+planner::Plan RankPlanner::plan_of(const Config& config) const {
+    return planner::make_plan(config, decoder_.layers(), decoder_.numerics(), needs_,
+                              format_of(config), machine_, partition_);
+}
+
+}  // namespace ferry::train

@@ -1,0 +1,38 @@
+// The plans of one rank: the run's, and what it would have been for another run of the kind.
+#pragma once
+
+#include "ferry/comm.h"
+#include "ferry/config.h"
+#include "ferry/device.h"
+#include "ferry/model.h"
+#include "ferry/planner.h"
+
+namespace ferry::train {
+
+// Knows the device as it was before the run took anything of it.
+class RankPlanner {
+public:
+    // `config` is of this rank. `ranks` is null where there is only one; else every rank makes one
+    // at once. `decoder` must outlive it.
+    RankPlanner(const Config& config, const Device& device, const model::Decoder& decoder,
+                const zero::Partition& partition, const planner::MachineFigures& machine,
+                comm::Communicator* ranks, Executor& executor);
+
+    // The plan by which every rank starts the same exchanges: with the device memory that each of
+    // them has, and the chunks that the tightest of them can pass through its memory. All make it
+    // at once. Throws does_not_fit.
+    planner::Plan plan(comm::Communicator* ranks, Executor& executor);
+    // The same in the same chunks, had this share of the steps been expected to be clipped.
+    planner::Plan expecting(double clipped) const;
+
+private:
+    planner::Plan plan_of(const Config& config) const;
+
+    Config possible_;
+    const model::Decoder& decoder_;
+    planner::DeviceNeeds needs_;
+    const zero::Partition partition_;
+    const planner::MachineFigures machine_;
+};
+
+}  // namespace ferry::train
