@@ -24,6 +24,7 @@ struct MachineFigures {
     double flops_per_s = 1.5e11;
     double copy_bytes_per_s = 8e9;     // host <-> device, one direction
     double nvme_bytes_per_s = 1.5e9;   // reads and writes mixed, all paths
+    int64_t nvme_at_once = 1;          // chunks read, and as many written, that this rate takes
     double dram_bytes_per_s = 2e10;    // as the optimizer's update reaches
     double device_bytes_per_s = 2e10;  // the same in the device's memory
     double update_overhead_s = 2e-5;   // of an update, however small: its threads have to meet

@@ -261,9 +261,12 @@ private:
         }
         if (result_.groups > 1) reserve(Class::park_piece, kStaging, 1);
         // A quarter of the budget at most: memory that holds state saves more than a deeper queue.
-        for (const Class c : {Class::stage, Class::weight_piece, Class::gradient_piece,
-                              Class::input_piece, Class::park_piece}) {
-            deepen(c, pieces_under_way(), host().limit() / 4);
+        // All kinds alike: what is under way of one waits for the others.
+        for (int64_t count = 2; count <= pieces_under_way(); ++count) {
+            for (const Class c : {Class::stage, Class::weight_piece, Class::gradient_piece,
+                                  Class::input_piece, Class::park_piece}) {
+                deepen(c, count, host().limit() / 4);
+            }
         }
     }
 
@@ -271,12 +274,16 @@ private:
     static constexpr const char* kState = "optimizer state";
 
     // A chunk is read, updated and written: while the slowest of the three is busy with one, the
-    // others hold as many more as their share of its time, and one is being filled.
+    // others hold as many more as their share of its time, and one is being filled. Where it takes
+    // several at once to keep the storage busy, each takes as many times as long.
     int64_t pieces_under_way() const {
-        const double read_s =
+        const int64_t at_once =
+            config_.swap.chunks_at_once > 0 ? config_.swap.chunks_at_once : machine_.nvme_at_once;
+        const double stored_s =
                          static_cast<double>(bytes_of(Class::stage)) / machine_.nvme_bytes_per_s,
+                     read_s = static_cast<double>(at_once) * stored_s,
                      update_s = update_seconds(work_, machine_), all_s = 2 * read_s + update_s;
-        return 1 + static_cast<int64_t>(std::ceil(all_s / std::max(read_s, update_s)));
+        return 1 + static_cast<int64_t>(std::ceil(all_s / std::max(stored_s, update_s)));
     }
 
     // Updates of resident weights go on while a block's weights, on their way to the device too,

@@ -112,14 +112,17 @@ planner::MachineFigures assumed_figures(const Config& config) {
     const double drive = found.nvme_bytes_per_s, memory = found.dram_bytes_per_s / 10;
     std::set<dev_t> seen;
     double all = 0;
+    int64_t at_once = 0;
     for (const NvmePath& path : config.budgets.nvme) {
         struct stat status {};
         const bool in_memory = is_memory(path.path);
         const bool here = stat(path.path.c_str(), &status) == 0;
         if (here && !seen.insert(in_memory ? kMemory : status.st_dev).second) continue;
         all += in_memory ? memory : drive;
+        ++at_once;
     }
     if (all > 0) found.nvme_bytes_per_s = all;
+    found.nvme_at_once = std::max<int64_t>(at_once, 1);
     return found;
 }
 

@@ -16,8 +16,8 @@ namespace ferry::train {
 bool is_memory(const std::string& path);
 
 // Where nobody has measured: the device kind's defaults. The storage paths together are as fast as
-// the drives that they lie on, each as one by default; memory is one more, a tenth as fast as
-// updates stream through it.
+// the drives that they lie on, each as one by default, and take a chunk for each at once; memory is
+// one more, a tenth as fast as updates stream through it.
 planner::MachineFigures assumed_figures(const Config& config);
 
 // What is not known is assumed, which is for one rank; of what is known of a machine its drives and

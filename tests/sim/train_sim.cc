@@ -283,5 +283,33 @@ TEST_F(TrainSim, ADiskThatIsSlowForAWhileOnlySlowsTheRun) {
     EXPECT_GT(std::min(took(2), took(3)), 10 * took(5));
 }
 
+// A chunk lies on one path. Enough of them are under way for most paths to be busy, and those
+// together are nearly as fast as one drive of their speed (with as few as one drive needs: 0.45).
+TEST_F(TrainSim, SeveralPathsAreNearlyAsFastAsOneOfTheirSpeed) {
+    Config config = tiny_config(*data_);
+    config.model.hidden = 64;
+    config.model.layers = 6;
+    config.model.intermediate = 256;
+    config.budgets.host_bytes = 8 * kMiB;
+    config.swap.state_on_nvme = 1;
+    constexpr double kSpeed = 1e8;
+    constexpr int64_t kPaths = 8;
+    const auto seconds_on = [&](int64_t paths) {
+        config.budgets.nvme.clear();
+        std::vector<double> speeds;
+        for (int64_t path = 0; path < paths; ++path) {
+            config.budgets.nvme.push_back(
+                {.path = "simulated" + std::to_string(path), .size_bytes = 64 * kMiB});
+            speeds.push_back(kSpeed / static_cast<double>(paths));
+        }
+        SimulatedMachine machine({.seed = 3, .latency_ns = 1000, .path_bytes_per_s = speeds});
+        const Ended ended = machine.run(config);
+        EXPECT_EQ(ended.error, "");
+        return ended.report.seconds;
+    };
+    const double one_s = seconds_on(1), several_s = seconds_on(kPaths);
+    EXPECT_LT(several_s, 1.6 * one_s) << one_s;
+}
+
 }  // namespace
 }  // namespace ferry::train

@@ -626,14 +626,26 @@ TEST(Figures, DecideHowManyPiecesAreUnderWay) {
     Config config = small_config();
     config.budgets.nvme = {{.path = "disk"}};
     config.swap.state_on_nvme = 1;
-    const auto stages = [&](double nvme, double dram) {
-        MachineFigures machine{.nvme_bytes_per_s = nvme, .dram_bytes_per_s = dram};
+    const auto stages = [&](double nvme, double dram, int64_t at_once = 1) {
+        MachineFigures machine{
+            .nvme_bytes_per_s = nvme, .nvme_at_once = at_once, .dram_bytes_per_s = dram};
         machine.update_overhead_s = 0;
         return plan_by(config, machine).buffers[size_t(Class::stage)].count;
     };
     EXPECT_EQ(stages(1e9, 1e12), 4);  // read and written, a moment's update, one being filled
     EXPECT_EQ(stages(1e9, 3e9), 4);
-    EXPECT_EQ(stages(1e12, 1e9), 3);  // all the time is the update's
+    EXPECT_EQ(stages(1e12, 1e9), 3);      // all the time is the update's
+    EXPECT_EQ(stages(1e9, 1e12, 4), 10);  // four read, four written, and the two
+    config.swap.chunks_at_once = 2;
+    EXPECT_EQ(stages(1e9, 1e12, 4), 6);
+    config.swap.chunks_at_once = 64;
+    config.budgets.host_bytes = 32 * kMiB;
+    const Plan most = plan_by(config, {.nvme_bytes_per_s = 1e9});
+    const Buffers& stage = most.buffers[size_t(Class::stage)];
+    EXPECT_LE(stage.count * stage.bytes, config.budgets.host_bytes / 4 + stage.bytes);
+    EXPECT_GT(stage.count, 1);
+    config.swap.chunks_at_once = 0;
+    config.budgets.host_bytes = kUnlimited;
     config.budgets.nvme.clear();
     config.swap.state_on_nvme = -1;
     const auto pieces = [&](double copies) {

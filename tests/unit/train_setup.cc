@@ -70,12 +70,18 @@ TEST(PlanningFigures, OfAHostAreSharedByItsRanks) {
 // The same drive under two names is one; one that is not there may be another.
 TEST(PlanningFigures, AssumeOfEachDriveAndOfMemoryWhatOneGives) {
     const TemporaryDirectory one, another, in_memory("/dev/shm");
-    const auto rate_of = [](const std::string& device, const std::vector<std::string>& paths) {
+    const auto figures_of = [](const std::string& device, const std::vector<std::string>& paths) {
         Config config;
         config.device = device;
         for (const std::string& path : paths) config.budgets.nvme.push_back({.path = path});
-        return assumed_figures(config).nvme_bytes_per_s;
+        return assumed_figures(config);
     };
+    const auto rate_of = [&](const std::string& device, const std::vector<std::string>& paths) {
+        return figures_of(device, paths).nvme_bytes_per_s;
+    };
+    EXPECT_EQ(figures_of("cpu", {}).nvme_at_once, 1);
+    EXPECT_EQ(figures_of("cpu", {one.path(), another.path()}).nvme_at_once, 1);
+    EXPECT_EQ(figures_of("cuda", {one.path(), "/not/there", "/nor/there"}).nvme_at_once, 3);
     if (is_memory(one.path()) || !is_memory(in_memory.path()))
         GTEST_SKIP() << "/var/tmp is in memory, or /dev/shm is not";
     for (const auto& [device, drive, memory] :
