@@ -67,20 +67,37 @@ private:
         return any;
     }
 
-    double rate(const Running& task, const std::array<double, kShared>& wanted) const {
+    using Wanted = std::array<double, kShared>;
+    static double part_of(const Running& task, Shared resource) {
+        return task.cost.part[static_cast<size_t>(resource)];
+    }
+    // Of what it could do alone, by the disk's share alone: what it takes of the rest is less, too.
+    static double on_disk(const Running& task, double wanted_of_disk) {
+        return part_of(task, Shared::disk) > 0 ? 1 / std::max(wanted_of_disk, 1.0) : 1;
+    }
+    static double rate(const Running& task, const Wanted& wanted) {
         double rate = 1;
-        for (size_t r = 0; r < kShared; ++r) {
-            if (task.cost.part[r] > 0) rate = std::min(rate, 1 / std::max(wanted[r], 1.0));
+        for (const Shared r : {Shared::cores, Shared::dram}) {
+            if (part_of(task, r) > 0)
+                rate = std::min(rate, 1 / std::max(wanted[static_cast<size_t>(r)], 1.0));
         }
-        return rate;
+        return rate * on_disk(task, wanted[static_cast<size_t>(Shared::disk)]);
+    }
+    Wanted wanted_by_all() const {
+        double disk = 0;
+        for (const auto& task : running_) disk += task ? part_of(*task, Shared::disk) : 0;
+        Wanted wanted{};
+        for (const auto& task : running_) {
+            for (size_t r = 0; task && r < kShared; ++r)
+                wanted[r] += task->cost.part[r] * on_disk(*task, disk);
+        }
+        wanted[static_cast<size_t>(Shared::disk)] = disk;
+        return wanted;
     }
 
     // To the next completion.
     void advance() {
-        std::array<double, kShared> wanted{};
-        for (const auto& task : running_) {
-            for (size_t r = 0; task && r < kShared; ++r) wanted[r] += task->cost.part[r];
-        }
+        const Wanted wanted = wanted_by_all();
         double step_s = std::numeric_limits<double>::infinity();
         for (const auto& task : running_) {
             if (task) step_s = std::min(step_s, task->left_s / rate(*task, wanted));

@@ -19,7 +19,7 @@ constexpr double kSampleSeconds = 0.5;
 constexpr int64_t kAssumedOverhead = 704 * kMiB;
 
 // Reads and writes at once, with the configuration's own settings.
-double measure_path(const Config& config, const NvmePath& path) {
+PathFigures measure_path(const Config& config, const NvmePath& path) {
     const IoSites sites({path.path});
     const FileBytes sample{.least = kSlotBytes, .most = std::min(path.size_bytes, kSampleBytes)};
     const auto largest = static_cast<int64_t>(
@@ -37,7 +37,10 @@ double measure_path(const Config& config, const NvmePath& path) {
                     .block_bytes = block,
                     .seconds = kSampleSeconds,
                     .bytes_most = 2 * options.bytes_per_path};
-    return rig.run(load).gb_per_s() * 1e9;
+    const Sample found = rig.run(load);
+    return {.mixed_bytes_per_s = found.gb_per_s() * 1e9,
+            .in_memory = file_system_of(path.path) == "tmpfs",
+            .cores_per_byte = found.cpu_s_per_gb() * 1e-9};
 }
 
 // What measures between these ranks.
@@ -111,18 +114,20 @@ private:
     // `bytes`: stored on them, by all ranks of a host.
     void find_paths(int64_t bytes) {
         train::LinkSpeeds& links = found_.figures.machine.links;
-        double bytes_per_s = 0, dram_bytes = 0;
+        double bytes_per_s = 0, dram_bytes = 0, cores = 0;
         for (const NvmePath& path : config_.budgets.nvme) {
             const PathFigures figures = path_figures(path);
             const double rate = figures.mixed_bytes_per_s;
             // A device's DMA touches memory once, a copy into a file that is memory twice.
             dram_bytes += rate * (figures.in_memory ? 2 : 1);
+            cores += rate * figures.cores_per_byte;
             bytes_per_s += rate;
             found_.path_rates.push_back(rate);
         }
         links.nvme_bytes_per_s = 0;
         if (bytes_per_s == 0) return found_.path_rates.clear();
         links.dram_per_nvme_byte = dram_bytes / bytes_per_s;
+        links.cores_per_nvme_byte = cores / bytes_per_s;
         // All together are as fast as the one that is last: where one is full, another has more.
         const std::vector<double> shares =
             path_shares(config_.budgets.nvme, found_.path_rates, bytes);
@@ -139,9 +144,9 @@ private:
             return {planner::default_figures(config_).nvme_bytes_per_s};
         }
         try {
-            const double rate = measure_path(config_, path);
+            const PathFigures figures = measure_path(config_, path);
             found_.measured.push_back(path.path);
-            return {rate, file_system_of(path.path) == "tmpfs"};
+            return figures;
         } catch (const Error& error) {
             if (plan_.nvme_bytes > 0 && found_.missing.empty()) found_.missing = error.what();
             return {};

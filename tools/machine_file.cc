@@ -116,6 +116,16 @@ double positive(const std::string& file, const json& of, const std::string& wher
     return value.get<double>();
 }
 
+// A figure that older files lack.
+double none_or_more(const std::string& file, const json& of, const std::string& where,
+                    const char* key) {
+    const json value = of.value(key, json(0.0));
+    if (!value.is_number() || value.get<double>() < 0)
+        refuse(file, fmt::format("{}: \"{}\" must be a number, at least 0", where, key),
+               value.dump());
+    return value.get<double>();
+}
+
 const std::vector<std::string> kLayers{"embedding", "block", "head"};
 
 std::vector<std::string> kernel_names() {
@@ -231,7 +241,8 @@ std::optional<PathFigures> MachineFile::path(const std::string& path) const {
     return PathFigures{
         .mixed_bytes_per_s = positive(name_, *figures, where, "mixed_read_bytes_per_s") +
                              positive(name_, *figures, where, "mixed_write_bytes_per_s"),
-        .in_memory = figures->value("file_system", json()) == "tmpfs"};
+        .in_memory = figures->value("file_system", json()) == "tmpfs",
+        .cores_per_byte = 1e-9 * none_or_more(name_, *figures, where, "mixed_cpu_s_per_gb")};
 }
 
 std::optional<train::Machine> MachineFile::machine(const FiguresOf& what) const {

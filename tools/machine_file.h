@@ -52,7 +52,8 @@ void save_comm(const std::string& file, const std::string& ranks, const CommFigu
 // What the file knows of a path, as far as planning goes.
 struct PathFigures {
     double mixed_bytes_per_s = 0;
-    bool in_memory = false;  // tmpfs
+    bool in_memory = false;     // tmpfs
+    double cores_per_byte = 0;  // seconds of one, of reads and writes mixed
 };
 
 class MachineFile {

@@ -27,8 +27,10 @@ struct LinkSpeeds {
     double dram_bytes_per_s = 0;    // as the optimizer's update reaches alone
     double device_bytes_per_s = 0;  // the same in the device's memory, by the device
     double dram_per_nvme_byte = 1;  // DRAM traffic that a byte from or to storage costs
-    double comm_bytes_per_s = 0;    // that reach a rank from the others; 0: as copies do
-    double comm_overhead_s = 0;     // of an operation between the ranks, however small
+    // Seconds of a core for the same, checks left out: much where processors copy it (tmpfs).
+    double cores_per_nvme_byte = 0;
+    double comm_bytes_per_s = 0;  // that reach a rank from the others; 0: as copies do
+    double comm_overhead_s = 0;   // of an operation between the ranks, however small
 };
 
 struct Machine {

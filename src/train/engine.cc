@@ -470,7 +470,7 @@ void Run::measure() {
     Figures figures =
         measure_figures(schedules_.steady(), bench(), *teams_, topology_,
                         settler_.scalars(1, 1.0)[0], arena_, shape_.vocab, updated_bytes(plan_));
-    figures.machine.links.nvme_bytes_per_s = time_storage(plan_, *store_, executor_);
+    time_storage(config_, plan_, *store_, executor_, figures.machine);
     if (ranks_) time_gathers(bench(), *ranks_, figures.machine.links);
     if (totals_.bound_seconds == 0) log_unlike_assumed(config_, figures.machine.links);
     judge(figures);

@@ -400,28 +400,6 @@ double time_device_updates(const Bench& on, const optim::Scalars& scalars) {
     return static_cast<double>(update_bytes(on.plan, count)) / std::min({time(), time(), time()});
 }
 
-double time_storage(const planner::Plan& plan, swap::Store& store, Executor& executor) {
-    planner::Recorder recorder(plan, "rewrite");
-    int64_t bytes = 0;
-    const auto rewrite = [&](swap::ObjectId object, planner::Class through) {
-        if (object == swap::kNoObject || plan.objects[object].home != swap::Tier::nvme) return;
-        recorder.move(object, through, planner::Recorder::Move::both);
-        bytes += 2 * plan.objects[object].bytes;
-    };
-    // Drives have caches and moods: of a large state 2 GiB, of a small one no more than a part.
-    const int64_t most = std::clamp(plan.nvme_bytes / 16, 256 * kMiB, 2 * kGiB);
-    for (size_t c = 0; c < plan.chunks.size() && bytes < most; ++c) {
-        rewrite(plan.chunks[c].state, planner::Class::stage);
-        rewrite(plan.chunks[c].weight, planner::Class::weight_piece);
-    }
-    if (bytes == 0) return 0;
-    const swap::Schedule schedule = recorder.finish();
-    const Nanos start = executor.now();
-    store.append(schedule, 0, 0);
-    store.drain();
-    return static_cast<double>(bytes) / (static_cast<double>(executor.now() - start) * 1e-9);
-}
-
 void time_gathers(const Bench& on, comm::Communicator& ranks, LinkSpeeds& links) {
     zero::Partition all = on.plan.partition;
     all.sharding.weights = true;

@@ -74,9 +74,11 @@ UpdateRates time_updates(NodeTeams& teams, const Topology& machine, const optim:
 std::span<std::byte> staging_buffers(const planner::Plan& plan, std::span<std::byte> host);
 // Bytes a second of an update by the GPU, over its own memory: a buffer's.
 double time_device_updates(const Bench& on, const optim::Scalars& scalars);
-// Bytes a second to and from NVMe, mixed: stored state and weights are rewritten through the
-// staging buffers, as the optimizer pass does but without the update. 0: none of them is stored.
-double time_storage(const planner::Plan& plan, swap::Store& store, Executor& executor);
+// Sets what storage gives and takes, reads and writes mixed: stored state and weights are rewritten
+// through the staging buffers, as the optimizer pass does but without the update. Leaves it where
+// none of them is stored. How fast a thread hashes is known by then.
+void time_storage(const Config& config, const planner::Plan& plan, swap::Store& store,
+                  Executor& executor, Machine& machine);
 // Sets the two figures of what ranks give each other: all gather the weights of a block, and a few
 // bytes of them.
 void time_gathers(const Bench& on, comm::Communicator& ranks, LinkSpeeds& links);

@@ -126,6 +126,18 @@ planner::MachineFigures assumed_figures(const Config& config) {
     return found;
 }
 
+double dram_per_stored_byte(const Config& config) {
+    double moved = 0, stored = 0;
+    for (const NvmePath& path : config.budgets.nvme) {
+        Config alone = config;
+        alone.budgets.nvme = {path};
+        const double rate = assumed_figures(alone).nvme_bytes_per_s;
+        moved += rate * (is_memory(path.path) ? 2 : 1);
+        stored += rate;
+    }
+    return stored > 0 ? moved / stored : 1;
+}
+
 planner::MachineFigures planning_figures(const Config& config,
                                          const std::vector<model::Layer>& layers,
                                          const std::optional<Machine>& machine,

@@ -19,6 +19,9 @@ bool is_memory(const std::string& path);
 // the drives that they lie on, each as one by default, and take a chunk for each at once; memory is
 // one more, a tenth as fast as updates stream through it.
 planner::MachineFigures assumed_figures(const Config& config);
+// DRAM traffic of a byte from or to the storage paths: once where a device's DMA moves it, twice
+// where it is copied into a file that is memory.
+double dram_per_stored_byte(const Config& config);
 
 // What is not known is assumed, which is for one rank; of what is known of a machine its drives and
 // memory are shared by the ranks on it.

@@ -78,6 +78,8 @@ swap::CostModel cost_model(const planner::Plan& plan, const KernelTimes& kernels
     const double of_copies = part_of_dram((1 + on_host) * links.copy_bytes_per_s, machine);
     const double of_storage =
         part_of_dram(links.dram_per_nvme_byte * links.nvme_bytes_per_s, machine);
+    const double storage_cores =
+        std::min(1.0, one * links.cores_per_nvme_byte * links.nvme_bytes_per_s);
     // The library copies what comes from another rank; a slow network leaves the core alone.
     const double comm_core =
         on_host * one * std::min(1.0, comm_rate(links) / links.copy_bytes_per_s);
@@ -102,7 +104,7 @@ swap::CostModel cost_model(const planner::Plan& plan, const KernelTimes& kernels
             case swap::Lane::read:
             case swap::Lane::write:
                 if (task.verb != swap::Verb::read && task.verb != swap::Verb::write) return {};
-                return {bytes / machine.links.nvme_bytes_per_s, {0, 1, of_storage}};
+                return {bytes / machine.links.nvme_bytes_per_s, {storage_cores, 1, of_storage}};
             case swap::Lane::comm: {
                 const double seconds = comm_seconds(bytes, 1, machine.links);
                 const double moving =

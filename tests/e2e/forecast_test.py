@@ -375,6 +375,21 @@ class MachineTest(ForecastTest):
                                 if link["link"] == "nvme"))
         self.assertAlmostEqual(seconds[0] / seconds[1], 2)
 
+    def test_storage_that_takes_the_cores_makes_a_step_longer(self):
+        def seconds(cpu_s_per_gb):
+            def change(content):
+                content["paths"][0]["mixed_cpu_s_per_gb"] = cpu_s_per_gb
+                for one in content["kernels"][0]["times"]:  # as long as storage takes
+                    one["seconds"] *= scale
+            forecast = json.loads(self.plan(self.tiny, "--machine", self.changed(change)).out)["forecast"]
+            return forecast["step_seconds"], {link["link"]: link["seconds"] for link in forecast["links"]}
+        scale = 1
+        _, alone = seconds(0)
+        scale = alone["nvme"] / alone["compute"]
+        idle, _ = seconds(0)
+        busy, _ = seconds(1000)
+        self.assertGreater(busy, 1.3 * idle)
+
     def test_figures_change_the_plan_and_no_number(self):
         """What backward hides and forward cannot bets; what forward hides does not."""
         config = {**self.tiny, "clip_norm": 2.1}
@@ -530,6 +545,7 @@ class MachineTest(ForecastTest):
         for change, *texts in (
                 (put("paths", "mixed_read_bytes_per_s", None), "mixed_read_bytes_per_s", "missing"),
                 (put("paths", "mixed_write_bytes_per_s", -1), "mixed_write_bytes_per_s", "-1"),
+                (put("paths", "mixed_cpu_s_per_gb", -2), "mixed_cpu_s_per_gb", "at least 0", "-2"),
                 (put("memory", "update_bytes_per_s", 0), "update_bytes_per_s", "above 0"),
                 (put("memory", "check_bytes_per_s", "fast"), "check_bytes_per_s", "fast"),
                 (put("memory", "update_overhead_s", None), "update_overhead_s", "missing"),

@@ -77,6 +77,20 @@ TEST(Timeline, WhatIsSharedSlowsAlike) {
     EXPECT_DOUBLE_EQ(timeline.tasks[all].end_s, 5);  // 2 of 4 done in the first 3 seconds
 }
 
+// A drive that two share gives each half its rate, and so each takes half of the cores that it
+// would take alone: 0.25 twice, and what computes has 1 / 1.5 of its speed. All slow down alike.
+TEST(Timeline, WhoWaitsForTheDiskTakesLessOfTheRest) {
+    Steps steps;
+    const size_t read = steps.add(Lane::read, 4, {}, {0.5, 1, 0});
+    const size_t write = steps.add(Lane::write, 4, {}, {0.5, 1, 0});
+    const size_t kernel = steps.add(Lane::compute, 4, {}, {1, 0, 0});
+    const Timeline timeline = steps.predict(steps.add(Lane::check, 0, {read, write, kernel}));
+    EXPECT_DOUBLE_EQ(timeline.tasks[kernel].end_s, 6);
+    // 6 s at a third of their speed leave 2 s of each: with the cores to themselves, at half.
+    EXPECT_DOUBLE_EQ(timeline.tasks[read].end_s, 10);
+    EXPECT_DOUBLE_EQ(timeline.tasks[write].end_s, 10);
+}
+
 TEST(Timeline, WorkLeftBehindMeetsTheNextStep) {
     // The optimizer's work after the verdict: the next forward waits for it.
     Steps steps;

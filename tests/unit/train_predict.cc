@@ -256,6 +256,22 @@ TEST(CostModel, MemoryIsSharedByWhateverGoesThroughIt) {
     EXPECT_EQ(dram({.lane = Lane::compute, .op = update, .item = 0}), 1);
 }
 
+TEST(CostModel, StorageTakesTheCoresThatMoveItsBytes) {
+    const planner::Plan plan = one_chunk();
+    Machine machine = kMachine;
+    const auto cores = [&](Lane lane, Verb verb) {
+        return cost_model(plan, {}, machine)({.verb = verb, .lane = lane, .bytes = 1})
+            .part[static_cast<size_t>(swap::Shared::cores)];
+    };
+    EXPECT_EQ(cores(Lane::read, Verb::read), 0);
+    machine.links.cores_per_nvme_byte = 0.5e-9;  // at 2 GB/s one of the four
+    EXPECT_DOUBLE_EQ(cores(Lane::read, Verb::read), 0.25);
+    EXPECT_DOUBLE_EQ(cores(Lane::write, Verb::write), 0.25);
+    EXPECT_EQ(cores(Lane::write, Verb::commit), 0);
+    machine.links.cores_per_nvme_byte = 1;
+    EXPECT_EQ(cores(Lane::write, Verb::write), 1) << "there are no more";
+}
+
 TEST(CostModel, TheDeviceUpdatesAtTheRateOfItsOwnMemory) {
     const planner::Plan plan = one_chunk();
     const auto cost = cost_model(plan, {}, kMachine);

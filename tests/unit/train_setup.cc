@@ -94,6 +94,15 @@ TEST(PlanningFigures, AssumeOfEachDriveAndOfMemoryWhatOneGives) {
         EXPECT_EQ(rate_of(device, {in_memory.path(), "/dev/shm"}), memory);
         EXPECT_EQ(rate_of(device, {one.path(), in_memory.path()}), drive + memory);
     }
+    const auto dram = [](const std::vector<std::string>& paths) {
+        Config config;
+        for (const std::string& path : paths) config.budgets.nvme.push_back({.path = path});
+        return dram_per_stored_byte(config);
+    };
+    EXPECT_EQ(dram({}), 1);
+    EXPECT_EQ(dram({one.path()}), 1);
+    EXPECT_EQ(dram({in_memory.path()}), 2);
+    EXPECT_DOUBLE_EQ(dram({one.path(), in_memory.path()}), (1.5 + 2 * 2) / (1.5 + 2));
 }
 
 TEST(PlanningFigures, NameTheLinksThatAreFarFromWhatWasAssumed) {
