@@ -28,7 +28,13 @@ std::string saved_by_expecting(const RunReport& run, const planner::Plan& plan,
     if (!plan.betting || settled < kFewest) return "";
     const double share = static_cast<double>(run.clipped_steps) / static_cast<double>(settled);
     const double clipped = std::round(share * 100) / 100;  // as a user would give it
-    const planner::Plan other = expecting(clipped);
+    planner::Plan other;
+    try {
+        other = expecting(clipped);
+    } catch (const Error& error) {  // a run that has ended well ends no worse for it
+        log_debug(error.what());
+        return "";
+    }
     if (!figures.kernels.covers(record_step(other, Previous::rest, false), other)) return "";
     const double was = predict_kinds(plan, figures).mean(clipped);
     const StepKinds is = predict_kinds(other, figures);

@@ -19,8 +19,9 @@ struct StepKinds {
 StepKinds predict_kinds(const planner::Plan& plan, const Figures& figures);
 
 // In words, what a plan made for as many clipped steps as `run` had would have saved. Empty where
-// that is under 2 %, where nothing bets, and of fewer than 20 steps, for the first ones are clipped
-// more often. `expecting` makes the plan for a share of clipped steps.
+// that is under 2 %, where nothing bets or no such plan can be made, and of fewer than 20 steps,
+// for the first ones are clipped more often. `expecting` makes the plan for a share of clipped
+// steps, or throws Error.
 std::string saved_by_expecting(const RunReport& run, const planner::Plan& plan,
                                const std::function<planner::Plan(double clipped)>& expecting,
                                const Figures& figures);

@@ -90,6 +90,13 @@ TEST_F(ClippedShare, OfAFewStepsSaysNothing) {
     EXPECT_NE(saved(plan_, 0, 20), "");
 }
 
+TEST_F(ClippedShare, OfAPlanThatCannotBeMadeSaysNothing) {
+    const auto expecting = [](double) -> planner::Plan {
+        throw Error(Trouble::does_not_fit, {.what = "too small"});
+    };
+    EXPECT_EQ(saved_by_expecting({.steps = 400}, plan_, expecting, figures_), "");
+}
+
 TEST_F(ClippedShare, OfAPlanWithoutBetsSaysNothing) {
     config_.swap.bets = "off";
     EXPECT_EQ(saved(forecaster_->plan(config_), 0, 400), "");
