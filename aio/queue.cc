@@ -18,6 +18,7 @@ constexpr int64_t kSaturatingBytes = 2 * kMiB;
 // other this long.
 constexpr int64_t kSmallBytes = 64 * kKiB;
 constexpr Nanos kTellEvery = 50'000;
+constexpr int64_t kWholeMax = kGiB;       // the kernel moves less than 2 GiB at once
 constexpr Nanos kStall = 10'000'000'000;  // a transfer that took longer is worth a line
 
 // Only the I/O thread writes a counter, so it needs no atomic addition.
@@ -302,8 +303,10 @@ bool Queue::start_flight() {
     Entry& entry = entries_[index];
     const Request& request = entry.request;
     const bool split = request.verb == Verb::read || request.verb == Verb::write;
+    const int64_t most =
+        request.verb == Verb::write && options_.whole_writes ? kWholeMax : options_.block_bytes;
     const int64_t left = request.size_bytes - entry.issued_bytes;
-    const int64_t size = split ? std::min(left, options_.block_bytes) : left;
+    const int64_t size = split ? std::min(left, most) : left;
     const uint32_t id = free_flights_.back();
     free_flights_.pop_back();
     flights_[id] = Flight{.entry = index, .offset = entry.issued_bytes, .size_bytes = size};

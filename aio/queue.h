@@ -36,6 +36,7 @@ struct QueueOptions {
     int depth = 32;
     int operations_max = 256;
     int64_t block_bytes = kMiB;
+    bool whole_writes = false;  // not in blocks
     int64_t alignment = 4096;
     size_t slots = 0;          // slot ids are below this
     int files = 1;             // file numbers are

@@ -257,6 +257,9 @@ void VolumeOnPaths::start_rings(const BackendFactory& make_backend) {
                              .operations_max = options_.operations_max + int{kErrandsMax} +
                                                shapes_[p].segments + 1,
                              .block_bytes = options_.block_bytes,
+                             // A file takes one worker's write at a time: of an operation's blocks
+                             // all others would wait for it.
+                             .whole_writes = setup.workers > 1,
                              .alignment = alignment_,
                              .slots = extents_->slots(),
                              .files = shapes_[p].segments,

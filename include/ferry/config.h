@@ -81,7 +81,7 @@ struct BudgetConfig {
 // Where things go and in what portions; never what they are. 0 and "auto": the planner chooses.
 struct SwapConfig {
     int64_t chunk_elements = 0;   // multiple of 4,096
-    int64_t chunks_at_once = 0;   // read from storage, and as many written; 0: one for each drive
+    int64_t chunks_at_once = 0;   // read from storage, and as many written; 0: by the paths
     int64_t groups = 0;           // of micro-batches, each layer-first
     std::string bets = "auto";    // auto, off, all: updates before the clip factor is known
     double expect_clipped = -1;   // share of the steps; -1: nobody knows

@@ -108,6 +108,8 @@ bool is_memory(const std::string& path) {
 
 planner::MachineFigures assumed_figures(const Config& config) {
     constexpr dev_t kMemory = 0;  // no drive has this number
+    // A file in memory takes one writer at a time, and a server has cores for several.
+    const int64_t writers = config.device == "cuda" ? 4 : 1;
     planner::MachineFigures found = planner::default_figures(config);
     const double drive = found.nvme_bytes_per_s, memory = found.dram_bytes_per_s / 10;
     std::set<dev_t> seen;
@@ -119,7 +121,7 @@ planner::MachineFigures assumed_figures(const Config& config) {
         const bool here = stat(path.path.c_str(), &status) == 0;
         if (here && !seen.insert(in_memory ? kMemory : status.st_dev).second) continue;
         all += in_memory ? memory : drive;
-        ++at_once;
+        at_once += in_memory ? writers : 1;
     }
     if (all > 0) found.nvme_bytes_per_s = all;
     found.nvme_at_once = std::max<int64_t>(at_once, 1);

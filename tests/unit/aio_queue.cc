@@ -137,6 +137,25 @@ TEST_F(QueueTest, SmallOperationsAreToldTogetherOthersAtOnce) {
     EXPECT_EQ(wakes(4096, Priority::background, 60'000), 8) << "nobody waits longer than 50 us";
 }
 
+TEST_F(QueueTest, WritesWholeWhereAskedTo) {
+    make({.name = "q",
+          .depth = 4,
+          .operations_max = 8,
+          .block_bytes = 16384,
+          .whole_writes = true,
+          .alignment = 4096});
+    Operation& write = operation(Kind::write, 1, 40960);
+    submit(write);
+    ASSERT_EQ(finish(), &write);
+    ASSERT_EQ(backend_->seen.size(), 1u);
+    EXPECT_EQ(backend_->seen[0].size_bytes, 40960);
+    EXPECT_EQ(write.done_bytes, 40960);
+    Operation& read = operation(Kind::read, 1, 40960);
+    submit(read);
+    ASSERT_EQ(finish(), &read);
+    EXPECT_EQ(backend_->seen.size(), 4u) << "reads are copied side by side";
+}
+
 TEST_F(QueueTest, SplitsByBlock) {
     Operation& op = operation(Kind::write, 1, 40960);
     submit(op);

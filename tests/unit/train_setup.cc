@@ -94,6 +94,9 @@ TEST(PlanningFigures, AssumeOfEachDriveAndOfMemoryWhatOneGives) {
         EXPECT_EQ(rate_of(device, {in_memory.path(), "/dev/shm"}), memory);
         EXPECT_EQ(rate_of(device, {one.path(), in_memory.path()}), drive + memory);
     }
+    EXPECT_EQ(figures_of("cpu", {in_memory.path()}).nvme_at_once, 1);
+    EXPECT_EQ(figures_of("cuda", {in_memory.path(), "/dev/shm"}).nvme_at_once, 4);
+    EXPECT_EQ(figures_of("cuda", {in_memory.path(), one.path()}).nvme_at_once, 5);
     const auto dram = [](const std::vector<std::string>& paths) {
         Config config;
         for (const std::string& path : paths) config.budgets.nvme.push_back({.path = path});
