@@ -6,10 +6,11 @@
 Both are what `ferry bench ... --json` or a script in bench/ printed: {"machine", "command", "rows"}. Rows are
 matched by name and unit. Ratios, not values, are compared: each was taken beside its own reference, in the same
 minutes. A ratio fell when its whole interval (`ratio_low` to `ratio_high`) lies below the old one's. A ratio without an
-interval is a point, and where either run has none, the new one fell when it lies below the old one's low end times
-1 - SPREAD: with the 0.05 that --spread is unless given, from 1.000 to less than 0.950. A ratio that can be too large as
-well (its row has `target_high`: a prediction over what came of it) fell when it lies farther from 1. A row that had a
-ratio and has none now is gone, which counts as fallen: what is not measured any more guards nothing.
+interval is a point, and where either run has none, or one of fewer than six pairs, the new one fell when it lies below
+the old one's low end times 1 - SPREAD: with the 0.05 that --spread is unless given, from 1.000 to less than 0.950. A
+ratio that can be too large as well (its row has `target_high`: a prediction over what came of it) fell when it lies
+farther from 1. A row that had a ratio and has none now is gone, which counts as fallen: what is not measured any more
+guards nothing.
 
 Ends with 0 where nothing fell, with 1 where something did, with 2 for files that cannot be compared.
 """
@@ -20,6 +21,8 @@ import math
 import shlex
 import sys
 from typing import NamedTuple
+
+from common import LEAST_FOR_INTERVAL
 
 
 class Unreadable(Exception):
@@ -48,10 +51,15 @@ def interval(row):
     return nearness(low, high) if is_number(row.get("target_high")) else (low, high)
 
 
+def is_firm(row):
+    """Of fewer pairs it is the least to the most: three new ones lie below three old ones once in 20 by chance."""
+    return has_interval(row) and row.get("pairs", LEAST_FOR_INTERVAL) >= LEAST_FOR_INTERVAL
+
+
 def verdict_of(before, now, spread):
-    """The spread counts once, however many of the two have no interval."""
+    """The spread counts once, however many of the two have no firm interval."""
     (old_low, old_high), (low, high) = interval(before), interval(now)
-    scatter = 0 if has_interval(before) and has_interval(now) else spread
+    scatter = 0 if is_firm(before) and is_firm(now) else spread
     if high < old_low * (1 - scatter):
         return "fell"
     return "rose" if low > old_high * (1 + scatter) else ""
@@ -132,7 +140,7 @@ def main():
     parser.add_argument("old", metavar="OLD.json", help="the run to hold to")
     parser.add_argument("new", metavar="NEW.json", help="the run to judge")
     parser.add_argument("--spread", type=float, default=0.05,
-                        help="where a run has no interval: a ratio that lies below the old one by at most this part of it "
+                        help="where a run has no interval, or few pairs: a ratio that lies below the old one by at most this part of it "
                              "has not fallen; default: %(default)s")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     options = parser.parse_args()

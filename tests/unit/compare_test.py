@@ -47,6 +47,12 @@ class CompareTest(unittest.TestCase):
         self.assertEqual(self.verdict(old, row("read", 0.95, 0.92, 0.969)), "fell")
         self.assertEqual(self.verdict(old, row("read", 1.05, 1.031, 1.07)), "rose")
 
+    def test_the_spread_counts_where_pairs_are_few(self):
+        old = {**row("step", 1.00, 0.99, 1.01), "pairs": 3}
+        self.assertEqual(self.verdict(old, {**row("step", 0.97, 0.96, 0.98), "pairs": 8}), "")
+        self.assertEqual(self.verdict(old, {**row("step", 0.93, 0.92, 0.94), "pairs": 3}), "fell")
+        self.assertEqual(self.verdict({**old, "pairs": 6}, {**row("step", 0.97, 0.96, 0.98), "pairs": 6}), "fell")
+
     def test_without_an_interval_the_spread_counts_once(self):
         old = row("step", 1.00)
         self.assertEqual(self.verdict(old, row("step", 0.95)), "")
