@@ -140,7 +140,7 @@ def main():
     parser.add_argument("old", metavar="OLD.json", help="the run to hold to")
     parser.add_argument("new", metavar="NEW.json", help="the run to judge")
     parser.add_argument("--spread", type=float, default=0.05,
-                        help="where a run has no interval, or few pairs: a ratio that lies below the old one by at most this part of it "
+                        help="where a run has no interval or few pairs: a ratio below the old one by at most this part of it "
                              "has not fallen; default: %(default)s")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     options = parser.parse_args()
