@@ -68,13 +68,11 @@ struct VolumeOptions {
     std::vector<PathOptions> paths{};
     std::vector<SlotClass> classes{};
     BackendKind backend = BackendKind::automatic;
-    // An operation is split into transfers of at most this; where several workers copy (tmpfs),
-    // writes are not: a file takes one at a time.
-    int64_t block_bytes = 1 * kMiB;
-    int queue_depth = 32;      // transfers in flight, a ring
-    int operations_max = 256;  // submitted and not yet polled
-    int rings = 1;             // a path
-    bool direct = true;        // O_DIRECT; falls back to buffered where refused, and says so
+    int64_t block_bytes = 1 * kMiB;  // a transfer at most, but for writes that workers copy (tmpfs)
+    int queue_depth = 32;            // transfers in flight, a ring
+    int operations_max = 256;        // submitted and not yet polled
+    int rings = 1;                   // a path
+    bool direct = true;              // O_DIRECT; falls back to buffered where refused, and says so
     bool sqpoll = false, iopoll = false;  // used where the probe shows that they work
     Leftover leftover = Leftover::remove;
     uint64_t run_id = 0;  // hash of the numerics record: tells whose leftovers they are
