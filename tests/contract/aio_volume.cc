@@ -447,6 +447,8 @@ TEST_P(VolumeContract, EveryTransferIsTraced) {
     run(read);
     const Nanos after = executor_->now();
     volume_.reset();
+    // Where several workers copy, which takes memory and a machine of four cores.
+    const bool may_be_whole = std::string(GetParam().name).find("tmpfs") != std::string::npos;
     int64_t read_bytes = 0, written_bytes = 0, flushes = 0;
     std::set<int64_t> read_at, written_at;
     for (size_t i = layout; i < traced.transfers.size(); ++i) {
@@ -462,15 +464,16 @@ TEST_P(VolumeContract, EveryTransferIsTraced) {
         EXPECT_EQ(one.tag, writes ? 77u : 78u);
         (writes ? written_bytes : read_bytes) += one.bytes;
         (writes ? written_at : read_at).insert(one.offset);
-        if (!writes) {
+        if (!writes || !may_be_whole) {
             EXPECT_LE(one.bytes, 64 * kKiB);
         }
     }
     EXPECT_EQ(read_bytes, kSlotBytes);
     EXPECT_EQ(written_bytes, kSlotBytes);
     EXPECT_EQ(read_at.size(), 4u);
-    // Whole where several workers copy, which takes a machine of four cores.
-    EXPECT_TRUE(written_at.size() == 4 || written_at.size() == 1) << written_at.size();
+    if (!may_be_whole || written_at.size() != 1) {
+        EXPECT_EQ(written_at.size(), 4u);
+    }
     EXPECT_GE(flushes, 1);
 }
 
