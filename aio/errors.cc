@@ -10,17 +10,17 @@
 
 namespace ferry::aio {
 
-Verdict judge(Verb verb, int error) noexcept {
+ErrorClass classify(Verb verb, int error) noexcept {
     switch (error) {
         case EINTR:
         case EAGAIN:
-            return Verdict::retry;
+            return ErrorClass::retry;
         case EINVAL:
             // A file system that cannot punch holes answers EINVAL or EOPNOTSUPP.
-            return verb == Verb::discard ? Verdict::fail : Verdict::bug;
+            return verb == Verb::discard ? ErrorClass::fail : ErrorClass::bug;
         case EBADF:
         case EFAULT:
-            return Verdict::bug;
+            return ErrorClass::bug;
         case EIO:
         case ENOSPC:
         case EDQUOT:
@@ -32,7 +32,7 @@ Verdict judge(Verb verb, int error) noexcept {
         case ETIMEDOUT:
         case EOPNOTSUPP:
         default:
-            return Verdict::fail;
+            return ErrorClass::fail;
     }
 }
 

@@ -7,13 +7,13 @@
 
 namespace ferry::aio {
 
-enum class Verdict : uint8_t {
+enum class ErrorClass : uint8_t {
     retry,  // nothing is wrong: ask again, a bounded number of times
     bug,    // the request was built wrong, after our own checks
     fail,   // the world's failure: the operation ends with this errno
 };
 
-Verdict judge(Verb verb, int error) noexcept;
+ErrorClass classify(Verb verb, int error) noexcept;
 // `error`, or EFBIG for a write up to `end` where the process may not write so far: a limit that
 // was lowered since open() and lies inside a block cuts a direct write to a size that O_DIRECT
 // refuses as EINVAL, and any other to one that never makes a block's progress.

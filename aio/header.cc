@@ -249,7 +249,7 @@ void HeaderFile::refuse_leftover(const Reading& reading, uint64_t run_id) const 
         problem.limit = format_name(kFormatVersion);
     } else if (header.published) {
         problem.what = "the durable state of a run is kept here";
-        problem.measured += ", last settled step " + std::to_string(header.step);
+        problem.measured += ", last committed step " + std::to_string(header.step);
         if (header.run_id != run_id) problem.limit = "this run is " + hex(run_id);
         allow = "go on with it (--resume); or, to give it up, " + allow;
     } else if (header.lost) {

@@ -370,13 +370,13 @@ int64_t Queue::file_end(uint32_t id) const noexcept {
 void Queue::failed(uint32_t id, int error) {
     const Verb verb = entries_[flights_[id].entry].request.verb;
     error = cause_of(verb, error, file_end(id));
-    switch (judge(verb, error)) {
-        case Verdict::retry:
+    switch (classify(verb, error)) {
+        case ErrorClass::retry:
             return rest(id, error);
-        case Verdict::bug:
+        case ErrorClass::bug:
             bug("a transfer was built wrong",
                 std::string(name_of(verb)) + " of " + options_.name + ": " + strerror(error));
-        case Verdict::fail:
+        case ErrorClass::fail:
             return abandon(id, error);
     }
 }
@@ -423,7 +423,7 @@ void Queue::abandon(uint32_t id, int error) {
         entry.error = error;
         if (entry.listed) unlist(index);
         bump(counts_.errors, 1);
-        if (entry.request.verb == Verb::flush && judge(Verb::flush, error) == Verdict::fail)
+        if (entry.request.verb == Verb::flush && classify(Verb::flush, error) == ErrorClass::fail)
             flush_errors_[entry.request.file] = error;
     }
     land(id);
@@ -454,7 +454,7 @@ void Queue::finish(uint32_t index, State state) {
     operation.state = state;
     operation.error = entry.error;
     operation.finished_ns = now_;
-    const bool polled = entry.request.owner != Owner::errand;
+    const bool polled = entry.request.owner != Owner::volume;
     entry.request.operation = nullptr;
     free_entries_.push_back(index);
     delivered_ = true;

@@ -16,8 +16,8 @@
 namespace ferry::aio {
 
 // Whose an operation is. The volume's own (layout, flush, discard, publication) are not cancelled;
-// those of its errands, for which it blocks, are not returned by poll() either.
-enum class Owner : uint8_t { caller, errand, publication };
+// those of its own operations, for which it blocks, are not returned by poll() either.
+enum class Owner : uint8_t { caller, volume, publication };
 
 // An operation with its place in a file. Without an operation it is the order "cancel everything
 // that came before this and has not reached the backend".
@@ -77,7 +77,7 @@ public:
     // Step thread. Neither blocks nor allocates.
     void submit(const Request& request) noexcept;
     void cancel() noexcept;      // what was submitted and has not reached the backend
-    Operation* poll() noexcept;  // the next finished operation but errands'
+    Operation* poll() noexcept;  // the next finished operation but own operations'
     int64_t finished() const noexcept { return finished_.load(); }  // both kinds, polled or not
     QueueCounters counters() const noexcept;
     std::string_view backend_name() const noexcept { return backend_->name(); }

@@ -70,7 +70,7 @@ VolumeOnPaths::VolumeOnPaths(VolumeOptions options, Executor& executor,
                              const BackendFactory& make_backend)
     : options_(std::move(options)),
       executor_(executor),
-      errands_(kErrandsMax),
+      own_ops_(kOwnOpsMax),
       discards_(options_.paths.size(), true) {
     check_options();
     const bool on_files = !make_backend;
@@ -254,7 +254,7 @@ void VolumeOnPaths::start_rings(const BackendFactory& make_backend) {
                              .path = setup.path,
                              .ring = r,
                              .depth = options_.queue_depth,
-                             .operations_max = options_.operations_max + int{kErrandsMax} +
+                             .operations_max = options_.operations_max + int{kOwnOpsMax} +
                                                shapes_[p].segments + 1,
                              .block_bytes = options_.block_bytes,
                              // A file takes one worker's write at a time: of an operation's blocks

@@ -57,9 +57,9 @@ public:
 
 private:
     // At a time, beside the caller's operations.
-    static constexpr size_t kErrandsMax = 32;
+    static constexpr size_t kOwnOpsMax = 32;
     // An operation of the volume itself: layout, flush, discard, publication.
-    struct Errand {
+    struct OwnOp {
         Operation operation{};
         size_t path = 0;
         Request request{};
@@ -74,17 +74,17 @@ private:
     void retire_queues() noexcept;
     void start_rings(const BackendFactory& make_backend);
     void prepare_layout();
-    Errand errand_on(size_t path, int file, Verb verb) const;
-    void run_errands(size_t count, const char* what);
+    OwnOp own_op_on(size_t path, int file, Verb verb) const;
+    void run_own_ops(size_t count, const char* what);
     template <class Next>
     void run_all(const char* what, const Next& next);
     bool only_unsupported() noexcept;
-    bool next_discard(SlotId& slot, Errand& errand) const noexcept;
+    bool next_discard(SlotId& slot, OwnOp& own_op) const noexcept;
     AlignedBuffer layout_pattern(int64_t bytes) const;
-    Errand layout_write(size_t path, int file, int64_t file_offset,
-                        std::span<std::byte> pattern) const;
+    OwnOp layout_write(size_t path, int file, int64_t file_offset,
+                       std::span<std::byte> pattern) const;
     void note_written(size_t path, size_t file, int64_t begin, int64_t end) noexcept;
-    Error error_of(const Errand& errand, const char* what) const;
+    Error error_of(const OwnOp& own_op, const char* what) const;
     void wait_until_finished();
     int64_t unfinished() const noexcept;
     int64_t file_end(size_t path, int file) const noexcept;
@@ -98,16 +98,16 @@ private:
     void describe_layout();
     void prepare_record();
     void find_records();
-    Errand errand_on_copy(int copy, Verb verb, std::span<std::byte> buffer) const;
+    OwnOp own_op_on_copy(int copy, Verb verb, std::span<std::byte> buffer) const;
     void start(Phase phase) noexcept;
-    void start_part(Errand& errand) noexcept;
+    void start_part(OwnOp& own_op) noexcept;
     bool is_part(const Operation& operation) const noexcept;
     void end_part(const Operation& operation) noexcept;
 
     void refresh_speeds() noexcept;
     std::string file_name(int path, int file) const;
     Queue& queue_of(const Place& place) const noexcept;
-    Queue& queue_of(const Errand& errand) const noexcept;
+    Queue& queue_of(const OwnOp& own_op) const noexcept;
 
     const VolumeOptions options_;
     Executor& executor_;
@@ -118,7 +118,7 @@ private:
     BackendFactory backend_of_kind_;
     std::string backend_name_;
     std::vector<std::unique_ptr<Queue>> queues_;  // path-major
-    std::vector<Errand> errands_;                 // kErrandsMax of them
+    std::vector<OwnOp> own_ops_;                  // kOwnOpsMax of them
     std::vector<bool> discards_;                  // a path each: it knows how to
     // Of each path, of each file: the blocks that need no layout. Empty once it is finished.
     std::vector<std::vector<std::vector<bool>>> written_;
@@ -140,7 +140,7 @@ private:
     uint64_t record_key_ = 0, sequence_ = 0;
     int next_copy_ = 0;
     Phase phase_ = Phase::none;
-    std::vector<Errand> parts_;  // of a publication: a flush of each file, and the record's write
+    std::vector<OwnOp> parts_;  // of a publication: a flush of each file, and the record's write
     int parts_under_way_ = 0;
     bool part_failed_ = false, kept_ = false;
 };

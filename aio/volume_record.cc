@@ -148,14 +148,14 @@ void VolumeOnPaths::note_lost() noexcept {
 
 // ---------------------------------------------------------------- publishing
 
-VolumeOnPaths::Errand VolumeOnPaths::errand_on_copy(int copy, Verb verb,
-                                                    std::span<std::byte> buffer) const {
-    Errand errand = errand_on(0, 0, verb);
-    errand.operation.kind = verb == Verb::read ? Kind::read : Kind::write;
-    errand.operation.buffer = buffer;
-    errand.request.file_offset = extents_->file_bytes(0, 0) + copy * copy_bytes();
-    errand.request.size_bytes = static_cast<int64_t>(buffer.size());
-    return errand;
+VolumeOnPaths::OwnOp VolumeOnPaths::own_op_on_copy(int copy, Verb verb,
+                                                   std::span<std::byte> buffer) const {
+    OwnOp own_op = own_op_on(0, 0, verb);
+    own_op.operation.kind = verb == Verb::read ? Kind::read : Kind::write;
+    own_op.operation.buffer = buffer;
+    own_op.request.file_offset = extents_->file_bytes(0, 0) + copy * copy_bytes();
+    own_op.request.size_bytes = static_cast<int64_t>(buffer.size());
+    return own_op;
 }
 
 void VolumeOnPaths::prepare_record() {
@@ -164,8 +164,8 @@ void VolumeOnPaths::prepare_record() {
     memset(record_.get(), 0, static_cast<size_t>(copy_bytes()));
     for (size_t p = 0; p < shapes_.size(); ++p)
         for (int f = 0; f < shapes_[p].segments; ++f)
-            parts_.push_back(errand_on(p, f, Verb::flush));
-    parts_.push_back(errand_on_copy(0, Verb::write, {}));
+            parts_.push_back(own_op_on(p, f, Verb::flush));
+    parts_.push_back(own_op_on_copy(0, Verb::write, {}));
     kept_ = resumes();
 }
 
@@ -180,7 +180,7 @@ void VolumeOnPaths::publish(int64_t bytes) noexcept {
     unreadable_.clear();
     const std::span<std::byte> copy(record_.get(), static_cast<size_t>(copy_bytes()));
     seal_record(copy, record_key_, {.sequence = sequence_ + 1, .bytes = bytes});
-    Errand& write = parts_.back();
+    OwnOp& write = parts_.back();
     const int64_t whole = round_up(kRecordOffset + bytes, alignment_);
     write.operation.buffer = copy.first(static_cast<size_t>(whole));
     write.request.file_offset = extents_->file_bytes(0, 0) + next_copy_ * copy_bytes();
@@ -205,20 +205,20 @@ void VolumeOnPaths::start(Phase phase) noexcept {
     }
 }
 
-void VolumeOnPaths::start_part(Errand& errand) noexcept {
-    errand.operation.state = State::queued;
-    errand.operation.done_bytes = 0;
-    errand.operation.error = 0;
-    errand.request.operation = &errand.operation;
-    errand.request.owner = Owner::publication;
+void VolumeOnPaths::start_part(OwnOp& own_op) noexcept {
+    own_op.operation.state = State::queued;
+    own_op.operation.done_bytes = 0;
+    own_op.operation.error = 0;
+    own_op.request.operation = &own_op.operation;
+    own_op.request.owner = Owner::publication;
     ++submitted_;
     ++parts_under_way_;
-    queue_of(errand).submit(errand.request);
+    queue_of(own_op).submit(own_op.request);
 }
 
 bool VolumeOnPaths::is_part(const Operation& operation) const noexcept {
     return std::ranges::any_of(
-        parts_, [&](const Errand& errand) { return &errand.operation == &operation; });
+        parts_, [&](const OwnOp& own_op) { return &own_op.operation == &operation; });
 }
 
 void VolumeOnPaths::end_part(const Operation& operation) noexcept {
@@ -236,10 +236,10 @@ void VolumeOnPaths::end_part(const Operation& operation) noexcept {
 
 bool VolumeOnPaths::published() {
     if (phase_ != Phase::none) return false;
-    for (const Errand& errand : parts_)
-        if (part_failed_ && errand.operation.state == State::failed)
-            throw error_of(errand,
-                           errand.request.verb == Verb::flush ? "flush" : "the record's write");
+    for (const OwnOp& own_op : parts_)
+        if (part_failed_ && own_op.operation.state == State::failed)
+            throw error_of(own_op,
+                           own_op.request.verb == Verb::flush ? "flush" : "the record's write");
     // Only now is there something to keep.
     if (!kept_)
         for (const auto& files : files_) files->keep();
@@ -253,9 +253,9 @@ void VolumeOnPaths::find_records() {
     for (int copy = 0; copy < 2 && options_.record_bytes > 0; ++copy) {
         AlignedBuffer memory = aligned_buffer(alignment_, copy_bytes());
         const std::span<std::byte> bytes(memory.get(), static_cast<size_t>(copy_bytes()));
-        errands_[0] = errand_on_copy(copy, Verb::read, bytes);
+        own_ops_[0] = own_op_on_copy(copy, Verb::read, bytes);
         try {
-            run_errands(1, "reading a record");
+            run_own_ops(1, "reading a record");
         } catch (const Error& error) {
             log_warn(std::string("aio: ") + error.what());
             unreadable_.push_back(error);

@@ -65,7 +65,7 @@ def rows_of(name, runs):
 
 def rows_of_ferry(name, runs, micro_batches):
     last = runs[-1]
-    rows = [bound_row(name, runs, note=f"bound by {last.summary['binding']}; {last.bets}"),
+    rows = [bound_row(name, runs, note=f"bound by {last.summary['binding']}; {last.speculation}"),
             prediction_row(name, runs),
             compared(f"{name}: compute busy", [run.compute_busy for run in runs], [1.0] * len(runs), "share",
                      target=COMPUTE_BUSY if micro_batches == 4 else None, less_is_better=False)]

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """A training step beside its lower bound: optimizer state in memory, on a disk, and on tmpfs as a fast NVMe.
 
-Each case runs four ways in turns: with a limit of the gradient's norm that never binds (bets are won), the same
+Each case runs four ways in turns: with a limit of the gradient's norm that never binds (speculative updates are committed), the same
 where the configuration says so (swap.expect_clipped), with limit 1.0 from random initialisation (every early
-step is clipped), and that with bets off, which the third must not be slower than. The bound and the prediction
+step is clipped), and that with speculation off, which the third must not be slower than. The bound and the prediction
 are those of `ferry train`, whose kernels and links are measured around the run, or with --machine by
 `ferry bench --all` before the first.
 
@@ -35,7 +35,7 @@ WAYS = {
     "never clipped": NEVER_CLIPPED,
     "never clipped, as expected": {**NEVER_CLIPPED, "swap.expect_clipped": 0},
     "clipped": {"clip_norm": 1.0},
-    "clipped, bets off": {"clip_norm": 1.0, "swap.bets": "off"},
+    "clipped, speculation off": {"clip_norm": 1.0, "swap.speculate": "off"},
 }
 
 
@@ -101,8 +101,8 @@ def keep(options, way, number, trace, file):
 def rows_of(case, way, runs):
     seconds, name = [run.step_seconds for run in runs], f"{case}, {way}"
     last = runs[-1]
-    rows = [bound_row(name, runs, TARGET if way != "clipped, bets off" else None,
-                      note=f"bound by {last.summary['binding']}; {last.bets}; {last.clipped} of "
+    rows = [bound_row(name, runs, TARGET if way != "clipped, speculation off" else None,
+                      note=f"bound by {last.summary['binding']}; {last.speculation}; {last.clipped} of "
                            f"{len(last.steps) - last.warmup} clipped"),
             prediction_row(name, runs),
             plain(f"{name}: tokens a second", [run.tokens_per_second for run in runs], "1/s"),
@@ -167,10 +167,10 @@ def main():
     if not runs:
         sys.exit("nothing could be measured")
     rows = [row for way, of_way in runs.items() for row in rows_of(options.case, way, of_way)]
-    if "clipped" in runs and "clipped, bets off" in runs:
-        rows.append(compared(f"{options.case}, clipped: beside bets off",
+    if "clipped" in runs and "clipped, speculation off" in runs:
+        rows.append(compared(f"{options.case}, clipped: beside speculation off",
                              [run.step_seconds for run in runs["clipped"]],
-                             [run.step_seconds for run in runs["clipped, bets off"]], "s", 1.0))
+                             [run.step_seconds for run in runs["clipped, speculation off"]], "s", 1.0))
     notes = [line for way, of_way in runs.items() for line in waits_of(way, of_way[-1])]
     if storage and storage.missing:
         notes.append(storage.missing)

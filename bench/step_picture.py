@@ -10,7 +10,7 @@ COLOURS = {"forward": "#0072b2", "read": "#0072b2", "gather weights": "#0072b2",
            "backward": "#e69f00", "exchange gradients": "#e69f00", "gather gradients": "#e69f00",
            "head and loss": "#009e73", "verify": "#009e73",
            "update": "#d55e00", "write": "#d55e00",
-           "update (bet)": "#cc79a7", "round and norm": "#cc79a7", "sum, round and norm": "#cc79a7", "seal": "#cc79a7"}
+           "update (speculative)": "#cc79a7", "round and norm": "#cc79a7", "sum, round and norm": "#cc79a7", "seal": "#cc79a7"}
 OTHER = "#56b4e9"
 STYLE = """<style>
   .ground { fill: #ffffff } text { fill: #24292f; font: 12px sans-serif }

@@ -21,7 +21,7 @@ TINY = {"device": "cpu", "threads": 1, "model.hidden": 64, "model.layers": 3, "m
         "model.head_dim": 16, "model.intermediate": 160, "model.vocab": 256, "batch.sequence": 32,
         "batch.micro_batch": 2, "budgets.device": "unlimited", "budgets.host": "1GiB"}
 NEVER_CLIPPED = {"clip_norm": 1e6, "optimizer.lr": 1e-5}  # a limit that never binds, and small steps so that it stays so
-WARMUP = 3  # steps: bets begin with the third, which still waits for the updates of the second
+WARMUP = 3  # steps: speculative updates begin with the third, which still waits for the updates of the second
 
 
 @dataclass
@@ -61,17 +61,17 @@ class Run(Timing):
     @property
     def predicted(self):
         """What the schedule that most steps replayed was predicted to take, as `ferry train` chooses it."""
-        bets = 2 * self.summary["bets_won"] > self.summary["steps"]
-        return self.summary["predicted_betting_seconds" if bets else "predicted_seconds"]
+        speculative = 2 * self.summary["steps_committed"] > self.summary["steps"]
+        return self.summary["predicted_speculative_seconds" if speculative else "predicted_seconds"]
 
     @property
-    def bets(self):
-        """The outcome of the steady steps' bets, in words."""
+    def speculation(self):
+        """The outcome of the steady steps' speculative updates, in words."""
         steady = self.steps[self.warmup:]
-        bet = sum(step["bet"] for step in steady)
-        if bet == 0:
-            return "no bets"
-        return f"bets: {sum(step['won'] for step in steady)} of {bet} won"
+        speculative = sum(step["speculative"] for step in steady)
+        if speculative == 0:
+            return "no speculative updates"
+        return f"speculative updates: {sum(step['committed'] for step in steady)} of {speculative} committed"
 
     @property
     def clipped(self):

@@ -55,7 +55,8 @@ public:
     int64_t verify(ObjectId id, std::span<const std::byte> bytes) const noexcept;
 
 private:
-    // Two versions: `current`, and the other one, which a write in flight or a bet may hold.
+    // Two versions: `current`, and the other one, which a write in flight or a speculative update
+    // may hold.
     struct Versions {
         uint8_t current = 0;
         bool pending = false;

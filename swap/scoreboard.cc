@@ -69,10 +69,10 @@ const Task* Scoreboard::next(Lane lane, const Active** active) {
     return nullptr;
 }
 
-int64_t Scoreboard::settled_writes() const {
+int64_t Scoreboard::committed_writes() const {
     const size_t write = index(Lane::write);
     if (count_ == 0 || !newest().schedule) return appended_[write];
-    return newest().base[write] + newest().schedule->settled_writes;
+    return newest().base[write] + newest().schedule->committed_writes;
 }
 
 bool Scoreboard::reached(const Active& active, const Wait& wait) const {

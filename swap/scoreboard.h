@@ -35,8 +35,8 @@ public:
     // Once all is complete: the schedules need not outlive this.
     void forget_schedules();
     bool none_in_flight() const { return completed_ == taken_; }
-    // Completed writes with which the step before the newest schedule is settled.
-    int64_t settled_writes() const;
+    // Completed writes with which the step before the newest schedule is committed.
+    int64_t committed_writes() const;
     const Active& newest() const { return ring_[(count_ - 1) % kActiveMax]; }
 
 private:

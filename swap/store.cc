@@ -60,10 +60,10 @@ public:
         board_.append(schedule, step).shown = shown;
     }
 
-    void run_to_verdict() override {
-        FERRY_CHECK(board_.newest().schedule->has_verdict, "this schedule has no verdict");
+    void run_to_outcome() override {
+        FERRY_CHECK(board_.newest().schedule->has_outcome, "this schedule has no outcome");
         run_until([this] {
-            return !wanted_ && board_.reached(board_.newest(), board_.newest().schedule->verdict);
+            return !wanted_ && board_.reached(board_.newest(), board_.newest().schedule->outcome);
         });
     }
 
@@ -74,7 +74,7 @@ public:
 
     void publish(std::span<const std::byte> state) override {
         FERRY_CHECK(options_.verify && !wanted_, "one publication at a time, with checksums");
-        wanted_ = Wanted{state, board_.settled_writes()};
+        wanted_ = Wanted{state, board_.committed_writes()};
     }
 
     std::optional<std::span<const std::byte>> restore(size_t n) override {
@@ -157,7 +157,7 @@ private:
     }
 
     // Ends the publication under way, whose slots are then free, and starts the one that is wanted.
-    // Until then no later step's version becomes current: run_to_verdict() has not returned.
+    // Until then no later step's version becomes current: run_to_outcome() has not returned.
     void move_publication() {
         if (publishing_ && volume_->published()) {
             publishing_ = false;
@@ -243,7 +243,7 @@ private:
         int64_t count = board_.completed(lane);
         for (; count < board_.taken(lane) && flight(lane, count).finished; ++count) {
             const Task& task = *flight(lane, count).call.task;
-            if (task.verb == Verb::write && task.settled && !failed_.load())
+            if (task.verb == Verb::write && task.commits && !failed_.load())
                 table_.commit(task.object);
             account(lane, count);
         }
@@ -431,7 +431,7 @@ private:
     Nanos looked_ns_ = 0;
     struct Wanted {
         std::span<const std::byte> state;
-        int64_t writes;  // completed, with which the step is settled
+        int64_t writes;  // completed, with which the step's outcome is known
     };
     std::optional<Wanted> wanted_;  // to be published
     bool publishing_ = false;

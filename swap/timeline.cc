@@ -8,7 +8,7 @@
 namespace ferry::swap {
 namespace {
 
-constexpr int64_t kSteps = 5;  // the last one is the answer: what the first left has settled
+constexpr int64_t kSteps = 5;  // the last one is the answer: what the first left has finished
 
 struct Running {
     double begin_s = 0, left_s = 0;  // left: as if alone
@@ -31,7 +31,7 @@ public:
             }
             if (idle()) break;
             advance();
-            if (step_ < kSteps && board_.reached(board_.newest(), schedule().verdict)) append();
+            if (step_ < kSteps && board_.reached(board_.newest(), schedule().outcome)) append();
         }
         FERRY_CHECK(board_.all_complete(), "a schedule that cannot end");
         return std::move(result_);
@@ -45,8 +45,8 @@ private:
     }
 
     void append() {
-        result_.step_seconds = now_s_ - settled_s_;
-        settled_s_ = now_s_;
+        result_.step_seconds = now_s_ - outcome_s_;
+        outcome_s_ = now_s_;
         ++step_;
         board_.append(schedule(), step_);
     }
@@ -115,7 +115,7 @@ private:
 
     void finish(size_t lane, const Running& task) {
         if (task.step == kSteps) {
-            result_.tasks[task.task] = {task.begin_s - settled_s_, now_s_ - settled_s_};
+            result_.tasks[task.task] = {task.begin_s - outcome_s_, now_s_ - outcome_s_};
             result_.busy_seconds[lane] += now_s_ - task.begin_s;
         }
         running_[lane].reset();
@@ -128,7 +128,7 @@ private:
     const CostModel& cost_;
     Scoreboard board_;
     std::array<std::optional<Running>, kLanes> running_{};
-    double now_s_ = 0, settled_s_ = 0;
+    double now_s_ = 0, outcome_s_ = 0;
     int64_t step_ = 0;
     Timeline result_;
 };
@@ -137,7 +137,7 @@ private:
 
 Timeline predict(const Schedule& first, const Schedule& steady, uint32_t resources,
                  const CostModel& cost) {
-    FERRY_CHECK(first.has_verdict && steady.has_verdict, "a step is settled");
+    FERRY_CHECK(first.has_outcome && steady.has_outcome, "a step has an outcome");
     return Prediction(first, steady, resources, cost).run();
 }
 

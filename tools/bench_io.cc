@@ -22,7 +22,7 @@ constexpr int kCandidates = 3;  // settings tried: the best of the sweep, more r
 constexpr double kGoodEnough = 0.95;
 constexpr double kWorthAChange = 1.05;  // more rings or another backend must gain this much
 
-constexpr Access kRead{Direction::read}, kWrite{Direction::write}, kMixed{Direction::mixed};
+constexpr AccessPattern kRead{Direction::read}, kWrite{Direction::write}, kMixed{Direction::mixed};
 constexpr std::array kKinds{kRead, kWrite, kMixed};
 constexpr int kStepsOfSettle =
     static_cast<int>(kKinds.size()) * kRounds * (kCandidates + kSustained);
@@ -94,7 +94,7 @@ private:
         return static_cast<int>(sweeps + (settles() ? paths * kStepsOfSettle : 0));
     }
     bool settles() const {
-        return std::all_of(kKinds.begin(), kKinds.end(), [&](const Access kind) {
+        return std::all_of(kKinds.begin(), kKinds.end(), [&](const AccessPattern kind) {
             return std::find(bench_.accesses.begin(), bench_.accesses.end(), kind) !=
                    bench_.accesses.end();
         });
@@ -106,7 +106,7 @@ private:
         for (const int depth : bench_.depths) {
             if (interrupted()) return;
             std::vector<IoPoint> points;
-            for (const Access access : bench_.accesses) {
+            for (const AccessPattern access : bench_.accesses) {
                 for (const int64_t block : bench_.blocks)
                     if (choice_.has(block, depth))
                         points.push_back({result_.places.size() - 1, access, block, depth});
@@ -142,7 +142,7 @@ private:
         return sample;
     }
 
-    double rate(size_t place, Access access, int64_t block, int depth) const {
+    double rate(size_t place, AccessPattern access, int64_t block, int depth) const {
         for (const IoPoint& point : result_.points) {
             if (point.place == place && point.access == access && point.block_bytes == block &&
                 point.depth == depth)
@@ -151,7 +151,7 @@ private:
         return 0;
     }
 
-    double best_rate(size_t place, Access access) const {
+    double best_rate(size_t place, AccessPattern access) const {
         double best = 0;
         for (const IoPoint& point : result_.points) {
             if (point.place == place && point.access == access)
@@ -163,7 +163,7 @@ private:
     // The lowest share of the best that one of the three kinds gets with these settings.
     double share(size_t place, int64_t block, int depth) const {
         double lowest = 1;
-        for (const Access access : kKinds) {
+        for (const AccessPattern access : kKinds) {
             const double best = best_rate(place, access);
             lowest = std::min(lowest, best > 0 ? rate(place, access, block, depth) / best : 0);
         }
@@ -195,7 +195,7 @@ private:
             rig_options(with, {sites_.directories()[path]}, bytes_, with.depths.front());
         progress_.clear();
         Rig rig(options, memory_.bytes());
-        const auto measured = [&](Access access) {
+        const auto measured = [&](AccessPattern access) {
             const Load load{
                 .access = access, .block_bytes = block, .seconds = times * bench_.seconds};
             const Sample sample = rig.run(load);
@@ -318,7 +318,7 @@ IoChoice choose(const IoBench& bench, const std::vector<size_t>& paths, int64_t 
     return choice;
 }
 
-std::string name_of(Access access, int64_t block_bytes, int depth, bool direct) {
+std::string name_of(AccessPattern access, int64_t block_bytes, int depth, bool direct) {
     return fmt::format("{} {}, depth {}{}", name_of(access), format_bytes(block_bytes), depth,
                        direct ? "" : ", buffered");
 }

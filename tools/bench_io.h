@@ -14,7 +14,7 @@ namespace ferry::tools {
 
 struct IoBench {
     std::vector<std::string> paths{};
-    std::vector<Access> accesses{};
+    std::vector<AccessPattern> accesses{};
     std::vector<int64_t> blocks{};
     std::vector<int> depths{};
     int64_t bytes_per_path = 0;  // 0: as much as is free, at most kDefaultBytes
@@ -50,7 +50,7 @@ IoChoice choose(const IoBench& bench, const std::vector<size_t>& paths, int64_t 
 
 struct IoPoint {
     size_t place = 0;  // index into IoResult::places
-    Access access{};
+    AccessPattern access{};
     int64_t block_bytes = 0;
     int depth = 0;
     Sample sample{};
@@ -80,6 +80,6 @@ IoResult measure_io(const IoBench& bench);
 std::vector<Row> rows_of(const IoResult& result);
 std::string text_of(const IoSettings& settings);
 // "read 1.00 MiB, depth 8", with ", buffered" where O_DIRECT was not obtained.
-std::string name_of(Access access, int64_t block_bytes, int depth, bool direct);
+std::string name_of(AccessPattern access, int64_t block_bytes, int depth, bool direct);
 
 }  // namespace ferry::tools

@@ -65,14 +65,14 @@ private:
             if (interrupted()) break;
             progress_.clear();
             Rig rig(rig_options(bench_, sites_.directories(), bytes_, depth), memory_.bytes());
-            for (const Access access : bench_.accesses) {
+            for (const AccessPattern access : bench_.accesses) {
                 for (const int64_t block : bench_.blocks)
                     if (choice_.has(block, depth)) compare(rig, access, block, depth);
             }
         }
     }
 
-    void compare(Rig& rig, Access access, int64_t block, int depth) {
+    void compare(Rig& rig, AccessPattern access, int64_t block, int depth) {
         const std::string name = name_of(access, block, depth, rig.direct());
         std::array<Samples, 3> samples;
         std::vector<Side> sides{Side::ferry, Side::fio};
@@ -94,7 +94,7 @@ private:
         if (bench_.integrity) add_rows(name + ", integrity", block, samples[2], samples[1]);
     }
 
-    Sample slice(Rig& rig, Side side, Access access, int64_t block, int depth) {
+    Sample slice(Rig& rig, Side side, AccessPattern access, int64_t block, int depth) {
         if (side != Side::fio) {
             // While fio starts the drive rests, and one that meters its clients is faster after it.
             constexpr auto kStartOfFio = std::chrono::milliseconds(250);

@@ -62,7 +62,7 @@ public:
           rig_(options_, memory_.bytes()) {}
 
     double gb_per_s(Pass pass) {
-        const Access access{direction_of(pass), false};
+        const AccessPattern access{direction_of(pass), false};
         if (!bench_.fio)
             return rig_
                 .run({.access = access, .block_bytes = block_bytes_, .seconds = bench_.seconds})

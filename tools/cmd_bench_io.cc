@@ -48,10 +48,10 @@ void sort_and_unite(std::vector<T>& list) {
     list.erase(std::unique(list.begin(), list.end()), list.end());
 }
 
-std::vector<Access> accesses_of(const std::vector<std::string>& words) {
-    std::vector<Access> accesses;
+std::vector<AccessPattern> accesses_of(const std::vector<std::string>& words) {
+    std::vector<AccessPattern> accesses;
     for (const std::string& word : words) {
-        const auto access = access_from_name(word);
+        const auto access = pattern_from_name(word);
         if (!access)
             bad_word("--modes", word, "read, write, mixed, randread, randwrite, randmixed",
                      "name some of these, as in --modes read,randread; or leave it out for the "
@@ -237,9 +237,9 @@ void check_names_are_text(const std::vector<std::string>& paths) {
 
 void check_settings_can_be_known(const IoBench& bench) {
     for (const Direction direction : {Direction::read, Direction::write, Direction::mixed})
-        if (std::find(bench.accesses.begin(), bench.accesses.end(), Access{direction}) ==
+        if (std::find(bench.accesses.begin(), bench.accesses.end(), AccessPattern{direction}) ==
             bench.accesses.end())
-            bad_word("--save", name_of(Access{direction}) + " is not among --modes",
+            bad_word("--save", name_of(AccessPattern{direction}) + " is not among --modes",
                      "the settings follow from read, write and mixed together",
                      "add it to --modes, or leave --modes out");
 }

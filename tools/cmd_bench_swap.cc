@@ -108,7 +108,7 @@ SwapBench bench_of(const SwapOptions& options) {
     config.optimizer.method = options.optimizer;
     config.threads = options.threads;
     config.swap.verify = options.verify;
-    config.swap.bets = "off";
+    config.swap.speculate = "off";
     config.swap.chunk_elements = chunk_of(options);
     config.device = options.device;
     config.swap.state_on_device = options.on_device;
@@ -305,7 +305,7 @@ void add_swap_bench(CLI::App& bench) {
         "alone, over the time it took.\n"
         "The tiers are the device's memory, the host's and the drives. What the device keeps it\n"
         "updates itself, and copies to and from it are real; what else it would compute is a\n"
-        "pause of its compute stream. Steps do not bet.\n"
+        "pause of its compute stream. Steps do not speculate.\n"
         "Ctrl-C ends with what is known so far; a second one kills. The files, in\n"
         "PATH/ferry-bench and PATH/ferry-bench-plain, are removed at the end, whatever the end "
         "is.");

@@ -49,8 +49,8 @@ nlohmann::json to_json(const train::StepReport& report, const Yardsticks& by) {
             {"targets", report.targets},
             {"tokens", report.tokens},
             {"skipped", report.skipped},
-            {"bet", report.bet},
-            {"won", report.won},
+            {"speculative", report.speculative},
+            {"committed", report.committed},
             {"seconds", report.seconds},
             {"tokens_per_second", static_cast<double>(report.tokens) / report.seconds},
             {"mfu", known(mfu)},
@@ -70,7 +70,7 @@ void print_step(const train::StepReport& report, int64_t steps) {
                report.step, steps, report.loss, report.gradient_norm, report.lr,
                static_cast<double>(report.tokens) / report.seconds,
                report.clip_factor < 1 ? fmt::format("  clipped to {:.4f}", report.clip_factor) : "",
-               report.bet ? (report.won ? "  bet won" : "  bet lost") : "");
+               report.speculative ? (report.committed ? "  committed" : "  rolled back") : "");
 }
 
 // Every rank does the same; the first one prints and writes.

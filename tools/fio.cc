@@ -122,7 +122,7 @@ private:
     std::vector<CpuSample> samples_{};
 };
 
-const char* direction_of(Access access) {
+const char* direction_of(AccessPattern access) {
     switch (access.direction) {
         case Direction::read:
             return access.random ? "randread" : "read";

@@ -13,7 +13,7 @@ constexpr double kLeastFioSeconds = 0.2;
 
 struct FioJob {
     std::vector<std::string> files{};  // exist and are written; dealt out to the jobs
-    Access access{};
+    AccessPattern access{};
     int64_t block_bytes = kMiB;
     int depth = 32;  // of each job
     int jobs = 1;

@@ -25,13 +25,13 @@ std::string links_text(const train::Forecast& forecast) {
     return out;
 }
 
-std::string shares_text(const train::StateShares& shares, const model::OfKept<double>& kept) {
+std::string shares_text(const train::StateShares& shares, const model::OfSaved<double>& kept) {
     return fmt::format(
         "{} of state and gradients on the device, {} in host memory, {} on NVMe; kept for "
         "backward: "
         "{} of attention, {} of the MLPs' products",
         percent(shares.device), percent(shares.host), percent(shares.nvme),
-        percent(kept[at(model::Kept::attention)]), percent(kept[at(model::Kept::mlp)]));
+        percent(kept[at(model::Saved::attention)]), percent(kept[at(model::Saved::mlp)]));
 }
 
 nlohmann::json shares_json(const train::StateShares& shares) {
@@ -61,8 +61,8 @@ std::string text_of(const ForecastReport& report) {
         return out + "no prediction: " + report.found.missing + "\n\n";
     const train::Forecast& forecast = report.forecast;
     const double step_s = forecast.timeline.step_seconds;
-    out += fmt::format("one step as planned{}: {:.4f} s\n\n", forecast.betting ? ", bets won" : "",
-                       step_s);
+    out += fmt::format("one step as planned{}: {:.4f} s\n\n",
+                       forecast.speculative ? ", speculative updates committed" : "", step_s);
     out += timeline_text(forecast) + "\n" + links_text(forecast);
     out += fmt::format(
         "\n  the plan's own bound {:.4f} s ({}), {} of the predicted step: {}\n"
@@ -97,17 +97,17 @@ nlohmann::json to_json(const ForecastReport& report) {
     for (const WhatIf& one : report.what_if)
         answers.push_back({{"change", one.change}, {"step_seconds", one.step_seconds}});
     return {{"step_seconds", forecast.timeline.step_seconds},
-            {"betting", forecast.betting},
+            {"speculative", forecast.speculative},
             {"binding", forecast.binding().link},
             {"plan_bound_seconds", forecast.binding().seconds},
             {"bound_seconds", forecast.bound_seconds},
             {"bound_link", forecast.bound_link},
             {"state", shares_json(forecast.planned)},
             {"bound_state", shares_json(forecast.bound)},
-            {"attention", forecast.planned_kept[at(model::Kept::attention)]},
-            {"bound_attention", forecast.bound_kept[at(model::Kept::attention)]},
-            {"mlp", forecast.planned_kept[at(model::Kept::mlp)]},
-            {"bound_mlp", forecast.bound_kept[at(model::Kept::mlp)]},
+            {"attention", forecast.planned_kept[at(model::Saved::attention)]},
+            {"bound_attention", forecast.bound_kept[at(model::Saved::attention)]},
+            {"mlp", forecast.planned_kept[at(model::Saved::mlp)]},
+            {"bound_mlp", forecast.bound_kept[at(model::Saved::mlp)]},
             {"links", links},
             {"timeline", timeline},
             {"what_if", answers},

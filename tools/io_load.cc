@@ -105,16 +105,16 @@ struct Seals {
 
 }  // namespace
 
-std::string name_of(Access access) {
+std::string name_of(AccessPattern access) {
     return (access.random ? "rand" : "") +
            std::string(kDirections[static_cast<size_t>(access.direction)]);
 }
 
-std::optional<Access> access_from_name(std::string_view name) {
+std::optional<AccessPattern> pattern_from_name(std::string_view name) {
     const bool random = name.starts_with("rand");
     if (random) name.remove_prefix(4);
     for (size_t i = 0; i < kDirections.size(); ++i) {
-        if (name == kDirections[i]) return Access{static_cast<Direction>(i), random};
+        if (name == kDirections[i]) return AccessPattern{static_cast<Direction>(i), random};
     }
     return std::nullopt;
 }

@@ -17,16 +17,16 @@ namespace ferry::tools {
 
 enum class Direction : uint8_t { read, write, mixed };
 
-struct Access {
+struct AccessPattern {
     Direction direction = Direction::read;
     bool random = false;
 
-    bool operator==(const Access&) const = default;
+    bool operator==(const AccessPattern&) const = default;
 };
 
 // "read", "write", "mixed", "randread", "randwrite", "randmixed".
-std::string name_of(Access access);
-std::optional<Access> access_from_name(std::string_view name);
+std::string name_of(AccessPattern access);
+std::optional<AccessPattern> pattern_from_name(std::string_view name);
 
 // "auto", "uring", "posix"; anything else is a bug.
 aio::BackendKind backend_from_name(std::string_view name);
@@ -34,7 +34,7 @@ aio::BackendKind backend_from_name(std::string_view name);
 // Transfers of one block each. A mixed load reads in the lower half of the slots and writes in the
 // upper one, in turns; a sequential one starts over at the end.
 struct Load {
-    Access access{};
+    AccessPattern access{};
     int64_t block_bytes = kMiB;
     double seconds = 0.5;
     int64_t bytes_most = std::numeric_limits<int64_t>::max();  // read and written; or until then

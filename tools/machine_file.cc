@@ -21,8 +21,8 @@ namespace {
 
 using nlohmann::json;
 
-const char* key_of(model::Kept what) {
-    return what == model::Kept::attention ? "attention_seconds" : "mlp_seconds";
+const char* key_of(model::Saved what) {
+    return what == model::Saved::attention ? "attention_seconds" : "mlp_seconds";
 }
 
 [[noreturn]] void refuse(const std::string& file, std::string what, std::string measured = {},
@@ -202,8 +202,8 @@ void save_figures(const std::string& file, const FiguresOf& what, const train::F
                     {"measured", date}};
     if (figures.kernels.gemm_flops_per_s > 0)
         kernels["gemm_flops_per_s"] = rounded(figures.kernels.gemm_flops_per_s);
-    for (const model::Kept result : model::kAllKept) {
-        const double seconds = figures.kernels.kept_s[at(result)];
+    for (const model::Saved result : model::kAllKept) {
+        const double seconds = figures.kernels.saved_s[at(result)];
         if (seconds > 0) kernels[key_of(result)] = seconds;
     }
     if (!times.empty()) replace(content["kernels"], "of", kernels);
@@ -318,9 +318,9 @@ std::optional<train::KernelTimes> MachineFile::kernels(const FiguresOf& what) co
     train::KernelTimes found;
     if (known->contains("gemm_flops_per_s"))
         found.gemm_flops_per_s = positive(name_, *known, "kernels", "gemm_flops_per_s");
-    for (const model::Kept result : model::kAllKept) {
+    for (const model::Saved result : model::kAllKept) {
         if (known->contains(key_of(result)))
-            found.kept_s[at(result)] = positive(name_, *known, "kernels", key_of(result));
+            found.saved_s[at(result)] = positive(name_, *known, "kernels", key_of(result));
     }
     for (const json& one : times) {
         const std::string where = "kernels, times: " + one.dump();

@@ -79,9 +79,9 @@ void print_plan(const planner::Plan& plan, const Config& config) {
         "{} parameters ({} trainable), chunks of {} elements, {} micro-batches in {} group{}\n\n",
         parameters, trainable_of(plan), plan.chunk_elements, plan.micro_batches, plan.groups,
         plan.groups == 1 ? "" : "s");
-    const int64_t attention = plan.blocks_keeping(model::Kept::attention),
-                  mlp = plan.blocks_keeping(model::Kept::mlp), blocks = std::ssize(plan.layers) - 2,
-                  inputs = plan.blocks_keeping_inputs();
+    const int64_t attention = plan.blocks_keeping(model::Saved::attention),
+                  mlp = plan.blocks_keeping(model::Saved::mlp),
+                  blocks = std::ssize(plan.layers) - 2, inputs = plan.blocks_keeping_inputs();
     if (attention + mlp > 0 || inputs < blocks)
         fmt::print(
             "on the device until backward, of {} blocks: the inputs of {}, attention of {}, "
@@ -131,8 +131,10 @@ void print_run(const train::RunReport& report, const Config& config) {
                    budget_text(budget_of(tier, config)));
     }
     if (!report.paths.empty()) fmt::print("\n{}\n", aio::describe(report.paths, "  since start, "));
-    fmt::print("\n  bets: {} won, {} lost; {} steps clipped, {} skipped\n", report.bets_won,
-               report.bets_lost, report.clipped_steps, report.skipped_steps);
+    fmt::print(
+        "\n  speculative updates: {} committed, {} rolled back; {} steps clipped, {} skipped\n",
+        report.steps_committed, report.steps_rolled_back, report.clipped_steps,
+        report.skipped_steps);
     const double model_flops_per_s = report.model_flops / step_seconds;
     const double mfu = mfu_of(model_flops_per_s, report.gemm_flops_per_s);
     if (mfu > 0) {
@@ -145,10 +147,12 @@ void print_run(const train::RunReport& report, const Config& config) {
         fmt::print("  lower bound of a step: {:.4f} s, set by {}; measured step at {:.1f}% of it\n",
                    report.bound_seconds, report.binding, 100 * step_seconds / report.bound_seconds);
         // Of the last minutes' figures: what the machine did meanwhile for others is not in it.
-        const bool bet = 2 * report.bets_won > report.steps;
-        const double predicted = bet ? report.predicted_betting_seconds : report.predicted_seconds;
+        const bool speculative = 2 * report.steps_committed > report.steps;
+        const double predicted =
+            speculative ? report.predicted_speculative_seconds : report.predicted_seconds;
         fmt::print("  predicted by its schedule: {:.4f} s{}; measured step at {:.1f}% of it\n",
-                   predicted, bet ? " with bets won" : "", 100 * step_seconds / predicted);
+                   predicted, speculative ? " with speculative updates committed" : "",
+                   100 * step_seconds / predicted);
     }
 }
 
@@ -192,8 +196,8 @@ nlohmann::json summary_json(const train::RunReport& report, const planner::Plan&
              {{"steps", report.steps},
               {"tokens", report.tokens},
               {"seconds", report.seconds},
-              {"bets_won", report.bets_won},
-              {"bets_lost", report.bets_lost},
+              {"steps_committed", report.steps_committed},
+              {"steps_rolled_back", report.steps_rolled_back},
               {"clipped_steps", report.clipped_steps},
               {"skipped_steps", report.skipped_steps},
               {"device_bytes", plan.device_bytes},
@@ -208,8 +212,8 @@ nlohmann::json summary_json(const train::RunReport& report, const planner::Plan&
               {"groups", plan.groups},
               {"ranks", plan.partition.ranks},
               {"chunk_elements", plan.chunk_elements},
-              {"attention_kept", plan.blocks_keeping(model::Kept::attention)},
-              {"mlp_kept", plan.blocks_keeping(model::Kept::mlp)},
+              {"attention_kept", plan.blocks_keeping(model::Saved::attention)},
+              {"mlp_kept", plan.blocks_keeping(model::Saved::mlp)},
               {"inputs_kept", plan.blocks_keeping_inputs()},
               {"model_flops", report.model_flops},
               {"gemm_flops_per_s", report.gemm_flops_per_s},
@@ -217,7 +221,7 @@ nlohmann::json summary_json(const train::RunReport& report, const planner::Plan&
               {"bound_seconds", report.bound_seconds},
               {"binding", report.binding},
               {"predicted_seconds", report.predicted_seconds},
-              {"predicted_betting_seconds", report.predicted_betting_seconds},
+              {"predicted_speculative_seconds", report.predicted_speculative_seconds},
               {"exposed_comm_seconds", exposed_comm_seconds(report)},
               {"tiers", tiers_json(plan)},
               {"lanes", links},

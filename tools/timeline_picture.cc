@@ -35,7 +35,7 @@ Look look_of(const std::string& name) {
                                                     {"embed backward", {'e', 5}},
                                                     {"round and norm", {'r', 4}},
                                                     {"update", {'u', 3}},
-                                                    {"update (bet)", {'U', 3}},
+                                                    {"update (speculative)", {'U', 3}},
                                                     {"read", {'R', 0}},
                                                     {"write", {'W', 3}},
                                                     {"verify", {'v', 2}},
@@ -161,7 +161,7 @@ std::string timeline_text(const train::Forecast& forecast) {
     const std::string end = fmt::format("{:.4g} s", step_s);
     return out + fmt::format("  {:<10} 0{:>{}}\n", "", end, kColumns - 1) +
            "  compute: f forward, h head and loss, b backward, e embedding, r rounding; team: u "
-           "update,\n  U bet; the other lanes are shaded by how busy they are\n";
+           "update,\n  U speculative update; the other lanes are shaded by how busy they are\n";
 }
 
 std::string bars_svg(const std::vector<Bar>& bars, double seconds, const std::string& title,

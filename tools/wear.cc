@@ -25,7 +25,7 @@ std::string percent(double share) {
 }
 
 // Clipping takes them, and gradients that are not finite where such a step is skipped.
-bool can_lose_bets(const Config& config) {
+bool can_roll_back(const Config& config) {
     return config.clip_norm > 0 || config.precision == "fp16" || config.on_nonfinite == "skip";
 }
 
@@ -35,13 +35,14 @@ Wear wear_without_advice(const Config& config, const planner::Plan& plan, int ra
     const size_t paths = config.budgets.nvme.size();
     if (plan.nvme_bytes == 0) return wear;
     // Every step writes alike, but for the update, which the first one lacks and the end brings,
-    // and for bets that were lost.
+    // and for speculative updates that were rolled back.
     constexpr auto kWrite = static_cast<size_t>(swap::Lane::write);
     wear.step_bytes = ranks * train::steady_bytes(plan).bytes[kWrite];
-    if (plan.betting && can_lose_bets(config)) {
+    if (plan.speculative && can_roll_back(config)) {
         for (const train::ScheduleBytes& schedule : train::schedule_bytes(plan))
-            wear.lost_step_bytes = std::max(wear.lost_step_bytes, ranks * schedule.bytes[kWrite]);
-        wear.counts_on_loss = config.swap.bets == "all" && config.clip_norm > 0;
+            wear.rolled_back_step_bytes =
+                std::max(wear.rolled_back_step_bytes, ranks * schedule.bytes[kWrite]);
+        wear.counts_on_rollback = config.swap.speculate == "all" && config.clip_norm > 0;
     }
     const int64_t map =
         plan.durable ? round_up(plan.record_bytes + aio::kHeaderBytes, aio::kHeaderBytes) : 0;
@@ -52,7 +53,8 @@ Wear wear_without_advice(const Config& config, const planner::Plan& plan, int ra
                    static_cast<double>(config.steps);
     };
     wear.run_bytes = run_of(wear.step_bytes);
-    if (wear.lost_step_bytes > 0) wear.lost_run_bytes = run_of(wear.lost_step_bytes);
+    if (wear.rolled_back_step_bytes > 0)
+        wear.rolled_back_run_bytes = run_of(wear.rolled_back_step_bytes);
     const std::vector<double> shares =
         path_shares(config.budgets.nvme, path_rates, ranks * plan.nvme_bytes);
     for (size_t p = 0; p < paths; ++p) {
@@ -60,10 +62,10 @@ Wear wear_without_advice(const Config& config, const planner::Plan& plan, int ra
         const double part = shares[p];
         PathWear one{.path = path.path,
                      .run_bytes = part * wear.run_bytes,
-                     .lost_run_bytes = part * wear.lost_run_bytes};
+                     .rolled_back_run_bytes = part * wear.rolled_back_run_bytes};
         if (path.endurance_tbw > 0) {
             one.share = one.run_bytes / (path.endurance_tbw * 1e12);
-            one.lost_share = one.lost_run_bytes / (path.endurance_tbw * 1e12);
+            one.rolled_back_share = one.rolled_back_run_bytes / (path.endurance_tbw * 1e12);
         }
         wear.paths.push_back(std::move(one));
     }
@@ -73,7 +75,7 @@ Wear wear_without_advice(const Config& config, const planner::Plan& plan, int ra
 double worst_share(const Wear& wear) {
     double worst = 0;
     for (const PathWear& path : wear.paths)
-        worst = std::max(worst, wear.counts_on_loss ? path.lost_share : path.share);
+        worst = std::max(worst, wear.counts_on_rollback ? path.rolled_back_share : path.share);
     return worst;
 }
 
@@ -94,9 +96,9 @@ public:
         if (config_.swap.state_on_nvme > 0)
             offer({{"swap.state_on_nvme", "auto"}}, "what the host budget asks",
                   [](Config& c) { c.swap.state_on_nvme = -1; });
-        if (config_.swap.bets == "all")
-            offer({{"swap.bets", "auto"}}, "none where clipping would take them",
-                  [](Config& c) { c.swap.bets = "auto"; });
+        if (config_.swap.speculate == "all")
+            offer({{"swap.speculate", "auto"}}, "none where clipping would take them",
+                  [](Config& c) { c.swap.speculate = "auto"; });
         if (config_.checkpoint.durable_steps)
             offer({{"checkpoint.durable_steps", "false"}}, "a killed run starts again",
                   [](Config& c) { c.checkpoint.durable_steps = false; });
@@ -210,11 +212,12 @@ std::string text_of(const Wear& wear, const Config& config) {
         wear.ranks > 1 ? fmt::format(" by the {} ranks of a host", wear.ranks) : "",
         format_bytes(wear.step_bytes + wear.step_note_bytes), terabytes(wear.run_bytes),
         config.steps);
-    if (wear.lost_step_bytes > wear.step_bytes)
-        out += fmt::format("  up to {} a step where bets are lost, {} in all{}\n",
-                           format_bytes(wear.lost_step_bytes + wear.step_note_bytes),
-                           terabytes(wear.lost_run_bytes),
-                           wear.counts_on_loss ? ": clipping loses them (swap.bets \"all\")" : "");
+    if (wear.rolled_back_step_bytes > wear.step_bytes)
+        out += fmt::format(
+            "  up to {} a step where speculative updates are rolled back, {} in all{}\n",
+            format_bytes(wear.rolled_back_step_bytes + wear.step_note_bytes),
+            terabytes(wear.rolled_back_run_bytes),
+            wear.counts_on_rollback ? ": clipping rolls them back (swap.speculate \"all\")" : "");
     for (const PathWear& path : wear.paths) {
         out += fmt::format("  {}: {}", path.path, terabytes(path.run_bytes));
         if (path.share <= 0) {
@@ -222,8 +225,9 @@ std::string text_of(const Wear& wear, const Config& config) {
             continue;
         }
         out += fmt::format(", {} of its rated life", percent(path.share));
-        if (path.lost_share > path.share)
-            out += fmt::format(", {} where bets are lost", percent(path.lost_share));
+        if (path.rolled_back_share > path.share)
+            out += fmt::format(", {} where speculative updates are rolled back",
+                               percent(path.rolled_back_share));
         out += "\n";
     }
     if (worst_share(wear) <= kWorthAWarning) return out;
@@ -238,7 +242,8 @@ nlohmann::json to_json(const Wear& wear) {
     for (const PathWear& path : wear.paths) {
         paths.push_back({{"path", path.path}, {"run_bytes", path.run_bytes}});
         if (path.share > 0) paths.back()["endurance_share"] = path.share;
-        if (path.lost_share > 0) paths.back()["endurance_share_bets_lost"] = path.lost_share;
+        if (path.rolled_back_share > 0)
+            paths.back()["endurance_share_rolled_back"] = path.rolled_back_share;
     }
     for (const WearAdvice& advice : wear.advice) {
         nlohmann::json set = nlohmann::json::object();
@@ -249,8 +254,8 @@ nlohmann::json to_json(const Wear& wear) {
             {"step_bytes", wear.step_bytes},
             {"step_note_bytes", wear.step_note_bytes},
             {"run_bytes", wear.run_bytes},
-            {"step_bytes_bets_lost", wear.lost_step_bytes},
-            {"run_bytes_bets_lost", wear.lost_run_bytes},
+            {"step_bytes_rolled_back", wear.rolled_back_step_bytes},
+            {"run_bytes_rolled_back", wear.rolled_back_run_bytes},
             {"paths", paths},
             {"advice", all}};
 }

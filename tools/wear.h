@@ -14,8 +14,9 @@ namespace ferry::tools {
 struct PathWear {
     std::string path{};
     double run_bytes = 0;
-    double share = 0;                           // of endurance_tbw; 0: unknown
-    double lost_run_bytes = 0, lost_share = 0;  // were every bet lost
+    double share = 0;  // of endurance_tbw; 0: unknown
+    double rolled_back_run_bytes = 0,
+           rolled_back_share = 0;  // were every speculative update rolled back
 };
 
 // A change that lowers what the most worn drive loses, and to what: found by planning again with
@@ -33,11 +34,12 @@ struct Wear {
     int64_t step_bytes = 0;       // what the schedule of a step writes
     int64_t step_note_bytes = 0;  // headers, and the map of durable steps
     double run_bytes = 0;         // every slot once, then every step
-    // Were the bet of every step lost, which writes what the rollback restores as well; 0: the plan
-    // does not bet.
-    int64_t lost_step_bytes = 0;
-    double lost_run_bytes = 0;
-    bool counts_on_loss = false;  // it bets even where clipping takes every bet: that is warned of
+    // Were every step's speculative updates rolled back, which writes what the rollback restores as
+    // well; 0: the plan does not speculate.
+    int64_t rolled_back_step_bytes = 0;
+    double rolled_back_run_bytes = 0;
+    bool counts_on_rollback =
+        false;  // it speculates even where clipping rolls every one back: that is warned of
     std::vector<PathWear> paths{};
     std::vector<WearAdvice> advice{};  // where a drive loses more than a tenth of its life
 };

@@ -50,7 +50,7 @@ private:
     }
     static void scale(train::KernelTimes& kernels, double factor) {
         for (auto& [kind, seconds] : kernels.seconds) seconds *= factor;
-        for (double& seconds : kernels.kept_s) seconds *= factor;
+        for (double& seconds : kernels.saved_s) seconds *= factor;
     }
     void faster_kernels() {
         train::Figures figures = figures_;
@@ -65,16 +65,17 @@ private:
         answer("+1 core", config_, plan_, figures);
     }
 
-    // Where a plan made for steps whose bets are won alone keeps something else.
+    // Where a plan made for steps whose speculative updates are committed alone keeps something
+    // else.
     void never_clipped() {
-        if (!plan_.betting || config_.swap.expect_clipped >= 0) return;
+        if (!plan_.speculative || config_.swap.expect_clipped >= 0) return;
         Config config = config_;
         config.swap.expect_clipped = 0;
         const planner::Plan plan = forecaster_.plan(config);
         const auto what = [](const planner::Plan& of) {
             return std::tuple(of.groups, of.blocks_keeping_inputs(),
-                              of.blocks_keeping(model::Kept::attention),
-                              of.blocks_keeping(model::Kept::mlp));
+                              of.blocks_keeping(model::Saved::attention),
+                              of.blocks_keeping(model::Saved::mlp));
         };
         if (what(plan) != what(plan_) && forecaster_.covers(plan, figures_.kernels))
             answer("swap.expect_clipped=0", config, plan, figures_);

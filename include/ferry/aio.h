@@ -148,7 +148,7 @@ public:
     virtual int in_flight() const noexcept = 0;
     // Blocks until all written so far is on stable storage; throws Error, on that file for good.
     virtual void flush() = 0;
-    // The last step settled, into the headers: a kill does not lose it, a power failure may.
+    // The last step committed, into the headers: a kill does not lose it, a power failure may.
     virtual void note_step(int64_t step) noexcept = 0;
     virtual int64_t noted_step() const noexcept = 0;  // at first a resumed run's; -1: none
     // The run ends, storage failed: where a step was noted the headers stay and say what is lost.

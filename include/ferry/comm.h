@@ -39,7 +39,7 @@ struct Exchange {
 
 // What a call is for, as an error names it: "all-gather of the weights of block 3, step 12".
 struct Topic {
-    const char* of = "";  // "weights", "gradient", "verdict", "configuration"
+    const char* of = "";  // "weights", "gradient", "outcome", "configuration"
     int64_t layer = -1;   // -1: none
     int64_t step = -1;    // -1: before or after the steps
 };

@@ -80,17 +80,17 @@ struct BudgetConfig {
 
 // Where things go and in what portions; never what they are. 0 and "auto": the planner chooses.
 struct SwapConfig {
-    int64_t chunk_elements = 0;   // multiple of 4,096
-    int64_t chunks_at_once = 0;   // read from storage, and as many written; 0: by the paths
-    int64_t groups = 0;           // of micro-batches, each layer-first
-    std::string bets = "auto";    // auto, off, all: updates before the clip factor is known
-    double expect_clipped = -1;   // share of the steps; -1: nobody knows
-    double state_on_nvme = -1;    // fraction of the optimizer state; -1: what the budget asks
-    double state_on_device = -1;  // at most this fraction of it; -1: all that fits, of a GPU
+    int64_t chunk_elements = 0;      // multiple of 4,096
+    int64_t chunks_at_once = 0;      // read from storage, and as many written; 0: by the paths
+    int64_t groups = 0;              // of micro-batches, each layer-first
+    std::string speculate = "auto";  // auto, off, all: updates before the clip factor is known
+    double expect_clipped = -1;      // share of the steps; -1: nobody knows
+    double state_on_nvme = -1;       // fraction of the optimizer state; -1: what the budget asks
+    double state_on_device = -1;     // at most this fraction of it; -1: all that fits, of a GPU
     // Blocks that do not recompute what attention, or the MLP's first matrices, gave; -1: as the
     // planner weighs.
-    int64_t keep_attention = -1, keep_mlp = -1;
-    int64_t keep_inputs = -1;  // at most so many blocks' inputs on the device; -1: the same
+    int64_t save_attention = -1, save_mlp = -1;
+    int64_t save_inputs = -1;  // at most so many blocks' inputs on the device; -1: the same
     bool verify = true;        // checksums of what comes back from NVMe
 };
 

@@ -12,15 +12,15 @@ namespace ferry::planner {
 // Of memory, that the update of an element reads and writes.
 int64_t update_bytes(const StateFormat& state, DType compute, DType wire);
 
-// How fast a machine is: what bets, chunks, buffers and recomputation are weighed with. It never
-// changes a number of the run. The defaults are those of a small machine; docs/machine.md has both
-// sets.
+// How fast a machine is: what speculative updates, chunks, buffers and recomputation are weighed
+// with. It never changes a number of the run. The defaults are those of a small machine;
+// docs/machine.md has both sets.
 struct MachineFigures {
     // Of a step's kernels, everything recomputed; of what gives each result that may be kept for
     // backward, on one micro-batch and of the block where it takes longest. 0: as flops_per_s has
     // it.
     double forward_s = 0, backward_s = 0;
-    model::OfKept<double> kept_s{};
+    model::OfSaved<double> saved_s{};
     double flops_per_s = 1.5e11;
     double copy_bytes_per_s = 8e9;     // host <-> device, one direction
     double nvme_bytes_per_s = 1.5e9;   // reads and writes mixed, all paths

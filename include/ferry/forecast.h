@@ -50,7 +50,7 @@ struct KernelTimes {
     std::map<Kind, double> seconds{};
     double gemm_flops_per_s = 0;  // the best that a large product reaches; 0: not known
     // What gives each result that a block may keep for backward, alone. 0: not known.
-    model::OfKept<double> kept_s{};
+    model::OfSaved<double> saved_s{};
     // A kernel of a size that was not measured, as with other chunks, costs by its bytes what the
     // nearest one did; a block's backward that keeps other results what a measured one did, and
     // what gives those. One of a kind that was not measured is a bug: see covers().
@@ -58,7 +58,7 @@ struct KernelTimes {
     bool covers(const swap::Schedule& step, const planner::Plan& plan) const;
     double sum(const swap::Schedule& step, const planner::Plan& plan) const;
     // Of a block's backward, the part that keeping this result saves, or has saved.
-    double saved_by(model::Kept what, const swap::Task& backward, const planner::Plan& plan) const;
+    double saved_by(model::Saved what, const swap::Task& backward, const planner::Plan& plan) const;
 };
 
 struct Figures {
@@ -83,14 +83,14 @@ struct StateShares {
 struct Forecast {
     swap::Schedule schedule{};  // of a step among many
     swap::Timeline timeline{};  // its `step_seconds` is the prediction
-    bool betting = false;       // bets that are won; else none
+    bool speculative = false;   // speculative updates that are committed; else none
     std::vector<LinkForecast> links{};
     // Of any placement that the budgets allow, and the link that sets it.
     double bound_seconds = 0;
     std::string bound_link{};
     StateShares planned{}, bound{};  // where the plan has them, and where the bound would
     // Of the blocks that backward visits, those that keep each result for it.
-    model::OfKept<double> planned_kept{}, bound_kept{};
+    model::OfSaved<double> planned_kept{}, bound_kept{};
     const LinkForecast& binding() const;  // the link that takes longest: the plan's own bound
 };
 
@@ -101,7 +101,8 @@ struct ScheduleBytes {
 };
 // Every schedule that a run of this plan may replay: its steps, and what ends it.
 std::vector<ScheduleBytes> schedule_bytes(const planner::Plan& plan);
-ScheduleBytes steady_bytes(const planner::Plan& plan);  // of a step without bets among its like
+ScheduleBytes steady_bytes(
+    const planner::Plan& plan);  // of a step without speculative updates among its like
 
 // What the plans of a run are weighed with where nothing is known: "small machine".
 std::string_view default_figures_name(const Config& config);

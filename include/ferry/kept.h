@@ -9,12 +9,12 @@ namespace ferry::model {
 
 // Results of a block that forward can keep for backward, each in memory of its own: attention's
 // output and log-sum-exps; what the MLP's first matrices give, gate and up side by side.
-enum class Kept : uint8_t { attention, mlp };
-constexpr std::array kAllKept{Kept::attention, Kept::mlp};
-constexpr size_t kKept = kAllKept.size();
-constexpr size_t at(Kept what) { return static_cast<size_t>(what); }
+enum class Saved : uint8_t { attention, mlp };
+constexpr std::array kAllKept{Saved::attention, Saved::mlp};
+constexpr size_t kSaved = kAllKept.size();
+constexpr size_t at(Saved what) { return static_cast<size_t>(what); }
 template <class T>
-using OfKept = std::array<T, kKept>;    // one for each
-using KeptMemory = OfKept<std::byte*>;  // null: computed again
+using OfSaved = std::array<T, kSaved>;   // one for each
+using KeptMemory = OfSaved<std::byte*>;  // null: computed again
 
 }  // namespace ferry::model

@@ -148,13 +148,13 @@ public:
     const Shape& shape() const noexcept { return shape_; }
     const Numerics& numerics() const noexcept { return numerics_; }
     const std::vector<Layer>& layers() const noexcept { return layers_; }
-    int64_t activation_bytes() const;     // of one block input of one micro-batch
-    int64_t scratch_bytes() const;        // the largest of any call below
-    int64_t kept_bytes(Kept what) const;  // of a block and micro-batch
+    int64_t activation_bytes() const;       // of one block input of one micro-batch
+    int64_t scratch_bytes() const;          // the largest of any call below
+    int64_t saved_bytes(Saved what) const;  // of a block and micro-batch
 
     // tokens: [micro_batch, sequence] int32, each in [0, vocab). weights: the embedding layer's.
     void embed(const int32_t* tokens, const void* weights, void* x) const;
-    // *nonfinite |= 1 when an element of x_out is NaN or Inf. `kept`: null, or kept_bytes() for a
+    // *nonfinite |= 1 when an element of x_out is NaN or Inf. `kept`: null, or saved_bytes() for a
     // result; backward, given the same, overwrites it and does not compute it again.
     void forward(int64_t block, const void* weights, const void* x_in, void* x_out,
                  uint32_t* nonfinite, std::byte* scratch, const KeptMemory& kept = {}) const;
@@ -163,7 +163,7 @@ public:
     void backward(int64_t block, const void* weights, const void* x_in, void* dx, bool needs_dx,
                   float* gradient, std::byte* scratch, const KeptMemory& kept = {}) const;
     // Alone, of whatever lies in `scratch`: to be timed.
-    void compute_kept(Kept what, int64_t block, const void* weights, std::byte* scratch) const;
+    void compute_kept(Saved what, int64_t block, const void* weights, std::byte* scratch) const;
     // Final norm, logits, cross-entropy, fused over tiles of numerics().head_tile tokens. targets:
     // int32, -1 where not real. `embedding` and `embedding_gradient` are the embedding layer's when
     // tied, else null. Each target's gradient carries `scale` (1 / the step's real targets). dx

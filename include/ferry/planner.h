@@ -28,14 +28,14 @@ struct Chunk {
     bool trainable = true, decays = true;  // trainable: has gradient and state on this rank
     int owner = 0;                         // the rank whose shard it lies in
     bool replica = false;                  // only its weights are here; its owner updates them
-    bool bets = false;                     // may be updated before the step is settled
+    bool speculative = false;              // may be updated before the step's outcome is known
     swap::ObjectId weight = swap::kNoObject, state = swap::kNoObject, gradient = swap::kNoObject;
     int64_t first_leaf = 0;  // index among the norm leaves of this rank's shards
 };
 
 // A run of a layer's fp32 accumulator between groups: whole on every rank, as its own micro-batches
 // have left it.
-struct Park {
+struct AccumulatorSpill {
     int64_t layer = 0;
     int64_t first = 0, count = 0;
     swap::ObjectId object = swap::kNoObject;
@@ -45,13 +45,13 @@ struct Park {
 // clang-format off
 enum class Class : uint8_t {  // of equally large buffers; those before `stage` are device memory
     block_weights, edge_weights, block_gradient, edge_gradient, wire, pieces, activation, attention,
-    mlp, tokens, scratch, report, stage, weight_piece, gradient_piece, input_piece, park_piece,
+    mlp, tokens, scratch, report, stage, weight_piece, gradient_piece, input_piece, spill_piece,
     host_tokens
 };
 // clang-format on
 constexpr int kClasses = 18;
-constexpr Class class_of(model::Kept what) {
-    return what == model::Kept::attention ? Class::attention : Class::mlp;
+constexpr Class class_of(model::Saved what) {
+    return what == model::Saved::attention ? Class::attention : Class::mlp;
 }
 struct Buffers {
     std::string name{};
@@ -63,10 +63,10 @@ struct Buffers {
 
 struct LayerPlan {
     int64_t first_chunk = 0, chunks = 0;
-    int64_t first_park = 0, parks = 0;  // of several groups
-    bool resident = false;              // this rank's weights live on the device
-    model::OfKept<bool> keeps{};        // of a block, from forward to backward, on the device
-    int64_t device_offset = 0;          // resident: of the flat buffer, or of the shards together
+    int64_t first_spill = 0, spills = 0;  // of several groups
+    bool resident = false;                // this rank's weights live on the device
+    model::OfSaved<bool> keeps{};         // of a block, from forward to backward, on the device
+    int64_t device_offset = 0;            // resident: of the flat buffer, or of the shards together
 };
 
 struct TierRow {  // a line of the plan's table
@@ -83,14 +83,15 @@ struct Plan {
     int64_t micro_batches = 1, groups = 1;  // of a step and rank, group by group
     int64_t chunk_elements = 0;
     bool tied = false;
-    bool betting = false, durable = false;  // some chunk bets; settled steps outlive the process
-    bool verify = true;                     // what comes back from NVMe is checked
+    bool speculative = false,
+         durable = false;  // some chunk is speculative; committed steps outlive the process
+    bool verify = true;    // what comes back from NVMe is checked
     DType compute = DType::f32, wire = DType::f32;
     StateFormat state{};  // of a chunk: whole arrays, one after the other
     std::vector<model::Layer> layers{};
     std::vector<LayerPlan> layer_plans{};
     std::vector<Chunk> chunks{};
-    std::vector<Park> parks{};
+    std::vector<AccumulatorSpill> spills{};
     std::vector<swap::Object> objects{};
     std::vector<swap::ObjectId> inputs{};  // [layer * group_size + i]; kNoObject: on the device
     std::array<Buffers, kClasses> buffers{};
@@ -110,25 +111,25 @@ struct Plan {
         const LayerPlan& l = layer_plans[static_cast<size_t>(layer)];
         return {chunks.data() + l.first_chunk, static_cast<size_t>(l.chunks)};
     }
-    std::span<const Park> parks_of(int64_t layer) const {
+    std::span<const AccumulatorSpill> spills_of(int64_t layer) const {
         const LayerPlan& l = layer_plans[static_cast<size_t>(layer)];
-        return {parks.data() + l.first_park, static_cast<size_t>(l.parks)};
+        return {spills.data() + l.first_spill, static_cast<size_t>(l.spills)};
     }
     // In this rank's shard: what a sum over the ranks counts once.
     bool owns(const Chunk& chunk) const { return chunk.owner == partition.rank; }
     int64_t state_bytes(const Chunk& chunk) const { return chunk.count * state.element_bytes(); }
-    // State, weights and gradient all lie there: its update is the device's, after settling.
+    // State, weights and gradient all lie there: its update is the device's, after the outcome.
     bool updates_on_device(const Chunk& chunk) const {
         return chunk.trainable && objects[chunk.state].home == swap::Tier::device;
     }
     bool trains_below(int64_t layer) const;  // something trainable in layers [0, layer)
     bool goes_back(int64_t layer) const;     // a block, and backward visits it
-    int64_t blocks_keeping(model::Kept what) const;
+    int64_t blocks_keeping(model::Saved what) const;
     int64_t blocks_keeping_inputs() const;  // of at least one micro-batch of a group
     int64_t blocks_at_most() const;         // that could keep something: backward visits them
 
     // A step's report: each micro-batch's sum of losses (double), then of each layer whether its
-    // output was not finite (uint32). It reaches the host arena before the verdict.
+    // output was not finite (uint32). It reaches the host arena before the outcome.
     int64_t nonfinite_offset() const { return micro_batches * 8; }
     int64_t report_bytes() const { return nonfinite_offset() + std::ssize(layers) * 4; }
 };
@@ -138,8 +139,8 @@ struct Plan {
 // nothing). Operations that give it, by block.
 struct DeviceNeeds {
     int64_t activation = 0, scratch = 0, overhead = 0;
-    model::OfKept<int64_t> kept{};
-    model::OfKept<std::vector<double>> kept_flops{};
+    model::OfSaved<int64_t> kept{};
+    model::OfSaved<std::vector<double>> saved_flops{};
     // The device reads the host tier through page tables in its own memory, as a GPU does.
     bool maps_host = false;
     int64_t page_tables = 0;  // make_plan's own

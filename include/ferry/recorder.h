@@ -30,31 +30,31 @@ enum class Op : uint8_t {
     round,            // {gradient, wire, leaves}; item: chunk
     update,           // team, or compute where the state is the device's: {state in, state out,
                       // gradient, weight, weight before (split master: the same place or another;
-                      // else none)}; item: chunk; settled scale
-    update_bet,       // the same with scale 1, for the step of the schedule itself
-    recast,           // team: {state, weight}; item: chunk
+                      // else none)}; item: chunk; scale of its outcome
+    update_speculative,  // the same with scale 1, for the step of the schedule itself
+    recast,              // team: {state, weight}; item: chunk
     // With several ranks a gradient is rounded in two ops, around an exchange:
     cut,              // {gradient, pieces}: each rank's part of a chunk's turn, in the wire type
     sum,              // {pieces, wire, leaves}: this rank's part, added and rounded; item: chunk
     gather_weights,   // comm: {whole layer, shards or none}
     exchange,         // comm: {pieces to the ranks, pieces from them}; item: chunk
     gather_gradient,  // comm: {wire, all ranks' wire}; item: chunk
-    agree,            // comm: what the verdict needs to know of every rank
+    agree,            // comm: what the outcome needs to know of every rank
 };
 
 const char* name_of(Op op);
 constexpr uint8_t kNeedsDx = 1;
-constexpr uint8_t flag_of(model::Kept what) { return static_cast<uint8_t>(2U << model::at(what)); }
+constexpr uint8_t flag_of(model::Saved what) { return static_cast<uint8_t>(2U << model::at(what)); }
 
 class Recorder;
 
 // A view of a buffer between two points of the program; given back by the destructor.
-class Lease {
+class SlotLease {
 public:
-    Lease() = default;
-    Lease(Lease&& other) noexcept;
-    Lease& operator=(Lease&& other) noexcept;
-    ~Lease() { release(); }
+    SlotLease() = default;
+    SlotLease(SlotLease&& other) noexcept;
+    SlotLease& operator=(SlotLease&& other) noexcept;
+    ~SlotLease() { release(); }
     void release();
     swap::Place place(int64_t offset = 0) const;
     std::span<const uint32_t> resources() const { return resources_; }
@@ -78,29 +78,29 @@ public:
     ~Recorder();
     const Plan& plan() const { return plan_; }
 
-    Lease acquire(Class buffers);
-    Lease fetch_weights(int64_t layer);  // on the device, ready to compute with
+    SlotLease acquire(Class buffers);
+    SlotLease fetch_weights(int64_t layer);  // on the device, ready to compute with
     // The same just after an update; where every rank keeps all weights, it then has the new ones.
-    Lease fetch_updated_weights(int64_t layer);
+    SlotLease fetch_updated_weights(int64_t layer);
     void share_updates(int64_t layer);  // no more than that: every rank has the new ones
     // The layer fetched next. Where ranks gather weights and there is a buffer, its all-gather goes
     // before the exchanges that follow, and so beside the work of this layer.
-    void expect_weights(int64_t layer);
-    Lease fetch_gradient(int64_t layer, bool first_group, bool of_table = false);
-    void park_gradient(int64_t layer, const Lease& gradient, bool of_table = false);
+    void prefetch_weights(int64_t layer);
+    SlotLease fetch_gradient(int64_t layer, bool first_group, bool of_table = false);
+    void spill_gradient(int64_t layer, const SlotLease& gradient, bool of_table = false);
     // In the wire type, with norms. With several ranks they are under way to their owners, and
     // receive_gradient() takes in what has come: the later, the less anyone waits for it.
-    void send_gradient(int64_t layer, const Lease& gradient);
+    void send_gradient(int64_t layer, const SlotLease& gradient);
     void receive_gradient();
-    Lease load_tokens(int64_t micro_batch, bool evaluation);
-    void send_report(const Lease& report);               // to the host
-    void keep_input(int64_t layer, int64_t i, Lease x);  // a block's input, until recalled
-    Lease recall_input(int64_t layer, int64_t i);
+    SlotLease load_tokens(int64_t micro_batch, bool evaluation);
+    void send_report(const SlotLease& report);               // to the host
+    void save_input(int64_t layer, int64_t i, SlotLease x);  // a block's input, until recalled
+    SlotLease fetch_input(int64_t layer, int64_t i);
     // The input recalled next. If it is away its way back begins here, before what follows.
-    void expect_input(int64_t layer, int64_t i);
+    void prefetch_input(int64_t layer, int64_t i);
 
     struct Operand {
-        const Lease* lease;
+        const SlotLease* lease;
         bool writes;
     };
     // `operands` become the task's places in order; a null lease is an empty place. `bytes`: of
@@ -115,30 +115,30 @@ public:
         compute(op, layer, item, operands, Detail{});
     }
 
-    void update_chunk(int64_t chunk, Op op);      // update, update_bet or recast
+    void update_chunk(int64_t chunk, Op op);      // update, update_speculative or recast
     enum class Move : uint8_t { in, out, both };  // read and checked; sealed and written; unchanged
     void move(swap::ObjectId stored, Class through, Move how);  // on NVMe, through host memory
     void commit(int64_t chunk);
     void rollback(int64_t chunk);
-    void mark_settled();  // all that the step before still had to do is recorded
-    void mark_verdict();  // norms and report have reached the host, and every rank knows of all
+    void mark_committed();  // all that the step before still had to do is recorded
+    void mark_outcome();    // norms and report have reached the host, and every rank knows of all
 
     swap::Schedule finish();
     // Of the tasks recorded so far, on each lane.
     const std::array<int64_t, swap::kLanes>& bytes() const;
 
 private:
-    friend class Lease;
+    friend class SlotLease;
     struct Impl;
-    Lease acquire_for_weights(int64_t layer);
-    Lease gather_shards(int64_t layer);
-    void gather(int64_t layer, const Lease& whole, const Lease* shards);
-    void exchange(int64_t chunk, const Lease& gradient);
-    void take_in_oldest();
-    void gather_gradient(int64_t chunk, const Lease& wire);
+    SlotLease acquire_for_weights(int64_t layer);
+    SlotLease gather_shards(int64_t layer);
+    void gather(int64_t layer, const SlotLease& whole, const SlotLease* shards);
+    void exchange(int64_t chunk, const SlotLease& gradient);
+    void receive_oldest();
+    void gather_gradient(int64_t chunk, const SlotLease& wire);
     void agree();
-    swap::Place leaves_in(const Lease& wire) const;
-    void send_leaves(const Chunk& chunk, const Lease& wire);
+    swap::Place leaves_in(const SlotLease& wire) const;
+    void send_leaves(const Chunk& chunk, const SlotLease& wire);
 
     const Plan& plan_;
     std::unique_ptr<Impl> impl_;

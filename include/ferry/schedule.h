@@ -58,7 +58,7 @@ struct Task {
     Lane lane = Lane::compute;
     uint8_t op = 0;        // kernel: which, the owner's enum
     uint8_t flags = 0;     // kernel: what the op says they are
-    bool settled = false;  // write: becomes current when its bytes are on the device
+    bool commits = false;  // write: becomes current when its bytes are on the device
     int32_t layer = -1;    // -1: of none
     int32_t item = -1;     // micro-batch or chunk, by op or object; -1: of none
     ObjectId object = kNoObject;
@@ -103,10 +103,10 @@ struct Schedule {
     std::vector<Wait> waits{};
     std::vector<Entry> entries{};
     std::vector<LastUse> last_uses{};
-    // So many of its write lane's first tasks include all that the step before still has to settle.
-    int64_t settled_writes = 0;
-    Wait verdict{};  // when this is done the step can be settled
-    bool has_verdict = false;
+    // So many of its write lane's first tasks include all that the step before still has to write.
+    int64_t committed_writes = 0;
+    Wait outcome{};  // when this is done the step's outcome is known
+    bool has_outcome = false;
 };
 // Aborts unless every wait points to a task that comes earlier in program order: such a schedule
 // cannot deadlock.
@@ -126,10 +126,10 @@ using CostModel = std::function<Cost(const Task&)>;
 
 struct Timeline {
     struct Slice {
-        double begin_s = 0, end_s = 0;  // since the step before was settled
+        double begin_s = 0, end_s = 0;  // since the outcome of the step before
     };
     std::vector<Slice> tasks{};  // the schedule's, in program order
-    double step_seconds = 0;     // from verdict to verdict once steps follow each other
+    double step_seconds = 0;     // from outcome to outcome once steps follow each other
     std::array<double, kLanes> busy_seconds{};
 };
 // Replays `first` and then `steady` again and again, as the store does but without the work.

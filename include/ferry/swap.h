@@ -29,10 +29,11 @@ std::string_view name_of(Tier tier);
 struct Object {
     Tier home = Tier::host;
     int64_t bytes = 0;
-    int layer = -1;          // that it belongs to, for errors; -1: of none
-    int64_t offset = 0;      // of a fixed home in the device or host arena
-    int slot_class = -1;     // NVMe: the volume's; versioned in the host arena: of host_slots
-    bool versioned = false;  // written copy-on-write; a version becomes current when it is settled
+    int layer = -1;       // that it belongs to, for errors; -1: of none
+    int64_t offset = 0;   // of a fixed home in the device or host arena
+    int slot_class = -1;  // NVMe: the volume's; versioned in the host arena: of host_slots
+    bool versioned =
+        false;  // written copy-on-write; a version becomes current when its step is committed
 };
 
 // A family of equally large host slots for versioned objects: a run of the host arena.
@@ -119,8 +120,8 @@ public:
     // until drained. `step` is passed to its kernels, `shown` is the recording's word for it. At
     // most 4 schedules at a time.
     virtual void append(const Schedule& schedule, int64_t step, int64_t shown) = 0;
-    // Replays until the verdict of the schedule appended last is known; throws what went wrong.
-    virtual void run_to_verdict() = 0;
+    // Replays until the outcome of the schedule appended last is known; throws what went wrong.
+    virtual void run_to_outcome() = 0;
     virtual void drain() = 0;  // replays everything appended
 
     // Blocking access to an object's current version; only when drained. `bytes` as large as it.
@@ -135,10 +136,10 @@ public:
     // memory; else empty.
     virtual std::span<std::byte> in_host(ObjectId object) noexcept = 0;
 
-    // Makes the step before the newest schedule durable: once its updates are settled and written
-    // (Schedule::settled_writes), the volume publishes a map of the current versions of all
+    // Makes the step before the newest schedule durable: once its updates are committed and written
+    // (Schedule::committed_writes), the volume publishes a map of the current versions of all
     // versioned objects on NVMe, and beside it `state`, what the owner knows of that step. Returns
-    // at once; run_to_verdict() then returns no sooner than the versions are taken down, until when
+    // at once; run_to_outcome() then returns no sooner than the versions are taken down, until when
     // `state` must live, and drain() no sooner than they are durable. Slots that the last durable
     // map names are not written until the next one is durable. Needs `verify`, twice the slots and
     // a volume with record_bytes for map and state.

@@ -32,7 +32,7 @@ struct StepReport {
     int64_t targets = 0, tokens = 0;
     // No real target, a non-finite gradient with on_nonfinite: skip, or an overflow in fp16.
     bool skipped = false;
-    bool bet = false, won = false;
+    bool speculative = false, committed = false;
     double seconds = 0;
 };
 
@@ -64,15 +64,15 @@ struct RunReport {
     // What the model asks for in a step, recomputation left out (src/train/bound.h), and the best
     // that a product reaches; 0: not known. A step's MFU is the one a second over the other.
     double model_flops = 0, gemm_flops_per_s = 0;
-    int64_t bets_won = 0, bets_lost = 0, clipped_steps = 0, skipped_steps = 0;
+    int64_t steps_committed = 0, steps_rolled_back = 0, clipped_steps = 0, skipped_steps = 0;
     std::vector<LinkReport> links{};
     std::vector<aio::PathCounters> paths{};
     Reserved reserved{};
     double bound_seconds = 0;  // lower bound of a step; 0: not measured
     std::string binding{};     // the link that sets it
     // A step's seconds as its schedule and the figures measured with the bound give them: without
-    // bets, and with bets that are won (0: nothing bets).
-    double predicted_seconds = 0, predicted_betting_seconds = 0;
+    // speculative updates, and with speculative updates that are committed (0: nothing speculates).
+    double predicted_seconds = 0, predicted_speculative_seconds = 0;
 };
 
 // Which of the GPUs that this rank sees is its own: ranks of one host that see the same share them

@@ -62,7 +62,7 @@ void check_directory(const Given& given) {
     }
 }
 
-void settle_model(ModelConfig& m, const Given& given) {
+void resolve_model(ModelConfig& m, const Given& given) {
     if (!m.path.empty()) return check_directory(given);
     if (m.kv_heads == 0) m.kv_heads = m.heads;
     demand(given, {{m.head_dim != 0 || m.hidden % m.heads == 0, "model.heads",
@@ -91,7 +91,7 @@ constexpr Use kOfMethod[] = {{"optimizer.betas", {"adamw", "adam", "lion"}},
                              {"optimizer.nesterov", {"sgd"}},
                              {"optimizer.initial_accumulator", {"adagrad"}}};
 constexpr Use kOfKind[] = {{"schedule.decay_steps", {"wsd"}}};
-constexpr Use kOfBets[] = {{"swap.expect_clipped", {"bets auto", "bets all"}}};
+constexpr Use kOfSpeculation[] = {{"swap.expect_clipped", {"speculate auto", "speculate all"}}};
 
 void warn_of_unused(std::span<const Use> uses, const std::string& choice, const Given& given) {
     for (const Use& use : uses) {
@@ -116,7 +116,7 @@ Rule below_one_in_fp32(std::string key, double decay) {
             "set it to at most 0.9999999"};
 }
 
-void settle_optimizer(OptimizerConfig& o, const Given& given) {
+void resolve_optimizer(OptimizerConfig& o, const Given& given) {
     // Chen et al. 2023; torch.optim.Adagrad.
     if (o.method == "lion" && !given.contains("optimizer.betas")) o.beta2 = 0.99;
     if (o.method == "adagrad" && !given.contains("optimizer.eps")) o.eps = 1e-10;
@@ -131,7 +131,7 @@ void settle_optimizer(OptimizerConfig& o, const Given& given) {
                    below_one_in_fp32("optimizer.momentum", o.momentum)});
 }
 
-void settle_schedule(Config& c, const Given& given) {
+void resolve_schedule(Config& c, const Given& given) {
     ScheduleConfig& s = c.schedule;
     // A trial run of a few steps (--set steps=5) may end inside the warm-up.
     if (s.total_steps == 0) s.total_steps = std::max(c.steps, s.warmup_steps);
@@ -230,11 +230,12 @@ std::string Given::place_of(std::string_view key) const {
     return place.append(": ").append(key);
 }
 
-void settle(Config& config, const Given& given) {
-    settle_model(config.model, given);
-    settle_optimizer(config.optimizer, given);
-    settle_schedule(config, given);
-    warn_of_unused(kOfBets, config.clip_norm == 0 ? "clip_norm 0" : "bets " + config.swap.bets,
+void resolve_defaults(Config& config, const Given& given) {
+    resolve_model(config.model, given);
+    resolve_optimizer(config.optimizer, given);
+    resolve_schedule(config, given);
+    warn_of_unused(kOfSpeculation,
+                   config.clip_norm == 0 ? "clip_norm 0" : "speculate " + config.swap.speculate,
                    given);
     check_steps(config, given);
     check_tiers(config, given);

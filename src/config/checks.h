@@ -21,6 +21,6 @@ struct Given {
 
 // Fills in what depends on other keys (kv_heads, head_dim, total_steps, the method's own defaults),
 // then checks the values against each other.
-void settle(Config& config, const Given& given);
+void resolve_defaults(Config& config, const Given& given);
 
 }  // namespace ferry::config

@@ -173,7 +173,7 @@ Config parse_config(std::string_view text, const std::string& where,
     reader.read(where, "", parse_text(text, where));
     for (const std::string& each : overrides) read_override(reader, each);
     demand_required(result, given);
-    config::settle(result, given);
+    config::resolve_defaults(result, given);
     return result;
 }
 

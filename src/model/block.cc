@@ -50,13 +50,13 @@ void Block::cut_attention(Carver& carver, Buffers& b) const {
     b.lse = carver.floats(shape_.heads * tokens);
 }
 
-void Block::cut_kept(Kept what, Carver& carver, Buffers& b) const {
-    if (what == Kept::attention) return cut_attention(carver, b);
+void Block::cut_kept(Saved what, Carver& carver, Buffers& b) const {
+    if (what == Saved::attention) return cut_attention(carver, b);
     b.inner = carver.matrix(numerics_.compute, numerics_.tokens(), up_.outputs());
 }
 
-int64_t Block::kept_bytes(const Shape& shape, const Numerics& numerics, const RopeTable& rope,
-                          ops::Ops& ops, const Layer& layer, Kept what) {
+int64_t Block::saved_bytes(const Shape& shape, const Numerics& numerics, const RopeTable& rope,
+                           ops::Ops& ops, const Layer& layer, Saved what) {
     const LayerMemory nowhere(layer, numerics.compute, nullptr, nullptr);
     Carver carver(nullptr);
     Buffers unused;
@@ -64,7 +64,7 @@ int64_t Block::kept_bytes(const Shape& shape, const Numerics& numerics, const Ro
     return carver.peak();
 }
 
-void Block::keep(Kept what, std::byte* memory, bool known) {
+void Block::keep(Saved what, std::byte* memory, bool known) {
     Carver carver(memory);
     cut_kept(what, carver, b_);
     kept_[at(what)] = true;
@@ -172,7 +172,7 @@ void Block::attend(ConstView x_in, View x_mid) {
     qkv_.apply(ops_, b_.n1, b_.qkv, {}, b_.ops);
     norm_heads();
     rope(seen(), false);
-    if (!known_[at(Kept::attention)]) attention_forward();
+    if (!known_[at(Saved::attention)]) attention_forward();
     output_.apply(ops_, b_.attended, x_mid, x_in, b_.ops);
 }
 
@@ -182,11 +182,11 @@ void Block::attention_forward() {
 }
 
 View Block::inner_of(int64_t first, int64_t tokens) const {
-    return b_.inner.row_range(kept_[at(Kept::mlp)] ? first : 0, tokens);
+    return b_.inner.row_range(kept_[at(Saved::mlp)] ? first : 0, tokens);
 }
 
-void Block::compute(Kept what) {
-    if (what == Kept::attention) return attention_forward();
+void Block::compute(Saved what) {
+    if (what == Saved::attention) return attention_forward();
     for (int64_t first = 0; first < numerics_.tokens(); first += mlp_tile()) {
         const int64_t count = std::min(mlp_tile(), numerics_.tokens() - first);
         up_.apply(ops_, b_.n2.row_range(0, count), inner_of(first, count), {}, b_.ops);
@@ -197,7 +197,7 @@ void Block::compute(Kept what) {
 void Block::mlp(ConstView x_mid, int64_t first) {
     const View n2 = b_.n2.row_range(0, x_mid.rows);
     norm2_.forward(ops_, x_mid, n2, b_.stats2);
-    if (!known_[at(Kept::mlp)]) up_.apply(ops_, n2, inner_of(first, x_mid.rows), {}, b_.ops);
+    if (!known_[at(Saved::mlp)]) up_.apply(ops_, n2, inner_of(first, x_mid.rows), {}, b_.ops);
 }
 
 // What is active of that.

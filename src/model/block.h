@@ -21,14 +21,14 @@ public:
     void forward(ops::ConstView x_in, ops::View x_out);
     void backward(ops::ConstView x_in, ops::View dx, bool needs_dx);
     // The part of forward that backward leaves out where its result was kept, alone.
-    void compute(Kept what);
+    void compute(Saved what);
     static int64_t scratch_bytes(const Shape& shape, const Numerics& numerics,
                                  const RopeTable& rope, ops::Ops& ops, const Layer& layer);
 
     // Results go there instead of to scratch; backward, if they are `known`, finds them there.
-    static int64_t kept_bytes(const Shape& shape, const Numerics& numerics, const RopeTable& rope,
-                              ops::Ops& ops, const Layer& layer, Kept what);
-    void keep(Kept what, std::byte* memory, bool known);
+    static int64_t saved_bytes(const Shape& shape, const Numerics& numerics, const RopeTable& rope,
+                               ops::Ops& ops, const Layer& layer, Saved what);
+    void keep(Saved what, std::byte* memory, bool known);
 
 private:
     // Buffers of a pass; the two groups below share memory, for they are never alive together.
@@ -52,7 +52,7 @@ private:
     // `op_scratch_bytes` comes last: only who measures needs it.
     Buffers cut(Carver& carver, int64_t op_scratch_bytes) const;
     void cut_attention(Carver& carver, Buffers& b) const;
-    void cut_kept(Kept what, Carver& carver, Buffers& b) const;
+    void cut_kept(Saved what, Carver& carver, Buffers& b) const;
     int64_t op_scratch_bytes() const;
     int64_t mlp_tile() const;
     ops::View queries(const ops::View& of) const { return of.col_range(0, query_); }
@@ -82,7 +82,7 @@ private:
     const Numerics& numerics_;
     const RopeTable& rope_;
     ops::Ops& ops_;
-    OfKept<bool> kept_{}, known_{};
+    OfSaved<bool> kept_{}, known_{};
     int64_t index_;        // of the block
     int64_t query_, key_;  // columns: Q, K
     Norm norm1_, norm2_, query_norm_, key_norm_;

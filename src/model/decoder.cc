@@ -123,8 +123,8 @@ int64_t Decoder::scratch_bytes() const {
     return most;
 }
 
-int64_t Decoder::kept_bytes(Kept what) const {
-    return Block::kept_bytes(shape_, numerics_, rope_, ops_, layers_[1], what);
+int64_t Decoder::saved_bytes(Saved what) const {
+    return Block::saved_bytes(shape_, numerics_, rope_, ops_, layers_[1], what);
 }
 
 void Decoder::embed(const int32_t* tokens, const void* weights, void* x) const {
@@ -151,7 +151,7 @@ void Decoder::embed_backward(const int32_t* tokens, const void* dx, float* gradi
 namespace {
 
 void keep(Block& pass, const KeptMemory& kept, bool known) {
-    for (const Kept what : kAllKept) {
+    for (const Saved what : kAllKept) {
         if (kept[at(what)] != nullptr) pass.keep(what, kept[at(what)], known);
     }
 }
@@ -181,7 +181,7 @@ void Decoder::backward(int64_t block, const void* weights, const void* x_in, voi
     pass.backward(ConstView::of(x_in, numerics_.residual, d.rows, d.cols), d, needs_dx);
 }
 
-void Decoder::compute_kept(Kept what, int64_t block, const void* weights,
+void Decoder::compute_kept(Saved what, int64_t block, const void* weights,
                            std::byte* scratch) const {
     const LayerMemory memory(layers_[static_cast<size_t>(block + 1)], numerics_.compute, weights,
                              nullptr);

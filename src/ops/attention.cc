@@ -159,7 +159,7 @@ void AttendTile(const AttentionCall& call, View out, float* lse, int64_t sequenc
 
 // ---------------------------------------------------------------- backward
 
-// One head's tile of queries on the way back.
+// One head's tile of queries in the backward pass.
 struct QueryTile {
     alignas(64) float q[kTile * kMaxHeadDim], dout[kTile * kMaxHeadDim];
     alignas(64) Scores p, ds;

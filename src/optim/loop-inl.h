@@ -101,9 +101,9 @@ HWY_INLINE void store_split(VF p, uint16_t* weight, uint16_t* low) {
 }
 
 // How a loop treats its arrays; the weight may be absent.
-template <class Rule, DType kGradient, DType kWeight, bool kHasWeight, class Kept>
+template <class Rule, DType kGradient, DType kWeight, bool kHasWeight, class Saved>
 struct Pass {
-    static constexpr DType kMoment = Kept::kMoment;
+    static constexpr DType kMoment = Saved::kMoment;
     static constexpr bool kNoisy = Rule::kM && kMoment == DType::bf16;
     // A cache line of the moments. The hardware's prefetchers stop at the end of a page and follow
     // four streams late; asking 2 KiB ahead was 1.06 (EPYC) to 1.14 (Xeon) times as fast, and
@@ -128,7 +128,7 @@ struct Pass {
         constexpr bool kStreamWeight = kStores != Stores::cached;
         const U u;
         VF p;
-        if constexpr (Kept::kSplit) {
+        if constexpr (Saved::kSplit) {
             p = load_joined(span.weight_in + i, span.low_in + i);
         } else {
             p = hn::LoadU(F(), span.p_in + i);
@@ -136,7 +136,7 @@ struct Pass {
         VF m = Rule::kM ? load_as_f32<kMoment>(span.m_in, i) : hn::Zero(F());
         VF v = Rule::kV ? load_as_f32<kMoment>(span.v_in, i) : hn::Zero(F());
         Rule::apply(p, m, v, scaled(load_as_f32<kGradient>(span.gradient, i), s), s);
-        if constexpr (Kept::kSplit) {
+        if constexpr (Saved::kSplit) {
             store_split<kStreamState>(p, static_cast<uint16_t*>(span.weight) + i, span.low + i);
         } else {
             put<kStreamState>(p, F(), span.p + i);
@@ -167,7 +167,7 @@ struct Pass {
     }
 
     HWY_INLINE static void prefetch(const Span& span, int64_t i) {
-        if constexpr (Kept::kSplit) {
+        if constexpr (Saved::kSplit) {
             prefetch(span.weight_in, i, 2);
             prefetch(span.low_in, i, 2);
         } else {
@@ -237,9 +237,9 @@ struct Pass {
     }
 };
 
-template <class Rule, DType kGradient, DType kWeight, bool kHasWeight, class Kept>
+template <class Rule, DType kGradient, DType kWeight, bool kHasWeight, class Saved>
 void with_stores(const Span& span, const Scalars& s, Stores stores) {
-    using This = Pass<Rule, kGradient, kWeight, kHasWeight, Kept>;
+    using This = Pass<Rule, kGradient, kWeight, kHasWeight, Saved>;
     switch (stores) {
         case Stores::cached:
             return This::template all<Stores::cached>(span, s);
@@ -250,34 +250,34 @@ void with_stores(const Span& span, const Scalars& s, Stores stores) {
     }
 }
 
-template <class Rule, DType kGradient, class Kept>
+template <class Rule, DType kGradient, class Saved>
 void with_gradient(const Span& span, const Scalars& s, Stores stores) {
-    if constexpr (Kept::kSplit) {
-        with_stores<Rule, kGradient, DType::bf16, true, Kept>(span, s, stores);
+    if constexpr (Saved::kSplit) {
+        with_stores<Rule, kGradient, DType::bf16, true, Saved>(span, s, stores);
         return;
     } else {
         if (!span.weight)
-            return with_stores<Rule, kGradient, DType::f32, false, Kept>(span, s, stores);
+            return with_stores<Rule, kGradient, DType::f32, false, Saved>(span, s, stores);
         switch (span.weight_type) {
             case DType::f32:
-                return with_stores<Rule, kGradient, DType::f32, true, Kept>(span, s, stores);
+                return with_stores<Rule, kGradient, DType::f32, true, Saved>(span, s, stores);
             case DType::bf16:
-                return with_stores<Rule, kGradient, DType::bf16, true, Kept>(span, s, stores);
+                return with_stores<Rule, kGradient, DType::bf16, true, Saved>(span, s, stores);
             case DType::f16:
-                return with_stores<Rule, kGradient, DType::f16, true, Kept>(span, s, stores);
+                return with_stores<Rule, kGradient, DType::f16, true, Saved>(span, s, stores);
         }
     }
 }
 
-template <class Rule, class Kept>
+template <class Rule, class Saved>
 void with_format(const Span& span, const Scalars& s, Stores stores) {
     switch (span.gradient_type) {
         case DType::f32:
-            return with_gradient<Rule, DType::f32, Kept>(span, s, stores);
+            return with_gradient<Rule, DType::f32, Saved>(span, s, stores);
         case DType::bf16:
-            return with_gradient<Rule, DType::bf16, Kept>(span, s, stores);
+            return with_gradient<Rule, DType::bf16, Saved>(span, s, stores);
         case DType::f16:
-            return with_gradient<Rule, DType::f16, Kept>(span, s, stores);
+            return with_gradient<Rule, DType::f16, Saved>(span, s, stores);
     }
 }
 

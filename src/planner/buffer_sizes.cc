@@ -40,9 +40,9 @@ int64_t exact_bytes(Class c, const Workload& work) {
         case Class::input_piece:
             return work.needs.activation;
         case Class::attention:
-            return work.needs.kept[at(model::Kept::attention)];
+            return work.needs.kept[at(model::Saved::attention)];
         case Class::mlp:
-            return work.needs.kept[at(model::Kept::mlp)];
+            return work.needs.kept[at(model::Saved::mlp)];
         case Class::tokens:
         case Class::host_tokens:
             return work.numerics.tokens() * 2 * 4;
@@ -57,7 +57,7 @@ int64_t exact_bytes(Class c, const Workload& work) {
             return elements * weight;
         case Class::gradient_piece:
             return elements * wire;
-        case Class::park_piece:
+        case Class::spill_piece:
             return elements * 4;
     }
     bug("unknown buffer class");
@@ -74,7 +74,7 @@ const char* name_of(Class c) {
         "block weights", "edge weights", "block gradient", "edge gradient", "wire",
         "ranks' pieces", "activation",   "attention",      "mlp",           "tokens",
         "scratch",       "report",       "state stage",    "weight piece",  "gradient piece",
-        "input piece",   "park piece",   "host tokens"};
+        "input piece",   "spill piece",  "host tokens"};
     return kNames[at(c)];
 }
 

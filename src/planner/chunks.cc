@@ -47,20 +47,21 @@ std::vector<Chunk> cut_chunks(const std::vector<model::Layer>& layers, int64_t c
     return chunks;
 }
 
-std::vector<Park> cut_parks(const std::vector<model::Layer>& layers, int64_t chunk_elements,
-                            std::vector<LayerPlan>& layer_plans) {
-    std::vector<Park> parks;
+std::vector<AccumulatorSpill> cut_spills(const std::vector<model::Layer>& layers,
+                                         int64_t chunk_elements,
+                                         std::vector<LayerPlan>& layer_plans) {
+    std::vector<AccumulatorSpill> spills;
     for (size_t l = 0; l < layers.size(); ++l) {
-        layer_plans[l].first_park = std::ssize(parks);
+        layer_plans[l].first_spill = std::ssize(spills);
         for (const model::Segment& segment : layers[l].segments) {
             if (!segment.trainable) continue;
             cut({segment.offset, segment.count}, chunk_elements, [&](int64_t first, int64_t count) {
-                parks.push_back({static_cast<int64_t>(l), first, count});
+                spills.push_back({static_cast<int64_t>(l), first, count});
             });
         }
-        layer_plans[l].parks = std::ssize(parks) - layer_plans[l].first_park;
+        layer_plans[l].spills = std::ssize(spills) - layer_plans[l].first_spill;
     }
-    return parks;
+    return spills;
 }
 
 int64_t leaves_of(const std::vector<Chunk>& chunks, const zero::Partition& partition) {

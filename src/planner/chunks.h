@@ -15,8 +15,9 @@ std::vector<Chunk> cut_chunks(const std::vector<model::Layer>& layers, int64_t c
                               const zero::Partition& partition,
                               std::vector<LayerPlan>& layer_plans);
 // The same of the accumulators of what trains, on any rank.
-std::vector<Park> cut_parks(const std::vector<model::Layer>& layers, int64_t chunk_elements,
-                            std::vector<LayerPlan>& layer_plans);
+std::vector<AccumulatorSpill> cut_spills(const std::vector<model::Layer>& layers,
+                                         int64_t chunk_elements,
+                                         std::vector<LayerPlan>& layer_plans);
 
 // Norm leaves of this rank's shards.
 int64_t leaves_of(const std::vector<Chunk>& chunks, const zero::Partition& partition);

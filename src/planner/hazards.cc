@@ -31,18 +31,18 @@ void Hazards::order(swap::Schedule& schedule, swap::Task& task, std::span<const 
         state.touched = true;
         const bool known = state.written || state.has_before;
         switch (use.access) {
-            case Access::read:
+            case Effect::read:
                 if (!known) enter(use.resource, false);
                 waits.raise(state.before);
                 waits.raise(state.writers);
                 break;
-            case Access::write:
+            case Effect::write:
                 if (!known) enter(use.resource, true);
                 waits.raise(state.before);
                 waits.raise(state.writers);
                 waits.raise(state.readers);
                 break;
-            case Access::join:
+            case Effect::join:
                 if (state.has_readers && known) begin_generation(state);
                 if (!state.has_before) enter(use.resource, true);
                 waits.raise(state.before);
@@ -52,12 +52,12 @@ void Hazards::order(swap::Schedule& schedule, swap::Task& task, std::span<const 
     }
     for (const Use& use : uses) {
         State& state = states_[use.resource];
-        if (use.access == Access::read) {
+        if (use.access == Effect::read) {
             state.readers.raise(task.lane, task.index);
             state.has_readers = true;
             continue;
         }
-        if (use.access == Access::write) {
+        if (use.access == Effect::write) {
             state = State{};
             state.touched = state.has_before = true;
             state.before.raise(task.lane, task.index);

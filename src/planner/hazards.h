@@ -9,10 +9,10 @@ namespace ferry::planner {
 
 // join: one of several writers that fill a resource together; they wait for its earlier readers but
 // not for each other. Verification of bytes already on their way joins too: readers wait for it.
-enum class Access : uint8_t { read, write, join };
+enum class Effect : uint8_t { read, write, join };
 struct Use {
     uint32_t resource = 0;
-    Access access = Access::read;
+    Effect access = Effect::read;
 };
 
 class Hazards {

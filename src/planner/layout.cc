@@ -31,18 +31,18 @@ public:
             const int64_t weight = size_of(plan_.compute), wire = size_of(plan_.wire);
             chunk.weight = add(homes.weight, chunk.count * weight, "weights", Class::weight_piece);
             if (!chunk.trainable) continue;
-            chunk.bets = homes.bets;
-            plan_.betting = plan_.betting || chunk.bets;
+            chunk.speculative = homes.speculative;
+            plan_.speculative = plan_.speculative || chunk.speculative;
             chunk.state = add(homes.state, plan_.state_bytes(chunk), "state", Class::stage);
             FERRY_CHECK(!plan_.durable || homes.state == Tier::nvme, "durable state is on NVMe");
-            if (homes.state == Tier::nvme || chunk.bets)
-                make_versioned(chunk.state, chunk.bets, kStateSlots);
-            if (plan_.state.split && (chunk.bets || plan_.durable))
-                make_versioned(chunk.weight, chunk.bets, kWeightSlots);
+            if (homes.state == Tier::nvme || chunk.speculative)
+                make_versioned(chunk.state, chunk.speculative, kStateSlots);
+            if (plan_.state.split && (chunk.speculative || plan_.durable))
+                make_versioned(chunk.weight, chunk.speculative, kWeightSlots);
             chunk.gradient =
                 add(homes.gradient, chunk.count * wire, "gradients", Class::gradient_piece);
         }
-        if (plan_.groups > 1) make_parks();
+        if (plan_.groups > 1) make_spills();
         for (const Tier home : placement_.inputs) {
             const int64_t bytes = buffer_bytes(Class::activation, work_);
             plan_.inputs.push_back(home == Tier::device
@@ -51,7 +51,7 @@ public:
         }
         const std::vector<Owner> owners = owners_of_objects(plan_);
         for (size_t i = 0; i < owners.size(); ++i) plan_.objects[i].layer = owners[i].layer;
-        // A settled update writes a fresh slot before it frees the old one.
+        // A committed update writes a fresh slot before it frees the old one.
         for (aio::SlotClass& c : plan_.slot_classes) {
             if (c.name == "state") c.slots += plan_.buffers[at(Class::stage)].count;
             if (c.name == "weights" && stores_versioned_weights())
@@ -59,14 +59,15 @@ public:
         }
     }
 
-    void make_parks() {
-        for (size_t i = 0; i < plan_.parks.size(); ++i) {
-            Park& park = plan_.parks[i];
+    void make_spills() {
+        for (size_t i = 0; i < plan_.spills.size(); ++i) {
+            AccumulatorSpill& spill = plan_.spills[i];
             const auto make = [&] {
-                return add(placement_.parks[i], park.count * 4, "accumulators", Class::park_piece);
+                return add(placement_.spills[i], spill.count * 4, "accumulators",
+                           Class::spill_piece);
             };
-            park.object = make();
-            if (plan_.tied && park.layer == 0) park.table = make();
+            spill.object = make();
+            if (plan_.tied && spill.layer == 0) spill.table = make();
         }
     }
 
@@ -96,7 +97,7 @@ public:
         for (size_t l = 0; l < plan_.layers.size(); ++l) {
             LayerPlan& layer = plan_.layer_plans[l];
             layer.resident = placement_.resident[l];
-            for (const model::Kept what : model::kAllKept)
+            for (const model::Saved what : model::kAllKept)
                 layer.keeps[at(what)] = placement_.kept[at(what)][l];
             if (!layer.resident) continue;
             const model::Layer& shape = plan_.layers[l];
@@ -133,13 +134,13 @@ private:
         return std::exchange(end, end + round_up(bytes, kPage));
     }
 
-    // `bets`: it holds two versions until the verdict. A durable one stays until the next is; a
-    // bet then waits for that rather than for a third slot.
-    void make_versioned(ObjectId id, bool bets, int host_class) {
+    // `speculative`: it holds two versions until the outcome. A durable one stays until the next
+    // is; a speculative update then waits for that rather than for a third slot.
+    void make_versioned(ObjectId id, bool speculative, int host_class) {
         Object& object = plan_.objects[id];
         object.versioned = true;
         if (object.home == Tier::host) object.slot_class = host_class;
-        if (object.home == Tier::nvme && (bets || plan_.durable))
+        if (object.home == Tier::nvme && (speculative || plan_.durable))
             ++plan_.slot_classes[static_cast<size_t>(object.slot_class)].slots;
     }
 
@@ -182,7 +183,8 @@ int64_t enough_over(size_t paths, const Plan& plan) {
 }
 
 void spend_nvme(Plan& plan, Budget& nvme, size_t paths) {
-    // What is written goes to a fresh slot: of bets, of updates under way, of durable versions.
+    // What is written goes to a fresh slot: of speculative updates, of updates under way, of
+    // durable versions.
     for (size_t c = 0; c < plan.slot_classes.size(); ++c) {
         const aio::SlotClass& slots = plan.slot_classes[c];
         const int64_t stored = std::ranges::count_if(plan.objects, [&](const Object& object) {
@@ -202,12 +204,13 @@ void spend_nvme(Plan& plan, Budget& nvme, size_t paths) {
     if (!nvme.exceeded()) return;
     const int64_t needed = nvme.sharers() * nvme.spent(), limit = nvme.sharers() * nvme.limit();
     const std::string enough = std::to_string(nvme.sharers() * enough_over(paths, plan));
-    // Bets that were not asked for never are what is too much.
+    // Speculative updates that were not asked for never are what is too much.
     const std::string otherwise =
-        plan.durable   ? "set checkpoint.durable_steps to false, which spares the second copy of "
-                         "the state"
-        : plan.betting ? "set swap.bets to \"auto\", which bets no more than there is room for"
-                       : "raise budgets.host";
+        plan.durable ? "set checkpoint.durable_steps to false, which spares the second copy of "
+                       "the state"
+        : plan.speculative
+            ? "set swap.speculate to \"auto\", which speculates no more than there is room for"
+            : "raise budgets.host";
     throw Error(Trouble::does_not_fit, {.what = "the NVMe budget is too small",
                                         .where = "budgets.nvme",
                                         .measured = needed_text(nvme, nvme.spent()),

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "bets.h"
 #include "chunks.h"
+#include "speculation.h"
 #include "step_seconds.h"
 
 namespace ferry::planner {
@@ -25,11 +25,12 @@ constexpr Depths kBusy{.weights = 2, .gradients = 2, .wire = 4, .spare_activatio
 class Placer {
 public:
     Placer(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
-           const std::vector<Park>& parks, const MachineFigures& machine, const Keeping& keeping)
+           const std::vector<AccumulatorSpill>& spills, const MachineFigures& machine,
+           const Keeping& keeping)
         : config_(config),
           work_(work),
           chunks_(chunks),
-          parks_(parks),
+          spills_(spills),
           keeping_(keeping),
           micro_batches_(config.batch.micro_batches),
           tied_(work.layers.back().find(model::Role::head_table) == nullptr),
@@ -68,7 +69,7 @@ private:
     // `inputs`: block inputs of a group that stay on the device until backward. `keeping`: blocks
     // that keep each result there.
     Counts device_counts(const Depths& depth, int64_t groups, int64_t inputs,
-                         const model::OfKept<int64_t>& keeping) const {
+                         const model::OfSaved<int64_t>& keeping) const {
         Counts counts{};
         counts[at(Class::block_weights)] = depth.weights;
         counts[at(Class::edge_weights)] = tied_ ? 2 : 1;
@@ -78,7 +79,7 @@ private:
         counts[at(Class::pieces)] = work_.partition.alone() ? 0 : depth.exchanges;
         counts[at(Class::activation)] =
             micro_batches_ / groups + 1 + depth.spare_activations + inputs;
-        for (const model::Kept what : model::kAllKept)
+        for (const model::Saved what : model::kAllKept)
             counts[at(class_of(what))] = keeping[at(what)] * (micro_batches_ / groups);
         counts[at(Class::tokens)] = micro_batches_ / groups;
         counts[at(Class::scratch)] = 1;
@@ -102,8 +103,8 @@ private:
         }
         refuse(device(), device_bytes(kLean, result_.groups),
                "the device budget is too small for one layer and its work",
-               asked_for() != model::OfKept<int64_t>{}
-                   ? "lower swap.keep_attention or swap.keep_mlp"
+               asked_for() != model::OfSaved<int64_t>{}
+                   ? "lower swap.save_attention or swap.save_mlp"
                    : "lower batch.micro_batch, batch.micro_batches, batch.sequence, "
                      "numerics.head_tile or swap.chunk_elements");
     }
@@ -138,23 +139,23 @@ private:
             const auto id = static_cast<Class>(c);
             if (result_.counts[c] > 0) device().need(row_of(id), result_.counts[c] * bytes_of(id));
         }
-        keep_inputs(inputs);
+        save_inputs(inputs);
         make_resident();
     }
 
     bool is_asked_for(const KeptResult& result) const {
         return blocks_asked_to_keep(config_, result.what) >= 0;
     }
-    model::OfKept<int64_t> asked_for() const {
-        model::OfKept<int64_t> blocks{};
+    model::OfSaved<int64_t> asked_for() const {
+        model::OfSaved<int64_t> blocks{};
         for (const KeptResult& result : keeping_.results)
             blocks[at(result.what)] += is_asked_for(result);
         return blocks;
     }
 
     // What was asked for is among the buffers already. Returns how many blocks keep each.
-    model::OfKept<int64_t> keep_results(int64_t left_bytes) {
-        model::OfKept<int64_t> blocks{};
+    model::OfSaved<int64_t> keep_results(int64_t left_bytes) {
+        model::OfSaved<int64_t> blocks{};
         for (auto& of_layers : result_.kept) of_layers.assign(work_.layers.size(), false);
         for (const KeptResult& result : keeping_.results) {
             const int64_t bytes = group_size() * bytes_of(class_of(result.what));
@@ -202,7 +203,7 @@ private:
         return fits;
     }
 
-    // On the device, with the gradient that its update waits for the verdict with.
+    // On the device, with the gradient that its update waits for the outcome with.
     bool keep_state(const Chunk& chunk, Placement::ChunkHomes& homes) {
         const int64_t state = round_up(chunk.count * work_.state.element_bytes(), kPage);
         const int64_t gradient = round_up(chunk.count * size_of(work_.numerics.wire), kPage);
@@ -239,7 +240,7 @@ private:
     }
 
     // The last blocks' inputs are needed again first: they keep the device's buffers.
-    void keep_inputs(int64_t on_device) {
+    void save_inputs(int64_t on_device) {
         result_.inputs.assign(static_cast<size_t>(block_count() * group_size()), Tier::nvme);
         std::fill(result_.inputs.end() - on_device, result_.inputs.end(), Tier::device);
     }
@@ -259,12 +260,12 @@ private:
         if (std::count(result_.inputs.begin(), result_.inputs.end(), Tier::nvme) > 0) {
             reserve(Class::input_piece, kStaging, 1);
         }
-        if (result_.groups > 1) reserve(Class::park_piece, kStaging, 1);
+        if (result_.groups > 1) reserve(Class::spill_piece, kStaging, 1);
         // A quarter of the budget at most: memory that holds state saves more than a deeper queue.
         // All kinds alike: what is under way of one waits for the others.
         for (int64_t count = 2; count <= pieces_under_way(); ++count) {
             for (const Class c : {Class::stage, Class::weight_piece, Class::gradient_piece,
-                                  Class::input_piece, Class::park_piece}) {
+                                  Class::input_piece, Class::spill_piece}) {
                 deepen(c, count, host().limit() / 4);
             }
         }
@@ -332,14 +333,14 @@ private:
         });
     }
 
-    bool is_crumb(const Chunk& chunk) const { return chunk.count * 8 <= work_.chunk_elements; }
+    bool is_remainder(const Chunk& chunk) const { return chunk.count * 8 <= work_.chunk_elements; }
 
     // Host memory goes where it saves most traffic per byte: weights (read twice, written once),
     // accumulators and gradients, block inputs, then optimizer state.
     void choose_homes() {
-        // Crumbs, such as the norms' state: a whole slot each would be a waste.
+        // Remainders, such as the norms' state: a whole slot each would be a waste.
         for_updated_on_host([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
-            if (is_crumb(chunk) && !fraction_is_given())
+            if (is_remainder(chunk) && !fraction_is_given())
                 claim(homes.state, kState, state_bytes(chunk));
         });
         for (size_t c = 0; c < chunks_.size(); ++c) {
@@ -349,7 +350,7 @@ private:
                 claim(result_.chunks[c].weight, "weights", weight_bytes(chunks_[c]));
             }
         }
-        choose_parks();
+        choose_spills();
         for_updated_on_host([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
             claim(homes.gradient, "gradients", chunk.count * size_of(work_.numerics.wire));
         });
@@ -358,15 +359,15 @@ private:
         }
         place_states();
         if (!has_nvme()) deepen(Class::weight_piece, pieces_behind_a_block(), host().limit());
-        place_bets();
+        place_speculation();
     }
 
-    void choose_parks() {
-        result_.parks.assign(parks_.size(), Tier::nvme);
+    void choose_spills() {
+        result_.spills.assign(spills_.size(), Tier::nvme);
         if (result_.groups == 1) return;
-        for (size_t i = 0; i < parks_.size(); ++i) {
-            const int64_t copies = tied_ && parks_[i].layer == 0 ? 2 : 1;
-            claim(result_.parks[i], "gradient accumulators", copies * parks_[i].count * 4);
+        for (size_t i = 0; i < spills_.size(); ++i) {
+            const int64_t copies = tied_ && spills_[i].layer == 0 ? 2 : 1;
+            claim(result_.spills[i], "gradient accumulators", copies * spills_[i].count * 4);
         }
     }
 
@@ -377,22 +378,25 @@ private:
         return config_.checkpoint.durable_steps ? 1 : config_.swap.state_on_nvme;
     }
     bool fraction_is_given() const { return given_fraction() >= 0 && has_nvme(); }
-    bool all_bet() const { return config_.swap.bets == "all"; }
-    // The weight of a split master is half of the old version, so a bet must leave it as it was:
-    // there is no second place for one that lives on the device.
-    bool can_bet(const Chunk& chunk) const {
+    bool all_speculate() const { return config_.swap.speculate == "all"; }
+    // The weight of a split master is half of the old version, so a speculative update must leave
+    // it as it was: there is no second place for one that lives on the device.
+    bool can_speculate(const Chunk& chunk) const {
         return chunk.trainable &&
                !(work_.state.split && result_.resident[static_cast<size_t>(chunk.layer)]);
     }
-    bool must_bet(const Chunk& chunk) const { return all_bet() && can_bet(chunk); }
-    // State in memory is updated in place, unless it bets: then it has two slots.
+    bool must_speculate(const Chunk& chunk) const {
+        return all_speculate() && can_speculate(chunk);
+    }
+    // State in memory is updated in place, unless it is speculative: then it has two slots.
     int64_t state_bytes(const Chunk& chunk) const {
-        return must_bet(chunk) ? 2 * bytes_of(Class::stage)
-                               : chunk.count * work_.state.element_bytes();
+        return must_speculate(chunk) ? 2 * bytes_of(Class::stage)
+                                     : chunk.count * work_.state.element_bytes();
     }
     int64_t weight_bytes(const Chunk& chunk) const {
-        return work_.state.split && must_bet(chunk) ? 2 * bytes_of(Class::weight_piece)
-                                                    : chunk.count * size_of(work_.numerics.compute);
+        return work_.state.split && must_speculate(chunk)
+                   ? 2 * bytes_of(Class::weight_piece)
+                   : chunk.count * size_of(work_.numerics.compute);
     }
     // What has to be on NVMe, spread evenly over the layers: the drives and the memory then share
     // every phase of a step.
@@ -429,35 +433,37 @@ private:
         });
     }
 
-    // Spread evenly over the layers, so that what is left for after settling is, too.
-    void place_bets() {
-        if (config_.swap.bets == "off") return;
-        const double fraction =
-            all_bet() ? 1 : expected_bet_fraction(config_, work_, chunks_, result_, machine_);
-        BetRoom room(config_, work_, chunks_, parks_, result_);
+    // Spread evenly over the layers, so that what is left for after the outcome is, too.
+    void place_speculation() {
+        if (config_.swap.speculate == "off") return;
+        const double fraction = all_speculate() ? 1
+                                                : expected_speculative_fraction(
+                                                      config_, work_, chunks_, result_, machine_);
+        SpeculationRoom room(config_, work_, chunks_, spills_, result_);
         double wanted = 0;
         for_updated_on_host([&](const Chunk& chunk, const Placement::ChunkHomes& homes) {
-            if (can_bet(chunk)) wanted += double(room.bytes_for(homes));
+            if (can_speculate(chunk)) wanted += double(room.bytes_for(homes));
         });
-        const double stored = all_bet()    ? 1
-                              : wanted > 0 ? std::min(fraction, double(room.left()) / wanted)
-                                           : fraction;
+        const double stored = all_speculate() ? 1
+                              : wanted > 0    ? std::min(fraction, double(room.left()) / wanted)
+                                              : fraction;
         double due = 0;
         for_updated_on_host([&](const Chunk& chunk, Placement::ChunkHomes& homes) {
             due += room.bytes_for(homes) > 0 ? stored : fraction;
-            if (due < 1 || !may_bet(chunk, homes, room)) return;
-            homes.bets = true;
+            if (due < 1 || !may_speculate(chunk, homes, room)) return;
+            homes.speculative = true;
             due -= 1;
         });
     }
 
-    // State in memory bets where memory to spare is known, and where updates do not take the cores
-    // that compute: beside a GPU. Takes the second slots of what it allows.
-    bool may_bet(const Chunk& chunk, const Placement::ChunkHomes& homes, BetRoom& room) {
-        if (all_bet() || !can_bet(chunk)) return can_bet(chunk);
+    // State in memory is updated speculatively where memory to spare is known, and where updates do
+    // not take the cores that compute: beside a GPU. Takes the second slots of what it allows.
+    bool may_speculate(const Chunk& chunk, const Placement::ChunkHomes& homes,
+                       SpeculationRoom& room) {
+        if (all_speculate() || !can_speculate(chunk)) return can_speculate(chunk);
         const bool in_memory = homes.state == Tier::host;
-        const bool may_in_memory =
-            machine_.device_beside && config_.budgets.host_bytes != kUnlimited && !is_crumb(chunk);
+        const bool may_in_memory = machine_.device_beside &&
+                                   config_.budgets.host_bytes != kUnlimited && !is_remainder(chunk);
         if (in_memory && !may_in_memory) return false;
         const int64_t state = in_memory ? 2 * bytes_of(Class::stage) - state_bytes(chunk) : 0;
         const bool two_weights = work_.state.split && homes.weight == Tier::host;
@@ -474,7 +480,7 @@ private:
     const Config& config_;
     const Workload& work_;
     const std::vector<Chunk>& chunks_;
-    const std::vector<Park>& parks_;
+    const std::vector<AccumulatorSpill>& spills_;
     const Keeping keeping_;
     const int64_t micro_batches_;
     const bool tied_;
@@ -485,9 +491,9 @@ private:
 }  // namespace
 
 Placement place(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
-                const std::vector<Park>& parks, const MachineFigures& machine,
+                const std::vector<AccumulatorSpill>& spills, const MachineFigures& machine,
                 const Keeping& keeping) {
-    return Placer(config, work, chunks, parks, machine, keeping).make();
+    return Placer(config, work, chunks, spills, machine, keeping).make();
 }
 
 }  // namespace ferry::planner

@@ -13,15 +13,15 @@ namespace ferry::planner {
 struct Placement {
     int64_t groups = 1;
     std::array<int64_t, kClasses> counts{};
-    std::vector<bool> resident{};             // a layer's weights, on the device
-    model::OfKept<std::vector<bool>> kept{};  // of a layer, on the device until backward
+    std::vector<bool> resident{};              // a layer's weights, on the device
+    model::OfSaved<std::vector<bool>> kept{};  // of a layer, on the device until backward
     struct ChunkHomes {
         swap::Tier weight = swap::Tier::nvme, state = swap::Tier::nvme;
         swap::Tier gradient = swap::Tier::nvme;
-        bool bets = false;
+        bool speculative = false;
     };
     std::vector<ChunkHomes> chunks{};
-    std::vector<swap::Tier> parks{};
+    std::vector<swap::Tier> spills{};
     std::vector<swap::Tier> inputs{};  // [block * group size + i]
     Budget device, host;
 };
@@ -29,16 +29,18 @@ struct Placement {
 // The part of the optimizer's work that is worth doing before the clip factor is known: none where
 // a quarter of the next forward pass hides all of it, else what leaves backward and forward the
 // same share of slack, for an update that is late by anything makes its layer's forward wait. No
-// more than backward hides. `out_of_place`: how many times as long as a settled update a bet takes.
-double bet_fraction(double forward_s, double backward_s, double optimizer_s, double out_of_place);
+// more than backward hides. `out_of_place`: how many times as long as an update after the outcome a
+// speculative one takes.
+double speculative_fraction(double forward_s, double backward_s, double optimizer_s,
+                            double out_of_place);
 
 // What a layer may keep from forward to backward.
 struct KeptResult {
     size_t layer = 0;
-    model::Kept what{};
+    model::Saved what{};
 };
 // How many blocks the configuration has keep that; less than 0: the planner decides.
-int64_t blocks_asked_to_keep(const Config& config, model::Kept what);
+int64_t blocks_asked_to_keep(const Config& config, model::Saved what);
 
 // What stays on the device from forward to backward: the inputs of at most so many blocks, the last
 // ones, as far as they fit; then these results, all of those that the configuration asks for, of
@@ -49,11 +51,12 @@ struct Keeping {
 };
 // Throws does_not_fit naming the tier, the bytes missing and the smallest budget that works.
 Placement place(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
-                const std::vector<Park>& parks, const MachineFigures& machine,
+                const std::vector<AccumulatorSpill>& spills, const MachineFigures& machine,
                 const Keeping& keeping);
 // Keeps as much as is asked for, or as makes the step shortest, in as many groups.
 Placement place_for_speed(const Config& config, const Workload& work,
-                          const std::vector<Chunk>& chunks, const std::vector<Park>& parks,
+                          const std::vector<Chunk>& chunks,
+                          const std::vector<AccumulatorSpill>& spills,
                           const MachineFigures& machine);
 
 }  // namespace ferry::planner

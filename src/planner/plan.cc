@@ -49,7 +49,7 @@ Plan plan_with(int64_t chunk_elements, const Config& config,
               .device_overhead_bytes = needs.overhead + needs.page_tables};
     plan.layer_plans.resize(plan.layers.size());
     plan.chunks = cut_chunks(plan.layers, plan.chunk_elements, partition, plan.layer_plans);
-    plan.parks = cut_parks(plan.layers, plan.chunk_elements, plan.layer_plans);
+    plan.spills = cut_spills(plan.layers, plan.chunk_elements, plan.layer_plans);
     plan.leaves = leaves_of(plan.chunks, partition);
     if (plan.leaves == 0 && !config.evaluate.only) {
         throw Error(Trouble::usage, {.what = "every tensor is frozen: there is nothing to train",
@@ -64,7 +64,7 @@ Plan plan_with(int64_t chunk_elements, const Config& config,
                         .chunk_elements = plan.chunk_elements,
                         .report_bytes = plan.report_bytes(),
                         .state = plan.state};
-    const Placement placement = place_for_speed(config, work, plan.chunks, plan.parks, machine);
+    const Placement placement = place_for_speed(config, work, plan.chunks, plan.spills, machine);
     lay_out(plan, placement, work, nvme_budget(config), config.budgets.nvme.size());
     return plan;
 }
@@ -144,7 +144,7 @@ bool Plan::goes_back(int64_t layer) const {
            trains_below(layer + 1);
 }
 
-int64_t Plan::blocks_keeping(model::Kept what) const {
+int64_t Plan::blocks_keeping(model::Saved what) const {
     return std::ranges::count_if(layer_plans,
                                  [what](const LayerPlan& l) { return l.keeps[at(what)]; });
 }

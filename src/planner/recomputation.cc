@@ -4,14 +4,14 @@
 #include <optional>
 #include <span>
 
-#include "bets.h"
 #include "placement.h"
+#include "speculation.h"
 #include "step_seconds.h"
 
 namespace ferry::planner {
 
-int64_t blocks_asked_to_keep(const Config& config, model::Kept what) {
-    return what == model::Kept::attention ? config.swap.keep_attention : config.swap.keep_mlp;
+int64_t blocks_asked_to_keep(const Config& config, model::Saved what) {
+    return what == model::Saved::attention ? config.swap.save_attention : config.swap.save_mlp;
 }
 
 namespace {
@@ -24,7 +24,7 @@ std::vector<KeptResult> results_by_gain(const Workload& work, const MachineFigur
     for (size_t l = 0; l < work.layers.size(); ++l) {
         trains = trains || work.layers[l].trainable_elements > 0;
         if (!trains || work.layers[l].kind != model::LayerKind::block) continue;
-        for (const model::Kept what : model::kAllKept) {
+        for (const model::Saved what : model::kAllKept) {
             if (work.needs.kept[at(what)] > 0) results.push_back({l, what});
         }
     }
@@ -43,7 +43,7 @@ struct Choice {
 };
 Choice choice_of(const Config& config, const std::vector<KeptResult>& results) {
     Choice found;
-    model::OfKept<int64_t> blocks{};
+    model::OfSaved<int64_t> blocks{};
     for (const KeptResult& result : results) {
         if (blocks[at(result.what)]++ < blocks_asked_to_keep(config, result.what))
             found.results.push_back(result);
@@ -67,11 +67,11 @@ struct Way {
 class Search {
 public:
     Search(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
-           const std::vector<Park>& parks, const MachineFigures& machine)
+           const std::vector<AccumulatorSpill>& spills, const MachineFigures& machine)
         : config_(config),
           work_(work),
           chunks_(chunks),
-          parks_(parks),
+          spills_(spills),
           machine_(machine),
           choice_(choice_of(config, results_by_gain(work, machine))) {}
 
@@ -94,9 +94,9 @@ public:
     }
 
 private:
-    // A run that is clipped at every step bets in vain: it must not be slower for what bets would
-    // gain. And the sums know of no link that waits for another, of which more groups have more,
-    // and inputs that travel some.
+    // A run that is clipped at every step speculates in vain: it must not be slower for what
+    // speculation would gain. And the sums know of no link that waits for another, of which more
+    // groups have more, and inputs that travel some.
     static constexpr double kMayLose = 1.01, kPerGroups = 1.02, kPerInputs = 1.01;
 
     Config in_groups(int64_t groups) const {
@@ -105,7 +105,7 @@ private:
         return config;
     }
     Placement placement_of(const Config& config, int64_t inputs, size_t results) const {
-        return place(config, work_, chunks_, parks_, machine_,
+        return place(config, work_, chunks_, spills_, machine_,
                      {inputs, std::span(choice_.results).first(results)});
     }
 
@@ -113,7 +113,7 @@ private:
     // the processors would make them themselves. Never of all, where the last ones would come back
     // as soon as they have left.
     std::vector<int64_t> inputs_to_try() const {
-        const int64_t blocks = std::ssize(work_.layers) - 2, asked = config_.swap.keep_inputs;
+        const int64_t blocks = std::ssize(work_.layers) - 2, asked = config_.swap.save_inputs;
         if (asked >= 0) return {std::min(asked, blocks)};
         std::vector<int64_t> counts{blocks};
         for (const int64_t eighths : {6, 4, 2, 1}) {
@@ -135,7 +135,7 @@ private:
     bool fits(const Config& config, int64_t inputs) {
         try {
             const Placement placement = placement_of(config, inputs, choice_.asked);
-            const int64_t missing = missing_on_paths(config, work_, chunks_, parks_, placement);
+            const int64_t missing = missing_on_paths(config, work_, chunks_, spills_, placement);
             if (missing > 0 && (least_missing_ == 0 || missing < least_missing_)) {
                 least_missing_ = missing;
                 least_stored_ = placement.groups;
@@ -180,9 +180,9 @@ private:
             for (const auto& of_layers : placement.kept)
                 blocks += std::ranges::count(of_layers, true);
             if (blocks < static_cast<int64_t>(results)) return false;
-            if (missing_on_paths(config, work_, chunks_, parks_, placement) > 0) return false;
+            if (missing_on_paths(config, work_, chunks_, spills_, placement) > 0) return false;
             ways_.push_back({placement.groups, inputs, results,
-                             step_seconds(config, work_, chunks_, parks_, placement, machine_)});
+                             step_seconds(config, work_, chunks_, spills_, placement, machine_)});
             return true;
         } catch (const DoesNotFit&) {
             return false;
@@ -213,7 +213,7 @@ private:
     const Config& config_;
     const Workload& work_;
     const std::vector<Chunk>& chunks_;
-    const std::vector<Park>& parks_;
+    const std::vector<AccumulatorSpill>& spills_;
     const MachineFigures& machine_;
     const Choice choice_;
     std::optional<DoesNotFit> refusal_{};
@@ -224,9 +224,10 @@ private:
 }  // namespace
 
 Placement place_for_speed(const Config& config, const Workload& work,
-                          const std::vector<Chunk>& chunks, const std::vector<Park>& parks,
+                          const std::vector<Chunk>& chunks,
+                          const std::vector<AccumulatorSpill>& spills,
                           const MachineFigures& machine) {
-    return Search(config, work, chunks, parks, machine).find();
+    return Search(config, work, chunks, spills, machine).find();
 }
 
 }  // namespace ferry::planner

@@ -62,7 +62,7 @@ struct Recorder::Impl {
 
     // Brings an object to `target` on the device, through a piece of host memory when it is on
     // NVMe.
-    void bring(Recorder& recorder, ObjectId object, Class piece_class, const Lease& target,
+    void bring(Recorder& recorder, ObjectId object, Class piece_class, const SlotLease& target,
                int64_t offset) {
         const int64_t bytes = plan.objects[object].bytes;
         const uint32_t into = target.resources_[0];
@@ -70,27 +70,27 @@ struct Recorder::Impl {
         copy.places[1] = target.place(offset);
         if (plan.objects[object].home == Tier::host) {
             copy.places[0] = current(object);
-            emit(copy, {{object, Access::read}, {into, Access::join}});
+            emit(copy, {{object, Effect::read}, {into, Effect::join}});
             return;
         }
-        const Lease piece = recorder.acquire(piece_class);
+        const SlotLease piece = recorder.acquire(piece_class);
         read(object, piece);
         copy.places[0] = piece.place();
-        emit(copy, {{piece.resources_[0], Access::read}, {into, Access::join}});
+        emit(copy, {{piece.resources_[0], Effect::read}, {into, Effect::join}});
         verify(object, piece, into);
     }
 
-    void read(ObjectId object, const Lease& into) {
+    void read(ObjectId object, const SlotLease& into) {
         Task task{.verb = Verb::read,
                   .lane = Lane::read,
                   .object = object,
                   .bytes = plan.objects[object].bytes};
         task.places[0] = into.place();
-        emit(task, {{object, Access::read}, {into.resources_[0], Access::write}});
+        emit(task, {{object, Effect::read}, {into.resources_[0], Effect::write}});
     }
 
     // The readers of `gated` wait for the check; the copy that fills it does not.
-    void verify(ObjectId object, const Lease& piece, uint32_t gated) {
+    void verify(ObjectId object, const SlotLease& piece, uint32_t gated) {
         if (!plan.verify) return;
         Task task{.verb = Verb::verify,
                   .lane = Lane::check,
@@ -98,31 +98,32 @@ struct Recorder::Impl {
                   .bytes = plan.objects[object].bytes};
         task.places[0] = piece.place();
         emit(task,
-             {{object, Access::read}, {piece.resources_[0], Access::read}, {gated, Access::join}});
+             {{object, Effect::read}, {piece.resources_[0], Effect::read}, {gated, Effect::join}});
     }
 
-    void write(ObjectId object, const Lease& from, bool settled) {
+    void write(ObjectId object, const SlotLease& from, bool commits) {
         Task task{.verb = Verb::write,
                   .lane = Lane::write,
-                  .settled = settled,
+                  .commits = commits,
                   .object = object,
                   .bytes = plan.objects[object].bytes};
         task.places[0] = from.place();
-        emit(task, {{from.resources_[0], Access::read}, {object, Access::write}});
+        emit(task, {{from.resources_[0], Effect::read}, {object, Effect::write}});
     }
 
-    void seal(ObjectId object, const Lease& piece) {
+    void seal(ObjectId object, const SlotLease& piece) {
         if (!plan.verify) return;
         Task task{.verb = Verb::seal,
                   .lane = Lane::check,
                   .object = object,
                   .bytes = plan.objects[object].bytes};
         task.places[0] = piece.place();
-        emit(task, {{piece.resources_[0], Access::read}, {object, Access::write}});
+        emit(task, {{piece.resources_[0], Effect::read}, {object, Effect::write}});
     }
 
     // All of an object that lives on the device, to or from a piece of host memory.
-    void copy(ObjectId object, Lane lane, const Lease& piece, Access of_piece, Access of_object) {
+    void copy(ObjectId object, Lane lane, const SlotLease& piece, Effect of_piece,
+              Effect of_object) {
         Task copy{.verb = Verb::copy,
                   .lane = lane,
                   .object = object,
@@ -135,7 +136,8 @@ struct Recorder::Impl {
 
     // Those of a layer's weights that `wanted` picks, to their place in `into`.
     template <class Wanted>
-    void bring_weights(Recorder& recorder, int64_t layer, const Lease& into, const Wanted& wanted) {
+    void fetch_chunks(Recorder& recorder, int64_t layer, const SlotLease& into,
+                      const Wanted& wanted) {
         for (const Chunk& chunk : plan.chunks_of(layer)) {
             if (wanted(chunk))
                 bring(recorder, chunk.weight, Class::weight_piece, into,
@@ -144,8 +146,8 @@ struct Recorder::Impl {
     }
 
     // A layer's weights where they live on the device.
-    Lease resident(int64_t layer) const {
-        Lease lease;
+    SlotLease resident(int64_t layer) const {
+        SlotLease lease;
         lease.place_ = {Place::Kind::device, swap::kNoObject,
                         plan.layer_plans[static_cast<size_t>(layer)].device_offset};
         for (const Chunk& chunk : plan.chunks_of(layer)) lease.resources_.push_back(chunk.weight);
@@ -153,47 +155,48 @@ struct Recorder::Impl {
     }
 
     // The weights that an update of a split master starts from. Who updates checks them.
-    void load_weight(ObjectId weight, const Lease& piece) {
+    void load_weight(ObjectId weight, const SlotLease& piece) {
         if (plan.objects[weight].home == Tier::nvme) return read(weight, piece);
-        copy(weight, Lane::d2h, piece, Access::write, Access::read);
+        copy(weight, Lane::d2h, piece, Effect::write, Effect::read);
     }
 
     // Takes `bytes` at `offset` of a device buffer to the object's home.
-    void send(Recorder& recorder, const Lease& from, int64_t offset, ObjectId object,
+    void send(Recorder& recorder, const SlotLease& from, int64_t offset, ObjectId object,
               Class piece_class) {
         const int64_t bytes = plan.objects[object].bytes;
         Task copy{.verb = Verb::copy, .lane = Lane::d2h, .object = object, .bytes = bytes};
         copy.places[0] = from.place(offset);
         if (plan.objects[object].home == Tier::host) {
             copy.places[1] = current(object);
-            emit(copy, {{from.resources_[0], Access::read}, {object, Access::write}});
+            emit(copy, {{from.resources_[0], Effect::read}, {object, Effect::write}});
             return;
         }
-        const Lease piece = recorder.acquire(piece_class);
+        const SlotLease piece = recorder.acquire(piece_class);
         copy.places[1] = piece.place();
-        emit(copy, {{from.resources_[0], Access::read}, {piece.resources_[0], Access::write}});
+        emit(copy, {{from.resources_[0], Effect::read}, {piece.resources_[0], Effect::write}});
         seal(object, piece);
         write(object, piece, false);
     }
 
     void update_on_device(int64_t index, Op op) {
-        FERRY_CHECK(op == Op::update, "what the device updates does not bet");
+        FERRY_CHECK(op == Op::update, "what the device updates does not speculate");
         const Chunk& chunk = plan.chunks[static_cast<size_t>(index)];
         Task task = kernel(Lane::compute, op, index);
         const Place state = current(chunk.state), weight = current(chunk.weight);
         task.places = {state, state, current(chunk.gradient), weight,
                        plan.state.split ? weight : Place{}};
-        emit(task, {{chunk.state, Access::write},
-                    {chunk.gradient, Access::read},
-                    {chunk.weight, Access::write}});
+        emit(task, {{chunk.state, Effect::write},
+                    {chunk.gradient, Effect::read},
+                    {chunk.weight, Effect::write}});
     }
 
-    // A bet's pending versions: of the state, and of the weight where that is half of the master.
-    void settle(int64_t index, Verb verb) {
+    // A speculative update's pending versions: of the state, and of the weight where that is half
+    // of the master.
+    void end_speculation(int64_t index, Verb verb) {
         const Chunk& chunk = plan.chunks[static_cast<size_t>(index)];
         for (const ObjectId object : {chunk.state, chunk.weight}) {
             if (object == chunk.weight && !plan.state.split) continue;
-            emit({.verb = verb, .lane = Lane::write, .object = object}, {{object, Access::write}});
+            emit({.verb = verb, .lane = Lane::write, .object = object}, {{object, Effect::write}});
         }
     }
 
@@ -204,12 +207,12 @@ struct Recorder::Impl {
     swap::Schedule schedule;
     Hazards hazards;
     std::array<std::deque<int64_t>, kClasses> free;  // front: released longest ago
-    std::map<int64_t, Lease> kept_inputs;
-    int64_t expected_layer = -1;  // whose weights `expected` are
-    Lease expected;
+    std::map<int64_t, SlotLease> saved_inputs;
+    int64_t prefetched_layer = -1;  // whose weights `prefetched` are
+    SlotLease prefetched;
     struct Arrival {  // the ranks' pieces of this rank's chunk, under way
         int64_t chunk = 0;
-        Lease pieces{};
+        SlotLease pieces{};
     };
     std::deque<Arrival> arrivals;  // the oldest first
 };

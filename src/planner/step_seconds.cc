@@ -67,10 +67,11 @@ public:
         down_ += bytes;
         stored_ += home == Tier::nvme ? 2 * bytes : 0;
     }
-    void count_activations(const std::vector<Park>& parks) {
-        for (size_t i = 0; i < parks.size(); ++i) {
-            const double copies = tied_ && parks[i].layer == 0 ? 2 : 1;
-            count_spilled(placement_.parks[i], (groups_ - 1) * copies * double(parks[i].count) * 4);
+    void count_activations(const std::vector<AccumulatorSpill>& spills) {
+        for (size_t i = 0; i < spills.size(); ++i) {
+            const double copies = tied_ && spills[i].layer == 0 ? 2 : 1;
+            count_spilled(placement_.spills[i],
+                          (groups_ - 1) * copies * double(spills[i].count) * 4);
         }
         for (const Tier home : placement_.inputs) {
             if (home != Tier::device)
@@ -110,14 +111,15 @@ private:
 };
 
 // What the next step's first forward pass waits for the host's updates, layer by layer. Those that
-// bet begin as backward gives their gradients, the first layers' last; the others, and all of a
-// step without bets, begin when it has ended, in forward's order.
+// speculative begin as backward gives their gradients, the first layers' last; the others, and all
+// of a step without speculative updates, begin when it has ended, in forward's order.
 StepSeconds waits_for_updates(const Workload& work, const std::vector<Chunk>& chunks,
                               const Placement& placement, const KernelSeconds& kernels,
                               const MachineFigures& machine) {
     struct Seconds {
-        double bet = 0, settled = 0, unbet = 0;  // of the host's updates; all of them, unbet
-        double forward = 0, backward = 0;        // of the kernels
+        double speculative = 0, after_outcome = 0,
+               in_order = 0;               // of the host's updates; all of them, in order
+        double forward = 0, backward = 0;  // of the kernels
     };
     std::vector<Seconds> layers(work.layers.size());
     for (size_t c = 0; c < chunks.size(); ++c) {
@@ -133,11 +135,12 @@ StepSeconds waits_for_updates(const Workload& work, const std::vector<Chunk>& ch
                 : 0;
         const double in_place_s =
             std::max(update_seconds(work, chunks[c].count, machine), stored_s);
-        layer.unbet += in_place_s;
-        if (homes.bets)
-            layer.bet += in_place_s * (homes.state == Tier::host ? machine.out_of_place : 1);
+        layer.in_order += in_place_s;
+        if (homes.speculative)
+            layer.speculative +=
+                in_place_s * (homes.state == Tier::host ? machine.out_of_place : 1);
         else
-            layer.settled += in_place_s;
+            layer.after_outcome += in_place_s;
     }
     const auto visits = static_cast<double>(placement.groups * (std::ssize(layers) - 2));
     for (size_t l = 0; l < layers.size(); ++l) {
@@ -147,46 +150,48 @@ StepSeconds waits_for_updates(const Workload& work, const std::vector<Chunk>& ch
     }
 
     double to_come_s = kernels.backward / static_cast<double>(placement.groups);
-    double bets_s = -to_come_s;  // the end of backward is 0
+    double speculative_s = -to_come_s;  // the end of backward is 0
     for (const Seconds& layer : std::views::reverse(layers)) {
         to_come_s -= layer.backward;
-        if (layer.bet > 0) bets_s = std::max(bets_s, -to_come_s) + layer.bet;
+        if (layer.speculative > 0)
+            speculative_s = std::max(speculative_s, -to_come_s) + layer.speculative;
     }
     const auto wait_after = [&](double updated_s, double Seconds::*due) {
         double now_s = 0, kernels_s = 0;
         for (const Seconds& layer : layers) {
             updated_s += layer.*due;
-            if (layer.unbet > 0) now_s = std::max(now_s, updated_s);
+            if (layer.in_order > 0) now_s = std::max(now_s, updated_s);
             now_s += layer.forward;
             kernels_s += layer.forward;
         }
         return now_s - kernels_s;
     };
-    return {wait_after(std::max(0.0, bets_s), &Seconds::settled), wait_after(0, &Seconds::unbet)};
+    return {wait_after(std::max(0.0, speculative_s), &Seconds::after_outcome),
+            wait_after(0, &Seconds::in_order)};
 }
 
 }  // namespace
 
 double seconds_of(const KeptResult& result, const Workload& work, const MachineFigures& machine) {
-    const std::vector<double>& flops = work.needs.kept_flops[at(result.what)];
-    const double most = std::ranges::max(flops), longest_s = machine.kept_s[at(result.what)];
+    const std::vector<double>& flops = work.needs.saved_flops[at(result.what)];
+    const double most = std::ranges::max(flops), longest_s = machine.saved_s[at(result.what)];
     const double rate = longest_s > 0 && most > 0 ? most / longest_s : machine.flops_per_s;
     return flops.at(static_cast<size_t>(work.layers[result.layer].index)) / rate;
 }
 
 KernelSeconds kernel_seconds(const Config& config, const Workload& work,
-                             const model::OfKept<std::vector<bool>>& kept,
+                             const model::OfSaved<std::vector<bool>>& kept,
                              const MachineFigures& machine) {
-    double elements = 0, attention_s = 0, kept_s = 0;  // of a micro-batch
+    double elements = 0, attention_s = 0, saved_s = 0;  // of a micro-batch
     for (size_t l = 0; l < work.layers.size(); ++l) {
         elements += static_cast<double>(work.layers[l].elements);
-        for (const model::Kept what : model::kAllKept) {
-            if (work.needs.kept_flops[at(what)].empty() ||
+        for (const model::Saved what : model::kAllKept) {
+            if (work.needs.saved_flops[at(what)].empty() ||
                 work.layers[l].kind != model::LayerKind::block)
                 continue;
             const double seconds = seconds_of({l, what}, work, machine);
-            if (what == model::Kept::attention) attention_s += seconds;
-            if (kept[at(what)][l]) kept_s += seconds;
+            if (what == model::Saved::attention) attention_s += seconds;
+            if (kept[at(what)][l]) saved_s += seconds;
         }
     }
     const auto micro_batches = static_cast<double>(config.batch.micro_batches);
@@ -194,7 +199,7 @@ KernelSeconds kernel_seconds(const Config& config, const Workload& work,
     const double once = micro_batches * (2 * elements * tokens / machine.flops_per_s + attention_s);
     const double backward = machine.backward_s > 0 ? machine.backward_s : 3 * once;
     return {.forward = machine.forward_s > 0 ? machine.forward_s : once,
-            .backward = std::max(0.0, backward - micro_batches * kept_s)};
+            .backward = std::max(0.0, backward - micro_batches * saved_s)};
 }
 
 double update_seconds(const Workload& work, int64_t elements, const MachineFigures& machine) {
@@ -207,24 +212,25 @@ double update_seconds(const Workload& work, const MachineFigures& machine) {
 std::optional<double> expected_clipped(const Config& config) {
     if (config.clip_norm == 0) return 0;
     if (config.swap.expect_clipped >= 0) return config.swap.expect_clipped;
-    return config.swap.bets == "all" ? std::optional(0.0) : std::nullopt;
+    return config.swap.speculate == "all" ? std::optional(0.0) : std::nullopt;
 }
 
 double StepSeconds::expected(const Config& config) const {
-    if (config.swap.bets == "off") return rest;
+    if (config.swap.speculate == "off") return rest;
     const double clipped = expected_clipped(config).value_or(0.5);
     return (1 - clipped) * won + clipped * rest;
 }
 
 StepSeconds step_seconds(const Config& config, const Workload& work,
-                         const std::vector<Chunk>& chunks, const std::vector<Park>& parks,
-                         const Placement& placement, const MachineFigures& machine) {
+                         const std::vector<Chunk>& chunks,
+                         const std::vector<AccumulatorSpill>& spills, const Placement& placement,
+                         const MachineFigures& machine) {
     Traffic traffic(work, placement);
     traffic.count_weights(chunks);
     for (size_t c = 0; c < chunks.size(); ++c) {
         if (chunks[c].trainable) traffic.count_update(chunks[c], placement.chunks[c], machine);
     }
-    traffic.count_activations(parks);
+    traffic.count_activations(spills);
     const KernelSeconds kernels = kernel_seconds(config, work, placement.kept, machine);
     return traffic.seconds(kernels, waits_for_updates(work, chunks, placement, kernels, machine),
                            machine);

@@ -15,7 +15,7 @@ struct KernelSeconds {
     double forward = 0, backward = 0;
 };
 KernelSeconds kernel_seconds(const Config& config, const Workload& work,
-                             const model::OfKept<std::vector<bool>>& kept,
+                             const model::OfSaved<std::vector<bool>>& kept,
                              const MachineFigures& machine);
 
 // Of the host's update of so many elements; of a whole chunk.
@@ -26,15 +26,16 @@ double update_seconds(const Workload& work, const MachineFigures& machine);
 std::optional<double> expected_clipped(const Config& config);
 
 // Of the slowest of compute, with what forward waits for updates, of copies, storage and the host's
-// memory, these busy without a pause: where the bets of the step before were won, and where it made
-// none.
+// memory, these busy without a pause: where the speculative updates of the step before were
+// committed, and where it made none.
 struct StepSeconds {
     double won = 0, rest = 0;
     // Of what a run will do: as often one as the other, unless the configuration says more.
     double expected(const Config& config) const;
 };
 StepSeconds step_seconds(const Config& config, const Workload& work,
-                         const std::vector<Chunk>& chunks, const std::vector<Park>& parks,
-                         const Placement& placement, const MachineFigures& machine);
+                         const std::vector<Chunk>& chunks,
+                         const std::vector<AccumulatorSpill>& spills, const Placement& placement,
+                         const MachineFigures& machine);
 
 }  // namespace ferry::planner

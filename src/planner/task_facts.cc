@@ -18,9 +18,9 @@ std::vector<Owner> owners_of_objects(const Plan& plan) {
         for (const ObjectId object : {chunk.weight, chunk.state, chunk.gradient})
             own(object, chunk.layer, static_cast<int64_t>(c));
     }
-    for (const Park& park : plan.parks) {
-        own(park.object, park.layer, -1);
-        own(park.table, park.layer, -1);
+    for (const AccumulatorSpill& spill : plan.spills) {
+        own(spill.object, spill.layer, -1);
+        own(spill.table, spill.layer, -1);
     }
     // What a layer leaves is the next one's input.
     const int64_t size = plan.group_size();
@@ -42,7 +42,7 @@ int64_t bytes_of_chunk(const Plan& plan, const swap::Task& task) {
         case Op::sum:
             return (plan.partition.ranks + 1) * count * wire + leaves;
         case Op::update:
-        case Op::update_bet:
+        case Op::update_speculative:
             return count * update_bytes(plan.state, plan.compute, plan.wire);
         case Op::recast:
             return count * (4 + size_of(plan.compute));

@@ -18,9 +18,11 @@ struct Fractions {
     double inputs_away = 0;  // of the block inputs: not on the device until backward
 };
 
-// Of state and gradients, which wait for the verdict with it; a byte of either that is stored is
+// Of state and gradients, which wait for the outcome with it; a byte of either that is stored is
 // read once and written once.
-double kept_bytes(const BoundInput& in) { return (in.state_bytes + in.wire_bytes) * in.parameters; }
+double saved_bytes(const BoundInput& in) {
+    return (in.state_bytes + in.wire_bytes) * in.parameters;
+}
 
 // Host memory is for weights, then for inputs, which travel in every group, then for state.
 struct OnHost {
@@ -32,8 +34,9 @@ OnHost on_host(const BoundInput& in, const Fractions& f) {
     const double inputs = f.inputs_away * in.input_bytes;
     const double left = in.host_bytes - weights * in.weights.bytes;
     if (left < 0) return {.state = -1};
-    return {.state = std::min(1 - f.state_on_device, std::max(0.0, left - inputs) / kept_bytes(in)),
-            .inputs_stored = std::max(0.0, inputs - left)};
+    return {
+        .state = std::min(1 - f.state_on_device, std::max(0.0, left - inputs) / saved_bytes(in)),
+        .inputs_stored = std::max(0.0, inputs - left)};
 }
 
 // Weights that the host trains, of a part of them kept somewhere: what is frozen goes there first.
@@ -42,26 +45,26 @@ double trained(const WeightTraffic& w, double kept) {
 }
 
 double bytes_on_device(const BoundInput& in, const Fractions& f) {
-    return f.weights_on_device * in.weights.bytes + f.state_on_device * kept_bytes(in) +
+    return f.weights_on_device * in.weights.bytes + f.state_on_device * saved_bytes(in) +
            (1 - f.inputs_away) * in.input_bytes;
 }
 
 // Of what blocks may keep for backward, in the device memory that is left, first what saves most
 // for its bytes: nothing else there makes the kernels' time shorter.
 struct Savings {
-    model::OfKept<double> kept{};
+    model::OfSaved<double> kept{};
     double seconds = 0;
 };
 Savings savings(const BoundInput& in, const Fractions& f) {
-    model::OfKept<model::Kept> order = model::kAllKept;
-    const auto of_a_byte = [&in](model::Kept what) {
+    model::OfSaved<model::Saved> order = model::kAllKept;
+    const auto of_a_byte = [&in](model::Saved what) {
         const BoundInput::Keeping& all = in.keeping[at(what)];
         return all.bytes > 0 ? all.seconds / all.bytes : 0;
     };
     std::ranges::sort(order, std::greater(), of_a_byte);
     double left = in.device_bytes - bytes_on_device(in, f);
     Savings found;
-    for (const model::Kept what : order) {
+    for (const model::Saved what : order) {
         const BoundInput::Keeping& all = in.keeping[at(what)];
         if (all.bytes <= 0) continue;
         const double kept = std::clamp(left / all.bytes, 0.0, 1.0);
@@ -75,7 +78,7 @@ Savings savings(const BoundInput& in, const Fractions& f) {
 bool admissible(const BoundInput& in, const Fractions& f) {
     const double n = in.parameters, weights = in.weights.bytes;
     const OnHost host = on_host(in, f);
-    const double on_nvme = (1 - host.state - f.state_on_device) * kept_bytes(in) +
+    const double on_nvme = (1 - host.state - f.state_on_device) * saved_bytes(in) +
                            f.weights_on_nvme * weights + host.inputs_stored;
     // Whose state is on the device has its weights there.
     const bool beside_weights =
@@ -113,7 +116,7 @@ Term slowest_link(const BoundInput& in, const Fractions& f) {
     const double between_groups = inputs + (in.groups - 1) * in.accumulator_bytes;
     const double up = reads_without(f.weights_on_device) + returning + between_groups;
     const double down = in.wire_bytes * n * by_host + between_groups + reads * returning;
-    const double stored = 2 * kept_bytes(in) * std::max(0.0, by_host - host.state) +
+    const double stored = 2 * saved_bytes(in) * std::max(0.0, by_host - host.state) +
                           2 * in.groups * host.inputs_stored +
                           reads_without(1 - f.weights_on_nvme) +
                           (1 + reads) * trained(w, f.weights_on_nvme);

@@ -49,7 +49,7 @@ struct BoundInput {
     struct Keeping {
         double seconds = 0, bytes = 0;
     };
-    model::OfKept<Keeping> keeping{};
+    model::OfSaved<Keeping> keeping{};
     double parameters = 0;                    // trainable
     double weight_bytes = 4, wire_bytes = 4;  // of each
     double state_bytes = 12;                  // of each: p and the optimizer's moments
@@ -71,7 +71,7 @@ struct Bound {
     std::string binding{};  // the link that sets it
     // Of the best placement; gradients lie where their state does.
     double state_in_host = 0, weights_on_nvme = 0, weights_on_device = 0, state_on_device = 0;
-    model::OfKept<double> kept{};
+    model::OfSaved<double> kept{};
 };
 
 // `below`: of placements that take less; if there are none, no more is known than these seconds.

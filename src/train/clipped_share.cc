@@ -10,13 +10,13 @@
 namespace ferry::train {
 
 StepKinds predict_kinds(const planner::Plan& plan, const Figures& figures) {
-    const auto seconds = [&](Previous previous, bool bets) {
-        return predict_steps(plan, record_step(plan, Previous::none, bets),
-                             record_step(plan, previous, bets), figures)
+    const auto seconds = [&](Previous previous, bool speculative) {
+        return predict_steps(plan, record_step(plan, Previous::none, speculative),
+                             record_step(plan, previous, speculative), figures)
             .step_seconds;
     };
     const double rest = seconds(Previous::rest, false);
-    return {plan.betting ? seconds(Previous::won, true) : rest, rest};
+    return {plan.speculative ? seconds(Previous::committed, true) : rest, rest};
 }
 
 std::string saved_by_expecting(const RunReport& run, const planner::Plan& plan,
@@ -24,9 +24,9 @@ std::string saved_by_expecting(const RunReport& run, const planner::Plan& plan,
                                const Figures& figures) {
     constexpr int64_t kFewest = 20;
     constexpr double kWorthIt = 0.98;
-    const int64_t settled = run.steps - run.skipped_steps;
-    if (!plan.betting || settled < kFewest) return "";
-    const double share = static_cast<double>(run.clipped_steps) / static_cast<double>(settled);
+    const int64_t applied = run.steps - run.skipped_steps;
+    if (!plan.speculative || applied < kFewest) return "";
+    const double share = static_cast<double>(run.clipped_steps) / static_cast<double>(applied);
     const double clipped = std::round(share * 100) / 100;  // as a user would give it
     planner::Plan other;
     try {
@@ -42,7 +42,7 @@ std::string saved_by_expecting(const RunReport& run, const planner::Plan& plan,
     return fmt::format(
         "{} of {} steps were clipped: by a plan made for that (swap.expect_clipped={:g}) a step is "
         "predicted to take {:.3g} s on average instead of {:.3g}, a clipped one {:.3g}",
-        run.clipped_steps, settled, clipped, is.mean(clipped), was, is.rest);
+        run.clipped_steps, applied, clipped, is.mean(clipped), was, is.rest);
 }
 
 void log_clipped_otherwise(const RunReport& run, const planner::Plan& plan,

@@ -10,7 +10,8 @@
 
 namespace ferry::train {
 
-// What a step is predicted to take: one whose bets are won, and one among those without bets.
+// What a step is predicted to take: one whose speculative updates are committed, and one among
+// those without speculative updates.
 struct StepKinds {
     double won = 0, rest = 0;  // seconds
     // Of steps of which this share (0 to 1) is clipped.
@@ -19,9 +20,9 @@ struct StepKinds {
 StepKinds predict_kinds(const planner::Plan& plan, const Figures& figures);
 
 // In words, what a plan made for as many clipped steps as `run` had would have saved. Empty where
-// that is under 2 %, where nothing bets or no such plan can be made, and of fewer than 20 steps,
-// for the first ones are clipped more often. `expecting` makes the plan for a share of clipped
-// steps, or throws Error.
+// that is under 2 %, where nothing speculates or no such plan can be made, and of fewer than 20
+// steps, for the first ones are clipped more often. `expecting` makes the plan for a share of
+// clipped steps, or throws Error.
 std::string saved_by_expecting(const RunReport& run, const planner::Plan& plan,
                                const std::function<planner::Plan(double clipped)>& expecting,
                                const Figures& figures);

@@ -181,8 +181,9 @@ std::string resumed_text(int64_t step, int64_t noted) {
     std::string text = fmt::format("resumed after step {}", step);
     if (noted <= step) return text;
     if (noted == step + 1)
-        return text + fmt::format("; step {} was settled but not durable and is done again", noted);
-    return text + fmt::format("; steps {} to {} were settled but not durable and are done again",
+        return text +
+               fmt::format("; step {} was committed but not durable and is done again", noted);
+    return text + fmt::format("; steps {} to {} were committed but not durable and are done again",
                               step + 1, noted);
 }
 

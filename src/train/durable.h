@@ -14,7 +14,7 @@
 
 namespace ferry::train {
 
-// After a step was settled. The data position follows from the step.
+// After a step was committed. The data position follows from the step.
 struct RunState {
     int64_t step = 0, updates = 0;
     LossScale::State loss_scale{};
@@ -31,7 +31,7 @@ Error several_ranks_not_durable(int ranks);
 Error nothing_to_resume();  // of a run without NVMe
 
 // Where a run is when something fails: `step` is the last that was begun, `last_good` the last that
-// was settled.
+// was committed.
 struct Moment {
     int64_t step = 0, last_good = 0;
     bool stores = false, durable = false;  // something on NVMe; steps that outlive the process
@@ -69,7 +69,7 @@ RunState resume(swap::Store& store, const RunRecord& record,
                 const std::function<uint64_t()>& prove);
 
 // After which step a run goes on, and which steps it does again: those after it that its files have
-// noted as settled (-1: none noted).
+// noted as committed (-1: none noted).
 std::string resumed_text(int64_t step, int64_t noted);
 
 }  // namespace ferry::train

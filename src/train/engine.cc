@@ -14,13 +14,13 @@
 #include "loaded_weights.h"
 #include "loss_scale.h"
 #include "measure.h"
+#include "outcome.h"
 #include "path_rows.h"
 #include "plan_figures.h"
 #include "rank_lane.h"
 #include "rank_planner.h"
 #include "ranks.h"
 #include "schedules.h"
-#include "settle.h"
 #include "setup.h"
 #include "shared_values.h"
 #include "state_io.h"
@@ -35,10 +35,10 @@ namespace {
 
 class Run final : public Engine {
 public:
-    Run(const Config& config, const Runtime& runtime, std::shared_ptr<Station> station)
-        : station_(std::move(station)),
-          ranks_(station_->ranks.get()),
-          world_(station_->world()),
+    Run(const Config& config, const Runtime& runtime, std::shared_ptr<ComputeContext> context)
+        : context_(std::move(context)),
+          ranks_(context_->ranks.get()),
+          world_(context_->world()),
           partition_(zero::partition_of(config.zero.stage, world_.rank, world_.ranks)),
           config_(config_of_rank(config, world_)),
           executor_(*runtime.executor),
@@ -46,7 +46,7 @@ public:
           figures_(runtime.figures),
           hyper_(hyper_of(config)),
           schedule_(schedule_of(config)),
-          topology_(machine_of_rank(machine_for(config), station_->device->pci_address(), ranks_,
+          topology_(machine_of_rank(machine_for(config), context_->device->pci_address(), ranks_,
                                     executor_)),
           teams_(make_teams(config_, topology_, executor_, world_.ranks)),
           numerics_(numerics_of(config)),
@@ -55,7 +55,7 @@ public:
           layers_(model::layers_of(shape_, config.freeze, config.optimizer.decay_norms_and_biases,
                                    world_.ranks)),
           loaded_(LoadedWeights::of(config.model, shape_, layers_)),
-          device_(*station_->device),
+          device_(*context_->device),
           ops_(ops_on(device_, config, teams_->all())),
           decoder_(shape_, numerics_, layers_, *ops_),
           directories_(executor_.simulated()
@@ -69,11 +69,11 @@ public:
           worker_rows_(recording_, *teams_),
           path_rows_(runtime.recording, config_),
           volume_(open_volume(runtime)),
-          settler_(config_, hyper_, schedule_, plan_, arena_),
+          judge_(config_, hyper_, schedule_, plan_, arena_),
           kernels_(plan_, *teams_,
                    {&decoder_, ops_.get(), &loader_, config.evaluate.micro_batches, &device_,
                     &worker_rows_}),
-          lane_(ranks_ ? std::make_unique<RankLane>(*ranks_, plan_, settler_, step_) : nullptr),
+          lane_(ranks_ ? std::make_unique<RankLane>(*ranks_, plan_, judge_, step_) : nullptr),
           store_(swap::Store::make(store_options(), executor_, device_, volume_.get(), kernels_)),
           state_(plan_, *store_, teams_->all(), StateIo::staging_of(plan_, arena_)),
           record_(identity_of(config, numerics_record(), loader_.info()), config.steps) {
@@ -87,7 +87,7 @@ public:
         if (device_.kind() == DeviceKind::cuda) warm_up_device();
         start_up_.done("kernels loaded, GPU memory", plan_.device_bytes);
         fill_state(runtime.resume);
-        note_settled();
+        note_committed();
         drain();
         totals_ = {};
         store_->reset_report();
@@ -95,7 +95,7 @@ public:
 
     ~Run() override {
         // Of the caller's, who has not said which: the others would wait for this rank.
-        if (std::uncaught_exceptions() > exceptions_) station_->abandon("raised between its steps");
+        if (std::uncaught_exceptions() > exceptions_) context_->abandon("raised between its steps");
     }
 
     StepReport step() override {
@@ -147,7 +147,7 @@ public:
     void measure_bound() override {
         guarded([this] { measure(); });
     }
-    void abandon(const char* why) noexcept override { station_->abandon(why); }
+    void abandon(const char* why) noexcept override { context_->abandon(why); }
 
     const Plan& plan() const override { return plan_; }
     const std::vector<model::Layer>& layers() const override { return plan_.layers; }
@@ -167,7 +167,7 @@ private:
         try {
             return work();
         } catch (const std::exception& error) {
-            station_->abandon(error.what());
+            context_->abandon(error.what());
             if (volume_ && is_of_storage(error)) volume_->note_lost();
             throw_again_at({step_, last_good_, volume_ != nullptr, plan_.durable});
         }
@@ -189,14 +189,14 @@ private:
         StepReport report{.step = ++step_,
                           .tokens = plan_.micro_batches * world_.ranks * numerics_.tokens()};
         report.targets = loader_.count_targets(step_);
-        report.lr = settler_.learning_rate(updates_ + 1);
+        report.lr = judge_.learning_rate(updates_ + 1);
         if (report.targets == 0) {
             log_warn("step " + std::to_string(step_) + " has no real target and is skipped");
             report.skipped = true;
         } else {
             replay(report);
         }
-        note_settled();
+        note_committed();
         report.seconds = static_cast<double>(executor_.now() - start) * 1e-9;
         note(report);
         return report;
@@ -213,7 +213,7 @@ private:
         for (int64_t done = 0; done < micro_batches; done += schedules_.evaluation_size) {
             store_->append(schedules_.evaluation, world_.rank * micro_batches + done, step_);
             store_->drain();
-            mine.add(settler_.held_back(schedules_.evaluation_size));
+            mine.add(judge_.held_back(schedules_.evaluation_size));
         }
         kernels_.keep_logits({});
         store_->reset_report();
@@ -309,7 +309,7 @@ private:
     // After it everything that takes device memory has taken it, and the cap can be judged.
     void warm_up_device() {
         kernels_.states()[0] = {.step = 1, .gradient_scale = 1};
-        kernels_.states()[-1].settled = settler_.scalars(1, 1.0);  // of an arena of zeros
+        kernels_.states()[-1].commits = judge_.scalars(1, 1.0);  // of an arena of zeros
         warm_up(schedules_.steady(), bench());
         store_->drain();  // throws what went wrong
         check_device_memory(device_, plan_, config_);
@@ -320,44 +320,46 @@ private:
         const double scale = report.loss_scale = loss_scale_.value();
         state = {.step = step_,
                  .gradient_scale = static_cast<float>(scale / static_cast<double>(report.targets))};
-        report.bet = plan_.betting && settler_.bets_now();
-        if (report.bet) state.bet = settler_.scalars(updates_ + 1, 1 / scale);
-        const swap::Schedule& schedule = schedules_.step(previous_, report.bet);
+        report.speculative = plan_.speculative && judge_.speculates_now();
+        if (report.speculative) state.speculative = judge_.scalars(updates_ + 1, 1 / scale);
+        const swap::Schedule& schedule = schedules_.step(previous_, report.speculative);
         log_debug(fmt::format("step {} replays \"{}\": {} tasks, {} waits", step_, schedule.name,
                               schedule.tasks.size(), schedule.waits.size()));
         if (recording_)
             trace_rows_.record(schedule,
-                               planned_[static_cast<size_t>(previous_)][report.bet ? 1 : 0],
+                               planned_[static_cast<size_t>(previous_)][report.speculative ? 1 : 0],
                                executor_.now(), step_);
         store_->append(schedule, sequence_, step_);
-        if (plan_.durable) store_->publish(settled_);
-        store_->run_to_verdict();
-        const std::array<RankReport, 1> mine{ranks_ ? RankReport{} : settler_.report()};
-        const Verdict verdict =
-            settler_.settle(lane_ ? lane_->reports() : mine, report.targets, scale);
-        report.loss = verdict.loss;
-        report.gradient_norm = verdict.norm;
-        report.clip_factor = verdict.clip_factor;
-        if (!verdict.finite) return skip_or_stop(report, verdict);
+        if (plan_.durable) store_->publish(committed_);
+        store_->run_to_outcome();
+        const std::array<RankReport, 1> mine{ranks_ ? RankReport{} : judge_.report()};
+        const Outcome outcome =
+            judge_.judge(lane_ ? lane_->reports() : mine, report.targets, scale);
+        report.loss = outcome.loss;
+        report.gradient_norm = outcome.norm;
+        report.clip_factor = outcome.clip_factor;
+        if (!outcome.finite) return skip_or_stop(report, outcome);
         loss_scale_.good_step();
         skipped_in_a_row_ = 0;
         ++updates_;
-        state.settled = settler_.scalars(updates_, verdict.clip_factor / scale);
-        report.won = report.bet && verdict.clip_factor == 1;
-        previous_ = !report.bet ? Previous::rest : report.won ? Previous::won : Previous::redo;
+        state.after_outcome = judge_.scalars(updates_, outcome.clip_factor / scale);
+        report.committed = report.speculative && outcome.clip_factor == 1;
+        previous_ = !report.speculative ? Previous::rest
+                    : report.committed  ? Previous::committed
+                                        : Previous::redo;
     }
 
-    void skip_or_stop(StepReport& report, const Verdict& verdict) {
-        previous_ = report.bet ? Previous::drop : Previous::none;
+    void skip_or_stop(StepReport& report, const Outcome& outcome) {
+        previous_ = report.speculative ? Previous::drop : Previous::none;
         report.skipped = true;
         // Scaling cannot cure a forward pass; a gradient that overflowed is what it is there for.
-        if (loss_scale_.scales() && verdict.forward_was_finite) return loss_scale_.overflow(step_);
+        if (loss_scale_.scales() && outcome.forward_was_finite) return loss_scale_.overflow(step_);
         if (!loss_scale_.scales() && config_.on_nonfinite == "skip" &&
             ++skipped_in_a_row_ < kSkipsMost)
             return;
         throw diverged(
-            config_, verdict,
-            {.where = "step " + std::to_string(step_) + ", " + place_of(verdict, plan_.layers),
+            config_, outcome,
+            {.where = "step " + std::to_string(step_) + ", " + place_of(outcome, plan_.layers),
              .last_good_step = step_ - std::max<int64_t>(skipped_in_a_row_, 1),
              .scales = loss_scale_.scales(),
              .skipped_in_a_row = skipped_in_a_row_});
@@ -370,23 +372,23 @@ private:
         updates_ = found.updates;
         loss_scale_.resume(found.loss_scale);
         skipped_in_a_row_ = found.skipped_in_a_row;
-        settler_.resume(found.unclipped_in_a_row);
+        judge_.resume(found.unclipped_in_a_row);
         frozen_ = found.frozen;
         log_info(resumed_text(step_, volume_->noted_step()));
     }
 
     // How far the run has come: for whoever finds its files, and to go on from there.
-    void note_settled() {
+    void note_committed() {
         last_good_ = step_;
         if (volume_) volume_->note_step(step_);
         if (!plan_.durable) return;
-        settled_ = record_.write({.step = step_,
-                                  .updates = updates_,
-                                  .loss_scale = loss_scale_.state(),
-                                  .skipped_in_a_row = skipped_in_a_row_,
-                                  .unclipped_in_a_row = settler_.unclipped_in_a_row(),
-                                  .frozen = frozen_},
-                                 plan_.record_bytes - swap::map_bytes(plan_.objects));
+        committed_ = record_.write({.step = step_,
+                                    .updates = updates_,
+                                    .loss_scale = loss_scale_.state(),
+                                    .skipped_in_a_row = skipped_in_a_row_,
+                                    .unclipped_in_a_row = judge_.unclipped_in_a_row(),
+                                    .frozen = frozen_},
+                                   plan_.record_bytes - swap::map_bytes(plan_.objects));
     }
 
     // Finishes the last step, to the last byte that is to be durable; its time is the steps'.
@@ -397,7 +399,7 @@ private:
             previous_ = Previous::none;
         }
         if (plan_.durable && durable_step_ != step_) {
-            store_->publish(settled_);
+            store_->publish(committed_);
             durable_step_ = step_;
         }
         store_->drain();
@@ -410,11 +412,12 @@ private:
         totals_.seconds += report.seconds;
         totals_.skipped_steps += report.skipped;
         totals_.clipped_steps += report.clip_factor < 1;
-        if (report.bet) ++(report.won ? totals_.bets_won : totals_.bets_lost);
+        if (report.speculative)
+            ++(report.committed ? totals_.steps_committed : totals_.steps_rolled_back);
     }
 
     const int exceptions_ = std::uncaught_exceptions();
-    const std::shared_ptr<Station> station_;
+    const std::shared_ptr<ComputeContext> context_;
     comm::Communicator* const ranks_;  // null: there is only this one
     const World world_;
     const zero::Partition partition_;
@@ -445,15 +448,15 @@ private:
     WorkerRows worker_rows_;
     PathRows path_rows_;
     std::unique_ptr<aio::Volume> volume_;
-    Settler settler_;
+    OutcomeJudge judge_;
     StepKernels kernels_;
     std::unique_ptr<RankLane> lane_;  // of several ranks
     Schedules schedules_{};  // outlive the store, which after an error still finishes their tasks
     std::unique_ptr<swap::Store> store_;
     StateIo state_;
     RunRecord record_;
-    std::span<const std::byte> settled_{};  // the record of the last step
-    Timelines planned_{};                   // once the bound is known
+    std::span<const std::byte> committed_{};  // the record of the last step
+    Timelines planned_{};                     // once the bound is known
     LossScale loss_scale_{numerics_.compute == DType::f16};
     int64_t skipped_in_a_row_ = 0;
     int64_t step_ = 0, last_good_ = 0, updates_ = 0, sequence_ = 0, durable_step_ = -1;
@@ -468,8 +471,8 @@ void Run::measure() {
     const trace::Recording::Pause pause(recording_);
     kernels_.states()[0] = {.step = 1, .gradient_scale = 1};
     Figures figures =
-        measure_figures(schedules_.steady(), bench(), *teams_, topology_,
-                        settler_.scalars(1, 1.0)[0], arena_, shape_.vocab, updated_bytes(plan_));
+        measure_figures(schedules_.steady(), bench(), *teams_, topology_, judge_.scalars(1, 1.0)[0],
+                        arena_, shape_.vocab, updated_bytes(plan_));
     time_storage(config_, plan_, *store_, executor_, figures.machine);
     if (ranks_) time_gathers(bench(), *ranks_, figures.machine.links);
     if (totals_.bound_seconds == 0) log_unlike_assumed(config_, figures.machine.links);
@@ -486,12 +489,12 @@ void Run::judge(const Figures& figures) {
 }  // namespace
 
 std::unique_ptr<Engine> Engine::make(const Config& config, Runtime runtime) {
-    const auto station = std::make_shared<Station>();
+    const auto context = std::make_shared<ComputeContext>();
     try {
-        station->open(config, runtime);
-        return std::make_unique<Run>(config, runtime, station);
+        context->open(config, runtime);
+        return std::make_unique<Run>(config, runtime, context);
     } catch (const std::exception& error) {
-        station->abandon(error.what());
+        context->abandon(error.what());
         throw;
     }
 }

@@ -11,10 +11,10 @@
 #include "ferry/topology.h"
 #include "ferry/train.h"
 #include "measure.h"
+#include "outcome.h"
 #include "plan_figures.h"
 #include "predict.h"
 #include "ranks.h"
-#include "settle.h"
 #include "setup.h"
 #include "step.h"
 #include "step_kernels.h"
@@ -99,10 +99,10 @@ public:
                       const Figures& of_machine) const override {
         const Figures figures = shared_by(of_machine, world_.local_ranks);
         Forecast found;
-        found.betting = plan.betting;
-        const Previous steady = plan.betting ? Previous::won : Previous::rest;
-        found.schedule = record_step(plan, steady, plan.betting);
-        found.timeline = predict_steps(plan, record_step(plan, Previous::none, plan.betting),
+        found.speculative = plan.speculative;
+        const Previous steady = plan.speculative ? Previous::committed : Previous::rest;
+        found.schedule = record_step(plan, steady, plan.speculative);
+        found.timeline = predict_steps(plan, record_step(plan, Previous::none, plan.speculative),
                                        found.schedule, figures);
         found.links = links_of(found.schedule, plan, figures);
         const Bound bound =
@@ -112,7 +112,7 @@ public:
         found.planned = shares_of(plan);
         found.bound = {bound.state_on_device, bound.state_in_host,
                        1 - bound.state_on_device - bound.state_in_host};
-        for (const model::Kept what : model::kAllKept) {
+        for (const model::Saved what : model::kAllKept) {
             if (plan.blocks_at_most() > 0)
                 found.planned_kept[at(what)] = static_cast<double>(plan.blocks_keeping(what)) /
                                                static_cast<double>(plan.blocks_at_most());
@@ -162,7 +162,7 @@ public:
                          .computes_on_host = !rates.device_beside};
         found.kernels =
             assumed_times(record_step(plan, Previous::rest, false), plan,
-                          decoder_.numerics().tokens(), most_kept_flops(), rates.flops_per_s);
+                          decoder_.numerics().tokens(), most_saved_flops(), rates.flops_per_s);
         return found;
     }
 
@@ -173,17 +173,17 @@ private:
         return {.activation = decoder.activation_bytes(),
                 .scratch = scratch > 0 ? scratch : decoder.scratch_bytes(),
                 .overhead = absent.needs.overhead,
-                .kept = kept_bytes(decoder),
-                .kept_flops = kept_flops(decoder),
+                .kept = saved_bytes(decoder),
+                .saved_flops = saved_flops(decoder),
                 .maps_host = true};
     }
     static planner::DeviceNeeds needs_of(const Device& device, const model::Decoder& decoder) {
         return train::needs_of(device, decoder);
     }
-    model::OfKept<double> most_kept_flops() const {
-        model::OfKept<double> most{};
-        for (const model::Kept what : model::kAllKept)
-            most[at(what)] = std::ranges::max(needs_.kept_flops[at(what)]);
+    model::OfSaved<double> most_saved_flops() const {
+        model::OfSaved<double> most{};
+        for (const model::Saved what : model::kAllKept)
+            most[at(what)] = std::ranges::max(needs_.saved_flops[at(what)]);
         return most;
     }
     static int64_t device_bytes_of(const Device& device) {
@@ -209,9 +209,9 @@ private:
         config.swap = {.chunk_elements = plan.chunk_elements,
                        .groups = plan.groups,
                        .state_on_device = 0,
-                       .keep_attention = plan.blocks_keeping(model::Kept::attention),
-                       .keep_mlp = plan.blocks_keeping(model::Kept::mlp),
-                       .keep_inputs = plan.blocks_keeping_inputs()};
+                       .save_attention = plan.blocks_keeping(model::Saved::attention),
+                       .save_mlp = plan.blocks_keeping(model::Saved::mlp),
+                       .save_inputs = plan.blocks_keeping_inputs()};
         Plan sample = this->plan(config);
         sample.host_bytes = sample.io_bytes;
         return sample;
@@ -291,11 +291,11 @@ std::vector<ScheduleBytes> schedule_bytes(const Plan& plan) {
     std::vector<ScheduleBytes> all;
     for (int p = 0; p < kPrevious; ++p) {
         const auto previous = static_cast<Previous>(p);
-        for (const bool bets : {false, true}) {
-            if (bets && !plan.betting) continue;
-            const std::string name = name_of_step(previous, bets);
-            all.push_back({name, step_bytes(plan, previous, bets)});
-            if (!bets) all.push_back({"end " + name, drain_bytes(plan, previous)});
+        for (const bool speculative : {false, true}) {
+            if (speculative && !plan.speculative) continue;
+            const std::string name = name_of_step(previous, speculative);
+            all.push_back({name, step_bytes(plan, previous, speculative)});
+            if (!speculative) all.push_back({"end " + name, drain_bytes(plan, previous)});
         }
     }
     return all;

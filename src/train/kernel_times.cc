@@ -9,7 +9,7 @@
 
 namespace ferry::train {
 
-using model::Kept;
+using model::Saved;
 using planner::Op;
 
 bool is_timed(const swap::Task& task) {
@@ -22,7 +22,7 @@ namespace {
 bool is_of_chunk(Op op) { return op == Op::round || op == Op::cut || op == Op::sum; }
 bool is_of_bytes(Op op) { return op == Op::zero || op == Op::add; }
 
-bool keeps(const KernelTimes::Kind& kind, Kept what) {
+bool keeps(const KernelTimes::Kind& kind, Saved what) {
     return kind[0] == static_cast<int64_t>(Op::backward) && (kind[2] & planner::flag_of(what)) != 0;
 }
 
@@ -45,8 +45,8 @@ std::string KernelTimes::name_of(const Kind& kind) {
     if (is_of_bytes(op)) return fmt::format("{}, {}", name, format_bytes(kind[2]));
     std::string flags;
     if (op == Op::backward && (kind[2] & planner::kNeedsDx) == 0) flags += ", of weights alone";
-    if (keeps(kind, Kept::attention)) flags += ", attention kept";
-    if (keeps(kind, Kept::mlp)) flags += ", MLP kept";
+    if (keeps(kind, Saved::attention)) flags += ", attention kept";
+    if (keeps(kind, Saved::mlp)) flags += ", MLP kept";
     return name + flags;
 }
 
@@ -57,7 +57,7 @@ bool is_backward(const KernelTimes::Kind& kind) {
 }
 
 // The same block's backward that keeps this result where that one did not, and the reverse.
-KernelTimes::Kind other_backward(KernelTimes::Kind kind, Kept what) {
+KernelTimes::Kind other_backward(KernelTimes::Kind kind, Saved what) {
     kind[2] ^= planner::flag_of(what);
     return kind;
 }
@@ -65,8 +65,8 @@ KernelTimes::Kind other_backward(KernelTimes::Kind kind, Kept what) {
 // What a backward of this kind takes beyond one that keeps everything, as far as it is known.
 double again_s(const KernelTimes& times, const KernelTimes::Kind& kind) {
     double seconds = 0;
-    for (const Kept what : model::kAllKept)
-        seconds += keeps(kind, what) ? 0 : times.kept_s[at(what)];
+    for (const Saved what : model::kAllKept)
+        seconds += keeps(kind, what) ? 0 : times.saved_s[at(what)];
     return seconds;
 }
 
@@ -74,12 +74,12 @@ double again_s(const KernelTimes& times, const KernelTimes::Kind& kind) {
 std::map<KernelTimes::Kind, double>::const_iterator nearest_backward(
     const KernelTimes& times, const KernelTimes::Kind& kind) {
     for (const auto& different :
-         {std::vector{Kept::attention}, {Kept::mlp}, {Kept::attention, Kept::mlp}}) {
+         {std::vector{Saved::attention}, {Saved::mlp}, {Saved::attention, Saved::mlp}}) {
         KernelTimes::Kind other = kind;
         bool known = true;
-        for (const Kept what : different) {
+        for (const Saved what : different) {
             other = other_backward(other, what);
-            known = known && times.kept_s[at(what)] > 0;
+            known = known && times.saved_s[at(what)] > 0;
         }
         const auto found = times.seconds.find(other);
         if (known && found != times.seconds.end()) return found;
@@ -135,11 +135,11 @@ double KernelTimes::sum(const swap::Schedule& step, const planner::Plan& plan) c
     return total;
 }
 
-double KernelTimes::saved_by(Kept what, const swap::Task& backward,
+double KernelTimes::saved_by(Saved what, const swap::Task& backward,
                              const planner::Plan& plan) const {
     const Kind kind = kind_of(backward, plan);
     const auto one = seconds.find(kind), other = seconds.find(other_backward(kind, what));
-    if (one == seconds.end() || other == seconds.end()) return kept_s[at(what)];
+    if (one == seconds.end() || other == seconds.end()) return saved_s[at(what)];
     return std::max(0.0, (keeps(kind, what) ? -1 : 1) * (one->second - other->second));
 }
 

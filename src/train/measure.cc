@@ -175,22 +175,22 @@ KernelTimes time_kernels(const swap::Schedule& step, const Bench& on) {
     return found;
 }
 
-model::OfKept<double> time_kept(const Bench& on) {
-    model::OfKept<double> seconds{};
+model::OfSaved<double> time_kept(const Bench& on) {
+    model::OfSaved<double> seconds{};
     if (on.decoder == nullptr) return seconds;
     const auto buffer = [&on](planner::Class c) {
         return on.device.memory().data() + on.plan.buffers[static_cast<size_t>(c)].offset;
     };
     struct Work {
         const model::Decoder& decoder;
-        model::Kept what;
+        model::Saved what;
         int64_t block;
         const std::byte* weights;
         std::byte* scratch;
     };
     Stream& compute = on.device.stream(StreamKind::compute);
-    for (const model::Kept what : model::kAllKept) {
-        const std::vector<double> flops = kept_flops(*on.decoder)[at(what)];
+    for (const model::Saved what : model::kAllKept) {
+        const std::vector<double> flops = saved_flops(*on.decoder)[at(what)];
         Work work{*on.decoder, what, std::ranges::max_element(flops) - flops.begin(),
                   buffer(planner::Class::block_weights), buffer(planner::Class::scratch)};
         const Job job{[](void* context, uint64_t) {
@@ -456,7 +456,7 @@ Figures measure_figures(const swap::Schedule& step, const Bench& on, NodeTeams& 
     fill_buffers(on, patterns);
     Figures found;
     found.kernels = time_kernels(step, on);
-    found.kernels.kept_s = time_kept(on);
+    found.kernels.saved_s = time_kept(on);
     found.kernels.gemm_flops_per_s = product;
     Machine& machine = found.machine;
     machine.links.copy_bytes_per_s = time_copies(on, weight);

@@ -23,16 +23,16 @@ double longest(const KernelTimes& times, Op op, LayerKind layer) {
     for (const auto& [kind, seconds] : times.seconds) {
         if (kind[0] != static_cast<int64_t>(op) || kind[1] != static_cast<int64_t>(layer)) continue;
         double all = seconds;
-        for (const model::Kept what : model::kAllKept) {
+        for (const model::Saved what : model::kAllKept) {
             const bool kept = op == Op::backward && (kind[2] & planner::flag_of(what)) != 0;
-            all += kept ? times.kept_s[at(what)] : 0;
+            all += kept ? times.saved_s[at(what)] : 0;
         }
         found = std::max(found, all);
     }
     return found;
 }
 
-bool computes_again(const swap::Task& task, model::Kept what) {
+bool computes_again(const swap::Task& task, model::Saved what) {
     return static_cast<Op>(task.op) == Op::backward && (task.flags & planner::flag_of(what)) == 0;
 }
 
@@ -41,7 +41,7 @@ double passes(const swap::Task& task, const model::Layer& layer) {
     if (layer.kind != LayerKind::block) return 0;
     if (static_cast<Op>(task.op) == Op::forward) return 1;
     if (static_cast<Op>(task.op) != Op::backward) return 0;
-    return computes_again(task, model::Kept::attention) ? 3 : 2;
+    return computes_again(task, model::Saved::attention) ? 3 : 2;
 }
 
 // Multiplications and additions of one token with a layer's weights, as often as the kernel does
@@ -81,19 +81,19 @@ double bytes_moved(const swap::Task& task, const planner::Plan& plan) {
 }  // namespace
 
 KernelTimes assumed_times(const swap::Schedule& step, const planner::Plan& plan, int64_t tokens,
-                          const model::OfKept<double>& kept_flops, double flops_per_s) {
+                          const model::OfSaved<double>& saved_flops, double flops_per_s) {
     KernelTimes found;
-    for (const model::Kept what : model::kAllKept)
-        found.kept_s[at(what)] = kept_flops[at(what)] / flops_per_s;
-    const auto of = [&](model::Kept what) { return kept_flops[at(what)]; };
+    for (const model::Saved what : model::kAllKept)
+        found.saved_s[at(what)] = saved_flops[at(what)] / flops_per_s;
+    const auto of = [&](model::Saved what) { return saved_flops[at(what)]; };
     for (const swap::Task& task : step.tasks) {
         if (!is_timed(task)) continue;
         const model::Layer& layer = plan.layers[static_cast<size_t>(task.layer)];
         const double flops =
             static_cast<double>(tokens) * operations(static_cast<Op>(task.op), plan, layer) +
-            of(model::Kept::attention) * passes(task, layer) -
-            (static_cast<Op>(task.op) == Op::backward && !computes_again(task, model::Kept::mlp)
-                 ? of(model::Kept::mlp)
+            of(model::Saved::attention) * passes(task, layer) -
+            (static_cast<Op>(task.op) == Op::backward && !computes_again(task, model::Saved::mlp)
+                 ? of(model::Saved::mlp)
                  : 0);
         found.seconds[kind_of(task, plan)] =
             flops / flops_per_s + bytes_moved(task, plan) / kAssumedDeviceBytesPerS;
@@ -164,7 +164,7 @@ planner::MachineFigures planning_figures(const Config& config,
         found.forward_s = micro_batches * blocks * of(Op::forward, LayerKind::block);
         found.backward_s = micro_batches * (blocks * of(Op::backward, LayerKind::block) +
                                             of(Op::head, LayerKind::head));
-        found.kept_s = kernels->kept_s;
+        found.saved_s = kernels->saved_s;
     }
     return found;
 }

@@ -51,9 +51,9 @@ void log_unlike_assumed(const Config& config, const LinkSpeeds& measured);
 
 // Where nobody has measured: rates of a GPU's memory, and of a thread that hashes.
 constexpr double kAssumedDeviceBytesPerS = 2e12, kAssumedCheckBytesPerS = 1.2e10;
-// Of every kernel of the step, from what it multiplies or moves. kept_flops: of what
+// Of every kernel of the step, from what it multiplies or moves. saved_flops: of what
 // gives each result that a block may keep.
 KernelTimes assumed_times(const swap::Schedule& step, const planner::Plan& plan, int64_t tokens,
-                          const model::OfKept<double>& kept_flops, double flops_per_s);
+                          const model::OfSaved<double>& saved_flops, double flops_per_s);
 
 }  // namespace ferry::train

@@ -61,7 +61,7 @@ Cost update_cost(double update_s, const Cost& checks) {
 bool is_update(const Task& task) {
     const auto op = static_cast<Op>(task.op);
     return task.verb == swap::Verb::kernel &&
-           (op == Op::update || op == Op::update_bet || op == Op::recast);
+           (op == Op::update || op == Op::update_speculative || op == Op::recast);
 }
 
 double bytes_of_update(const planner::Plan& plan, const Task& task) {
@@ -147,12 +147,12 @@ Bound bound_of(const Config& config, const planner::Plan& plan, const model::Sha
     // What blocks may keep takes memory only where it is kept, and where it is not it is computed
     // once more.
     double kernel_s = figures.kernels.sum(step, plan);
-    model::OfKept<BoundInput::Keeping> keeping{};
-    int64_t kept_bytes = 0;
-    for (const model::Kept what : model::kAllKept) {
+    model::OfSaved<BoundInput::Keeping> keeping{};
+    int64_t saved_bytes = 0;
+    for (const model::Saved what : model::kAllKept) {
         const planner::Buffers& buffers =
             plan.buffers[static_cast<size_t>(planner::class_of(what))];
-        kept_bytes += buffers.bytes * buffers.count;
+        saved_bytes += buffers.bytes * buffers.count;
         for (const Task& task : step.tasks) {
             if (task.lane != swap::Lane::compute || static_cast<Op>(task.op) != Op::backward)
                 continue;
@@ -170,7 +170,7 @@ Bound bound_of(const Config& config, const planner::Plan& plan, const model::Sha
     // Of each micro-batch of a group, in any placement: its tokens, and what it has come to.
     const int64_t each_bytes = bytes_of(Class::tokens) + bytes_of(Class::activation);
     const int64_t fixed_bytes = plan.device_overhead_bytes + device_buffer_bytes(plan) -
-                                kept_bytes - inputs_there - plan.group_size() * each_bytes;
+                                saved_bytes - inputs_there - plan.group_size() * each_bytes;
     const int64_t blocks = std::ssize(plan.layers) - 2;
     BoundInput input{
         .kernel_seconds = kernel_s,
@@ -189,7 +189,7 @@ Bound bound_of(const Config& config, const planner::Plan& plan, const model::Sha
     Bound best{.seconds = kInfinite};
     for (const int64_t groups : groups_of(plan)) {
         const int64_t size = plan.micro_batches / groups;
-        for (const model::Kept what : model::kAllKept)
+        for (const model::Saved what : model::kAllKept)
             input.keeping[at(what)].bytes = static_cast<double>(bytes_of(planner::class_of(what)) *
                                                                 size * plan.blocks_at_most());
         input.weights =

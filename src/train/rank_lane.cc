@@ -26,11 +26,11 @@ void RankLane::start(const swap::Call& call) {
             return ranks_.all_gather({&pieces, 1}, topic("gradient", task));
         }
         case Op::agree:
-            mine_ = settler_.report();
+            mine_ = judge_.report();
             return ranks_.all_gather_host({.mine = reinterpret_cast<const std::byte*>(&mine_),
                                            .all = reinterpret_cast<std::byte*>(reports_.data()),
                                            .bytes = sizeof mine_},
-                                          {.of = "verdict", .step = step_});
+                                          {.of = "outcome", .step = step_});
         default:
             bug("no task of the comm lane");
     }

@@ -6,18 +6,18 @@
 #include "ferry/comm.h"
 #include "ferry/planner.h"
 #include "ferry/swap.h"
-#include "settle.h"
+#include "outcome.h"
 
 namespace ferry::train {
 
 class RankLane final : public swap::Collectives {
 public:
     // `step`: the run's, which errors name.
-    RankLane(comm::Communicator& ranks, const planner::Plan& plan, const Settler& settler,
+    RankLane(comm::Communicator& ranks, const planner::Plan& plan, const OutcomeJudge& judge,
              const int64_t& step)
         : ranks_(ranks),
           plan_(plan),
-          settler_(settler),
+          judge_(judge),
           step_(step),
           reports_(static_cast<size_t>(ranks.size())) {}
 
@@ -25,7 +25,7 @@ public:
     void signal(std::atomic<uint64_t>& counter) override { ranks_.signal(counter); }
     void check() override { ranks_.check(); }
 
-    // Of the step whose verdict is due.
+    // Of the step whose outcome is due.
     std::span<const RankReport> reports() const { return reports_; }
 
 private:
@@ -36,7 +36,7 @@ private:
 
     comm::Communicator& ranks_;
     const planner::Plan& plan_;
-    const Settler& settler_;
+    const OutcomeJudge& judge_;
     const int64_t& step_;
     RankReport mine_{};
     std::vector<RankReport> reports_;

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "outcome.h"
 #include "ranks.h"
-#include "settle.h"
 #include "setup.h"
 
 namespace ferry::train {

@@ -12,8 +12,8 @@
 #include <iterator>
 #include <optional>
 
+#include "outcome.h"
 #include "schedules.h"
-#include "settle.h"
 #include "setup.h"
 
 namespace ferry::train {
@@ -202,7 +202,7 @@ std::unique_ptr<Device> open_gpu(int gpu, comm::Communicator* ranks, Executor& e
 
 }  // namespace
 
-void Station::open(const Config& config, Runtime& runtime) {
+void ComputeContext::open(const Config& config, Runtime& runtime) {
     Executor& executor = *runtime.executor;
     if (runtime.ranks && runtime.ranks->size() > 1) ranks = std::move(runtime.ranks);
     if (ranks) require_same_config(*ranks, executor, config);
@@ -224,12 +224,12 @@ void Station::open(const Config& config, Runtime& runtime) {
     }
 }
 
-World Station::world() const {
+World ComputeContext::world() const {
     if (!ranks) return {};
     return {ranks->rank(), ranks->size(), ranks->local_size()};
 }
 
-void Station::abandon(const char* why) const noexcept {
+void ComputeContext::abandon(const char* why) const noexcept {
     if (ranks) ranks->abandon(why);
 }
 

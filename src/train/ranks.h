@@ -41,7 +41,7 @@ private:
 };
 
 // Where a run computes and whom it talks to. Communication ends before the device goes.
-struct Station {
+struct ComputeContext {
     std::unique_ptr<Device> device{};
     std::unique_ptr<comm::Communicator> ranks{};
 

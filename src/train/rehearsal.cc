@@ -7,9 +7,9 @@
 #include "arenas.h"
 #include "ferry/pinned_mem.h"
 #include "measure.h"
+#include "outcome.h"
 #include "plan_figures.h"
 #include "predict.h"
-#include "settle.h"
 #include "setup.h"
 #include "state_io.h"
 #include "step.h"
@@ -196,7 +196,7 @@ public:
 
     PassReport run(Pass pass) override {
         if (pass == Pass::swap_out) fill_stages();
-        kernels_.states()[sequence_].settled.fill(
+        kernels_.states()[sequence_].after_outcome.fill(
             optim::scalars_of(hyper_, ++updates_, 1.0));  // an update ends the step before
         store_->reset_report();
         const Nanos start = executor_.now();
@@ -243,7 +243,7 @@ private:
 
     // Onto the GPU, before there is state that it would change.
     void load_update() {
-        kernels_.states()[-1].settled.fill(optim::scalars_of(hyper_, 1, 1.0));
+        kernels_.states()[-1].after_outcome.fill(optim::scalars_of(hyper_, 1, 1.0));
         warm_up(schedule(Pass::optimizer), bench());
         store_->drain();  // throws what went wrong
     }

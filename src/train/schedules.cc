@@ -20,11 +20,11 @@ void Schedules::record(const planner::Plan& plan, int64_t evaluated_micro_batche
     for (size_t p = 0; p < kPrevious; ++p) {
         const auto previous = static_cast<Previous>(p);
         steps[p][0] = record_step(plan, previous, false);
-        if (plan.betting) {
+        if (plan.speculative) {
             steps[p][1] = record_step(plan, previous, true);
-            // Ranks compare the steps without bets: not all of them need make any.
+            // Ranks compare the steps without speculative updates: not all of them need make any.
             FERRY_CHECK(exchanges_of(steps[p][0]) == exchanges_of(steps[p][1]),
-                        "a bet changes nothing that ranks exchange");
+                        "a speculative update changes nothing that ranks exchange");
         }
         drains[p] = record_drain(plan, previous);
     }
@@ -44,11 +44,11 @@ Timelines predict_all(const Schedules& schedules, const planner::Plan& plan,
                       const Figures& figures) {
     Timelines planned{};
     for (size_t p = 0; p < kPrevious; ++p) {
-        for (const bool bets : {false, true}) {
-            if (bets && !plan.betting) continue;
-            planned[p][bets ? 1 : 0] =
-                predict_steps(plan, schedules.step(Previous::none, bets),
-                              schedules.step(static_cast<Previous>(p), bets), figures);
+        for (const bool speculative : {false, true}) {
+            if (speculative && !plan.speculative) continue;
+            planned[p][speculative ? 1 : 0] =
+                predict_steps(plan, schedules.step(Previous::none, speculative),
+                              schedules.step(static_cast<Previous>(p), speculative), figures);
         }
     }
     return planned;
@@ -70,9 +70,9 @@ void judge(RunReport& report, const Timelines& planned, const Config& config,
            const planner::Plan& plan, const model::Shape& shape, const Schedules& schedules,
            const Figures& figures) {
     report.predicted_seconds = planned[static_cast<size_t>(Previous::rest)][0].step_seconds;
-    if (plan.betting)
-        report.predicted_betting_seconds =
-            planned[static_cast<size_t>(Previous::won)][1].step_seconds;
+    if (plan.speculative)
+        report.predicted_speculative_seconds =
+            planned[static_cast<size_t>(Previous::committed)][1].step_seconds;
     report.gemm_flops_per_s = std::max(report.gemm_flops_per_s, figures.kernels.gemm_flops_per_s);
     const Bound bound = bound_of(config, plan, shape, schedules.steady(), figures);
     if (report.bound_seconds > 0 && bound.seconds >= report.bound_seconds) return;

@@ -13,15 +13,15 @@ namespace ferry::train {
 std::vector<std::array<int64_t, 3>> exchanges_of(const swap::Schedule& schedule);
 
 struct Schedules {
-    std::array<std::array<swap::Schedule, 2>, kPrevious> steps{};  // [previous][bets]
+    std::array<std::array<swap::Schedule, 2>, kPrevious> steps{};  // [previous][speculative]
     std::array<swap::Schedule, kPrevious> drains{};
     swap::Schedule evaluation{};
     // Micro-batches that evaluation takes through the layers together: the most that fit a group.
     int64_t evaluation_size = 1;
 
     void record(const planner::Plan& plan, int64_t evaluated_micro_batches);
-    const swap::Schedule& step(Previous previous, bool bets) const {
-        return steps[static_cast<size_t>(previous)][bets ? 1 : 0];
+    const swap::Schedule& step(Previous previous, bool speculative) const {
+        return steps[static_cast<size_t>(previous)][speculative ? 1 : 0];
     }
     const swap::Schedule& steady() const { return step(Previous::rest, false); }
     std::vector<const swap::Schedule*> all() const;

@@ -13,8 +13,8 @@
 
 #include "bound.h"
 #include "ferry/ops.h"
+#include "outcome.h"
 #include "plan_figures.h"
-#include "settle.h"
 
 namespace ferry::train {
 
@@ -330,7 +330,7 @@ std::unique_ptr<ops::Ops> ops_on(Device& device, const Config& config, Team& tea
     return ops::make_cuda_ops(device, attention_of(config));
 }
 
-model::OfKept<std::vector<double>> kept_flops(const model::Decoder& decoder) {
+model::OfSaved<std::vector<double>> saved_flops(const model::Decoder& decoder) {
     const model::Shape& shape = decoder.shape();
     const model::Numerics& numerics = decoder.numerics();
     const auto tokens = static_cast<double>(numerics.tokens());
@@ -344,9 +344,9 @@ model::OfKept<std::vector<double>> kept_flops(const model::Decoder& decoder) {
     return {attention, mlp};
 }
 
-model::OfKept<int64_t> kept_bytes(const model::Decoder& decoder) {
-    model::OfKept<int64_t> bytes{};
-    for (const model::Kept what : model::kAllKept) bytes[at(what)] = decoder.kept_bytes(what);
+model::OfSaved<int64_t> saved_bytes(const model::Decoder& decoder) {
+    model::OfSaved<int64_t> bytes{};
+    for (const model::Saved what : model::kAllKept) bytes[at(what)] = decoder.saved_bytes(what);
     return bytes;
 }
 
@@ -361,8 +361,8 @@ planner::DeviceNeeds needs_of(const Device& device, const model::Decoder& decode
     return {.activation = decoder.activation_bytes(),
             .scratch = decoder.scratch_bytes(),
             .overhead = overhead_of(device),
-            .kept = kept_bytes(decoder),
-            .kept_flops = kept_flops(decoder),
+            .kept = saved_bytes(decoder),
+            .saved_flops = saved_flops(decoder),
             .maps_host = device.kind() == DeviceKind::cuda};
 }
 

@@ -68,8 +68,8 @@ std::string machine_text(const Device& device, const Config& config);
 std::unique_ptr<ops::Ops> ops_on(Device& device, const Config& config, Team& team);
 // Operations that give each block's results that can be kept, of a micro-batch: of attention with
 // the keys that a query sees.
-model::OfKept<std::vector<double>> kept_flops(const model::Decoder& decoder);
-model::OfKept<int64_t> kept_bytes(const model::Decoder& decoder);
+model::OfSaved<std::vector<double>> saved_flops(const model::Decoder& decoder);
+model::OfSaved<int64_t> saved_bytes(const model::Decoder& decoder);
 // What this process will hold on a GPU beside its arena: as measured now, with room for kernels
 // that are loaded at their first call. 0 on the CPU device.
 int64_t overhead_of(const Device& device);

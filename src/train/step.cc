@@ -10,12 +10,12 @@
 
 namespace ferry::train {
 
-using model::Kept;
+using model::Saved;
 using planner::Class;
-using planner::Lease;
 using planner::Op;
 using planner::Plan;
 using planner::Recorder;
+using planner::SlotLease;
 
 namespace {
 
@@ -26,19 +26,19 @@ struct Group {
 
 class Step {
 public:
-    Step(Recorder& recorder, Previous previous, bool bets)
+    Step(Recorder& recorder, Previous previous, bool speculative)
         : r_(recorder),
           plan_(recorder.plan()),
           previous_(previous),
-          bets_(bets),
+          speculative_(speculative),
           scratch_(recorder.acquire(Class::scratch)),
           report_(recorder.acquire(Class::report)),
           kept_(plan_.layers.size() * at(plan_.group_size())) {}
 
-    void settle_previous() {
+    void finish_previous() {
         for (size_t c = 0; c < plan_.chunks.size(); ++c) {
-            if (!plan_.chunks[c].bets) continue;
-            if (previous_ == Previous::won) r_.commit(static_cast<int64_t>(c));
+            if (!plan_.chunks[c].speculative) continue;
+            if (previous_ == Previous::committed) r_.commit(static_cast<int64_t>(c));
             if (previous_ == Previous::redo || previous_ == Previous::drop)
                 r_.rollback(static_cast<int64_t>(c));
         }
@@ -59,12 +59,12 @@ public:
 
     // What the step before left of this layer.
     void finish_previous(int64_t layer) {
-        for_chunks(layer, [&](int64_t c, bool bet) {
+        for_chunks(layer, [&](int64_t c, bool speculative) {
             if (previous_ == Previous::rest || previous_ == Previous::redo)
                 r_.update_chunk(c, Op::update);
-            if (previous_ == Previous::won && !bet) r_.update_chunk(c, Op::update);
+            if (previous_ == Previous::committed && !speculative) r_.update_chunk(c, Op::update);
             // A split master's weight was rolled back with the rest of its version.
-            if (previous_ == Previous::drop && bet && !plan_.state.split)
+            if (previous_ == Previous::drop && speculative && !plan_.state.split)
                 r_.update_chunk(c, Op::recast);
         });
     }
@@ -79,11 +79,11 @@ public:
         embed(group);
         for (int64_t layer = 1; layer < head(); ++layer) {
             if (group.is_first) finish_previous_to(layer);
-            const Lease weights = first_weights(layer, group);
+            const SlotLease weights = first_weights(layer, group);
             for (int64_t i = 0; i < group.size; ++i) {
-                Lease out = r_.acquire(Class::activation);
-                model::OfKept<Lease>& kept = kept_[at(layer * plan_.group_size() + i)];
-                for (const Kept what : model::kAllKept) {
+                SlotLease out = r_.acquire(Class::activation);
+                model::OfSaved<SlotLease>& kept = kept_[at(layer * plan_.group_size() + i)];
+                for (const Saved what : model::kAllKept) {
                     if (keeps(layer, what)) kept[at(what)] = r_.acquire(planner::class_of(what));
                 }
                 r_.compute(Op::forward, layer, i,
@@ -92,25 +92,25 @@ public:
                             {&out, true},
                             {&scratch_, false},
                             {&report_, true},
-                            {&kept[at(Kept::attention)], true},
-                            {&kept[at(Kept::mlp)], true}});
-                r_.keep_input(layer - 1, i, std::exchange(x_[at(i)], std::move(out)));
+                            {&kept[at(Saved::attention)], true},
+                            {&kept[at(Saved::mlp)], true}});
+                r_.save_input(layer - 1, i, std::exchange(x_[at(i)], std::move(out)));
             }
         }
         if (!group.is_first) return;
         finish_previous_to(head());
-        r_.mark_settled();
+        r_.mark_committed();
     }
 
     // The head goes forward and backward in one visit, so the logits of a batch never exist.
     void turn(const Group& group) {
-        const Lease weights = first_weights(head(), group);
-        const Lease table = plan_.tied ? r_.fetch_weights(0) : Lease();
+        const SlotLease weights = first_weights(head(), group);
+        const SlotLease table = plan_.tied ? r_.fetch_weights(0) : SlotLease();
         const bool trains = trainable(head()), table_trains = plan_.tied && trainable(0);
-        const Lease gradient = trains ? r_.fetch_gradient(head(), group.is_first) : Lease();
+        const SlotLease gradient = trains ? r_.fetch_gradient(head(), group.is_first) : SlotLease();
         if (table_trains) table_gradient_ = r_.fetch_gradient(0, group.is_first, true);
         for (int64_t i = 0; i < group.size; ++i) {
-            Lease dx = r_.acquire(Class::activation);
+            SlotLease dx = r_.acquire(Class::activation);
             r_.compute(Op::head, head(), group.first + i,
                        {{&weights, false},
                         {plan_.tied ? &table : nullptr, false},
@@ -131,14 +131,15 @@ public:
         for (int64_t layer = head() - 1; layer >= 1; --layer) {
             const bool trains = trainable(layer), below = plan_.trains_below(layer);
             if (!plan_.goes_back(layer)) {
-                for (int64_t i = 0; i < group.size; ++i) r_.recall_input(layer - 1, i);
+                for (int64_t i = 0; i < group.size; ++i) r_.fetch_input(layer - 1, i);
                 continue;
             }
-            const Lease weights = r_.fetch_weights(layer);
-            const Lease gradient = trains ? r_.fetch_gradient(layer, group.is_first) : Lease();
+            const SlotLease weights = r_.fetch_weights(layer);
+            const SlotLease gradient =
+                trains ? r_.fetch_gradient(layer, group.is_first) : SlotLease();
             for (int64_t i = 0; i < group.size; ++i) {
-                const Lease x = r_.recall_input(layer - 1, i);
-                const model::OfKept<Lease> kept =
+                const SlotLease x = r_.fetch_input(layer - 1, i);
+                const model::OfSaved<SlotLease> kept =
                     std::move(kept_[at(layer * plan_.group_size() + i)]);
                 r_.compute(Op::backward, layer, i,
                            {{&weights, false},
@@ -146,15 +147,15 @@ public:
                             {&x_[at(i)], true},
                             {trains ? &gradient : nullptr, true},
                             {&scratch_, false},
-                            {&kept[at(Kept::attention)], false},
-                            {&kept[at(Kept::mlp)], true}},  // overwritten by its gradient
+                            {&kept[at(Saved::attention)], false},
+                            {&kept[at(Saved::mlp)], true}},  // overwritten by its gradient
                            {.flags = flags_of_backward(layer, below)});
             }
             expect(layer - 1, group);
             if (trains) finish_gradient(layer, group, gradient);
         }
         if (trainable(0)) backward_embedding(group);
-        take_in_gradient();
+        receive_gradient();
         x_.clear();
         tokens_.clear();
     }
@@ -164,9 +165,9 @@ public:
         load_tokens(group, true);
         embed(group);
         for (int64_t layer = 1; layer < head(); ++layer) {
-            const Lease weights = r_.fetch_weights(layer);
-            for (Lease& x : x_) {
-                Lease out = r_.acquire(Class::activation);
+            const SlotLease weights = r_.fetch_weights(layer);
+            for (SlotLease& x : x_) {
+                SlotLease out = r_.acquire(Class::activation);
                 r_.compute(Op::forward, layer, 0,
                            {{&weights, false},
                             {&x, false},
@@ -176,8 +177,8 @@ public:
                 x = std::move(out);
             }
         }
-        const Lease weights = r_.fetch_weights(head());
-        const Lease table = plan_.tied ? r_.fetch_weights(0) : Lease();
+        const SlotLease weights = r_.fetch_weights(head());
+        const SlotLease table = plan_.tied ? r_.fetch_weights(0) : SlotLease();
         for (int64_t i = 0; i < group.size; ++i) {
             r_.compute(Op::head_loss, head(), i,
                        {{&weights, false},
@@ -196,42 +197,42 @@ public:
 
 private:
     static size_t at(int64_t i) { return static_cast<size_t>(i); }
-    static size_t at(Kept what) { return model::at(what); }
+    static size_t at(Saved what) { return model::at(what); }
     int64_t head() const { return layers() - 1; }
     bool trainable(int64_t layer) const { return plan_.layers[at(layer)].trainable_elements > 0; }
-    bool keeps(int64_t layer, Kept what) const {
+    bool keeps(int64_t layer, Saved what) const {
         return plan_.layer_plans[at(layer)].keeps[at(what)];
     }
     uint8_t flags_of_backward(int64_t layer, bool below) const {
         uint8_t flags = below ? planner::kNeedsDx : 0;
-        for (const Kept what : model::kAllKept)
+        for (const Saved what : model::kAllKept)
             flags |= keeps(layer, what) ? planner::flag_of(what) : 0;
         return flags;
     }
     // Whether the step before changes weights.
     bool updates() const {
-        return previous_ == Previous::rest || previous_ == Previous::won ||
+        return previous_ == Previous::rest || previous_ == Previous::committed ||
                previous_ == Previous::redo;
     }
     // At a group's first visit of the layer.
-    Lease first_weights(int64_t layer, const Group& group) {
+    SlotLease first_weights(int64_t layer, const Group& group) {
         return group.is_first && updates() ? r_.fetch_updated_weights(layer)
                                            : r_.fetch_weights(layer);
     }
 
-    // What the way back needs of this layer next, before what becomes of a gradient: that waits
+    // Prefetch backward's inputs before the gradient is sent: its copy waits
     // for updates, and would hold up what is behind it.
     void expect(int64_t layer, const Group& group) {
         if (!plan_.goes_back(layer)) return;
-        if (group.is_last) r_.expect_weights(layer);
-        r_.expect_input(layer - 1, 0);
+        if (group.is_last) r_.prefetch_weights(layer);
+        r_.prefetch_input(layer - 1, 0);
     }
 
     template <class Body>
     void for_chunks(int64_t layer, const Body& body) {
         const planner::LayerPlan& where = plan_.layer_plans[at(layer)];
         for (int64_t c = where.first_chunk; c < where.first_chunk + where.chunks; ++c) {
-            if (plan_.chunks[at(c)].trainable) body(c, plan_.chunks[at(c)].bets);
+            if (plan_.chunks[at(c)].trainable) body(c, plan_.chunks[at(c)].speculative);
         }
     }
 
@@ -242,7 +243,7 @@ private:
     }
 
     void embed(const Group& group) {
-        const Lease table = first_weights(0, group);
+        const SlotLease table = first_weights(0, group);
         x_.clear();
         for (int64_t i = 0; i < group.size; ++i) {
             x_.push_back(r_.acquire(Class::activation));
@@ -252,12 +253,12 @@ private:
     }
 
     void backward_embedding(const Group& group) {
-        const Lease gradient = r_.fetch_gradient(0, group.is_first);
+        const SlotLease gradient = r_.fetch_gradient(0, group.is_first);
         for (int64_t i = 0; i < group.size; ++i) {
             r_.compute(Op::embed_backward, 0, i,
                        {{&tokens_[at(i)], false}, {&x_[at(i)], false}, {&gradient, true}});
         }
-        if (plan_.tied && !group.is_last) r_.park_gradient(0, table_gradient_, true);
+        if (plan_.tied && !group.is_last) r_.spill_gradient(0, table_gradient_, true);
         if (plan_.tied && group.is_last) {
             r_.compute(Op::add, 0, 0, {{&gradient, true}, {&table_gradient_, false}},
                        {.bytes = plan_.layers[0].trainable_elements * 4});
@@ -266,47 +267,47 @@ private:
         finish_gradient(0, group, gradient);
     }
 
-    void finish_gradient(int64_t layer, const Group& group, const Lease& gradient) {
-        if (!group.is_last) return r_.park_gradient(layer, gradient);
-        take_in_gradient();
+    void finish_gradient(int64_t layer, const Group& group, const SlotLease& gradient) {
+        if (!group.is_last) return r_.spill_gradient(layer, gradient);
+        receive_gradient();
         r_.send_gradient(layer, gradient);
         sent_ = layer;
-        if (plan_.partition.alone()) take_in_gradient();
+        if (plan_.partition.alone()) receive_gradient();
     }
 
     // Of the layer sent last. With several ranks that is a layer later: the exchange has had this
     // one's backward to run beside.
-    void take_in_gradient() {
+    void receive_gradient() {
         if (sent_ < 0) return;
         r_.receive_gradient();
         // The newest arrival's chunks first: their gradient is still in the cache.
-        for_chunks(std::exchange(sent_, -1), [&](int64_t c, bool bet) {
-            if (bets_ && bet) r_.update_chunk(c, Op::update_bet);
+        for_chunks(std::exchange(sent_, -1), [&](int64_t c, bool speculative) {
+            if (speculative_ && speculative) r_.update_chunk(c, Op::update_speculative);
         });
     }
 
     Recorder& r_;
     const Plan& plan_;
     Previous previous_;
-    bool bets_;
+    bool speculative_;
     int64_t finished_ = -1;  // the last layer that the step before has left nothing of
     int64_t sent_ = -1;      // the layer whose gradient is on its way
-    Lease scratch_, report_, table_gradient_;
-    std::vector<Lease> tokens_;  // of the group's micro-batches
-    std::vector<Lease> x_;       // their block input on the way up, its gradient on the way down
+    SlotLease scratch_, report_, table_gradient_;
+    std::vector<SlotLease> tokens_;  // of the group's micro-batches
+    std::vector<SlotLease> x_;  // their block input on the way up, its gradient on the way down
     // Of the layers that keep something: [layer, micro-batch of the group].
-    std::vector<model::OfKept<Lease>> kept_;
+    std::vector<model::OfSaved<SlotLease>> kept_;
 };
 
 }  // namespace
 
 namespace {
 
-void describe_step(Recorder& recorder, Previous previous, bool bets) {
+void describe_step(Recorder& recorder, Previous previous, bool speculative) {
     {
-        Step step(recorder, previous, bets);
+        Step step(recorder, previous, speculative);
         step.start_report();
-        step.settle_previous();
+        step.finish_previous();
         const int64_t groups = recorder.plan().groups, size = recorder.plan().group_size();
         for (int64_t g = 0; g < groups; ++g) {
             const Group group{g * size, size, g == 0, g == groups - 1};
@@ -316,31 +317,32 @@ void describe_step(Recorder& recorder, Previous previous, bool bets) {
         }
         step.send_report();
     }
-    recorder.mark_verdict();
+    recorder.mark_outcome();
 }
 
 void describe_drain(Recorder& recorder, Previous previous) {
     Step step(recorder, previous, false);
-    step.settle_previous();
+    step.finish_previous();
     for (int64_t layer = 0; layer < step.layers(); ++layer) {
         step.finish_previous(layer);
         step.share_updates(layer);
     }
-    recorder.mark_settled();
+    recorder.mark_committed();
 }
 
 }  // namespace
 
-std::string name_of_step(Previous previous, bool bets) {
-    static constexpr const char* kNames[kPrevious] = {"first", "after a step without bets",
-                                                      "after bets won", "after bets lost",
+std::string name_of_step(Previous previous, bool speculative) {
+    static constexpr const char* kNames[kPrevious] = {"first", "after a step without speculation",
+                                                      "after a commit", "after a rollback",
                                                       "after a dropped step"};
-    return std::string(kNames[static_cast<size_t>(previous)]) + (bets ? ", betting" : "");
+    return std::string(kNames[static_cast<size_t>(previous)]) +
+           (speculative ? ", speculative" : "");
 }
 
-swap::Schedule record_step(const Plan& plan, Previous previous, bool bets) {
-    Recorder recorder(plan, name_of_step(previous, bets));
-    describe_step(recorder, previous, bets);
+swap::Schedule record_step(const Plan& plan, Previous previous, bool speculative) {
+    Recorder recorder(plan, name_of_step(previous, speculative));
+    describe_step(recorder, previous, speculative);
     return recorder.finish();
 }
 
@@ -350,9 +352,9 @@ swap::Schedule record_drain(const Plan& plan, Previous previous) {
     return recorder.finish();
 }
 
-LaneBytes step_bytes(const Plan& plan, Previous previous, bool bets) {
+LaneBytes step_bytes(const Plan& plan, Previous previous, bool speculative) {
     Recorder recorder(plan, "", Recorder::Keep::bytes);
-    describe_step(recorder, previous, bets);
+    describe_step(recorder, previous, speculative);
     return recorder.bytes();
 }
 

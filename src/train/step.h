@@ -10,21 +10,21 @@ namespace ferry::train {
 
 // What became of the updates of the step before, when the next one starts.
 enum class Previous : uint8_t {
-    none,  // nothing to do: the first step, or a dropped one that had not bet
-    rest,  // no bets were made: every chunk is still to be updated
-    won,   // bets stand; the other chunks are still to be updated
-    redo,  // bets were lost: every chunk is updated from its old version
-    drop,  // the step is skipped: bet chunks go back to their old version
+    none,       // nothing to do: the first step, or a dropped one that had not speculated
+    rest,       // nothing was speculative: every chunk is still to be updated
+    committed,  // speculative updates stand; the other chunks are still to be updated
+    redo,       // speculative updates were rolled back: every chunk is updated from its old version
+    drop,       // the step is skipped: speculative chunks go back to their old version
 };
 constexpr int kPrevious = 5;
 
-std::string name_of_step(Previous previous, bool bets);
-swap::Schedule record_step(const planner::Plan& plan, Previous previous, bool bets);
+std::string name_of_step(Previous previous, bool speculative);
+swap::Schedule record_step(const planner::Plan& plan, Previous previous, bool speculative);
 // Finishes the step before, and nothing else.
 swap::Schedule record_drain(const planner::Plan& plan, Previous previous);
 // What these move on each lane, without recording them: a large model's have millions of tasks.
 using LaneBytes = std::array<int64_t, swap::kLanes>;
-LaneBytes step_bytes(const planner::Plan& plan, Previous previous, bool bets);
+LaneBytes step_bytes(const planner::Plan& plan, Previous previous, bool speculative);
 LaneBytes drain_bytes(const planner::Plan& plan, Previous previous);
 // Forward only, over `micro_batches` (at most a group's) of held-back text.
 swap::Schedule record_evaluation(const planner::Plan& plan, int64_t micro_batches);

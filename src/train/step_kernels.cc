@@ -48,7 +48,7 @@ void StepKernels::dispatch(const Call& call) {
         case Op::load_evaluation:
             return load(call);
         case Op::update:
-        case Op::update_bet:
+        case Op::update_speculative:
             return update(call);
         case Op::recast:
             return recast(call);
@@ -187,9 +187,9 @@ void StepKernels::update(const Call& call) {
     const Chunk& chunk = plan_.chunks[static_cast<size_t>(call.task->item)];
     if (!intact(call, chunk.state, call.at[0]) || !intact(call, chunk.gradient, call.at[2])) return;
     if (plan_.state.split && !intact(call, chunk.weight, call.at[4])) return;
-    const bool bet = static_cast<Op>(call.task->op) == Op::update_bet;
-    // A settled update finishes the step before the schedule's own.
-    const StepState& state = states_[bet ? call.step : call.step - 1];
+    const bool speculative = static_cast<Op>(call.task->op) == Op::update_speculative;
+    // A committed update finishes the step before the schedule's own.
+    const StepState& state = states_[speculative ? call.step : call.step - 1];
     optim::Span span = state_span(plan_, chunk.count, call.at[0], call.at[1]);
     span.gradient = call.at[2];
     span.gradient_type = plan_.wire;
@@ -198,7 +198,8 @@ void StepKernels::update(const Call& call) {
     span.weight_in = reinterpret_cast<const uint16_t*>(call.at[4]);
     span.layer = static_cast<uint32_t>(chunk.layer);
     span.element = chunk.first;
-    apply(call, span, (bet ? state.bet : state.settled)[chunk.decays ? 1 : 0]);
+    apply(call, span,
+          (speculative ? state.speculative : state.after_outcome)[chunk.decays ? 1 : 0]);
     seal(call, chunk.state, call.at[1]);
     seal(call, chunk.weight, call.at[3]);
 }

@@ -14,8 +14,8 @@ namespace ferry::train {
 struct StepState {
     int64_t step = 0;          // of the run, from 1
     float gradient_scale = 0;  // of each target's loss: 1 / the step's real targets
-    // With and without weight decay, for the update after settling and for a bet.
-    std::array<optim::Scalars, 2> settled{}, bet{};
+    // With and without weight decay, for the update after the outcome and for a speculative update.
+    std::array<optim::Scalars, 2> after_outcome{}, speculative{};
 };
 
 // A ring: at most three schedules are in the lanes at once.

@@ -371,7 +371,7 @@ TEST_P(RecordsOnFiles, AKilledRunsRecordIsKeptUntilThatIsGivenUp) {
     leave_killed(true);
     for (const Leftover leftover : {Leftover::remove, Leftover::reuse, Leftover::refuse}) {
         expect_refused(options(leftover), "the durable state of a run is kept here");
-        expect_refused(options(leftover), "last settled step 41");
+        expect_refused(options(leftover), "last committed step 41");
     }
     EXPECT_EQ(why_not(options(Leftover::resume)), "");
     EXPECT_EQ(found(0).size(), 4u);

@@ -15,7 +15,7 @@ namespace {
 using testing::HasSubstr;
 
 constexpr int kStep = 4, kLayer = 3;  // where it happens
-const std::vector<std::string> kOperations{"weights", "gradient", "verdict"};
+const std::vector<std::string> kOperations{"weights", "gradient", "outcome"};
 
 std::string text_of(const std::string& operation) {
     return (operation == "gradient" ? "exchange of the " : "all-gather of the ") + operation +

@@ -13,7 +13,7 @@ MPIRUN = [shutil.which("mpirun") or "", "--allow-run-as-root", "--oversubscribe"
           "--mca", "odls_base_sigkill_timeout", "3"]
 TEXTS = {"weights": "all-gather of the weights of layer 3, step 4",
          "gradient": "exchange of the gradient of layer 3, step 4",
-         "verdict": "all-gather of the verdict of layer 3, step 4"}
+         "outcome": "all-gather of the outcome of layer 3, step 4"}
 
 
 @unittest.skipUnless(MPIRUN[0] and os.path.exists(PROGRAM), "no mpirun, or comm is not built")
@@ -62,7 +62,7 @@ class FaultsTest(unittest.TestCase):
                 self.assertIn(f"given this rank ({rank}) up", said.get(rank, ""), output)
 
     def test_a_rank_that_gives_up_says_why(self):
-        for operation, count in (("weights", 4), ("gradient", 3), ("verdict", 2)):
+        for operation, count in (("weights", 4), ("gradient", 3), ("outcome", 2)):
             said, seconds, output = self.ranks(count, "abandon", operation)
             others = [rank for rank in range(count) if rank != 1]
             # It may be heard before the operation is begun: then there is no where.

@@ -334,14 +334,14 @@ TEST_P(DecoderContract, without_its_input_s_gradient_a_block_s_own_are_the_same)
 TEST_P(DecoderContract, what_is_kept_changes_no_bit) {
     Runner runner(setting_, threads_);
     const Step recomputed = runner.step(), of_one = runner.step(false, 1.0f);
-    for (const OfKept<bool> keeps : {OfKept<bool>{true, false}, {false, true}, {true, true}}) {
+    for (const OfSaved<bool> keeps : {OfSaved<bool>{true, false}, {false, true}, {true, true}}) {
         SCOPED_TRACE(testing::Message() << "attention " << keeps[0] << ", MLP " << keeps[1]);
         runner.keeps = keeps;
         runner.forgets = {};
         EXPECT_TRUE(runner.step() == recomputed);
         EXPECT_TRUE(runner.step(false, 1.0f) == of_one);
         // Backward reads it, and computes none of its own.
-        for (const Kept what : kAllKept) {
+        for (const Saved what : kAllKept) {
             runner.forgets = {};
             runner.forgets[model::at(what)] = true;
             EXPECT_EQ(runner.step() == recomputed, !keeps[model::at(what)]);
@@ -431,8 +431,8 @@ TEST(Decoder, what_is_kept_changes_no_bit) {
                 s.shape.windows = {0, 20};
                 Runner runner(s, threads);
                 const Step recomputed = runner.step();
-                for (const OfKept<bool> keeps :
-                     {OfKept<bool>{true, false}, {false, true}, {true, true}}) {
+                for (const OfSaved<bool> keeps :
+                     {OfSaved<bool>{true, false}, {false, true}, {true, true}}) {
                     runner.keeps = keeps;
                     EXPECT_TRUE(runner.step() == recomputed) << keeps[0] << keeps[1];
                 }

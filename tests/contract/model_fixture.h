@@ -95,13 +95,13 @@ public:
             scratch(static_cast<size_t>(decoder_.scratch_bytes()) + 64);
         std::byte* room =
             scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64) % 64;
-        std::vector<OfKept<std::vector<std::byte>>> kept(static_cast<size_t>(blocks));
+        std::vector<OfSaved<std::vector<std::byte>>> kept(static_cast<size_t>(blocks));
         const auto kept_of = [&](size_t block) {
             KeptMemory memory{};
-            for (const Kept what : kAllKept) {
+            for (const Saved what : kAllKept) {
                 if (!keeps[model::at(what)]) continue;
                 std::vector<std::byte>& own = kept[block][model::at(what)];
-                own.resize(static_cast<size_t>(decoder_.kept_bytes(what)) + 64);
+                own.resize(static_cast<size_t>(decoder_.saved_bytes(what)) + 64);
                 memory[model::at(what)] =
                     own.data() + (64 - reinterpret_cast<uintptr_t>(own.data()) % 64) % 64;
             }
@@ -121,7 +121,7 @@ public:
                              kept_of(i));
         }
         for (auto& block : kept) {
-            for (const Kept what : kAllKept) {
+            for (const Saved what : kAllKept) {
                 if (forgets[model::at(what)])
                     std::ranges::fill(block[model::at(what)], std::byte{});
             }
@@ -147,8 +147,8 @@ public:
     std::vector<std::vector<float>> weights{};
     std::vector<std::byte> last_x{};
     float scale = 0.1f;
-    OfKept<bool> keeps{};    // from forward to backward
-    OfKept<bool> forgets{};  // what was kept is zeros
+    OfSaved<bool> keeps{};    // from forward to backward
+    OfSaved<bool> forgets{};  // what was kept is zeros
 
 private:
     const void* compute_weights(size_t layer, std::vector<std::vector<uint16_t>>& narrow) const {

@@ -42,7 +42,7 @@ TEST_P(OpsRows, norm_forward_and_backward) {
     }
 }
 
-// As the norm of each head's queries, in place on the way back.
+// As the norm of each head's queries, in place in the backward pass.
 TEST_P(OpsRows, norm_of_every_head) {
     for (const auto& [tokens, heads, n] : {std::array{3, 2, 5}, {50, 3, 48}, {9, 1, 64}}) {
         SCOPED_TRACE(n);

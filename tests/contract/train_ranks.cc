@@ -138,7 +138,7 @@ protected:
         config.clip_norm = 0.5;
         return config;
     }
-    // As little as possible in memory, every bet made, two groups.
+    // As little as possible in memory, every speculative update made, two groups.
     Config tight(Config config, int ranks) const {
         config.budgets.nvme = {
             {.path = comm::as_first_rank_says(directory_.path()), .size_bytes = 64 * kMiB}};
@@ -147,7 +147,7 @@ protected:
             config.budgets.host_bytes = ranks * 64 * kMiB;
             config.swap.state_on_nvme = 1;
         }
-        config.swap.bets = "all";
+        config.swap.speculate = "all";
         config.swap.groups = config.batch.micro_batches / ranks % 2 == 0 ? 2 : 1;
         config.io.direct = false;
         if (config.device == "cpu")
@@ -251,15 +251,15 @@ TEST_F(Ranks, GiveTheSameBitsWhateverTheyKeepForBackward) {
         Config config = this->config();
         config.precision = precision;
         config.batch.micro_batches = 4;
-        config.swap.keep_attention = config.swap.keep_mlp = 0;
+        config.swap.save_attention = config.swap.save_mlp = 0;
         const Outcome none = run(config, 2);
         for (const int64_t blocks : {1, 2}) {
             for (const int64_t stage : {0, 3}) {
                 SCOPED_TRACE(testing::Message() << precision << ", stage " << stage << ", "
                                                 << blocks << " blocks keep it");
                 config.zero.stage = stage;
-                config.swap.keep_attention = blocks;
-                config.swap.keep_mlp = 2 - blocks;
+                config.swap.save_attention = blocks;
+                config.swap.save_mlp = 2 - blocks;
                 expect_equal(run(config, 2), none);
                 expect_equal(run(tight(config, 2), 2), none);
             }
@@ -351,7 +351,7 @@ TEST_F(Ranks, MetByAnIdentityNeedAGpu) {
 // The bound's arithmetic, which knows no schedule, against what is recorded.
 TEST_F(Ranks, MoveInAStepWhatTheBoundCounts) {
     Config config = this->config();
-    config.freeze = {"*embed_tokens*", "*layers.0.*"};  // no way back through either
+    config.freeze = {"*embed_tokens*", "*layers.0.*"};  // no backward pass through either
     for (const int ranks : {2, 3}) {
         for (const int64_t stage : {0, 1, 2, 3}) {
             config.zero.stage = stage;
@@ -360,7 +360,7 @@ TEST_F(Ranks, MoveInAStepWhatTheBoundCounts) {
             const double least = comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire);
             EXPECT_GT(least, 0);
             for (const ScheduleBytes& schedule : schedule_bytes(plan)) {
-                if (schedule.name != "after a step without bets") continue;
+                if (schedule.name != "after a step without speculation") continue;
                 EXPECT_EQ(schedule.bytes[static_cast<size_t>(swap::Lane::comm)], least)
                     << ranks << " ranks, stage " << stage;
             }

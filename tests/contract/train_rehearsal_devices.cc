@@ -39,7 +39,7 @@ protected:
         config.precision = "bf16";
         config.threads = 2;
         config.swap.chunk_elements = kChunk;
-        config.swap.bets = "off";
+        config.swap.speculate = "off";
         config.swap.state_on_device = shares.device;
         config.swap.state_on_nvme = shares.nvme;
         if (shares.nvme > 0) config.budgets.nvme = {{.path = directory_.path()}};

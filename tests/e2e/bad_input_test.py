@@ -122,7 +122,7 @@ class DoesNotFitTest(BadInputTest):
         nvme = {"budgets__nvme": [self.nvme()]}
         in_memory = self.assert_smallest("budgets__host", steps=2)
         self.assert_smallest("budgets__host", steps=2, model__hidden=128, model__intermediate=512)
-        self.assert_smallest("budgets__host", steps=2, swap__bets="all", swap__chunk_elements=8192)
+        self.assert_smallest("budgets__host", steps=2, swap__speculate="all", swap__chunk_elements=8192)
         three_tiers = self.assert_smallest("budgets__host", steps=2, budgets__device="1300KiB", **nvme)
         self.assertLess(three_tiers * 10, in_memory)
         self.assert_smallest("budgets__host", steps=2, swap__groups=4, precision="bf16",
@@ -396,7 +396,7 @@ class DivergedTest(BadInputTest):
     # The second update is large enough for the third step's numbers to overflow.
     BLOWN = {"optimizer__lr": 1e6, "optimizer__weight_decay": 1e6, "steps": 20,
              "schedule__warmup_steps": 0}
-    PLACES = ({}, {"budgets__host": "200KiB", "swap__bets": "all"})
+    PLACES = ({}, {"budgets__host": "200KiB", "swap__speculate": "all"})
 
     def places(self):
         for place in self.PLACES:

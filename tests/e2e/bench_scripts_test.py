@@ -77,7 +77,7 @@ class ScriptsTest(FerryTest):
     def test_step_bound_in_memory(self):
         traces = Path(self.path("new/traces"))
         rows, notes = self.script("step_bound", "--steps", "6", "--traces", str(traces))
-        for way in ("never clipped", "never clipped, as expected", "clipped", "clipped, bets off"):
+        for way in ("never clipped", "never clipped, as expected", "clipped", "clipped, speculation off"):
             self.assertIn(f"memory, {way}: step beside lower bound", rows)
             predicted = rows[f"memory, {way}: step beside prediction"]
             self.assertEqual((predicted["target"], predicted["target_high"]), (0.9, 1.1))
@@ -85,9 +85,9 @@ class ScriptsTest(FerryTest):
             self.assertEqual(predicted["verdict"], "met" if 0.9 <= predicted["ratio"] <= 1.1 else "missed")
         self.assertIn("3 of 3 clipped", rows["memory, clipped: step beside lower bound"]["note"])
         self.assertIn("0 of 3 clipped", rows["memory, never clipped: step beside lower bound"]["note"])
-        self.assertIn("memory, clipped: beside bets off", rows)
+        self.assertIn("memory, clipped: beside speculation off", rows)
         self.assertTrue(any(note.startswith("clipped: compute") for note in notes), notes)
-        names = [f"memory_{way}_1" for way in ("clipped", "clipped_bets_off", "never_clipped", "never_clipped_as_expected")]
+        names = [f"memory_{way}_1" for way in ("clipped", "clipped_speculation_off", "never_clipped", "never_clipped_as_expected")]
         self.assertEqual(sorted(path.name for path in traces.iterdir()),
                          sorted(name + end for name in names for end in (".json.gz", ".svg")))
         for name in names:
@@ -105,7 +105,7 @@ class ScriptsTest(FerryTest):
         case = self.case()
         rows, _ = self.script("step_bound", "--case", case, *self.beside_fio(), "--steps", "6")
         way = f"{case}, never clipped"
-        self.assertIn("bets: 3 of 3 won", rows[f"{way}: step beside lower bound"]["note"])
+        self.assertIn("speculative updates: 3 of 3 committed", rows[f"{way}: step beside lower bound"]["note"])
         self.assertEqual(f"{way}: step beside its bytes at fio's mixed bandwidth" in rows, bool(FIO))
         self.assertEqual(os.listdir(self.path("nvme")), [])
 

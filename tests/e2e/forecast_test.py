@@ -33,9 +33,9 @@ class BytesTest(ForecastTest):
         schedules = {one["name"]: one["bytes"] for one in json.loads(plan.out)["schedules"]}
         total, previous = collections.Counter(), "first"
         for step in steps:
-            total.update(schedules[previous + (", betting" if step["bet"] else "")])
-            previous = ("after a step without bets" if not step["bet"] else
-                        "after bets won" if step["won"] else "after bets lost")
+            total.update(schedules[previous + (", speculative" if step["speculative"] else "")])
+            previous = ("after a step without speculation" if not step["speculative"] else
+                        "after a commit" if step["committed"] else "after a rollback")
         total.update(schedules["end " + previous])
         return total
 
@@ -48,13 +48,13 @@ class BytesTest(ForecastTest):
         return run
 
     def test_planned_bytes_are_those_measured(self):
-        run = self.assert_exact(self.tiers(swap__bets="off"))
+        run = self.assert_exact(self.tiers(swap__speculate="off"))
         # And those that the kernel says it moved: the state's first contents came before.
         self.assertEqual(sum(p["bytes_read"] for p in run.summary["paths"]), run.lane("nvme read"))
 
-    def test_with_bets_won_and_lost(self):
-        run = self.assert_exact(self.tiers(swap__bets="all", clip_norm=1.0, steps=12))
-        self.assertGreater(run.summary["bets_won"] + run.summary["bets_lost"], 0)
+    def test_with_speculation_committed_and_rolled_back(self):
+        run = self.assert_exact(self.tiers(swap__speculate="all", clip_norm=1.0, steps=12))
+        self.assertGreater(run.summary["steps_committed"] + run.summary["steps_rolled_back"], 0)
 
     def test_with_groups_and_little_memory(self):
         self.assert_exact(self.tiers(swap__groups=2, budgets__host="700KiB", budgets__device="2MiB",
@@ -73,7 +73,7 @@ class PlanTest(ForecastTest):
                                      "micro_batches", "groups", "attention_kept", "mlp_kept", "inputs_kept", "ranks", "tiers",
                                      "schedules", "wear", "planned_by", "forecast"})
         forecast = plan["forecast"]
-        self.assertEqual(set(forecast), {"step_seconds", "betting", "binding", "plan_bound_seconds",
+        self.assertEqual(set(forecast), {"step_seconds", "speculative", "binding", "plan_bound_seconds",
                                          "bound_seconds", "bound_link", "links", "timeline",
                                          "what_if", "measured", "assumed", "state",
                                          "bound_state", "attention", "bound_attention", "mlp", "bound_mlp"})
@@ -90,7 +90,7 @@ class PlanTest(ForecastTest):
             self.assertAlmostEqual(sum(shares.values()), 1)
         self.assertEqual(forecast["bound_state"]["nvme"], 0, "memory is unlimited")
         steady = next(one["bytes"] for one in plan["schedules"]
-                      if one["name"] == "after a step without bets")
+                      if one["name"] == "after a step without speculation")
         self.assertEqual(links["nvme"]["bytes"], steady["nvme read"] + steady["nvme write"])
         self.assertEqual(links["host to device"]["bytes"], steady["h2d"])
         for bar in forecast["timeline"]:
@@ -110,7 +110,7 @@ class PlanTest(ForecastTest):
         plan = self.forecast(self.config(budgets__nvme=[self.nvme()], budgets__host="2MiB",
                                          budgets__device="4MiB"))
         gains = {one["change"]: one["step_seconds"] for one in plan["forecast"]["what_if"]}
-        # State in memory does not bet, and lists of tasks may fit each other a little worse.
+        # State in memory does not speculate, and lists of tasks may fit each other a little worse.
         self.assertLess(gains["+1 GiB of host memory"], 1.02 * plan["forecast"]["step_seconds"])
         self.assertIn("+1 GiB of device memory", gains)
 
@@ -195,7 +195,7 @@ class PlanTest(ForecastTest):
         plan = self.forecast(config, "--no-forecast")
         wear = plan["wear"]
         steady = next(one["bytes"] for one in plan["schedules"]
-                      if one["name"] == "after a step without bets")
+                      if one["name"] == "after a step without speculation")
         self.assertEqual(wear["step_bytes"], steady["nvme write"])
         self.assertEqual(wear["step_note_bytes"], 4096, "the header")
         self.assertEqual(wear["run_bytes"], plan["nvme_bytes"] + 1000 * (steady["nvme write"] + 4096))
@@ -221,7 +221,7 @@ class PlanTest(ForecastTest):
         for name in sizes:
             os.mkdir(self.path(name))
         drives = [{"path": self.path(name), "size": size, "endurance_tbw": 0.001} for name, size in sizes.items()]
-        config = self.tiers(budgets__nvme=drives, steps=40, swap__bets="off", swap__state_on_nvme=1,
+        config = self.tiers(budgets__nvme=drives, steps=40, swap__speculate="off", swap__state_on_nvme=1,
                             swap__chunk_elements=4096)
         planned = [path["run_bytes"] for path in self.wear(config)["paths"]]
         self.assertGreater(planned[1], 2 * planned[0])
@@ -232,29 +232,29 @@ class PlanTest(ForecastTest):
             self.assertGreater(measured, 0.7 * plan)
             self.assertLess(measured, 1.3 * plan)
 
-    def test_bets_that_are_lost_wear_more(self):
-        """A clip that takes every bet: what the run writes is within what the plan says, and near it."""
+    def test_rollbacks_wear_more(self):
+        """A clip that rolls every speculative update back: what the run writes is within what the plan says, and near it."""
         drive = {**self.nvme(), "endurance_tbw": 0.0001}
         steps = 20
-        config = self.config(budgets__nvme=[drive], swap__state_on_nvme=1, swap__bets="all", steps=steps,
+        config = self.config(budgets__nvme=[drive], swap__state_on_nvme=1, swap__speculate="all", steps=steps,
                              swap__chunk_elements=8192, clip_norm=1e-3)
         wear = self.wear(config)
-        self.assertGreater(wear["step_bytes_bets_lost"], 1.3 * wear["step_bytes"])
+        self.assertGreater(wear["step_bytes_rolled_back"], 1.3 * wear["step_bytes"])
         run = self.train(config)
         self.assert_trained(run)
         written = run.lane("nvme write")
-        self.assertGreater(written, 1.2 * steps * wear["step_bytes"], "bets were lost")
-        self.assertLessEqual(written, steps * wear["step_bytes_bets_lost"])
-        self.assertGreater(written, 0.8 * steps * wear["step_bytes_bets_lost"])
+        self.assertGreater(written, 1.2 * steps * wear["step_bytes"], "speculative updates were rolled back")
+        self.assertLessEqual(written, steps * wear["step_bytes_rolled_back"])
+        self.assertGreater(written, 0.8 * steps * wear["step_bytes_rolled_back"])
         path = wear["paths"][0]
-        self.assertAlmostEqual(path["endurance_share_bets_lost"], wear["run_bytes_bets_lost"] / 1e8)
-        self.assertIn({"swap.bets": "auto"}, [advice["set"] for advice in wear["advice"]])
+        self.assertAlmostEqual(path["endurance_share_rolled_back"], wear["run_bytes_rolled_back"] / 1e8)
+        self.assertIn({"swap.speculate": "auto"}, [advice["set"] for advice in wear["advice"]])
         text = self.ferry("plan", self.command(config)[1], "--no-forecast").out
-        self.assertRegex(text, r"up to .* a step where bets are lost")
+        self.assertRegex(text, r"up to .* a step where speculative updates are rolled back")
         self.assertIn("warning", text)
         self.assertNotRegex(text, r"e\+\d\d %", "percentages are plain numbers")
-        never = self.wear(self.config(budgets__nvme=[drive], swap__state_on_nvme=1, swap__bets="off"))
-        self.assertEqual(never["step_bytes_bets_lost"], 0)
+        never = self.wear(self.config(budgets__nvme=[drive], swap__state_on_nvme=1, swap__speculate="off"))
+        self.assertEqual(never["step_bytes_rolled_back"], 0)
 
     def test_more_host_memory_is_advised_where_it_helps(self):
         drive = {**self.nvme(), "endurance_tbw": 0.001}
@@ -279,7 +279,7 @@ class PlanTest(ForecastTest):
         alone = self.wear(config)
         plan = self.forecast(config, "--no-forecast", "--ranks", "2")
         steady = next(one["bytes"] for one in plan["schedules"]
-                      if one["name"] == "after a step without bets")
+                      if one["name"] == "after a step without speculation")
         self.assertEqual(plan["wear"]["step_bytes"], 2 * steady["nvme write"])
         self.assertGreater(plan["wear"]["run_bytes"], 0.95 * alone["run_bytes"])
         self.assertEqual(plan["wear"]["paths"][0]["run_bytes"], plan["wear"]["run_bytes"])
@@ -391,7 +391,7 @@ class MachineTest(ForecastTest):
         self.assertGreater(busy, 1.3 * idle)
 
     def test_figures_change_the_plan_and_no_number(self):
-        """What backward hides and forward cannot bets; what forward hides does not."""
+        """What backward hides and forward cannot is done speculatively; what forward hides does not."""
         config = {**self.tiny, "clip_norm": 2.1}
 
         def scaled(factors):
@@ -402,7 +402,7 @@ class MachineTest(ForecastTest):
         reference = self.train(config)
         self.assert_trained(reference)
         self.assertIn("default figures", reference.err)
-        bets, slots = [], []
+        speculative, slots = [], []
         for factors in ({"forward": 1e-6, "backward": 1e6}, {"forward": 1e6}):
             file = scaled(factors)
             run = self.ferry(*[word for word in self.command(config) if word != "--no-bound"],
@@ -410,13 +410,13 @@ class MachineTest(ForecastTest):
             self.assert_trained(run)
             self.assertEqual(run.numbers(), reference.numbers())
             self.assertIn("figures of this machine's file", run.err)
-            bets.append(run.summary["bets_won"] + run.summary["bets_lost"])
+            speculative.append(run.summary["steps_committed"] + run.summary["steps_rolled_back"])
             planned = json.loads(self.plan(config, "--no-forecast", "--machine", file).out)
             self.assertEqual(planned["planned_by"], f"the figures of {file}")
             self.assertEqual(planned["tiers"], run.summary["tiers"])
             slots.append(planned["nvme_bytes"])
-        self.assertGreater(bets[0], 0)
-        self.assertEqual(bets[1], 0)
+        self.assertGreater(speculative[0], 0)
+        self.assertEqual(speculative[1], 0)
         self.assertGreater(slots[0], slots[1])
 
     def test_what_it_buys_to_say_that_no_step_is_clipped(self):
@@ -442,7 +442,7 @@ class MachineTest(ForecastTest):
         self.assertLess(buys["swap.expect_clipped=0"], 0.97 * unsaid["forecast"]["step_seconds"])
         self.assertGreater(said["mlp_kept"], unsaid["mlp_kept"])
         self.assertNotIn("swap.expect_clipped=0", said_buys)
-        self.assertNotIn("swap.expect_clipped=0", plan("--set", "swap.bets=off")[1])
+        self.assertNotIn("swap.expect_clipped=0", plan("--set", "swap.speculate=off")[1])
 
     def test_a_gpu_that_is_not_here(self):
         config = self.tiers(device="cuda")
@@ -488,7 +488,7 @@ class MachineTest(ForecastTest):
         run = self.ferry(*command, "--machine", self.machine, "--trace", trace)
         self.assert_trained(run)
         forecast = json.loads(self.plan(self.tiny, "--machine", self.machine).out)["forecast"]
-        key = "predicted_betting_seconds" if forecast["betting"] else "predicted_seconds"
+        key = "predicted_speculative_seconds" if forecast["speculative"] else "predicted_seconds"
         self.assertAlmostEqual(run.summary[key], forecast["step_seconds"])
         self.assertAlmostEqual(run.summary["bound_seconds"], forecast["bound_seconds"])
         with open(trace, encoding="utf-8") as file:

@@ -8,19 +8,19 @@ import unittest
 
 from harness import USAGE, FerryTest
 
-TWICE = {"swap__bets": "all"}
+TWICE = {"swap__speculate": "all"}
 ON_DEVICE = {"swap__state_on_device": 1}  # as much as fits there
-KEEP_NOTHING = {"swap__keep_attention": 0, "swap__keep_mlp": 0}  # for backward
+KEEP_NOTHING = {"swap__save_attention": 0, "swap__save_mlp": 0}  # for backward
 URING, POSIX = {"io__backend": "uring"}, {"io__backend": "posix"}
 
 
-def bets_both_ways(test, run):
-    test.assertGreater(run.summary["bets_won"], 0)
-    test.assertGreater(run.summary["bets_lost"], 0)
+def speculation_both_ways(test, run):
+    test.assertGreater(run.summary["steps_committed"], 0)
+    test.assertGreater(run.summary["steps_rolled_back"], 0)
 
 
-def no_bets(test, run):
-    test.assertEqual(run.summary["bets_won"] + run.summary["bets_lost"], 0)
+def no_speculation(test, run):
+    test.assertEqual(run.summary["steps_committed"] + run.summary["steps_rolled_back"], 0)
 
 
 def in_groups(count):
@@ -106,7 +106,7 @@ TWO_NODES = {"HWLOC_SYNTHETIC": "pack:2 [numa] core:1 pu:1", "HWLOC_THISSYSTEM":
 class IdentityTest(FerryTest):
     # Device and host hold about one layer's work; everything has to travel.
     TIGHT = {"budgets__device": "1300KiB", "budgets__host": "130KiB"}
-    # Some steps exceed it, others do not: see the losses of bets below.
+    # Some steps exceed it, others do not: see the losses of speculative updates below.
     CLIP = {"clip_norm": 2.1, "evaluate__every": 3, "evaluate__micro_batches": 2}
 
     @classmethod
@@ -174,15 +174,15 @@ class IdentityTest(FerryTest):
             "odd chunks": ({"swap__chunk_elements": 12288, "budgets__host": "300KiB"},
                            in_chunks(12288)),
             "two threads": ({"threads": 2}, None),
-            "no bets": ({"swap__bets": "off"}, no_bets),
-            "every step a bet": ({"swap__bets": "all"}, bets_both_ways),
-            "some bets": ({"swap__bets": "auto"}, bets_both_ways),
-            "every step a bet in memory":
-                ({**TWICE, "budgets__host": "8MiB", "swap__state_on_nvme": 0}, bets_both_ways),
-            "every step a bet without NVMe":
-                ({**TWICE, "budgets__host": "unlimited", "budgets__nvme": []}, bets_both_ways),
-            "bets in groups on two threads":
-                ({**TWICE, "swap__groups": 4, "threads": 2}, bets_both_ways),
+            "no speculation": ({"swap__speculate": "off"}, no_speculation),
+            "every step speculative": ({"swap__speculate": "all"}, speculation_both_ways),
+            "some updates speculative": ({"swap__speculate": "auto"}, speculation_both_ways),
+            "every step speculative in memory":
+                ({**TWICE, "budgets__host": "8MiB", "swap__state_on_nvme": 0}, speculation_both_ways),
+            "every step speculative without NVMe":
+                ({**TWICE, "budgets__host": "unlimited", "budgets__nvme": []}, speculation_both_ways),
+            "speculative updates in groups on two threads":
+                ({**TWICE, "swap__groups": 4, "threads": 2}, speculation_both_ways),
             "block inputs in memory": ({"budgets__host": "3MiB"}, inputs_on("host")),
             "block inputs in memory and on NVMe":
                 ({"budgets__host": "1930KiB", "swap__groups": 1, "budgets__device": "1400KiB"},
@@ -199,33 +199,33 @@ class IdentityTest(FerryTest):
                    ({**in_memory, "swap__state_on_device": part, "swap__chunk_elements": 8192},
                     part_on_device(part))
                for part in (0.1, 0.3, 0.5, 0.7, 0.9)},
-            "state on the device beside bets in memory":
-                ({**TWICE, **in_memory, "swap__state_on_device": 0.5}, bets_both_ways),
+            "state on the device beside speculative updates in memory":
+                ({**TWICE, **in_memory, "swap__state_on_device": 0.5}, speculation_both_ways),
             "nothing kept for backward":
                 ({**KEEP_NOTHING, "budgets__device": "2MiB"}, keeps()),
             "attention of two blocks kept":
-                ({**KEEP_NOTHING, "swap__keep_attention": 2, "budgets__device": "1500KiB"},
+                ({**KEEP_NOTHING, "swap__save_attention": 2, "budgets__device": "1500KiB"},
                  keeps(attention=2)),
             "MLPs' products of two blocks kept":
-                ({**KEEP_NOTHING, "swap__keep_mlp": 2, "budgets__device": "2MiB"}, keeps(mlp=2)),
+                ({**KEEP_NOTHING, "swap__save_mlp": 2, "budgets__device": "2MiB"}, keeps(mlp=2)),
             "everything kept in memory":
-                ({**in_memory, "swap__keep_attention": 99, "swap__keep_mlp": 99}, keeps(3, 3)),
+                ({**in_memory, "swap__save_attention": 99, "swap__save_mlp": 99}, keeps(3, 3)),
             "everything kept in groups on two threads":
-                ({**TWICE, "swap__keep_attention": 3, "swap__keep_mlp": 3, "swap__groups": 2,
+                ({**TWICE, "swap__save_attention": 3, "swap__save_mlp": 3, "swap__groups": 2,
                   "threads": 2, "budgets__device": "2500KiB"}, keeps(3, 3)),
             "something kept beside state on the device":
-                ({**in_memory, **ON_DEVICE, "swap__keep_attention": 1, "swap__keep_mlp": 2},
+                ({**in_memory, **ON_DEVICE, "swap__save_attention": 1, "swap__save_mlp": 2},
                  keeps(1, 2)),
             "block inputs in host memory":
-                ({**in_memory, "swap__keep_inputs": 0}, inputs_on("host")),
+                ({**in_memory, "swap__save_inputs": 0}, inputs_on("host")),
             "one block's input kept beside all MLPs' products":
-                ({**TWICE, **in_memory, "swap__keep_inputs": 1, "swap__keep_mlp": 99}, one_input_kept),
+                ({**TWICE, **in_memory, "swap__save_inputs": 1, "swap__save_mlp": 99}, one_input_kept),
             "state on every tier":
                 ({**ON_DEVICE, "budgets__device": "2MiB", "budgets__host": "2800KiB",
                   "swap__chunk_elements": 8192}, state_on("nvme", "host", "device")),
-            "state on every tier, bets, groups, two threads":
+            "state on every tier, speculative updates, groups, two threads":
                 ({**TWICE, **ON_DEVICE, "budgets__device": "2500KiB", "budgets__host": "600KiB",
-                  "swap__groups": 2, "threads": 2}, bets_both_ways),
+                  "swap__groups": 2, "threads": 2}, speculation_both_ways),
         }
         for name, variation in variations.items():
             if variation is None:
@@ -263,8 +263,8 @@ class IdentityTest(FerryTest):
                 {"budgets__host": "unlimited", **TWICE, "budgets__nvme": []},
                 {"budgets__host": "250KiB", "swap__chunk_elements": 8192},
                 {"budgets__device": "2500KiB", **TWICE, **ON_DEVICE},
-                {"budgets__device": "1800KiB", "swap__keep_attention": 99, "swap__groups": 2},
-                {"budgets__device": "3MiB", "swap__keep_attention": 2, "swap__keep_mlp": 99,
+                {"budgets__device": "1800KiB", "swap__save_attention": 99, "swap__groups": 2},
+                {"budgets__device": "3MiB", "swap__save_attention": 2, "swap__save_mlp": 99,
                  "swap__groups": 2})
         for name, family in families.items():
             family = {**self.CLIP, "budgets__device": "1500KiB", **family}
@@ -287,18 +287,18 @@ class IdentityTest(FerryTest):
                      "budgets__nvme": []}
         variations = {
             "three tiers": ({}, stored("weights", "state", "gradients")),
-            "no bets": ({"swap__bets": "off"}, no_bets),
-            "every step a bet": (TWICE, bets_both_ways),
-            "some bets": ({"swap__bets": "auto"}, bets_both_ways),
-            "every step a bet in memory":
-                ({**TWICE, "budgets__host": "8MiB", "swap__state_on_nvme": 0}, bets_both_ways),
-            "every step a bet, weights in memory, state on NVMe":
-                ({**TWICE, "budgets__host": "8MiB", "swap__state_on_nvme": 1}, bets_both_ways),
-            "bets beside resident layers": ({**TWICE, "budgets__device": "2MiB"}, resident),
-            "every step a bet without NVMe":
-                ({**TWICE, "budgets__host": "unlimited", "budgets__nvme": []}, bets_both_ways),
-            "bets in groups on two threads":
-                ({**TWICE, "swap__groups": 4, "threads": 2}, bets_both_ways),
+            "no speculation": ({"swap__speculate": "off"}, no_speculation),
+            "every step speculative": (TWICE, speculation_both_ways),
+            "some updates speculative": ({"swap__speculate": "auto"}, speculation_both_ways),
+            "every step speculative in memory":
+                ({**TWICE, "budgets__host": "8MiB", "swap__state_on_nvme": 0}, speculation_both_ways),
+            "every step speculative, weights in memory, state on NVMe":
+                ({**TWICE, "budgets__host": "8MiB", "swap__state_on_nvme": 1}, speculation_both_ways),
+            "speculative updates beside resident layers": ({**TWICE, "budgets__device": "2MiB"}, resident),
+            "every step speculative without NVMe":
+                ({**TWICE, "budgets__host": "unlimited", "budgets__nvme": []}, speculation_both_ways),
+            "speculative updates in groups on two threads":
+                ({**TWICE, "swap__groups": 4, "threads": 2}, speculation_both_ways),
             "chunks of 8,192": ({"swap__chunk_elements": 8192, "budgets__host": "200KiB"},
                                 in_chunks(8192)),
             "a third of the state on NVMe": ({**roomy, "swap__state_on_nvme": 0.3},
@@ -309,12 +309,12 @@ class IdentityTest(FerryTest):
             "host without limit": ({"budgets__host": "unlimited", "budgets__nvme": []}, None),
             "half of the state on the device": ({**in_memory, "swap__state_on_device": 0.5},
                                                 state_on("host", "device")),
-            "state on the device beside bets in memory":
+            "state on the device beside speculative updates in memory":
                 ({**TWICE, **ON_DEVICE, "budgets__device": "2MiB", "budgets__host": "unlimited",
-                  "budgets__nvme": []}, bets_both_ways),
+                  "budgets__nvme": []}, speculation_both_ways),
             "state on every tier":
                 ({**TWICE, **ON_DEVICE, "budgets__device": "2MiB", "budgets__host": "600KiB"},
-                 bets_both_ways),
+                 speculation_both_ways),
         }
         for name, (changes, check) in variations.items():
             with self.subTest(name):
@@ -367,7 +367,7 @@ class IdentityTest(FerryTest):
         self.assertEqual(len(set(hashes)), len(families), hashes)
 
     def test_evaluation_does_not_touch_training(self):
-        quiet = {"clip_norm": 2.1, "swap__bets": "all"}
+        quiet = {"clip_norm": 2.1, "swap__speculate": "all"}
         reference = self.tight(quiet, {})
         self.assert_trained(reference)
         self.assertEqual(reference.evaluations, [])

@@ -157,7 +157,7 @@ class OutputTest(FerryTest):
         run = self.ferry(*command)
         self.assertEqual(run.code, 0, run.err)
         for text in ("parameters", "budget", "200.00 KiB", "step     3/3", "loss", "tokens/s",
-                     "s a step", "nvme read", "nvme write", "h2d", "d2h", "reserved", "peak", "bets:",
+                     "s a step", "nvme read", "nvme write", "h2d", "d2h", "reserved", "peak", "speculative updates:",
                      "lower bound of a step", "predicted by its schedule", "state hash", self.path("nvme")):
             self.assertIn(text, run.out)
         as_json = self.train(config)

@@ -34,7 +34,7 @@ class Ranks(FerryTest):
     def tight(self, ranks):
         """As little in memory as a rank can do with."""
         return {"budgets__nvme": [self.nvme()], "budgets__host": f"{ranks * 600}KiB",
-                "swap__chunk_elements": 8192, "swap__state_on_nvme": 1, "swap__bets": "all",
+                "swap__chunk_elements": 8192, "swap__state_on_nvme": 1, "swap__speculate": "all",
                 "io__direct": False}
 
     def assert_left_nothing(self):
@@ -83,7 +83,7 @@ class Ranks(FerryTest):
         one, two = self.train(self.config()), self.ranks(2, self.config())
         self.assertEqual(one.summary["exposed_comm_seconds"], 0)
         comm = next(lane for lane in two.summary["lanes"] if lane["lane"] == "comm")
-        self.assertGreater(comm["exposed_seconds"], 0)  # the verdict, if nothing else
+        self.assertGreater(comm["exposed_seconds"], 0)  # the outcome, if nothing else
         self.assertLessEqual(comm["exposed_seconds"], comm["busy_seconds"])
         self.assertAlmostEqual(two.summary["exposed_comm_seconds"],
                                comm["exposed_seconds"] / two.summary["steps"])
@@ -415,17 +415,17 @@ class Ranks(FerryTest):
         """Messages at which rank 1 begins an operation, by their bytes, and what it is."""
         def begins(size):
             return [i + 1 for i in range(0, len(sizes), 2) if sizes[i] == size]
-        verdicts, evaluations = begins(32), begins(24)
+        outcomes, evaluations = begins(32), begins(24)
         first_step = begins(1)[0] + 2  # behind the question whether anybody wants to stop
         yield 1, "all-gather of the facts"
         yield begins(24)[0], "all-gather of the cores"
         yield begins(max(size for size in sizes if size % 4096))[0], "all-gather of the facts"
         yield first_step, ("all-gather of the weights of layer 0, step 1" if stage == 3 else
                            "exchange of the gradient of layer 4, step 1")
-        yield verdicts[0] - 2, "exchange of the gradient of layer 0, step 1"
-        yield verdicts[0], "all-gather of the verdict, step 1"
+        yield outcomes[0] - 2, "exchange of the gradient of layer 0, step 1"
+        yield outcomes[0], "all-gather of the outcome, step 1"
         yield evaluations[-1], "all-gather of the evaluation"
-        yield verdicts[-1], "all-gather of the verdict, step 2"
+        yield outcomes[-1], "all-gather of the outcome, step 2"
         yield begins(8)[-1], "all-gather of the state hash"
 
     @unittest.skipUnless(os.path.exists(MORTAL), "no MPI was found at build time")

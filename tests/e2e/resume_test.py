@@ -85,7 +85,7 @@ class ResumeTest(FerryTest):
 
     def test_killed_at_random_it_ends_with_the_same_bits(self):
         rng = random.Random(11)
-        for changes in ({}, {"precision": "bf16", "swap__bets": "all"},
+        for changes in ({}, {"precision": "bf16", "swap__speculate": "all"},
                         {"precision": "bf16", "optimizer__master": "split",
                          "optimizer__moments": "bf16", "io__backend": "posix"},
                         {"precision": "fp16", "freeze": ["model.layers.1.*"]}):
@@ -97,7 +97,7 @@ class ResumeTest(FerryTest):
                 os.mkdir(self.drives[0])
 
     def test_over_three_paths(self):
-        config, whole = self.durable(paths=3, swap__bets="all"), self.whole()
+        config, whole = self.durable(paths=3, swap__speculate="all"), self.whole()
         first = self.killed(config, steps=5)
         resumed = self.train(config, "--resume")
         self.assert_trained(resumed)
@@ -126,7 +126,7 @@ class ResumeTest(FerryTest):
         done_again = None
         for _ in range(5):  # a kill may come just when the last step has become durable
             self.killed(config, steps=5)
-            settled = int(re.search(r"last settled step (\d+)", self.train(config).err)[1])
+            settled = int(re.search(r"last committed step (\d+)", self.train(config).err)[1])
             resumed = self.killed(config, "--resume", steps=1)
             after, done_again = re.search(r"resumed after step (\d+)(;.*done again)?", resumed.err).groups()
             after = int(after)
@@ -137,8 +137,8 @@ class ResumeTest(FerryTest):
             self.assertIsNone(done_again)
             shutil.rmtree(self.drives[0])
             os.mkdir(self.drives[0])
-        steps = {1: f"step {settled} was settled but not durable and is",
-                 2: f"steps {after + 1} to {settled} were settled but not durable and are"}
+        steps = {1: f"step {settled} was committed but not durable and is",
+                 2: f"steps {after + 1} to {settled} were committed but not durable and are"}
         self.assertEqual(done_again, f"; {steps[settled - after]} done again")
 
     def test_a_run_beyond_its_last_step_is_refused(self):
@@ -233,8 +233,8 @@ class ResumeTest(FerryTest):
     def test_what_it_costs_on_disk(self):
         """Twice the slots of the state, and the maps."""
         plain = self.train(self.durable(checkpoint__durable_steps=False, swap__state_on_nvme=1,
-                                        swap__bets="off", steps=1))
-        durable = self.train(self.durable(swap__bets="off", steps=1))
+                                        swap__speculate="off", steps=1))
+        durable = self.train(self.durable(swap__speculate="off", steps=1))
         def slots(run):
             return run.bytes_of("nvme", "state") + run.bytes_of("nvme", "state, fresh slots")
         self.assertGreater(slots(plain), 0)

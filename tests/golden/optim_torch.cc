@@ -108,9 +108,9 @@ TEST_P(Torch, weights_are_as_near_to_fp64_as_torchs_fp32) {
 }
 
 // A run over a golden file's gradients whose state is kept in `format`.
-class Kept {
+class Saved {
 public:
-    Kept(const Golden& golden, const StateFormat& format, uint32_t seed)
+    Saved(const Golden& golden, const StateFormat& format, uint32_t seed)
         : golden_(golden),
           format_(format),
           size_(golden.p0.size()),
@@ -172,7 +172,7 @@ private:
 TEST_P(Torch, a_split_master_is_the_same_run) {
     const Golden golden = read(kFolder / (GetParam() + ".txt"));
     for (const DType moment_type : {DType::f32, DType::bf16}) {
-        Kept whole(golden, {.moment_type = moment_type}, 1),
+        Saved whole(golden, {.moment_type = moment_type}, 1),
             halves(golden, {.moment_type = moment_type, .split = true}, 1);
         for (int64_t step = 1; step <= 20; ++step) {
             whole.step(step);
@@ -199,7 +199,7 @@ TEST_P(Torch, bf16_moments_are_near_and_on_average_nearer) {
     double squares = 0;
     const std::vector<double>& exact = golden.p64.at(20);
     for (uint32_t seed = 0; seed < kRuns; ++seed) {
-        Kept run(golden, {.moment_type = DType::bf16}, seed);
+        Saved run(golden, {.moment_type = DType::bf16}, seed);
         for (int64_t step = 1; step <= 20; ++step) run.step(step);
         const std::vector<double> p = run.master();
         for (size_t i = 0; i < size; ++i) mean[i] += p[i] / kRuns;

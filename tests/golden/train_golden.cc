@@ -125,9 +125,9 @@ public:
         config.swap.groups = config.batch.micro_batches;
         config.swap.chunk_elements = 4096;
         config.swap.state_on_nvme = 1;
-        config.swap.state_on_device = 0;  // it would not bet
-        config.swap.bets = "all";
-        config.swap.keep_attention = config.swap.keep_mlp = 1;
+        config.swap.state_on_device = 0;  // it would not be updated speculatively
+        config.swap.speculate = "all";
+        config.swap.save_attention = config.swap.save_mlp = 1;
         config.io.direct = false;  // the directory may be in memory
     }
     Tight(const Tight&) = delete;
@@ -317,12 +317,12 @@ void check_tight(Config config, const Golden& golden, const Trace& trace, Execut
     const Trace same = run(*engine, config.steps, golden.shown);
     const RunReport report = engine->report();
     EXPECT_EQ(engine->plan().groups, config.batch.micro_batches);
-    for (const model::Kept what : model::kAllKept)
+    for (const model::Saved what : model::kAllKept)
         EXPECT_EQ(engine->plan().blocks_keeping(what), 1);
     ASSERT_EQ(report.paths.size(), 1u);
     EXPECT_GT(report.paths[0].bytes_written, 0);
-    EXPECT_GT(report.bets_lost, 0);
-    EXPECT_GT(report.bets_won, 0);
+    EXPECT_GT(report.steps_rolled_back, 0);
+    EXPECT_GT(report.steps_committed, 0);
     EXPECT_EQ(same.hash, trace.hash);
     EXPECT_EQ(same.gradient, trace.gradient);
     EXPECT_EQ(same.weights, trace.weights);

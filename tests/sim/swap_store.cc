@@ -100,16 +100,16 @@ protected:
         if (!state.empty()) store_->publish(bytes_of(state));
         store_->drain();
     }
-    // Adds 1 to a stored object's bytes, as a settled version.
+    // Adds 1 to a stored object's bytes, as a committed version.
     std::vector<Task> update() {
         return {storage(Verb::read, 0), add(1, host(1), host(1), 0), storage(Verb::write, 0, true)};
     }
 
     static Place host(int64_t buffer) { return {Place::Kind::host, kNoObject, buffer * kBytes}; }
-    static Task storage(Verb verb, ObjectId object, bool settled = false) {
+    static Task storage(Verb verb, ObjectId object, bool commits = false) {
         Task task{.verb = verb,
                   .lane = verb == Verb::read ? Lane::read : Lane::write,
-                  .settled = settled,
+                  .commits = commits,
                   .object = object,
                   .bytes = kBytes};
         task.places[0] = host(1);
@@ -148,7 +148,7 @@ TEST_F(StoreTest, ObjectsOnEveryTierKeepTheirBytes) {
     for (ObjectId id = 0; id < 5; ++id) EXPECT_EQ(get(id), 10 + static_cast<int>(id));
 }
 
-TEST_F(StoreTest, ASettledWriteBecomesCurrent) {
+TEST_F(StoreTest, ACommittedWriteBecomesCurrent) {
     make({kVersionedStored});
     put(0, 7);
     for (int round = 1; round <= 5; ++round) {  // more rounds than slots: the old one is freed
@@ -158,28 +158,28 @@ TEST_F(StoreTest, ASettledWriteBecomesCurrent) {
     }
 }
 
-TEST_F(StoreTest, ABetOnNvmeStandsOrFallsWithTheVerdict) {
+TEST_F(StoreTest, ASpeculativeUpdateOnNvmeStandsOrFallsWithTheOutcome) {
     make({kVersionedStored});
     put(0, 7);
-    const auto bet = [&] {
+    const auto speculative = [&] {
         replay({storage(Verb::read, 0), add(1, host(1), host(1), 0), storage(Verb::write, 0)});
     };
-    bet();
-    EXPECT_EQ(get(0), 7);  // the old version stays until settling
+    speculative();
+    EXPECT_EQ(get(0), 7);  // the old version stays until the outcome
     replay({storage(Verb::rollback, 0)});
     EXPECT_EQ(get(0), 7);
-    bet();
+    speculative();
     replay({storage(Verb::commit, 0)});
     EXPECT_EQ(get(0), 8);
 }
 
-TEST_F(StoreTest, ABetInHostMemoryStandsOrFallsWithTheVerdict) {
+TEST_F(StoreTest, ASpeculativeUpdateInHostMemoryStandsOrFallsWithTheOutcome) {
     make({kVersionedOnHost});
     put(0, 7);
-    const Task bet = add(1, {Place::Kind::current, 0, 0}, {Place::Kind::fresh, 0, 0});
-    replay({bet});
+    const Task speculative = add(1, {Place::Kind::current, 0, 0}, {Place::Kind::fresh, 0, 0});
+    replay({speculative});
     EXPECT_EQ(get(0), 7);
-    replay({storage(Verb::rollback, 0), bet, storage(Verb::commit, 0)});
+    replay({storage(Verb::rollback, 0), speculative, storage(Verb::commit, 0)});
     EXPECT_EQ(get(0), 8);
 }
 
@@ -204,8 +204,9 @@ TEST_F(StoreTest, AFailedReadInAScheduleIsThrownAndNothingHangs) {
                  Error);
 }
 
-// A settled update, a bet that is lost and one that is won, with one fault at the n-th transfer,
-// for every n: they end exact or with a named error, and nothing hangs or stays behind.
+// A committed update, a speculative update rolled back and one committed, with one fault at the
+// n-th transfer, for every n: they end exact or with a named error, and nothing hangs or stays
+// behind.
 TEST_F(StoreTest, EveryFaultAtEveryTransferOfACycle) {
     for (int kind = 1; kind < aio::kFaults; ++kind) {
         const auto fault = static_cast<aio::Fault>(kind);
@@ -221,9 +222,9 @@ TEST_F(StoreTest, EveryFaultAtEveryTransferOfACycle) {
                 put(0, 7);
                 Task verified = storage(Verb::verify, 0);
                 verified.lane = Lane::check;
-                const auto update = [&](int by, bool settled) {
+                const auto update = [&](int by, bool commits) {
                     replay({storage(Verb::read, 0), verified, add(by, host(1), host(1), 0),
-                            storage(Verb::write, 0, settled)});
+                            storage(Verb::write, 0, commits)});
                 };
                 update(1, true);
                 update(20, false);
@@ -286,13 +287,13 @@ TEST_F(StoreTest, TwiceTheSlotsAreEnough) {
     EXPECT_EQ(get(0), 12);
 }
 
-// A bet is no version yet; won or lost, what was published before stands.
-TEST_F(StoreTest, ABetIsNotPublished) {
+// A speculative update is no version yet; whatever its outcome, what was published before stands.
+TEST_F(StoreTest, ASpeculativeUpdateIsNotPublished) {
     make({kVersionedStored});
     put(0, 7);
-    const std::vector<Task> bet{storage(Verb::read, 0), add(20, host(1), host(1), 0),
-                                storage(Verb::write, 0)};
-    replay(bet);
+    const std::vector<Task> speculative{storage(Verb::read, 0), add(20, host(1), host(1), 0),
+                                        storage(Verb::write, 0)};
+    replay(speculative);
     replay({}, "while it is undecided");
     open({kVersionedStored}, aio::Leftover::resume);
     restored(0);

@@ -24,7 +24,8 @@ Config durable(Config config, size_t paths = 1) {
     return config;
 }
 
-// Every format and fate of a step: overflows are skipped, clipped steps lose their bets.
+// Every format and fate of a step: overflows are skipped, clipped steps roll their speculative
+// updates back.
 Config of_kind(Config config, const std::string& kind) {
     if (kind == "bf16" || kind == "split") config.precision = "bf16";
     if (kind == "split") config.optimizer.master = "split";
@@ -64,7 +65,7 @@ public:
 
 struct Case {
     const char* kind;
-    const char* bets;
+    const char* speculative;
     size_t paths;
     bool power;
     int64_t stride;
@@ -80,7 +81,7 @@ protected:
 
     static Config config() {
         Config made = of_kind(tiny_config_on_nvme(*data_), GetParam().kind);
-        made.swap.bets = GetParam().bets;
+        made.swap.speculate = GetParam().speculative;
         return durable(made, GetParam().paths);
     }
     static Ended in_memory() {
@@ -161,20 +162,20 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"frozen", "all", 1, true, 17}),
     [](const auto& one) {
         const Case& c = one.param;
-        return std::string(c.kind) + "_bets_" + c.bets + "_" + std::to_string(c.paths) + "_" +
-               (c.power ? "power" : "kill");
+        return std::string(c.kind) + "_speculate_" + c.speculative + "_" + std::to_string(c.paths) +
+               "_" + (c.power ? "power" : "kill");
     });
 
 class DurableFp32 : public Durable {};
 INSTANTIATE_TEST_SUITE_P(Runs, DurableFp32, testing::Values(Case{"fp32", "all", 2, false, 1}),
-                         [](const auto&) { return "bets_all"; });
+                         [](const auto&) { return "speculate_all"; });
 
-TEST_P(DurableFp32, WithBetsWonAndLost) {
+TEST_P(DurableFp32, WithSpeculationCommittedAndRolledBack) {
     Machine machine({.seed = 1});
     const Ended ended = machine.run(config(), false);
     expect_the_rest(ended, in_memory());
-    EXPECT_GT(ended.report.bets_won, 0);
-    EXPECT_GT(ended.report.bets_lost, 0);
+    EXPECT_GT(ended.report.steps_committed, 0);
+    EXPECT_GT(ended.report.steps_rolled_back, 0);
 }
 
 // The newest record is damaged: the one before stands exactly as long as nothing was written over

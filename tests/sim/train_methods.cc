@@ -1,5 +1,5 @@
-// Every optimizer through the whole engine: in memory, and through three tiers with bets and redone
-// updates, ends with the same bits; and the loss falls.
+// Every optimizer through the whole engine: in memory, and through three tiers with speculative
+// updates and redone updates, ends with the same bits; and the loss falls.
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -76,8 +76,8 @@ TEST_P(Methods, ThreeTiersEndWithTheBitsOfMemory) {
     EXPECT_EQ(stored.hash, reference.hash);
     EXPECT_EQ(stored.losses, reference.losses);
     EXPECT_GT(stored.report.links[size_t(swap::Lane::read)].bytes, 0);
-    EXPECT_GT(stored.report.bets_won, 0);
-    EXPECT_GT(stored.report.bets_lost, 0);
+    EXPECT_GT(stored.report.steps_committed, 0);
+    EXPECT_GT(stored.report.steps_rolled_back, 0);
 
     Config chunked = roomy;
     chunked.swap.chunk_elements = 8192;

@@ -94,7 +94,7 @@ void draw_tiers(Lots& lots, Config& config, bool durable) {
             {.path = "simulated" + std::to_string(p), .size_bytes = 64 * kMiB});
     config.swap.chunk_elements = lots.one_of({4096, 8192});
     config.swap.groups = lots.one_of({0, 1, 2});
-    config.swap.bets = lots.one_of({"off", "auto", "all"});
+    config.swap.speculate = lots.one_of({"off", "auto", "all"});
     config.io.block_bytes = int64_t{4096} << lots.below(9);
     config.io.queue_depth = 1 + static_cast<int>(lots.below(8));
     config.checkpoint.durable_steps = durable;
@@ -312,8 +312,8 @@ private:
         EXPECT_LT(machine_->now() - start, kHour) << "it all but hangs";
         harmed_ |= weather.rotted() || machine_->disk().injected_of(aio::silent) > 0;
         counts.add(machine_->disk());
-        counts.ends["bets won"] += ended.report.bets_won > 0;
-        counts.ends["bets lost"] += ended.report.bets_lost > 0;
+        counts.ends["speculative updates committed"] += ended.report.steps_committed > 0;
+        counts.ends["speculative updates rolled back"] += ended.report.steps_rolled_back > 0;
         counts.ends["skipped a step"] += ended.report.skipped_steps > 0;
         counts.ends["inputs spilled"] += spills_inputs(plan_for(config_));
         counts.ends["slow for a while"] += weather.slow();
@@ -409,8 +409,9 @@ TEST_F(TrainRandom, EveryRunEndsExactOrNamed) {
     if (seeds.replays() || seeds.count() < kSeedsForCounts) return;
     counts.print(seeds.count());
     counts.expect_all(seeds.count(),
-                      {"exact", "named", "stopped", "slow for a while", "a bit turned", "bets won",
-                       "bets lost", "skipped a step", "inputs spilled"});
+                      {"exact", "named", "stopped", "slow for a while", "a bit turned",
+                       "speculative updates committed", "speculative updates rolled back",
+                       "skipped a step", "inputs spilled"});
     counts.expect_faults(seeds.count(), {aio::Fault::unsupported, aio::Fault::failed_flush});
 }
 
@@ -424,9 +425,10 @@ TEST_F(TrainRandom, EveryDurableRunGoesOnOrSaysWhyNot) {
     } while (seeds.next());
     if (seeds.replays() || seeds.count() < kSeedsForCounts) return;
     counts.print(seeds.count());
-    counts.expect_all(seeds.count(),
-                      {"went on", "went on after harm", "refused", "stopped", "slow for a while",
-                       "a bit turned", "bets won", "bets lost", "inputs spilled"});
+    counts.expect_all(
+        seeds.count(),
+        {"went on", "went on after harm", "refused", "stopped", "slow for a while", "a bit turned",
+         "speculative updates committed", "speculative updates rolled back", "inputs spilled"});
     counts.expect_faults(seeds.count(), {aio::Fault::unsupported});
 }
 

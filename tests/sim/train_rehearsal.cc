@@ -14,7 +14,7 @@ Config on_host() {
     Config config;
     config.precision = "bf16";
     config.swap.chunk_elements = 8192;
-    config.swap.bets = "off";
+    config.swap.speculate = "off";
     return config;
 }
 Config on_nvme(double fraction) {

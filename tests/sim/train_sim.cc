@@ -81,11 +81,11 @@ protected:
 TinyData* TrainSim::data_ = nullptr;
 Ended TrainSim::reference_;
 
-TEST_F(TrainSim, UsesEveryTierAndBothOutcomesOfABet) {
+TEST_F(TrainSim, UsesEveryTierAndBothOutcomesOfSpeculation) {
     const SimulatedOutcome outcome = simulate(tiny_config_on_nvme(*data_), {.seed = 1});
     expect_exact(outcome);
-    EXPECT_GT(outcome.report.bets_won, 0);
-    EXPECT_GT(outcome.report.bets_lost, 0);
+    EXPECT_GT(outcome.report.steps_committed, 0);
+    EXPECT_GT(outcome.report.steps_rolled_back, 0);
     for (const LinkReport& link : outcome.report.links) {
         const bool moves = link.link != "compute" && link.link != "team";
         EXPECT_TRUE(!moves || link.bytes > 0) << link.link;
@@ -109,8 +109,9 @@ TEST_F(TrainSim, CountedBytesAreThoseOfTheSchedules) {
     };
     for (int p = 0; p < kPrevious; ++p) {
         const auto previous = static_cast<Previous>(p);
-        for (const bool bets : {false, true})
-            expect_counted(record_step(plan, previous, bets), step_bytes(plan, previous, bets));
+        for (const bool speculative : {false, true})
+            expect_counted(record_step(plan, previous, speculative),
+                           step_bytes(plan, previous, speculative));
         expect_counted(record_drain(plan, previous), drain_bytes(plan, previous));
     }
 }
@@ -138,7 +139,8 @@ TEST_F(TrainSim, TakesAsMuchOfEveryTierAsItsPlanSays) {
     }
 }
 
-// The first gradients overflow: bets on them are taken back, wherever the state lies.
+// The first gradients overflow: speculative updates on them are taken back, wherever the state
+// lies.
 TEST_F(TrainSim, SkippedStepsOfFp16AreTheSameOnEveryTier) {
     const auto steep = [](Config config) {
         config.precision = "fp16";
@@ -169,7 +171,7 @@ TEST_F(TrainSim, GetsOverEveryHiccup) {
         const uint64_t seed = seeds.now();
         SCOPED_TRACE("FERRY_SIM_SEED=" + std::to_string(seed));
         Config config = tiny_config_on_nvme(*data_);
-        config.swap.bets = seed % 3 == 0 ? "auto" : seed % 3 == 1 ? "all" : "off";
+        config.swap.speculate = seed % 3 == 0 ? "auto" : seed % 3 == 1 ? "all" : "off";
         config.swap.groups = 1 + static_cast<int64_t>(seed % 2);
         config.swap.state_on_device = seed % 5 < 2 ? 1 : 0;
         config.budgets.host_bytes = (112 + static_cast<int64_t>(seed * 37 % 300)) * kKiB;
@@ -243,8 +245,8 @@ TEST_F(TrainSim, FaultsWithASplitMasterEndExactOrNamed) {
     const Config tight = small(tiny_config_on_nvme(*data_));
     const SimulatedOutcome calm = simulate(tight, {.seed = 1});
     EXPECT_EQ(calm.error, "");
-    EXPECT_GT(calm.report.bets_won, 0);
-    EXPECT_GT(calm.report.bets_lost, 0);
+    EXPECT_GT(calm.report.steps_committed, 0);
+    EXPECT_GT(calm.report.steps_rolled_back, 0);
     EXPECT_EQ(calm.hash, memory.hash);
     const auto stride = static_cast<int64_t>(from_environment("FERRY_SIM_STRIDE", 7));
     for (int kind = 1; kind < aio::kFaults; ++kind) {

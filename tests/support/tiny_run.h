@@ -46,13 +46,14 @@ inline Config tiny_config(const TinyData& data) {
     return config;
 }
 
-// The same with nothing in host memory that can be on NVMe, every bet made, two groups.
+// The same with nothing in host memory that can be on NVMe, every speculative update made, two
+// groups.
 inline Config tiny_config_on_nvme(const TinyData& data) {
     Config config = tiny_config(data);
     config.budgets.nvme = {{.path = "simulated", .size_bytes = 64 * kMiB}};
     config.budgets.host_bytes = 112 * kKiB;
     config.budgets.device_bytes = 280 * kKiB;
-    config.swap.bets = "all";
+    config.swap.speculate = "all";
     config.swap.groups = 2;
     return config;
 }

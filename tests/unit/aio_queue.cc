@@ -228,32 +228,32 @@ TEST_F(QueueTest, RetriesStartAgainAfterProgress) {
 
 struct Row {
     int error;
-    Verdict verdict;
+    ErrorClass error_class;
 };
 constexpr Row kRows[] = {
-    {EINTR, Verdict::retry},    {EAGAIN, Verdict::retry},   {EINVAL, Verdict::bug},
-    {EBADF, Verdict::bug},      {EFAULT, Verdict::bug},     {EIO, Verdict::fail},
-    {ENOSPC, Verdict::fail},    {EDQUOT, Verdict::fail},    {EFBIG, Verdict::fail},
-    {EROFS, Verdict::fail},     {ENODEV, Verdict::fail},    {ENXIO, Verdict::fail},
-    {ENOMEM, Verdict::fail},    {ETIMEDOUT, Verdict::fail}, {EOPNOTSUPP, Verdict::fail},
-    {ECANCELED, Verdict::fail},
+    {EINTR, ErrorClass::retry},    {EAGAIN, ErrorClass::retry},   {EINVAL, ErrorClass::bug},
+    {EBADF, ErrorClass::bug},      {EFAULT, ErrorClass::bug},     {EIO, ErrorClass::fail},
+    {ENOSPC, ErrorClass::fail},    {EDQUOT, ErrorClass::fail},    {EFBIG, ErrorClass::fail},
+    {EROFS, ErrorClass::fail},     {ENODEV, ErrorClass::fail},    {ENXIO, ErrorClass::fail},
+    {ENOMEM, ErrorClass::fail},    {ETIMEDOUT, ErrorClass::fail}, {EOPNOTSUPP, ErrorClass::fail},
+    {ECANCELED, ErrorClass::fail},
 };
 
 class ErrnoSwitch : public QueueTest, public testing::WithParamInterface<Row> {};
 
 TEST_P(ErrnoSwitch, Row) {
     const Row row = GetParam();
-    EXPECT_EQ(judge(Verb::write, row.error), row.verdict);
+    EXPECT_EQ(classify(Verb::write, row.error), row.error_class);
     backend_->script = {-row.error};
     Operation& op = operation(Kind::write, 0, 8192);
     submit(op);
-    if (row.verdict == Verdict::bug) {
+    if (row.error_class == ErrorClass::bug) {
         EXPECT_DEATH(finish(), "built wrong");
         return;
     }
     ASSERT_EQ(finish(), &op);
-    EXPECT_EQ(op.state, row.verdict == Verdict::retry ? State::done : State::failed);
-    EXPECT_EQ(op.error, row.verdict == Verdict::retry ? 0 : row.error);
+    EXPECT_EQ(op.state, row.error_class == ErrorClass::retry ? State::done : State::failed);
+    EXPECT_EQ(op.error, row.error_class == ErrorClass::retry ? 0 : row.error);
     // The queue itself is unharmed.
     Operation& after = operation(Kind::write, 0, 8192);
     submit(after);
@@ -432,10 +432,10 @@ TEST_F(QueueTest, CancelSparesWhatHasStarted) {
 TEST_F(QueueTest, FlushAndDiscardAreOnePieceAndRetry) {
     backend_->script = {-EINTR, -EINTR, 0, 0};
     Operation flush, discard;
-    queue_->submit({.operation = &flush, .verb = Verb::flush, .owner = Owner::errand});
+    queue_->submit({.operation = &flush, .verb = Verb::flush, .owner = Owner::volume});
     queue_->submit({.operation = &discard,
                     .verb = Verb::discard,
-                    .owner = Owner::errand,
+                    .owner = Owner::volume,
                     .file_offset = 8192,
                     .size_bytes = 10 * 16384});
     for (int i = 0; i < 5; ++i) queue_->turn(kForever);
@@ -449,9 +449,9 @@ TEST_F(QueueTest, FlushAndDiscardAreOnePieceAndRetry) {
 }
 
 TEST_F(QueueTest, ADiscardThatIsNotSupportedIsNoBug) {
-    EXPECT_EQ(judge(Verb::discard, EINVAL), Verdict::fail);
-    EXPECT_EQ(judge(Verb::discard, EOPNOTSUPP), Verdict::fail);
-    EXPECT_EQ(judge(Verb::flush, EINVAL), Verdict::bug);
+    EXPECT_EQ(classify(Verb::discard, EINVAL), ErrorClass::fail);
+    EXPECT_EQ(classify(Verb::discard, EOPNOTSUPP), ErrorClass::fail);
+    EXPECT_EQ(classify(Verb::flush, EINVAL), ErrorClass::bug);
 }
 
 TEST_F(QueueTest, SpeedIsThatOfAFullRing) {

@@ -74,7 +74,7 @@ class RowTest(unittest.TestCase):
 
     def test_a_prediction_may_be_a_tenth_off(self):
         def of(measured, predicted):
-            run = training.Run(1, seconds=[9.0, measured], summary={"steps": 1, "bets_won": 0,
+            run = training.Run(1, seconds=[9.0, measured], summary={"steps": 1, "steps_committed": 0,
                                                                     "predicted_seconds": predicted})
             return training.prediction_row("x", [run])
         row = of(measured=2.0, predicted=1.9)

@@ -138,8 +138,9 @@ TEST(Config, TheTrainingIsDescribedByWhatDecidesItsNumbers) {
         return describe_training(parse(overrides));
     };
     const std::string plain = described({});
-    for (const char* same : {"budgets.host=1GiB", "swap.bets=off", "io.backend=posix", "threads=3",
-                             "steps=77", "checkpoint.durable_steps=false", "data.tokens=b.bin"})
+    for (const char* same :
+         {"budgets.host=1GiB", "swap.speculate=off", "io.backend=posix", "threads=3", "steps=77",
+          "checkpoint.durable_steps=false", "data.tokens=b.bin"})
         EXPECT_EQ(described({same}), plain) << same;
     for (const char* other :
          {"optimizer.lr=0.00100000001", "optimizer.betas=[0.9, 0.9990000001]", "seed=9",
@@ -207,7 +208,8 @@ TEST(Config, WarnsOfWhatTheMethodDoesNotUse) {
         EXPECT_NE(said.find(why), std::string::npos) << said;
     };
     in_vain({"swap.expect_clipped=0.1"}, "swap.expect_clipped does nothing with clip_norm 0");
-    in_vain({"swap.expect_clipped=0.1", "clip_norm=1", "swap.bets=off"}, "with bets off");
+    in_vain({"swap.expect_clipped=0.1", "clip_norm=1", "swap.speculate=off"},
+            "with speculation off");
 }
 
 TEST(Config, ExamplesAreValid) {

@@ -40,57 +40,57 @@ using Waits = std::vector<std::pair<Lane, uint32_t>>;
 
 TEST(Hazards, AReaderWaitsForTheWriter) {
     Recording r(1);
-    r.add(Lane::h2d, {{0, Access::write}});
-    const Task reader = r.add(Lane::compute, {{0, Access::read}});
+    r.add(Lane::h2d, {{0, Effect::write}});
+    const Task reader = r.add(Lane::compute, {{0, Effect::read}});
     EXPECT_EQ(r.waits(reader), (Waits{{Lane::h2d, 0}}));
     EXPECT_EQ(reader.entries, 0u);
 }
 
 TEST(Hazards, AWriterWaitsForTheReaders) {
     Recording r(1);
-    r.add(Lane::h2d, {{0, Access::write}});
-    r.add(Lane::compute, {{0, Access::read}});
-    r.add(Lane::d2h, {{0, Access::read}});
-    const Task writer = r.add(Lane::h2d, {{0, Access::write}});
+    r.add(Lane::h2d, {{0, Effect::write}});
+    r.add(Lane::compute, {{0, Effect::read}});
+    r.add(Lane::d2h, {{0, Effect::read}});
+    const Task writer = r.add(Lane::h2d, {{0, Effect::write}});
     EXPECT_EQ(r.waits(writer), (Waits{{Lane::compute, 0}, {Lane::d2h, 0}}));
 }
 
 TEST(Hazards, LanesThatRunInOrderNeedNoWaitsForThemselves) {
     Recording r(1);
-    r.add(Lane::compute, {{0, Access::write}});
-    EXPECT_TRUE(r.waits(r.add(Lane::compute, {{0, Access::read}})).empty());
-    r.add(Lane::write, {{0, Access::write}});
-    EXPECT_EQ(r.waits(r.add(Lane::write, {{0, Access::write}})), (Waits{{Lane::write, 0}}));
+    r.add(Lane::compute, {{0, Effect::write}});
+    EXPECT_TRUE(r.waits(r.add(Lane::compute, {{0, Effect::read}})).empty());
+    r.add(Lane::write, {{0, Effect::write}});
+    EXPECT_EQ(r.waits(r.add(Lane::write, {{0, Effect::write}})), (Waits{{Lane::write, 0}}));
 }
 
 // One must not receive into what an earlier one still sends.
 TEST(Hazards, ExchangesOverlapAndWaitForEachOther) {
     Recording r(2);
-    r.add(Lane::comm, {{0, Access::read}, {1, Access::write}});
-    EXPECT_EQ(r.waits(r.add(Lane::comm, {{0, Access::write}})), (Waits{{Lane::comm, 0}}));
-    EXPECT_EQ(r.waits(r.add(Lane::comm, {{1, Access::read}})), (Waits{{Lane::comm, 0}}));
+    r.add(Lane::comm, {{0, Effect::read}, {1, Effect::write}});
+    EXPECT_EQ(r.waits(r.add(Lane::comm, {{0, Effect::write}})), (Waits{{Lane::comm, 0}}));
+    EXPECT_EQ(r.waits(r.add(Lane::comm, {{1, Effect::read}})), (Waits{{Lane::comm, 0}}));
 }
 
 TEST(Hazards, JoiningWritersWaitForEarlierReadersButNotForEachOther) {
     Recording r(1);
-    r.add(Lane::compute, {{0, Access::write}});
-    r.add(Lane::d2h, {{0, Access::read}});
-    const Task copy = r.add(Lane::h2d, {{0, Access::join}});
-    const Task check = r.add(Lane::check, {{0, Access::join}});
+    r.add(Lane::compute, {{0, Effect::write}});
+    r.add(Lane::d2h, {{0, Effect::read}});
+    const Task copy = r.add(Lane::h2d, {{0, Effect::join}});
+    const Task check = r.add(Lane::check, {{0, Effect::join}});
     EXPECT_EQ(r.waits(copy), (Waits{{Lane::d2h, 0}}));
     EXPECT_EQ(r.waits(check), (Waits{{Lane::d2h, 0}}));
-    const Task reader = r.add(Lane::compute, {{0, Access::read}});
+    const Task reader = r.add(Lane::compute, {{0, Effect::read}});
     EXPECT_EQ(r.waits(reader), (Waits{{Lane::h2d, 0}, {Lane::d2h, 0}, {Lane::check, 0}}));
 }
 
 TEST(Hazards, FirstUsesAreLeftToTheSchedulesBefore) {
     Recording r(3);
-    EXPECT_EQ(r.add(Lane::compute, {{0, Access::read}}).entries, 1u);
-    EXPECT_EQ(r.add(Lane::compute, {{1, Access::write}}).entries, 1u);
-    EXPECT_EQ(r.add(Lane::h2d, {{2, Access::join}}).entries, 1u);
-    EXPECT_EQ(r.add(Lane::check, {{2, Access::join}}).entries,
+    EXPECT_EQ(r.add(Lane::compute, {{0, Effect::read}}).entries, 1u);
+    EXPECT_EQ(r.add(Lane::compute, {{1, Effect::write}}).entries, 1u);
+    EXPECT_EQ(r.add(Lane::h2d, {{2, Effect::join}}).entries, 1u);
+    EXPECT_EQ(r.add(Lane::check, {{2, Effect::join}}).entries,
               1u);  // joins do not order each other
-    EXPECT_EQ(r.add(Lane::h2d, {{0, Access::write}}).entries,
+    EXPECT_EQ(r.add(Lane::h2d, {{0, Effect::write}}).entries,
               1u);  // after a read that ordered nothing
     EXPECT_FALSE(r.schedule.entries[0].writes);
     EXPECT_TRUE(r.schedule.entries[1].writes);
@@ -98,8 +98,8 @@ TEST(Hazards, FirstUsesAreLeftToTheSchedulesBefore) {
 
 TEST(Hazards, WhatIsLeftBehindNamesLastWritersAndReaders) {
     Recording r(2);
-    r.add(Lane::h2d, {{0, Access::write}});
-    r.add(Lane::compute, {{0, Access::read}, {1, Access::read}});
+    r.add(Lane::h2d, {{0, Effect::write}});
+    r.add(Lane::compute, {{0, Effect::read}, {1, Effect::read}});
     r.finish();
     ASSERT_EQ(r.schedule.last_uses.size(), 2u);
     EXPECT_TRUE(r.schedule.last_uses[0].written);

@@ -13,21 +13,23 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-TEST(BetFraction, LeavesBothPassesTheSameSlack) {
-    EXPECT_EQ(bet_fraction(1, 3, 0.25, 1), 0);  // forward hides it with time to spare
+TEST(SpeculativeFraction, LeavesBothPassesTheSameSlack) {
+    EXPECT_EQ(speculative_fraction(1, 3, 0.25, 1), 0);  // forward hides it with time to spare
     for (const double optimizer : {0.5, 2.0, 4.0}) {
         for (const double out_of_place : {1.0, 1.5}) {
-            const double bets = bet_fraction(1, 3, optimizer, out_of_place);
-            const double in_forward = (1 - bets) * optimizer / 1;
-            const double in_backward = bets * optimizer * out_of_place / 3;
+            const double speculative = speculative_fraction(1, 3, optimizer, out_of_place);
+            const double in_forward = (1 - speculative) * optimizer / 1;
+            const double in_backward = speculative * optimizer * out_of_place / 3;
             if (in_backward < 1) {
                 EXPECT_DOUBLE_EQ(in_forward, in_backward);
             }
         }
     }
-    EXPECT_DOUBLE_EQ(bet_fraction(1, 3, 2, 1), 0.75);
-    EXPECT_DOUBLE_EQ(bet_fraction(1, 3, 12, 1), 0.25);   // backward hides no more than itself
-    EXPECT_DOUBLE_EQ(bet_fraction(1, 3, 12, 2), 0.125);  // and half of what takes twice as long
+    EXPECT_DOUBLE_EQ(speculative_fraction(1, 3, 2, 1), 0.75);
+    EXPECT_DOUBLE_EQ(speculative_fraction(1, 3, 12, 1),
+                     0.25);  // backward hides no more than itself
+    EXPECT_DOUBLE_EQ(speculative_fraction(1, 3, 12, 2),
+                     0.125);  // and half of what takes twice as long
 }
 
 model::Layer layer(model::LayerKind kind, int64_t decayed, int64_t norms) {
@@ -201,11 +203,11 @@ TEST(Plan, SpreadsStoredStateOverTheLayers) {
 // there is.
 TEST(Plan, DurableStateIsOnNvmeTwice) {
     for (const bool split : {false, true}) {
-        for (const char* bets : {"off", "all"}) {
+        for (const char* speculative : {"off", "all"}) {
             Config config = small_config();
             config.budgets.nvme = {{.path = "unused"}};
             config.checkpoint.durable_steps = true;
-            config.swap.bets = bets;
+            config.swap.speculate = speculative;
             const Plan plan = plan_of(config, {.split = split}, split ? DType::bf16 : DType::f32);
             EXPECT_TRUE(plan.durable);
             int64_t chunks = 0;
@@ -286,7 +288,7 @@ TEST(Plan, StateGoesToTheDeviceInForwardOrderAndBeforeFurtherWeights) {
             }
             EXPECT_FALSE(first_left);
             EXPECT_TRUE(resident);
-            EXPECT_FALSE(chunk.bets);
+            EXPECT_FALSE(chunk.speculative);
             EXPECT_EQ(plan.objects[chunk.gradient].home, swap::Tier::device);
         }
         if (!first_left || !plan.layer_plans[size_t(first_left->layer)].resident) continue;
@@ -328,9 +330,12 @@ TEST(Plan, ThePartOfTheStateOnTheDeviceIsLimitedByWhatIsAskedFor) {
     EXPECT_EQ(parts()[0], 0);
 }
 
-int64_t bets_of(const Plan& plan) { return std::ranges::count(plan.chunks, true, &Chunk::bets); }
+int64_t speculative_of(const Plan& plan) {
+    return std::ranges::count(plan.chunks, true, &Chunk::speculative);
+}
 
-// With so little other memory that more than state is stored; of a split master, weights that bet.
+// With so little other memory that more than state is stored; of a split master, weights that are
+// speculative.
 template <class Body>
 void for_stored(const Body& body) {
     for (const bool split : {false, true}) {
@@ -345,22 +350,22 @@ void for_stored(const Body& body) {
                 config.budgets.*budget = smallest_budget(config, budget, state, compute);
             const Plan plan = plan_of(config, state, compute);
             EXPECT_TRUE(std::ranges::any_of(plan.chunks, [&](const Chunk& chunk) {
-                return chunk.bets && plan.objects[chunk.weight].home == swap::Tier::nvme;
+                return chunk.speculative && plan.objects[chunk.weight].home == swap::Tier::nvme;
             }));
             body(config, [&] { return plan_of(config, state, compute); });
         }
     }
 }
 
-// The size it names is that without bets, whatever it would bet with more; with "all" they are
-// what to do without.
+// The size it names is that without speculative updates, whatever would be speculative with more;
+// with "all" they are what to do without.
 TEST(Plan, NvmeBudgetTooSmallSaysHowMuch) {
     for_stored([](Config& config, const auto& plan) {
-        config.swap.bets = "off";
+        config.swap.speculate = "off";
         const int64_t least = plan().nvme_bytes;
         config.budgets.nvme[0].size_bytes = least - 1;
-        const auto refusal = [&](const char* bets) {
-            config.swap.bets = bets;
+        const auto refusal = [&](const char* speculative) {
+            config.swap.speculate = speculative;
             try {
                 plan();
             } catch (const Error& error) {
@@ -371,33 +376,33 @@ TEST(Plan, NvmeBudgetTooSmallSaysHowMuch) {
             ADD_FAILURE() << "a byte less than it needs is enough?";
             return Problem{};
         };
-        for (const char* bets : {"off", "auto"}) {
-            const Problem problem = refusal(bets);
+        for (const char* speculative : {"off", "auto"}) {
+            const Problem problem = refusal(speculative);
             const std::string bytes = std::to_string(least);
             EXPECT_THAT(problem.measured, HasSubstr("(" + bytes + " bytes)"));
             EXPECT_THAT(problem.remedy, HasSubstr("to " + bytes + " in all"));
-            EXPECT_THAT(problem.remedy, Not(HasSubstr("swap.bets")));
+            EXPECT_THAT(problem.remedy, Not(HasSubstr("swap.speculate")));
         }
-        EXPECT_THAT(refusal("all").remedy, HasSubstr("set swap.bets to \"auto\""));
+        EXPECT_THAT(refusal("all").remedy, HasSubstr("set swap.speculate to \"auto\""));
     });
 }
 
 // Nobody asked for them: with less room there are fewer, and none before anything is refused.
-TEST(Bets, TakeOnlyWhatTheNvmePathsHaveLeft) {
+TEST(Speculation, TakeOnlyWhatTheNvmePathsHaveLeft) {
     for_stored([](Config& config, const auto& plan) {
         const Plan unlimited = plan();
-        const int64_t most = bets_of(unlimited);
+        const int64_t most = speculative_of(unlimited);
         ASSERT_GT(most, 2);
-        config.swap.bets = "off";
+        config.swap.speculate = "off";
         const int64_t least = plan().nvme_bytes;
-        config.swap.bets = "auto";
+        config.swap.speculate = "auto";
         int64_t before = 0, partly = 0;
         for (int64_t size = least; size <= unlimited.nvme_bytes; size += 64 * kKiB) {
             config.budgets.nvme[0].size_bytes = size;
             const Plan found = plan();
             EXPECT_LE(found.nvme_bytes, size);
-            EXPECT_GE(bets_of(found), before);
-            before = bets_of(found);
+            EXPECT_GE(speculative_of(found), before);
+            before = speculative_of(found);
             partly += before > 0 && before < most;
             if (size == least) {
                 EXPECT_EQ(before, 0);
@@ -405,21 +410,21 @@ TEST(Bets, TakeOnlyWhatTheNvmePathsHaveLeft) {
         }
         EXPECT_GT(partly, 0);
         config.budgets.nvme[0].size_bytes = unlimited.nvme_bytes + kMiB;
-        EXPECT_EQ(bets_of(plan()), most);
+        EXPECT_EQ(speculative_of(plan()), most);
     });
 }
 
 // What two paths have left at their ends may hold no slot.
-TEST(Bets, LeaveASlotForTheEndOfAPath) {
+TEST(Speculation, LeaveASlotForTheEndOfAPath) {
     for_stored([](Config& config, const auto& plan) {
-        config.swap.bets = "off";
+        config.swap.speculate = "off";
         const Plan without = plan();
-        config.swap.bets = "auto";
+        config.swap.speculate = "auto";
         const int64_t slot = without.slot_classes.at(0).slot_bytes;
         const int64_t enough = without.nvme_bytes + aio::kHeaderBytes + slot;
         config.budgets.nvme = {{.path = "disk", .size_bytes = enough / 3},
                                {.path = "other", .size_bytes = enough - enough / 3}};
-        EXPECT_EQ(bets_of(plan()), 0);
+        EXPECT_EQ(speculative_of(plan()), 0);
     });
 }
 
@@ -459,34 +464,37 @@ TEST(Plan, TakesStateAsTheOptimizerKeepsIt) {
     EXPECT_GE(plans(stored, {}).nvme_bytes - plans(stored, {.split = true}).nvme_bytes, saved);
 }
 
-// The weight is half of a version: what bets has two places for it, and what has none does not bet.
-TEST(Plan, ABetOnASplitMasterKeepsBothWeights) {
+// The weight is half of a version: what is speculative has two places for it, and what has none is
+// not.
+TEST(Plan, ASpeculativeUpdateOfASplitMasterKeepsBothWeights) {
     Config config = small_config();
     config.budgets.nvme = {{.path = "disk"}};
     config.swap.state_on_nvme = 1;
     // Some layers are resident, some are not.
     config.budgets.device_bytes = plan_of(config, {}, DType::bf16).device_bytes - 800 * kKiB;
-    const auto betting = [&](const Plan& plan, swap::Tier weights) {
-        int64_t bets = 0;
+    const auto speculating = [&](const Plan& plan, swap::Tier weights) {
+        int64_t speculative = 0;
         for (const Chunk& chunk : plan.chunks) {
             const swap::Object& weight = plan.objects[chunk.weight];
-            EXPECT_EQ(weight.versioned, plan.state.split && chunk.bets);
-            EXPECT_TRUE(!chunk.bets || !plan.state.split || weight.home != swap::Tier::device);
-            bets += chunk.bets && weight.home == weights ? 1 : 0;
+            EXPECT_EQ(weight.versioned, plan.state.split && chunk.speculative);
+            EXPECT_TRUE(!chunk.speculative || !plan.state.split ||
+                        weight.home != swap::Tier::device);
+            speculative += chunk.speculative && weight.home == weights ? 1 : 0;
         }
-        return bets;
+        return speculative;
     };
-    const auto plan_with = [&](const char* bets, int64_t host_bytes, bool split) {
-        config.swap.bets = bets;
+    const auto plan_with = [&](const char* speculative, int64_t host_bytes, bool split) {
+        config.swap.speculate = speculative;
         config.budgets.host_bytes = host_bytes;
         return plan_of(config, {.split = split}, DType::bf16);
     };
     const Plan roomy = plan_with("all", kUnlimited, true);
-    EXPECT_GT(betting(roomy, swap::Tier::host), 0);
-    EXPECT_EQ(betting(roomy, swap::Tier::device), 0);
-    EXPECT_GT(betting(plan_with("all", kUnlimited, false), swap::Tier::device), 0);
-    EXPECT_EQ(roomy.host_slots.at(1).slots, 2 * betting(roomy, swap::Tier::host));
-    // A second slot for each that bets, and one for each buffer that a settled write may hold.
+    EXPECT_GT(speculating(roomy, swap::Tier::host), 0);
+    EXPECT_EQ(speculating(roomy, swap::Tier::device), 0);
+    EXPECT_GT(speculating(plan_with("all", kUnlimited, false), swap::Tier::device), 0);
+    EXPECT_EQ(roomy.host_slots.at(1).slots, 2 * speculating(roomy, swap::Tier::host));
+    // A second slot for each speculative chunk, and one for each buffer that a committed write may
+    // hold.
     int64_t host_least = 0;
     try {
         plan_with("all", 1, true);
@@ -495,13 +503,14 @@ TEST(Plan, ABetOnASplitMasterKeepsBothWeights) {
         host_least = std::stoll(text.substr(text.find('(') + 1));
     }
     const Plan tight = plan_with("all", host_least, true);
-    const int64_t stored_bets = betting(tight, swap::Tier::nvme);
-    EXPECT_GT(stored_bets, 0);
+    const int64_t stored_speculative = speculating(tight, swap::Tier::nvme);
+    EXPECT_GT(stored_speculative, 0);
     int64_t stored = 0, slots = 0;
     for (const Chunk& chunk : tight.chunks)
         stored += tight.objects[chunk.weight].home == swap::Tier::nvme ? 1 : 0;
     for (const aio::SlotClass& c : tight.slot_classes) slots += c.name == "weights" ? c.slots : 0;
-    EXPECT_EQ(slots, stored + stored_bets + tight.buffers[size_t(Class::weight_piece)].count);
+    EXPECT_EQ(slots,
+              stored + stored_speculative + tight.buffers[size_t(Class::weight_piece)].count);
 }
 
 // Block inputs keep the device's spare buffers, the last blocks' first; then host memory; and only
@@ -541,68 +550,72 @@ TEST(Plan, BlockInputsSpillToTheHostAndThenToNvme) {
     EXPECT_TRUE(partly || spilled == 1);
 }
 
-// Beside a GPU, and where the budget says what is to spare, state in memory bets too: it then has
-// two slots and is never updated in place.
-TEST(Bets, StateInMemoryBetsWhereThereIsRoom) {
+// Beside a GPU, and where the budget says what is to spare, state in memory is updated
+// speculatively too: it then has two slots and is never updated in place.
+TEST(Speculation, StateInMemorySpeculatesWhereThereIsRoom) {
     Config config = beside_gpu();
     config.batch.micro_batches = 2048;  // backward has time to hide updates
-    const auto bets = [&] {
+    const auto speculative = [&] {
         const Plan plan = plan_of(config);
         int64_t count = 0;
         for (const Chunk& chunk : plan.chunks) {
             if (!chunk.trainable) continue;
-            EXPECT_EQ(plan.objects[chunk.state].versioned, chunk.bets);
-            count += chunk.bets;
+            EXPECT_EQ(plan.objects[chunk.state].versioned, chunk.speculative);
+            count += chunk.speculative;
         }
         EXPECT_EQ(plan.host_slots.at(0).slots, 2 * count);
         return count;
     };
-    EXPECT_EQ(bets(), 0);  // unlimited: nobody said what is to spare
+    EXPECT_EQ(speculative(), 0);  // unlimited: nobody said what is to spare
     config.budgets.host_bytes = kGiB;
-    const int64_t most = bets();
+    const int64_t most = speculative();
     EXPECT_GT(most, 3);
-    config.swap.bets = "off";
-    EXPECT_EQ(bets(), 0);
+    config.swap.speculate = "off";
+    EXPECT_EQ(speculative(), 0);
     const int64_t in_place = plan_of(config).host_bytes;
-    config.swap.bets = "auto";
+    config.swap.speculate = "auto";
     config.budgets.host_bytes = in_place + 2 * 65536 * 12;  // room for two second slots
-    const int64_t few = bets();
+    const int64_t few = speculative();
     EXPECT_EQ(few, 2);
     config.budgets.host_bytes = in_place;
-    EXPECT_EQ(bets(), 0);
+    EXPECT_EQ(speculative(), 0);
     config.device = "cpu";
     config.budgets.host_bytes = kGiB;
-    EXPECT_EQ(bets(), 0);
+    EXPECT_EQ(speculative(), 0);
 }
 
 // ---------------------------------------------------------------- by the machine's figures
 
-int64_t count_bets(const Plan& plan) { return std::ranges::count_if(plan.chunks, &Chunk::bets); }
+int64_t count_speculative(const Plan& plan) {
+    return std::ranges::count_if(plan.chunks, &Chunk::speculative);
+}
 
-TEST(Figures, DecideHowMuchBets) {
+TEST(Figures, DecideHowMuchSpeculates) {
     Config config = beside_gpu();
     config.budgets.host_bytes = kGiB;
     MachineFigures machine = default_figures(config);
     const int64_t chunks = std::ssize(plan_by(config, machine).chunks);
-    // Updates that the forward pass hides need no bets; others do, as far as backward hides them.
+    // Updates that the forward pass hides need no speculation; others do, as far as backward hides
+    // them.
     machine.forward_s = machine.backward_s = 10;
-    EXPECT_EQ(count_bets(plan_by(config, machine)), 0);
+    EXPECT_EQ(count_speculative(plan_by(config, machine)), 0);
     machine.forward_s = 1e-9;
-    const int64_t most = count_bets(plan_by(config, machine));
+    const int64_t most = count_speculative(plan_by(config, machine));
     EXPECT_GT(most, chunks / 2);
     machine.backward_s = 1e-9;
-    EXPECT_EQ(count_bets(plan_by(config, machine)), 0);
-    // Twice the price is half the bets.
-    const double updates_s = 9 * machine.update_overhead_s;  // 9 chunks of 65,536 and norms' crumbs
+    EXPECT_EQ(count_speculative(plan_by(config, machine)), 0);
+    // Twice the price is half the speculative updates.
+    const double updates_s =
+        9 * machine.update_overhead_s;  // 9 chunks of 65,536 and norms' remainders
     machine.backward_s = updates_s * 0.8;
-    const int64_t cheap = count_bets(plan_by(config, machine));
+    const int64_t cheap = count_speculative(plan_by(config, machine));
     machine.out_of_place = 2;
-    const int64_t dear = count_bets(plan_by(config, machine));
+    const int64_t dear = count_speculative(plan_by(config, machine));
     EXPECT_GT(cheap, dear);
     EXPECT_NEAR(double(cheap) / 2, double(dear), 1);
-    // Where updates would take the kernels' cores nothing in memory bets.
+    // Where updates would take the kernels' cores nothing in memory is speculative.
     machine.device_beside = false;
-    EXPECT_EQ(count_bets(plan_by(config, machine)), 0);
+    EXPECT_EQ(count_speculative(plan_by(config, machine)), 0);
 }
 
 TEST(Figures, DecideHowLongAnUpdateIs) {

@@ -86,22 +86,22 @@ std::vector<std::tuple<int, int64_t, int64_t>> exchanges(const swap::Schedule& s
 swap::Schedule visit(const Plan& plan) {
     Recorder recorder(plan, "visit");
     {
-        const Lease report = recorder.acquire(Class::report);
+        const SlotLease report = recorder.acquire(Class::report);
         for (int64_t l = 0; l < 5; ++l) {
-            const Lease weights = recorder.fetch_updated_weights(l);
+            const SlotLease weights = recorder.fetch_updated_weights(l);
             recorder.compute(Op::forward, l, 0, {{&weights, false}});
         }
         for (int64_t l = 3; l > 0; --l) {
-            const Lease weights = recorder.fetch_weights(l);
-            const Lease gradient = recorder.fetch_gradient(l, true);
+            const SlotLease weights = recorder.fetch_weights(l);
+            const SlotLease gradient = recorder.fetch_gradient(l, true);
             recorder.compute(Op::backward, l, 0, {{&weights, false}, {&gradient, true}});
-            if (l > 1) recorder.expect_weights(l - 1);
+            if (l > 1) recorder.prefetch_weights(l - 1);
             recorder.receive_gradient();
             recorder.send_gradient(l, gradient);
         }
         recorder.receive_gradient();
         recorder.send_report(report);
-        recorder.mark_verdict();
+        recorder.mark_outcome();
     }
     return recorder.finish();
 }

@@ -14,10 +14,10 @@
 namespace ferry::planner {
 namespace {
 
-using model::Kept;
+using model::Saved;
 
-constexpr int64_t kBlocks = 8, kInput = 32768, kAttention = 33000, kKept = 36864;  // whole pages
-constexpr int64_t kMlp = 3 * kKept;
+constexpr int64_t kBlocks = 8, kInput = 32768, kAttention = 33000, kSaved = 36864;  // whole pages
+constexpr int64_t kMlp = 3 * kSaved;
 
 std::vector<model::Layer> eight_blocks() {
     std::vector<model::Layer> layers;
@@ -50,13 +50,13 @@ protected:
     }
     Plan plan() const { return make_plan(config_, layers_, numerics_, needs_, {}, machine_); }
     Plan keeping(int64_t attention, int64_t mlp = 0) {
-        config_.swap.keep_attention = attention;
-        config_.swap.keep_mlp = mlp;
+        config_.swap.save_attention = attention;
+        config_.swap.save_mlp = mlp;
         const Plan made = plan();
-        config_.swap.keep_attention = config_.swap.keep_mlp = -1;
+        config_.swap.save_attention = config_.swap.save_mlp = -1;
         return made;
     }
-    static std::vector<int64_t> kept(const Plan& plan, Kept what = Kept::attention) {
+    static std::vector<int64_t> kept(const Plan& plan, Saved what = Saved::attention) {
         std::vector<int64_t> blocks;
         for (size_t l = 0; l < plan.layers.size(); ++l) {
             if (plan.layer_plans[l].keeps[at(what)]) blocks.push_back(plan.layers[l].index);
@@ -64,7 +64,9 @@ protected:
         EXPECT_EQ(std::ssize(blocks), plan.blocks_keeping(what));
         return blocks;
     }
-    static int64_t attention_kept(const Plan& plan) { return plan.blocks_keeping(Kept::attention); }
+    static int64_t attention_kept(const Plan& plan) {
+        return plan.blocks_keeping(Saved::attention);
+    }
     static int64_t inputs_on_device(const Plan& plan) {
         return std::ranges::count(plan.inputs, swap::kNoObject);
     }
@@ -82,7 +84,8 @@ protected:
         const zero::Partition alone;
         const std::vector<Chunk> chunks =
             cut_chunks(layers_, config_.swap.chunk_elements, alone, plans);
-        const std::vector<Park> parks = cut_parks(layers_, config_.swap.chunk_elements, plans);
+        const std::vector<AccumulatorSpill> spills =
+            cut_spills(layers_, config_.swap.chunk_elements, plans);
         const Workload work{
             .layers = layers_,
             .numerics = numerics_,
@@ -92,16 +95,16 @@ protected:
             .report_bytes = Plan{.micro_batches = 4, .layers = layers_}.report_bytes()};
         std::vector<KeptResult> last;
         for (int64_t i = 0; i < attention; ++i)
-            last.push_back({static_cast<size_t>(kBlocks - i), Kept::attention});
+            last.push_back({static_cast<size_t>(kBlocks - i), Saved::attention});
         for (int64_t i = 0; i < mlp; ++i)
-            last.push_back({static_cast<size_t>(kBlocks - i), Kept::mlp});
+            last.push_back({static_cast<size_t>(kBlocks - i), Saved::mlp});
         Config config = config_;
         config.swap.groups = groups;
-        const Placement placement = place(config, work, chunks, parks, machine_, {inputs, last});
+        const Placement placement = place(config, work, chunks, spills, machine_, {inputs, last});
         const int64_t kept = std::ranges::count(placement.kept[0], true) +
                              std::ranges::count(placement.kept[1], true);
         if (kept < attention + mlp) return {kNever, kNever};
-        return step_seconds(config, work, chunks, parks, placement, machine_);
+        return step_seconds(config, work, chunks, spills, placement, machine_);
     }
 
     Config config_{};
@@ -111,7 +114,7 @@ protected:
         .activation = kInput,
         .scratch = 1 << 20,
         .kept = {kAttention, 0},
-        .kept_flops = {std::vector<double>(kBlocks, 1e6), std::vector<double>(kBlocks, 1e6)}};
+        .saved_flops = {std::vector<double>(kBlocks, 1e6), std::vector<double>(kBlocks, 1e6)}};
     MachineFigures machine_{};
 };
 
@@ -123,20 +126,20 @@ TEST_F(Recomputation, CountsWhatIsKeptToTheByte) {
             const Plan plan = keeping(blocks);
             const int64_t count = std::min(blocks, kBlocks) * 4 / groups;
             const Buffers& buffers = plan.buffers[at(Class::attention)];
-            EXPECT_EQ(buffers.bytes, kKept);
+            EXPECT_EQ(buffers.bytes, kSaved);
             EXPECT_EQ(buffers.count, count);
-            EXPECT_EQ(plan.device_bytes, without + count * kKept);
+            EXPECT_EQ(plan.device_bytes, without + count * kSaved);
             const auto row =
                 std::ranges::find(plan.rows, "attention kept for backward", &TierRow::what);
             ASSERT_NE(row, plan.rows.end());
-            EXPECT_EQ(row->bytes, count * kKept);
+            EXPECT_EQ(row->bytes, count * kSaved);
         }
     }
 }
 
 TEST_F(Recomputation, TheLastBlocksKeepIt) {
     EXPECT_EQ(kept(keeping(3)), (std::vector<int64_t>{5, 6, 7}));
-    needs_.kept_flops[at(Kept::attention)] = {9, 1, 9, 1, 1, 1, 1, 1};  // windows
+    needs_.saved_flops[at(Saved::attention)] = {9, 1, 9, 1, 1, 1, 1, 1};  // windows
     EXPECT_EQ(kept(keeping(3)), (std::vector<int64_t>{0, 2, 7}));
 }
 
@@ -150,7 +153,7 @@ TEST_F(Recomputation, OnlyBlocksThatBackwardVisitsKeepIt) {
 }
 
 TEST_F(Recomputation, WhatIsAskedForIsKeptOrRefusedWithTheBudgetThatWorks) {
-    config_.swap.keep_attention = 5;
+    config_.swap.save_attention = 5;
     config_.budgets.device_bytes = 1;
     int64_t smallest = 0;
     try {
@@ -158,7 +161,7 @@ TEST_F(Recomputation, WhatIsAskedForIsKeptOrRefusedWithTheBudgetThatWorks) {
         FAIL();
     } catch (const Error& error) {
         EXPECT_EQ(error.trouble(), Trouble::does_not_fit);
-        EXPECT_NE(error.problem().remedy.find("swap.keep_attention"), std::string::npos);
+        EXPECT_NE(error.problem().remedy.find("swap.save_attention"), std::string::npos);
         const std::string& text = error.problem().measured;
         smallest = std::stoll(text.substr(text.find('(') + 1));
     }
@@ -171,7 +174,7 @@ TEST_F(Recomputation, WhatIsAskedForIsKeptOrRefusedWithTheBudgetThatWorks) {
 }
 
 TEST_F(Recomputation, NothingIsKeptWhereNobodySaidWhatIsToSpare) {
-    machine_.kept_s[at(Kept::attention)] = 1;
+    machine_.saved_s[at(Saved::attention)] = 1;
     EXPECT_EQ(attention_kept(plan()), 0);
     leave(kGiB);
     EXPECT_EQ(attention_kept(plan()), kBlocks);
@@ -179,8 +182,8 @@ TEST_F(Recomputation, NothingIsKeptWhereNobodySaidWhatIsToSpare) {
 
 // Asked for, block inputs come first.
 TEST_F(Recomputation, KeepsNothingInPlaceOfABlockInputThatShallStay) {
-    config_.swap.keep_inputs = kBlocks;
-    machine_.kept_s[at(Kept::attention)] = 1;
+    config_.swap.save_inputs = kBlocks;
+    machine_.saved_s[at(Saved::attention)] = 1;
     leave(0);
     const int64_t all = config_.budgets.device_bytes;
     int64_t spilled = 0, partly = 0;
@@ -214,12 +217,12 @@ TEST_F(Recomputation, LongSequencesKeepAttentionAndShortOnesState) {
             plan.chunks, [&](const Chunk& chunk) { return plan.updates_on_device(chunk); });
     };
     config_.swap.groups = 1;
-    config_.swap.keep_inputs = kBlocks;
+    config_.swap.save_inputs = kBlocks;
     leave(0);
     config_.budgets.device_bytes -= 2 * kMiB;
     machine_.forward_s = 1e-3;
     machine_.backward_s = 3e-3;
-    machine_.kept_s[at(Kept::attention)] = 4e-5;  // 1.3 ms of a step
+    machine_.saved_s[at(Saved::attention)] = 4e-5;  // 1.3 ms of a step
     const Plan lengthy = plan();
     EXPECT_EQ(attention_kept(lengthy), kBlocks);
     machine_.dram_bytes_per_s = 1e9;  // then updates bind, whatever is computed
@@ -227,16 +230,17 @@ TEST_F(Recomputation, LongSequencesKeepAttentionAndShortOnesState) {
     EXPECT_EQ(attention_kept(slow_host), 0);
     EXPECT_GT(state_on_device(slow_host), state_on_device(lengthy));
     machine_ = default_figures(config_);
-    machine_.kept_s[at(Kept::attention)] = 1e-9;
+    machine_.saved_s[at(Saved::attention)] = 1e-9;
     machine_.forward_s = machine_.backward_s = 1e-6;
     EXPECT_EQ(attention_kept(plan()), 0);
     EXPECT_EQ(state_on_device(plan()), state_on_device(keeping(0)));
 }
 
-// No other count makes the step shorter, but where a run whose bets are lost would pay for it.
+// No other count makes the step shorter, but where a run whose speculative updates are rolled back
+// would pay for it.
 TEST_F(Recomputation, TheCountIsTheBestOfAll) {
     config_.swap.groups = 1;
-    config_.swap.keep_inputs = kBlocks;
+    config_.swap.save_inputs = kBlocks;
     std::set<int64_t> counts;
     for (const char* device : {"cpu", "cuda"}) {
         config_.device = device;
@@ -247,7 +251,7 @@ TEST_F(Recomputation, TheCountIsTheBestOfAll) {
             config_.budgets.device_bytes = all - missing * kMiB;
             for (double attention_s = 1e-8; attention_s < 1e-3; attention_s *= 3) {
                 machine_ = default_figures(config_);
-                machine_.kept_s[at(Kept::attention)] = attention_s;
+                machine_.saved_s[at(Saved::attention)] = attention_s;
                 machine_.forward_s = 5e-4;
                 machine_.backward_s = 1e-3 + 32 * attention_s;
                 const Plan made = plan();
@@ -263,11 +267,11 @@ TEST_F(Recomputation, TheCountIsTheBestOfAll) {
                     if (other.rest > rest * 1.01) continue;
                     EXPECT_LE(chosen.expected(config_), other.expected(config_) * (1 + 1e-12));
                 }
-                config_.swap.bets = "all";
+                config_.swap.speculate = "all";
                 const double all_won = seconds_keeping(attention_kept(plan())).won;
                 for (int64_t other = 0; other <= kBlocks; ++other)
                     EXPECT_LE(all_won, seconds_keeping(other).won * (1 + 1e-12)) << other;
-                config_.swap.bets = "auto";
+                config_.swap.speculate = "auto";
                 counts.insert(attention_kept(made));
             }
         }
@@ -275,19 +279,19 @@ TEST_F(Recomputation, TheCountIsTheBestOfAll) {
     EXPECT_GE(counts.size(), 4u);
 }
 
-// What is said of clipping decides what a step may take that bets nothing.
-TEST_F(Recomputation, WhatIsSaidOfClippingWeighsStepsWithAndWithoutBets) {
+// What is said of clipping decides what a step may take that speculates on nothing.
+TEST_F(Recomputation, WhatIsSaidOfClippingWeighsStepsWithAndWithoutSpeculation) {
     config_.swap.groups = 1;
-    config_.swap.keep_inputs = kBlocks;
+    config_.swap.save_inputs = kBlocks;
     config_.swap.state_on_device = 1;
     leave(0);
     config_.budgets.device_bytes -= 14 * kMiB;
-    config_.budgets.host_bytes = kGiB;  // in memory alone bets have room
+    config_.budgets.host_bytes = kGiB;  // in memory alone speculative updates have room
     const double update_s = 131072 * 32 / machine_.dram_bytes_per_s;
     machine_.update_overhead_s = 0;
     machine_.forward_s = kBlocks * update_s * 0.6;
     machine_.backward_s = 3 * machine_.forward_s;
-    machine_.kept_s[at(Kept::attention)] = update_s * 0.002;
+    machine_.saved_s[at(Saved::attention)] = update_s * 0.002;
     std::vector<int64_t> counts;
     for (const double clipped : {0.0, 0.25, 0.5, 1.0}) {
         config_.swap.expect_clipped = clipped;
@@ -306,16 +310,16 @@ TEST_F(Recomputation, WhatIsSaidOfClippingWeighsStepsWithAndWithoutBets) {
     config_.swap.expect_clipped = -1;
     config_.clip_norm = 0;  // then none is
     EXPECT_EQ(attention_kept(plan()), counts.front());
-    config_.swap.bets = "off";
-    config_.swap.expect_clipped = 0;  // of bets that are not made
+    config_.swap.speculate = "off";
+    config_.swap.expect_clipped = 0;  // of speculative updates that are not made
     EXPECT_EQ(attention_kept(plan()), counts.back());
 }
 
-// Forward waits for a layer whose update has not ended. Those that bet have begun during backward,
-// but for the first layers', whose gradients come last.
+// Forward waits for a layer whose update has not ended. Speculative ones have begun during
+// backward, but for the first layers', whose gradients come last.
 TEST_F(Recomputation, ForwardWaitsForUpdatesThatAreLate) {
     config_.swap.groups = 1;
-    config_.swap.bets = "all";
+    config_.swap.speculate = "all";
     config_.swap.state_on_device = 0;
     machine_.update_overhead_s = 0;
     machine_.copy_bytes_per_s = 1e13;
@@ -334,7 +338,7 @@ TEST_F(Recomputation, ForwardWaitsForUpdatesThatAreLate) {
         machine_.forward_s = kBlocks * block_s / 4;
         EXPECT_NEAR(waits().rest, 2 * ends_s + kBlocks * block_s * 3 / 4, near_s);
         EXPECT_NEAR(waits().won, ends_s + block_s, near_s);
-        machine_.backward_s = kBlocks * block_s / 2;  // bets end late, too
+        machine_.backward_s = kBlocks * block_s / 2;  // speculative updates end late, too
         machine_.forward_s = kBlocks * block_s * 2;
         EXPECT_NEAR(waits().won, 2 * ends_s + kBlocks * block_s / 2, near_s);
     };
@@ -348,35 +352,35 @@ TEST_F(Recomputation, ForwardWaitsForUpdatesThatAreLate) {
 
 // What saves most for its bytes first; what is asked for in any case.
 TEST_F(Recomputation, ResultsAreKeptByWhatTheirBytesSave) {
-    needs_.kept[at(Kept::mlp)] = kMlp;
+    needs_.kept[at(Saved::mlp)] = kMlp;
     leave(0);
     config_.budgets.device_bytes -= (4 * kBlocks - 2) * kInput;  // no state, no weights
     const int64_t nothing = keeping(0).device_bytes;
     config_.swap.groups = 1;
     config_.swap.state_on_device = 0;
-    config_.budgets.device_bytes = 2 * nothing + 4 * (kMlp + kKept);
+    config_.budgets.device_bytes = 2 * nothing + 4 * (kMlp + kSaved);
     machine_.forward_s = machine_.backward_s = 1;  // compute binds
     for (const bool mlp_first : {false, true}) {
-        machine_.kept_s[at(Kept::attention)] = 1e-3;
-        machine_.kept_s[at(Kept::mlp)] = mlp_first ? 4e-3 : 2e-3;
+        machine_.saved_s[at(Saved::attention)] = 1e-3;
+        machine_.saved_s[at(Saved::mlp)] = mlp_first ? 4e-3 : 2e-3;
         const Plan made = plan();
         SCOPED_TRACE(testing::Message() << attention_kept(made) << " attention, "
-                                        << made.blocks_keeping(Kept::mlp) << " MLPs");
-        const int64_t more = mlp_first ? made.blocks_keeping(Kept::mlp) : attention_kept(made);
-        const int64_t less = mlp_first ? attention_kept(made) : made.blocks_keeping(Kept::mlp);
+                                        << made.blocks_keeping(Saved::mlp) << " MLPs");
+        const int64_t more = mlp_first ? made.blocks_keeping(Saved::mlp) : attention_kept(made);
+        const int64_t less = mlp_first ? attention_kept(made) : made.blocks_keeping(Saved::mlp);
         EXPECT_GT(more, 0);
         EXPECT_TRUE(less == 0 || more == kBlocks);
     }
-    config_.swap.keep_mlp = 2;
-    EXPECT_EQ(kept(plan(), Kept::mlp), (std::vector<int64_t>{6, 7}));
+    config_.swap.save_mlp = 2;
+    EXPECT_EQ(kept(plan(), Saved::mlp), (std::vector<int64_t>{6, 7}));
 }
 
 // Beside a GPU, inputs make room for results where their way to the host and back is the shorter.
 TEST_F(Recomputation, InputsLeaveWhereCopiesHaveTimeForThem) {
-    needs_.kept[at(Kept::mlp)] = kMlp;
+    needs_.kept[at(Saved::mlp)] = kMlp;
     config_.swap.groups = 1;
     config_.swap.state_on_device = 0;
-    config_.swap.bets = "off";
+    config_.swap.speculate = "off";
     leave(0);
     config_.budgets.device_bytes -= kBlocks * 131072 * 4;  // no weights
     std::set<int64_t> counts;
@@ -387,22 +391,22 @@ TEST_F(Recomputation, InputsLeaveWhereCopiesHaveTimeForThem) {
         machine_.dram_bytes_per_s = 1e13;
         machine_.forward_s = 1e-3;
         machine_.backward_s = 4e-3;
-        machine_.kept_s = {2e-5, 6e-5};
+        machine_.saved_s = {2e-5, 6e-5};
         const auto seconds_of = [&](const Plan& made) {
-            return seconds_keeping(attention_kept(made), made.blocks_keeping(Kept::mlp), 1,
+            return seconds_keeping(attention_kept(made), made.blocks_keeping(Saved::mlp), 1,
                                    made.blocks_keeping_inputs())
                 .expected(config_);
         };
         const Plan made = plan();
         counts.insert(made.blocks_keeping_inputs());
         for (int64_t blocks = 0; blocks <= kBlocks; ++blocks) {
-            config_.swap.keep_inputs = blocks;
+            config_.swap.save_inputs = blocks;
             const Plan other = plan();
             EXPECT_EQ(inputs_on_device(other), 4 * other.blocks_keeping_inputs());
             EXPECT_LE(other.blocks_keeping_inputs(), blocks);
             EXPECT_LE(seconds_of(made), seconds_of(other) * 1.0201) << blocks;
         }
-        config_.swap.keep_inputs = -1;
+        config_.swap.save_inputs = -1;
         machine_.device_beside = false;
         EXPECT_EQ(inputs_on_device(plan()), 4 * kBlocks);
     }
@@ -424,7 +428,7 @@ TEST_F(Recomputation, MoreGroupsAreTriedWhereTheFewestDoNotFit) {
         ADD_FAILURE() << "it fits";
         return 0;
     };
-    config_.swap.keep_inputs = 0;
+    config_.swap.save_inputs = 0;
     config_.swap.state_on_device = 0;
     config_.budgets.device_bytes = smallest(&BudgetConfig::device_bytes, 1);
     const int64_t one = smallest(&BudgetConfig::host_bytes, 1);
@@ -454,8 +458,8 @@ TEST_F(Recomputation, MoreGroupsAreTriedWhereTheFewestDoNotFit) {
 // In more groups a block keeps less at a time, so that more blocks keep it, and weights travel
 // more often: worth it where kernels bind.
 TEST_F(Recomputation, GroupsAreAsManyAsMakeTheStepShortest) {
-    config_.swap.keep_inputs = kBlocks;
-    needs_.kept[at(Kept::mlp)] = kMlp;
+    config_.swap.save_inputs = kBlocks;
+    needs_.kept[at(Saved::mlp)] = kMlp;
     config_.swap.state_on_device = 0;
     std::set<int64_t> groups;
     leave(0);
@@ -468,16 +472,16 @@ TEST_F(Recomputation, GroupsAreAsManyAsMakeTheStepShortest) {
             machine_.dram_bytes_per_s = 1e13;
             machine_.forward_s = 1e-3;
             machine_.backward_s = 4e-3;
-            machine_.kept_s = {2e-5, 6e-5};
+            machine_.saved_s = {2e-5, 6e-5};
             const Plan made = plan();
-            const int64_t attention = attention_kept(made), mlp = made.blocks_keeping(Kept::mlp);
+            const int64_t attention = attention_kept(made), mlp = made.blocks_keeping(Saved::mlp);
             SCOPED_TRACE(testing::Message() << copy_bytes_per_s << " B/s, " << missing
                                             << " MiB missing: " << made.groups << " groups, "
                                             << attention << ", " << mlp);
             const double chosen = seconds_keeping(attention, mlp, made.groups).expected(config_);
             for (const int64_t other : {1, 2, 4})
                 EXPECT_LE(chosen * 0.98, seconds_keeping(attention, mlp, other).expected(config_));
-            // Nor do steps without bets pay more than their hundredth for it.
+            // Nor do steps without speculative updates pay more than their hundredth for it.
             EXPECT_LE(seconds_keeping(attention, mlp, made.groups).rest,
                       seconds_keeping(0, 0, 1).rest * 1.01 * 1.02);
             groups.insert(made.groups);

@@ -34,9 +34,9 @@ public:
         last.writers.raise(schedule.tasks[writer].lane, schedule.tasks[writer].index);
         schedule.last_uses.push_back(last);
     }
-    Timeline predict(size_t verdict, uint32_t resources = 0) {
-        schedule.verdict = {schedule.tasks[verdict].lane, schedule.tasks[verdict].index};
-        schedule.has_verdict = true;
+    Timeline predict(size_t outcome, uint32_t resources = 0) {
+        schedule.outcome = {schedule.tasks[outcome].lane, schedule.tasks[outcome].index};
+        schedule.has_outcome = true;
         return swap::predict(schedule, schedule, resources, [this](const Task& task) {
             return costs_[static_cast<size_t>(task.item)];
         });
@@ -92,7 +92,7 @@ TEST(Timeline, WhoWaitsForTheDiskTakesLessOfTheRest) {
 }
 
 TEST(Timeline, WorkLeftBehindMeetsTheNextStep) {
-    // The optimizer's work after the verdict: the next forward waits for it.
+    // The optimizer's work after the outcome: the next forward waits for it.
     Steps steps;
     const size_t forward = steps.add(Lane::compute, 3);
     const size_t update = steps.add(Lane::team, 5, {forward});
@@ -105,11 +105,11 @@ TEST(Timeline, WorkLeftBehindMeetsTheNextStep) {
 
 TEST(Timeline, ALaneWithMoreWorkThanTheStepSetsItsTime) {
     Steps steps;
-    const size_t verdict = steps.add(Lane::compute, 1);
-    const size_t write = steps.add(Lane::write, 4, {verdict});
-    steps.enter(verdict, 0, true);
+    const size_t outcome = steps.add(Lane::compute, 1);
+    const size_t write = steps.add(Lane::write, 4, {outcome});
+    steps.enter(outcome, 0, true);
     steps.leave(0, write);
-    EXPECT_DOUBLE_EQ(steps.predict(verdict, 1).step_seconds, 5);
+    EXPECT_DOUBLE_EQ(steps.predict(outcome, 1).step_seconds, 5);
 }
 
 }  // namespace

@@ -125,26 +125,26 @@ TEST(LowerBound, ASplitMasterMovesLessStateAndItsWeights) {
 TEST(LowerBound, ResultsAreKeptInTheDeviceMemoryThatIsLeft) {
     BoundInput input = billion();
     input.kernel_seconds = 1;
-    double& attention = input.keeping[at(model::Kept::attention)].seconds;
+    double& attention = input.keeping[at(model::Saved::attention)].seconds;
     attention = 0.2;
-    input.keeping[at(model::Kept::attention)].bytes = 4e9;
+    input.keeping[at(model::Saved::attention)].bytes = 4e9;
     EXPECT_EQ(lower_bound(input).seconds, 1);
     input.device_bytes = 1e9;
     Bound bound = lower_bound(input);
     EXPECT_EQ(bound.binding, "compute");
     EXPECT_DOUBLE_EQ(bound.seconds, 0.95);
-    EXPECT_EQ(bound.kept, (model::OfKept<double>{0.25, 0}));
+    EXPECT_EQ(bound.kept, (model::OfSaved<double>{0.25, 0}));
     input.device_bytes = kInfinite;
     EXPECT_DOUBLE_EQ(lower_bound(input).seconds, 0.8);
     // First what saves more for its bytes.
-    input.keeping[at(model::Kept::mlp)] = {.seconds = 0.1, .bytes = 1e9};
+    input.keeping[at(model::Saved::mlp)] = {.seconds = 0.1, .bytes = 1e9};
     input.device_bytes = 2e9;
     bound = lower_bound(input);
-    EXPECT_EQ(bound.kept, (model::OfKept<double>{0.25, 1}));
+    EXPECT_EQ(bound.kept, (model::OfSaved<double>{0.25, 1}));
     EXPECT_DOUBLE_EQ(bound.seconds, 1 - 0.1 - 0.05);
     input.device_bytes = kInfinite;
     EXPECT_DOUBLE_EQ(lower_bound(input).seconds, 0.7);
-    input.keeping[at(model::Kept::mlp)] = {};
+    input.keeping[at(model::Saved::mlp)] = {};
     // Where the host's memory binds, the same bytes are the state's.
     input.kernel_seconds = 0.1;
     attention = 0.02;
@@ -152,24 +152,24 @@ TEST(LowerBound, ResultsAreKeptInTheDeviceMemoryThatIsLeft) {
     bound = lower_bound(input);
     EXPECT_EQ(bound.binding, "dram");
     EXPECT_EQ(bound.state_on_device, 0.5);
-    EXPECT_EQ(bound.kept, model::OfKept<double>{});
+    EXPECT_EQ(bound.kept, model::OfSaved<double>{});
 }
 
 // For results in their place, as far as copies have time; where they do not fit in any case.
 TEST(LowerBound, InputsLeaveTheDeviceWhereThatIsShorter) {
     BoundInput input = billion();
     input.kernel_seconds = 1;
-    input.keeping[at(model::Kept::mlp)] = {.seconds = 0.4, .bytes = 4e9};
+    input.keeping[at(model::Saved::mlp)] = {.seconds = 0.4, .bytes = 4e9};
     input.device_bytes = input.input_bytes = 8e9;
     Bound bound = lower_bound(input);
     EXPECT_EQ(bound.binding, "compute");
     EXPECT_NEAR(bound.seconds, 0.6, 1e-9);
-    EXPECT_NEAR(bound.kept[at(model::Kept::mlp)], 1, 1e-9);
+    EXPECT_NEAR(bound.kept[at(model::Saved::mlp)], 1, 1e-9);
     // Weights go up twice, 4 GB, and as much of the inputs as takes the kernels' time: 0.5 s and
     // their part, of which twice is kept.
     input.speeds.copy_bytes_per_s = 8e9;
     bound = lower_bound(input);
-    EXPECT_NEAR(bound.kept[at(model::Kept::mlp)], 2 * 0.5 / 1.8, 1e-4);
+    EXPECT_NEAR(bound.kept[at(model::Saved::mlp)], 2 * 0.5 / 1.8, 1e-4);
     EXPECT_NEAR(bound.seconds, 1 - 0.4 * 2 * 0.5 / 1.8, 1e-4);
     // No memory for inputs: both ways, whatever it takes.
     input.device_bytes = 0;
@@ -229,7 +229,7 @@ TEST(WeightTraffic, CountsALayerAtEachVisit) {
     EXPECT_EQ(traffic({}, 10).frozen_bytes, 0);
     EXPECT_EQ(traffic({}, 10).read_bytes, 10 * rows + 4 * bytes_of({}, 1) + bytes_of({}, 3));
     EXPECT_EQ(traffic({}, 1000).read_bytes, 100 * rows + 4 * bytes_of({}, 1) + bytes_of({}, 3));
-    // Only the head trains: no block is visited on the way back.
+    // Only the head trains: no block is visited in the backward pass.
     const std::vector<std::string> below{"model.embed*", "model.layers.*"};
     EXPECT_EQ(traffic(below, 10).read_bytes,
               10 * rows + 2 * bytes_of(below, 1) + bytes_of(below, 3));

@@ -97,8 +97,8 @@ TEST_F(ClippedShare, OfAPlanThatCannotBeMadeSaysNothing) {
     EXPECT_EQ(saved_by_expecting({.steps = 400}, plan_, expecting, figures_), "");
 }
 
-TEST_F(ClippedShare, OfAPlanWithoutBetsSaysNothing) {
-    config_.swap.bets = "off";
+TEST_F(ClippedShare, OfAPlanWithoutSpeculationSaysNothing) {
+    config_.swap.speculate = "off";
     EXPECT_EQ(saved(forecaster_->plan(config_), 0, 400), "");
     EXPECT_EQ(asked_for_, -1);
 }
@@ -122,7 +122,7 @@ Figures figures_of(const Config& config) {
         if (kind[0] == static_cast<int64_t>(planner::Op::backward))
             backward_s = std::max(backward_s, seconds);
     }
-    found.kernels.kept_s = {0.1 * backward_s, 0.4 * backward_s};
+    found.kernels.saved_s = {0.1 * backward_s, 0.4 * backward_s};
     return found;
 }
 

@@ -25,9 +25,9 @@ TEST(ResumedText, NamesTheStepsThatAreDoneAgain) {
     EXPECT_EQ(resumed_text(52, 51), "resumed after step 52");
     EXPECT_EQ(resumed_text(52, 52), "resumed after step 52");
     EXPECT_EQ(resumed_text(52, 53),
-              "resumed after step 52; step 53 was settled but not durable and is done again");
+              "resumed after step 52; step 53 was committed but not durable and is done again");
     EXPECT_EQ(resumed_text(52, 54),
-              "resumed after step 52; steps 53 to 54 were settled but not durable and are done "
+              "resumed after step 52; steps 53 to 54 were committed but not durable and are done "
               "again");
 }
 

@@ -72,21 +72,21 @@ TEST_P(Fp16, LossesAreNearThoseOfFp32) {
         EXPECT_NEAR(half.losses[step], exact.losses[step], 2e-3) << step;
 }
 
-TEST_P(Fp16, PlacementsAndBetsChangeNoBit) {
+TEST_P(Fp16, PlacementsAndSpeculationChangeNoBit) {
     const TinyOutcome in_memory = run(config());
     const TemporaryDirectory directory;
-    for (const char* bets : {"off", "all"}) {
+    for (const char* speculative : {"off", "all"}) {
         Config tight = config();
         tight.budgets.nvme = {{.path = directory.path(), .size_bytes = 64 * kMiB}};
         tight.swap.state_on_nvme = 1;
         tight.swap.state_on_device = 0;
         tight.swap.groups = 2;
-        tight.swap.bets = bets;
+        tight.swap.speculate = speculative;
         tight.io.direct = false;  // the directory may be in memory
         const TinyOutcome same = run(tight);
         EXPECT_GT(same.report.paths.at(0).bytes_written, 0);
-        EXPECT_EQ(same.hash, in_memory.hash) << bets;
-        EXPECT_EQ(same.losses, in_memory.losses) << bets;
+        EXPECT_EQ(same.hash, in_memory.hash) << speculative;
+        EXPECT_EQ(same.losses, in_memory.losses) << speculative;
     }
 }
 

@@ -65,7 +65,7 @@ TEST(CostModel, RanksTakeTheTimeOfTheirBytesAndOfEveryCall) {
     machine.links.comm_bytes_per_s = 1e11;
     machine.links.comm_overhead_s = 2e-5;
     EXPECT_DOUBLE_EQ(seconds(1000), 2e-5 + 1e-8);
-    EXPECT_DOUBLE_EQ(seconds(0), 2e-5);  // the verdict
+    EXPECT_DOUBLE_EQ(seconds(0), 2e-5);  // the outcome
 }
 
 TEST(CostModel, AnUpdateChecksWhatIsStored) {
@@ -119,32 +119,32 @@ TEST(KernelTimes, BackwardThatKeepsSomethingIsSoMuchShorter) {
         return KernelTimes::Kind{static_cast<int64_t>(Op::backward),
                                  static_cast<int64_t>(plan.layers[0].kind), flags};
     };
-    using model::Kept;
+    using model::Saved;
     constexpr uint8_t kWhole = planner::kNeedsDx,
-                      kKept = kWhole + planner::flag_of(Kept::attention),
-                      kBoth = kKept + planner::flag_of(Kept::mlp);
+                      kSaved = kWhole + planner::flag_of(Saved::attention),
+                      kBoth = kSaved + planner::flag_of(Saved::mlp);
     const auto task = [](uint8_t flags) {
         return swap::Task{.op = static_cast<uint8_t>(Op::backward), .flags = flags, .layer = 0};
     };
     swap::Schedule step;
-    step.tasks = {task(kWhole), task(kKept), task(kKept)};
+    step.tasks = {task(kWhole), task(kSaved), task(kSaved)};
     KernelTimes times;
     times.seconds = {{kind(kWhole), 0.5}};
     EXPECT_FALSE(times.covers(step, plan));
-    times.kept_s[at(Kept::mlp)] = 0.0625;
+    times.saved_s[at(Saved::mlp)] = 0.0625;
     EXPECT_FALSE(times.covers(step, plan));
-    times.kept_s[at(Kept::attention)] = 0.125;
+    times.saved_s[at(Saved::attention)] = 0.125;
     EXPECT_TRUE(times.covers(step, plan));
     EXPECT_EQ(times.of(task(kBoth), plan), 0.5 - 0.125 - 0.0625);
     EXPECT_EQ(times.sum(step, plan), 0.5 + 2 * 0.375);
-    EXPECT_EQ(times.saved_by(Kept::attention, task(kWhole), plan), 0.125);
-    EXPECT_EQ(times.saved_by(Kept::mlp, task(kWhole), plan), 0.0625);
-    times.seconds = {{kind(kKept), 0.25}};
+    EXPECT_EQ(times.saved_by(Saved::attention, task(kWhole), plan), 0.125);
+    EXPECT_EQ(times.saved_by(Saved::mlp, task(kWhole), plan), 0.0625);
+    times.seconds = {{kind(kSaved), 0.25}};
     EXPECT_EQ(times.sum(step, plan), 0.375 + 2 * 0.25);
     times.seconds[kind(kWhole)] = 0.5;
     EXPECT_EQ(times.sum(step, plan), 0.5 + 2 * 0.25);
-    for (const uint8_t flags : {kWhole, kKept})
-        EXPECT_EQ(times.saved_by(Kept::attention, task(flags), plan), 0.25);
+    for (const uint8_t flags : {kWhole, kSaved})
+        EXPECT_EQ(times.saved_by(Saved::attention, task(flags), plan), 0.25);
     EXPECT_EQ(times.of(task(kBoth), plan), 0.25 - 0.0625);  // by the most alike
     times.seconds = {{kind(kBoth), 0.25}};
     EXPECT_EQ(times.of(task(kWhole), plan), 0.25 + 0.125 + 0.0625);
@@ -167,14 +167,14 @@ TEST(Bound, CountsNoMoreComputationThanAnyPlan) {
     constexpr int64_t kPage = 4096;
     // A block's attention takes one page for a micro-batch, what its MLP gives two.
     const auto plan_keeping = [&](int64_t attention, int64_t mlp) {
-        config.swap.keep_attention = attention;
-        config.swap.keep_mlp = mlp;
+        config.swap.save_attention = attention;
+        config.swap.save_mlp = mlp;
         return planner::make_plan(
             config, layers, numerics,
             {.activation = kPage,
              .scratch = 1 << 20,
              .kept = {kPage, 2 * kPage},
-             .kept_flops = {std::vector<double>(4, 1.0), std::vector<double>(4, 1.0)}},
+             .saved_flops = {std::vector<double>(4, 1.0), std::vector<double>(4, 1.0)}},
             {}, planner::default_figures(config));
     };
     for (const int64_t room : {0, 1, 5, 8, 12, 24}) {
@@ -187,14 +187,14 @@ TEST(Bound, CountsNoMoreComputationThanAnyPlan) {
                 figures.kernels.seconds[kind_of(task, none)] = 100;  // more than anything else
         }
         const double all = figures.kernels.sum(step, none);
-        figures.kernels.kept_s = {30, 40};
+        figures.kernels.saved_s = {30, 40};
         config.budgets.device_bytes = device_buffer_bytes(none) + room * kPage;
         for (int64_t attention = 0; attention <= 4; ++attention) {
             for (int64_t mlp = 0; mlp <= 4 && 2 * attention + 4 * mlp <= room; ++mlp) {
                 SCOPED_TRACE(testing::Message() << room << " pages, " << attention << ", " << mlp);
                 const planner::Plan plan = plan_keeping(attention, mlp);
-                ASSERT_EQ(plan.blocks_keeping(model::Kept::attention), attention);
-                ASSERT_EQ(plan.blocks_keeping(model::Kept::mlp), mlp);
+                ASSERT_EQ(plan.blocks_keeping(model::Saved::attention), attention);
+                ASSERT_EQ(plan.blocks_keeping(model::Saved::mlp), mlp);
                 const swap::Schedule kept = record_step(plan, Previous::rest, false);
                 const double planned = figures.kernels.sum(kept, plan);
                 EXPECT_DOUBLE_EQ(planned, all - 2 * 30 * double(attention) - 2 * 40 * double(mlp));

@@ -21,7 +21,7 @@ planner::Plan inputs_away() {
                              .vocab = 64};
     Config config;
     config.batch = {.sequence = 64, .micro_batch = 1, .micro_batches = kMicroBatches};
-    config.swap = {.bets = "all", .state_on_device = 0, .keep_inputs = 0};
+    config.swap = {.speculate = "all", .state_on_device = 0, .save_inputs = 0};
     return planner::make_plan(
         config, model::layers_of(shape, {}, false), {.sequence = 64, .micro_batch = 1},
         {.activation = 16384, .scratch = 1 << 20}, {}, planner::default_figures(config));
@@ -30,7 +30,7 @@ planner::Plan inputs_away() {
 // Copies of a lane go one after another: behind one that waits for an update, none begins.
 TEST(Step, AnInputComesBackBeforeTheWeightsOfTheBlockAboveAreUpdated) {
     const planner::Plan plan = inputs_away();
-    const swap::Schedule step = record_step(plan, Previous::won, true);
+    const swap::Schedule step = record_step(plan, Previous::committed, true);
     std::vector<swap::ObjectId> up;
     for (const swap::Task& task : step.tasks) {
         if (task.lane == swap::Lane::h2d) up.push_back(task.object);

@@ -1,4 +1,4 @@
-#include "settle.h"
+#include "outcome.h"
 
 #include <algorithm>
 #include <cmath>
@@ -64,19 +64,19 @@ std::string divergence_remedy(const Config& config, const Divergence& how) {
 
 }  // namespace
 
-std::string place_of(const Verdict& verdict, const std::vector<model::Layer>& layers) {
+std::string place_of(const Outcome& outcome, const std::vector<model::Layer>& layers) {
     using enum planner::Op;
-    const bool at_end = verdict.layer == std::ssize(layers) - 1;
-    const planner::Op operation = verdict.forward_was_finite ? backward : at_end ? head : forward;
-    return layer_name(layers, verdict.layer) + ", " + planner::name_of(operation);
+    const bool at_end = outcome.layer == std::ssize(layers) - 1;
+    const planner::Op operation = outcome.forward_was_finite ? backward : at_end ? head : forward;
+    return layer_name(layers, outcome.layer) + ", " + planner::name_of(operation);
 }
 
-Error diverged(const Config& config, const Verdict& verdict, const Divergence& how) {
+Error diverged(const Config& config, const Outcome& outcome, const Divergence& how) {
     return {Trouble::diverged,
             {.what = "loss or gradient is not finite",
              .where = how.where,
-             .measured = "loss " + number_text(verdict.loss) + ", gradient norm " +
-                         number_text(verdict.norm),
+             .measured = "loss " + number_text(outcome.loss) + ", gradient norm " +
+                         number_text(outcome.norm),
              .limit = "the last good step is " + std::to_string(how.last_good_step),
              .remedy = divergence_remedy(config, how)}};
 }
@@ -105,21 +105,22 @@ void HeldBack::add(const HeldBack& part) {
 
 bool HeldBack::finite() const { return output_layer < 0 && std::isfinite(loss_sum); }
 
-Settler::Settler(const Config& config, const optim::Hyper& hyper, const optim::LrSchedule& schedule,
-                 const planner::Plan& plan, std::span<const std::byte> host)
+OutcomeJudge::OutcomeJudge(const Config& config, const optim::Hyper& hyper,
+                           const optim::LrSchedule& schedule, const planner::Plan& plan,
+                           std::span<const std::byte> host)
     : plan_(plan),
       host_(host),
       clip_norm_(config.clip_norm),
-      always_bet_(config.swap.bets == "all"),
+      always_speculates_(config.swap.speculate == "all"),
       hyper_(hyper),
       schedule_(schedule) {}
 
-double Settler::loss_sum(int64_t micro_batches) const {
+double OutcomeJudge::loss_sum(int64_t micro_batches) const {
     const auto* losses = reinterpret_cast<const double*>(host_.data() + plan_.report_offset);
     return std::accumulate(losses, losses + micro_batches, 0.0);
 }
 
-int64_t Settler::output_layer() const {
+int64_t OutcomeJudge::output_layer() const {
     const auto* nonfinite = reinterpret_cast<const uint32_t*>(host_.data() + plan_.report_offset +
                                                               plan_.nonfinite_offset());
     for (int64_t l = 0; l < std::ssize(plan_.layers); ++l) {
@@ -128,11 +129,11 @@ int64_t Settler::output_layer() const {
     return -1;
 }
 
-HeldBack Settler::held_back(int64_t micro_batches) const {
+HeldBack OutcomeJudge::held_back(int64_t micro_batches) const {
     return {.loss_sum = loss_sum(micro_batches), .output_layer = output_layer()};
 }
 
-RankReport Settler::report() const {
+RankReport OutcomeJudge::report() const {
     RankReport report{.squares = optim::sum_leaves(leaves()),
                       .loss_sum = loss_sum(plan_.micro_batches),
                       .output_layer = output_layer()};
@@ -147,7 +148,8 @@ RankReport Settler::report() const {
     return report;
 }
 
-Verdict Settler::settle(std::span<const RankReport> reports, int64_t targets, double loss_scale) {
+Outcome OutcomeJudge::judge(std::span<const RankReport> reports, int64_t targets,
+                            double loss_scale) {
     double squares = 0, loss_sum = 0;
     int64_t gradient_layer = -1, output_layer = -1;
     for (const RankReport& rank : reports) {
@@ -157,28 +159,28 @@ Verdict Settler::settle(std::span<const RankReport> reports, int64_t targets, do
         if (rank.output_layer >= 0 && (output_layer < 0 || rank.output_layer < output_layer))
             output_layer = rank.output_layer;
     }
-    Verdict verdict{.loss = loss_sum / static_cast<double>(targets),
+    Outcome outcome{.loss = loss_sum / static_cast<double>(targets),
                     .norm = std::sqrt(squares) / loss_scale};
-    verdict.finite = std::isfinite(verdict.norm) && std::isfinite(verdict.loss);
-    if (!verdict.finite) {
-        const bool loss_is_finite = std::isfinite(verdict.loss);
-        verdict.forward_was_finite = loss_is_finite && output_layer < 0;
-        verdict.layer = output_layer >= 0                       ? output_layer
+    outcome.finite = std::isfinite(outcome.norm) && std::isfinite(outcome.loss);
+    if (!outcome.finite) {
+        const bool loss_is_finite = std::isfinite(outcome.loss);
+        outcome.forward_was_finite = loss_is_finite && output_layer < 0;
+        outcome.layer = output_layer >= 0                       ? output_layer
                         : loss_is_finite && gradient_layer >= 0 ? gradient_layer
                                                                 : std::ssize(plan_.layers) - 1;
         unclipped_in_a_row_ = 0;
-        return verdict;
+        return outcome;
     }
-    verdict.clip_factor = optim::clip_factor(verdict.norm, clip_norm_);
-    unclipped_in_a_row_ = verdict.clip_factor == 1 ? unclipped_in_a_row_ + 1 : 0;
-    return verdict;
+    outcome.clip_factor = optim::clip_factor(outcome.norm, clip_norm_);
+    unclipped_in_a_row_ = outcome.clip_factor == 1 ? unclipped_in_a_row_ + 1 : 0;
+    return outcome;
 }
 
-double Settler::learning_rate(int64_t update) const {
+double OutcomeJudge::learning_rate(int64_t update) const {
     return optim::learning_rate(schedule_, update);
 }
 
-std::array<optim::Scalars, 2> Settler::scalars(int64_t update, double gradient_scale) const {
+std::array<optim::Scalars, 2> OutcomeJudge::scalars(int64_t update, double gradient_scale) const {
     optim::Hyper hyper = hyper_;
     hyper.lr = learning_rate(update);
     const optim::Scalars decayed = optim::scalars_of(hyper, update, gradient_scale);

@@ -10,51 +10,51 @@
 
 namespace ferry::aio {
 
-VolumeOnPaths::Errand VolumeOnPaths::errand_on(size_t path, int file, Verb verb) const {
+VolumeOnPaths::OwnOp VolumeOnPaths::own_op_on(size_t path, int file, Verb verb) const {
     return {.path = path, .request = {.verb = verb, .file = static_cast<uint16_t>(file)}};
 }
 
 // A file's flushes are all on one ring, which remembers those that failed.
-Queue& VolumeOnPaths::queue_of(const Errand& errand) const noexcept {
-    return queue_of(Place{.path = static_cast<uint16_t>(errand.path),
-                          .ring = static_cast<uint16_t>(errand.request.file % options_.rings)});
+Queue& VolumeOnPaths::queue_of(const OwnOp& own_op) const noexcept {
+    return queue_of(Place{.path = static_cast<uint16_t>(own_op.path),
+                          .ring = static_cast<uint16_t>(own_op.request.file % options_.rings)});
 }
 
-// The first `count` of errands_. Blocks until all are done; throws the first error, after all have
-// come back. The caller's operations finish first: an errand may then count on what was written
+// The first `count` of own_ops_. Blocks until all are done; throws the first error, after all have
+// come back. The caller's operations finish first: an own_op may then count on what was written
 // before it.
-void VolumeOnPaths::run_errands(size_t count, const char* what) {
+void VolumeOnPaths::run_own_ops(size_t count, const char* what) {
     wait_until_finished();
-    const std::span<Errand> batch = std::span(errands_).first(count);
-    for (Errand& errand : batch) {
-        errand.request.operation = &errand.operation;
-        errand.request.owner = Owner::errand;
+    const std::span<OwnOp> batch = std::span(own_ops_).first(count);
+    for (OwnOp& own_op : batch) {
+        own_op.request.operation = &own_op.operation;
+        own_op.request.owner = Owner::volume;
         ++submitted_;
-        queue_of(errand).submit(errand.request);
+        queue_of(own_op).submit(own_op.request);
     }
     wait_until_finished();
-    for (const Errand& errand : batch)
-        if (errand.operation.state == State::failed) throw error_of(errand, what);
+    for (const OwnOp& own_op : batch)
+        if (own_op.operation.state == State::failed) throw error_of(own_op, what);
 }
 
-// Everything that `next` puts into an errand until it says that there is no more, in batches.
+// Everything that `next` puts into an own_op until it says that there is no more, in batches.
 template <class Next>
 void VolumeOnPaths::run_all(const char* what, const Next& next) {
     for (bool more = true; more;) {
         size_t count = 0;
-        while (count < kErrandsMax && (more = next(errands_[count]))) ++count;
-        if (count > 0) run_errands(count, what);
+        while (count < kOwnOpsMax && (more = next(own_ops_[count]))) ++count;
+        if (count > 0) run_own_ops(count, what);
     }
 }
 
-Error VolumeOnPaths::error_of(const Errand& errand, const char* what) const {
-    const int error = errand.operation.error;
-    const std::string file = file_name(static_cast<int>(errand.path), errand.request.file);
+Error VolumeOnPaths::error_of(const OwnOp& own_op, const char* what) const {
+    const int error = own_op.operation.error;
+    const std::string file = file_name(static_cast<int>(own_op.path), own_op.request.file);
     return {Trouble::io,
             {.what = std::string(what) + " failed: " + strerror(error),
-             .where = file + " at " + std::to_string(errand.request.file_offset),
-             .measured = std::to_string(errand.operation.done_bytes) + " bytes moved",
-             .limit = std::to_string(errand.request.size_bytes) + " bytes",
+             .where = file + " at " + std::to_string(own_op.request.file_offset),
+             .measured = std::to_string(own_op.operation.done_bytes) + " bytes moved",
+             .limit = std::to_string(own_op.request.size_bytes) + " bytes",
              .remedy = remedy_for(error)}};
 }
 
@@ -86,14 +86,14 @@ AlignedBuffer VolumeOnPaths::layout_pattern(int64_t bytes) const {
     return buffer;
 }
 
-VolumeOnPaths::Errand VolumeOnPaths::layout_write(size_t path, int file, int64_t file_offset,
-                                                  std::span<std::byte> pattern) const {
-    Errand errand = errand_on(path, file, Verb::write);
-    errand.operation.kind = Kind::write;
-    errand.operation.buffer = pattern;
-    errand.request.file_offset = file_offset;
-    errand.request.size_bytes = static_cast<int64_t>(pattern.size());
-    return errand;
+VolumeOnPaths::OwnOp VolumeOnPaths::layout_write(size_t path, int file, int64_t file_offset,
+                                                 std::span<std::byte> pattern) const {
+    OwnOp own_op = own_op_on(path, file, Verb::write);
+    own_op.operation.kind = Kind::write;
+    own_op.operation.buffer = pattern;
+    own_op.request.file_offset = file_offset;
+    own_op.request.size_bytes = static_cast<int64_t>(pattern.size());
+    return own_op;
 }
 
 void VolumeOnPaths::prepare_layout() {
@@ -139,7 +139,7 @@ void VolumeOnPaths::finish_layout() {
     const AlignedBuffer buffer = layout_pattern(most);
     // Front to back in all files at once, so that every device writes all the time.
     size_t turn = 0;
-    run_all("the layout's write", [&](Errand& errand) {
+    run_all("the layout's write", [&](OwnOp& own_op) {
         for (size_t tried = 0; tried < fronts.size(); ++tried) {
             Front& front = fronts[turn++ % fronts.size()];
             const auto& blocks = written_[front.path][static_cast<size_t>(front.file)];
@@ -148,7 +148,7 @@ void VolumeOnPaths::finish_layout() {
             const auto end = std::find(begin, begin + room, true);
             front.block = end - blocks.begin();
             if (begin == end) continue;
-            errand = layout_write(front.path, front.file, (begin - blocks.begin()) * alignment_,
+            own_op = layout_write(front.path, front.file, (begin - blocks.begin()) * alignment_,
                                   {buffer.get(), static_cast<size_t>((end - begin) * alignment_)});
             return true;
         }
@@ -164,41 +164,41 @@ void VolumeOnPaths::finish_layout() {
 void VolumeOnPaths::flush() {
     size_t path = 0;
     int file = 0;
-    run_all("flush", [&](Errand& errand) {
+    run_all("flush", [&](OwnOp& own_op) {
         if (path == shapes_.size()) return false;
-        errand = errand_on(path, file, Verb::flush);
+        own_op = own_op_on(path, file, Verb::flush);
         if (++file == shapes_[path].segments) ++path, file = 0;
         return true;
     });
 }
 
 // The next run of free slots that lie side by side, from `slot` on.
-bool VolumeOnPaths::next_discard(SlotId& slot, Errand& errand) const noexcept {
+bool VolumeOnPaths::next_discard(SlotId& slot, OwnOp& own_op) const noexcept {
     constexpr int64_t kMost = kGiB;  // so that none takes long
     int64_t bytes = 0;
     for (; slot < extents_->slots(); ++slot) {
         const Place& place = extents_->place(slot);
-        const bool adjoins = bytes > 0 && place.path == errand.path &&
-                             place.file == errand.request.file &&
-                             place.offset == errand.request.file_offset + bytes;
+        const bool adjoins = bytes > 0 && place.path == own_op.path &&
+                             place.file == own_op.request.file &&
+                             place.offset == own_op.request.file_offset + bytes;
         const bool wanted = !extents_->used(slot) && discards_[place.path];
         if (bytes > 0 && (!wanted || !adjoins || bytes >= kMost)) break;
         if (!wanted) continue;
         if (bytes == 0) {
-            errand = errand_on(place.path, place.file, Verb::discard);
-            errand.request.file_offset = place.offset;
+            own_op = own_op_on(place.path, place.file, Verb::discard);
+            own_op.request.file_offset = place.offset;
         }
         bytes += slot_bytes(place.slot_class);
     }
-    errand.request.size_bytes = bytes;
+    own_op.request.size_bytes = bytes;
     return bytes > 0;
 }
 
 void VolumeOnPaths::discard_free_slots() {
-    errands_.assign(kErrandsMax, {});  // what failed is looked for in all of them
+    own_ops_.assign(kOwnOpsMax, {});  // what failed is looked for in all of them
     for (SlotId slot = 0; slot < extents_->slots();) {
         try {
-            run_all("discard", [&](Errand& errand) { return next_discard(slot, errand); });
+            run_all("discard", [&](OwnOp& own_op) { return next_discard(slot, own_op); });
         } catch (const Error& error) {
             if (!only_unsupported()) throw;
             log_warn(std::string("aio: freed space cannot be discarded here: ") + error.what());
@@ -210,10 +210,10 @@ void VolumeOnPaths::discard_free_slots() {
 // which are not asked again.
 bool VolumeOnPaths::only_unsupported() noexcept {
     bool only = true;
-    for (const Errand& errand : errands_) {
-        const int error = errand.operation.error;
+    for (const OwnOp& own_op : own_ops_) {
+        const int error = own_op.operation.error;
         const bool unsupported = error == EOPNOTSUPP || error == EINVAL;
-        if (unsupported) discards_[errand.path] = false;
+        if (unsupported) discards_[own_op.path] = false;
         only &= unsupported || error == 0;
     }
     return only;

@@ -1,4 +1,4 @@
-#include "bets.h"
+#include "speculation.h"
 
 #include <algorithm>
 
@@ -10,9 +10,9 @@ using swap::Tier;
 
 namespace {
 
-// Of all slots that lay_out() makes, but those of bets and of durable versions.
+// Of all slots that lay_out() makes, but those of speculative updates and of durable versions.
 int64_t slot_bytes(const Workload& work, const std::vector<Chunk>& chunks,
-                   const std::vector<Park>& parks, const Placement& placement) {
+                   const std::vector<AccumulatorSpill>& spills, const Placement& placement) {
     const auto slot = [&](Tier home, Class piece) {
         return home == Tier::nvme ? buffer_bytes(piece, work) : 0;
     };
@@ -24,12 +24,12 @@ int64_t slot_bytes(const Workload& work, const std::vector<Chunk>& chunks,
         bytes += slot(homes.state, Class::stage) + slot(homes.gradient, Class::gradient_piece);
     }
     const bool tied = work.layers.back().find(model::Role::head_table) == nullptr;
-    for (size_t i = 0; placement.groups > 1 && i < parks.size(); ++i) {
-        const int64_t copies = tied && parks[i].layer == 0 ? 2 : 1;
-        bytes += copies * slot(placement.parks[i], Class::park_piece);
+    for (size_t i = 0; placement.groups > 1 && i < spills.size(); ++i) {
+        const int64_t copies = tied && spills[i].layer == 0 ? 2 : 1;
+        bytes += copies * slot(placement.spills[i], Class::spill_piece);
     }
     for (const Tier input : placement.inputs) bytes += slot(input, Class::input_piece);
-    // A settled update writes a fresh slot before it frees the old one.
+    // A committed update writes a fresh slot before it frees the old one.
     const auto fresh = [&](Class piece) {
         return placement.counts[at(piece)] * buffer_bytes(piece, work);
     };
@@ -37,21 +37,21 @@ int64_t slot_bytes(const Workload& work, const std::vector<Chunk>& chunks,
 }
 
 // A slot lies on one path: what is left at the end of each of several may be too small for one.
-int64_t air_bytes(const Workload& work, int64_t paths) {
+int64_t unusable_bytes(const Workload& work, int64_t paths) {
     int64_t largest = 0;
     for (const Class piece : {Class::stage, Class::weight_piece, Class::gradient_piece,
-                              Class::input_piece, Class::park_piece}) {
+                              Class::input_piece, Class::spill_piece}) {
         largest = std::max(largest, buffer_bytes(piece, work));
     }
     return (paths - 1) * largest;
 }
 
 int64_t left_on_paths(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
-                      const std::vector<Park>& parks, const Placement& placement) {
+                      const std::vector<AccumulatorSpill>& spills, const Placement& placement) {
     const int64_t paths = std::ssize(config.budgets.nvme);
     const int64_t limit = nvme_budget(config).limit();
-    const int64_t taken = slot_bytes(work, chunks, parks, placement) + air_bytes(work, paths) +
-                          paths * aio::kHeaderBytes;
+    const int64_t taken = slot_bytes(work, chunks, spills, placement) +
+                          unusable_bytes(work, paths) + paths * aio::kHeaderBytes;
     return std::max<int64_t>(limit - taken, 0);
 }
 
@@ -73,24 +73,25 @@ int64_t durable_bytes(const Workload& work, const std::vector<Chunk>& chunks,
 }  // namespace
 
 int64_t missing_on_paths(const Config& config, const Workload& work,
-                         const std::vector<Chunk>& chunks, const std::vector<Park>& parks,
-                         const Placement& placement) {
+                         const std::vector<Chunk>& chunks,
+                         const std::vector<AccumulatorSpill>& spills, const Placement& placement) {
     if (config.budgets.nvme.empty()) return 0;
-    int64_t taken = slot_bytes(work, chunks, parks, placement) +
+    int64_t taken = slot_bytes(work, chunks, spills, placement) +
                     std::ssize(config.budgets.nvme) * aio::kHeaderBytes;
     if (config.checkpoint.durable_steps) taken += durable_bytes(work, chunks, placement);
     return std::max<int64_t>(taken - nvme_budget(config).limit(), 0);
 }
 
-double bet_fraction(double forward_s, double backward_s, double optimizer_s, double out_of_place) {
+double speculative_fraction(double forward_s, double backward_s, double optimizer_s,
+                            double out_of_place) {
     if (optimizer_s <= forward_s / 4) return 0;
     const double hidden_s = backward_s / out_of_place;
     return std::min(hidden_s / optimizer_s, hidden_s / (hidden_s + forward_s));
 }
 
-double expected_bet_fraction(const Config& config, const Workload& work,
-                             const std::vector<Chunk>& chunks, const Placement& placement,
-                             const MachineFigures& machine) {
+double expected_speculative_fraction(const Config& config, const Workload& work,
+                                     const std::vector<Chunk>& chunks, const Placement& placement,
+                                     const MachineFigures& machine) {
     double trainable = 0, stored = 0;
     for (size_t c = 0; c < chunks.size(); ++c) {
         const Tier home = placement.chunks[c].state;
@@ -104,23 +105,25 @@ double expected_bet_fraction(const Config& config, const Workload& work,
     const double stored_s = state * stored / machine.nvme_bytes_per_s;
     const double updates_s =
         trainable / double(work.chunk_elements) * update_seconds(work, machine);
-    // A drive is written afresh in any case; elsewhere than beside a GPU nothing else bets.
+    // A drive is written afresh in any case; elsewhere than beside a GPU nothing else speculates.
     const bool in_memory = machine.device_beside && updates_s >= stored_s;
     const double out_of_place = in_memory ? machine.out_of_place : 1;
-    // Bets begin with the last group's gradients; the first group's forward pass waits for what is
-    // late.
+    // Speculative updates begin with the last group's gradients; the first group's forward pass
+    // waits for what is late.
     const auto groups = static_cast<double>(placement.groups);
-    return bet_fraction(kernels.forward / groups, kernels.backward / groups,
-                        std::max(stored_s, updates_s), out_of_place);
+    return speculative_fraction(kernels.forward / groups, kernels.backward / groups,
+                                std::max(stored_s, updates_s), out_of_place);
 }
 
-BetRoom::BetRoom(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
-                 const std::vector<Park>& parks, const Placement& placement)
+SpeculationRoom::SpeculationRoom(const Config& config, const Workload& work,
+                                 const std::vector<Chunk>& chunks,
+                                 const std::vector<AccumulatorSpill>& spills,
+                                 const Placement& placement)
     : work_(work),
       durable_(config.checkpoint.durable_steps),
-      left_(left_on_paths(config, work, chunks, parks, placement)) {}
+      left_(left_on_paths(config, work, chunks, spills, placement)) {}
 
-int64_t BetRoom::bytes_for(const Placement::ChunkHomes& homes) const {
+int64_t SpeculationRoom::bytes_for(const Placement::ChunkHomes& homes) const {
     return durable_ ? 0 : second_slot_bytes(work_, homes);
 }
 

@@ -1,4 +1,4 @@
-// The verdict on a step: its norm, its clip factor, whether its numbers are finite; and from it the
+// The outcome on a step: its norm, its clip factor, whether its numbers are finite; and from it the
 // scalars of the update.
 #pragma once
 
@@ -16,7 +16,7 @@
 
 namespace ferry::train {
 
-// What a verdict needs to know of a rank, as the ranks tell each other.
+// What a outcome needs to know of a rank, as the ranks tell each other.
 struct RankReport {
     double squares = 0;           // of the gradients of its shards: its norm leaves in order
     double loss_sum = 0;          // over its micro-batches
@@ -39,7 +39,7 @@ struct HeldBack {
     }
 };
 
-struct Verdict {
+struct Outcome {
     bool finite = true;
     double loss = 0, norm = 0, clip_factor = 1;
     // The lowest layer with a non-finite output, or the highest with a non-finite gradient; the
@@ -56,8 +56,8 @@ struct Divergence {
     int64_t skipped_in_a_row = 0;
 };
 // The layer and the operation that were not finite first.
-std::string place_of(const Verdict& verdict, const std::vector<model::Layer>& layers);
-Error diverged(const Config& config, const Verdict& verdict, const Divergence& how);
+std::string place_of(const Outcome& outcome, const std::vector<model::Layer>& layers);
+Error diverged(const Config& config, const Outcome& outcome, const Divergence& how);
 // What ends an evaluation whose numbers are not: no weights make such a loss a result.
 Error diverged(const HeldBack& found, const std::vector<model::Layer>& layers, DType compute);
 
@@ -65,25 +65,26 @@ Error diverged(const HeldBack& found, const std::vector<model::Layer>& layers, D
 optim::Hyper hyper_of(const Config& config);
 StateFormat format_of(const Config& config);
 
-class Settler {
+class OutcomeJudge {
 public:
     // `host` is the host arena: the plan's norm leaves and the step's report are in it, complete
-    // when a verdict is due.
-    Settler(const Config& config, const optim::Hyper& hyper, const optim::LrSchedule& schedule,
-            const planner::Plan& plan, std::span<const std::byte> host);
+    // when a outcome is due.
+    OutcomeJudge(const Config& config, const optim::Hyper& hyper, const optim::LrSchedule& schedule,
+                 const planner::Plan& plan, std::span<const std::byte> host);
 
     // Of this rank.
     RankReport report() const;
     // Of the last schedule, which evaluated so many micro-batches. Their targets are not counted.
     HeldBack held_back(int64_t micro_batches) const;
-    // Of all ranks, in their order: so all settle alike. The gradients carry `loss_scale`, the
+    // Of all ranks, in their order: so all decide alike. The gradients carry `loss_scale`, the
     // losses are those of `targets`.
-    Verdict settle(std::span<const RankReport> reports, int64_t targets, double loss_scale);
+    Outcome judge(std::span<const RankReport> reports, int64_t targets, double loss_scale);
     // Without ([0]) and with ([1]) weight decay, for update number `update` (from 1).
     std::array<optim::Scalars, 2> scalars(int64_t update, double gradient_scale) const;
     double learning_rate(int64_t update) const;
-    // A bet pays when the clip factor will be 1: off after a clipped or skipped step.
-    bool bets_now() const { return always_bet_ || unclipped_in_a_row_ >= 2; }
+    // A speculative update pays when the clip factor will be 1: off after a clipped or skipped
+    // step.
+    bool speculates_now() const { return always_speculates_ || unclipped_in_a_row_ >= 2; }
     int64_t unclipped_in_a_row() const { return unclipped_in_a_row_; }
     void resume(int64_t unclipped_in_a_row) { unclipped_in_a_row_ = unclipped_in_a_row; }
 
@@ -98,7 +99,7 @@ private:
     const planner::Plan& plan_;
     std::span<const std::byte> host_;
     double clip_norm_;
-    bool always_bet_;
+    bool always_speculates_;
     optim::Hyper hyper_;
     optim::LrSchedule schedule_;
     int64_t unclipped_in_a_row_ = 0;

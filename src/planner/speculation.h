@@ -1,0 +1,41 @@
+// How much of the optimizer's work is done before the clip factor is known, and what storage has
+// left for it.
+#pragma once
+
+#include <vector>
+
+#include "placement.h"
+
+namespace ferry::planner {
+
+// Of what the host updates, by where the placement keeps it: see speculative_fraction().
+double expected_speculative_fraction(const Config& config, const Workload& work,
+                                     const std::vector<Chunk>& chunks, const Placement& placement,
+                                     const MachineFigures& machine);
+
+// Bytes of the NVMe paths that a placement needs beyond what they are given, whatever is
+// speculative.
+int64_t missing_on_paths(const Config& config, const Workload& work,
+                         const std::vector<Chunk>& chunks,
+                         const std::vector<AccumulatorSpill>& spills, const Placement& placement);
+
+// What the NVMe paths have left once all that has to be stored is: the second slots of speculative
+// updates that were not asked for come out of that alone. A durable step has second slots in any
+// case.
+class SpeculationRoom {
+public:
+    SpeculationRoom(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
+                    const std::vector<AccumulatorSpill>& spills, const Placement& placement);
+    // Of the second slots of a chunk that lives there.
+    int64_t bytes_for(const Placement::ChunkHomes& homes) const;
+    // 0 where what is stored already takes more than there is.
+    int64_t left() const { return left_; }
+    void take(int64_t bytes) { left_ -= bytes; }
+
+private:
+    const Workload& work_;
+    const bool durable_;
+    int64_t left_;
+};
+
+}  // namespace ferry::planner
