@@ -309,7 +309,7 @@ private:
     // After it everything that takes device memory has taken it, and the cap can be judged.
     void warm_up_device() {
         kernels_.states()[0] = {.step = 1, .gradient_scale = 1};
-        kernels_.states()[-1].commits = judge_.scalars(1, 1.0);  // of an arena of zeros
+        kernels_.states()[-1].after_outcome = judge_.scalars(1, 1.0);  // of an arena of zeros
         warm_up(schedules_.steady(), bench());
         store_->drain();  // throws what went wrong
         check_device_memory(device_, plan_, config_);
