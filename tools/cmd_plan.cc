@@ -17,6 +17,7 @@
 #include "run_table.h"
 #include "svg.h"
 #include "timeline_picture.h"
+#include "train/kernel_profile.h"
 #include "wear.h"
 
 namespace ferry::tools {
@@ -89,6 +90,31 @@ ForecastReport forecast_of(const std::optional<MachineFile>& machine, const Conf
     return report;
 }
 
+// What does not go the fast way on this GPU, a line each.
+std::string text_of(const std::vector<ops::SlowPath>& paths) {
+    std::string text;
+    for (const ops::SlowPath& path : paths) {
+        const auto times = static_cast<double>(path.times);
+        text += fmt::format("slow: {}, {}: about {:.3g} s of a step, {:.3g} the fast way; {}\n",
+                            path.operation, path.shape, path.seconds * times,
+                            path.fast_seconds * times, path.why);
+    }
+    return text.empty() ? text : text + '\n';
+}
+
+nlohmann::json to_json(const std::vector<ops::SlowPath>& paths) {
+    nlohmann::json all = nlohmann::json::array();
+    for (const ops::SlowPath& path : paths) {
+        const auto times = static_cast<double>(path.times);
+        all.push_back({{"operation", path.operation},
+                       {"shape", path.shape},
+                       {"why", path.why},
+                       {"seconds", path.seconds * times},
+                       {"fast_seconds", path.fast_seconds * times}});
+    }
+    return all;
+}
+
 void run_plan(const PlanOptions& options) {
     const Config config = load_config(options.config, options.overrides);
     if (!options.svg.empty()) check_picture_file("--svg", options.svg);
@@ -99,6 +125,8 @@ void run_plan(const PlanOptions& options) {
     const std::string planned_by = plan_by(machine, config, *forecaster);
     const planner::Plan plan = forecaster->plan(config);
     const optim::LrSchedule schedule = train::schedule_of(config);
+    std::vector<ops::SlowPath> slow;
+    if (forecaster->is_here()) slow = train::slow_operations(config);
     std::optional<ForecastReport> report;
     if (options.forecast) report = forecast_of(machine, config, *forecaster, plan);
     if (report && !report->found.missing.empty() && !options.svg.empty())
@@ -114,6 +142,7 @@ void run_plan(const PlanOptions& options) {
     if (!options.json) {
         print_plan(plan, config);
         fmt::print("planned by {}\n\n", planned_by);
+        fmt::print("{}", text_of(slow));
         if (report) fmt::print("{}", text_of(*report));
         fmt::print("{}", text_of(wear, config));
         if (options.schedule) print_schedule(config, schedule);
@@ -133,6 +162,7 @@ void run_plan(const PlanOptions& options) {
         {"planned_by", planned_by},
         {"tiers", tiers_json(plan)},
         {"schedules", schedules_json(train::schedule_bytes(plan), plan.partition.ranks)},
+        {"slow_operations", to_json(slow)},
         {"wear", to_json(wear)}};
     if (report) line["forecast"] = to_json(*report);
     if (options.schedule) line["schedule"] = schedule_json(config, schedule);

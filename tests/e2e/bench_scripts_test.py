@@ -64,6 +64,14 @@ class ScriptsTest(FerryTest):
         self.assertNotIn("step 1", done.stderr)
         return done.stderr
 
+    def test_compute(self):
+        rows, notes = self.script("compute", "--shapes", "1b", "gpt2-xl", "--steps", "5")
+        for shape in ("1b", "gpt2-xl"):
+            self.assertGreater(rows[f"{shape}, ferry: a step"]["value"], 0)
+            self.assertIn(rows[f"{shape}, ferry: tokens a second, MFU"]["verdict"], ("met", "missed", "open"))
+        self.assertGreater(rows["one large product in bf16"]["value"], 0)
+        self.assertIn("transformers is left out with --tiny", notes)
+
     def test_three_tiers(self):
         rows, notes = self.script("three_tiers", "--steps", "3")
         self.assertGreater(rows["NVMe read a step"]["value"], 0)
@@ -128,7 +136,7 @@ class ScriptsTest(FerryTest):
 
     def test_wrong_arguments_are_said_at_once(self):
         whole = "is no whole number of at least"
-        for script in ("adam_deepspeed", "beside_peers", "fits", "nvme_step", "startup", "step_bound", "three_tiers",
+        for script in ("adam_deepspeed", "beside_peers", "compute", "fits", "nvme_step", "startup", "step_bound", "three_tiers",
                        "weak_scaling"):
             for rounds in ("0", "-1"):
                 self.assertIn(f"--rounds: {rounds} {whole} 1", self.refused(script, "--rounds", rounds))

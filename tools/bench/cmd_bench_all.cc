@@ -25,7 +25,7 @@ struct AllOptions {
     throw Error(Trouble::usage,
                 {.what = "it is not said what to measure",
                  .where = "ferry bench",
-                 .remedy = "name a benchmark (adam, comm, io, swap), or give --all; "
+                 .remedy = "name a benchmark (adam, comm, io, kernels, swap), or give --all; "
                            "`ferry bench --help` lists them"});
 }
 
