@@ -6,8 +6,11 @@
 #include <optional>
 #include <thread>
 
+#include "base/log.h"
+#include "base/threads.h"
 #include "ferry/pinned_mem.h"
 #include "huge_pages.h"
+#include "topology/topology.h"
 #include "touch.h"
 
 namespace ferry::pinned_mem {

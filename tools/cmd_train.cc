@@ -4,9 +4,10 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include "base/log.h"
+#include "checkpoint/checkpoint.h"
 #include "commands.h"
 #include "export_options.h"
-#include "ferry/checkpoint.h"
 #include "ferry/config.h"
 #include "ferry/train.h"
 #include "figures.h"
@@ -14,6 +15,7 @@
 #include "override_options.h"
 #include "ranks.h"
 #include "run_table.h"
+#include "trace/trace.h"
 #include "writable.h"
 
 namespace ferry::tools {

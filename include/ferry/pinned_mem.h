@@ -10,10 +10,12 @@
 #include <string>
 #include <vector>
 
-#include "ferry/base.h"
 #include "ferry/device.h"
 #include "ferry/team.h"
-#include "ferry/topology.h"
+
+namespace ferry {
+struct Topology;
+}
 
 namespace ferry::pinned_mem {
 

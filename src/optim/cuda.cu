@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <string>
 
+#include "base/random.h"
 #include "ferry/device.h"
 #include "internal.h"
 

@@ -3,7 +3,8 @@
 
 #include <vector>
 
-#include "ferry/planner.h"
+#include "planner/planner.h"
+#include "swap/schedule.h"
 
 namespace ferry::planner {
 

@@ -7,13 +7,19 @@
 #include <exception>
 
 #include "arenas.h"
+#include "base/checksum.h"
 #include "bound.h"
 #include "clipped_share.h"
+#include "device_needs.h"
 #include "durable.h"
 #include "ferry/optim.h"
 #include "loaded_weights.h"
+#include "loader_of.h"
 #include "loss_scale.h"
 #include "measure.h"
+#include "memory_left.h"
+#include "model_of.h"
+#include "numerics_record.h"
 #include "outcome.h"
 #include "path_rows.h"
 #include "plan_figures.h"
@@ -21,11 +27,12 @@
 #include "rank_planner.h"
 #include "ranks.h"
 #include "schedules.h"
-#include "setup.h"
 #include "shared_values.h"
 #include "state_io.h"
 #include "step_kernels.h"
+#include "threads.h"
 #include "trace_rows.h"
+#include "volume_options.h"
 
 namespace ferry::train {
 

@@ -8,11 +8,12 @@
 #include <fstream>
 #include <sstream>
 
-#include "ferry/checkpoint.h"
-#include "ferry/huggingface.h"
+#include "checkpoint/checkpoint.h"
 #include "ferry/train.h"
 #include "loaded_weights.h"
-#include "setup.h"
+#include "model/huggingface.h"
+#include "model_of.h"
+#include "planner/planner.h"
 
 namespace ferry::train {
 namespace {

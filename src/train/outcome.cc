@@ -4,10 +4,10 @@
 #include <cmath>
 #include <numeric>
 
-#include "ferry/recorder.h"
 #include "ferry/train.h"
 #include "loss_scale.h"
-#include "setup.h"
+#include "model_of.h"
+#include "planner/recorder.h"
 
 namespace ferry::train {
 

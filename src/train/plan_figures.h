@@ -7,13 +7,10 @@
 
 #include "ferry/config.h"
 #include "ferry/device.h"
-#include "ferry/forecast.h"
-#include "ferry/planner.h"
+#include "planner/planner.h"
+#include "train/forecast.h"
 
 namespace ferry::train {
-
-// Whether a storage path is memory itself (tmpfs).
-bool is_memory(const std::string& path);
 
 // Where nobody has measured: the device kind's defaults. The storage paths together are as fast as
 // the drives that they lie on, each as one by default, and take a chunk for each at once; memory is

@@ -3,10 +3,12 @@
 
 #include <vector>
 
-#include "ferry/comm.h"
-#include "ferry/planner.h"
+#include "comm/comm.h"
 #include "ferry/swap.h"
 #include "outcome.h"
+#include "planner/planner.h"
+#include "swap/schedule.h"
+#include "swap/store.h"
 
 namespace ferry::train {
 

@@ -6,12 +6,13 @@
 #include <utility>
 #include <vector>
 
-#include "ferry/model.h"
 #include "ferry/optim.h"
-#include "ferry/planner.h"
 #include "ferry/swap.h"
 #include "ferry/team.h"
+#include "model/model.h"
+#include "planner/planner.h"
 #include "start_up.h"
+#include "swap/store.h"
 
 namespace ferry::train {
 

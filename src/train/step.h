@@ -4,7 +4,8 @@
 #include <array>
 #include <string>
 
-#include "ferry/planner.h"
+#include "planner/planner.h"
+#include "swap/schedule.h"
 
 namespace ferry::train {
 

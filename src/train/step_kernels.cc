@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "ferry/recorder.h"
-#include "setup.h"
+#include "model_of.h"
+#include "planner/recorder.h"
 #include "state_io.h"
 
 namespace ferry::train {

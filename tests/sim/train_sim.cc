@@ -5,10 +5,12 @@
 
 #include <optional>
 
+#include "base/threads.h"
 #include "step.h"
 #include "tests/support/seeds.h"
 #include "tests/support/simulated_machine.h"
 #include "tests/support/tiny_run.h"
+#include "train/forecast.h"
 
 namespace ferry::train {
 namespace {
