@@ -15,9 +15,11 @@
 #include <string>
 #include <vector>
 
+#include "base/random.h"
 #include "ferry/device.h"
-#include "ferry/ops.h"
+#include "ferry/executor.h"
 #include "ferry/optim.h"
+#include "ops/ops.h"
 
 namespace {
 
