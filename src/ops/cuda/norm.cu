@@ -255,7 +255,7 @@ __global__ void __launch_bounds__(kThreads) backward_sums_kernel(Norm norm, Back
     in.fetch(norm, a, first, columns(first));
     for (int64_t i = first; i < first + kNormRows; ++i) {  // all threads of the block together
         const int64_t n = columns(i);
-        Inputs<Norm, kRow, kHeld> next;
+        [[maybe_unused]] Inputs<Norm, kRow, kHeld> next;
         if constexpr (kHeld == 1) {
             if (i + 1 < first + kNormRows) next.fetch(norm, a, i + 1, columns(i + 1));
         }
