@@ -265,6 +265,29 @@ def table(rows):
                      for line in [head, *cells])
 
 
+def write_whole(path, contents):
+    """A result's file, whole or not at all: hours of measuring must not end in half of one, nor two scripts in one draft.
+    What is no regular file is written into, never replaced."""
+    path = Path(path).resolve()
+    data = contents if isinstance(contents, bytes) else contents.encode()
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return
+    handle, draft = tempfile.mkstemp(prefix=path.name[:200] + ".", suffix=".part", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(draft, path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~mask)
+        os.replace(draft, path)
+    except BaseException:
+        os.unlink(draft)
+        raise
+
+
 def report(options, rows, notes=()):
     """Prints the table and, where asked, the JSON. `notes`: what a reader must know to judge the rows."""
     found = {"machine": machine(), "command": shlex.join(sys.argv), "rows": rows, "notes": list(notes)}
@@ -278,4 +301,4 @@ def report(options, rows, notes=()):
     for note in notes:
         print(note)
     if options.json:
-        Path(options.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        write_whole(options.json, json.dumps(found, indent=1) + "\n")

@@ -93,9 +93,8 @@ def measure(options, settings, directory, volume):
 def keep(options, way, number, trace, file):
     """A run's trace, packed (ui.perfetto.dev takes it so), and a picture of one of its steps."""
     name = f"{options.case} {way} {number}".replace(",", "").replace(" ", "_")
-    with gzip.open(options.traces / f"{name}.json.gz", "wb") as packed:
-        packed.write(file.read_bytes())
-    (options.traces / f"{name}.svg").write_text(picture(trace, f"{options.case}, {way}: one step"), encoding="utf-8")
+    common.write_whole(options.traces / f"{name}.json.gz", gzip.compress(file.read_bytes()))
+    common.write_whole(options.traces / f"{name}.svg", picture(trace, f"{options.case}, {way}: one step"))
 
 
 def rows_of(case, way, runs):

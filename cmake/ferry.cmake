@@ -134,6 +134,12 @@ function(ferry_tests)
         target_link_libraries(mortal_rank PRIVATE MPI::MPI_C)
         ferry_compile_options(mortal_rank)
     endif()
+    # What files_test.py preloads.
+    if(NOT FERRY_ONLY_AIO)
+        add_library(bad_sector MODULE ${PROJECT_SOURCE_DIR}/tests/e2e/bad_sector.cc)
+        target_link_libraries(bad_sector PRIVATE ${CMAKE_DL_LIBS})
+        ferry_compile_options(bad_sector)
+    endif()
     # What bad_input_test.py puts before the driver's library.
     if(FERRY_CUDA AND NOT FERRY_ONLY_AIO)
         add_library(old_driver SHARED ${PROJECT_SOURCE_DIR}/tests/e2e/old_driver.cc)

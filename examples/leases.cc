@@ -8,9 +8,11 @@
 
 #include "ferry/aio.h"
 #include "ferry/lease.h"
+#include "ferry/streams.h"
 
 using namespace ferry;
 int main(int argc, char** argv) try {
+    hold_standard_streams();
     constexpr int64_t kBytes = 8 * kMiB;
     constexpr uint32_t kLayers = 8, kBuffers = 3, kVisits = 40;
     const std::unique_ptr<std::byte, decltype(&std::free)> memory(

@@ -46,6 +46,7 @@ public:
         thread_lanes_[0] = executor.add_lane("team", kFlights + 1);
         thread_lanes_[1] = executor.add_lane("check", kFlights + 1);
         for (auto& flights : flights_) flights.resize(kFlights);
+        wrong_.reserve(kFlights);
         for (int64_t id = 0; id < table_.size(); ++id)
             table_.place_initially(static_cast<ObjectId>(id));
     }
@@ -83,6 +84,7 @@ public:
             const std::lock_guard lock(failure_mutex_);
             failure_.reset();
             failed_ = false;
+            wrong_.clear();
         }
         const std::span<const std::byte> record = found_record(n);
         if (record.empty()) return std::nullopt;
@@ -120,6 +122,7 @@ public:
     bool verify(ObjectId object, std::span<const std::byte> bytes) noexcept override {
         const int64_t wrong = options_.verify ? table_.verify(object, bytes) : -1;
         if (wrong < 0) return true;
+        note_wrong(object);
         fail(table_.wrong_bytes(object, wrong));
         return false;
     }
@@ -128,6 +131,14 @@ public:
         const std::lock_guard lock(failure_mutex_);
         if (!failure_) failure_ = std::move(error);
         failed_.store(true, std::memory_order_release);
+    }
+
+    Wrong what_was_wrong() const noexcept override {
+        const std::lock_guard lock(failure_mutex_);
+        if (wrong_.empty()) return Wrong::none;
+        const bool published = std::ranges::any_of(
+            wrong_, [this](ObjectId object) { return table_.is_durable(object); });
+        return published ? Wrong::in_published : Wrong::elsewhere;
     }
 
     std::array<LaneReport, kLanes> report() const override { return reports_; }
@@ -176,6 +187,11 @@ private:
         publishing_ = true;
     }
 
+    void note_wrong(ObjectId object) noexcept {
+        const std::lock_guard lock(failure_mutex_);
+        if (wrong_.size() < wrong_.capacity()) wrong_.push_back(object);
+    }
+
     void throw_failure() {
         if (!failed_.load(std::memory_order_acquire)) return;
         const std::lock_guard lock(failure_mutex_);
@@ -197,8 +213,10 @@ private:
         while (aio::Operation* operation = volume_ ? volume_->poll() : nullptr) {
             Flight& flight = *reinterpret_cast<Flight*>(operation->tag);
             flight.finished = true;
-            if (operation->state != aio::State::done)
+            if (operation->state != aio::State::done) {
+                if (operation->kind == aio::Kind::read) note_wrong(flight.call.task->object);
                 fail(table_.to_error(flight.call.task->object, *operation));
+            }
         }
         // Without a volume too: commits and rollbacks of host objects are on the write lane.
         for (const Lane lane : {Lane::read, Lane::write}) complete_in_order(lane);
@@ -436,7 +454,8 @@ private:
     };
     std::optional<Wanted> wanted_;  // to be published
     bool publishing_ = false;
-    std::mutex failure_mutex_;
+    mutable std::mutex failure_mutex_;
+    std::vector<ObjectId> wrong_;  // bytes of these were wrong or could not be read
     std::optional<Error> failure_;
     std::atomic<bool> failed_ = false;
 };

@@ -123,6 +123,10 @@ public:
     virtual void seal(ObjectId object, std::span<const std::byte> bytes) noexcept = 0;
     virtual bool verify(ObjectId object, std::span<const std::byte> bytes) noexcept = 0;
     virtual void fail(Error error) noexcept = 0;  // the first one is thrown by the step thread
+    // Step thread, after a failure: bytes that were wrong or could not be read are part of what was
+    // published last; or there were some, and none of them is.
+    enum class Wrong : uint8_t { none, elsewhere, in_published };
+    virtual Wrong what_was_wrong() const noexcept = 0;
 
     virtual std::array<LaneReport, kLanes> report() const = 0;
     virtual void reset_report() = 0;

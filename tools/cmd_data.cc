@@ -59,6 +59,9 @@ void read_file(const std::string& path, const Body& body) {
 
 bool begins_as_tokens(const std::string& path) {
     constexpr std::string_view kMagic = "FERRYTOK";
+    // Looking into a pipe would take what is in it, and wait for who writes to it.
+    std::error_code unknown;
+    if (!std::filesystem::is_regular_file(path, unknown)) return false;
     std::ifstream file(path, std::ios::binary);
     std::string start(kMagic.size(), '\0');
     return file.read(start.data(), static_cast<std::streamsize>(start.size())) && start == kMagic;
@@ -71,6 +74,11 @@ void check_replaces_tokens(const std::string& path) {
         throw Error(Trouble::usage, {.what = "the output's directory does not exist",
                                      .where = path,
                                      .remedy = "make the directory first"});
+    }
+    if (std::filesystem::exists(path) && !std::filesystem::is_regular_file(path)) {
+        throw Error(Trouble::usage, {.what = "the output is no regular file",
+                                     .where = path,
+                                     .remedy = "choose another name after -o"});
     }
     const bool empty = std::ifstream(path).peek() == std::ifstream::traits_type::eof();
     if (empty || begins_as_tokens(path)) return;

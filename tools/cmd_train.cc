@@ -114,6 +114,8 @@ private:
             yardsticks_ = {known.bound_seconds, known.model_flops, known.gemm_flops_per_s};
         }
         evaluate(steps_);
+        // Whether the interrupted run said it nobody knows: a line twice is better than none.
+        if (steps_ > 0 && config_.hash_every == "step") print_hash(steps_);
         for (int64_t step = steps_ + 1; step <= config_.steps && !ends(); ++step) {
             const train::StepReport report = engine_->step();
             if (speaks_) say(report);
@@ -220,7 +222,7 @@ private:
         if (!options_.exported.directory.empty())
             attempt([this] { train::export_model(*engine_, config_, options_.exported); });
         train::RunReport report = engine_->report();  // what the steps left under way has ended
-        if (traces()) attempt([this] { write_trace(); });
+        if (traces()) attempt([this] { write_trace(); }, true);
         // Once more: a bound taken while the machine was busy elsewhere would flatter the run.
         if (options_.bound && steps_ > 0) {
             engine_->measure_bound();
@@ -231,16 +233,29 @@ private:
             log_warn("nothing was trained: every step was skipped");
         if (config_.hash_every != "step") print_hash(steps_);
         if (failed_) throw Error(*failed_);
+        check_left(report);
+    }
+
+    // Durable steps were asked for, and whoever looks for them must not learn it only then.
+    void check_left(const train::RunReport& report) const {
+        if (report.removed.empty()) return;
+        throw Error(Trouble::io,
+                    {.what = "the run came to its end, but nothing durable is left of it: a file "
+                             "of its state was removed or replaced",
+                     .where = report.removed,
+                     .measured = fmt::format("the run ended after step {}", steps_),
+                     .remedy = "start again where more steps are wanted; give budgets.nvme a "
+                               "directory that nothing else clears"});
     }
 
     // A file that cannot be written costs no other, nor the summary: the first such error is thrown
-    // after it. With several ranks at once, for the others take part in the writing.
+    // after it. With several ranks at once, unless the others take no part in the writing.
     template <class Write>
-    void attempt(const Write& write) {
+    void attempt(const Write& write, bool alone = false) {
         try {
             write();
         } catch (const Error& error) {
-            if (!engine_->plan().partition.alone()) throw;
+            if (!alone && !engine_->plan().partition.alone()) throw;
             if (failed_) log_warn(error.what());
             if (!failed_) failed_ = error;
         }

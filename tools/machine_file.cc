@@ -149,12 +149,16 @@ int64_t index_of(const std::string& file, const json& one, const std::string& wh
 }  // namespace
 
 void check_machine_file(const std::string& file) {
+    // Before it is opened: a pipe would wait for its writer.
+    if (std::filesystem::exists(file) && !std::filesystem::is_regular_file(file))
+        refuse(file,
+               std::filesystem::is_directory(file) ? "it is a directory" : "it is no regular file",
+               "", "name a file");
     read_file(file, true);
     const std::filesystem::path parent = std::filesystem::absolute(file).parent_path();
     if (access(parent.c_str(), W_OK | X_OK) != 0)
         refuse(file, "no file can be written there", std::strerror(errno),
                "name a file in a directory that you may write to");
-    if (std::filesystem::is_directory(file)) refuse(file, "it is a directory", "", "name a file");
 }
 
 json settings_json(const std::vector<IoSettings>& paths) {

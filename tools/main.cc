@@ -10,6 +10,7 @@
 #include "comm/comm.h"
 #include "commands.h"
 #include "ferry/error.h"
+#include "ferry/streams.h"
 #include "ops/ops.h"
 
 namespace {
@@ -60,6 +61,7 @@ void label_log() {
 }  // namespace
 
 int main(int argc, char** argv) {
+    ferry::hold_standard_streams();  // before anything is opened
     label_log();
     choose_blas_core(argv);
     // A file over the limit, or a reader that went away, is an error to report, not a kill: a

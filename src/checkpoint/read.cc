@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "base/files.h"
 #include "base/unique_keys.h"
 #include "checkpoint/checkpoint.h"
 
@@ -38,7 +39,7 @@ class File {
 public:
     explicit File(std::string path) : path_(std::move(path)) {
         // Without O_NONBLOCK opening a named pipe would wait for its writer.
-        fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+        fd_ = open_above_standard(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
         struct stat status {};
         if (fd_ < 0 || ::fstat(fd_, &status) != 0) {
             throw Error(errno == EIO ? Trouble::io : Trouble::usage,
@@ -48,6 +49,7 @@ public:
                          .remedy = "name a safetensors file, or the directory of a model"});
         }
         size_bytes_ = S_ISREG(status.st_mode) ? status.st_size : 0;
+        opened_ = status;
     }
     ~File() {
         if (fd_ >= 0) ::close(fd_);
@@ -55,7 +57,8 @@ public:
     File(File&& other) noexcept
         : path_(std::move(other.path_)),
           fd_(std::exchange(other.fd_, -1)),
-          size_bytes_(other.size_bytes_) {}
+          size_bytes_(other.size_bytes_),
+          opened_(other.opened_) {}
     File& operator=(File&&) = delete;
 
     void read(void* to, int64_t bytes, int64_t offset) const {
@@ -72,14 +75,32 @@ public:
             offset += count;
             bytes -= count;
         }
+        check_unchanged();
     }
     const std::string& path() const { return path_; }
     int64_t size_bytes() const { return size_bytes_; }
 
 private:
+    // The format has no checksums, but nobody can write without the kernel taking down when: the
+    // time of change cannot be set back, as that of modification can.
+    void check_unchanged() const {
+        struct stat now {};
+        const auto same = [](const timespec& one, const timespec& other) {
+            return one.tv_sec == other.tv_sec && one.tv_nsec == other.tv_nsec;
+        };
+        if (::fstat(fd_, &now) == 0 && now.st_size == opened_.st_size &&
+            same(now.st_mtim, opened_.st_mtim) && same(now.st_ctim, opened_.st_ctim))
+            return;
+        damaged("the weights changed while they were read", path_,
+                now.st_size == opened_.st_size ? "written to, renamed or replaced since"
+                                               : std::to_string(now.st_size) + " bytes",
+                std::to_string(opened_.st_size) + " bytes as they were when opened");
+    }
+
     std::string path_;
     int fd_ = -1;
     int64_t size_bytes_ = 0;
+    struct stat opened_ {};
 };
 
 // Where neither name of a directory's weights is there.

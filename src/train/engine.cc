@@ -176,7 +176,8 @@ private:
         } catch (const std::exception& error) {
             context_->abandon(error.what());
             if (volume_ && is_of_storage(error)) volume_->note_lost();
-            throw_again_at({step_, last_good_, volume_ != nullptr, plan_.durable});
+            throw_again_at(
+                {step_, last_good_, volume_ != nullptr, plan_.durable, store_->what_was_wrong()});
         }
     }
 
@@ -188,6 +189,8 @@ private:
         add_links(report.links, *store_, world_.ranks);
         report.reserved = reserved_by(device_, pool_, volume_.get());
         if (volume_) report.paths = volume_->counters();
+        look_for_files();
+        report.removed = removed_;
         return report;
     }
 
@@ -389,6 +392,7 @@ private:
         last_good_ = step_;
         if (volume_) volume_->note_step(step_);
         if (!plan_.durable) return;
+        look_for_files();
         committed_ = record_.write({.step = step_,
                                     .updates = updates_,
                                     .loss_scale = loss_scale_.state(),
@@ -396,6 +400,13 @@ private:
                                     .unclipped_in_a_row = judge_.unclipped_in_a_row(),
                                     .frozen = frozen_},
                                    plan_.record_bytes - swap::map_bytes(plan_.objects));
+    }
+
+    // The run goes on without them, and nothing of it outlives the process.
+    void look_for_files() {
+        if (!plan_.durable || !removed_.empty()) return;
+        removed_ = volume_->missing();
+        if (!removed_.empty()) log_warn(nothing_durable(removed_, last_good_).what());
     }
 
     // Finishes the last step, to the last byte that is to be durable; its time is the steps'.
@@ -440,6 +451,7 @@ private:
     model::Description described_;
     const model::Shape& shape_ = described_.shape;
     TokenLoader loader_;
+    std::string removed_{};  // a file of the durable state that was removed under the run
     std::vector<model::Layer> layers_;
     std::unique_ptr<LoadedWeights> loaded_;  // until the state is initialised
     Device& device_;

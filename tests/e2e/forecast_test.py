@@ -201,8 +201,8 @@ class PlanTest(ForecastTest):
         steady = next(one["bytes"] for one in plan["schedules"]
                       if one["name"] == "after a step without speculation")
         self.assertEqual(wear["step_bytes"], steady["nvme write"])
-        self.assertEqual(wear["step_note_bytes"], 4096, "the header")
-        self.assertEqual(wear["run_bytes"], plan["nvme_bytes"] + 1000 * (steady["nvme write"] + 4096))
+        self.assertEqual(wear["step_note_bytes"], 8192, "the header, twice")
+        self.assertEqual(wear["run_bytes"], plan["nvme_bytes"] + 1000 * (steady["nvme write"] + 8192))
         self.assertAlmostEqual(wear["paths"][0]["endurance_share"], wear["run_bytes"] / 1e9)
         advice = self.followed(config)
         # Of fp32 there is no split master; unlimited memory cannot grow.

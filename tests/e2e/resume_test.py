@@ -196,8 +196,11 @@ class ResumeTest(FerryTest):
         self.refused(config, ["the header is truncated", "200 bytes", back], "--resume")
         self.refused(config, ["a truncated header is left here", back, "io.leftovers"])
         for at in (0, 8, 29, 31, 32, 100, 4095):  # magic, format, published, lost, checksum, ...
+            damaged = bytearray(whole)
+            for copy in (0, len(whole) // 2):
+                damaged[copy + at] ^= 1
             with open(header, "wb") as file:
-                file.write(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1:])
+                file.write(damaged)
             self.refused(config, ["the header is damaged", back, "may be whole"], "--resume")
             self.refused(config, ["a damaged header is left here", back, "io.leftovers"])
         os.truncate(header, 0)
@@ -207,6 +210,89 @@ class ResumeTest(FerryTest):
         self.refused(config, ["its header is missing", "may be whole"], "--resume")
         with open(header, "wb") as file:
             file.write(whole)
+
+    def test_a_bit_of_the_header_costs_nothing(self):
+        whole = self.whole()
+        config = self.durable()
+        self.killed(config, steps=3)
+        header = os.path.join(self.drives[0], "ferry.volume")
+        for at in (0, 29, 4095, 4096 + 100):  # of the first copy, and of the second
+            with open(header, "r+b") as file:
+                file.seek(at)
+                byte = file.read(1)[0]
+                file.seek(at)
+                file.write(bytes([byte ^ 4]))
+            self.killed(config, "--resume", steps=2)
+        resumed = self.train(config, "--resume")
+        self.assert_trained(resumed)
+        self.assertEqual(resumed.hashes, whole.hashes)
+
+    def test_no_hash_of_a_step_is_lost(self):
+        """A kill may come between a step and its line: who goes on says it."""
+        whole = self.whole(hash_every="step")
+        config = self.durable(hash_every="step")
+        said = {}
+        for arguments in ((), ("--resume",), ("--resume",)):
+            run = self.killed(config, *arguments, steps=4)
+            said.update({line["step"]: line["state_hash"] for line in run.lines if "state_hash" in line})
+            if arguments:
+                after = int(re.search(r"resumed after step (\d+)", run.err)[1])
+                self.assertIn(after, said, "the step that it goes on from has its line")
+        run = self.train(config, "--resume")
+        self.assert_trained(run)
+        said.update({line["step"]: line["state_hash"] for line in run.lines if "state_hash" in line})
+        self.assertEqual(said, {line["step"]: line["state_hash"] for line in whole.lines if "state_hash" in line})
+
+    def test_the_line_of_the_step_resumed_after_comes_first(self):
+        config = self.durable(hash_every="step")
+        self.killed(config, steps=4)
+        run = self.train(config, "--resume")
+        self.assert_trained(run)
+        after = int(re.search(r"resumed after step (\d+)", run.err)[1])
+        first = next(line for line in run.lines if "state_hash" in line or "loss" in line)
+        self.assertEqual((first["step"], "state_hash" in first), (after, True))
+
+    def remove_under_it(self, config, remove):
+        """What a run says and how it ends when `remove` is called after some of its steps."""
+        process = subprocess.Popen([FERRY, *self.command(config)], text=True,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        out = ""
+        while out.count('"loss"') < 4:
+            out += process.stdout.readline()
+        remove()
+        rest, err = process.communicate(timeout=120)
+        return Run(process.returncode, out + rest, err)
+
+    def test_what_is_removed_under_a_run_is_said(self):
+        constant = {"schedule__kind": "constant", "schedule__warmup_steps": 0, "steps": 16}
+        whole = self.whole(**constant)
+        for name in (".", "ferry.volume", "ferry.seg0"):
+            target = os.path.join(self.drives[0], name)
+            def remove(target=target, name=name):
+                shutil.rmtree(self.drives[0]) if name == "." else os.remove(target)
+            run = self.remove_under_it(self.durable(**constant), remove)
+            self.assertEqual(run.code, IO, run.err)
+            self.assertIn("nothing of it will outlive the process", run.err)
+            self.assertIn("nothing durable is left", run.err)
+            self.assertEqual(run.hashes, whole.hashes, "the run itself comes to its end")
+            shutil.rmtree(self.drives[0], ignore_errors=True)
+            os.mkdir(self.drives[0])
+
+    def test_which_state_is_good_is_said(self):
+        """All of the state is damaged while the run goes on: it does not promise the durable step."""
+        config = self.durable(steps=100000)
+        def damage():
+            # Its pages are not the run's: that one reads from the drive.
+            segment = os.path.join(self.drives[0], "ferry.seg0")
+            with open(segment, "r+b") as file:
+                for at in range(1000, os.path.getsize(segment), 4096):
+                    file.seek(at)
+                    file.write(b"wrong bytes")
+        run = self.remove_under_it(config, damage)
+        self.assertEqual(run.code, IO, run.err)
+        self.assertIn("not those written", run.err)
+        words = ("the last durable step has these bytes too", "the last durable step has none of these bytes")
+        self.assertEqual(sum(text in run.err for text in words), 1, run.err)
 
     def test_any_killed_run_says_which_state_is_lost(self):
         config = self.durable(checkpoint__durable_steps=False, steps=100000)

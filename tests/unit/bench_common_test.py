@@ -29,6 +29,33 @@ from step_picture import merged, picture, seconds_text, tick_for  # noqa: E402
 from step_trace import Slice, Trace, covered  # noqa: E402
 
 
+class WriteWholeTest(unittest.TestCase):
+    def setUp(self):
+        self.folder = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.file = self.folder / "result.json"
+
+    def test_the_old_one_stays_until_the_new_one_is_whole(self):
+        self.file.write_text("old")
+        with unittest.mock.patch("os.fsync", side_effect=OSError("disk full")), self.assertRaises(OSError):
+            common.write_whole(self.file, "new")
+        self.assertEqual(self.file.read_text(), "old")
+        common.write_whole(self.file, "new")
+        self.assertEqual(self.file.read_text(), "new")
+        self.assertEqual([self.file], list(self.folder.iterdir()), "a draft was left")
+
+    def test_links_and_what_is_no_file_stay(self):
+        link, fifo = self.folder / "link", self.folder / "fifo"
+        link.symlink_to(self.file)
+        common.write_whole(link, b"new")
+        self.assertEqual((link.is_symlink(), self.file.read_bytes()), (True, b"new"))
+        os.mkfifo(fifo)
+        reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+        self.addCleanup(os.close, reader)
+        common.write_whole(fifo, "through")
+        self.assertEqual((fifo.is_fifo(), os.read(reader, 100)), (True, b"through"))
+
+
 class SpreadTest(unittest.TestCase):
     def test_few_values_give_their_range(self):
         self.assertEqual(common.spread([3.0]), (3, 3, 3))

@@ -1,9 +1,13 @@
 // Safetensors written and read back, and every way a file can be wrong.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <thread>
+#include <utility>
 
 #include "checkpoint/checkpoint.h"
 #include "ferry/error.h"
@@ -125,6 +129,59 @@ TEST_F(WeightsTest, a_file_that_ends_early_leaves_nothing) {
                                    [](size_t, const Sink&) { throw std::runtime_error("no"); }),
                  std::runtime_error);
     EXPECT_TRUE(std::filesystem::is_empty(directory));
+}
+
+// Both end well, so both must be whole, whoever comes last.
+TEST_F(WeightsTest, two_writers_of_one_name_do_not_mix) {
+    std::ofstream(path("x.safetensors.part")) << "somebody's own";
+    const auto value = [](float one) {
+        return [one](size_t i, const Sink& sink) {
+            sink(std::vector<float>(static_cast<size_t>(kTensors[i].count()), one));
+        };
+    };
+    bool inside = false;
+    write_safetensors(path("x.safetensors"), kTensors, DType::f32, [&](size_t i, const Sink& sink) {
+        if (!std::exchange(inside, true))
+            write_safetensors(path("x.safetensors"), kTensors, DType::bf16, value(2));
+        value(1)(i, sink);
+    });
+    const Weights weights(path("x.safetensors"));
+    for (const TensorInfo& tensor : kTensors) {
+        std::vector<float> read(static_cast<size_t>(tensor.count()));
+        weights.read(*weights.find(tensor.name), 0, read);
+        EXPECT_EQ(read, std::vector<float>(read.size(), 1));
+    }
+    std::ifstream own(path("x.safetensors.part"));
+    EXPECT_EQ(std::string(std::istreambuf_iterator<char>(own), {}), "somebody's own");
+}
+
+TEST_F(WeightsTest, what_changes_while_it_is_read_is_noticed) {
+    const std::string file = path("x.safetensors");
+    const std::function<void()> changes[] = {
+        [&] { std::fstream(file, std::ios::in | std::ios::out).seekp(-1, std::ios::end) << '?'; },
+        [&] {
+            const auto before = std::filesystem::last_write_time(file);
+            std::fstream(file, std::ios::in | std::ios::out).seekp(-1, std::ios::end) << '?';
+            std::filesystem::last_write_time(file, before);
+        },
+        [&] { std::filesystem::resize_file(file, std::filesystem::file_size(file) + 1); },
+        [&] { std::filesystem::resize_file(file, std::filesystem::file_size(file) - 1); }};
+    for (const auto& change : changes) {
+        write_safetensors(file, kTensors, DType::f32,
+                          [&](size_t i, const Sink& sink) { source(kTensors, i, sink); });
+        const Weights weights(file);
+        std::vector<float> row(7);
+        weights.read(*weights.find("a.weight"), 0, row);
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));  // a tick of the files' clock
+        change();
+        try {
+            weights.read(*weights.find("a.weight"), 0, row);
+            FAIL() << "a mix of two files was read";
+        } catch (const Error& error) {
+            EXPECT_EQ(error.trouble(), Trouble::io);
+            EXPECT_NE(std::string(error.what()).find("changed"), std::string::npos) << error.what();
+        }
+    }
 }
 
 // The second shard's: the first one was whole already.

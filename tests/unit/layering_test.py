@@ -17,10 +17,10 @@ from pathlib import Path, PurePosixPath
 ROOT = Path(__file__).resolve().parents[2]
 
 # A public header (include/ferry/) that does not bear its module's name.
-OWNERS = {"error": "base", "units": "base", "dtype": "base", "executor": "base", "lease": "swap",
-          "learning_rate": "optim", "team": "topology"}
+OWNERS = {"error": "base", "units": "base", "dtype": "base", "executor": "base", "streams": "base",
+          "lease": "swap", "learning_rate": "optim", "team": "topology"}
 # The contract headers in a module's folder beside <module>.h.
-CONTRACTS = {"base": "checksum log philox-inl random simd_targets threads unique_keys words",
+CONTRACTS = {"base": "checksum files log philox-inl random simd_targets threads unique_keys words",
              "ops": "slow_paths stopwatch timed_ops view", "model": "huggingface saved_activations", "planner": "figures recorder",
              "swap": "objects schedule store", "data": "tokens", "train": "forecast kernel_profile rehearsal"}
 # Which module may depend on which: the design. base is everybody's. An arrow that CMakeLists.txt
