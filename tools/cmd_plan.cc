@@ -13,6 +13,7 @@
 #include "ferry/optim.h"
 #include "ferry/train.h"
 #include "forecast_report.h"
+#include "json_line.h"
 #include "override_options.h"
 #include "run_table.h"
 #include "svg.h"
@@ -25,7 +26,7 @@ namespace {
 
 struct PlanOptions {
     std::string config{};
-    std::vector<std::string> overrides{};
+    Overrides overrides{};
     std::string machine{}, svg{};
     train::RankCount count{.ranks = 1, .on_a_host = 0};  // on_a_host 0: all of them
     bool schedule = false, json = false, forecast = true;
@@ -116,7 +117,8 @@ nlohmann::json to_json(const std::vector<ops::SlowPath>& paths) {
 }
 
 void run_plan(const PlanOptions& options) {
-    const Config config = load_config(options.config, options.overrides);
+    const Config config =
+        options.overrides.checked(load_config(options.config, options.overrides.keys));
     if (!options.svg.empty()) check_picture_file("--svg", options.svg);
     const train::RankCount count = on_hosts(options.count);
     std::optional<MachineFile> machine;
@@ -166,7 +168,7 @@ void run_plan(const PlanOptions& options) {
         {"wear", to_json(wear)}};
     if (report) line["forecast"] = to_json(*report);
     if (options.schedule) line["schedule"] = schedule_json(config, schedule);
-    fmt::print("{}\n", line.dump());
+    fmt::print("{}", json_line(line));
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "ferry/train.h"
 #include "figures.h"
 #include "interrupt.h"
+#include "json_line.h"
 #include "override_options.h"
 #include "ranks.h"
 #include "run_table.h"
@@ -23,7 +24,7 @@ namespace {
 
 struct TrainOptions {
     std::string config{};
-    std::vector<std::string> overrides{};
+    Overrides overrides{};
     std::string weights_out{}, trace{}, machine{};
     train::ExportOptions exported{};
     bool json = false;
@@ -81,7 +82,7 @@ public:
     // `rank` is this one's, once it is known.
     TrainCommand(const TrainOptions& options, int& rank)
         : options_(options),
-          config_(load_config(options.config, options.overrides)),
+          config_(options.overrides.checked(load_config(options.config, options.overrides.keys))),
           executor_(make_thread_executor()),
           ranks_(join(rank)),
           gpu_(train::gpu_of_rank(config_, ranks_.get(), *executor_)),
@@ -159,7 +160,7 @@ private:
 
     void say(const train::StepReport& report) {
         if (options_.json) {
-            fmt::print("{}\n", to_json(report, yardsticks_).dump());
+            fmt::print("{}", json_line(to_json(report, yardsticks_)));
         } else if (worth_a_line(report)) {
             print_step(report, config_.steps);
         }
@@ -194,7 +195,7 @@ private:
             const nlohmann::json line{{"step", step},
                                       {"evaluation_loss", found.loss},
                                       {"perplexity", found.perplexity()}};
-            fmt::print("{}\n", line.dump());
+            fmt::print("{}", json_line(line));
         } else {
             fmt::print("step {:>5}/{}  held-back loss {:.6f}, perplexity {:.4g}\n", step,
                        config_.steps, found.loss, found.perplexity());
@@ -206,7 +207,7 @@ private:
         const std::string hash = fmt::format("{:016x}", engine_->state_hash());
         if (!speaks_) return;
         if (options_.json) {
-            fmt::print("{}\n", nlohmann::json{{"step", step}, {"state_hash", hash}}.dump());
+            fmt::print("{}", json_line(nlohmann::json{{"step", step}, {"state_hash", hash}}));
         } else {
             fmt::print("step {:>5}/{}  state hash {}\n", step, config_.steps, hash);
         }
@@ -265,7 +266,7 @@ private:
         if (options_.json) {
             nlohmann::json line = summary_json(report, engine_->plan());
             line["summary"]["interrupted"] = interrupted_;
-            fmt::print("{}\n", line.dump());
+            fmt::print("{}", json_line(line));
         } else {
             print_run(report, config_);
         }

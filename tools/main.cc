@@ -2,12 +2,18 @@
 #include <unistd.h>
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <new>
+#include <string>
+#include <utility>
+#include <vector>
 
+#include "base/text.h"
 #include "comm/comm.h"
+#include "command_line.h"
 #include "commands.h"
 #include "ferry/error.h"
 #include "ferry/streams.h"
@@ -30,16 +36,6 @@ ferry::Error out_of_memory() {
             {.what = "the process is not given the memory it asks for",
              .limit = "ulimit -v, the container's or the machine's memory",
              .remedy = "raise the limit, or lower budgets.host, budgets.device or threads"}};
-}
-
-ferry::Error usage_error(const CLI::App& app, const CLI::ParseError& error) {
-    std::string command = "ferry";
-    for (const CLI::App* at = &app; !at->get_subcommands().empty();) {
-        at = at->get_subcommands().front();
-        command += " " + at->get_name();
-    }
-    return {ferry::Trouble::usage,
-            {.what = error.what(), .where = command, .remedy = command + " --help"}};
 }
 
 // OpenBLAS reads its choice when it is loaded: for a better one this program starts once more. What
@@ -70,7 +66,8 @@ int main(int argc, char** argv) {
     std::signal(SIGPIPE, SIG_IGN);
     CLI::App app{
         "ferry trains models larger than memory by moving their state between device, host and "
-        "NVMe"};
+        "NVMe",
+        "ferry"};
     app.require_subcommand(1);
     app.set_version_flag("--version", "ferry " FERRY_VERSION);
     add_train_command(app);
@@ -80,19 +77,22 @@ int main(int argc, char** argv) {
     add_export_command(app);
     add_launch_command(app);
     add_bench_command(app);
+    ferry::tools::refuse_empty(app);
     try {
-        app.parse(argc, argv);
+        std::vector<std::string> words = ferry::tools::words_of(argc, argv);
+        std::ranges::reverse(words);  // as CLI11 takes them
+        app.parse(std::move(words));
         check_output();
         return 0;
     } catch (const CLI::ParseError& error) {
         // Help and version are "errors" of code 0; every other one is a usage error.
         if (error.get_exit_code() == 0) return app.exit(error);
-        end(usage_error(app, error));
+        end(ferry::tools::usage_error(app, error));
     } catch (const ferry::Error& error) {
         end(error);
     } catch (const std::bad_alloc&) {
         end(out_of_memory());
     } catch (const std::exception& error) {
-        end(error.what(), static_cast<int>(ferry::Trouble::internal));
+        end(ferry::shown(error.what(), 1000).c_str(), static_cast<int>(ferry::Trouble::internal));
     }
 }

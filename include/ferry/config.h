@@ -27,7 +27,9 @@ struct ModelConfig {
 };
 
 struct DataConfig {
-    std::string tokens{};     // file written by `ferry data`
+    std::string tokens{};  // file written by `ferry data`
+    // refuse, ignore: of tokens whose vocabulary is half the loaded model's, or less
+    std::string small_vocabulary = "refuse";
     double held_back = 0.05;  // fraction of the tokens, at the end, that only evaluation sees
 };
 

@@ -60,14 +60,22 @@ void write_values(Draft& file, const std::string& name, std::span<const float> v
     }
 }
 
+// Beyond the object's own look-up, which goes through all of its keys: of many tensors it would
+// take minutes.
+void append(nlohmann::ordered_json& object, const std::string& key, nlohmann::ordered_json value) {
+    object.get_ref<nlohmann::ordered_json::object_t&>().push_back({key, std::move(value)});
+}
+
 std::string header_of(std::span<const TensorInfo> tensors, DType type) {
     nlohmann::ordered_json header;
     header["__metadata__"] = {{"format", "pt"}};  // which transformers asks for
     int64_t offset = 0;
     for (const TensorInfo& tensor : tensors) {
         const int64_t end = offset + tensor.count() * size_of(type);
-        header[tensor.name] = {
-            {"dtype", dtype_name(type)}, {"shape", tensor.shape}, {"data_offsets", {offset, end}}};
+        append(header, tensor.name,
+               {{"dtype", dtype_name(type)},
+                {"shape", tensor.shape},
+                {"data_offsets", {offset, end}}});
         offset = end;
     }
     std::string text = header.dump();
@@ -126,7 +134,7 @@ void write_model(const std::string& directory, std::span<const TensorInfo> tenso
     const std::filesystem::path folder(directory);
     const std::vector<size_t> cuts = cut_shards(tensors, type, shard_bytes);
     const size_t shards = cuts.size() - 1;
-    nlohmann::ordered_json map;
+    nlohmann::ordered_json map = nlohmann::ordered_json::object();
     int64_t bytes = 0;
     for (size_t shard = 0; shard < shards; ++shard) {
         const std::string name =
@@ -138,7 +146,7 @@ void write_model(const std::string& directory, std::span<const TensorInfo> tenso
         write_safetensors(folder / name, part, type,
                           [&](size_t i, const Sink& sink) { source(first + i, sink); });
         for (const TensorInfo& tensor : part) {
-            map[tensor.name] = name;
+            append(map, tensor.name, name);
             bytes += tensor.count() * size_of(type);
         }
     }

@@ -22,7 +22,7 @@ constexpr Words kMasters = {"fp32", "split"};
 constexpr Words kNonFinite = {"stop", "skip"};
 constexpr Words kHashes = {"end", "step"};
 constexpr Words kSpeculate = {"auto", "off", "all"};
-constexpr Words kDropouts = {"refuse", "ignore"};
+constexpr Words kInsist = {"refuse", "ignore"};
 constexpr Words kBackends = {"auto", "uring", "posix"};
 constexpr Words kLeftovers = {"remove", "reuse", "refuse", "remove_any", "reuse_any"};
 
@@ -80,7 +80,7 @@ const Key kKeys[] = {
 
     {FERRY_KEY(model.path), text, "directory of a Hugging Face model: llama, mistral, qwen2, qwen3, gpt2 (docs/models.md); its `config.json` then stands for the keys of the shape, from `hidden` on"},
     {FERRY_KEY(model.load), boolean, "start from the weights in `path`; `false`: from random ones by the family's rule"},
-    {FERRY_KEY(model.dropout), choice, "what to do where `config.json` asks for dropout, which is not supported", {}, first(kDropouts, 2)},
+    {FERRY_KEY(model.dropout), choice, "what to do where `config.json` asks for dropout, which is not supported", {}, first(kInsist, 2)},
     {FERRY_KEY(model.hidden), integer, "width of the residual stream", kWidth, {}, {}, true},
     {FERRY_KEY(model.layers), integer, "decoder blocks", {.low = 1, .high = 65536}, {}, {}, true},
     {FERRY_KEY(model.heads), integer, "query heads", {.low = 1, .high = 65536}, {}, {}, true},
@@ -93,6 +93,7 @@ const Key kKeys[] = {
     {FERRY_KEY(model.norm_eps), number, "added to the mean square in RMSNorm", kAboveZero},
 
     {FERRY_KEY(data.tokens), text, "token file written by `ferry data`", {}, {}, {}, true},
+    {FERRY_KEY(data.small_vocabulary), choice, "what to do where weights are loaded and the tokens' vocabulary is half the model's or less, as of bytes or of another tokenizer; smaller differences, padded tables, and random starts are never refused", {}, first(kInsist, 2)},
     {FERRY_KEY(data.held_back), number, "fraction of the tokens, at the end of the file, that only evaluation sees", {.low = 0, .high = 1, .below_high = true}},
 
     {FERRY_KEY(batch.sequence), integer, "tokens a sequence", kWidth, {}, {}, true},

@@ -30,6 +30,7 @@
 #include "shared_values.h"
 #include "state_io.h"
 #include "step_kernels.h"
+#include "storage_room.h"
 #include "threads.h"
 #include "trace_rows.h"
 #include "volume_options.h"
@@ -61,7 +62,7 @@ public:
           loader_(loader_options(config, shape_, partition_)),
           layers_(model::layers_of(shape_, config.freeze, config.optimizer.decay_norms_and_biases,
                                    world_.ranks)),
-          loaded_(LoadedWeights::of(config.model, shape_, layers_)),
+          loaded_(load(config)),
           device_(*context_->device),
           ops_(ops_on(device_, config, teams_->all())),
           decoder_(shape_, numerics_, layers_, *ops_),
@@ -69,7 +70,7 @@ public:
                            ? nullptr
                            : std::make_unique<RankDirectories>(config, config_, world_)),
           planner_(make_planner(config)),
-          plan_(within_memory(planner_.plan(ranks_, executor_), config_, topology_, device_)),
+          plan_(within_limits(planner_.plan(ranks_, executor_), runtime.resume)),
           pool_(topology_, config_.budgets.host_bytes),
           arena_(reserve_arenas(plan_, device_, *teams_, pool_, start_up_)),
           trace_rows_(recording_, swap::lanes_of(world_.ranks)),
@@ -84,7 +85,7 @@ public:
           store_(swap::Store::make(store_options(), executor_, device_, volume_.get(), kernels_)),
           state_(plan_, *store_, teams_->all(), StateIo::staging_of(plan_, arena_)),
           record_(identity_of(config, numerics_record(), loader_.info()), config.steps) {
-        if (world_.rank == 0) warn_of_text(config_, described_, loader_.info());
+        if (world_.rank == 0) warn_of_text(config_, described_);
         pool_.seal();
         log_machine(config_, topology_, device_, executor_);
         if (!executor_.simulated()) log_planned_by(figures_, config_);
@@ -244,6 +245,17 @@ private:
         if (!ranks_) return mine(whole, sink);
         share_values(*ranks_, executor_, partition_, plan_.layers[static_cast<size_t>(layer)],
                      whole, mine, sink);
+    }
+
+    // Before memory is reserved and touched, which takes a minute where there is much.
+    Plan within_limits(Plan plan, bool resumes) const {
+        plan = within_memory(std::move(plan), config_, topology_, device_);
+        return executor_.simulated() || resumes ? plan : with_room(std::move(plan), config_);
+    }
+
+    std::unique_ptr<LoadedWeights> load(const Config& config) const {
+        check_vocabulary(config, described_, loader_.info());
+        return LoadedWeights::of(config.model, shape_, layers_);
     }
 
     RankPlanner make_planner(const Config& config) {

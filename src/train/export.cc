@@ -7,8 +7,6 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 
 #include "base/files.h"
 #include "checkpoint/checkpoint.h"
@@ -52,18 +50,12 @@ void copy_companions(const std::filesystem::path& from, const std::filesystem::p
     }
 }
 
-std::string text_of(const std::filesystem::path& path) {
-    std::ifstream file(path, std::ios::binary);
-    std::ostringstream text;
-    text << file.rdbuf();
-    return std::move(text).str();
-}
-
 // What was read from a directory goes back as it was, but for the type.
 std::string description_of(const Config& config, DType type) {
-    if (!config.model.path.empty())
-        return model::with_type(text_of(std::filesystem::path(config.model.path) / "config.json"),
-                                type);
+    if (!config.model.path.empty()) {
+        const std::string path = std::filesystem::path(config.model.path) / "config.json";
+        return model::with_type(read_text_file(path, kModelFile), path, type);
+    }
     const model::Description own = model_of(config);
     return model::describe_llama(own.shape, own.context, type);
 }

@@ -10,7 +10,7 @@ import threading
 import time
 import unittest
 
-from harness import DOES_NOT_FIT, FERRY, IO, USAGE, FerryTest
+from harness import FERRY, IO, USAGE, FerryTest
 
 MIB = 1 << 20
 
@@ -54,15 +54,20 @@ class OutputTest(FerryTest):
         self.assertEqual([step["lr"] for step in run.steps], [0.5, 0.5])
 
     def test_gpu_memory_is_short_for_a_key(self):
-        short, long = (self.train(self.config(steps=2), *words) for words in
-                       (("--set", "seed=3", "--gpu-memory", "8MiB"),
-                        ("--set", "budgets.device=8MiB", "--set", "seed=3")))
-        self.assert_trained(short)
-        self.assertEqual(short.numbers(), long.numbers())
-        self.assertEqual(short.summary["tiers"], long.summary["tiers"])
-        small = self.train(self.config(), "--gpu-memory", "1KiB")
-        self.assertEqual(small.code, DOES_NOT_FIT, small.err)
-        self.assertIn("budgets.device", small.err)
+        # Of a size that is none the key's own name is told, before anybody looks for a GPU.
+        run = self.train(self.config(device="cuda"), "--gpu-memory", "much")
+        self.assertEqual(run.code, USAGE, run.err)
+        self.assertIn("--set budgets.device=much: budgets.device", run.err)
+
+    def test_gpu_memory_is_of_a_gpu(self):
+        config = self.command(self.config(steps=2))[1]
+        for command in ("train", "plan"):
+            run = self.ferry(command, config, "--gpu-memory", "8MiB")
+            self.assertEqual(run.code, USAGE, run.err)
+            for text in ("--gpu-memory 8MiB", "device cpu", "--set budgets.device=8MiB"):
+                self.assertIn(text, run.err)
+        run = self.ferry("plan", config, "--no-forecast", "--set", "budgets.device=8MiB")
+        self.assertEqual(run.code, 0, run.err)
 
     def test_a_skipped_step_is_still_json(self):
         run = self.train(self.config(on_nonfinite="skip", optimizer__lr=1e6,

@@ -9,6 +9,7 @@
 #include "bench_comm.h"
 #include "number_options.h"
 #include "tools/commands.h"
+#include "tools/json_line.h"
 
 namespace ferry::tools {
 namespace {
@@ -87,7 +88,7 @@ void run_comm(const CommBenchOptions& options) {
     machine["ranks_on_this_machine"] = ranks->local_size();
     machine["by"] = ranks->kind();
     if (options.json) {
-        fmt::print("{}\n", rows_json(rows, command_of(options, ranks->size()), machine).dump());
+        fmt::print("{}", json_line(rows_json(rows, command_of(options, ranks->size()), machine)));
     } else {
         fmt::print("{}\n{} ranks by {}\n{}", machine_text(), ranks->size(), ranks->kind(),
                    rows_table(rows, ""));

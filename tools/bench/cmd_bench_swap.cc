@@ -12,6 +12,7 @@
 #include "number_options.h"
 #include "tools/commands.h"
 #include "tools/interrupt.h"
+#include "tools/json_line.h"
 #include "tools/svg.h"
 #include "topology/topology.h"
 
@@ -204,7 +205,7 @@ void run_swap(const SwapOptions& options) {
     if (options.json) {
         nlohmann::json object = rows_json(rows, command_of(options), machine);
         object["interrupted"] = interrupted();
-        fmt::print("{}\n", object.dump());
+        fmt::print("{}", json_line(object));
     } else {
         const bool compared = !options.paths.empty();
         fmt::print("{}\n{}", machine_text(),
