@@ -1,16 +1,16 @@
 // `ferry`: one program, one subcommand a file.
-#include <unistd.h>
 #include <CLI/CLI.hpp>
 
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <new>
+#include <system_error>
 
 #include "commands.h"
 #include "ferry/base.h"
 #include "ferry/comm.h"
-#include "ferry/ops.h"
+#include "ferry/limits.h"
 
 namespace {
 
@@ -31,6 +31,18 @@ ferry::Error out_of_memory() {
              .remedy = "raise the limit, or lower budgets.host, budgets.device or threads"}};
 }
 
+// A thread that nobody else has named.
+ferry::Error as_named(const std::system_error& error) {
+    if (error.code() == std::errc::resource_unavailable_try_again) {
+        try {
+            ferry::refuse_thread("", error.what());
+        } catch (const ferry::Error& named) {
+            return named;
+        }
+    }
+    return {ferry::Trouble::internal, {.what = error.what()}};
+}
+
 ferry::Error usage_error(const CLI::App& app, const CLI::ParseError& error) {
     std::string command = "ferry";
     for (const CLI::App* at = &app; !at->get_subcommands().empty();) {
@@ -39,15 +51,6 @@ ferry::Error usage_error(const CLI::App& app, const CLI::ParseError& error) {
     }
     return {ferry::Trouble::usage,
             {.what = error.what(), .where = command, .remedy = command + " --help"}};
-}
-
-// OpenBLAS reads its choice when it is loaded: for a better one this program starts once more. What
-// the environment says stands.
-void choose_blas_core(char** argv) {
-    if (std::getenv("OPENBLAS_CORETYPE") != nullptr) return;
-    const std::string core = ferry::ops::better_blas_core();
-    if (core.empty() || setenv("OPENBLAS_CORETYPE", core.c_str(), 0) != 0) return;
-    execv("/proc/self/exe", argv);  // where this fails, the slower kernels do
 }
 
 // Several ranks write to one terminal. What the environment says stands: `ferry launch` labels
@@ -61,7 +64,6 @@ void label_log() {
 
 int main(int argc, char** argv) {
     label_log();
-    choose_blas_core(argv);
     // A file over the limit, or a reader that went away, is an error to report, not a kill: a
     // killed run leaves its files on NVMe.
     std::signal(SIGXFSZ, SIG_IGN);
@@ -79,6 +81,7 @@ int main(int argc, char** argv) {
     add_launch_command(app);
     add_bench_command(app);
     try {
+        ferry::require_stack();
         app.parse(argc, argv);
         check_output();
         return 0;
@@ -90,6 +93,8 @@ int main(int argc, char** argv) {
         end(error);
     } catch (const std::bad_alloc&) {
         end(out_of_memory());
+    } catch (const std::system_error& error) {
+        end(as_named(error));
     } catch (const std::exception& error) {
         end(error.what(), static_cast<int>(ferry::Trouble::internal));
     }
