@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "ferry/base.h"
 #include "ferry/device.h"
@@ -172,15 +171,9 @@ std::unique_ptr<Ops> make_cuda_ops(Device& device,
 // What the operations' bits depend on beside their arguments and the architecture. CPU: the BLAS
 // with the processor type it chose kernels for, and the SIMD target.
 std::string library_versions();
-// OpenBLAS's kernels, by its names for them: those that this process runs, and those that this
-// processor can. They are chosen once, at the first use: OPENBLAS_CORETYPE, else the best here.
-std::string blas_core();
-std::vector<std::string> blas_cores();
-// Runs these from now on. False: not here, or others are in use (CPU Ops live, or another part of
-// the process loaded OpenBLAS). Not from several threads.
-bool take_blas_core(const std::string& core);
-// What to tell the user where the kernels are older than the processor; else empty.
-std::string slow_blas();
+// The OPENBLAS_CORETYPE that this processor deserves, where OpenBLAS chose a lesser one by itself
+// or by the environment: it is read when the library is loaded. Empty where all is well.
+std::string better_blas_core();
 std::string cuda_library_versions(AttentionKernels attention);
 
 }  // namespace ferry::ops

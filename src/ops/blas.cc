@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "ferry/base.h"
+#include "ferry/blas_kernels.h"
 #include "ferry/limits.h"
 #include "ferry/ops.h"
 
@@ -140,9 +141,8 @@ public:
         others_ = handle_ != nullptr;
         if (others_) return look();
         const char* const said = std::getenv(kChoice);
-        named_ = said != nullptr;
         open({});
-        if (named_) return;
+        if (said != nullptr) return;
         if (const std::string core = better_than(blas_.core); !core.empty()) reload(core);
     }
 
@@ -160,8 +160,6 @@ public:
 
     const Blas& blas() const { return blas_; }
     bool loaded() const { return handle_ != nullptr; }
-    bool others() const { return others_; }
-    bool named() const { return named_; }
     void use(int more) { users_ += more; }
 
 private:
@@ -201,7 +199,7 @@ private:
     void* handle_ = nullptr;
     Blas blas_{};
     int users_ = 0;
-    bool others_ = false, named_ = false;
+    bool others_ = false;
 };
 
 std::mutex library_mutex;
@@ -245,16 +243,9 @@ bool take_blas_core(const std::string& core) {
     return mine.blas().core == core || (runs_here(core) && mine.reload(core));
 }
 
-std::string slow_blas() {
+std::string better_blas_core() {
     const std::lock_guard lock(library_mutex);
-    const Library& mine = library();
-    const std::string better = better_than(mine.blas().core);
-    if (better.empty() || !(mine.named() || mine.others())) return {};
-    return "OpenBLAS runs its " + mine.blas().core +
-           " kernels, for an older processor than this: " +
-           (mine.others() ? "another part of the process loaded it before ferry; "
-                          : "the environment says so (OPENBLAS_CORETYPE); ") +
-           "with " + better + " a new run is two to five times as fast, and rounds differently";
+    return better_than(library().blas().core);
 }
 
 }  // namespace ferry::ops

@@ -20,6 +20,7 @@
 #include "rank_lane.h"
 #include "rank_planner.h"
 #include "ranks.h"
+#include "resumed_kernels.h"
 #include "schedules.h"
 #include "setup.h"
 #include "shared_values.h"
@@ -56,7 +57,7 @@ public:
                                    world_.ranks)),
           loaded_(LoadedWeights::of(config.model, shape_, layers_)),
           device_(*context_->device),
-          ops_(ops_on(device_, config, teams_->all())),
+          ops_(operations(runtime.resume)),
           decoder_(shape_, numerics_, layers_, *ops_),
           directories_(executor_.simulated()
                            ? nullptr
@@ -234,6 +235,11 @@ private:
         if (!ranks_) return mine(whole, sink);
         share_values(*ranks_, executor_, partition_, plan_.layers[static_cast<size_t>(layer)],
                      whole, mine, sink);
+    }
+
+    std::unique_ptr<ops::Ops> operations(bool resumes) {
+        if (resumes && !ranks_) take_recorded_kernels(config_, shape_, device_);
+        return ops_on(device_, config_, teams_->all());
     }
 
     RankPlanner make_planner(const Config& config) {
