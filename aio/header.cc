@@ -11,8 +11,10 @@
 #include <cstring>
 #include <thread>
 
+#include "aio/published_run.h"
+#include "base/checksum.h"
+#include "base/log.h"
 #include "errors.h"
-#include "ferry/published_run.h"
 
 namespace ferry::aio {
 namespace {

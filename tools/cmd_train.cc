@@ -4,15 +4,16 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include "base/log.h"
+#include "checkpoint/checkpoint.h"
 #include "commands.h"
 #include "export_options.h"
-#include "ferry/blas_kernels.h"
-#include "ferry/checkpoint.h"
 #include "ferry/config.h"
 #include "ferry/learning_rate.h"
 #include "ferry/train.h"
 #include "figures.h"
 #include "interrupt.h"
+#include "ops/blas_kernels.h"
 #include "override_options.h"
 #include "ranks.h"
 #include "run_table.h"

@@ -7,10 +7,10 @@
 #include <new>
 #include <system_error>
 
+#include "base/limits.h"
+#include "comm/comm.h"
 #include "commands.h"
-#include "ferry/base.h"
-#include "ferry/comm.h"
-#include "ferry/limits.h"
+#include "ferry/error.h"
 
 namespace {
 

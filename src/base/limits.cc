@@ -1,4 +1,4 @@
-#include "ferry/limits.h"
+#include "base/limits.h"
 
 #include <pthread.h>
 #include <sys/resource.h>
@@ -7,7 +7,8 @@
 #include <fstream>
 #include <limits>
 
-#include "ferry/base.h"
+#include "ferry/error.h"
+#include "ferry/units.h"
 
 namespace ferry {
 namespace {

@@ -8,8 +8,9 @@
 #include <mutex>
 #include <vector>
 
-#include "ferry/base.h"
-#include "ferry/limits.h"
+#include "base/limits.h"
+#include "ferry/error.h"
+#include "ferry/executor.h"
 
 namespace ferry {
 namespace {

@@ -16,10 +16,10 @@
 #include <type_traits>
 #include <vector>
 
-#include "ferry/base.h"
-#include "ferry/blas_kernels.h"
-#include "ferry/limits.h"
-#include "ferry/ops.h"
+#include "base/limits.h"
+#include "ferry/error.h"
+#include "ops/blas_kernels.h"
+#include "ops/ops.h"
 
 namespace ferry::ops {
 namespace {

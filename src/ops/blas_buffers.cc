@@ -6,9 +6,10 @@
 #include <cstring>
 #include <vector>
 
+#include "base/limits.h"
 #include "blas.h"
-#include "ferry/base.h"
-#include "ferry/limits.h"
+#include "ferry/error.h"
+#include "ferry/units.h"
 
 namespace ferry::ops {
 namespace {

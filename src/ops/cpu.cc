@@ -10,12 +10,13 @@
 #include <mutex>
 #include <utility>
 
+#include "base/limits.h"
+#include "base/log.h"
 #include "blas.h"
 #include "blas_buffers.h"
-#include "ferry/blas_kernels.h"
-#include "ferry/limits.h"
-#include "ferry/ops.h"
 #include "kernels.h"
+#include "ops/blas_kernels.h"
+#include "ops/ops.h"
 
 namespace ferry::ops {
 namespace {

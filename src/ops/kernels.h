@@ -3,7 +3,8 @@
 #pragma once
 
 #include "blas.h"
-#include "ferry/ops.h"
+#include "ferry/units.h"
+#include "ops/ops.h"
 
 namespace ferry::ops {
 

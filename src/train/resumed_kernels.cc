@@ -2,8 +2,8 @@
 
 #include <string>
 
-#include "ferry/blas_kernels.h"
-#include "ferry/published_run.h"
+#include "aio/published_run.h"
+#include "ops/blas_kernels.h"
 #include "setup.h"
 
 namespace ferry::train {

@@ -4,7 +4,7 @@
 
 #include "ferry/config.h"
 #include "ferry/device.h"
-#include "ferry/model.h"
+#include "model/model.h"
 
 namespace ferry::train {
 

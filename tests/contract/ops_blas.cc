@@ -11,8 +11,8 @@
 #include <thread>
 #include <vector>
 
-#include "ferry/blas_kernels.h"
-#include "ferry/ops.h"
+#include "ops/blas_kernels.h"
+#include "ops/ops.h"
 
 namespace ferry::ops {
 namespace {

@@ -12,7 +12,7 @@
 #include <string>
 #include <string_view>
 
-#include "ferry/base.h"
+#include "ferry/error.h"
 
 namespace ferry::fuzz {
 

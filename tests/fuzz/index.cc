@@ -1,5 +1,5 @@
 // The index beside two shards.
-#include "ferry/checkpoint.h"
+#include "checkpoint/checkpoint.h"
 #include "fuzz.h"
 
 namespace {

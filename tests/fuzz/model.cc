@@ -1,6 +1,6 @@
 // The config.json of a model directory.
-#include "ferry/huggingface.h"
 #include "fuzz.h"
+#include "model/huggingface.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     static const ferry::fuzz::Directory quiet;

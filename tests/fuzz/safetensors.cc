@@ -1,5 +1,5 @@
 // One safetensors file: its header, and a first value of each tensor.
-#include "ferry/checkpoint.h"
+#include "checkpoint/checkpoint.h"
 #include "fuzz.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -1,11 +1,12 @@
 // A token file, and the first sequences of a run on it.
-#include "ferry/tokens.h"
+#include "data/tokens.h"
 
 #include <cstring>
 #include <vector>
 
+#include "base/checksum.h"
+#include "data/token_header.h"
 #include "fuzz.h"
-#include "token_header.h"
 
 namespace {
 

@@ -2,8 +2,8 @@
 // have, by which whoever writes one gets it believed.
 #include <cstring>
 
+#include "aio/published_run.h"
 #include "ferry/aio.h"
-#include "ferry/published_run.h"
 #include "fuzz.h"
 #include "header.h"
 

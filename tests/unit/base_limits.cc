@@ -6,8 +6,10 @@
 #include <cstdint>
 #include <string>
 
-#include "ferry/base.h"
-#include "ferry/limits.h"
+#include "base/limits.h"
+#include "ferry/error.h"
+#include "ferry/executor.h"
+#include "ferry/units.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ferry {
