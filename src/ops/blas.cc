@@ -139,9 +139,14 @@ public:
     void load() {
         handle_ = dlopen(FERRY_OPENBLAS, RTLD_NOW | RTLD_NOLOAD);
         others_ = handle_ != nullptr;
-        if (others_) return look();
+        if (others_) {
+            look();
+            given_ = "another part of the program had loaded it";
+            return;
+        }
         const char* const said = std::getenv(kChoice);
         open({});
+        if (said != nullptr) given_ = std::string(kChoice) + " says so";
         if (said != nullptr) return;
         if (const std::string core = better_than(blas_.core); !core.empty()) reload(core);
     }
@@ -152,13 +157,17 @@ public:
         const std::string before = blas_.core;
         dlclose(handle_);
         open(core);
-        if (blas_.core == core) return true;
+        if (blas_.core == core) {
+            given_.clear();
+            return true;
+        }
         dlclose(handle_);
         open(before);
         return false;
     }
 
     const Blas& blas() const { return blas_; }
+    const std::string& given() const { return given_; }
     bool loaded() const { return handle_ != nullptr; }
     void use(int more) { users_ += more; }
 
@@ -200,6 +209,7 @@ private:
     Blas blas_{};
     int users_ = 0;
     bool others_ = false;
+    std::string given_{};  // who else chose the kernels
 };
 
 std::mutex library_mutex;
@@ -241,6 +251,16 @@ bool take_blas_core(const std::string& core) {
     const std::lock_guard lock(library_mutex);
     Library& mine = library();
     return mine.blas().core == core || (runs_here(core) && mine.reload(core));
+}
+
+std::string slow_blas() {
+    const std::lock_guard lock(library_mutex);
+    const Library& mine = library();
+    const std::string better = better_than(mine.blas().core);
+    if (better.empty() || mine.given().empty()) return {};
+    return "OpenBLAS runs its " + mine.blas().core +
+           " kernels, for an older processor than this one: " + mine.given() + "; with " + better +
+           " a new run is two to five times as fast, and rounds differently";
 }
 
 std::string better_blas_core() {

@@ -4,7 +4,6 @@
 #include <array>
 #include <atomic>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <mutex>
@@ -15,7 +14,6 @@
 #include "blas.h"
 #include "blas_buffers.h"
 #include "kernels.h"
-#include "ops/blas_kernels.h"
 #include "ops/ops.h"
 
 namespace ferry::ops {
@@ -49,14 +47,7 @@ std::pair<int64_t, int64_t> tile_sides(int64_t m, int64_t n) {
 void advise_once() {
     static std::once_flag once;
     std::call_once(once, [] {
-        const std::string better = better_blas_core();
-        if (better.empty()) return;
-        const bool said = std::getenv("OPENBLAS_CORETYPE") != nullptr;
-        log_info(
-            "OpenBLAS runs its " + blas_core() +
-            " kernels, for an older processor than this one: " +
-            (said ? "OPENBLAS_CORETYPE says so" : "another part of the program had loaded it") +
-            "; with " + better + " a new run is two to five times as fast, and rounds differently");
+        if (const std::string text = slow_blas(); !text.empty()) log_info(text);
     });
 }
 

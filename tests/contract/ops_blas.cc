@@ -59,10 +59,11 @@ TEST_F(BlasDeathTest, ALibrarysUserGetsTheKernelsThatTheProcessorDeserves) {
         EXPECT_EQ(better_blas_core(), "");
         const std::vector<std::string> here = blas_cores();
         const auto wide = [&](const char* name) { return std::ranges::count(here, name) > 0; };
-        if (wide("SkylakeX"))
+        if (wide("SkylakeX")) {
             EXPECT_THAT(blas_core(), testing::AnyOf("SkylakeX", "Cooperlake", "Sapphirerapids"));
-        else if (wide("Haswell"))
+        } else if (wide("Haswell")) {
             EXPECT_THAT(blas_core(), testing::AnyOf("Haswell", "Zen"));
+        }
         EXPECT_THAT(library_versions(), testing::HasSubstr(" " + blas_core() + " "));
     });
 }
