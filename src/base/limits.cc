@@ -4,8 +4,13 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
+#include <latch>
 #include <limits>
+#include <system_error>
+#include <thread>
+#include <vector>
 
 #include "ferry/error.h"
 #include "ferry/units.h"
@@ -82,6 +87,20 @@ void refuse_thread(std::string_view where, std::string_view reason) {
                                         .measured = std::string(reason),
                                         .limit = std::move(limits),
                                         .remedy = "raise that limit, or end other processes"});
+}
+
+void require_threads(int count, std::string_view where) {
+    std::latch over(1);
+    std::vector<std::jthread> threads;  // joined after `over` was counted down
+    std::string failed;
+    try {
+        for (int i = 0; i < count; ++i) threads.emplace_back([&over] { over.wait(); });
+    } catch (const std::system_error& error) {
+        failed = error.what();
+    }
+    over.count_down();
+    threads.clear();
+    if (!failed.empty()) refuse_thread(where, failed);
 }
 
 void require_stack() {

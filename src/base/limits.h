@@ -14,6 +14,9 @@ std::string address_space_limit();
 std::string thread_limits(const std::string& root = "");
 // The one error of a thread that could not be started.
 [[noreturn]] void refuse_thread(std::string_view where, std::string_view reason);
+// Throws it where so many threads cannot be started at the same time: for who hands them to a
+// library that does not say so.
+void require_threads(int count, std::string_view where);
 
 // What the deepest caller needs: a tile of a product keeps its widened operands on the stack.
 constexpr int64_t kStackBytes = 4096 * 1024;

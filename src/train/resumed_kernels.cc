@@ -3,6 +3,7 @@
 #include <string>
 
 #include "aio/published_run.h"
+#include "base/log.h"
 #include "ops/blas_kernels.h"
 #include "setup.h"
 
@@ -11,7 +12,7 @@ namespace ferry::train {
 void take_recorded_kernels(const Config& config, const model::Shape& shape, const Device& device) {
     if (device.kind() != DeviceKind::cpu || config.budgets.nvme.empty()) return;
     const NvmePath& path = config.budgets.nvme.front();
-    const uint64_t run = aio::published_run({.path = path.path, .raw_device = path.raw_device});
+    const uint64_t run = aio::published_run({.path = path.path});
     if (run == 0) return;
     const std::string machine = machine_text(device, config), core = ops::blas_core();
     const size_t at = machine.find(" " + core + " ");
