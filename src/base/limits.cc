@@ -46,8 +46,14 @@ int64_t least_pids_max(const std::string& root) {
     return least;
 }
 
-// 0: unknown. Of the first thread it is what ulimit -s leaves it.
+// 0: no limit, or unknown.
 int64_t own_stack_bytes() {
+    rlimit limit{};
+    if (getpid() == gettid()) {  // the first thread's grows up to it
+        const bool limited =
+            getrlimit(RLIMIT_STACK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+        return limited ? static_cast<int64_t>(limit.rlim_cur) : 0;
+    }
     pthread_attr_t attributes;
     if (pthread_getattr_np(pthread_self(), &attributes) != 0) return 0;
     size_t bytes = 0;
@@ -104,7 +110,6 @@ void require_threads(int count, std::string_view where) {
 }
 
 void require_stack() {
-    // The guard and what is in use already are not counted twice: kStackBytes has room for them.
     const int64_t bytes = own_stack_bytes();
     if (bytes == 0 || bytes >= kStackBytes) return;
     throw Error(Trouble::does_not_fit,

@@ -19,7 +19,7 @@ std::string thread_limits(const std::string& root = "");
 void require_threads(int count, std::string_view where);
 
 // What the deepest caller needs: a tile of a product keeps its widened operands on the stack.
-constexpr int64_t kStackBytes = 4096 * 1024;
+constexpr int64_t kStackBytes = 3072 * 1024;
 // Throws does_not_fit where the calling thread has less stack than kStackBytes.
 void require_stack();
 
