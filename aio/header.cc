@@ -11,6 +11,7 @@
 #include <cstring>
 #include <thread>
 
+#include "aio/published_run.h"
 #include "base/checksum.h"
 #include "base/files.h"
 #include "base/log.h"
@@ -134,6 +135,18 @@ uint64_t sum_of(Header header) noexcept {
     put_name(header);
     header.sum = 0;
     return checksum(std::as_bytes(std::span(&header, 1)));
+}
+
+uint64_t published_run(const PathOptions& path) noexcept {
+    const std::string name = path.raw_device ? path.path : path.path + "/ferry.volume";
+    const int file = open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (file < 0) return 0;
+    Header header{};
+    const bool whole = pread(file, &header, sizeof header, 0) == sizeof header &&
+                       has_magic(header, sizeof header) && header.version == kFormatVersion &&
+                       header.sum == sum_of(header);
+    close(file);
+    return whole && header.published ? header.run_id : 0;
 }
 
 HeaderFile::HeaderFile(std::string name, bool raw_device)

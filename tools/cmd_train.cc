@@ -9,10 +9,12 @@
 #include "commands.h"
 #include "export_options.h"
 #include "ferry/config.h"
+#include "ferry/learning_rate.h"
 #include "ferry/train.h"
 #include "figures.h"
 #include "interrupt.h"
 #include "json_line.h"
+#include "ops/blas_kernels.h"
 #include "override_options.h"
 #include "ranks.h"
 #include "run_table.h"
@@ -37,21 +39,38 @@ struct Yardsticks {
     double model_flops = 0, gemm_flops_per_s = 0;
 };
 
-nlohmann::json to_json(const train::StepReport& report, const Yardsticks& by) {
-    const bool computed = report.targets > 0;  // else there is no loss, which is not a loss of 0
+// Empty: the step was not skipped.
+std::string why_skipped(const train::StepReport& report, const Config& config) {
+    if (!report.skipped) return {};
+    if (report.targets == 0) return "no real target";
+    if (config.precision == "fp16")
+        return fmt::format("gradients overflowed at loss scale {}", report.loss_scale);
+    return fmt::format("loss {:.4g}, gradient norm {:.4g}: not finite", report.loss,
+                       report.gradient_norm);
+}
+
+// Null: there is no such number, which is not a 0. Of a step without targets nothing is computed;
+// only a step that updates is clipped.
+nlohmann::json to_json(const train::StepReport& report, const Config& config,
+                       const Yardsticks& by) {
+    const bool computed = report.targets > 0;
+    const auto where = [](bool there, const auto& value) {
+        return there ? nlohmann::json(value) : nlohmann::json();
+    };
     const double mfu = computed ? mfu_of(by.model_flops / report.seconds, by.gemm_flops_per_s) : 0;
     const auto known = [](double value) {
         return value > 0 ? nlohmann::json(value) : nlohmann::json();
     };
     return {{"step", report.step},
-            {"loss", computed ? nlohmann::json(report.loss) : nlohmann::json()},
-            {"gradient_norm", report.gradient_norm},
-            {"clip_factor", report.clip_factor},
+            {"loss", where(computed, report.loss)},
+            {"gradient_norm", where(computed, report.gradient_norm)},
+            {"clip_factor", where(!report.skipped, report.clip_factor)},
             {"lr", report.lr},
-            {"loss_scale", report.loss_scale},
+            {"loss_scale", where(computed, report.loss_scale)},
             {"targets", report.targets},
             {"tokens", report.tokens},
             {"skipped", report.skipped},
+            {"why_skipped", where(report.skipped, why_skipped(report, config))},
             {"speculative", report.speculative},
             {"committed", report.committed},
             {"seconds", report.seconds},
@@ -61,12 +80,10 @@ nlohmann::json to_json(const train::StepReport& report, const Yardsticks& by) {
              known(by.bound_seconds > 0 ? 100 * report.seconds / by.bound_seconds : 0)}};
 }
 
-void print_step(const train::StepReport& report, int64_t steps) {
+void print_step(const train::StepReport& report, const Config& config) {
+    const int64_t steps = config.steps;
     if (report.skipped) {
-        fmt::print("step {:>5}/{}  skipped{}\n", report.step, steps,
-                   report.loss_scale > 1
-                       ? fmt::format(", gradients overflowed at loss scale {}", report.loss_scale)
-                       : "");
+        fmt::print("step {:>5}/{}  skipped: {}\n", report.step, steps, why_skipped(report, config));
         return;
     }
     fmt::print("step {:>5}/{}  loss {:.6f}  norm {:.4f}  lr {:.3e}  {:>7.0f} tokens/s{}{}\n",
@@ -120,6 +137,7 @@ private:
         for (int64_t step = steps_ + 1; step <= config_.steps && !ends(); ++step) {
             const train::StepReport report = engine_->step();
             if (speaks_) say(report);
+            lr_ = report.lr;
             if (config_.evaluate.every > 0 && step % config_.evaluate.every == 0) evaluate(step);
             if (config_.hash_every == "step") print_hash(step);
             steps_ = step;
@@ -160,9 +178,9 @@ private:
 
     void say(const train::StepReport& report) {
         if (options_.json) {
-            fmt::print("{}", json_line(to_json(report, yardsticks_)));
+            fmt::print("{}", json_line(to_json(report, config_, yardsticks_)));
         } else if (worth_a_line(report)) {
-            print_step(report, config_.steps);
+            print_step(report, config_);
         }
         check_output();
     }
@@ -207,9 +225,16 @@ private:
         const std::string hash = fmt::format("{:016x}", engine_->state_hash());
         if (!speaks_) return;
         if (options_.json) {
-            fmt::print("{}", json_line(nlohmann::json{{"step", step}, {"state_hash", hash}}));
+            nlohmann::json line{{"step", step}, {"state_hash", hash}};
+            if (config_.device == "cpu") line["kernels"] = ops::blas_core();
+            fmt::print("{}", json_line(line));
         } else {
-            fmt::print("step {:>5}/{}  state hash {}\n", step, config_.steps, hash);
+            // Whoever compares hashes of two machines must know it here.
+            fmt::print("step {:>5}/{}  state hash {}{}\n", step, config_.steps, hash,
+                       config_.device == "cpu"
+                           ? fmt::format(" with OpenBLAS's {} kernels (others round differently)",
+                                         ops::blas_core())
+                           : "");
         }
     }
 
@@ -266,10 +291,23 @@ private:
         if (options_.json) {
             nlohmann::json line = summary_json(report, engine_->plan());
             line["summary"]["interrupted"] = interrupted_;
+            line["summary"]["lr"] = steps_ > 0 ? nlohmann::json(lr_) : nlohmann::json();
+            line["summary"]["scheduled_lr"] =
+                steps_ > 0 ? nlohmann::json(scheduled_lr()) : nlohmann::json();
             fmt::print("{}", json_line(line));
         } else {
             print_run(report, config_);
+            if (report.steps > 0 && lr_ != scheduled_lr())
+                fmt::print(
+                    "  learning rate at the end {:.3e}, not {:.3e}: skipped steps do not move the "
+                    "schedule on\n",
+                    lr_, scheduled_lr());
         }
+    }
+
+    // Of the last step, had none been skipped.
+    double scheduled_lr() const {
+        return optim::learning_rate(train::schedule_of(config_), steps_);
     }
 
     void write_trace() {
@@ -311,6 +349,7 @@ private:
     std::unique_ptr<train::Engine> engine_;
     int64_t steps_ = 0, evaluated_ = -1;  // steps: of the run, before it was resumed too
     Yardsticks yardsticks_{};
+    double lr_ = 0;             // of the last step
     double quiet_seconds_ = 0;  // since the last line
 };
 

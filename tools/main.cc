@@ -1,5 +1,4 @@
 // `ferry`: one program, one subcommand a file.
-#include <unistd.h>
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
@@ -8,16 +7,17 @@
 #include <cstdlib>
 #include <new>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
+#include "base/limits.h"
 #include "base/text.h"
 #include "comm/comm.h"
 #include "command_line.h"
 #include "commands.h"
 #include "ferry/error.h"
 #include "ferry/streams.h"
-#include "ops/ops.h"
 
 namespace {
 
@@ -38,13 +38,16 @@ ferry::Error out_of_memory() {
              .remedy = "raise the limit, or lower budgets.host, budgets.device or threads"}};
 }
 
-// OpenBLAS reads its choice when it is loaded: for a better one this program starts once more. What
-// the environment says stands.
-void choose_blas_core(char** argv) {
-    if (std::getenv("OPENBLAS_CORETYPE") != nullptr) return;
-    const std::string core = ferry::ops::better_blas_core();
-    if (core.empty() || setenv("OPENBLAS_CORETYPE", core.c_str(), 0) != 0) return;
-    execv("/proc/self/exe", argv);  // where this fails, the slower kernels do
+// A thread that nobody else has named.
+ferry::Error as_named(const std::system_error& error) {
+    if (error.code() == std::errc::resource_unavailable_try_again) {
+        try {
+            ferry::refuse_thread("", error.what());
+        } catch (const ferry::Error& named) {
+            return named;
+        }
+    }
+    return {ferry::Trouble::internal, {.what = error.what()}};
 }
 
 // Several ranks write to one terminal. What the environment says stands: `ferry launch` labels
@@ -59,7 +62,6 @@ void label_log() {
 int main(int argc, char** argv) {
     ferry::hold_standard_streams();  // before anything is opened
     label_log();
-    choose_blas_core(argv);
     // A file over the limit, or a reader that went away, is an error to report, not a kill: a
     // killed run leaves its files on NVMe.
     std::signal(SIGXFSZ, SIG_IGN);
@@ -79,6 +81,7 @@ int main(int argc, char** argv) {
     add_bench_command(app);
     ferry::tools::refuse_empty(app);
     try {
+        ferry::require_stack();
         std::vector<std::string> words = ferry::tools::words_of(argc, argv);
         std::ranges::reverse(words);  // as CLI11 takes them
         app.parse(std::move(words));
@@ -92,6 +95,8 @@ int main(int argc, char** argv) {
         end(error);
     } catch (const std::bad_alloc&) {
         end(out_of_memory());
+    } catch (const std::system_error& error) {
+        end(as_named(error));
     } catch (const std::exception& error) {
         end(ferry::shown(error.what(), 1000).c_str(), static_cast<int>(ferry::Trouble::internal));
     }

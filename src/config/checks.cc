@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <initializer_list>
 #include <iomanip>
 #include <span>
@@ -119,11 +120,24 @@ Rule below_one_in_fp32(std::string key, double decay) {
             "set it to at most 0.9999999"};
 }
 
+// What the update takes for a smaller one (ferry/optim.h), so that a gradient too small to leave a
+// trace in the second moment is not divided by less.
+void warn_of_eps(const OptimizerConfig& o, const Given& given) {
+    const double least = 0x1p-50 / (o.method == "adagrad" ? 1 : std::sqrt(1 - o.beta2));
+    const bool used = o.method == "adamw" || o.method == "adam" || o.method == "adagrad";
+    if (!used || o.eps >= least) return;
+    std::ostringstream text;
+    text << given.place_of("optimizer.eps") << " is " << o.eps << ", but the update uses " << least
+         << ": with fp32 moments a smaller one is not safe";
+    log_warn(text.str());
+}
+
 void resolve_optimizer(OptimizerConfig& o, const Given& given) {
     // Chen et al. 2023; torch.optim.Adagrad.
     if (o.method == "lion" && !given.contains("optimizer.betas")) o.beta2 = 0.99;
     if (o.method == "adagrad" && !given.contains("optimizer.eps")) o.eps = 1e-10;
     warn_of_unused(kOfMethod, o.method, given);
+    warn_of_eps(o, given);
     if (o.moments == "bf16" && o.method == "sgd" && o.momentum == 0)
         log_warn(given.place_of("optimizer.moments") + " does nothing with sgd without momentum");
     const bool looks_ahead_with_nothing = o.method == "sgd" && o.nesterov && o.momentum == 0;

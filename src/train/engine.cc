@@ -26,6 +26,7 @@
 #include "rank_lane.h"
 #include "rank_planner.h"
 #include "ranks.h"
+#include "resumed_kernels.h"
 #include "schedules.h"
 #include "shared_values.h"
 #include "state_io.h"
@@ -64,7 +65,7 @@ public:
                                    world_.ranks)),
           loaded_(load(config)),
           device_(*context_->device),
-          ops_(ops_on(device_, config, teams_->all())),
+          ops_(operations(runtime.resume)),
           decoder_(shape_, numerics_, layers_, *ops_),
           directories_(executor_.simulated()
                            ? nullptr
@@ -256,6 +257,11 @@ private:
     std::unique_ptr<LoadedWeights> load(const Config& config) const {
         check_vocabulary(config, described_, loader_.info());
         return LoadedWeights::of(config.model, shape_, layers_);
+    }
+
+    std::unique_ptr<ops::Ops> operations(bool resumes) {
+        if (resumes && !ranks_) take_recorded_kernels(config_, shape_, device_);
+        return ops_on(device_, config_, teams_->all());
     }
 
     RankPlanner make_planner(const Config& config) {

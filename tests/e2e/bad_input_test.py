@@ -321,30 +321,87 @@ class DoesNotFitTest(BadInputTest):
                      swap__chunk_elements=1048576)
 
     def test_address_space(self):
-        refused = 0
-        for mib in range(256, 8192, 64):
-            def limit(mib=mib):
-                resource.setrlimit(resource.RLIMIT_AS, (mib << 20, mib << 20))
-            run = self.train(self.config(steps=2), preexec_fn=limit)
-            if run.code == 0:
-                break
-            # Below that the loader, or what libraries do before the program, has no room.
-            if run.code == DOES_NOT_FIT:
-                self.assert_refused(run, DOES_NOT_FIT, "do:")
-                refused += 1
-        self.assertEqual(run.code, 0)
-        self.assertGreater(refused, 0)
+        for threads in (1, 16):
+            refused = 0
+            for mib in range(256, 16384, 96):
+                def limit(mib=mib):
+                    resource.setrlimit(resource.RLIMIT_AS, (mib << 20, mib << 20))
+                # One that never ends is an error of the test: ferry() has a time limit.
+                run = self.train(self.config(steps=2, threads=threads), preexec_fn=limit)
+                if run.code == 0:
+                    break
+                # Below that the loader, or what libraries do before the program, has no room.
+                if run.code == DOES_NOT_FIT:
+                    self.assert_refused(run, DOES_NOT_FIT, "do:")
+                    refused += 1
+                else:
+                    self.assertEqual(refused, 0, run.err)
+            self.assertEqual(run.code, 0)
+            self.assertGreater(refused, 0)
+            self.assertIn("OpenBLAS", self.refused_by_address_space(mib - 96, threads))
 
-    def test_threads_that_cannot_be_started(self):
+    def refused_by_address_space(self, mib, threads):
+        """The last error that speaks of a limit with its value, going down from what is enough."""
+        for less in range(mib, 0, -48):
+            def limit(less=less):
+                resource.setrlimit(resource.RLIMIT_AS, (less << 20, less << 20))
+            run = self.train(self.config(steps=2, threads=threads), preexec_fn=limit)
+            if "buffers that OpenBLAS" in run.err:
+                self.assert_refused(run, DOES_NOT_FIT, "ulimit -v", f"{less / 1024:.2f} GiB")
+                return run.err
+        return ""
+
+    def test_a_small_stack(self):
+        for kib in (128, 256, 512, 1024, 2048):
+            def limit(kib=kib):
+                resource.setrlimit(resource.RLIMIT_STACK, (kib << 10, resource.RLIM_INFINITY))
+            run = self.train(self.config(steps=2, precision="bf16"), preexec_fn=limit)
+            said = f"{kib}.00 KiB" if kib < 1024 else f"{kib // 1024}.00 MiB"
+            self.assert_refused(run, DOES_NOT_FIT, "the stack is too small", "ulimit -s", said)
+
+    def test_an_unlimited_stack(self):
+        # New threads then have 2 MiB, which a tile of narrow numbers exceeds.
+        def limit():
+            resource.setrlimit(resource.RLIMIT_STACK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        self.assert_trained(self.train(self.config(steps=2, precision="bf16", threads=2), preexec_fn=limit))
+
+    def as_nobody(self, most, **changes):
+        """Trains as a user who may have so many threads and processes."""
+        options, nobody = {}, 65534
         if os.geteuid() == 0:
-            self.skipTest("root has no limit on its processes")
+            os.chmod(self.dir, 0o755)
+            options = {"user": nobody, "group": nobody, "extra_groups": []}
+            if subprocess.run([FERRY, "--version"], capture_output=True, check=False, **options).returncode:
+                self.skipTest("another user cannot run the program here")
 
         def limit():
-            resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
-        # OpenBLAS starts threads of its own before the program, unless it is told not to.
-        run = self.train(self.config(steps=2), preexec_fn=limit,
-                         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"})
-        self.assert_refused(run, DOES_NOT_FIT, "thread", "ulimit -u")
+            resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+        return self.train(self.config(steps=2, **changes), preexec_fn=limit, **options)
+
+    def test_threads_that_cannot_be_started(self):
+        for most in range(1, 40):
+            run = self.as_nobody(most, threads=2)
+            if run.code == 0:
+                break
+            self.assert_refused(run, DOES_NOT_FIT, "thread", f"{most} processes and threads of the user (ulimit -u)")
+        self.assertEqual(run.code, 0, run.err)
+        self.assertGreater(most, 1)
+
+    def test_threads_beyond_the_control_group(self):
+        group = f"/sys/fs/cgroup/pids/ferry-test-{os.getpid()}"
+        try:
+            os.mkdir(group)
+        except OSError as error:
+            self.skipTest(f"no control group can be made: {error}")
+        self.addCleanup(os.rmdir, group)
+
+        def enter():
+            with open(f"{group}/pids.max", "w", encoding="ascii") as file:
+                file.write("2")
+            with open(f"{group}/cgroup.procs", "w", encoding="ascii") as file:
+                file.write("0")
+        run = self.train(self.config(steps=2), preexec_fn=enter)
+        self.assert_refused(run, DOES_NOT_FIT, "thread", "2 processes and threads of the control group (pids.max)")
 
 
 class NvmePathTest(BadInputTest):

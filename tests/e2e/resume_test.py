@@ -34,10 +34,10 @@ class ResumeTest(FerryTest):
         self.assert_trained(run)
         return run
 
-    def killed(self, config, *arguments, steps, seconds=0.0):
+    def killed(self, config, *arguments, steps, seconds=0.0, env=None):
         """Starts a run and kills it so many seconds after so many of its steps."""
         process = subprocess.Popen([FERRY, *self.command(config, *arguments)], text=True,
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
         out = ""
         while out.count('"loss"') < steps:
             line = process.stdout.readline()
@@ -93,6 +93,26 @@ class ResumeTest(FerryTest):
                 plain = {key: value for key, value in changes.items()
                          if not key.startswith(("swap", "io"))}
                 self.kill_until_it_ends(self.durable(**changes), self.whole(**plain), rng)
+                shutil.rmtree(self.drives[0])
+                os.mkdir(self.drives[0])
+
+    def test_it_goes_on_with_the_kernels_it_was_started_with(self):
+        def under(core):
+            env = {key: value for key, value in os.environ.items() if key != "OPENBLAS_CORETYPE"}
+            return {**env, "OPENBLAS_CORETYPE": core} if core else env
+        if self.train(self.config(steps=1), env=under(None)).lines[-1]["kernels"] not in ("SkylakeX", "Cooperlake",
+                                                                                         "Sapphirerapids"):
+            self.skipTest("there are no two sets of kernels that this processor runs and ferry chooses from")
+        for first, then in (("Haswell", None), (None, "Haswell"), ("Haswell", "Nehalem")):
+            with self.subTest(first=first, then=then):
+                config = self.durable()
+                whole = self.train(self.config(steps=STEPS, clip_norm=1.0), env=under(first))
+                self.killed(config, steps=5, env=under(first))
+                resumed = self.train(config, "--resume", env=under(then))
+                self.assert_trained(resumed)
+                self.assertEqual(resumed.hashes, whole.hashes)
+                self.assertEqual(resumed.err.count("goes on with them"), 1, resumed.err)
+                self.assertNotIn("older processor", resumed.err)
                 shutil.rmtree(self.drives[0])
                 os.mkdir(self.drives[0])
 
