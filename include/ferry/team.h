@@ -11,7 +11,9 @@
 
 namespace ferry {
 
+// What the machine offers this process: cores, NUMA nodes, memory (src/topology/topology.h).
 struct Topology;
+std::shared_ptr<const Topology> this_machine();
 
 // `threads` workers over TBB, shared by the CPU device's streams and the optimizer, so that two
 // parallel loops at once never oversubscribe, but for a team of one: it has no place to wait in,

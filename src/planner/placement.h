@@ -1,7 +1,8 @@
-// Which bytes live on which tier, and how many buffers they pass through: the planner's policy.
+// Which bytes live on which tier, and how many buffers they pass through.
 #pragma once
 
-#include <span>
+#include <array>
+#include <cstdint>
 #include <vector>
 
 #include "budget.h"
@@ -26,37 +27,9 @@ struct Placement {
     Budget device, host;
 };
 
-// The part of the optimizer's work that is worth doing before the clip factor is known: none where
-// a quarter of the next forward pass hides all of it, else what leaves backward and forward the
-// same share of slack, for an update that is late by anything makes its layer's forward wait. No
-// more than backward hides. `out_of_place`: how many times as long as an update after the outcome a
-// speculative one takes.
-double speculative_fraction(double forward_s, double backward_s, double optimizer_s,
-                            double out_of_place);
-
 // What a layer may keep from forward to backward.
 struct KeptResult {
     size_t layer = 0;
     model::Saved what{};
 };
-// How many blocks the configuration has keep that; less than 0: the planner decides.
-int64_t blocks_asked_to_keep(const Config& config, model::Saved what);
-
-// What stays on the device from forward to backward: the inputs of at most so many blocks, the last
-// ones, as far as they fit; then these results, all of those that the configuration asks for, of
-// the others as many as fit, in their order.
-struct Keeping {
-    int64_t inputs = 0;
-    std::span<const KeptResult> results{};
-};
-// Throws does_not_fit naming the tier, the bytes missing and the smallest budget that works.
-Placement place(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
-                const std::vector<AccumulatorSpill>& spills, const MachineFigures& machine,
-                const Keeping& keeping);
-// Keeps as much as is asked for, or as makes the step shortest, in as many groups.
-Placement place_for_speed(const Config& config, const Workload& work,
-                          const std::vector<Chunk>& chunks,
-                          const std::vector<AccumulatorSpill>& spills,
-                          const MachineFigures& machine);
-
 }  // namespace ferry::planner

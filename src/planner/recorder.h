@@ -11,6 +11,7 @@
 
 #include "planner/operands.h"
 #include "planner/planner.h"
+#include "swap/schedule.h"
 
 namespace ferry::planner {
 

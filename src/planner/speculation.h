@@ -8,6 +8,14 @@
 
 namespace ferry::planner {
 
+// The part of the optimizer's work that is worth doing before the clip factor is known: none where
+// a quarter of the next forward pass hides all of it, else what leaves backward and forward the
+// same share of slack, for an update that is late by anything makes its layer's forward wait. No
+// more than backward hides. `out_of_place`: how many times as long as an update after the outcome a
+// speculative one takes.
+double speculative_fraction(double forward_s, double backward_s, double optimizer_s,
+                            double out_of_place);
+
 // Of what the host updates, by where the placement keeps it: see speculative_fraction().
 double expected_speculative_fraction(const Config& config, const Workload& work,
                                      const std::vector<Chunk>& chunks, const Placement& placement,

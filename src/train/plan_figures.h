@@ -12,9 +12,6 @@
 
 namespace ferry::train {
 
-// Whether a storage path is memory itself (tmpfs).
-bool is_memory(const std::string& path);
-
 // Where nobody has measured: the device kind's defaults. The storage paths together are as fast as
 // the drives that they lie on, each as one by default, and take a chunk for each at once; memory is
 // one more, a tenth as fast as updates stream through it.

@@ -8,6 +8,8 @@
 #include "outcome.h"
 #include "planner/operands.h"
 #include "planner/planner.h"
+#include "swap/schedule.h"
+#include "swap/store.h"
 
 namespace ferry::train {
 

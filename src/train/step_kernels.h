@@ -12,6 +12,7 @@
 #include "planner/operands.h"
 #include "planner/planner.h"
 #include "step_state.h"
+#include "swap/store.h"
 #include "trace_rows.h"
 
 namespace ferry::train {
