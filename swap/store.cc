@@ -16,6 +16,12 @@ namespace {
 constexpr std::array<Lane, kLanes> kAllLanes = {Lane::compute, Lane::h2d,  Lane::d2h,   Lane::team,
                                                 Lane::check,   Lane::read, Lane::write, Lane::comm};
 
+// A device's streams are the first lanes.
+constexpr StreamKind stream_of(Lane lane) { return static_cast<StreamKind>(lane); }
+static_assert(stream_of(Lane::compute) == StreamKind::compute &&
+              stream_of(Lane::h2d) == StreamKind::h2d && stream_of(Lane::d2h) == StreamKind::d2h &&
+              static_cast<int>(Lane::d2h) + 1 == kStreams);
+
 class Replay;
 
 // A task between dispatch and completion.
@@ -24,7 +30,7 @@ struct Flight {
     aio::Operation operation{};
     Kernels* kernels = nullptr;
     const char* name = "";
-    int64_t shown = -1;
+    int64_t step = -1;
     bool finished = false;
     Nanos dispatched_ns = 0;
 };
@@ -58,8 +64,8 @@ public:
         }
     }
 
-    void append(const Schedule& schedule, int64_t step, int64_t shown) override {
-        board_.append(schedule, step).shown = shown;
+    void append(const Schedule& schedule, int64_t sequence, int64_t step) override {
+        board_.append(schedule, sequence).step = step;
     }
 
     void run_to_outcome() override {
@@ -284,7 +290,7 @@ private:
                                  .begin_ns = start,
                                  .end_ns = now,
                                  .bytes = task.bytes,
-                                 .step = flight(lane, i).shown,
+                                 .step = flight(lane, i).step,
                                  .layer = task.layer,
                                  .item = task.item});
     }
@@ -316,10 +322,10 @@ private:
     // False: a fresh slot is wanted and none is free yet; completions will free one.
     bool dispatch(const Task& task, const Active& active) {
         Flight& flight = this->flight(task.lane, board_.taken(task.lane));
-        flight.call = {.task = &task, .step = active.step, .at = {}, .store = this};
+        flight.call = {.task = &task, .sequence = active.sequence, .at = {}, .store = this};
         flight.kernels = &kernels_;
         flight.name = name_of_task(task);
-        flight.shown = active.shown;
+        flight.step = active.step;
         flight.finished = false;
         flight.dispatched_ns = executor_.now();
         if (!resolve(task, flight.call)) return false;
@@ -391,7 +397,7 @@ private:
             default:
                 break;
         }
-        Stream& stream = device_.stream(static_cast<StreamKind>(task.lane));
+        Stream& stream = device_.stream(stream_of(task.lane));
         if (task.verb == Verb::copy) {
             stream.copy(flight.call.at[1], flight.call.at[0], task.bytes);
         } else {

@@ -27,7 +27,7 @@ class Store;
 // What a kernel task is run with. `at` are the addresses of its places.
 struct Call {
     const Task* task = nullptr;
-    int64_t step = 0;
+    int64_t sequence = 0;  // as the schedule was appended with
     std::array<std::byte*, kPlaces> at{};
     Store* store = nullptr;
 };
@@ -84,9 +84,9 @@ public:
     virtual ~Store() = default;  // waits for what is in flight
 
     // The schedule's tasks follow everything appended before, lane by lane. It must stay alive
-    // until drained. `step` is passed to its kernels, `shown` is the recording's word for it. At
-    // most 4 schedules at a time.
-    virtual void append(const Schedule& schedule, int64_t step, int64_t shown) = 0;
+    // until drained. `sequence` is passed to its kernels, which tell schedules apart by it; `step`
+    // is what the recording shows. At most 4 schedules at a time.
+    virtual void append(const Schedule& schedule, int64_t sequence, int64_t step) = 0;
     // Replays until the outcome of the schedule appended last is known; throws what went wrong.
     virtual void run_to_outcome() = 0;
     virtual void drain() = 0;  // replays everything appended

@@ -137,8 +137,7 @@ const std::vector<std::string> kLayers{"embedding", "block", "head"};
 
 std::vector<std::string> kernel_names() {
     std::vector<std::string> names;
-    for (int op = 0; op <= static_cast<int>(planner::Op::sum); ++op)
-        names.emplace_back(planner::name_of(static_cast<planner::Op>(op)));
+    for (const planner::Row& row : planner::operations()) names.emplace_back(row.name);
     return names;
 }
 

@@ -223,7 +223,9 @@ private:
         const int64_t micro_batches = config_.evaluate.micro_batches;
         HeldBack mine;
         for (int64_t done = 0; done < micro_batches; done += schedules_.evaluation_size) {
-            store_->append(schedules_.evaluation, world_.rank * micro_batches + done, step_);
+            kernels_.states()[++sequence_] = {
+                .step = step_, .held_back_before = world_.rank * micro_batches + done};
+            store_->append(schedules_.evaluation, sequence_, step_);
             store_->drain();
             mine.add(judge_.held_back(schedules_.evaluation_size));
         }
@@ -336,8 +338,9 @@ private:
 
     // After it everything that takes device memory has taken it, and the cap can be judged.
     void warm_up_device() {
-        kernels_.states()[0] = {.step = 1, .gradient_scale = 1};
-        kernels_.states()[-1].after_outcome = judge_.scalars(1, 1.0);  // of an arena of zeros
+        StepStates& states = kernels_.states();
+        states[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
+        states.before(StepStates::kMeasured).after_outcome = judge_.scalars(1, 1.0);  // of zeros
         warm_up(schedules_.steady(), bench());
         store_->drain();  // throws what went wrong
         check_device_memory(device_, plan_, config_);
@@ -431,7 +434,8 @@ private:
     void drain() {
         const Nanos start = executor_.now();
         if (previous_ != Previous::none) {
-            store_->append(schedules_.drains[static_cast<size_t>(previous_)], ++sequence_, step_);
+            kernels_.states()[++sequence_] = {.step = step_};
+            store_->append(schedules_.drains[static_cast<size_t>(previous_)], sequence_, step_);
             previous_ = Previous::none;
         }
         if (plan_.durable && durable_step_ != step_) {
@@ -506,7 +510,7 @@ void Run::measure() {
     if (figures_) return judge(shared_by(*figures_, world_.local_ranks));
     totals_ = so_far();  // drained, all buffers are free; what is moved from here is not the run's
     const trace::Recording::Pause pause(recording_);
-    kernels_.states()[0] = {.step = 1, .gradient_scale = 1};
+    kernels_.states()[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
     Figures figures =
         measure_figures(schedules_.steady(), bench(), *teams_, topology_, judge_.scalars(1, 1.0)[0],
                         arena_, shape_.vocab, updated_bytes(plan_));

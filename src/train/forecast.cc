@@ -87,7 +87,7 @@ public:
         pool.lock_for(*device_, staging, teams->all());
         pool.seal();
         StepKernels kernels(sample, *teams, {&decoder, ops.get(), nullptr});
-        kernels.states()[0] = {.step = 1, .gradient_scale = 1};
+        kernels.states()[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
         const auto store =
             swap::Store::make({.host_arena = staging}, *executor_, *device_, nullptr, kernels);
         Figures found = measure_figures(

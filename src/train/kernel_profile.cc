@@ -78,7 +78,7 @@ public:
         staging_ = pool_.reserve("staging", sample_.host_bytes, *teams_);
         pool_.lock_for(*device_, staging_, teams_->all());
         pool_.seal();
-        kernels_.states()[0] = {.step = 1, .gradient_scale = 1};
+        kernels_.states()[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
         store_ =
             swap::Store::make({.host_arena = staging_}, *executor_, *device_, nullptr, kernels_);
         bench_.emplace(sample_, *device_, *executor_, kernels_, *store_, ops_.get(), &decoder_);

@@ -11,6 +11,7 @@
 #include "memory_left.h"
 #include "predict.h"
 #include "state_io.h"
+#include "step_state.h"
 
 namespace ferry::train {
 

@@ -16,7 +16,7 @@
 
 namespace ferry::train {
 
-// What is measured on. Kernels run as those of schedule 0.
+// What is measured on. Kernels run as those of StepStates::kMeasured.
 struct Bench {
     const planner::Plan& plan;
     Device& device;
