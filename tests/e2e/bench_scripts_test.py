@@ -82,7 +82,7 @@ class ScriptsTest(FerryTest):
             predicted = rows[f"memory, {way}: step beside prediction"]
             self.assertEqual((predicted["target"], predicted["target_high"]), (0.9, 1.1))
             self.assertAlmostEqual(predicted["ratio"], predicted["reference"] / predicted["value"])
-            self.assertEqual(predicted["verdict"], "met" if 0.9 <= predicted["ratio"] <= 1.1 else "missed")
+            self.assertEqual(predicted["outcome"], "met" if 0.9 <= predicted["ratio"] <= 1.1 else "missed")
         self.assertIn("3 of 3 clipped", rows["memory, clipped: step beside lower bound"]["note"])
         self.assertIn("0 of 3 clipped", rows["memory, never clipped: step beside lower bound"]["note"])
         self.assertIn("memory, clipped: beside speculation off", rows)
@@ -183,8 +183,8 @@ class ScriptsTest(FerryTest):
         rows, notes = self.script("fits", *configs, *self.drive(), "--steps", "16")
         self.assertEqual(notes, [])
         for config in configs:
-            self.assertEqual(rows[f"{Path(config).stem}: steps trained"]["verdict"], "met")
-            self.assertEqual(rows[f"{Path(config).stem}: last loss beside first"]["verdict"], "met")
+            self.assertEqual(rows[f"{Path(config).stem}: steps trained"]["outcome"], "met")
+            self.assertEqual(rows[f"{Path(config).stem}: last loss beside first"]["outcome"], "met")
 
     def test_fits_under_a_control_group(self):
         group = training.ControlGroup(512 << 20)
@@ -244,7 +244,7 @@ class ScriptsTest(FerryTest):
         self.assertEqual(done.returncode, 0, done.stderr + done.stdout)
         rows, _ = self.rows_in(file, done.stdout)
         for way in ("eval, from the drive", "eval, again", "train, from the drive", "train, again"):
-            self.assertEqual(rows[f"{way}: host peak beside plan, empty run and limit"]["verdict"], "met")
+            self.assertEqual(rows[f"{way}: host peak beside plan, empty run and limit"]["outcome"], "met")
             self.assertGreater(rows[f"{way}: loaded in"]["value"], 0)
         self.assertEqual(os.listdir(self.path("nvme")), [])
 
