@@ -253,5 +253,6 @@ void add_data_command(CLI::App& app) {
     ids->needs(vocabulary);
     vocabulary->needs(ids);
     command->add_flag("--json", options->json, "Print one JSON object");
+    command->footer("Example: ferry data *.txt --documents -o tokens.bin");
     command->callback([options] { write_data(*options); });
 }
