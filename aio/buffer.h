@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <memory>
 
-#include "ferry/base.h"
+#include "ferry/error.h"
 
 namespace ferry::aio {
 

@@ -14,6 +14,7 @@
 #include <limits>
 
 #include "backend.h"
+#include "base/log.h"
 #include "buffer.h"
 #include "errors.h"
 #include "probe.h"

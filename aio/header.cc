@@ -11,6 +11,8 @@
 #include <cstring>
 #include <thread>
 
+#include "base/checksum.h"
+#include "base/log.h"
 #include "errors.h"
 
 namespace ferry::aio {

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "backend.h"
+#include "base/log.h"
 
 namespace ferry::aio {
 namespace {

@@ -4,6 +4,9 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/log.h"
+#include "base/threads.h"
+
 namespace ferry::aio {
 namespace {
 

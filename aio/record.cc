@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "ferry/base.h"
+#include "base/checksum.h"
 
 namespace ferry::aio {
 namespace {

@@ -14,6 +14,7 @@
 #include <cstring>
 
 #include "backend.h"
+#include "base/log.h"
 #include "errors.h"
 
 namespace ferry::aio {

@@ -11,6 +11,8 @@
 #include <new>
 #include <system_error>
 
+#include "base/log.h"
+
 namespace ferry::aio {
 namespace {
 

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/log.h"
 #include "buffer.h"
 #include "errors.h"
 #include "volume.h"

@@ -6,6 +6,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/checksum.h"
+#include "base/log.h"
 #include "record.h"
 #include "volume.h"
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "ferry/model.h"
+#include "model/model.h"
 
 namespace {
 

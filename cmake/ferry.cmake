@@ -23,8 +23,11 @@ function(ferry_module name dir)
     endif()
     add_library(ferry_${name} STATIC ${sources})
     add_library(ferry::${name} ALIAS ferry_${name})
+    # What an embedder calls, then the contracts between modules.
     target_include_directories(ferry_${name} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
-                               $<INSTALL_INTERFACE:include>)
+                               $<INSTALL_INTERFACE:include>
+                               $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>
+                               $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
     target_compile_features(ferry_${name} PUBLIC cxx_std_20)
     set_target_properties(ferry_${name} PROPERTIES EXPORT_NAME ${name})
     set_property(GLOBAL APPEND PROPERTY FERRY_MODULES ${name})
@@ -39,12 +42,13 @@ function(ferry_module name dir)
 endfunction()
 
 # ferry_program(NAME DIR [DEPENDS module...] [USES package...] [SOURCES file...]): from all of DIR
-# unless SOURCES names files.
+# and the folders in it unless SOURCES names files.
 function(ferry_program name dir)
     cmake_parse_arguments(M "" "" "DEPENDS;USES;SOURCES" ${ARGN})
     set(sources ${M_SOURCES})
     if(NOT sources)
-        file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${dir}/*.cc)
+        file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${dir}/*.cc
+             ${PROJECT_SOURCE_DIR}/${dir}/*/*.cc)
     endif()
     add_executable(${name} ${sources})
     list(TRANSFORM M_DEPENDS PREPEND ferry_)
@@ -78,7 +82,7 @@ function(ferry_tests)
             get_property(dir GLOBAL PROPERTY FERRY_DIR_${module})
             add_executable(test_${module} ${sources})
             target_link_libraries(test_${module} PRIVATE ferry_${module} GTest::gtest GTest::gmock GTest::gtest_main)
-            if(module MATCHES "^(aio|comm|swap|zero|checkpoint|train)$")
+            if(module MATCHES "^(aio|comm|swap|zero|data|checkpoint|train)$")
                 target_link_libraries(test_${module} PRIVATE ferry_test_support)
             endif()
             target_include_directories(test_${module} PRIVATE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/${dir})

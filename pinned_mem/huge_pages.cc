@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <fstream>
 
-#include "ferry/base.h"
+#include "ferry/units.h"
 
 namespace ferry::pinned_mem {
 

@@ -6,6 +6,8 @@
 #include <optional>
 #include <thread>
 
+#include "base/log.h"
+#include "base/threads.h"
 #include "ferry/pinned_mem.h"
 #include "huge_pages.h"
 #include "touch.h"

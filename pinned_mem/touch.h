@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "ferry/base.h"
 #include "ferry/team.h"
+#include "ferry/units.h"
 
 namespace ferry::pinned_mem {
 

@@ -1,4 +1,5 @@
-#include "ferry/schedule.h"
+#include "swap/schedule.h"
+#include "ferry/error.h"
 
 namespace ferry::swap {
 

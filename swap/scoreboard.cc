@@ -1,4 +1,5 @@
 #include "scoreboard.h"
+#include "ferry/error.h"
 
 namespace ferry::swap {
 namespace {

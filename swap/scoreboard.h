@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "ferry/schedule.h"
+#include "swap/schedule.h"
 
 namespace ferry::swap {
 

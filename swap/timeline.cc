@@ -3,6 +3,7 @@
 #include <limits>
 #include <optional>
 
+#include "ferry/error.h"
 #include "scoreboard.h"
 
 namespace ferry::swap {

@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "commands.h"
-#include "ferry/base.h"
+#include "ferry/error.h"
 
 void check_output() {
     if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return;

@@ -13,7 +13,7 @@
 #include <cstring>
 #include <sstream>
 
-#include "ferry/base.h"
+#include "ferry/error.h"
 #include "interrupt.h"
 
 namespace ferry::tools {

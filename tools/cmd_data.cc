@@ -16,7 +16,8 @@
 #include <vector>
 
 #include "commands.h"
-#include "ferry/tokens.h"
+#include "data/tokens.h"
+#include "ferry/error.h"
 
 namespace {
 

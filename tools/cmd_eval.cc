@@ -6,10 +6,10 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/checkpoint.h"
 #include "commands.h"
-#include "ferry/checkpoint.h"
+#include "data/tokens.h"
 #include "ferry/config.h"
-#include "ferry/tokens.h"
 #include "ferry/train.h"
 #include "override_options.h"
 #include "ranks.h"

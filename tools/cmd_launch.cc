@@ -13,7 +13,7 @@
 
 #include "child_process.h"
 #include "commands.h"
-#include "ferry/base.h"
+#include "ferry/error.h"
 #include "hostfile.h"
 #include "interrupt.h"
 #include "rank_output.h"

@@ -4,9 +4,10 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include "base/log.h"
+#include "checkpoint/checkpoint.h"
 #include "commands.h"
 #include "export_options.h"
-#include "ferry/checkpoint.h"
 #include "ferry/config.h"
 #include "ferry/train.h"
 #include "figures.h"

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "base/log.h"
 #include "io_site.h"
 #include "path_shares.h"
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "ferry/forecast.h"
 #include "machine_file.h"
+#include "train/forecast.h"
 
 namespace ferry::tools {
 

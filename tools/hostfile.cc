@@ -14,7 +14,8 @@
 #include <set>
 #include <sstream>
 
-#include "ferry/base.h"
+#include "base/words.h"
+#include "ferry/error.h"
 
 namespace ferry::tools {
 namespace {

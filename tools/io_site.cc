@@ -19,7 +19,7 @@
 #include <thread>
 
 #include "ferry/aio.h"
-#include "ferry/topology.h"
+#include "topology/topology.h"
 
 namespace ferry::tools {
 namespace {

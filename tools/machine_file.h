@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "bench_io.h"
-#include "ferry/forecast.h"
+#include "tools/bench/bench_io.h"
+#include "train/forecast.h"
 
 namespace ferry::tools {
 

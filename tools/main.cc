@@ -7,10 +7,10 @@
 #include <cstdlib>
 #include <new>
 
+#include "comm/comm.h"
 #include "commands.h"
-#include "ferry/base.h"
-#include "ferry/comm.h"
-#include "ferry/ops.h"
+#include "ferry/error.h"
+#include "ops/ops.h"
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "ferry/comm.h"
+#include "comm/comm.h"
 #include "ferry/config.h"
 
 namespace ferry::tools {

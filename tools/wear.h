@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "ferry/config.h"
-#include "ferry/forecast.h"
+#include "train/forecast.h"
 
 namespace ferry::tools {
 

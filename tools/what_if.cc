@@ -2,7 +2,7 @@
 
 #include <tuple>
 
-#include "ferry/base.h"
+#include "ferry/units.h"
 
 namespace ferry::tools {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "ferry/forecast.h"
+#include "train/forecast.h"
 
 namespace ferry::tools {
 

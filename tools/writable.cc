@@ -10,7 +10,7 @@
 #include <fstream>
 #include <string_view>
 
-#include "ferry/base.h"
+#include "ferry/error.h"
 
 namespace ferry::tools {
 namespace {

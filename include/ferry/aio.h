@@ -12,7 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "ferry/base.h"
+#include "ferry/error.h"
+#include "ferry/executor.h"
+#include "ferry/units.h"
 
 namespace ferry::aio {
 

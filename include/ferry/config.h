@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "ferry/base.h"
+#include "ferry/units.h"
 
 namespace ferry {
 

@@ -10,7 +10,8 @@
 #include <string>
 #include <string_view>
 
-#include "ferry/base.h"
+#include "ferry/error.h"
+#include "ferry/executor.h"
 
 namespace ferry {
 

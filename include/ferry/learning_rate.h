@@ -4,8 +4,6 @@
 #include <cstdint>
 #include <string_view>
 
-#include "ferry/base.h"
-
 namespace ferry::optim {
 
 enum class Decay : uint8_t { constant, linear, cosine, wsd, one_cycle, warmup_decay };

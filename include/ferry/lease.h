@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "ferry/aio.h"
-#include "ferry/base.h"
+#include "ferry/executor.h"
 #include "ferry/swap.h"
 
 namespace ferry::swap {

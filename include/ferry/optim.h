@@ -9,8 +9,9 @@
 #include <string_view>
 #include <vector>
 
-#include "ferry/base.h"
+#include "ferry/dtype.h"
 #include "ferry/team.h"
+#include "ferry/units.h"
 
 namespace ferry::optim {
 

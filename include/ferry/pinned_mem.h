@@ -10,10 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "ferry/base.h"
 #include "ferry/device.h"
 #include "ferry/team.h"
-#include "ferry/topology.h"
+#include "topology/topology.h"
 
 namespace ferry::pinned_mem {
 

@@ -13,10 +13,11 @@
 #include <vector>
 
 #include "ferry/aio.h"
-#include "ferry/base.h"
 #include "ferry/device.h"
-#include "ferry/schedule.h"
-#include "ferry/trace.h"
+#include "ferry/error.h"
+#include "ferry/executor.h"
+#include "swap/schedule.h"
+#include "trace/trace.h"
 
 namespace ferry::swap {
 

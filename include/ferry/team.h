@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "ferry/base.h"
+#include "ferry/executor.h"
 
 namespace ferry {
 

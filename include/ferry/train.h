@@ -12,16 +12,17 @@
 #include <string>
 #include <vector>
 
+#include "comm/comm.h"
+#include "data/tokens.h"
 #include "ferry/aio.h"
-#include "ferry/base.h"
-#include "ferry/comm.h"
 #include "ferry/config.h"
-#include "ferry/forecast.h"
+#include "ferry/dtype.h"
+#include "ferry/executor.h"
 #include "ferry/learning_rate.h"
-#include "ferry/planner.h"
 #include "ferry/swap.h"
-#include "ferry/tokens.h"
-#include "ferry/trace.h"
+#include "planner/planner.h"
+#include "trace/trace.h"
+#include "train/forecast.h"
 
 namespace ferry::train {
 

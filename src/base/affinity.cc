@@ -1,6 +1,6 @@
 #include <sched.h>
 
-#include "ferry/base.h"
+#include "base/threads.h"
 
 namespace ferry {
 

@@ -3,7 +3,8 @@
 
 #include <cstdlib>
 
-#include "ferry/base.h"
+#include "base/log.h"
+#include "ferry/error.h"
 
 namespace ferry {
 namespace {

@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <ctime>
 
-#include "ferry/base.h"
+#include "base/threads.h"
+#include "ferry/executor.h"
 
 namespace ferry {
 

@@ -4,7 +4,9 @@
 #include <cmath>
 #include <numbers>
 
-#include "ferry/base.h"
+#include "base/checksum.h"
+#include "base/random.h"
+#include "ferry/dtype.h"
 
 namespace ferry {
 

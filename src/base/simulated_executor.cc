@@ -4,7 +4,9 @@
 #include <deque>
 #include <vector>
 
-#include "ferry/base.h"
+#include "base/random.h"
+#include "ferry/error.h"
+#include "ferry/executor.h"
 
 namespace ferry {
 namespace {

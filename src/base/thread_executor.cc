@@ -8,7 +8,8 @@
 #include <thread>
 #include <vector>
 
-#include "ferry/base.h"
+#include "ferry/error.h"
+#include "ferry/executor.h"
 
 namespace ferry {
 namespace {

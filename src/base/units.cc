@@ -6,7 +6,9 @@
 #include <cmath>
 #include <vector>
 
-#include "ferry/base.h"
+#include "base/words.h"
+#include "ferry/error.h"
+#include "ferry/units.h"
 
 namespace ferry {
 namespace {

@@ -12,8 +12,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "ferry/checkpoint.h"
-#include "ferry/unique_keys.h"
+#include "base/unique_keys.h"
+#include "checkpoint/checkpoint.h"
 
 namespace ferry::checkpoint {
 namespace {

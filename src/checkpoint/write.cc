@@ -10,7 +10,9 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "ferry/checkpoint.h"
+#include "checkpoint/checkpoint.h"
+#include "ferry/error.h"
+#include "ferry/units.h"
 
 namespace ferry::checkpoint {
 namespace {

@@ -2,7 +2,7 @@
 #include <cstring>
 #include <vector>
 
-#include "ferry/comm.h"
+#include "comm/comm.h"
 
 namespace ferry::comm {
 namespace {

@@ -8,7 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "ferry/comm.h"
+#include "base/checksum.h"
+#include "comm/comm.h"
 
 namespace ferry::comm {
 

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <cstring>
 
+#include "base/threads.h"
+
 namespace ferry::comm {
 namespace {
 

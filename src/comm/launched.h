@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "ferry/comm.h"
+#include "comm/comm.h"
 
 namespace ferry::comm {
 

@@ -13,6 +13,7 @@
 #include <deque>
 
 #include "alike.h"
+#include "base/threads.h"
 #include "comm_thread.h"
 #include "launched.h"
 #include "watchdog.h"

@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "alike.h"
+#include "base/threads.h"
 #include "comm_thread.h"
 
 namespace ferry::comm {

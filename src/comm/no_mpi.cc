@@ -1,7 +1,7 @@
 // What a build without MPI offers in its place.
 #ifndef FERRY_MPI
 
-#include "ferry/comm.h"
+#include "comm/comm.h"
 
 namespace ferry::comm {
 

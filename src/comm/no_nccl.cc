@@ -1,7 +1,7 @@
 // What a build without NCCL offers in its place.
 #ifndef FERRY_NCCL
 
-#include "ferry/comm.h"
+#include "comm/comm.h"
 
 namespace ferry::comm {
 namespace {

@@ -10,7 +10,8 @@
 #include <stop_token>
 #include <thread>
 
-#include "ferry/base.h"
+#include "ferry/error.h"
+#include "ferry/executor.h"
 
 namespace ferry::comm {
 

@@ -8,6 +8,9 @@
 #include <sstream>
 #include <utility>
 
+#include "base/log.h"
+#include "ferry/error.h"
+
 namespace ferry::config {
 namespace {
 

@@ -7,8 +7,9 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "base/unique_keys.h"
+#include "base/words.h"
 #include "checks.h"
-#include "ferry/unique_keys.h"
 #include "read_value.h"
 #include "schema.h"
 

@@ -1,6 +1,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "ferry/error.h"
 #include "schema.h"
 
 namespace ferry::config {

@@ -4,6 +4,9 @@
 #include <nlohmann/json.hpp>
 #include <type_traits>
 
+#include "base/words.h"
+#include "ferry/error.h"
+
 namespace ferry::config {
 namespace {
 

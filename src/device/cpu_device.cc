@@ -12,6 +12,8 @@
 #include <thread>
 #include <vector>
 
+#include "ferry/units.h"
+
 namespace ferry {
 namespace {
 

@@ -3,7 +3,7 @@
 #include <sstream>
 #include <vector>
 
-#include "ferry/base.h"
+#include "ferry/error.h"
 
 namespace ferry {
 

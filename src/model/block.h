@@ -8,7 +8,7 @@
 #pragma once
 
 #include "carver.h"
-#include "ferry/model.h"
+#include "model/model.h"
 #include "tensors.h"
 
 namespace ferry::model {

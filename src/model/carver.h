@@ -4,7 +4,8 @@
 
 #include <algorithm>
 
-#include "ferry/ops.h"
+#include "ferry/units.h"
+#include "ops/ops.h"
 
 namespace ferry::model {
 

@@ -2,7 +2,7 @@
 
 #include "block.h"
 #include "carver.h"
-#include "ferry/model.h"
+#include "model/model.h"
 
 namespace ferry::model {
 namespace {

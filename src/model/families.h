@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "ferry/model.h"
+#include "model/model.h"
 
 namespace ferry::model {
 

@@ -1,4 +1,4 @@
-#include "ferry/huggingface.h"
+#include "model/huggingface.h"
 
 #include <algorithm>
 #include <array>
@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "base/unique_keys.h"
 #include "families.h"
-#include "ferry/unique_keys.h"
 
 namespace ferry::model {
 namespace {

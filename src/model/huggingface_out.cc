@@ -2,7 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "families.h"
-#include "ferry/huggingface.h"
+#include "model/huggingface.h"
 
 namespace ferry::model {
 namespace {

@@ -1,7 +1,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "ferry/model.h"
+#include "base/checksum.h"
+#include "model/model.h"
 #include "normals.h"
 
 namespace ferry::model {

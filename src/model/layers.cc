@@ -3,7 +3,8 @@
 #include <string>
 
 #include "families.h"
-#include "ferry/model.h"
+#include "ferry/units.h"
+#include "model/model.h"
 
 namespace ferry::model {
 namespace {

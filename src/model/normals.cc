@@ -2,13 +2,13 @@
 // double. Rounded to float both give the same, but for a few in ten million, where the double lies
 // next to the middle of two floats: those are left to the C library (Ziv, "Fast evaluation of
 // elementary mathematical functions with correctly rounded last bit", 1991).
-#include "ferry/simd_targets.h"
+#include "base/simd_targets.h"
 //
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "../src/model/normals.cc"  // from the folder include/, a search path
+#define HWY_TARGET_INCLUDE "model/normals.cc"
 #include "hwy/foreach_target.h"
 //
-#include "ferry/philox-inl.h"
+#include "base/philox-inl.h"
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 //

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-#include "ferry/base.h"
+#include "base/random.h"
 
 namespace ferry::model {
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numbers>
 
-#include "ferry/model.h"
+#include "model/model.h"
 
 namespace ferry::model {
 namespace {

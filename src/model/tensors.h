@@ -4,7 +4,7 @@
 #include <array>
 #include <initializer_list>
 
-#include "ferry/model.h"
+#include "model/model.h"
 
 namespace ferry::model {
 

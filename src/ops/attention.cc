@@ -3,7 +3,7 @@
 #include <cmath>
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "../src/ops/attention.cc"
+#define HWY_TARGET_INCLUDE "ops/attention.cc"
 #include <hwy/foreach_target.h>
 // after foreach_target
 #include "attention-inl.h"

@@ -11,7 +11,8 @@
 #include <thread>
 #include <vector>
 
-#include "ferry/base.h"
+#include "ferry/error.h"
+#include "ferry/units.h"
 
 namespace ferry::ops {
 namespace {

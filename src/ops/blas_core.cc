@@ -8,7 +8,7 @@
 #include <array>
 #include <string_view>
 
-#include "ferry/ops.h"
+#include "ops/ops.h"
 
 namespace ferry::ops {
 

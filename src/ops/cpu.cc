@@ -11,9 +11,10 @@
 #include <mutex>
 #include <utility>
 
+#include "base/log.h"
 #include "blas_buffers.h"
-#include "ferry/ops.h"
 #include "kernels.h"
+#include "ops/ops.h"
 
 namespace ferry::ops {
 namespace {

@@ -2,7 +2,7 @@
 // fp32 is read and written in place; narrow operands are widened a block of depth at a time, and a
 // narrow output is summed aside and rounded once.
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "../src/ops/gemm.cc"
+#define HWY_TARGET_INCLUDE "ops/gemm.cc"
 #include <cblas.h>
 
 #include <hwy/foreach_target.h>

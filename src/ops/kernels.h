@@ -2,7 +2,8 @@
 // SIMD target and dispatched to the best one that this processor runs. `first`/`count` are rows.
 #pragma once
 
-#include "ferry/ops.h"
+#include "ferry/units.h"
+#include "ops/ops.h"
 
 namespace ferry::ops {
 

@@ -1,5 +1,5 @@
 // What a build without CUDA offers in its place.
-#include "ferry/ops.h"
+#include "ops/ops.h"
 
 #ifndef FERRY_CUDA
 

@@ -7,7 +7,7 @@
 #include <numbers>
 #include <vector>
 
-#include "ferry/ops.h"
+#include "ops/ops.h"
 
 namespace ferry::ops {
 namespace {

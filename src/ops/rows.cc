@@ -2,7 +2,7 @@
 #include <cmath>
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "../src/ops/rows.cc"
+#define HWY_TARGET_INCLUDE "ops/rows.cc"
 #include <hwy/foreach_target.h>
 // after foreach_target
 #include "kernels.h"

@@ -12,7 +12,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "ferry/ops.h"
+#include "ops/ops.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ferry::ops::HWY_NAMESPACE {

@@ -1,7 +1,7 @@
 // Adagrad for every SIMD target.
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "../src/optim/adagrad.cc"  // from the folder include/, a search path
-#include "ferry/simd_targets.h"
+#define HWY_TARGET_INCLUDE "optim/adagrad.cc"
+#include "base/simd_targets.h"
 //
 #include "hwy/foreach_target.h"
 //

@@ -1,7 +1,7 @@
 // Adam with L2 decay for every SIMD target.
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "../src/optim/adam.cc"  // from the folder include/, a search path
-#include "ferry/simd_targets.h"
+#define HWY_TARGET_INCLUDE "optim/adam.cc"
+#include "base/simd_targets.h"
 //
 #include "hwy/foreach_target.h"
 //

@@ -1,7 +1,7 @@
 // AdamW for every SIMD target.
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "../src/optim/adamw.cc"  // from the folder include/, a search path
-#include "ferry/simd_targets.h"
+#define HWY_TARGET_INCLUDE "optim/adamw.cc"
+#include "base/simd_targets.h"
 //
 #include "hwy/foreach_target.h"
 //

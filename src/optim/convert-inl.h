@@ -7,7 +7,7 @@
 #define FERRY_OPTIM_CONVERT_INL_H_
 #endif
 
-#include "ferry/base.h"
+#include "ferry/dtype.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();

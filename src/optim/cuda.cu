@@ -7,6 +7,7 @@
 
 #include <string>
 
+#include "base/random.h"
 #include "ferry/device.h"
 #include "internal.h"
 

@@ -11,8 +11,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/philox-inl.h"
 #include "convert-inl.h"
-#include "ferry/philox-inl.h"
 #include "hwy/cache_control.h"
 #include "internal.h"
 

@@ -1,4 +1,5 @@
 // What a build without CUDA offers in its place.
+#include "ferry/error.h"
 #include "ferry/optim.h"
 
 #ifndef FERRY_CUDA

@@ -1,7 +1,8 @@
 // Leaf norms and the lone cast for every SIMD target.
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "../src/optim/norms.cc"  // from the folder include/, a search path
-#include "ferry/simd_targets.h"
+#define HWY_TARGET_INCLUDE "optim/norms.cc"
+#include "base/simd_targets.h"
+#include "ferry/error.h"
 //
 #include "hwy/foreach_target.h"
 //

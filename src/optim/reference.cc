@@ -3,6 +3,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/random.h"
+#include "ferry/error.h"
 #include "ferry/optim.h"
 #include "internal.h"
 

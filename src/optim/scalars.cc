@@ -5,6 +5,8 @@
 #include <sstream>
 #include <utility>
 
+#include "base/words.h"
+#include "ferry/error.h"
 #include "ferry/optim.h"
 #include "internal.h"
 

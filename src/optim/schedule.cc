@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/words.h"
+#include "ferry/error.h"
 #include "ferry/learning_rate.h"
 
 namespace ferry::optim {

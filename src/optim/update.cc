@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "ferry/error.h"
 #include "internal.h"
 
 namespace ferry::optim {

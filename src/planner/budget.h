@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "ferry/planner.h"
+#include "planner/planner.h"
 
 namespace ferry::planner {
 

@@ -1,7 +1,7 @@
 // How large a buffer of each class is for a given model and chunk size.
 #pragma once
 
-#include "ferry/planner.h"
+#include "planner/planner.h"
 
 namespace ferry::planner {
 

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "ferry/planner.h"
+#include "planner/planner.h"
 
 namespace ferry::planner {
 

@@ -6,7 +6,7 @@
 
 #include "budget.h"
 #include "buffer_sizes.h"
-#include "ferry/planner.h"
+#include "planner/planner.h"
 
 namespace ferry::planner {
 

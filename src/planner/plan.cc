@@ -1,9 +1,9 @@
 #include <algorithm>
 
 #include "chunks.h"
-#include "ferry/planner.h"
 #include "layout.h"
 #include "placement.h"
+#include "planner/planner.h"
 
 namespace ferry::planner {
 namespace {

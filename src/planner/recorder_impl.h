@@ -5,8 +5,8 @@
 #include <map>
 #include <utility>
 
-#include "ferry/recorder.h"
 #include "hazards.h"
+#include "planner/recorder.h"
 #include "task_facts.h"
 
 namespace ferry::planner {

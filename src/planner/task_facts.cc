@@ -1,7 +1,7 @@
 #include "task_facts.h"
 
 #include "chunks.h"
-#include "ferry/recorder.h"
+#include "planner/recorder.h"
 
 namespace ferry::planner {
 

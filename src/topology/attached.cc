@@ -1,14 +1,11 @@
 #include "attached.h"
 
 #include <hwloc.h>
-#include <sys/stat.h>
-#include <sys/sysmacros.h>
 
 #include <algorithm>
 #include <filesystem>
 
-namespace ferry {
-namespace topology {
+namespace ferry::topology {
 namespace {
 
 namespace fs = std::filesystem;
@@ -77,24 +74,4 @@ std::vector<std::string> drives_of(unsigned major, unsigned minor, const std::st
     return found;
 }
 
-}  // namespace topology
-
-int node_of_device(const Topology& machine, std::string_view name) {
-    const auto found = std::ranges::find(machine.attached, name, &Attached::name);
-    return found == machine.attached.end() ? -1 : found->node;
-}
-
-int node_of_path(const Topology& machine, const std::string& path) {
-    struct stat status {};
-    if (stat(path.c_str(), &status) != 0) return -1;
-    const dev_t device = S_ISBLK(status.st_mode) ? status.st_rdev : status.st_dev;
-    const auto drives = topology::drives_of(major(device), minor(device), "/sys");
-    if (drives.empty()) return -1;
-    const int node = node_of_device(machine, drives.front());
-    const auto there = [&](const std::string& drive) {
-        return node_of_device(machine, drive) == node;
-    };
-    return std::ranges::all_of(drives, there) ? node : -1;
-}
-
-}  // namespace ferry
+}  // namespace ferry::topology

@@ -4,9 +4,16 @@
 #include <string>
 #include <vector>
 
-#include "ferry/topology.h"
+namespace ferry {
 
-namespace ferry::topology {
+// A GPU or a drive, and the node that it hangs off: what it moves to or from there is nearest.
+struct Attached {
+    std::string name{};  // "0000:17:00.0", "nvme0n1"
+    bool gpu = false;
+    int node = -1;  // OS index; -1: of no node alone
+};
+
+namespace topology {
 
 // As hwloc describes them; empty where it cannot.
 std::vector<Attached> find_attached();
@@ -16,4 +23,6 @@ std::vector<Attached> find_attached();
 // is no such block device.
 std::vector<std::string> drives_of(unsigned major, unsigned minor, const std::string& sys);
 
-}  // namespace ferry::topology
+}  // namespace topology
+
+}  // namespace ferry

@@ -6,8 +6,8 @@
 #include <algorithm>
 
 #include "arena.h"
-#include "ferry/base.h"
-#include "ferry/topology.h"
+#include "ferry/error.h"
+#include "topology/topology.h"
 
 namespace ferry {
 namespace {

@@ -7,7 +7,8 @@
 #include <vector>
 
 #include "arena.h"
-#include "ferry/base.h"
+#include "ferry/error.h"
+#include "ferry/executor.h"
 
 namespace ferry {
 namespace topology {

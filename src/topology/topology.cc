@@ -1,7 +1,9 @@
-#include "ferry/topology.h"
+#include "topology/topology.h"
 
 #include <hwloc.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,8 +15,10 @@
 #include <string_view>
 
 #include "attached.h"
+#include "base/log.h"
 #include "cgroup.h"
-#include "ferry/base.h"
+#include "ferry/error.h"
+#include "ferry/units.h"
 
 namespace ferry {
 namespace {
@@ -199,6 +203,24 @@ Topology discover_topology() {
     if (found.nodes.size() > 1) found.attached = topology::find_attached();
     read_limits(found);
     return found;
+}
+
+int node_of_device(const Topology& machine, std::string_view name) {
+    const auto found = std::ranges::find(machine.attached, name, &Attached::name);
+    return found == machine.attached.end() ? -1 : found->node;
+}
+
+int node_of_path(const Topology& machine, const std::string& path) {
+    struct stat status {};
+    if (stat(path.c_str(), &status) != 0) return -1;
+    const dev_t device = S_ISBLK(status.st_mode) ? status.st_rdev : status.st_dev;
+    const auto drives = topology::drives_of(major(device), minor(device), "/sys");
+    if (drives.empty()) return -1;
+    const int node = node_of_device(machine, drives.front());
+    const auto there = [&](const std::string& drive) {
+        return node_of_device(machine, drive) == node;
+    };
+    return std::ranges::all_of(drives, there) ? node : -1;
 }
 
 std::string describe(const Topology& machine) {

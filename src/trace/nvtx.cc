@@ -1,4 +1,4 @@
-#include "ferry/trace.h"
+#include "trace/trace.h"
 
 #ifdef FERRY_CUDA
 #include <nvtx3/nvToolsExt.h>

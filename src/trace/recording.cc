@@ -7,7 +7,8 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "ferry/trace.h"
+#include "ferry/error.h"
+#include "trace/trace.h"
 
 namespace ferry::trace {
 namespace {

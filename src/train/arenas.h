@@ -7,8 +7,8 @@
 #include "ferry/config.h"
 #include "ferry/device.h"
 #include "ferry/pinned_mem.h"
-#include "ferry/planner.h"
 #include "ferry/train.h"
+#include "planner/planner.h"
 #include "start_up.h"
 
 namespace ferry::train {

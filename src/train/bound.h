@@ -7,9 +7,9 @@
 #include <limits>
 #include <string>
 
-#include "ferry/forecast.h"
-#include "ferry/model.h"
-#include "ferry/zero.h"
+#include "model/model.h"
+#include "train/forecast.h"
+#include "zero/zero.h"
 
 namespace ferry::train {
 

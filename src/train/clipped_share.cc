@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "base/log.h"
 #include "predict.h"
 #include "step.h"
 

@@ -4,9 +4,9 @@
 #include <functional>
 #include <string>
 
-#include "ferry/forecast.h"
 #include "ferry/train.h"
 #include "rank_planner.h"
+#include "train/forecast.h"
 
 namespace ferry::train {
 

@@ -8,6 +8,8 @@
 #include <sstream>
 #include <type_traits>
 
+#include "base/log.h"
+
 namespace ferry::train {
 namespace {
 

@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "data/tokens.h"
 #include "ferry/config.h"
-#include "ferry/planner.h"
 #include "ferry/swap.h"
-#include "ferry/tokens.h"
 #include "loss_scale.h"
+#include "planner/planner.h"
 
 namespace ferry::train {
 

@@ -7,6 +7,7 @@
 #include <exception>
 
 #include "arenas.h"
+#include "base/checksum.h"
 #include "bound.h"
 #include "clipped_share.h"
 #include "durable.h"

@@ -8,10 +8,10 @@
 #include <fstream>
 #include <sstream>
 
-#include "ferry/checkpoint.h"
-#include "ferry/huggingface.h"
+#include "checkpoint/checkpoint.h"
 #include "ferry/train.h"
 #include "loaded_weights.h"
+#include "model/huggingface.h"
 #include "setup.h"
 
 namespace ferry::train {

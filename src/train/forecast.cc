@@ -1,16 +1,15 @@
-#include "ferry/forecast.h"
+#include "train/forecast.h"
 
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
 
 #include "ferry/device.h"
-#include "ferry/ops.h"
 #include "ferry/pinned_mem.h"
 #include "ferry/team.h"
-#include "ferry/topology.h"
 #include "ferry/train.h"
 #include "measure.h"
+#include "ops/ops.h"
 #include "outcome.h"
 #include "plan_figures.h"
 #include "predict.h"
@@ -18,6 +17,7 @@
 #include "setup.h"
 #include "step.h"
 #include "step_kernels.h"
+#include "topology/topology.h"
 
 namespace ferry::train {
 

@@ -8,7 +8,9 @@
 #include <bit>
 #include <set>
 
-#include "ferry/huggingface.h"
+#include "base/checksum.h"
+#include "base/log.h"
+#include "model/huggingface.h"
 
 namespace ferry::train {
 namespace {

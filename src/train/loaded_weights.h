@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "ferry/checkpoint.h"
+#include "checkpoint/checkpoint.h"
 #include "ferry/config.h"
-#include "ferry/model.h"
+#include "model/model.h"
 
 namespace ferry::train {
 

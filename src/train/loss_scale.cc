@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "ferry/error.h"
+
 namespace ferry::train {
 
 void LossScale::good_step() noexcept {

@@ -4,8 +4,6 @@
 
 #include <cstdint>
 
-#include "ferry/base.h"
-
 namespace ferry::train {
 
 // Steps skipped in a row for numbers that are not finite, scaled or not; after so many nothing is

@@ -3,15 +3,15 @@
 
 #include <span>
 
-#include "ferry/comm.h"
+#include "comm/comm.h"
 #include "ferry/device.h"
-#include "ferry/forecast.h"
-#include "ferry/ops.h"
 #include "ferry/optim.h"
-#include "ferry/planner.h"
 #include "ferry/swap.h"
 #include "ferry/team.h"
-#include "ferry/topology.h"
+#include "ops/ops.h"
+#include "planner/planner.h"
+#include "topology/topology.h"
+#include "train/forecast.h"
 
 namespace ferry::train {
 

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <numeric>
 
-#include "ferry/recorder.h"
 #include "ferry/train.h"
 #include "loss_scale.h"
+#include "planner/recorder.h"
 #include "setup.h"
 
 namespace ferry::train {

@@ -11,8 +11,8 @@
 #include "ferry/config.h"
 #include "ferry/learning_rate.h"
 #include "ferry/optim.h"
-#include "ferry/planner.h"
 #include "ferry/train.h"
+#include "planner/planner.h"
 
 namespace ferry::train {
 

@@ -6,7 +6,7 @@
 
 #include "ferry/aio.h"
 #include "ferry/config.h"
-#include "ferry/trace.h"
+#include "trace/trace.h"
 
 namespace ferry::train {
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <set>
 
+#include "base/log.h"
 #include "measure.h"
 
 namespace ferry::train {

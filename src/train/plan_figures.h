@@ -7,8 +7,8 @@
 
 #include "ferry/config.h"
 #include "ferry/device.h"
-#include "ferry/forecast.h"
-#include "ferry/planner.h"
+#include "planner/planner.h"
+#include "train/forecast.h"
 
 namespace ferry::train {
 

@@ -1,6 +1,6 @@
-#include "ferry/forecast.h"
 #include "ferry/train.h"
 #include "setup.h"
+#include "train/forecast.h"
 
 namespace ferry::train {
 

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "bound.h"
-#include "ferry/forecast.h"
 #include "step.h"
+#include "train/forecast.h"
 
 namespace ferry::train {
 

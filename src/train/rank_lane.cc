@@ -1,6 +1,6 @@
 #include "rank_lane.h"
 
-#include "ferry/recorder.h"
+#include "planner/recorder.h"
 
 namespace ferry::train {
 

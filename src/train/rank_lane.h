@@ -3,10 +3,10 @@
 
 #include <vector>
 
-#include "ferry/comm.h"
-#include "ferry/planner.h"
+#include "comm/comm.h"
 #include "ferry/swap.h"
 #include "outcome.h"
+#include "planner/planner.h"
 
 namespace ferry::train {
 

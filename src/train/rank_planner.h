@@ -1,11 +1,11 @@
 // The plans of one rank: the run's, and what it would have been for another run of the kind.
 #pragma once
 
-#include "ferry/comm.h"
+#include "comm/comm.h"
 #include "ferry/config.h"
 #include "ferry/device.h"
-#include "ferry/model.h"
-#include "ferry/planner.h"
+#include "model/model.h"
+#include "planner/planner.h"
 
 namespace ferry::train {
 

@@ -12,6 +12,8 @@
 #include <iterator>
 #include <optional>
 
+#include "base/checksum.h"
+#include "base/log.h"
 #include "outcome.h"
 #include "schedules.h"
 #include "setup.h"

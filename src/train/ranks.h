@@ -7,14 +7,14 @@
 #include <string_view>
 #include <vector>
 
-#include "ferry/comm.h"
+#include "comm/comm.h"
+#include "data/tokens.h"
 #include "ferry/config.h"
 #include "ferry/device.h"
-#include "ferry/model.h"
-#include "ferry/schedule.h"
-#include "ferry/tokens.h"
-#include "ferry/topology.h"
 #include "ferry/train.h"
+#include "model/model.h"
+#include "swap/schedule.h"
+#include "topology/topology.h"
 
 namespace ferry::train {
 

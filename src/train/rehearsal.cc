@@ -1,4 +1,4 @@
-#include "ferry/rehearsal.h"
+#include "train/rehearsal.h"
 
 #include <spdlog/fmt/fmt.h>
 

@@ -11,8 +11,10 @@
 
 #include <algorithm>
 
+#include "base/checksum.h"
+#include "base/log.h"
 #include "bound.h"
-#include "ferry/ops.h"
+#include "ops/ops.h"
 #include "outcome.h"
 #include "plan_figures.h"
 

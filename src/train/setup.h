@@ -4,17 +4,17 @@
 #include <memory>
 #include <string>
 
+#include "data/tokens.h"
 #include "ferry/aio.h"
 #include "ferry/config.h"
 #include "ferry/device.h"
-#include "ferry/huggingface.h"
-#include "ferry/model.h"
-#include "ferry/ops.h"
-#include "ferry/planner.h"
 #include "ferry/team.h"
-#include "ferry/tokens.h"
-#include "ferry/topology.h"
 #include "ferry/train.h"
+#include "model/huggingface.h"
+#include "model/model.h"
+#include "ops/ops.h"
+#include "planner/planner.h"
+#include "topology/topology.h"
 
 namespace ferry::train {
 

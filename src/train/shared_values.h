@@ -4,9 +4,9 @@
 #include <functional>
 #include <span>
 
-#include "ferry/comm.h"
-#include "ferry/model.h"
-#include "ferry/zero.h"
+#include "comm/comm.h"
+#include "model/model.h"
+#include "zero/zero.h"
 
 namespace ferry::train {
 

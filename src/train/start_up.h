@@ -3,7 +3,9 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include "ferry/base.h"
+#include "base/log.h"
+#include "ferry/executor.h"
+#include "ferry/units.h"
 
 namespace ferry::train {
 

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <numeric>
 
+#include "base/checksum.h"
+
 namespace ferry::train {
 
 using planner::Chunk;

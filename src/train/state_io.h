@@ -6,11 +6,11 @@
 #include <utility>
 #include <vector>
 
-#include "ferry/model.h"
 #include "ferry/optim.h"
-#include "ferry/planner.h"
 #include "ferry/swap.h"
 #include "ferry/team.h"
+#include "model/model.h"
+#include "planner/planner.h"
 #include "start_up.h"
 
 namespace ferry::train {

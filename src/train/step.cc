@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "ferry/recorder.h"
+#include "planner/recorder.h"
 
 namespace ferry::train {
 

@@ -4,7 +4,7 @@
 #include <array>
 #include <string>
 
-#include "ferry/planner.h"
+#include "planner/planner.h"
 
 namespace ferry::train {
 

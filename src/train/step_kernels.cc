@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ferry/recorder.h"
+#include "planner/recorder.h"
 #include "setup.h"
 #include "state_io.h"
 

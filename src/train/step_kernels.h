@@ -4,12 +4,12 @@
 #include <span>
 #include <string>
 
-#include "ferry/model.h"
-#include "ferry/ops.h"
-#include "ferry/planner.h"
+#include "data/tokens.h"
 #include "ferry/swap.h"
 #include "ferry/team.h"
-#include "ferry/tokens.h"
+#include "model/model.h"
+#include "ops/ops.h"
+#include "planner/planner.h"
 #include "step_state.h"
 #include "trace_rows.h"
 

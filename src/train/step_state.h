@@ -5,8 +5,8 @@
 #include <atomic>
 #include <vector>
 
-#include "ferry/model.h"
 #include "ferry/optim.h"
+#include "model/model.h"
 
 namespace ferry::train {
 

@@ -1,6 +1,6 @@
 #include "trace_rows.h"
 
-#include "ferry/recorder.h"
+#include "planner/recorder.h"
 
 namespace ferry::train {
 

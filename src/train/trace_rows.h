@@ -5,10 +5,10 @@
 #include <array>
 #include <vector>
 
-#include "ferry/schedule.h"
 #include "ferry/swap.h"
 #include "ferry/team.h"
-#include "ferry/trace.h"
+#include "swap/schedule.h"
+#include "trace/trace.h"
 
 namespace ferry::train {
 

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "ferry/zero.h"
+#include "zero/zero.h"
 
 namespace ferry::zero {
 namespace {

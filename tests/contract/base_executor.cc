@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "ferry/base.h"
+#include "ferry/executor.h"
 
 namespace ferry {
 namespace {

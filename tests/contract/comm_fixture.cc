@@ -1,5 +1,6 @@
 #include "comm_fixture.h"
 
+#include "base/threads.h"
 #include "tests/support/nccl_identity.h"
 
 namespace ferry::comm {

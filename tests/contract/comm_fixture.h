@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "ferry/comm.h"
+#include "comm/comm.h"
 #include "tests/support/simulated_ranks.h"
 
 namespace ferry::comm {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ferry/device.h"
+#include "ferry/units.h"
 
 namespace ferry {
 namespace {

@@ -6,7 +6,8 @@
 #include <memory>
 #include <vector>
 
-#include "ferry/model.h"
+#include "base/random.h"
+#include "model/model.h"
 #include "tests/support/mirrored_ops.h"
 
 namespace ferry::model {

@@ -7,7 +7,7 @@
 #include <string>
 #include <tuple>
 
-#include "ferry/ops.h"
+#include "ops/ops.h"
 #include "tests/support/matrix.h"
 #include "tests/support/mirrored_ops.h"
 

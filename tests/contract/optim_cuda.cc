@@ -2,6 +2,7 @@
 // none.
 #include <gtest/gtest.h>
 
+#include "ferry/error.h"
 #include "tests/unit/optim_arrays.h"
 
 #ifdef FERRY_CUDA

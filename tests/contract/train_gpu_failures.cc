@@ -13,7 +13,7 @@
 #include <string_view>
 
 #include "ferry/device.h"
-#include "ferry/ops.h"
+#include "ops/ops.h"
 #include "tests/support/child.h"
 #include "tests/support/tiny_run.h"
 

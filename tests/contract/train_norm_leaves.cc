@@ -4,8 +4,9 @@
 
 #include <bit>
 
-#include "ferry/ops.h"
+#include "base/random.h"
 #include "ferry/optim.h"
+#include "ops/ops.h"
 #include "tests/support/mirrored_ops.h"
 
 namespace ferry {

@@ -2,10 +2,10 @@
 // the same bits wherever it lies, the bytes that its plan says, as much on the device as asked for.
 #include <gtest/gtest.h>
 
-#include "ferry/recorder.h"
-#include "ferry/rehearsal.h"
+#include "planner/recorder.h"
 #include "step.h"
 #include "tests/support/temporary_directory.h"
+#include "train/rehearsal.h"
 
 namespace ferry::train {
 namespace {

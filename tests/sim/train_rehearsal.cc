@@ -1,8 +1,8 @@
 // A rehearsal goes the run's own way: the same bits on every tier, the bytes that its plan says.
 #include <gtest/gtest.h>
 
-#include "ferry/rehearsal.h"
 #include "tests/support/simulated_machine.h"
+#include "train/rehearsal.h"
 
 namespace ferry::train {
 namespace {

@@ -5,6 +5,7 @@
 
 #include <optional>
 
+#include "base/threads.h"
 #include "step.h"
 #include "tests/support/seeds.h"
 #include "tests/support/simulated_machine.h"

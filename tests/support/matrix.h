@@ -7,7 +7,8 @@
 #include <cstring>
 #include <vector>
 
-#include "ferry/ops.h"
+#include "base/random.h"
+#include "ops/ops.h"
 
 namespace ferry::ops {
 

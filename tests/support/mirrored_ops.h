@@ -11,7 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "ferry/ops.h"
+#include "ferry/units.h"
+#include "ops/ops.h"
 
 #ifdef FERRY_CUDA
 #include <cuda_runtime.h>

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "ferry/comm.h"
+#include "comm/comm.h"
 
 namespace ferry::comm {
 

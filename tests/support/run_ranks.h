@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "ferry/comm.h"
+#include "comm/comm.h"
 
 namespace ferry::comm {
 

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "base/random.h"
 #include "tests/support/simulated_disk.h"
 
 namespace ferry {

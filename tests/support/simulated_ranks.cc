@@ -10,7 +10,9 @@
 #include <optional>
 #include <thread>
 
-#include "src/comm/operation.h"
+#include "base/checksum.h"
+#include "base/random.h"
+#include "comm/operation.h"
 
 namespace ferry::comm {
 namespace {

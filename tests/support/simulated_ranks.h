@@ -12,7 +12,7 @@
 #include <functional>
 #include <vector>
 
-#include "ferry/comm.h"
+#include "comm/comm.h"
 
 namespace ferry::comm {
 

@@ -38,7 +38,8 @@ class Aarch64Test(unittest.TestCase):
     def assembly(self, source, contract="off"):
         out = pathlib.Path(self.folder.name) / f"{source.name}-{contract}.o"
         subprocess.run([COMPILER, "-std=c++20", "-O2", "-Wall", "-Wextra", "-Werror",
-                        f"-ffp-contract={contract}", "-DHWY_SHARED_DEFINE", f"-I{ROOT}/include",
+                        f"-ffp-contract={contract}", "-DHWY_SHARED_DEFINE",
+                        f"-I{ROOT}/include", f"-I{ROOT}/src",
                         "-isystem", self.folder.name, "-c", source, "-o", out], check=True)
         return subprocess.run([DISASSEMBLER, "-d", "-C", "--no-show-raw-insn", out], check=True,
                               stdout=subprocess.PIPE, text=True).stdout

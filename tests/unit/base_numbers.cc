@@ -4,7 +4,8 @@
 #include <cmath>
 #include <limits>
 
-#include "ferry/base.h"
+#include "base/random.h"
+#include "ferry/dtype.h"
 
 namespace ferry {
 namespace {

@@ -2,7 +2,9 @@
 
 #include <vector>
 
-#include "ferry/base.h"
+#include "base/words.h"
+#include "ferry/error.h"
+#include "ferry/units.h"
 
 namespace ferry {
 namespace {

@@ -5,7 +5,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "ferry/checkpoint.h"
+#include "checkpoint/checkpoint.h"
+#include "ferry/error.h"
 #include "tests/support/temporary_directory.h"
 
 namespace ferry::checkpoint {

@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "ferry/config.h"
+#include "ferry/error.h"
 
 namespace ferry {
 namespace {

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "cuda/visible_gpus.h"
-#include "ferry/base.h"
+#include "ferry/error.h"
 
 namespace ferry {
 namespace {

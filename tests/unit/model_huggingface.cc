@@ -3,7 +3,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "ferry/huggingface.h"
+#include "model/huggingface.h"
 
 namespace ferry::model {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "ferry/model.h"
+#include "model/model.h"
 
 namespace ferry::model {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "src/model/normals.h"
+#include "model/normals.h"
 
 namespace ferry::model {
 namespace {

@@ -4,9 +4,9 @@
 #include <cstdlib>
 
 #include "ferry/learning_rate.h"
-#include "ferry/topology.h"
 #include "tests/support/count_allocations.h"
 #include "tests/unit/optim_arrays.h"
+#include "topology/topology.h"
 
 #ifndef FERRY_HEAP_IS_TAKEN
 

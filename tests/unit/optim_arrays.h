@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/random.h"
 #include "ferry/optim.h"
 
 namespace ferry::optim {

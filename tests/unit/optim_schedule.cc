@@ -4,6 +4,7 @@
 #include <cmath>
 #include <span>
 
+#include "ferry/error.h"
 #include "ferry/learning_rate.h"
 
 namespace ferry::optim {

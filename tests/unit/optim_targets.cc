@@ -1,5 +1,5 @@
 // Every SIMD target against the scalar reference, bit by bit.
-#include "ferry/simd_targets.h"
+#include "base/simd_targets.h"
 
 #include <gtest/gtest.h>
 #include <hwy/detect_targets.h>

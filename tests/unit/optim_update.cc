@@ -8,9 +8,10 @@
 #include <atomic>
 #include <set>
 
-#include "ferry/topology.h"
+#include "ferry/error.h"
 #include "internal.h"
 #include "tests/unit/optim_arrays.h"
+#include "topology/topology.h"
 
 namespace ferry::optim {
 namespace {

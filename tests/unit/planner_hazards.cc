@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "src/planner/hazards.h"
+#include "planner/hazards.h"
 
 namespace ferry::planner {
 namespace {

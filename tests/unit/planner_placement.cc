@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
-#include "ferry/planner.h"
-#include "src/planner/chunks.h"
-#include "src/planner/placement.h"
+#include "planner/chunks.h"
+#include "planner/placement.h"
+#include "planner/planner.h"
 
 namespace ferry::planner {
 namespace {

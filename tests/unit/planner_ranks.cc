@@ -6,8 +6,8 @@
 #include <span>
 #include <tuple>
 
-#include "ferry/recorder.h"
-#include "src/planner/chunks.h"
+#include "planner/chunks.h"
+#include "planner/recorder.h"
 
 namespace ferry::planner {
 namespace {

@@ -6,10 +6,10 @@
 #include <limits>
 #include <set>
 
-#include "ferry/planner.h"
-#include "src/planner/chunks.h"
-#include "src/planner/placement.h"
-#include "src/planner/step_seconds.h"
+#include "planner/chunks.h"
+#include "planner/placement.h"
+#include "planner/planner.h"
+#include "planner/step_seconds.h"
 
 namespace ferry::planner {
 namespace {

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "ferry/schedule.h"
+#include "swap/schedule.h"
 
 namespace ferry::swap {
 namespace {

@@ -13,10 +13,10 @@
 
 #include "attached.h"
 #include "cgroup.h"
-#include "ferry/base.h"
 #include "ferry/team.h"
-#include "ferry/topology.h"
+#include "ferry/units.h"
 #include "tests/support/temporary_directory.h"
+#include "topology/topology.h"
 
 namespace ferry {
 namespace {

@@ -9,9 +9,9 @@
 #include <stdexcept>
 #include <thread>
 
-#include "ferry/base.h"
+#include "ferry/error.h"
 #include "ferry/team.h"
-#include "ferry/topology.h"
+#include "topology/topology.h"
 
 namespace ferry {
 namespace {

@@ -6,7 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "ferry/trace.h"
+#include "ferry/error.h"
+#include "trace/trace.h"
 
 namespace ferry::trace {
 namespace {

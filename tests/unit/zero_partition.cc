@@ -2,8 +2,8 @@
 
 #include <vector>
 
-#include "ferry/zero.h"
 #include "tests/support/simulated_ranks.h"
+#include "zero/zero.h"
 
 namespace ferry::zero {
 namespace {

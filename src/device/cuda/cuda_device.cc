@@ -5,7 +5,9 @@
 #include <array>
 #include <cstdlib>
 
+#include "base/log.h"
 #include "cuda_stream.h"
+#include "ferry/units.h"
 #include "free_before.h"
 #include "status.h"
 #include "visible_gpus.h"

@@ -6,6 +6,7 @@
 #include <limits>
 #include <thread>
 
+#include "base/threads.h"
 #include "status.h"
 
 namespace ferry {

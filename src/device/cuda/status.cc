@@ -4,6 +4,7 @@
 #include <array>
 
 #include "ferry/device.h"
+#include "ferry/units.h"
 
 namespace ferry {
 

@@ -5,8 +5,6 @@
 
 #include <string>
 
-#include "ferry/base.h"
-
 namespace ferry {
 
 // "cudaErrorIllegalAddress, an illegal memory access was encountered"

@@ -5,10 +5,10 @@
 #include <algorithm>
 
 #include "cudnn_attention.h"
-#include "ferry/ops.h"
 #include "gemm.h"
 #include "kernels.h"
 #include "launch.h"
+#include "ops/ops.h"
 
 namespace ferry::ops {
 namespace cuda {

@@ -9,6 +9,8 @@
 #include <map>
 #include <unordered_map>
 
+#include "base/log.h"
+
 namespace ferry::ops::cuda {
 namespace {
 

@@ -9,7 +9,8 @@
 #include <optional>
 #include <string>
 
-#include "ferry/ops.h"
+#include "ferry/units.h"
+#include "ops/ops.h"
 
 namespace ferry::ops::cuda {
 

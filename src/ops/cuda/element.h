@@ -4,7 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "ferry/ops.h"
+#include "ops/ops.h"
 
 namespace ferry::ops::cuda {
 

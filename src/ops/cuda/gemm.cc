@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <string>
 
+#include "base/log.h"
+
 namespace ferry::ops::cuda {
 namespace {
 

@@ -6,7 +6,7 @@
 #include <array>
 #include <map>
 
-#include "ferry/ops.h"
+#include "ops/ops.h"
 
 namespace ferry::ops::cuda {
 

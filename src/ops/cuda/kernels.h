@@ -3,7 +3,7 @@
 
 #include <cuda_runtime.h>
 
-#include "ferry/ops.h"
+#include "ops/ops.h"
 
 namespace ferry::ops::cuda {
 

@@ -3,7 +3,8 @@
 
 #include <cuda_runtime.h>
 
-#include "ferry/ops.h"
+#include "ferry/units.h"
+#include "ops/ops.h"
 
 namespace ferry::ops::cuda {
 

@@ -1,0 +1,94 @@
+// Weights in and out of safetensors files (https://huggingface.co/docs/safetensors), alone or as
+// the shards of a Hugging Face directory.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ferry/dtype.h"
+
+namespace ferry::checkpoint {
+
+struct TensorInfo {
+    std::string name{};
+    std::vector<int64_t> shape{};
+    int64_t count() const;  // of elements
+};
+
+// ---------------------------------------------------------------- reading
+
+struct StoredTensor : TensorInfo {
+    std::string dtype{};          // as the file says: F32, BF16, I64, ...
+    std::optional<DType> type{};  // none: ferry reads no tensors of this type
+    size_t file = 0;              // index of the shard
+    int64_t offset = 0;           // of its first byte in the file
+};
+
+// The tensors of one .safetensors file, or of a directory with model.safetensors or with shards and
+// their model.safetensors.index.json. Opening reads and checks the headers alone; it throws usage
+// where nothing is there to read and io, naming file and tensor, where a header is damaged, a file
+// is shorter or longer than its tensors, tensors overlap, or one is listed twice or in another
+// shard than the index says.
+class Weights {
+public:
+    explicit Weights(const std::string& path);
+    ~Weights();
+    Weights(const Weights&) = delete;
+    Weights& operator=(const Weights&) = delete;
+
+    const std::vector<StoredTensor>& tensors() const;       // by name
+    const StoredTensor* find(std::string_view name) const;  // null: none of that name
+    const std::string& file_of(const StoredTensor& tensor) const;
+    // Elements [first, first + out.size()), row major, as fp32. `type` must be there. Nothing is
+    // held beside `out`; any thread may call it. Throws io.
+    void read(const StoredTensor& tensor, int64_t first, std::span<float> out) const;
+
+private:
+    struct Impl;
+    std::unique_ptr<Impl> impl_;
+};
+
+// ---------------------------------------------------------------- writing
+
+// Takes a tensor's elements in order, row major, in pieces of any size.
+using Sink = std::function<void(std::span<const float>)>;
+// Gives all elements of tensor i to the sink.
+using Source = std::function<void(size_t i, const Sink& sink)>;
+
+// Writes tensors in the order given, one at a time, each value rounded once to `type`. The file
+// appears whole or not at all (a temporary file beside it, flushed, then renamed). Throws
+// Trouble::io, and usage naming the tensor and the value for a finite one that fp16 has no room
+// for.
+void write_safetensors(const std::string& path, std::span<const TensorInfo> tensors, DType type,
+                       const Source& source);
+
+// The files of a directory that is being made, which vanish unless all of them were written.
+class NewFiles {
+public:
+    NewFiles() = default;
+    ~NewFiles();
+    NewFiles(const NewFiles&) = delete;
+    NewFiles& operator=(const NewFiles&) = delete;
+    void add(std::string path) { paths_.push_back(std::move(path)); }
+    void keep() { paths_.clear(); }
+
+private:
+    std::vector<std::string> paths_{};
+};
+
+// The same as transformers saves a model: one model.safetensors, or shards of at most `shard_bytes`
+// (a larger tensor alone) and their index. `directory` must exist, without a model in it. `made`
+// gets the files.
+void write_model(const std::string& directory, std::span<const TensorInfo> tensors, DType type,
+                 int64_t shard_bytes, const Source& source, NewFiles& made);
+
+// A file that replaces `path` whole. Throws Trouble::io.
+void write_text(const std::string& path, std::string_view text);
+
+}  // namespace ferry::checkpoint

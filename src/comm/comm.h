@@ -1,0 +1,144 @@
+// The ranks of a run and the few things they say to each other: shards of weights all gather,
+// pieces of gradients all exchange, and small facts on which all must agree. Nothing here adds
+// numbers: sums have an order (docs/numerics.md), and whoever owns a shard makes them.
+//
+// Every rank makes the same calls in the same order; the order is that of the schedule's comm lane,
+// which the hash of the plan covers. A communicator makes all these calls of its library on one
+// thread of its own; who makes or ends it meets and leaves the other ranks on its caller's.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "ferry/device.h"
+#include "ferry/executor.h"
+#include "ferry/units.h"
+
+namespace ferry::comm {
+
+// `all` is size() * bytes; what rank r gives stands at r * bytes. `mine` may be its own place
+// there.
+struct Gather {
+    const std::byte* mine = nullptr;
+    std::byte* all = nullptr;
+    int64_t bytes = 0;  // of a rank; 0 is allowed
+};
+// Both are size() * bytes, apart from each other: the piece for rank r leaves from r * bytes of
+// `to`, the piece of rank r arrives at r * bytes of `from`. A rank's own piece is copied.
+struct Exchange {
+    const std::byte* to = nullptr;
+    std::byte* from = nullptr;
+    int64_t bytes = 0;  // of a piece; 0 is allowed
+};
+
+// What a call is for, as an error names it: "all-gather of the weights of block 3, step 12".
+struct Topic {
+    const char* of = "";  // "weights", "gradient", "outcome", "configuration"
+    int64_t layer = -1;   // -1: none
+    int64_t step = -1;    // -1: before or after the steps
+};
+
+class Communicator {
+public:
+    virtual ~Communicator() = default;  // after everything enqueued is done, or failed
+
+    virtual std::string_view kind() const noexcept = 0;  // "solo", "mpi", "nccl"
+    virtual int rank() const noexcept = 0;
+    virtual int size() const noexcept = 0;
+    // Ranks of this machine are numbered from 0 in the order of their ranks.
+    virtual int local_rank() const noexcept = 0;
+    virtual int local_size() const noexcept = 0;
+    // The lowest rank of this machine: a number that its ranks have in common, and no others.
+    virtual int host() const noexcept = 0;
+
+    // Enqueue and return; the spans are copied, at most kPieces of them, moved as one operation.
+    // Memory is the device's (host memory on a CPU device) and must be ready when the call is made.
+    // Nothing allocates after the first calls of a size.
+    static constexpr size_t kPieces = 8;
+    virtual void all_gather(std::span<const Gather> pieces, Topic topic) = 0;
+    virtual void exchange(std::span<const Exchange> pieces, Topic topic) = 0;
+    // The same for at most kAgreedBytes of host memory a rank, on any device.
+    static constexpr int64_t kAgreedBytes = 64 << 10;
+    virtual void all_gather_host(Gather piece, Topic topic) = 0;
+    // After everything enqueued so far: ++counter, then the executor's wake(). Also when that
+    // failed: check() then throws.
+    virtual void signal(std::atomic<uint64_t>& counter) = 0;
+
+    // Throws the first failure: a rank that ended or did not take part in time (Trouble::rank_lost,
+    // naming the rank, the operation and the step), or the library's own error. After a failure
+    // nothing waits for the other ranks any more.
+    virtual void check() = 0;
+    // Tells the other ranks that this one ends with an error, so that they name it at once instead
+    // of after the timeout: by the first line of `why`. Never throws, never waits long.
+    virtual void abandon(std::string_view why) noexcept = 0;
+};
+
+// all_gather_host, waited for; at start-up and after a drain. `all`: size() * mine.size().
+void agree(Communicator& communicator, Executor& executor, std::span<const std::byte> mine,
+           std::span<std::byte> all, Topic topic);
+
+// What must be equal on all ranks: the configuration's hash, the binary's version.
+struct Fact {
+    std::string key;
+    std::string value;
+};
+// The same keys in the same order on every rank. Throws usage on every rank, naming each rank that
+// differs from rank 0, the first key in which it does, and both values.
+void require_same(Communicator& communicator, Executor& executor, std::span<const Fact> facts);
+
+// Ranks of one machine that see the same of something there (a hash of what they see) share it out;
+// those that the launcher has given different things do not. The parts go by `place`, ranks of the
+// same one in their order.
+struct Part {
+    int index = 0, of = 1;
+};
+Part part_among_alike(Communicator& communicator, Executor& executor, uint64_t seen, Topic topic,
+                      int place = 0);
+// Which of the GPUs that this rank sees (CUDA_VISIBLE_DEVICES) is its own, where the ranks of a
+// host see the same. Every rank asks, before it opens a device.
+int gpu_of_rank(Communicator& communicator, Executor& executor);
+
+// ---------------------------------------------------------------- who is there
+
+struct CommOptions {
+    // How long a rank waits for the others in one operation, the slowest rank's lag included.
+    double timeout_seconds = 300;
+    int64_t message_bytes = kGiB;  // of one message of MPI, which counts in an int; more are cut
+};
+// One rank. Host memory: where a GPU has no other ranks, nothing is gathered on it.
+std::unique_ptr<Communicator> make_solo(Executor& executor);
+// Whether mpirun or srun started this process as one of several ranks, by the environment alone.
+bool launched_as_rank();
+// Which of them, as the launcher says; none: one alone, or it does not.
+std::optional<int> launched_rank();
+// The ranks that mpirun or srun started; host memory. MPI is initialised by the first call in a
+// process, unless the embedder did (MPI_THREAD_SERIALIZED). All ranks make the same calls. Throws
+// usage where this build has no MPI or the launcher's ranks do not find each other. After a failure
+// the process ends without MPI_Finalize, which would wait for the lost rank. Where one does not
+// come to MPI_Init in time, the others cannot throw: their processes end, with the text of
+// rank_lost on standard error and its exit code. So does one that MPI or NCCL keeps in a call for
+// 5 s longer than the timeout, or for 5 s once a rank is known to be lost.
+std::unique_ptr<Communicator> make_mpi(Executor& executor, const CommOptions& options);
+// Device memory of a CUDA device, by NCCL. The ranks meet through `bootstrap`, which stays theirs
+// for all_gather_host and for news of ranks that end. Throws usage where this build has no NCCL.
+std::unique_ptr<Communicator> make_nccl(Device& device, Executor& executor,
+                                        std::unique_ptr<Communicator> bootstrap,
+                                        const CommOptions& options);
+// The same for a runtime that brings its own ranks: an ncclUniqueId, equal on all of them. Which of
+// them share a host they tell each other. What fails then names the operation and the step, and no
+// rank. Throws usage where NCCL refuses them: two on one GPU, identities that differ.
+struct NcclRanks {
+    std::array<std::byte, 128> unique_id{};
+    int rank = 0, size = 1;
+};
+std::unique_ptr<Communicator> make_nccl(Device& device, Executor& executor, const NcclRanks& ranks,
+                                        const CommOptions& options);
+
+}  // namespace ferry::comm

@@ -1,0 +1,176 @@
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "data/tokens.h"
+#include "ferry/error.h"
+#include "ferry/units.h"
+#include "sequence_order.h"
+#include "token_file.h"
+
+namespace ferry {
+
+struct TokenLoader::Impl {
+    explicit Impl(Options chosen)
+        : options(std::move(chosen)), file(options.path, options.model_vocab) {
+        const TokenFileInfo& info = file.info();
+        const auto count = static_cast<int64_t>(info.count);
+        const double held_back = options.trains ? options.held_back : 1;
+        const auto held = static_cast<int64_t>(held_back * static_cast<double>(count));
+        // A sequence needs one token more than it has, its last target; so no training target lies
+        // in the held-back text.
+        const int64_t split = count - held;
+        training = std::max<int64_t>(split - 1, 0) / options.sequence;
+        evaluation_begin = round_up(split, options.sequence);
+        evaluation = std::max<int64_t>(count - evaluation_begin - 1, 0) / options.sequence;
+        if ((options.trains ? training : evaluation) == 0) {
+            throw Error(
+                Trouble::usage,
+                {.what = "the token file is shorter than one sequence",
+                 .where = options.path,
+                 .measured = options.trains ? std::to_string(split) + " tokens to train on"
+                                            : std::to_string(count) + " tokens",
+                 .limit = std::to_string(options.sequence + 1) + " for one sequence",
+                 .remedy = "use more text, a shorter batch.sequence or less data.held_back"});
+        }
+        if (options.trains) check_evaluation();
+        if (info.masked) check_evaluation_targets();
+        if (!options.trains) return;
+        if (info.masked) count_each_sequence();
+    }
+
+    void check_evaluation() const {
+        const int64_t there = ceil_div(evaluation, options.micro_batch);
+        if (options.evaluation_micro_batches <= there) return;
+        throw Error(Trouble::usage,
+                    {.what = "less text is held back than evaluation asks for",
+                     .where = "evaluate.micro_batches",
+                     .measured = std::to_string(evaluation) + " sequences are held back, " +
+                                 std::to_string(there) + " micro-batches",
+                     .limit = std::to_string(options.evaluation_micro_batches) + " asked for",
+                     .remedy = (there > 0 ? "set evaluate.micro_batches to " +
+                                                std::to_string(there) + " or less, or raise"
+                                          : std::string("raise")) +
+                               " data.held_back"});
+    }
+
+    // A mean over no targets is no loss; better said before the training than in the middle of it.
+    void check_evaluation_targets() const {
+        const int64_t asked =
+            options.trains
+                ? std::min(evaluation, options.evaluation_micro_batches * options.micro_batch)
+                : evaluation;
+        const auto first = static_cast<uint64_t>(evaluation_begin) + 1;
+        const auto end = first + static_cast<uint64_t>(asked * options.sequence);
+        for (uint64_t t = first; t < end; ++t)
+            if (file.is_target(t)) return;
+        if (asked == 0) return;
+        throw Error(
+            Trouble::usage,
+            {.what = "every token to evaluate on is masked: there is no loss",
+             .where = options.path,
+             .measured = "0 targets in " + std::to_string(asked) + " sequences",
+             .remedy = options.trains ? "set evaluate.micro_batches to 0, or hold back text "
+                                        "with targets in it"
+                                      : "the mask is 1 where a token is no target"});
+    }
+
+    void count_each_sequence() {
+        targets.resize(static_cast<size_t>(training));
+        int64_t total = 0;
+        for (int64_t s = 0; s < training; ++s) {
+            int32_t real = 0;
+            const auto first = static_cast<uint64_t>(s * options.sequence);
+            for (int64_t t = 1; t <= options.sequence; ++t)
+                real += file.is_target(first + static_cast<uint64_t>(t)) ? 1 : 0;
+            targets[static_cast<size_t>(s)] = real;
+            total += real;
+        }
+        if (total > 0) return;
+        throw Error(Trouble::usage, {.what = "every training token is masked: nothing to learn",
+                                     .where = options.path,
+                                     .remedy = "the mask is 1 where a token is no target"});
+    }
+
+    int64_t sequences_per_rank() const { return options.micro_batch * options.micro_batches; }
+    int64_t sequences_per_step() const { return sequences_per_rank() * options.ranks; }
+
+    // Which sequence of the file the run's global sequence is.
+    int64_t in_file(int64_t global) const {
+        const auto n = static_cast<uint64_t>(training);
+        const auto number = static_cast<uint64_t>(global);
+        return static_cast<int64_t>(shuffled(options.seed, number / n, n, number % n));
+    }
+
+    void copy_sequence(int64_t first_token, std::span<int32_t> tokens,
+                       std::span<int32_t> out_targets) const {
+        const auto first = static_cast<uint64_t>(first_token);
+        file.copy_tokens(first, tokens);
+        file.copy_tokens(first + 1, out_targets);
+        for (size_t t = 0; t < out_targets.size(); ++t)
+            if (!file.is_target(first + 1 + t)) out_targets[t] = -1;
+    }
+
+    void check(const MicroBatch& out) const {
+        const auto size = static_cast<size_t>(options.micro_batch * options.sequence);
+        FERRY_CHECK(out.tokens.size() == size && out.targets.size() == size);
+    }
+
+    Options options;
+    TokenFile file;
+    int64_t training = 0, evaluation = 0, evaluation_begin = 0;
+    std::vector<int32_t> targets{};  // real ones of each training sequence; empty: all of them
+};
+
+TokenLoader::TokenLoader(Options options) {
+    FERRY_CHECK(options.sequence > 0 && options.micro_batch > 0 && options.micro_batches > 0);
+    FERRY_CHECK(options.rank >= 0 && options.rank < options.ranks);
+    impl_ = std::make_unique<Impl>(std::move(options));
+}
+
+TokenLoader::~TokenLoader() = default;
+
+const TokenFileInfo& TokenLoader::info() const { return impl_->file.info(); }
+int64_t TokenLoader::training_sequences() const { return impl_->training; }
+int64_t TokenLoader::evaluation_sequences() const { return impl_->evaluation; }
+
+int64_t TokenLoader::count_targets(int64_t step) const {
+    FERRY_CHECK(step >= 1);
+    const int64_t count = impl_->sequences_per_step();
+    if (impl_->targets.empty()) return count * impl_->options.sequence;
+    int64_t real = 0;
+    for (int64_t i = (step - 1) * count; i < step * count; ++i)
+        real += impl_->targets[static_cast<size_t>(impl_->in_file(i))];
+    return real;
+}
+
+void TokenLoader::fill(int64_t step, int64_t micro_batch_index, MicroBatch out) const {
+    const Options& o = impl_->options;
+    FERRY_CHECK(step >= 1 && micro_batch_index >= 0 && micro_batch_index < o.micro_batches);
+    impl_->check(out);
+    const auto length = static_cast<size_t>(o.sequence);
+    const int64_t first = (step - 1) * impl_->sequences_per_step() +
+                          o.rank * impl_->sequences_per_rank() + micro_batch_index * o.micro_batch;
+    for (int64_t i = 0; i < o.micro_batch; ++i) {
+        const size_t row = static_cast<size_t>(i) * length;
+        impl_->copy_sequence(impl_->in_file(first + i) * o.sequence,
+                             out.tokens.subspan(row, length), out.targets.subspan(row, length));
+    }
+}
+
+void TokenLoader::fill_evaluation(int64_t micro_batch_index, MicroBatch out) const {
+    const Options& o = impl_->options;
+    FERRY_CHECK(impl_->evaluation > 0 && micro_batch_index >= 0);
+    impl_->check(out);
+    const auto length = static_cast<size_t>(o.sequence);
+    for (int64_t i = 0; i < o.micro_batch; ++i) {
+        const int64_t number = micro_batch_index * o.micro_batch + i;
+        const size_t row = static_cast<size_t>(i) * length;
+        const std::span<int32_t> targets = out.targets.subspan(row, length);
+        impl_->copy_sequence(impl_->evaluation_begin + number % impl_->evaluation * o.sequence,
+                             out.tokens.subspan(row, length), targets);
+        if (number >= impl_->evaluation) std::fill(targets.begin(), targets.end(), -1);
+    }
+}
+
+}  // namespace ferry

@@ -1,0 +1,94 @@
+// A file of tokens, and the batches a run draws from it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace ferry {
+
+// Layout, little endian: magic "FERRYTOK", uint32 version (1), uint32 token bytes (1, 2 or 4),
+// uint64 vocabulary, uint64 count, uint64 flags (bit 0: a mask follows), uint64 checksum of what
+// follows the 64-byte header, zero padding to 64; count tokens; with flag 0 count bytes, 1 where
+// the token is no target.
+struct TokenFileInfo {
+    uint64_t vocabulary = 0, count = 0;
+    uint32_t token_bytes = 1;
+    bool masked = false;
+    uint64_t checksum = 0;  // of tokens and mask
+};
+
+// Writes such a file piece by piece, by way of a temporary one beside it: a reader sees the old
+// file or the new one. First all tokens, then either none or a mark for each: 1, it is no target.
+// Throws usage where a token is not below the vocabulary or there are none, io where the disk
+// refuses.
+class TokenWriter {
+public:
+    TokenWriter(std::string path, uint64_t vocabulary);
+    ~TokenWriter();  // unfinished, it leaves what was there
+    TokenWriter(const TokenWriter&) = delete;
+    TokenWriter& operator=(const TokenWriter&) = delete;
+
+    void add_tokens(std::span<const uint32_t> tokens);
+    void add_marks(std::span<const uint8_t> marks);
+    void finish();
+
+private:
+    void write(std::span<const std::byte> bytes);
+    [[noreturn]] void fail(int reason) const;
+
+    const std::string path_, partial_;
+    TokenFileInfo info_{};
+    uint64_t marks_ = 0;
+    int64_t written_;  // bytes, the header's too
+    int file_ = -1;
+    std::vector<std::byte> narrow_{};
+};
+// All at once. `mask` is empty or as long as the tokens.
+void write_tokens(const std::string& path, std::span<const uint32_t> tokens, uint64_t vocabulary,
+                  std::span<const uint8_t> mask);
+
+// One micro-batch. tokens and targets are [micro_batch, sequence]; target -1 is not real.
+struct MicroBatch {
+    std::span<int32_t> tokens{};
+    std::span<int32_t> targets{};
+};
+
+// Memory-maps the file and checks it whole (header, size, checksum, every token below the
+// vocabulary and below `model_vocab`); throws usage or io naming the file and the first bad token.
+//
+// Sequences start at multiples of `sequence` tokens. An epoch visits every training sequence once
+// in an order that is a function of (seed, epoch); global sequence s of the run is number s % n of
+// epoch s / n; so a step's batch is a function of (seed, step, rank) alone and a run restarts
+// anywhere.
+class TokenLoader {
+public:
+    struct Options {
+        std::string path{};
+        int64_t sequence = 0, micro_batch = 0, micro_batches = 0;
+        int64_t model_vocab = 0;
+        double held_back = 0;
+        bool trains = true;                    // false: the whole file is held back
+        int64_t evaluation_micro_batches = 0;  // that will be asked for; refused when not there
+        uint32_t seed = 0;
+        int rank = 0, ranks = 1;
+    };
+    explicit TokenLoader(Options options);
+    ~TokenLoader();
+    const TokenFileInfo& info() const;
+    int64_t training_sequences() const;
+    int64_t evaluation_sequences() const;
+    // Real targets of the whole step (from 1) over all micro-batches and ranks.
+    int64_t count_targets(int64_t step) const;
+    void fill(int64_t step, int64_t micro_batch_index, MicroBatch out) const;
+    // Micro-batch i of the held-back text; fewer sequences than a whole one repeat with targets -1.
+    void fill_evaluation(int64_t micro_batch_index, MicroBatch out) const;
+
+private:
+    struct Impl;
+    std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ferry

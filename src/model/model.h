@@ -1,0 +1,200 @@
+// A decoder-only transformer, one layer at a time: what its flat buffers hold, and the forward and
+// backward pass of each kind of layer over one micro-batch.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ferry/dtype.h"
+#include "model/saved_activations.h"
+#include "ops/ops.h"
+
+namespace ferry::model {
+
+// How a family names and lays out its tensors. Shape has what else differs, huggingface.h reads it.
+enum class Family : uint8_t { llama, mistral, qwen2, qwen3, gpt2 };
+
+// What stretches RoPE beyond the text a model was first trained on.
+struct RopeScaling {
+    enum class Kind : uint8_t { none, linear, llama3, yarn, dynamic, longrope, proportional };
+    Kind kind = Kind::none;
+    double factor = 1;
+    // llama3, yarn, longrope: of the first training; dynamic: that the model was made for.
+    double original_positions = 0;
+    double low_frequency = 1, high_frequency = 4;  // llama3: turns in the original text
+    double beta_fast = 32, beta_slow = 1;          // yarn: the same
+    double amplitude = 1;                          // yarn, longrope: of both queries and keys
+    bool truncate = true;                          // yarn: whole dimensions
+    std::vector<double> short_factors{}, long_factors{};  // longrope: divide the frequencies
+    double rotated = 1;  // proportional: the share of a head's pairs that turns
+};
+
+// Pre-norm blocks of grouped-query attention and an MLP. hidden, intermediate, ... in elements.
+struct Shape {
+    int64_t hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, intermediate = 0;
+    int64_t vocab = 0;
+    bool tie_embeddings = false;
+    double rope_theta = 10000, norm_eps = 1e-5;
+    Family family = Family::llama;
+    bool layer_norm = false;  // LayerNorm with biases; else RMSNorm
+    bool gated = true;        // SwiGLU; else GELU in its tanh form
+    bool qkv_bias = false, output_bias = false, mlp_bias = false;
+    bool head_norms = false;        // RMSNorm of each head's queries and keys, before RoPE
+    int64_t learned_positions = 0;  // rows of a table added to the embedding; 0: RoPE
+    RopeScaling rope_scaling{};
+    std::vector<int64_t> windows{};   // of each block, in tokens, 0: none; empty: none has one
+    double initial_deviation = 0.02;  // of random weights
+    bool smaller_residuals = true;    // random output and down projections / sqrt(2 layers)
+    // Row of the embedding that learns nothing from where it is looked up and starts as zeros, as
+    // torch.nn.Embedding's padding_idx; -1: none.
+    int64_t padding_token = -1;
+    int64_t window_of(int64_t block) const {
+        return windows.empty() ? 0 : windows[static_cast<size_t>(block)];
+    }
+};
+
+// What orders or rounds a floating-point operation (numerics.md). Nothing else may.
+struct Numerics {
+    int64_t sequence = 0, micro_batch = 0;  // tokens a sequence; sequences a kernel
+    int64_t head_tile = 1024;               // tokens a tile of the fused head and loss
+    int64_t mlp_tile = 0;                   // tokens a tile of the MLP; 0: whole micro-batch
+    DType compute = DType::f32;             // weights and GEMM inputs
+    DType residual = DType::f32, wire = DType::f32;  // wire: gradients, rounded once
+    int64_t tokens() const { return sequence * micro_batch; }
+};
+
+// What a tensor is for, in the order in which a layer's buffer holds them. A bias follows its
+// weight's place: what one GEMM does lies together.
+enum class Role : uint8_t {
+    token_table,
+    position_table,
+    head_table,
+    query,
+    key,
+    value,
+    query_key_value,
+    output,
+    gate,
+    up,
+    down,
+    attention_norm,
+    attention_norm_bias,
+    mlp_norm,
+    mlp_norm_bias,
+    final_norm,
+    final_norm_bias,
+    query_norm,
+    key_norm,
+    query_bias,
+    key_bias,
+    value_bias,
+    query_key_value_bias,
+    output_bias,
+    gate_bias,
+    up_bias,
+    down_bias
+};
+
+struct Tensor {
+    std::string name{};  // Hugging Face's: model.layers.0.self_attn.q_proj.weight
+    Role role{};
+    std::vector<int64_t> shape{};   // a matrix is [outputs, inputs], in gpt2's blocks the reverse
+    int64_t offset = 0, count = 0;  // elements in the layer's flat buffer
+    bool decays = true, trainable = true;
+};
+
+// A run of the flat buffer: multiples of 4,096 times the shards it is cut into, padded with zeros.
+struct Segment {
+    int64_t offset = 0, count = 0;
+    bool decays = true, trainable = true;
+};
+
+enum class LayerKind : uint8_t { embedding, block, head };
+
+// One flat buffer, ordered [trainable, decayed | trainable, not decayed | frozen].
+struct Layer {
+    LayerKind kind = LayerKind::block;
+    int64_t index = 0;  // of the block
+    std::vector<Tensor> tensors{};
+    std::vector<Segment> segments{};
+    int64_t elements = 0, trainable_elements = 0;  // padded; the prefix with gradients and state
+    const Tensor* find(Role role) const;           // null where the layer has none
+};
+
+// Embedding, blocks, head. With tied embeddings the head's layer holds the final norm alone and the
+// head multiplies by the embedding's table. `freeze` are glob patterns ('*' and '?') over tensor
+// names; a pattern that matches nothing throws Trouble::usage. Norm weights and biases do not decay
+// unless `decay_norms`. `shards`: that every segment can be cut into, one a rank.
+std::vector<Layer> layers_of(const Shape& shape, std::span<const std::string> freeze,
+                             bool decay_norms, int shards = 1);
+
+// Angles of RoPE: position * frequency, and what cosine and sine are multiplied by. Empty where
+// positions are learned. To dynamic and longrope a text is as long as a sequence, always.
+struct RopeTable {
+    std::vector<double> frequencies{};  // [head_dim / 2]
+    double amplitude = 1;
+};
+RopeTable rope_table(const Shape& shape, int64_t sequence);
+
+// Every method is called inside a job of the compute stream; pointers are device memory, laid out
+// as Layer says, in the compute type; activations are [tokens, hidden] in the residual type.
+// `scratch` has scratch_bytes(). Nothing allocates.
+class Decoder {
+public:
+    Decoder(Shape shape, Numerics numerics, std::vector<Layer> layers, ops::Ops& ops);
+    const Shape& shape() const noexcept { return shape_; }
+    const Numerics& numerics() const noexcept { return numerics_; }
+    const std::vector<Layer>& layers() const noexcept { return layers_; }
+    int64_t activation_bytes() const;       // of one block input of one micro-batch
+    int64_t scratch_bytes() const;          // the largest of any call below
+    int64_t saved_bytes(Saved what) const;  // of a block and micro-batch
+
+    // tokens: [micro_batch, sequence] int32, each in [0, vocab). weights: the embedding layer's.
+    void embed(const int32_t* tokens, const void* weights, void* x) const;
+    // *nonfinite |= 1 when an element of x_out is NaN or Inf. `kept`: null, or saved_bytes() for a
+    // result; backward, given the same, overwrites it and does not compute it again.
+    void forward(int64_t block, const void* weights, const void* x_in, void* x_out,
+                 uint32_t* nonfinite, std::byte* scratch, const KeptMemory& kept = {}) const;
+    // Recomputes the block from x_in. dx holds d(x_out) and receives d(x_in), unless !needs_dx.
+    // Adds to `gradient` (fp32, the layer's trainable prefix).
+    void backward(int64_t block, const void* weights, const void* x_in, void* dx, bool needs_dx,
+                  float* gradient, std::byte* scratch, const KeptMemory& kept = {}) const;
+    // Alone, of whatever lies in `scratch`: to be timed.
+    void compute_kept(Saved what, int64_t block, const void* weights, std::byte* scratch) const;
+    // Final norm, logits, cross-entropy, fused over tiles of numerics().head_tile tokens. targets:
+    // int32, -1 where not real. `embedding` and `embedding_gradient` are the embedding layer's when
+    // tied, else null. Each target's gradient carries `scale` (1 / the step's real targets). dx
+    // receives d(x). gradient pointers may be null where nothing in them trains. dx may be null.
+    // Adds the losses (natural logarithm) over real targets to *loss_sum.
+    void head(const void* weights, const void* embedding, const void* x, const int32_t* targets,
+              float scale, void* dx, float* gradient, float* embedding_gradient, double* loss_sum,
+              std::byte* scratch) const;
+    // Sees each tile's fp32 logits, [tokens, vocab], from token `first` on, in scratch. On CUDA
+    // they are on their way there: what it does with them it enqueues by the same Ops.
+    using LogitsSink = std::function<void(int64_t first, ops::ConstView logits)>;
+    void head_loss(const void* weights, const void* embedding, const void* x,
+                   const int32_t* targets, double* loss_sum, std::byte* scratch,
+                   const LogitsSink& logits = {}) const;
+    // Adds each token's row of dx, in token order, to the embedding layer's gradient, which holds
+    // nothing but these: the head's of a tied table is kept apart. The padding token's row is zero.
+    void embed_backward(const int32_t* tokens, const void* dx, float* gradient) const;
+
+private:
+    struct HeadPass;
+    void run_head(const HeadPass& pass, std::byte* scratch) const;
+    Shape shape_;
+    Numerics numerics_;
+    RopeTable rope_;
+    std::vector<Layer> layers_;
+    ops::Ops& ops_;
+};
+
+// fp32 master weights of a layer's elements from `first` on, by (seed, tensor, element) alone:
+// normal with the shape's deviation; norms one; biases, padding and the padding token zero.
+void initialise(const Shape& shape, const Layer& layer, uint32_t seed, int64_t first,
+                std::span<float> out);
+
+}  // namespace ferry::model

@@ -1,0 +1,179 @@
+// The operations of a decoder block: about twenty coarse ones, the only code that knows what a
+// device computes with. An Ops is bound to one compute stream when it is made: on the CPU an
+// operation runs on the calling thread and its Team, on CUDA it enqueues. Operations never allocate
+// and never wait for the device; what they need beside their arguments is `scratch`, whose size the
+// `..._scratch_bytes` companion tells at plan time (64-byte aligned, contents undefined).
+//
+// Results are a function of values, shapes and types: never of the thread count, of alignment, of
+// where a tile begins. All arithmetic is fp32 or wider; an output is rounded once (nearest even).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "ferry/device.h"
+#include "ferry/dtype.h"
+#include "ferry/team.h"
+#include "ops/view.h"
+
+namespace ferry::ops {
+
+// nn: c[m, n] = a[m, k] b[k, n]; nt: b is [n, k]; tn: a is [k, m] (a weight's gradient).
+enum class Form : uint8_t { nn, nt, tn };
+
+// c = round(a b + bias + addend + (accumulate ? c : 0)).
+struct Gemm {
+    Form form = Form::nn;
+    ConstView a{}, b{};  // of one type
+    View c{};
+    bool accumulate = false;  // needs fp32 c
+    ConstView bias{};         // [1, n], optional
+    ConstView addend{};       // [m, n], optional; may be c itself
+};
+
+struct Attention {
+    int64_t sequences = 0, sequence = 0;  // tokens = sequences * sequence
+    int64_t heads = 0, kv_heads = 0, head_dim = 0;
+    double scale = 0;
+    DType type = DType::f32;  // of queries, keys, values, outputs and their gradients
+    int64_t window = 0;       // keys that a query sees, its own and those before it; 0: all of them
+    // Where the log-sum-exp of a row of the queries stands: [sequences, heads, sequence].
+    constexpr int64_t lse_index(int64_t row, int64_t head) const {
+        return (row / sequence * heads + head) * sequence + row % sequence;
+    }
+    // The first key, within the sequence, that the query at `position` sees.
+    constexpr int64_t first_key(int64_t position) const {
+        return window == 0 || position < window ? 0 : position - window + 1;
+    }
+    // One more than the last query that sees the key at `position`.
+    constexpr int64_t end_query(int64_t position) const {
+        return window == 0 || sequence - position < window ? sequence : position + window;
+    }
+};
+
+// Rotation of pairs (i, i + head_dim / 2) by position * frequencies[i], times `amplitude`, as
+// Hugging Face's rotate_half. Angles are computed in double.
+struct Rope {
+    int64_t sequence = 0;  // row r has position r % sequence
+    int64_t heads = 0, head_dim = 0;
+    const double* frequencies = nullptr;  // [head_dim / 2], host memory, read during the call
+    double amplitude = 1;
+    bool inverse = false;  // the transpose: the backward pass
+};
+
+class Ops {
+public:
+    virtual ~Ops() = default;
+
+    virtual int64_t gemm_scratch_bytes(const Gemm& shape) const = 0;  // `data` is not read
+    virtual void gemm(const Gemm& gemm, std::byte* scratch) = 0;
+
+    // RMSNorm of each run of n = weight.cols columns of a row, such as a head: y = x * rstd *
+    // weight, rstd = 1 / sqrt(mean(x^2) + eps). x, y: [tokens, runs * n]; weight: [1, n]; rstd:
+    // [tokens, runs].
+    virtual void norm_forward(ConstView x, ConstView weight, double eps, View y, float* rstd) = 0;
+    // dx = addend + d(x); addend optional (null data), of dx's type and may be dx itself.
+    // dx optional; may be dy. weight_gradient (fp32 [n], optional): adds the sum over tokens and
+    // runs. rows: tokens * runs.
+    virtual int64_t norm_backward_scratch_bytes(int64_t rows, int64_t n) const = 0;
+    virtual void norm_backward(ConstView dy, ConstView x, ConstView weight, const float* rstd,
+                               ConstView addend, View dx, float* weight_gradient,
+                               std::byte* scratch) = 0;
+
+    // LayerNorm: y = (x - mean(x)) * rstd * weight + bias, rstd = 1 / sqrt(variance(x) + eps).
+    // x, y: [tokens, n]; weight, bias: [1, n]; stats: [2, tokens], means and then rstds.
+    virtual void layer_norm_forward(ConstView x, ConstView weight, ConstView bias, double eps,
+                                    View y, float* stats) = 0;
+    // As norm_backward. The bias's gradient is sum_rows of dy.
+    virtual void layer_norm_backward(ConstView dy, ConstView x, ConstView weight,
+                                     const float* stats, ConstView addend, View dx,
+                                     float* weight_gradient, std::byte* scratch) = 0;
+
+    // sums += the sum over rows of x. sums: fp32 [cols]. Scratch as norm_backward's.
+    virtual void sum_rows(ConstView x, float* sums, std::byte* scratch) = 0;
+
+    // In place on x: [tokens, heads * head_dim].
+    virtual void rope(View x, const Rope& rope) = 0;
+
+    // Causal, grouped queries: head h reads key/value head h / (heads / kv_heads).
+    // q, out: [tokens, heads * head_dim]; k, v: [tokens, kv_heads * head_dim]; lse: the log-sum-exp
+    // of each row of scores, at lse_index, for the backward pass.
+    virtual int64_t attention_forward_scratch_bytes(const Attention& shape) const = 0;
+    virtual void attention_forward(const Attention& shape, ConstView q, ConstView k, ConstView v,
+                                   View out, float* lse, std::byte* scratch) = 0;
+    // dq, dk, dv may share their buffers' rows with q, k, v only if they do not overlap them.
+    virtual int64_t attention_backward_scratch_bytes(const Attention& shape) const = 0;
+    virtual void attention_backward(const Attention& shape, ConstView q, ConstView k, ConstView v,
+                                    ConstView out, ConstView dout, const float* lse, View dq,
+                                    View dk, View dv, std::byte* scratch) = 0;
+
+    // y = silu(gate) * up; gate_up: [tokens, 2 n] = [gate | up]; y: [tokens, n].
+    virtual void swiglu_forward(ConstView gate_up, View y) = 0;
+    // gate_up becomes [d gate | d up], and dy the y that forward gave.
+    virtual void swiglu_backward(View dy, View gate_up) = 0;
+
+    // y = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))). x, y: [tokens, n].
+    virtual void gelu_forward(ConstView x, View y) = 0;
+    // x becomes d(x), and dy the y that forward gave.
+    virtual void gelu_backward(View dy, View x) = 0;
+
+    // x[t] = table[tokens[t]] + positions[t % positions.rows]; positions optional.
+    virtual void embed(const int32_t* tokens, ConstView table, ConstView positions, View x) = 0;
+    // gradient[tokens[t]] += dx[t], in the order of t. gradient: fp32 [vocab, hidden].
+    virtual void embed_backward(const int32_t* tokens, ConstView dx, float* gradient) = 0;
+    // gradient[t % sequence] += dx[t], in the order of t. gradient: fp32 [sequence, hidden].
+    virtual void positions_backward(ConstView dx, int64_t sequence, float* gradient) = 0;
+
+    // Softmax cross-entropy of a tile of logits (fp32 [tokens, vocab]); targets -1 are ignored.
+    // *loss_sum += the tile's losses, in double, in token order. dlogits (optional; may be `logits`
+    // when fp32) = scale * (softmax - onehot), zero rows where ignored.
+    virtual int64_t cross_entropy_scratch_bytes(int64_t tokens) const = 0;
+    virtual void cross_entropy(ConstView logits, const int32_t* targets, float scale, View dlogits,
+                               double* loss_sum, std::byte* scratch) = 0;
+
+    // An accumulated gradient becomes its one value: wire = round(accumulator), and one fp32 sum of
+    // squares of the rounded values per 4,096 elements. The tree of a leaf, in fp32: lane j of 16
+    // adds the squares of elements j, j + 16, ... in order from 0; then lanes are added pairwise,
+    // j with j + 8, j + 4, j + 2, j + 1. A value below 2^-60 counts as zero. `wire` may be
+    // `accumulator` when fp32. The last leaf may be shorter: as if padded by zeros. leaves:
+    // ceil(count / 4096).
+    virtual void round_gradient(const float* accumulator, int64_t count, DType wire_type,
+                                void* wire, float* leaves) = 0;
+    // The same of the sum, in fp32 and in the order of the rows, of the ranks' pieces of a gradient
+    // in its wire type: [ranks, count], at least one row. `wire` is none of the pieces.
+    virtual void sum_gradient(ConstView pieces, void* wire, float* leaves) = 0;
+
+    virtual void add(float* a, const float* b, int64_t count) = 0;  // a += b
+    virtual void fill_zero(void* data, int64_t bytes) = 0;
+    virtual void cast(ConstView from, View to) = 0;
+    // Of one type. `to` may be host memory, which need not be page-locked; on CUDA too it has the
+    // values once the stream has come this far.
+    virtual void copy_out(ConstView from, View to) = 0;
+    // *nonfinite |= 1 when an element is NaN or Inf.
+    virtual void check_finite(ConstView x, uint32_t* nonfinite) = 0;
+};
+
+// Plain loops in double on the calling thread: the oracle.
+std::unique_ptr<Ops> make_reference_ops();
+// SIMD and serial BLAS under tiles run by the team, which must outlive it.
+std::unique_ptr<Ops> make_cpu_ops(Team& team);
+// Whose attention the GPU runs. `best`: cuDNN's where this build has it and it has a deterministic
+// kernel for the shape; it rounds probabilities to the compute type. Else ferry's own.
+enum class AttentionKernels : uint8_t { best, ferry };
+// The GPU's: cuBLASLt, cuDNN and ferry's own kernels, enqueued on the device's compute stream; the
+// device must outlive it. Heads of at most 128 elements. Throws Trouble::usage where this build has
+// no kernels for the GPU.
+std::unique_ptr<Ops> make_cuda_ops(Device& device,
+                                   AttentionKernels attention = AttentionKernels::best);
+
+// What the operations' bits depend on beside their arguments and the architecture. CPU: the BLAS
+// with the processor type it chose kernels for, and the SIMD target.
+std::string library_versions();
+// The OPENBLAS_CORETYPE that this processor deserves, where OpenBLAS chose a lesser one by itself
+// or by the environment: it is read when the library is loaded. Empty where all is well.
+std::string better_blas_core();
+std::string cuda_library_versions(AttentionKernels attention);
+
+}  // namespace ferry::ops

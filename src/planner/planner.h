@@ -1,0 +1,155 @@
+// From model, batch and budgets to a plan: where each piece of state lives, and which buffers it
+// passes through. recorder.h turns a step into a schedule over it.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ferry/aio.h"
+#include "ferry/config.h"
+#include "ferry/dtype.h"
+#include "ferry/swap.h"
+#include "model/model.h"
+#include "planner/figures.h"
+#include "zero/zero.h"
+
+namespace ferry::planner {
+
+// ---------------------------------------------------------------- plan
+
+// The unit of optimizer work and of movement: a run of a layer's flat buffer inside one rank's
+// shard of a segment. A plan has the chunks that its rank keeps something of.
+struct Chunk {
+    int64_t layer = 0;
+    int64_t first = 0, count = 0;          // elements; multiples of 4,096
+    bool trainable = true, decays = true;  // trainable: has gradient and state on this rank
+    int owner = 0;                         // the rank whose shard it lies in
+    bool replica = false;                  // only its weights are here; its owner updates them
+    bool speculative = false;              // may be updated before the step's outcome is known
+    swap::ObjectId weight = swap::kNoObject, state = swap::kNoObject, gradient = swap::kNoObject;
+    int64_t first_leaf = 0;  // index among the norm leaves of this rank's shards
+};
+
+// A run of a layer's fp32 accumulator between groups: whole on every rank, as its own micro-batches
+// have left it.
+struct AccumulatorSpill {
+    int64_t layer = 0;
+    int64_t first = 0, count = 0;
+    swap::ObjectId object = swap::kNoObject;
+    swap::ObjectId table = swap::kNoObject;  // tied: the head's part of the table's
+};
+
+// clang-format off
+enum class Class : uint8_t {  // of equally large buffers; those before `stage` are device memory
+    block_weights, edge_weights, block_gradient, edge_gradient, wire, pieces, activation, attention,
+    mlp, tokens, scratch, report, stage, weight_piece, gradient_piece, input_piece, spill_piece,
+    host_tokens
+};
+// clang-format on
+constexpr int kClasses = 18;
+constexpr Class class_of(model::Saved what) {
+    return what == model::Saved::attention ? Class::attention : Class::mlp;
+}
+struct Buffers {
+    std::string name{};
+    swap::Tier tier = swap::Tier::device;
+    int64_t bytes = 0, count = 0;
+    int64_t offset = 0;  // of the first, in its arena
+    uint32_t first_resource = 0;
+};
+
+struct LayerPlan {
+    int64_t first_chunk = 0, chunks = 0;
+    int64_t first_spill = 0, spills = 0;  // of several groups
+    bool resident = false;                // this rank's weights live on the device
+    model::OfSaved<bool> keeps{};         // of a block, from forward to backward, on the device
+    int64_t device_offset = 0;            // resident: of the flat buffer, or of the shards together
+};
+
+struct TierRow {  // a line of the plan's table
+    swap::Tier tier = swap::Tier::device;
+    std::string what{};
+    int64_t bytes = 0;
+};
+
+// Of how many groups a step of so many micro-batches can be, the fewest first.
+std::vector<int64_t> group_counts(int64_t micro_batches);
+
+struct Plan {
+    zero::Partition partition{};
+    int64_t micro_batches = 1, groups = 1;  // of a step and rank, group by group
+    int64_t chunk_elements = 0;
+    bool tied = false;
+    bool speculative = false,
+         durable = false;  // some chunk is speculative; committed steps outlive the process
+    bool verify = true;    // what comes back from NVMe is checked
+    DType compute = DType::f32, wire = DType::f32;
+    StateFormat state{};  // of a chunk: whole arrays, one after the other
+    std::vector<model::Layer> layers{};
+    std::vector<LayerPlan> layer_plans{};
+    std::vector<Chunk> chunks{};
+    std::vector<AccumulatorSpill> spills{};
+    std::vector<swap::Object> objects{};
+    std::vector<swap::ObjectId> inputs{};  // [layer * group_size + i]; kNoObject: on the device
+    std::array<Buffers, kClasses> buffers{};
+    std::vector<aio::SlotClass> slot_classes{};
+    std::vector<swap::HostSlots> host_slots{};
+    int64_t leaves = 0, leaves_offset = 0;  // fp32, in the host arena
+    int64_t report_offset = 0;              // of a step's report, in the host arena
+    uint32_t leaves_resource = 0, report_resource = 0, resources = 0;
+    // Of the arenas and volumes; the device holds device_overhead_bytes beside its arena.
+    int64_t device_bytes = 0, host_bytes = 0, nvme_bytes = 0, device_overhead_bytes = 0;
+    int64_t io_bytes = 0;      // prefix of the host arena that meets io_uring
+    int64_t record_bytes = 0;  // durable: of the chunk map, and of the run's few numbers beside it
+    std::vector<TierRow> rows{};
+
+    int64_t group_size() const { return micro_batches / groups; }
+    std::span<const Chunk> chunks_of(int64_t layer) const {
+        const LayerPlan& l = layer_plans[static_cast<size_t>(layer)];
+        return {chunks.data() + l.first_chunk, static_cast<size_t>(l.chunks)};
+    }
+    std::span<const AccumulatorSpill> spills_of(int64_t layer) const {
+        const LayerPlan& l = layer_plans[static_cast<size_t>(layer)];
+        return {spills.data() + l.first_spill, static_cast<size_t>(l.spills)};
+    }
+    // In this rank's shard: what a sum over the ranks counts once.
+    bool owns(const Chunk& chunk) const { return chunk.owner == partition.rank; }
+    int64_t state_bytes(const Chunk& chunk) const { return chunk.count * state.element_bytes(); }
+    // State, weights and gradient all lie there: its update is the device's, after the outcome.
+    bool updates_on_device(const Chunk& chunk) const {
+        return chunk.trainable && objects[chunk.state].home == swap::Tier::device;
+    }
+    bool trains_below(int64_t layer) const;  // something trainable in layers [0, layer)
+    bool goes_back(int64_t layer) const;     // a block, and backward visits it
+    int64_t blocks_keeping(model::Saved what) const;
+    int64_t blocks_keeping_inputs() const;  // of at least one micro-batch of a group
+    int64_t blocks_at_most() const;         // that could keep something: backward visits them
+
+    // A step's report: each micro-batch's sum of losses (double), then of each layer whether its
+    // output was not finite (uint32). It reaches the host arena before the outcome.
+    int64_t nonfinite_offset() const { return micro_batches * 8; }
+    int64_t report_bytes() const { return nonfinite_offset() + std::ssize(layers) * 4; }
+};
+
+// Bytes: of a block input of a micro-batch; of the kernels' largest scratch; of what the process
+// holds on the device beside its arena; of what a block and micro-batch can keep for backward (0:
+// nothing). Operations that give it, by block.
+struct DeviceNeeds {
+    int64_t activation = 0, scratch = 0, overhead = 0;
+    model::OfSaved<int64_t> kept{};
+    model::OfSaved<std::vector<double>> saved_flops{};
+    // The device reads the host tier through page tables in its own memory, as a GPU does.
+    bool maps_host = false;
+    int64_t page_tables = 0;  // make_plan's own
+};
+
+// Throws does_not_fit naming the tier, the bytes missing and the smallest budget that works.
+// `config` is of one rank: its micro-batches, its budgets. `layers` can be cut by the partition.
+Plan make_plan(const Config& config, const std::vector<model::Layer>& layers,
+               const model::Numerics& numerics, const DeviceNeeds& needs, const StateFormat& state,
+               const MachineFigures& machine, const zero::Partition& partition = {});
+
+}  // namespace ferry::planner

@@ -1,0 +1,58 @@
+// A run without a model: parameters on real tiers, moved and updated by the schedules, the store,
+// the device's streams and the optimizer of a training run. What else the device computes is a
+// pause on its compute stream. `ferry bench swap`.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+
+#include "ferry/train.h"
+#include "train/forecast.h"
+
+namespace ferry::train {
+
+enum class Pass : uint8_t {
+    swap_out,   // all that lives on NVMe is written there, from memory: its first contents again
+    swap_in,    // and read back and checked
+    optimizer,  // every chunk is read, updated and written, wherever it lives
+    step,       // a step's own schedule, the optimizer pass beside forward and backward
+};
+constexpr int kPasses = 4;
+
+struct RehearsalOptions {
+    int64_t parameters = 0;      // rounded up to 4,096 in each layer
+    int64_t layers = 8;          // blocks, alike
+    double compute_seconds = 0;  // of a step: a quarter forward, the rest backward
+};
+
+struct PassReport {
+    double seconds = 0;
+    std::array<swap::LaneReport, swap::kLanes> lanes{};
+};
+
+class Rehearsal {
+public:
+    // Of the configuration: device, budgets, swap, io, optimizer, precision, threads, verify.
+    // Plans, reserves, and gives everything first contents. On a CPU device without a limit that is
+    // to keep no state, weights live in host memory, or further away: its memory is the host's by
+    // another name. A recording gets the lanes as its first rows, in their order. Throws Error;
+    // does_not_fit also where budgets.device leaves room for less than swap.state_on_device.
+    static std::unique_ptr<Rehearsal> make(const Config& config, const RehearsalOptions& options,
+                                           const Runtime& runtime);
+    virtual ~Rehearsal() = default;
+
+    // Blocks until all of it is done. Throws what went wrong.
+    virtual PassReport run(Pass pass) = 0;
+    // Everything but storage, measured alone.
+    virtual Machine measure() = 0;
+    virtual const planner::Plan& plan() const = 0;
+    // That the pass's updates on this lane read and write: the team in host memory, compute in the
+    // device's.
+    virtual double update_bytes(Pass pass, swap::Lane lane) const = 0;
+    virtual double state_on(
+        swap::Tier tier) const = 0;  // the part of the optimizer's that is there
+    virtual uint64_t state_hash() = 0;
+};
+
+}  // namespace ferry::train

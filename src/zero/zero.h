@@ -1,0 +1,80 @@
+// ZeRO: how the ranks of a run share what a layer needs. Every segment of a layer's flat buffer is
+// cut into equal shards, one a rank, each a multiple of 4,096 elements; who keeps what besides is
+// the stage's two answers (docs/decisions/0017). Beside that arithmetic, the two exchanges of a
+// step: weights that all gather, gradients that each rank cuts and their owners add.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+
+#include "comm/comm.h"
+#include "ferry/dtype.h"
+#include "model/model.h"
+
+namespace ferry::zero {
+
+// What a rank keeps only its shard of; the rest it keeps whole. A gradient is kept where it is
+// used: beside the state.
+struct Sharding {
+    bool state = false, weights = false;
+};
+// Stage 0: nothing; 1 and 2: state and gradients; 3: weights too.
+constexpr Sharding sharding_of(int64_t stage) {
+    return {.state = stage >= 1, .weights = stage >= 3};
+}
+
+// Elements of a layer's flat buffer.
+struct Run {
+    int64_t first = 0, count = 0;
+};
+
+// One rank's view of the cut.
+struct Partition {
+    int rank = 0, ranks = 1;
+    Sharding sharding{};
+
+    bool alone() const { return ranks == 1; }
+    // Segments are padded for it: model::layers_of(..., ranks).
+    int64_t shard_elements(const model::Segment& segment) const { return segment.count / ranks; }
+    Run shard(const model::Segment& segment, int owner) const {
+        const int64_t count = shard_elements(segment);
+        return {segment.offset + owner * count, count};
+    }
+    // What this rank keeps weights of.
+    Run weights(const model::Segment& segment) const {
+        return sharding.weights ? shard(segment, rank) : Run{segment.offset, segment.count};
+    }
+    // Elements of this rank's weights of a layer, and where an element of them stands when they
+    // lie together, segment after segment.
+    int64_t weight_elements(const model::Layer& layer) const {
+        return sharding.weights ? layer.elements / ranks : layer.elements;
+    }
+    int64_t weight_position(const model::Segment& segment, int64_t element) const {
+        if (!sharding.weights) return element;
+        return segment.offset / ranks + element - shard(segment, rank).first;
+    }
+    // Whether an update of a layer is followed by an all-gather that every rank keeps.
+    bool shares_updates() const { return ranks > 1 && sharding.state && !sharding.weights; }
+};
+
+// Of a rank among several; one alone shards nothing.
+Partition partition_of(int64_t stage, int rank, int ranks);
+
+// The segment that an element lies in.
+const model::Segment& segment_of(const model::Layer& layer, int64_t element);
+
+// Bytes that reach this rank from the others.
+int64_t gathered_bytes(const Partition& partition, const model::Layer& layer, DType type);
+constexpr int64_t exchanged_bytes(const Partition& partition, int64_t piece_bytes) {
+    return (partition.ranks - 1) * piece_bytes;
+}
+
+// Enqueues the all-gather that makes a layer's weights whole in `whole`, on the device: of all
+// segments where weights are sharded, else of those that train, whose shards the ranks have
+// updated. `shards` are this rank's, together; null: they stand at their place in `whole`.
+void gather_weights(comm::Communicator& ranks, const Partition& partition,
+                    const model::Layer& layer, DType type, const std::byte* shards,
+                    std::byte* whole, comm::Topic topic);
+
+}  // namespace ferry::zero

@@ -1,0 +1,85 @@
+// Measures what storage paths give: bandwidth over block size and depth, and the settings that the
+// figures speak for. `ferry bench io`.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bench_rows.h"
+#include "io_load.h"
+#include "tools/io_site.h"
+
+namespace ferry::tools {
+
+struct IoBench {
+    std::vector<std::string> paths{};
+    std::vector<AccessPattern> accesses{};
+    std::vector<int64_t> blocks{};
+    std::vector<int> depths{};
+    int64_t bytes_per_path = 0;  // 0: as much as is free, at most kDefaultBytes
+    double seconds = 0;          // a point; in a comparison a slice
+    int rings = 1;
+    int hashers = 1;
+    int pairs = 15;  // comparison only
+    aio::BackendKind backend = aio::BackendKind::automatic;
+    bool direct = true, integrity = false;
+};
+
+constexpr int64_t kDefaultBytes = 2 * kGiB;
+FileBytes file_bytes_of(const IoBench& bench);
+constexpr int kRingsMax = 64;  // a path, as a volume takes
+
+RigOptions rig_options(const IoBench& bench, const std::vector<std::string>& directories,
+                       int64_t bytes_per_path, int depth);
+
+struct BlockAndDepth {
+    int64_t block_bytes = 0;
+    int depth = 0;
+};
+// Those of a bench for which there is room in the files and in memory.
+struct IoChoice {
+    std::vector<BlockAndDepth> pairs{};
+    std::vector<std::string> left_out{};  // the others, and what each lacks
+    int64_t buffer_bytes = 0;             // that the largest of them needs
+
+    bool has(int64_t block_bytes, int depth) const noexcept;
+};
+// For so many paths at a time, each of these numbers. Throws where there is room for none.
+IoChoice choose(const IoBench& bench, const std::vector<size_t>& paths, int64_t bytes_per_path);
+
+struct IoPoint {
+    size_t place = 0;  // index into IoResult::places
+    AccessPattern access{};
+    int64_t block_bytes = 0;
+    int depth = 0;
+    Sample sample{};
+    bool direct = true;  // obtained
+};
+
+// What a path does best with, and what it then sustains.
+struct IoSettings {
+    std::string path{}, file_system{}, backend{};
+    int64_t block_bytes = 0;
+    int queue_depth = 0, rings = 1;
+    bool direct = true;  // obtained
+    Sample read{}, write{}, mixed{};
+};
+
+struct IoResult {
+    std::vector<std::string> places{};  // the paths; where there are several, all of them together
+    std::vector<IoPoint> points{};
+    std::vector<IoSettings> settings{};  // one a path; empty unless read, write and mixed are known
+    std::vector<std::string> left_out{};  // for want of room
+    std::optional<Error> ended_by{};      // what kept it from measuring the rest
+};
+
+// Ends early, with what it has, when interrupted or when something fails. Throws Error where
+// nothing was measured before that.
+IoResult measure_io(const IoBench& bench);
+std::vector<Row> rows_of(const IoResult& result);
+std::string text_of(const IoSettings& settings);
+// "read 1.00 MiB, depth 8", with ", buffered" where O_DIRECT was not obtained.
+std::string name_of(AccessPattern access, int64_t block_bytes, int depth, bool direct);
+
+}  // namespace ferry::tools

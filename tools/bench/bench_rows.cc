@@ -1,0 +1,159 @@
+#include "bench_rows.h"
+
+#include <spdlog/fmt/fmt.h>
+#include <sys/utsname.h>
+
+#include <algorithm>
+#include <cmath>
+#include <ctime>
+#include <fstream>
+
+#include "topology/topology.h"
+
+namespace ferry::tools {
+namespace {
+
+std::string processor() {
+    std::ifstream file("/proc/cpuinfo");
+    for (std::string line; std::getline(file, line);) {
+        if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
+    }
+    return "unknown processor";
+}
+
+std::string kernel() {
+    utsname name{};
+    uname(&name);
+    return std::string(name.sysname) + ' ' + name.release;
+}
+
+std::string today() {
+    const std::time_t now = std::time(nullptr);
+    std::tm day{};
+    localtime_r(&now, &day);
+    return fmt::format("{:04}-{:02}-{:02}", day.tm_year + 1900, day.tm_mon + 1, day.tm_mday);
+}
+
+// Four digits: more would be noise, and equal figures would look different.
+double rounded(double value) { return std::stod(fmt::format("{:.4g}", value)); }
+
+std::vector<std::string> names_of_more(const std::vector<Row>& rows) {
+    std::vector<std::string> names;
+    for (const Row& row : rows) {
+        for (const auto& [name, value] : row.more) {
+            if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+        }
+    }
+    return names;
+}
+
+bool has_interval(const Row& row) { return row.ratio_high != 0; }
+
+std::string cell(double value) { return fmt::format(" {:>9.4g}", value); }
+
+std::string line_of(const Row& row, bool compared, const std::vector<std::string>& more) {
+    std::string line = cell(row.value) + fmt::format(" {:<8}", row.unit);
+    if (compared && row.reference == 0) {
+        line += fmt::format(" {:>9} {:>6} {:>15}", "", "", "");
+    } else if (compared) {
+        const std::string interval =
+            has_interval(row) ? fmt::format("{:>7.3f}-{:<7.3f}", row.ratio_low, row.ratio_high)
+                              : "";
+        line += cell(row.reference) + fmt::format(" {:>6.3f} {:>15}", row.ratio, interval);
+    }
+    for (const std::string& name : more) {
+        const auto found = std::find_if(row.more.begin(), row.more.end(),
+                                        [&](const auto& one) { return one.first == name; });
+        const std::string text = found == row.more.end() ? "" : cell(found->second);
+        line += fmt::format(" {:>{}}", text, std::max<size_t>(10, name.size()));
+    }
+    return line;
+}
+
+}  // namespace
+
+double median(std::vector<double> values) { return median_interval(std::move(values)).middle; }
+
+Interval median_interval(std::vector<double> values) {
+    if (values.empty()) return {};
+    std::sort(values.begin(), values.end());
+    const size_t n = values.size();
+    const double half = 0.98 * std::sqrt(static_cast<double>(n));
+    const double middle = static_cast<double>(n - 1) / 2;
+    const auto at = [&](double rank) {
+        return values[static_cast<size_t>(std::clamp(rank, 0.0, static_cast<double>(n - 1)))];
+    };
+    return {.middle = (values[(n - 1) / 2] + values[n / 2]) / 2,
+            .low = at(std::floor(middle - half)),
+            .high = at(std::ceil(middle + half))};
+}
+
+Row compared(std::string name, std::string unit, const std::vector<double>& values,
+             const std::vector<double>& references, const std::vector<double>& ratios) {
+    constexpr size_t kLeastForInterval = 6;
+    Interval ratio = median_interval(ratios);
+    if (ratios.size() < kLeastForInterval) ratio.low = ratio.high = 0;
+    return {.name = std::move(name),
+            .value = median(values),
+            .unit = std::move(unit),
+            .reference = median(references),
+            .ratio = ratio.middle,
+            .ratio_low = ratio.low,
+            .ratio_high = ratio.high};
+}
+
+nlohmann::json machine_json() {
+    const Topology topology = discover_topology();
+    return {{"processor", processor()},
+            {"cores", topology.cores()},
+            {"memory_bytes", topology.memory_limit_bytes},
+            {"kernel", kernel()},
+            {"date", today()}};
+}
+
+std::string machine_text() {
+    return fmt::format("{}, {} cores, {}, {}", processor(), discover_topology().cores(), kernel(),
+                       today());
+}
+
+nlohmann::json rows_json(const std::vector<Row>& rows, const std::string& command,
+                         const nlohmann::json& machine) {
+    nlohmann::json all = nlohmann::json::array();
+    for (const Row& row : rows) {
+        nlohmann::json one = {{"name", row.name},
+                              {"value", rounded(row.value)},
+                              {"unit", row.unit},
+                              {"reference", nullptr},
+                              {"ratio", nullptr}};
+        if (row.reference != 0) {
+            one["reference"] = rounded(row.reference);
+            one["ratio"] = rounded(row.ratio);
+        }
+        if (has_interval(row)) {
+            one["ratio_low"] = rounded(row.ratio_low);
+            one["ratio_high"] = rounded(row.ratio_high);
+        }
+        for (const auto& [name, value] : row.more) one[name] = rounded(value);
+        all.push_back(std::move(one));
+    }
+    return {{"machine", machine}, {"command", command}, {"rows", std::move(all)}};
+}
+
+std::string rows_table(const std::vector<Row>& rows, const std::string& reference) {
+    size_t width = 0;
+    for (const Row& row : rows) width = std::max(width, row.name.size());
+    const std::vector<std::string> more = names_of_more(rows);
+    std::string out = fmt::format("{:<{}} {:>9} {:<8}", "", width, "ferry", "");
+    if (!reference.empty())
+        out += fmt::format(" {:>9} {:>6} {:>15}", reference, "ratio", "95 %     ");
+    for (const std::string& name : more)
+        out += fmt::format(" {:>{}}", name, std::max<size_t>(10, name.size()));
+    out += '\n';
+    for (const Row& row : rows) {
+        out += fmt::format("{:<{}}", row.name, width) + line_of(row, !reference.empty(), more);
+        out += '\n';
+    }
+    return out;
+}
+
+}  // namespace ferry::tools

@@ -1,0 +1,130 @@
+// `mpirun -n N ferry bench comm`: bytes between ranks.
+#include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <memory>
+
+#include "bench_comm.h"
+#include "number_options.h"
+#include "tools/commands.h"
+
+namespace ferry::tools {
+namespace {
+
+struct CommBenchOptions {
+    std::vector<std::string> sizes{"1MiB", "16MiB", "64MiB", "256MiB"};
+    std::string device = "cpu";
+    int rounds = 20, repeats = 5;
+    double timeout_seconds = 60;
+    std::string save{};
+    bool json = false;
+};
+
+std::vector<int64_t> bytes_of(const std::vector<std::string>& sizes) {
+    std::vector<int64_t> bytes;
+    for (const std::string& size : sizes) {
+        bytes.push_back(parse_bytes(size, "--sizes"));
+        if (bytes.back() > 0) continue;
+        throw Error(Trouble::usage, {.what = "nothing to measure",
+                                     .where = "--sizes",
+                                     .measured = size,
+                                     .remedy = "give a size above 0, such as 16MiB"});
+    }
+    return bytes;
+}
+
+std::string command_of(const CommBenchOptions& options, int ranks) {
+    const std::string start = ranks > 1 ? fmt::format("mpirun -n {} ", ranks) : "";
+    return fmt::format("{}ferry bench comm --device {} --sizes {} --rounds {} --repeats {}", start,
+                       options.device, fmt::join(options.sizes, ","), options.rounds,
+                       options.repeats);
+}
+
+// Before anything is measured; the first rank writes the file.
+void check_save(const std::string& file, const std::vector<int64_t>& sizes,
+                comm::Communicator& ranks) {
+    if (ranks.size() == 1)
+        throw Error(Trouble::usage, {.what = "one rank has nobody to exchange anything with",
+                                     .where = "--save",
+                                     .remedy = "mpirun -n N ferry bench comm --save " + file});
+    if (std::ranges::min(sizes) == std::ranges::max(sizes))
+        throw Error(Trouble::usage, {.what = "the figures of a machine file need two sizes",
+                                     .where = "--sizes",
+                                     .remedy = "give two that differ, such as 16MiB,256MiB"});
+    if (ranks.rank() != 0) return;
+    try {
+        check_machine_file(file);
+    } catch (const Error& error) {
+        ranks.abandon(error.what());
+        throw;
+    }
+}
+
+void run_comm(const CommBenchOptions& options) {
+    const CommBench bench{bytes_of(options.sizes), options.rounds, options.repeats};
+    const comm::CommOptions timeout{.timeout_seconds = options.timeout_seconds};
+    const auto executor = make_thread_executor();
+    auto ranks =
+        comm::launched_as_rank() ? comm::make_mpi(*executor, timeout) : comm::make_solo(*executor);
+    if (!options.save.empty()) check_save(options.save, bench.sizes, *ranks);
+    const DeviceKind kind = device_from(options.device);
+    const int gpu = kind == DeviceKind::cuda ? comm::gpu_of_rank(*ranks, *executor) : 0;
+    const auto device = Device::open(kind, *executor, gpu);
+    // Twice the largest, for an exchange.
+    const int64_t most = *std::ranges::max_element(bench.sizes);
+    device->reserve(2 * round_up(most, 4096));
+    if (kind == DeviceKind::cuda)
+        ranks = comm::make_nccl(*device, *executor, std::move(ranks), timeout);
+    const std::vector<Row> rows = measure_comm(bench, *ranks, *executor, *device);
+    if (ranks->rank() != 0) return;
+    if (!options.save.empty())
+        save_comm(options.save, ranks_text({ranks->size(), ranks->local_size()}, ranks->kind()),
+                  comm_figures(rows));
+    nlohmann::json machine = machine_json();
+    machine["ranks"] = ranks->size();
+    machine["ranks_on_this_machine"] = ranks->local_size();
+    machine["by"] = ranks->kind();
+    if (options.json) {
+        fmt::print("{}\n", rows_json(rows, command_of(options, ranks->size()), machine).dump());
+    } else {
+        fmt::print("{}\n{} ranks by {}\n{}", machine_text(), ranks->size(), ranks->kind(),
+                   rows_table(rows, ""));
+    }
+}
+
+}  // namespace
+}  // namespace ferry::tools
+
+void add_comm_bench(CLI::App& bench) {
+    using namespace ferry::tools;
+    const auto options = std::make_shared<CommBenchOptions>();
+    CLI::App* command = bench.add_subcommand(
+        "comm", "all-gather and exchange between the ranks that mpirun starts");
+    command
+        ->add_option("--sizes", options->sizes,
+                     "bytes of all ranks together, with commas; default: 1MiB,16MiB,64MiB,256MiB")
+        ->delimiter(',')
+        ->allow_extra_args(false);
+    command->add_option("--device", options->device, "cpu: host memory by MPI; cuda: NCCL")
+        ->check(CLI::IsMember({"cpu", "cuda"}))
+        ->capture_default_str();
+    command->add_option("--rounds", options->rounds, "operations in a row")
+        ->check(CLI::Range(1, 200))
+        ->capture_default_str();
+    command->add_option("--repeats", options->repeats, "of that; the median counts")
+        ->check(CLI::Range(1, 1000))
+        ->capture_default_str();
+    command->add_option("--timeout", options->timeout_seconds, "seconds, of one operation")
+        ->check(number_within(0.1, 1e6))
+        ->capture_default_str();
+    command->add_option("--save", options->save,
+                        "write the figures of these ranks (docs/machine.md) for plan and train");
+    command->add_flag("--json", options->json, "one JSON object on standard output");
+    command->footer(
+        "GB/s: bus bandwidth as nccl-tests defines it, bytes that a rank takes from others over\n"
+        "the slowest rank's time; of one rank alone, its copies. The first rank prints.\n"
+        "Example: mpirun --bind-to none -n 2 ferry bench comm --device cuda --save machine.json");
+    command->callback([options] { run_comm(*options); });
+}
