@@ -94,9 +94,9 @@ public:
     void receive_gradient();
     SlotLease load_tokens(int64_t micro_batch, bool evaluation);
     void send_report(const SlotLease& report);               // to the host
-    void save_input(int64_t layer, int64_t i, SlotLease x);  // a block's input, until recalled
+    void save_input(int64_t layer, int64_t i, SlotLease x);  // a block's input, until fetched
     SlotLease fetch_input(int64_t layer, int64_t i);
-    // The input recalled next. If it is away its way back begins here, before what follows.
+    // The input fetched next. If it has left the device, its copy begins here.
     void prefetch_input(int64_t layer, int64_t i);
 
     struct Operand {
