@@ -26,11 +26,10 @@ struct Placement {
     Budget device, host;
 };
 
-// The part of the optimizer's work that is worth doing before the clip factor is known: none where
-// a quarter of the next forward pass hides all of it, else what leaves backward and forward the
-// same share of slack, for an update that is late by anything makes its layer's forward wait. No
-// more than backward hides. `out_of_place`: how many times as long as an update after the outcome a
-// speculative one takes.
+// The part of the optimizer's work that is worth doing before the clip factor is known. It is none
+// where a quarter of the next forward pass hides all of it. Else backward and forward are left the
+// same share of slack, as any late update makes its layer's forward wait. It is never more than
+// backward hides. `out_of_place`: seconds of a speculative update, of one after the outcome.
 double speculative_fraction(double forward_s, double backward_s, double optimizer_s,
                             double out_of_place);
 
@@ -39,12 +38,12 @@ struct KeptResult {
     size_t layer = 0;
     model::Saved what{};
 };
-// How many blocks the configuration has keep that; less than 0: the planner decides.
+// How many blocks the configuration has save that; less than 0: the planner decides.
 int64_t blocks_asked_to_keep(const Config& config, model::Saved what);
 
-// What stays on the device from forward to backward: the inputs of at most so many blocks, the last
-// ones, as far as they fit; then these results, all of those that the configuration asks for, of
-// the others as many as fit, in their order.
+// What stays on the device from forward to backward. First the inputs of at most so many blocks,
+// the last ones, as far as they fit. Then these results in their order: all that the configuration
+// asks for, and as many of the others as fit.
 struct Keeping {
     int64_t inputs = 0;
     std::span<const KeptResult> results{};

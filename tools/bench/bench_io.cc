@@ -17,7 +17,7 @@ namespace {
 constexpr int kRounds = 3;      // of a point, whose result is the median
 constexpr int kSustained = 4;   // times as long as a point
 constexpr int kCandidates = 3;  // settings tried: the best of the sweep, more rings, a backend
-// Settings that reach so much of the best bandwidth are good enough; of those the one with the
+// Settings that reach so much of the best bandwidth are good enough. Of those the one with the
 // least in flight is taken, as what is in flight is memory and waiting time.
 constexpr double kGoodEnough = 0.95;
 constexpr double kWorthAChange = 1.05;  // more rings or another backend must gain this much
