@@ -29,7 +29,7 @@ std::optional<double> expected_clipped(const Config& config);
 // for updates, copies, storage, host memory. Once where the speculative updates of the step before
 // were committed, and once where it made none.
 struct StepSeconds {
-    double won = 0, rest = 0;
+    double committed = 0, rest = 0;
     // Of what a run will do: as often one as the other, unless the configuration says more.
     double expected(const Config& config) const;
 };
