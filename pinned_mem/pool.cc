@@ -10,6 +10,7 @@
 #include "base/threads.h"
 #include "ferry/pinned_mem.h"
 #include "huge_pages.h"
+#include "topology/topology.h"
 #include "touch.h"
 
 namespace ferry::pinned_mem {

@@ -5,6 +5,7 @@
 #include <deque>
 #include <span>
 
+#include "ferry/device.h"
 #include "object_table.h"
 
 namespace ferry::swap {

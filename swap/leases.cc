@@ -46,7 +46,7 @@ struct Entry {
 };
 
 // The table wants to know which objects get fresh slots.
-StoreOptions table_options(LeasedStoreOptions& options) {
+Objects table_objects(LeasedStoreOptions& options) {
     for (Object& object : options.objects) object.versioned = on_nvme(object);
     return {.objects = std::move(options.objects),
             .host_arena = options.host_arena,
@@ -64,7 +64,7 @@ public:
           buffer_bytes_(options.buffer_bytes),
           spare_buffers_(options.spare_buffers),
           verify_(options.verify),
-          table_(table_options(options), {}, volume),
+          table_(table_objects(options), {}, volume),
           entries_(static_cast<size_t>(table_.size())) {
         for (int64_t id = 0; id < table_.size(); ++id) {
             const auto object = static_cast<ObjectId>(id);

@@ -36,15 +36,14 @@ std::string_view name_of(Tier tier) {
     return kNames[static_cast<size_t>(tier)];
 }
 
-ObjectTable::ObjectTable(const StoreOptions& options, std::span<std::byte> device_memory,
-                         aio::Volume* volume)
-    : objects_(options.objects),
-      entries_(options.objects.size()),
-      host_arena_(options.host_arena),
+ObjectTable::ObjectTable(Objects objects, std::span<std::byte> device_memory, aio::Volume* volume)
+    : objects_(std::move(objects.objects)),
+      entries_(objects_.size()),
+      host_arena_(objects.host_arena),
       device_memory_(device_memory),
       volume_(volume),
-      parallel_(options.parallel) {
-    for (const HostSlots& slots : options.host_slots) {
+      parallel_(std::move(objects.parallel)) {
+    for (const HostSlots& slots : objects.host_slots) {
         auto& free = free_host_slots_.emplace_back();
         for (int64_t i = slots.slots - 1; i >= 0; --i)
             free.push_back(host_arena_.data() + slots.offset + i * slots.slot_bytes);

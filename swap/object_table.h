@@ -1,18 +1,20 @@
 // Where each object is: its slots, its versions and the checksums of what lies on NVMe.
 #pragma once
 
+#include <array>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
-#include "ferry/swap.h"
+#include "ferry/aio.h"
+#include "swap/objects.h"
 
 namespace ferry::swap {
 
 class ObjectTable {
 public:
-    ObjectTable(const StoreOptions& options, std::span<std::byte> device_memory,
-                aio::Volume* volume);
+    ObjectTable(Objects objects, std::span<std::byte> device_memory, aio::Volume* volume);
 
     const Object& object(ObjectId id) const { return objects_[id]; }
     int64_t size() const { return static_cast<int64_t>(objects_.size()); }
@@ -49,7 +51,7 @@ public:
     Error to_error(ObjectId id, const aio::Operation& failed) const;
     Error wrong_bytes(ObjectId id, int64_t piece) const;
 
-    // Both on several threads, by StoreOptions::parallel; without it on the caller's.
+    // Both on several threads, by Objects::parallel; without it on the caller's.
     void seal(ObjectId id, std::span<const std::byte> bytes) noexcept;
     // First wrong piece, or -1.
     int64_t verify(ObjectId id, std::span<const std::byte> bytes) const noexcept;

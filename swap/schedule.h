@@ -9,11 +9,9 @@
 #include <string_view>
 #include <vector>
 
-namespace ferry::swap {
+#include "ferry/swap.h"
 
-// A piece of state with a home: a chunk's p, m, v; its weights; its gradient; a block input.
-using ObjectId = uint32_t;
-constexpr ObjectId kNoObject = ~ObjectId{0};
+namespace ferry::swap {
 
 enum class Lane : uint8_t { compute, h2d, d2h, team, check, read, write, comm };
 constexpr int kLanes = 8;

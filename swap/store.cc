@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "direct.h"
-#include "ferry/swap.h"
 #include "object_table.h"
 #include "scoreboard.h"
+#include "swap/store.h"
 
 namespace ferry::swap {
 namespace {
@@ -38,7 +38,8 @@ public:
           device_(device),
           volume_(volume),
           kernels_(kernels),
-          table_(options_, device.memory(), volume),
+          table_({options_.objects, options_.host_slots, options_.host_arena, options_.parallel},
+                 device.memory(), volume),
           direct_(table_, executor, device, volume),
           board_(options_.resources) {
         // One more than can be in flight: a job has counted itself done a moment before it returns.

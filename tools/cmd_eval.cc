@@ -11,8 +11,10 @@
 #include "data/tokens.h"
 #include "ferry/config.h"
 #include "ferry/train.h"
+#include "model/model.h"
 #include "override_options.h"
 #include "ranks.h"
+#include "train/forecast.h"
 #include "writable.h"
 
 namespace ferry::tools {

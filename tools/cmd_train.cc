@@ -15,6 +15,7 @@
 #include "override_options.h"
 #include "ranks.h"
 #include "run_table.h"
+#include "trace/trace.h"
 #include "writable.h"
 
 namespace ferry::tools {

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "swap/schedule.h"
+
 namespace ferry::tools {
 namespace {
 

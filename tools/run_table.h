@@ -5,6 +5,7 @@
 
 #include "ferry/config.h"
 #include "ferry/train.h"
+#include "planner/planner.h"
 
 namespace ferry::tools {
 

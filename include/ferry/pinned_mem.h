@@ -12,7 +12,10 @@
 
 #include "ferry/device.h"
 #include "ferry/team.h"
-#include "topology/topology.h"
+
+namespace ferry {
+struct Topology;
+}
 
 namespace ferry::pinned_mem {
 

@@ -1,30 +1,19 @@
-// The tiered store: where every piece of state lives, and the replay of the schedules that move it
-// (schedule.h). Replaying allocates nothing and cannot deadlock.
+// What the tiered store keeps: pieces of state, each at home on one tier. By demand: lease.h. A
+// training run's store replays the schedules that move them (swap/store.h).
 #pragma once
 
-#include <array>
-#include <atomic>
 #include <cstdint>
 #include <functional>
-#include <memory>
-#include <optional>
-#include <span>
-#include <string>
-#include <vector>
-
-#include "ferry/aio.h"
-#include "ferry/device.h"
-#include "ferry/error.h"
-#include "ferry/executor.h"
-#include "swap/schedule.h"
-#include "trace/trace.h"
+#include <string_view>
 
 namespace ferry::swap {
 
+// A piece of state with a home: a chunk's p, m, v; its weights; its gradient; a block input.
+using ObjectId = uint32_t;
+constexpr ObjectId kNoObject = ~ObjectId{0};
+
 enum class Tier : uint8_t { device, host, nvme };
 std::string_view name_of(Tier tier);
-
-// ---------------------------------------------------------------- objects
 
 // Where a piece of state lives.
 struct Object {
@@ -37,129 +26,7 @@ struct Object {
         false;  // written copy-on-write; a version becomes current when its step is committed
 };
 
-// A family of equally large host slots for versioned objects: a run of the host arena.
-struct HostSlots {
-    int64_t offset = 0, slot_bytes = 0, slots = 0;
-};
-
-// Bytes of the map of what outlives the process (Store::publish), where these are the objects.
-int64_t map_bytes(std::span<const Object> objects);
-
-// ---------------------------------------------------------------- store and replay
-
-class Store;
-
-// What a kernel task is run with. `at` are the addresses of its places.
-struct Call {
-    const Task* task = nullptr;
-    int64_t step = 0;
-    std::array<std::byte*, kPlaces> at{};
-    Store* store = nullptr;
-};
-// The owner's work. Must not throw: a failure goes into Store::fail.
-class Kernels {
-public:
-    virtual ~Kernels() = default;
-    virtual void run(const Call& call) noexcept = 0;  // on the lane's thread
-    // "step 12, block 3, backward": for an error's `where`.
-    virtual std::string describe(const Call& call) const = 0;
-};
-
-// The comm lane's work: what the ranks exchange, started in the lane's order and done in it, as on
-// a device's stream. Only the step thread calls.
-class Collectives {
-public:
-    virtual ~Collectives() = default;
-    virtual void start(const Call& call) = 0;  // enqueues and returns
-    // After everything started so far: ++counter, then the executor's wake(). Also when that
-    // failed: check() then throws.
-    virtual void signal(std::atomic<uint64_t>& counter) = 0;
-    virtual void check() = 0;
-};
-
 // Calls body(0) to body(count - 1) on several threads; may itself be called by several.
 using Parallel = std::function<void(int64_t count, const std::function<void(int64_t)>& body)>;
-
-struct StoreOptions {
-    std::vector<Object> objects{};
-    std::vector<HostSlots> host_slots{};
-    uint32_t resources = 0;  // planned buffers and objects, as the recorder numbered them
-    bool verify = true;
-    std::span<std::byte> host_arena{};
-    // Optional: a slice for each task on its lane's row, from when it could start to when it was
-    // seen done. Kernel tasks are named by their op, everything else by its verb.
-    trace::Recording* recording = nullptr;
-    std::array<trace::RowId, kLanes> rows{};
-    const char* (*kernel_name)(uint8_t op) = nullptr;
-    Collectives* collectives = nullptr;  // null: no schedule has a comm lane
-    Parallel parallel{};                 // optional: hashes
-};
-
-// What moved over each link since the last reset, and how long each lane was busy.
-struct LaneReport {
-    int64_t bytes = 0, tasks = 0;
-    Nanos busy_ns = 0;
-    Nanos exposed_ns = 0;  // of these, while nothing was on the compute lane
-};
-
-// Unlike bytes that are wrong, a transfer that failed says nothing against what is stored.
-class TransferFailed : public Error {
-public:
-    explicit TransferFailed(const Error& error) : Error(error) {}
-};
-
-// Owns where objects are; replays schedules. One thread (the step thread) calls everything, but for
-// seal, verify and fail.
-class Store {
-public:
-    // `volume` may be null when no object lives on NVMe. All references must outlive the store.
-    static std::unique_ptr<Store> make(StoreOptions options, Executor& executor, Device& device,
-                                       aio::Volume* volume, Kernels& kernels);
-    virtual ~Store() = default;  // waits for what is in flight
-
-    // The schedule's tasks follow everything appended before, lane by lane. It must stay alive
-    // until drained. `step` is passed to its kernels, `shown` is the recording's word for it. At
-    // most 4 schedules at a time.
-    virtual void append(const Schedule& schedule, int64_t step, int64_t shown) = 0;
-    // Replays until the outcome of the schedule appended last is known; throws what went wrong.
-    virtual void run_to_outcome() = 0;
-    virtual void drain() = 0;  // replays everything appended
-
-    // Blocking access to an object's current version; only when drained. `bytes` as large as it.
-    virtual void put(ObjectId object, std::span<std::byte> bytes) = 0;
-    virtual void get(ObjectId object, std::span<std::byte> bytes) = 0;
-    // A put() that goes on: `bytes` stay as they are, and the store is asked for nothing but more
-    // of the kind, until end_puts() has waited for it. That ends the oldest ones, in their order,
-    // until so many are under way; throws what went wrong with them.
-    virtual void begin_put(ObjectId object, std::span<std::byte> bytes) = 0;
-    virtual void end_puts(int64_t under_way) = 0;
-    // Where the object's current version lies, to be read and written in place, if that is in host
-    // memory; else empty.
-    virtual std::span<std::byte> in_host(ObjectId object) noexcept = 0;
-
-    // Makes the step before the newest schedule durable: once its updates are committed and written
-    // (Schedule::committed_writes), the volume publishes a map of the current versions of all
-    // versioned objects on NVMe, and beside it `state`, what the owner knows of that step. Returns
-    // at once; run_to_outcome() then returns no sooner than the versions are taken down, until when
-    // `state` must live, and drain() no sooner than they are durable. Slots that the last durable
-    // map names are not written until the next one is durable. Needs `verify`, twice the slots and
-    // a volume with record_bytes for map and state.
-    virtual void publish(std::span<const std::byte> state) = 0;
-    // Of a volume opened to resume: takes over the versions of its n-th newest record and returns
-    // the owner's `state`; none: there is no such record. get() proves the contents, and is where
-    // wrong ones show; the next restore() starts afresh. Throws io where it cannot be taken over.
-    // These, and puts, throw TransferFailed where nothing is known to be wrong.
-    virtual std::optional<std::span<const std::byte>> restore(size_t n) = 0;
-
-    // Any thread, from a kernel: checksums of a version about to be written (`pending` for
-    // versioned objects), and of one just read. verify() calls fail() and returns false on a
-    // mismatch.
-    virtual void seal(ObjectId object, std::span<const std::byte> bytes) noexcept = 0;
-    virtual bool verify(ObjectId object, std::span<const std::byte> bytes) noexcept = 0;
-    virtual void fail(Error error) noexcept = 0;  // the first one is thrown by the step thread
-
-    virtual std::array<LaneReport, kLanes> report() const = 0;
-    virtual void reset_report() = 0;
-};
 
 }  // namespace ferry::swap

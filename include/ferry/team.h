@@ -11,7 +11,9 @@
 
 namespace ferry {
 
+// What the machine offers this process: cores, NUMA nodes, memory (src/topology/topology.h).
 struct Topology;
+std::shared_ptr<const Topology> this_machine();
 
 // `threads` workers over TBB, shared by the CPU device's streams and the optimizer: two parallel
 // loops at once never oversubscribe. A team of one is the exception. It has no place to wait in,

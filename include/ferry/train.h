@@ -12,19 +12,33 @@
 #include <string>
 #include <vector>
 
-#include "comm/comm.h"
-#include "data/tokens.h"
 #include "ferry/aio.h"
 #include "ferry/config.h"
 #include "ferry/dtype.h"
 #include "ferry/executor.h"
 #include "ferry/learning_rate.h"
-#include "ferry/swap.h"
-#include "planner/planner.h"
-#include "trace/trace.h"
-#include "train/forecast.h"
+
+namespace ferry {
+
+namespace comm {
+class Communicator;
+}
+namespace model {
+struct Tensor;
+struct Layer;
+}  // namespace model
+namespace planner {
+struct Plan;
+}
+namespace trace {
+class Recording;
+}
+
+}  // namespace ferry
 
 namespace ferry::train {
+
+struct Figures;
 
 struct StepReport {
     int64_t step = 0;  // from 1
@@ -80,6 +94,25 @@ struct RunReport {
 // out. Every rank asks, before it opens a device. 0 on the CPU, and without others (`ranks` null).
 int gpu_of_rank(const Config& config, comm::Communicator* ranks, Executor& executor);
 
+// The ranks of a runtime that has no MPI and shares an identity by means of its own, the same on
+// all ranks (ncclGetUniqueId).
+struct NcclRanks {
+    std::array<std::byte, 128> unique_id{};
+    int rank = 0, size = 1;
+};
+
+// The other ranks, met over host memory: none, or what `ferry launch`, mpirun or srun started.
+struct MetRanks {
+    MetRanks() noexcept;
+    MetRanks(
+        std::unique_ptr<comm::Communicator> met) noexcept;  // NOLINT(google-explicit-constructor)
+    MetRanks(MetRanks&&) noexcept;
+    MetRanks& operator=(MetRanks&&) noexcept;
+    ~MetRanks();
+
+    std::unique_ptr<comm::Communicator> communicator;
+};
+
 // What the engine stands on; tests pass a simulated executor and volume.
 struct Runtime {
     Executor* executor = nullptr;
@@ -88,13 +121,12 @@ struct Runtime {
     // Of every task, from the first step on; beside it, once the bound is known, what was planned.
     trace::Recording* recording = nullptr;
     const Figures* figures = nullptr;  // of this machine: measure_bound() then measures nothing
-    // The other ranks, met over host memory; the engine takes what a GPU needs from there. Null, or
-    // of one rank: the run is this process.
-    std::unique_ptr<comm::Communicator> ranks{};
+    // The engine takes what a GPU needs from there. None, or of one rank: the run is this process.
+    MetRanks ranks{};
     // Or those of a runtime that has no MPI, on CUDA devices: it brings `gpu` as well, and nothing
     // in its process has used CUDA before. A rank that is lost then has no name, and is missed
     // after zero.timeout_seconds.
-    std::optional<comm::NcclRanks> nccl{};
+    std::optional<NcclRanks> nccl{};
     // What gpu_of_rank() said, where it was asked before; below 0: the engine asks.
     int gpu = -1;
     // Goes on after the last step that a run of this configuration made durable, with its bits.
@@ -180,8 +212,6 @@ void export_weights(const std::string& weights, const Config& config, const Expo
 // What every other rank does while the first one reads all tensors, in order.
 void give_weights(Engine& engine);
 
-// The plan that Engine::make would work by; touches neither tokens nor disks. Throws Error.
-planner::Plan plan_for(const Config& config);
 // Sequences of the whole token file, for a configuration that only evaluates. Throws usage where
 // there is none.
 int64_t evaluation_sequences(const Config& config);

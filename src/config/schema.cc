@@ -59,7 +59,8 @@ const Section kSections[] = {
     {"io", "How NVMe paths are read and written. Nothing here changes a number of the run."},
     {"zero",
      "Several ranks; docs/ranks.md says how to start them. `budgets.host`, `threads` and the sizes "
-     "in `budgets.nvme` are a host's, and its ranks get equal parts. `budgets.device` is a rank's."},
+     "in `budgets.nvme` are a host's, and its ranks get equal parts. `budgets.device` is a "
+     "rank's."},
     {"numerics", "What orders floating-point operations. Part of the run's identity."},
 };
 

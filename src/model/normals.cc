@@ -14,6 +14,7 @@
 //
 #include <numbers>
 
+#include "model/model.h"
 #include "normals.h"
 
 HWY_BEFORE_NAMESPACE();

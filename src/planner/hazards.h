@@ -1,9 +1,11 @@
 // Which earlier tasks a task must wait for, from what each reads and writes.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "ferry/swap.h"
+#include "swap/schedule.h"
 
 namespace ferry::planner {
 

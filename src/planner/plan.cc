@@ -2,8 +2,8 @@
 
 #include "chunks.h"
 #include "layout.h"
-#include "placement.h"
 #include "planner/planner.h"
+#include "recomputation.h"
 
 namespace ferry::planner {
 namespace {

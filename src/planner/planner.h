@@ -14,6 +14,7 @@
 #include "ferry/swap.h"
 #include "model/model.h"
 #include "planner/figures.h"
+#include "swap/objects.h"
 #include "zero/zero.h"
 
 namespace ferry::planner {

@@ -4,15 +4,12 @@
 #include <optional>
 #include <span>
 
-#include "placement.h"
+#include "place.h"
+#include "recomputation.h"
 #include "speculation.h"
 #include "step_seconds.h"
 
 namespace ferry::planner {
-
-int64_t blocks_asked_to_keep(const Config& config, model::Saved what) {
-    return what == model::Saved::attention ? config.swap.save_attention : config.swap.save_mlp;
-}
 
 namespace {
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "planner/planner.h"
+#include "swap/schedule.h"
 
 namespace ferry::planner {
 

@@ -8,6 +8,13 @@
 
 namespace ferry::planner {
 
+// The part of the optimizer's work that is worth doing before the clip factor is known. It is none
+// where a quarter of the next forward pass hides all of it. Else backward and forward are left the
+// same share of slack, as any late update makes its layer's forward wait. It is never more than
+// backward hides. `out_of_place`: seconds of a speculative update, of one after the outcome.
+double speculative_fraction(double forward_s, double backward_s, double optimizer_s,
+                            double out_of_place);
+
 // Of what the host updates, by where the placement keeps it: see speculative_fraction().
 double expected_speculative_fraction(const Config& config, const Workload& work,
                                      const std::vector<Chunk>& chunks, const Placement& placement,

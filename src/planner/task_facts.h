@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "planner/planner.h"
+#include "swap/schedule.h"
 
 namespace ferry::planner {
 

@@ -18,6 +18,7 @@
 #include "base/log.h"
 #include "cgroup.h"
 #include "ferry/error.h"
+#include "ferry/team.h"
 #include "ferry/units.h"
 
 namespace ferry {
@@ -203,6 +204,10 @@ Topology discover_topology() {
     if (found.nodes.size() > 1) found.attached = topology::find_attached();
     read_limits(found);
     return found;
+}
+
+std::shared_ptr<const Topology> this_machine() {
+    return std::make_shared<const Topology>(discover_topology());
 }
 
 int node_of_device(const Topology& machine, std::string_view name) {

@@ -11,6 +11,7 @@
 #include "ferry/swap.h"
 #include "loss_scale.h"
 #include "planner/planner.h"
+#include "swap/store.h"
 
 namespace ferry::train {
 

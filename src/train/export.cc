@@ -12,7 +12,8 @@
 #include "ferry/train.h"
 #include "loaded_weights.h"
 #include "model/huggingface.h"
-#include "setup.h"
+#include "model_of.h"
+#include "planner/planner.h"
 
 namespace ferry::train {
 namespace {

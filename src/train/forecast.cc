@@ -4,19 +4,23 @@
 
 #include <algorithm>
 
+#include "device_needs.h"
 #include "ferry/device.h"
 #include "ferry/pinned_mem.h"
 #include "ferry/team.h"
 #include "ferry/train.h"
 #include "measure.h"
+#include "memory_left.h"
+#include "model_of.h"
+#include "numerics_record.h"
 #include "ops/ops.h"
 #include "outcome.h"
 #include "plan_figures.h"
 #include "predict.h"
 #include "ranks.h"
-#include "setup.h"
 #include "step.h"
 #include "step_kernels.h"
+#include "threads.h"
 #include "topology/topology.h"
 
 namespace ferry::train {
@@ -313,5 +317,7 @@ std::unique_ptr<Forecaster> Forecaster::make(const Config& config, const RankCou
                                              const AbsentDevice& device) {
     return std::make_unique<ModelOnDevice>(config, count, device);
 }
+
+planner::Plan plan_for(const Config& config) { return Forecaster::make(config)->plan(config); }
 
 }  // namespace ferry::train

@@ -104,6 +104,8 @@ std::vector<ScheduleBytes> schedule_bytes(const planner::Plan& plan);
 ScheduleBytes steady_bytes(
     const planner::Plan& plan);  // of a step without speculative updates among its like
 
+// The plan that Engine::make would work by; touches neither tokens nor disks. Throws Error.
+planner::Plan plan_for(const Config& config);
 // What the plans of a run are weighed with where nothing is known: "small machine".
 std::string_view default_figures_name(const Config& config);
 

@@ -6,9 +6,10 @@
 #include <map>
 #include <vector>
 
+#include "device_needs.h"
 #include "ferry/pinned_mem.h"
+#include "memory_left.h"
 #include "predict.h"
-#include "setup.h"
 #include "state_io.h"
 
 namespace ferry::train {

@@ -10,6 +10,7 @@
 #include "ferry/team.h"
 #include "ops/ops.h"
 #include "planner/planner.h"
+#include "swap/store.h"
 #include "topology/topology.h"
 #include "train/forecast.h"
 

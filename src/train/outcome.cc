@@ -6,8 +6,8 @@
 
 #include "ferry/train.h"
 #include "loss_scale.h"
+#include "model_of.h"
 #include "planner/recorder.h"
-#include "setup.h"
 
 namespace ferry::train {
 

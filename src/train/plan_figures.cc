@@ -1,15 +1,14 @@
 #include "plan_figures.h"
 
-#include <linux/magic.h>
 #include <spdlog/fmt/fmt.h>
 #include <sys/stat.h>
-#include <sys/statfs.h>
 
 #include <algorithm>
 #include <set>
 
 #include "base/log.h"
 #include "measure.h"
+#include "volume_options.h"
 
 namespace ferry::train {
 namespace {
@@ -100,11 +99,6 @@ KernelTimes assumed_times(const swap::Schedule& step, const planner::Plan& plan,
             flops / flops_per_s + bytes_moved(task, plan) / kAssumedDeviceBytesPerS;
     }
     return found;
-}
-
-bool is_memory(const std::string& path) {
-    struct statfs system {};
-    return statfs(path.c_str(), &system) == 0 && system.f_type == TMPFS_MAGIC;
 }
 
 planner::MachineFigures assumed_figures(const Config& config) {

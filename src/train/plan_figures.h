@@ -12,9 +12,6 @@
 
 namespace ferry::train {
 
-// Whether a storage path is memory itself (tmpfs).
-bool is_memory(const std::string& path);
-
 // Where nobody has measured: the device kind's defaults. The storage paths together are as fast as
 // the drives that they lie on, and take a chunk for each at once. tmpfs counts as one more drive, a
 // tenth as fast as updates stream through memory.

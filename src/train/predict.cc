@@ -4,8 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "device_needs.h"
 #include "ferry/optim.h"
-#include "setup.h"
 #include "state_io.h"
 
 namespace ferry::train {

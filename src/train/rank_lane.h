@@ -7,6 +7,8 @@
 #include "ferry/swap.h"
 #include "outcome.h"
 #include "planner/planner.h"
+#include "swap/schedule.h"
+#include "swap/store.h"
 
 namespace ferry::train {
 

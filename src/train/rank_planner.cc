@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
+#include "device_needs.h"
 #include "outcome.h"
 #include "ranks.h"
-#include "setup.h"
 
 namespace ferry::train {
 

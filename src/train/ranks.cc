@@ -16,7 +16,7 @@
 #include "base/log.h"
 #include "outcome.h"
 #include "schedules.h"
-#include "setup.h"
+#include "volume_options.h"
 
 namespace ferry::train {
 namespace {
@@ -81,7 +81,7 @@ void warn_of_binding(const Topology& machine, int sharing, const comm::Communica
         ranks.local_size()));
 }
 
-void check_nccl(const comm::NcclRanks& ranks, int gpu, DeviceKind kind, bool others) {
+void check_nccl(const NcclRanks& ranks, int gpu, DeviceKind kind, bool others) {
     const auto refuse = [](const char* measured, const char* remedy) {
         throw Error(Trouble::usage, {.what = "ranks by an NCCL identity cannot be used here",
                                      .where = "Runtime::nccl",
@@ -93,7 +93,7 @@ void check_nccl(const comm::NcclRanks& ranks, int gpu, DeviceKind kind, bool oth
         refuse("device is \"cpu\"", "set device to \"cuda\", or give Runtime::ranks");
     if (gpu < 0) refuse("Runtime::gpu is not given", "say which GPU is this rank's");
     if (ranks.rank < 0 || ranks.rank >= ranks.size)
-        refuse("numbers that contradict each other", "see comm::NcclRanks");
+        refuse("numbers that contradict each other", "see train::NcclRanks");
 }
 
 }  // namespace
@@ -204,9 +204,17 @@ std::unique_ptr<Device> open_gpu(int gpu, comm::Communicator* ranks, Executor& e
 
 }  // namespace
 
+MetRanks::MetRanks() noexcept = default;
+MetRanks::MetRanks(std::unique_ptr<comm::Communicator> met) noexcept
+    : communicator(std::move(met)) {}
+MetRanks::MetRanks(MetRanks&&) noexcept = default;
+MetRanks& MetRanks::operator=(MetRanks&&) noexcept = default;
+MetRanks::~MetRanks() = default;
+
 void ComputeContext::open(const Config& config, Runtime& runtime) {
     Executor& executor = *runtime.executor;
-    if (runtime.ranks && runtime.ranks->size() > 1) ranks = std::move(runtime.ranks);
+    std::unique_ptr<comm::Communicator>& met = runtime.ranks.communicator;
+    if (met && met->size() > 1) ranks = std::move(met);
     if (ranks) require_same_config(*ranks, executor, config);
     const DeviceKind kind = device_from(config.device);
     if (runtime.nccl) check_nccl(*runtime.nccl, runtime.gpu, kind, ranks != nullptr);
@@ -221,7 +229,9 @@ void ComputeContext::open(const Config& config, Runtime& runtime) {
     if (ranks)
         ranks = comm::make_nccl(*device, executor, std::move(ranks), options);
     else if (runtime.nccl && runtime.nccl->size > 1) {
-        ranks = comm::make_nccl(*device, executor, *runtime.nccl, options);
+        const NcclRanks& given = *runtime.nccl;
+        ranks =
+            comm::make_nccl(*device, executor, {given.unique_id, given.rank, given.size}, options);
         require_same_config(*ranks, executor, config);
     }
 }

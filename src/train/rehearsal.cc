@@ -5,15 +5,19 @@
 #include <algorithm>
 
 #include "arenas.h"
+#include "device_needs.h"
 #include "ferry/pinned_mem.h"
 #include "measure.h"
+#include "memory_left.h"
+#include "model_of.h"
 #include "outcome.h"
 #include "plan_figures.h"
 #include "predict.h"
-#include "setup.h"
 #include "state_io.h"
 #include "step.h"
 #include "step_kernels.h"
+#include "threads.h"
+#include "volume_options.h"
 
 namespace ferry::train {
 

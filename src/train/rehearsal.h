@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "ferry/train.h"
+#include "swap/store.h"
 #include "train/forecast.h"
 
 namespace ferry::train {

@@ -6,6 +6,7 @@
 
 #include "ferry/train.h"
 #include "step.h"
+#include "swap/store.h"
 
 namespace ferry::train {
 

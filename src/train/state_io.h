@@ -12,6 +12,7 @@
 #include "model/model.h"
 #include "planner/planner.h"
 #include "start_up.h"
+#include "swap/store.h"
 
 namespace ferry::train {
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "planner/planner.h"
+#include "swap/schedule.h"
 
 namespace ferry::train {
 

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "model_of.h"
 #include "planner/recorder.h"
-#include "setup.h"
 #include "state_io.h"
 
 namespace ferry::train {

@@ -11,6 +11,7 @@
 #include "ops/ops.h"
 #include "planner/planner.h"
 #include "step_state.h"
+#include "swap/store.h"
 #include "trace_rows.h"
 
 namespace ferry::train {

@@ -316,7 +316,8 @@ TEST_F(Ranks, MetByAnIdentityGiveTheSameBits) {
     if (config.device != "cuda") GTEST_SKIP() << "NCCL moves a GPU's memory";
     const auto by_identity = [](Runtime& runtime, std::unique_ptr<comm::Communicator> others) {
         runtime.gpu = comm::gpu_of_rank(*others, *runtime.executor);
-        runtime.nccl = comm::with_identity(*others, *runtime.executor);
+        const auto met = comm::with_identity(*others, *runtime.executor);
+        runtime.nccl = {met.unique_id, met.rank, met.size};
     };
     expect_equal(run(config, 2, by_identity), run(config, 2));
     expect_equal(run(tight(config, 2), 2, by_identity), run(config, 2));
@@ -326,7 +327,7 @@ TEST_F(Ranks, MetByAnIdentityGiveTheSameBits) {
 TEST_F(Ranks, MetByAnIdentityNeedAGpu) {
     const auto executor = make_thread_executor();
     const auto refusal = [&](const Config& config, Runtime runtime,
-                             comm::NcclRanks ranks = {.size = 2}) -> std::string {
+                             NcclRanks ranks = {.size = 2}) -> std::string {
         runtime.executor = executor.get();
         runtime.nccl = ranks;
         try {

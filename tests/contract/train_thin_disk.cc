@@ -9,6 +9,7 @@
 
 #include "tests/support/loop_device.h"
 #include "tests/support/tiny_run.h"
+#include "train/forecast.h"
 
 namespace ferry::train {
 namespace {

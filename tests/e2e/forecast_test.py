@@ -107,11 +107,15 @@ class PlanTest(ForecastTest):
         self.assertEqual(os.listdir(self.path("nvme")), [])
 
     def test_more_of_what_is_limited_is_asked_for(self):
+        # A disk so slow that it sets the step, whatever this machine's kernels take.
+        drive = {"path": self.path("nvme"), "mixed_read_bytes_per_s": 1e6, "mixed_write_bytes_per_s": 1e6}
+        machine = self.path("slow_disk.json")
+        with open(machine, "w", encoding="ascii") as file:
+            json.dump({"ferry_machine": 1, "paths": [drive]}, file)
         plan = self.forecast(self.config(budgets__nvme=[self.nvme()], budgets__host="2MiB",
-                                         budgets__device="4MiB"))
+                                         budgets__device="4MiB"), "--machine", machine)
         gains = {one["change"]: one["step_seconds"] for one in plan["forecast"]["what_if"]}
-        # State in memory does not speculate, and lists of tasks may fit each other a little worse.
-        self.assertLess(gains["+1 GiB of host memory"], 1.02 * plan["forecast"]["step_seconds"])
+        self.assertLess(gains["+1 GiB of host memory"], 0.5 * plan["forecast"]["step_seconds"])
         self.assertIn("+1 GiB of device memory", gains)
 
     def test_table_and_picture(self):

@@ -14,8 +14,10 @@
 
 #include "ferry/device.h"
 #include "ferry/train.h"
+#include "model/model.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/temporary_directory.h"
+#include "train/forecast.h"
 
 namespace ferry::train {
 namespace {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "ferry/device.h"
 #include "ferry/swap.h"
 #include "tests/support/simulated_disk.h"
 

@@ -5,8 +5,10 @@
 #include <numeric>
 #include <set>
 
+#include "swap/schedule.h"
 #include "tests/support/simulated_machine.h"
 #include "tests/support/tiny_run.h"
+#include "train/forecast.h"
 
 namespace ferry::train {
 namespace {

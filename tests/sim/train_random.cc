@@ -12,9 +12,12 @@
 #include <map>
 #include <random>
 
+#include "ferry/swap.h"
+#include "planner/planner.h"
 #include "tests/support/seeds.h"
 #include "tests/support/simulated_machine.h"
 #include "tests/support/tiny_run.h"
+#include "train/forecast.h"
 
 namespace ferry::train {
 namespace {

@@ -7,11 +7,14 @@
 #include <array>
 #include <map>
 
+#include "swap/schedule.h"
+#include "swap/store.h"
 #include "tests/support/borrowed_ranks.h"
 #include "tests/support/seeds.h"
 #include "tests/support/simulated_machine.h"
 #include "tests/support/simulated_ranks.h"
 #include "tests/support/tiny_run.h"
+#include "trace/trace.h"
 
 namespace ferry::train {
 namespace {

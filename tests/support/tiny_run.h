@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "data/tokens.h"
 #include "ferry/train.h"
 #include "tests/support/temporary_directory.h"
 

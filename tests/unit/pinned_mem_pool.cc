@@ -12,6 +12,7 @@
 #include "ferry/pinned_mem.h"
 #include "huge_pages.h"
 #include "tests/support/child.h"
+#include "topology/topology.h"
 #include "touch.h"
 
 namespace ferry::pinned_mem {

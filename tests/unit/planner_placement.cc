@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "planner/chunks.h"
-#include "planner/placement.h"
 #include "planner/planner.h"
+#include "planner/speculation.h"
 
 namespace ferry::planner {
 namespace {

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "planner/chunks.h"
-#include "planner/placement.h"
+#include "planner/place.h"
 #include "planner/planner.h"
 #include "planner/step_seconds.h"
 

@@ -14,16 +14,16 @@ constexpr int64_t kBytes = 3 * aio::kPieceBytes + 4096;
 
 class Checksums : public testing::TestWithParam<bool> {
 protected:
-    StoreOptions options() {
-        StoreOptions options;
-        options.objects = {{.home = Tier::nvme, .bytes = kBytes, .slot_class = 0}};
+    Objects objects() {
+        Objects objects;
+        objects.objects = {{.home = Tier::nvme, .bytes = kBytes, .slot_class = 0}};
         if (GetParam())
-            options.parallel = [this](int64_t count, const auto& body) {
+            objects.parallel = [this](int64_t count, const auto& body) {
                 std::vector<std::jthread> threads;
                 for (int64_t i = 0; i < count; ++i) threads.emplace_back(body, i);
                 bodies_ += count;
             };
-        return options;
+        return objects;
     }
     const std::unique_ptr<Executor> executor_ = make_simulated_executor(1);
     aio::SimulatedDisk disk_{{}, *executor_};
@@ -34,7 +34,7 @@ protected:
 };
 
 TEST_P(Checksums, TellTheFirstWrongPiece) {
-    ObjectTable table(options(), {}, volume_.get());
+    ObjectTable table(objects(), {}, volume_.get());
     std::vector<std::byte> bytes(kBytes, std::byte{7});
     table.seal(0, bytes);
     EXPECT_EQ(table.verify(0, bytes), -1);

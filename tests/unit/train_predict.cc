@@ -1,8 +1,8 @@
 #include <gtest/gtest.h>
 
+#include "device_needs.h"
 #include "measure.h"
 #include "predict.h"
-#include "setup.h"
 
 namespace ferry::train {
 namespace {

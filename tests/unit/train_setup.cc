@@ -1,4 +1,6 @@
-#include "setup.h"
+#include "memory_left.h"
+#include "threads.h"
+#include "volume_options.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // Greedy, in the order of bytes moved per byte kept.
-#include "placement.h"
+#include "place.h"
 
 #include <algorithm>
 #include <cmath>
@@ -489,6 +489,10 @@ private:
 };
 
 }  // namespace
+
+int64_t blocks_asked_to_keep(const Config& config, model::Saved what) {
+    return what == model::Saved::attention ? config.swap.save_attention : config.swap.save_mlp;
+}
 
 Placement place(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
                 const std::vector<AccumulatorSpill>& spills, const MachineFigures& machine,

@@ -1,0 +1,25 @@
+// Where everything goes, given what stays from forward to backward: the planner's policy.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "placement.h"
+
+namespace ferry::planner {
+
+// How many blocks the configuration has keep that; less than 0: the planner decides.
+int64_t blocks_asked_to_keep(const Config& config, model::Saved what);
+
+// What stays on the device from forward to backward. First the inputs of at most so many blocks,
+// the last ones, as far as they fit. Then these results in their order: all that the configuration
+// asks for, and as many of the others as fit.
+struct Keeping {
+    int64_t inputs = 0;
+    std::span<const KeptResult> results{};
+};
+// Throws does_not_fit naming the tier, the bytes missing and the smallest budget that works.
+Placement place(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
+                const std::vector<AccumulatorSpill>& spills, const MachineFigures& machine,
+                const Keeping& keeping);
+}  // namespace ferry::planner

@@ -1,0 +1,16 @@
+// What is computed again in backward, and what stays on the device for it.
+#pragma once
+
+#include <vector>
+
+#include "placement.h"
+
+namespace ferry::planner {
+
+// Keeps as much as is asked for, or as makes the step shortest, in as many groups.
+Placement place_for_speed(const Config& config, const Workload& work,
+                          const std::vector<Chunk>& chunks,
+                          const std::vector<AccumulatorSpill>& spills,
+                          const MachineFigures& machine);
+
+}  // namespace ferry::planner

@@ -1,0 +1,76 @@
+#include "device_needs.h"
+
+#include "base/log.h"
+#include "bound.h"
+#include "ferry/units.h"
+
+namespace ferry::train {
+
+ops::AttentionKernels attention_of(const Config& config) {
+    return config.numerics.attention == "ferry" ? ops::AttentionKernels::ferry
+                                                : ops::AttentionKernels::best;
+}
+
+std::unique_ptr<ops::Ops> ops_on(Device& device, const Config& config, Team& team) {
+    if (device.kind() == DeviceKind::cpu) return ops::make_cpu_ops(team);
+    return ops::make_cuda_ops(device, attention_of(config));
+}
+
+model::OfSaved<std::vector<double>> saved_flops(const model::Decoder& decoder) {
+    const model::Shape& shape = decoder.shape();
+    const model::Numerics& numerics = decoder.numerics();
+    const auto tokens = static_cast<double>(numerics.tokens());
+    const auto width = static_cast<double>(shape.heads * shape.head_dim);
+    const auto inner = static_cast<double>((shape.gated ? 2 : 1) * shape.intermediate);
+    std::vector<double> attention, mlp;
+    for (int64_t block = 0; block < shape.layers; ++block) {  // scores and weighted sums
+        attention.push_back(4 * tokens * width * keys_seen(shape, numerics.sequence, block));
+        mlp.push_back(2 * tokens * inner * static_cast<double>(shape.hidden));
+    }
+    return {attention, mlp};
+}
+
+model::OfSaved<int64_t> saved_bytes(const model::Decoder& decoder) {
+    model::OfSaved<int64_t> bytes{};
+    for (const model::Saved what : model::kAllKept) bytes[at(what)] = decoder.saved_bytes(what);
+    return bytes;
+}
+
+int64_t overhead_of(const Device& device) {
+    if (device.kind() == DeviceKind::cpu) return 0;
+    // The driver loads a kernel's code at its first call; check_device_memory() measures after it.
+    constexpr int64_t kCodeBytes = 64 * kMiB;
+    return round_up(device.overhead_bytes() + kCodeBytes, kMiB);
+}
+
+planner::DeviceNeeds needs_of(const Device& device, const model::Decoder& decoder) {
+    return {.activation = decoder.activation_bytes(),
+            .scratch = decoder.scratch_bytes(),
+            .overhead = overhead_of(device),
+            .kept = saved_bytes(decoder),
+            .saved_flops = saved_flops(decoder),
+            .maps_host = device.kind() == DeviceKind::cuda};
+}
+
+Config within(const Config& config, const Device& device) {
+    if (device.kind() == DeviceKind::cpu) return config;
+    Config possible = config;
+    const int64_t most = device.overhead_bytes() + device.free_bytes();
+    if (most >= config.budgets.device_bytes) return config;
+    possible.budgets.device_bytes = most;
+    if (config.budgets.device_bytes != kUnlimited) {
+        log_warn("budgets.device is " + format_bytes(config.budgets.device_bytes) +
+                 ", but the GPU has no more than " + format_bytes(most) + " for this process");
+    }
+    return possible;
+}
+
+int64_t device_buffer_bytes(const planner::Plan& plan) {
+    int64_t bytes = 0;
+    for (const planner::Buffers& b : plan.buffers) {
+        if (b.tier == swap::Tier::device) bytes += b.bytes * b.count;
+    }
+    return bytes;
+}
+
+}  // namespace ferry::train

@@ -1,0 +1,34 @@
+// What a model needs of a device, and what the device has for it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "ferry/config.h"
+#include "ferry/device.h"
+#include "ferry/team.h"
+#include "model/model.h"
+#include "ops/ops.h"
+#include "planner/planner.h"
+
+namespace ferry::train {
+
+// Whose attention a GPU runs.
+ops::AttentionKernels attention_of(const Config& config);
+std::unique_ptr<ops::Ops> ops_on(Device& device, const Config& config, Team& team);
+// Operations that give each block's results that can be kept, of a micro-batch: of attention with
+// the keys that a query sees.
+model::OfSaved<std::vector<double>> saved_flops(const model::Decoder& decoder);
+model::OfSaved<int64_t> saved_bytes(const model::Decoder& decoder);
+// What this process will hold on a GPU beside its arena: as measured now, with room for kernels
+// that are loaded at their first call. 0 on the CPU device.
+int64_t overhead_of(const Device& device);
+// What the planner must know of them.
+planner::DeviceNeeds needs_of(const Device& device, const model::Decoder& decoder);
+// The configuration with the device budget that this device can give.
+Config within(const Config& config, const Device& device);
+// Of the buffers alone: without resident weights, and without what the process holds beside them.
+int64_t device_buffer_bytes(const planner::Plan& plan);
+
+}  // namespace ferry::train

@@ -1,0 +1,65 @@
+#include "memory_left.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/log.h"
+#include "ferry/error.h"
+#include "ferry/units.h"
+#include "volume_options.h"
+
+namespace ferry::train {
+
+namespace {
+
+// Threads' stacks, BLAS's buffers, schedules: measured below 16 MiB with two threads.
+constexpr int64_t kStillToCome = 32 * kMiB;
+
+// Of what the plan stores, the most that lies on paths that are memory themselves.
+int64_t stored_in_memory(const Config& config, const planner::Plan& plan) {
+    int64_t bytes = 0;
+    for (const NvmePath& path : config.budgets.nvme) {
+        if (!is_memory(path.path)) continue;
+        log_warn(path.path +
+                 " is memory (tmpfs): what is stored there is host memory, beside "
+                 "budgets.host");
+        bytes += std::min(path.size_bytes, plan.nvme_bytes);
+    }
+    return std::min(bytes, plan.nvme_bytes);
+}
+
+}  // namespace
+
+planner::Plan within_memory(planner::Plan plan, const Config& config, const Topology& machine,
+                            const Device& device) {
+    const int64_t on_device = device.kind() == DeviceKind::cpu ? plan.device_bytes : 0;
+    const int64_t on_tmpfs = stored_in_memory(config, plan);
+    const int64_t bytes = on_device + plan.host_bytes + on_tmpfs;
+    // The process is already counted as it is; what it is still to take beside its arenas is not.
+    const int64_t left = std::max<int64_t>(machine.memory_left_bytes - kStillToCome, 0);
+    if (bytes <= left) return plan;
+    throw Error(Trouble::does_not_fit,
+                {.what = "this machine has less memory than the budgets allow the run to take",
+                 .where = "budgets.device, budgets.host",
+                 .measured = format_bytes(on_device) + " for the CPU device, " +
+                             format_bytes(plan.host_bytes) + " for the host tier and " +
+                             format_bytes(on_tmpfs) + " on tmpfs",
+                 .limit = std::to_string(left) + " bytes (" + format_bytes(left) + "): of " +
+                          format_bytes(machine.memory_limit_bytes) +
+                          " installed or allowed to this container, what is not in use, and " +
+                          format_bytes(kStillToCome) + " for threads and libraries",
+                 .remedy = "lower budgets.device and budgets.host until their sum fits, with a "
+                           "path in budgets.nvme for the rest; or end other processes"});
+}
+
+Topology as_left_now(Topology machine) {
+    const Topology now = discover_topology();
+    // One of several processes has its part of the limit, and the same of what is left.
+    const int64_t processes = std::max<int64_t>(
+        now.memory_limit_bytes / std::max<int64_t>(machine.memory_limit_bytes, 1), 1);
+    machine.memory_left_bytes =
+        std::max<int64_t>(now.memory_left_bytes / processes - kStillToCome, 0);
+    return machine;
+}
+
+}  // namespace ferry::train

@@ -1,0 +1,19 @@
+// Whether a plan fits into what this machine has left.
+#pragma once
+
+#include "ferry/config.h"
+#include "ferry/device.h"
+#include "planner/planner.h"
+#include "topology/topology.h"
+
+namespace ferry::train {
+
+// Refuses a plan that takes more memory than the machine or cgroup has left: the kernel would kill
+// the run later.
+planner::Plan within_memory(planner::Plan plan, const Config& config, const Topology& machine,
+                            const Device& device);
+// The machine with what is left of its memory by now, beside what the run still needs: for
+// what is taken for a while and given back.
+Topology as_left_now(Topology machine);
+
+}  // namespace ferry::train

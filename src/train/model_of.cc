@@ -1,0 +1,101 @@
+#include "model_of.h"
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "ferry/error.h"
+
+namespace ferry::train {
+
+namespace {
+
+model::Description read_directory(const Config& config) {
+    const ModelConfig& m = config.model;
+    const std::string path = std::filesystem::path(m.path) / "config.json";
+    errno = 0;
+    std::ifstream file(path, std::ios::binary);
+    std::ostringstream text;
+    if (!file.is_open() || !(text << file.rdbuf())) {
+        throw Error(Trouble::usage, {.what = "cannot read the model's configuration",
+                                     .where = "model.path: " + path,
+                                     .measured = errno ? std::strerror(errno) : "the file is empty",
+                                     .remedy = "name the directory of a Hugging Face model"});
+    }
+    model::Description found = model::read_description(text.str(), path);
+    if (found.drops && m.dropout != "ignore") {
+        throw Error(Trouble::usage, {.what = "the model asks for dropout, which ferry does not do",
+                                     .where = path,
+                                     .remedy = "set model.dropout to \"ignore\""});
+    }
+    if (!m.load && found.shape.initial_deviation == 0) {
+        throw Error(Trouble::usage,
+                    {.what = "random weights would all be 0",
+                     .where = path + ": initializer_range",
+                     .measured = "0",
+                     .remedy = "set it above 0, or start from the directory's weights"});
+    }
+    return found;
+}
+
+// Longer text than the model was made for is impossible where positions are learned.
+void check_positions(const model::Description& found, int64_t sequence) {
+    if (found.shape.learned_positions == 0 || sequence <= found.context) return;
+    throw Error(Trouble::usage,
+                {.what = "the model knows fewer positions than a sequence has",
+                 .where = "batch.sequence",
+                 .measured = std::to_string(sequence),
+                 .limit = std::to_string(found.context),
+                 .remedy = "set batch.sequence to " + std::to_string(found.context) + " or less"});
+}
+
+}  // namespace
+
+model::Description model_of(const Config& config) {
+    const ModelConfig& m = config.model;
+    if (!m.path.empty()) {
+        model::Description found = read_directory(config);
+        check_positions(found, config.batch.sequence);
+        return found;
+    }
+    return {.shape = {.hidden = m.hidden,
+                      .layers = m.layers,
+                      .heads = m.heads,
+                      .kv_heads = m.kv_heads,
+                      .head_dim = m.head_dim,
+                      .intermediate = m.intermediate,
+                      .vocab = m.vocab,
+                      .tie_embeddings = m.tie_embeddings,
+                      .rope_theta = m.rope_theta,
+                      .norm_eps = m.norm_eps},
+            .context = config.batch.sequence};
+}
+
+model::Numerics numerics_of(const Config& config) {
+    const DType compute = dtype_from_name(config.precision).value_or(DType::f32);
+    return {.sequence = config.batch.sequence,
+            .micro_batch = config.batch.micro_batch,
+            .head_tile = config.numerics.head_tile,
+            .mlp_tile = config.numerics.mlp_tile,
+            .compute = compute,
+            .residual = dtype_from_name(config.numerics.residual)
+                            .value_or(compute == DType::f16 ? DType::f32 : compute),
+            .wire = dtype_from_name(config.numerics.wire).value_or(compute)};
+}
+
+std::string layer_name(const std::vector<model::Layer>& layers, int64_t layer) {
+    const model::Layer& l = layers[static_cast<size_t>(layer)];
+    switch (l.kind) {
+        case model::LayerKind::embedding:
+            return "the embedding";
+        case model::LayerKind::block:
+            return "block " + std::to_string(l.index);
+        case model::LayerKind::head:
+            return "the head and loss";
+    }
+    return "?";
+}
+
+}  // namespace ferry::train

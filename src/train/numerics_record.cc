@@ -1,0 +1,90 @@
+#include "numerics_record.h"
+
+#include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
+#include <span>
+#include <vector>
+
+#include "base/checksum.h"
+#include "device_needs.h"
+#include "ferry/optim.h"
+#include "model_of.h"
+#include "ops/ops.h"
+#include "outcome.h"
+
+namespace ferry::train {
+
+namespace {
+
+// Which list of operations an update is, and so what the state holds; not its constants.
+std::string operations_of(const Config& config) {
+    const optim::Hyper hyper = hyper_of(config);
+    std::string text = config.optimizer.method;
+    if (hyper.method == optim::Method::sgd && hyper.momentum > 0)
+        text += hyper.nesterov ? " with Nesterov momentum" : " with momentum";
+    const StateFormat format = format_of(config);
+    if (format.moments > 0 && format.moment_type == DType::bf16)
+        text += ", moments bf16 rounded stochastically";
+    if (format.split) text += ", split master";
+    return text;
+}
+
+uint64_t checksum_of(const std::vector<double>& values) {
+    return checksum(std::as_bytes(std::span(values)));
+}
+
+// What the shape has beside the sizes of a plain Llama.
+std::string options_of(const model::Shape& s) {
+    std::string text;
+    const auto add = [&](bool there, const char* name) { text += there ? name : ""; };
+    add(s.layer_norm, " layer-norm");
+    add(!s.gated, " gelu");
+    add(s.qkv_bias, " qkv-bias");
+    add(s.output_bias, " output-bias");
+    add(s.mlp_bias, " mlp-bias");
+    add(s.head_norms, " head-norms");
+    add(s.learned_positions > 0, " learned-positions");
+    const model::RopeScaling& r = s.rope_scaling;
+    if (r.kind != model::RopeScaling::Kind::none) {
+        text += fmt::format(" rope-scaling {}/{}/{}/{}/{}/{}/{}/{}/{}", static_cast<int>(r.kind),
+                            r.factor, r.original_positions, r.low_frequency, r.high_frequency,
+                            r.beta_fast, r.beta_slow, r.amplitude, r.truncate);
+        if (r.rotated < 1) text += fmt::format("/{}", r.rotated);
+        if (!r.short_factors.empty())
+            text += fmt::format("/{:016x}/{:016x}", checksum_of(r.short_factors),
+                                checksum_of(r.long_factors));
+    }
+    if (s.padding_token >= 0) text += fmt::format(" padding-token {}", s.padding_token);
+    if (!s.windows.empty()) text += fmt::format(" windows {}", fmt::join(s.windows, "/"));
+    return text;
+}
+
+}  // namespace
+
+std::string machine_text(const Device& device, const Config& config) {
+    if (device.kind() == DeviceKind::cpu) return "device cpu; ops 3; " + ops::library_versions();
+    return "device " + device.architecture() + "; ops 4; " +
+           ops::cuda_library_versions(attention_of(config));
+}
+
+std::string numerics_text(const Config& config, const model::Shape& s, const std::string& machine,
+                          int ranks) {
+    const model::Numerics n = numerics_of(config);
+    return fmt::format(
+        "model {}x{} heads {}/{}x{} mlp {} vocab {} tied {} theta {} eps {}{}; sequence {} "
+        "micro-batch {} x {}; "
+        "head tile {} mlp tile {}; compute {} residual {} wire {}; ranks {}; "
+        "optimizer {}; {}",
+        s.layers, s.hidden, s.heads, s.kv_heads, s.head_dim, s.intermediate, s.vocab,
+        s.tie_embeddings, s.rope_theta, s.norm_eps, options_of(s), n.sequence, n.micro_batch,
+        config.batch.micro_batches, n.head_tile, n.mlp_tile, name_of(n.compute),
+        name_of(n.residual), name_of(n.wire), ranks, operations_of(config), machine);
+}
+
+uint64_t numerics_hash(const Config& config, const model::Shape& shape, const std::string& machine,
+                       int ranks) {
+    const std::string text = numerics_text(config, shape, machine, ranks);
+    return checksum(std::as_bytes(std::span(text)));
+}
+
+}  // namespace ferry::train

@@ -1,0 +1,22 @@
+// The identity of a run: everything that fixes a number (docs/numerics.md).
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "ferry/config.h"
+#include "ferry/device.h"
+#include "model/model.h"
+
+namespace ferry::train {
+
+// Everything that fixes a number (docs/numerics.md), as text, and its hash: the run's identity.
+// `machine`: what the device adds, see machine_text.
+// `config` is of one of the ranks.
+std::string numerics_text(const Config& config, const model::Shape& shape,
+                          const std::string& machine, int ranks);
+uint64_t numerics_hash(const Config& config, const model::Shape& shape, const std::string& machine,
+                       int ranks);
+std::string machine_text(const Device& device, const Config& config);
+
+}  // namespace ferry::train

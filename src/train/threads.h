@@ -1,0 +1,31 @@
+// The cores of this machine that a run takes, and its threads on them.
+#pragma once
+
+#include <memory>
+
+#include "ferry/config.h"
+#include "ferry/device.h"
+#include "ferry/executor.h"
+#include "ferry/swap.h"
+#include "ferry/team.h"
+#include "topology/topology.h"
+
+namespace ferry::train {
+
+// As many as asked for, or one for each core that is not reserved, less those that a rank of
+// several GPUs leaves to its exchanges.
+int threads_for(const Config& config, const Topology& machine, int ranks);
+// What this process may run on. Throws usage when a reserved core is none of it.
+Topology machine_for(const Config& config);
+// A line of what this process found to stand on: nodes, limits, and where of several nodes its GPU
+// and its storage paths are. Nothing in virtual time.
+void log_machine(const Config& config, const Topology& machine, const Device& device,
+                 const Executor& executor);
+// The threads that compute, on the cores of the machine that are not reserved.
+// `config` and `machine` are one rank's.
+std::unique_ptr<NodeTeams> make_teams(const Config& config, const Topology& machine,
+                                      const Executor& executor, int ranks);
+// The store hashes on all of them.
+swap::Parallel parallel_on(NodeTeams& teams);
+
+}  // namespace ferry::train

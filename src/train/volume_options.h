@@ -1,0 +1,24 @@
+// The storage paths, from the configuration.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "ferry/aio.h"
+#include "ferry/config.h"
+#include "planner/planner.h"
+#include "topology/topology.h"
+
+namespace ferry::train {
+
+// Whether a storage path is memory itself (tmpfs).
+bool is_memory(const std::string& path);
+aio::VolumeOptions volume_options(const Config& config, const planner::Plan& plan,
+                                  const Topology& machine, std::span<std::byte> arena,
+                                  uint64_t run_id);
+// Also the paths that this plan does not need: the next one may.
+void check_paths(const Config& config);
+
+}  // namespace ferry::train
