@@ -47,7 +47,7 @@ def spread(values):
                   ordered[min(count - 1, math.ceil(centre + half))])
 
 
-def verdict(ratio, least, most=math.inf):
+def outcome(ratio, least, most=math.inf):
     """A target is missed where the whole interval lies outside it, and open where only the median does."""
     if least <= ratio.middle <= most:
         return "met"
@@ -80,7 +80,7 @@ def judged(name, value, unit, reference, ratios, target=None, target_high=None, 
     if len(ratios) > 1:
         row.update(ratio_low=found.low, ratio_high=found.high, pairs=len(ratios))
     if target is not None:
-        row.update(target=target, verdict=verdict(found, target, math.inf if target_high is None else target_high))
+        row.update(target=target, outcome=outcome(found, target, math.inf if target_high is None else target_high))
     if target_high is not None:
         row.update(target_high=target_high)
     return {**row, **more}
@@ -256,7 +256,7 @@ def table(rows):
     """Rows as text. The spread is the ratio's, or where there is none the value's."""
     head = ["", "value", "unit", "reference", "ratio", "spread", "pairs", "target", "", ""]
     cells = [[row["name"], number(row["value"]), row["unit"], number(row["reference"]), number(row["ratio"]),
-              interval(row), str(row.get("pairs", "")), target_of(row), row.get("verdict", ""),
+              interval(row), str(row.get("pairs", "")), target_of(row), row.get("outcome", ""),
               row.get("note", "")] for row in rows]
     widths = [max(len(line[column]) for line in [head, *cells]) for column in range(len(head))]
     right = {1, 3, 4, 6, 7}

@@ -179,7 +179,7 @@ def main():
             result["rows"].append(report(precision, result[precision]))
     if options.json:
         common.write_whole(options.json, json.dumps(result) + "\n")
-    sys.exit(0 if all(row["verdict"] == "met" for row in result["rows"]) else 1)
+    sys.exit(0 if all(row["outcome"] == "met" for row in result["rows"]) else 1)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-// Layers larger than their memory, in an order nobody knows beforehand: eight of 8 MiB in three
-// buffers, the others on disk.
+// Layers larger than their memory, in an order that nobody knows beforehand. There are eight of
+// 8 MiB, three of them in buffers and the others on disk.
 //   leases DIRECTORY
 #include <algorithm>
 #include <cstdio>

@@ -281,5 +281,6 @@ void add_data_command(CLI::App& app) {
                    "Take the bytes of JSON files too, braces and all: else they are refused")
         ->excludes(ids);
     command->add_flag("--json", options->json, "Print one JSON object");
+    command->footer("Example: ferry data *.txt --documents -o tokens.bin");
     command->callback([options] { write_data(*options); });
 }

@@ -150,7 +150,8 @@ void add_eval_command(CLI::App& app) {
     command->add_flag("--json", options->json, "one JSON object");
     command->footer(
         "The whole file is cut into sequences; what is left of it, less than one, is not looked "
-        "at.");
+        "at.\n"
+        "Example: ferry eval TUNED tokens.bin --set batch.sequence=1024");
     command->callback([options] {
         int rank = 0;
         naming_rank(rank, [&] { run_eval(*options, rank); });

@@ -199,5 +199,6 @@ void add_plan_command(CLI::App& app) {
     command->add_flag("--json", options->json,
                       "one JSON object; with --schedule the rates of at most 10,000 steps, evenly "
                       "spaced, and those steps");
+    command->footer("Example: ferry plan my.json --set budgets.device=20GiB --svg step.svg");
     command->callback([options] { run_plan(*options); });
 }

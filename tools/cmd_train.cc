@@ -389,7 +389,8 @@ void add_train_command(CLI::App& app) {
         "Several ranks: mpirun --bind-to none -n N ferry train CONFIG, or srun; the first one\n"
         "prints. Ctrl-C there is mpirun's, which kills ranks a second later: SIGUSR1 to mpirun, "
         "or\n"
-        "Ctrl-C of `ferry launch`, ends them all after their step.");
+        "Ctrl-C of `ferry launch`, ends them all after their step.\n"
+        "Example: ferry train my.json --set model.path=DIR --export TUNED");
     command->callback([options] {
         catch_interrupts();
         int rank = ferry::comm::launched_rank().value_or(0);

@@ -95,7 +95,8 @@ constexpr Use kOfMethod[] = {{"optimizer.betas", {"adamw", "adam", "lion"}},
                              {"optimizer.nesterov", {"sgd"}},
                              {"optimizer.initial_accumulator", {"adagrad"}}};
 constexpr Use kOfKind[] = {{"schedule.decay_steps", {"wsd"}}};
-constexpr Use kOfSpeculation[] = {{"swap.expect_clipped", {"speculate auto", "speculate all"}}};
+constexpr Use kOfSpeculation[] = {
+    {"swap.expect_clipped", {"swap.speculate auto", "swap.speculate all"}}};
 
 void warn_of_unused(std::span<const Use> uses, const std::string& choice, const Given& given) {
     for (const Use& use : uses) {
@@ -104,9 +105,9 @@ void warn_of_unused(std::span<const Use> uses, const std::string& choice, const 
             continue;
         std::string text = given.place_of(use.key);
         text.append(" does nothing with ").append(choice);
-        text.append("; it is for");
+        text.append("; it is for ");
         for (const std::string_view word : all) {
-            if (!word.empty()) text.append(" ").append(word);
+            if (!word.empty()) text.append(word == all.front() ? "" : ", ").append(word);
         }
         log_warn(text);
     }
@@ -251,9 +252,9 @@ void resolve_defaults(Config& config, const Given& given) {
     resolve_model(config.model, given);
     resolve_optimizer(config.optimizer, given);
     resolve_schedule(config, given);
-    warn_of_unused(kOfSpeculation,
-                   config.clip_norm == 0 ? "clip_norm 0" : "speculate " + config.swap.speculate,
-                   given);
+    warn_of_unused(
+        kOfSpeculation,
+        config.clip_norm == 0 ? "clip_norm 0" : "swap.speculate " + config.swap.speculate, given);
     check_steps(config, given);
     check_tiers(config, given);
     check_checkpoint(config, given);

@@ -333,7 +333,7 @@ void Recorder::mark_outcome() {
 }
 
 swap::Schedule Recorder::finish() {
-    FERRY_CHECK(impl_->saved_inputs.empty(), "a block input was kept and never recalled");
+    FERRY_CHECK(impl_->saved_inputs.empty(), "a block input was saved and never fetched");
     FERRY_CHECK(impl_->prefetched_layer < 0, "weights were prefetched and never fetched");
     impl_->hazards.finish(impl_->schedule);
     swap::prove_acyclic(impl_->schedule);

@@ -155,9 +155,9 @@ public:
     void receive_gradient();
     Lease<Content::tokens> load_tokens(int64_t micro_batch, bool evaluation);
     void send_report(const Lease<Content::report>& report);  // to the host
-    void save_input(int64_t layer, int64_t i, Input x);      // a block's input, until recalled
+    void save_input(int64_t layer, int64_t i, Input x);      // a block's input, until fetched
     Input fetch_input(int64_t layer, int64_t i);
-    // The input recalled next. If it is away its way back begins here, before what follows.
+    // The input fetched next. If it has left the device, its copy begins here.
     void prefetch_input(int64_t layer, int64_t i);
 
     // A task of this operation with these operands (planner/operands.h), on its row's lane.

@@ -90,7 +90,7 @@ private:
 // An operand of the compute lane is a buffer of the device, or an object that lies there for good:
 // a gradient that waits for its update, and once a run is drained none does.
 swap::Call call_of(const swap::Task& task, const Bench& on) {
-    swap::Call call{.task = &task, .step = 0, .at = {}, .store = &on.store};
+    swap::Call call{.task = &task, .sequence = StepStates::kMeasured, .at = {}, .store = &on.store};
     std::byte* memory = on.device.memory().data();
     for (size_t i = 0; i < swap::kPlaces; ++i) {
         const swap::Place& place = task.places[i];

@@ -146,20 +146,20 @@ class ResumeTest(FerryTest):
         done_again = None
         for _ in range(5):  # a kill may come just when the last step has become durable
             self.killed(config, steps=5)
-            settled = int(re.search(r"last committed step (\d+)", self.train(config).err)[1])
+            committed = int(re.search(r"last committed step (\d+)", self.train(config).err)[1])
             resumed = self.killed(config, "--resume", steps=1)
             after, done_again = re.search(r"resumed after step (\d+)(;.*done again)?", resumed.err).groups()
             after = int(after)
             self.assertEqual(resumed.steps[0]["step"], after + 1)
-            self.assertIn(settled - after, (0, 1, 2))
-            if settled > after:
+            self.assertIn(committed - after, (0, 1, 2))
+            if committed > after:
                 break
             self.assertIsNone(done_again)
             shutil.rmtree(self.drives[0])
             os.mkdir(self.drives[0])
-        steps = {1: f"step {settled} was committed but not durable and is",
-                 2: f"steps {after + 1} to {settled} were committed but not durable and are"}
-        self.assertEqual(done_again, f"; {steps[settled - after]} done again")
+        steps = {1: f"step {committed} was committed but not durable and is",
+                 2: f"steps {after + 1} to {committed} were committed but not durable and are"}
+        self.assertEqual(done_again, f"; {steps[committed - after]} done again")
 
     def test_a_run_beyond_its_last_step_is_refused(self):
         constant = {"schedule__kind": "constant", "schedule__warmup_steps": 0}
@@ -324,7 +324,7 @@ class ResumeTest(FerryTest):
             self.assertEqual(run.code, USAGE, err)
             self.assertIn("not consistent, state of step", err)
             lost = int(err.split("state of step ")[1].split()[0])
-            # A step may have been settled whose line was not read any more.
+            # A step may have been committed whose line was not read any more.
             self.assertIn(lost, (last, last + 1), err)
         self.assertIn("checkpoint.durable_steps", self.train(config, "--resume").err)
 

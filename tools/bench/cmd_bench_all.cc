@@ -190,6 +190,7 @@ void add_all_benches(CLI::App& bench) {
         ->allow_extra_args(false);
     bench.add_flag("--json", options->json, "with --all: one JSON object on standard output")
         ->needs(all);
+    bench.footer("Example: ferry bench --all --config my.json --save machine.json");
     bench.callback([options, &bench] {
         if (bench.get_subcommands().empty()) run_all(*options);
     });

@@ -125,6 +125,7 @@ void add_comm_bench(CLI::App& bench) {
     command->add_flag("--json", options->json, "one JSON object on standard output");
     command->footer(
         "GB/s: bus bandwidth as nccl-tests defines it, bytes that a rank takes from others over\n"
-        "the slowest rank's time; of one rank alone, its copies. The first rank prints.");
+        "the slowest rank's time; of one rank alone, its copies. The first rank prints.\n"
+        "Example: mpirun --bind-to none -n 2 ferry bench comm --device cuda --save machine.json");
     command->callback([options] { run_comm(*options); });
 }

@@ -304,6 +304,7 @@ void add_io_bench(CLI::App& bench) {
     command->footer(
         "About a minute a path; beside fio about a minute a line of the table.\n"
         "Ctrl-C ends with what is known so far; a second one kills. The files, in\n"
-        "PATH/ferry-bench, are removed at the end, whatever the end is.");
+        "PATH/ferry-bench, are removed at the end, whatever the end is.\n"
+        "Example: ferry bench io /mnt/nvme0 --compare-fio");
     command->callback([options] { run_io(*options); });
 }

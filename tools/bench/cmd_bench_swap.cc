@@ -309,6 +309,7 @@ void add_swap_bench(CLI::App& bench) {
         "pause of its compute stream. Steps do not speculate.\n"
         "Ctrl-C ends with what is known so far; a second one kills. The files, in\n"
         "PATH/ferry-bench and PATH/ferry-bench-plain, are removed at the end, whatever the end "
-        "is.");
+        "is.\n"
+        "Example: ferry bench swap /mnt/nvme0 --compute-ms 200 --svg step.svg");
     command->callback([options] { run_swap(*options); });
 }
