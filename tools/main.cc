@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/limits.h"
+#include "base/process_limits.h"
 #include "base/text.h"
 #include "comm/comm.h"
 #include "command_line.h"

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <vector>
 
-#include "base/limits.h"
+#include "base/process_limits.h"
 #include "ferry/error.h"
 #include "ferry/executor.h"
 

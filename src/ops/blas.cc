@@ -16,7 +16,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "base/limits.h"
+#include "base/process_limits.h"
 #include "ferry/error.h"
 #include "ops/blas_kernels.h"
 #include "ops/ops.h"

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <vector>
 
-#include "base/limits.h"
+#include "base/process_limits.h"
 #include "blas.h"
 #include "ferry/error.h"
 #include "ferry/units.h"

@@ -9,7 +9,7 @@
 #include <mutex>
 #include <utility>
 
-#include "base/limits.h"
+#include "base/process_limits.h"
 #include "base/log.h"
 #include "blas.h"
 #include "blas_buffers.h"

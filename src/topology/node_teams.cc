@@ -8,7 +8,7 @@
 #include <algorithm>
 
 #include "arena.h"
-#include "base/limits.h"
+#include "base/process_limits.h"
 #include "base/threads.h"
 #include "ferry/error.h"
 #include "topology/topology.h"

@@ -5,7 +5,7 @@
 #include "aio/published_run.h"
 #include "base/log.h"
 #include "ops/blas_kernels.h"
-#include "setup.h"
+#include "numerics_record.h"
 
 namespace ferry::train {
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OWNERS = {"error": "base", "units": "base", "dtype": "base", "executor": "base", "streams": "base",
           "lease": "swap", "learning_rate": "optim", "team": "topology"}
 # The contract headers in a module's folder beside <module>.h.
-CONTRACTS = {"base": "checksum files json_reader limits log philox-inl random simd_targets text threads words",
+CONTRACTS = {"base": "checksum files json_reader log philox-inl process_limits random simd_targets text threads words",
              "aio": "published_run", "ops": "blas_kernels slow_paths stopwatch timed_ops view",
              "model": "huggingface saved_activations", "planner": "figures operands operations recorder",
              "swap": "objects schedule store", "data": "tokens", "train": "forecast kernel_profile rehearsal"}

@@ -17,7 +17,7 @@ struct KernelsOptions {
     std::string model{}, config{}, device{}, precision = "bf16";
     int64_t sequence = 0, micro_batch = 0;
     int rounds = 5;
-    std::vector<std::string> overrides{};
+    Overrides overrides{};
     bool json = false;
 };
 
@@ -29,8 +29,10 @@ Config config_for(const KernelsOptions& options) {
     if (options.sequence > 0) set("batch.sequence", std::to_string(options.sequence));
     if (options.micro_batch > 0) set("batch.micro_batch", std::to_string(options.micro_batch));
     if (!options.device.empty()) set("device", options.device);
-    overrides.insert(overrides.end(), options.overrides.begin(), options.overrides.end());
-    if (!options.config.empty()) return load_config(options.config, overrides);
+    overrides.insert(overrides.end(), options.overrides.keys.begin(),
+                     options.overrides.keys.end());
+    if (!options.config.empty())
+        return options.overrides.checked(load_config(options.config, overrides));
     const nlohmann::json config = {
         {"model", {{"path", options.model}, {"load", false}}},
         {"batch", {{"sequence", 2048}, {"micro_batch", 1}, {"micro_batches", 1}}},
@@ -38,7 +40,7 @@ Config config_for(const KernelsOptions& options) {
         {"precision", options.precision},
         {"steps", 1},
         {"optimizer", {{"method", "adamw"}}}};
-    return parse_config(config.dump(), "--model", overrides);
+    return options.overrides.checked(parse_config(config.dump(), "--model", overrides));
 }
 
 // What a step's time is spent on.
@@ -151,7 +153,7 @@ std::string command_of(const KernelsOptions& o) {
     if (o.sequence > 0) add("--sequence", std::to_string(o.sequence));
     if (o.micro_batch > 0) add("--micro-batch", std::to_string(o.micro_batch));
     add("--rounds", std::to_string(o.rounds));
-    for (const std::string& one : o.overrides) add("--set", one);
+    for (const std::string& one : o.overrides.keys) add("--set", one);
     return shell_line(words);
 }
 

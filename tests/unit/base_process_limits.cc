@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "base/limits.h"
+#include "base/process_limits.h"
 #include "ferry/error.h"
 #include "ferry/executor.h"
 #include "ferry/units.h"

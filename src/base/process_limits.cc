@@ -1,4 +1,4 @@
-#include "base/limits.h"
+#include "base/process_limits.h"
 
 #include <pthread.h>
 #include <sys/resource.h>
