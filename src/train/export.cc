@@ -94,7 +94,7 @@ void write(const std::vector<model::Layer>& layers, const Config& config,
 ExportDirectory::ExportDirectory(std::string path) : path_(std::move(path)) {
     std::error_code reason;
     made_ = std::filesystem::create_directory(path_, reason);
-    if (!std::filesystem::is_directory(path_))
+    if (kind_of(path_) != FileKind::directory)
         refuse(path_, "the directory cannot be made", reason ? reason.message() : "");
     if (::access(path_.c_str(), W_OK | X_OK) != 0)
         refuse(path_, "nothing can be written there", std::strerror(errno));
