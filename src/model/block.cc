@@ -220,12 +220,15 @@ void Block::activate_backward(View active, View inner) {
 }
 
 void Block::forward(ConstView x_in, View x_out) {
-    attend(x_in, x_out);  // x_out holds x_mid until the MLP is added to it
+    attend(x_in, b_.x_mid);
     for (int64_t first = 0; first < x_out.rows; first += mlp_tile()) {
-        const View x = x_out.row_range(first, std::min(mlp_tile(), x_out.rows - first));
-        mlp(x, first);
-        activate(inner_of(first, x.rows));
-        down_.apply(ops_, b_.active.row_range(0, x.rows), x, x, b_.ops);
+        const int64_t count = std::min(mlp_tile(), x_out.rows - first);
+        const ConstView x_mid = b_.x_mid.row_range(first, count);
+        mlp(x_mid, first);
+        activate(inner_of(first, count));
+        // Not into x_mid itself: on a GPU that costs a copy of it first.
+        down_.apply(ops_, b_.active.row_range(0, count), x_out.row_range(first, count), x_mid,
+                    b_.ops);
     }
 }
 
