@@ -69,7 +69,7 @@ std::string machine_text(const Device& device, const Config& config) {
 
 std::string numerics_text(const Config& config, const model::Shape& s, const std::string& machine,
                           int ranks) {
-    const model::Numerics n = numerics_of(config);
+    const model::Numerics n = numerics_of(config, s);
     return fmt::format(
         "model {}x{} heads {}/{}x{} mlp {} vocab {} tied {} theta {} eps {}{}; sequence {} "
         "micro-batch {} x {}; "
