@@ -14,9 +14,9 @@ enum class ErrorClass : uint8_t {
 };
 
 ErrorClass classify(Verb verb, int error) noexcept;
-// `error`, or EFBIG for a write up to `end` where the process may not write so far: a limit that
-// was lowered since open() and lies inside a block cuts a direct write to a size that O_DIRECT
-// refuses as EINVAL, and any other to one that never makes a block's progress.
+// `error`, or EFBIG for a write up to `end` where the process may not write so far. A limit lowered
+// since open() may lie inside a block. It cuts a direct write to a size that O_DIRECT refuses as
+// EINVAL, and any other write to one that never makes a block's progress.
 int cause_of(Verb verb, int error, int64_t end) noexcept;
 // RLIMIT_FSIZE. Writing beyond it would not only fail, it would send SIGXFSZ.
 int64_t file_size_limit() noexcept;

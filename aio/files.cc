@@ -14,6 +14,7 @@
 #include <limits>
 
 #include "backend.h"
+#include "base/files.h"
 #include "base/log.h"
 #include "buffer.h"
 #include "errors.h"
@@ -251,6 +252,17 @@ void PathFiles::keep() {
     owned_ = false;
 }
 
+std::string PathFiles::missing() const {
+    if (options_.raw_device) return {};
+    if (!header_->in_place()) return options_.path + "/ferry.volume";
+    for (size_t i = 0; i < descriptors_.size(); ++i) {
+        struct stat opened {};
+        if (fstat(descriptors_[i], &opened) == 0 && opened.st_nlink == 0)
+            return segment_name(static_cast<int>(i));
+    }
+    return {};
+}
+
 void PathFiles::note_step(int64_t step) noexcept {
     header_now_.step = step;
     note_header("the step");
@@ -392,7 +404,7 @@ int PathFiles::open_segment(int index) {
 int PathFiles::open_file(const std::string& name, int flags) {
     const int mode = O_RDWR | O_CLOEXEC | O_NOFOLLOW | flags;
     if (direct_) {
-        const int file = open(name.c_str(), mode | O_DIRECT, 0600);
+        const int file = open_above_standard(name.c_str(), mode | O_DIRECT, 0600);
         if (file >= 0) return file;
         if (errno != EINVAL) refuse(Trouble::io, problem_of("cannot be opened", name, errno));
         if (flags & O_EXCL) unlink(name.c_str());  // O_DIRECT is refused after the creation
@@ -400,7 +412,7 @@ int PathFiles::open_file(const std::string& name, int flags) {
                  ": buffered, and slower for it; its pages count as the kernel's memory");
         direct_ = false;
     }
-    const int file = open(name.c_str(), mode, 0600);
+    const int file = open_above_standard(name.c_str(), mode, 0600);
     if (file < 0) refuse(Trouble::io, problem_of("cannot be opened", name, errno));
     return file;
 }

@@ -60,6 +60,8 @@ public:
     void mark_laid_out();
     // A record was published: from now on the files stay when the volume goes. Throws Error.
     void keep();
+    // The first of its files that was removed or replaced while it is in use; empty: none was.
+    std::string missing() const;
     void note_step(int64_t step) noexcept;
     // The header stays, and says which state was lost; the space is given back. Of no effect before
     // a step was noted, or once a record was published.

@@ -11,19 +11,26 @@
 #include <cstring>
 #include <thread>
 
+#include "aio/published_run.h"
 #include "base/checksum.h"
+#include "base/files.h"
 #include "base/log.h"
 #include "errors.h"
 
 namespace ferry::aio {
 namespace {
 
-constexpr uint32_t kFormatVersion = 4;
+constexpr uint32_t kFormatVersion = 5;
 constexpr char kMagic[8] = {'f', 'e', 'r', 'r', 'y', 'v', 'o', 'l'};
 
 bool has_magic(const Header& header, ssize_t bytes) {
     return bytes >= static_cast<ssize_t>(sizeof kMagic) &&
            memcmp(header.magic, kMagic, sizeof kMagic) == 0;
+}
+
+bool is_whole(const Header& header, ssize_t bytes) {
+    return bytes >= static_cast<ssize_t>(sizeof header) && has_magic(header, bytes) &&
+           header.version == kFormatVersion && header.sum == sum_of(header);
 }
 
 std::string hex(uint64_t value) {
@@ -130,6 +137,18 @@ uint64_t sum_of(Header header) noexcept {
     return checksum(std::as_bytes(std::span(&header, 1)));
 }
 
+uint64_t published_run(const PathOptions& path) noexcept {
+    const std::string name = path.raw_device ? path.path : path.path + "/ferry.volume";
+    const int file = open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (file < 0) return 0;
+    Header header{};
+    const bool whole = pread(file, &header, sizeof header, 0) == sizeof header &&
+                       has_magic(header, sizeof header) && header.version == kFormatVersion &&
+                       header.sum == sum_of(header);
+    close(file);
+    return whole && header.published ? header.run_id : 0;
+}
+
 HeaderFile::HeaderFile(std::string name, bool raw_device)
     : name_(std::move(name)), raw_device_(raw_device) {
     // Between opening and locking the owner may remove the file: then the lock is on nothing.
@@ -147,13 +166,13 @@ HeaderFile::~HeaderFile() {
 bool HeaderFile::lock() {
     // O_EXCL on a device: refused while it is mounted or otherwise claimed.
     const int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW | (raw_device_ ? O_EXCL : O_CREAT);
-    int file = open(name_.c_str(), flags, 0600);
+    int file = open_above_standard(name_.c_str(), flags, 0600);
     if (file < 0 && errno == EBUSY) {
         // O_EXCL does not say who claims the device: a ferry also holds its lock, and may be
         // ending.
-        const int busy = open(name_.c_str(), O_RDONLY | O_CLOEXEC);
+        const int busy = open_above_standard(name_.c_str(), O_RDONLY | O_CLOEXEC);
         if (busy >= 0) lock_or_throw(busy, name_), close(busy);
-        file = open(name_.c_str(), flags, 0600);
+        file = open_above_standard(name_.c_str(), flags, 0600);
     }
     if (file < 0) throw not_opened(name_, errno);
     struct stat opened {
@@ -173,29 +192,44 @@ bool HeaderFile::lock() {
 }
 
 // Throws where it is not ferry's, or a newer ferry's.
-HeaderFile::Reading HeaderFile::read() const {
-    Reading reading;
-    const Header& header = reading.header;
-    const ssize_t got = pread(file_, &reading.header, sizeof header, 0);
+HeaderFile::Reading HeaderFile::read() {
+    Header copies[2]{};
+    const ssize_t got = pread(file_, copies, sizeof copies, 0);
     if (got < 0)
         throw Error(Trouble::io, problem_of("the volume's header cannot be read", name_, errno));
+    constexpr auto kEach = static_cast<ssize_t>(sizeof(Header));
+    const bool whole[2] = {is_whole(copies[0], got), is_whole(copies[1], got - kEach)};
+    if (!whole[0] && !whole[1]) return judge(copies[0], std::min(got, kEach));
+    const bool second = whole[1] && (!whole[0] || copies[1].number > copies[0].number);
+    // Of a file that ends after the first one the writer was killed between the two.
+    if (!whole[0] || (!whole[1] && got > kEach))
+        log_warn("aio: the " + std::string(whole[0] ? "second" : "first") + " of two headers in " +
+                 name_ + " is damaged, the other one is whole and counts: check the drive");
+    number_ = copies[second ? 1 : 0].number;
+    Reading reading;
+    reading.header = copies[second ? 1 : 0];
+    reading.condition = Condition::whole;
+    return reading;
+}
+
+// What is there where neither copy is whole.
+HeaderFile::Reading HeaderFile::judge(const Header& first, int64_t bytes) const {
+    Reading reading;
+    const Header& header = reading.header = first;
     const auto broken = [&](const char* fault, std::string proof) {
         reading.condition = Condition::broken;
         reading.fault = fault;
         reading.proof = std::move(proof);
         return reading;
     };
-    const bool complete = got == static_cast<ssize_t>(sizeof header);
-    const bool named = has_magic(header, got);
+    const bool complete = bytes == int64_t{sizeof header};
+    const bool named = has_magic(header, bytes);
     const bool current = named && header.version == kFormatVersion;
-    if (complete && header.sum == sum_of(header)) {
-        if (!current) return broken("damaged", "its magic or version is not as it was");
-        reading.condition = Condition::whole;
-        return reading;
-    }
-    if (!named && (got == 0 || raw_device_)) return reading;  // a device's may be destroyed
+    if (complete && header.sum == sum_of(header))
+        return broken("damaged", "its magic or version is not as it was");
+    if (!named && (bytes == 0 || raw_device_)) return reading;  // a device's may be destroyed
     if (!named) throw not_ferrys(name_);
-    if (!complete) return broken("truncated", std::to_string(got) + " bytes");
+    if (!complete) return broken("truncated", std::to_string(bytes) + " bytes");
     if (current) return broken("damaged", "its checksum does not match");
     reading.condition = Condition::older;
     if (header.version < kFormatVersion) return reading;
@@ -204,11 +238,11 @@ HeaderFile::Reading HeaderFile::read() const {
                  .where = name_,
                  .measured = format_name(header.version),
                  .limit = format_name(kFormatVersion),
-                 .remedy = raw_device_ ? "update ferry, or erase the device's first block"
+                 .remedy = raw_device_ ? "update ferry, or erase the device's first two blocks"
                                        : "update ferry, or delete the ferry.* files there"});
 }
 
-bool HeaderFile::find_leftover(Leftover leftover, uint64_t run_id, Header& found) const {
+bool HeaderFile::find_leftover(Leftover leftover, uint64_t run_id, Header& found) {
     const Reading reading = read();
     if (reading.condition == Condition::none) return false;
     found = reading.header;
@@ -265,12 +299,12 @@ void HeaderFile::refuse_leftover(const Reading& reading, uint64_t run_id) const 
     }
     if (reading.condition == Condition::whole && !header.published)
         problem.measured += "; " + lost_state(header);
-    problem.remedy = allow + (raw_device_ ? ", or erase the device's first block"
+    problem.remedy = allow + (raw_device_ ? ", or erase the device's first two blocks"
                                           : ", or delete the ferry.* files there");
     throw Error(Trouble::usage, std::move(problem));
 }
 
-Header HeaderFile::find_resumable(uint64_t run_id) const {
+Header HeaderFile::find_resumable(uint64_t run_id) {
     const Reading reading = read();
     const Header& found = reading.header;
     const auto refuse = [&](std::string what, std::string measured, std::string limit,
@@ -306,10 +340,22 @@ bool HeaderFile::note(Header header) noexcept {
     put_name(header);
     header.pid = getpid();
     header.boot = boot_now();
+    header.number = ++number_;
     header.sum = sum_of(header);
-    errno = EIO;  // a short count says nothing else
     bytes_written_ += kHeaderBytes;
-    return pwrite(file_, &header, kHeaderBytes, 0) == kHeaderBytes;
+    constexpr auto kEach = static_cast<ssize_t>(sizeof header);
+    for (const off_t at : {off_t{0}, off_t{kEach}}) {
+        errno = EIO;  // a short count says nothing else
+        if (pwrite(file_, &header, kEach, at) != kEach) return false;
+    }
+    return true;
+}
+
+bool HeaderFile::in_place() const noexcept {
+    struct stat opened {
+    }, named{};
+    return fstat(file_, &opened) == 0 && stat(name_.c_str(), &named) == 0 &&
+           opened.st_ino == named.st_ino && opened.st_dev == named.st_dev;
 }
 
 void HeaderFile::write(const Header& header) {

@@ -17,8 +17,10 @@ constexpr bool reuses(Leftover leftover) {
 constexpr int kSegmentsMax = 256;      // a path
 constexpr int kRecordClassesMax = 64;  // of slots, in a volume that can be resumed
 
-// As on disk, a block of its own. What changes while a volume is used lies in the first sector with
-// the checksum, and a block is written at once: a power failure leaves the old header or the new.
+// As on disk, a block of its own, and a second time in the block behind it: a byte that the drive
+// loses costs neither. What changes while a volume is used lies in the first sector with the
+// checksum, and a block is written at once: a power failure leaves the old header or the new. Of
+// two that are whole the one with the larger number counts.
 struct Header {
     char magic[8] = {};
     uint32_t version = 0;
@@ -41,12 +43,14 @@ struct Header {
     double speed = 0;             // by which the slots were divided
     int64_t alignment = 0, record_bytes = 0;
     int64_t classes = 0;
+    uint64_t number = 0;  // of how often it was written
     struct {
         int64_t slot_bytes = 0, slots = 0, slots_here = 0;
     } layout[kRecordClassesMax] = {};
-    char unused[2448] = {};
+    char unused[2440] = {};
 };
-static_assert(sizeof(Header) == kHeaderBytes && offsetof(Header, layout) == 112, "has no padding");
+static_assert(2 * sizeof(Header) == kHeaderBytes && offsetof(Header, layout) == 120,
+              "has no padding");
 
 // As it would be with this format's magic and version: a header proves itself also where one of
 // these is damaged.
@@ -65,15 +69,17 @@ public:
     // What a killed run left: true and its header, or false. Throws what may not be taken over: a
     // foreign file, a newer format, and what `leftover` does not allow. Of a header that is not
     // whole nothing is believed.
-    bool find_leftover(Leftover leftover, uint64_t run_id, Header& found) const;
+    bool find_leftover(Leftover leftover, uint64_t run_id, Header& found);
     // The header of files that can be resumed; throws what stands against it. Writes nothing.
-    Header find_resumable(uint64_t run_id) const;
+    Header find_resumable(uint64_t run_id);
     // With magic, version, process, boot and sum filled in; on stable storage at return. Throws
     // Error.
     void write(const Header& header);
     // The same, but it is on its way only: a kill cannot lose it, a power failure can.
     bool note(Header header) noexcept;
     void erase() noexcept;  // the path is free for anyone again
+    // Its name still leads to it: neither it nor its directory was removed or replaced.
+    bool in_place() const noexcept;
 
 private:
     bool lock();
@@ -84,12 +90,14 @@ private:
         Condition condition = Condition::none;
         std::string fault{}, proof{};  // of a broken one: "truncated", "200 bytes"
     };
-    Reading read() const;
+    Reading read();
+    Reading judge(const Header& first, int64_t bytes) const;
     [[noreturn]] void refuse_leftover(const Reading& reading, uint64_t run_id) const;
 
     const std::string name_;
     const bool raw_device_;
     int file_ = -1;
+    uint64_t number_ = 0;  // of the newest header there
     int64_t bytes_written_ = 0;
 };
 

@@ -1,5 +1,5 @@
-// Checksums of pieces. The version seeds the hash, so that old contents of the same slot (a lost
-// write) do not match even when they are what some earlier version rightly held.
+// Checksums of pieces. The version seeds the hash. So old contents of the same slot (a lost write)
+// do not match, even when they are what an earlier version rightly held.
 #include <algorithm>
 
 #include "ferry/aio.h"

@@ -16,14 +16,14 @@ struct Probe {
 };
 
 // True when reads of what was just written ask no device for anything and never put the reader to
-// sleep: the bytes are in memory and a processor copies them, as on tmpfs or out of the page cache.
-// Both are counted, not timed. The sleeps alone are not enough: on a busy machine a device may be
-// done before the reader, pushed aside, would have slept. They tell where the kernel knows of no
+// sleep. The bytes are then in memory and a processor copies them, as on tmpfs or out of the page
+// cache. Both are counted, not timed. Sleeps alone are not enough: on a busy machine a device may
+// be done before the reader, pushed aside, would have slept. They tell where the kernel knows of no
 // device, as on a network's file system. Writes `bytes` at `offset`.
 bool reads_only_copy(Probe& probe, int file, int64_t offset, int64_t bytes);
 
 // True when small writes begun during another thread's large write to the same file wait for its
-// end, and those to another file do not: then several files serve several writers. Both hold
+// end, and those to another file do not. Several files then serve several writers. Both hold
 // `bytes` bytes, each of which is written at most kLargeWritesMax times.
 constexpr int kLargeWritesMax = 24;
 bool writers_take_turns(Probe& probe, int one, int other, int64_t bytes);

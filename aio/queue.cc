@@ -149,8 +149,8 @@ void Queue::turn(Nanos until) {
     tell();
 }
 
-// Wakes the step thread once for all that finished: at once where one of them is urgent or large,
-// or the ring needs more to do, else a little later, together with what finishes until then.
+// Wakes the step thread once for all that finished. It does so at once where one of them is urgent
+// or large, or the ring needs more to do. Else it waits a little for what finishes until then.
 void Queue::tell() {
     if (!delivered_) return;
     const bool more_to_do =
@@ -176,7 +176,7 @@ Nanos Queue::next_event() const {
 Nanos Queue::sleep_until(Nanos until) {
     constexpr Nanos kDoNotSleep = 0;
     if (!outgoing_.empty() && in_backend_ == 0) return kDoNotSleep;
-    // With every transfer in use a new request could only wait for the next completion: it need not
+    // With every transfer in use a new request could only wait for the next completion. It need not
     // wake us, which saves most wake-ups of a busy ring.
     if (!free_flights_.empty()) {
         sleeping_.store(true, std::memory_order_seq_cst);
@@ -207,8 +207,8 @@ void Queue::enter(const Request& request) {
     }
 }
 
-// The kernel reports lost write-back once, to the first flush that asks, and forgets it: whatever a
-// later flush says, those bytes are not on stable storage, so it fails with the same error.
+// The kernel reports lost write-back once, to the first flush that asks, and forgets it. Whatever a
+// later flush says, those bytes are not on stable storage. So it fails with the same error.
 bool Queue::fails_like_before(uint32_t index) {
     const Request& request = entries_[index].request;
     if (request.verb != Verb::flush || flush_errors_[request.file] == 0) return false;

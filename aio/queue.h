@@ -1,5 +1,5 @@
-// One ring: takes operations from the step thread, splits them into transfers, drives a backend on
-// its own thread until every byte has moved, and hands the operations back.
+// One ring. It takes operations from the step thread and splits them into transfers. Its own thread
+// drives a backend until every byte has moved, and hands the operations back.
 #pragma once
 
 #include <atomic>

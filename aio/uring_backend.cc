@@ -182,8 +182,8 @@ private:
         return -error;
     }
 
-    // All of them, or as much as the limit on locked memory leaves: what counts against it, and
-    // what this user's other processes have locked, only the kernel knows, so it is asked.
+    // All of them, or as much as the limit on locked memory leaves. Only the kernel knows what
+    // counts against it, and what this user's other processes have locked. So it is asked.
     void register_buffers(const std::vector<std::span<std::byte>>& slabs) {
         int64_t all = 0;
         for (const auto slab : slabs) all += static_cast<int64_t>(slab.size());
@@ -306,8 +306,8 @@ private:
         }
     }
 
-    // The kernel takes nothing and nothing comes back: what was prepared is handed back as EAGAIN,
-    // so that the queue decides how often and how long after each other that is tried again.
+    // The kernel takes nothing and nothing comes back. What was prepared is handed back as EAGAIN,
+    // and the queue decides how often and when that is tried again.
     void give_back(Nanos until) {
         io_uring_sq& queue = ring_.sq;
         constexpr Nanos kPause = 1'000'000;
@@ -335,8 +335,9 @@ private:
         }
     }
 
-    // A polled ring cannot wait for an eventfd: it spins in the kernel while transfers are out (the
-    // next completion bounds that), and sleeps on the eventfd alone when there is nothing to poll.
+    // A polled ring cannot wait for an eventfd. It spins in the kernel while transfers are out,
+    // which the next completion bounds, and sleeps on the eventfd alone when there is nothing to
+    // poll.
     bool wait_polled(Nanos until) {
         if (flying_ > 0) {
             const bool spin = until == kForever && immediate_.empty();

@@ -35,6 +35,7 @@ public:
     std::span<std::byte> record() noexcept override;
     void publish(int64_t bytes) noexcept override;
     bool published() override;
+    std::string missing() const override;
     std::span<const std::byte> found_record(size_t n) const override;
     void resume_from(size_t n) noexcept override;
     bool take(int slot_class, std::span<const SlotId> slots) override {

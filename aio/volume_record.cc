@@ -249,6 +249,12 @@ bool VolumeOnPaths::published() {
     return true;
 }
 
+std::string VolumeOnPaths::missing() const {
+    for (const auto& files : files_)
+        if (std::string file = files->missing(); !file.empty()) return file;
+    return {};
+}
+
 // ---------------------------------------------------------------- resuming
 
 void VolumeOnPaths::find_records() {

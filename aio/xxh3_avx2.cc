@@ -1,5 +1,5 @@
-// Compiled with -mavx2 where there is such a thing, so nothing else belongs here: an inline
-// function of another header could be taken from this file for the whole program.
+// Compiled with -mavx2 where the compiler has it, so nothing else belongs here. The linker could
+// take an inline function of another header from this file for the whole program.
 #include "xxh3.h"
 
 #define XXH_PREFETCH_DIST FERRY_XXH3_AHEAD_BYTES

@@ -21,11 +21,11 @@ from training import GIB, NEVER_CLIPPED, TINY, WARMUP, bound_row, prediction_row
 
 CONFIG = common.ROOT / "examples/3b_gpu.json"
 UNCLIPPED, EXPECTED, CLIPPED = "ferry, never clipped", "ferry, never clipped, as expected", "ferry, clipped"
-WAYS = {UNCLIPPED: NEVER_CLIPPED, EXPECTED: {**NEVER_CLIPPED, "swap.expect_clipped": 0}, CLIPPED: {"clip_norm": 1.0}}
+VARIANTS = {UNCLIPPED: NEVER_CLIPPED, EXPECTED: {**NEVER_CLIPPED, "swap.expect_clipped": 0}, CLIPPED: {"clip_norm": 1.0}}
 # ferry's tokens a second over the peer's, by micro-batches a step.
-TARGETS = {1: {**{(way, peer): target for way in (UNCLIPPED, EXPECTED)
+TARGETS = {1: {**{(variant, peer): target for variant in (UNCLIPPED, EXPECTED)
                   for peer, target in (("LLMQ", 1.5), ("DeepSpeed", 2.6))}, (CLIPPED, "LLMQ"): 1.2},
-           4: {(way, peer): target for way in (UNCLIPPED, EXPECTED)
+           4: {(variant, peer): target for variant in (UNCLIPPED, EXPECTED)
                for peer, target in (("LLMQ", 1.08), ("DeepSpeed", 2.0))}}
 COMPUTE_BUSY = 0.95  # with 4 micro-batches
 
@@ -39,12 +39,12 @@ def sides_of(options, directory):
                 **(TINY if options.tiny else {})}
     needs.plan(options, CONFIG, settings)
 
-    def ferry(way):
+    def ferry(variant):
         trace = directory / "trace.json"
-        run = train(options, CONFIG, {**settings, **WAYS[way]}, warmup=options.warmup, trace=trace)
+        run = train(options, CONFIG, {**settings, **VARIANTS[variant]}, warmup=options.warmup, trace=trace)
         run.compute_busy = Trace(trace, options.warmup + 1).busy("compute")
         return run
-    sides = {way: lambda way=way: ferry(way) for way in WAYS}
+    sides = {variant: lambda variant=variant: ferry(variant) for variant in VARIANTS}
     workload = peers.workload_of(config, tokens)
     workload["batch"]["micro_batches"] = options.micro_batches
     missing = {"LLMQ": peers.why_no_llmq(options), "DeepSpeed": peers.why_no_deepspeed(options)}
@@ -92,12 +92,12 @@ def main():
         sys.exit("nothing could be measured")
     rows = [row for name, of_side in runs.items() for row in rows_of(name, of_side)]
     targets = TARGETS.get(options.micro_batches, {})
-    for way in WAYS:
-        if way not in runs:
+    for variant in VARIANTS:
+        if variant not in runs:
             continue
-        rows += rows_of_ferry(way, runs[way], options.micro_batches)
-        rows += [compared(f"{way}, beside {peer}", [run.tokens_per_second for run in runs[way]],
-                          [run.tokens_per_second for run in runs[peer]], "1/s", targets.get((way, peer)),
+        rows += rows_of_ferry(variant, runs[variant], options.micro_batches)
+        rows += [compared(f"{variant}, beside {peer}", [run.tokens_per_second for run in runs[variant]],
+                          [run.tokens_per_second for run in runs[peer]], "1/s", targets.get((variant, peer)),
                           less_is_better=False) for peer in ("LLMQ", "DeepSpeed") if peer in runs]
     common.report(options, rows, notes)
 

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "ferry/streams.h"
 #include "model/model.h"
 
 namespace {
@@ -247,6 +248,7 @@ private:
 }  // namespace
 
 int main(int argc, char** argv) {
+    ferry::hold_standard_streams();
     const Options o = parse(argc, argv);
     std::printf("%d threads, %s, hidden %lld, MLP %lld, %lld x %lld tokens\n", o.threads,
                 std::string(name_of(o.type)).c_str(), static_cast<long long>(o.hidden),

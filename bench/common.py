@@ -47,7 +47,7 @@ def spread(values):
                   ordered[min(count - 1, math.ceil(centre + half))])
 
 
-def verdict(ratio, least, most=math.inf):
+def outcome(ratio, least, most=math.inf):
     """A target is missed where the whole interval lies outside it, and open where only the median does."""
     if least <= ratio.middle <= most:
         return "met"
@@ -80,7 +80,7 @@ def judged(name, value, unit, reference, ratios, target=None, target_high=None, 
     if len(ratios) > 1:
         row.update(ratio_low=found.low, ratio_high=found.high, pairs=len(ratios))
     if target is not None:
-        row.update(target=target, verdict=verdict(found, target, math.inf if target_high is None else target_high))
+        row.update(target=target, outcome=outcome(found, target, math.inf if target_high is None else target_high))
     if target_high is not None:
         row.update(target_high=target_high)
     return {**row, **more}
@@ -256,13 +256,36 @@ def table(rows):
     """Rows as text. The spread is the ratio's, or where there is none the value's."""
     head = ["", "value", "unit", "reference", "ratio", "spread", "pairs", "target", "", ""]
     cells = [[row["name"], number(row["value"]), row["unit"], number(row["reference"]), number(row["ratio"]),
-              interval(row), str(row.get("pairs", "")), target_of(row), row.get("verdict", ""),
+              interval(row), str(row.get("pairs", "")), target_of(row), row.get("outcome", ""),
               row.get("note", "")] for row in rows]
     widths = [max(len(line[column]) for line in [head, *cells]) for column in range(len(head))]
     right = {1, 3, 4, 6, 7}
     return "\n".join("  ".join(cell.rjust(width) if column in right else cell.ljust(width)
                                for column, (cell, width) in enumerate(zip(line, widths))).rstrip()
                      for line in [head, *cells])
+
+
+def write_whole(path, contents):
+    """A result's file, whole or not at all: hours of measuring must not end in half of one, nor two scripts in one draft.
+    What is no regular file is written into, never replaced."""
+    path = Path(path).resolve()
+    data = contents if isinstance(contents, bytes) else contents.encode()
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return
+    handle, draft = tempfile.mkstemp(prefix=path.name[:200] + ".", suffix=".part", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(draft, path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~mask)
+        os.replace(draft, path)
+    except BaseException:
+        os.unlink(draft)
+        raise
 
 
 def report(options, rows, notes=()):
@@ -278,4 +301,4 @@ def report(options, rows, notes=()):
     for note in notes:
         print(note)
     if options.json:
-        Path(options.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        write_whole(options.json, json.dumps(found, indent=1) + "\n")

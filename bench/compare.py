@@ -34,7 +34,7 @@ class Line(NamedTuple):
     unit: str
     old: float | None  # ratios
     new: float | None
-    verdict: str
+    outcome: str
 
 
 def is_number(value):
@@ -56,7 +56,7 @@ def is_firm(row):
     return has_interval(row) and row.get("pairs", LEAST_FOR_INTERVAL) >= LEAST_FOR_INTERVAL
 
 
-def verdict_of(before, now, spread):
+def outcome_of(before, now, spread):
     """The spread counts once, however many of the two have no firm interval."""
     (old_low, old_high), (low, high) = interval(before), interval(now)
     scatter = 0 if is_firm(before) and is_firm(now) else spread
@@ -97,7 +97,7 @@ def compare(old, new, spread):
             lines.append(Line(*key, before["ratio"], None, "gone"))
             continue
         now = new[key]
-        lines.append(Line(*key, before["ratio"], now["ratio"], verdict_of(before, now, spread)))
+        lines.append(Line(*key, before["ratio"], now["ratio"], outcome_of(before, now, spread)))
     lines += [Line(*key, None, row["ratio"], "new") for key, row in new.items() if key not in old]
     return lines
 
@@ -132,7 +132,7 @@ def print_table(lines):
     width = max(map(len, titles))
     for title, line in zip(titles, lines):
         cells = ("" if ratio is None else f"{ratio:.3f}" for ratio in (line.old, line.new))
-        print(f"{title:<{width}}" + "".join(f" {cell:>8}" for cell in cells) + f"  {line.verdict}".rstrip())
+        print(f"{title:<{width}}" + "".join(f" {cell:>8}" for cell in cells) + f"  {line.outcome}".rstrip())
 
 
 def main():
@@ -156,7 +156,7 @@ def main():
     for line in warnings(old_run, new_run):
         print(line, file=sys.stderr)
     lines = compare(old, new, options.spread)
-    fallen = [line.name for line in lines if line.verdict in ("fell", "gone")]
+    fallen = [line.name for line in lines if line.outcome in ("fell", "gone")]
     if options.json:
         print(json.dumps({"rows": [line._asdict() for line in lines], "fallen": fallen}))
     else:

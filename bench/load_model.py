@@ -178,10 +178,12 @@ def commands(ferry, model, tokens, settings, sequence, folder):
     words = [word for s in settings for word in ("--set", s)]
     config = folder / f"train-{model.name}.json"
     config.write_text(json.dumps({
-        "model": {"path": str(model)}, "data": {"tokens": str(tokens), "held_back": 0}, "steps": 2,
+        "model": {"path": str(model)}, "steps": 2,
+        "data": {"tokens": str(tokens), "held_back": 0, "small_vocabulary": "ignore"},
         "batch": {"sequence": sequence, "micro_batch": 1, "micro_batches": 1}, "evaluate": {"micro_batches": 0},
         "optimizer": {"lr": 1e-5}}))
-    return {"eval": [ferry, "eval", model, tokens, "--json", "--set", f"batch.sequence={sequence}", *words],
+    return {"eval": [ferry, "eval", model, tokens, "--json", "--set", f"batch.sequence={sequence}",
+                     "--set", "data.small_vocabulary=ignore", *words],
             "train": [ferry, "train", config, "--json", "--no-bound", *words]}
 
 

@@ -178,8 +178,8 @@ def main():
             result[precision] = compare(pytorch, ferry)
             result["rows"].append(report(precision, result[precision]))
     if options.json:
-        pathlib.Path(options.json).write_text(json.dumps(result) + "\n")
-    sys.exit(0 if all(row["verdict"] == "met" for row in result["rows"]) else 1)
+        common.write_whole(options.json, json.dumps(result) + "\n")
+    sys.exit(0 if all(row["outcome"] == "met" for row in result["rows"]) else 1)
 
 
 if __name__ == "__main__":

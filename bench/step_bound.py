@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A training step beside its lower bound: optimizer state in memory, on a disk, and on tmpfs as a fast NVMe.
 
-Each case runs four ways in turns: with a limit of the gradient's norm that never binds (speculative updates are committed), the same
+Each case runs four variants in turns: with a limit of the gradient's norm that never binds (speculative updates are committed), the same
 where the configuration says so (swap.expect_clipped), with limit 1.0 from random initialisation (every early
 step is clipped), and that with speculation off, which the third must not be slower than. The bound and the prediction
 are those of `ferry train`, whose kernels and links are measured around the run, or with --machine by
@@ -31,7 +31,7 @@ from training import NEVER_CLIPPED, TINY, WARMUP, Storage, bench_machine, bound_
 
 CONFIG = common.ROOT / "examples/3b_gpu.json"
 TARGET = 1 / 1.10  # of the bound over the step
-WAYS = {
+VARIANTS = {
     "never clipped": NEVER_CLIPPED,
     "never clipped, as expected": {**NEVER_CLIPPED, "swap.expect_clipped": 0},
     "clipped": {"clip_norm": 1.0},
@@ -52,7 +52,7 @@ CASES = {"memory": Case(None, 28, "20GiB", "100GiB"),
 
 
 def settings_of(options, tokens, volume):
-    """What all ways of the case have in common."""
+    """What all variants of the case have in common."""
     case = CASES[options.case]
     found = {"steps": options.steps, "data.tokens": tokens, "evaluate.micro_batches": 0, "model.layers": case.layers,
              "budgets.device": case.device, "budgets.host": case.host, **(TINY if options.tiny else {})}
@@ -73,35 +73,35 @@ def check(options, settings):
 
 def measure(options, settings, directory, volume):
     storage = Storage(options, volume, "mixed") if CASES[options.case].path else None
-    rounds = dict.fromkeys(WAYS, 0)
+    rounds = dict.fromkeys(VARIANTS, 0)
 
-    def once(way):
+    def once(variant):
         file = directory / "trace.json"
 
         def work():
-            return train(options, CONFIG, {**settings, **WAYS[way]}, warmup=options.warmup, trace=file,
+            return train(options, CONFIG, {**settings, **VARIANTS[variant]}, warmup=options.warmup, trace=file,
                          machine=options.machine)
         run, run.bandwidth = storage.around(work) if storage else (work(), None)
         run.trace = Trace(file, options.warmup + 1)
-        rounds[way] += 1
+        rounds[variant] += 1
         if options.traces:
-            keep(options, way, rounds[way], run.trace, file)
+            keep(options, variant, rounds[variant], run.trace, file)
         return run
-    return common.turns({way: lambda way=way: once(way) for way in WAYS}, options.rounds, options.seconds), storage
+    sides = {variant: lambda variant=variant: once(variant) for variant in VARIANTS}
+    return common.turns(sides, options.rounds, options.seconds), storage
 
 
-def keep(options, way, number, trace, file):
+def keep(options, variant, number, trace, file):
     """A run's trace, packed (ui.perfetto.dev takes it so), and a picture of one of its steps."""
-    name = f"{options.case} {way} {number}".replace(",", "").replace(" ", "_")
-    with gzip.open(options.traces / f"{name}.json.gz", "wb") as packed:
-        packed.write(file.read_bytes())
-    (options.traces / f"{name}.svg").write_text(picture(trace, f"{options.case}, {way}: one step"), encoding="utf-8")
+    name = f"{options.case} {variant} {number}".replace(",", "").replace(" ", "_")
+    common.write_whole(options.traces / f"{name}.json.gz", gzip.compress(file.read_bytes()))
+    common.write_whole(options.traces / f"{name}.svg", picture(trace, f"{options.case}, {variant}: one step"))
 
 
-def rows_of(case, way, runs):
-    seconds, name = [run.step_seconds for run in runs], f"{case}, {way}"
+def rows_of(case, variant, runs):
+    seconds, name = [run.step_seconds for run in runs], f"{case}, {variant}"
     last = runs[-1]
-    rows = [bound_row(name, runs, TARGET if way != "clipped, speculation off" else None,
+    rows = [bound_row(name, runs, TARGET if variant != "clipped, speculation off" else None,
                       note=f"bound by {last.summary['binding']}; {last.speculation}; {last.clipped} of "
                            f"{len(last.steps) - last.warmup} clipped"),
             prediction_row(name, runs),
@@ -118,9 +118,9 @@ def rows_of(case, way, runs):
     return rows
 
 
-def waits_of(way, run):
+def waits_of(variant, run):
     busy = ", ".join(f"{lane} {100 * run.trace.busy(lane):.0f} %" for lane in LANES if run.trace.of(lane))
-    yield f"{way}: {busy}"
+    yield f"{variant}: {busy}"
     for wait in run.trace.waits("compute"):
         yield f"  compute stood still {wait.seconds * 1e3:.3g} ms between {wait.after} and {wait.before}; " \
               f"busiest meanwhile: {wait.meanwhile}"
@@ -166,12 +166,12 @@ def main():
         runs, storage = measure(options, settings, directory, volume)
     if not runs:
         sys.exit("nothing could be measured")
-    rows = [row for way, of_way in runs.items() for row in rows_of(options.case, way, of_way)]
+    rows = [row for variant, of_variant in runs.items() for row in rows_of(options.case, variant, of_variant)]
     if "clipped" in runs and "clipped, speculation off" in runs:
         rows.append(compared(f"{options.case}, clipped: beside speculation off",
                              [run.step_seconds for run in runs["clipped"]],
                              [run.step_seconds for run in runs["clipped, speculation off"]], "s", 1.0))
-    notes = [line for way, of_way in runs.items() for line in waits_of(way, of_way[-1])]
+    notes = [line for variant, of_variant in runs.items() for line in waits_of(variant, of_variant[-1])]
     if storage and storage.missing:
         notes.append(storage.missing)
     common.report(options, rows, notes)

@@ -2,7 +2,7 @@
 """How much slower three tight tiers are than everything in memory, on this machine; or, with --durable,
 how much slower steps are that outlive a power failure than the same with all state on NVMe.
 
-Runs the quick start's model both ways, alternating, and prints the ratio of their step times. The
+Runs the quick start's model in both variants, alternating, and prints the ratio of their step times. The
 two must end with the same state hash.
 
     bench/three_tiers.py [--durable] [--path /var/tmp] [--rounds 5] [--steps 40]
@@ -33,22 +33,22 @@ def main():
         settings = {"steps": options.steps, "schedule.total_steps": 160, "evaluate.every": 0,
                     "evaluate.micro_batches": 0, "data.tokens": tokens,
                     "budgets.nvme": [{"path": str(volume), "size": "256MiB"}], **(TINY_TIERS if options.tiny else {})}
-        ways = ({"durable steps": DURABLE, "state on NVMe": STORED} if options.durable else
+        variants = ({"durable steps": DURABLE, "state on NVMe": STORED} if options.durable else
                 {"three tiers": {}, "memory": UNLIMITED})
-        runs = common.turns({way: lambda changes=changes: train(options, CONFIG, {**settings, **changes}, warmup=0,
+        runs = common.turns({variant: lambda changes=changes: train(options, CONFIG, {**settings, **changes}, warmup=0,
                                                                 bound=False)
-                             for way, changes in ways.items()}, options.rounds, options.seconds)
-    if len(runs) != len(ways):
-        sys.exit("only one way could be measured")
+                             for variant, changes in variants.items()}, options.rounds, options.seconds)
+    if len(runs) != len(variants):
+        sys.exit("only one variant could be measured")
     tiers, memory = runs.values()
     hashes = {run.state_hash for run in [*tiers, *memory]}
     if len(hashes) != 1:
-        sys.exit(f"the two ways ended with different states: {hashes}")
+        sys.exit(f"the two variants ended with different states: {hashes}")
     per_step = [[run.summary["seconds"] / run.summary["steps"] for run in of_way] for of_way in (tiers, memory)]
-    rows = [compared(f"step, {' beside '.join(ways)}", *per_step, "s", None if options.durable else TARGET),
+    rows = [compared(f"step, {' beside '.join(variants)}", *per_step, "s", None if options.durable else TARGET),
             plain("NVMe read a step", tiers[-1].lane_bytes("nvme read"), "B"),
             plain("NVMe written a step", tiers[-1].lane_bytes("nvme write"), "B")]
-    common.report(options, rows, [f"state hash {hashes.pop()} both ways"])
+    common.report(options, rows, [f"state hash {hashes.pop()} in both variants"])
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/ferry_aio)
 set_target_properties(ferry_base ferry_aio PROPERTIES POSITION_INDEPENDENT_CODE ON)
 install(TARGETS ferry_base ferry_aio EXPORT ferry_aio COMPONENT aio
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT aio)
-install(FILES include/ferry/error.h include/ferry/units.h include/ferry/executor.h include/ferry/aio.h
+install(FILES include/ferry/error.h include/ferry/units.h include/ferry/executor.h include/ferry/streams.h
+              include/ferry/aio.h
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/ferry COMPONENT aio)
 install(EXPORT ferry_aio NAMESPACE ferry:: FILE ferry_aioTargets.cmake
         DESTINATION ${package_dir} COMPONENT aio)

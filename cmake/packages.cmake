@@ -23,10 +23,12 @@ find_library(FERRY_OPENBLAS openblas PATH_SUFFIXES openblas-pthread NO_CACHE REQ
              PATHS /usr/lib/${CMAKE_LIBRARY_ARCHITECTURE}/openblas-pthread NO_DEFAULT_PATH)
 find_path(FERRY_OPENBLAS_INCLUDE openblas_config.h NO_CACHE REQUIRED
           PATHS /usr/include/${CMAKE_LIBRARY_ARCHITECTURE}/openblas-pthread NO_DEFAULT_PATH)
-add_library(PkgConfig::openblas UNKNOWN IMPORTED)
+# It is loaded when it is first used, by this path (src/ops/blas.cc), so nothing is linked.
+cmake_path(GET FERRY_OPENBLAS PARENT_PATH FERRY_OPENBLAS_FOLDER)
+add_library(PkgConfig::openblas INTERFACE IMPORTED)
 set_target_properties(PkgConfig::openblas PROPERTIES
-    IMPORTED_LOCATION ${FERRY_OPENBLAS}
-    INTERFACE_INCLUDE_DIRECTORIES ${FERRY_OPENBLAS_INCLUDE})
+    INTERFACE_INCLUDE_DIRECTORIES ${FERRY_OPENBLAS_INCLUDE}
+    INTERFACE_LINK_LIBRARIES "${CMAKE_DL_LIBS}")
 
 # Ranks of several processes, where an MPI is found.
 find_package(MPI COMPONENTS C QUIET)

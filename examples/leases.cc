@@ -1,5 +1,5 @@
-// Layers larger than their memory, in an order nobody knows beforehand: eight of 8 MiB in three
-// buffers, the others on disk.
+// Layers larger than their memory, in an order that nobody knows beforehand. There are eight of
+// 8 MiB, three of them in buffers and the others on disk.
 //   leases DIRECTORY
 #include <algorithm>
 #include <cstdio>
@@ -8,9 +8,11 @@
 
 #include "ferry/aio.h"
 #include "ferry/lease.h"
+#include "ferry/streams.h"
 
 using namespace ferry;
 int main(int argc, char** argv) try {
+    hold_standard_streams();
     constexpr int64_t kBytes = 8 * kMiB;
     constexpr uint32_t kLayers = 8, kBuffers = 3, kVisits = 40;
     const std::unique_ptr<std::byte, decltype(&std::free)> memory(

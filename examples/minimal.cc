@@ -5,9 +5,11 @@
 #include <cstring>
 
 #include "ferry/aio.h"
+#include "ferry/streams.h"
 
 using namespace ferry;
 int main(int argc, char** argv) try {
+    hold_standard_streams();
     constexpr int64_t kBytes = 64 * kMiB;
     auto executor = make_thread_executor();
     auto volume =

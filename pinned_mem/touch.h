@@ -8,8 +8,8 @@
 
 namespace ferry::pinned_mem {
 
-// Calls touch(first, size) once for each page of `page_bytes`, the last one perhaps shorter: the
-// nodes in turn, each page on a thread of its node's team, all nodes at the same time.
+// Calls touch(first, size) once for each page of `page_bytes`; the last may be shorter. Pages go to
+// the nodes in turn, each to a thread of its node's team, and all nodes work at the same time.
 template <class Touch>
 void for_each_page(int64_t bytes, int64_t page_bytes, NodeTeams& teams, const Touch& touch) {
     const int64_t pages = ceil_div(bytes, page_bytes);

@@ -44,6 +44,10 @@ public:
     void begin_publication(std::span<std::byte> map);
     // That map is durable: slots that only the one before named are free.
     void end_publication();
+    // The last durable map names the slot of the object's current version.
+    bool is_durable(ObjectId id) const noexcept {
+        return current_slot(id) != aio::kNoSlot && current_slot(id) == entries_[id].durable;
+    }
     // Takes over exactly what a map names. False: it is not of these objects; restore() another.
     bool restore(std::span<const std::byte> map);
 

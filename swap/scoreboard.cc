@@ -28,11 +28,11 @@ void Scoreboard::forget_schedules() {
     lane_active_.fill(count_);
 }
 
-Active& Scoreboard::append(const Schedule& schedule, int64_t step) {
+Active& Scoreboard::append(const Schedule& schedule, int64_t sequence) {
     Active& active = ring_[count_ % kActiveMax];
     FERRY_CHECK(!active.schedule || finished(active), "too many schedules in the lanes");
     active.schedule = &schedule;
-    active.step = step;
+    active.sequence = sequence;
     active.base = appended_;
     active.entry_waits.clear();
     for (const Entry& entry : schedule.entries) {

@@ -10,7 +10,7 @@ namespace ferry::swap {
 // A schedule in the lanes: where its tasks 0 lie in absolute counts, and what its entries wait for.
 struct Active {
     const Schedule* schedule = nullptr;
-    int64_t step = 0, shown = -1;
+    int64_t sequence = 0, step = -1;  // as the owner numbers it; as a recording shows it
     std::array<int64_t, kLanes> base{};
     std::vector<Counters> entry_waits{};
 };
@@ -20,7 +20,7 @@ public:
     static constexpr size_t kActiveMax = 4;
     explicit Scoreboard(uint32_t resources) : resources_(resources) {}
 
-    Active& append(const Schedule& schedule, int64_t step);
+    Active& append(const Schedule& schedule, int64_t sequence);
     // The lane's next task that was not taken yet, or null; `active` is its schedule.
     const Task* next(Lane lane, const Active** active);
     void take(Lane lane) { ++taken_[index(lane)]; }

@@ -16,6 +16,12 @@ namespace {
 constexpr std::array<Lane, kLanes> kAllLanes = {Lane::compute, Lane::h2d,  Lane::d2h,   Lane::team,
                                                 Lane::check,   Lane::read, Lane::write, Lane::comm};
 
+// A device's streams are the first lanes.
+constexpr StreamKind stream_of(Lane lane) { return static_cast<StreamKind>(lane); }
+static_assert(stream_of(Lane::compute) == StreamKind::compute &&
+              stream_of(Lane::h2d) == StreamKind::h2d && stream_of(Lane::d2h) == StreamKind::d2h &&
+              static_cast<int>(Lane::d2h) + 1 == kStreams);
+
 class Replay;
 
 // A task between dispatch and completion.
@@ -24,7 +30,7 @@ struct Flight {
     aio::Operation operation{};
     Kernels* kernels = nullptr;
     const char* name = "";
-    int64_t shown = -1;
+    int64_t step = -1;
     bool finished = false;
     Nanos dispatched_ns = 0;
 };
@@ -46,6 +52,7 @@ public:
         thread_lanes_[0] = executor.add_lane("team", kFlights + 1);
         thread_lanes_[1] = executor.add_lane("check", kFlights + 1);
         for (auto& flights : flights_) flights.resize(kFlights);
+        wrong_.reserve(kFlights);
         for (int64_t id = 0; id < table_.size(); ++id)
             table_.place_initially(static_cast<ObjectId>(id));
     }
@@ -57,8 +64,8 @@ public:
         }
     }
 
-    void append(const Schedule& schedule, int64_t step, int64_t shown) override {
-        board_.append(schedule, step).shown = shown;
+    void append(const Schedule& schedule, int64_t sequence, int64_t step) override {
+        board_.append(schedule, sequence).step = step;
     }
 
     void run_to_outcome() override {
@@ -83,6 +90,7 @@ public:
             const std::lock_guard lock(failure_mutex_);
             failure_.reset();
             failed_ = false;
+            wrong_.clear();
         }
         const std::span<const std::byte> record = found_record(n);
         if (record.empty()) return std::nullopt;
@@ -120,6 +128,7 @@ public:
     bool verify(ObjectId object, std::span<const std::byte> bytes) noexcept override {
         const int64_t wrong = options_.verify ? table_.verify(object, bytes) : -1;
         if (wrong < 0) return true;
+        note_wrong(object);
         fail(table_.wrong_bytes(object, wrong));
         return false;
     }
@@ -128,6 +137,14 @@ public:
         const std::lock_guard lock(failure_mutex_);
         if (!failure_) failure_ = std::move(error);
         failed_.store(true, std::memory_order_release);
+    }
+
+    Wrong what_was_wrong() const noexcept override {
+        const std::lock_guard lock(failure_mutex_);
+        if (wrong_.empty()) return Wrong::none;
+        const bool published = std::ranges::any_of(
+            wrong_, [this](ObjectId object) { return table_.is_durable(object); });
+        return published ? Wrong::in_published : Wrong::elsewhere;
     }
 
     std::array<LaneReport, kLanes> report() const override { return reports_; }
@@ -176,6 +193,11 @@ private:
         publishing_ = true;
     }
 
+    void note_wrong(ObjectId object) noexcept {
+        const std::lock_guard lock(failure_mutex_);
+        if (wrong_.size() < wrong_.capacity()) wrong_.push_back(object);
+    }
+
     void throw_failure() {
         if (!failed_.load(std::memory_order_acquire)) return;
         const std::lock_guard lock(failure_mutex_);
@@ -197,8 +219,10 @@ private:
         while (aio::Operation* operation = volume_ ? volume_->poll() : nullptr) {
             Flight& flight = *reinterpret_cast<Flight*>(operation->tag);
             flight.finished = true;
-            if (operation->state != aio::State::done)
+            if (operation->state != aio::State::done) {
+                if (operation->kind == aio::Kind::read) note_wrong(flight.call.task->object);
                 fail(table_.to_error(flight.call.task->object, *operation));
+            }
         }
         // Without a volume too: commits and rollbacks of host objects are on the write lane.
         for (const Lane lane : {Lane::read, Lane::write}) complete_in_order(lane);
@@ -266,7 +290,7 @@ private:
                                  .begin_ns = start,
                                  .end_ns = now,
                                  .bytes = task.bytes,
-                                 .step = flight(lane, i).shown,
+                                 .step = flight(lane, i).step,
                                  .layer = task.layer,
                                  .item = task.item});
     }
@@ -298,10 +322,10 @@ private:
     // False: a fresh slot is wanted and none is free yet; completions will free one.
     bool dispatch(const Task& task, const Active& active) {
         Flight& flight = this->flight(task.lane, board_.taken(task.lane));
-        flight.call = {.task = &task, .step = active.step, .at = {}, .store = this};
+        flight.call = {.task = &task, .sequence = active.sequence, .at = {}, .store = this};
         flight.kernels = &kernels_;
         flight.name = name_of_task(task);
-        flight.shown = active.shown;
+        flight.step = active.step;
         flight.finished = false;
         flight.dispatched_ns = executor_.now();
         if (!resolve(task, flight.call)) return false;
@@ -373,7 +397,7 @@ private:
             default:
                 break;
         }
-        Stream& stream = device_.stream(static_cast<StreamKind>(task.lane));
+        Stream& stream = device_.stream(stream_of(task.lane));
         if (task.verb == Verb::copy) {
             stream.copy(flight.call.at[1], flight.call.at[0], task.bytes);
         } else {
@@ -436,7 +460,8 @@ private:
     };
     std::optional<Wanted> wanted_;  // to be published
     bool publishing_ = false;
-    std::mutex failure_mutex_;
+    mutable std::mutex failure_mutex_;
+    std::vector<ObjectId> wrong_;  // bytes of these were wrong or could not be read
     std::optional<Error> failure_;
     std::atomic<bool> failed_ = false;
 };

@@ -27,7 +27,7 @@ class Store;
 // What a kernel task is run with. `at` are the addresses of its places.
 struct Call {
     const Task* task = nullptr;
-    int64_t step = 0;
+    int64_t sequence = 0;  // as the schedule was appended with
     std::array<std::byte*, kPlaces> at{};
     Store* store = nullptr;
 };
@@ -84,9 +84,9 @@ public:
     virtual ~Store() = default;  // waits for what is in flight
 
     // The schedule's tasks follow everything appended before, lane by lane. It must stay alive
-    // until drained. `step` is passed to its kernels, `shown` is the recording's word for it. At
-    // most 4 schedules at a time.
-    virtual void append(const Schedule& schedule, int64_t step, int64_t shown) = 0;
+    // until drained. `sequence` is passed to its kernels, which tell schedules apart by it; `step`
+    // is what the recording shows. At most 4 schedules at a time.
+    virtual void append(const Schedule& schedule, int64_t sequence, int64_t step) = 0;
     // Replays until the outcome of the schedule appended last is known; throws what went wrong.
     virtual void run_to_outcome() = 0;
     virtual void drain() = 0;  // replays everything appended
@@ -123,6 +123,10 @@ public:
     virtual void seal(ObjectId object, std::span<const std::byte> bytes) noexcept = 0;
     virtual bool verify(ObjectId object, std::span<const std::byte> bytes) noexcept = 0;
     virtual void fail(Error error) noexcept = 0;  // the first one is thrown by the step thread
+    // Step thread, after a failure: bytes that were wrong or could not be read are part of what was
+    // published last; or there were some, and none of them is.
+    enum class Wrong : uint8_t { none, elsewhere, in_published };
+    virtual Wrong what_was_wrong() const noexcept = 0;
 
     virtual std::array<LaneReport, kLanes> report() const = 0;
     virtual void reset_report() = 0;

@@ -1,4 +1,4 @@
-// The replay of schedules in thought: the same waits as the store's, seconds instead of work.
+// The simulated replay of schedules: the same waits as the store's, seconds instead of work.
 #include <algorithm>
 #include <limits>
 #include <optional>

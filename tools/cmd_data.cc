@@ -18,6 +18,8 @@
 #include "commands.h"
 #include "data/tokens.h"
 #include "ferry/error.h"
+#include "json_line.h"
+#include "looks_like_json.h"
 
 namespace {
 
@@ -32,7 +34,7 @@ struct DataOptions {
     std::string mask{};
     std::string ids{};  // their type; empty: the files are text
     uint64_t vocabulary = kByteVocabulary;
-    bool documents = false, json = false;
+    bool documents = false, json = false, raw = false;
 };
 
 // Calls body with all of a file, block after block: texts are larger than memory.
@@ -59,6 +61,9 @@ void read_file(const std::string& path, const Body& body) {
 
 bool begins_as_tokens(const std::string& path) {
     constexpr std::string_view kMagic = "FERRYTOK";
+    // Looking into a pipe would take what is in it, and wait for who writes to it.
+    std::error_code unknown;
+    if (!std::filesystem::is_regular_file(path, unknown)) return false;
     std::ifstream file(path, std::ios::binary);
     std::string start(kMagic.size(), '\0');
     return file.read(start.data(), static_cast<std::streamsize>(start.size())) && start == kMagic;
@@ -71,6 +76,11 @@ void check_replaces_tokens(const std::string& path) {
         throw Error(Trouble::usage, {.what = "the output's directory does not exist",
                                      .where = path,
                                      .remedy = "make the directory first"});
+    }
+    if (std::filesystem::exists(path) && !std::filesystem::is_regular_file(path)) {
+        throw Error(Trouble::usage, {.what = "the output is no regular file",
+                                     .where = path,
+                                     .remedy = "choose another name after -o"});
     }
     const bool empty = std::ifstream(path).peek() == std::ifstream::traits_type::eof();
     if (empty || begins_as_tokens(path)) return;
@@ -197,9 +207,22 @@ void check_input(const std::string& path, const std::string& output) {
     }
 }
 
+void refuse_json(const std::string& path) {
+    if (!ferry::tools::looks_like_json(path)) return;
+    throw Error(Trouble::usage,
+                {.what = "the file is JSON: a model would learn its braces, quotes and keys",
+                 .where = path,
+                 .limit = "plain text, or ids of a tokenizer (--ids)",
+                 .remedy = "take the text out of it, as `jq -r .text` does where the key is "
+                           "\"text\"; or insist on its bytes with --raw"});
+}
+
 void write_data(const DataOptions& options) {
     check_replaces_tokens(options.output);
-    for (const std::string& path : options.texts) check_input(path, options.output);
+    for (const std::string& path : options.texts) {
+        check_input(path, options.output);
+        if (!options.raw && options.ids.empty()) refuse_json(path);
+    }
     ferry::TokenWriter file(options.output, options.vocabulary);
     uint64_t count = 0;
     std::vector<uint64_t> documents;
@@ -218,7 +241,7 @@ void write_data(const DataOptions& options) {
                                              {"tokens", count},
                                              {"vocabulary", options.vocabulary},
                                              {"masked", marks.masked()}};
-        fmt::print("{}\n", line.dump());
+        fmt::print("{}", ferry::tools::json_line(line));
     } else {
         fmt::print("{}: {} tokens from {} file{}, vocabulary {}, {} masked\n", options.output,
                    count, options.texts.size(), options.texts.size() == 1 ? "" : "s",
@@ -253,6 +276,11 @@ void add_data_command(CLI::App& app) {
                                   ->check(CLI::Range(uint64_t{1}, kMostTokens));
     ids->needs(vocabulary);
     vocabulary->needs(ids);
+    command
+        ->add_flag("--raw", options->raw,
+                   "Take the bytes of JSON files too, braces and all: else they are refused")
+        ->excludes(ids);
     command->add_flag("--json", options->json, "Print one JSON object");
+    command->footer("Example: ferry data *.txt --documents -o tokens.bin");
     command->callback([options] { write_data(*options); });
 }

@@ -11,6 +11,7 @@
 #include "data/tokens.h"
 #include "ferry/config.h"
 #include "ferry/train.h"
+#include "json_line.h"
 #include "model/model.h"
 #include "override_options.h"
 #include "ranks.h"
@@ -22,7 +23,7 @@ namespace {
 
 struct EvalOptions {
     std::string model{}, tokens{};
-    std::vector<std::string> overrides{};
+    Overrides overrides{};
     std::string logits{};
     int64_t logits_sequences = 1;
     bool json = false;
@@ -30,12 +31,13 @@ struct EvalOptions {
 
 // Nothing trains, so there is no state but the weights. `overrides` are keys of a configuration.
 Config config_of(const EvalOptions& options) {
-    nlohmann::json given{{"model", {{"path", options.model}, {"dropout", "ignore"}}},
-                         {"data", {{"tokens", options.tokens}}},
-                         {"batch", {{"sequence", 512}}},
-                         {"freeze", {"*"}},
-                         {"steps", 1}};
-    return parse_config(given.dump(), "ferry eval", options.overrides);
+    constexpr const char* kGiven = R"({"model": {"dropout": "ignore"}, "batch": {"sequence": 512},
+                                       "freeze": ["*"], "steps": 1})";
+    // Not within JSON, which has no room for a path that is no UTF-8.
+    std::vector<std::string> keys{"model.path=" + options.model, "data.tokens=" + options.tokens};
+    const std::vector<std::string>& more = options.overrides.keys;
+    keys.insert(keys.end(), more.begin(), more.end());
+    return options.overrides.checked(parse_config(kGiven, "ferry eval", keys));
 }
 
 // Room for the logits of the first sequences: [sequences, sequence, vocab]. Refused where the text
@@ -116,7 +118,7 @@ void run_eval(const EvalOptions& options, int& rank) {
                                   {"sequence", config.batch.sequence},
                                   {"device_bytes", engine->plan().device_bytes},
                                   {"host_bytes", engine->plan().host_bytes}};
-        fmt::print("{}\n", line.dump());
+        fmt::print("{}", json_line(line));
     } else {
         fmt::print("loss {:.6f}, perplexity {:.6g} over {} targets in {} sequences of {} tokens\n",
                    found.loss, found.perplexity(), found.targets, sequences, config.batch.sequence);
@@ -148,7 +150,8 @@ void add_eval_command(CLI::App& app) {
     command->add_flag("--json", options->json, "one JSON object");
     command->footer(
         "The whole file is cut into sequences; what is left of it, less than one, is not looked "
-        "at.");
+        "at.\n"
+        "Example: ferry eval TUNED tokens.bin --set batch.sequence=1024");
     command->callback([options] {
         int rank = 0;
         naming_rank(rank, [&] { run_eval(*options, rank); });

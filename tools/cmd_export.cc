@@ -57,8 +57,10 @@ void add_export_command(CLI::App& app) {
     command->add_option("weights", options->weights, "what `ferry train --weights-out` wrote")
         ->required();
     command->add_option("--set", options->overrides, "override a key, as for the run")
-        ->allow_extra_args(false);
+        ->allow_extra_args(false)
+        ->option_text("KEY=VALUE ...");
     add_export_options(*command, "directory", options->exported);
+    command->footer("Example: ferry export my.json weights.safetensors TUNED");
     command->callback([options] {
         const ferry::Config config = ferry::load_config(options->config, options->overrides);
         const ferry::train::ExportDirectory directory(options->exported.directory);

@@ -238,6 +238,7 @@ void add_launch_command(CLI::App& app) {
         "and its error is printed last; the exit code is that of the rank that ended first.\n"
         "Ctrl-C ends all ranks after their step, a second one at once.\n"
         "Slots are GPUs, from 0: a host of which only some are chosen shows its ranks only those\n"
-        "(CUDA_VISIBLE_DEVICES). NCCL_*, FERRY_* and OPENBLAS_* are passed on to the ranks.");
+        "(CUDA_VISIBLE_DEVICES). NCCL_*, FERRY_* and OPENBLAS_* are passed on to the ranks.\n"
+        "Example: ferry launch my.json --hostfile hosts --include worker-0@worker-1:0,2 -- --json");
     command->callback([options] { run_launch(*options); });
 }

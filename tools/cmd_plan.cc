@@ -13,10 +13,12 @@
 #include "ferry/optim.h"
 #include "ferry/train.h"
 #include "forecast_report.h"
+#include "json_line.h"
 #include "override_options.h"
 #include "run_table.h"
 #include "svg.h"
 #include "timeline_picture.h"
+#include "train/kernel_profile.h"
 #include "wear.h"
 
 namespace ferry::tools {
@@ -24,7 +26,7 @@ namespace {
 
 struct PlanOptions {
     std::string config{};
-    std::vector<std::string> overrides{};
+    Overrides overrides{};
     std::string machine{}, svg{};
     train::RankCount count{.ranks = 1, .on_a_host = 0};  // on_a_host 0: all of them
     bool schedule = false, json = false, forecast = true;
@@ -89,8 +91,34 @@ ForecastReport forecast_of(const std::optional<MachineFile>& machine, const Conf
     return report;
 }
 
+// What does not go the fast way on this GPU, a line each.
+std::string text_of(const std::vector<ops::SlowPath>& paths) {
+    std::string text;
+    for (const ops::SlowPath& path : paths) {
+        const auto times = static_cast<double>(path.times);
+        text += fmt::format("slow: {}, {}: about {:.3g} s of a step, {:.3g} the fast way; {}\n",
+                            path.operation, path.shape, path.seconds * times,
+                            path.fast_seconds * times, path.why);
+    }
+    return text.empty() ? text : text + '\n';
+}
+
+nlohmann::json to_json(const std::vector<ops::SlowPath>& paths) {
+    nlohmann::json all = nlohmann::json::array();
+    for (const ops::SlowPath& path : paths) {
+        const auto times = static_cast<double>(path.times);
+        all.push_back({{"operation", path.operation},
+                       {"shape", path.shape},
+                       {"why", path.why},
+                       {"seconds", path.seconds * times},
+                       {"fast_seconds", path.fast_seconds * times}});
+    }
+    return all;
+}
+
 void run_plan(const PlanOptions& options) {
-    const Config config = load_config(options.config, options.overrides);
+    const Config config =
+        options.overrides.checked(load_config(options.config, options.overrides.keys));
     if (!options.svg.empty()) check_picture_file("--svg", options.svg);
     const train::RankCount count = on_hosts(options.count);
     std::optional<MachineFile> machine;
@@ -99,6 +127,8 @@ void run_plan(const PlanOptions& options) {
     const std::string planned_by = plan_by(machine, config, *forecaster);
     const planner::Plan plan = forecaster->plan(config);
     const optim::LrSchedule schedule = train::schedule_of(config);
+    std::vector<ops::SlowPath> slow;
+    if (forecaster->is_here()) slow = train::slow_operations(config);
     std::optional<ForecastReport> report;
     if (options.forecast) report = forecast_of(machine, config, *forecaster, plan);
     if (report && !report->found.missing.empty() && !options.svg.empty())
@@ -114,6 +144,7 @@ void run_plan(const PlanOptions& options) {
     if (!options.json) {
         print_plan(plan, config);
         fmt::print("planned by {}\n\n", planned_by);
+        fmt::print("{}", text_of(slow));
         if (report) fmt::print("{}", text_of(*report));
         fmt::print("{}", text_of(wear, config));
         if (options.schedule) print_schedule(config, schedule);
@@ -133,10 +164,11 @@ void run_plan(const PlanOptions& options) {
         {"planned_by", planned_by},
         {"tiers", tiers_json(plan)},
         {"schedules", schedules_json(train::schedule_bytes(plan), plan.partition.ranks)},
+        {"slow_operations", to_json(slow)},
         {"wear", to_json(wear)}};
     if (report) line["forecast"] = to_json(*report);
     if (options.schedule) line["schedule"] = schedule_json(config, schedule);
-    fmt::print("{}\n", line.dump());
+    fmt::print("{}", json_line(line));
 }
 
 }  // namespace
@@ -167,5 +199,6 @@ void add_plan_command(CLI::App& app) {
     command->add_flag("--json", options->json,
                       "one JSON object; with --schedule the rates of at most 10,000 steps, evenly "
                       "spaced, and those steps");
+    command->footer("Example: ferry plan my.json --set budgets.device=20GiB --svg step.svg");
     command->callback([options] { run_plan(*options); });
 }

@@ -9,9 +9,12 @@
 #include "commands.h"
 #include "export_options.h"
 #include "ferry/config.h"
+#include "ferry/learning_rate.h"
 #include "ferry/train.h"
 #include "figures.h"
 #include "interrupt.h"
+#include "json_line.h"
+#include "ops/blas_kernels.h"
 #include "override_options.h"
 #include "ranks.h"
 #include "run_table.h"
@@ -23,7 +26,7 @@ namespace {
 
 struct TrainOptions {
     std::string config{};
-    std::vector<std::string> overrides{};
+    Overrides overrides{};
     std::string weights_out{}, trace{}, machine{};
     train::ExportOptions exported{};
     bool json = false;
@@ -36,21 +39,38 @@ struct Yardsticks {
     double model_flops = 0, gemm_flops_per_s = 0;
 };
 
-nlohmann::json to_json(const train::StepReport& report, const Yardsticks& by) {
-    const bool computed = report.targets > 0;  // else there is no loss, which is not a loss of 0
+// Empty: the step was not skipped.
+std::string why_skipped(const train::StepReport& report, const Config& config) {
+    if (!report.skipped) return {};
+    if (report.targets == 0) return "no real target";
+    if (config.precision == "fp16")
+        return fmt::format("gradients overflowed at loss scale {}", report.loss_scale);
+    return fmt::format("loss {:.4g}, gradient norm {:.4g}: not finite", report.loss,
+                       report.gradient_norm);
+}
+
+// Null: there is no such number, which is not a 0. Of a step without targets nothing is computed;
+// only a step that updates is clipped.
+nlohmann::json to_json(const train::StepReport& report, const Config& config,
+                       const Yardsticks& by) {
+    const bool computed = report.targets > 0;
+    const auto where = [](bool there, const auto& value) {
+        return there ? nlohmann::json(value) : nlohmann::json();
+    };
     const double mfu = computed ? mfu_of(by.model_flops / report.seconds, by.gemm_flops_per_s) : 0;
     const auto known = [](double value) {
         return value > 0 ? nlohmann::json(value) : nlohmann::json();
     };
     return {{"step", report.step},
-            {"loss", computed ? nlohmann::json(report.loss) : nlohmann::json()},
-            {"gradient_norm", report.gradient_norm},
-            {"clip_factor", report.clip_factor},
+            {"loss", where(computed, report.loss)},
+            {"gradient_norm", where(computed, report.gradient_norm)},
+            {"clip_factor", where(!report.skipped, report.clip_factor)},
             {"lr", report.lr},
-            {"loss_scale", report.loss_scale},
+            {"loss_scale", where(computed, report.loss_scale)},
             {"targets", report.targets},
             {"tokens", report.tokens},
             {"skipped", report.skipped},
+            {"why_skipped", where(report.skipped, why_skipped(report, config))},
             {"speculative", report.speculative},
             {"committed", report.committed},
             {"seconds", report.seconds},
@@ -60,12 +80,10 @@ nlohmann::json to_json(const train::StepReport& report, const Yardsticks& by) {
              known(by.bound_seconds > 0 ? 100 * report.seconds / by.bound_seconds : 0)}};
 }
 
-void print_step(const train::StepReport& report, int64_t steps) {
+void print_step(const train::StepReport& report, const Config& config) {
+    const int64_t steps = config.steps;
     if (report.skipped) {
-        fmt::print("step {:>5}/{}  skipped{}\n", report.step, steps,
-                   report.loss_scale > 1
-                       ? fmt::format(", gradients overflowed at loss scale {}", report.loss_scale)
-                       : "");
+        fmt::print("step {:>5}/{}  skipped: {}\n", report.step, steps, why_skipped(report, config));
         return;
     }
     fmt::print("step {:>5}/{}  loss {:.6f}  norm {:.4f}  lr {:.3e}  {:>7.0f} tokens/s{}{}\n",
@@ -81,7 +99,7 @@ public:
     // `rank` is this one's, once it is known.
     TrainCommand(const TrainOptions& options, int& rank)
         : options_(options),
-          config_(load_config(options.config, options.overrides)),
+          config_(options.overrides.checked(load_config(options.config, options.overrides.keys))),
           executor_(make_thread_executor()),
           ranks_(join(rank)),
           gpu_(train::gpu_of_rank(config_, ranks_.get(), *executor_)),
@@ -114,9 +132,12 @@ private:
             yardsticks_ = {known.bound_seconds, known.model_flops, known.gemm_flops_per_s};
         }
         evaluate(steps_);
+        // Whether the interrupted run said it nobody knows: a line twice is better than none.
+        if (steps_ > 0 && config_.hash_every == "step") print_hash(steps_);
         for (int64_t step = steps_ + 1; step <= config_.steps && !ends(); ++step) {
             const train::StepReport report = engine_->step();
             if (speaks_) say(report);
+            lr_ = report.lr;
             if (config_.evaluate.every > 0 && step % config_.evaluate.every == 0) evaluate(step);
             if (config_.hash_every == "step") print_hash(step);
             steps_ = step;
@@ -157,9 +178,9 @@ private:
 
     void say(const train::StepReport& report) {
         if (options_.json) {
-            fmt::print("{}\n", to_json(report, yardsticks_).dump());
+            fmt::print("{}", json_line(to_json(report, config_, yardsticks_)));
         } else if (worth_a_line(report)) {
-            print_step(report, config_.steps);
+            print_step(report, config_);
         }
         check_output();
     }
@@ -192,7 +213,7 @@ private:
             const nlohmann::json line{{"step", step},
                                       {"evaluation_loss", found.loss},
                                       {"perplexity", found.perplexity()}};
-            fmt::print("{}\n", line.dump());
+            fmt::print("{}", json_line(line));
         } else {
             fmt::print("step {:>5}/{}  held-back loss {:.6f}, perplexity {:.4g}\n", step,
                        config_.steps, found.loss, found.perplexity());
@@ -204,9 +225,16 @@ private:
         const std::string hash = fmt::format("{:016x}", engine_->state_hash());
         if (!speaks_) return;
         if (options_.json) {
-            fmt::print("{}\n", nlohmann::json{{"step", step}, {"state_hash", hash}}.dump());
+            nlohmann::json line{{"step", step}, {"state_hash", hash}};
+            if (config_.device == "cpu") line["kernels"] = ops::blas_core();
+            fmt::print("{}", json_line(line));
         } else {
-            fmt::print("step {:>5}/{}  state hash {}\n", step, config_.steps, hash);
+            // Whoever compares hashes of two machines must know it here.
+            fmt::print("step {:>5}/{}  state hash {}{}\n", step, config_.steps, hash,
+                       config_.device == "cpu"
+                           ? fmt::format(" with OpenBLAS's {} kernels (others round differently)",
+                                         ops::blas_core())
+                           : "");
         }
     }
 
@@ -220,7 +248,7 @@ private:
         if (!options_.exported.directory.empty())
             attempt([this] { train::export_model(*engine_, config_, options_.exported); });
         train::RunReport report = engine_->report();  // what the steps left under way has ended
-        if (traces()) attempt([this] { write_trace(); });
+        if (traces()) attempt([this] { write_trace(); }, true);
         // Once more: a bound taken while the machine was busy elsewhere would flatter the run.
         if (options_.bound && steps_ > 0) {
             engine_->measure_bound();
@@ -231,16 +259,29 @@ private:
             log_warn("nothing was trained: every step was skipped");
         if (config_.hash_every != "step") print_hash(steps_);
         if (failed_) throw Error(*failed_);
+        check_left(report);
+    }
+
+    // Durable steps were asked for, and whoever looks for them must not learn it only then.
+    void check_left(const train::RunReport& report) const {
+        if (report.removed.empty()) return;
+        throw Error(Trouble::io,
+                    {.what = "the run came to its end, but nothing durable is left of it: a file "
+                             "of its state was removed or replaced",
+                     .where = report.removed,
+                     .measured = fmt::format("the run ended after step {}", steps_),
+                     .remedy = "start again where more steps are wanted; give budgets.nvme a "
+                               "directory that nothing else clears"});
     }
 
     // A file that cannot be written costs no other, nor the summary: the first such error is thrown
-    // after it. With several ranks at once, for the others take part in the writing.
+    // after it. With several ranks at once, unless the others take no part in the writing.
     template <class Write>
-    void attempt(const Write& write) {
+    void attempt(const Write& write, bool alone = false) {
         try {
             write();
         } catch (const Error& error) {
-            if (!engine_->plan().partition.alone()) throw;
+            if (!alone && !engine_->plan().partition.alone()) throw;
             if (failed_) log_warn(error.what());
             if (!failed_) failed_ = error;
         }
@@ -250,10 +291,23 @@ private:
         if (options_.json) {
             nlohmann::json line = summary_json(report, engine_->plan());
             line["summary"]["interrupted"] = interrupted_;
-            fmt::print("{}\n", line.dump());
+            line["summary"]["lr"] = steps_ > 0 ? nlohmann::json(lr_) : nlohmann::json();
+            line["summary"]["scheduled_lr"] =
+                steps_ > 0 ? nlohmann::json(scheduled_lr()) : nlohmann::json();
+            fmt::print("{}", json_line(line));
         } else {
             print_run(report, config_);
+            if (report.steps > 0 && lr_ != scheduled_lr())
+                fmt::print(
+                    "  learning rate at the end {:.3e}, not {:.3e}: skipped steps do not move the "
+                    "schedule on\n",
+                    lr_, scheduled_lr());
         }
+    }
+
+    // Of the last step, had none been skipped.
+    double scheduled_lr() const {
+        return optim::learning_rate(train::schedule_of(config_), steps_);
     }
 
     void write_trace() {
@@ -295,6 +349,7 @@ private:
     std::unique_ptr<train::Engine> engine_;
     int64_t steps_ = 0, evaluated_ = -1;  // steps: of the run, before it was resumed too
     Yardsticks yardsticks_{};
+    double lr_ = 0;             // of the last step
     double quiet_seconds_ = 0;  // since the last line
 };
 
@@ -334,7 +389,8 @@ void add_train_command(CLI::App& app) {
         "Several ranks: mpirun --bind-to none -n N ferry train CONFIG, or srun; the first one\n"
         "prints. Ctrl-C there is mpirun's, which kills ranks a second later: SIGUSR1 to mpirun, "
         "or\n"
-        "Ctrl-C of `ferry launch`, ends them all after their step.");
+        "Ctrl-C of `ferry launch`, ends them all after their step.\n"
+        "Example: ferry train my.json --set model.path=DIR --export TUNED");
     command->callback([options] {
         catch_interrupts();
         int rank = ferry::comm::launched_rank().value_or(0);

@@ -19,6 +19,7 @@ void add_all_benches(CLI::App& bench);
 void add_adam_bench(CLI::App& bench);
 void add_comm_bench(CLI::App& bench);
 void add_io_bench(CLI::App& bench);
+void add_kernels_bench(CLI::App& bench);
 void add_swap_bench(CLI::App& bench);
 
 // Flushes standard output; throws Trouble::io when what was printed could not be written.

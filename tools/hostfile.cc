@@ -4,16 +4,14 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <charconv>
-#include <cstring>
-#include <fstream>
 #include <map>
 #include <numeric>
 #include <optional>
 #include <set>
 #include <sstream>
 
+#include "base/text.h"
 #include "base/words.h"
 #include "ferry/error.h"
 
@@ -34,7 +32,7 @@ Host host_in(const std::string& line, const std::string& where) {
         return Error(Trouble::usage,
                      {.what = "the hostfile is not understood: " + what,
                       .where = where,
-                      .measured = "\"" + line + "\"",
+                      .measured = in_quotes(line),
                       .limit = "host slots=N, N from 1 to " + std::to_string(kMostSlots),
                       .remedy = "correct this line"});
     };
@@ -45,10 +43,10 @@ Host host_in(const std::string& line, const std::string& where) {
     if (host.name.find('=') != std::string::npos) throw refuse("no host");
     if (host.name.starts_with('-')) throw refuse("a host begins with -");  // an option of ssh's
     if (slots.empty()) throw refuse("no slots");
-    if (!slots.starts_with("slots=")) throw refuse("\"" + slots + "\"");
-    if (!more.empty()) throw refuse("\"" + more + "\"");
+    if (!slots.starts_with("slots=")) throw refuse(in_quotes(slots));
+    if (!more.empty()) throw refuse(in_quotes(more));
     const std::optional<int> count = number_in(slots.substr(6));
-    if (!count || *count < 1 || *count > kMostSlots) throw refuse("\"" + slots + "\"");
+    if (!count || *count < 1 || *count > kMostSlots) throw refuse(in_quotes(slots));
     host.slots = *count;
     host.chosen.resize(static_cast<size_t>(host.slots));
     std::iota(host.chosen.begin(), host.chosen.end(), 0);
@@ -72,7 +70,7 @@ std::map<std::string, std::set<int>> named_slots(const std::vector<Host>& hosts,
                                                  const std::string& option) {
     const auto refuse = [&](const std::string& what, const std::string& limit) {
         return Error(Trouble::usage, {.what = what,
-                                      .where = option + " " + text,
+                                      .where = option + " " + shown(text),
                                       .limit = limit,
                                       .remedy = "write worker-0@worker-1:0,2"});
     };
@@ -86,13 +84,13 @@ std::map<std::string, std::set<int>> named_slots(const std::vector<Host>& hosts,
             known.reserve(hosts.size());
             for (const Host& each : hosts) known.push_back(each.name);
             const std::string near = nearest_word(name, known);
-            throw refuse("no such host in the hostfile: \"" + name + "\"" +
+            throw refuse("no such host in the hostfile: " + in_quotes(name) +
                              (near.empty() ? "" : ", did you mean \"" + near + "\"?"),
                          std::to_string(hosts.size()) + " hosts");
         }
         const auto [its, is_first] = named.try_emplace(name);
         if (!is_first)
-            throw refuse("a host is named twice: \"" + name + "\"", "once, with all its slots");
+            throw refuse("a host is named twice: " + in_quotes(name), "once, with all its slots");
         std::set<int>& slots = its->second;
         if (colon == std::string::npos) {
             slots.insert(host->chosen.begin(), host->chosen.end());
@@ -101,7 +99,7 @@ std::map<std::string, std::set<int>> named_slots(const std::vector<Host>& hosts,
         for (const std::string& word : split(part.substr(colon + 1), ',')) {
             const std::optional<int> slot = number_in(word);
             if (!slot || *slot >= host->slots)
-                throw refuse("no such slot of host " + name + ": \"" + word + "\"",
+                throw refuse("no such slot of host " + shown(name) + ": " + in_quotes(word),
                              "0 to " + std::to_string(host->slots - 1));
             slots.insert(*slot);
         }
@@ -112,14 +110,18 @@ std::map<std::string, std::set<int>> named_slots(const std::vector<Host>& hosts,
 }  // namespace
 
 std::vector<Host> read_hostfile(const std::string& path) {
-    const auto unreadable = [&path] {
-        return Error(Trouble::usage, {.what = "the hostfile cannot be read",
-                                      .where = path,
-                                      .measured = std::strerror(errno),
-                                      .remedy = "name a file that you may read"});
-    };
-    std::ifstream file(path);
-    if (!file) throw unreadable();
+    const std::string text = read_text_file(
+        path, {.name = "the hostfile", .remedy = "name a file of lines `host slots=N`"});
+    const size_t bad = first_bad_byte(text);
+    if (bad != std::string::npos) {
+        // As a NUL the system would take it for the end of the name.
+        throw Error(Trouble::usage, {.what = "the hostfile is no text",
+                                     .where = path + ", " + line_and_column(text, bad),
+                                     .measured = "the byte " + shown(text.substr(bad, 1)),
+                                     .limit = "text in UTF-8",
+                                     .remedy = "write it again, as host slots=N"});
+    }
+    std::istringstream file(text);
     std::vector<Host> hosts;
     int number = 0;
     for (std::string line; std::getline(file, line);) {
@@ -141,7 +143,6 @@ std::vector<Host> read_hostfile(const std::string& path) {
         }
         hosts.push_back(std::move(host));
     }
-    if (file.bad()) throw unreadable();  // a directory can be opened
     if (hosts.empty()) {
         throw Error(Trouble::usage, {.what = "the hostfile names no host",
                                      .where = path,

@@ -2,7 +2,7 @@
 # Installs what ferry needs from the distribution (Debian 12, Ubuntu 24.04), after saying what.
 # Does nothing, and needs no network, when all of it is there.
 #
-#   tools/install-packages.sh [build] [text] [check]     default: all three
+#   tools/install-packages.sh [build] [text] [check] [fuzz]     default: all four
 set -euo pipefail
 
 # What compiles and links ferry and its unit tests.
@@ -11,6 +11,8 @@ build="g++ cmake ninja-build pkg-config python3 liburing-dev libhwloc-dev libtbb
        libopenblas-pthread-dev libopenmpi-dev openmpi-bin"
 # Plain English text for the quick start: about 2.5 MB of quotations.
 text="fortunes fortunes-min"
+# What the fuzz targets are built with: libFuzzer comes with clang (tools/fuzz.sh).
+fuzz="clang-16 libclang-rt-16-dev"
 # What tools/test.sh needs besides. The version is part of the name: another clang-format lays the
 # same code out differently, and clang-tidy needs 16 for std::source_location.
 check="clang-format-14 clang-tidy-16 ccache git"
@@ -26,8 +28,9 @@ for group in "${@:-all}"; do
         build) wanted+=" $build" ;;
         text) wanted+=" $text" ;;
         check) wanted+=" $check" ;;
-        all) wanted+=" $build $text $check" ;;
-        *) fail "unknown group \"$group\": build, text, check" ;;
+        fuzz) wanted+=" $fuzz" ;;
+        all) wanted+=" $build $text $check $fuzz" ;;
+        *) fail "unknown group \"$group\": build, text, check, fuzz" ;;
     esac
 done
 command -v dpkg-query > /dev/null ||

@@ -3,10 +3,10 @@
 
 namespace ferry::tools {
 
-// From now on SIGINT, SIGTERM and SIGHUP are such requests, but for a SIGHUP that is ignored
-// already; and any number of SIGUSR1, which mpirun passes on to its ranks without ending them by
-// itself. Calls of the system that wait go on waiting, but for poll(). Called again after a
-// request, the next one is a request as well.
+// From now on SIGINT, SIGTERM and SIGHUP are such requests, unless SIGHUP is ignored already. So is
+// any number of SIGUSR1, which mpirun passes on to its ranks without ending them by itself. Calls
+// of the system that wait go on waiting, except poll(). Called again after a request, the next one
+// is a request as well.
 void catch_interrupts();
 int requests() noexcept;  // until now
 inline bool interrupted() noexcept { return requests() > 0; }

@@ -22,7 +22,7 @@ struct FileBytes {
 class IoSites {
 public:
     // Locks them for its life. Throws usage where a path is no directory that can be written to, is
-    // given twice or is measured by another process, or where files lie that are no benchmark's.
+    // given twice, is measured by another process, or holds files that are no benchmark's.
     explicit IoSites(const std::vector<std::string>& paths,
                      const std::string& name = "ferry-bench");
     ~IoSites();

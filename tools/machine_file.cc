@@ -9,10 +9,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
+#include "base/json_reader.h"
 #include "io_site.h"
 #include "writable.h"
 
@@ -25,25 +24,32 @@ const char* key_of(model::Saved what) {
     return what == model::Saved::attention ? "attention_seconds" : "mlp_seconds";
 }
 
+constexpr const char* kOtherFile =
+    "give another file, or write it with `ferry bench --all --save FILE`";
+
 [[noreturn]] void refuse(const std::string& file, std::string what, std::string measured = {},
-                         std::string remedy =
-                             "give another file, or write it with `ferry bench "
-                             "--all --save FILE`") {
+                         std::string remedy = kOtherFile) {
     throw Error(Trouble::usage, {.what = std::move(what),
                                  .where = file,
                                  .measured = std::move(measured),
                                  .remedy = std::move(remedy)});
 }
 
+// A path's name may be no UTF-8.
+std::string text_of(const json& content) {
+    return content.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
+}
+
 json read_file(const std::string& file, bool may_be_new) {
-    std::ifstream in(file);
-    if (!in) {
-        if (errno == ENOENT && may_be_new) return json{{"ferry_machine", kMachineFormat}};
-        refuse(file, std::string("the machine file cannot be read: ") + std::strerror(errno));
-    }
-    std::ostringstream text;
-    text << in.rdbuf();
-    json content = json::parse(text.str(), nullptr, false, true);
+    std::error_code ignored;
+    if (may_be_new && !std::filesystem::exists(file, ignored))
+        return json{{"ferry_machine", kMachineFormat}};
+    const std::string text =
+        read_text_file(file, {.name = "the machine file", .remedy = kOtherFile});
+    json content = parse_json(text, {.where = file,
+                                     .what = "the file exists and is no machine file of ferry's",
+                                     .remedy = kOtherFile,
+                                     .comments = true});
     const bool known = content.is_object() && content.contains("ferry_machine") &&
                        content["ferry_machine"].is_number_integer() &&
                        content["ferry_machine"].get<int64_t>() >= 1;
@@ -112,7 +118,8 @@ double positive(const std::string& file, const json& of, const std::string& wher
         refuse(file, fmt::format("{}: the figure \"{}\" is missing", where, key));
     const json& value = of[key];
     if (!value.is_number() || !(value.get<double>() > 0))
-        refuse(file, fmt::format("{}: \"{}\" must be a number above 0", where, key), value.dump());
+        refuse(file, fmt::format("{}: \"{}\" must be a number above 0", where, key),
+               shown_json(value));
     return value.get<double>();
 }
 
@@ -122,7 +129,7 @@ double none_or_more(const std::string& file, const json& of, const std::string& 
     const json value = of.value(key, json(0.0));
     if (!value.is_number() || value.get<double>() < 0)
         refuse(file, fmt::format("{}: \"{}\" must be a number, at least 0", where, key),
-               value.dump());
+               shown_json(value));
     return value.get<double>();
 }
 
@@ -130,8 +137,7 @@ const std::vector<std::string> kLayers{"embedding", "block", "head"};
 
 std::vector<std::string> kernel_names() {
     std::vector<std::string> names;
-    for (int op = 0; op <= static_cast<int>(planner::Op::sum); ++op)
-        names.emplace_back(planner::name_of(static_cast<planner::Op>(op)));
+    for (const planner::Row& row : planner::operations()) names.emplace_back(row.name);
     return names;
 }
 
@@ -142,19 +148,23 @@ int64_t index_of(const std::string& file, const json& one, const std::string& wh
     const auto found = std::find(known.begin(), known.end(), name);
     if (found == known.end())
         refuse(file, fmt::format("{}: \"{}\" is none of those that ferry has", where, key),
-               word.dump());
+               shown_json(word));
     return found - known.begin();
 }
 
 }  // namespace
 
 void check_machine_file(const std::string& file) {
+    // Before it is opened: a pipe would wait for its writer.
+    if (std::filesystem::exists(file) && !std::filesystem::is_regular_file(file))
+        refuse(file,
+               std::filesystem::is_directory(file) ? "it is a directory" : "it is no regular file",
+               "", "name a file");
     read_file(file, true);
     const std::filesystem::path parent = std::filesystem::absolute(file).parent_path();
     if (access(parent.c_str(), W_OK | X_OK) != 0)
         refuse(file, "no file can be written there", std::strerror(errno),
                "name a file in a directory that you may write to");
-    if (std::filesystem::is_directory(file)) refuse(file, "it is a directory", "", "name a file");
 }
 
 json settings_json(const std::vector<IoSettings>& paths) {
@@ -166,7 +176,7 @@ json settings_json(const std::vector<IoSettings>& paths) {
 void save_paths(const std::string& file, const std::vector<IoSettings>& paths) {
     json content = read_file(file, true);
     for (const json& figures : settings_json(paths)) replace(content["paths"], "path", figures);
-    write_whole("--save", file, content.dump(2) + "\n");
+    write_whole("--save", file, text_of(content));
 }
 
 void save_figures(const std::string& file, const FiguresOf& what, const train::Figures& figures) {
@@ -207,7 +217,7 @@ void save_figures(const std::string& file, const FiguresOf& what, const train::F
         if (seconds > 0) kernels[key_of(result)] = seconds;
     }
     if (!times.empty()) replace(content["kernels"], "of", kernels);
-    write_whole("--save", file, content.dump(2) + "\n");
+    write_whole("--save", file, text_of(content));
 }
 
 std::string ranks_text(const train::RankCount& count, std::string_view by) {
@@ -221,7 +231,7 @@ void save_comm(const std::string& file, const std::string& ranks, const CommFigu
              {"bytes_per_s", rounded(figures.bytes_per_s)},
              {"overhead_s", figures.overhead_s},
              {"measured", machine_json()["date"]}});
-    write_whole("--save", file, content.dump(2) + "\n");
+    write_whole("--save", file, text_of(content));
 }
 
 // ---------------------------------------------------------------- reading
@@ -323,12 +333,12 @@ std::optional<train::KernelTimes> MachineFile::kernels(const FiguresOf& what) co
             found.saved_s[at(result)] = positive(name_, *known, "kernels", key_of(result));
     }
     for (const json& one : times) {
-        const std::string where = "kernels, times: " + one.dump();
+        const std::string where = "kernels, times: " + shown_json(one);
         const int64_t op = index_of(name_, one, where, "kernel", kernel_names());
         const int64_t layer = index_of(name_, one, where, "layer", kLayers);
         const json size = one.value("size", json());
         if (!size.is_number_integer() || size.get<int64_t>() < 0)
-            refuse(name_, where + ": \"size\" is no count", size.dump());
+            refuse(name_, where + ": \"size\" is no count", shown_json(size));
         found.seconds[{op, layer, size.get<int64_t>()}] = positive(name_, one, where, "seconds");
     }
     return found;

@@ -58,8 +58,8 @@ struct PathFigures {
 
 class MachineFile {
 public:
-    // Throws usage, naming the key, for a file that is not there, is no machine file, is of a newer
-    // format, or lacks a figure or has one that is no positive number in what it says.
+    // Throws usage, naming the key, for a file that is not there, is no machine file or is of a
+    // newer format, and for an entry whose figure is missing or no positive number.
     static MachineFile read(const std::string& file);
 
     const std::string& name() const noexcept { return name_; }

@@ -1,16 +1,23 @@
 // `ferry`: one program, one subcommand a file.
-#include <unistd.h>
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <new>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
 
+#include "base/process_limits.h"
+#include "base/text.h"
 #include "comm/comm.h"
+#include "command_line.h"
 #include "commands.h"
 #include "ferry/error.h"
-#include "ops/ops.h"
+#include "ferry/streams.h"
 
 namespace {
 
@@ -31,23 +38,16 @@ ferry::Error out_of_memory() {
              .remedy = "raise the limit, or lower budgets.host, budgets.device or threads"}};
 }
 
-ferry::Error usage_error(const CLI::App& app, const CLI::ParseError& error) {
-    std::string command = "ferry";
-    for (const CLI::App* at = &app; !at->get_subcommands().empty();) {
-        at = at->get_subcommands().front();
-        command += " " + at->get_name();
+// A thread that nobody else has named.
+ferry::Error as_named(const std::system_error& error) {
+    if (error.code() == std::errc::resource_unavailable_try_again) {
+        try {
+            ferry::refuse_thread("", error.what());
+        } catch (const ferry::Error& named) {
+            return named;
+        }
     }
-    return {ferry::Trouble::usage,
-            {.what = error.what(), .where = command, .remedy = command + " --help"}};
-}
-
-// OpenBLAS reads its choice when it is loaded: for a better one this program starts once more. What
-// the environment says stands.
-void choose_blas_core(char** argv) {
-    if (std::getenv("OPENBLAS_CORETYPE") != nullptr) return;
-    const std::string core = ferry::ops::better_blas_core();
-    if (core.empty() || setenv("OPENBLAS_CORETYPE", core.c_str(), 0) != 0) return;
-    execv("/proc/self/exe", argv);  // where this fails, the slower kernels do
+    return {ferry::Trouble::internal, {.what = error.what()}};
 }
 
 // Several ranks write to one terminal. What the environment says stands: `ferry launch` labels
@@ -60,15 +60,16 @@ void label_log() {
 }  // namespace
 
 int main(int argc, char** argv) {
+    ferry::hold_standard_streams();  // before anything is opened
     label_log();
-    choose_blas_core(argv);
     // A file over the limit, or a reader that went away, is an error to report, not a kill: a
     // killed run leaves its files on NVMe.
     std::signal(SIGXFSZ, SIG_IGN);
     std::signal(SIGPIPE, SIG_IGN);
     CLI::App app{
         "ferry trains models larger than memory by moving their state between device, host and "
-        "NVMe"};
+        "NVMe",
+        "ferry"};
     app.require_subcommand(1);
     app.set_version_flag("--version", "ferry " FERRY_VERSION);
     add_train_command(app);
@@ -78,19 +79,25 @@ int main(int argc, char** argv) {
     add_export_command(app);
     add_launch_command(app);
     add_bench_command(app);
+    ferry::tools::refuse_empty(app);
     try {
-        app.parse(argc, argv);
+        ferry::require_stack();
+        std::vector<std::string> words = ferry::tools::words_of(argc, argv);
+        std::ranges::reverse(words);  // as CLI11 takes them
+        app.parse(std::move(words));
         check_output();
         return 0;
     } catch (const CLI::ParseError& error) {
         // Help and version are "errors" of code 0; every other one is a usage error.
         if (error.get_exit_code() == 0) return app.exit(error);
-        end(usage_error(app, error));
+        end(ferry::tools::usage_error(app, error));
     } catch (const ferry::Error& error) {
         end(error);
     } catch (const std::bad_alloc&) {
         end(out_of_memory());
+    } catch (const std::system_error& error) {
+        end(as_named(error));
     } catch (const std::exception& error) {
-        end(error.what(), static_cast<int>(ferry::Trouble::internal));
+        end(ferry::shown(error.what(), 1000).c_str(), static_cast<int>(ferry::Trouble::internal));
     }
 }

@@ -25,7 +25,7 @@ reports_by_kernel() {
 
 failed=0
 for tool in "${tools[@]}"; do
-    start=$SECONDS verdict=clean
+    start=$SECONDS outcome=clean
     log=$(mktemp)
     for program in "test_ops --gtest_filter=$filter" "test_optim --gtest_filter=CudaSmall.*"; do
         rc=0
@@ -35,7 +35,7 @@ for tool in "${tools[@]}"; do
             --show-backtrace no "$build"/$program > "$part" 2>&1 || rc=$?
         cat "$part" >> "$log"
         if [[ $rc -ne 0 ]] && { [[ $tool != initcheck || $rc -ne 99 ]] || reports_by_kernel "$part" | grep 'ferry::' > /dev/null; }; then
-            verdict=FAILED failed=1
+            outcome=FAILED failed=1
             tail -n 15 "$part" >&2
         fi
         rm -f "$part"
@@ -44,7 +44,7 @@ for tool in "${tools[@]}"; do
     [[ -z $reports ]] || { echo "$tool's reports by kernel:"; echo "$reports"; } >&2
     passed=$(grep -c '^\[       OK \]' "$log" || true)
     skipped=$(grep -cE '^\[  SKIPPED \].*\(' "$log" || true)
-    printf '%-10s %-7s %4d tests, %d skipped, %d s\n' "$tool" "$verdict" "$passed" "$skipped" \
+    printf '%-10s %-7s %4d tests, %d skipped, %d s\n' "$tool" "$outcome" "$passed" "$skipped" \
         $((SECONDS - start))
     rm -f "$log"
 done

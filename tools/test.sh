@@ -22,7 +22,9 @@ say() { echo "== [$((SECONDS / 60)):$(printf %02d $((SECONDS % 60)))] $*"; }
 # A test run says nothing about the accelerators, disks or privileges it has not got; this does.
 say "machine: $(nproc) cores, $(awk '/MemTotal/{printf "%.0f GiB", $2 / 1048576}' /proc/meminfo), \
 kernel $(uname -r), user $(id -un)"
-tools/install-packages.sh build text check
+packages=(build text check)
+$quick || packages+=(fuzz)
+tools/install-packages.sh "${packages[@]}"
 
 # build PRESET [TARGET...], test PRESET [ctest option...]
 build() {
@@ -63,6 +65,9 @@ tools/format.sh --check --tidy
 export FERRY_SIM_SEEDS=200 FERRY_SIM_STRIDE=23
 build asan-ubsan
 run_tests asan-ubsan --label-exclude '^script$'
+
+say "fuzz targets, a minute each"
+tools/fuzz.sh --seconds 60
 
 # Threads meet in these modules. The sanitizer wants its shadow memory at fixed addresses, which
 # kernels with much address randomisation take; containers may forbid to turn that off.

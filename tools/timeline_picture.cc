@@ -12,15 +12,9 @@
 namespace ferry::tools {
 namespace {
 
-using planner::Op;
 using swap::Lane;
 
 constexpr size_t kColumns = 76;
-
-std::string name_of_task(const swap::Task& task) {
-    return task.verb == swap::Verb::kernel ? planner::name_of(static_cast<Op>(task.op))
-                                           : swap::name_of(task.verb);
-}
 
 // What is drawn of a kernel in a terminal, and in which colour otherwise.
 struct Look {
@@ -138,7 +132,7 @@ std::vector<Bar> bars_of(const train::Forecast& forecast, double gap) {
             const bool moves = task.lane != Lane::compute;
             bars.push_back(
                 {.lane = task.lane,
-                 .name = name_of_task(task),
+                 .name = planner::name_of(task),
                  .begin_s = begin,
                  .end_s = end,
                  .busy_s = end - begin,

@@ -44,8 +44,8 @@ Wear wear_without_advice(const Config& config, const planner::Plan& plan, int ra
                 std::max(wear.rolled_back_step_bytes, ranks * schedule.bytes[kWrite]);
         wear.counts_on_rollback = config.swap.speculate == "all" && config.clip_norm > 0;
     }
-    const int64_t map =
-        plan.durable ? round_up(plan.record_bytes + aio::kHeaderBytes, aio::kHeaderBytes) : 0;
+    constexpr int64_t kBlock = 4096;
+    const int64_t map = plan.durable ? round_up(plan.record_bytes + kBlock, kBlock) : 0;
     wear.step_note_bytes = ranks * (static_cast<int64_t>(paths) * aio::kHeaderBytes + map);
     const auto run_of = [&](int64_t step_bytes) {
         return static_cast<double>(ranks * plan.nvme_bytes) +

@@ -1,5 +1,5 @@
-// What one more unit of each resource would buy, and knowing that no step is clipped: the plan made
-// and forecast once more with it.
+// What one more unit of each resource would buy, and what it would to know that no step is clipped.
+// The plan is made and forecast once more with each.
 #pragma once
 
 #include <string>
@@ -14,8 +14,8 @@ struct WhatIf {
     double step_seconds = 0;
 };
 
-// Only of resources that are limited, for more of what a budget does not name buys nothing, and of
-// clipping where it changes the plan.
+// Only of resources that are limited, as more of an unlimited one buys nothing, and of clipping
+// where it changes the plan.
 std::vector<WhatIf> what_if(const Config& config, const train::Forecaster& forecaster,
                             const planner::Plan& plan, const train::Figures& figures);
 

@@ -1,6 +1,5 @@
 #include "writable.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include <fstream>
 #include <string_view>
 
+#include "base/files.h"
 #include "ferry/error.h"
 
 namespace ferry::tools {
@@ -20,24 +20,6 @@ std::string replaced_by(const std::string& path) {
     std::error_code unknown;
     const auto file = std::filesystem::weakly_canonical(std::filesystem::absolute(path), unknown);
     return unknown ? path : file.string();
-}
-
-std::string draft_of(const std::string& path) { return path + "." + std::to_string(getpid()); }
-
-// Never a file that is there already: it would be somebody else's.
-int open_draft(const std::string& name) {
-    return open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-}
-
-// A full disk takes a part first, and says why with the next.
-bool write_all(int file, std::string_view text) {
-    while (!text.empty()) {
-        const ssize_t wrote = write(file, text.data(), text.size());
-        if (wrote < 0 && errno == EINTR) continue;
-        if (wrote < 0) return false;
-        text.remove_prefix(static_cast<size_t>(wrote));
-    }
-    return true;
 }
 
 }  // namespace
@@ -72,11 +54,11 @@ void check_writable(const std::string& option, const std::string& path, size_t s
         refuse("it would replace a file of another kind, or one that ferry did not make", path,
                "name another file, or move that one away");
     // A directory may be writable by its mode and still take no file, as in /proc.
-    const std::string trial = draft_of(path);
-    const int out = open_draft(trial);
-    if (out < 0) refuse("nothing can be written there", std::strerror(errno));
-    close(out);
-    unlink(trial.c_str());
+    try {
+        const Draft trial(path);
+    } catch (const Error& error) {
+        refuse("nothing can be written there", error.problem().measured);
+    }
 }
 
 void check_differ(const std::string& option, const std::string& path,
@@ -101,18 +83,9 @@ void check_outside(const std::string& option, const std::string& path, const std
 }
 
 void write_whole(const std::string& option, const std::string& path, const std::string& text) {
-    const std::string file = replaced_by(path), draft = draft_of(file);
-    const int out = open_draft(draft);
-    const bool written = out >= 0 && write_all(out, text) && fsync(out) == 0;
-    int error = written ? 0 : errno;
-    if (out >= 0 && close(out) != 0 && written) error = errno;
-    if (error == 0 && rename(draft.c_str(), file.c_str()) == 0) return;
-    if (error == 0) error = errno;
-    if (out >= 0) unlink(draft.c_str());
-    throw Error(Trouble::io,
-                {.what = std::string("the file cannot be written: ") + std::strerror(error),
-                 .where = option + " " + path,
-                 .remedy = "free some space there, or name another file"});
+    Draft file(path, "the file cannot be written", option + " " + path);
+    file.write(text);
+    file.publish();
 }
 
 }  // namespace ferry::tools

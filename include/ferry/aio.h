@@ -18,7 +18,7 @@
 
 namespace ferry::aio {
 
-constexpr int64_t kHeaderBytes = 4096;  // beside a path's slots, of its size_bytes
+constexpr int64_t kHeaderBytes = 8192;  // beside a path's slots, of its size_bytes: two copies
 enum class BackendKind : uint8_t { automatic, uring, posix };
 
 // How one directory (or raw block device) is used.
@@ -163,6 +163,8 @@ public:
     virtual void publish(int64_t bytes) noexcept = 0;
     // False: it is under way. Throws Error where it failed: the copy before stands.
     virtual bool published() = 0;
+    // A file that was removed while the volume uses it, and with it the record; empty: none was.
+    virtual std::string missing() const = 0;
     // Leftover::resume, until publish(): the n-th newest record that is whole; after these throws
     // io for each that cannot be read, which proves nothing against it; empty: there is no more.
     virtual std::span<const std::byte> found_record(size_t n) const = 0;

@@ -27,7 +27,9 @@ struct ModelConfig {
 };
 
 struct DataConfig {
-    std::string tokens{};     // file written by `ferry data`
+    std::string tokens{};  // file written by `ferry data`
+    // refuse, ignore: of tokens whose vocabulary is half the loaded model's, or less
+    std::string small_vocabulary = "refuse";
     double held_back = 0.05;  // fraction of the tokens, at the end, that only evaluation sees
 };
 
@@ -160,8 +162,8 @@ struct KeyValue {
     std::string key{}, value{};
 };
 std::vector<KeyValue> describe_values(Config config);
-// Every key that decides a number of the training, each on a line "key = value"; keys of the model,
-// of budgets, of how state travels and of evaluation do not, and paths are not their contents.
+// Every key that decides a number of the training, each on a line "key = value". Keys of the model,
+// of budgets, of how state travels and of evaluation decide none; a path is not its contents.
 std::string describe_training(const Config& config);
 
 // docs/configuration.md: every key with its type, range, default and meaning.

@@ -8,8 +8,8 @@ namespace ferry::optim {
 
 enum class Decay : uint8_t { constant, linear, cosine, wsd, one_cycle, warmup_decay };
 // Factor of peak at a step (from 1), with r = (step - 1 - warmup_steps) / (total_steps -
-// warmup_steps): as in PyTorch and transformers the fall is over after the last step, so that the
-// last step still moves when final_fraction is 0. Unlike there the first step moves too.
+// warmup_steps). As in PyTorch and transformers the fall is over after the last step: it still
+// moves when final_fraction is 0. Unlike there the first step moves too.
 //   warm-up       step / warmup_steps; log_warmup: log(step) / log(max(2, warmup_steps))
 //   constant      1
 //   linear        from 1 to final_fraction along r

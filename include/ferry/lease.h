@@ -66,8 +66,8 @@ private:
 
 struct LeasedStoreOptions {
     // An ObjectId is an index of these. Homes are host memory (`offset` in host_arena) or NVMe
-    // (`slot_class` of the volume: so many slots as objects of it and at least one more; with as
-    // many more as there are buffers no write waits for another). `versioned` is not looked at.
+    // (`slot_class` of the volume). A class needs a slot for each of its objects and one more. With
+    // as many more as there are buffers no write waits for another. `versioned` is not looked at.
     std::vector<Object> objects{};
     std::span<std::byte> host_arena{};
     // The caller's memory, page-locked or not (pinned_mem), cut into buffers of buffer_bytes, each

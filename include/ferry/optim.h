@@ -65,12 +65,12 @@ struct Scalars {
     bool nesterov = false;
     uint32_t seed = 0, update = 0;  // which random bits round this step's moments
 };
-// `step` counts updates from 1. Throws Trouble::usage for values that define no update: step < 1,
-// a beta or momentum outside [0, 1) or that fp32 rounds to 1, anything negative or not finite, a
-// step_size or decay that overflows fp32, nesterov without momentum.
-// lr of 0 is an update that moves only the moments. An eps below e = 2^-50 / sqrt(1 - beta2), 0
-// too, becomes e (2.8e-14 at beta2 = 0.999; 2^-50 for Adagrad): a gradient below e leaves no trace
-// in v, and must not be divided by less. Scalars too small to be normal in fp32 become 0.
+// `step` counts updates from 1. Throws Trouble::usage for values that define no update: step < 1;
+// a beta or momentum outside [0, 1), or one that fp32 rounds to 1; anything negative or not finite;
+// a step_size or decay that overflows fp32; nesterov without momentum.
+// An lr of 0 moves only the moments. An eps below e = 2^-50 / sqrt(1 - beta2), also 0, becomes e
+// (2.8e-14 at beta2 = 0.999; 2^-50 for Adagrad). A gradient below e leaves no trace in v and must
+// not be divided by less. Scalars too small to be normal in fp32 become 0.
 Scalars scalars_of(const Hyper& hyper, int64_t step, double gradient_scale);
 // How many of m, v the method keeps: 2 for Adam, 1 (in m) for SGD with momentum, Lion and Adagrad.
 int moments_of(Method method);
@@ -81,17 +81,17 @@ std::string_view name_of(Method method);
 
 // Two formats of the state that are smaller than fp32 p, m, v. Neither changes an operation above.
 //
-// Moments in bf16, rounded stochastically: m' and v' are kept as one of the two neighbours, the
-// nearer one with the higher probability, so that what is too small for 8 bits adds up on average.
+// Moments in bf16, rounded stochastically: m' and v' are kept as one of their two neighbours, the
+// nearer one with the higher probability. What is too small for 8 bits then adds up on average.
 //   kept = (bits of m' + r) >> 16                     r: 16 random bits; a NaN stays one
 // p' follows from m' and v' before that. With e = Span::element + i the bits are word
 // e % 32 / 16 * 2 + e % 2 of philox({seed, stochastic_rounding}, {update, 0, layer, e / 32 * 8 +
-// e % 16 / 2}), the low half for m and the high half for v: a function of step, layer, element and
-// moment, and of nothing else. (A vector of blocks yields words of neighbours in any lane count.)
+// e % 16 / 2}), the low half for m and the high half for v. Only step, layer, element and moment
+// decide them. (A vector of blocks yields words of neighbours in any lane count.)
 //
-// Split master: p is kept as its weight in bf16, rounded half up (in magnitude: ties away from
-// zero), and its low 16 bits: together p exactly. The weight differs from cast(p) only where p lies
-// half way between two bf16 of which the lower is even (the low bits are 0x8000).
+// Split master: p is kept as its weight in bf16 and its low 16 bits, which together are p exactly.
+// The weight is rounded half up in magnitude (ties away from zero). It differs from cast(p) only
+// where p lies half way between two bf16 of which the lower is even (the low bits are 0x8000).
 struct Halves {
     uint16_t weight, low;
 };
@@ -107,9 +107,9 @@ constexpr uint32_t join(Halves halves) {
 // and may be null where the method does not keep them.
 //
 // A gradient of NaN, or an infinite one where gradient_scale is 0, makes p' and every kept moment
-// NaN. Any other infinite one, on finite p, m and v, makes every kept moment infinite, and p' NaN;
-// but for SGD p' is infinite too (NaN at lr 0), and for Lion p' stays finite: it moves by step_size
-// as for any gradient. leaf_norms finds such gradients before. From finite input values stay finite
+// NaN. Any other infinite one, on finite p, m and v, makes every kept moment infinite and p' NaN.
+// SGD's p' is infinite too (NaN at lr 0). Lion's p' stays finite: it moves by step_size as for any
+// gradient. leaf_norms finds such gradients before. From finite input values stay finite
 // otherwise, short of overflow, where all implementations still agree.
 struct Span {
     int64_t count = 0;
@@ -144,14 +144,14 @@ void recast(const float* p, int64_t count, DType weight_type, void* weight);
 
 // ---------------------------------------------------------------- gradient norm
 
-// Training takes its leaves from Ops::round_gradient, on the CPU and the GPU alike: they come with
+// Training takes its leaves from Ops::round_gradient, on the CPU and the GPU alike. They come with
 // the rounding to the wire type, without a pass of their own. The passes here, and the functions of
-// cuda below, are the same numbers for gradients and state that come by another way, of a program
-// that embeds ferry; in ferry itself only tests and benchmarks call them.
+// cuda below, give the same numbers to programs that embed ferry and hold their own gradients and
+// state. In ferry itself only tests and benchmarks call them.
 constexpr int64_t kLeaf = 4096;
 // Sum of squares of each leaf of 4,096 elements (the last may be shorter: as if padded by zeros).
-// The tree, in fp32: an element below 2^-60 in magnitude counts as zero, as in the update; lane j
-// of 16 adds the squares of elements j, j+16, j+32, ... in order from 0; then lanes are added
+// The tree, in fp32: an element below 2^-60 in magnitude counts as zero, as in the update. Lane j
+// of 16 adds the squares of elements j, j+16, j+32, ... in order from 0. Then lanes are added
 // pairwise, j with j+8, j+4, j+2, j+1. A non-finite gradient makes its leaf non-finite (so does one
 // whose square exceeds fp32).
 void leaf_norms_reference(const void* gradient, DType type, int64_t count, float* leaves);

@@ -45,9 +45,9 @@ public:
     // Only the first `now` bytes are touched; the rest is for lock_behind(), or for whoever uses it
     // before. On Linux before 5.14 all are.
     std::span<std::byte> reserve(std::string name, int64_t bytes, int64_t now, NodeTeams& teams);
-    // Touches a part of a slab that was not, and what lies around it, so much at a time that every
-    // thread of the teams has pages of its own; whatever it holds by now. Cheap where it was;
-    // better than many threads' first writes, which may each want the same page. One thread calls.
+    // Touches a part of a slab and what lies around it, so much at a time that every thread of the
+    // teams has pages of its own. Contents stay. Cheap where it was touched before, and better than
+    // many threads' first writes, which may each want the same page. One thread calls.
     void touch(std::span<std::byte> part, NodeTeams& teams);
     // Page-locks a slab, or from its start or to its end a part of whole kPartBytes, for the
     // device, which must outlive the pool. Throws does_not_fit.

@@ -15,10 +15,10 @@ namespace ferry {
 struct Topology;
 std::shared_ptr<const Topology> this_machine();
 
-// `threads` workers over TBB, shared by the CPU device's streams and the optimizer, so that two
-// parallel loops at once never oversubscribe, but for a team of one: it has no place to wait in,
+// `threads` workers over TBB, shared by the CPU device's streams and the optimizer: two parallel
+// loops at once never oversubscribe. A team of one is the exception. It has no place to wait in,
 // and each caller works on its own thread. What a loop computes never depends on `threads`. With
-// `cores` (OS indices), whoever works in the team runs on those cores for that long.
+// `cores` (OS indices), a thread that works in the team runs on those cores for that long.
 class Team {
 public:
     explicit Team(int threads);
@@ -65,11 +65,11 @@ public:
 int node_of(const void* address);
 
 // A team on each node, so that memory is worked on where it lies, and one of all their cores, for
-// work without a place. `threads` are spread in proportion to the nodes' cores, at least one each;
-// reserved cores are left to the threads that drive I/O and copies. On one node both are the same
-// team, and without reserved cores nothing is pinned. On several, workers are as many as leave a
-// core each for two threads that bring work of their own, the compute stream's and the optimizer's;
-// on two nodes at least one, so that two threads on two nodes may be three.
+// work without a place. `threads` are spread in proportion to the nodes' cores, at least one each.
+// Reserved cores are left to the threads that drive I/O and copies. On one node both are the same
+// team, and without reserved cores nothing is pinned. Several nodes leave a core each to the
+// compute stream's thread and the optimizer's. Two nodes have at least one worker, so that two
+// threads on two nodes may be three.
 class NodeTeams {
 public:
     // Throws usage where every core is reserved.

@@ -88,6 +88,8 @@ struct RunReport {
     // A step's seconds as its schedule and the figures measured with the bound give them: without
     // speculative updates, and with speculative updates that are committed (0: nothing speculates).
     double predicted_seconds = 0, predicted_speculative_seconds = 0;
+    // A file of the durable state that was removed under the run: nothing outlives the process.
+    std::string removed{};
 };
 
 // Which of the GPUs that this rank sees is its own: ranks of one host that see the same share them
@@ -191,7 +193,8 @@ struct ExportOptions {
 // The place of an export, claimed before the work that it is the end of.
 class ExportDirectory {
 public:
-    // Throws usage unless the directory is new or empty and can be written to; makes it.
+    // Throws usage unless the directory is new or empty, can be written to and is no other's to
+    // write; makes it.
     explicit ExportDirectory(std::string path);
     // A directory that was made and is still empty goes again.
     ~ExportDirectory();
@@ -201,6 +204,7 @@ public:
 private:
     std::string path_;
     bool made_ = false;
+    int lock_ = -1;
 };
 // Weights, config.json and, where the model came from a directory, its tokenizer's files.
 // config.json is written last: without it the directory is not taken for a model. Of several ranks

@@ -1,13 +1,27 @@
-// The checksum of bytes.
+// The checksum of bytes, all at once or in pieces.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 
 namespace ferry {
 
 // XXH3 64-bit of the bytes: the checksum of storage pieces and of the run's final hash.
 uint64_t checksum(std::span<const std::byte> bytes) noexcept;
+
+// The same of bytes that come in pieces.
+class RunningChecksum {
+public:
+    RunningChecksum();
+    ~RunningChecksum();
+    void add(std::span<const std::byte> bytes) noexcept;
+    uint64_t value() const noexcept;  // of all that was added
+
+private:
+    struct State;
+    std::unique_ptr<State> state_;
+};
 
 }  // namespace ferry

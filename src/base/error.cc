@@ -4,16 +4,24 @@
 #include <cstdlib>
 
 #include "base/log.h"
+#include "base/text.h"
 #include "ferry/error.h"
 
 namespace ferry {
 namespace {
 
+// Whoever made the error quotes users' text with in_quotes(); what they forgot must not flood a log
+// either. The longest path that the system takes is 4,096 bytes.
+std::string bounded(const std::string& text) {
+    constexpr size_t kMost = 8192;
+    return text.size() <= kMost ? text : shown(text, kMost);
+}
+
 std::string message_of(const Problem& problem) {
-    std::string text = problem.what;
+    std::string text = bounded(problem.what);
     const auto add = [&text](std::string_view label, const std::string& value) {
         if (value.empty()) return;
-        text.append("\n  ").append(label).append(value);
+        text.append("\n  ").append(label).append(bounded(value));
     };
     add("where:    ", problem.where);
     add("measured: ", problem.measured);

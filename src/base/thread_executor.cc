@@ -3,11 +3,12 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <cstring>
+#include <functional>
 #include <mutex>
-#include <system_error>
-#include <thread>
 #include <vector>
 
+#include "base/process_limits.h"
 #include "ferry/error.h"
 #include "ferry/executor.h"
 
@@ -18,28 +19,43 @@ void name_this_thread(std::string_view name) {
     pthread_setname_np(pthread_self(), std::string(name.substr(0, 15)).c_str());
 }
 
-template <class Body>
-std::thread start_thread(const std::string& name, Body body) {
-    try {
-        return std::thread([name, body = std::move(body)]() mutable {
-            name_this_thread(name);
-            body();
-        });
-    } catch (const std::system_error& error) {
-        throw Error(Trouble::does_not_fit,
-                    {.what = "a thread cannot be started",
-                     .where = "thread \"" + name + "\"",
-                     .measured = error.code().message(),
-                     .limit = "the user's processes (ulimit -u) or the container's (pids.max)",
-                     .remedy = "raise that limit, or end other processes"});
+// Not std::thread: its stack is by default what ulimit -s says, or 2 MiB where that is unlimited,
+// and kernels want more.
+class Thread {
+public:
+    Thread(const std::string& name, std::function<void()> body) : start_{name, std::move(body)} {
+        pthread_attr_t attributes;
+        pthread_attr_init(&attributes);
+        int error = pthread_attr_setstacksize(&attributes, size_t{2 * kStackBytes});
+        if (error == 0) error = pthread_create(&thread_, &attributes, run, &start_);
+        pthread_attr_destroy(&attributes);
+        if (error != 0) refuse_thread("thread \"" + name + "\"", std::strerror(error));
     }
-}
+    Thread(const Thread&) = delete;
+    Thread& operator=(const Thread&) = delete;
+    void join() { pthread_join(thread_, nullptr); }
+
+private:
+    struct Start {
+        std::string name;
+        std::function<void()> body;
+    };
+    static void* run(void* start) {
+        const Start& mine = *static_cast<const Start*>(start);
+        name_this_thread(mine.name);
+        mine.body();
+        return nullptr;
+    }
+
+    Start start_;
+    pthread_t thread_{};
+};
 
 // A bounded FIFO of jobs and the thread that runs them.
 class Lane {
 public:
     Lane(const std::string& name, int depth)
-        : ring_(static_cast<size_t>(depth)), thread_(start_thread(name, [this] { loop(); })) {}
+        : ring_(static_cast<size_t>(depth)), thread_(name, [this] { loop(); }) {}
 
     ~Lane() {
         {
@@ -79,7 +95,7 @@ private:
     std::vector<Job> ring_;
     size_t first_ = 0, count_ = 0;
     bool stopping_ = false;
-    std::thread thread_;
+    Thread thread_;
 };
 
 class ThreadExecutor final : public Executor {
@@ -127,9 +143,9 @@ public:
 private:
     struct Hosted {
         explicit Hosted(Service& hosted_service)
-            : service(hosted_service), thread(start_thread(std::string(service.name()), [this] {
+            : service(hosted_service), thread(std::string(service.name()), [this] {
                   while (!stopping.load(std::memory_order_acquire)) service.turn(kForever);
-              })) {}
+              }) {}
         ~Hosted() {
             stopping.store(true, std::memory_order_release);
             service.interrupt();
@@ -137,7 +153,7 @@ private:
         }
         Service& service;
         std::atomic<bool> stopping = false;
-        std::thread thread;
+        Thread thread;
     };
 
     std::mutex mutex_;

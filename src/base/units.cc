@@ -6,6 +6,7 @@
 #include <cmath>
 #include <vector>
 
+#include "base/text.h"
 #include "base/words.h"
 #include "ferry/error.h"
 #include "ferry/units.h"
@@ -54,7 +55,7 @@ int64_t parse_bytes(std::string_view text, std::string_view where) {
     if (unit == 0 || !(bytes >= 0) || bytes > 9e18) {
         throw Error(Trouble::usage, {.what = "not a size in bytes",
                                      .where = std::string(where),
-                                     .measured = "\"" + std::string(text) + "\"",
+                                     .measured = in_quotes(text),
                                      .remedy = "write a number and a unit: 512MiB, 16GiB, 2TB"});
     }
     return static_cast<int64_t>(std::llround(bytes));
@@ -71,6 +72,9 @@ std::string format_bytes(int64_t bytes) {
 
 std::string nearest_word(std::string_view word, std::span<const std::string> known,
                          bool however_far) {
+    // Beyond that no word is near, and every letter costs.
+    constexpr size_t kLongest = 64;
+    word = word.substr(0, kLongest);
     std::string best;
     size_t best_distance = however_far ? SIZE_MAX : std::max<size_t>(2, word.size() / 2) + 1;
     for (const std::string& candidate : known) {

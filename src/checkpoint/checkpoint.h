@@ -46,7 +46,8 @@ public:
     const StoredTensor* find(std::string_view name) const;  // null: none of that name
     const std::string& file_of(const StoredTensor& tensor) const;
     // Elements [first, first + out.size()), row major, as fp32. `type` must be there. Nothing is
-    // held beside `out`; any thread may call it. Throws io.
+    // held beside `out`; any thread may call it. Throws io, also where the file was written to
+    // since it was opened.
     void read(const StoredTensor& tensor, int64_t first, std::span<float> out) const;
 
 private:
@@ -62,9 +63,8 @@ using Sink = std::function<void(std::span<const float>)>;
 using Source = std::function<void(size_t i, const Sink& sink)>;
 
 // Writes tensors in the order given, one at a time, each value rounded once to `type`. The file
-// appears whole or not at all (a temporary file beside it, flushed, then renamed). Throws
-// Trouble::io, and usage naming the tensor and the value for a finite one that fp16 has no room
-// for.
+// appears whole or not at all (files.h, Draft). Throws Trouble::io, and usage naming the tensor and
+// the value for a finite one that fp16 has no room for.
 void write_safetensors(const std::string& path, std::span<const TensorInfo> tensors, DType type,
                        const Source& source);
 
@@ -88,7 +88,8 @@ private:
 void write_model(const std::string& directory, std::span<const TensorInfo> tensors, DType type,
                  int64_t shard_bytes, const Source& source, NewFiles& made);
 
-// A file that replaces `path` whole. Throws Trouble::io.
+// A file that replaces `path` whole (files.h). Throws Trouble::io.
 void write_text(const std::string& path, std::string_view text);
+void copy_file(const std::string& from, const std::string& to);
 
 }  // namespace ferry::checkpoint

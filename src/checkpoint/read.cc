@@ -7,12 +7,12 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "base/unique_keys.h"
+#include "base/files.h"
+#include "base/json_reader.h"
 #include "checkpoint/checkpoint.h"
 
 namespace ferry::checkpoint {
@@ -24,13 +24,15 @@ constexpr uint64_t kHeaderMost = 100'000'000;  // the format's own limit
 constexpr const char* kSingle = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
 
+constexpr const char* kWriteAgain = "fetch or write the file again";
+
 [[noreturn]] void damaged(std::string what, const std::string& where, std::string measured = {},
                           std::string limit = {}) {
     throw Error(Trouble::io, {.what = std::move(what),
                               .where = where,
                               .measured = std::move(measured),
                               .limit = std::move(limit),
-                              .remedy = "fetch or write the file again"});
+                              .remedy = kWriteAgain});
 }
 
 // A shard, open for reading.
@@ -38,7 +40,7 @@ class File {
 public:
     explicit File(std::string path) : path_(std::move(path)) {
         // Without O_NONBLOCK opening a named pipe would wait for its writer.
-        fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+        fd_ = open_above_standard(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
         struct stat status {};
         if (fd_ < 0 || ::fstat(fd_, &status) != 0) {
             throw Error(errno == EIO ? Trouble::io : Trouble::usage,
@@ -48,6 +50,7 @@ public:
                          .remedy = "name a safetensors file, or the directory of a model"});
         }
         size_bytes_ = S_ISREG(status.st_mode) ? status.st_size : 0;
+        opened_ = status;
     }
     ~File() {
         if (fd_ >= 0) ::close(fd_);
@@ -55,7 +58,8 @@ public:
     File(File&& other) noexcept
         : path_(std::move(other.path_)),
           fd_(std::exchange(other.fd_, -1)),
-          size_bytes_(other.size_bytes_) {}
+          size_bytes_(other.size_bytes_),
+          opened_(other.opened_) {}
     File& operator=(File&&) = delete;
 
     void read(void* to, int64_t bytes, int64_t offset) const {
@@ -72,14 +76,32 @@ public:
             offset += count;
             bytes -= count;
         }
+        check_unchanged();
     }
     const std::string& path() const { return path_; }
     int64_t size_bytes() const { return size_bytes_; }
 
 private:
+    // The format has no checksums, but nobody can write without the kernel taking down when: the
+    // time of change cannot be set back, as that of modification can.
+    void check_unchanged() const {
+        struct stat now {};
+        const auto same = [](const timespec& one, const timespec& other) {
+            return one.tv_sec == other.tv_sec && one.tv_nsec == other.tv_nsec;
+        };
+        if (::fstat(fd_, &now) == 0 && now.st_size == opened_.st_size &&
+            same(now.st_mtim, opened_.st_mtim) && same(now.st_ctim, opened_.st_ctim))
+            return;
+        damaged("the weights changed while they were read", path_,
+                now.st_size == opened_.st_size ? "written to, renamed or replaced since"
+                                               : std::to_string(now.st_size) + " bytes",
+                std::to_string(opened_.st_size) + " bytes as they were when opened");
+    }
+
     std::string path_;
     int fd_ = -1;
     int64_t size_bytes_ = 0;
+    struct stat opened_ {};
 };
 
 // Where neither name of a directory's weights is there.
@@ -94,6 +116,14 @@ void require_safetensors(const std::filesystem::path& directory) {
                      .remedy = "write them again with transformers: "
                                "model.save_pretrained(directory, safe_serialization=True)"});
     }
+}
+
+[[noreturn]] void refuse_two_models(const std::filesystem::path& directory) {
+    throw Error(Trouble::io,
+                {.what = "two models' weights are in one directory",
+                 .where = (directory / kSingle).string() + " and " + (directory / kIndex).string(),
+                 .limit = std::string("one of the two; transformers loads ") + kSingle,
+                 .remedy = "move the one that you do not mean out of the directory"});
 }
 
 struct Known {
@@ -117,24 +147,18 @@ constexpr std::array<Known, 14> kTypes{{{"F32", 4, DType::f32},
                                         {"BOOL", 1, {}},
                                         {"F8_E4M3", 1, {}}}};
 
-auto unique_names(const std::string& path) {
-    return UniqueKeys([&path](const std::string& name) {
-        damaged("a name is in the file twice", path + ": " + name);
-    });
-}
+// Of a header or an index: of half a million tensors, where the largest files have some thousands.
+constexpr size_t kMostValues = 4'000'000;
 
 json parse_header(const std::string& text, const std::string& path) {
-    try {
-        json header = json::parse(text, unique_names(path));
-        if (header.is_object()) return header;
-        damaged("not a safetensors file: its header is no object", path);
-    } catch (const json::parse_error& error) {
-        // Its text quotes the file's bytes, which may be anything.
-        damaged("not a safetensors file: its header is not JSON", path,
-                "nothing that makes sense at byte " + std::to_string(error.byte) + " of it");
-    } catch (const json::exception& error) {
-        damaged("not a safetensors file: its header is not JSON", path, error.what());
-    }
+    json header = parse_json(text, {.where = path,
+                                    .what = "not a safetensors file: its header is not JSON",
+                                    .remedy = kWriteAgain,
+                                    .trouble = Trouble::io,
+                                    .binary = true,
+                                    .most_values = kMostValues});
+    if (!header.is_object()) damaged("not a safetensors file: its header is no object", path);
+    return header;
 }
 
 // Sizes and offsets. nlohmann would cut 24.5 to 24, and take what an int64 has no room for.
@@ -144,7 +168,7 @@ std::vector<int64_t> whole_numbers(const json& list, const std::string& where) {
         return value.is_number_unsigned() && value.get<uint64_t>() <= kMost;
     };
     if (!list.is_array() || !std::ranges::all_of(list, fits))
-        damaged("a tensor's entry in the header is damaged", where, list.dump(),
+        damaged("a tensor's entry in the header is damaged", where, shown_json(list),
                 "a list of whole numbers up to 2^62");
     return list.get<std::vector<int64_t>>();
 }
@@ -153,17 +177,20 @@ std::vector<int64_t> whole_numbers(const json& list, const std::string& where) {
 // end.
 StoredTensor read_entry(const std::string& name, const json& entry, const std::string& path,
                         int64_t data, int64_t& end) {
-    const std::string where = path + ": " + name;
-    StoredTensor tensor;
-    std::vector<int64_t> offsets;
-    try {
-        tensor.name = name;
-        tensor.dtype = entry.at("dtype").get<std::string>();
-        tensor.shape = whole_numbers(entry.at("shape"), where);
-        offsets = whole_numbers(entry.at("data_offsets"), where);
-    } catch (const json::exception& error) {
-        damaged("a tensor's entry in the header is damaged", where, error.what());
+    const std::string where = path + ": " + shown(name);
+    for (const char* key : {"dtype", "shape", "data_offsets"}) {
+        if (!entry.is_object() || !entry.contains(key))
+            damaged("a tensor's entry in the header is damaged", where, shown_json(entry),
+                    "an object with dtype, shape and data_offsets");
     }
+    if (!entry["dtype"].is_string())
+        damaged("a tensor's entry in the header is damaged", where, shown_json(entry["dtype"]),
+                "the name of a type");
+    StoredTensor tensor;
+    tensor.name = name;
+    tensor.dtype = entry["dtype"].get<std::string>();
+    tensor.shape = whole_numbers(entry["shape"], where);
+    const std::vector<int64_t> offsets = whole_numbers(entry["data_offsets"], where);
     if (offsets.size() != 2)
         damaged("a tensor's entry in the header is damaged", where,
                 std::to_string(offsets.size()) + " data_offsets", "begin and end");
@@ -179,8 +206,8 @@ StoredTensor read_entry(const std::string& name, const json& entry, const std::s
     }
     if (bytes < 0 || !fits || (known != kTypes.end() && left != 1)) {
         damaged("a tensor's shape and its bytes differ", where,
-                std::to_string(bytes) + " bytes of " + tensor.dtype,
-                "shape " + json(tensor.shape).dump());
+                std::to_string(bytes) + " bytes of " + shown(tensor.dtype),
+                "shape " + shown_json(json(tensor.shape)));
     }
     if (known != kTypes.end()) tensor.type = known->type;
     tensor.offset = data + offsets[0];
@@ -218,7 +245,8 @@ std::vector<StoredTensor> read_file(const File& file, size_t index) {
     for (auto& [end, tensor] : found) {
         if (tensor.offset != at) {
             damaged(tensor.offset < at ? "tensors overlap" : "there is a gap before a tensor",
-                    path + ": " + tensor.name, "it begins at byte " + std::to_string(tensor.offset),
+                    path + ": " + shown(tensor.name),
+                    "it begins at byte " + std::to_string(tensor.offset),
                     "the one before ends at " + std::to_string(at));
         }
         at = end;
@@ -234,17 +262,28 @@ std::vector<StoredTensor> read_file(const File& file, size_t index) {
 
 // Tensor to file name.
 std::map<std::string, std::string> read_index(const std::filesystem::path& path) {
-    std::ifstream file(path);
-    const json index = json::parse(file, unique_names(path), false);
+    constexpr TextFile kFile{.name = "the index of the shards",
+                             .remedy = "fetch the model again",
+                             .most_bytes = static_cast<int64_t>(kHeaderMost)};
+    const json index = parse_json(read_text_file(path, kFile),
+                                  {.where = path,
+                                   .what = "the index of the shards is damaged: it is not JSON",
+                                   .remedy = kWriteAgain,
+                                   .trouble = Trouble::io,
+                                   .most_values = kMostValues});
+    const json names = index.is_object() ? index.value("weight_map", json()) : json();
+    if (!names.is_object())
+        damaged("the index of the shards is damaged", path, shown_json(names),
+                "an object \"weight_map\"");
     std::map<std::string, std::string> map;
-    try {
-        map = index.at("weight_map").get<std::map<std::string, std::string>>();
-    } catch (const json::exception& error) {
-        damaged("the index of the shards is damaged", path, error.what());
-    }
-    for (const auto& [tensor, name] : map) {
-        if (std::filesystem::path(name).filename() != name)
-            damaged("a shard outside the model's directory", path, name);
+    for (const auto& [tensor, file] : names.items()) {
+        if (!file.is_string())
+            damaged("the index of the shards is damaged", path.string() + ": " + shown(tensor),
+                    shown_json(file), "the name of a file");
+        const auto& name = file.get_ref<const std::string&>();
+        if (name.empty() || std::filesystem::path(name).filename() != name)
+            damaged("a shard outside the model's directory", path, in_quotes(name));
+        map.emplace(tensor, name);
     }
     return map;
 }
@@ -258,9 +297,7 @@ struct Weights::Impl {
     explicit Impl(const std::filesystem::path& path) {
         const bool directory = std::filesystem::is_directory(path);
         if (directory && std::filesystem::exists(path / kIndex)) {
-            if (std::filesystem::exists(path / kSingle))
-                damaged("two models' weights are in one directory: remove one of them",
-                        (path / kSingle).string() + " and " + (path / kIndex).string());
+            if (std::filesystem::exists(path / kSingle)) refuse_two_models(path);
             read_shards(path);
         } else {
             if (directory) require_safetensors(path);

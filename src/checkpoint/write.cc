@@ -1,4 +1,3 @@
-#include <fcntl.h>
 #include <spdlog/fmt/fmt.h>
 #include <unistd.h>
 
@@ -7,59 +6,17 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "base/files.h"
 #include "checkpoint/checkpoint.h"
 #include "ferry/error.h"
 #include "ferry/units.h"
 
 namespace ferry::checkpoint {
 namespace {
-
-// A file that replaces `path` when published and vanishes otherwise.
-class NewFile {
-public:
-    explicit NewFile(std::string path) : path_(std::move(path)), temporary_(path_ + ".part") {
-        fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-        if (fd_ < 0) fail("cannot be created");
-    }
-    ~NewFile() {
-        if (fd_ >= 0) ::close(fd_);
-        if (!published_) ::unlink(temporary_.c_str());
-    }
-    NewFile(const NewFile&) = delete;
-    NewFile& operator=(const NewFile&) = delete;
-
-    void write(const void* data, size_t bytes) {
-        const auto* at = static_cast<const char*>(data);
-        while (bytes > 0) {
-            const ssize_t written = ::write(fd_, at, bytes);
-            if (written < 0 && errno == EINTR) continue;
-            if (written <= 0) fail("cannot be written");
-            at += written;
-            bytes -= static_cast<size_t>(written);
-        }
-    }
-
-    void publish() {
-        if (::fsync(fd_) != 0) fail("cannot be flushed");
-        if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("cannot be renamed into place");
-        published_ = true;
-    }
-
-private:
-    [[noreturn]] void fail(const char* what) const {
-        throw Error(Trouble::io,
-                    {.what = std::string("the file ") + what,
-                     .where = temporary_,
-                     .measured = std::strerror(errno),
-                     .remedy = "check that the directory exists, is writable and has room"});
-    }
-    std::string path_, temporary_;
-    int fd_ = -1;
-    bool published_ = false;
-};
 
 const char* dtype_name(DType type) {
     switch (type) {
@@ -88,9 +45,9 @@ void check_range(std::span<const float> values, const std::string& name) {
 }
 
 // Values of a tensor as they lie in the file.
-void write_values(NewFile& file, const std::string& name, std::span<const float> values, DType type,
+void write_values(Draft& file, const std::string& name, std::span<const float> values, DType type,
                   std::vector<uint16_t>& room) {
-    if (type == DType::f32) return file.write(values.data(), values.size_bytes());
+    if (type == DType::f32) return file.write(std::as_bytes(values));
     if (type == DType::f16) check_range(values, name);
     constexpr size_t kPiece = 1 << 16;
     room.resize(kPiece);
@@ -99,8 +56,14 @@ void write_values(NewFile& file, const std::string& name, std::span<const float>
         std::transform(values.begin() + static_cast<std::ptrdiff_t>(first),
                        values.begin() + static_cast<std::ptrdiff_t>(first + count), room.begin(),
                        type == DType::bf16 ? to_bf16 : to_f16);
-        file.write(room.data(), count * sizeof(uint16_t));
+        file.write(std::as_bytes(std::span(room).first(count)));
     }
+}
+
+// Beyond the object's own look-up, which goes through all of its keys: of many tensors it would
+// take minutes.
+void append(nlohmann::ordered_json& object, const std::string& key, nlohmann::ordered_json value) {
+    object.get_ref<nlohmann::ordered_json::object_t&>().push_back({key, std::move(value)});
 }
 
 std::string header_of(std::span<const TensorInfo> tensors, DType type) {
@@ -109,8 +72,10 @@ std::string header_of(std::span<const TensorInfo> tensors, DType type) {
     int64_t offset = 0;
     for (const TensorInfo& tensor : tensors) {
         const int64_t end = offset + tensor.count() * size_of(type);
-        header[tensor.name] = {
-            {"dtype", dtype_name(type)}, {"shape", tensor.shape}, {"data_offsets", {offset, end}}};
+        append(header, tensor.name,
+               {{"dtype", dtype_name(type)},
+                {"shape", tensor.shape},
+                {"data_offsets", {offset, end}}});
         offset = end;
     }
     std::string text = header.dump();
@@ -144,10 +109,10 @@ int64_t TensorInfo::count() const {
 void write_safetensors(const std::string& path, std::span<const TensorInfo> tensors, DType type,
                        const Source& source) {
     const std::string header = header_of(tensors, type);
-    NewFile file(path);
+    Draft file(path);
     const uint64_t length = header.size();
-    file.write(&length, sizeof length);
-    file.write(header.data(), header.size());
+    file.write(std::as_bytes(std::span(&length, 1)));
+    file.write(header);
     std::vector<uint16_t> room;
     for (size_t i = 0; i < tensors.size(); ++i) {
         int64_t written = 0;
@@ -169,7 +134,7 @@ void write_model(const std::string& directory, std::span<const TensorInfo> tenso
     const std::filesystem::path folder(directory);
     const std::vector<size_t> cuts = cut_shards(tensors, type, shard_bytes);
     const size_t shards = cuts.size() - 1;
-    nlohmann::ordered_json map;
+    nlohmann::ordered_json map = nlohmann::ordered_json::object();
     int64_t bytes = 0;
     for (size_t shard = 0; shard < shards; ++shard) {
         const std::string name =
@@ -181,7 +146,7 @@ void write_model(const std::string& directory, std::span<const TensorInfo> tenso
         write_safetensors(folder / name, part, type,
                           [&](size_t i, const Sink& sink) { source(first + i, sink); });
         for (const TensorInfo& tensor : part) {
-            map[tensor.name] = name;
+            append(map, tensor.name, name);
             bytes += tensor.count() * size_of(type);
         }
     }
@@ -192,9 +157,24 @@ void write_model(const std::string& directory, std::span<const TensorInfo> tenso
 }
 
 void write_text(const std::string& path, std::string_view text) {
-    NewFile file(path);
-    file.write(text.data(), text.size());
+    Draft file(path);
+    file.write(text);
     file.publish();
+}
+
+void copy_file(const std::string& from, const std::string& to) {
+    constexpr std::streamsize kBlock = kMiB;
+    errno = 0;
+    std::ifstream in(from, std::ios::binary);
+    Draft out(to);
+    std::vector<char> block(kBlock);
+    while (in.read(block.data(), kBlock), in.gcount() > 0)
+        out.write(std::string_view(block.data(), static_cast<size_t>(in.gcount())));
+    if (!in.is_open() || in.bad())
+        throw Error(Trouble::io, {.what = "a file cannot be read, and so not be copied",
+                                  .where = from,
+                                  .measured = std::strerror(errno)});
+    out.publish();
 }
 
 }  // namespace ferry::checkpoint

@@ -1,6 +1,6 @@
-// The ranks of a run and the few things they say to each other: shards of weights all gather,
-// pieces of gradients all exchange, and small facts on which all must agree. Nothing here adds
-// numbers: sums have an order (docs/numerics.md), and whoever owns a shard makes them.
+// The ranks of a run and the few things that they send each other. All gather shards of weights,
+// all exchange pieces of gradients, and all agree on small facts. Nothing here adds numbers: sums
+// have an order (docs/numerics.md), and the owner of a shard makes them.
 //
 // Every rank makes the same calls in the same order; the order is that of the schedule's comm lane,
 // which the hash of the plan covers. A communicator makes all these calls of its library on one
@@ -93,8 +93,8 @@ struct Fact {
 // differs from rank 0, the first key in which it does, and both values.
 void require_same(Communicator& communicator, Executor& executor, std::span<const Fact> facts);
 
-// Ranks of one machine that see the same of something there (a hash of what they see) share it out;
-// those that the launcher has given different things do not. The parts go by `place`, ranks of the
+// Ranks of one machine that see the same of something there (a hash of what they see) share it out.
+// Those to which the launcher gave different things do not. The parts go by `place`, ranks of the
 // same one in their order.
 struct Part {
     int index = 0, of = 1;

@@ -57,8 +57,8 @@ std::optional<Error> judge_start(Nanos stuck, double timeout_seconds) {
          .measured = "waited " + seconds_text(timeout_seconds) + " for " +
                      std::to_string(launched) + " ranks",
          .limit = "zero.timeout_seconds",
-         .remedy = "see what each of them said last, and whether all that was launched is ferry; "
-                   "raise the limit if their start may take so long"});
+         .remedy = "see what each of them said last, and whether every launched program is ferry; "
+                   "raise the limit if they start that slowly"});
 }
 
 // Once a process, unless it is an embedder's who did.

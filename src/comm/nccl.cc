@@ -85,7 +85,7 @@ public:
     // NCCL launches on a thread of its own; what comes after it on the stream must wait for that.
     bool ready() override {
         if (!launching_) return true;
-        if (!settled()) return false;
+        if (!is_idle()) return false;
         if (launching_->host) take_back(*launching_);
         demand(cudaEventRecord(launching_->ended.get(), stream_.get()), "cudaEventRecord");
         launching_ = nullptr;
@@ -150,7 +150,7 @@ private:
     };
 
     // Whether NCCL has taken all that it was given.
-    bool settled() { return state() == ncclSuccess; }
+    bool is_idle() { return state() == ncclSuccess; }
 
     // Throws when NCCL has failed and nobody has said for a while what of.
     ncclResult_t state() {
@@ -235,7 +235,7 @@ private:
             ncclCommInitRankConfig(&comm, ranks.size, id, ranks.rank, &config);
         comm_.reset(comm);
         demand(status, "ncclCommInitRankConfig");
-        await([this] { return settled(); });
+        await([this] { return is_idle(); });
     }
     // Without a bootstrap the ranks tell each other over NCCL itself.
     Place introduce() {

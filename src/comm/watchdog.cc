@@ -27,10 +27,10 @@ void Watchdog::watch(const std::stop_token& over) {
         stuck = stays ? stuck + kLook : 0;
         seen = crossings;
         if (!stays) continue;
-        const std::optional<Error> verdict = judge_(stuck);
-        if (!verdict) continue;
-        std::fprintf(stderr, "ferry: %s\n", verdict->what());
-        std::_Exit(verdict->exit_code());
+        const std::optional<Error> failure = judge_(stuck);
+        if (!failure) continue;
+        std::fprintf(stderr, "ferry: %s\n", failure->what());
+        std::_Exit(failure->exit_code());
     }
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <initializer_list>
 #include <iomanip>
 #include <span>
@@ -94,7 +95,8 @@ constexpr Use kOfMethod[] = {{"optimizer.betas", {"adamw", "adam", "lion"}},
                              {"optimizer.nesterov", {"sgd"}},
                              {"optimizer.initial_accumulator", {"adagrad"}}};
 constexpr Use kOfKind[] = {{"schedule.decay_steps", {"wsd"}}};
-constexpr Use kOfSpeculation[] = {{"swap.expect_clipped", {"speculate auto", "speculate all"}}};
+constexpr Use kOfSpeculation[] = {
+    {"swap.expect_clipped", {"swap.speculate auto", "swap.speculate all"}}};
 
 void warn_of_unused(std::span<const Use> uses, const std::string& choice, const Given& given) {
     for (const Use& use : uses) {
@@ -103,9 +105,9 @@ void warn_of_unused(std::span<const Use> uses, const std::string& choice, const 
             continue;
         std::string text = given.place_of(use.key);
         text.append(" does nothing with ").append(choice);
-        text.append("; it is for");
+        text.append("; it is for ");
         for (const std::string_view word : all) {
-            if (!word.empty()) text.append(" ").append(word);
+            if (!word.empty()) text.append(word == all.front() ? "" : ", ").append(word);
         }
         log_warn(text);
     }
@@ -119,11 +121,24 @@ Rule below_one_in_fp32(std::string key, double decay) {
             "set it to at most 0.9999999"};
 }
 
+// What the update takes for a smaller one (ferry/optim.h), so that a gradient too small to leave a
+// trace in the second moment is not divided by less.
+void warn_of_eps(const OptimizerConfig& o, const Given& given) {
+    const double least = 0x1p-50 / (o.method == "adagrad" ? 1 : std::sqrt(1 - o.beta2));
+    const bool used = o.method == "adamw" || o.method == "adam" || o.method == "adagrad";
+    if (!used || o.eps >= least) return;
+    std::ostringstream text;
+    text << given.place_of("optimizer.eps") << " is " << o.eps << ", but the update uses " << least
+         << ": with fp32 moments a smaller one is not safe";
+    log_warn(text.str());
+}
+
 void resolve_optimizer(OptimizerConfig& o, const Given& given) {
     // Chen et al. 2023; torch.optim.Adagrad.
     if (o.method == "lion" && !given.contains("optimizer.betas")) o.beta2 = 0.99;
     if (o.method == "adagrad" && !given.contains("optimizer.eps")) o.eps = 1e-10;
     warn_of_unused(kOfMethod, o.method, given);
+    warn_of_eps(o, given);
     if (o.moments == "bf16" && o.method == "sgd" && o.momentum == 0)
         log_warn(given.place_of("optimizer.moments") + " does nothing with sgd without momentum");
     const bool looks_ahead_with_nothing = o.method == "sgd" && o.nesterov && o.momentum == 0;
@@ -237,9 +252,9 @@ void resolve_defaults(Config& config, const Given& given) {
     resolve_model(config.model, given);
     resolve_optimizer(config.optimizer, given);
     resolve_schedule(config, given);
-    warn_of_unused(kOfSpeculation,
-                   config.clip_norm == 0 ? "clip_norm 0" : "speculate " + config.swap.speculate,
-                   given);
+    warn_of_unused(
+        kOfSpeculation,
+        config.clip_norm == 0 ? "clip_norm 0" : "swap.speculate " + config.swap.speculate, given);
     check_steps(config, given);
     check_tiers(config, given);
     check_checkpoint(config, given);

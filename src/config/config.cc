@@ -1,13 +1,10 @@
 #include "ferry/config.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
+#include <set>
 
-#include "base/unique_keys.h"
+#include "base/json_reader.h"
 #include "base/words.h"
 #include "checks.h"
 #include "read_value.h"
@@ -63,11 +60,18 @@ std::string nearest_key(std::string_view path) {
 [[noreturn]] void unknown_key(const std::string& where, const std::string& path) {
     const std::string near = suggestion(path);
     throw Error(Trouble::usage,
-                {.what = "unknown key \"" + path + "\"",
+                {.what = "unknown key " + in_quotes(path),
                  .where = where,
                  .remedy = near.empty() ? "the nearest is \"" + nearest_key(path) +
                                               "\"; docs/configuration.md lists every key"
                                         : "did you mean \"" + near + "\"?"});
+}
+
+// As "model.hidden", and in "model" too: JSON's own keys differ.
+[[noreturn]] void given_twice(const std::string& where, const std::string& path) {
+    throw Error(Trouble::usage, {.what = "the key \"" + path + "\" is given twice",
+                                 .where = where,
+                                 .remedy = "remove one of them"});
 }
 
 // Reads a value, or a section's values, into the configuration and notes the keys it gave.
@@ -75,8 +79,15 @@ class Reader {
 public:
     Reader(Config& config, config::Given& given) : config_(config), given_(given) {}
 
+    void read_all(const std::string& where, const std::string& path, const json& value) {
+        seen_.clear();
+        read(where, path, value);
+    }
+
+private:
     void read(const std::string& where, const std::string& path, const json& value) {
         if (const Key* key = config::find_key(path)) {
+            if (!seen_.insert(path).second) given_twice(where, path);
             given_.keys[key->path] = where;
             config::read_value(*key, value, where + ": " + path, config_);
             return;
@@ -93,42 +104,10 @@ public:
             read(where, path.empty() ? name : path + "." + name, item);
     }
 
-private:
     Config& config_;
     config::Given& given_;
+    std::set<std::string> seen_{};  // keys, of this file or override
 };
-
-std::string line_and_column(std::string_view text, size_t offset) {
-    const std::string_view before = text.substr(0, std::min(offset, text.size()));
-    const auto lines = std::count(before.begin(), before.end(), '\n');
-    const size_t line_start = before.rfind('\n') + 1;  // npos + 1 is 0
-    return "line " + std::to_string(lines + 1) + ", column " +
-           std::to_string(before.size() - line_start + 1);
-}
-
-// "[json.exception.parse_error.101] parse error at ...: syntax error ..." -> the last part.
-std::string plain(const std::string& message) {
-    const size_t start = message.find("syntax error");
-    return start == std::string::npos ? message : message.substr(start);
-}
-
-json parse_text(std::string_view text, const std::string& where) {
-    constexpr bool kThrow = true, kIgnoreComments = true;
-    try {
-        return json::parse(text, refuse_keys_given_twice(where), kThrow, kIgnoreComments);
-    } catch (const json::parse_error& error) {
-        const size_t offset = error.byte == 0 ? 0 : error.byte - 1;
-        throw Error(Trouble::usage, {.what = "not valid JSON",
-                                     .where = where + ": " + line_and_column(text, offset),
-                                     .measured = plain(error.what()),
-                                     .remedy = "correct it there; comments are allowed"});
-    } catch (const json::exception& error) {  // a number that no double can hold
-        throw Error(Trouble::usage, {.what = "not valid JSON",
-                                     .where = where,
-                                     .measured = error.what(),
-                                     .remedy = "give a number that a double can hold"});
-    }
-}
 
 // The value of `--set key=value`: JSON where it is JSON, else text, so that neither 24MiB nor a
 // path needs quotes within the shell's quotes.
@@ -136,13 +115,12 @@ json override_value(const std::string& path, const std::string& text) {
     const Key* key = config::find_key(path);
     const bool words = key && (key->form == Form::text || key->form == Form::choice);
     if (words && !text.starts_with('"')) return text;
-    json value = json::parse(text, nullptr, false);
-    return value.is_discarded() ? json(text) : value;
+    return parse_json_if_it_is(text, {.where = "--set " + shown(path)}).value_or(json(text));
 }
 
 void read_override(Reader& reader, const std::string& text) {
     const size_t equals = text.find('=');
-    const std::string where = "--set " + text;
+    const std::string where = "--set " + shown(text);
     if (equals == std::string::npos || equals == 0) {
         throw Error(Trouble::usage,
                     {.what = "not an override",
@@ -150,7 +128,7 @@ void read_override(Reader& reader, const std::string& text) {
                      .remedy = "write --set key=value, such as --set batch.sequence=64"});
     }
     const std::string path = text.substr(0, equals);
-    reader.read(where, path, override_value(path, text.substr(equals + 1)));
+    reader.read_all(where, path, override_value(path, text.substr(equals + 1)));
 }
 
 void demand_required(const Config& config, const config::Given& given) {
@@ -171,7 +149,10 @@ Config parse_config(std::string_view text, const std::string& where,
     Config result;
     config::Given given{.file = where};
     Reader reader(result, given);
-    reader.read(where, "", parse_text(text, where));
+    reader.read_all(where, "",
+                    parse_json(text, {.where = where,
+                                      .remedy = "correct it there; comments are allowed",
+                                      .comments = true}));
     for (const std::string& each : overrides) read_override(reader, each);
     demand_required(result, given);
     config::resolve_defaults(result, given);
@@ -179,17 +160,10 @@ Config parse_config(std::string_view text, const std::string& where,
 }
 
 Config load_config(const std::string& path, std::span<const std::string> overrides) {
-    errno = 0;
-    std::ifstream file(path, std::ios::binary);
-    std::ostringstream text;
-    // A directory opens and fails at the first read; nothing inserted is a failure too.
-    if (!file.is_open() || !(text << file.rdbuf())) {
-        throw Error(Trouble::usage, {.what = "cannot read the configuration",
-                                     .where = path,
-                                     .measured = errno ? std::strerror(errno) : "the file is empty",
-                                     .remedy = "examples/quickstart.json is one to start from"});
-    }
-    return parse_config(text.str(), path, overrides);
+    return parse_config(
+        read_text_file(path, {.name = "the configuration",
+                              .remedy = "examples/quickstart.json is one to start from"}),
+        path, overrides);
 }
 
 }  // namespace ferry

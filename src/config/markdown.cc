@@ -56,16 +56,110 @@ bool in_section(const Key& key, std::string_view section) {
 constexpr std::string_view kIntroduction =
     R"(# Configuration
 
-`ferry train CONFIG.json` reads one JSON file; `//` and `/* */` comments are allowed. Sections nest:
-`model.hidden` is written `{"model": {"hidden": 256}}`. `--set key=value` replaces a value on the
-command line: `--set steps=10 --set budgets.host=64MiB --set 'optimizer.betas=[0.9, 0.95]'`.
+`ferry train CONFIG.json` reads one JSON file. Most runs set these twelve keys:
 
-An unknown key, a wrong type or a value outside its range ends the program with code 2 and one
-message that names the key, what was found and what is allowed. A size is a number of bytes or text
-with a unit (`512MiB`, `2GB`), or `unlimited`. Relative paths start at the working directory.
+| key | set it to |
+|---|---|
+)";
+
+// What people set, in the order in which they think of it.
+struct Usual {
+    std::string_view path;
+    std::string_view advice;
+};
+constexpr Usual kUsual[] = {
+    {"model.path", "the Hugging Face directory to start from; its `config.json` gives the shape"},
+    {"data.tokens", "what `ferry data` wrote"},
+    {"steps", "how many optimizer steps to take"},
+    {"device", "`cuda` to train on the GPU"},
+    {"precision", "`bf16` on a GPU from Ampere on"},
+    {"batch.sequence", "tokens a sequence"},
+    {"batch.micro_batch",
+     "sequences a kernel sees at once: as many as make 8,192 tokens or more keep a GPU busy"},
+    {"batch.micro_batches", "micro-batches a step; more tokens a step hide the moving of state"},
+    {"optimizer.lr", "the peak learning rate; `schedule` has warm-up and fall"},
+    {"budgets.device", "the device memory that ferry may hold"},
+    {"budgets.host", "the host memory that ferry may hold"},
+    {"budgets.nvme", "a directory on a drive, for what the other two have no room for"},
+};
+
+constexpr std::string_view kRecipes = R"(
+`ferry plan CONFIG.json` then says where everything goes, what a step should take, and what more memory would bring.
+
+## Three recipes
+
+**Tune a model on one GPU, its state in host memory.** `budgets.device` may be far below what the model takes.
+
+```json
+{
+    "model": {"path": "Llama-3.2-1B"},
+    "data": {"tokens": "tokens.bin"},
+    "steps": 1000,
+    "device": "cuda",
+    "precision": "bf16",
+    "clip_norm": 1.0,
+    "batch": {"sequence": 2048, "micro_batch": 4, "micro_batches": 4},
+    "optimizer": {"lr": 1e-5, "betas": [0.9, 0.95], "weight_decay": 0.1},
+    "schedule": {"kind": "cosine", "warmup_steps": 50},
+    "budgets": {"device": "8GiB", "host": "24GiB"}
+}
+```
+
+**The same where host memory is short.** A drive takes what is left over. The smaller formats of the state halve its
+traffic; `durable_steps` instead of them lets the run survive a kill.
+
+```json
+{
+    "model": {"path": "Llama-3.2-1B"},
+    "data": {"tokens": "tokens.bin"},
+    "steps": 1000,
+    "device": "cuda",
+    "precision": "bf16",
+    "clip_norm": 1.0,
+    "batch": {"sequence": 2048, "micro_batch": 4, "micro_batches": 16},
+    "optimizer": {"lr": 1e-5, "moments": "bf16", "master": "split"},
+    "budgets": {"device": "8GiB", "host": "8GiB", "nvme": [{"path": "/mnt/nvme0/ferry", "size": "100GiB"}]}
+}
+```
+
+**A small model from nothing, on the processors.** The shape stands in the file, and tokens are bytes.
+
+```json
+{
+    "model": {"hidden": 256, "layers": 4, "heads": 8, "intermediate": 688},
+    "data": {"tokens": "tokens.bin"},
+    "steps": 500,
+    "clip_norm": 1.0,
+    "batch": {"sequence": 128, "micro_batch": 8, "micro_batches": 4},
+    "optimizer": {"lr": 1e-3, "betas": [0.9, 0.95], "weight_decay": 0.1},
+    "schedule": {"kind": "cosine", "warmup_steps": 20, "final_fraction": 0.1},
+    "evaluate": {"every": 50, "micro_batches": 8}
+}
+```
+
+## How a file is read
+
+Sections nest: `model.hidden` is written `{"model": {"hidden": 256}}`. `//` and `/* */` comments are allowed.
+`--set key=value` replaces a value on the command line: `--set steps=10 --set budgets.host=64MiB --set
+'optimizer.betas=[0.9, 0.95]'`. Relative paths start at the working directory.
+
+A size is a number of bytes or text with a unit (`512MiB`, `2GB`), or `unlimited`. `auto` lets ferry choose. A key that is
+"part of the run's identity" decides how numbers are rounded: runs that differ in it end with different bits.
+
+An unknown key, a wrong type or a value outside its range ends the program with code 2. The message names the key, what was
+found and what is allowed.
 
 This page is printed from the table in `src/config/schema.cc`; a test keeps them equal.
 )";
+
+std::string usual_keys() {
+    std::string text;
+    for (const Usual& key : kUsual) {
+        FERRY_CHECK(find_key(key.path) != nullptr, "the page names a key that is not there");
+        text += "| `" + std::string(key.path) + "` | " + std::string(key.advice) + " |\n";
+    }
+    return text;
+}
 
 }  // namespace
 
@@ -123,6 +217,7 @@ namespace ferry {
 std::string describe_config_markdown() {
     Config defaults;
     std::string page(config::kIntroduction);
+    page += config::usual_keys() + std::string(config::kRecipes);
     for (const config::Section& section : config::sections()) {
         const std::string title =
             section.name.empty() ? "Top level" : "`" + std::string(section.name) + "`";

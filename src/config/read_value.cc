@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <type_traits>
 
+#include "base/json_reader.h"
 #include "base/words.h"
 #include "ferry/error.h"
 
@@ -49,7 +50,7 @@ std::string limit_for(const Key& key, const json& found) {
 [[noreturn]] void out_of_range(const Place& at, const json& found) {
     throw Error(Trouble::usage, {.what = "value outside its range",
                                  .where = at.where,
-                                 .measured = found.dump(),
+                                 .measured = shown_json(found),
                                  .limit = limit_for(at.key, found),
                                  .remedy = nearest_end(at.key.range, found)});
 }
@@ -131,7 +132,7 @@ NvmePath read_volume(const Place& at, const json& value) {
         "endurance_tbw", {}, Form::number, "terabytes written", {.low = 0, .high = 1e9}};
     NvmePath volume;
     for (const auto& [name, item] : value.items()) {
-        const std::string where = at.where + "." + name;
+        const std::string where = at.where + "." + shown(name);
         if (name == "path") {
             volume.path = read_text({kPath, where}, item);
         } else if (name == "size") {
@@ -210,9 +211,8 @@ void read_field(const Place& at, const json& value, Field* field) {
 }  // namespace
 
 std::string describe(const json& value) {
-    constexpr size_t kShown = 60;
-    std::string text = value.dump();
-    if (text.size() > kShown) text = text.substr(0, kShown) + "...";
+    constexpr size_t kOfAValue = 80;
+    const std::string text = shown_json(value, kOfAValue);
     const std::string type = value.is_string() ? "text" : value.type_name();
     return value.is_null() ? type : type + " " + text;
 }

@@ -1,7 +1,7 @@
 #include "token_file.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
+#include <spdlog/fmt/fmt.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -9,16 +9,21 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
-#include <vector>
 
 #include "base/checksum.h"
+#include "base/files.h"
 #include "ferry/error.h"
+#include "ferry/units.h"
 #include "token_header.h"
 
 namespace ferry {
 namespace {
 
 constexpr const char* kWriteAgain = "write the file again with `ferry data`";
+
+// Small, as a sequence is read with all of the pieces that it lies in; not so small that the sums
+// of a large file take more than 8 MiB.
+constexpr uint64_t kPieceLeast = 16 * kKiB, kPiecesMost = 1 << 20;
 
 [[noreturn]] void corrupt(const std::string& path, std::string what, std::string measured,
                           std::string limit) {
@@ -31,20 +36,9 @@ constexpr const char* kWriteAgain = "write the file again with `ferry data`";
 
 std::string bytes_text(uint64_t bytes) { return std::to_string(bytes) + " bytes"; }
 
-// Closes on every way out.
-class Descriptor {
-public:
-    explicit Descriptor(int fd) : fd_(fd) {}
-    ~Descriptor() {
-        if (fd_ >= 0) ::close(fd_);
-    }
-    Descriptor(const Descriptor&) = delete;
-    Descriptor& operator=(const Descriptor&) = delete;
-    int get() const { return fd_; }
-
-private:
-    int fd_;
-};
+int64_t modified_ns(const struct stat& status) {
+    return int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec;
+}
 
 template <class Token>
 uint64_t first_at_least(std::span<const std::byte> bytes, uint64_t limit) {
@@ -68,70 +62,84 @@ void widen(const std::byte* from, std::span<int32_t> out) {
                    [](Token token) { return static_cast<int32_t>(token); });
 }
 
+// The first token that is too large, of those that came past in order.
+class TooLarge {
+public:
+    TooLarge(uint32_t token_bytes, uint64_t limit) : token_bytes_(token_bytes), limit_(limit) {}
+    void look(std::span<const std::byte> tokens) {
+        if (found_) return;
+        const uint64_t count = tokens.size() / token_bytes_;
+        const uint64_t at = first_at_least(tokens, token_bytes_, limit_);
+        found_ = at < count;
+        index_ += at;
+    }
+    bool found() const { return found_; }
+    uint64_t index() const { return index_; }
+
+private:
+    uint32_t token_bytes_;
+    uint64_t limit_, index_ = 0;
+    bool found_ = false;
+};
+
 }  // namespace
 
-TokenFile::TokenFile(const std::string& path, int64_t model_vocab) {
-    map(path);
+TokenFile::TokenFile(const std::string& path, int64_t model_vocab) : path_(path) {
     try {
-        read_header(path);
-        check_tokens(path, model_vocab);
+        open();
+        read_header();
+        check_contents(model_vocab);
     } catch (...) {
-        ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
+        if (file_ >= 0) ::close(file_);
         throw;
     }
 }
 
-TokenFile::~TokenFile() { ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size()); }
+TokenFile::~TokenFile() { ::close(file_); }
 
-void TokenFile::map(const std::string& path) {
+void TokenFile::open() {
     // Without O_NONBLOCK opening a named pipe would wait for its writer.
-    const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    file_ = open_above_standard(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     struct stat status {};
-    if (file.get() < 0 || ::fstat(file.get(), &status) != 0) {
+    if (file_ < 0 || ::fstat(file_, &status) != 0) {
         const Trouble trouble = errno == EIO ? Trouble::io : Trouble::usage;
         throw Error(trouble, {.what = "cannot open the token file",
-                              .where = path,
+                              .where = path_,
                               .measured = std::strerror(errno),
-                              .remedy = "write one: ferry data TEXT... -o " + path});
+                              .remedy = "write one: ferry data TEXT... -o " + path_});
     }
-    const auto size = static_cast<size_t>(status.st_size);
-    if (!S_ISREG(status.st_mode) || size < sizeof(TokenHeader)) {
+    size_ = static_cast<uint64_t>(status.st_size);
+    modified_ns_ = modified_ns(status);
+    if (!S_ISREG(status.st_mode) || size_ < sizeof(TokenHeader)) {
         throw Error(Trouble::usage,
                     {.what = "not a token file",
-                     .where = path,
-                     .measured = S_ISREG(status.st_mode) ? bytes_text(size) : "not a regular file",
+                     .where = path_,
+                     .measured = S_ISREG(status.st_mode) ? bytes_text(size_) : "not a regular file",
                      .limit = "a header of 64 bytes",
-                     .remedy = "write one: ferry data TEXT... -o " + path});
+                     .remedy = "write one: ferry data TEXT... -o " + path_});
     }
-    void* address = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
-    if (address == MAP_FAILED) {
-        throw Error(
-            Trouble::io,
-            {.what = "cannot map the token file", .where = path, .measured = std::strerror(errno)});
-    }
-    bytes_ = {static_cast<const std::byte*>(address), size};
 }
 
-void TokenFile::read_header(const std::string& path) {
+void TokenFile::read_header() {
     TokenHeader header{};
-    std::memcpy(&header, bytes_.data(), sizeof header);
+    read_raw(0, std::as_writable_bytes(std::span(&header, 1)));
     if (std::memcmp(header.magic, kTokenMagic, sizeof kTokenMagic) != 0) {
         throw Error(Trouble::usage,
                     {.what = "not a token file",
-                     .where = path,
+                     .where = path_,
                      .measured = "it does not start with FERRYTOK",
                      .remedy = "make one of your text: ferry data TEXT... -o FILE"});
     }
     if (header.version != kTokenVersion) {
         throw Error(Trouble::usage, {.what = "a token file of another version of ferry",
-                                     .where = path,
+                                     .where = path_,
                                      .measured = "version " + std::to_string(header.version),
                                      .limit = "version " + std::to_string(kTokenVersion),
                                      .remedy = kWriteAgain});
     }
     const uint32_t width = header.token_bytes;
     if ((width != 1 && width != 2 && width != 4) || header.flags > kTokenMaskFollows)
-        corrupt(path, "the token file's header is damaged", "token bytes " + std::to_string(width),
+        corrupt(path_, "the token file's header is damaged", "token bytes " + std::to_string(width),
                 "1, 2 or 4");
     info_ = {.vocabulary = header.vocabulary,
              .count = header.count,
@@ -139,50 +147,135 @@ void TokenFile::read_header(const std::string& path) {
              .masked = header.flags == kTokenMaskFollows,
              .checksum = header.checksum};
     const uint64_t each = width + (info_.masked ? 1 : 0);
-    const uint64_t payload_bytes = bytes_.size() - sizeof(TokenHeader);
+    const uint64_t payload_bytes = size_ - sizeof(TokenHeader);
     // By division: a damaged count must not overflow.
     if (payload_bytes / each != header.count || payload_bytes % each != 0)
-        corrupt(path,
+        corrupt(path_,
                 payload_bytes / each < header.count ? "the token file is truncated"
                                                     : "the token file is longer than it says",
                 bytes_text(payload_bytes) + " after the header",
                 std::to_string(header.count) + " tokens of " + bytes_text(each));
-    const std::span<const std::byte> payload = bytes_.subspan(sizeof(TokenHeader));
-    if (checksum(payload) != header.checksum)
-        corrupt(path, "the token file is damaged: its checksum differs", "", "");
-    tokens_ = payload.first(header.count * width);
-    mask_ = payload.subspan(tokens_.size());
 }
 
-void TokenFile::check_tokens(const std::string& path, int64_t model_vocab) const {
-    const auto refuse = [&](Trouble trouble, uint64_t index, const std::string& limit,
-                            const char* remedy) {
-        int32_t token = 0;
-        copy_tokens(index, {&token, 1});
-        throw Error(trouble, {.what = "a token outside the vocabulary",
-                              .where = path + ", token " + std::to_string(index),
-                              .measured = std::to_string(static_cast<uint32_t>(token)),
-                              .limit = limit,
-                              .remedy = remedy});
-    };
-    const uint64_t own = first_at_least(tokens_, info_.token_bytes, info_.vocabulary);
-    if (own != info_.count)
-        refuse(Trouble::io, own, "below the file's vocabulary, " + std::to_string(info_.vocabulary),
-               kWriteAgain);
-    if (model_vocab <= 0 || static_cast<uint64_t>(model_vocab) >= info_.vocabulary) return;
-    const auto limit = static_cast<uint64_t>(model_vocab);
-    const uint64_t model = first_at_least(tokens_, info_.token_bytes, limit);
-    if (model != info_.count)
-        refuse(Trouble::usage, model, "below model.vocab, " + std::to_string(limit),
-               "raise model.vocab, or write the tokens with the model's vocabulary");
+// Takes down the sum of every piece on the way: the file is the run's as it is now.
+void TokenFile::check_contents(int64_t model_vocab) {
+    piece_bytes_ = std::max(kPieceLeast, std::bit_ceil(size_ / kPiecesMost));
+    sums_.reserve(size_ / piece_bytes_ + 1);
+    const uint64_t tokens_end = sizeof(TokenHeader) + info_.count * info_.token_bytes;
+    const auto of_model = static_cast<uint64_t>(model_vocab);
+    TooLarge own(info_.token_bytes, info_.vocabulary);
+    TooLarge model(info_.token_bytes, model_vocab > 0 ? of_model : info_.vocabulary);
+    RunningChecksum whole;
+    std::vector<std::byte> piece;
+    for (uint64_t at = 0; at < size_; at += piece_bytes_) {
+        piece.resize(std::min(piece_bytes_, size_ - at));
+        read_raw(at, piece);
+        sums_.push_back(checksum(piece));
+        // The header is no part of what it has the checksum of; tokens end before the mask.
+        const uint64_t skipped = at == 0 ? sizeof(TokenHeader) : 0;
+        whole.add(std::span(piece).subspan(skipped));
+        const uint64_t end = std::min(at + piece.size(), tokens_end);
+        if (at + skipped >= end) continue;
+        const std::span tokens = std::span(piece).subspan(skipped, end - at - skipped);
+        own.look(tokens);
+        model.look(tokens);
+    }
+    if (whole.value() != info_.checksum)
+        corrupt(path_, "the token file is damaged: its checksum differs", "", "");
+    if (own.found()) refuse_token(own.index(), 0);
+    if (model.found()) refuse_token(model.index(), of_model);
+}
+
+// Of the model's vocabulary; 0: of the file's own.
+void TokenFile::refuse_token(uint64_t index, uint64_t model_vocab) const {
+    int32_t token = 0;
+    copy_tokens(index, {&token, 1});
+    const bool own = model_vocab == 0;
+    throw Error(
+        own ? Trouble::io : Trouble::usage,
+        {.what = "a token outside the vocabulary",
+         .where = path_ + ", token " + std::to_string(index),
+         .measured = std::to_string(static_cast<uint32_t>(token)),
+         .limit = own ? "below the file's vocabulary, " + std::to_string(info_.vocabulary)
+                      : "below model.vocab, " + std::to_string(model_vocab),
+         .remedy = own ? kWriteAgain
+                       : "raise model.vocab, or write the tokens with the model's vocabulary"});
+}
+
+// ---------------------------------------------------------------- reading
+
+void TokenFile::refuse_changed(uint64_t offset, uint64_t bytes) const {
+    struct stat now {};
+    std::string measured = "other bytes than at the start";
+    if (::fstat(file_, &now) == 0) {
+        if (static_cast<uint64_t>(now.st_size) != size_)
+            measured = bytes_text(static_cast<uint64_t>(now.st_size)) + " long";
+        else if (modified_ns(now) != modified_ns_)
+            measured += ", modified since";
+        else
+            measured += ", its time of modification is as it was";
+    }
+    throw Error(Trouble::io,
+                {.what = "the token file changed while the run read from it",
+                 .where = fmt::format("{}, bytes {} to {}", path_, offset, offset + bytes - 1),
+                 .measured = measured,
+                 .limit = bytes_text(size_) + " as they were at the start",
+                 .remedy = "put the file back as it was; check the drive if nobody wrote to it"});
+}
+
+void TokenFile::read_raw(uint64_t offset, std::span<std::byte> out) const {
+    const uint64_t begin = offset, bytes = out.size();
+    while (!out.empty()) {
+        const ssize_t got = ::pread(file_, out.data(), out.size(), static_cast<off_t>(offset));
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0)
+            throw Error(Trouble::io,
+                        {.what = "the token file cannot be read",
+                         .where = fmt::format("{}, {} bytes at {}", path_, out.size(), offset),
+                         .measured = std::strerror(errno),
+                         .remedy = "check the drive's health, or use a copy of the file"});
+        if (got == 0) refuse_changed(begin, bytes);  // it ends sooner than it did
+        out = out.subspan(static_cast<size_t>(got));
+        offset += static_cast<uint64_t>(got);
+    }
+}
+
+void TokenFile::read(uint64_t offset, std::span<std::byte> out) const {
+    thread_local std::vector<std::byte> room;
+    while (!out.empty()) {
+        const uint64_t index = offset / piece_bytes_, begin = index * piece_bytes_;
+        const uint64_t bytes = std::min(piece_bytes_, size_ - begin);
+        const uint64_t skipped = offset - begin;
+        const size_t part = std::min<size_t>(out.size(), bytes - skipped);
+        const bool whole = part == bytes;
+        if (!whole) room.resize(bytes);
+        const std::span<std::byte> piece = whole ? out.first(part) : std::span(room);
+        read_raw(begin, piece);
+        if (checksum(piece) != sums_[index]) refuse_changed(begin, bytes);
+        if (!whole) std::memcpy(out.data(), piece.data() + skipped, part);
+        out = out.subspan(part);
+        offset += part;
+    }
 }
 
 void TokenFile::copy_tokens(uint64_t first, std::span<int32_t> out) const {
     FERRY_CHECK(first + out.size() <= info_.count);
-    const std::byte* from = tokens_.data() + first * info_.token_bytes;
-    if (info_.token_bytes == 1) return widen<uint8_t>(from, out);
-    if (info_.token_bytes == 2) return widen<uint16_t>(from, out);
-    widen<uint32_t>(from, out);
+    thread_local std::vector<std::byte> narrow;
+    narrow.resize(out.size() * info_.token_bytes);
+    read(sizeof(TokenHeader) + first * info_.token_bytes, narrow);
+    if (info_.token_bytes == 1) return widen<uint8_t>(narrow.data(), out);
+    if (info_.token_bytes == 2) return widen<uint16_t>(narrow.data(), out);
+    widen<uint32_t>(narrow.data(), out);
+}
+
+void TokenFile::copy_marks(uint64_t first, std::span<uint8_t> out) const {
+    FERRY_CHECK(first + out.size() <= info_.count);
+    if (!info_.masked) {
+        std::ranges::fill(out, uint8_t{0});
+        return;
+    }
+    read(sizeof(TokenHeader) + info_.count * info_.token_bytes + first,
+         std::as_writable_bytes(out));
 }
 
 }  // namespace ferry

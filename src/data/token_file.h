@@ -1,16 +1,18 @@
-// A token file, mapped and checked.
+// A token file, checked whole at the start and again wherever it is read.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "data/tokens.h"
 
 namespace ferry {
 
-// Read-only; every method may be called from any thread.
+// Any thread may call any method. Nothing is mapped: what is read was read by pread and has the
+// checksum that its piece had at the start. Else, and where it cannot be read, they throw io.
 class TokenFile {
 public:
     // Checks the whole file, see tokens.h. `model_vocab` 0: the file's own vocabulary.
@@ -22,15 +24,25 @@ public:
     const TokenFileInfo& info() const { return info_; }
     // Tokens [first, first + out.size()).
     void copy_tokens(uint64_t first, std::span<int32_t> out) const;
-    bool is_target(uint64_t index) const { return mask_.empty() || mask_[index] == std::byte{0}; }
+    // Their marks: 1, it is no target. All 0 in a file without a mask.
+    void copy_marks(uint64_t first, std::span<uint8_t> out) const;
 
 private:
-    void map(const std::string& path);
-    void read_header(const std::string& path);
-    void check_tokens(const std::string& path, int64_t model_vocab) const;
+    void open();
+    void read_header();
+    void check_contents(int64_t model_vocab);
+    [[noreturn]] void refuse_token(uint64_t index, uint64_t model_vocab) const;
+    [[noreturn]] void refuse_changed(uint64_t offset, uint64_t bytes) const;
+    // Of the file; not yet proved.
+    void read_raw(uint64_t offset, std::span<std::byte> out) const;
+    void read(uint64_t offset, std::span<std::byte> out) const;
 
-    std::span<const std::byte> bytes_{};  // of the whole file
-    std::span<const std::byte> tokens_{}, mask_{};
+    const std::string path_;
+    int file_ = -1;
+    uint64_t size_ = 0;
+    int64_t modified_ns_ = 0;
+    uint64_t piece_bytes_ = 0;
+    std::vector<uint64_t> sums_{};  // of each piece
     TokenFileInfo info_{};
 };
 

@@ -54,16 +54,31 @@ struct TokenLoader::Impl {
                                " data.held_back"});
     }
 
+    // Calls body(i, mark) for tokens first + i, in blocks: each piece of the file is read once.
+    template <class Body>
+    void for_marks(int64_t first, int64_t count, const Body& body) const {
+        std::vector<uint8_t> marks;
+        for (int64_t at = 0; at < count; at += std::ssize(marks)) {
+            marks.resize(static_cast<size_t>(std::min(kMiB, count - at)));
+            file.copy_marks(static_cast<uint64_t>(first + at), marks);
+            for (int64_t i = 0; i < std::ssize(marks); ++i)
+                body(at + i, marks[static_cast<size_t>(i)]);
+        }
+    }
+
+    int64_t count_real(int64_t first, int64_t count) const {
+        int64_t real = 0;
+        for_marks(first, count, [&real](int64_t, uint8_t mark) { real += mark == 0 ? 1 : 0; });
+        return real;
+    }
+
     // A mean over no targets is no loss; better said before the training than in the middle of it.
     void check_evaluation_targets() const {
         const int64_t asked =
             options.trains
                 ? std::min(evaluation, options.evaluation_micro_batches * options.micro_batch)
                 : evaluation;
-        const auto first = static_cast<uint64_t>(evaluation_begin) + 1;
-        const auto end = first + static_cast<uint64_t>(asked * options.sequence);
-        for (uint64_t t = first; t < end; ++t)
-            if (file.is_target(t)) return;
+        if (count_real(evaluation_begin + 1, asked * options.sequence) > 0) return;
         if (asked == 0) return;
         throw Error(
             Trouble::usage,
@@ -78,14 +93,11 @@ struct TokenLoader::Impl {
     void count_each_sequence() {
         targets.resize(static_cast<size_t>(training));
         int64_t total = 0;
-        for (int64_t s = 0; s < training; ++s) {
-            int32_t real = 0;
-            const auto first = static_cast<uint64_t>(s * options.sequence);
-            for (int64_t t = 1; t <= options.sequence; ++t)
-                real += file.is_target(first + static_cast<uint64_t>(t)) ? 1 : 0;
-            targets[static_cast<size_t>(s)] = real;
-            total += real;
-        }
+        for_marks(1, training * options.sequence, [&](int64_t at, uint8_t mark) {
+            const bool real = mark == 0;
+            targets[static_cast<size_t>(at / options.sequence)] += real ? 1 : 0;
+            total += real ? 1 : 0;
+        });
         if (total > 0) return;
         throw Error(Trouble::usage, {.what = "every training token is masked: nothing to learn",
                                      .where = options.path,
@@ -105,10 +117,18 @@ struct TokenLoader::Impl {
     void copy_sequence(int64_t first_token, std::span<int32_t> tokens,
                        std::span<int32_t> out_targets) const {
         const auto first = static_cast<uint64_t>(first_token);
-        file.copy_tokens(first, tokens);
-        file.copy_tokens(first + 1, out_targets);
+        // Once: the targets are the tokens, one further on.
+        thread_local std::vector<int32_t> both;
+        thread_local std::vector<uint8_t> marks;
+        both.resize(tokens.size() + 1);
+        file.copy_tokens(first, both);
+        std::copy(both.begin(), both.end() - 1, tokens.begin());
+        std::copy(both.begin() + 1, both.end(), out_targets.begin());
+        if (!file.info().masked) return;
+        marks.resize(out_targets.size());
+        file.copy_marks(first + 1, marks);
         for (size_t t = 0; t < out_targets.size(); ++t)
-            if (!file.is_target(first + 1 + t)) out_targets[t] = -1;
+            if (marks[t] != 0) out_targets[t] = -1;
     }
 
     void check(const MicroBatch& out) const {

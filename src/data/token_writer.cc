@@ -1,13 +1,7 @@
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <utility>
 
-#include "base/checksum.h"
 #include "data/tokens.h"
 #include "ferry/error.h"
 #include "token_header.h"
@@ -32,18 +26,10 @@ uint32_t width_for(uint64_t vocabulary) {
 
 TokenWriter::TokenWriter(std::string path, uint64_t vocabulary)
     : path_(std::move(path)),
-      partial_(path_ + ".partial." + std::to_string(::getpid())),
-      info_{.vocabulary = vocabulary, .token_bytes = width_for(vocabulary)},
-      written_(sizeof(TokenHeader)) {
-    constexpr mode_t kMode = 0666;
-    file_ = ::open(partial_.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, kMode);
-    if (file_ < 0 || ::lseek(file_, written_, SEEK_SET) < 0) fail(errno);
-}
-
-TokenWriter::~TokenWriter() {
-    if (file_ < 0) return;
-    ::close(file_);
-    ::unlink(partial_.c_str());
+      draft_(path_, "cannot write the token file"),
+      info_{.vocabulary = vocabulary, .token_bytes = width_for(vocabulary)} {
+    const TokenHeader later{};  // its place
+    draft_.write(std::as_bytes(std::span(&later, 1)));
 }
 
 void TokenWriter::add_tokens(std::span<const uint32_t> tokens) {
@@ -87,42 +73,19 @@ void TokenWriter::finish() {
     if (marks_ != 0 && marks_ != info_.count)
         refuse("the mask is not as long as the tokens", std::to_string(marks_),
                std::to_string(info_.count), "give a mark for each token");
-    const auto size = static_cast<size_t>(written_);
-    void* const whole = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file_, 0);
-    if (whole == MAP_FAILED) fail(errno);
-    const std::span bytes(static_cast<const std::byte*>(whole), size);
     TokenHeader header{.token_bytes = info_.token_bytes,
                        .vocabulary = info_.vocabulary,
                        .count = info_.count,
                        .flags = marks_ == 0 ? 0 : kTokenMaskFollows,
-                       .checksum = checksum(bytes.subspan(sizeof(TokenHeader)))};
-    ::munmap(whole, size);
+                       .checksum = checksum_.value()};
     std::memcpy(header.magic, kTokenMagic, sizeof kTokenMagic);
-    const bool written = ::pwrite(file_, &header, sizeof header, 0) == ssize_t{sizeof header} &&
-                         ::fsync(file_) == 0 && ::rename(partial_.c_str(), path_.c_str()) == 0;
-    if (!written) fail(errno);
-    ::close(std::exchange(file_, -1));
+    draft_.write_again(0, std::as_bytes(std::span(&header, 1)));
+    draft_.publish();
 }
 
 void TokenWriter::write(std::span<const std::byte> bytes) {
-    while (!bytes.empty()) {
-        const ssize_t wrote = ::write(file_, bytes.data(), bytes.size());
-        if (wrote < 0 && errno != EINTR) fail(errno);
-        if (wrote <= 0) continue;
-        bytes = bytes.subspan(static_cast<size_t>(wrote));
-        written_ += wrote;
-    }
-}
-
-void TokenWriter::fail(int reason) const {
-    throw Error(Trouble::io,
-                {.what = "cannot write the token file",
-                 .where = path_,
-                 .measured = std::string(std::strerror(reason)) + ", after " +
-                             std::to_string(written_) + " bytes",
-                 .remedy = reason == ENOENT   ? "make the directory first"
-                           : reason == ENOSPC ? "free more than that there, or write elsewhere (-o)"
-                                              : "write elsewhere (-o)"});
+    checksum_.add(bytes);
+    draft_.write(bytes);
 }
 
 void write_tokens(const std::string& path, std::span<const uint32_t> tokens, uint64_t vocabulary,

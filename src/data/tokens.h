@@ -7,6 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "base/checksum.h"
+#include "base/files.h"
+
 namespace ferry {
 
 // Layout, little endian: magic "FERRYTOK", uint32 version (1), uint32 token bytes (1, 2 or 4),
@@ -20,16 +23,12 @@ struct TokenFileInfo {
     uint64_t checksum = 0;  // of tokens and mask
 };
 
-// Writes such a file piece by piece, by way of a temporary one beside it: a reader sees the old
-// file or the new one. First all tokens, then either none or a mark for each: 1, it is no target.
-// Throws usage where a token is not below the vocabulary or there are none, io where the disk
-// refuses.
+// Writes such a file piece by piece, as a Draft: a reader sees the old file or the new one. First
+// all tokens, then either none or a mark for each: 1, it is no target. Throws usage where a token
+// is not below the vocabulary or there are none, io where the disk refuses.
 class TokenWriter {
 public:
     TokenWriter(std::string path, uint64_t vocabulary);
-    ~TokenWriter();  // unfinished, it leaves what was there
-    TokenWriter(const TokenWriter&) = delete;
-    TokenWriter& operator=(const TokenWriter&) = delete;
 
     void add_tokens(std::span<const uint32_t> tokens);
     void add_marks(std::span<const uint8_t> marks);
@@ -37,13 +36,12 @@ public:
 
 private:
     void write(std::span<const std::byte> bytes);
-    [[noreturn]] void fail(int reason) const;
 
-    const std::string path_, partial_;
+    const std::string path_;
+    Draft draft_;
     TokenFileInfo info_{};
     uint64_t marks_ = 0;
-    int64_t written_;  // bytes, the header's too
-    int file_ = -1;
+    RunningChecksum checksum_{};
     std::vector<std::byte> narrow_{};
 };
 // All at once. `mask` is empty or as long as the tokens.
@@ -56,8 +54,9 @@ struct MicroBatch {
     std::span<int32_t> targets{};
 };
 
-// Memory-maps the file and checks it whole (header, size, checksum, every token below the
-// vocabulary and below `model_vocab`); throws usage or io naming the file and the first bad token.
+// Checks the file whole (header, size, checksum, every token below the vocabulary and below
+// `model_vocab`); throws usage or io naming the file and the first bad token. It goes on reading
+// from it, and every piece that it reads is as it was then, or it throws io: what changed.
 //
 // Sequences start at multiples of `sequence` tokens. An epoch visits every training sequence once
 // in an order that is a function of (seed, epoch); global sequence s of the run is number s % n of
@@ -82,6 +81,7 @@ public:
     int64_t evaluation_sequences() const;
     // Real targets of the whole step (from 1) over all micro-batches and ranks.
     int64_t count_targets(int64_t step) const;
+    // Both throw io where the file cannot be read, or is not as it was.
     void fill(int64_t step, int64_t micro_batch_index, MicroBatch out) const;
     // Micro-batch i of the held-back text; fewer sequences than a whole one repeat with targets -1.
     void fill_evaluation(int64_t micro_batch_index, MicroBatch out) const;

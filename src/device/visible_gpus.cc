@@ -20,9 +20,8 @@ std::string only_gpu(const char* given, int gpu) {
                  .measured = "\"" + std::string(given) + "\", for rank " + std::to_string(gpu) +
                              " of those that see it",
                  .remedy = "start fewer ranks on it, or let every rank see all GPUs of "
-                           "its host, of which it takes its own: srun "
-                           "--gpus-per-node=N --gpu-bind=none, or "
-                           "CUDA_VISIBLE_DEVICES with all of them"});
+                           "its host, by srun --gpus-per-node=N --gpu-bind=none or "
+                           "by CUDA_VISIBLE_DEVICES: each takes its own"});
 }
 
 }  // namespace ferry

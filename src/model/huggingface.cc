@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "base/unique_keys.h"
+#include "base/json_reader.h"
 #include "families.h"
 
 namespace ferry::model {
@@ -84,7 +84,7 @@ public:
                              std::string limit, std::string remedy = {}) const {
         throw Error(Trouble::usage, {.what = std::move(what),
                                      .where = where_ + ": " + std::string(key),
-                                     .measured = value.is_null() ? "null" : value.dump(),
+                                     .measured = shown_json(value),
                                      .limit = std::move(limit),
                                      .remedy = std::move(remedy)});
     }
@@ -164,14 +164,30 @@ const Keys& keys_of(const Reader& in) {
               "supported: " + known);
 }
 
+// transformers' models of these families end in an error where layers are to slide by no window.
+void check_nothing_slides(const Reader& in, const json& types, bool off) {
+    const bool slides = types.is_array() && std::ranges::any_of(types, [](const json& type) {
+                            return type == "sliding_attention";
+                        });
+    if (!slides) return;
+    in.refuse("layer_types", "layers are to slide, and no window says how far", types,
+              off ? "use_sliding_window true, and sliding_window a number of tokens"
+                  : "sliding_window a number of tokens",
+              off ? "set use_sliding_window to true, or these layers to \"full_attention\""
+                  : "set sliding_window, or these layers to \"full_attention\"");
+}
+
 // The windows of the blocks: those that slide, by the list of layer types or by the older rule.
 std::vector<int64_t> windows_of(const Reader& in, Window rule, int64_t layers) {
     if (rule == Window::none) return {};
     const bool all = rule == Window::all_blocks;
     const json& size = in.at("sliding_window");
     const json& types = in.at("layer_types");
-    if (!all && !in.flag("use_sliding_window", false)) return {};
-    if (size.is_null() && in.has("sliding_window")) return {};
+    const bool off = !all && !in.flag("use_sliding_window", false);
+    if (off || (size.is_null() && in.has("sliding_window"))) {
+        if (!all) check_nothing_slides(in, types, off);
+        return {};
+    }
     const int64_t window = in.integer("sliding_window", 4096);
     std::vector<int64_t> windows(static_cast<size_t>(layers), all ? window : 0);
     if (types.is_array()) {
@@ -241,6 +257,11 @@ struct RopeReader {
         return static_cast<double>(from.integer(kKey, context));
     }
 
+    // Null asks for how much longer than the original the context is; an absent key is an error.
+    double derived_factor(double original) const {
+        return in.has("factor") ? static_cast<double>(context) / original : 0;
+    }
+
     // transformers' models of these families turn whole heads: what "default" is told of a part is
     // not looked at, and other scalings end in an error. Only "proportional" turns a part.
     double rotated(bool proportional) const {
@@ -281,8 +302,8 @@ struct RopeReader {
                 s.high_frequency = in.number("high_freq_factor", 0);
                 return;
             case yarn:
-                s.factor = in.number("factor", 0);
                 s.original_positions = original_positions();
+                s.factor = in.number("factor", derived_factor(s.original_positions));
                 s.beta_fast = in.number("beta_fast", 32);
                 s.beta_slow = in.number("beta_slow", 1);
                 s.truncate = in.flag("truncate", true);
@@ -315,7 +336,7 @@ void check_spellings(const Reader& in) {
     };
     if (settings(newer) == settings(older)) return;
     in.refuse("rope_scaling", "RoPE is described twice, and not alike", older,
-              "rope_parameters: " + newer.dump(),
+              "rope_parameters: " + shown_json(newer),
               "take the one that does not hold out of the file");
 }
 
@@ -407,6 +428,16 @@ int64_t padding_token(const Reader& in, int64_t vocab) {
     return token < 0 ? token + vocab : token;
 }
 
+// Both names of the type that the weights have: export writes another there.
+void check_type(const Reader& in) {
+    for (const char* key : {"dtype", "torch_dtype"}) {
+        const json& type = in.at(key);
+        if (!type.is_null() && !type.is_string())
+            in.refuse(key, "the type of the weights is no name", type,
+                      "one name, such as \"bfloat16\"", "leave the key out, or name the type");
+    }
+}
+
 bool has_dropout(const Reader& in, const Keys& keys) {
     return std::ranges::any_of(keys.dropouts, [&](std::string_view key) {
         const json& value = in.at(key);
@@ -415,10 +446,12 @@ bool has_dropout(const Reader& in, const Keys& keys) {
 }
 
 json parse(std::string_view text, const std::string& where) {
-    json config = json::parse(text, refuse_keys_given_twice(where), false);
+    json config = parse_json(
+        text, {.where = where, .what = "not the configuration of a model: not valid JSON"});
     if (config.is_object()) return config;
     throw Error(Trouble::usage, {.what = "not the configuration of a model: no JSON object",
                                  .where = where,
+                                 .measured = shown_json(config),
                                  .remedy = "name a directory that transformers can load"});
 }
 
@@ -429,6 +462,7 @@ Description read_description(std::string_view text, const std::string& where) {
     const Reader in(config, where);
     const Keys& keys = keys_of(in);
     for (const Demand& demand : keys.demands) in.demand(demand);
+    check_type(in);
     if (!in.at("quantization_config").is_null())
         in.refuse("quantization_config", "quantized weights cannot be trained",
                   in.at("quantization_config"), "",

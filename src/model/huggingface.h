@@ -20,8 +20,9 @@ struct Description {
 // option that is not, and for sizes that do not fit each other.
 Description read_description(std::string_view json, const std::string& where);
 
-// The same for weights of another type: as it was read, but for the type.
-std::string with_type(std::string_view json, DType type);
+// The same for weights of another type: as it was read, but for the type. Throws usage, naming
+// `where`, for what is no JSON object.
+std::string with_type(std::string_view json, const std::string& where, DType type);
 // Of a model that ferry's own keys describe, which is a Llama.
 std::string describe_llama(const Shape& shape, int64_t context, DType type);
 

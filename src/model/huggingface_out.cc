@@ -1,6 +1,7 @@
 // A model's config.json as it is written.
 #include <nlohmann/json.hpp>
 
+#include "base/json_reader.h"
 #include "families.h"
 #include "model/huggingface.h"
 
@@ -13,8 +14,8 @@ std::string_view torch_name(DType type) {
 
 }  // namespace
 
-std::string with_type(std::string_view text, DType type) {
-    auto config = nlohmann::ordered_json::parse(text);
+std::string with_type(std::string_view text, const std::string& where, DType type) {
+    auto config = parse_json<nlohmann::ordered_json>(text, {.where = where});
     // transformers 5 calls it dtype, and reads both: neither may be left as it was.
     const bool newer = config.contains("dtype");
     if (newer) config["dtype"] = torch_name(type);

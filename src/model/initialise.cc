@@ -29,7 +29,7 @@ double deviation_of(const Shape& shape, Role role) {
 
 }  // namespace
 
-// The site of numerics.md's counter is a hash of the tensor's name: neither freezing nor the order
+// The site of numerics.md's counter is a hash of the tensor's name. Neither freezing nor the order
 // of a layer's tensors changes a value, so the layer's index is not needed.
 void initialise(const Shape& shape, const Layer& layer, uint32_t seed, int64_t first,
                 std::span<float> out) {

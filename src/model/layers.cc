@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <string>
 
+#include "base/text.h"
 #include "families.h"
 #include "ferry/units.h"
 #include "model/model.h"
@@ -37,19 +38,36 @@ public:
         return any;
     }
 
-    void check_all_used() const {
+    void check_all_used(const Shape& shape) const {
         for (size_t i = 0; i < patterns_.size(); ++i) {
             if (used_[i]) continue;
+            if (shape.tie_embeddings && matches(patterns_[i], name_of(shape, Role::head_table)))
+                throw head_is_embedding(shape, i);
             throw Error(Trouble::usage,
                         {.what = "freeze pattern matches no tensor",
                          .where = "freeze[" + std::to_string(i) + "]",
-                         .measured = patterns_[i],
+                         .measured = shown(patterns_[i]),
                          .remedy = "names look like model.layers.0.self_attn.q_proj.weight; "
                                    "* stands for any run of characters, ? for one"});
         }
     }
 
 private:
+    static std::string name_of(const Shape& shape, Role role) {
+        const FamilyNames& family = names_of(shape.family);
+        return full_name(family, *std::ranges::find(family.names, role, &TensorName::role), -1);
+    }
+
+    Error head_is_embedding(const Shape& shape, size_t i) const {
+        const std::string table = name_of(shape, Role::token_table);
+        return {Trouble::usage,
+                {.what = "the head has no tensor of its own: its embeddings are tied, and the "
+                         "embedding is the head",
+                 .where = "freeze[" + std::to_string(i) + "]",
+                 .measured = shown(patterns_[i]),
+                 .remedy = "freeze " + table + ", which is both, or leave the pattern out"}};
+    }
+
     std::span<const std::string> patterns_;
     std::vector<bool> used_;
 };
@@ -210,7 +228,7 @@ std::vector<Layer> layers_of(const Shape& shape, std::span<const std::string> fr
     add(LayerKind::embedding, 0, -1);
     for (int64_t i = 0; i < shape.layers; ++i) add(LayerKind::block, i, i);
     add(LayerKind::head, 0, -1);
-    freezer.check_all_used();
+    freezer.check_all_used(shape);
     return layers;
 }
 

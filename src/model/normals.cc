@@ -1,6 +1,6 @@
 // Logarithm and cosine of a vector library differ from the C library's in the last bits of a
-// double. Rounded to float both give the same, but for a few in ten million, where the double lies
-// next to the middle of two floats: those are left to the C library (Ziv, "Fast evaluation of
+// double. Rounded to float both are the same, except for a few in ten million whose double lies
+// next to the middle of two floats. The C library computes those (Ziv, "Fast evaluation of
 // elementary mathematical functions with correctly rounded last bit", 1991).
 #include "base/simd_targets.h"
 //

@@ -7,8 +7,8 @@
 
 namespace ferry::model {
 
-// Results of a block that forward can keep for backward, each in memory of its own: attention's
-// output and log-sum-exps; what the MLP's first matrices give, gate and up side by side.
+// Results of a block that forward can save for backward, each in memory of its own: attention's
+// output and log-sum-exps; the MLP's gate and up products, side by side.
 enum class Saved : uint8_t { attention, mlp };
 constexpr std::array kAllKept{Saved::attention, Saved::mlp};
 constexpr size_t kSaved = kAllKept.size();

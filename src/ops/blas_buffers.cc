@@ -1,72 +1,59 @@
 #include "blas_buffers.h"
 
-#include <cblas.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 
-#include <barrier>
 #include <cerrno>
 #include <cstring>
-#include <system_error>
-#include <thread>
 #include <vector>
 
+#include "base/process_limits.h"
+#include "blas.h"
 #include "ferry/error.h"
 #include "ferry/units.h"
 
 namespace ferry::ops {
 namespace {
 
-// Of one thread, in the distributions' builds; and a thread's stack, with what malloc keeps for it.
-constexpr int64_t kBufferBytes = 128 * kMiB, kThreadBytes = 72 * kMiB;
+// Of one thread, in the distributions' builds.
+constexpr int64_t kBufferBytes = 128 * kMiB;
 
-[[noreturn]] void refuse(int threads, int64_t bytes, const char* reason) {
-    rlimit limit{};
-    const bool limited = getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+// OpenBLAS asks again for ever where it gets none, so nobody may ask it before.
+void require_room(int threads) {
+    void* const room = mmap(nullptr, size_t{kBufferBytes}, PROT_NONE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room != MAP_FAILED) {
+        munmap(room, size_t{kBufferBytes});
+        return;
+    }
     throw Error(Trouble::does_not_fit,
                 {.what = "there is no room for the buffers that OpenBLAS works in",
                  .where = "threads",
-                 .measured = format_bytes(bytes) + " of address space for " +
-                             std::to_string(threads) + " threads: " + reason,
-                 .limit = limited ? format_bytes(static_cast<int64_t>(limit.rlim_cur)) +
-                                        " for the process (ulimit -v)"
-                                  : std::string(),
+                 .measured = format_bytes(threads * kBufferBytes) + " of address space for " +
+                             std::to_string(threads) + " threads: " + std::strerror(errno),
+                 .limit = address_space_limit(),
                  .remedy = "raise that limit, or lower threads"});
-}
-
-void multiply_once() {
-    constexpr int kEdge = 64;  // above the sizes that are multiplied without a buffer
-    std::vector<float> a(size_t{kEdge} * kEdge, 1), c(a);
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, kEdge, kEdge, kEdge, 1, a.data(), kEdge,
-                a.data(), kEdge, 0, c.data(), kEdge);
 }
 
 }  // namespace
 
 void reserve_blas_buffers(int threads) {
-    const int64_t bytes = threads * (kBufferBytes + kThreadBytes);
-    void* const room = mmap(nullptr, static_cast<size_t>(bytes), PROT_NONE,
-                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (room == MAP_FAILED) refuse(threads, bytes, std::strerror(errno));
-    munmap(room, static_cast<size_t>(bytes));
-    // All at the same time, as each buffer goes to whoever needs one next.
-    std::barrier together(threads);
-    std::vector<std::jthread> others;
-    try {
-        for (int i = 1; i < threads; ++i) {
-            others.emplace_back([&together] {
-                together.arrive_and_wait();
-                for (int k = 0; k < 8; ++k) multiply_once();
-            });
+    const Blas& library = blas();
+    // One thread takes them all: nothing else need be started, and none is taken twice.
+    struct Taken {
+        ~Taken() {
+            for (void* buffer : buffers) library.give_buffer(buffer);
         }
-    } catch (const std::system_error& error) {
-        for (int i = static_cast<int>(others.size()) + 1; i < threads; ++i)
-            together.arrive_and_drop();
-        together.arrive_and_drop();
-        refuse(threads, bytes, error.what());
+        const Blas& library;
+        std::vector<void*> buffers{};
+    } taken{library};
+    taken.buffers.reserve(static_cast<size_t>(threads));
+    for (int i = 0; i < threads; ++i) {
+        require_room(threads);
+        if (library.take_buffer == nullptr) return;
+        void* const buffer = library.take_buffer(1);
+        if (buffer == nullptr) return;  // more than it has places for: these wait for their turn
+        taken.buffers.push_back(buffer);
     }
-    together.arrive_and_wait();
-    for (int k = 0; k < 8; ++k) multiply_once();
 }
 
 }  // namespace ferry::ops

@@ -1,7 +1,5 @@
 // The fast CPU implementation: cuts every operation into pieces that depend on shapes only and lets
 // the team run them. Pieces write disjoint memory; sums across pieces are added in a fixed order.
-#include <cblas.h>
-
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -11,7 +9,9 @@
 #include <mutex>
 #include <utility>
 
+#include "base/process_limits.h"
 #include "base/log.h"
+#include "blas.h"
 #include "blas_buffers.h"
 #include "kernels.h"
 #include "ops/ops.h"
@@ -47,19 +47,15 @@ std::pair<int64_t, int64_t> tile_sides(int64_t m, int64_t n) {
 void advise_once() {
     static std::once_flag once;
     std::call_once(once, [] {
-        const std::string core = better_blas_core();
-        if (core.empty()) return;
-        log_info(
-            "OpenBLAS runs kernels for an older processor than this one; with OPENBLAS_CORETYPE=" +
-            core + " in the environment it is two to five times as fast, and rounds differently");
+        if (const std::string text = slow_blas(); !text.empty()) log_info(text);
     });
 }
 
 class CpuOps final : public Ops {
 public:
     explicit CpuOps(Team& team) : team_(team) {
+        require_stack();
         advise_once();
-        openblas_set_num_threads(1);  // the team's threads call it, a tile each
         reserve_blas_buffers(team.threads());
     }
 
@@ -73,10 +69,12 @@ public:
         FERRY_CHECK(std::max({g.a.rows, g.a.ld, g.b.rows, g.b.ld, g.c.ld}) <= kMost);
         team_.parallel(down * across, [&, rows = rows, cols = cols](int64_t i) {
             const int64_t row = i / across * rows, col = i % across * cols;
-            gemm_tile(g, {.row = row,
-                          .rows = std::min(rows, g.c.rows - row),
-                          .col = col,
-                          .cols = std::min(cols, g.c.cols - col)});
+            gemm_tile(g,
+                      {.row = row,
+                       .rows = std::min(rows, g.c.rows - row),
+                       .col = col,
+                       .cols = std::min(cols, g.c.cols - col)},
+                      use_.sgemm());
         });
     }
 
@@ -358,6 +356,7 @@ private:
     }
 
     Team& team_;
+    const BlasUse use_{};
 };
 
 }  // namespace

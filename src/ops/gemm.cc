@@ -3,10 +3,9 @@
 // narrow output is summed aside and rounded once.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ops/gemm.cc"
-#include <cblas.h>
-
 #include <hwy/foreach_target.h>
 // after foreach_target
+#include "blas.h"
 #include "kernels.h"
 #include "simd-inl.h"
 
@@ -38,24 +37,25 @@ inline ConstView widened(const ConstView& from, float* room) {
 }
 
 // sums += a b, all fp32.
-inline void multiply(Form form, const ConstView& a, const ConstView& b, const View& sums) {
+inline void multiply(Form form, const ConstView& a, const ConstView& b, const View& sums,
+                     Sgemm sgemm) {
     const auto number = [](int64_t n) { return static_cast<blasint>(n); };
-    cblas_sgemm(CblasRowMajor, form == Form::tn ? CblasTrans : CblasNoTrans,
-                form == Form::nt ? CblasTrans : CblasNoTrans, number(sums.rows), number(sums.cols),
-                number(form == Form::tn ? a.rows : a.cols), 1, static_cast<const float*>(a.data),
-                number(a.ld), static_cast<const float*>(b.data), number(b.ld), 1,
-                static_cast<float*>(sums.data), number(sums.ld));
+    sgemm(CblasRowMajor, form == Form::tn ? CblasTrans : CblasNoTrans,
+          form == Form::nt ? CblasTrans : CblasNoTrans, number(sums.rows), number(sums.cols),
+          number(form == Form::tn ? a.rows : a.cols), 1, static_cast<const float*>(a.data),
+          number(a.ld), static_cast<const float*>(b.data), number(b.ld), 1,
+          static_cast<float*>(sums.data), number(sums.ld));
 }
 
 HWY_NOINLINE void multiply_narrow(const Gemm& g, const Rectangle& at, int64_t total,
-                                  const View& sums) {
+                                  const View& sums, Sgemm sgemm) {
     alignas(64) float a[std::max(kTileRows * (kDepth + kGap), kDepth * (kTileRows + kGap))];
     alignas(64) float b[std::max(kTileCols * (kDepth + kGap), kDepth * (kTileCols + kGap))];
     const int64_t step = round_up(ceil_div(total, ceil_div(total, kDepth)), 16);
     for (int64_t depth0 = 0; depth0 < total; depth0 += step) {
         const int64_t depth = std::min(step, total - depth0);
         multiply(g.form, widened(part_of_a(g, at, depth0, depth), a),
-                 widened(part_of_b(g, at, depth0, depth), b), sums);
+                 widened(part_of_b(g, at, depth0, depth), b), sums, sgemm);
     }
 }
 
@@ -78,17 +78,17 @@ inline void start(const Gemm& g, const Rectangle& at, const View& sums) {
     }
 }
 
-inline void sum_tile(const Gemm& g, const Rectangle& at, const View& sums) {
+inline void sum_tile(const Gemm& g, const Rectangle& at, const View& sums, Sgemm sgemm) {
     start(g, at, sums);
     const int64_t total = g.form == Form::tn ? g.a.rows : g.a.cols;
     if (total == 0) return;
-    if (g.a.type != DType::f32) return multiply_narrow(g, at, total, sums);
-    multiply(g.form, part_of_a(g, at, 0, total), part_of_b(g, at, 0, total), sums);
+    if (g.a.type != DType::f32) return multiply_narrow(g, at, total, sums, sgemm);
+    multiply(g.form, part_of_a(g, at, 0, total), part_of_b(g, at, 0, total), sums, sgemm);
 }
 
-HWY_NOINLINE void round_tile(const Gemm& g, const Rectangle& at) {
+HWY_NOINLINE void round_tile(const Gemm& g, const Rectangle& at, Sgemm sgemm) {
     alignas(64) float room[kTileRows * kTileCols];
-    sum_tile(g, at, View::of(room, DType::f32, at.rows, at.cols));
+    sum_tile(g, at, View::of(room, DType::f32, at.rows, at.cols), sgemm);
     for (int64_t r = 0; r < at.rows; ++r) {
         void* c = element(g.c, at.row + r, at.col);
         const float* sum = room + r * at.cols;
@@ -98,9 +98,9 @@ HWY_NOINLINE void round_tile(const Gemm& g, const Rectangle& at) {
     }
 }
 
-void GemmTile(const Gemm& g, const Rectangle& at) {
-    if (g.c.type != DType::f32) return round_tile(g, at);
-    sum_tile(g, at, g.c.block(at.row, at.rows, at.col, at.cols));
+void GemmTile(const Gemm& g, const Rectangle& at, Sgemm sgemm) {
+    if (g.c.type != DType::f32) return round_tile(g, at, sgemm);
+    sum_tile(g, at, g.c.block(at.row, at.rows, at.col, at.cols), sgemm);
 }
 
 const char* TargetName() { return hwy::TargetName(HWY_TARGET); }
@@ -112,13 +112,13 @@ HWY_AFTER_NAMESPACE();
 namespace ferry::ops {
 
 HWY_EXPORT(GemmTile);
-void gemm_tile(const Gemm& gemm, const Rectangle& at) { HWY_DYNAMIC_DISPATCH(GemmTile)(gemm, at); }
+void gemm_tile(const Gemm& gemm, const Rectangle& at, Sgemm sgemm) {
+    HWY_DYNAMIC_DISPATCH(GemmTile)(gemm, at, sgemm);
+}
 
 HWY_EXPORT(TargetName);
 std::string library_versions() {
-    // OpenBLAS puts its text together at each call, in one place: two threads would mix theirs.
-    static const std::string kBlas = openblas_get_config();
-    return kBlas + ", Highway " + HWY_DYNAMIC_DISPATCH(TargetName)();
+    return blas().config + ", Highway " + HWY_DYNAMIC_DISPATCH(TargetName)();
 }
 
 }  // namespace ferry::ops

@@ -2,6 +2,7 @@
 // SIMD target and dispatched to the best one that this processor runs. `first`/`count` are rows.
 #pragma once
 
+#include "blas.h"
 #include "ferry/units.h"
 #include "ops/ops.h"
 
@@ -12,7 +13,8 @@ constexpr int64_t kTileRows = 512, kTileCols = 512;
 struct Rectangle {
     int64_t row, rows, col, cols;
 };
-void gemm_tile(const Gemm& gemm, const Rectangle& at);
+// A product's part, by a BLAS that is held to one thread.
+void gemm_tile(const Gemm& gemm, const Rectangle& at, Sgemm sgemm);
 
 // ---------------------------------------------------------------- rows
 

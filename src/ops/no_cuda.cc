@@ -1,5 +1,6 @@
 // What a build without CUDA offers in its place.
 #include "ops/ops.h"
+#include "ops/stopwatch.h"
 
 #ifndef FERRY_CUDA
 
@@ -7,6 +8,7 @@ namespace ferry::ops {
 
 // Nobody can hold a CUDA device in this build.
 std::unique_ptr<Ops> make_cuda_ops(Device&, AttentionKernels) { bug("built without CUDA"); }
+std::unique_ptr<Stopwatch> make_cuda_stopwatch(Device&) { bug("built without CUDA"); }
 std::string cuda_library_versions(AttentionKernels) { return "no cuBLASLt"; }
 
 }  // namespace ferry::ops

@@ -1,10 +1,11 @@
-// The formulas of ferry/optim.h for the GPU, one thread for one or four elements. The file must be
+// The formulas of ferry/optim.h for the GPU, one thread for one or eight elements. The file must be
 // compiled without contraction and with exact division and square root (cmake/cuda.cmake):
 // tests/unit/cuda_flags_test.py looks at what the compiler made of it.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <string>
 
 #include "base/random.h"
@@ -16,6 +17,60 @@ namespace {
 
 constexpr int kThreads = 256;  // of a block
 constexpr int kLanes = 16;     // of the norm's tree: half a warp
+constexpr int kTogether = 8;   // elements of a thread where all arrays allow it
+
+// ---------------------------------------------------------------- division and square root
+
+// The compiler's exact division and square root branch for every element to code for operands near
+// the ends of the range, and so do one element after the other. These are the same operations for
+// operands far from the ends, without a branch: those of all elements of a thread run side by side.
+// Each ends in a remainder that a fused multiply-add knows exactly, which gives the correctly
+// rounded result (Markstein 1990). `safe` becomes false where the operands are not of that range.
+__device__ float fused(float a, float b, float c) {
+    float sum;
+    asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(sum) : "f"(a), "f"(b), "f"(c));
+    return sum;
+}
+
+// Whether the bits lie in [least, most], of positive floats.
+__device__ bool within(float value, float least, float most) {
+    return __float_as_uint(value) - __float_as_uint(least) <=
+           __float_as_uint(most) - __float_as_uint(least);
+}
+
+// 0 or 2^-100 to 2^100.
+__device__ float root(float x, bool& safe) {
+    float r;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    const bool zero = __float_as_uint(x) == 0;
+    safe = safe && (zero || within(x, 0x1p-100f, 0x1p100f));
+    const float near = x * r;
+    const float exact = fused(fused(-near, near, x), r * 0.5f, near);
+    return zero ? 0.0f : exact;
+}
+
+// a of 0 or 2^-90 to 2^60 in magnitude, b of 2^-60 to 2^30.
+__device__ float quotient(float a, float b, bool& safe) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(b));
+    const bool fits = __float_as_uint(a) == 0 || within(fabsf(a), 0x1p-90f, 0x1p60f);
+    safe = safe && fits && within(b, 0x1p-60f, 0x1p30f);
+    r = fused(r, fused(-b, r, 1.0f), r);
+    const float near = fused(a, r, 0.0f);
+    return fused(r, fused(-b, near, a), near);
+}
+
+// Of any operands, by the compiler's.
+struct Exact {
+    __device__ static float root(float x) { return sqrtf(x); }
+    __device__ static float quotient(float a, float b) { return a / b; }
+};
+// As long as they are safe.
+struct Quick {
+    bool safe = true;
+    __device__ float root(float x) { return cuda::root(x, safe); }
+    __device__ float quotient(float a, float b) { return cuda::quotient(a, b, safe); }
+};
 
 // ---------------------------------------------------------------- formulas
 
@@ -25,11 +80,12 @@ struct Element {
     float p, m, v;
 };
 
-__device__ Element adam_step(Element e, float g, const Scalars& s) {
+template <class Math>
+__device__ Element adam_step(Element e, float g, const Scalars& s, Math& math) {
     e.m = flush(e.m * s.beta1 + g * s.one_minus_beta1, kLeastMoment);
     e.v = flush(e.v * s.beta2 + (g * g) * s.one_minus_beta2, kLeastMoment);
-    const float divisor = sqrtf(e.v) * s.inv_sqrt_bias2 + s.eps;
-    e.p = e.p * s.decay - (e.m * s.step_size) / divisor;
+    const float divisor = math.root(e.v) * s.inv_sqrt_bias2 + s.eps;
+    e.p = e.p * s.decay - math.quotient(e.m * s.step_size, divisor);
     return e;
 }
 
@@ -48,28 +104,29 @@ __device__ Element lion_step(Element e, float g, const Scalars& s) {
     return e;
 }
 
-__device__ Element adagrad_step(Element e, float g, const Scalars& s) {
+template <class Math>
+__device__ Element adagrad_step(Element e, float g, const Scalars& s, Math& math) {
     e.m = flush(e.m + g * g, kLeastMoment);
-    e.p = e.p - (g * s.step_size) / (sqrtf(e.m) + s.eps);
+    e.p = e.p - math.quotient(g * s.step_size, math.root(e.m) + s.eps);
     return e;
 }
 
-template <Method kMethod>
-__device__ Element step(Element e, float gradient, const Scalars& s) {
+template <Method kMethod, class Math>
+__device__ Element step(Element e, float gradient, const Scalars& s, Math& math) {
     const float g = flush(gradient * s.gradient_scale, kLeastGradient);
     const float decayed = flush(g + e.p * s.weight_decay, kLeastGradient);
-    if constexpr (kMethod == Method::adamw) return adam_step(e, g, s);
-    if constexpr (kMethod == Method::adam) return adam_step(e, decayed, s);
+    if constexpr (kMethod == Method::adamw) return adam_step(e, g, s, math);
+    if constexpr (kMethod == Method::adam) return adam_step(e, decayed, s, math);
     if constexpr (kMethod == Method::sgd) return sgd_step(e, decayed, s);
     if constexpr (kMethod == Method::lion) return lion_step(e, g, s);
-    if constexpr (kMethod == Method::adagrad) return adagrad_step(e, decayed, s);
+    if constexpr (kMethod == Method::adagrad) return adagrad_step(e, decayed, s, math);
 }
 
 // ---------------------------------------------------------------- memory
 
-// kCount neighbours, read and written by one access.
+// kCount neighbours, read and written by accesses of at most 16 bytes.
 template <class T, int kCount>
-struct alignas(sizeof(T) * kCount) Pack {
+struct alignas(sizeof(T) * kCount < 16 ? sizeof(T) * kCount : 16) Pack {
     T at[kCount];
 };
 
@@ -140,25 +197,39 @@ __device__ void philox_words(const Scalars& s, uint32_t layer, uint32_t block,
     words[0] = c0, words[1] = c1, words[2] = c2, words[3] = c3;
 }
 
-// The random bits of the elements [i, i + kCount): noise_of() of each.
-template <int kCount>
-__device__ Pack<uint32_t, kCount> draw_noise(const Span& span, const Scalars& s, int64_t i) {
-    constexpr int kTogether = kCount == 1 ? 1 : 2;  // neighbours share a block
-    Pack<uint32_t, kCount> noise;
-    for (int k = 0; k < kCount; k += kTogether) {
-        const int64_t e = span.element + i + k;
+// A thread's eight elements are a quarter of a run of 32, and a block of random words serves two
+// elements of one half of the run and two of the other: the threads of both halves draw two blocks
+// each and exchange what is the other's. All threads of a warp must come here.
+__device__ Pack<uint32_t, kTogether> draw_noise(const Span& span, const Scalars& s, int64_t i) {
+    static_assert(kTogether == 8);
+    const int64_t e = span.element + i;
+    const bool upper = e % 32 >= 16;
+    uint32_t mine[4], theirs[4];
+    for (int k = 0; k < 2; ++k) {
+        const int64_t pair = e % 16 / 2 + (upper ? 2 : 0) + k;
         uint32_t words[4];
-        philox_words(s, span.layer, static_cast<uint32_t>(e / 32 * 8 + e % 16 / 2), words);
-        const uint32_t even = e % 32 < 16 ? words[0] : words[2];
-        const uint32_t odd = e % 32 < 16 ? words[1] : words[3];
-        if constexpr (kCount == 1) {
-            noise.at[0] = e % 2 == 0 ? even : odd;
-        } else {
-            noise.at[k] = even;
-            noise.at[k + 1] = odd;
+        philox_words(s, span.layer, static_cast<uint32_t>(e / 32 * 8 + pair), words);
+        for (int w = 0; w < 2; ++w) {
+            mine[2 * k + w] = upper ? words[2 + w] : words[w];
+            theirs[2 * k + w] = upper ? words[w] : words[2 + w];
         }
     }
+    Pack<uint32_t, kTogether> noise;
+    for (int k = 0; k < 4; ++k) {
+        const uint32_t other = __shfl_xor_sync(0xffffffffu, theirs[k], 2);
+        noise.at[k] = upper ? other : mine[k];
+        noise.at[4 + k] = upper ? mine[k] : other;
+    }
     return noise;
+}
+
+// The random bits of one element: noise_of() of it.
+__device__ uint32_t draw_one(const Span& span, const Scalars& s, int64_t i) {
+    const int64_t e = span.element + i;
+    uint32_t words[4];
+    philox_words(s, span.layer, static_cast<uint32_t>(e / 32 * 8 + e % 16 / 2), words);
+    if (e % 32 < 16) return e % 2 == 0 ? words[0] : words[1];
+    return e % 2 == 0 ? words[2] : words[3];
 }
 
 // Zeros of an absent moment.
@@ -169,79 +240,123 @@ __device__ Pack<float, kCount> load_moment(const void* array, DType type, int64_
     return load_as_f32<DType::bf16, kCount>(array, i);
 }
 
-// `noise` has 16 random bits an element, for bf16.
+// `noise` has 16 random bits an element from bit `first` on, for bf16.
 template <int kCount>
 __device__ void store_moment(void* array, DType type, int64_t i, const Pack<float, kCount>& values,
-                             const Pack<uint32_t, kCount>& noise) {
+                             const Pack<uint32_t, kCount>& noise, int first) {
     if (!array) return;
     if (type == DType::f32) return store<kCount>(static_cast<float*>(array), i, values);
     Pack<uint16_t, kCount> raw;
     for (int k = 0; k < kCount; ++k) {
         const uint32_t bits = __float_as_uint(values.at[k]);
         const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
-        raw.at[k] = static_cast<uint16_t>((nan ? bits | 0x400000u : bits + noise.at[k]) >> 16);
+        const uint32_t random = (noise.at[k] >> first) & 0xffffu;
+        raw.at[k] = static_cast<uint16_t>((nan ? bits | 0x400000u : bits + random) >> 16);
     }
     store<kCount>(static_cast<uint16_t*>(array), i, raw);
 }
 
-template <int kCount>
+template <bool kSplit, int kCount>
 __device__ Pack<float, kCount> load_master(const Span& span, int64_t i) {
-    if (!span.low) return load<kCount>(span.p_in, i);
-    const auto weight = load<kCount>(span.weight_in, i), low = load<kCount>(span.low_in, i);
-    Pack<float, kCount> p;
-    for (int k = 0; k < kCount; ++k) p.at[k] = __uint_as_float(join({weight.at[k], low.at[k]}));
-    return p;
+    if constexpr (kSplit) {
+        const auto weight = load<kCount>(span.weight_in, i), low = load<kCount>(span.low_in, i);
+        Pack<float, kCount> p;
+        for (int k = 0; k < kCount; ++k) p.at[k] = __uint_as_float(join({weight.at[k], low.at[k]}));
+        return p;
+    } else {
+        return load<kCount>(span.p_in, i);
+    }
 }
 
 // And the weight.
-template <DType kWeight, int kCount>
+template <bool kSplit, DType kWeight, int kCount>
 __device__ void store_master(const Span& span, int64_t i, const Pack<float, kCount>& p) {
-    if (!span.low) {
+    if constexpr (kSplit) {
+        Pack<uint16_t, kCount> weight, low;
+        for (int k = 0; k < kCount; ++k) {
+            const Halves halves = split(__float_as_uint(p.at[k]));
+            weight.at[k] = halves.weight;
+            low.at[k] = halves.low;
+        }
+        store<kCount>(static_cast<uint16_t*>(span.weight), i, weight);
+        store<kCount>(span.low, i, low);
+    } else {
         store<kCount>(span.p, i, p);
-        return store_rounded<kWeight, kCount>(span.weight, i, p);
+        store_rounded<kWeight, kCount>(span.weight, i, p);
     }
-    Pack<uint16_t, kCount> weight, low;
-    for (int k = 0; k < kCount; ++k) {
-        const Halves halves = split(__float_as_uint(p.at[k]));
-        weight.at[k] = halves.weight;
-        low.at[k] = halves.low;
-    }
-    store<kCount>(static_cast<uint16_t*>(span.weight), i, weight);
-    store<kCount>(span.low, i, low);
 }
 
 // ---------------------------------------------------------------- kernels
 
 __device__ int64_t thread_index() { return int64_t{blockIdx.x} * kThreads + threadIdx.x; }
 
-// span.count is a multiple of kCount.
-template <Method kMethod, DType kGradient, DType kWeight, int kCount>
-__global__ void update_kernel(const Span span, const Scalars s) {
-    constexpr bool kV = kMethod == Method::adamw || kMethod == Method::adam;
+// What the kernel knows of the state when it is compiled.
+template <DType kMomentType, bool kIsSplit>
+struct Format {
+    static constexpr DType kMoment = kMomentType;
+    static constexpr bool kSplit = kIsSplit;
+};
+
+constexpr bool has_v(Method method) { return method == Method::adamw || method == Method::adam; }
+
+// span.count is a multiple of kTogether.
+template <Method kMethod, DType kGradient, DType kWeight, class Kept>
+__global__ void __launch_bounds__(kThreads, 3) update_kernel(const Span span, const Scalars s) {
+    constexpr int kCount = kTogether;
+    constexpr DType kMoment = Kept::kMoment;
     const int64_t i = thread_index() * kCount;
+    Pack<uint32_t, kCount> noise{};
+    if constexpr (kMoment == DType::bf16) noise = draw_noise(span, s, i);
     if (i >= span.count) return;
     const auto g = load_as_f32<kGradient, kCount>(span.gradient, i);
-    const DType type = span.moment_type;
-    auto p = load_master<kCount>(span, i), m = load_moment<kCount>(span.m_in, type, i);
-    Pack<float, kCount> v{};
-    if constexpr (kV) v = load_moment<kCount>(span.v_in, type, i);
-    for (int k = 0; k < kCount; ++k) {
-        const Element e = step<kMethod>({p.at[k], m.at[k], v.at[k]}, g.at[k], s);
-        p.at[k] = e.p;
-        m.at[k] = e.m;
-        v.at[k] = e.v;
-    }
-    store_master<kWeight, kCount>(span, i, p);
-    Pack<uint32_t, kCount> of_m{}, of_v{};
-    if (type == DType::bf16 && span.m) {
-        const auto noise = draw_noise<kCount>(span, s, i);
+    const auto was_p = load_master<Kept::kSplit, kCount>(span, i);
+    const auto was_m = load_moment<kCount>(span.m_in, kMoment, i);
+    Pack<float, kCount> was_v{};
+    if constexpr (has_v(kMethod)) was_v = load_moment<kCount>(span.v_in, kMoment, i);
+    Pack<float, kCount> p, m, v;
+    const auto all = [&](auto& math) {
+#pragma unroll
         for (int k = 0; k < kCount; ++k) {
-            of_m.at[k] = noise.at[k] & 0xffffu;
-            of_v.at[k] = noise.at[k] >> 16;
+            const Element e =
+                step<kMethod>({was_p.at[k], was_m.at[k], was_v.at[k]}, g.at[k], s, math);
+            p.at[k] = e.p;
+            m.at[k] = e.m;
+            v.at[k] = e.v;
         }
+    };
+    Quick quick;
+    all(quick);
+    if (!quick.safe) {
+        Exact exact;
+        all(exact);
     }
-    store_moment<kCount>(span.m, type, i, m, of_m);
-    if constexpr (kV) store_moment<kCount>(span.v, type, i, v, of_v);
+    store_master<Kept::kSplit, kWeight, kCount>(span, i, p);
+    store_moment<kCount>(span.m, kMoment, i, m, noise, 0);
+    if constexpr (has_v(kMethod)) store_moment<kCount>(span.v, kMoment, i, v, noise, 16);
+}
+
+// One element a thread, of any alignment and format.
+template <Method kMethod, DType kGradient, DType kWeight>
+__global__ void update_one_kernel(const Span span, const Scalars s) {
+    const int64_t i = thread_index();
+    if (i >= span.count) return;
+    const DType type = span.moment_type;
+    const float g = load_as_f32<kGradient, 1>(span.gradient, i).at[0];
+    const float p =
+        span.low ? load_master<true, 1>(span, i).at[0] : load_master<false, 1>(span, i).at[0];
+    Element e{p, load_moment<1>(span.m_in, type, i).at[0], 0};
+    if constexpr (has_v(kMethod)) e.v = load_moment<1>(span.v_in, type, i).at[0];
+    Exact exact;
+    e = step<kMethod>(e, g, s, exact);
+    if (span.low) {
+        store_master<true, kWeight, 1>(span, i, {{e.p}});
+    } else {
+        store_master<false, kWeight, 1>(span, i, {{e.p}});
+    }
+    Pack<uint32_t, 1> noise{};
+    if (type == DType::bf16 && span.m) noise.at[0] = draw_one(span, s, i);
+    store_moment<1>(span.m, type, i, {{e.m}}, noise, 0);
+    if constexpr (has_v(kMethod)) store_moment<1>(span.v, type, i, {{e.v}}, noise, 16);
 }
 
 // count is a multiple of kCount.
@@ -304,17 +419,47 @@ void with_type(DType type, const Call& call) {
     }
 }
 
-template <Method kMethod, int kCount>
-void launch(const Span& span, const Scalars& scalars, cudaStream_t stream) {
-    if (span.count == 0) return;
-    const unsigned blocks = blocks_for(span.count / kCount);
+// call(Format<...>()). A split master's weights are bf16.
+template <class Call>
+void with_format(const Span& span, const Call& call) {
+    const bool split = is_split(span);
+    if (span.moment_type == DType::f32) {
+        return split ? call(Format<DType::f32, true>()) : call(Format<DType::f32, false>());
+    }
+    return split ? call(Format<DType::bf16, true>()) : call(Format<DType::bf16, false>());
+}
+
+// call(gradient's Constant, weight's Constant)
+template <class Call>
+void with_types(const Span& span, const Call& call) {
     with_type(span.gradient_type, [&](auto gradient) {
-        with_type(span.weight_type, [&](auto weight) {
+        with_type(span.weight_type, [&](auto weight) { call(gradient, weight); });
+    });
+}
+
+template <Method kMethod>
+void launch_packs(const Span& span, const Scalars& scalars, cudaStream_t stream) {
+    const unsigned blocks = blocks_for(span.count / kTogether);
+    with_types(span, [&](auto gradient, auto weight) {
+        with_format(span, [&](auto format) {
             constexpr DType kGradient = decltype(gradient)::kValue;
             constexpr DType kWeight = decltype(weight)::kValue;
-            update_kernel<kMethod, kGradient, kWeight, kCount>
-                <<<blocks, kThreads, 0, stream>>>(span, scalars);
+            using Kept = decltype(format);
+            if constexpr (!Kept::kSplit || kWeight == DType::bf16) {
+                update_kernel<kMethod, kGradient, kWeight, Kept>
+                    <<<blocks, kThreads, 0, stream>>>(span, scalars);
+            }
         });
+    });
+    check_launch("update");
+}
+
+template <Method kMethod>
+void launch_rest(const Span& span, const Scalars& scalars, cudaStream_t stream) {
+    const unsigned blocks = blocks_for(span.count);
+    with_types(span, [&](auto gradient, auto weight) {
+        update_one_kernel<kMethod, decltype(gradient)::kValue, decltype(weight)::kValue>
+            <<<blocks, kThreads, 0, stream>>>(span, scalars);
     });
     check_launch("update");
 }
@@ -323,28 +468,28 @@ bool aligned(const void* pointer, int64_t bytes) {
     return reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(bytes) == 0;
 }
 
-// Whether `elements` of them can be moved by one access.
+// Whether `elements` of each array can be moved by accesses of up to 16 bytes.
 bool aligned(const Span& span, int64_t elements) {
-    const int64_t moment = size_of(span.moment_type) * elements;
-    const void* const moments[] = {span.m_in, span.m, span.v_in, span.v};
-    for (const void* array : moments) {
-        if (!aligned(array, moment)) return false;
+    const auto fits = [&](const void* array, int64_t element_bytes) {
+        return aligned(array, std::min<int64_t>(16, element_bytes * elements));
+    };
+    for (const void* array : {span.m_in, static_cast<const void*>(span.m), span.v_in,
+                              static_cast<const void*>(span.v)}) {
+        if (!fits(array, size_of(span.moment_type))) return false;
     }
-    const void* const halves[] = {span.weight_in, span.low_in, span.low};
-    for (const void* array : halves) {
-        if (!aligned(array, 2 * elements)) return false;
-    }
-    return aligned(span.p_in, 4 * elements) && aligned(span.p, 4 * elements) &&
-           aligned(span.gradient, size_of(span.gradient_type) * elements) &&
-           aligned(span.weight, size_of(span.weight_type) * elements);
+    return fits(span.weight_in, 2) && fits(span.low_in, 2) && fits(span.low, 2) &&
+           fits(span.p_in, 4) && fits(span.p, 4) &&
+           fits(span.gradient, size_of(span.gradient_type)) &&
+           fits(span.weight, size_of(span.weight_type));
 }
 
 template <Method kMethod>
 void launch_all(const Span& span, const Scalars& scalars, cudaStream_t stream) {
-    constexpr int kTogether = 4;
-    const int64_t together = aligned(span, kTogether) ? round_down(span.count, kTogether) : 0;
-    launch<kMethod, kTogether>(part_of(span, 0, together), scalars, stream);
-    launch<kMethod, 1>(part_of(span, together, span.count - together), scalars, stream);
+    // Whole runs: the threads of a run draw its random bits together.
+    const int64_t packs = aligned(span, kTogether) ? round_down(span.count, kNoiseRun) : 0;
+    if (packs > 0) launch_packs<kMethod>(part_of(span, 0, packs), scalars, stream);
+    if (packs < span.count)
+        launch_rest<kMethod>(part_of(span, packs, span.count - packs), scalars, stream);
 }
 
 }  // namespace
@@ -381,8 +526,7 @@ void recast(const float* p, int64_t count, DType weight_type, void* weight, void
     FERRY_CHECK(count >= 0 && (count == 0 || (p && weight)));
     const int64_t w_bytes = size_of(weight_type);
     FERRY_CHECK(aligned(p, 4) && aligned(weight, w_bytes));
-    constexpr int kTogether = 4;
-    const bool may_pack = aligned(p, 4 * kTogether) && aligned(weight, w_bytes * kTogether);
+    const bool may_pack = aligned(p, 16) && aligned(weight, 16);
     const int64_t together = may_pack ? round_down(count, kTogether) : 0;
     auto* on = static_cast<cudaStream_t>(stream);
     auto* rest = static_cast<char*>(weight) + together * w_bytes;

@@ -106,7 +106,7 @@ struct Pass {
     static constexpr DType kMoment = Saved::kMoment;
     static constexpr bool kNoisy = Rule::kM && kMoment == DType::bf16;
     // A cache line of the moments. The hardware's prefetchers stop at the end of a page and follow
-    // four streams late; asking 2 KiB ahead was 1.06 (EPYC) to 1.14 (Xeon) times as fast, and
+    // four streams late. Asking 2 KiB ahead was about a tenth faster on an EPYC and a Xeon, and
     // anything from 1 KiB to 8 KiB about the same.
     static constexpr int64_t kLine = kNoisy ? kNoiseRun : 16, kAhead = 512;
 

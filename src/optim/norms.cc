@@ -27,8 +27,8 @@ HWY_INLINE float tree(float* lanes) {
 }
 
 // One leaf of full length: 16 / N vectors of N lanes. Even where that is one vector, its chain of
-// additions takes 64 bytes (32 of a 16-bit gradient) in the latency of an addition, faster than
-// memory gives them; several leaves at once were slower, for they confuse the prefetcher.
+// additions takes 64 bytes (32 of a 16-bit gradient) in the latency of an addition. Memory gives
+// them more slowly. Several leaves at once were slower, as they confuse the prefetcher.
 template <DType kType>
 float leaf_norm(const void* gradient) {
     const F d;

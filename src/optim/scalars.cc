@@ -13,7 +13,7 @@
 namespace ferry::optim {
 namespace {
 
-// A gradient below this leaves no trace in v or Adagrad's sum (its share is flushed), so a smaller
+// A gradient below this leaves no trace in v or Adagrad's sum, as its share is flushed. A smaller
 // divisor would let it move the weight by many times the learning rate.
 double least_eps(const Hyper& hyper) {
     const double share = hyper.method == Method::adagrad ? 1 : 1 - hyper.beta2;

@@ -22,7 +22,7 @@ std::vector<AccumulatorSpill> cut_spills(const std::vector<model::Layer>& layers
 // Norm leaves of this rank's shards.
 int64_t leaves_of(const std::vector<Chunk>& chunks, const zero::Partition& partition);
 
-// Elements; a larger chunk would be air.
+// Elements; nothing would fill a larger chunk.
 int64_t largest_shard(const std::vector<model::Layer>& layers, const zero::Partition& partition);
 
 // A power of two such that a few staged chunks take a small part of the host budget. An element's

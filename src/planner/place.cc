@@ -274,7 +274,7 @@ private:
     static constexpr const char* kStaging = "buffers between tiers";
     static constexpr const char* kState = "optimizer state";
 
-    // A chunk is read, updated and written: while the slowest of the three is busy with one, the
+    // A chunk is read, updated and written. While the slowest of the three is busy with one, the
     // others hold as many more as their share of its time, and one is being filled. Where it takes
     // several at once to keep the storage busy, each takes as many times as long.
     int64_t pieces_under_way() const {
@@ -380,7 +380,7 @@ private:
     bool fraction_is_given() const { return given_fraction() >= 0 && has_nvme(); }
     bool all_speculate() const { return config_.swap.speculate == "all"; }
     // The weight of a split master is half of the old version, so a speculative update must leave
-    // it as it was: there is no second place for one that lives on the device.
+    // it as it was. A weight that lives on the device has no second place.
     bool can_speculate(const Chunk& chunk) const {
         return chunk.trainable &&
                !(work_.state.split && result_.resident[static_cast<size_t>(chunk.layer)]);

@@ -11,9 +11,9 @@ namespace ferry::planner {
 // How many blocks the configuration has keep that; less than 0: the planner decides.
 int64_t blocks_asked_to_keep(const Config& config, model::Saved what);
 
-// What stays on the device from forward to backward: the inputs of at most so many blocks, the last
-// ones, as far as they fit; then these results, all of those that the configuration asks for, of
-// the others as many as fit, in their order.
+// What stays on the device from forward to backward. First the inputs of at most so many blocks,
+// the last ones, as far as they fit. Then these results in their order: all that the configuration
+// asks for, and as many of the others as fit.
 struct Keeping {
     int64_t inputs = 0;
     std::span<const KeptResult> results{};

@@ -54,13 +54,13 @@ Choice choice_of(const Config& config, const std::vector<KeptResult>& results) {
 
 // In how many groups a step runs, of how many blocks it keeps the inputs at most, and how many of
 // the results.
-struct Way {
+struct Candidate {
     int64_t groups = 1, inputs = 0;
     size_t results = 0;
     StepSeconds seconds{};
 };
 
-// Every way to run, and the best of them.
+// All candidates, and the best of them.
 class Search {
 public:
     Search(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
@@ -86,7 +86,7 @@ public:
         for (const int64_t groups : fitting) {
             for (const int64_t count : inputs) try_results(in_groups(groups), count);
         }
-        const Way& best = best_way();
+        const Candidate& best = best_candidate();
         return placement_of(in_groups(best.groups), best.inputs, best.results);
     }
 
@@ -151,19 +151,22 @@ private:
         }
     }
 
-    // The less is computed, the more travels, and a chunk that no longer fits makes steps in that
-    // and so lesser minima: many counts are tried, and all of those around the best of them.
+    // The less is computed, the more travels. A chunk that no longer fits makes the sum jump, so
+    // there are lesser minima. Many counts are tried, and then all of those around the best.
     void try_results(const Config& config, int64_t inputs) {
         constexpr size_t kCounts = 24;
         const size_t first = choice_.asked, end = choice_.results.size() + 1;
-        const size_t stride = std::max<size_t>(1, (end - first) / kCounts), begun = ways_.size();
+        const size_t stride = std::max<size_t>(1, (end - first) / kCounts),
+                     begun = candidates_.size();
         for (size_t results = first; results < end; results += stride) {
             if (!try_way(config, inputs, results)) break;
         }
-        if (stride == 1 || ways_.size() == begun) return;
-        const auto expected = [this](const Way& way) { return way.seconds.expected(config_); };
+        if (stride == 1 || candidates_.size() == begun) return;
+        const auto expected = [this](const Candidate& candidate) {
+            return candidate.seconds.expected(config_);
+        };
         const size_t around =
-            std::ranges::min_element(std::span(ways_).subspan(begun), {}, expected)->results;
+            std::ranges::min_element(std::span(candidates_).subspan(begun), {}, expected)->results;
         for (size_t results = std::max(around, first + stride) - stride + 1;
              results < std::min(around + stride, end); ++results) {
             if (results != around && !try_way(config, inputs, results)) return;
@@ -178,31 +181,32 @@ private:
                 blocks += std::ranges::count(of_layers, true);
             if (blocks < static_cast<int64_t>(results)) return false;
             if (missing_on_paths(config, work_, chunks_, spills_, placement) > 0) return false;
-            ways_.push_back({placement.groups, inputs, results,
-                             step_seconds(config, work_, chunks_, spills_, placement, machine_)});
+            candidates_.push_back(
+                {placement.groups, inputs, results,
+                 step_seconds(config, work_, chunks_, spills_, placement, machine_)});
             return true;
         } catch (const DoesNotFit&) {
             return false;
         }
     }
 
-    const Way& best_way() const {
-        const Way& plainest = ways_.front();
-        const auto costs = [&](const Way& way, double seconds) {
-            return seconds * (way.groups > plainest.groups ? kPerGroups : 1) *
-                   (way.inputs < plainest.inputs ? kPerInputs : 1);
+    const Candidate& best_candidate() const {
+        const Candidate& plainest = candidates_.front();
+        const auto costs = [&](const Candidate& candidate, double seconds) {
+            return seconds * (candidate.groups > plainest.groups ? kPerGroups : 1) *
+                   (candidate.inputs < plainest.inputs ? kPerInputs : 1);
         };
         double least_rest = std::numeric_limits<double>::infinity();
-        for (const Way& way : ways_)
-            least_rest = std::min(least_rest, costs(way, way.seconds.rest));
+        for (const Candidate& candidate : candidates_)
+            least_rest = std::min(least_rest, costs(candidate, candidate.seconds.rest));
         const bool said = expected_clipped(config_).has_value();
-        const Way* best = nullptr;
-        for (const Way& way : ways_) {
-            if (!said && way.seconds.rest > least_rest * kMayLose) continue;
-            const auto cost = [&](const Way& of) {
+        const Candidate* best = nullptr;
+        for (const Candidate& candidate : candidates_) {
+            if (!said && candidate.seconds.rest > least_rest * kMayLose) continue;
+            const auto cost = [&](const Candidate& of) {
                 return costs(of, of.seconds.expected(config_));
             };
-            if (best == nullptr || cost(way) < cost(*best)) best = &way;
+            if (best == nullptr || cost(candidate) < cost(*best)) best = &candidate;
         }
         return *best;
     }
@@ -215,7 +219,7 @@ private:
     const Choice choice_;
     std::optional<DoesNotFit> refusal_{};
     int64_t least_missing_ = 0, least_stored_ = 0;  // on NVMe, and in how many groups
-    std::vector<Way> ways_{};
+    std::vector<Candidate> candidates_{};
 };
 
 }  // namespace

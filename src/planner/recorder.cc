@@ -5,52 +5,6 @@
 
 namespace ferry::planner {
 
-const char* name_of(Op op) {
-    switch (op) {
-        case Op::load_tokens:
-            return "load tokens";
-        case Op::load_evaluation:
-            return "load held-back tokens";
-        case Op::embed:
-            return "embed";
-        case Op::forward:
-            return "forward";
-        case Op::head:
-            return "head and loss";
-        case Op::head_loss:
-            return "loss";
-        case Op::backward:
-            return "backward";
-        case Op::embed_backward:
-            return "embed backward";
-        case Op::zero:
-            return "zero";
-        case Op::add:
-            return "add";
-        case Op::round:
-            return "round and norm";
-        case Op::update:
-            return "update";
-        case Op::update_speculative:
-            return "update (speculative)";
-        case Op::recast:
-            return "recast";
-        case Op::cut:
-            return "cut for the ranks";
-        case Op::sum:
-            return "sum, round and norm";
-        case Op::gather_weights:
-            return "gather weights";
-        case Op::exchange:
-            return "exchange gradients";
-        case Op::gather_gradient:
-            return "gather gradients";
-        case Op::agree:
-            return "agree";
-    }
-    bug("unknown operation");
-}
-
 // ---------------------------------------------------------------- SlotLease
 
 SlotLease::SlotLease(SlotLease&& other) noexcept { *this = std::move(other); }
@@ -102,7 +56,7 @@ SlotLease Recorder::acquire(Class buffers) {
     return lease;
 }
 
-SlotLease Recorder::fetch_weights(int64_t layer) {
+Recorder::Weights Recorder::fetch_weights(int64_t layer) {
     if (impl_->prefetched_layer >= 0) {
         FERRY_CHECK(impl_->prefetched_layer == layer, "other weights were prefetched");
         impl_->prefetched_layer = -1;
@@ -110,38 +64,65 @@ SlotLease Recorder::fetch_weights(int64_t layer) {
     }
     if (plan_.partition.sharding.weights) return gather_shards(layer);
     if (plan_.layer_plans[static_cast<size_t>(layer)].resident) return impl_->resident(layer);
-    SlotLease lease = acquire_for_weights(layer);
+    Weights lease = acquire_for_weights(layer);
     impl_->fetch_chunks(*this, layer, lease, [](const Chunk&) { return true; });
     return lease;
 }
 
-SlotLease Recorder::acquire_for_weights(int64_t layer) {
+Recorder::Weights Recorder::acquire_for_weights(int64_t layer) {
     const bool edge = is_edge(plan_.layers[static_cast<size_t>(layer)]);
-    return acquire(edge ? Class::edge_weights : Class::block_weights);
+    return Weights(acquire(edge ? Class::edge_weights : Class::block_weights));
 }
 
-SlotLease Recorder::fetch_gradient(int64_t layer, bool first_group, bool of_table) {
+namespace {
+
+// What an accumulator is spilled to: a tied table has two.
+template <Content content>
+ObjectId object_of(const AccumulatorSpill& spill) {
+    return content == Content::table_gradient ? spill.table : spill.object;
+}
+
+}  // namespace
+
+template <Content content>
+Lease<content> Recorder::fetch_accumulator(int64_t layer, bool first_group) {
     const model::Layer& shape = plan_.layers[static_cast<size_t>(layer)];
-    SlotLease lease = acquire(is_edge(shape) ? Class::edge_gradient : Class::block_gradient);
+    Lease<content> lease(acquire(is_edge(shape) ? Class::edge_gradient : Class::block_gradient));
     if (first_group) {
-        compute(Op::zero, layer, 0, {{&lease, true}}, {.bytes = shape.trainable_elements * 4});
+        record<op::Zero>(layer, 0, {.what = lease}, {.bytes = shape.trainable_elements * 4});
         return lease;
     }
     for (const AccumulatorSpill& spill : plan_.spills_of(layer)) {
-        impl_->bring(*this, of_table ? spill.table : spill.object, Class::spill_piece, lease,
-                     spill.first * 4);
+        impl_->bring(*this, object_of<content>(spill), Class::spill_piece, lease, spill.first * 4);
     }
     return lease;
 }
 
-void Recorder::spill_gradient(int64_t layer, const SlotLease& gradient, bool of_table) {
+template <Content content>
+void Recorder::spill_accumulator(int64_t layer, const Lease<content>& gradient) {
     for (const AccumulatorSpill& spill : plan_.spills_of(layer)) {
-        impl_->send(*this, gradient, spill.first * 4, of_table ? spill.table : spill.object,
+        impl_->send(*this, gradient, spill.first * 4, object_of<content>(spill),
                     Class::spill_piece);
     }
 }
 
-void Recorder::send_gradient(int64_t layer, const SlotLease& gradient) {
+Recorder::Gradient Recorder::fetch_gradient(int64_t layer, bool first_group) {
+    return fetch_accumulator<Content::gradient>(layer, first_group);
+}
+
+Recorder::TableGradient Recorder::fetch_table_gradient(bool first_group) {
+    return fetch_accumulator<Content::table_gradient>(0, first_group);
+}
+
+void Recorder::spill_gradient(int64_t layer, const Gradient& gradient) {
+    spill_accumulator(layer, gradient);
+}
+
+void Recorder::spill_table_gradient(const TableGradient& gradient) {
+    spill_accumulator(0, gradient);
+}
+
+void Recorder::send_gradient(int64_t layer, const Gradient& gradient) {
     const LayerPlan& where = plan_.layer_plans[static_cast<size_t>(layer)];
     for (int64_t c = where.first_chunk; c < where.first_chunk + where.chunks; ++c) {
         const Chunk& chunk = plan_.chunks[static_cast<size_t>(c)];
@@ -151,16 +132,14 @@ void Recorder::send_gradient(int64_t layer, const SlotLease& gradient) {
             continue;
         }
         const SlotLease wire = acquire(Class::wire);
-        // What the device updates stays there; of the wire buffer only the leaves are used.
-        const bool stays = plan_.updates_on_device(chunk);
-        Task round = impl_->kernel(Lane::compute, Op::round, c);
-        round.places = {gradient.place(chunk.first * 4),
-                        stays ? current(chunk.gradient) : wire.place(), leaves_in(wire)};
-        std::vector<Use> uses{{gradient.resources()[0], Effect::read},
-                              {wire.resources()[0], Effect::write}};
-        if (stays) uses.push_back({chunk.gradient, Effect::write});
-        impl_->emit(round, uses);
-        if (!stays) impl_->send(*this, wire, 0, chunk.gradient, Class::gradient_piece);
+        const Part rounded = impl_->rounded(chunk, wire);
+        record<op::Round>(
+            layer, c,
+            {.gradient = Located{gradient.place(chunk.first * 4), gradient.resources()},
+             .wire = rounded.located(),
+             .leaves = Located{leaves_in(wire)}});
+        if (!plan_.updates_on_device(chunk))
+            impl_->send(*this, wire, 0, chunk.gradient, Class::gradient_piece);
         send_leaves(chunk, wire);
     }
 }
@@ -183,16 +162,13 @@ void Recorder::send_leaves(const Chunk& chunk, const SlotLease& wire) {
                 {{wire.resources()[0], Effect::read}, {plan_.leaves_resource, Effect::join}});
 }
 
-SlotLease Recorder::load_tokens(int64_t micro_batch, bool evaluation) {
-    const SlotLease staging = acquire(Class::host_tokens);
-    const Op op = evaluation ? Op::load_evaluation : Op::load_tokens;
-    Task load{.verb = Verb::kernel,
-              .lane = Lane::team,
-              .op = static_cast<uint8_t>(op),
-              .item = static_cast<int32_t>(micro_batch)};
-    load.places[0] = staging.place();
-    impl_->emit(load, {{staging.resources()[0], Effect::write}});
-    SlotLease tokens = acquire(Class::tokens);
+Lease<Content::tokens> Recorder::load_tokens(int64_t micro_batch, bool evaluation) {
+    Lease<Content::tokens> staging(acquire(Class::host_tokens));
+    if (evaluation)
+        record<op::LoadEvaluation>(-1, micro_batch, {.tokens = staging});
+    else
+        record<op::LoadTokens>(-1, micro_batch, {.tokens = staging});
+    Lease<Content::tokens> tokens(acquire(Class::tokens));
     Task copy{.verb = Verb::copy,
               .lane = Lane::h2d,
               .item = static_cast<int32_t>(micro_batch),
@@ -204,7 +180,7 @@ SlotLease Recorder::load_tokens(int64_t micro_batch, bool evaluation) {
     return tokens;
 }
 
-void Recorder::send_report(const SlotLease& report) {
+void Recorder::send_report(const Lease<Content::report>& report) {
     Task copy{.verb = Verb::copy, .lane = Lane::d2h, .bytes = plan_.report_bytes()};
     copy.places[0] = report.place();
     copy.places[1] = {Place::Kind::host, swap::kNoObject, plan_.report_offset};
@@ -212,7 +188,7 @@ void Recorder::send_report(const SlotLease& report) {
                 {{report.resources()[0], Effect::read}, {plan_.report_resource, Effect::write}});
 }
 
-void Recorder::save_input(int64_t layer, int64_t i, SlotLease x) {
+void Recorder::save_input(int64_t layer, int64_t i, Input x) {
     const int64_t at = layer * plan_.group_size() + i;
     const ObjectId object = plan_.inputs[static_cast<size_t>(at)];
     if (object == swap::kNoObject) {
@@ -222,10 +198,10 @@ void Recorder::save_input(int64_t layer, int64_t i, SlotLease x) {
     }
 }
 
-SlotLease Recorder::fetch_input(int64_t layer, int64_t i) {
+Recorder::Input Recorder::fetch_input(int64_t layer, int64_t i) {
     const int64_t at = layer * plan_.group_size() + i;
     if (auto kept = impl_->saved_inputs.extract(at)) return std::move(kept.mapped());
-    SlotLease x = acquire(Class::activation);
+    Input x = acquire<Content::input>();
     impl_->bring(*this, plan_.inputs[static_cast<size_t>(at)], Class::input_piece, x, 0);
     return x;
 }
@@ -234,84 +210,96 @@ void Recorder::prefetch_input(int64_t layer, int64_t i) {
     impl_->saved_inputs.emplace(layer * plan_.group_size() + i, fetch_input(layer, i));
 }
 
-void Recorder::compute(Op op, int64_t layer, int64_t item, std::initializer_list<Operand> operands,
-                       const Detail& detail) {
+void Recorder::record_kernel(Op op, int64_t layer, int64_t item,
+                             std::span<const Leased::Given> operands, const Detail& detail) {
+    const Row& row = row_of(op);
+    FERRY_CHECK(!detail.on_device || row.device_too, row.name);
     Task task{.verb = Verb::kernel,
-              .lane = Lane::compute,
+              .lane = detail.on_device ? Lane::compute : row.lane,
               .op = static_cast<uint8_t>(op),
               .flags = detail.flags,
               .layer = static_cast<int32_t>(layer),
               .item = static_cast<int32_t>(item),
               .bytes = detail.bytes};
     std::vector<Use> uses;
+    for (const uint32_t resource : detail.overwrites) uses.push_back({resource, Effect::write});
     size_t position = 0;
-    for (const Operand& operand : operands) {
-        if (operand.lease) {
-            task.places[position] = operand.lease->place();
-            for (const uint32_t resource : operand.lease->resources()) {
-                uses.push_back({resource, operand.writes ? Effect::write : Effect::read});
-            }
-        }
-        ++position;
+    for (const auto& [at, role, optional] : operands) {
+        const bool given = at.place.kind != Place::Kind::none || !at.resources.empty();
+        FERRY_CHECK(given || optional, row.name);
+        const bool writes = role == Role::out || role == Role::in_out;
+        for (const uint32_t resource : at.resources)
+            uses.push_back({resource, writes ? Effect::write : Effect::read});
+        task.places[position++] = at.place;
     }
     impl_->emit(task, uses);
 }
 
+// ---------------------------------------------------------------- updates
+
+template <template <class> class Operation>
+void Recorder::record_update(int64_t index, const Part& state, const Part& gradient,
+                             const Part& weight, const Detail& detail) {
+    const Chunk& chunk = plan_.chunks[static_cast<size_t>(index)];
+    const bool speculative = Operation<Leased>::kOp == Op::update_speculative;
+    const Located before{state.place}, weight_before{plan_.state.split ? weight.place : Place{}};
+    Located after = state.located(), weight_after = weight.located();
+    // In memory the old version stays until the outcome; what was staged is written to a fresh
+    // slot.
+    if (speculative && state.is_home) after.place = {Place::Kind::fresh, chunk.state, 0};
+    if (speculative && plan_.state.split && weight.is_home)
+        weight_after.place = {Place::Kind::fresh, chunk.weight, 0};
+    record<Operation>(chunk.layer, index,
+                      {.before = before,
+                       .state = after,
+                       .gradient = gradient.located(),
+                       .weight = weight_after,
+                       .weight_before = weight_before},
+                      detail);
+}
+
 void Recorder::update_chunk(int64_t index, Op op) {
     const Chunk& chunk = plan_.chunks[static_cast<size_t>(index)];
-    if (plan_.updates_on_device(chunk)) return impl_->update_on_device(index, op);
-    const bool recast = op == Op::recast;
-    Task task = impl_->kernel(Lane::team, op, index);
-    std::vector<Use> uses;
-    SlotLease stage, gradient, weight;
-
-    const bool stored = plan_.objects[chunk.state].home == Tier::nvme;
-    Place state_in = current(chunk.state), state_out = state_in;
+    const Tier state_home = plan_.objects[chunk.state].home;
+    Part state = Part::of(chunk.state), gradient = Part::of(chunk.gradient),
+         weight = Part::of(chunk.weight);
+    if (plan_.updates_on_device(chunk)) {
+        FERRY_CHECK(op == Op::update, "what the device updates does not speculate");
+        return record_update<op::Update>(index, state, gradient, weight, {.on_device = true});
+    }
+    const bool recast = op == Op::recast, stored = state_home == Tier::nvme;
+    const swap::Object& weight_object = plan_.objects[chunk.weight];
+    SlotLease stage, gradient_piece, weight_piece;
     if (stored) {
         stage = acquire(Class::stage);
         impl_->read(chunk.state, stage);
-        uses.push_back({stage.resources()[0], Effect::write});
-        state_in = state_out = stage.place();
-    } else if (op == Op::update_speculative) {
-        state_out = {Place::Kind::fresh, chunk.state, 0};
+        state.place = stage.place();
+        state.is_home = false;
     }
-    uses.push_back({chunk.state, recast ? Effect::read : Effect::write});
-
-    Place gradient_at = current(chunk.gradient);
     if (!recast && plan_.objects[chunk.gradient].home == Tier::nvme) {
-        gradient = acquire(Class::gradient_piece);
-        impl_->read(chunk.gradient, gradient);
-        uses.push_back({gradient.resources()[0], Effect::read});
-        gradient_at = gradient.place();
+        gradient_piece = acquire(Class::gradient_piece);
+        impl_->read(chunk.gradient, gradient_piece);
+        gradient.move_to(gradient_piece);
     }
-    if (!recast) uses.push_back({chunk.gradient, Effect::read});
-
-    Place weight_at = current(chunk.weight), weight_in{};
-    const swap::Object& weight_object = plan_.objects[chunk.weight];
     if (weight_object.home != Tier::host) {
-        weight = acquire(Class::weight_piece);
-        if (plan_.state.split) impl_->load_weight(chunk.weight, weight);
-        uses.push_back({weight.resources()[0], Effect::write});
-        weight_at = weight.place();
+        weight_piece = acquire(Class::weight_piece);
+        if (plan_.state.split) impl_->load_weight(chunk.weight, weight_piece);
+        weight.move_to(weight_piece);
     }
-    if (plan_.state.split) {
-        weight_in = weight_at;
-        const bool in_memory = weight_object.home == Tier::host;
-        if (in_memory && op == Op::update_speculative)
-            weight_at = {Place::Kind::fresh, chunk.weight, 0};
-    }
-    uses.push_back({chunk.weight, Effect::write});
-
-    task.places = recast ? std::array<Place, swap::kPlaces>{state_in, weight_at}
-                         : std::array<Place, swap::kPlaces>{state_in, state_out, gradient_at,
-                                                            weight_at, weight_in};
-    impl_->emit(task, uses);
+    const Detail detail{.overwrites = stage.resources()};
+    if (recast)
+        record<op::Recast>(chunk.layer, index,
+                           {.state = state.located(), .weight = weight.located()}, detail);
+    else if (op == Op::update)
+        record_update<op::Update>(index, state, gradient, weight, detail);
+    else
+        record_update<op::UpdateSpeculative>(index, state, gradient, weight, detail);
 
     if (stored && !recast) impl_->write(chunk.state, stage, op == Op::update);
     if (weight_object.home == Tier::nvme)
-        impl_->write(chunk.weight, weight, weight_object.versioned && op == Op::update);
+        impl_->write(chunk.weight, weight_piece, weight_object.versioned && op == Op::update);
     if (weight_object.home == Tier::device)
-        impl_->copy(chunk.weight, Lane::h2d, weight, Effect::read, Effect::write);
+        impl_->copy(chunk.weight, Lane::h2d, weight_piece, Effect::read, Effect::write);
 }
 
 void Recorder::move(ObjectId stored, Class through, Move how) {
@@ -345,7 +333,7 @@ void Recorder::mark_outcome() {
 }
 
 swap::Schedule Recorder::finish() {
-    FERRY_CHECK(impl_->saved_inputs.empty(), "a block input was kept and never recalled");
+    FERRY_CHECK(impl_->saved_inputs.empty(), "a block input was saved and never fetched");
     FERRY_CHECK(impl_->prefetched_layer < 0, "weights were prefetched and never fetched");
     impl_->hazards.finish(impl_->schedule);
     swap::prove_acyclic(impl_->schedule);

@@ -2,50 +2,52 @@
 // update mean in tasks of a plan's lanes.
 #pragma once
 
+#include <array>
 #include <cstdint>
-#include <initializer_list>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "planner/operands.h"
 #include "planner/planner.h"
 #include "swap/schedule.h"
 
 namespace ferry::planner {
 
-// Kernels of a step and the places they are given, in order.
-enum class Op : uint8_t {
-    load_tokens,      // team: {host tokens and targets}; item: micro-batch of the step
-    load_evaluation,  // the same for held-back text
-    embed,            // {tokens, table, x}
-    forward,          // {weights, x_in, x_out, scratch, report, what to keep: of each or none}
-    head,             // {weights, table or none, x, tokens, dx, gradient, table gradient, scratch,
-                      // report}; item: micro-batch, as the report counts them
-    head_loss,        // {weights, table or none, x, tokens, -, -, -, scratch, report}
-    backward,         // {weights, x_in, dx, gradient or none, scratch, what was kept: of each or
-                      // none}; flags: kNeedsDx, flag_of() what was kept
-    embed_backward,   // {tokens, dx, gradient}
-    zero,             // {gradient or report}
-    add,              // {gradient, gradient to add}
-    round,            // {gradient, wire, leaves}; item: chunk
-    update,           // team, or compute where the state is the device's: {state in, state out,
-                      // gradient, weight, weight before (split master: the same place or another;
-                      // else none)}; item: chunk; scale of its outcome
-    update_speculative,  // the same with scale 1, for the step of the schedule itself
-    recast,              // team: {state, weight}; item: chunk
-    // With several ranks a gradient is rounded in two ops, around an exchange:
-    cut,              // {gradient, pieces}: each rank's part of a chunk's turn, in the wire type
-    sum,              // {pieces, wire, leaves}: this rank's part, added and rounded; item: chunk
-    gather_weights,   // comm: {whole layer, shards or none}
-    exchange,         // comm: {pieces to the ranks, pieces from them}; item: chunk
-    gather_gradient,  // comm: {wire, all ranks' wire}; item: chunk
-    agree,            // comm: what the outcome needs to know of every rank
+// Whose buffers hold it, where that is one class alone.
+constexpr Class buffers_of(Content content) {
+    switch (content) {
+        case Content::input:
+        case Content::input_gradient:
+            return Class::activation;
+        case Content::attention:
+            return Class::attention;
+        case Content::mlp:
+            return Class::mlp;
+        case Content::scratch:
+            return Class::scratch;
+        case Content::report:
+            return Class::report;
+        case Content::wire:
+            return Class::wire;
+        case Content::pieces:
+            return Class::pieces;
+        default:
+            bug("no class of buffers holds this alone");
+    }
+}
+
+// What a task says of itself beside its operands.
+struct Detail {
+    int64_t bytes = 0;  // of operations of several sizes, and of what ranks exchange
+    uint8_t flags = 0;
+    bool on_device = false;                  // of those that run there too
+    std::span<const uint32_t> overwrites{};  // buffers that it uses up, whatever its operands
 };
 
-const char* name_of(Op op);
-constexpr uint8_t kNeedsDx = 1;
-constexpr uint8_t flag_of(model::Saved what) { return static_cast<uint8_t>(2U << model::at(what)); }
+// As a row's functions count it, but for what the device multiplies to give what blocks may keep.
+Work work_of(const Plan& plan, const swap::Task& task);
 
 class Recorder;
 
@@ -69,6 +71,52 @@ private:
     std::vector<uint32_t> resources_{};
 };
 
+// One that is known to hold this. Empty: where an operation may do without.
+template <Content content>
+class Lease : public SlotLease {
+public:
+    Lease() = default;
+    explicit Lease(SlotLease&& lease) noexcept : SlotLease(std::move(lease)) {}
+};
+
+// A place, and the resources whose earlier users its own waits for: of something that is no lease
+// of its own, an object or a part of a buffer. They must outlive the record.
+struct Located {
+    swap::Place place{};
+    std::span<const uint32_t> resources{};
+};
+
+// How the recorder is given operands: as leases of what they hold. What an operation writes is no
+// const one; what it cannot do without has no default.
+struct Leased {
+    struct Given {
+        Located at{};
+        Role role = Role::in;
+        bool optional = false;
+    };
+    template <Content content, Role role, bool optional>
+    class Operand {
+    public:
+        static constexpr bool kWrites = role != Role::in;
+        Operand() requires optional = default;
+        Operand(const Lease<content>& lease) requires(!kWrites) : Operand(located(lease)) {}
+        Operand(Lease<content>& lease) requires kWrites : Operand(located(lease)) {}
+        // Whatever it holds.
+        template <Content any>
+        Operand(Lease<any>& lease) requires(content == Content::bytes)  // NOLINT
+            : Operand(located(lease)) {}
+        Operand(const Located& at) : at_(at) {}
+        Operand(Lease<content>&&) = delete;  // it would be given back before it is used
+        Given given() const { return {at_, role, optional}; }
+
+    private:
+        static Located located(const SlotLease& lease) {
+            return {lease.place(), lease.resources()};
+        }
+        Located at_{};
+    };
+};
+
 // Records tasks in program order. Waits follow from what each task reads and writes; buffers are
 // assigned like registers, the one released longest ago first, so that copies run ahead of kernels
 // as far as the buffers reach.
@@ -80,40 +128,45 @@ public:
     const Plan& plan() const { return plan_; }
 
     SlotLease acquire(Class buffers);
-    SlotLease fetch_weights(int64_t layer);  // on the device, ready to compute with
+    template <Content content>
+    Lease<content> acquire() {
+        constexpr Class kBuffers = buffers_of(content);
+        return Lease<content>(acquire(kBuffers));
+    }
+    using Weights = Lease<Content::weights>;
+    using Gradient = Lease<Content::gradient>;
+    using TableGradient = Lease<Content::table_gradient>;
+    using Input = Lease<Content::input>;
+
+    Weights fetch_weights(int64_t layer);  // on the device, ready to compute with
     // The same just after an update; where every rank keeps all weights, it then has the new ones.
-    SlotLease fetch_updated_weights(int64_t layer);
+    Weights fetch_updated_weights(int64_t layer);
     void share_updates(int64_t layer);  // no more than that: every rank has the new ones
     // The layer fetched next. Where ranks gather weights and there is a buffer, its all-gather goes
     // before the exchanges that follow, and so beside the work of this layer.
     void prefetch_weights(int64_t layer);
-    SlotLease fetch_gradient(int64_t layer, bool first_group, bool of_table = false);
-    void spill_gradient(int64_t layer, const SlotLease& gradient, bool of_table = false);
+    Gradient fetch_gradient(int64_t layer, bool first_group);
+    TableGradient fetch_table_gradient(bool first_group);  // tied: the head's part of it
+    void spill_gradient(int64_t layer, const Gradient& gradient);
+    void spill_table_gradient(const TableGradient& gradient);
     // In the wire type, with norms. With several ranks they are under way to their owners, and
     // receive_gradient() takes in what has come: the later, the less anyone waits for it.
-    void send_gradient(int64_t layer, const SlotLease& gradient);
+    void send_gradient(int64_t layer, const Gradient& gradient);
     void receive_gradient();
-    SlotLease load_tokens(int64_t micro_batch, bool evaluation);
-    void send_report(const SlotLease& report);               // to the host
-    void save_input(int64_t layer, int64_t i, SlotLease x);  // a block's input, until recalled
-    SlotLease fetch_input(int64_t layer, int64_t i);
-    // The input recalled next. If it is away its way back begins here, before what follows.
+    Lease<Content::tokens> load_tokens(int64_t micro_batch, bool evaluation);
+    void send_report(const Lease<Content::report>& report);  // to the host
+    void save_input(int64_t layer, int64_t i, Input x);      // a block's input, until fetched
+    Input fetch_input(int64_t layer, int64_t i);
+    // The input fetched next. If it has left the device, its copy begins here.
     void prefetch_input(int64_t layer, int64_t i);
 
-    struct Operand {
-        const SlotLease* lease;
-        bool writes;
-    };
-    // `operands` become the task's places in order; a null lease is an empty place. `bytes`: of
-    // those ops that come in several sizes.
-    struct Detail {
-        int64_t bytes = 0;
-        uint8_t flags = 0;
-    };
-    void compute(Op op, int64_t layer, int64_t item, std::initializer_list<Operand> operands,
-                 const Detail& detail);
-    void compute(Op op, int64_t layer, int64_t item, std::initializer_list<Operand> operands) {
-        compute(op, layer, item, operands, Detail{});
+    // A task of this operation with these operands (planner/operands.h), on its row's lane.
+    template <template <class> class Operation>
+    void record(int64_t layer, int64_t item, const Operation<Leased>& operands,
+                const Detail& detail = {}) {
+        const auto given = std::apply([](const auto&... o) { return std::array{o.given()...}; },
+                                      op::fields<op::kOperands<Operation>>(operands));
+        record_kernel(Operation<Leased>::kOp, layer, item, given, detail);
     }
 
     void update_chunk(int64_t chunk, Op op);      // update, update_speculative or recast
@@ -131,12 +184,22 @@ public:
 private:
     friend class SlotLease;
     struct Impl;
-    SlotLease acquire_for_weights(int64_t layer);
-    SlotLease gather_shards(int64_t layer);
-    void gather(int64_t layer, const SlotLease& whole, const SlotLease* shards);
-    void exchange(int64_t chunk, const SlotLease& gradient);
+    struct Part;
+    void record_kernel(Op op, int64_t layer, int64_t item, std::span<const Leased::Given> operands,
+                       const Detail& detail);
+    Weights acquire_for_weights(int64_t layer);
+    Weights gather_shards(int64_t layer);
+    void gather(int64_t layer, Weights& whole, const Weights& shards);
+    template <Content content>
+    Lease<content> fetch_accumulator(int64_t layer, bool first_group);
+    template <Content content>
+    void spill_accumulator(int64_t layer, const Lease<content>& gradient);
+    template <template <class> class Operation>
+    void record_update(int64_t chunk, const Part& state, const Part& gradient, const Part& weight,
+                       const Detail& detail);
+    void exchange(int64_t chunk, const Gradient& gradient);
     void receive_oldest();
-    void gather_gradient(int64_t chunk, const SlotLease& wire);
+    void gather_gradient(int64_t chunk, const Lease<Content::wire>& wire);
     void agree();
     swap::Place leaves_in(const SlotLease& wire) const;
     void send_leaves(const Chunk& chunk, const SlotLease& wire);

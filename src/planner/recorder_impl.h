@@ -22,6 +22,21 @@ inline Place current(ObjectId object) { return {Place::Kind::current, object, 0}
 
 inline bool is_edge(const model::Layer& layer) { return layer.kind != model::LayerKind::block; }
 
+// An operand that is an object where it lives, or a buffer that it came to.
+struct Recorder::Part {
+    Place place{};
+    std::vector<uint32_t> resources{};
+    bool is_home = true;
+
+    static Part of(ObjectId object) { return {.place = current(object), .resources = {object}}; }
+    void move_to(const SlotLease& buffer) {
+        place = buffer.place();
+        resources.insert(resources.begin(), buffer.resources()[0]);
+        is_home = false;
+    }
+    Located located() const { return {place, resources}; }
+};
+
 struct Recorder::Impl {
     Impl(const Plan& the_plan, std::string name, Keep what)
         : plan(the_plan),
@@ -35,7 +50,8 @@ struct Recorder::Impl {
     }
 
     void emit(Task task, std::span<const Use> uses) {
-        if (task.verb == Verb::kernel && task.bytes == 0) task.bytes = touched_bytes(plan, task);
+        if (task.verb == Verb::kernel && task.bytes == 0)
+            task.bytes = row_of(task).bytes(work_of(plan, task));
         lane_bytes[static_cast<size_t>(task.lane)] += task.bytes;
         if (keep == Keep::bytes) return;
         if (task.object != swap::kNoObject) {
@@ -50,14 +66,6 @@ struct Recorder::Impl {
     }
     void emit(Task task, std::initializer_list<Use> uses) {
         emit(task, std::span<const Use>(uses.begin(), uses.size()));
-    }
-
-    Task kernel(Lane lane, Op op, int64_t chunk) const {
-        return {.verb = Verb::kernel,
-                .lane = lane,
-                .op = static_cast<uint8_t>(op),
-                .layer = static_cast<int32_t>(plan.chunks[static_cast<size_t>(chunk)].layer),
-                .item = static_cast<int32_t>(chunk)};
     }
 
     // Brings an object to `target` on the device, through a piece of host memory when it is on
@@ -146,8 +154,8 @@ struct Recorder::Impl {
     }
 
     // A layer's weights where they live on the device.
-    SlotLease resident(int64_t layer) const {
-        SlotLease lease;
+    Weights resident(int64_t layer) const {
+        Weights lease;
         lease.place_ = {Place::Kind::device, swap::kNoObject,
                         plan.layer_plans[static_cast<size_t>(layer)].device_offset};
         for (const Chunk& chunk : plan.chunks_of(layer)) lease.resources_.push_back(chunk.weight);
@@ -178,16 +186,14 @@ struct Recorder::Impl {
         write(object, piece, false);
     }
 
-    void update_on_device(int64_t index, Op op) {
-        FERRY_CHECK(op == Op::update, "what the device updates does not speculate");
-        const Chunk& chunk = plan.chunks[static_cast<size_t>(index)];
-        Task task = kernel(Lane::compute, op, index);
-        const Place state = current(chunk.state), weight = current(chunk.weight);
-        task.places = {state, state, current(chunk.gradient), weight,
-                       plan.state.split ? weight : Place{}};
-        emit(task, {{chunk.state, Effect::write},
-                    {chunk.gradient, Effect::read},
-                    {chunk.weight, Effect::write}});
+    // Where a rounded chunk goes. What the device updates stays there; of the wire buffer only the
+    // leaves are used then.
+    Part rounded(const Chunk& chunk, const SlotLease& wire) const {
+        Part part{.place = wire.place(), .resources = {wire.resources()[0]}};
+        if (!plan.updates_on_device(chunk)) return part;
+        part.place = current(chunk.gradient);
+        part.resources.push_back(chunk.gradient);
+        return part;
     }
 
     // A speculative update's pending versions: of the state, and of the weight where that is half
@@ -207,12 +213,12 @@ struct Recorder::Impl {
     swap::Schedule schedule;
     Hazards hazards;
     std::array<std::deque<int64_t>, kClasses> free;  // front: released longest ago
-    std::map<int64_t, SlotLease> saved_inputs;
+    std::map<int64_t, Input> saved_inputs;
     int64_t prefetched_layer = -1;  // whose weights `prefetched` are
-    SlotLease prefetched;
+    Weights prefetched;
     struct Arrival {  // the ranks' pieces of this rank's chunk, under way
         int64_t chunk = 0;
-        SlotLease pieces{};
+        Lease<Content::pieces> pieces{};
     };
     std::deque<Arrival> arrivals;  // the oldest first
 };

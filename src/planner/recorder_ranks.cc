@@ -9,45 +9,34 @@ namespace ferry::planner {
 
 // The whole layer on the device. Each rank brings its own shards; NVMe's bytes are verified before
 // they leave this rank, for the all-gather waits for every writer of the buffer.
-SlotLease Recorder::gather_shards(int64_t layer) {
+Recorder::Weights Recorder::gather_shards(int64_t layer) {
     const bool resident = plan_.layer_plans[static_cast<size_t>(layer)].resident;
-    SlotLease whole = acquire_for_weights(layer);
+    Weights whole = acquire_for_weights(layer);
     if (!resident) impl_->fetch_chunks(*this, layer, whole, [](const Chunk&) { return true; });
-    const SlotLease shards = resident ? impl_->resident(layer) : SlotLease();
-    gather(layer, whole, resident ? &shards : nullptr);
+    const Weights shards = resident ? impl_->resident(layer) : Weights();
+    gather(layer, whole, shards);
     return whole;
 }
 
 // Every rank's shards to their places in `whole`, from there or from this rank's `shards`.
-void Recorder::gather(int64_t layer, const SlotLease& whole, const SlotLease* shards) {
+void Recorder::gather(int64_t layer, Weights& whole, const Weights& shards) {
     const model::Layer& shape = plan_.layers[static_cast<size_t>(layer)];
-    Task task{.verb = Verb::kernel,
-              .lane = Lane::comm,
-              .op = static_cast<uint8_t>(Op::gather_weights),
-              .layer = static_cast<int32_t>(layer),
-              .bytes = zero::gathered_bytes(plan_.partition, shape, plan_.compute)};
-    task.places[0] = whole.place();
-    std::vector<Use> uses;
-    for (const uint32_t resource : whole.resources()) uses.push_back({resource, Effect::write});
-    if (shards) {
-        task.places[1] = shards->place();
-        for (const uint32_t resource : shards->resources())
-            uses.push_back({resource, Effect::read});
-    }
-    impl_->emit(task, uses);
+    record<op::GatherWeights>(
+        layer, -1, {.whole = whole, .shards = shards},
+        {.bytes = zero::gathered_bytes(plan_.partition, shape, plan_.compute)});
 }
 
-SlotLease Recorder::fetch_updated_weights(int64_t layer) {
+Recorder::Weights Recorder::fetch_updated_weights(int64_t layer) {
     const bool trains = plan_.layers[static_cast<size_t>(layer)].trainable_elements > 0;
     if (!trains || !plan_.partition.shares_updates()) return fetch_weights(layer);
     if (plan_.layer_plans[static_cast<size_t>(layer)].resident) {
-        SlotLease whole = impl_->resident(layer);
-        gather(layer, whole, nullptr);
+        Weights whole = impl_->resident(layer);
+        gather(layer, whole, {});
         return whole;
     }
-    SlotLease whole = acquire_for_weights(layer);
+    Weights whole = acquire_for_weights(layer);
     impl_->fetch_chunks(*this, layer, whole, [](const Chunk& chunk) { return !chunk.replica; });
-    gather(layer, whole, nullptr);
+    gather(layer, whole, {});
     for (const Chunk& chunk : plan_.chunks_of(layer)) {
         if (chunk.replica)
             impl_->send(*this, whole, chunk.first * size_of(plan_.compute), chunk.weight,
@@ -73,20 +62,16 @@ void Recorder::prefetch_weights(int64_t layer) {
 
 // Starts the exchange of one turn: this rank's chunk, and of every other rank the run that lies
 // alike in its shard. The ranks' chunks are alike, so all of them start the same exchanges.
-void Recorder::exchange(int64_t index, const SlotLease& gradient) {
+void Recorder::exchange(int64_t index, const Gradient& gradient) {
     auto& free = impl_->free[static_cast<size_t>(Class::pieces)];
     while (free.size() < 2 && !impl_->arrivals.empty()) receive_oldest();
     const Chunk& chunk = plan_.chunks[static_cast<size_t>(index)];
-    const SlotLease out = acquire(Class::pieces);
-    Task cut = impl_->kernel(Lane::compute, Op::cut, index);
-    cut.places = {gradient.place(), out.place()};
-    impl_->emit(cut,
-                {{gradient.resources()[0], Effect::read}, {out.resources()[0], Effect::write}});
-    SlotLease in = acquire(Class::pieces);
-    Task exchange = impl_->kernel(Lane::comm, Op::exchange, index);
-    exchange.bytes = zero::exchanged_bytes(plan_.partition, chunk.count * size_of(plan_.wire));
-    exchange.places = {out.place(), in.place()};
-    impl_->emit(exchange, {{out.resources()[0], Effect::read}, {in.resources()[0], Effect::write}});
+    auto out = acquire<Content::pieces>();
+    record<op::Cut>(chunk.layer, index, {.gradient = gradient, .pieces = out});
+    auto in = acquire<Content::pieces>();
+    record<op::Exchange>(
+        chunk.layer, index, {.to_ranks = out, .from_ranks = in},
+        {.bytes = zero::exchanged_bytes(plan_.partition, chunk.count * size_of(plan_.wire))});
     impl_->arrivals.push_back({index, std::move(in)});
 }
 
@@ -98,32 +83,26 @@ void Recorder::receive_oldest() {
     Impl::Arrival arrival = std::move(impl_->arrivals.front());
     impl_->arrivals.pop_front();
     const Chunk& chunk = plan_.chunks[static_cast<size_t>(arrival.chunk)];
-    const SlotLease wire = acquire(Class::wire);
-    Task sum = impl_->kernel(Lane::compute, Op::sum, arrival.chunk);
-    const bool stays = plan_.updates_on_device(chunk);  // as in send_gradient()
-    sum.places = {arrival.pieces.place(), stays ? current(chunk.gradient) : wire.place(),
-                  leaves_in(wire)};
-    std::vector<Use> uses{{arrival.pieces.resources()[0], Effect::read},
-                          {wire.resources()[0], Effect::write}};
-    if (stays) uses.push_back({chunk.gradient, Effect::write});
-    impl_->emit(sum, uses);
+    const auto wire = acquire<Content::wire>();
+    const Part sum = impl_->rounded(chunk, wire);
+    record<op::Sum>(
+        chunk.layer, arrival.chunk,
+        {.pieces = arrival.pieces, .wire = sum.located(), .leaves = Located{leaves_in(wire)}});
     arrival.pieces.release();
     send_leaves(chunk, wire);
-    if (stays) return;
+    if (plan_.updates_on_device(chunk)) return;
     if (plan_.partition.sharding.state)
         return impl_->send(*this, wire, 0, chunk.gradient, Class::gradient_piece);
     gather_gradient(arrival.chunk, wire);
 }
 
 // Where every rank updates everything, the others' chunks of the turn arrive as well.
-void Recorder::gather_gradient(int64_t index, const SlotLease& wire) {
+void Recorder::gather_gradient(int64_t index, const Lease<Content::wire>& wire) {
     const Chunk& mine = plan_.chunks[static_cast<size_t>(index)];
     const int64_t bytes = mine.count * size_of(plan_.wire);
-    const SlotLease all = acquire(Class::pieces);
-    Task task = impl_->kernel(Lane::comm, Op::gather_gradient, index);
-    task.bytes = zero::exchanged_bytes(plan_.partition, bytes);
-    task.places = {wire.place(), all.place()};
-    impl_->emit(task, {{wire.resources()[0], Effect::read}, {all.resources()[0], Effect::write}});
+    Lease<Content::wire> all(acquire(Class::pieces));
+    record<op::GatherGradient>(mine.layer, index, {.mine = wire, .all = all},
+                               {.bytes = zero::exchanged_bytes(plan_.partition, bytes)});
     const model::Segment& segment =
         zero::segment_of(plan_.layers[static_cast<size_t>(mine.layer)], mine.first);
     const int64_t shard = plan_.partition.shard_elements(segment);
@@ -136,10 +115,11 @@ void Recorder::gather_gradient(int64_t index, const SlotLease& wire) {
 
 // ---------------------------------------------------------------- outcome
 
+// Of what the host arena has of the step: whoever asks the ranks knows where.
 void Recorder::agree() {
-    Task task{.verb = Verb::kernel, .lane = Lane::comm, .op = static_cast<uint8_t>(Op::agree)};
-    impl_->emit(task,
-                {{plan_.leaves_resource, Effect::read}, {plan_.report_resource, Effect::read}});
+    const std::array<uint32_t, 1> leaves{plan_.leaves_resource}, report{plan_.report_resource};
+    record<op::Agree>(
+        -1, -1, {.leaves = Located{.resources = leaves}, .report = Located{.resources = report}});
 }
 
 }  // namespace ferry::planner

@@ -8,11 +8,10 @@
 
 namespace ferry::planner {
 
-// The part of the optimizer's work that is worth doing before the clip factor is known: none where
-// a quarter of the next forward pass hides all of it, else what leaves backward and forward the
-// same share of slack, for an update that is late by anything makes its layer's forward wait. No
-// more than backward hides. `out_of_place`: how many times as long as an update after the outcome a
-// speculative one takes.
+// The part of the optimizer's work that is worth doing before the clip factor is known. It is none
+// where a quarter of the next forward pass hides all of it. Else backward and forward are left the
+// same share of slack, as any late update makes its layer's forward wait. It is never more than
+// backward hides. `out_of_place`: seconds of a speculative update, of one after the outcome.
 double speculative_fraction(double forward_s, double backward_s, double optimizer_s,
                             double out_of_place);
 

@@ -94,7 +94,7 @@ public:
         const auto beside = [&](double wait_s) {
             return std::max({links_s, host_s, compute_s + wait_s});
         };
-        return {beside(waits.won), beside(waits.rest)};
+        return {beside(waits.committed), beside(waits.rest)};
     }
 
 private:
@@ -218,7 +218,7 @@ std::optional<double> expected_clipped(const Config& config) {
 double StepSeconds::expected(const Config& config) const {
     if (config.swap.speculate == "off") return rest;
     const double clipped = expected_clipped(config).value_or(0.5);
-    return (1 - clipped) * won + clipped * rest;
+    return (1 - clipped) * committed + clipped * rest;
 }
 
 StepSeconds step_seconds(const Config& config, const Workload& work,

@@ -25,11 +25,11 @@ double update_seconds(const Workload& work, const MachineFigures& machine);
 // The share of steps that will be clipped, where anything says so: none without a limit.
 std::optional<double> expected_clipped(const Config& config);
 
-// Of the slowest of compute, with what forward waits for updates, of copies, storage and the host's
-// memory, these busy without a pause: where the speculative updates of the step before were
-// committed, and where it made none.
+// Seconds of a step by its slowest link, each busy without a pause: compute with what forward waits
+// for updates, copies, storage, host memory. Once where the speculative updates of the step before
+// were committed, and once where it made none.
 struct StepSeconds {
-    double won = 0, rest = 0;
+    double committed = 0, rest = 0;
     // Of what a run will do: as often one as the other, unless the configuration says more.
     double expected(const Config& config) const;
 };

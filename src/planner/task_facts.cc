@@ -1,6 +1,5 @@
 #include "task_facts.h"
 
-#include "chunks.h"
 #include "planner/recorder.h"
 
 namespace ferry::planner {
@@ -29,60 +28,24 @@ std::vector<Owner> owners_of_objects(const Plan& plan) {
     return owners;
 }
 
-namespace {
-
-int64_t bytes_of_chunk(const Plan& plan, const swap::Task& task) {
-    const int64_t count = plan.chunks[static_cast<size_t>(task.item)].count;
-    const int64_t wire = size_of(plan.wire), leaves = count / kLeafElements * 4;
-    switch (static_cast<Op>(task.op)) {
-        case Op::round:
-            return count * (4 + wire) + leaves;
-        case Op::cut:
-            return plan.partition.ranks * count * (4 + wire);
-        case Op::sum:
-            return (plan.partition.ranks + 1) * count * wire + leaves;
-        case Op::update:
-        case Op::update_speculative:
-            return count * update_bytes(plan.state, plan.compute, plan.wire);
-        case Op::recast:
-            return count * (4 + size_of(plan.compute));
-        default:
-            return 0;  // what ranks exchange is counted by whoever records it
-    }
-}
-
-}  // namespace
-
-int64_t touched_bytes(const Plan& plan, const swap::Task& task) {
+Work work_of(const Plan& plan, const swap::Task& task) {
     const auto buffer = [&](Class c) { return plan.buffers[static_cast<size_t>(c)].bytes; };
-    const int64_t x = buffer(Class::activation), tokens = buffer(Class::tokens);
-    const auto weights = [&](int32_t layer) {
-        return plan.layers[static_cast<size_t>(layer)].elements * size_of(plan.compute);
-    };
-    // Added to: read and written.
-    const auto gradient = [&](int32_t layer) {
-        return 2 * plan.layers[static_cast<size_t>(layer)].trainable_elements * 4;
-    };
-    const int64_t table = plan.tied ? weights(0) : 0, of_table = plan.tied ? gradient(0) : 0;
-    switch (static_cast<Op>(task.op)) {
-        case Op::load_tokens:
-        case Op::load_evaluation:
-            return tokens;
-        case Op::embed:
-            return tokens + 2 * x;
-        case Op::forward:
-            return weights(task.layer) + 2 * x;
-        case Op::head:
-            return weights(task.layer) + table + tokens + 2 * x + gradient(task.layer) + of_table;
-        case Op::head_loss:
-            return weights(task.layer) + table + tokens + x;
-        case Op::backward:
-            return weights(task.layer) + 3 * x + gradient(task.layer);
-        case Op::embed_backward:
-            return tokens + 3 * x;
-        default:
-            return task.item >= 0 ? bytes_of_chunk(plan, task) : 0;
-    }
+    const int64_t tokens = buffer(Class::tokens);
+    Work work{.bytes = task.bytes,
+              .flags = task.flags,
+              .tokens = tokens / (2 * static_cast<int64_t>(sizeof(int32_t))),  // and their targets
+              .tokens_bytes = tokens,
+              .input_bytes = buffer(Class::activation),
+              .ranks = plan.partition.ranks,
+              .compute = plan.compute,
+              .wire = plan.wire,
+              .state = plan.state};
+    if (task.layer >= 0) work.layer = &plan.layers[static_cast<size_t>(task.layer)];
+    if (work.layer && plan.tied && work.layer->kind == model::LayerKind::head)
+        work.table = &plan.layers.front();
+    if (row_of(task).item == ItemOf::chunk)
+        work.elements = plan.chunks[static_cast<size_t>(task.item)].count;
+    return work;
 }
 
 }  // namespace ferry::planner

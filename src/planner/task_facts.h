@@ -1,4 +1,4 @@
-// What a task says of itself beyond what it does: for traces and for counting.
+// What a task says of itself beyond what it does, for traces.
 #pragma once
 
 #include <vector>
@@ -13,9 +13,5 @@ struct Owner {
     int32_t layer = -1, item = -1;
 };
 std::vector<Owner> owners_of_objects(const Plan& plan);
-
-// What a kernel reads and writes of its operands: scratch, report, and what ranks agree on apart.
-// Of a table the rows that occur, taken to be as large as the block input they make.
-int64_t touched_bytes(const Plan& plan, const swap::Task& task);
 
 }  // namespace ferry::planner

@@ -1,11 +1,15 @@
 #include <linux/mempolicy.h>
 #include <sys/syscall.h>
 #include <tbb/global_control.h>
+#include <tbb/info.h>
+#include <tbb/parallel_for.h>
 #include <unistd.h>
 
 #include <algorithm>
 
 #include "arena.h"
+#include "base/process_limits.h"
+#include "base/threads.h"
 #include "ferry/error.h"
 #include "topology/topology.h"
 
@@ -19,6 +23,18 @@ std::vector<int> without(const std::vector<int>& cores, std::span<const int> res
             left.push_back(core);
     }
     return left;
+}
+
+// TBB starts its workers when a loop first wants them; where one cannot be started, it throws on
+// the caller's thread or ends the process on a worker's. So they are tried here, and then taken
+// before the rest of the run needs threads of its own.
+void start_workers(int threads) {
+    const int workers = std::min(threads, tbb::info::default_concurrency()) - 1;
+    if (workers < 1) return;
+    require_threads(workers, "workers of the team");
+    constexpr int kNaps = 4;  // each worker has time to come
+    tbb::parallel_for(
+        0, kNaps * (workers + 1), [](int) { nap_after(400'000); }, tbb::simple_partitioner());
 }
 
 }  // namespace
@@ -69,6 +85,7 @@ NodeTeams::NodeTeams(const Topology& machine, int threads) {
         const auto where = pinned ? std::span<const int>(mine) : std::span<const int>();
         teams_.emplace_back(new Team(here, where, callers));
     }
+    start_workers(threads);
     int workers = 0;
     for (const auto& team : teams_) {
         team->arena_->first_worker = workers;

@@ -25,8 +25,8 @@ struct Topology {
     std::vector<Attached> attached{};  // on several nodes; on one there is nothing to choose
     int64_t l3_bytes = 0;
     int64_t memory_limit_bytes = 0;  // the cgroup's limit, else the machine's memory
-    // Of that limit, what was not in use when it was read: what other processes of the cgroup and
-    // this one held counts as used, files that the kernel merely caches do not. Without a cgroup's
+    // Of that limit, what was not in use when it was read. What this and other processes of the
+    // cgroup held counts as used; files that the kernel merely caches do not. Without a cgroup's
     // limit only this process counts.
     int64_t memory_left_bytes = 0;
     int64_t memlock_limit_bytes = 0;  // RLIMIT_MEMLOCK, which io_uring's registration is held to
@@ -54,8 +54,8 @@ std::string describe(const Topology& machine);
 // them, node by node. Where cores are fewer than parts, some serve several; those that are reserved
 // serve all.
 Topology with_part_of_cores(Topology machine, int part, int parts);
-// The machine with a process's equal part of what bounds all of `processes` together, whatever
-// cores each of them runs on: the memory limit, what is left of it, and the quota.
+// The machine with a process's equal part of what bounds all of `processes` together: the memory
+// limit, what is left of it, and the quota. The cores that each runs on do not matter.
 Topology with_part_of_limits(Topology machine, int processes);
 
 }  // namespace ferry

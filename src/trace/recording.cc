@@ -1,13 +1,13 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
+#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "base/files.h"
 #include "ferry/error.h"
+#include "ferry/units.h"
 #include "trace/trace.h"
 
 namespace ferry::trace {
@@ -18,31 +18,47 @@ std::string quoted(std::string_view text) {
     return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-void write_name(std::ostream& out, const char* what, size_t process, size_t thread,
-                std::string_view name) {
-    out << fmt::format(R"({{"ph":"M","name":"{}","pid":{},"tid":{},"args":{{"name":{}}}}},)", what,
-                       process, thread, quoted(name))
-        << '\n';
+// Text on its way to a file, a block at a time.
+class Text {
+public:
+    explicit Text(Draft& file) : file_(file) {}
+    template <class... Arguments>
+    void add(fmt::format_string<Arguments...> format, Arguments&&... arguments) {
+        fmt::format_to(std::back_inserter(text_), format, std::forward<Arguments>(arguments)...);
+        if (std::ssize(text_) >= kMiB) end();
+    }
+    void end() {
+        file_.write(text_);
+        text_.clear();
+    }
+
+private:
+    Draft& file_;
+    std::string text_{};
+};
+
+void write_name(Text& out, const char* what, size_t process, size_t thread, std::string_view name) {
+    out.add("{{\"ph\":\"M\",\"name\":\"{}\",\"pid\":{},\"tid\":{},\"args\":{{\"name\":{}}}}},\n",
+            what, process, thread, quoted(name));
 }
 
 // Times in microseconds, as the format wants them.
-void write_slice(std::ostream& out, const Slice& slice, size_t process, Nanos origin_ns) {
-    out << fmt::format(
-        R"({{"ph":"X","name":{},"pid":{},"tid":{},"ts":{:.3f},"dur":{:.3f},"args":{{)",
-        quoted(slice.name), process, slice.row,
-        static_cast<double>(slice.begin_ns - origin_ns) * 1e-3,
-        static_cast<double>(slice.end_ns - slice.begin_ns) * 1e-3);
+void write_slice(Text& out, const Slice& slice, size_t process, Nanos origin_ns) {
+    out.add(R"({{"ph":"X","name":{},"pid":{},"tid":{},"ts":{:.3f},"dur":{:.3f},"args":{{)",
+            quoted(slice.name), process, slice.row,
+            static_cast<double>(slice.begin_ns - origin_ns) * 1e-3,
+            static_cast<double>(slice.end_ns - slice.begin_ns) * 1e-3);
     const char* separator = "";
     const auto argument = [&](const char* name, int64_t value, bool said) {
         if (!said) return;
-        out << separator << '"' << name << "\":" << value;
+        out.add("{}\"{}\":{}", separator, name, value);
         separator = ",";
     };
     argument("step", slice.step, slice.step >= 0);
     argument("layer", slice.layer, slice.layer >= 0);
     argument("item", slice.item, slice.item >= 0);
     argument("bytes", slice.bytes, slice.bytes > 0);
-    out << "}},\n";
+    out.add("}}}},\n");
 }
 
 }  // namespace
@@ -69,8 +85,9 @@ void Recording::write(const std::string& path) const {
     Nanos origin_ns = size() > 0 ? slices_[0].begin_ns : 0;
     for (size_t i = 0; i < size(); ++i) origin_ns = std::min(origin_ns, slices_[i].begin_ns);
 
-    std::ofstream out(path, std::ios::trunc);
-    out << "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
+    Draft file(path, "the trace cannot be written");
+    Text out(file);
+    out.add("{{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
     for (const auto& [group, process] : processes) {
         write_name(out, "process_name", process, 0, group);
     }
@@ -81,14 +98,10 @@ void Recording::write(const std::string& path) const {
         write_slice(out, slices_[i], processes.at(rows_[slices_[i].row].group), origin_ns);
     }
     // The list ends without a comma after its last event.
-    out << fmt::format(R"({{"ph":"M","name":"slices_dropped","pid":0,"args":{{"count":{}}}}}]}})",
-                       dropped())
-        << '\n';
-    if (out.flush()) return;
-    throw Error(Trouble::io, {.what = "the trace cannot be written",
-                              .where = path,
-                              .measured = std::strerror(errno),
-                              .remedy = "name a file in a directory that you may write to"});
+    out.add("{{\"ph\":\"M\",\"name\":\"slices_dropped\",\"pid\":0,\"args\":{{\"count\":{}}}}}]}}\n",
+            dropped());
+    out.end();
+    file.publish();
 }
 
 }  // namespace ferry::trace

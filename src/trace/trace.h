@@ -51,7 +51,7 @@ public:
     size_t size() const noexcept;
     size_t dropped() const noexcept;
     const Slice& operator[](size_t i) const { return slices_[i]; }
-    // Replaces the file. Throws Trouble::io.
+    // Replaces the file whole, or leaves what was there. Throws Trouble::io.
     void write(const std::string& path) const;
 
 private:

@@ -19,14 +19,15 @@ struct WeightTraffic {
     double frozen_bytes = 0;
     double read_bytes = 0;  // that a step needs on the device, a layer counted at each visit
 };
-// Blocks are visited forward, and backward where a gradient passes through them; the head once; of
-// the embedding only the rows of a step's tokens, and all of it with the head when it is tied.
+// Blocks are visited forward, and backward where a gradient passes through them. The head is
+// visited once. Of the embedding only the rows of a step's tokens are, and all of it when it is
+// tied.
 WeightTraffic weight_traffic(const std::vector<model::Layer>& layers, const model::Shape& shape,
                              int64_t step_tokens, DType type);
 
-// Bytes that must reach a rank from the others in a step, wherever its state and weights lie: at
-// stage 3 a layer's weights at each visit, at 1 and 2 those that were updated, once; and gradients,
-// to whoever updates by them.
+// Bytes that must reach a rank from the others in a step, wherever its state and weights lie. Stage
+// 3 sends a layer's weights at each visit, stages 1 and 2 those that were updated, once. Gradients
+// go to the rank that updates by them.
 double comm_traffic(const std::vector<model::Layer>& layers, const zero::Partition& partition,
                     DType compute, DType wire);
 double comm_rate(const LinkSpeeds& speeds);  // bytes a second that reach a rank from the others
@@ -36,10 +37,10 @@ double comm_seconds(double bytes, int64_t operations, const LinkSpeeds& speeds);
 // Of a query of a block, on average over a sequence.
 double keys_seen(const model::Shape& shape, int64_t sequence, int64_t block);
 
-// Floating-point operations that the model asks for in a step, whatever is computed again: of each
-// matrix 2 a token and element forward, 2 for its input's gradient where one is asked for and 2 for
-// its own where it trains (6 N T in all), and of attention the scores and the weighted sums, with
-// the keys that a query sees: 6 s d a token and block without a window.
+// Floating-point operations that the model asks for in a step, without recomputation. A matrix
+// takes 2 a token and element forward, 2 for its input's gradient where there is one, and 2 for its
+// own where it trains: 6 N T in all. Attention takes the scores and the weighted sums over the keys
+// that a query sees: 6 s d a token and block without a window.
 double model_flops(const std::vector<model::Layer>& layers, const model::Shape& shape,
                    int64_t sequence, int64_t step_tokens);
 

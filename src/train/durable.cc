@@ -47,10 +47,39 @@ Error nothing_to_resume() {
                        "but for its last steps"}};
 }
 
+Error nothing_durable(const std::string& removed, int64_t step) {
+    return {Trouble::io,
+            {.what = "a file of the durable state was removed or replaced under the run: nothing "
+                     "of it will outlive the process",
+             .where = removed,
+             .measured = fmt::format("seen after step {}", step),
+             .remedy = "the run goes on, and ends with exit code 4: write its weights "
+                       "(--weights-out, --export), and give the next one a directory of its own"}};
+}
+
 bool is_of_storage(const std::exception& error) {
     const auto* known = dynamic_cast<const Error*>(&error);
     return known && known->trouble() == Trouble::io;
 }
+
+namespace {
+
+// No word that a state is good where a byte of it is known to be wrong.
+const char* what_resumes(swap::Store::Wrong wrong) {
+    switch (wrong) {
+        case swap::Store::Wrong::none:
+            return "--resume goes on from the last durable step";
+        case swap::Store::Wrong::elsewhere:
+            return "the last durable step has none of these bytes: --resume proves the others and "
+                   "goes on from it";
+        case swap::Store::Wrong::in_published:
+            break;
+    }
+    return "the last durable step has these bytes too: --resume reads all of it first, and goes on "
+           "only if they are right then, or the durable step before it is still whole";
+}
+
+}  // namespace
 
 void throw_again_at(const Moment& moment) {
     const auto add = [](std::string& to, const char* between, const std::string& text) {
@@ -66,7 +95,7 @@ void throw_again_at(const Moment& moment) {
             (begun ? "in step " : "after step ") + std::to_string(moment.step));
         add(problem.limit, "; ", "the last good step is " + std::to_string(moment.last_good));
         if (moment.durable)
-            add(problem.remedy, "; ", "--resume goes on from the last durable step");
+            add(problem.remedy, "; ", what_resumes(moment.wrong));
         else if (moment.stores)
             add(problem.remedy, "; ",
                 "its state is lost: start again (checkpoint.durable_steps keeps it)");

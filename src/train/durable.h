@@ -29,13 +29,15 @@ std::string identity_of(const Config& config, const std::string& numerics,
 
 // Ranks do not publish their steps together: what one has durable, another may have lost.
 Error several_ranks_not_durable(int ranks);
-Error nothing_to_resume();  // of a run without NVMe
+Error nothing_to_resume();                                        // of a run without NVMe
+Error nothing_durable(const std::string& removed, int64_t step);  // seen after it
 
 // Where a run is when something fails: `step` is the last that was begun, `last_good` the last that
 // was committed.
 struct Moment {
     int64_t step = 0, last_good = 0;
     bool stores = false, durable = false;  // something on NVMe; steps that outlive the process
+    swap::Store::Wrong wrong = swap::Store::Wrong::none;
 };
 bool is_of_storage(const std::exception& error);
 // In a handler: throws the exception again. Storage knows the place alone: what it says gets the

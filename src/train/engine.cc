@@ -26,10 +26,12 @@
 #include "rank_lane.h"
 #include "rank_planner.h"
 #include "ranks.h"
+#include "resumed_kernels.h"
 #include "schedules.h"
 #include "shared_values.h"
 #include "state_io.h"
 #include "step_kernels.h"
+#include "storage_room.h"
 #include "threads.h"
 #include "trace_rows.h"
 #include "volume_options.h"
@@ -61,15 +63,15 @@ public:
           loader_(loader_options(config, shape_, partition_)),
           layers_(model::layers_of(shape_, config.freeze, config.optimizer.decay_norms_and_biases,
                                    world_.ranks)),
-          loaded_(LoadedWeights::of(config.model, shape_, layers_)),
+          loaded_(load(config)),
           device_(*context_->device),
-          ops_(ops_on(device_, config, teams_->all())),
+          ops_(operations(runtime.resume)),
           decoder_(shape_, numerics_, layers_, *ops_),
           directories_(executor_.simulated()
                            ? nullptr
                            : std::make_unique<RankDirectories>(config, config_, world_)),
           planner_(make_planner(config)),
-          plan_(within_memory(planner_.plan(ranks_, executor_), config_, topology_, device_)),
+          plan_(within_limits(planner_.plan(ranks_, executor_), runtime.resume)),
           pool_(topology_, config_.budgets.host_bytes),
           arena_(reserve_arenas(plan_, device_, *teams_, pool_, start_up_)),
           trace_rows_(recording_, swap::lanes_of(world_.ranks)),
@@ -84,7 +86,7 @@ public:
           store_(swap::Store::make(store_options(), executor_, device_, volume_.get(), kernels_)),
           state_(plan_, *store_, teams_->all(), StateIo::staging_of(plan_, arena_)),
           record_(identity_of(config, numerics_record(), loader_.info()), config.steps) {
-        if (world_.rank == 0) warn_of_text(config_, described_, loader_.info());
+        if (world_.rank == 0) warn_of_text(config_, described_);
         pool_.seal();
         log_machine(config_, topology_, device_, executor_);
         if (!executor_.simulated()) log_planned_by(figures_, config_);
@@ -176,7 +178,8 @@ private:
         } catch (const std::exception& error) {
             context_->abandon(error.what());
             if (volume_ && is_of_storage(error)) volume_->note_lost();
-            throw_again_at({step_, last_good_, volume_ != nullptr, plan_.durable});
+            throw_again_at(
+                {step_, last_good_, volume_ != nullptr, plan_.durable, store_->what_was_wrong()});
         }
     }
 
@@ -188,6 +191,8 @@ private:
         add_links(report.links, *store_, world_.ranks);
         report.reserved = reserved_by(device_, pool_, volume_.get());
         if (volume_) report.paths = volume_->counters();
+        look_for_files();
+        report.removed = removed_;
         return report;
     }
 
@@ -218,7 +223,9 @@ private:
         const int64_t micro_batches = config_.evaluate.micro_batches;
         HeldBack mine;
         for (int64_t done = 0; done < micro_batches; done += schedules_.evaluation_size) {
-            store_->append(schedules_.evaluation, world_.rank * micro_batches + done, step_);
+            kernels_.states()[++sequence_] = {
+                .step = step_, .held_back_before = world_.rank * micro_batches + done};
+            store_->append(schedules_.evaluation, sequence_, step_);
             store_->drain();
             mine.add(judge_.held_back(schedules_.evaluation_size));
         }
@@ -241,6 +248,22 @@ private:
         if (!ranks_) return mine(whole, sink);
         share_values(*ranks_, executor_, partition_, plan_.layers[static_cast<size_t>(layer)],
                      whole, mine, sink);
+    }
+
+    // Before memory is reserved and touched, which takes a minute where there is much.
+    Plan within_limits(Plan plan, bool resumes) const {
+        plan = within_memory(std::move(plan), config_, topology_, device_);
+        return executor_.simulated() || resumes ? plan : with_room(std::move(plan), config_);
+    }
+
+    std::unique_ptr<LoadedWeights> load(const Config& config) const {
+        check_vocabulary(config, described_, loader_.info());
+        return LoadedWeights::of(config.model, shape_, layers_);
+    }
+
+    std::unique_ptr<ops::Ops> operations(bool resumes) {
+        if (resumes && !ranks_) take_recorded_kernels(config_, shape_, device_);
+        return ops_on(device_, config_, teams_->all());
     }
 
     RankPlanner make_planner(const Config& config) {
@@ -315,8 +338,9 @@ private:
 
     // After it everything that takes device memory has taken it, and the cap can be judged.
     void warm_up_device() {
-        kernels_.states()[0] = {.step = 1, .gradient_scale = 1};
-        kernels_.states()[-1].after_outcome = judge_.scalars(1, 1.0);  // of an arena of zeros
+        StepStates& states = kernels_.states();
+        states[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
+        states.before(StepStates::kMeasured).after_outcome = judge_.scalars(1, 1.0);  // of zeros
         warm_up(schedules_.steady(), bench());
         store_->drain();  // throws what went wrong
         check_device_memory(device_, plan_, config_);
@@ -389,6 +413,7 @@ private:
         last_good_ = step_;
         if (volume_) volume_->note_step(step_);
         if (!plan_.durable) return;
+        look_for_files();
         committed_ = record_.write({.step = step_,
                                     .updates = updates_,
                                     .loss_scale = loss_scale_.state(),
@@ -398,11 +423,19 @@ private:
                                    plan_.record_bytes - swap::map_bytes(plan_.objects));
     }
 
+    // The run goes on without them, and nothing of it outlives the process.
+    void look_for_files() {
+        if (!plan_.durable || !removed_.empty()) return;
+        removed_ = volume_->missing();
+        if (!removed_.empty()) log_warn(nothing_durable(removed_, last_good_).what());
+    }
+
     // Finishes the last step, to the last byte that is to be durable; its time is the steps'.
     void drain() {
         const Nanos start = executor_.now();
         if (previous_ != Previous::none) {
-            store_->append(schedules_.drains[static_cast<size_t>(previous_)], ++sequence_, step_);
+            kernels_.states()[++sequence_] = {.step = step_};
+            store_->append(schedules_.drains[static_cast<size_t>(previous_)], sequence_, step_);
             previous_ = Previous::none;
         }
         if (plan_.durable && durable_step_ != step_) {
@@ -440,6 +473,7 @@ private:
     const model::Shape& shape_ = described_.shape;
     model::Numerics numerics_;
     TokenLoader loader_;
+    std::string removed_{};  // a file of the durable state that was removed under the run
     std::vector<model::Layer> layers_;
     std::unique_ptr<LoadedWeights> loaded_;  // until the state is initialised
     Device& device_;
@@ -476,7 +510,7 @@ void Run::measure() {
     if (figures_) return judge(shared_by(*figures_, world_.local_ranks));
     totals_ = so_far();  // drained, all buffers are free; what is moved from here is not the run's
     const trace::Recording::Pause pause(recording_);
-    kernels_.states()[0] = {.step = 1, .gradient_scale = 1};
+    kernels_.states()[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
     Figures figures =
         measure_figures(schedules_.steady(), bench(), *teams_, topology_, judge_.scalars(1, 1.0)[0],
                         arena_, shape_.vocab, updated_bytes(plan_));

@@ -1,13 +1,14 @@
 // A run's weights as a directory that transformers loads.
+#include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 
+#include "base/files.h"
 #include "checkpoint/checkpoint.h"
 #include "ferry/train.h"
 #include "loaded_weights.h"
@@ -45,26 +46,16 @@ void copy_companions(const std::filesystem::path& from, const std::filesystem::p
         std::error_code reason;
         if (!std::filesystem::is_regular_file(from / name, reason)) continue;
         made.add(to / name);
-        std::filesystem::copy_file(from / name, to / name, reason);
-        if (!reason) continue;
-        throw Error(Trouble::io, {.what = "a file of the model cannot be copied",
-                                  .where = from / name,
-                                  .measured = reason.message()});
+        checkpoint::copy_file(from / name, to / name);
     }
-}
-
-std::string text_of(const std::filesystem::path& path) {
-    std::ifstream file(path, std::ios::binary);
-    std::ostringstream text;
-    text << file.rdbuf();
-    return std::move(text).str();
 }
 
 // What was read from a directory goes back as it was, but for the type.
 std::string description_of(const Config& config, DType type) {
-    if (!config.model.path.empty())
-        return model::with_type(text_of(std::filesystem::path(config.model.path) / "config.json"),
-                                type);
+    if (!config.model.path.empty()) {
+        const std::string path = std::filesystem::path(config.model.path) / "config.json";
+        return model::with_type(read_text_file(path, kModelFile), path, type);
+    }
     const model::Description own = model_of(config);
     return model::describe_llama(own.shape, own.context, type);
 }
@@ -107,6 +98,12 @@ ExportDirectory::ExportDirectory(std::string path) : path_(std::move(path)) {
         refuse(path_, "the directory cannot be made", reason ? reason.message() : "");
     if (::access(path_.c_str(), W_OK | X_OK) != 0)
         refuse(path_, "nothing can be written there", std::strerror(errno));
+    // Two runs that find it empty would mix their files. Where nothing can be locked, they may.
+    lock_ = open_above_standard(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (lock_ >= 0 && ::flock(lock_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+        ::close(lock_);
+        refuse(path_, "another ferry is about to write there", "the directory is locked");
+    }
     if (!std::filesystem::is_empty(path_))
         refuse(path_, "the directory is not empty",
                std::filesystem::directory_iterator(path_)->path().filename());
@@ -114,6 +111,7 @@ ExportDirectory::ExportDirectory(std::string path) : path_(std::move(path)) {
 
 ExportDirectory::~ExportDirectory() {
     if (made_) ::rmdir(path_.c_str());  // which takes an empty one only
+    if (lock_ >= 0) ::close(lock_);
 }
 
 void give_weights(Engine& engine) {

@@ -87,7 +87,7 @@ public:
         pool.lock_for(*device_, staging, teams->all());
         pool.seal();
         StepKernels kernels(sample, *teams, {&decoder, ops.get(), nullptr});
-        kernels.states()[0] = {.step = 1, .gradient_scale = 1};
+        kernels.states()[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
         const auto store =
             swap::Store::make({.host_arena = staging}, *executor_, *device_, nullptr, kernels);
         Figures found = measure_figures(
@@ -205,18 +205,8 @@ private:
         return found;
     }
 
-    // The same buffers and nothing else: kernels take as long wherever their weights come from.
     Plan buffers_of(const Plan& plan) const {
-        Config config = config_;
-        config.budgets = {.device_bytes = plan.device_overhead_bytes + device_buffer_bytes(plan)};
-        config.checkpoint = {};
-        config.swap = {.chunk_elements = plan.chunk_elements,
-                       .groups = plan.groups,
-                       .state_on_device = 0,
-                       .save_attention = plan.blocks_keeping(model::Saved::attention),
-                       .save_mlp = plan.blocks_keeping(model::Saved::mlp),
-                       .save_inputs = plan.blocks_keeping_inputs()};
-        Plan sample = this->plan(config);
+        Plan sample = this->plan(config_of_buffers(config_, plan));
         sample.host_bytes = sample.io_bytes;
         return sample;
     }

@@ -1,5 +1,5 @@
 // What a step would take: figures of a machine, each measured alone, and a plan's schedules
-// replayed in thought with them. Engine compares the same figures with what it measures; `ferry
+// simulated with them. Engine compares the same figures with what it measures; `ferry
 // plan` needs neither tokens nor the memory of a run.
 #pragma once
 

@@ -11,6 +11,7 @@ namespace ferry::train {
 
 using model::Saved;
 using planner::Op;
+using planner::TimedBy;
 
 bool is_timed(const swap::Task& task) {
     return task.lane == swap::Lane::compute && !is_update(task);
@@ -18,43 +19,50 @@ bool is_timed(const swap::Task& task) {
 
 namespace {
 
-// The kernels of several sizes, in elements and in bytes.
-bool is_of_chunk(Op op) { return op == Op::round || op == Op::cut || op == Op::sum; }
-bool is_of_bytes(Op op) { return op == Op::zero || op == Op::add; }
+TimedBy timed_by(const KernelTimes::Kind& kind) {
+    return planner::row_of(static_cast<Op>(kind[0])).timed_by;
+}
+// The kernels of several sizes: their times grow with them.
+bool scales(const KernelTimes::Kind& kind) {
+    return timed_by(kind) == TimedBy::elements || timed_by(kind) == TimedBy::bytes;
+}
+// A block's backward, which differs by what it was given and what it is to give.
+bool has_flags(const KernelTimes::Kind& kind) { return timed_by(kind) == TimedBy::flags; }
 
 bool keeps(const KernelTimes::Kind& kind, Saved what) {
-    return kind[0] == static_cast<int64_t>(Op::backward) && (kind[2] & planner::flag_of(what)) != 0;
+    return has_flags(kind) && (kind[2] & planner::flag_of(what)) != 0;
 }
 
 }  // namespace
 
 KernelTimes::Kind kind_of(const swap::Task& task, const planner::Plan& plan) {
     const auto layer = static_cast<int64_t>(plan.layers[static_cast<size_t>(task.layer)].kind);
-    const auto op = static_cast<Op>(task.op);
-    if (is_of_chunk(op)) return {task.op, layer, plan.chunks[static_cast<size_t>(task.item)].count};
-    if (is_of_bytes(op)) return {task.op, layer, task.bytes};
-    return {task.op, layer, task.flags};
+    switch (planner::row_of(task).timed_by) {
+        case TimedBy::elements:
+            return {task.op, layer, plan.chunks[static_cast<size_t>(task.item)].count};
+        case TimedBy::bytes:
+            return {task.op, layer, task.bytes};
+        case TimedBy::flags:
+            return {task.op, layer, task.flags};
+        default:
+            return {task.op, layer, 0};
+    }
 }
 
 std::string KernelTimes::name_of(const Kind& kind) {
     static constexpr std::array kLayers{"embedding", "block", "head"};
-    const auto op = static_cast<Op>(kind[0]);
-    const std::string name =
-        fmt::format("{}, {}", planner::name_of(op), kLayers.at(static_cast<size_t>(kind[1])));
-    if (is_of_chunk(op)) return fmt::format("{}, {} elements", name, kind[2]);
-    if (is_of_bytes(op)) return fmt::format("{}, {}", name, format_bytes(kind[2]));
+    const std::string name = fmt::format("{}, {}", planner::name_of(static_cast<Op>(kind[0])),
+                                         kLayers.at(static_cast<size_t>(kind[1])));
+    if (timed_by(kind) == TimedBy::elements) return fmt::format("{}, {} elements", name, kind[2]);
+    if (timed_by(kind) == TimedBy::bytes) return fmt::format("{}, {}", name, format_bytes(kind[2]));
     std::string flags;
-    if (op == Op::backward && (kind[2] & planner::kNeedsDx) == 0) flags += ", of weights alone";
+    if (has_flags(kind) && (kind[2] & planner::kNeedsDx) == 0) flags += ", of weights alone";
     if (keeps(kind, Saved::attention)) flags += ", attention kept";
     if (keeps(kind, Saved::mlp)) flags += ", MLP kept";
     return name + flags;
 }
 
 namespace {
-
-bool is_backward(const KernelTimes::Kind& kind) {
-    return kind[0] == static_cast<int64_t>(Op::backward);
-}
 
 // The same block's backward that keeps this result where that one did not, and the reverse.
 KernelTimes::Kind other_backward(KernelTimes::Kind kind, Saved what) {
@@ -92,11 +100,9 @@ std::map<KernelTimes::Kind, double>::const_iterator nearest_backward(
 std::map<KernelTimes::Kind, double>::const_iterator nearest(const KernelTimes& times,
                                                             const KernelTimes::Kind& kind) {
     const auto exact = times.seconds.find(kind);
-    const auto op = static_cast<Op>(kind[0]);
-    const bool scales = is_of_chunk(op) || is_of_bytes(op);
     if (exact != times.seconds.end()) return exact;
-    if (is_backward(kind)) return nearest_backward(times, kind);
-    if (!scales) return exact;
+    if (has_flags(kind)) return nearest_backward(times, kind);
+    if (!scales(kind)) return exact;
     auto best = times.seconds.end();
     double least = 0;
     for (auto it = times.seconds.begin(); it != times.seconds.end(); ++it) {
@@ -118,7 +124,7 @@ double KernelTimes::of(const swap::Task& task, const planner::Plan& plan) const 
     const auto known = nearest(*this, kind);
     FERRY_CHECK(known != seconds.end(), "a kernel that was not measured");
     if (known->first == kind) return known->second;
-    if (is_backward(kind))
+    if (has_flags(kind))
         return std::max(0.0, known->second + again_s(*this, kind) - again_s(*this, known->first));
     return known->second * static_cast<double>(kind[2]) / static_cast<double>(known->first[2]);
 }

@@ -18,16 +18,16 @@ public:
     // Of the directory that the configuration names; null where it names none or loads nothing.
     static std::unique_ptr<LoadedWeights> of(const ModelConfig& config, const model::Shape& shape,
                                              const std::vector<model::Layer>& layers);
-    // Opens the files and holds them against the layers; throws usage for tensors that are missing,
-    // unknown, of another shape than the configuration says or of a type that ferry does not read,
-    // and for a head of its own beside tied embeddings.
+    // Opens the files and compares them with the layers. Throws usage for a tensor that is missing,
+    // unknown, of another shape than the configuration says or of a type that ferry does not read.
+    // So does a head of its own beside tied embeddings.
     LoadedWeights(const std::string& path, const model::Shape& shape,
                   const std::vector<model::Layer>& layers);
     // fp32 values of elements [first, first + out.size()) of a layer's flat buffer, padding zero.
     // Any thread.
     void fill(const model::Layer& layer, int64_t first, std::span<float> out) const;
-    // The same for the same weights. Of other ones it is another as good as certainly: all names
-    // and types, and of each tensor its first values and some in between and at its end.
+    // Equal weights have equal digests; other weights almost certainly have another. It is of all
+    // names and types, and of each tensor's first and last values and some in between.
     uint64_t digest() const;
     void log_rate(double seconds) const;  // at which all were filled
 

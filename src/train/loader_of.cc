@@ -3,6 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "base/log.h"
+#include "ferry/error.h"
 #include "ferry/train.h"
 
 namespace ferry::train {
@@ -28,21 +29,28 @@ int64_t evaluation_sequences(const Config& config) {
     return TokenLoader(options).evaluation_sequences();
 }
 
-void warn_of_text(const Config& config, const model::Description& made,
-                  const TokenFileInfo& tokens) {
-    if (config.batch.sequence > made.context) {
-        log_warn(fmt::format("batch.sequence is {}, but the model was made for {} tokens",
-                             config.batch.sequence, made.context));
-    }
+void warn_of_text(const Config& config, const model::Description& made) {
+    if (config.batch.sequence <= made.context) return;
+    log_warn(fmt::format("batch.sequence is {}, but the model was made for {} tokens",
+                         config.batch.sequence, made.context));
+}
+
+void check_vocabulary(const Config& config, const model::Description& made,
+                      const TokenFileInfo& tokens) {
     // Tables are often padded by some rows, never to twice as many.
-    if (config.model.path.empty() || !config.model.load ||
-        tokens.vocabulary * 2 > static_cast<uint64_t>(made.shape.vocab))
-        return;
-    log_warn(
-        fmt::format("{} holds tokens of a vocabulary of {}, the model knows {}: they may not be "
-                    "its tokenizer's "
-                    "(ferry data --ids makes a file of those)",
-                    config.data.tokens, tokens.vocabulary, made.shape.vocab));
+    const auto known = static_cast<uint64_t>(made.shape.vocab);
+    if (config.model.path.empty() || !config.model.load || known / 2 < tokens.vocabulary) return;
+    const std::string text =
+        fmt::format("a vocabulary of {}, where the model's has {}", tokens.vocabulary, known);
+    if (config.data.small_vocabulary == "ignore")
+        return log_warn(config.data.tokens + " has " + text);
+    throw Error(Trouble::usage,
+                {.what = "the tokens can hardly be those of the model's own tokenizer",
+                 .where = "data.tokens: " + config.data.tokens,
+                 .measured = text,
+                 .limit = "more than half of the model's",
+                 .remedy = "write the ids of its tokenizer (ferry data --ids, docs/models.md), or "
+                           "insist with data.small_vocabulary \"ignore\""});
 }
 
 }  // namespace ferry::train

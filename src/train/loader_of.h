@@ -12,9 +12,11 @@ namespace ferry::train {
 // `config` is the run's. The loader gives one rank's share of its micro-batches.
 TokenLoader::Options loader_options(const Config& config, const model::Shape& shape,
                                     const zero::Partition& partition = {});
-// Where sequences are longer than those that the model was made for, and where the tokens can
-// hardly be those of its own tokenizer.
-void warn_of_text(const Config& config, const model::Description& made,
-                  const TokenFileInfo& tokens);
+// Where sequences are longer than those that the model was made for.
+void warn_of_text(const Config& config, const model::Description& made);
+// Refuses tokens that can hardly be those of the tokenizer that loaded weights go with, unless the
+// configuration insists.
+void check_vocabulary(const Config& config, const model::Description& made,
+                      const TokenFileInfo& tokens);
 
 }  // namespace ferry::train

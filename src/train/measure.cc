@@ -11,6 +11,7 @@
 #include "memory_left.h"
 #include "predict.h"
 #include "state_io.h"
+#include "step_state.h"
 
 namespace ferry::train {
 
@@ -21,20 +22,6 @@ double seconds_of(const Work& work) {
     const auto start = std::chrono::steady_clock::now();
     work();
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-// An operand of the compute lane is a buffer of the device, or an object that lies there for good:
-// a gradient that waits for its update, and once a run is drained none does.
-swap::Call call_of(const swap::Task& task, const Bench& on) {
-    swap::Call call{.task = &task, .step = 0, .at = {}, .store = &on.store};
-    std::byte* memory = on.device.memory().data();
-    for (size_t i = 0; i < swap::kPlaces; ++i) {
-        const swap::Place& place = task.places[i];
-        if (place.kind == swap::Place::Kind::device) call.at[i] = memory + place.offset;
-        if (place.kind == swap::Place::Kind::current)
-            call.at[i] = memory + on.plan.objects[place.object].offset;
-    }
-    return call;
 }
 
 // Runs work(i) `times` times on a stream and waits for the last; seconds of each.
@@ -99,6 +86,32 @@ private:
 };
 
 }  // namespace
+
+// An operand of the compute lane is a buffer of the device, or an object that lies there for good:
+// a gradient that waits for its update, and once a run is drained none does.
+swap::Call call_of(const swap::Task& task, const Bench& on) {
+    swap::Call call{.task = &task, .sequence = StepStates::kMeasured, .at = {}, .store = &on.store};
+    std::byte* memory = on.device.memory().data();
+    for (size_t i = 0; i < swap::kPlaces; ++i) {
+        const swap::Place& place = task.places[i];
+        if (place.kind == swap::Place::Kind::device) call.at[i] = memory + place.offset;
+        if (place.kind == swap::Place::Kind::current)
+            call.at[i] = memory + on.plan.objects[place.object].offset;
+    }
+    return call;
+}
+
+Config config_of_buffers(Config config, const planner::Plan& plan) {
+    config.budgets = {.device_bytes = plan.device_overhead_bytes + device_buffer_bytes(plan)};
+    config.checkpoint = {};
+    config.swap = {.chunk_elements = plan.chunk_elements,
+                   .groups = plan.groups,
+                   .state_on_device = 0,
+                   .save_attention = plan.blocks_keeping(model::Saved::attention),
+                   .save_mlp = plan.blocks_keeping(model::Saved::mlp),
+                   .save_inputs = plan.blocks_keeping_inputs()};
+    return config;
+}
 
 void fill_device(const Bench& on, std::byte* to, int64_t bytes,
                  std::span<const std::byte> pattern) {

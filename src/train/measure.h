@@ -16,7 +16,7 @@
 
 namespace ferry::train {
 
-// What is measured on. Kernels run as those of schedule 0.
+// What is measured on. Kernels run as those of StepStates::kMeasured.
 struct Bench {
     const planner::Plan& plan;
     Device& device;
@@ -31,6 +31,12 @@ struct Bench {
 bool is_timed(const swap::Task& task);
 // Blocks are alike; edge layers and chunks of different sizes are not.
 KernelTimes::Kind kind_of(const swap::Task& task, const planner::Plan& plan);
+
+// The operands of a step's task in the buffers.
+swap::Call call_of(const swap::Task& task, const Bench& on);
+// Of a plan with the same buffers on the device and nothing else: kernels take as long wherever
+// their weights come from.
+Config config_of_buffers(Config config, const planner::Plan& plan);
 
 // Repeats a pattern in page-locked memory over device memory.
 void fill_device(const Bench& on, std::byte* to, int64_t bytes, std::span<const std::byte> pattern);

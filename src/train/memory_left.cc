@@ -48,8 +48,8 @@ planner::Plan within_memory(planner::Plan plan, const Config& config, const Topo
                           format_bytes(machine.memory_limit_bytes) +
                           " installed or allowed to this container, what is not in use, and " +
                           format_bytes(kStillToCome) + " for threads and libraries",
-                 .remedy = "set budgets.device and budgets.host to less than that in all, and give "
-                           "the rest a path in budgets.nvme, or end other processes"});
+                 .remedy = "lower budgets.device and budgets.host until their sum fits, with a "
+                           "path in budgets.nvme for the rest; or end other processes"});
 }
 
 Topology as_left_now(Topology machine) {

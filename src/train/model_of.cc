@@ -1,11 +1,7 @@
 #include "model_of.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 
 #include "ferry/error.h"
 
@@ -16,16 +12,7 @@ namespace {
 model::Description read_directory(const Config& config) {
     const ModelConfig& m = config.model;
     const std::string path = std::filesystem::path(m.path) / "config.json";
-    errno = 0;
-    std::ifstream file(path, std::ios::binary);
-    std::ostringstream text;
-    if (!file.is_open() || !(text << file.rdbuf())) {
-        throw Error(Trouble::usage, {.what = "cannot read the model's configuration",
-                                     .where = "model.path: " + path,
-                                     .measured = errno ? std::strerror(errno) : "the file is empty",
-                                     .remedy = "name the directory of a Hugging Face model"});
-    }
-    model::Description found = model::read_description(text.str(), path);
+    model::Description found = model::read_description(read_text_file(path, kModelFile), path);
     if (found.drops && m.dropout != "ignore") {
         throw Error(Trouble::usage, {.what = "the model asks for dropout, which ferry does not do",
                                      .where = path,

@@ -5,12 +5,15 @@
 #include <string>
 #include <vector>
 
+#include "base/text.h"
 #include "ferry/config.h"
 #include "model/huggingface.h"
 #include "model/model.h"
 
 namespace ferry::train {
 
+constexpr TextFile kModelFile{.name = "the model's configuration",
+                              .remedy = "name the directory of a Hugging Face model"};
 // The model's shape and context, from the configuration's own keys or its Hugging Face directory.
 model::Description model_of(const Config& config);
 // Tiles that the configuration leaves open follow from the model's shape, the batch and the kind of

@@ -24,7 +24,8 @@ double longest(const KernelTimes& times, Op op, LayerKind layer) {
         if (kind[0] != static_cast<int64_t>(op) || kind[1] != static_cast<int64_t>(layer)) continue;
         double all = seconds;
         for (const model::Saved what : model::kAllKept) {
-            const bool kept = op == Op::backward && (kind[2] & planner::flag_of(what)) != 0;
+            const bool kept = planner::row_of(op).timed_by == planner::TimedBy::flags &&
+                              (kind[2] & planner::flag_of(what)) != 0;
             all += kept ? times.saved_s[at(what)] : 0;
         }
         found = std::max(found, all);
@@ -32,50 +33,10 @@ double longest(const KernelTimes& times, Op op, LayerKind layer) {
     return found;
 }
 
-bool computes_again(const swap::Task& task, model::Saved what) {
-    return static_cast<Op>(task.op) == Op::backward && (task.flags & planner::flag_of(what)) == 0;
-}
-
-// Passes over a block's attention: forward one, backward two, and one where it is computed again.
-double passes(const swap::Task& task, const model::Layer& layer) {
-    if (layer.kind != LayerKind::block) return 0;
-    if (static_cast<Op>(task.op) == Op::forward) return 1;
-    if (static_cast<Op>(task.op) != Op::backward) return 0;
-    return computes_again(task, model::Saved::attention) ? 3 : 2;
-}
-
-// Multiplications and additions of one token with a layer's weights, as often as the kernel does
-// them; a tied head multiplies with the table.
-double operations(Op op, const planner::Plan& plan, const model::Layer& layer) {
-    const bool head = layer.kind == LayerKind::head;
-    const model::Layer& weights = head && plan.tied ? plan.layers.front() : layer;
-    const double once = 2 * static_cast<double>(weights.elements);
-    switch (op) {
-        case Op::forward:
-        case Op::head_loss:
-            return once;
-        case Op::head:
-            return 3 * once;
-        case Op::backward:
-            return 4 * once;  // once more forward
-        default:
-            return 0;
-    }
-}
-
-double bytes_moved(const swap::Task& task, const planner::Plan& plan) {
-    switch (static_cast<Op>(task.op)) {
-        case Op::round:
-            return static_cast<double>(plan.chunks[static_cast<size_t>(task.item)].count *
-                                       (4 + size_of(plan.wire)));
-        case Op::add:
-            return 3 * static_cast<double>(task.bytes);
-        case Op::zero:
-            return static_cast<double>(task.bytes);
-        default:  // a micro-batch's residual stream, read and written
-            return 2 * static_cast<double>(
-                           plan.buffers[static_cast<size_t>(planner::Class::activation)].bytes);
-    }
+// What takes time beside the products: of an operation that has some a micro-batch's residual
+// stream, read and written, for operands are read while they are multiplied.
+double bytes_beside(const planner::Row& row, const planner::Work& work) {
+    return static_cast<double>(row.flops ? 2 * work.input_bytes : row.bytes(work));
 }
 
 }  // namespace
@@ -85,18 +46,15 @@ KernelTimes assumed_times(const swap::Schedule& step, const planner::Plan& plan,
     KernelTimes found;
     for (const model::Saved what : model::kAllKept)
         found.saved_s[at(what)] = saved_flops[at(what)] / flops_per_s;
-    const auto of = [&](model::Saved what) { return saved_flops[at(what)]; };
     for (const swap::Task& task : step.tasks) {
         if (!is_timed(task)) continue;
-        const model::Layer& layer = plan.layers[static_cast<size_t>(task.layer)];
-        const double flops =
-            static_cast<double>(tokens) * operations(static_cast<Op>(task.op), plan, layer) +
-            of(model::Saved::attention) * passes(task, layer) -
-            (static_cast<Op>(task.op) == Op::backward && !computes_again(task, model::Saved::mlp)
-                 ? of(model::Saved::mlp)
-                 : 0);
+        const planner::Row& row = planner::row_of(task);
+        planner::Work work = planner::work_of(plan, task);
+        work.tokens = tokens;
+        work.saved_flops = saved_flops;
+        const double flops = row.flops ? row.flops(work) : 0;
         found.seconds[kind_of(task, plan)] =
-            flops / flops_per_s + bytes_moved(task, plan) / kAssumedDeviceBytesPerS;
+            flops / flops_per_s + bytes_beside(row, work) / kAssumedDeviceBytesPerS;
     }
     return found;
 }

@@ -13,15 +13,15 @@
 namespace ferry::train {
 
 // Where nobody has measured: the device kind's defaults. The storage paths together are as fast as
-// the drives that they lie on, each as one by default, and take a chunk for each at once; memory is
-// one more, a tenth as fast as updates stream through it.
+// the drives that they lie on, and take a chunk for each at once. tmpfs counts as one more drive, a
+// tenth as fast as updates stream through memory.
 planner::MachineFigures assumed_figures(const Config& config);
 // DRAM traffic of a byte from or to the storage paths: once where a device's DMA moves it, twice
 // where it is copied into a file that is memory.
 double dram_per_stored_byte(const Config& config);
 
-// What is not known is assumed, which is for one rank; of what is known of a machine its drives and
-// memory are shared by the ranks on it.
+// What is not known is assumed, for one rank. Ranks share what is known of a machine's drives and
+// memory.
 planner::MachineFigures planning_figures(const Config& config,
                                          const std::vector<model::Layer>& layers,
                                          const std::optional<Machine>& machine,

@@ -12,7 +12,8 @@ namespace ferry::train {
 namespace {
 
 using planner::Class;
-using planner::Op;
+using planner::Content;
+using planner::TimedBy;
 using swap::Cost;
 using swap::Task;
 
@@ -21,13 +22,17 @@ using swap::Task;
 double bytes_checked_by_update(const planner::Plan& plan, const Task& task) {
     if (!plan.verify) return 0;
     const planner::Chunk& chunk = plan.chunks[static_cast<size_t>(task.item)];
-    const auto stored = [&](swap::ObjectId object) {
-        const swap::Object& known = plan.objects[object];
-        return known.home == swap::Tier::nvme ? known.bytes : 0;
+    const auto object_of = [&](Content content) {
+        return content == Content::state    ? chunk.state
+               : content == Content::weight ? chunk.weight
+                                            : chunk.gradient;
     };
-    const bool recast = static_cast<Op>(task.op) == Op::recast;
-    const int64_t state = stored(chunk.state), gradient = stored(chunk.gradient);
-    return static_cast<double>((recast ? state : 2 * state + gradient) + stored(chunk.weight));
+    int64_t checked = 0;
+    for (const planner::OperandOf& operand : planner::row_of(task).operands) {
+        const swap::Object& known = plan.objects[object_of(operand.content)];
+        if (!operand.optional && known.home == swap::Tier::nvme) checked += known.bytes;
+    }
+    return static_cast<double>(checked);
 }
 
 // The part of the memory's bandwidth that moving this many of its bytes a second takes.
@@ -59,15 +64,12 @@ Cost update_cost(double update_s, const Cost& checks) {
 }  // namespace
 
 bool is_update(const Task& task) {
-    const auto op = static_cast<Op>(task.op);
-    return task.verb == swap::Verb::kernel &&
-           (op == Op::update || op == Op::update_speculative || op == Op::recast);
+    return task.verb == swap::Verb::kernel && planner::row_of(task).timed_by == TimedBy::update;
 }
 
 double bytes_of_update(const planner::Plan& plan, const Task& task) {
     if (!is_update(task)) return 0;
-    return static_cast<double>(
-        update_bytes(plan, plan.chunks[static_cast<size_t>(task.item)].count));
+    return static_cast<double>(planner::row_of(task).bytes(planner::work_of(plan, task)));
 }
 
 swap::CostModel cost_model(const planner::Plan& plan, const KernelTimes& kernels,
@@ -154,7 +156,8 @@ Bound bound_of(const Config& config, const planner::Plan& plan, const model::Sha
             plan.buffers[static_cast<size_t>(planner::class_of(what))];
         saved_bytes += buffers.bytes * buffers.count;
         for (const Task& task : step.tasks) {
-            if (task.lane != swap::Lane::compute || static_cast<Op>(task.op) != Op::backward)
+            if (task.lane != swap::Lane::compute ||
+                planner::row_of(task).timed_by != TimedBy::flags)
                 continue;
             const double saved = figures.kernels.saved_by(what, task, plan);
             keeping[at(what)].seconds += saved;

@@ -6,6 +6,7 @@
 #include "comm/comm.h"
 #include "ferry/swap.h"
 #include "outcome.h"
+#include "planner/operands.h"
 #include "planner/planner.h"
 #include "swap/schedule.h"
 #include "swap/store.h"
@@ -31,6 +32,11 @@ public:
     std::span<const RankReport> reports() const { return reports_; }
 
 private:
+    using At = planner::Addressed;
+    void exchange(const swap::Task& task, const planner::op::GatherWeights<At>& at);
+    void exchange(const swap::Task& task, const planner::op::Exchange<At>& at);
+    void exchange(const swap::Task& task, const planner::op::GatherGradient<At>& at);
+    void exchange(const swap::Task& task, const planner::op::Agree<At>& at);
     comm::Topic topic(const char* of, const swap::Task& task) const {
         return {.of = of, .layer = task.layer, .step = step_};
     }

@@ -18,9 +18,9 @@ public:
                 const zero::Partition& partition, const planner::MachineFigures& machine,
                 comm::Communicator* ranks, Executor& executor);
 
-    // The plan by which every rank starts the same exchanges: with the device memory that each of
-    // them has, and the chunks that the tightest of them can pass through its memory. All make it
-    // at once. Throws does_not_fit.
+    // The plan by which every rank starts the same exchanges. It goes by the device memory that
+    // each of them has, and by the chunks that the tightest can pass through its memory. All make
+    // it at once. Throws does_not_fit.
     planner::Plan plan(comm::Communicator* ranks, Executor& executor);
     // The same in the same chunks, had this share of the steps been expected to be clipped.
     planner::Plan expecting(double clipped) const;

@@ -181,8 +181,8 @@ int gpu_of_rank(const Config& config, comm::Communicator* ranks, Executor& execu
 
 namespace {
 
-// This rank's GPU. What keeps one rank's from opening often keeps all of them: every rank has tried
-// before any gives up, so that each ends with its own error and not with the news of another's.
+// This rank's GPU. What keeps one rank's from opening often keeps all of them. So every rank tries
+// before any gives up, and each ends with its own error instead of the news of another's.
 std::unique_ptr<Device> open_gpu(int gpu, comm::Communicator* ranks, Executor& executor) {
     const auto wait_for_all = [&] {
         if (ranks) gather(*ranks, executor, char{}, "the GPUs that open");

@@ -1,5 +1,5 @@
-// A run of several ranks: which part of the configuration and of the machine is a rank's own, and
-// what the ranks make sure of before the first step. `ranks` is null where there is only one.
+// A run of several ranks: what of the configuration and of the machine is a rank's own, and what
+// the ranks compare before the first step. `ranks` is null where there is only one.
 #pragma once
 
 #include <memory>
@@ -69,8 +69,8 @@ std::vector<Fact> gather(comm::Communicator& ranks, Executor& executor, const Fa
 Topology machine_of_rank(Topology machine, std::string_view gpu, comm::Communicator* ranks,
                          Executor& executor);
 
-// Throws usage on every rank, naming the rank and what differs: of the program and the keys of the
-// run's configuration, before anything else is done with them.
+// Compares the program and the keys of the configuration, before anything else is done with them.
+// Throws usage on every rank, naming the rank and what differs.
 void require_same_config(comm::Communicator& ranks, Executor& executor, const Config& config);
 // Of what fixes the numbers beside them.
 void require_same_run(comm::Communicator& ranks, Executor& executor, const std::string& numerics,

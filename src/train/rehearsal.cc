@@ -247,7 +247,9 @@ private:
 
     // Onto the GPU, before there is state that it would change.
     void load_update() {
-        kernels_.states()[-1].after_outcome.fill(optim::scalars_of(hyper_, 1, 1.0));
+        kernels_.states()
+            .before(StepStates::kMeasured)
+            .after_outcome.fill(optim::scalars_of(hyper_, 1, 1.0));
         warm_up(schedule(Pass::optimizer), bench());
         store_->drain();  // throws what went wrong
     }

@@ -11,11 +11,19 @@
 namespace ferry::train {
 
 using model::Saved;
-using planner::Class;
+using planner::Content;
+using planner::Lease;
 using planner::Op;
 using planner::Plan;
 using planner::Recorder;
-using planner::SlotLease;
+namespace op = planner::op;
+
+using Input = Lease<Content::input>;
+using InputGradient = Lease<Content::input_gradient>;
+using Gradient = Lease<Content::gradient>;
+using TableGradient = Lease<Content::table_gradient>;
+using Weights = Lease<Content::weights>;
+using Table = Lease<Content::table>;
 
 namespace {
 
@@ -31,8 +39,8 @@ public:
           plan_(recorder.plan()),
           previous_(previous),
           speculative_(speculative),
-          scratch_(recorder.acquire(Class::scratch)),
-          report_(recorder.acquire(Class::report)),
+          scratch_(recorder.acquire<Content::scratch>()),
+          report_(recorder.acquire<Content::report>()),
           kept_(plan_.layers.size() * at(plan_.group_size())) {}
 
     void finish_previous() {
@@ -45,7 +53,7 @@ public:
     }
 
     void start_report() {
-        r_.compute(Op::zero, 0, 0, {{&report_, true}}, {.bytes = plan_.report_bytes()});
+        r_.record<op::Zero>(0, 0, {.what = report_}, {.bytes = plan_.report_bytes()});
     }
     void send_report() { r_.send_report(report_); }
 
@@ -79,21 +87,22 @@ public:
         embed(group);
         for (int64_t layer = 1; layer < head(); ++layer) {
             if (group.is_first) finish_previous_to(layer);
-            const SlotLease weights = first_weights(layer, group);
+            const Weights weights = first_weights(layer, group);
             for (int64_t i = 0; i < group.size; ++i) {
-                SlotLease out = r_.acquire(Class::activation);
-                model::OfSaved<SlotLease>& kept = kept_[at(layer * plan_.group_size() + i)];
-                for (const Saved what : model::kAllKept) {
-                    if (keeps(layer, what)) kept[at(what)] = r_.acquire(planner::class_of(what));
-                }
-                r_.compute(Op::forward, layer, i,
-                           {{&weights, false},
-                            {&x_[at(i)], false},
-                            {&out, true},
-                            {&scratch_, false},
-                            {&report_, true},
-                            {&kept[at(Saved::attention)], true},
-                            {&kept[at(Saved::mlp)], true}});
+                const Input& x = x_[at(i)];
+                auto out = r_.acquire<Content::input>();
+                Kept& kept = kept_[at(layer * plan_.group_size() + i)];
+                if (keeps(layer, Saved::attention))
+                    kept.attention = r_.acquire<Content::attention>();
+                if (keeps(layer, Saved::mlp)) kept.mlp = r_.acquire<Content::mlp>();
+                r_.record<op::Forward>(layer, i,
+                                       {.weights = weights,
+                                        .x = x,
+                                        .out = out,
+                                        .scratch = scratch_,
+                                        .report = report_,
+                                        .attention = kept.attention,
+                                        .mlp = kept.mlp});
                 r_.save_input(layer - 1, i, std::exchange(x_[at(i)], std::move(out)));
             }
         }
@@ -104,25 +113,26 @@ public:
 
     // The head goes forward and backward in one visit, so the logits of a batch never exist.
     void turn(const Group& group) {
-        const SlotLease weights = first_weights(head(), group);
-        const SlotLease table = plan_.tied ? r_.fetch_weights(0) : SlotLease();
+        const Weights weights = first_weights(head(), group);
+        const Table table = tied_table();
         const bool trains = trainable(head()), table_trains = plan_.tied && trainable(0);
-        const SlotLease gradient = trains ? r_.fetch_gradient(head(), group.is_first) : SlotLease();
-        if (table_trains) table_gradient_ = r_.fetch_gradient(0, group.is_first, true);
+        Gradient gradient = trains ? r_.fetch_gradient(head(), group.is_first) : Gradient();
+        if (table_trains) table_gradient_ = r_.fetch_table_gradient(group.is_first);
         for (int64_t i = 0; i < group.size; ++i) {
-            SlotLease dx = r_.acquire(Class::activation);
-            r_.compute(Op::head, head(), group.first + i,
-                       {{&weights, false},
-                        {plan_.tied ? &table : nullptr, false},
-                        {&x_[at(i)], false},
-                        {&tokens_[at(i)], false},
-                        {&dx, true},
-                        {trains ? &gradient : nullptr, true},
-                        {table_trains ? &table_gradient_ : nullptr, true},
-                        {&scratch_, false},
-                        {&report_, true}});
-            x_[at(i)] = std::move(dx);
+            const Input x = std::move(x_[at(i)]);
+            dx_.push_back(r_.acquire<Content::input_gradient>());
+            r_.record<op::Head>(head(), group.first + i,
+                                {.weights = weights,
+                                 .table = table,
+                                 .x = x,
+                                 .tokens = tokens_[at(i)],
+                                 .dx = dx_.back(),
+                                 .gradient = gradient,
+                                 .table_gradient = table_gradient_,
+                                 .scratch = scratch_,
+                                 .report = report_});
         }
+        x_.clear();
         expect(head() - 1, group);
         if (trains) finish_gradient(head(), group, gradient);
     }
@@ -134,29 +144,27 @@ public:
                 for (int64_t i = 0; i < group.size; ++i) r_.fetch_input(layer - 1, i);
                 continue;
             }
-            const SlotLease weights = r_.fetch_weights(layer);
-            const SlotLease gradient =
-                trains ? r_.fetch_gradient(layer, group.is_first) : SlotLease();
+            const Weights weights = r_.fetch_weights(layer);
+            Gradient gradient = trains ? r_.fetch_gradient(layer, group.is_first) : Gradient();
             for (int64_t i = 0; i < group.size; ++i) {
-                const SlotLease x = r_.fetch_input(layer - 1, i);
-                const model::OfSaved<SlotLease> kept =
-                    std::move(kept_[at(layer * plan_.group_size() + i)]);
-                r_.compute(Op::backward, layer, i,
-                           {{&weights, false},
-                            {&x, false},
-                            {&x_[at(i)], true},
-                            {trains ? &gradient : nullptr, true},
-                            {&scratch_, false},
-                            {&kept[at(Saved::attention)], false},
-                            {&kept[at(Saved::mlp)], true}},  // overwritten by its gradient
-                           {.flags = flags_of_backward(layer, below)});
+                const Input x = r_.fetch_input(layer - 1, i);
+                Kept kept = std::move(kept_[at(layer * plan_.group_size() + i)]);
+                r_.record<op::Backward>(layer, i,
+                                        {.weights = weights,
+                                         .x = x,
+                                         .dx = dx_[at(i)],
+                                         .gradient = gradient,
+                                         .scratch = scratch_,
+                                         .attention = kept.attention,
+                                         .mlp = kept.mlp},
+                                        {.flags = flags_of_backward(layer, below)});
             }
             expect(layer - 1, group);
             if (trains) finish_gradient(layer, group, gradient);
         }
         if (trainable(0)) backward_embedding(group);
         receive_gradient();
-        x_.clear();
+        dx_.clear();
         tokens_.clear();
     }
 
@@ -165,31 +173,28 @@ public:
         load_tokens(group, true);
         embed(group);
         for (int64_t layer = 1; layer < head(); ++layer) {
-            const SlotLease weights = r_.fetch_weights(layer);
-            for (SlotLease& x : x_) {
-                SlotLease out = r_.acquire(Class::activation);
-                r_.compute(Op::forward, layer, 0,
-                           {{&weights, false},
-                            {&x, false},
-                            {&out, true},
-                            {&scratch_, false},
-                            {&report_, true}});
+            const Weights weights = r_.fetch_weights(layer);
+            for (Input& x : x_) {
+                auto out = r_.acquire<Content::input>();
+                r_.record<op::Forward>(layer, 0,
+                                       {.weights = weights,
+                                        .x = x,
+                                        .out = out,
+                                        .scratch = scratch_,
+                                        .report = report_});
                 x = std::move(out);
             }
         }
-        const SlotLease weights = r_.fetch_weights(head());
-        const SlotLease table = plan_.tied ? r_.fetch_weights(0) : SlotLease();
+        const Weights weights = r_.fetch_weights(head());
+        const Table table = tied_table();
         for (int64_t i = 0; i < group.size; ++i) {
-            r_.compute(Op::head_loss, head(), i,
-                       {{&weights, false},
-                        {plan_.tied ? &table : nullptr, false},
-                        {&x_[at(i)], false},
-                        {&tokens_[at(i)], false},
-                        {nullptr, false},
-                        {nullptr, false},
-                        {nullptr, false},
-                        {&scratch_, false},
-                        {&report_, true}});
+            r_.record<op::HeadLoss>(head(), i,
+                                    {.weights = weights,
+                                     .table = table,
+                                     .x = x_[at(i)],
+                                     .tokens = tokens_[at(i)],
+                                     .scratch = scratch_,
+                                     .report = report_});
         }
     }
 
@@ -215,10 +220,13 @@ private:
                previous_ == Previous::redo;
     }
     // At a group's first visit of the layer.
-    SlotLease first_weights(int64_t layer, const Group& group) {
+    Weights first_weights(int64_t layer, const Group& group) {
         return group.is_first && updates() ? r_.fetch_updated_weights(layer)
                                            : r_.fetch_weights(layer);
     }
+
+    // Which the head multiplies by. Empty: it has weights of its own for it.
+    Table tied_table() { return plan_.tied ? Table(r_.fetch_weights(0)) : Table(); }
 
     // Prefetch backward's inputs before the gradient is sent: its copy waits
     // for updates, and would hold up what is behind it.
@@ -243,31 +251,31 @@ private:
     }
 
     void embed(const Group& group) {
-        const SlotLease table = first_weights(0, group);
+        const Table table(first_weights(0, group));
         x_.clear();
         for (int64_t i = 0; i < group.size; ++i) {
-            x_.push_back(r_.acquire(Class::activation));
-            r_.compute(Op::embed, 0, i,
-                       {{&tokens_[at(i)], false}, {&table, false}, {&x_.back(), true}});
+            x_.push_back(r_.acquire<Content::input>());
+            r_.record<op::Embed>(0, i,
+                                 {.tokens = tokens_[at(i)], .table = table, .out = x_.back()});
         }
     }
 
     void backward_embedding(const Group& group) {
-        const SlotLease gradient = r_.fetch_gradient(0, group.is_first);
+        Gradient gradient = r_.fetch_gradient(0, group.is_first);
         for (int64_t i = 0; i < group.size; ++i) {
-            r_.compute(Op::embed_backward, 0, i,
-                       {{&tokens_[at(i)], false}, {&x_[at(i)], false}, {&gradient, true}});
+            r_.record<op::EmbedBackward>(
+                0, i, {.tokens = tokens_[at(i)], .dx = dx_[at(i)], .gradient = gradient});
         }
-        if (plan_.tied && !group.is_last) r_.spill_gradient(0, table_gradient_, true);
+        if (plan_.tied && !group.is_last) r_.spill_table_gradient(table_gradient_);
         if (plan_.tied && group.is_last) {
-            r_.compute(Op::add, 0, 0, {{&gradient, true}, {&table_gradient_, false}},
-                       {.bytes = plan_.layers[0].trainable_elements * 4});
+            r_.record<op::Add>(0, 0, {.gradient = gradient, .added = table_gradient_},
+                               {.bytes = plan_.layers[0].trainable_elements * 4});
         }
         table_gradient_.release();
         finish_gradient(0, group, gradient);
     }
 
-    void finish_gradient(int64_t layer, const Group& group, const SlotLease& gradient) {
+    void finish_gradient(int64_t layer, const Group& group, const Gradient& gradient) {
         if (!group.is_last) return r_.spill_gradient(layer, gradient);
         receive_gradient();
         r_.send_gradient(layer, gradient);
@@ -292,11 +300,18 @@ private:
     bool speculative_;
     int64_t finished_ = -1;  // the last layer that the step before has left nothing of
     int64_t sent_ = -1;      // the layer whose gradient is on its way
-    SlotLease scratch_, report_, table_gradient_;
-    std::vector<SlotLease> tokens_;  // of the group's micro-batches
-    std::vector<SlotLease> x_;  // their block input on the way up, its gradient on the way down
+    Lease<Content::scratch> scratch_;
+    Lease<Content::report> report_;
+    TableGradient table_gradient_;
+    std::vector<Lease<Content::tokens>> tokens_;  // of the group's micro-batches
+    std::vector<Input> x_;                        // their block input on the way up
+    std::vector<InputGradient> dx_;               // and its gradient on the way down
+    struct Kept {
+        Lease<Content::attention> attention;
+        Lease<Content::mlp> mlp;
+    };
     // Of the layers that keep something: [layer, micro-batch of the group].
-    std::vector<model::OfSaved<SlotLease>> kept_;
+    std::vector<Kept> kept_;
 };
 
 }  // namespace

@@ -12,13 +12,7 @@ using planner::Chunk;
 using planner::Op;
 using swap::Call;
 using swap::Tier;
-
-namespace {
-
-float* floats(std::byte* bytes) { return reinterpret_cast<float*>(bytes); }
-const int32_t* ints(std::byte* bytes) { return reinterpret_cast<const int32_t*>(bytes); }
-
-}  // namespace
+namespace op = planner::op;
 
 StepKernels::StepKernels(const planner::Plan& plan, NodeTeams& teams, const StepModel& model)
     : plan_(plan), teams_(teams), model_(model) {}
@@ -27,9 +21,9 @@ void StepKernels::run(const Call& call) noexcept {
     const swap::Task& task = *call.task;
     try {
         if (!model_.workers || task.lane != swap::Lane::team) return dispatch(call);
-        model_.workers->record({.name = name_of(static_cast<Op>(task.op)),
+        model_.workers->record({.name = planner::name_of(task),
                                 .bytes = task.bytes,
-                                .step = states_[call.step].step,
+                                .step = states_[call.sequence].step,
                                 .layer = task.layer,
                                 .item = task.item},
                                [&] { dispatch(call); });
@@ -43,122 +37,124 @@ void StepKernels::run(const Call& call) noexcept {
 }
 
 void StepKernels::dispatch(const Call& call) {
-    switch (static_cast<Op>(call.task->op)) {
-        case Op::load_tokens:
-        case Op::load_evaluation:
-            return load(call);
-        case Op::update:
-        case Op::update_speculative:
-            return update(call);
-        case Op::recast:
-            return recast(call);
-        default:
-            return compute(call);
-    }
+    op::run(op::Kernels{}, *call.task, call.at,
+            [&](const auto& operands) { kernel(call, operands); });
 }
 
 std::string StepKernels::describe(const Call& call) const {
     const swap::Task& task = *call.task;
-    std::string text = "step " + std::to_string(states_[call.step].step);
+    std::string text = "step " + std::to_string(states_[call.sequence].step);
     if (task.layer >= 0) text += ", " + layer_name(plan_.layers, task.layer);
-    if (task.verb == swap::Verb::kernel)
-        text += ", " + std::string(name_of(static_cast<Op>(task.op)));
+    if (task.verb == swap::Verb::kernel) text += ", " + std::string(planner::name_of(task));
     return text;
 }
 
-void StepKernels::load(const Call& call) {
-    const auto tokens = static_cast<size_t>(model_.decoder->numerics().tokens());
-    auto* first = reinterpret_cast<int32_t*>(call.at[0]);
-    const MicroBatch out{{first, tokens}, {first + tokens, tokens}};
-    if (static_cast<Op>(call.task->op) == Op::load_evaluation) {
-        // The schedule's step is the number of held-back micro-batches before it.
-        const int64_t number = call.step + call.task->item;
-        model_.loader->fill_evaluation(number, out);
-        if (number >= model_.evaluation_micro_batches) std::ranges::fill(out.targets, -1);
-        evaluation_targets_ += std::ranges::count_if(out.targets, [](int32_t t) { return t >= 0; });
-    } else {
-        model_.loader->fill(states_[call.step].step, call.task->item, out);
-    }
+const Chunk& StepKernels::chunk_of(const Call& call) const {
+    return plan_.chunks[static_cast<size_t>(call.task->item)];
 }
 
-void StepKernels::compute(const Call& call) {
-    const swap::Task& task = *call.task;
-    const auto& at = call.at;
-    const int64_t block = task.layer - 1;
-    switch (static_cast<Op>(task.op)) {
-        case Op::embed:
-            return model_.decoder->embed(ints(at[0]), at[1], at[2]);
-        case Op::forward:
-            return forward(call);
-        case Op::head:
-        case Op::head_loss:
-            return head(call);
-        case Op::backward:
-            return model_.decoder->backward(block, at[0], at[1], at[2],
-                                            (task.flags & planner::kNeedsDx) != 0, floats(at[3]),
-                                            at[4], {at[5], at[6]});
-        case Op::embed_backward:
-            return model_.decoder->embed_backward(ints(at[0]), at[1], floats(at[2]));
-        case Op::zero:
-            return model_.ops->fill_zero(at[0], task.bytes);
-        case Op::add:
-            return model_.ops->add(floats(at[0]), floats(at[1]), task.bytes / 4);
-        case Op::round: {
-            const Chunk& chunk = plan_.chunks[static_cast<size_t>(task.item)];
-            return model_.ops->round_gradient(floats(at[0]), chunk.count, plan_.wire, at[1],
-                                              floats(at[2]));
-        }
-        case Op::cut:
-            return cut(call);
-        case Op::sum: {
-            const Chunk& chunk = plan_.chunks[static_cast<size_t>(task.item)];
-            const auto pieces =
-                ops::ConstView::of(at[0], plan_.wire, plan_.partition.ranks, chunk.count);
-            return model_.ops->sum_gradient(pieces, at[1], floats(at[2]));
-        }
-        default:
-            bug("not a compute kernel");
-    }
+// ---------------------------------------------------------------- tokens
+
+MicroBatch StepKernels::loaded(int32_t* tokens) const {
+    const auto count = static_cast<size_t>(model_.decoder->numerics().tokens());
+    return {{tokens, count}, {tokens + count, count}};
+}
+
+int64_t StepKernels::held_back_number(const Call& call) const {
+    return states_[call.sequence].held_back_before + call.task->item;
+}
+
+void StepKernels::kernel(const Call& call, const op::LoadTokens<At>& at) {
+    model_.loader->fill(states_[call.sequence].step, call.task->item, loaded(at.tokens));
+}
+
+void StepKernels::kernel(const Call& call, const op::LoadEvaluation<At>& at) {
+    const int64_t number = held_back_number(call);
+    const MicroBatch out = loaded(at.tokens);
+    model_.loader->fill_evaluation(number, out);
+    if (number >= model_.evaluation_micro_batches) std::ranges::fill(out.targets, -1);
+    evaluation_targets_ += std::ranges::count_if(out.targets, [](int32_t t) { return t >= 0; });
+}
+
+// ---------------------------------------------------------------- the model
+
+void StepKernels::kernel(const Call&, const op::Embed<At>& at) {
+    model_.decoder->embed(at.tokens, at.table, at.out);
+}
+
+void StepKernels::kernel(const Call& call, const op::Forward<At>& at) {
+    auto* nonfinite = reinterpret_cast<uint32_t*>(at.report + plan_.nonfinite_offset());
+    const int64_t layer = call.task->layer;
+    model_.decoder->forward(layer - 1, at.weights, at.x, at.out, nonfinite + layer, at.scratch,
+                            {at.attention, at.mlp});
+}
+
+void StepKernels::kernel(const Call& call, const op::Head<At>& at) {
+    model_.decoder->head(at.weights, at.table, at.x, targets(at.tokens),
+                         states_[call.sequence].gradient_scale, at.dx, at.gradient,
+                         at.table_gradient, loss_sum(call, at.report), at.scratch);
+}
+
+void StepKernels::kernel(const Call& call, const op::HeadLoss<At>& at) {
+    const int64_t token = held_back_number(call) * model_.decoder->numerics().tokens();
+    model_.decoder->head_loss(
+        at.weights, at.table, at.x, targets(at.tokens), loss_sum(call, at.report), at.scratch,
+        [&](int64_t first, ops::ConstView logits) { keep(token + first, logits); });
+}
+
+const int32_t* StepKernels::targets(const int32_t* tokens) const {
+    return tokens + model_.decoder->numerics().tokens();
+}
+
+double* StepKernels::loss_sum(const Call& call, std::byte* report) {
+    return reinterpret_cast<double*>(report) + call.task->item;
+}
+
+void StepKernels::kernel(const Call& call, const op::Backward<At>& at) {
+    const bool needs_dx = (call.task->flags & planner::kNeedsDx) != 0;
+    auto* attention = const_cast<std::byte*>(at.attention);  // it only writes to the other one
+    model_.decoder->backward(call.task->layer - 1, at.weights, at.x, at.dx, needs_dx, at.gradient,
+                             at.scratch, {attention, at.mlp});
+}
+
+void StepKernels::kernel(const Call&, const op::EmbedBackward<At>& at) {
+    model_.decoder->embed_backward(at.tokens, at.dx, at.gradient);
+}
+
+// ---------------------------------------------------------------- gradients
+
+void StepKernels::kernel(const Call& call, const op::Zero<At>& at) {
+    model_.ops->fill_zero(at.what, call.task->bytes);
+}
+
+void StepKernels::kernel(const Call& call, const op::Add<At>& at) {
+    model_.ops->add(at.gradient, at.added, call.task->bytes / 4);
+}
+
+void StepKernels::kernel(const Call& call, const op::Round<At>& at) {
+    model_.ops->round_gradient(at.gradient, chunk_of(call).count, plan_.wire, at.wire, at.leaves);
 }
 
 // Of every rank's shard the run that lies as the chunk does in its owner's, in rank order.
-void StepKernels::cut(const Call& call) {
-    const Chunk& chunk = plan_.chunks[static_cast<size_t>(call.task->item)];
+void StepKernels::kernel(const Call& call, const op::Cut<At>& at) {
+    const Chunk& chunk = chunk_of(call);
     const zero::Partition& partition = plan_.partition;
     const model::Segment& segment =
         zero::segment_of(plan_.layers[static_cast<size_t>(chunk.layer)], chunk.first);
     const int64_t within = chunk.first - partition.shard(segment, chunk.owner).first;
     const int64_t rows = chunk.count / optim::kLeaf;  // so that every thread has some
     for (int rank = 0; rank < partition.ranks; ++rank) {
-        const float* from = floats(call.at[0]) + partition.shard(segment, rank).first + within;
-        std::byte* to = call.at[1] + rank * chunk.count * size_of(plan_.wire);
+        const float* from = at.gradient + partition.shard(segment, rank).first + within;
+        std::byte* to = at.pieces + rank * chunk.count * size_of(plan_.wire);
         model_.ops->cast(ops::ConstView::of(from, DType::f32, rows, optim::kLeaf),
                          ops::View::of(to, plan_.wire, rows, optim::kLeaf));
     }
 }
 
-void StepKernels::forward(const Call& call) {
-    const auto& at = call.at;
-    auto* nonfinite = reinterpret_cast<uint32_t*>(at[4] + plan_.nonfinite_offset());
-    const int64_t layer = call.task->layer;
-    model_.decoder->forward(layer - 1, at[0], at[1], at[2], nonfinite + layer, at[3],
-                            {at[5], at[6]});
-}
-
-void StepKernels::head(const Call& call) {
-    const auto& at = call.at;
-    const int32_t* targets = ints(at[3]) + model_.decoder->numerics().tokens();
-    double* loss_sum = reinterpret_cast<double*>(at[8]) + call.task->item;
-    if (static_cast<Op>(call.task->op) == Op::head_loss) {
-        // The schedule's step is the number of held-back micro-batches before it.
-        const auto before = static_cast<int64_t>(call.step) + call.task->item;
-        const int64_t token = before * model_.decoder->numerics().tokens();
-        return model_.decoder->head_loss(
-            at[0], at[1], at[2], targets, loss_sum, at[7],
-            [&](int64_t first, ops::ConstView logits) { keep(token + first, logits); });
-    }
-    model_.decoder->head(at[0], at[1], at[2], targets, states_[call.step].gradient_scale, at[4],
-                         floats(at[5]), floats(at[6]), loss_sum, at[7]);
+void StepKernels::kernel(const Call& call, const op::Sum<At>& at) {
+    model_.ops->sum_gradient(
+        ops::ConstView::of(at.pieces, plan_.wire, plan_.partition.ranks, chunk_of(call).count),
+        at.wire, at.leaves);
 }
 
 void StepKernels::keep(int64_t token, ops::ConstView logits) {
@@ -183,25 +179,32 @@ void StepKernels::seal(const Call& call, swap::ObjectId object, const std::byte*
         call.store->seal(object, {bytes, static_cast<size_t>(known.bytes)});
 }
 
-void StepKernels::update(const Call& call) {
-    const Chunk& chunk = plan_.chunks[static_cast<size_t>(call.task->item)];
-    if (!intact(call, chunk.state, call.at[0]) || !intact(call, chunk.gradient, call.at[2])) return;
-    if (plan_.state.split && !intact(call, chunk.weight, call.at[4])) return;
-    const bool speculative = static_cast<Op>(call.task->op) == Op::update_speculative;
-    // A committed update finishes the step before the schedule's own.
-    const StepState& state = states_[speculative ? call.step : call.step - 1];
-    optim::Span span = state_span(plan_, chunk.count, call.at[0], call.at[1]);
-    span.gradient = call.at[2];
+// It finishes the step before the schedule's own.
+void StepKernels::kernel(const Call& call, const op::Update<At>& at) {
+    update(call, at, states_.before(call.sequence).after_outcome);
+}
+
+void StepKernels::kernel(const Call& call, const op::UpdateSpeculative<At>& at) {
+    update(call, at, states_[call.sequence].speculative);
+}
+
+template <Op which>
+void StepKernels::update(const Call& call, const op::Updating<At, which>& at,
+                         const ScalarsByDecay& scalars) {
+    const Chunk& chunk = chunk_of(call);
+    if (!intact(call, chunk.state, at.before) || !intact(call, chunk.gradient, at.gradient)) return;
+    if (at.weight_before && !intact(call, chunk.weight, at.weight_before)) return;
+    optim::Span span = state_span(plan_, chunk.count, at.before, at.state);
+    span.gradient = at.gradient;
     span.gradient_type = plan_.wire;
-    span.weight = call.at[3];
+    span.weight = at.weight;
     span.weight_type = plan_.compute;
-    span.weight_in = reinterpret_cast<const uint16_t*>(call.at[4]);
+    span.weight_in = reinterpret_cast<const uint16_t*>(at.weight_before);
     span.layer = static_cast<uint32_t>(chunk.layer);
     span.element = chunk.first;
-    apply(call, span,
-          (speculative ? state.speculative : state.after_outcome)[chunk.decays ? 1 : 0]);
-    seal(call, chunk.state, call.at[1]);
-    seal(call, chunk.weight, call.at[3]);
+    apply(call, span, scalars[chunk.decays ? 1 : 0]);
+    seal(call, chunk.state, at.state);
+    seal(call, chunk.weight, at.weight);
 }
 
 void StepKernels::apply(const Call& call, const optim::Span& span, const optim::Scalars& scalars) {
@@ -211,11 +214,11 @@ void StepKernels::apply(const Call& call, const optim::Span& span, const optim::
     optim::cuda::update(span, scalars, model_.device->stream(StreamKind::compute).native());
 }
 
-void StepKernels::recast(const Call& call) {
-    const Chunk& chunk = plan_.chunks[static_cast<size_t>(call.task->item)];
-    if (!intact(call, chunk.state, call.at[0])) return;
-    optim::recast(floats(call.at[0]), chunk.count, plan_.compute, call.at[1]);
-    seal(call, chunk.weight, call.at[1]);
+void StepKernels::kernel(const Call& call, const op::Recast<At>& at) {
+    const Chunk& chunk = chunk_of(call);
+    if (!intact(call, chunk.state, at.state)) return;
+    optim::recast(reinterpret_cast<const float*>(at.state), chunk.count, plan_.compute, at.weight);
+    seal(call, chunk.weight, at.weight);
 }
 
 }  // namespace ferry::train

@@ -10,26 +10,33 @@
 
 namespace ferry::train {
 
-// Schedules in the lanes carry a sequence number; each training schedule has one of these.
+using ScalarsByDecay = std::array<optim::Scalars, 2>;  // without weight decay and with it
+
+// A run's schedules are numbered, from 1, as they are appended; each has one of these.
 struct StepState {
-    int64_t step = 0;          // of the run, from 1
-    float gradient_scale = 0;  // of each target's loss: 1 / the step's real targets
-    // With and without weight decay, for the update after the outcome and for a speculative update.
-    std::array<optim::Scalars, 2> after_outcome{}, speculative{};
+    int64_t step = 0;              // of the run, from 1
+    float gradient_scale = 0;      // of each target's loss: 1 / the step's real targets
+    int64_t held_back_before = 0;  // evaluation: micro-batches before this schedule's, of all ranks
+    ScalarsByDecay after_outcome{}, speculative{};  // for the updates of either kind
 };
 
 // A ring: at most three schedules are in the lanes at once.
 class StepStates {
 public:
-    StepState& operator[](int64_t sequence) {
-        return ring_[static_cast<size_t>(sequence) % ring_.size()];
-    }
-    const StepState& operator[](int64_t sequence) const {
-        return ring_[static_cast<size_t>(sequence) % ring_.size()];
-    }
+    // What is measured or warmed up runs as of a schedule before all others.
+    static constexpr int64_t kMeasured = 0;
+
+    StepState& operator[](int64_t sequence) { return ring_[position(sequence)]; }
+    const StepState& operator[](int64_t sequence) const { return ring_[position(sequence)]; }
+    // Of the step that this schedule's updates after the outcome finish.
+    StepState& before(int64_t sequence) { return ring_[position(sequence - 1)]; }
 
 private:
-    std::array<StepState, 4> ring_{};
+    static constexpr int64_t kRing = 4;
+    static size_t position(int64_t sequence) {
+        return static_cast<size_t>((sequence + kRing) % kRing);
+    }
+    std::array<StepState, kRing> ring_{};
 };
 
 }  // namespace ferry::train

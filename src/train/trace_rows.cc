@@ -1,6 +1,6 @@
 #include "trace_rows.h"
 
-#include "planner/recorder.h"
+#include "planner/operations.h"
 
 namespace ferry::train {
 
@@ -18,9 +18,7 @@ void TraceRows::record(const swap::Schedule& schedule, const swap::Timeline& pla
         const swap::Task& task = schedule.tasks[t];
         const auto at = [&](double seconds) { return start + static_cast<Nanos>(seconds * 1e9); };
         recording_->add({.row = planned_[static_cast<size_t>(task.lane)],
-                         .name = task.verb == swap::Verb::kernel
-                                     ? planner::name_of(static_cast<planner::Op>(task.op))
-                                     : swap::name_of(task.verb),
+                         .name = planner::name_of(task),
                          .begin_ns = at(planned.tasks[t].begin_s),
                          .end_ns = at(planned.tasks[t].end_s),
                          .bytes = task.bytes,

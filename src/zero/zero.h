@@ -1,7 +1,7 @@
 // ZeRO: how the ranks of a run share what a layer needs. Every segment of a layer's flat buffer is
-// cut into equal shards, one a rank, each a multiple of 4,096 elements; who keeps what besides is
-// the stage's two answers (docs/decisions/0017). Beside that arithmetic, the two exchanges of a
-// step: weights that all gather, gradients that each rank cuts and their owners add.
+// cut into equal shards, one a rank, each a multiple of 4,096 elements. The stage says who keeps
+// what besides (docs/decisions/0017). Beside that arithmetic stand the two exchanges of a step:
+// weights that all gather, and gradients that each rank cuts and their owners add.
 #pragma once
 
 #include <array>

@@ -433,20 +433,22 @@ TEST_P(RecordsOnFiles, DamagedHeadersAreRefused) {
     expect_refused(options(Leftover::remove_any), "put its ferry.volume back");
     EXPECT_FALSE(std::filesystem::exists(header(0))) << "a refused attempt left a header";
     // Other formats have their checksums elsewhere, or none.
+    constexpr size_t kSecond = kHeaderBytes / 2;  // copy
     std::string other = good;
-    other[32] ^= 1;
-    for (const auto& [version, words] : {std::pair{99, "newer ferry"}, {3, "older ferry"}}) {
-        other[8] = static_cast<char>(version);
+    for (const size_t copy : {size_t{0}, kSecond}) other[copy + 32] ^= 1;
+    for (const auto& [version, words] : {std::pair{99, "newer ferry"}, {4, "older ferry"}}) {
+        for (const size_t copy : {size_t{0}, kSecond}) other[copy + 8] = static_cast<char>(version);
         put(other);
         expect_refused(options(Leftover::resume), words);
     }
     put("somebody's diary");
     expect_refused(options(Leftover::resume), "not ferry's");
-    // Whatever byte of it is wrong: nothing is resumed by it, nothing removed.
-    for (size_t at = 0; at < good.size(); at += at < 192 ? 1 : 97) {
+    // Whatever byte of both is wrong: nothing is resumed by them, nothing removed.
+    for (size_t at = 0; at < kSecond; at += at < 192 ? 1 : 97) {
         SCOPED_TRACE("byte " + std::to_string(at));
         other = good;
-        other[at] = static_cast<char>(other[at] ^ 1);
+        for (const size_t copy : {size_t{0}, kSecond})
+            other[copy + at] = static_cast<char>(other[copy + at] ^ 1);
         put(other);
         expect_refused(options(Leftover::resume), "the header is damaged");
         expect_refused(options(Leftover::resume), "the files beside it may be whole");
@@ -455,6 +457,49 @@ TEST_P(RecordsOnFiles, DamagedHeadersAreRefused) {
     }
     put(good);
     EXPECT_EQ(why_not(options(Leftover::resume)), "");
+}
+
+// A byte that the drive lost costs one copy; the other has all that there is to know.
+TEST_P(RecordsOnFiles, OneDamagedHeaderOfTwoIsResumedBy) {
+    run();
+    volume_->note_step(41);
+    volume_.reset();
+    const std::string good = directory_.contents("0/ferry.volume");
+    for (size_t at = 0; at < good.size(); at += 119) {
+        SCOPED_TRACE("byte " + std::to_string(at));
+        std::string damaged = good;
+        damaged[at] = static_cast<char>(damaged[at] ^ 1);
+        directory_.put("0/ferry.volume", damaged);
+        ASSERT_EQ(why_not(options(Leftover::resume)), "");
+        EXPECT_EQ(found(0).size(), 4u);
+        EXPECT_EQ(volume_->noted_step(), 41);
+        volume_.reset();
+    }
+    // Of two that are whole the one that was written later counts, wherever it lies.
+    open(options(Leftover::resume));
+    volume_->note_step(42);
+    volume_.reset();
+    const std::string later = directory_.contents("0/ferry.volume");
+    const size_t half = good.size() / 2;
+    for (const std::string& mixed :
+         {later.substr(0, half) + good.substr(half), good.substr(0, half) + later.substr(half)}) {
+        directory_.put("0/ferry.volume", mixed);
+        ASSERT_EQ(why_not(options(Leftover::resume)), "");
+        EXPECT_EQ(volume_->noted_step(), 42);
+        volume_.reset();
+    }
+}
+
+TEST_P(RecordsOnFiles, AFileRemovedUnderItIsMissed) {
+    run();
+    EXPECT_EQ(volume_->missing(), "");
+    const std::string segment = path(0) + "/ferry.seg0";
+    std::filesystem::rename(segment, segment + "-away");
+    EXPECT_EQ(volume_->missing(), "") << "it is still there for who puts it back";
+    std::filesystem::remove(segment + "-away");
+    EXPECT_EQ(volume_->missing(), segment);
+    std::filesystem::remove_all(path(0));
+    EXPECT_EQ(volume_->missing(), header(0));
 }
 
 class RecordsOnPaths : public RecordsOnFiles {};

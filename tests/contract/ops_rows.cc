@@ -14,7 +14,19 @@ namespace {
 class OpsRows : public OpsContract {};
 
 TEST_P(OpsRows, norm_forward_and_backward) {
-    for (const auto& [tokens, hidden] : {std::pair{1, 1}, {3, 17}, {130, 96}, {70, 1030}}) {
+    // A width for each number of threads and of packs that the GPU gives a row.
+    for (const auto& [tokens, hidden] : {std::pair{1, 1},
+                                         {3, 17},
+                                         {130, 96},
+                                         {70, 1030},
+                                         {9, 128},
+                                         {5, 200},
+                                         {67, 512},
+                                         {3, 2048},
+                                         {3, 4096},
+                                         {3, 8184},
+                                         {2, 8193},
+                                         {2, 16400}}) {
         SCOPED_TRACE(hidden);
         const Matrix x = Matrix(DType::f32, tokens, hidden).random(1);
         const Matrix w = Matrix(type(), 1, hidden).random(2),
@@ -42,9 +54,43 @@ TEST_P(OpsRows, norm_forward_and_backward) {
     }
 }
 
+// The GPU sums the weight's gradient beside dx where rows are many, else by itself: the same bits.
+TEST_P(OpsRows, gradient_of_a_norm_s_weight_does_not_depend_on_dx) {
+    const bool many = std::get<0>(GetParam()).threads == kGpu;
+    std::vector<std::pair<int64_t, int64_t>> sizes{{130, 40}};
+    if (many) sizes.insert(sizes.end(), {{131083, 5}, {16449, 576}, {8193, 2056}, {8195, 4104}});
+    for (const auto& [tokens, hidden] : sizes) {
+        SCOPED_TRACE(hidden);
+        const Matrix x = Matrix(DType::f32, tokens, hidden).random(1);
+        const Matrix w = Matrix(type(), 1, hidden).random(2),
+                     dy = Matrix(type(), tokens, hidden).random(3);
+        std::vector<float> stats(static_cast<size_t>(2 * tokens));
+        for (size_t i = 0; i < stats.size(); ++i)
+            stats[i] = 0.5f + static_cast<float>(i % 7) * 0.25f;
+        auto scratch = scratch_of(ops().norm_backward_scratch_bytes(tokens, hidden));
+        for (const bool layer : {false, true}) {
+            Matrix both = Matrix(DType::f32, 1, hidden).random(5), alone = both;
+            Matrix dx(DType::f32, tokens, hidden), dx_alone = dx;
+            const auto backward = [&](View to, Matrix* sums) {
+                auto* gradient = sums ? static_cast<float*>(sums->view().data) : nullptr;
+                layer ? ops().layer_norm_backward(dy.view(), x.view(), w.view(), stats.data(), {},
+                                                  to, gradient, aligned(scratch))
+                      : ops().norm_backward(dy.view(), x.view(), w.view(), stats.data(), {}, to,
+                                            gradient, aligned(scratch));
+            };
+            backward(dx.view(), &both);
+            backward({}, &alone);
+            backward(dx_alone.view(), nullptr);
+            EXPECT_TRUE(both.same_bytes(alone));
+            EXPECT_TRUE(dx.same_bytes(dx_alone));
+        }
+    }
+}
+
 // As the norm of each head's queries, in place in the backward pass.
 TEST_P(OpsRows, norm_of_every_head) {
-    for (const auto& [tokens, heads, n] : {std::array{3, 2, 5}, {50, 3, 48}, {9, 1, 64}}) {
+    for (const auto& [tokens, heads, n] :
+         {std::array{3, 2, 5}, {50, 3, 48}, {9, 1, 64}, {21, 5, 96}, {33, 3, 128}}) {
         SCOPED_TRACE(n);
         const Matrix x = Matrix(type(), tokens, heads * n).random(1);
         const Matrix w = Matrix(type(), 1, n).random(2);
@@ -107,6 +153,20 @@ TEST_P(OpsRows, rows_are_summed_onto_what_is_there) {
     }
 }
 
+// Rows of a token among many others, some of them next to each other.
+TEST_P(OpsRows, gradient_of_an_embedding_is_summed_in_the_order_of_its_tokens) {
+    for (const int64_t hidden : {5, 96, 1032}) {
+        std::vector<int32_t> tokens;
+        for (int64_t t = 0; t < 1300; ++t)
+            tokens.push_back(static_cast<int32_t>(t % 3 == 0 ? 7 : t * t % 41));
+        const Matrix dx = Matrix(type(), std::ssize(tokens), hidden).random(2);
+        Matrix g = Matrix(DType::f32, 41, hidden, 0).random(3), g0 = g;
+        ops().embed_backward(tokens.data(), dx.view(), static_cast<float*>(g.view().data));
+        oracle().embed_backward(tokens.data(), dx.view(), static_cast<float*>(g0.view().data));
+        EXPECT_TRUE(g.same_bytes(g0));
+    }
+}
+
 // theta^(-2 i / head_dim)
 std::vector<double> frequencies_of(int64_t head_dim) {
     std::vector<double> f;
@@ -116,7 +176,7 @@ std::vector<double> frequencies_of(int64_t head_dim) {
 }
 
 TEST_P(OpsRows, rope_turns_and_turns_back) {
-    for (const int64_t head_dim : {2, 6, 64}) {
+    for (const int64_t head_dim : {2, 6, 64, 96, 128}) {
         const std::vector<double> frequencies = frequencies_of(head_dim);
         const Rope rope{
             .sequence = 37, .heads = 3, .head_dim = head_dim, .frequencies = frequencies.data()};
@@ -142,7 +202,7 @@ TEST_P(OpsRows, rope_turns_and_turns_back) {
 }
 
 TEST_P(OpsRows, swiglu_forward_and_backward) {
-    for (const int64_t cols : {1, 19, 100}) {
+    for (const int64_t cols : {1, 19, 96, 100, 2056, 4100}) {
         Matrix gate_up = Matrix(type(), 40, 2 * cols).random(1, 3), gate_up0(type(), 1, 1);
         gate_up.set(0, 0, 100);
         gate_up.set(1, 0, -100);
@@ -161,7 +221,7 @@ TEST_P(OpsRows, swiglu_forward_and_backward) {
 }
 
 TEST_P(OpsRows, gelu_forward_and_backward) {
-    for (const int64_t cols : {1, 19, 100}) {
+    for (const int64_t cols : {1, 19, 96, 100, 2056, 4100}) {
         Matrix x = Matrix(type(), 40, cols).random(1, 3), x0(type(), 1, 1);
         x.set(0, 0, 100);
         x.set(1, 0, -100);
@@ -208,7 +268,7 @@ TEST_P(OpsRows, embedding_rows_and_their_gradient) {
 }
 
 TEST_P(OpsRows, cross_entropy_ignores_masked_rows) {
-    for (const int64_t vocab : {1, 5, 37, 1100}) {
+    for (const int64_t vocab : {1, 5, 37, 1100, 4096, 4097, 9000}) {
         const Matrix logits = Matrix(DType::f32, 9, vocab).random(1, 5);
         std::vector<int32_t> targets(9);
         for (size_t i = 0; i < 9; ++i)

@@ -1,5 +1,6 @@
-// A rehearsal on every kind of device that this machine has, with its state spread over real tiers:
-// the same bits wherever it lies, the bytes that its plan says, as much on the device as asked for.
+// A rehearsal on every kind of device that this machine has, with its state spread over real tiers.
+// It has the same bits wherever state lies, moves the bytes that its plan says, and keeps as much
+// on the device as was asked for.
 #include <gtest/gtest.h>
 
 #include "planner/recorder.h"

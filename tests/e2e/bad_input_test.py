@@ -1,6 +1,7 @@
 """Every bad input ends with one clear error: what, where, the measured value, the limit, what to do;
 and with the exit code of its kind."""
 
+import json
 import os
 import re
 import resource
@@ -94,6 +95,163 @@ class ConfigurationTest(BadInputTest):
             self.assertTrue(run.err.startswith("ferry: "), run.err)
 
 
+class JsonTest(BadInputTest):
+    """What others wrote as JSON: the configuration, machine files, models, the index of their shards."""
+    DEEP = "[" * 2_000_000
+
+    def written(self, name, text):
+        with open(self.path(name), "wb") as file:
+            file.write(text if isinstance(text, bytes) else text.encode())
+        return self.path(name)
+
+    def bounded(self, *arguments, **options):
+        """Runs where gigabytes are not to be had, and time is not either."""
+        def limit():
+            resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+        run = self.ferry(*arguments, preexec_fn=limit, **options)
+        self.assertLess(len(run.err), 5000)
+        self.assertNotIn("json.exception", run.err)
+        return run
+
+    def machine(self, text):
+        config = self.command(self.config(steps=1))[1]
+        return self.bounded("train", config, "--machine", self.written("machine.json", text))
+
+    def model(self, **files):
+        path = self.path(f"model{len(os.listdir(self.dir))}")
+        os.mkdir(path)
+        for name, text in files.items():
+            self.written(os.path.join(path, name.replace("__", ".")), text)
+        return self.train(self.config(model={"path": path}, steps=1))
+
+    def test_nested_deep(self):
+        config = self.written("deep.json", '{"steps": 1,\n "more": ' + self.DEEP)
+        self.assert_refused(self.bounded("train", config), USAGE, "nested too deep", "deep.json: line 2",
+                            "64 levels")
+        run = self.machine('{"ferry_machine": 1, "kernels": ' + self.DEEP)
+        self.assert_refused(run, USAGE, "nested too deep", "machine.json: line 1")
+        for key in ("type", "rope_scaling", "layers", "torch_dtype", "anything"):
+            run = self.model(config__json='{"model_type": "llama", "%s": %s' % (key, self.DEEP))
+            self.assert_refused(run, USAGE, "nested too deep", "config.json: line 1")
+        self.refused(USAGE, ["nested too deep", "--set budgets.nvme"], "--set", "budgets.nvme=" + self.DEEP[:50000])
+
+    def test_only_regular_files_of_some_size(self):
+        config = self.command(self.config(steps=1))[1]
+        for command in (["train", "/dev/zero"], ["plan", "/dev/zero"], ["train", config, "--machine", "/dev/zero"],
+                        ["launch", config, "--hostfile", "/dev/zero"]):
+            self.assert_refused(self.bounded(*command), USAGE, "/dev/zero", "no regular file")
+        large = self.path("large.json")
+        with open(large, "wb") as file:
+            file.truncate(10 << 30)  # which holds nothing
+        self.assert_refused(self.bounded("train", large), USAGE, "large.json", "16.00 MiB")
+
+    def test_texts_that_are_none(self):
+        config = self.written("bytes.json", b'{"steps": 1,\n "device": "\xff"}')
+        self.assert_refused(self.bounded("train", config), USAGE, "bytes.json: line 2, column 13", "\\xff")
+        config = self.written("nul.json", b'{"steps": 1}\0{"seed": 2}')
+        self.assert_refused(self.bounded("train", config), USAGE, "nul.json: line 1, column 13", "NUL byte")
+        self.refused(USAGE, ["NUL character", "config"], data__tokens=self.path("tokens.bin") + "\0.other")
+        self.refused(USAGE, ["NUL character"], budgets__nvme=[self.path("nvme") + "\0/other"])
+        self.assert_refused(self.machine(b'{"ferry_machine": 1, "paths": [{"path": "\xff"}]}'), USAGE,
+                            "machine.json: line 1", "\\xff")
+        self.assert_refused(self.machine('{"ferry_machine": 1e999}'), USAGE, "machine.json: line 1", "1e999")
+        self.assert_refused(self.model(config__json='{"hidden_size": 1e999}'), USAGE, "config.json: line 1", "1e999")
+        hosts = self.written("hosts", b"localhost\0evil slots=1\n")
+        config = self.command(self.config(steps=1))[1]
+        self.assert_refused(self.bounded("launch", config, "--hostfile", hosts), USAGE, "hosts, line 1, column 10")
+
+    def test_words_of_the_command_line_that_are_no_utf8(self):
+        config = os.fsencode(self.command(self.config(steps=1))[1])
+        for words in ([b"train", config, b"--set", b"steps=\xff"], [b"train", config, b"--set", b"precision=\xff"],
+                      [b"train", config, b"--set", b"\xff=1"], [b"train", config, b"--\xff"],
+                      [b"eval", b"/no/such/\xff", config], [b"plan", b"\xff"]):
+            run = subprocess.run([os.fsencode(FERRY), *words], capture_output=True, check=False)
+            self.assertEqual(run.returncode, USAGE, run.stderr)
+            self.assertNotIn(b"json.exception", run.stderr)
+        output = os.path.join(os.fsencode(self.dir), b"\xff.bin")
+        run = subprocess.run([FERRY, "data", self.path("text.txt"), "--json", "-o", output], capture_output=True,
+                             check=False)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertEqual(json.loads(run.stdout)["tokens"], 40000)
+
+    def test_keys_given_twice(self):
+        for text, place in (('{"steps": 1,\n"steps": 2}', "twice.json: line 2"),
+                            ('{"model": {"hidden": 8}, "model.hidden": 9}', "twice.json")):
+            run = self.bounded("train", self.written("twice.json", text))
+            self.assert_refused(run, USAGE, "given twice", place)
+        self.refused(USAGE, ["\"layers\" is given twice", "--set model"], "--set",
+                     'model={"layers": 1, "layers": 2}')
+        self.assert_refused(self.machine('{"ferry_machine": 1, "ferry_machine": 1}'), USAGE, "given twice",
+                            "machine.json: line 1")
+
+    def test_what_is_quoted_is_cut(self):
+        much = "x" * (8 << 20)
+        for text in ('{"steps": "%s"}' % much, '{"%s": 1}' % much, '{"steps": 1 %s' % much,
+                     '{"budgets": {"host": "%s"}}' % much, '{"precision": "%s"}' % much,
+                     '{"freeze": 1, "data": {"tokens": ["%s"]}}' % much):
+            run = self.bounded("train", self.written("long.json", text))
+            self.assertEqual(run.code, USAGE)
+        self.assertEqual(self.bounded("train", self.written("path.json", json.dumps(
+            self.config(data__tokens="/" + much)))).code, USAGE)
+        self.assertEqual(self.machine('{"ferry_machine": 1, "paths": "%s"}' % much).code, USAGE)
+
+    def test_many_tensors_of_another_model(self):
+        tensors = {f"model.layers.{i}.weight": {"dtype": "F32", "shape": [1], "data_offsets": [4 * i, 4 * i + 4]}
+                   for i in range(80000)}
+        header = json.dumps(tensors).encode()
+        weights = len(header).to_bytes(8, "little") + header + bytes(4 * len(tensors))
+        described = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
+                     "intermediate_size": 160, "vocab_size": 256, "max_position_embeddings": 256}
+        before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+        run = self.model(config__json=json.dumps(described), model__safetensors=weights)
+        self.assert_refused(run, USAGE, "lack a tensor", "12 tensors missing")
+        # It took 26; one is the aim, the rest is for slow builds and busy machines.
+        self.assertLess(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before, 13)
+
+
+class CommandLineTest(BadInputTest):
+    def said(self, *words, code=USAGE):
+        run = self.ferry(*words)
+        self.assertEqual(run.code, code, run.err)
+        return run.err
+
+    def test_the_nearest_command_and_option_are_named(self):
+        config = self.command(self.config(steps=1))[1]
+        for words, near in ((["trian", config], "train"), (["plna"], "plan"), (["bench", "swpa", "x"], "swap"),
+                            (["train", config, "--weight-out", "x"], "--weights-out"),
+                            (["train", config, "--machin=x"], "--machine"),
+                            (["bench", "io", self.path("nvme"), "--block", "4KiB"], "--blocks"),
+                            (["plan", config, "--no-forcast"], "--no-forecast")):
+            err = self.said(*words)
+            self.assertIn(f'did you mean "{near}"?', err)
+            self.assertIn("--help", err)
+        self.assertNotIn("did you mean", self.said("xyzzy-xyzzy"))
+
+    def test_several_keys_behind_one_set(self):
+        config = self.command(self.config())[1]
+        command = ["--json", "--no-bound", "--set", "steps=2", "seed=9", "optimizer.lr=0.005"]
+        first = self.ferry("train", config, *command)
+        self.assert_trained(first)
+        self.assertEqual(len(first.steps), 2)
+        self.assertEqual(first.steps[-1]["lr"], self.ferry("train", *command, config).steps[-1]["lr"])
+        # A file whose name is like a key's value is a file.
+        odd = self.path("lr=0.5.json")
+        os.rename(config, odd)
+        self.assertEqual(self.ferry("train", *command, odd).numbers(), first.numbers())
+        self.assertIn("KEY=VALUE ...", self.ferry("train", "--help").out)
+
+    def test_nothing_is_no_name(self):
+        config = self.command(self.config(steps=1))[1]
+        for option in ("--export", "--weights-out", "--trace", "--machine", "--gpu-memory", "--export-type"):
+            self.assertIn(option, self.said("train", config, option, ""))
+        self.assertIn("--svg", self.said("plan", config, "--svg", ""))
+        self.assertIn("--output", self.said("data", self.path("text.txt"), "-o", ""))
+        self.assertIn("config", self.said("train", ""))
+        self.assertIn("data", self.said("eval", self.dir, ""))
+        self.assertIn("--save", self.said("bench", "--all", "--save", ""))
+
+
 class DoesNotFitTest(BadInputTest):
     def assert_smallest(self, key, **changes):
         """The error names the missing bytes and the smallest budget; that one works, and one byte
@@ -163,30 +321,87 @@ class DoesNotFitTest(BadInputTest):
                      swap__chunk_elements=1048576)
 
     def test_address_space(self):
-        refused = 0
-        for mib in range(256, 8192, 64):
-            def limit(mib=mib):
-                resource.setrlimit(resource.RLIMIT_AS, (mib << 20, mib << 20))
-            run = self.train(self.config(steps=2), preexec_fn=limit)
-            if run.code == 0:
-                break
-            # Below that the loader, or what libraries do before the program, has no room.
-            if run.code == DOES_NOT_FIT:
-                self.assert_refused(run, DOES_NOT_FIT, "do:")
-                refused += 1
-        self.assertEqual(run.code, 0)
-        self.assertGreater(refused, 0)
+        for threads in (1, 16):
+            refused = 0
+            for mib in range(256, 16384, 96):
+                def limit(mib=mib):
+                    resource.setrlimit(resource.RLIMIT_AS, (mib << 20, mib << 20))
+                # One that never ends is an error of the test: ferry() has a time limit.
+                run = self.train(self.config(steps=2, threads=threads), preexec_fn=limit)
+                if run.code == 0:
+                    break
+                # Below that the loader, or what libraries do before the program, has no room.
+                if run.code == DOES_NOT_FIT:
+                    self.assert_refused(run, DOES_NOT_FIT, "do:")
+                    refused += 1
+                else:
+                    self.assertEqual(refused, 0, run.err)
+            self.assertEqual(run.code, 0)
+            self.assertGreater(refused, 0)
+            self.assertIn("OpenBLAS", self.refused_by_address_space(mib - 96, threads))
 
-    def test_threads_that_cannot_be_started(self):
+    def refused_by_address_space(self, mib, threads):
+        """The last error that speaks of a limit with its value, going down from what is enough."""
+        for less in range(mib, 0, -48):
+            def limit(less=less):
+                resource.setrlimit(resource.RLIMIT_AS, (less << 20, less << 20))
+            run = self.train(self.config(steps=2, threads=threads), preexec_fn=limit)
+            if "buffers that OpenBLAS" in run.err:
+                self.assert_refused(run, DOES_NOT_FIT, "ulimit -v", f"{less / 1024:.2f} GiB")
+                return run.err
+        return ""
+
+    def test_a_small_stack(self):
+        for kib in (128, 256, 512, 1024, 2048):
+            def limit(kib=kib):
+                resource.setrlimit(resource.RLIMIT_STACK, (kib << 10, resource.RLIM_INFINITY))
+            run = self.train(self.config(steps=2, precision="bf16"), preexec_fn=limit)
+            said = f"{kib}.00 KiB" if kib < 1024 else f"{kib // 1024}.00 MiB"
+            self.assert_refused(run, DOES_NOT_FIT, "the stack is too small", "ulimit -s", said)
+
+    def test_an_unlimited_stack(self):
+        # New threads then have 2 MiB, which a tile of narrow numbers exceeds.
+        def limit():
+            resource.setrlimit(resource.RLIMIT_STACK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        self.assert_trained(self.train(self.config(steps=2, precision="bf16", threads=2), preexec_fn=limit))
+
+    def as_nobody(self, most, **changes):
+        """Trains as a user who may have so many threads and processes."""
+        options, nobody = {}, 65534
         if os.geteuid() == 0:
-            self.skipTest("root has no limit on its processes")
+            os.chmod(self.dir, 0o755)
+            options = {"user": nobody, "group": nobody, "extra_groups": []}
+            if subprocess.run([FERRY, "--version"], capture_output=True, check=False, **options).returncode:
+                self.skipTest("another user cannot run the program here")
 
         def limit():
-            resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
-        # OpenBLAS starts threads of its own before the program, unless it is told not to.
-        run = self.train(self.config(steps=2), preexec_fn=limit,
-                         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"})
-        self.assert_refused(run, DOES_NOT_FIT, "thread", "ulimit -u")
+            resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+        return self.train(self.config(steps=2, **changes), preexec_fn=limit, **options)
+
+    def test_threads_that_cannot_be_started(self):
+        for most in range(1, 40):
+            run = self.as_nobody(most, threads=2)
+            if run.code == 0:
+                break
+            self.assert_refused(run, DOES_NOT_FIT, "thread", f"{most} processes and threads of the user (ulimit -u)")
+        self.assertEqual(run.code, 0, run.err)
+        self.assertGreater(most, 1)
+
+    def test_threads_beyond_the_control_group(self):
+        group = f"/sys/fs/cgroup/pids/ferry-test-{os.getpid()}"
+        try:
+            os.mkdir(group)
+        except OSError as error:
+            self.skipTest(f"no control group can be made: {error}")
+        self.addCleanup(os.rmdir, group)
+
+        def enter():
+            with open(f"{group}/pids.max", "w", encoding="ascii") as file:
+                file.write("2")
+            with open(f"{group}/cgroup.procs", "w", encoding="ascii") as file:
+                file.write("0")
+        run = self.train(self.config(steps=2), preexec_fn=enter)
+        self.assert_refused(run, DOES_NOT_FIT, "thread", "2 processes and threads of the control group (pids.max)")
 
 
 class NvmePathTest(BadInputTest):
@@ -231,6 +446,30 @@ class NvmePathTest(BadInputTest):
                             "16777216 bytes asked for", "free some space")
         run = self.on_mount("tmpfs", "size=3m", size="unlimited")
         self.assert_refused(run, DOES_NOT_FIT, "mount-tmpfs", "missing", "bytes needed")
+
+    def peak_kib(self, *words):
+        """The exit code, what was said, and the most memory that was taken."""
+        with open(self.path("said"), "w+", encoding="utf-8") as said:
+            process = subprocess.Popen([FERRY, *words], stdout=subprocess.DEVNULL, stderr=said)
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            said.seek(0)
+            return process.returncode, said.read(), usage.ru_maxrss
+
+    def test_full_is_said_before_memory_is_taken(self):
+        large = {"model__hidden": 512, "model__intermediate": 2048, "model__layers": 12, "steps": 1,
+                 "swap__state_on_nvme": 1}
+        enough = self.config(**large, budgets__nvme=[self.nvme("1TiB")])
+        run = self.ferry("plan", self.command(enough)[1], "--json", "--no-forecast")
+        self.assertEqual(run.code, 0, run.err)
+        planned = run.lines[0]["device_bytes"] + run.lines[0]["host_bytes"]
+        self.assertGreater(planned, 256 << 20)
+        _, _, planning = self.peak_kib("plan", self.command(enough)[1], "--json", "--no-forecast")
+        full = self.command(self.config(**large, budgets__nvme=[self.nvme("900TiB")]))
+        code, said, peak = self.peak_kib(*full)
+        self.assertEqual(code, DOES_NOT_FIT, said)
+        self.assertIn("too little free space", said)
+        self.assertLess(peak, planning + planned // 1024 // 4)
 
     def test_file_size_limit(self):
         def limit():
@@ -304,6 +543,34 @@ class DataTest(BadInputTest):
                            evaluate__micro_batches=10000)
         most = int(re.search("set evaluate.micro_batches to ([0-9]+)", run.err).group(1))
         self.assert_trained(self.train(self.config(steps=1, evaluate__micro_batches=most)))
+
+    def test_json_is_no_text(self):
+        lines = '{"messages": [{"role": "user", "content": "hi"}]}\n' * 3
+        for name, text in (("chat.jsonl", lines), ("chat.txt", lines), ("chat.JSON", "[\n  1, 2]"),
+                           ("pretty", '\n{\n  "text": "hello"\n}\n'), ("list", '[{"a": {"b": [1]}}]')):
+            with open(self.path(name), "w", encoding="ascii") as file:
+                file.write(text)
+            run = self.ferry("data", self.path("text.txt"), self.path(name), "-o", self.path("json.bin"))
+            self.assert_refused(run, USAGE, "the file is JSON", name, "--raw", "--ids")
+            self.assertFalse(os.path.exists(self.path("json.bin")))
+            run = self.ferry("data", self.path(name), "-o", self.path("json.bin"), "--raw")
+            self.assertEqual(run.code, 0, run.err)
+            os.remove(self.path("json.bin"))
+        for name, text in (("prose.txt", "[1] See {\"the\" notes}. {a: 1}"), ("code.py", "{'a': 1}\n"),
+                           ("prose.json", "no JSON at all"), ("set.c", "{ \"a\", \"b\" };")):
+            with open(self.path(name), "w", encoding="ascii") as file:
+                file.write(text)
+            run = self.ferry("data", self.path(name), "-o", self.path("prose.bin"))
+            self.assertEqual(run.code, 0, (name, run.err))
+
+    def test_a_pipe_gives_all_its_bytes(self):
+        pipe = self.path("text.pipe")
+        os.mkfifo(pipe)
+        with subprocess.Popen(["cp", self.path("text.txt"), pipe]):
+            run = self.ferry("data", pipe, "-o", self.path("piped.bin"))
+        self.assertEqual(run.code, 0, run.err)
+        with open(self.path("piped.bin"), "rb") as file:
+            self.assertEqual(file.read(), self.tokens())
 
     def test_a_pipe_that_nobody_writes_to(self):
         os.mkfifo(self.path("fifo"))

@@ -64,6 +64,14 @@ class ScriptsTest(FerryTest):
         self.assertNotIn("step 1", done.stderr)
         return done.stderr
 
+    def test_compute(self):
+        rows, notes = self.script("compute", "--shapes", "1b", "gpt2-xl", "--steps", "5")
+        for shape in ("1b", "gpt2-xl"):
+            self.assertGreater(rows[f"{shape}, ferry: a step"]["value"], 0)
+            self.assertIn(rows[f"{shape}, ferry: tokens a second, MFU"]["verdict"], ("met", "missed", "open"))
+        self.assertGreater(rows["one large product in bf16"]["value"], 0)
+        self.assertIn("transformers is left out with --tiny", notes)
+
     def test_three_tiers(self):
         rows, notes = self.script("three_tiers", "--steps", "3")
         self.assertGreater(rows["NVMe read a step"]["value"], 0)
@@ -77,17 +85,17 @@ class ScriptsTest(FerryTest):
     def test_step_bound_in_memory(self):
         traces = Path(self.path("new/traces"))
         rows, notes = self.script("step_bound", "--steps", "6", "--traces", str(traces))
-        for way in ("never clipped", "never clipped, as expected", "clipped", "clipped, speculation off"):
-            self.assertIn(f"memory, {way}: step beside lower bound", rows)
-            predicted = rows[f"memory, {way}: step beside prediction"]
+        for variant in ("never clipped", "never clipped, as expected", "clipped", "clipped, speculation off"):
+            self.assertIn(f"memory, {variant}: step beside lower bound", rows)
+            predicted = rows[f"memory, {variant}: step beside prediction"]
             self.assertEqual((predicted["target"], predicted["target_high"]), (0.9, 1.1))
             self.assertAlmostEqual(predicted["ratio"], predicted["reference"] / predicted["value"])
-            self.assertEqual(predicted["verdict"], "met" if 0.9 <= predicted["ratio"] <= 1.1 else "missed")
+            self.assertEqual(predicted["outcome"], "met" if 0.9 <= predicted["ratio"] <= 1.1 else "missed")
         self.assertIn("3 of 3 clipped", rows["memory, clipped: step beside lower bound"]["note"])
         self.assertIn("0 of 3 clipped", rows["memory, never clipped: step beside lower bound"]["note"])
         self.assertIn("memory, clipped: beside speculation off", rows)
         self.assertTrue(any(note.startswith("clipped: compute") for note in notes), notes)
-        names = [f"memory_{way}_1" for way in ("clipped", "clipped_speculation_off", "never_clipped", "never_clipped_as_expected")]
+        names = [f"memory_{variant}_1" for variant in ("clipped", "clipped_speculation_off", "never_clipped", "never_clipped_as_expected")]
         self.assertEqual(sorted(path.name for path in traces.iterdir()),
                          sorted(name + end for name in names for end in (".json.gz", ".svg")))
         for name in names:
@@ -104,9 +112,9 @@ class ScriptsTest(FerryTest):
     def test_step_bound_on_a_drive(self):
         case = self.case()
         rows, _ = self.script("step_bound", "--case", case, *self.beside_fio(), "--steps", "6")
-        way = f"{case}, never clipped"
-        self.assertIn("speculative updates: 3 of 3 committed", rows[f"{way}: step beside lower bound"]["note"])
-        self.assertEqual(f"{way}: step beside its bytes at fio's mixed bandwidth" in rows, bool(FIO))
+        variant = f"{case}, never clipped"
+        self.assertIn("speculative updates: 3 of 3 committed", rows[f"{variant}: step beside lower bound"]["note"])
+        self.assertEqual(f"{variant}: step beside its bytes at fio's mixed bandwidth" in rows, bool(FIO))
         self.assertEqual(os.listdir(self.path("nvme")), [])
 
     def test_what_is_missing_is_said_at_once(self):
@@ -128,7 +136,7 @@ class ScriptsTest(FerryTest):
 
     def test_wrong_arguments_are_said_at_once(self):
         whole = "is no whole number of at least"
-        for script in ("adam_deepspeed", "beside_peers", "fits", "nvme_step", "startup", "step_bound", "three_tiers",
+        for script in ("adam_deepspeed", "beside_peers", "compute", "fits", "nvme_step", "startup", "step_bound", "three_tiers",
                        "weak_scaling"):
             for rounds in ("0", "-1"):
                 self.assertIn(f"--rounds: {rounds} {whole} 1", self.refused(script, "--rounds", rounds))
@@ -183,8 +191,8 @@ class ScriptsTest(FerryTest):
         rows, notes = self.script("fits", *configs, *self.drive(), "--steps", "16")
         self.assertEqual(notes, [])
         for config in configs:
-            self.assertEqual(rows[f"{Path(config).stem}: steps trained"]["verdict"], "met")
-            self.assertEqual(rows[f"{Path(config).stem}: last loss beside first"]["verdict"], "met")
+            self.assertEqual(rows[f"{Path(config).stem}: steps trained"]["outcome"], "met")
+            self.assertEqual(rows[f"{Path(config).stem}: last loss beside first"]["outcome"], "met")
 
     def test_fits_under_a_control_group(self):
         group = training.ControlGroup(512 << 20)
@@ -243,9 +251,9 @@ class ScriptsTest(FerryTest):
                               capture_output=True, text=True, timeout=300, check=False)
         self.assertEqual(done.returncode, 0, done.stderr + done.stdout)
         rows, _ = self.rows_in(file, done.stdout)
-        for way in ("eval, from the drive", "eval, again", "train, from the drive", "train, again"):
-            self.assertEqual(rows[f"{way}: host peak beside plan, empty run and limit"]["verdict"], "met")
-            self.assertGreater(rows[f"{way}: loaded in"]["value"], 0)
+        for variant in ("eval, from the drive", "eval, again", "train, from the drive", "train, again"):
+            self.assertEqual(rows[f"{variant}: host peak beside plan, empty run and limit"]["outcome"], "met")
+            self.assertGreater(rows[f"{variant}: loaded in"]["value"], 0)
         self.assertEqual(os.listdir(self.path("nvme")), [])
 
     @unittest.skipUnless(shutil.which("mpirun"), "mpirun is not installed")

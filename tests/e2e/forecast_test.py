@@ -107,11 +107,15 @@ class PlanTest(ForecastTest):
         self.assertEqual(os.listdir(self.path("nvme")), [])
 
     def test_more_of_what_is_limited_is_asked_for(self):
+        # A disk so slow that it sets the step, whatever this machine's kernels take.
+        drive = {"path": self.path("nvme"), "mixed_read_bytes_per_s": 1e6, "mixed_write_bytes_per_s": 1e6}
+        machine = self.path("slow_disk.json")
+        with open(machine, "w", encoding="ascii") as file:
+            json.dump({"ferry_machine": 1, "paths": [drive]}, file)
         plan = self.forecast(self.config(budgets__nvme=[self.nvme()], budgets__host="2MiB",
-                                         budgets__device="4MiB"))
+                                         budgets__device="4MiB"), "--machine", machine)
         gains = {one["change"]: one["step_seconds"] for one in plan["forecast"]["what_if"]}
-        # State in memory does not speculate, and lists of tasks may fit each other a little worse.
-        self.assertLess(gains["+1 GiB of host memory"], 1.02 * plan["forecast"]["step_seconds"])
+        self.assertLess(gains["+1 GiB of host memory"], 0.5 * plan["forecast"]["step_seconds"])
         self.assertIn("+1 GiB of device memory", gains)
 
     def test_table_and_picture(self):
@@ -197,8 +201,8 @@ class PlanTest(ForecastTest):
         steady = next(one["bytes"] for one in plan["schedules"]
                       if one["name"] == "after a step without speculation")
         self.assertEqual(wear["step_bytes"], steady["nvme write"])
-        self.assertEqual(wear["step_note_bytes"], 4096, "the header")
-        self.assertEqual(wear["run_bytes"], plan["nvme_bytes"] + 1000 * (steady["nvme write"] + 4096))
+        self.assertEqual(wear["step_note_bytes"], 8192, "the header, twice")
+        self.assertEqual(wear["run_bytes"], plan["nvme_bytes"] + 1000 * (steady["nvme write"] + 8192))
         self.assertAlmostEqual(wear["paths"][0]["endurance_share"], wear["run_bytes"] / 1e9)
         advice = self.followed(config)
         # Of fp32 there is no split master; unlimited memory cannot grow.

@@ -378,7 +378,7 @@ class IdentityTest(FerryTest):
             self.assertEqual(len(run.evaluations), {1: 9, 3: 4, 0: 2}[every])
 
     def test_the_hash_of_every_step(self):
-        """Taking the hash settles and drains; the last one is that of a run that never stopped."""
+        """Taking the hash waits for the outcome and drains; the last one is that of a run that never stopped."""
         plain = self.tight(self.CLIP, TWICE)
         each = self.tight(self.CLIP, {**TWICE, "hash_every": "step"})
         memory = self.train(self.config(**self.CLIP, hash_every="step"))

@@ -189,7 +189,7 @@ class HostfileTest(LaunchTest):
         self.assertIn("No such file", run.err)
         run = self.ferry("launch", "--hostfile", self.bin, self.config_file)
         self.assertEqual(run.code, USAGE)
-        for text in ("the hostfile cannot be read", "Is a directory", "name a file"):
+        for text in ("cannot read the hostfile", "Is a directory", "name a file"):
             self.assertIn(text, run.err)
 
     def test_choices_that_are_not_there(self):

@@ -18,6 +18,7 @@ class PlanTest(FerryTest):
         plan, summary = json.loads(planned.out), self.ferry(*command).summary
         for key in ("device_bytes", "host_bytes", "nvme_bytes", "groups", "chunk_elements", "tiers"):
             self.assertEqual(plan[key], summary[key], key)
+        self.assertEqual(plan["slow_operations"], [], "the processors have one way only")
 
     def test_the_schedule_is_that_of_training(self):
         for more in ({"kind": "cosine"}, {"kind": "wsd", "decay_steps": 2, "log_warmup": True},
@@ -75,6 +76,35 @@ class PlanTest(FerryTest):
 
 
 class BenchTest(FerryTest):
+    def kernels(self, *words):
+        run = self.ferry("bench", "kernels", "--rounds", "2", "--json", *words)
+        self.assertEqual(run.code, 0, run.err)
+        return {row["name"]: row for row in json.loads(run.out)["rows"]}
+
+    def test_kernels_are_those_of_a_step(self):
+        config = self.config()
+        batch, layers = config["batch"], config["model"]["layers"]
+        rows = self.kernels("--config", self.command(config)[1])
+        ops = {name: row for name, row in rows.items() if "calls" in row}
+        forward = [row for name, row in ops.items() if "forward, block: attention forward" in name]
+        self.assertEqual(sum(row["calls"] for row in forward), layers * batch["micro_batches"])
+        for part in ("embed, embedding", "backward, block", "head and loss", "round and norm", "update: update"):
+            self.assertTrue(any(name.startswith(part) for name in ops), part)
+        total = rows["total: a step"]["value"]
+        self.assertAlmostEqual(sum(row["value"] for row in ops.values()) / total, 1, delta=0.01)
+        self.assertAlmostEqual(sum(row["% of step"] for row in ops.values()), 100, delta=1)
+
+    def test_kernels_take_the_sequence_and_the_micro_batch(self):
+        rows = self.kernels("--config", self.command(self.config())[1], "--sequence", "48", "--micro-batch", "3")
+        self.assertTrue(any("attention forward, 3 x 48," in name for name in rows), rows.keys())
+
+    def test_kernels_want_one_model(self):
+        config = self.command(self.config())[1]
+        for words in ((), ("--model", config, "--config", config)):
+            run = self.ferry("bench", "kernels", *words)
+            self.assertEqual(run.code, USAGE)
+            self.assertIn("--model or --config", run.err)
+
     def test_adam_prints_rows_and_the_command_that_made_them(self):
         words = ["bench", "adam", "--millions", "0.1", "--threads", "1", "--pairs", "1", "--method",
                  "all", "--gradient", "fp16", "--in-place", "--json"]

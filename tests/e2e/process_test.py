@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import resource
 import signal
@@ -10,7 +11,7 @@ import threading
 import time
 import unittest
 
-from harness import DOES_NOT_FIT, FERRY, IO, USAGE, FerryTest
+from harness import FERRY, IO, USAGE, FerryTest
 
 MIB = 1 << 20
 
@@ -54,21 +55,101 @@ class OutputTest(FerryTest):
         self.assertEqual([step["lr"] for step in run.steps], [0.5, 0.5])
 
     def test_gpu_memory_is_short_for_a_key(self):
-        short, long = (self.train(self.config(steps=2), *words) for words in
-                       (("--set", "seed=3", "--gpu-memory", "8MiB"),
-                        ("--set", "budgets.device=8MiB", "--set", "seed=3")))
-        self.assert_trained(short)
-        self.assertEqual(short.numbers(), long.numbers())
-        self.assertEqual(short.summary["tiers"], long.summary["tiers"])
-        small = self.train(self.config(), "--gpu-memory", "1KiB")
-        self.assertEqual(small.code, DOES_NOT_FIT, small.err)
-        self.assertIn("budgets.device", small.err)
+        # Of a size that is none the key's own name is told, before anybody looks for a GPU.
+        run = self.train(self.config(device="cuda"), "--gpu-memory", "much")
+        self.assertEqual(run.code, USAGE, run.err)
+        self.assertIn("--set budgets.device=much: budgets.device", run.err)
+
+    def test_gpu_memory_is_of_a_gpu(self):
+        config = self.command(self.config(steps=2))[1]
+        for command in ("train", "plan"):
+            run = self.ferry(command, config, "--gpu-memory", "8MiB")
+            self.assertEqual(run.code, USAGE, run.err)
+            for text in ("--gpu-memory 8MiB", "device cpu", "--set budgets.device=8MiB"):
+                self.assertIn(text, run.err)
+        run = self.ferry("plan", config, "--no-forecast", "--set", "budgets.device=8MiB")
+        self.assertEqual(run.code, 0, run.err)
 
     def test_a_skipped_step_is_still_json(self):
         run = self.train(self.config(on_nonfinite="skip", optimizer__lr=1e6,
                                      optimizer__weight_decay=1e6, schedule__warmup_steps=0))
         self.assert_trained(run)
         self.assertFalse([line for line in run.lines if "text" in line])
+
+    def without_targets(self):
+        """A text whose middle is masked, so that some steps have no target."""
+        text, mask, tokens = (self.path(name) for name in ("holes.txt", "holes.mask", "holes.bin"))
+        with open(text, "w", encoding="ascii") as file:
+            file.write("abcdefgh" * 512)
+        with open(mask, "w", encoding="ascii") as file:
+            file.write("0" * 1024 + "1" * 3072)
+        made = self.ferry("data", text, "-o", tokens, "--mask", mask)
+        self.assertEqual(made.code, 0, made.err)
+        return {"data__tokens": tokens, "data__held_back": 0, "batch__micro_batches": 1, "steps": 20}
+
+    def test_a_step_without_targets_has_no_numbers_and_says_why(self):
+        for precision in ("fp32", "fp16"):
+            config = self.config(**self.without_targets(), precision=precision)
+            run = self.train(config)
+            self.assert_trained(run)
+            empty = [step for step in run.steps if step["targets"] == 0]
+            self.assertGreater(len(empty), 0)
+            self.assertLess(len(empty), len(run.steps))
+            for step in empty:
+                self.assertTrue(step["skipped"])
+                self.assertEqual(step["why_skipped"], "no real target")
+                for key in ("loss", "gradient_norm", "clip_factor", "loss_scale"):
+                    self.assertIsNone(step[key], step)
+            for step in run.steps:
+                if step["targets"] > 0:
+                    self.assertIsNone(step["why_skipped"])
+                    self.assertGreater(step["gradient_norm"], 0)
+                    self.assertEqual(step["loss_scale"], 65536 if precision == "fp16" else 1)
+            words = [word for word in self.command(config) if word != "--json"]
+            self.assertIn("skipped: no real target", self.ferry(*words).out)
+
+    def test_skipped_steps_leave_the_learning_rate_high_and_the_summary_says_so(self):
+        holes = self.without_targets()
+        run = self.train(self.config(**holes))
+        self.assert_trained(run)
+        self.assertEqual(run.summary["lr"], run.steps[-1]["lr"])
+        self.assertGreater(run.summary["lr"], 1.5 * run.summary["scheduled_lr"])
+        words = [word for word in self.command(self.config(**holes)) if word != "--json"]
+        self.assertIn("skipped steps do not move the schedule on", self.ferry(*words).out)
+        whole = self.train(self.config())
+        self.assertEqual(whole.summary["lr"], whole.summary["scheduled_lr"])
+        words = [word for word in self.command(self.config()) if word != "--json"]
+        self.assertNotIn("do not move the schedule", self.ferry(*words).out)
+
+    def test_an_eps_that_is_raised_is_said(self):
+        for method, least in (("adamw", 2**-50 / 0.05**0.5), ("adagrad", 2**-50)):
+            for eps, said in ((least / 2, True), (0, True), (least * 1.01, False)):
+                run = self.train(self.config(optimizer__method=method, optimizer__eps=eps,
+                                             optimizer__betas=[0.9, 0.95], steps=2))
+                self.assert_trained(run)
+                self.assertEqual("but the update uses" in run.err, said, run.err)
+                if said:
+                    self.assertIn("optimizer.eps", run.err)
+        self.assertNotIn("but the update uses", self.train(self.config(optimizer__method="sgd", optimizer__eps=0,
+                                                                       steps=2)).err)
+
+    def test_the_hash_names_the_kernels_that_rounded(self):
+        cores = []
+        if platform.machine() != "x86_64":
+            self.skipTest("there are kernels to choose from on x86-64 only")
+        for named in ("Haswell", "Nehalem", None):
+            env = {key: value for key, value in os.environ.items() if key != "OPENBLAS_CORETYPE"}
+            if named:
+                env["OPENBLAS_CORETYPE"] = named
+            run = self.train(self.config(steps=2), env=env)
+            self.assert_trained(run)
+            cores.append(next(line["kernels"] for line in run.lines if "state_hash" in line))
+            words = [word for word in self.command(self.config(steps=2)) if word != "--json"]
+            self.assertIn(f"with OpenBLAS's {cores[-1]} kernels", self.ferry(*words, env=env).out)
+            if named != "Haswell":  # which may be what the processor has best
+                self.assertEqual(run.err.count("for an older processor than this one"), 1 if named else 0, run.err)
+        self.assertEqual(cores[1], "Nehalem")
+        self.assertNotIn(cores[2], ("Nehalem", "Prescott"))
 
     def test_the_trace_shows_what_each_path_did(self):
         trace = self.path("path-rows.json")

@@ -34,10 +34,10 @@ class ResumeTest(FerryTest):
         self.assert_trained(run)
         return run
 
-    def killed(self, config, *arguments, steps, seconds=0.0):
+    def killed(self, config, *arguments, steps, seconds=0.0, env=None):
         """Starts a run and kills it so many seconds after so many of its steps."""
         process = subprocess.Popen([FERRY, *self.command(config, *arguments)], text=True,
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
         out = ""
         while out.count('"loss"') < steps:
             line = process.stdout.readline()
@@ -96,6 +96,26 @@ class ResumeTest(FerryTest):
                 shutil.rmtree(self.drives[0])
                 os.mkdir(self.drives[0])
 
+    def test_it_goes_on_with_the_kernels_it_was_started_with(self):
+        def under(core):
+            env = {key: value for key, value in os.environ.items() if key != "OPENBLAS_CORETYPE"}
+            return {**env, "OPENBLAS_CORETYPE": core} if core else env
+        if self.train(self.config(steps=1), env=under(None)).lines[-1]["kernels"] not in ("SkylakeX", "Cooperlake",
+                                                                                         "Sapphirerapids"):
+            self.skipTest("there are no two sets of kernels that this processor runs and ferry chooses from")
+        for first, then in (("Haswell", None), (None, "Haswell"), ("Haswell", "Nehalem")):
+            with self.subTest(first=first, then=then):
+                config = self.durable()
+                whole = self.train(self.config(steps=STEPS, clip_norm=1.0), env=under(first))
+                self.killed(config, steps=5, env=under(first))
+                resumed = self.train(config, "--resume", env=under(then))
+                self.assert_trained(resumed)
+                self.assertEqual(resumed.hashes, whole.hashes)
+                self.assertEqual(resumed.err.count("goes on with them"), 1, resumed.err)
+                self.assertNotIn("older processor", resumed.err)
+                shutil.rmtree(self.drives[0])
+                os.mkdir(self.drives[0])
+
     def test_over_three_paths(self):
         config, whole = self.durable(paths=3, swap__speculate="all"), self.whole()
         first = self.killed(config, steps=5)
@@ -126,20 +146,20 @@ class ResumeTest(FerryTest):
         done_again = None
         for _ in range(5):  # a kill may come just when the last step has become durable
             self.killed(config, steps=5)
-            settled = int(re.search(r"last committed step (\d+)", self.train(config).err)[1])
+            committed = int(re.search(r"last committed step (\d+)", self.train(config).err)[1])
             resumed = self.killed(config, "--resume", steps=1)
             after, done_again = re.search(r"resumed after step (\d+)(;.*done again)?", resumed.err).groups()
             after = int(after)
             self.assertEqual(resumed.steps[0]["step"], after + 1)
-            self.assertIn(settled - after, (0, 1, 2))
-            if settled > after:
+            self.assertIn(committed - after, (0, 1, 2))
+            if committed > after:
                 break
             self.assertIsNone(done_again)
             shutil.rmtree(self.drives[0])
             os.mkdir(self.drives[0])
-        steps = {1: f"step {settled} was committed but not durable and is",
-                 2: f"steps {after + 1} to {settled} were committed but not durable and are"}
-        self.assertEqual(done_again, f"; {steps[settled - after]} done again")
+        steps = {1: f"step {committed} was committed but not durable and is",
+                 2: f"steps {after + 1} to {committed} were committed but not durable and are"}
+        self.assertEqual(done_again, f"; {steps[committed - after]} done again")
 
     def test_a_run_beyond_its_last_step_is_refused(self):
         constant = {"schedule__kind": "constant", "schedule__warmup_steps": 0}
@@ -196,8 +216,11 @@ class ResumeTest(FerryTest):
         self.refused(config, ["the header is truncated", "200 bytes", back], "--resume")
         self.refused(config, ["a truncated header is left here", back, "io.leftovers"])
         for at in (0, 8, 29, 31, 32, 100, 4095):  # magic, format, published, lost, checksum, ...
+            damaged = bytearray(whole)
+            for copy in (0, len(whole) // 2):
+                damaged[copy + at] ^= 1
             with open(header, "wb") as file:
-                file.write(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1:])
+                file.write(damaged)
             self.refused(config, ["the header is damaged", back, "may be whole"], "--resume")
             self.refused(config, ["a damaged header is left here", back, "io.leftovers"])
         os.truncate(header, 0)
@@ -207,6 +230,89 @@ class ResumeTest(FerryTest):
         self.refused(config, ["its header is missing", "may be whole"], "--resume")
         with open(header, "wb") as file:
             file.write(whole)
+
+    def test_a_bit_of_the_header_costs_nothing(self):
+        whole = self.whole()
+        config = self.durable()
+        self.killed(config, steps=3)
+        header = os.path.join(self.drives[0], "ferry.volume")
+        for at in (0, 29, 4095, 4096 + 100):  # of the first copy, and of the second
+            with open(header, "r+b") as file:
+                file.seek(at)
+                byte = file.read(1)[0]
+                file.seek(at)
+                file.write(bytes([byte ^ 4]))
+            self.killed(config, "--resume", steps=2)
+        resumed = self.train(config, "--resume")
+        self.assert_trained(resumed)
+        self.assertEqual(resumed.hashes, whole.hashes)
+
+    def test_no_hash_of_a_step_is_lost(self):
+        """A kill may come between a step and its line: who goes on says it."""
+        whole = self.whole(hash_every="step")
+        config = self.durable(hash_every="step")
+        said = {}
+        for arguments in ((), ("--resume",), ("--resume",)):
+            run = self.killed(config, *arguments, steps=4)
+            said.update({line["step"]: line["state_hash"] for line in run.lines if "state_hash" in line})
+            if arguments:
+                after = int(re.search(r"resumed after step (\d+)", run.err)[1])
+                self.assertIn(after, said, "the step that it goes on from has its line")
+        run = self.train(config, "--resume")
+        self.assert_trained(run)
+        said.update({line["step"]: line["state_hash"] for line in run.lines if "state_hash" in line})
+        self.assertEqual(said, {line["step"]: line["state_hash"] for line in whole.lines if "state_hash" in line})
+
+    def test_the_line_of_the_step_resumed_after_comes_first(self):
+        config = self.durable(hash_every="step")
+        self.killed(config, steps=4)
+        run = self.train(config, "--resume")
+        self.assert_trained(run)
+        after = int(re.search(r"resumed after step (\d+)", run.err)[1])
+        first = next(line for line in run.lines if "state_hash" in line or "loss" in line)
+        self.assertEqual((first["step"], "state_hash" in first), (after, True))
+
+    def remove_under_it(self, config, remove):
+        """What a run says and how it ends when `remove` is called after some of its steps."""
+        process = subprocess.Popen([FERRY, *self.command(config)], text=True,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        out = ""
+        while out.count('"loss"') < 4:
+            out += process.stdout.readline()
+        remove()
+        rest, err = process.communicate(timeout=120)
+        return Run(process.returncode, out + rest, err)
+
+    def test_what_is_removed_under_a_run_is_said(self):
+        constant = {"schedule__kind": "constant", "schedule__warmup_steps": 0, "steps": 16}
+        whole = self.whole(**constant)
+        for name in (".", "ferry.volume", "ferry.seg0"):
+            target = os.path.join(self.drives[0], name)
+            def remove(target=target, name=name):
+                shutil.rmtree(self.drives[0]) if name == "." else os.remove(target)
+            run = self.remove_under_it(self.durable(**constant), remove)
+            self.assertEqual(run.code, IO, run.err)
+            self.assertIn("nothing of it will outlive the process", run.err)
+            self.assertIn("nothing durable is left", run.err)
+            self.assertEqual(run.hashes, whole.hashes, "the run itself comes to its end")
+            shutil.rmtree(self.drives[0], ignore_errors=True)
+            os.mkdir(self.drives[0])
+
+    def test_which_state_is_good_is_said(self):
+        """All of the state is damaged while the run goes on: it does not promise the durable step."""
+        config = self.durable(steps=100000)
+        def damage():
+            # Its pages are not the run's: that one reads from the drive.
+            segment = os.path.join(self.drives[0], "ferry.seg0")
+            with open(segment, "r+b") as file:
+                for at in range(1000, os.path.getsize(segment), 4096):
+                    file.seek(at)
+                    file.write(b"wrong bytes")
+        run = self.remove_under_it(config, damage)
+        self.assertEqual(run.code, IO, run.err)
+        self.assertIn("not those written", run.err)
+        words = ("the last durable step has these bytes too", "the last durable step has none of these bytes")
+        self.assertEqual(sum(text in run.err for text in words), 1, run.err)
 
     def test_any_killed_run_says_which_state_is_lost(self):
         config = self.durable(checkpoint__durable_steps=False, steps=100000)
@@ -218,7 +324,7 @@ class ResumeTest(FerryTest):
             self.assertEqual(run.code, USAGE, err)
             self.assertIn("not consistent, state of step", err)
             lost = int(err.split("state of step ")[1].split()[0])
-            # A step may have been settled whose line was not read any more.
+            # A step may have been committed whose line was not read any more.
             self.assertIn(lost, (last, last + 1), err)
         self.assertIn("checkpoint.durable_steps", self.train(config, "--resume").err)
 

@@ -6,6 +6,7 @@
 
 #include "ferry/device.h"
 #include "ferry/swap.h"
+#include "swap/store.h"
 #include "tests/support/simulated_disk.h"
 
 namespace ferry::swap {

@@ -239,6 +239,36 @@ TEST_P(DurableFp32, AWrongByteAnywhereIsFoundOrMeansNothing) {
     EXPECT_GT(refused, 0);
 }
 
+// A run that meets a wrong byte says whether it belongs to the state that --resume goes on from.
+TEST_P(DurableFp32, WhatIsCalledGoodCanBeResumed) {
+    const Ended whole = in_memory();
+    const Config made = config();
+    const auto stride = static_cast<int64_t>(from_environment("FERRY_SIM_STRIDE", 17));
+    int64_t good = 0, doubtful = 0, lost = 0;
+    for (const aio::Fault fault : {aio::Fault::bit_flip, aio::Fault::lost_write}) {
+        for (int64_t n = 0;; n += stride) {
+            SCOPED_TRACE(std::string(aio::name_of(fault)) + " at " + std::to_string(n));
+            Machine machine({.seed = static_cast<uint64_t>(n) + 1, .fault = fault, .fault_at = n});
+            const Ended first = machine.run(made, false);
+            if (machine.disk().injected(fault) == 0) break;
+            if (first.error.empty() || first.losses.empty()) continue;
+            const Ended after = machine.run(made, true);
+            if (first.says("the last durable step has none of these bytes")) {
+                expect_the_rest(after, whole);
+                ++good;
+            } else {
+                EXPECT_TRUE(first.says("the last durable step has these bytes too")) << first.error;
+                ++doubtful;
+                lost += after.error.empty() ? 0 : 1;
+            }
+            if (HasFailure()) return;
+        }
+    }
+    EXPECT_GT(good, 0);
+    EXPECT_GT(doubtful, 0);
+    EXPECT_GT(lost, 0) << "what cannot be resumed was called good before";
+}
+
 // A transfer that fails says nothing against what is there: nobody is told to give it up, and it is
 // gone on with once transfers work again.
 TEST_P(DurableFp32, WhatCannotBeRestoredIsNotCalledWrong) {

@@ -102,9 +102,9 @@ TEST_F(TrainSim, CountedBytesAreThoseOfTheSchedules) {
         LaneBytes recorded{};
         for (const swap::Task& task : schedule.tasks) {
             recorded[static_cast<size_t>(task.lane)] += task.bytes;
-            const bool settles =
+            const bool only_decides =
                 task.verb == swap::Verb::commit || task.verb == swap::Verb::rollback;
-            EXPECT_EQ(task.bytes == 0, settles) << schedule.name << ": " << name_of(task.verb);
+            EXPECT_EQ(task.bytes == 0, only_decides) << schedule.name << ": " << name_of(task.verb);
             EXPECT_TRUE(task.layer >= 0 || task.object == swap::kNoObject);
         }
         EXPECT_EQ(recorded, counted) << schedule.name;

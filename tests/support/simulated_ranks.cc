@@ -42,10 +42,10 @@ public:
         meeting.here.resize(gone_.size());
         meeting.here[static_cast<size_t>(rank)] = {&operation, now};
         changed_.notify_all();
-        const auto settled = [&] { return meeting.lost || decide(meeting, operation); };
+        const auto decided = [&] { return meeting.lost || decide(meeting, operation); };
         if (!ranks_.threads) {
-            changed_.wait(lock, settled);
-        } else if (!changed_.wait_for(lock, std::chrono::nanoseconds(timeout()), settled)) {
+            changed_.wait(lock, decided);
+        } else if (!changed_.wait_for(lock, std::chrono::nanoseconds(timeout()), decided)) {
             meeting.lost = {now + timeout(), {missing(meeting).front(), took_no_part(operation)}};
         }
         changed_.notify_all();

@@ -1,9 +1,8 @@
-// Several ranks in one process, for tests of everything above comm: each on a thread of its own
-// with an executor of its own, simulated or not. With simulated executors the clocks are one: an
-// operation ends after the last of the ranks has come to it, on each of them at a virtual time of
-// its own, and one seed is one run. Whatever else a rank does meanwhile, its kernels and copies go
-// on beside it; what arrives early is garbage, and what leaves must not change until the operation
-// has ended.
+// Several ranks in one process, for tests of everything above comm. Each has a thread and an
+// executor of its own, simulated or not. Simulated executors share their clocks, and one seed is
+// one run. An operation ends after the last rank has come to it, on each rank at a virtual time of
+// its own. A rank's kernels and copies go on meanwhile. What arrives early is garbage, and what
+// leaves must not change until the operation has ended.
 //
 //   run_ranks({.size = 3, .seed = seed}, [](comm::Communicator& ranks, Executor& executor) {...});
 #pragma once

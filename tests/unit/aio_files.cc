@@ -220,15 +220,39 @@ TEST_F(VolumeFiles, TruncatedHeader) {
     EXPECT_TRUE(fs::is_empty(path_));
 }
 
-// Whatever bit of it is wrong, what it says of others' state is not acted upon.
-TEST_F(VolumeFiles, DamagedHeader) {
+constexpr size_t kCopyBytes = kHeaderBytes / 2;
+
+// One bit of one copy is nobody's loss, wherever it lies.
+TEST_F(VolumeFiles, OneDamagedHeaderOfTwo) {
     const std::string header = leftover_header();
-    ASSERT_EQ(header.size(), static_cast<size_t>(kHeaderBytes));
+    ASSERT_EQ(header.size(), 2 * kCopyBytes);
+    ASSERT_EQ(header.substr(0, kCopyBytes), header.substr(kCopyBytes));
     VolumeOptions wanted = options();
-    for (size_t bit = 0; bit < 8 * header.size(); bit += bit < 1024 ? 1 : 61) {
+    wanted.leftover = Leftover::refuse;
+    for (size_t bit = 0; bit < 8 * header.size(); bit += bit % (8 * kCopyBytes) < 1024 ? 1 : 61) {
         SCOPED_TRACE("bit " + std::to_string(bit));
         std::string damaged = header;
         damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ (1 << bit % 8));
+        put("ferry.volume", damaged);
+        expect_refused(wanted, Trouble::usage, "files of a killed run are left here");
+    }
+    put("ferry.volume", header.substr(0, kCopyBytes));  // killed between the two
+    expect_refused(wanted, Trouble::usage, "files of a killed run are left here");
+    put("ferry.volume", std::string(kCopyBytes, 'x') + header.substr(kCopyBytes));
+    wanted.leftover = Leftover::remove;
+    open(wanted).reset();
+    EXPECT_TRUE(fs::is_empty(path_));
+}
+
+// Whatever bit of both is wrong, what they say of others' state is not acted upon.
+TEST_F(VolumeFiles, DamagedHeader) {
+    const std::string header = leftover_header();
+    VolumeOptions wanted = options();
+    for (size_t bit = 0; bit < 8 * kCopyBytes; bit += bit < 1024 ? 1 : 61) {
+        SCOPED_TRACE("bit " + std::to_string(bit));
+        std::string damaged = header;
+        for (const size_t at : {bit / 8, kCopyBytes + bit / 8})
+            damaged[at] = static_cast<char>(damaged[at] ^ (1 << bit % 8));
         put("ferry.volume", damaged);
         for (const Leftover leftover : {Leftover::refuse, Leftover::remove, Leftover::reuse}) {
             wanted.leftover = leftover;
@@ -240,6 +264,7 @@ TEST_F(VolumeFiles, DamagedHeader) {
     for (const Leftover leftover : {Leftover::remove_any, Leftover::reuse_any}) {
         std::string damaged = leftover_header();
         damaged[24] ^= 1;  // how many segments there are
+        damaged[kCopyBytes + 24] ^= 1;
         put("ferry.volume", damaged);
         wanted.leftover = leftover;
         EXPECT_EQ(open_and_count(wanted, *executor_).layout_bytes, 4 * 65536)
@@ -291,16 +316,18 @@ TEST_F(VolumeFiles, ALockThatIsAboutToBeGivenUpIsWaitedFor) {
 
 TEST_F(VolumeFiles, NewerFormat) {
     std::string header = leftover_header();
-    header[8] = 99;
-    header[32] ^= 1;  // such a format's checksum is not this one's
+    for (const size_t copy : {size_t{0}, kCopyBytes}) {
+        header[copy + 8] = 99;
+        header[copy + 32] ^= 1;  // such a format's checksum is not this one's
+    }
     put("ferry.volume", header);
     expect_refused(options(), Trouble::usage, "newer ferry");
     EXPECT_TRUE(exists("ferry.seg0"));
 }
 
 TEST_F(VolumeFiles, OlderFormat) {
-    std::string header = leftover_header();
-    header[8] = 1;
+    std::string header = leftover_header().substr(0, kCopyBytes);  // there was one of them
+    header[8] = 4;
     header[32] ^= 1;
     put("ferry.volume", header);
     VolumeOptions wanted = options();
@@ -418,7 +445,7 @@ TEST_F(VolumeFiles, SegmentsFollowTheProbe) {
 TEST_F(VolumeFiles, TheSecondVolumeProbesNothing) {
     const VolumeOptions wanted = options();
     open(wanted).reset();
-    EXPECT_EQ(open(wanted)->counters()[0].bytes_overhead, 4 * 65536 + 2 * 4096)
+    EXPECT_EQ(open(wanted)->counters()[0].bytes_overhead, 4 * 65536 + 2 * kHeaderBytes)
         << "the layout, and the header twice";
 }
 

@@ -29,6 +29,33 @@ from step_picture import merged, picture, seconds_text, tick_for  # noqa: E402
 from step_trace import Slice, Trace, covered  # noqa: E402
 
 
+class WriteWholeTest(unittest.TestCase):
+    def setUp(self):
+        self.folder = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.file = self.folder / "result.json"
+
+    def test_the_old_one_stays_until_the_new_one_is_whole(self):
+        self.file.write_text("old")
+        with unittest.mock.patch("os.fsync", side_effect=OSError("disk full")), self.assertRaises(OSError):
+            common.write_whole(self.file, "new")
+        self.assertEqual(self.file.read_text(), "old")
+        common.write_whole(self.file, "new")
+        self.assertEqual(self.file.read_text(), "new")
+        self.assertEqual([self.file], list(self.folder.iterdir()), "a draft was left")
+
+    def test_links_and_what_is_no_file_stay(self):
+        link, fifo = self.folder / "link", self.folder / "fifo"
+        link.symlink_to(self.file)
+        common.write_whole(link, b"new")
+        self.assertEqual((link.is_symlink(), self.file.read_bytes()), (True, b"new"))
+        os.mkfifo(fifo)
+        reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+        self.addCleanup(os.close, reader)
+        common.write_whole(fifo, "through")
+        self.assertEqual((fifo.is_fifo(), os.read(reader, 100)), (True, b"through"))
+
+
 class SpreadTest(unittest.TestCase):
     def test_few_values_give_their_range(self):
         self.assertEqual(common.spread([3.0]), (3, 3, 3))
@@ -55,17 +82,17 @@ class RowTest(unittest.TestCase):
         self.assertEqual(common.compared("x", [2.0], [4.0], "s")["ratio"], 2)
         self.assertEqual(common.compared("x", [2.0], [4.0], "1/s", less_is_better=False)["ratio"], 0.5)
 
-    def test_verdicts(self):
+    def test_outcomes(self):
         def of(ratios, target):
-            return common.judged("x", 1, "s", 1, ratios, target)["verdict"]
+            return common.judged("x", 1, "s", 1, ratios, target)["outcome"]
         self.assertEqual(of([1.2, 1.3, 1.4], 1.25), "met")
         self.assertEqual(of([1.0, 1.1, 1.4], 1.25), "open")
         self.assertEqual(of([1.0, 1.1, 1.2], 1.25), "missed")
-        self.assertNotIn("verdict", common.judged("x", 1, "s", 1, [1], None))
+        self.assertNotIn("outcome", common.judged("x", 1, "s", 1, [1], None))
 
     def test_a_ratio_can_be_too_large(self):
         def of(*ratios):
-            return common.judged("x", 1, "s", 1, ratios, 0.9, target_high=1.1)["verdict"]
+            return common.judged("x", 1, "s", 1, ratios, 0.9, target_high=1.1)["outcome"]
         self.assertEqual([of(0.9), of(1.1)], ["met", "met"])
         self.assertEqual([of(0.89), of(1.11)], ["missed", "missed"])
         self.assertEqual([of(1.0, 1.12, 1.2), of(0.8, 0.85, 0.95)], ["open", "open"])
@@ -78,9 +105,9 @@ class RowTest(unittest.TestCase):
                                                                     "predicted_seconds": predicted})
             return training.prediction_row("x", [run])
         row = of(measured=2.0, predicted=1.9)
-        self.assertEqual((row["name"], row["value"], row["reference"], row["ratio"], row["verdict"]),
+        self.assertEqual((row["name"], row["value"], row["reference"], row["ratio"], row["outcome"]),
                          ("x: step beside prediction", 2, 1.9, 0.95, "met"))
-        self.assertEqual([of(2.0, 1.7)["verdict"], of(2.0, 2.3)["verdict"]], ["missed", "missed"])
+        self.assertEqual([of(2.0, 1.7)["outcome"], of(2.0, 2.3)["outcome"]], ["missed", "missed"])
 
     def test_table(self):
         rows = [common.compared("with", [1.0, 2.0], [2.0, 2.0], "s", 0.5), common.plain("without", [1, 2], "GB")]

@@ -1,9 +1,15 @@
 // Safetensors written and read back, and every way a file can be wrong.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <thread>
+#include <utility>
 
 #include "checkpoint/checkpoint.h"
 #include "ferry/error.h"
@@ -39,8 +45,20 @@ protected:
     }
     void expect_damaged(const std::string& header, size_t data_bytes,
                         std::initializer_list<const char*> said) const {
-        SCOPED_TRACE(header);
+        SCOPED_TRACE(header.substr(0, 200));
         expect_refused(write("bad.safetensors", header, data_bytes), Trouble::io, said);
+    }
+
+    // Not "remove one" and "fetch it again" in one breath.
+    static void refused_with_one_remedy(const std::string& from) {
+        try {
+            const Weights weights(from);
+            FAIL() << from << " was read";
+        } catch (const Error& error) {
+            const std::string said = error.what();
+            EXPECT_EQ(said.find("remove"), std::string::npos) << said;
+            EXPECT_EQ(said.find("fetch"), std::string::npos) << said;
+        }
     }
 
     const TemporaryDirectory temporary{};
@@ -127,6 +145,59 @@ TEST_F(WeightsTest, a_file_that_ends_early_leaves_nothing) {
     EXPECT_TRUE(std::filesystem::is_empty(directory));
 }
 
+// Both end well, so both must be whole, whoever comes last.
+TEST_F(WeightsTest, two_writers_of_one_name_do_not_mix) {
+    std::ofstream(path("x.safetensors.part")) << "somebody's own";
+    const auto value = [](float one) {
+        return [one](size_t i, const Sink& sink) {
+            sink(std::vector<float>(static_cast<size_t>(kTensors[i].count()), one));
+        };
+    };
+    bool inside = false;
+    write_safetensors(path("x.safetensors"), kTensors, DType::f32, [&](size_t i, const Sink& sink) {
+        if (!std::exchange(inside, true))
+            write_safetensors(path("x.safetensors"), kTensors, DType::bf16, value(2));
+        value(1)(i, sink);
+    });
+    const Weights weights(path("x.safetensors"));
+    for (const TensorInfo& tensor : kTensors) {
+        std::vector<float> read(static_cast<size_t>(tensor.count()));
+        weights.read(*weights.find(tensor.name), 0, read);
+        EXPECT_EQ(read, std::vector<float>(read.size(), 1));
+    }
+    std::ifstream own(path("x.safetensors.part"));
+    EXPECT_EQ(std::string(std::istreambuf_iterator<char>(own), {}), "somebody's own");
+}
+
+TEST_F(WeightsTest, what_changes_while_it_is_read_is_noticed) {
+    const std::string file = path("x.safetensors");
+    const std::function<void()> changes[] = {
+        [&] { std::fstream(file, std::ios::in | std::ios::out).seekp(-1, std::ios::end) << '?'; },
+        [&] {
+            const auto before = std::filesystem::last_write_time(file);
+            std::fstream(file, std::ios::in | std::ios::out).seekp(-1, std::ios::end) << '?';
+            std::filesystem::last_write_time(file, before);
+        },
+        [&] { std::filesystem::resize_file(file, std::filesystem::file_size(file) + 1); },
+        [&] { std::filesystem::resize_file(file, std::filesystem::file_size(file) - 1); }};
+    for (const auto& change : changes) {
+        write_safetensors(file, kTensors, DType::f32,
+                          [&](size_t i, const Sink& sink) { source(kTensors, i, sink); });
+        const Weights weights(file);
+        std::vector<float> row(7);
+        weights.read(*weights.find("a.weight"), 0, row);
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));  // a tick of the files' clock
+        change();
+        try {
+            weights.read(*weights.find("a.weight"), 0, row);
+            FAIL() << "a mix of two files was read";
+        } catch (const Error& error) {
+            EXPECT_EQ(error.trouble(), Trouble::io);
+            EXPECT_NE(std::string(error.what()).find("changed"), std::string::npos) << error.what();
+        }
+    }
+}
+
 // The second shard's: the first one was whole already.
 TEST_F(WeightsTest, a_value_that_fp16_has_no_room_for_is_named_and_leaves_nothing) {
     const auto write = [&](float value) {
@@ -163,9 +234,9 @@ constexpr const char* kOne = R"("a":{"dtype":"F32","shape":[2],"data_offsets":[0
 std::string with(const std::string& more) { return std::string("{") + kOne + "," + more + "}"; }
 
 TEST_F(WeightsTest, damaged_headers_are_named) {
-    expect_damaged("{,", 8, {"bad.safetensors", "not JSON"});
+    expect_damaged("{,", 8, {"bad.safetensors: byte 2", "not JSON"});
     expect_damaged("[1]", 8, {"no object"});
-    expect_damaged(with(kOne), 8, {"twice", "bad.safetensors: a"});
+    expect_damaged(with(kOne), 8, {"\"a\" is given twice", "bad.safetensors: byte"});
     expect_damaged(R"({"a":{"dtype":"F32","shape":[2]}})", 8, {"entry", ": a"});
     expect_damaged(R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", 8,
                    {"shape and its bytes differ", "[3]"});
@@ -202,6 +273,94 @@ TEST_F(WeightsTest, damaged_headers_are_named) {
     expect_refused(path("short.safetensors"), Trouble::io, {"truncated"});
     std::ofstream(path("huge.safetensors")) << std::string(64, '\x7f');
     expect_refused(path("huge.safetensors"), Trouble::io, {"huge.safetensors", "header of"});
+}
+
+TEST_F(WeightsTest, headers_are_bounded) {
+    const auto opened = [](const char* bracket, size_t count) {
+        std::string all;
+        for (size_t i = 0; i < count; ++i) all += bracket;
+        return all;
+    };
+    expect_damaged(opened("[", 10'000'000), 8, {"nested too deep", "bad.safetensors: byte 65"});
+    expect_damaged(opened("{\"a\":", 100'000), 8, {"nested too deep"});
+    for (const char* key : {"dtype", "shape", "data_offsets", "more"})
+        expect_damaged(R"({"a":{")" + std::string(key) + "\":" + opened("[", 1'000'000), 8,
+                       {"nested too deep", "bad.safetensors: byte"});
+    // As many values as no file of weights has, which would take a gigabyte.
+    std::string many = R"({"a":{"dtype":"F32","data_offsets":[0,8],"shape":[2)";
+    for (int i = 0; i < 4'100'000; ++i) many += ",1";
+    expect_damaged(many + "]}}", 8, {"too many values"});
+    expect_damaged(std::string("{") + kOne + std::string("}\0\0", 3), 8, {"NUL byte", "byte"});
+    expect_damaged(R"({"a\u0000b":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 8,
+                   {"NUL character"});
+    expect_damaged(R"({"a":{"dtype":"F32","shape":[1e999],"data_offsets":[0,8]}})", 8, {"1e999"});
+    expect_damaged(R"({"a":{"dtype":7,"shape":[2],"data_offsets":[0,8]}})", 8, {"entry", ": a"});
+    expect_damaged(R"({"a":7})", 8, {"entry", ": a"});
+}
+
+// Of what a user's file holds an error shows a part.
+TEST_F(WeightsTest, errors_stay_short) {
+    const std::string much(50'000'000, 'x');
+    for (const std::string& header :
+         {"{\"" + much + R"(":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})",
+          R"({"a":{"dtype":")" + much + R"(","shape":[2],"data_offsets":[8,0]}})",
+          R"({"a":{"dtype":"F32","shape":")" + much + R"(","data_offsets":[0,8]}})",
+          R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b)" + much}) {
+        try {
+            const Weights weights(write("long.safetensors", header, 8));
+            FAIL();
+        } catch (const Error& error) {
+            EXPECT_LE(std::string(error.what()).size(), size_t{2000});
+        }
+    }
+}
+
+// Seconds of the processor, of the fastest of three.
+template <class Work>
+double seconds_of(const Work& work) {
+    double best = 1e9;
+    for (int i = 0; i < 3; ++i) {
+        const std::clock_t begin = std::clock();
+        work();
+        best = std::min(best, static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC);
+    }
+    return best;
+}
+
+// Four times as many tensors take about four times as long: where each looks through all of them it
+// is sixteen.
+TEST_F(WeightsTest, many_tensors_take_linear_time) {
+    const auto tensors_of = [](int count) {
+        std::vector<TensorInfo> tensors;
+        for (int i = 0; i < count; ++i)
+            tensors.push_back({"model.layers." + std::to_string(i) + ".weight", {1}});
+        return tensors;
+    };
+    constexpr int kFew = 10'000, kMany = 4 * kFew;
+    const std::vector<TensorInfo> few = tensors_of(kFew), many = tensors_of(kMany);
+    const auto write_all = [&](const std::vector<TensorInfo>& tensors) {
+        write_safetensors(path("n" + std::to_string(tensors.size())), tensors, DType::f32,
+                          [](size_t, const Sink& sink) { sink(std::vector<float>{1}); });
+    };
+    const auto read_all = [&](const std::vector<TensorInfo>& tensors) {
+        EXPECT_EQ(Weights(path("n" + std::to_string(tensors.size()))).tensors().size(),
+                  tensors.size());
+    };
+    constexpr double kMostTimes = 9;
+    EXPECT_LT(seconds_of([&] { write_all(many); }),
+              kMostTimes * seconds_of([&] { write_all(few); }));
+    EXPECT_LT(seconds_of([&] { read_all(many); }), kMostTimes * seconds_of([&] { read_all(few); }));
+    // Shards, and the index that names all of their tensors.
+    const auto split = [&](const std::vector<TensorInfo>& tensors) {
+        const std::string to = path("d" + std::to_string(tensors.size()));
+        std::filesystem::create_directory(to);
+        NewFiles made;
+        write_model(
+            to, tensors, DType::f32, 4 * std::ssize(tensors) / 2,
+            [](size_t, const Sink& sink) { sink(std::vector<float>{1}); }, made);
+        EXPECT_EQ(Weights(to).tensors().size(), tensors.size());
+    };
+    EXPECT_LT(seconds_of([&] { split(many); }), kMostTimes * seconds_of([&] { split(few); }));
 }
 
 TEST_F(WeightsTest, types_that_are_no_weights_are_listed_but_not_read) {
@@ -241,12 +400,24 @@ TEST_F(WeightsTest, an_index_and_its_shards_must_agree) {
     std::ofstream(index) << R"({"weight_map":{"a":"one.safetensors"}})";
     write("model.safetensors", kOne, 8);
     expect_refused(directory, Trouble::io,
-                   {"two models", "/model.safetensors and", "model.safetensors.index.json"});
+                   {"two models", "/model.safetensors and", "model.safetensors.index.json",
+                    "transformers loads model.safetensors", "move the one that you do not mean"});
+    refused_with_one_remedy(directory);
     std::filesystem::remove(std::filesystem::path(directory) / "model.safetensors");
     std::ofstream(index) << R"({"weight_map":{"a":"one.safetensors","a":"two.safetensors"}})";
-    expect_refused(directory, Trouble::io, {"twice", "index.json: a"});
-    std::ofstream(index) << "{}";
-    expect_refused(directory, Trouble::io, {"index"});
+    expect_refused(directory, Trouble::io, {"\"a\" is given twice", "index.json: line 1"});
+    std::ofstream(index) << R"({"weight_map":{"a":"one\u0000.safetensors"}})";
+    expect_refused(directory, Trouble::io, {"NUL character", "index.json: line 1"});
+    std::ofstream(index) << R"({"weight_map":{"a":)" << std::string(1'000'000, '[');
+    expect_refused(directory, Trouble::io, {"nested too deep", "index.json"});
+    for (const char* text : {"{}", "[]", R"({"weight_map":[]})", R"({"weight_map":{"a":7}})",
+                             R"({"weight_map":{"a":""}})", "{", ""}) {
+        std::ofstream(index) << text;
+        expect_refused(directory, Trouble::io, {"index"});
+    }
+    std::filesystem::remove(index);
+    std::filesystem::create_symlink("/dev/zero", index);
+    expect_refused(directory, Trouble::usage, {"index", "no regular file"});
 }
 
 }  // namespace

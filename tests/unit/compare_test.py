@@ -36,62 +36,62 @@ class CompareTest(unittest.TestCase):
                               text=True, check=False)
         return done, (json.loads(done.stdout) if done.returncode in (0, 1) else None)
 
-    def verdict(self, old, new, *options):
+    def outcome(self, old, new, *options):
         done, found = self.compare([old], [new], *options)
         self.assertEqual(done.returncode, 1 if found["fallen"] else 0)
-        return found["rows"][0]["verdict"]
+        return found["rows"][0]["outcome"]
 
     def test_intervals_that_touch_are_scatter(self):
         old = row("read", 1.00, 0.97, 1.03)
-        self.assertEqual(self.verdict(old, row("read", 0.95, 0.92, 0.97)), "")
-        self.assertEqual(self.verdict(old, row("read", 0.95, 0.92, 0.969)), "fell")
-        self.assertEqual(self.verdict(old, row("read", 1.05, 1.031, 1.07)), "rose")
+        self.assertEqual(self.outcome(old, row("read", 0.95, 0.92, 0.97)), "")
+        self.assertEqual(self.outcome(old, row("read", 0.95, 0.92, 0.969)), "fell")
+        self.assertEqual(self.outcome(old, row("read", 1.05, 1.031, 1.07)), "rose")
 
     def test_the_spread_counts_where_pairs_are_few(self):
         old = {**row("step", 1.00, 0.99, 1.01), "pairs": 3}
-        self.assertEqual(self.verdict(old, {**row("step", 0.97, 0.96, 0.98), "pairs": 8}), "")
-        self.assertEqual(self.verdict(old, {**row("step", 0.93, 0.92, 0.94), "pairs": 3}), "fell")
-        self.assertEqual(self.verdict({**old, "pairs": 6}, {**row("step", 0.97, 0.96, 0.98), "pairs": 6}), "fell")
+        self.assertEqual(self.outcome(old, {**row("step", 0.97, 0.96, 0.98), "pairs": 8}), "")
+        self.assertEqual(self.outcome(old, {**row("step", 0.93, 0.92, 0.94), "pairs": 3}), "fell")
+        self.assertEqual(self.outcome({**old, "pairs": 6}, {**row("step", 0.97, 0.96, 0.98), "pairs": 6}), "fell")
 
     def test_without_an_interval_the_spread_counts_once(self):
         old = row("step", 1.00)
-        self.assertEqual(self.verdict(old, row("step", 0.95)), "")
-        self.assertEqual(self.verdict(old, row("step", 0.949)), "fell")
-        self.assertEqual(self.verdict(old, row("step", 0.9048)), "fell")
-        self.assertEqual(self.verdict(old, row("step", 1.05)), "")
-        self.assertEqual(self.verdict(old, row("step", 1.051)), "rose")
-        self.assertEqual(self.verdict(old, row("step", 0.90), "--spread", "0.1"), "")
-        self.assertEqual(self.verdict(old, row("step", 0.97), "--spread", "0.01"), "fell")
+        self.assertEqual(self.outcome(old, row("step", 0.95)), "")
+        self.assertEqual(self.outcome(old, row("step", 0.949)), "fell")
+        self.assertEqual(self.outcome(old, row("step", 0.9048)), "fell")
+        self.assertEqual(self.outcome(old, row("step", 1.05)), "")
+        self.assertEqual(self.outcome(old, row("step", 1.051)), "rose")
+        self.assertEqual(self.outcome(old, row("step", 0.90), "--spread", "0.1"), "")
+        self.assertEqual(self.outcome(old, row("step", 0.97), "--spread", "0.01"), "fell")
         # With an interval on one side, from its end.
-        self.assertEqual(self.verdict(old, row("step", 0.94, 0.93, 0.95)), "")
-        self.assertEqual(self.verdict(old, row("step", 0.94, 0.93, 0.949)), "fell")
-        self.assertEqual(self.verdict(row("step", 1.0, 0.99, 1.01), row("step", 0.94)), "fell")
-        self.assertEqual(self.verdict(row("step", 1.0, 0.99, 1.01), row("step", 0.95)), "")
+        self.assertEqual(self.outcome(old, row("step", 0.94, 0.93, 0.95)), "")
+        self.assertEqual(self.outcome(old, row("step", 0.94, 0.93, 0.949)), "fell")
+        self.assertEqual(self.outcome(row("step", 1.0, 0.99, 1.01), row("step", 0.94)), "fell")
+        self.assertEqual(self.outcome(row("step", 1.0, 0.99, 1.01), row("step", 0.95)), "")
 
     def test_a_prediction_falls_on_either_side(self):
         def of(ratio, low=None, high=None):
             return {**row("step beside prediction", ratio, low, high), "target": 0.9, "target_high": 1.1}
-        self.assertEqual(self.verdict(of(1.0), of(1.2)), "fell")
-        self.assertEqual(self.verdict(of(1.0), of(0.8)), "fell")
-        self.assertEqual(self.verdict(of(1.0), of(1.06)), "fell")
-        self.assertEqual(self.verdict(of(1.0), of(1.05)), "")
-        self.assertEqual(self.verdict(of(1.3), of(1.0)), "rose")
-        self.assertEqual(self.verdict(of(0.8), of(1.25)), "")  # as far off as before
-        self.assertEqual(self.verdict(of(1.0, 0.9, 1.1), of(1.15, 1.12, 1.2)), "fell")
-        self.assertEqual(self.verdict(of(1.0, 0.9, 1.1), of(1.15, 1.09, 1.2)), "")
+        self.assertEqual(self.outcome(of(1.0), of(1.2)), "fell")
+        self.assertEqual(self.outcome(of(1.0), of(0.8)), "fell")
+        self.assertEqual(self.outcome(of(1.0), of(1.06)), "fell")
+        self.assertEqual(self.outcome(of(1.0), of(1.05)), "")
+        self.assertEqual(self.outcome(of(1.3), of(1.0)), "rose")
+        self.assertEqual(self.outcome(of(0.8), of(1.25)), "")  # as far off as before
+        self.assertEqual(self.outcome(of(1.0, 0.9, 1.1), of(1.15, 1.12, 1.2)), "fell")
+        self.assertEqual(self.outcome(of(1.0, 0.9, 1.1), of(1.15, 1.09, 1.2)), "")
 
     def test_rows_are_known_by_name_and_unit(self):
         bandwidth, cpu = row("read", 1.0), {**row("read", 1.0), "unit": "s/GB"}
         # The other row of the name is gone, and what is left is not taken for it.
         _, found = self.compare([bandwidth, cpu], [{**cpu, "ratio": 0.5}])
-        self.assertEqual([(one["name"], one["unit"], one["verdict"]) for one in found["rows"]],
+        self.assertEqual([(one["name"], one["unit"], one["outcome"]) for one in found["rows"]],
                          [("read", "s", "gone"), ("read", "s/GB", "fell")])
         _, found = self.compare([bandwidth], [{**bandwidth, "unit": "GB/s"}])
-        self.assertEqual([one["verdict"] for one in found["rows"]], ["gone", "new"])
+        self.assertEqual([one["outcome"] for one in found["rows"]], ["gone", "new"])
 
     def test_rows_that_come_and_go(self):
         done, found = self.compare([row("a", 1), row("b", 1)], [row("b", 1), row("c", 1)])
-        self.assertEqual({one["name"]: one["verdict"] for one in found["rows"]},
+        self.assertEqual({one["name"]: one["outcome"] for one in found["rows"]},
                          {"a": "gone", "b": "", "c": "new"})
         self.assertEqual(found["fallen"], ["a"])
         self.assertEqual(done.returncode, 1)

@@ -41,6 +41,7 @@ class Refused : public testing::TestWithParam<Case> {};
 TEST_P(Refused, NamesTheKey) {
     const std::string message = refusal(kSmall, GetParam().overrides);
     for (const char* part : GetParam().parts) EXPECT_THAT(message, HasSubstr(part));
+    EXPECT_LE(message.size(), size_t{2000});
 }
 
 const Case kCases[] = {
@@ -133,6 +134,24 @@ const Case kCases[] = {
     {"SplitOfNoBf16", {"optimizer.master=split"}, {"optimizer.master", "precision fp32", "bf16"}},
     {"UnknownMoments", {"optimizer.moments=fp16"}, {"optimizer.moments", "fp32, bf16"}},
     {"ResidualWiderThanCompute", {"numerics.residual=bf16"}, {"numerics.residual", "precision"}},
+    {"OverrideGivesAKeyTwice",
+     {"model={\"layers\": 1, \"layers\": 2}"},
+     {"\"layers\" is given twice", "--set model"}},
+    {"OverrideNestedDeep", {"budgets.nvme=" + std::string(5000, '[')}, {"nested too deep"}},
+    {"OverrideOfNoText",
+     {"data.tokens=\"/tmp/a\\u0000b\""},
+     {"NUL character", "--set data.tokens"}},
+    {"ByteThatIsNoText", {"steps=\xff"}, {"wrong type", "--set steps=\\xff", "whole number"}},
+    {"WordThatIsNoText", {"precision=\xff"}, {"unknown value", "fp32, bf16"}},
+    {"KeyThatIsNoText", {"\xff=1"}, {"unknown key \"\\xff\""}},
+    {"NumberThatNothingHolds", {"optimizer.lr=1e999"}, {"optimizer.lr", "1e999"}},
+    {"LongText",
+     {"steps=" + std::string(1 << 20, 'x')},
+     {"steps", "bytes): steps", "(1048578 bytes)"}},
+    {"LongKey", {std::string(1 << 20, 'x') + "=1"}, {"unknown key", "bytes)"}},
+    {"UnknownSmallVocabulary",
+     {"data.small_vocabulary=allow"},
+     {"data.small_vocabulary", "refuse, ignore"}},
     {"NoEquals", {"steps"}, {"not an override", "--set steps", "--set key=value"}},
 };
 
@@ -152,9 +171,24 @@ TEST(Config, MalformedJsonHasLineAndColumn) {
     EXPECT_THAT(refusal("[]", {}), HasSubstr("wanted an object"));
 }
 
+TEST(Config, NestedDeepAndBytesThatAreNoTextHaveTheirPlace) {
+    const std::string deep = R"({"steps": 1,
+        "unknown": )" + std::string(1'000'000, '[');
+    EXPECT_THAT(refusal(deep, {}), HasSubstr("nested too deep"));
+    EXPECT_THAT(refusal(deep, {}), HasSubstr("run.json: line 2, column"));
+    EXPECT_THAT(refusal("{\"steps\": 1,\n\"device\": \"\xff\"}", {}),
+                HasSubstr("run.json: line 2, column 12"));
+    const std::string nul("{\"steps\": 1}\0, \"seed\": 3}", 27);
+    EXPECT_THAT(refusal(nul, {}), HasSubstr("a NUL byte"));
+    EXPECT_THAT(refusal(R"({"data": {"tokens": "a\u0000b"}})", {}), HasSubstr("NUL character"));
+}
+
 TEST(Config, DuplicateKey) {
     const std::string message = refusal(R"({"steps": 1, "steps": 2})", {});
     EXPECT_THAT(message, HasSubstr("\"steps\" is given twice"));
+    // As a section's and by its whole name: two names of JSON's, one key of ours.
+    EXPECT_THAT(refusal(R"({"model": {"hidden": 8}, "model.hidden": 16})", {}),
+                HasSubstr("\"model.hidden\" is given twice"));
     // The same name in two sections is two keys.
     EXPECT_THAT(refusal(R"({"data": {"x": 1}, "model": {"x": 1}})", {}), HasSubstr("unknown key"));
 }
@@ -175,6 +209,7 @@ TEST(Config, FileMissingOrNoFile) {
     std::ofstream(empty).close();
     EXPECT_THAT(refused(empty.string()), HasSubstr("empty"));
     std::filesystem::remove(empty);
+    EXPECT_THAT(refused("/dev/zero"), HasSubstr("no regular file"));
 }
 
 }  // namespace

@@ -9,8 +9,10 @@ from ptx import ptx_of
 
 
 def faults(ptx):
-    # "// begin inline asm" and its like are no instructions.
-    code = re.sub(r"//.*", "", ptx)
+    # What the source writes as an instruction (src/optim/cuda.cu's division and square root) is not
+    # the compiler's choice; tests/contract/optim_cuda.cc compares its bits.
+    code = re.sub(r"// begin inline asm.*?// end inline asm", "", ptx, flags=re.DOTALL)
+    code = re.sub(r"//.*", "", code)
     wrong = r"\bfma\.\S*|\b(?:div|sqrt|rcp|rsqrt)\.(?:approx|full)\S*|\b\S*\.ftz\S*"
     return sorted(set(re.findall(wrong, code)))
 

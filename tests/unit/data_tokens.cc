@@ -1,8 +1,11 @@
 // Token files refuse what is damaged; the loader's batches are a function of (seed, step, rank).
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -117,6 +120,74 @@ TEST_F(Tokens, RefusesWhatIsDamaged) {
     write(100);
     damage([](std::string& s) { s[8] = 2; });
     expect_refusal(Trouble::usage, "version 2");
+}
+
+// The bytes that a run reads are those that it began with, whatever becomes of the file.
+TEST_F(Tokens, ReadsNothingThatChangedSinceTheStart) {
+    constexpr size_t kCount = 50000;  // several pieces
+    const auto name = [](const std::filesystem::path& path) { return path.c_str(); };
+    const std::pair<const char*, std::function<void()>> cases[] = {
+        {"modified since",
+         [&] { damage([](std::string& s) { s[40000] = static_cast<char>(s[40000] ^ 1); }); }},
+        {"time of modification is as it was",
+         [&] {
+             struct stat before {};
+             ASSERT_EQ(stat(name(path_), &before), 0);
+             const int file = ::open(name(path_), O_WRONLY);
+             ASSERT_EQ(::pwrite(file, "\xff", 1, 40000), 1);
+             const timespec times[2] = {before.st_atim, before.st_mtim};
+             ASSERT_EQ(futimens(file, times), 0);
+             ::close(file);
+         }},
+        {"40000 bytes long", [&] { std::filesystem::resize_file(path_, 40000); }},
+        {"0 bytes long", [&] { std::filesystem::resize_file(path_, 0); }},
+    };
+    TokenLoader::Options wanted = options();
+    wanted.sequence = 40000;
+    wanted.micro_batch = 1;
+    for (const auto& [said, change] : cases) {
+        SCOPED_TRACE(said);
+        write(kCount, 256);
+        // Long ago: the clock that stamps files is a coarse one.
+        std::filesystem::last_write_time(
+            path_, std::filesystem::last_write_time(path_) - std::chrono::hours(1));
+        const TokenLoader loader(wanted);
+        Batch batch(wanted);
+        loader.fill(1, 0, batch.view());
+        change();
+        try {
+            loader.fill(1, 0, batch.view());
+            FAIL() << "other tokens were read";
+        } catch (const Error& error) {
+            EXPECT_EQ(error.trouble(), Trouble::io);
+            EXPECT_THAT(error.what(), HasSubstr(path_));
+            EXPECT_THAT(error.what(), HasSubstr("changed while the run read from it"));
+            EXPECT_THAT(error.what(), HasSubstr(said));
+        }
+    }
+}
+
+TEST_F(Tokens, AnotherFileUnderItsNameIsNotRead) {
+    write(50000, 256);
+    const TokenLoader loader(options());
+    Batch before(options()), after(options());
+    loader.fill(3, 1, before.view());
+    write(70000, 65536);  // renamed into place
+    loader.fill(3, 1, after.view());
+    EXPECT_EQ(before.tokens, after.tokens);
+    EXPECT_EQ(before.targets, after.targets);
+}
+
+TEST_F(Tokens, AChangedMarkIsNoticedToo) {
+    std::vector<uint32_t> tokens(50000, 1);
+    const std::vector<uint8_t> mask(tokens.size(), 0);
+    write_tokens(path_, tokens, 256, mask);
+    const TokenLoader loader(options());
+    Batch batch(options());
+    damage([](std::string& s) {
+        for (size_t i = 64 + 50000; i < s.size(); i += 1000) s[i] = 1;
+    });
+    EXPECT_THROW(loader.fill(1, 0, batch.view()), Error);
 }
 
 TEST_F(Tokens, RefusesTokensTheModelDoesNotKnow) {

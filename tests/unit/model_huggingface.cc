@@ -43,6 +43,36 @@ TEST(HuggingFace, a_key_is_given_once) {
                         {"hidden_size", "twice"});
 }
 
+TEST(HuggingFace, nesting_is_bounded_wherever_it_is) {
+    const std::string deep(1'000'000, '[');
+    for (const char* key : {"model_type", "type", "rope_scaling", "layers", "num_hidden_layers",
+                            "torch_dtype", "unknown"})
+        expect_text_refused(std::string(R"({"model_type":"llama",")") + key + "x\":" + deep,
+                            {"nested too deep", "here: line 1, column"});
+    // Within the bound, and nothing that ferry knows: as everything else that it does not read.
+    json settings;
+    for (int i = 0; i < 40; ++i) settings = json{{"more", settings}};
+    EXPECT_EQ(read(changed(llama(), {{"unknown", settings}})).hidden, 64);
+    expect_refused(changed(llama(), {{"num_hidden_layers", settings}}), {"num_hidden_layers"});
+    expect_refused(changed(llama(), {{"rope_scaling", {{"type", settings}}}}), {"rope_scaling"});
+    expect_refused(changed(llama(), {{"num_hidden_layers", std::string(1 << 20, 'x')}}),
+                   {"num_hidden_layers", "bytes)"});
+}
+
+TEST(HuggingFace, the_type_of_the_weights_is_a_name) {
+    for (const char* key : {"dtype", "torch_dtype"}) {
+        expect_refused(changed(llama(), {{key, {{"text", "bfloat16"}}}}), {key, "no name"});
+        expect_refused(changed(llama(), {{key, json::array({"bfloat16"})}}), {key, "no name"});
+        EXPECT_EQ(read(changed(llama(), {{key, "bfloat16"}})).hidden, 64);
+        EXPECT_EQ(read(changed(llama(), {{key, nullptr}})).hidden, 64);
+    }
+}
+
+TEST(HuggingFace, text_that_is_none_has_its_place) {
+    expect_text_refused("{\"model_type\":\n\"\xff\"}", {"here: line 2, column 2", "\\xff"});
+    expect_text_refused(R"({"model_type":1e999})", {"here: line 1, column", "1e999"});
+}
+
 TEST(HuggingFace, what_is_not_said_is_what_transformers_takes) {
     const Description found = read_description(llama().dump(), "here");
     const Shape& s = found.shape;
@@ -104,6 +134,39 @@ TEST(HuggingFace, frequencies_are_transformers_s) {
         ASSERT_EQ(table.frequencies.size(), frequencies.size());
         for (size_t i = 0; i < frequencies.size(); ++i)
             EXPECT_NEAR(table.frequencies[i], frequencies[i], 2e-6 * frequencies[i]) << i;
+    }
+}
+
+// As transformers derives it, where the key is there and null.
+TEST(HuggingFace, a_yarn_factor_of_null_is_how_much_longer_the_context_is) {
+    const auto table = [](const json& factor) {
+        return rope_table(read(changed(llama(), {{"rope_parameters",
+                                                  {{"rope_type", "yarn"},
+                                                   {"factor", factor},
+                                                   {"original_max_position_embeddings", 64}}}})),
+                          256);
+    };
+    EXPECT_EQ(table(nullptr).frequencies, table(4.0).frequencies);
+    EXPECT_EQ(table(nullptr).amplitude, table(4.0).amplitude);
+    EXPECT_NE(table(nullptr).frequencies, table(2.0).frequencies);
+    expect_refused(changed(llama(), {{"rope_parameters", {{"rope_type", "yarn"}}}}), {"factor"});
+}
+
+TEST(HuggingFace, layers_slide_by_a_window_or_not_at_all) {
+    const json types{{"layer_types", {"full_attention", "sliding_attention", "full_attention"}}};
+    for (const char* family : {"qwen2", "qwen3"}) {
+        const json of = changed(changed(llama(), {{"model_type", family}}), types);
+        expect_refused(of, {"layer_types", "sliding_attention", "use_sliding_window"});
+        expect_refused(changed(of, {{"use_sliding_window", false}, {"sliding_window", 32}}),
+                       {"layer_types", "use_sliding_window"});
+        expect_refused(changed(of, {{"use_sliding_window", true}, {"sliding_window", nullptr}}),
+                       {"layer_types", "sliding_window"});
+        EXPECT_EQ(read(changed(of, {{"use_sliding_window", true}, {"sliding_window", 32}})).windows,
+                  (std::vector<int64_t>{0, 32, 0}));
+        EXPECT_TRUE(
+            read(changed(of, {{"layer_types", json::array({"full_attention", "full_attention",
+                                                           "full_attention"})}}))
+                .windows.empty());
     }
 }
 
@@ -233,12 +296,12 @@ TEST(HuggingFace, a_llama_written_is_the_one_read) {
     EXPECT_EQ(back.shape.head_dim, 24);
     EXPECT_EQ(back.shape.kv_heads, 2);
     EXPECT_EQ(back.shape.norm_eps, s.norm_eps);
-    const json typed = json::parse(with_type(llama().dump(), DType::bf16));
+    const json typed = json::parse(with_type(llama().dump(), "here", DType::bf16));
     EXPECT_EQ(typed["torch_dtype"], "bfloat16");
     EXPECT_EQ(typed["hidden_size"], 64);
     EXPECT_FALSE(typed.contains("dtype"));
     const json both = changed(llama(), {{"dtype", "float16"}, {"torch_dtype", "float32"}});
-    const json retyped = json::parse(with_type(both.dump(), DType::bf16));
+    const json retyped = json::parse(with_type(both.dump(), "here", DType::bf16));
     EXPECT_EQ(retyped["torch_dtype"], "bfloat16");
     EXPECT_EQ(retyped["dtype"], "bfloat16");
 }

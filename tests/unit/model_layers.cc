@@ -196,5 +196,24 @@ TEST(Layers, gpt2_is_laid_out_as_its_files_are) {
     EXPECT_EQ(all.back().tensors.size(), 2u);  // the final norm and its bias
 }
 
+TEST(Layers, of_a_tied_head_that_is_to_be_frozen_the_embedding_is_named) {
+    const auto refusal = [](bool tied, const std::string& pattern) -> std::string {
+        try {
+            layers(tied, {pattern});
+        } catch (const Error& error) {
+            EXPECT_EQ(error.trouble(), Trouble::usage);
+            return error.what();
+        }
+        return "";
+    };
+    for (const char* pattern : {"lm_head.weight", "lm_head*"}) {
+        const std::string said = refusal(true, pattern);
+        for (const char* part : {"the embedding is the head", pattern, "model.embed_tokens.weight"})
+            EXPECT_NE(said.find(part), std::string::npos) << said;
+        EXPECT_EQ(refusal(false, pattern), "");
+    }
+    EXPECT_NE(refusal(true, "nothing.*").find("matches no tensor"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace ferry::model

@@ -610,9 +610,9 @@ TEST(Figures, DecideHowMuchSpeculates) {
     machine.backward_s = updates_s * 0.8;
     const int64_t cheap = count_speculative(plan_by(config, machine));
     machine.out_of_place = 2;
-    const int64_t dear = count_speculative(plan_by(config, machine));
-    EXPECT_GT(cheap, dear);
-    EXPECT_NEAR(double(cheap) / 2, double(dear), 1);
+    const int64_t costly = count_speculative(plan_by(config, machine));
+    EXPECT_GT(cheap, costly);
+    EXPECT_NEAR(double(cheap) / 2, double(costly), 1);
     // Where updates would take the kernels' cores nothing in memory is speculative.
     machine.device_beside = false;
     EXPECT_EQ(count_speculative(plan_by(config, machine)), 0);

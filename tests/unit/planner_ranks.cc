@@ -86,15 +86,24 @@ std::vector<std::tuple<int, int64_t, int64_t>> exchanges(const swap::Schedule& s
 swap::Schedule visit(const Plan& plan) {
     Recorder recorder(plan, "visit");
     {
-        const SlotLease report = recorder.acquire(Class::report);
+        auto report = recorder.acquire<Content::report>();
+        auto scratch = recorder.acquire<Content::scratch>();
         for (int64_t l = 0; l < 5; ++l) {
-            const SlotLease weights = recorder.fetch_updated_weights(l);
-            recorder.compute(Op::forward, l, 0, {{&weights, false}});
+            const auto weights = recorder.fetch_updated_weights(l);
+            const auto x = recorder.acquire<Content::input>();
+            auto out = recorder.acquire<Content::input>();
+            recorder.record<op::Forward>(
+                l, 0,
+                {.weights = weights, .x = x, .out = out, .scratch = scratch, .report = report});
         }
         for (int64_t l = 3; l > 0; --l) {
-            const SlotLease weights = recorder.fetch_weights(l);
-            const SlotLease gradient = recorder.fetch_gradient(l, true);
-            recorder.compute(Op::backward, l, 0, {{&weights, false}, {&gradient, true}});
+            const auto weights = recorder.fetch_weights(l);
+            const auto x = recorder.acquire<Content::input>();
+            auto dx = recorder.acquire<Content::input_gradient>();
+            auto gradient = recorder.fetch_gradient(l, true);
+            recorder.record<op::Backward>(
+                l, 0,
+                {.weights = weights, .x = x, .dx = dx, .gradient = gradient, .scratch = scratch});
             if (l > 1) recorder.prefetch_weights(l - 1);
             recorder.receive_gradient();
             recorder.send_gradient(l, gradient);

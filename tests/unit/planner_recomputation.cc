@@ -268,9 +268,10 @@ TEST_F(Recomputation, TheCountIsTheBestOfAll) {
                     EXPECT_LE(chosen.expected(config_), other.expected(config_) * (1 + 1e-12));
                 }
                 config_.swap.speculate = "all";
-                const double all_won = seconds_keeping(attention_kept(plan())).won;
+                const double all_committed = seconds_keeping(attention_kept(plan())).committed;
                 for (int64_t other = 0; other <= kBlocks; ++other)
-                    EXPECT_LE(all_won, seconds_keeping(other).won * (1 + 1e-12)) << other;
+                    EXPECT_LE(all_committed, seconds_keeping(other).committed * (1 + 1e-12))
+                        << other;
                 config_.swap.speculate = "auto";
                 counts.insert(attention_kept(made));
             }
@@ -301,7 +302,7 @@ TEST_F(Recomputation, WhatIsSaidOfClippingWeighsStepsWithAndWithoutSpeculation) 
             const StepSeconds seconds = seconds_keeping(other);
             EXPECT_LE(chosen, seconds.expected(config_) * (1 + 1e-12)) << other << ", " << clipped;
             EXPECT_DOUBLE_EQ(seconds.expected(config_),
-                             (1 - clipped) * seconds.won + clipped * seconds.rest);
+                             (1 - clipped) * seconds.committed + clipped * seconds.rest);
         }
         counts.push_back(made);
     }
@@ -328,19 +329,19 @@ TEST_F(Recomputation, ForwardWaitsForUpdatesThatAreLate) {
         const auto waits = [&] {
             const StepSeconds found = seconds_keeping(0);
             const double kernels_s = machine_.forward_s + machine_.backward_s;
-            return StepSeconds{found.won - kernels_s, found.rest - kernels_s};
+            return StepSeconds{found.committed - kernels_s, found.rest - kernels_s};
         };
         const double near_s = 1e-9 * kBlocks * block_s;
         machine_.backward_s = 100 * kBlocks * block_s;
         machine_.forward_s = kBlocks * block_s * 2;  // hides what is left but for the first layers'
         EXPECT_NEAR(waits().rest, ends_s + block_s, near_s);
-        EXPECT_NEAR(waits().won, ends_s + block_s, near_s);
+        EXPECT_NEAR(waits().committed, ends_s + block_s, near_s);
         machine_.forward_s = kBlocks * block_s / 4;
         EXPECT_NEAR(waits().rest, 2 * ends_s + kBlocks * block_s * 3 / 4, near_s);
-        EXPECT_NEAR(waits().won, ends_s + block_s, near_s);
+        EXPECT_NEAR(waits().committed, ends_s + block_s, near_s);
         machine_.backward_s = kBlocks * block_s / 2;  // speculative updates end late, too
         machine_.forward_s = kBlocks * block_s * 2;
-        EXPECT_NEAR(waits().won, 2 * ends_s + kBlocks * block_s / 2, near_s);
+        EXPECT_NEAR(waits().committed, 2 * ends_s + kBlocks * block_s / 2, near_s);
     };
     check(131072 * 32 / machine_.dram_bytes_per_s);
     // State on a drive is updated no sooner than it has been read and is written.

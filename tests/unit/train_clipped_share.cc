@@ -70,7 +70,7 @@ TEST_F(ClippedShare, IsNamedWhereThePlanWasMadeForAnother) {
                     is = predict_kinds(expecting(0.01), figures_);
     EXPECT_LT(is.mean(0.01), 0.98 * was.mean(0.01));
     EXPECT_GT(is.rest, was.rest) << "what a clipped step pays for it";
-    EXPECT_DOUBLE_EQ(was.mean(0.25), 0.75 * was.won + 0.25 * was.rest);
+    EXPECT_DOUBLE_EQ(was.mean(0.25), 0.75 * was.committed + 0.25 * was.rest);
 
     const planner::Plan unclipped = expecting(0);
     EXPECT_EQ(saved(unclipped, 4, 400), "");

@@ -31,5 +31,26 @@ TEST(ResumedText, NamesTheStepsThatAreDoneAgain) {
               "again");
 }
 
+// A state is called good only while none of its bytes is known to be wrong.
+TEST(ThrowAgainAt, SaysWhichStateIsGood) {
+    using Wrong = swap::Store::Wrong;
+    const auto said = [](Wrong wrong) -> std::string {
+        try {
+            try {
+                throw Error(Trouble::io, {.what = "bytes are wrong"});
+            } catch (...) {
+                throw_again_at(
+                    {.step = 8, .last_good = 7, .stores = true, .durable = true, .wrong = wrong});
+            }
+        } catch (const Error& error) {
+            return error.what();
+        }
+    };
+    EXPECT_THAT(said(Wrong::none), testing::HasSubstr("--resume goes on from the last durable"));
+    EXPECT_THAT(said(Wrong::elsewhere), testing::HasSubstr("none of these bytes: --resume proves"));
+    EXPECT_THAT(said(Wrong::in_published), testing::HasSubstr("durable step has these bytes too"));
+    EXPECT_THAT(said(Wrong::in_published), testing::Not(testing::HasSubstr("goes on from")));
+}
+
 }  // namespace
 }  // namespace ferry::train

@@ -7,6 +7,8 @@
 
 #include <filesystem>
 
+#include "ferry/error.h"
+#include "loader_of.h"
 #include "plan_figures.h"
 #include "tests/support/temporary_directory.h"
 
@@ -131,6 +133,47 @@ TEST_F(WithinMemory, WhatIsLeftIsTheLimit) {
     const std::string said = refusal(kMost / 2, kMost / 2 + 1);
     EXPECT_THAT(said, testing::HasSubstr(std::to_string(kMost) + " bytes"));
     EXPECT_THAT(said, testing::HasSubstr("of 1.00 GiB installed or allowed"));
+}
+
+class Vocabulary : public testing::Test {
+protected:
+    // The error's words; empty: the tokens are taken.
+    std::string refusal(int64_t model, uint64_t tokens) const {
+        const model::Description made{.shape = {.vocab = model}};
+        try {
+            check_vocabulary(config_, made, {.vocabulary = tokens, .count = 1});
+            return "";
+        } catch (const Error& error) {
+            EXPECT_EQ(error.trouble(), Trouble::usage);
+            return error.what();
+        }
+    }
+    Config config_ = [] {
+        Config config;
+        config.model.path = "a/model";
+        config.data.tokens = "some.bin";
+        return config;
+    }();
+};
+
+TEST_F(Vocabulary, OfHalfTheLoadedModelsIsRefused) {
+    for (const char* part : {"some.bin", "256", "512", "ferry data --ids", "data.small_vocabulary"})
+        EXPECT_THAT(refusal(512, 256), testing::HasSubstr(part));
+    EXPECT_NE(refusal(151'936, 256), "");
+    EXPECT_EQ(refusal(511, 256), "");  // a table that is padded
+    EXPECT_EQ(refusal(256, 256), "");
+    EXPECT_EQ(refusal(100, 256), "");  // the token file looks at each
+    EXPECT_EQ(refusal(int64_t{1} << 30, uint64_t{1} << 63), "");
+}
+
+TEST_F(Vocabulary, IsFreeWhereNothingIsLoadedOrTheUserInsists) {
+    config_.data.small_vocabulary = "ignore";
+    EXPECT_EQ(refusal(512, 256), "");
+    config_.data.small_vocabulary = "refuse";
+    config_.model.load = false;
+    EXPECT_EQ(refusal(512, 256), "");
+    config_.model = {};
+    EXPECT_EQ(refusal(512, 256), "");
 }
 
 class RingCores : public testing::Test {

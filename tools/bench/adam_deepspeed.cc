@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "base/json_reader.h"
 #include "base/log.h"
 #include "ferry/error.h"
 
@@ -49,7 +50,7 @@ std::vector<Row> compare_deepspeed(const AdamBench& what, const std::vector<Row>
     std::vector<Row> rows;
     std::string reason = "the script printed nothing";
     for (const std::string& line : lines_of(command.str())) {
-        const auto found = nlohmann::json::parse(line, nullptr, false);
+        const auto found = parse_json_if_it_is(line, {.where = script}).value_or(nlohmann::json());
         if (!found.is_object()) continue;  // what a library says
         reason = found.value("missing", "ferry's own row, in place from fp32, was not asked for");
         const Row* mine = in_place_fp32(ours, found.value("threads", 0));

@@ -17,14 +17,14 @@ namespace {
 constexpr int kRounds = 3;      // of a point, whose result is the median
 constexpr int kSustained = 4;   // times as long as a point
 constexpr int kCandidates = 3;  // settings tried: the best of the sweep, more rings, a backend
-// Settings that reach so much of the best bandwidth are good enough; of those the one with the
+// Settings that reach so much of the best bandwidth are good enough. Of those the one with the
 // least in flight is taken, as what is in flight is memory and waiting time.
 constexpr double kGoodEnough = 0.95;
 constexpr double kWorthAChange = 1.05;  // more rings or another backend must gain this much
 
 constexpr AccessPattern kRead{Direction::read}, kWrite{Direction::write}, kMixed{Direction::mixed};
 constexpr std::array kKinds{kRead, kWrite, kMixed};
-constexpr int kStepsOfSettle =
+constexpr int kStepsOfChoice =
     static_cast<int>(kKinds.size()) * kRounds * (kCandidates + kSustained);
 
 Sample median_of(std::vector<Sample> samples) {
@@ -84,16 +84,16 @@ private:
             result_.places.emplace_back("all together");
             sweep(sites_.directories());
         }
-        for (size_t p = 0; p < bench_.paths.size() && !interrupted(); ++p) settle(p);
+        for (size_t p = 0; p < bench_.paths.size() && !interrupted(); ++p) choose_settings(p);
     }
 
     // Of a round's length each.
     int steps() const {
         const size_t paths = bench_.paths.size(), places = paths + (paths > 1 ? 1 : 0);
         const size_t sweeps = places * choice_.pairs.size() * kRounds * bench_.accesses.size();
-        return static_cast<int>(sweeps + (settles() ? paths * kStepsOfSettle : 0));
+        return static_cast<int>(sweeps + (chooses_settings() ? paths * kStepsOfChoice : 0));
     }
-    bool settles() const {
+    bool chooses_settings() const {
         return std::all_of(kKinds.begin(), kKinds.end(), [&](const AccessPattern kind) {
             return std::find(bench_.accesses.begin(), bench_.accesses.end(), kind) !=
                    bench_.accesses.end();
@@ -219,7 +219,7 @@ private:
 
     // Starts from the sweep, looks whether more rings or the other backend gain something, and
     // measures once more for longer.
-    void settle(size_t path) {
+    void choose_settings(size_t path) {
         const auto chosen = block_and_depth(path);
         if (!chosen) return;
         IoBench with = bench_;
@@ -228,7 +228,7 @@ private:
             const IoSettings found = sustained(path, other, chosen->first, 1, "rings and backends");
             return found.read.gb_per_s() + found.write.gb_per_s() + found.mixed.gb_per_s();
         };
-        const int done_after = done_ + kStepsOfSettle;
+        const int done_after = done_ + kStepsOfChoice;
         double best = try_with(with);
         std::array<IoBench, kCandidates - 1> others{with, with};
         others[0].rings = 2 * with.rings;

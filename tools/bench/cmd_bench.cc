@@ -10,5 +10,6 @@ void add_bench_command(CLI::App& app) {
     add_adam_bench(*bench);
     add_comm_bench(*bench);
     add_io_bench(*bench);
+    add_kernels_bench(*bench);
     add_swap_bench(*bench);
 }

@@ -10,10 +10,12 @@
 #include "adam_deepspeed.h"
 #include "adam_plain.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "bench_adam.h"
 #include "ferry/error.h"
 #include "number_options.h"
 #include "tools/commands.h"
+#include "tools/json_line.h"
 #include "topology/topology.h"
 
 namespace ferry::tools {
@@ -45,7 +47,7 @@ std::vector<std::string> expand(const std::vector<std::string>& words,
             for (const std::string& one : known) all += one + ", ";
             throw Error(Trouble::usage, {.what = "nothing of that name can be measured here",
                                          .where = option,
-                                         .measured = "\"" + word + "\"",
+                                         .measured = in_quotes(word),
                                          .limit = all + "all",
                                          .remedy = "name some of these"});
         }
@@ -150,7 +152,7 @@ void run_adam(const AdamOptions& options) {
     nlohmann::json machine = machine_json();
     machine["target"] = optim::current_target();
     machine["by_hand"] = plain_kind() ? plain_kind() : "none";
-    fmt::print("{}\n", rows_json(rows, command_of(options), machine).dump());
+    fmt::print("{}", json_line(rows_json(rows, command_of(options), machine)));
 }
 
 }  // namespace
@@ -189,6 +191,7 @@ void add_adam_bench(CLI::App& bench) {
     command->add_flag("--json", options->json, "one JSON object on standard output");
     command->footer(
         "ns/param, medians; ratio: by hand / ferry, the median over pairs with its 95 % interval;\n"
-        "triad: bytes that the pass must move a second, against a streaming triad's.");
+        "triad: bytes that the pass must move a second, against a streaming triad's.\n"
+        "Example: ferry bench adam --threads 1 --threads 16 --in-place");
     command->callback([options] { run_adam(*options); });
 }

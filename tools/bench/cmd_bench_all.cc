@@ -9,6 +9,7 @@
 #include "tools/commands.h"
 #include "tools/figures.h"
 #include "tools/interrupt.h"
+#include "tools/json_line.h"
 #include "tools/override_options.h"
 
 namespace ferry::tools {
@@ -17,7 +18,8 @@ namespace {
 struct AllOptions {
     bool all = false, json = false;
     std::string save{}, config{};
-    std::vector<std::string> overrides{}, paths{};
+    Overrides overrides{};
+    std::vector<std::string> paths{};
     train::RankCount count{.ranks = 1, .on_a_host = 0};  // on_a_host 0: all of them
 };
 
@@ -25,7 +27,7 @@ struct AllOptions {
     throw Error(Trouble::usage,
                 {.what = "it is not said what to measure",
                  .where = "ferry bench",
-                 .remedy = "name a benchmark (adam, comm, io, swap), or give --all; "
+                 .remedy = "name a benchmark (adam, comm, io, kernels, swap), or give --all; "
                            "`ferry bench --help` lists them"});
 }
 
@@ -50,7 +52,8 @@ public:
     explicit AllBenches(const AllOptions& options)
         : options_(options),
           config_(options.config.empty() ? stand_in()
-                                         : load_config(options.config, options.overrides)),
+                                         : options.overrides.checked(load_config(
+                                               options.config, options.overrides.keys))),
           paths_(options.paths) {
         for (const NvmePath& path : config_.budgets.nvme) {
             const bool named = std::find(paths_.begin(), paths_.end(), path.path) != paths_.end();
@@ -122,7 +125,7 @@ private:
             words.insert(words.end(), {name, value});
         };
         if (!options_.config.empty()) add("--config", options_.config);
-        for (const std::string& one : options_.overrides) add("--set", one);
+        for (const std::string& one : options_.overrides.keys) add("--set", one);
         for (const std::string& path : options_.paths) add("--path", path);
         if (options_.count.ranks > 1) add("--ranks", std::to_string(options_.count.ranks));
         if (options_.count.on_a_host > 0)
@@ -134,7 +137,7 @@ private:
         if (options_.json) {
             nlohmann::json object = rows_json(rows_, command(), machine_json());
             object["interrupted"] = interrupted();
-            return fmt::print("{}\n", object.dump());
+            return fmt::print("{}", json_line(object));
         }
         fmt::print("{}\n{}", machine_text(), rows_table(rows_, ""));
         if (paths_.empty()) fmt::print("no storage was measured: give --path or --config\n");
@@ -187,6 +190,7 @@ void add_all_benches(CLI::App& bench) {
         ->allow_extra_args(false);
     bench.add_flag("--json", options->json, "with --all: one JSON object on standard output")
         ->needs(all);
+    bench.footer("Example: ferry bench --all --config my.json --save machine.json");
     bench.callback([options, &bench] {
         if (bench.get_subcommands().empty()) run_all(*options);
     });

@@ -9,6 +9,7 @@
 #include "bench_comm.h"
 #include "number_options.h"
 #include "tools/commands.h"
+#include "tools/json_line.h"
 
 namespace ferry::tools {
 namespace {
@@ -87,7 +88,7 @@ void run_comm(const CommBenchOptions& options) {
     machine["ranks_on_this_machine"] = ranks->local_size();
     machine["by"] = ranks->kind();
     if (options.json) {
-        fmt::print("{}\n", rows_json(rows, command_of(options, ranks->size()), machine).dump());
+        fmt::print("{}", json_line(rows_json(rows, command_of(options, ranks->size()), machine)));
     } else {
         fmt::print("{}\n{} ranks by {}\n{}", machine_text(), ranks->size(), ranks->kind(),
                    rows_table(rows, ""));
@@ -124,6 +125,7 @@ void add_comm_bench(CLI::App& bench) {
     command->add_flag("--json", options->json, "one JSON object on standard output");
     command->footer(
         "GB/s: bus bandwidth as nccl-tests defines it, bytes that a rank takes from others over\n"
-        "the slowest rank's time; of one rank alone, its copies. The first rank prints.");
+        "the slowest rank's time; of one rank alone, its copies. The first rank prints.\n"
+        "Example: mpirun --bind-to none -n 2 ferry bench comm --device cuda --save machine.json");
     command->callback([options] { run_comm(*options); });
 }

@@ -8,6 +8,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/text.h"
 #include "bench_io.h"
 #include "bench_io_fio.h"
 #include "fio.h"
@@ -16,6 +17,7 @@
 #include "tools/child_process.h"
 #include "tools/commands.h"
 #include "tools/interrupt.h"
+#include "tools/json_line.h"
 #include "tools/machine_file.h"
 #include "tools/svg.h"
 #include "tools/writable.h"
@@ -37,7 +39,7 @@ struct IoOptions {
                            const char* remedy) {
     throw Error(Trouble::usage, {.what = "this cannot be measured",
                                  .where = option,
-                                 .measured = "\"" + word + "\"",
+                                 .measured = in_quotes(word),
                                  .limit = limit,
                                  .remedy = remedy});
 }
@@ -175,7 +177,7 @@ void run_comparison(const IoOptions& options) {
         nlohmann::json object = rows_json(result.rows, command_of(options), machine);
         object["interrupted"] = interrupted();
         object["left_out"] = result.left_out;
-        fmt::print("{}\n", object.dump());
+        fmt::print("{}", json_line(object));
     } else {
         fmt::print("{}\n{}: {}\n\n{}{}", machine_text(), machine["fio"].get<std::string>(),
                    fio_flags(), rows_table(result.rows, "fio"), text_of(result.left_out));
@@ -190,7 +192,7 @@ void print_sweep(const IoOptions& options, const IoResult& result) {
         object["interrupted"] = interrupted();
         object["settings"] = settings_json(result.settings);
         object["left_out"] = result.left_out;
-        return fmt::print("{}\n", object.dump());
+        return fmt::print("{}", json_line(object));
     }
     fmt::print("{}\n{}{}", machine_text(), rows_table(rows, ""), text_of(result.left_out));
     if (options.plot.empty()) fmt::print("{}", heat_maps_of(result));
@@ -210,26 +212,16 @@ void run_sweep(const IoOptions& options) {
     if (result.ended_by) throw Error(*result.ended_by);
 }
 
-bool is_utf8(const std::string& text) {
-    const nlohmann::json object = text;
-    const auto replace = nlohmann::json::error_handler_t::replace;
-    return nlohmann::json::parse(object.dump(-1, ' ', false, replace)) == object;
-}
-
 // A name goes into JSON, XML or fio's command line only as text.
 void check_names_are_text(const std::vector<std::string>& paths) {
     for (const std::string& path : paths) {
         const auto control = [](char c) { return static_cast<unsigned char>(c) < ' ' || c == 127; };
-        const bool utf8 = is_utf8(path);
+        const bool utf8 = first_bad_byte(path) == std::string::npos;
         if (utf8 && std::none_of(path.begin(), path.end(), control)) continue;
-        std::string shown;
-        for (const char c : path)
-            shown += c > ' ' && c < 127 ? std::string(1, c)
-                                        : fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
         throw Error(Trouble::usage,
                     {.what = "the path's name is no text: it holds a control character or is not "
                              "UTF-8",
-                     .where = shown,
+                     .where = shown(path),
                      .remedy = "give it another name; or leave out --json, --save, --plot and "
                                "--compare-fio"});
     }
@@ -312,6 +304,7 @@ void add_io_bench(CLI::App& bench) {
     command->footer(
         "About a minute a path; beside fio about a minute a line of the table.\n"
         "Ctrl-C ends with what is known so far; a second one kills. The files, in\n"
-        "PATH/ferry-bench, are removed at the end, whatever the end is.");
+        "PATH/ferry-bench, are removed at the end, whatever the end is.\n"
+        "Example: ferry bench io /mnt/nvme0 --compare-fio");
     command->callback([options] { run_io(*options); });
 }

@@ -12,6 +12,7 @@
 #include "number_options.h"
 #include "tools/commands.h"
 #include "tools/interrupt.h"
+#include "tools/json_line.h"
 #include "tools/svg.h"
 #include "topology/topology.h"
 
@@ -204,7 +205,7 @@ void run_swap(const SwapOptions& options) {
     if (options.json) {
         nlohmann::json object = rows_json(rows, command_of(options), machine);
         object["interrupted"] = interrupted();
-        fmt::print("{}\n", object.dump());
+        fmt::print("{}", json_line(object));
     } else {
         const bool compared = !options.paths.empty();
         fmt::print("{}\n{}", machine_text(),
@@ -308,6 +309,7 @@ void add_swap_bench(CLI::App& bench) {
         "pause of its compute stream. Steps do not speculate.\n"
         "Ctrl-C ends with what is known so far; a second one kills. The files, in\n"
         "PATH/ferry-bench and PATH/ferry-bench-plain, are removed at the end, whatever the end "
-        "is.");
+        "is.\n"
+        "Example: ferry bench swap /mnt/nvme0 --compute-ms 200 --svg step.svg");
     command->callback([options] { run_swap(*options); });
 }

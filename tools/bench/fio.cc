@@ -16,6 +16,7 @@
 #include <ctime>
 #include <nlohmann/json.hpp>
 
+#include "base/json_reader.h"
 #include "tools/interrupt.h"
 
 namespace ferry::tools {
@@ -175,16 +176,38 @@ std::vector<std::string> words_of(const FioJob& job) {
 [[noreturn]] void fio_failed(const std::string& said) {
     throw Error(Trouble::io, {.what = "fio failed",
                               .where = "--compare-fio",
-                              .measured = said.substr(0, 500),
+                              .measured = shown(said, 500),
                               .remedy = "run it by hand, or leave --compare-fio out"});
 }
 
 nlohmann::json report_of(const std::string& text) {
     const size_t begin = text.rfind("{\n", text.find("\"fio version\""));
     if (begin == std::string::npos) fio_failed(text);
-    auto report = nlohmann::json::parse(text.substr(begin), nullptr, false);
-    if (report.is_discarded()) fio_failed(text);
-    return report;
+    return parse_json(text.substr(begin), {.where = "--compare-fio",
+                                           .what = "fio's report is not JSON",
+                                           .remedy = "leave --compare-fio out",
+                                           .trouble = Trouble::io});
+}
+
+Sample sample_of(const nlohmann::json& report, const Child& child) {
+    const nlohmann::json& all = report.at("jobs").at(0);
+    double milliseconds = 0;
+    Sample sample;
+    for (const char* direction : {"read", "write"}) {
+        const nlohmann::json& one = all.at(direction);
+        const bool read = direction[0] == 'r';
+        (read ? sample.bytes_read : sample.bytes_written) = one.at("io_bytes").get<int64_t>();
+        sample.operations += one.at("total_ios").get<int64_t>();
+        milliseconds = std::max(milliseconds, one.at("runtime").get<double>());
+    }
+    sample.seconds = milliseconds * 1e-3;
+    if (sample.operations == 0) fio_failed("it counted no operation");
+    // fio prints its report when its jobs have ended; what lies around them stays outside.
+    const double end = report.at("timestamp_ms").get<double>() * 1e-3;
+    constexpr double kMargin = 0.15;
+    sample.cpu_seconds = sample.seconds * child.cpu_rate(end - (1 - kMargin) * sample.seconds,
+                                                         end - kMargin * sample.seconds);
+    return sample;
 }
 
 }  // namespace
@@ -207,30 +230,14 @@ std::string fio_version() {
     return child.text().substr(0, child.text().find('\n'));
 }
 
-Sample run_fio(const FioJob& job) {
+Sample run_fio(const FioJob& job) try {
     Child child(words_of(job));
     const int status = child.wait();
     if (interrupted()) return {};
     if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) fio_failed(child.text());
-    const nlohmann::json report = report_of(child.text());
-    const nlohmann::json& all = report.at("jobs").at(0);
-    double milliseconds = 0;
-    Sample sample;
-    for (const char* direction : {"read", "write"}) {
-        const nlohmann::json& one = all.at(direction);
-        const bool read = direction[0] == 'r';
-        (read ? sample.bytes_read : sample.bytes_written) = one.at("io_bytes").get<int64_t>();
-        sample.operations += one.at("total_ios").get<int64_t>();
-        milliseconds = std::max(milliseconds, one.at("runtime").get<double>());
-    }
-    sample.seconds = milliseconds * 1e-3;
-    if (sample.operations == 0) fio_failed(child.text());
-    // fio prints its report when its jobs have ended; what lies around them stays outside.
-    const double end = report.at("timestamp_ms").get<double>() * 1e-3;
-    constexpr double kMargin = 0.15;
-    sample.cpu_seconds = sample.seconds * child.cpu_rate(end - (1 - kMargin) * sample.seconds,
-                                                         end - kMargin * sample.seconds);
-    return sample;
+    return sample_of(report_of(child.text()), child);
+} catch (const nlohmann::json::exception& error) {
+    fio_failed(std::string("its report lacks something: ") + error.what());
 }
 
 }  // namespace ferry::tools

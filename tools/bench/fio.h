@@ -27,8 +27,8 @@ std::string fio_flags();
 std::string fio_version();
 
 // Blocks. The CPU time is that of fio's whole process, workers of io_uring in the kernel included,
-// sampled while its jobs ran: fio's own figure, of its jobs' threads alone, is less than half of it
-// where the kernel hands transfers to workers (tmpfs); 0 where a short slice left too few samples.
+// sampled while its jobs ran. fio's own figure has its jobs' threads alone: less than half of it
+// where the kernel hands transfers to workers (tmpfs). 0 where a short slice left too few samples.
 // Throws io with what fio said. A sample of no bytes: interrupted.
 Sample run_fio(const FioJob& job);
 

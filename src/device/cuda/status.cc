@@ -42,9 +42,9 @@ Error out_of_gpu_memory(const std::string& where) {
                   .where = where,
                   .measured = known ? text(free) + " free" : text_of(cudaErrorMemoryAllocation),
                   .limit = known ? text(total) + " in all" : "",
-                  .remedy = "all that a run needs it reserves before its first step, so another "
-                            "process has taken this: stop what else uses the GPU (nvidia-smi lists "
-                            "it), or lower budgets.device"});
+                  .remedy = "another process has taken it, as a run reserves its own before its "
+                            "first step: stop that process (nvidia-smi lists it), or lower "
+                            "budgets.device"});
 }
 
 }  // namespace ferry

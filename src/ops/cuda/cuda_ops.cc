@@ -9,6 +9,7 @@
 #include "kernels.h"
 #include "launch.h"
 #include "ops/ops.h"
+#include "slow_notes.h"
 
 namespace ferry::ops {
 namespace cuda {
@@ -27,7 +28,7 @@ namespace {
 
 float* floats(std::byte* bytes) { return reinterpret_cast<float*>(bytes); }
 
-class CudaOps final : public Ops {
+class CudaOps final : public Ops, public KnowsSlowPaths {
 public:
     CudaOps(cudaStream_t stream, int64_t workspace_bytes, AttentionKernels attention)
         : stream_(stream),
@@ -35,10 +36,13 @@ public:
           products_(workspace_bytes),
           cudnn_(attention == AttentionKernels::best ? CudnnAttention::make(stream) : nullptr) {}
 
+    std::vector<SlowPath> slow_paths() const override { return slow_.all(); }
+
     int64_t gemm_scratch_bytes(const Gemm& g) const override {
         const int64_t elements = g.c.rows * g.c.cols;
         const bool in_depth = Products::takes_with_bias_in_depth(g);
         const int64_t sum = Products::takes(g) || in_depth ? 0 : elements * 4;
+        if (sum > 0) slow_.note(g);
         const int64_t copy = g.c.type == DType::f32 || g.addend.cols == 0
                                  ? 0
                                  : std::min(kCopyBytes, elements * size_of(g.c.type));
@@ -102,6 +106,7 @@ public:
     int64_t attention_forward_scratch_bytes(const Attention& shape) const override {
         check_head(shape.head_dim);
         const auto cudnn = cudnn_ ? cudnn_->forward_bytes(shape) : std::nullopt;
+        if (!cudnn) slow_.note(shape, false, why_own(shape, false));
         return cudnn ? kWorkspaceUnit + *cudnn : 0;
     }
     void attention_forward(const Attention& shape, ConstView q, ConstView k, ConstView v, View out,
@@ -113,6 +118,7 @@ public:
     }
     int64_t attention_backward_scratch_bytes(const Attention& shape) const override {
         const auto cudnn = cudnn_ ? cudnn_->backward_bytes(shape) : std::nullopt;
+        if (!cudnn) slow_.note(shape, true, why_own(shape, true));
         return cudnn ? kWorkspaceUnit + *cudnn : shape.heads * shape.sequences * shape.sequence * 4;
     }
     void attention_backward(const Attention& shape, ConstView q, ConstView k, ConstView v,
@@ -252,6 +258,11 @@ private:
         }
     }
 
+    std::string why_own(const Attention& shape, bool backward) const {
+        return cudnn_ ? cudnn_->why_not(shape, backward)
+                      : "cuDNN is not asked, or not in this build";
+    }
+
     static void check_head(int64_t head_dim) {
         if (head_dim <= kMaxHeadDim) return;
         throw Error(Trouble::usage, {.what = "the GPU's attention does not do heads this wide",
@@ -265,6 +276,7 @@ private:
     int64_t workspace_bytes_;
     Products products_;
     std::unique_ptr<CudnnAttention> cudnn_;  // null: not wanted, or not in this build
+    mutable SlowPathNotes slow_{};
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <map>
 #include <unordered_map>
 
@@ -20,19 +21,43 @@ namespace fe = cudnn_frontend;
 constexpr int kQ = 0, kK = 1, kV = 2, kOut = 3, kLse = 4, kDout = 5, kDq = 6, kDk = 7, kDv = 8;
 constexpr int kOperands = 9;
 
-// Sequences a backward call: its deterministic kernel keeps a slope of 2 B for each pair of query
-// and key, so only few fit its workspace. Sequences are independent, so no bit depends on this.
-constexpr int64_t kBackwardBytes = 256 * kMiB;
+// Bounds of a backward call. On Hopper the deterministic kernel keeps a slope of 2 B for each pair
+// of query and key: of several sequences as many as fill the GPU; one alone may ask for more, and
+// beyond that its groups of heads are calls of their own. Neither sequences nor groups know of each
+// other, so no bit depends on this.
+constexpr int64_t kSeveralBytes = 512 * kMiB, kOneBytes = kGiB;
 
-int64_t sequences_of_backward(const Attention& s) {
-    const int64_t one = 2 * s.heads * round_up(s.sequence, 64) * round_up(s.sequence, 128);
-    return std::clamp<int64_t>(kBackwardBytes / one, 1, s.sequences);
+// What one call takes: whole sequences, or of one the heads that share `kv_heads` heads of keys.
+struct Portion {
+    int64_t sequences = 1, kv_heads = 1;
+    bool ordered = false;  // sums the queries' gradients in order, with no slopes kept
+};
+
+Portion backward_portion(const Attention& s) {
+    const int64_t ratio = s.heads / s.kv_heads;
+    const int64_t group = 2 * ratio * round_up(s.sequence, 64) * round_up(s.sequence, 128);
+    const int64_t one = group * s.kv_heads;
+    if (one <= kOneBytes)
+        return {std::clamp<int64_t>(kSeveralBytes / one, 1, s.sequences), s.kv_heads};
+    const int64_t most = kOneBytes / group;
+    // The kernel without slopes came with cuDNN 9.25. It is the slower one where both run.
+    constexpr size_t kOrdered = 92500;
+    if (most == 0 && cudnnGetVersion() >= kOrdered) return {1, s.kv_heads, true};
+    const int64_t calls = ceil_div(s.kv_heads, std::max<int64_t>(most, 1));
+    return {1, ceil_div(s.kv_heads, calls)};
+}
+
+Attention part_of(Attention s, const Portion& portion) {
+    s.heads = s.heads / s.kv_heads * portion.kv_heads;
+    s.kv_heads = portion.kv_heads;
+    s.sequences = portion.sequences;
+    return s;
 }
 
 // What a graph is built for: the shape of a call, and how far apart rows are.
 struct Key {
-    bool backward = false;
-    int64_t sequences = 0;  // of the call
+    bool backward = false, ordered = false;  // ordered: Portion's
+    int64_t sequences = 0;                   // of the call
     int64_t sequence = 0, heads = 0, kv_heads = 0, head_dim = 0;
     int64_t window = 0;  // 0: none, or as long as the sequence
     DType type = DType::bf16;
@@ -41,9 +66,10 @@ struct Key {
     auto operator<=>(const Key&) const = default;
 };
 
-Key key_of(const Attention& s, bool backward, int64_t sequences) {
+Key key_of(const Attention& s, bool backward, bool ordered = false) {
     Key key{.backward = backward,
-            .sequences = sequences,
+            .ordered = ordered,
+            .sequences = s.sequences,
             .sequence = s.sequence,
             .heads = s.heads,
             .kv_heads = s.kv_heads,
@@ -91,8 +117,31 @@ using Graph = fe::graph::Graph;
 struct Built {
     std::unique_ptr<Graph> graph{};
     int64_t bytes = 0;  // of its workspace
+    std::string why{};  // there is nothing
 };
 using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
+
+// cudnn-frontend takes Hopper's ordered kernel where this variable keeps slopes out of the
+// workspace; there is no other way to ask for it. It is read while a graph is built.
+class NoSlopes {
+public:
+    explicit NoSlopes(bool wanted) : wanted_(wanted) {
+        if (!wanted_) return;
+        if (const char* before = getenv(kName)) before_ = before;
+        setenv(kName, "0", 1);
+    }
+    ~NoSlopes() {
+        if (!wanted_) return;
+        before_ ? setenv(kName, before_->c_str(), 1) : unsetenv(kName);
+    }
+    NoSlopes(const NoSlopes&) = delete;
+    NoSlopes& operator=(const NoSlopes&) = delete;
+
+private:
+    static constexpr const char* kName = "CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT";
+    bool wanted_;
+    std::optional<std::string> before_{};
+};
 
 class GraphBuilder {
 public:
@@ -105,6 +154,7 @@ public:
     }
 
     Built build(cudnnHandle_t handle) {
+        const NoSlopes no_slopes(key_.ordered);
         key_.backward ? backward() : forward();
         fe::error_t error = graph_.build(handle, {fe::HeurMode_t::A});
         if (error.is_bad()) {
@@ -124,7 +174,7 @@ private:
                  " for " + std::to_string(key_.sequence) + " tokens" +
                  (key_.window > 0 ? " in a window of " + std::to_string(key_.window) : "") +
                  ", ferry's own is used: " + why);
-        return {};
+        return {.why = why};
     }
     // [sequences, heads, sequence, head_dim], tokens outermost in memory but for the sequence.
     template <class Attributes>
@@ -184,6 +234,40 @@ private:
     Graph graph_{};
 };
 
+// One backward call after the other: over the groups of heads of its sequences, over sequences.
+class Part {
+public:
+    Part(const Attention& whole, const Portion& most) : whole_(whole), most_(most) {}
+    bool any() const { return sequence_ < whole_.sequences; }
+    void next() {
+        kv_head_ += most_.kv_heads;
+        if (kv_head_ < whole_.kv_heads) return;
+        kv_head_ = 0;
+        sequence_ += most_.sequences;
+    }
+    Attention shape() const {
+        return part_of(whole_,
+                       {.sequences = std::min(most_.sequences, whole_.sequences - sequence_),
+                        .kv_heads = std::min(most_.kv_heads, whole_.kv_heads - kv_head_)});
+    }
+    ConstView queries(ConstView of) const { return cut(of, ratio() * kv_head_, shape().heads); }
+    ConstView keys(ConstView of) const { return cut(of, kv_head_, shape().kv_heads); }
+    int64_t lse_index() const {
+        return whole_.lse_index(sequence_ * whole_.sequence, ratio() * kv_head_);
+    }
+
+private:
+    int64_t ratio() const { return whole_.heads / whole_.kv_heads; }
+    ConstView cut(ConstView of, int64_t head, int64_t heads) const {
+        const int64_t d = whole_.head_dim, rows = whole_.sequence;
+        return of.block(sequence_ * rows, shape().sequences * rows, head * d, heads * d);
+    }
+
+    const Attention& whole_;
+    const Portion most_;
+    int64_t sequence_ = 0, kv_head_ = 0;
+};
+
 class Cudnn final : public CudnnAttention {
 public:
     explicit Cudnn(cudaStream_t stream) {
@@ -198,17 +282,24 @@ public:
     Cudnn& operator=(const Cudnn&) = delete;
 
     std::optional<int64_t> forward_bytes(const Attention& shape) override {
-        return bytes_of(planned(shape, false, shape.sequences));
+        return bytes_of(planned(key_of(shape, false)));
     }
     std::optional<int64_t> backward_bytes(const Attention& shape) override {
-        return bytes_of(planned(shape, true, sequences_of_backward(shape)));
+        return bytes_of(planned(backward_key(shape)));
+    }
+
+    std::string why_not(const Attention& shape, bool backward) override {
+        const Key key = backward ? backward_key(shape) : key_of(shape, false);
+        if (!could(key)) return "cuDNN is asked for 16-bit heads of 64, 80, 96, 112 and 128 alone";
+        return built_for(key).why;
     }
 
     bool forward(const Attention& shape, ConstView q, ConstView k, ConstView v, View out,
                  float* lse, std::byte* workspace) override {
-        Key key = key_of(shape, false, shape.sequences);
+        const Key dense = key_of(shape, false);
+        Key key = dense;
         key.row = {q.ld, k.ld, v.ld, out.ld};
-        const Built* built = built_for_call(shape, key, shape.sequences);
+        const Built* built = built_for_call(key, dense);
         if (built == nullptr) return false;
         Pack pack = {{kQ, mutable_data(q)},
                      {kK, mutable_data(k)},
@@ -222,23 +313,23 @@ public:
     bool backward(const Attention& shape, ConstView q, ConstView k, ConstView v, ConstView out,
                   ConstView dout, const float* lse, View dq, View dk, View dv,
                   std::byte* workspace) override {
-        const int64_t most = sequences_of_backward(shape);
-        for (int64_t first = 0; first < shape.sequences; first += most) {
-            const int64_t count = std::min(most, shape.sequences - first);
-            const int64_t row = first * shape.sequence, rows = count * shape.sequence;
-            Key key = key_of(shape, true, count);
-            key.row = {q.ld, k.ld, v.ld, out.ld, 1, dout.ld, dq.ld, dk.ld, dv.ld};
-            const Built* built = built_for_call(shape, key, most);
+        const Portion most = backward_portion(shape);
+        const Key dense = backward_key(shape);
+        const std::array rows{q.ld, k.ld, v.ld, out.ld, int64_t{1}, dout.ld, dq.ld, dk.ld, dv.ld};
+        for (Part part(shape, most); part.any(); part.next()) {
+            Key key = key_of(part.shape(), true, most.ordered);
+            key.row = rows;
+            const Built* built = built_for_call(key, dense);
             if (built == nullptr) return false;
-            Pack pack = {{kQ, mutable_data(q.row_range(row, rows))},
-                         {kK, mutable_data(k.row_range(row, rows))},
-                         {kV, mutable_data(v.row_range(row, rows))},
-                         {kOut, mutable_data(out.row_range(row, rows))},
-                         {kLse, const_cast<float*>(lse + shape.lse_index(row, 0))},
-                         {kDout, mutable_data(dout.row_range(row, rows))},
-                         {kDq, dq.row_range(row, rows).data},
-                         {kDk, dk.row_range(row, rows).data},
-                         {kDv, dv.row_range(row, rows).data}};
+            Pack pack = {{kQ, mutable_data(part.queries(q))},
+                         {kK, mutable_data(part.keys(k))},
+                         {kV, mutable_data(part.keys(v))},
+                         {kOut, mutable_data(part.queries(out))},
+                         {kLse, const_cast<float*>(lse + part.lse_index())},
+                         {kDout, mutable_data(part.queries(dout))},
+                         {kDq, mutable_data(part.queries(dq))},
+                         {kDk, mutable_data(part.keys(dk))},
+                         {kDv, mutable_data(part.keys(dv))}};
             run(*built, key, pack, workspace);
         }
         return true;
@@ -257,9 +348,15 @@ private:
     // cuDNN takes every operand as one that it might write.
     static void* mutable_data(ConstView view) { return const_cast<void*>(view.data); }
 
-    static bool could(const Attention& s) {
-        return (s.type == DType::bf16 || s.type == DType::f16) &&
-               (s.head_dim == 64 || s.head_dim == 128);
+    // Those whose rows its kernels read in whole vectors.
+    static bool could(const Key& key) {
+        return (key.type == DType::bf16 || key.type == DType::f16) && key.head_dim >= 64 &&
+               key.head_dim <= 128 && key.head_dim % 16 == 0;
+    }
+    // Of the largest call, for rows without gaps.
+    static Key backward_key(const Attention& shape) {
+        const Portion portion = backward_portion(shape);
+        return key_of(part_of(shape, portion), true, portion.ordered);
     }
 
     const Built& built_for(const Key& key) {
@@ -269,9 +366,9 @@ private:
     }
 
     // For rows without gaps, which is all that is known at plan time; null where there is none.
-    const Built* planned(const Attention& shape, bool backward, int64_t sequences) {
-        if (!could(shape)) return nullptr;
-        const Built& built = built_for(key_of(shape, backward, sequences));
+    const Built* planned(const Key& dense) {
+        if (!could(dense)) return nullptr;
+        const Built& built = built_for(dense);
         return built.graph ? &built : nullptr;
     }
     static std::optional<int64_t> bytes_of(const Built* built) {
@@ -279,12 +376,12 @@ private:
     }
 
     // One look a call: what there is for a layout, be it nothing, is known since its first call,
-    // when it was held against what was planned with `sequences`.
-    const Built* built_for_call(const Attention& shape, const Key& key, int64_t sequences) {
-        if (!could(shape)) return nullptr;
+    // when it was held against what was planned as `dense`.
+    const Built* built_for_call(const Key& key, const Key& dense) {
+        if (!could(key)) return nullptr;
         if (const auto known = built_.find(key); known != built_.end())
             return known->second.graph ? &known->second : nullptr;
-        const Built* plan = planned(shape, key.backward, sequences);
+        const Built* plan = planned(dense);
         if (plan == nullptr) {
             built_.try_emplace(key);
             return nullptr;

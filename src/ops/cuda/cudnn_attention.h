@@ -1,6 +1,6 @@
-// cuDNN's fused attention: for 16-bit types and heads of 64 and 128 elements, on GPUs from sm_80
-// on. It rounds probabilities and their slopes to the compute type before they meet the other
-// factor; ferry's own kernels do not.
+// cuDNN's fused attention: for 16-bit types and heads of 64 to 128 elements, multiples of 16, on
+// GPUs from sm_80 on. It rounds probabilities and their slopes to the compute type before they meet
+// the other factor; ferry's own kernels do not.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -26,6 +26,8 @@ public:
     // memory for them, internal where a library is missing.
     virtual std::optional<int64_t> forward_bytes(const Attention& shape) = 0;
     virtual std::optional<int64_t> backward_bytes(const Attention& shape) = 0;
+    // Of a shape without a workspace.
+    virtual std::string why_not(const Attention& shape, bool backward) = 0;
 
     // Arguments are those of Ops. False, and nothing done, for shapes that have no workspace.
     virtual bool forward(const Attention& shape, ConstView q, ConstView k, ConstView v, View out,
@@ -34,7 +36,7 @@ public:
                           ConstView out, ConstView dout, const float* lse, View dq, View dk,
                           View dv, std::byte* workspace) = 0;
 
-    static constexpr int64_t kMostWorkspace = kGiB;
+    static constexpr int64_t kMostWorkspace = kGiB + kGiB / 4;
 };
 
 // "9.14.0"; empty where this build has none.

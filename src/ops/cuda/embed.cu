@@ -1,24 +1,30 @@
 // Embedding rows, and their gradient summed per row in token order without atomics.
 #include <algorithm>
 
-#include "element.h"
 #include "kernels.h"
 #include "launch.h"
+#include "pack.h"
 
 namespace ferry::ops::cuda {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kTogether = 4;  // columns of a thread
+constexpr int kAtOnce = 8;    // rows whose loads are under way together; they are added in order
+constexpr int64_t kWindow = 8 * kThreads;  // positions that a block looks at together
 constexpr int64_t kCols = int64_t{kThreads} * kTogether;
 
 __global__ void embed_kernel(const int32_t* tokens, ConstView table, ConstView positions, View x) {
-    const int64_t row = blockIdx.x, token = tokens[row];
-    for (int64_t c = threadIdx.x; c < x.cols; c += kThreads) {
-        float value = load(table, token, c);
-        if (positions.data != nullptr) value += load(positions, row % positions.rows, c);
-        store(value, x, row, c);
+    const auto [row, col, count] = cell_of(x.cols);
+    if (count <= 0) return;
+    const RawPack raw = fetch_pack(table, tokens[row], col, count);
+    Pack pack = widen_pack(raw, table.type, count);
+    if (positions.data != nullptr) {
+        const Pack added = load_pack(positions, row % positions.rows, col, count);
+#pragma unroll
+        for (int k = 0; k < kPack; ++k) pack.at[k] += added.at[k];
     }
+    store_pack(pack, x, row, col);
 }
 
 // A thread an element of a position's row.
@@ -51,15 +57,48 @@ __device__ int matches(const int32_t* tokens, int64_t first, int64_t from, int64
     return all;
 }
 
+// Whether any of [first, first + kWindow) that lies in [from, end) is `token`: most windows have
+// none, and one look passes over them.
+__device__ bool any_match(const int32_t* tokens, int64_t first, int64_t from, int64_t end,
+                          int32_t token) {
+    bool match = false;
+#pragma unroll
+    for (int64_t k = 0; k < kWindow; k += kThreads) {
+        const int64_t i = first + k + threadIdx.x;
+        match |= i >= from && i < end && tokens[i] == token;
+    }
+    return __syncthreads_or(match);
+}
+
+// Adds at most kAtOnce of the rows found, from the m-th on, in order.
+__device__ void add_rows(const ConstView& dx, int64_t first, const int* found, int m, int count,
+                         int64_t col, float (&sum)[kTogether]) {
+    float ahead[kAtOnce][kTogether];
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+        const int64_t from = first + found[min(m + n, count - 1)];
+#pragma unroll
+        for (int k = 0; k < kTogether; ++k) {
+            const int64_t c = min(col + int64_t{k} * kThreads, dx.cols - 1);
+            ahead[n][k] = load(dx, from, c);
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+        if (m + n >= count) break;
+#pragma unroll
+        for (int k = 0; k < kTogether; ++k) sum[k] += ahead[n][k];
+    }
+}
+
 // A block a position and kCols columns: the first position of a token adds the rows of all its
 // positions, in order; the others have nothing to do.
 __global__ void embed_backward_kernel(const int32_t* tokens, ConstView dx, float* gradient) {
     __shared__ int found[kThreads];
     const int64_t position = blockIdx.x;
     const int32_t token = tokens[position];
-    for (int64_t first = 0; first < position; first += kThreads) {
-        const int64_t i = first + threadIdx.x;
-        if (__syncthreads_or(i < position && tokens[i] == token)) return;
+    for (int64_t first = 0; first < position; first += kWindow) {
+        if (any_match(tokens, first, 0, position, token)) return;
     }
     const int64_t col = int64_t{blockIdx.y} * kCols + threadIdx.x;
     float* row = gradient + token * dx.cols;
@@ -68,14 +107,11 @@ __global__ void embed_backward_kernel(const int32_t* tokens, ConstView dx, float
         const int64_t c = col + int64_t{k} * kThreads;
         sum[k] = c < dx.cols ? row[c] : 0.0f;
     }
-    for (int64_t first = position / kThreads * kThreads; first < dx.rows; first += kThreads) {
-        const int count = matches(tokens, first, position, dx.rows, token, found);
-        for (int m = 0; m < count; ++m) {
-            const int64_t from = first + found[m];
-            for (int k = 0; k < kTogether; ++k) {
-                const int64_t c = col + int64_t{k} * kThreads;
-                if (c < dx.cols) sum[k] += load(dx, from, c);
-            }
+    for (int64_t window = position / kWindow * kWindow; window < dx.rows; window += kWindow) {
+        if (!any_match(tokens, window, position, dx.rows, token)) continue;
+        for (int64_t first = window; first < min(window + kWindow, dx.rows); first += kThreads) {
+            const int count = matches(tokens, first, position, dx.rows, token, found);
+            for (int m = 0; m < count; m += kAtOnce) add_rows(dx, first, found, m, count, col, sum);
         }
     }
     for (int k = 0; k < kTogether; ++k) {
@@ -88,8 +124,9 @@ __global__ void embed_backward_kernel(const int32_t* tokens, ConstView dx, float
 
 void embed(const int32_t* tokens, ConstView table, ConstView positions, View x,
            cudaStream_t stream) {
-    if (x.rows == 0) return;
-    embed_kernel<<<blocks_for(x.rows, 1), kThreads, 0, stream>>>(tokens, table, positions, x);
+    if (x.rows == 0 || x.cols == 0) return;
+    const Cells cells = cells_of(x.rows, x.cols);
+    embed_kernel<<<cells.blocks, cells.threads, 0, stream>>>(tokens, table, positions, x);
     check_launch("embed");
 }
 

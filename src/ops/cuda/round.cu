@@ -48,8 +48,11 @@ __device__ void round_leaf(Load load, int64_t count, DType type, void* wire, flo
 
 __global__ void __launch_bounds__(kThreads)
     round_kernel(const float* accumulator, int64_t count, DType type, void* wire, float* leaves) {
-    round_leaf([=](int64_t at, int here) { return load_pack_of(accumulator + at, here); }, count,
-               type, wire, leaves);
+    round_leaf(
+        [=](int64_t at, int here) {
+            return widen_pack(fetch_pack(accumulator + at, DType::f32, here), DType::f32, here);
+        },
+        count, type, wire, leaves);
 }
 
 __global__ void __launch_bounds__(kThreads)

@@ -26,52 +26,64 @@ __global__ void rope_kernel(View x, Rope rope, Frequencies frequencies) {
         sine[i] = static_cast<float>(turn * sin(angle));
     }
     __syncthreads();
-    for (int64_t row = position; row < x.rows; row += rope.sequence) {
-        const int64_t packs = ceil_div(half, kPack);
-        for (int64_t p = threadIdx.x; p < rope.heads * packs; p += kThreads) {
-            const int64_t first = p % packs * kPack, col = p / packs * rope.head_dim + first;
-            const int count = pack_count(half, first);
-            Pack a = load_pack(x, row, col, count), b = load_pack(x, row, col + half, count);
-            for (int i = 0; i < kPack; ++i) {
-                const float c = cosine[first + i], s = sine[first + i], was = a.at[i];
-                a.at[i] = was * c - b.at[i] * s;
-                b.at[i] = b.at[i] * c + was * s;
-            }
-            store_pack(a, x, row, col);
-            store_pack(b, x, row, col + half);
+    // Items of all sequences in turn: a row alone may have fewer than the block has threads.
+    const auto packs = static_cast<int>(ceil_div(half, kPack));
+    const auto of_row = static_cast<int>(rope.heads) * packs;
+    const auto rows = static_cast<int>(ceil_div(x.rows - position, rope.sequence));
+    for (int64_t item = threadIdx.x; item < int64_t{rows} * of_row; item += kThreads) {
+        const int64_t row = position + item / of_row * rope.sequence;
+        const int p = static_cast<int>(item % of_row), first = p % packs * kPack;
+        const int64_t col = p / packs * rope.head_dim + first;
+        const int count = pack_count(half, first);
+        const RawPack raw_a = fetch_pack(x, row, col, count);
+        const RawPack raw_b = fetch_pack(x, row, col + half, count);
+        Pack a = widen_pack(raw_a, x.type, count), b = widen_pack(raw_b, x.type, count);
+#pragma unroll
+        for (int i = 0; i < kPack; ++i) {
+            if (i >= count) break;
+            const float c = cosine[first + i], s = sine[first + i], was = a.at[i];
+            a.at[i] = was * c - b.at[i] * s;
+            b.at[i] = b.at[i] * c + was * s;
         }
+        store_pack(a, x, row, col);
+        store_pack(b, x, row, col + half);
     }
 }
 
 __device__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
 __global__ void swiglu_forward_kernel(ConstView gate_up, View y) {
-    const int64_t row = blockIdx.x;
-    each_pack<kThreads>(y.cols, [&](int64_t col, int count) {
-        Pack gate = load_pack(gate_up, row, col, count);
-        const Pack up = load_pack(gate_up, row, y.cols + col, count);
-        for (int i = 0; i < kPack; ++i) gate.at[i] = gate.at[i] * sigmoid(gate.at[i]) * up.at[i];
-        store_pack(gate, y, row, col);
-    });
+    const auto [row, col, count] = cell_of(y.cols);
+    if (count <= 0) return;
+    const RawPack raw_gate = fetch_pack(gate_up, row, col, count);
+    const RawPack raw_up = fetch_pack(gate_up, row, y.cols + col, count);
+    Pack gate = widen_pack(raw_gate, gate_up.type, count);
+    const Pack up = widen_pack(raw_up, gate_up.type, count);
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) gate.at[i] = gate.at[i] * sigmoid(gate.at[i]) * up.at[i];
+    store_pack(gate, y, row, col);
 }
 
 __global__ void swiglu_backward_kernel(View dy, View gate_up) {
-    const int64_t row = blockIdx.x;
-    each_pack<kThreads>(dy.cols, [&](int64_t col, int count) {
-        Pack d = load_pack(dy, row, col, count);
-        Pack gates = load_pack(gate_up, row, col, count);
-        Pack ups = load_pack(gate_up, row, dy.cols + col, count);
-        for (int i = 0; i < kPack; ++i) {
-            const float gate = gates.at[i], up = ups.at[i], s = sigmoid(gate);
-            // d silu(g) = s (1 + g (1 - s))
-            gates.at[i] = d.at[i] * up * (s * (1.0f + gate * (1.0f - s)));
-            ups.at[i] = d.at[i] * (gate * s);
-            d.at[i] = gate * s * up;
-        }
-        store_pack(d, dy, row, col);
-        store_pack(gates, gate_up, row, col);
-        store_pack(ups, gate_up, row, dy.cols + col);
-    });
+    const auto [row, col, count] = cell_of(dy.cols);
+    if (count <= 0) return;
+    const RawPack raw_d = fetch_pack(dy, row, col, count);
+    const RawPack raw_gate = fetch_pack(gate_up, row, col, count);
+    const RawPack raw_up = fetch_pack(gate_up, row, dy.cols + col, count);
+    Pack d = widen_pack(raw_d, dy.type, count);
+    Pack gates = widen_pack(raw_gate, gate_up.type, count);
+    Pack ups = widen_pack(raw_up, gate_up.type, count);
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) {
+        const float gate = gates.at[i], up = ups.at[i], s = sigmoid(gate);
+        // d silu(g) = s (1 + g (1 - s))
+        gates.at[i] = d.at[i] * up * (s * (1.0f + gate * (1.0f - s)));
+        ups.at[i] = d.at[i] * (gate * s);
+        d.at[i] = gate * s * up;
+    }
+    store_pack(d, dy, row, col);
+    store_pack(gates, gate_up, row, col);
+    store_pack(ups, gate_up, row, dy.cols + col);
 }
 
 // x / 2 (1 + tanh(z)) = x sigmoid(2 z).
@@ -81,49 +93,57 @@ __device__ float gelu_sigmoid(float x) {
 }
 
 __global__ void gelu_forward_kernel(ConstView x, View y) {
-    const int64_t row = blockIdx.x;
-    each_pack<kThreads>(y.cols, [&](int64_t col, int count) {
-        Pack pack = load_pack(x, row, col, count);
-        for (int i = 0; i < kPack; ++i) pack.at[i] *= gelu_sigmoid(pack.at[i]);
-        store_pack(pack, y, row, col);
-    });
+    const auto [row, col, count] = cell_of(y.cols);
+    if (count <= 0) return;
+    Pack pack = load_pack(x, row, col, count);
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) pack.at[i] *= gelu_sigmoid(pack.at[i]);
+    store_pack(pack, y, row, col);
 }
 
 __global__ void gelu_backward_kernel(View dy, View x) {
-    const int64_t row = blockIdx.x;
-    each_pack<kThreads>(dy.cols, [&](int64_t col, int count) {
-        Pack pack = load_pack(x, row, col, count), d = load_pack(dy, row, col, count);
-        for (int i = 0; i < kPack; ++i) {
-            const float value = pack.at[i], s = gelu_sigmoid(value);
-            // d (x s(u)) = s + x s (1 - s) u'
-            const float slope = kGeluScale * (1.0f + 3.0f * kGeluCube * value * value);
-            pack.at[i] = d.at[i] * (s + value * s * ((1.0f - s) * slope));
-            d.at[i] = value * s;
-        }
-        store_pack(d, dy, row, col);
-        store_pack(pack, x, row, col);
-    });
+    const auto [row, col, count] = cell_of(dy.cols);
+    if (count <= 0) return;
+    const RawPack raw_x = fetch_pack(x, row, col, count), raw_d = fetch_pack(dy, row, col, count);
+    Pack pack = widen_pack(raw_x, x.type, count), d = widen_pack(raw_d, dy.type, count);
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) {
+        const float value = pack.at[i], s = gelu_sigmoid(value);
+        // d (x s(u)) = s + x s (1 - s) u'
+        const float slope = kGeluScale * (1.0f + 3.0f * kGeluCube * value * value);
+        pack.at[i] = d.at[i] * (s + value * s * ((1.0f - s) * slope));
+        d.at[i] = value * s;
+    }
+    store_pack(d, dy, row, col);
+    store_pack(pack, x, row, col);
 }
 
 __global__ void cast_kernel(ConstView from, View to) {
-    const int64_t row = blockIdx.x;
-    each_pack<kThreads>(to.cols, [&](int64_t col, int count) {
-        store_pack(load_pack(from, row, col, count), to, row, col);
-    });
+    const auto [row, col, count] = cell_of(to.cols);
+    if (count > 0) store_pack(load_pack(from, row, col, count), to, row, col);
 }
 
+// A thread four elements.
 __global__ void add_kernel(float* a, const float* b, int64_t count) {
-    const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-    if (i < count) a[i] += b[i];
+    const int64_t i = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * 4;
+    const bool fits = reinterpret_cast<uintptr_t>(a) % 16 == 0 &&
+                      reinterpret_cast<uintptr_t>(b) % 16 == 0 && i + 4 <= count;
+    if (!fits) {
+        for (int64_t k = i; k < min(i + 4, count); ++k) a[k] += b[k];
+        return;
+    }
+    auto& to = *reinterpret_cast<float4*>(a + i);
+    const float4 x = to, y = *reinterpret_cast<const float4*>(b + i);
+    to = make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
 }
 
 __global__ void check_finite_kernel(ConstView x, uint32_t* nonfinite) {
-    const int64_t row = blockIdx.x;
+    const auto [row, col, count] = cell_of(x.cols);
+    if (count <= 0) return;
+    const Pack pack = load_pack(x, row, col, count);
     bool bad = false;
-    each_pack<kThreads>(x.cols, [&](int64_t col, int count) {
-        const Pack pack = load_pack(x, row, col, count);
-        for (int i = 0; i < kPack; ++i) bad |= !isfinite(pack.at[i]);
-    });
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) bad |= !isfinite(pack.at[i]);
     if (bad) atomicOr(nonfinite, 1u);
 }
 
@@ -146,44 +166,50 @@ void rope(View x, const Rope& rope, cudaStream_t stream) {
 }
 
 void swiglu_forward(ConstView gate_up, View y, cudaStream_t stream) {
-    if (y.rows == 0) return;
-    swiglu_forward_kernel<<<blocks_for(y.rows, 1), kThreads, 0, stream>>>(gate_up, y);
+    if (y.rows == 0 || y.cols == 0) return;
+    const Cells cells = cells_of(y.rows, y.cols);
+    swiglu_forward_kernel<<<cells.blocks, cells.threads, 0, stream>>>(gate_up, y);
     check_launch("swiglu forward");
 }
 
 void swiglu_backward(View dy, View gate_up, cudaStream_t stream) {
-    if (dy.rows == 0) return;
-    swiglu_backward_kernel<<<blocks_for(dy.rows, 1), kThreads, 0, stream>>>(dy, gate_up);
+    if (dy.rows == 0 || dy.cols == 0) return;
+    const Cells cells = cells_of(dy.rows, dy.cols);
+    swiglu_backward_kernel<<<cells.blocks, cells.threads, 0, stream>>>(dy, gate_up);
     check_launch("swiglu backward");
 }
 
 void gelu_forward(ConstView x, View y, cudaStream_t stream) {
-    if (y.rows == 0) return;
-    gelu_forward_kernel<<<blocks_for(y.rows, 1), kThreads, 0, stream>>>(x, y);
+    if (y.rows == 0 || y.cols == 0) return;
+    const Cells cells = cells_of(y.rows, y.cols);
+    gelu_forward_kernel<<<cells.blocks, cells.threads, 0, stream>>>(x, y);
     check_launch("gelu forward");
 }
 
 void gelu_backward(View dy, View x, cudaStream_t stream) {
-    if (dy.rows == 0) return;
-    gelu_backward_kernel<<<blocks_for(dy.rows, 1), kThreads, 0, stream>>>(dy, x);
+    if (dy.rows == 0 || dy.cols == 0) return;
+    const Cells cells = cells_of(dy.rows, dy.cols);
+    gelu_backward_kernel<<<cells.blocks, cells.threads, 0, stream>>>(dy, x);
     check_launch("gelu backward");
 }
 
 void cast(ConstView from, View to, cudaStream_t stream) {
-    if (to.rows == 0) return;
-    cast_kernel<<<blocks_for(to.rows, 1), kThreads, 0, stream>>>(from, to);
+    if (to.rows == 0 || to.cols == 0) return;
+    const Cells cells = cells_of(to.rows, to.cols);
+    cast_kernel<<<cells.blocks, cells.threads, 0, stream>>>(from, to);
     check_launch("cast");
 }
 
 void add(float* a, const float* b, int64_t count, cudaStream_t stream) {
     if (count == 0) return;
-    add_kernel<<<blocks_for(count, kThreads), kThreads, 0, stream>>>(a, b, count);
+    add_kernel<<<blocks_for(count, kThreads * 4), kThreads, 0, stream>>>(a, b, count);
     check_launch("add");
 }
 
 void check_finite(ConstView x, uint32_t* nonfinite, cudaStream_t stream) {
-    if (x.rows == 0) return;
-    check_finite_kernel<<<blocks_for(x.rows, 1), kThreads, 0, stream>>>(x, nonfinite);
+    if (x.rows == 0 || x.cols == 0) return;
+    const Cells cells = cells_of(x.rows, x.cols);
+    check_finite_kernel<<<cells.blocks, cells.threads, 0, stream>>>(x, nonfinite);
     check_launch("check finite");
 }
 

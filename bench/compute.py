@@ -1,0 +1,203 @@
+#!/usr/bin/env python3
+"""The GPU's own work: five models with everything in its memory, beside transformers eager and compiled.
+
+Same shape, same number of random tokens, random weights. ferry keeps master weights and moments in fp32 where the
+GPU holds them; transformers has bf16 weights, fused AdamW on them, SDPA, and checkpointing only where a step does
+not fit without. Model FLOPs count no recomputation and the causal half of attention; MFU is their rate over that of
+one bf16 product of 8,192 cubed, measured by ferry in the same run.
+
+    bench/compute.py                                  all of them
+    bench/compute.py --shapes 1b 0.5b --peers eager   some
+"""
+import array
+import importlib.util
+import json
+import random
+import subprocess
+import sys
+
+import common
+from common import SideFailed, compared, judged, plain
+from training import GIB, NEVER_CLIPPED, Child, Timing, train
+
+CHILD = common.ROOT / "bench/transformers_train.py"
+PEERS = ("eager", "compiled")
+NO_ROOM = 77  # that child's exit code where the GPU's memory does not hold a step
+BESIDE = 1.10  # of the best of transformers
+
+
+def llama(hidden, layers, heads, kv_heads, head, inner, vocab, kind="llama", **more):
+    name = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}[kind]
+    return {"architectures": [name], "model_type": kind, "hidden_size": hidden, "num_hidden_layers": layers,
+            "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head,
+            "intermediate_size": inner, "vocab_size": vocab, "tie_word_embeddings": True, "hidden_act": "silu",
+            "rms_norm_eps": 1e-6, "rope_theta": 500000.0, "max_position_embeddings": 32768, "bos_token_id": 1,
+            "eos_token_id": 2, "torch_dtype": "bfloat16", **more}
+
+
+# By name: config.json, sequences and tokens of a step, the MFU wanted.
+SHAPES = {
+    "3b": (llama(3072, 28, 24, 8, 128, 8192, 32000), 8, 2048, 0.70),
+    "1b": (llama(2048, 16, 32, 8, 64, 8192, 128256), 8, 4096, 0.55),
+    "4b": (llama(2560, 36, 32, 8, 128, 9728, 151936, "qwen3"), 2, 8192, 0.62),
+    "4b-2k": (llama(2560, 36, 32, 8, 128, 9728, 151936, "qwen3"), 8, 2048, 0.70),
+    "0.5b": (llama(896, 24, 14, 2, 64, 4864, 151936, "qwen2"), 8, 2048, 0.55),
+    "gpt2-xl": ({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 1600, "n_layer": 48,
+                 "n_head": 25, "n_positions": 1024, "n_ctx": 1024, "vocab_size": 50257, "n_inner": None,
+                 "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
+                 "attn_pdrop": 0.0, "tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 0,
+                 "torch_dtype": "bfloat16"}, 16, 1024, 0.55)}
+WANTED = ("3b", "1b", "4b", "0.5b", "gpt2-xl")  # of the table; 4b-2k for its MFU alone
+TINY = {name: ({**config, **({"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 512} if "n_embd" in config else
+                             {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+                              "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 160, "vocab_size": 512})},
+               2, 64, mfu) for name, (config, _, _, mfu) in SHAPES.items()}
+
+
+def flops_a_token(config, sequence):
+    """Forward and backward: products of the blocks and the head, and the scores that a token sees on average."""
+    if config["model_type"] == "gpt2":
+        hidden, layers = config["n_embd"], config["n_layer"]
+        width, block = hidden, 12 * hidden * hidden
+    else:
+        hidden, layers, head = config["hidden_size"], config["num_hidden_layers"], config["head_dim"]
+        width, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+        block = 2 * hidden * (width + keys) + 3 * hidden * config["intermediate_size"]
+    return 6 * (layers * block + hidden * config["vocab_size"]) + 6 * layers * width * (sequence + 1)
+
+
+class Shape:
+    """A model, its batch, and the files that all sides read."""
+
+    def __init__(self, options, name, directory):
+        self.name, self.options = name, options
+        self.model, self.sequences, self.sequence, self.mfu = (TINY if options.tiny else SHAPES)[name]
+        self.directory = directory / name
+        self.directory.mkdir()
+        (self.directory / "config.json").write_text(json.dumps(self.model))
+        self.config = self.directory / "ferry.json"
+        self.config.write_text(json.dumps({
+            "model": {"path": str(self.directory), "load": False}, "data": {"tokens": self._tokens()},
+            "batch": {"sequence": self.sequence, "micro_batch": self.sequences, "micro_batches": 1},
+            "precision": "bf16", "device": "cpu" if options.tiny else "cuda", "steps": options.steps,
+            "optimizer": {"weight_decay": 0.1, "betas": [0.9, 0.95]}, "budgets": {"host": options.host}}))
+        self.checkpointed = {}  # by peer: whether a step fits only with checkpointing
+
+    def _tokens(self):
+        count = self.sequences * self.sequence * (self.options.steps + 2) * 2
+        draw = random.Random(1)
+        ids = array.array("I", (draw.randrange(self.model["vocab_size"]) for _ in range(count)))
+        (self.directory / "ids.bin").write_bytes(ids.tobytes())
+        tokens = str(self.directory / "tokens.bin")
+        subprocess.run([self.options.ferry, "data", str(self.directory / "ids.bin"), "-o", tokens, "--ids", "uint32",
+                        "--vocab", str(self.model["vocab_size"])], check=True, stdout=subprocess.DEVNULL)
+        return tokens
+
+    @property
+    def tokens(self):
+        return self.sequences * self.sequence
+
+    def flops(self):
+        return self.tokens * flops_a_token(self.model, self.sequence)
+
+    def ferry(self):
+        return train(self.options, self.config, NEVER_CLIPPED, warmup=self.options.warmup, bound=False)
+
+    def peer(self, name):
+        """With checkpointing once a step did not fit without."""
+        if not self.checkpointed.get(name):
+            found = self._transformers(name, False)
+            if found:
+                return found
+            self.checkpointed[name] = True
+        found = self._transformers(name, True)
+        if not found:
+            raise SideFailed(f"{self.name} does not fit this GPU, not even with checkpointing")
+        return found
+
+    def _transformers(self, name, checkpointing):
+        file = self.directory / "peer.json"
+        file.write_text(json.dumps({"model": str(self.directory), "sequences": self.sequences,
+                                    "sequence": self.sequence, "steps": self.options.steps,
+                                    "compiled": name == "compiled", "checkpointing": checkpointing}))
+        timing = Timing(self.tokens, warmup=self.options.warmup)
+        with Child([sys.executable, str(CHILD), str(file)]) as child:
+            for text, _ in child.lines():
+                if text.startswith('{"step"'):
+                    timing.seconds.append(json.loads(text)["seconds"])
+            try:
+                child.end()
+            except SideFailed:
+                if child.process.returncode == NO_ROOM:
+                    return None
+                raise
+            timing.gpu_peak = child.gpu_peak
+        return timing
+
+
+def peak_of(shape):
+    """FLOPs a second of one large product, as `ferry bench kernels` measures it."""
+    done = subprocess.run([shape.options.ferry, "bench", "kernels", "--config", str(shape.config), "--rounds", "1",
+                           "--json"], stdout=subprocess.PIPE, text=True, check=True)
+    rows = {row["name"]: row["value"] for row in json.loads(done.stdout)["rows"]}
+    return rows["peak: a large product"] * 1e12
+
+
+def why_no_peers(options):
+    if options.tiny:
+        return "transformers is left out with --tiny"
+    missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
+    return f"transformers is not here: python3 cannot import {', '.join(missing)}" if missing else ""
+
+
+def rows_of(shape, runs, peak):
+    rows = []
+    for name, of_side in runs.items():
+        rates = [run.tokens_per_second for run in of_side]
+        mfus = [shape.flops() / run.step_seconds / peak for run in of_side]
+        note = "with checkpointing" if shape.checkpointed.get(name) else ""
+        rows.append(plain(f"{shape.name}, {name}: a step", [run.step_seconds for run in of_side], "s", note=note))
+        rows.append(judged(f"{shape.name}, {name}: tokens a second, MFU", sum(rates) / len(rates), "1/s", None, mfus,
+                           shape.mfu if name == "ferry" else None))
+        if all(run.gpu_peak for run in of_side):
+            rows.append(plain(f"{shape.name}, {name}: GPU peak", [run.gpu_peak / GIB for run in of_side], "GiB"))
+    peers = [name for name in runs if name != "ferry"]
+    if "ferry" not in runs or not peers:
+        return rows
+    ours = [run.step_seconds for run in runs["ferry"]]
+    for peer in peers:
+        rows.append(compared(f"{shape.name}: a step, beside {peer}", ours, [run.step_seconds for run in runs[peer]], "s"))
+    best = [min(runs[peer][i].step_seconds for peer in peers) for i in range(len(ours))]
+    rows.append(compared(f"{shape.name}: a step, beside the best", ours, best, "s", BESIDE))
+    return rows
+
+
+def main():
+    parser = common.parser_of(__doc__)
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(WANTED), help="models of the table")
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS), help="beside ferry")
+    parser.add_argument("--steps", type=common.at_least(2), default=10, help="of each run")
+    parser.add_argument("--warmup", type=common.at_least(1), default=4, help="first steps left out")
+    parser.add_argument("--host", default="96GiB", help="ferry's host budget, where the GPU does not hold everything")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings",
+                        help="for ferry's side: override a key of the configuration")
+    options = parser.parse_args()
+    common.check_steps(parser, options)
+    why = why_no_peers(options)
+    peers = [] if why else options.peers
+    rows, peak = [], 0
+    with common.scratch() as directory:
+        for name in options.shapes:
+            shape = Shape(options, name, directory)
+            peak = peak or peak_of(shape)
+            sides = {"ferry": shape.ferry, **{peer: lambda peer=peer, of=shape: of.peer(peer) for peer in peers}}
+            rows += rows_of(shape, common.turns(sides, options.rounds, options.seconds), peak)
+    if not rows:
+        sys.exit("nothing could be measured")
+    rows.append(plain("one large product in bf16", peak * 1e-12, "TFLOP/s"))
+    common.report(options, rows, ["ferry: fp32 master weights and moments; transformers: bf16 weights and moments",
+                                  *([why] if why else [])])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+#!/usr/bin/env python3
+"""docs/benchmarks.md, made of what was measured.
+
+    bench/make_page.py            writes the page
+    bench/make_page.py --check    says whether the page is the one that would be written
+
+bench/targets.json names each target, what was asked, and which rows answer it. A file of bench/results/ is one run: what
+`ferry bench ... --json` or a script in bench/ printed, {"machine", "command", "date", "rows"}. For a newer result replace
+the file, or add one and name it in targets.json. A run without a "date" has its machine's.
+
+An outcome is a row's ratio beside what the target asks: met where the median reaches it, missed where the whole spread
+falls short, else open.
+"""
+
+import argparse
+import fnmatch
+import json
+import math
+import sys
+from pathlib import Path
+
+import common
+
+ROOT = Path(__file__).resolve().parents[1]
+MANY = 12  # a run with more rows shows those that fall short; the file has all
+
+INTRODUCTION = """# Benchmarks
+
+`bench/make_page.py` writes this page from `bench/targets.json` and the runs in `bench/results/`; a test holds them together.
+
+A ratio is ferry over the reference, larger is better: "1.52x" is half as fast again. It is the median of pairs that were
+measured in turns in one run. The spread behind it is the 95 % interval of six pairs or more, and the least and the most of
+fewer. **Met**: the median reaches the target. **Missed**: the whole spread falls short. **Open**: only the median does.
+
+Absolute figures are there for the size only. Machines of one kind differ by a third, and one machine differs by the hour.
+[The glossary](glossary.md) explains the words; `bench/compare.py OLD.json NEW.json` names the ratios that fell.
+
+"3B" is a Llama shape of 2.9 billion parameters: hidden 3072, 28 layers, vocabulary 32,000, tied embedding, bf16. A step has
+16,384 tokens unless the row says otherwise. "As expected" is a run with `swap.expect_clipped=0`: it was told that no step
+will be clipped.
+
+## Targets
+
+"""
+
+
+def load(folder):
+    """The runs by name, and the targets."""
+    runs = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("results/*.json"))}
+    return runs, json.loads((folder / "targets.json").read_text(encoding="utf-8"))
+
+
+def date_of(run):
+    return run.get("date") or run["machine"]["date"]
+
+
+def times(ratio):
+    """A ratio as people read it: 0.919x, 12.6x."""
+    return f"{ratio:.3f}x" if ratio < 10 else f"{ratio:.1f}x"
+
+
+def number(value):
+    return f"{value:,.0f}" if value is not None and value >= 1000 else common.number(value)
+
+
+def spread_of(row):
+    if row.get("ratio_low") is None:
+        return ""
+    return f" ({times(row['ratio_low'])[:-1]} to {times(row['ratio_high'])[:-1]})"
+
+
+def outcome(row, result):
+    """What a row is beside what the target asks; nothing where it asks nothing."""
+    if result.get("least") is None or row.get("ratio") is None:
+        return ""
+    found = common.Spread(row["ratio"], row.get("ratio_low", row["ratio"]), row.get("ratio_high", row["ratio"]))
+    return common.outcome(found, result["least"], result.get("most", math.inf))
+
+
+def rows_of(runs, result):
+    """The rows that a result of a target is about."""
+    rows = [row for row in runs[result["run"]]["rows"]
+            if fnmatch.fnmatchcase(row["name"], result["rows"]) and result.get("unit") in (None, row["unit"])]
+    if not rows:
+        raise SystemExit(f"{result['run']} has no row {result['rows']!r}")
+    return rows
+
+
+def sentence(runs, result):
+    """A result in a few words: of one row its ratio, of several their range."""
+    rows = rows_of(runs, result)
+    outcomes = [outcome(row, result) for row in rows]
+    if len(rows) == 1:
+        row = rows[0]
+        text = times(row["ratio"]) + spread_of(row) if row["ratio"] is not None else f"{number(row['value'])} {row['unit']}"
+        text += f", **{outcomes[0]}**" if outcomes[0] else ""
+    else:
+        ratios = [row["ratio"] for row in rows]
+        text = f"{times(min(ratios))} to {times(max(ratios))} in {len(rows)} rows"
+        found = [f"{outcomes.count(one)} {one}" for one in ("met", "open", "missed") if one in outcomes]
+        text += f", **{', '.join(found)}**" if found else ""
+    return f"{result['label']}: {text}" if result.get("label") else text
+
+
+def table_of_targets(runs, targets):
+    lines = ["| | what | asked | newest result | what limits it |", "|---|---|---|---|---|"]
+    for target in targets:
+        results = "<br>".join(sentence(runs, one) for one in target["results"]) or "not measured"
+        lines.append(f"| {target['id']} | {target['what']} | {target['asked']} | {results} | {target.get('why', '')} |")
+    return "\n".join(lines) + "\n"
+
+
+def table_of_others(runs, others):
+    lines = ["| what | result | run |", "|---|---|---|"]
+    for other in others:
+        results = "<br>".join(sentence(runs, one) for one in other["results"])
+        names = ", ".join(dict.fromkeys(f"[{one['run']}](#{one['run']})" for one in other["results"]))
+        lines.append(f"| {other['what']} | {results} | {names} |")
+    return "\n".join(lines) + "\n"
+
+
+def machine_text(machine):
+    parts = [machine["processor"]] + ([f"{machine['cores']} cores"] if "cores" in machine else [])
+    gpus = machine.get("gpus", [])
+    parts += [machine["memory"]] if "memory" in machine else []
+    parts += [f"{len(gpus)} x {gpus[0]}" if len(gpus) > 1 else gpus[0]] if gpus else []
+    return ", ".join(parts + [machine[key] for key in ("system", "kernel") if key in machine])
+
+
+def section(name, run, results):
+    """A run: where, when and how, and its rows."""
+    def judged(row):
+        found = [outcome(row, one) for one in results if fnmatch.fnmatchcase(row["name"], one["rows"])
+                 and one.get("unit") in (None, row["unit"])]
+        return next((word for word in ("missed", "open", "met") if word in found), "")
+    rows = [(row, judged(row)) for row in run["rows"]]
+    shown = rows if len(rows) <= MANY else [(row, word) for row, word in rows if word in ("missed", "open")]
+    lines = [f"### {name}", "", f"{date_of(run)}; {machine_text(run['machine'])}.", "", f"    {run['command']}", ""]
+    lines += [note + "\n" for note in run.get("notes", [])]
+    if shown:
+        lines += ["| | value | unit | reference | ratio | outcome | |", "|---|---|---|---|---|---|---|"]
+        lines += [f"| {row['name']} | {number(row['value'])} | {row['unit']} | {number(row['reference'])} | "
+                  f"{times(row['ratio']) + spread_of(row) if row['ratio'] is not None else ''} | {word} | {row.get('note', '')} |"
+                  for row, word in shown]
+    if len(shown) < len(rows):
+        lines += ["", f"The other {len(rows) - len(shown)} rows are in [{name}.json](../bench/results/{name}.json)."]
+    return "\n".join(lines) + "\n"
+
+
+def page(folder):
+    runs, targets = load(folder)
+    named = [one for target in targets["targets"] + targets["others"] for one in target["results"]]
+    unknown = sorted({one["run"] for one in named} - set(runs))
+    unused = sorted(set(runs) - {one["run"] for one in named})
+    if unknown or unused:
+        raise SystemExit(f"targets.json names runs that are not there: {unknown}; runs that it does not name: {unused}")
+    sections = [section(name, run, [one for one in named if one["run"] == name]) for name, run in runs.items()]
+    return (INTRODUCTION + table_of_targets(runs, targets["targets"]) + "\n## Beside the targets\n\n" +
+            table_of_others(runs, targets["others"]) + "\n## Runs\n\n" + "\n".join(sections))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=ROOT / "bench", help="where targets.json and results/ lie; default: bench")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs/benchmarks.md", help="default: docs/benchmarks.md")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 where the page is another one")
+    options = parser.parse_args()
+    text = page(options.folder)
+    if options.check:
+        if not options.page.exists() or options.page.read_text(encoding="utf-8") != text:
+            sys.exit(f"{options.page} is not what bench/make_page.py writes from {options.folder}: run it")
+        return
+    options.page.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+#include "base/files.h"
+
+#include <fcntl.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <utility>
+
+#include "ferry/error.h"
+#include "ferry/streams.h"
+
+namespace ferry {
+namespace {
+
+constexpr int kLastStandard = STDERR_FILENO;
+
+// Links end in the file that they name, also one that is not there yet.
+std::filesystem::path follow_links(std::filesystem::path path) {
+    constexpr int kLinksMost = 40;  // as the kernel's own
+    std::error_code failed;
+    for (int links = 0; links < kLinksMost && std::filesystem::is_symlink(path, failed); ++links) {
+        const auto named = std::filesystem::read_symlink(path, failed);
+        if (failed) break;
+        path = path.parent_path() / named;  // an absolute one replaces it
+    }
+    return path;
+}
+
+std::string random_suffix() {
+    uint64_t drawn = 0;
+    if (getrandom(&drawn, sizeof drawn, 0) != sizeof drawn) return {};
+    char text[32];
+    std::snprintf(text, sizeof text, ".%016llx.part", static_cast<unsigned long long>(drawn));
+    return text;
+}
+
+const char* remedy_for(int error) {
+    if (error == ENOENT) return "make the directory first";
+    if (error == ENOSPC || error == EDQUOT || error == EFBIG)
+        return "free more than that there, or name a file elsewhere";
+    return "name a file in a directory that you may write to";
+}
+
+}  // namespace
+
+void hold_standard_streams() noexcept {
+    for (int stream = 0; stream <= kLastStandard; ++stream) {
+        if (fcntl(stream, F_GETFD) >= 0 || errno != EBADF) continue;
+        // The lowest number that is free: this one. Without it nothing can be said, and nothing
+        // may be opened.
+        if (open("/dev/null", O_RDWR) != stream) std::_Exit(static_cast<int>(Trouble::io));
+    }
+}
+
+int open_above_standard(const char* name, int flags, unsigned mode) noexcept {
+    int file = -1;
+    do file = open(name, flags, mode);
+    while (file < 0 && errno == EINTR);
+    if (file < 0 || file > kLastStandard) return file;
+    const int command = (flags & O_CLOEXEC) != 0 ? F_DUPFD_CLOEXEC : F_DUPFD;
+    const int above = fcntl(file, command, kLastStandard + 1);
+    const int error = errno;
+    close(file);
+    errno = error;
+    return above;
+}
+
+Draft::Draft(const std::string& path, std::string what, std::string where)
+    : what_(std::move(what)),
+      where_(where.empty() ? path : std::move(where)),
+      path_(follow_links(path).string()) {
+    check_replaceable();
+    create();
+}
+
+Draft::~Draft() {
+    if (file_ < 0) return;
+    close(file_);
+    unlink(draft_.c_str());
+}
+
+void Draft::create() {
+    constexpr mode_t kMode = 0666;     // less the user's mask
+    constexpr size_t kNameMost = 200;  // with the suffix below every file system's limit
+    constexpr int kTries = 8;
+    const std::filesystem::path path(path_);
+    const std::string name = path.filename().string().substr(0, kNameMost);
+    for (int i = 0; i < kTries; ++i) {
+        const std::string suffix = random_suffix();
+        if (suffix.empty()) fail(errno);
+        draft_ = (path.parent_path() / (name + suffix)).string();
+        file_ = open_above_standard(draft_.c_str(),
+                                    O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, kMode);
+        if (file_ >= 0 || errno != EEXIST) break;
+    }
+    if (file_ < 0) fail(errno);
+    // What was private stays so.
+    struct stat old {};
+    constexpr mode_t kPermissions = 0777;
+    if (stat(path_.c_str(), &old) == 0) fchmod(file_, old.st_mode & kPermissions);
+}
+
+void Draft::check_replaceable() const {
+    struct stat status {};
+    if (lstat(path_.c_str(), &status) != 0 || S_ISREG(status.st_mode)) return;
+    throw Error(Trouble::usage, {.what = "it would replace something that is no file",
+                                 .where = where_,
+                                 .measured = path_,
+                                 .remedy = "name a regular file, or a new one"});
+}
+
+void Draft::write(std::span<const std::byte> bytes) {
+    write_again(written_, bytes);
+    written_ += std::ssize(bytes);
+}
+
+void Draft::write_again(int64_t offset, std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+        // A full disk takes a part first, and says why with the next.
+        const ssize_t wrote = pwrite(file_, bytes.data(), bytes.size(), offset);
+        if (wrote < 0 && errno == EINTR) continue;
+        if (wrote <= 0) fail(wrote < 0 ? errno : EIO);
+        bytes = bytes.subspan(static_cast<size_t>(wrote));
+        offset += wrote;
+    }
+}
+
+void Draft::publish() {
+    if (fsync(file_) != 0) fail(errno);
+    check_replaceable();  // once more: it is long since
+    if (rename(draft_.c_str(), path_.c_str()) != 0) fail(errno);
+    close(std::exchange(file_, -1));
+    flush_directory();
+}
+
+// The name, too, must be there after a power failure.
+void Draft::flush_directory() const {
+    const std::filesystem::path parent = std::filesystem::path(path_).parent_path();
+    const char* name = parent.empty() ? "." : parent.c_str();
+    const int directory = open_above_standard(name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (directory < 0) return;  // one that may be written to and not read
+    const int error = fsync(directory) == 0 ? 0 : errno;
+    close(directory);
+    if (error == EIO) fail(error);  // others: the file system knows no such thing, or needs none
+}
+
+void Draft::fail(int error) const {
+    throw Error(Trouble::io, {.what = what_,
+                              .where = where_,
+                              .measured = std::string(std::strerror(error)) + ", after " +
+                                          std::to_string(written_) + " bytes",
+                              .remedy = remedy_for(error)});
+}
+
+}  // namespace ferry

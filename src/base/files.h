@@ -1,0 +1,47 @@
+// How ferry opens and replaces files.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace ferry {
+
+// open(2), but for the numbers of the standard streams: -1 with errno, or a descriptor above them.
+// Whoever uses ferry as a library may have closed them.
+int open_above_standard(const char* name, int flags, unsigned mode = 0) noexcept;
+
+// A file that appears under its name whole, with publish(), or not at all. Until then it has a
+// random name beside it: two writers of one name never share a file, nobody's file is in the way,
+// and what a kill leaves does not stop the next run. What a symbolic link names is replaced, not
+// the link. What is no regular file is not replaced: usage. Else it throws io, beginning with
+// `what`, naming `where` (empty: the path).
+class Draft {
+public:
+    explicit Draft(const std::string& path, std::string what = "the file cannot be written",
+                   std::string where = {});
+    ~Draft();  // not published, it leaves nothing
+    Draft(const Draft&) = delete;
+    Draft& operator=(const Draft&) = delete;
+
+    void write(std::span<const std::byte> bytes);
+    void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
+    // Over what was written.
+    void write_again(int64_t offset, std::span<const std::byte> bytes);
+    // On stable storage under its name at return.
+    void publish();
+
+private:
+    void create();
+    void check_replaceable() const;
+    void flush_directory() const;
+    [[noreturn]] void fail(int error) const;
+
+    std::string what_, where_, path_, draft_{};
+    int file_ = -1;
+    int64_t written_ = 0;
+};
+
+}  // namespace ferry

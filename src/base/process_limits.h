@@ -1,0 +1,26 @@
+// What the system lets this process have, as errors name it: each limit with its value.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace ferry {
+
+// "1.00 GiB of address space for the process (ulimit -v)"; empty: no limit.
+std::string address_space_limit();
+// Of threads: the user's (ulimit -u) and the least of the process's control groups (pids.max). The
+// files are below `root`, which a test may make up.
+std::string thread_limits(const std::string& root = "");
+// The one error of a thread that could not be started.
+[[noreturn]] void refuse_thread(std::string_view where, std::string_view reason);
+// Throws it where so many threads cannot be started at the same time: for who hands them to a
+// library that does not say so.
+void require_threads(int count, std::string_view where);
+
+// What the deepest caller needs: a tile of a product keeps its widened operands on the stack.
+constexpr int64_t kStackBytes = 3072 * 1024;
+// Throws does_not_fit where the calling thread has less stack than kStackBytes.
+void require_stack();
+
+}  // namespace ferry

@@ -1,0 +1,271 @@
+// OpenBLAS chooses its kernels by the processor's model number while it is loaded; a processor
+// newer than the library gets the oldest ones. So it is loaded by hand, and a second time where the
+// first choice is a poor one.
+#include "blas.h"
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "base/process_limits.h"
+#include "ferry/error.h"
+#include "ops/blas_kernels.h"
+#include "ops/ops.h"
+
+namespace ferry::ops {
+namespace {
+
+constexpr const char* kChoice = "OPENBLAS_CORETYPE";
+constexpr const char* kThreads = "OPENBLAS_NUM_THREADS";
+
+struct Kernels {
+    std::string_view name;
+    bool runs;  // on this processor
+};
+
+// By what their instructions need, the widest first. Those of processors with instructions that no
+// other maker's have are left out.
+std::vector<Kernels> known_kernels() {
+#ifdef __x86_64__
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
+                        __builtin_cpu_supports("avx512vl");
+    const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
+    return {{"Sapphirerapids", bf16},
+            {"Cooperlake", bf16},
+            {"SkylakeX", avx512},
+            {"Haswell", avx2},
+            {"Zen", avx2},
+            {"Sandybridge", __builtin_cpu_supports("avx") != 0},
+            {"Nehalem", __builtin_cpu_supports("sse4.2") != 0},
+            {"Penryn", __builtin_cpu_supports("sse4.1") != 0},
+            {"Core2", __builtin_cpu_supports("ssse3") != 0},
+            {"Prescott", __builtin_cpu_supports("sse3") != 0}};
+#else
+    return {};
+#endif
+}
+
+bool runs_here(std::string_view core) {
+    return std::ranges::any_of(known_kernels(),
+                               [&](const Kernels& k) { return k.name == core && k.runs; });
+}
+
+// Empty: `chosen` is as good as any.
+std::string better_than([[maybe_unused]] std::string_view chosen) {
+    constexpr std::array<std::string_view, 3> kWide = {"SkylakeX", "Cooperlake", "Sapphirerapids"};
+    constexpr std::array<std::string_view, 2> kAvx2 = {"Haswell", "Zen"};
+    const auto among = [chosen](const auto& cores) {
+        return std::ranges::find(cores, chosen) != cores.end();
+    };
+    if (runs_here("SkylakeX")) return among(kWide) ? "" : "SkylakeX";
+    if (runs_here("Haswell")) return among(kAvx2) || among(kWide) ? "" : "Haswell";
+    return {};
+}
+
+// The process's environment with other values of some variables, while it lives. setenv() would
+// change the array under a thread that reads it: this puts another array in its place, which
+// stays readable for ever, and so does the old one.
+class OtherEnvironment {
+public:
+    explicit OtherEnvironment(std::vector<std::string> values) : before_(environ) {
+        struct Kept {
+            std::vector<std::string> values;
+            std::vector<char*> pointers;
+        };
+        auto* const kept = new Kept{std::move(values), {}};
+        keep(kept);
+        for (std::string& value : kept->values) kept->pointers.push_back(value.data());
+        for (char** at = before_; at != nullptr && *at != nullptr; ++at) {
+            const std::string_view old = *at;
+            const auto same = [&](const std::string& value) {
+                return old.starts_with(value.substr(0, value.find('=') + 1));
+            };
+            if (std::ranges::none_of(kept->values, same)) kept->pointers.push_back(*at);
+        }
+        kept->pointers.push_back(nullptr);
+        during_ = kept->pointers.data();
+        put(during_);
+    }
+    ~OtherEnvironment() {
+        // Else another thread has set a variable meanwhile: what it made stands.
+        if (environ == during_) put(before_);
+    }
+    OtherEnvironment(const OtherEnvironment&) = delete;
+    OtherEnvironment& operator=(const OtherEnvironment&) = delete;
+
+private:
+    static void put(char** array) { std::atomic_ref(environ).store(array); }
+    // Reachable, so that no leak is reported.
+    static void keep(void* memory) {
+        static std::vector<void*> kept;
+        kept.push_back(memory);
+    }
+
+    char** const before_;
+    char** during_ = nullptr;
+};
+
+[[noreturn]] void refuse_library(const std::string& what, const std::string& measured) {
+    const std::string space = address_space_limit();
+    throw Error(space.empty() ? Trouble::usage : Trouble::does_not_fit,
+                {.what = what,
+                 .where = FERRY_OPENBLAS,
+                 .measured = measured,
+                 .limit = space,
+                 .remedy = std::string(space.empty() ? "" : "raise that limit, or ") +
+                           "install libopenblas0-pthread"});
+}
+
+template <class Function>
+Function* symbol(void* library, const char* name) {
+    return reinterpret_cast<Function*>(dlsym(library, name));
+}
+
+class Library {
+public:
+    // Throws where there is none. One that another part of the process has loaded is taken as it
+    // is: others may be calling it.
+    void load() {
+        handle_ = dlopen(FERRY_OPENBLAS, RTLD_NOW | RTLD_NOLOAD);
+        others_ = handle_ != nullptr;
+        if (others_) {
+            look();
+            given_ = "another part of the program had loaded it";
+            return;
+        }
+        const char* const said = std::getenv(kChoice);
+        open({});
+        if (said != nullptr) given_ = std::string(kChoice) + " says so";
+        if (said != nullptr) return;
+        if (const std::string core = better_than(blas_.core); !core.empty()) reload(core);
+    }
+
+    // With the kernels of this name, where nobody uses others.
+    bool reload(const std::string& core) {
+        if (others_ || users_ > 0) return false;
+        const std::string before = blas_.core;
+        dlclose(handle_);
+        open(core);
+        if (blas_.core == core) {
+            given_.clear();
+            return true;
+        }
+        dlclose(handle_);
+        open(before);
+        return false;
+    }
+
+    const Blas& blas() const { return blas_; }
+    const std::string& given() const { return given_; }
+    bool loaded() const { return handle_ != nullptr; }
+    void use(int more) { users_ += more; }
+
+private:
+    // Empty: what the environment says, or the library chooses.
+    void open(const std::string& core) {
+        // Its own threads would stand idle, and where none can be started it ends the process.
+        std::vector<std::string> variables{std::string(kThreads) + "=1"};
+        if (!core.empty()) variables.push_back(std::string(kChoice) + "=" + core);
+        const OtherEnvironment environment(std::move(variables));
+        handle_ = dlopen(FERRY_OPENBLAS, RTLD_NOW | RTLD_LOCAL);
+        if (handle_ == nullptr) {
+            const char* const reason = dlerror();
+            refuse_library("OpenBLAS cannot be loaded", reason ? reason : "");
+        }
+        look();
+    }
+
+    void look() {
+        const auto config = symbol<char*()>(handle_, "openblas_get_config");
+        const auto core = symbol<char*()>(handle_, "openblas_get_corename");
+        const auto parallel = symbol<int()>(handle_, "openblas_get_parallel");
+        const auto set_threads = symbol<void(int)>(handle_, "openblas_set_num_threads");
+        blas_.sgemm = symbol<std::remove_pointer_t<Sgemm>>(handle_, "cblas_sgemm");
+        if (!config || !core || !parallel || !set_threads || !blas_.sgemm)
+            refuse_library("the library is not an OpenBLAS that ferry knows", "");
+        // The serial build has no locks around its buffers (docs/decisions/0007-openblas.md).
+        if (parallel() != 1)
+            refuse_library("OpenBLAS is not the build with POSIX threads", config());
+        set_threads(1);  // the team's threads call it, a tile each
+        blas_.config = config();
+        blas_.core = core();
+        blas_.take_buffer = symbol<void*(int)>(handle_, "blas_memory_alloc");
+        blas_.give_buffer = symbol<void(void*)>(handle_, "blas_memory_free");
+        if (!blas_.give_buffer) blas_.take_buffer = nullptr;
+    }
+
+    void* handle_ = nullptr;
+    Blas blas_{};
+    int users_ = 0;
+    bool others_ = false;
+    std::string given_{};  // who else chose the kernels
+};
+
+std::mutex library_mutex;
+
+Library& library() {
+    static Library only;
+    if (!only.loaded()) only.load();
+    return only;
+}
+
+}  // namespace
+
+const Blas& blas() {
+    const std::lock_guard lock(library_mutex);
+    return library().blas();
+}
+
+BlasUse::BlasUse() {
+    const std::lock_guard lock(library_mutex);
+    library().use(1);
+    sgemm_ = library().blas().sgemm;
+}
+
+BlasUse::~BlasUse() {
+    const std::lock_guard lock(library_mutex);
+    library().use(-1);
+}
+
+std::string blas_core() { return blas().core; }
+
+std::vector<std::string> blas_cores() {
+    std::vector<std::string> names;
+    for (const Kernels& kernels : known_kernels())
+        if (kernels.runs) names.emplace_back(kernels.name);
+    return names;
+}
+
+bool take_blas_core(const std::string& core) {
+    const std::lock_guard lock(library_mutex);
+    Library& mine = library();
+    return mine.blas().core == core || (runs_here(core) && mine.reload(core));
+}
+
+std::string slow_blas() {
+    const std::lock_guard lock(library_mutex);
+    const Library& mine = library();
+    const std::string better = better_than(mine.blas().core);
+    if (better.empty() || mine.given().empty()) return {};
+    return "OpenBLAS runs its " + mine.blas().core +
+           " kernels, for an older processor than this one: " + mine.given() + "; with " + better +
+           " a new run is two to five times as fast, and rounds differently";
+}
+
+std::string better_blas_core() {
+    const std::lock_guard lock(library_mutex);
+    return better_than(library().blas().core);
+}
+
+}  // namespace ferry::ops

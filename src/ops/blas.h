@@ -1,0 +1,43 @@
+// The OpenBLAS of this process. It is loaded when the first product needs it, not with the program:
+// it reads its environment, chooses its kernels, and starts its threads while it is loaded.
+#pragma once
+
+#include <cblas.h>
+
+#include <string>
+
+namespace ferry::ops {
+
+using Sgemm = decltype(&cblas_sgemm);
+
+struct Blas {
+    Sgemm sgemm = nullptr;
+    std::string config{};  // version and kernels, as the numerics record names them
+    std::string core{};    // the kernels alone
+    // Of OpenBLAS's inside: one of the buffers that products work in. Null: this build hides them.
+    void* (*take_buffer)(int) = nullptr;
+    void (*give_buffer)(void*) = nullptr;
+};
+
+// Loads OpenBLAS where that was not done. Throws usage where it is not there, does_not_fit where
+// the process may not map it.
+const Blas& blas();
+
+// What to tell the user of kernels that are older than the processor and that neither ferry chose
+// nor a run is resumed with; empty: nothing.
+std::string slow_blas();
+
+// Keeps the kernels as they are while it lives.
+class BlasUse {
+public:
+    BlasUse();
+    ~BlasUse();
+    Sgemm sgemm() const { return sgemm_; }
+    BlasUse(const BlasUse&) = delete;
+    BlasUse& operator=(const BlasUse&) = delete;
+
+private:
+    Sgemm sgemm_;
+};
+
+}  // namespace ferry::ops

@@ -1,0 +1,17 @@
+// OpenBLAS's kernels, by its names for them. They are chosen once, when the library is loaded at
+// the first use: what OPENBLAS_CORETYPE says, else the best for this processor. Each rounds
+// differently.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace ferry::ops {
+
+std::string blas_core();                // those that this process runs
+std::vector<std::string> blas_cores();  // that this processor can run, the widest first
+// Runs these from now on. False: not here, or others are in use (CPU Ops live, or another part of
+// the process loaded OpenBLAS). Not from several threads.
+bool take_blas_core(const std::string& core);
+
+}  // namespace ferry::ops

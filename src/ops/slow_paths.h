@@ -1,0 +1,31 @@
+// Operations of a model that a GPU's fast libraries do not take: which, why, and what that costs.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ops/ops.h"
+
+namespace ferry::ops {
+
+struct SlowPath {
+    std::string operation{};  // "attention backward"
+    std::string shape{};      // "1 x 32768, heads 32/8 x 128"
+    std::string why{};
+    int64_t times = 0;  // that its scratch was asked for: once a block and micro-batch
+    // Estimates of one call, by rates of an H100: as it is done, and as the fast path would.
+    double seconds = 0, fast_seconds = 0;
+};
+
+// Of what these operations were asked for scratch so far, as a Decoder's plan asks for all of its
+// own. Empty on the CPU.
+std::vector<SlowPath> slow_paths(const Ops& ops);
+
+// What a device's operations implement to be asked.
+class KnowsSlowPaths {
+public:
+    virtual ~KnowsSlowPaths() = default;
+    virtual std::vector<SlowPath> slow_paths() const = 0;
+};
+
+}  // namespace ferry::ops

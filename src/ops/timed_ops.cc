@@ -1,0 +1,281 @@
+#include "ops/timed_ops.h"
+
+#include <chrono>
+
+#include "ferry/units.h"
+#include "ops/stopwatch.h"
+
+namespace ferry::ops {
+namespace {
+
+class CpuStopwatch final : public Stopwatch {
+public:
+    void mark() override { marks_.push_back(std::chrono::steady_clock::now()); }
+    std::vector<double> seconds() override {
+        std::vector<double> found;
+        for (size_t i = 1; i < marks_.size(); ++i)
+            found.push_back(std::chrono::duration<double>(marks_[i] - marks_[i - 1]).count());
+        marks_.clear();
+        return found;
+    }
+    int64_t launches(const std::function<void()>& work) override {
+        work();
+        return -1;
+    }
+
+private:
+    std::vector<std::chrono::steady_clock::time_point> marks_{};
+};
+
+std::string times(std::initializer_list<int64_t> sides) {
+    std::string text;
+    for (const int64_t side : sides) text += (text.empty() ? "" : " x ") + std::to_string(side);
+    return text;
+}
+std::string shape_of(ConstView x) {
+    return times({x.rows, x.cols}) + ", " + std::string(name_of(x.type));
+}
+double bytes_of(ConstView x) {
+    return x.data == nullptr ? 0 : static_cast<double>(x.rows * x.cols * size_of(x.type));
+}
+double floats(int64_t count) { return 4 * static_cast<double>(count); }
+
+constexpr const char* name_of_form(Form form) {
+    return form == Form::nn ? "product nn" : form == Form::nt ? "product nt" : "product tn";
+}
+
+OpCall call_of(const Gemm& g) {
+    const int64_t depth = g.form == Form::tn ? g.a.rows : g.a.cols;
+    std::string name = name_of_form(g.form);
+    if (g.accumulate) name += ", added";
+    if (g.bias.data != nullptr) name += ", bias";
+    if (g.addend.data != nullptr) name += ", addend";
+    return {.name = std::move(name),
+            .shape = times({g.c.rows, g.c.cols, depth}) + ", " + std::string(name_of(g.a.type)),
+            .flops = 2.0 * static_cast<double>(g.c.rows) * static_cast<double>(g.c.cols) *
+                     static_cast<double>(depth),
+            .bytes = bytes_of(g.a) + bytes_of(g.b) + bytes_of(g.addend) +
+                     bytes_of(g.c) * (g.accumulate ? 2 : 1)};
+}
+
+// Of scores and weighted values: two products over the pairs of query and key that are seen.
+double attention_flops(const Attention& s) {
+    double pairs = 0;
+    for (int64_t i = 0; i < s.sequence; ++i) pairs += static_cast<double>(i - s.first_key(i) + 1);
+    return 4 * pairs * static_cast<double>(s.sequences * s.heads * s.head_dim);
+}
+std::string shape_of(const Attention& s) {
+    return times({s.sequences, s.sequence}) + ", heads " + std::to_string(s.heads) + "/" +
+           std::to_string(s.kv_heads) + " x " + std::to_string(s.head_dim) +
+           (s.window > 0 ? ", window " + std::to_string(s.window) : "") + ", " +
+           std::string(name_of(s.type));
+}
+
+class Timed final : public TimedOps {
+public:
+    Timed(Ops& ops, std::unique_ptr<Stopwatch> watch) : ops_(ops), watch_(std::move(watch)) {}
+
+    void begin(Mode mode) override {
+        mode_ = mode;
+        calls_.clear();
+        if (mode == Mode::time) watch_->mark();
+    }
+    void note(OpCall what, const std::function<void()>& work) override {
+        if (mode_ == Mode::off) return work();
+        if (mode_ == Mode::count) {
+            what.launches = watch_->launches(work);
+        } else {
+            work();
+            watch_->mark();
+        }
+        calls_.push_back(std::move(what));
+    }
+    std::vector<OpCall> take() override {
+        const std::vector<double> seconds = watch_->seconds();
+        for (size_t i = 0; i < seconds.size(); ++i) calls_[i].seconds = seconds[i];
+        mode_ = Mode::off;
+        return std::move(calls_);
+    }
+
+    int64_t gemm_scratch_bytes(const Gemm& shape) const override {
+        return ops_.gemm_scratch_bytes(shape);
+    }
+    void gemm(const Gemm& g, std::byte* scratch) override {
+        note(call_of(g), [&] { ops_.gemm(g, scratch); });
+    }
+
+    void norm_forward(ConstView x, ConstView weight, double eps, View y, float* rstd) override {
+        note({.name = "norm forward", .shape = shape_of(x), .bytes = bytes_of(x) + bytes_of(y)},
+             [&] { ops_.norm_forward(x, weight, eps, y, rstd); });
+    }
+    int64_t norm_backward_scratch_bytes(int64_t rows, int64_t n) const override {
+        return ops_.norm_backward_scratch_bytes(rows, n);
+    }
+    void norm_backward(ConstView dy, ConstView x, ConstView weight, const float* rstd,
+                       ConstView addend, View dx, float* weight_gradient,
+                       std::byte* scratch) override {
+        note(
+            {.name = addend.data ? "norm backward, add" : "norm backward",
+             .shape = shape_of(x),
+             .bytes = bytes_of(dy) + bytes_of(x) + bytes_of(addend) + bytes_of(dx)},
+            [&] { ops_.norm_backward(dy, x, weight, rstd, addend, dx, weight_gradient, scratch); });
+    }
+
+    void layer_norm_forward(ConstView x, ConstView weight, ConstView bias, double eps, View y,
+                            float* stats) override {
+        note({.name = "layer norm forward",
+              .shape = shape_of(x),
+              .bytes = bytes_of(x) + bytes_of(y)},
+             [&] { ops_.layer_norm_forward(x, weight, bias, eps, y, stats); });
+    }
+    void layer_norm_backward(ConstView dy, ConstView x, ConstView weight, const float* stats,
+                             ConstView addend, View dx, float* weight_gradient,
+                             std::byte* scratch) override {
+        note({.name = addend.data ? "layer norm backward, add" : "layer norm backward",
+              .shape = shape_of(x),
+              .bytes = bytes_of(dy) + bytes_of(x) + bytes_of(addend) + bytes_of(dx)},
+             [&] {
+                 ops_.layer_norm_backward(dy, x, weight, stats, addend, dx, weight_gradient,
+                                          scratch);
+             });
+    }
+    void sum_rows(ConstView x, float* sums, std::byte* scratch) override {
+        note({.name = "sum of rows", .shape = shape_of(x), .bytes = bytes_of(x)},
+             [&] { ops_.sum_rows(x, sums, scratch); });
+    }
+    void rope(View x, const Rope& rope) override {
+        note({.name = "rope", .shape = shape_of(x), .bytes = 2 * bytes_of(x)},
+             [&] { ops_.rope(x, rope); });
+    }
+
+    int64_t attention_forward_scratch_bytes(const Attention& shape) const override {
+        return ops_.attention_forward_scratch_bytes(shape);
+    }
+    void attention_forward(const Attention& shape, ConstView q, ConstView k, ConstView v, View out,
+                           float* lse, std::byte* scratch) override {
+        note({.name = "attention forward",
+              .shape = shape_of(shape),
+              .flops = attention_flops(shape),
+              .bytes = bytes_of(q) + bytes_of(k) + bytes_of(v) + bytes_of(out)},
+             [&] { ops_.attention_forward(shape, q, k, v, out, lse, scratch); });
+    }
+    int64_t attention_backward_scratch_bytes(const Attention& shape) const override {
+        return ops_.attention_backward_scratch_bytes(shape);
+    }
+    void attention_backward(const Attention& shape, ConstView q, ConstView k, ConstView v,
+                            ConstView out, ConstView dout, const float* lse, View dq, View dk,
+                            View dv, std::byte* scratch) override {
+        note({.name = "attention backward",
+              .shape = shape_of(shape),
+              .flops = 2.5 * attention_flops(shape),
+              .bytes = 2 * (bytes_of(q) + bytes_of(k) + bytes_of(v) + bytes_of(out))},
+             [&] { ops_.attention_backward(shape, q, k, v, out, dout, lse, dq, dk, dv, scratch); });
+    }
+
+    void swiglu_forward(ConstView gate_up, View y) override {
+        note({.name = "swiglu forward",
+              .shape = shape_of(y),
+              .bytes = bytes_of(gate_up) + bytes_of(y)},
+             [&] { ops_.swiglu_forward(gate_up, y); });
+    }
+    void swiglu_backward(View dy, View gate_up) override {
+        note({.name = "swiglu backward",
+              .shape = shape_of(dy),
+              .bytes = 2 * (bytes_of(gate_up) + bytes_of(dy))},
+             [&] { ops_.swiglu_backward(dy, gate_up); });
+    }
+    void gelu_forward(ConstView x, View y) override {
+        note({.name = "gelu forward", .shape = shape_of(y), .bytes = bytes_of(x) + bytes_of(y)},
+             [&] { ops_.gelu_forward(x, y); });
+    }
+    void gelu_backward(View dy, View x) override {
+        note({.name = "gelu backward",
+              .shape = shape_of(dy),
+              .bytes = 2 * (bytes_of(x) + bytes_of(dy))},
+             [&] { ops_.gelu_backward(dy, x); });
+    }
+
+    void embed(const int32_t* tokens, ConstView table, ConstView positions, View x) override {
+        note({.name = "embedding forward",
+              .shape = shape_of(x),
+              .bytes = 2 * bytes_of(x) + bytes_of(positions)},
+             [&] { ops_.embed(tokens, table, positions, x); });
+    }
+    void embed_backward(const int32_t* tokens, ConstView dx, float* gradient) override {
+        note({.name = "embedding backward",
+              .shape = shape_of(dx),
+              .bytes = bytes_of(dx) + 2 * floats(dx.rows * dx.cols)},
+             [&] { ops_.embed_backward(tokens, dx, gradient); });
+    }
+    void positions_backward(ConstView dx, int64_t sequence, float* gradient) override {
+        note({.name = "positions backward",
+              .shape = shape_of(dx),
+              .bytes = bytes_of(dx) + 2 * floats(sequence * dx.cols)},
+             [&] { ops_.positions_backward(dx, sequence, gradient); });
+    }
+
+    int64_t cross_entropy_scratch_bytes(int64_t tokens) const override {
+        return ops_.cross_entropy_scratch_bytes(tokens);
+    }
+    void cross_entropy(ConstView logits, const int32_t* targets, float scale, View dlogits,
+                       double* loss_sum, std::byte* scratch) override {
+        note({.name = "cross entropy",
+              .shape = shape_of(logits),
+              .bytes = bytes_of(logits) + bytes_of(dlogits)},
+             [&] { ops_.cross_entropy(logits, targets, scale, dlogits, loss_sum, scratch); });
+    }
+
+    void round_gradient(const float* accumulator, int64_t count, DType wire_type, void* wire,
+                        float* leaves) override {
+        const auto wire_bytes = static_cast<double>(count * size_of(wire_type));
+        note({.name = "rounding and norm leaves",
+              .shape = times({count}) + ", " + std::string(name_of(wire_type)),
+              .bytes = floats(count) + wire_bytes},
+             [&] { ops_.round_gradient(accumulator, count, wire_type, wire, leaves); });
+    }
+    void sum_gradient(ConstView pieces, void* wire, float* leaves) override {
+        note({.name = "sum of ranks' gradients",
+              .shape = shape_of(pieces),
+              .bytes = bytes_of(pieces) + bytes_of(pieces.row_range(0, 1))},
+             [&] { ops_.sum_gradient(pieces, wire, leaves); });
+    }
+
+    void add(float* a, const float* b, int64_t count) override {
+        note({.name = "add", .shape = times({count}) + ", fp32", .bytes = 3 * floats(count)},
+             [&] { ops_.add(a, b, count); });
+    }
+    void fill_zero(void* data, int64_t bytes) override {
+        note({.name = "zeros", .shape = format_bytes(bytes), .bytes = static_cast<double>(bytes)},
+             [&] { ops_.fill_zero(data, bytes); });
+    }
+    void cast(ConstView from, View to) override {
+        note({.name = "cast",
+              .shape = shape_of(from) + " to " + std::string(name_of(to.type)),
+              .bytes = bytes_of(from) + bytes_of(to)},
+             [&] { ops_.cast(from, to); });
+    }
+    void copy_out(ConstView from, View to) override {
+        note({.name = "copy", .shape = shape_of(from), .bytes = bytes_of(from) + bytes_of(to)},
+             [&] { ops_.copy_out(from, to); });
+    }
+    void check_finite(ConstView x, uint32_t* nonfinite) override {
+        note({.name = "check of finite", .shape = shape_of(x), .bytes = bytes_of(x)},
+             [&] { ops_.check_finite(x, nonfinite); });
+    }
+
+private:
+    Ops& ops_;
+    std::unique_ptr<Stopwatch> watch_;
+    Mode mode_ = Mode::off;
+    std::vector<OpCall> calls_{};
+};
+
+}  // namespace
+
+std::unique_ptr<TimedOps> make_timed_ops(Ops& ops, Device& device) {
+    return std::make_unique<Timed>(ops, device.kind() == DeviceKind::cpu
+                                            ? std::make_unique<CpuStopwatch>()
+                                            : make_cuda_stopwatch(device));
+}
+
+}  // namespace ferry::ops

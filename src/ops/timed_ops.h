@@ -1,0 +1,41 @@
+// Operations that say what each of their calls took: a measuring layer around those of a device.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ops/ops.h"
+
+namespace ferry::ops {
+
+struct OpCall {
+    std::string name{};     // "product nt", "attention forward"
+    std::string shape{};    // "16384 x 5120 x 3072, bf16"
+    double flops = 0;       // of products, and of attention over the keys that are seen
+    double bytes = 0;       // each operand read or written once
+    double seconds = 0;     // with the gap before it, between two events of the stream
+    int64_t launches = -1;  // kernels, copies and fills; -1: not known
+};
+
+class TimedOps : public Ops {
+public:
+    enum class Mode : uint8_t {
+        off,    // calls go through
+        time,   // and are timed
+        count,  // are not run: what they would launch is counted. On the CPU they are run
+    };
+    // What is called from here on is noted. Inside a job of the compute stream.
+    virtual void begin(Mode mode) = 0;
+    // Anything else that a job enqueues, beside operations.
+    virtual void note(OpCall what, const std::function<void()>& work) = 0;
+    // Waits for the stream; the calls since begin(), in their order. Back to `off`.
+    virtual std::vector<OpCall> take() = 0;
+};
+
+// Both must outlive it.
+std::unique_ptr<TimedOps> make_timed_ops(Ops& ops, Device& device);
+
+}  // namespace ferry::ops

@@ -1,0 +1,181 @@
+#include "planner/operations.h"
+
+#include <array>
+
+#include "chunks.h"
+#include "planner/figures.h"
+#include "planner/operands.h"
+
+namespace ferry::planner {
+namespace {
+
+using swap::Lane;
+
+template <template <class> class Operation>
+constexpr auto describe() {
+    const Operation<Described> described{};
+    return std::apply(
+        [](const auto&... field) {
+            return std::array{OperandOf{field.content, field.role, field.optional}...};
+        },
+        op::fields<op::kOperands<Operation>>(described));
+}
+template <template <class> class Operation>
+constexpr auto kDescribed = describe<Operation>();
+
+template <template <class> class Operation>
+constexpr Row row(Row of) {
+    of.op = Operation<Addressed>::kOp;
+    of.operands = kDescribed<Operation>;
+    return of;
+}
+
+// ---------------------------------------------------------------- bytes
+
+int64_t none(const Work&) { return 0; }
+int64_t own(const Work& w) { return w.bytes; }
+int64_t tokens(const Work& w) { return w.tokens_bytes; }
+
+int64_t weights(const Work& w) {
+    const int64_t table = w.table ? w.table->elements : 0;
+    return (w.layer->elements + table) * size_of(w.compute);
+}
+// Added to: read and written.
+int64_t gradients(const Work& w) {
+    const int64_t table = w.table ? w.table->trainable_elements : 0;
+    return 2 * (w.layer->trainable_elements + table) * 4;
+}
+int64_t wire(const Work& w) { return w.elements * size_of(w.wire); }
+int64_t leaves(const Work& w) { return w.elements / kLeafElements * 4; }
+int64_t of_update(const Work& w) { return w.elements * update_bytes(w.state, w.compute, w.wire); }
+
+// ---------------------------------------------------------------- FLOPs
+
+// Multiplications and additions of every token with the layer's weights, once; a tied head
+// multiplies by the table.
+double once(const Work& w) {
+    return static_cast<double>(w.tokens) * 2 *
+           static_cast<double>((w.table ? w.table : w.layer)->elements);
+}
+double saved(const Work& w, model::Saved what) { return w.saved_flops[at(what)]; }
+bool keeps(const Work& w, model::Saved what) { return (w.flags & flag_of(what)) != 0; }
+
+// Two products for each of forward's, and forward again as far as nothing of it was kept.
+double backward(const Work& w) {
+    using model::Saved;
+    return 4 * once(w) + (keeps(w, Saved::attention) ? 2 : 3) * saved(w, Saved::attention) -
+           (keeps(w, Saved::mlp) ? saved(w, Saved::mlp) : 0);
+}
+
+// ---------------------------------------------------------------- rows
+
+constexpr auto kMicroBatch = ItemOf::micro_batch;
+constexpr auto kChunk = ItemOf::chunk;
+
+constexpr std::array kRows{
+    row<op::LoadTokens>(
+        {.name = "load tokens", .lane = Lane::team, .item = kMicroBatch, .bytes = tokens}),
+    row<op::LoadEvaluation>({.name = "load held-back tokens",
+                             .lane = Lane::team,
+                             .item = kMicroBatch,
+                             .bytes = tokens}),
+    row<op::Embed>({.name = "embed",
+                    .item = kMicroBatch,
+                    .timed_by = TimedBy::layer,
+                    .bytes = [](const Work& w) { return w.tokens_bytes + 2 * w.input_bytes; }}),
+    row<op::Forward>(
+        {.name = "forward",
+         .item = kMicroBatch,
+         .timed_by = TimedBy::layer,
+         .bytes = [](const Work& w) { return weights(w) + 2 * w.input_bytes; },
+         .flops = [](const Work& w) { return once(w) + saved(w, model::Saved::attention); }}),
+    row<op::Head>({.name = "head and loss",
+                   .item = kMicroBatch,
+                   .timed_by = TimedBy::layer,
+                   .bytes =
+                       [](const Work& w) {
+                           return weights(w) + w.tokens_bytes + 2 * w.input_bytes + gradients(w);
+                       },
+                   .flops = [](const Work& w) { return 3 * once(w); }}),
+    row<op::HeadLoss>(
+        {.name = "loss",
+         .item = kMicroBatch,
+         .timed_by = TimedBy::layer,
+         .bytes = [](const Work& w) { return weights(w) + w.tokens_bytes + w.input_bytes; },
+         .flops = once}),
+    row<op::Backward>(
+        {.name = "backward",
+         .item = kMicroBatch,
+         .timed_by = TimedBy::flags,
+         .bytes = [](const Work& w) { return weights(w) + 3 * w.input_bytes + gradients(w); },
+         .flops = backward}),
+    row<op::EmbedBackward>(
+        {.name = "embed backward",
+         .item = kMicroBatch,
+         .timed_by = TimedBy::layer,
+         .bytes = [](const Work& w) { return w.tokens_bytes + 3 * w.input_bytes; }}),
+    row<op::Zero>({.name = "zero", .timed_by = TimedBy::bytes, .bytes = own}),
+    row<op::Add>({.name = "add",
+                  .timed_by = TimedBy::bytes,
+                  .bytes = [](const Work& w) { return 3 * w.bytes; }}),
+    row<op::Round>({.name = "round and norm",
+                    .item = kChunk,
+                    .timed_by = TimedBy::elements,
+                    .bytes = [](const Work& w) { return w.elements * 4 + wire(w) + leaves(w); }}),
+    row<op::Update>({.name = "update",
+                     .lane = Lane::team,
+                     .device_too = true,
+                     .item = kChunk,
+                     .timed_by = TimedBy::update,
+                     .bytes = of_update}),
+    row<op::UpdateSpeculative>({.name = "update (speculative)",
+                                .lane = Lane::team,
+                                .item = kChunk,
+                                .timed_by = TimedBy::update,
+                                .bytes = of_update}),
+    row<op::Recast>({.name = "recast",
+                     .lane = Lane::team,
+                     .item = kChunk,
+                     .timed_by = TimedBy::update,
+                     .bytes = [](const Work& w) { return w.elements * (4 + size_of(w.compute)); }}),
+    row<op::Cut>({.name = "cut for the ranks",
+                  .item = kChunk,
+                  .timed_by = TimedBy::elements,
+                  .bytes = [](const Work& w) { return w.ranks * (w.elements * 4 + wire(w)); }}),
+    row<op::Sum>({.name = "sum, round and norm",
+                  .item = kChunk,
+                  .timed_by = TimedBy::elements,
+                  .bytes = [](const Work& w) { return (w.ranks + 1) * wire(w) + leaves(w); }}),
+    // What reaches a rank from the others, whoever records them knows.
+    row<op::GatherWeights>({.name = "gather weights", .lane = Lane::comm, .bytes = own}),
+    row<op::Exchange>(
+        {.name = "exchange gradients", .lane = Lane::comm, .item = kChunk, .bytes = own}),
+    row<op::GatherGradient>(
+        {.name = "gather gradients", .lane = Lane::comm, .item = kChunk, .bytes = own}),
+    row<op::Agree>({.name = "agree", .lane = Lane::comm, .bytes = none}),
+};
+
+static_assert(kRows.size() == static_cast<size_t>(Op::end), "every operation has a row");
+constexpr bool in_order() {
+    for (size_t op = 0; op < kRows.size(); ++op) {
+        if (static_cast<size_t>(kRows[op].op) != op) return false;
+    }
+    return true;
+}
+static_assert(in_order(), "the rows stand as the enumerators do");
+
+}  // namespace
+
+std::span<const Row> operations() { return kRows; }
+
+const Row& row_of(Op op) {
+    const auto index = static_cast<size_t>(op);
+    FERRY_CHECK(index < kRows.size(), "unknown operation");
+    return kRows[index];
+}
+
+const char* name_of(const swap::Task& task) {
+    return task.verb == swap::Verb::kernel ? row_of(task).name : swap::name_of(task.verb);
+}
+
+}  // namespace ferry::planner

@@ -1,0 +1,374 @@
+#include "train/kernel_profile.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <optional>
+
+#include "device_needs.h"
+#include "ferry/pinned_mem.h"
+#include "measure.h"
+#include "model_of.h"
+#include "outcome.h"
+#include "planner/recorder.h"
+#include "state_io.h"
+#include "step.h"
+#include "step_kernels.h"
+#include "threads.h"
+
+namespace ferry::train {
+
+using ops::OpCall;
+using ops::TimedOps;
+using planner::Plan;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr int64_t kPattern = 16 * kMiB;
+
+double seconds_since(Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+struct Plans {
+    Plan run{}, buffers{};  // of a step, and the same buffers with nothing else
+};
+
+Plans plans_of(const Config& config) {
+    const auto forecaster = Forecaster::make(config);
+    Plans found{.run = forecaster->plan(config)};
+    found.buffers = forecaster->plan(config_of_buffers(config, found.run));
+    found.buffers.host_bytes = found.buffers.io_bytes;
+    return found;
+}
+
+// A kind of kernel, how often a step runs it, and what its operations took, round by round.
+struct Kernel {
+    KernelTimes::Kind kind{};
+    swap::Call call{};
+    int64_t count = 0;
+    std::vector<OpCall> calls{};
+    std::vector<std::vector<double>> seconds{};  // of each call
+};
+
+double median_of(std::vector<double> values) {
+    const auto middle = values.begin() + std::ssize(values) / 2;
+    std::nth_element(values.begin(), middle, values.end());
+    return *middle;
+}
+
+class Profiler {
+public:
+    Profiler(const Config& config, const Plans& plans)
+        : config_(config),
+          plan_(plans.run),
+          sample_(plans.buffers),
+          machine_(machine_for(config)),
+          executor_(make_thread_executor()),
+          device_(Device::open(device_from(config.device), *executor_)),
+          teams_(make_teams(config, machine_, *executor_, 1)),
+          ops_(ops_on(*device_, config, teams_->all())),
+          timed_(ops::make_timed_ops(*ops_, *device_)),
+          decoder_(model_of(config).shape, numerics_of(config, model_of(config).shape),
+                   sample_.layers, *timed_),
+          pool_(machine_, sample_.host_bytes),
+          kernels_(sample_, *teams_, {&decoder_, timed_.get(), nullptr}) {
+        device_->reserve(sample_.device_bytes + 2 * kPattern);
+        staging_ = pool_.reserve("staging", sample_.host_bytes, *teams_);
+        pool_.lock_for(*device_, staging_, teams_->all());
+        pool_.seal();
+        kernels_.states()[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
+        store_ =
+            swap::Store::make({.host_arena = staging_}, *executor_, *device_, nullptr, kernels_);
+        bench_.emplace(sample_, *device_, *executor_, kernels_, *store_, ops_.get(), &decoder_);
+        for (const swap::Task& task : step_.tasks) keep(task);
+    }
+
+    KernelProfile run(int rounds) {
+        KernelProfile found{.device = device_->architecture(),
+                            .tokens = decoder_.numerics().tokens() * plan_.micro_batches,
+                            .attention_kept = plan_.blocks_keeping(model::Saved::attention),
+                            .mlp_kept = plan_.blocks_keeping(model::Saved::mlp)};
+        const Patterns patterns = make_patterns(staging_patterns(), decoder_.shape().vocab);
+        found.product_flops_per_s = time_product(*bench_, patterns.numbers);
+        fill_device(*bench_, pattern(0), kPattern, patterns.numbers);
+        fill_device(*bench_, pattern(1), kPattern, patterns.tokens);
+        found.copy_bytes_per_s = time_copy();
+        fill();
+        for (Kernel& kernel : kernels_of_step_) warm(kernel);
+        for (int round = 0; round < rounds; ++round) {
+            load();
+            fill();
+            for (Kernel& kernel : kernels_of_step_) time(kernel);
+            time_update();
+        }
+        store_->drain();  // throws what went wrong
+        for (const Kernel& kernel : kernels_of_step_) add(kernel, found);
+        add(update_, found);
+        return found;
+    }
+
+private:
+    void keep(const swap::Task& task) {
+        if (!is_timed(task)) return;
+        const KernelTimes::Kind kind = kind_of(task, sample_);
+        const auto known = std::ranges::find(kernels_of_step_, kind, &Kernel::kind);
+        if (known != kernels_of_step_.end()) {
+            ++known->count;
+            return;
+        }
+        kernels_of_step_.push_back({.kind = kind, .call = call_of(task, *bench_), .count = 1});
+    }
+
+    // ------------------------------------------------------------ memory
+
+    std::span<std::byte> staging_patterns() {
+        host_pattern_.resize(static_cast<size_t>(kPattern) / 8);
+        return std::as_writable_bytes(std::span(host_pattern_));
+    }
+    std::byte* pattern(int64_t which) {
+        return device_->memory().data() + sample_.device_bytes + which * kPattern;
+    }
+    // Kernels work in place: what a round begins with is the same in all of them, and ordinary
+    // numbers.
+    void fill() {
+        Stream& stream = device_->stream(StreamKind::compute);
+        for (size_t c = 0; c < planner::kClasses; ++c) {
+            const planner::Buffers& b = sample_.buffers[c];
+            if (b.tier != swap::Tier::device) continue;
+            const bool tokens = static_cast<planner::Class>(c) == planner::Class::tokens;
+            std::byte* to = device_->memory().data() + b.offset;
+            const int64_t bytes = b.bytes * b.count;
+            for (int64_t at = 0; at < bytes; at += kPattern)
+                stream.copy(to + at, pattern(tokens ? 1 : 0), std::min(kPattern, bytes - at));
+        }
+        wait();
+    }
+
+    // ------------------------------------------------------------ the compute stream
+
+    void wait() {
+        std::atomic<uint64_t> done = 0;
+        device_->stream(StreamKind::compute).signal(done);
+        while (done.load(std::memory_order_acquire) == 0) executor_->wait(kForever);
+        device_->check();
+    }
+    // Work that enqueues; seconds that the host took for it where the device does the rest.
+    double launch(const std::function<void()>& work) {
+        const auto start = Clock::now();
+        device_->stream(StreamKind::compute)
+            .launch({[](void* context, uint64_t) {
+                         (*static_cast<const std::function<void()>*>(context))();
+                     },
+                     const_cast<std::function<void()>*>(&work)});
+        const double taken = seconds_since(start);
+        wait();
+        return taken;
+    }
+    // The GPU waits until the host has enqueued all of it, so that no call is timed with the wait
+    // for its launch.
+    void time_calls(const std::function<void()>& work, double enqueued_s) {
+        launch([&] {
+            if (device_->kind() == DeviceKind::cuda) {
+                const double longest = 0.25;
+                const double pause_s = std::min(longest, 1e-3 + 2 * enqueued_s);
+                device_->stream(StreamKind::compute).pause(static_cast<Nanos>(pause_s * 1e9));
+            }
+            timed_->begin(TimedOps::Mode::time);
+            work();
+        });
+    }
+
+    void warm(Kernel& kernel) {
+        launch([&] { kernels_.run(kernel.call); });
+        if (device_->kind() == DeviceKind::cpu) return;
+        launch([&] {
+            timed_->begin(TimedOps::Mode::count);
+            kernels_.run(kernel.call);
+        });
+        kernel.calls = timed_->take();
+    }
+
+    void time(Kernel& kernel) {
+        const double enqueued_s = launch([&] { kernels_.run(kernel.call); });
+        time_calls([&] { kernels_.run(kernel.call); }, enqueued_s);
+        note(kernel, timed_->take());
+    }
+
+    static void note(Kernel& kernel, std::vector<OpCall> calls) {
+        if (kernel.calls.empty()) kernel.calls = calls;
+        FERRY_CHECK(kernel.calls.size() == calls.size(), "a kernel calls other operations");
+        kernel.seconds.resize(calls.size());
+        for (size_t i = 0; i < calls.size(); ++i) kernel.seconds[i].push_back(calls[i].seconds);
+    }
+
+    // A GPU's clock falls within a second of load to what its power limit leaves (decision 27).
+    void load() {
+        if (device_->kind() == DeviceKind::cpu) return;
+        const double wanted = loaded_ ? 0.3 : 1.5;
+        loaded_ = true;
+        for (const auto start = Clock::now(); seconds_since(start) < wanted;) {
+            for (Kernel& kernel : kernels_of_step_) launch([&] { kernels_.run(kernel.call); });
+        }
+    }
+
+    double time_copy() {
+        const int64_t most = 2 * kGiB, width = 4096;
+        const int64_t half = std::min(most, round_down(sample_.device_bytes / 2, 4 * width));
+        const int64_t rows = half / width / 4;
+        if (rows == 0) return 0;
+        std::byte* memory = device_->memory().data();
+        const auto from = ops::View::of(memory, DType::f32, rows, width);
+        const auto to = ops::View::of(memory + half, DType::f32, rows, width);
+        double best = 0;
+        for (int i = 0; i < 4; ++i) {
+            time_calls(
+                [&] {
+                    timed_->copy_out(from, to);
+                    timed_->cast(from, to);
+                },
+                1e-4);
+            for (const OpCall& call : timed_->take())
+                best = std::max(best, call.bytes / call.seconds);
+        }
+        return best;
+    }
+
+    // ------------------------------------------------------------ updates
+
+    // Of the chunks whose state this device updates.
+    std::vector<const planner::Chunk*> updated() const {
+        std::vector<const planner::Chunk*> chunks;
+        for (const planner::Chunk& chunk : plan_.chunks) {
+            const bool here = device_->kind() == DeviceKind::cpu ||
+                              (chunk.state != swap::kNoObject &&
+                               plan_.objects[chunk.state].home == swap::Tier::device);
+            if (chunk.trainable && !chunk.replica && here) chunks.push_back(&chunk);
+        }
+        return chunks;
+    }
+
+    // As many elements as a chunk has, or as there is room for, through all of the buffers.
+    void time_update() {
+        const auto chunks = updated();
+        if (chunks.empty()) return;
+        const StateFormat& kept = plan_.state;
+        const int64_t each = kept.element_bytes() + size_of(plan_.compute) + size_of(plan_.wire);
+        const int64_t room = device_buffer_bytes(sample_);
+        const int64_t count = std::min(plan_.chunk_elements, round_down(room / each, optim::kLeaf));
+        if (count == 0) return;
+        const optim::Scalars scalars = optim::scalars_of(hyper_of(config_), 1, 1.0);
+        const int64_t places = std::clamp<int64_t>(room / (count * each), 1, 8);
+        const OpCall what{.name = "update " + config_.optimizer.method,
+                          .shape = std::to_string(count) + " elements",
+                          .bytes = static_cast<double>(update_bytes(plan_, count))};
+        const auto pass = [&] {
+            for (int64_t i = 0; i < places; ++i)
+                timed_->note(what, [&] { update(count, i * count * each, scalars); });
+        };
+        if (update_.calls.empty() && device_->kind() == DeviceKind::cuda) {
+            launch([&] {
+                pass();
+                timed_->begin(TimedOps::Mode::count);
+                pass();
+            });
+            update_.calls = timed_->take();
+        }
+        time_calls(pass, 1e-3);
+        note(update_, timed_->take());
+        int64_t elements = 0;
+        for (const planner::Chunk* chunk : chunks) elements += chunk->count;
+        updates_ = ceil_div(elements, count);
+    }
+
+    void update(int64_t count, int64_t offset, const optim::Scalars& scalars) {
+        std::byte* at = device_->memory().data() + offset;
+        optim::Span span = state_span(plan_, count, at, at);
+        const int64_t state = count * plan_.state.element_bytes();
+        span.weight = at + state;
+        span.weight_type = plan_.compute;
+        if (plan_.state.split) span.weight_in = static_cast<const uint16_t*>(span.weight);
+        span.gradient = at + state + count * size_of(plan_.compute);
+        span.gradient_type = plan_.wire;
+        if (device_->kind() == DeviceKind::cpu) return optim::update(teams_->all(), span, scalars);
+        optim::cuda::update(span, scalars, device_->stream(StreamKind::compute).native());
+    }
+
+    // ------------------------------------------------------------ results
+
+    // Calls alike become one line of the kernel.
+    void add(const Kernel& kernel, KernelProfile& found) const {
+        const bool update = &kernel == &update_;
+        const std::string name = update ? "update" : KernelTimes::name_of(kernel.kind);
+        const size_t first = found.ops.size();
+        for (size_t i = 0; i < kernel.seconds.size(); ++i) {
+            const OpCall& call = kernel.calls[i];
+            const double seconds = median_of(kernel.seconds[i]);
+            const auto alike = std::find_if(found.ops.begin() + static_cast<ptrdiff_t>(first),
+                                            found.ops.end(), [&](const ProfiledOp& known) {
+                                                return known.call.name == call.name &&
+                                                       known.call.shape == call.shape;
+                                            });
+            if (alike == found.ops.end()) {
+                found.ops.push_back({.kernel = name, .call = call, .calls = 1});
+                found.ops.back().call.seconds = seconds;
+                continue;
+            }
+            alike->call.seconds += seconds;
+            ++alike->calls;
+        }
+        for (size_t i = first; i < found.ops.size(); ++i) {
+            found.ops[i].call.seconds /= static_cast<double>(found.ops[i].calls);
+            found.ops[i].calls = update ? updates_ : found.ops[i].calls * kernel.count;
+        }
+    }
+
+    const Config& config_;
+    const Plan& plan_;
+    const Plan& sample_;
+    const swap::Schedule step_ = record_step(sample_, Previous::rest, false);
+    const Topology machine_;
+    std::unique_ptr<Executor> executor_;
+    std::unique_ptr<Device> device_;
+    std::unique_ptr<NodeTeams> teams_;
+    std::unique_ptr<ops::Ops> ops_;
+    std::unique_ptr<TimedOps> timed_;
+    model::Decoder decoder_;
+    pinned_mem::Pool pool_;
+    StepKernels kernels_;
+    std::span<std::byte> staging_{};
+    std::vector<double> host_pattern_{};
+    std::unique_ptr<swap::Store> store_;
+    std::optional<Bench> bench_{};
+    std::vector<Kernel> kernels_of_step_{};
+    Kernel update_{};
+    int64_t updates_ = 0;
+    bool loaded_ = false;
+};
+
+}  // namespace
+
+KernelProfile profile_kernels(const Config& config, int rounds) {
+    const Plans plans = plans_of(config);
+    return Profiler(config, plans).run(rounds);
+}
+
+std::vector<ops::SlowPath> slow_operations(const Config& config) {
+    if (device_from(config.device) == DeviceKind::cpu) return {};
+    const auto executor = make_thread_executor();
+    const auto device = Device::open(DeviceKind::cuda, *executor);
+    Team team(1);
+    const auto ops = ops_on(*device, config, team);
+    const model::Shape shape = model_of(config).shape;
+    const model::Decoder decoder(
+        shape, numerics_of(config, shape),
+        model::layers_of(shape, config.freeze, config.optimizer.decay_norms_and_biases), *ops);
+    decoder.scratch_bytes();  // asks for every operation's, block by block
+    std::vector<ops::SlowPath> found = ops::slow_paths(*ops);
+    for (ops::SlowPath& path : found) path.times *= config.batch.micro_batches;
+    return found;
+}
+
+}  // namespace ferry::train

@@ -1,0 +1,38 @@
+// Where a step's compute goes: every operation of its kernels, as the engine calls it, timed.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ferry/config.h"
+#include "ops/slow_paths.h"
+#include "ops/timed_ops.h"
+
+namespace ferry::train {
+
+struct ProfiledOp {
+    std::string kernel{};  // of the step's, as KernelTimes names it
+    ops::OpCall call{};    // its seconds: the median over rounds, of one call
+    int64_t calls = 0;     // of a step
+};
+
+struct KernelProfile {
+    std::vector<ProfiledOp> ops{};   // in the order in which a step first calls them
+    double product_flops_per_s = 0;  // of one large product in the compute type; 0: not known
+    double copy_bytes_per_s = 0;     // of a large copy within the device's memory, read and written
+    std::string device{};            // "cuda sm_90"
+    int64_t tokens = 0;              // of a step
+    int64_t attention_kept = 0, mlp_kept = 0;  // blocks that do not compute it again
+};
+
+// Plans the configuration, and runs each kind of kernel that a step of the plan has, on buffers of
+// the plan's sizes: `rounds` times, after a GPU's clock has settled under their load. Kernels go in
+// a step's order, so that a call finds the caches as a step leaves them. Updates of the state are
+// those that the device makes. Blocks for seconds. Throws Error.
+KernelProfile profile_kernels(const Config& config, int rounds);
+
+// What of a step does not go the fast way on the configuration's GPU, `times` of a step. Opens the
+// device and reserves nothing; cuDNN builds its kernels. Empty on the CPU.
+std::vector<ops::SlowPath> slow_operations(const Config& config);
+
+}  // namespace ferry::train

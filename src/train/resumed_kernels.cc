@@ -1,0 +1,31 @@
+#include "resumed_kernels.h"
+
+#include <string>
+
+#include "aio/published_run.h"
+#include "base/log.h"
+#include "ops/blas_kernels.h"
+#include "numerics_record.h"
+
+namespace ferry::train {
+
+void take_recorded_kernels(const Config& config, const model::Shape& shape, const Device& device) {
+    if (device.kind() != DeviceKind::cpu || config.budgets.nvme.empty()) return;
+    const NvmePath& path = config.budgets.nvme.front();
+    const uint64_t run = aio::published_run({.path = path.path});
+    if (run == 0) return;
+    const std::string machine = machine_text(device, config), core = ops::blas_core();
+    const size_t at = machine.find(" " + core + " ");
+    if (at == std::string::npos || numerics_hash(config, shape, machine, 1) == run) return;
+    for (const std::string& other : ops::blas_cores()) {
+        std::string with_other = machine;
+        with_other.replace(at + 1, core.size(), other);
+        if (numerics_hash(config, shape, with_other, 1) != run) continue;
+        if (ops::take_blas_core(other))
+            log_info("the run was started with OpenBLAS's " + other +
+                     " kernels and goes on with them, not with " + core + ", for the same bits");
+        return;
+    }
+}
+
+}  // namespace ferry::train

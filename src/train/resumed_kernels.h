@@ -1,0 +1,15 @@
+// A run goes on with the kernels that it was started with: others round differently, and its state
+// would be refused.
+#pragma once
+
+#include "ferry/config.h"
+#include "ferry/device.h"
+#include "model/model.h"
+
+namespace ferry::train {
+
+// Before the operations are made: of OpenBLAS's kernels that this processor can run, takes those
+// whose numerics record is that of the durable state at the first path. None are: does nothing.
+void take_recorded_kernels(const Config& config, const model::Shape& shape, const Device& device);
+
+}  // namespace ferry::train

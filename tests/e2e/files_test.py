@@ -1,0 +1,252 @@
+"""Files that change under a run, outputs that are no files, streams that are closed: nothing is lost without a word."""
+
+import glob
+import json
+import os
+import resource
+import shutil
+import signal
+import stat
+import subprocess
+import unittest
+
+from harness import FERRY, IO, USAGE, FerryTest, Run
+
+BAD_SECTOR = os.path.join(os.environ.get("FERRY_BUILD_DIR", ""), "libbad_sector.so")
+
+
+class TokensUnderARunTest(FerryTest):
+    STEPS = 3000
+
+    def setUp(self):
+        self.file = self.path(f"{self.id().rpartition('.')[2]}.bin")
+        shutil.copy(self.path("tokens.bin"), self.file)
+
+    def while_it_trains(self, change):
+        """A run whose token file is changed after some of its steps."""
+        command = self.command(self.config(data__tokens=self.file, steps=self.STEPS))
+        process = subprocess.Popen([FERRY, *command], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        out = ""
+        while out.count('"loss"') < 3:
+            out += process.stdout.readline()
+        change()
+        # Enough is seen when it has gone on for a while: each step reads much of the file.
+        while process.poll() is None and out.count('"loss"') < 300:
+            out += process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        rest, err = process.communicate(timeout=120)
+        return Run(process.returncode, out + rest, err)
+
+    def assert_noticed(self, run, *words):
+        self.assertEqual(run.code, IO, run.err)
+        for text in ("the token file changed", self.file, *words):
+            self.assertIn(text, run.err)
+
+    def other_tokens(self):
+        with open(self.file, "rb") as file:
+            contents = bytearray(file.read())
+        contents[64:] = bytes(byte ^ 1 for byte in contents[64:])
+        return contents
+
+    def test_another_file_copied_over_it(self):
+        def change():
+            contents = self.other_tokens()
+            with open(self.file, "wb") as file:
+                file.write(contents)
+        self.assert_noticed(self.while_it_trains(change))
+
+    def test_bytes_changed_with_the_time_put_back(self):
+        def change():
+            before = os.stat(self.file)
+            with open(self.file, "r+b") as file:
+                file.write(self.other_tokens())
+            os.utime(self.file, ns=(before.st_atime_ns, before.st_mtime_ns))
+        self.assert_noticed(self.while_it_trains(change), "other bytes than at the start")
+
+    def test_a_shorter_file(self):
+        self.assert_noticed(self.while_it_trains(lambda: os.truncate(self.file, 100)), "100 bytes long")
+
+    def test_another_file_renamed_over_it_changes_nothing(self):
+        undisturbed = self.while_it_trains(lambda: None)
+        def change():
+            other = self.file + "-other"
+            with open(other, "wb") as file:
+                file.write(self.other_tokens())
+            os.rename(other, self.file)
+        run = self.while_it_trains(change)
+        self.assertEqual(run.code, 0, run.err)
+        both = min(len(run.steps), len(undisturbed.steps))
+        self.assertGreater(both, 100)
+        self.assertEqual([step["loss"] for step in run.steps[:both]],
+                         [step["loss"] for step in undisturbed.steps[:both]])
+
+    def test_a_sector_that_cannot_be_read(self):
+        if not os.path.exists(BAD_SECTOR):
+            self.skipTest("not built")
+        for good_reads in (0, 1, 40):
+            env = {**os.environ, "LD_PRELOAD": BAD_SECTOR, "FERRY_TEST_BAD_FILE": self.file,
+                   "FERRY_TEST_GOOD_READS": str(good_reads)}
+            run = self.train(self.config(data__tokens=self.file, steps=self.STEPS), env=env)
+            self.assertEqual(run.code, IO, run.err)
+            for text in ("the token file cannot be read", self.file, "Input/output error"):
+                self.assertIn(text, run.err)
+
+
+class OutputsTest(FerryTest):
+    def outputs(self, path):
+        """Every option that names a file to write."""
+        train = self.command(self.config(steps=1))
+        return {
+            "-o": ["data", self.path("text.txt"), "-o", path],
+            "--trace": [*train, "--trace", path],
+            "--weights-out": [*train, "--weights-out", path],
+            "--export": [*train, "--export", path],
+            "--save": ["bench", "io", self.path("nvme"), "--size", "1MiB", "--save", path],
+            "--plot": ["bench", "io", self.path("nvme"), "--size", "1MiB", "--plot", path],
+        }
+
+    def test_what_is_no_file_is_refused_and_stays(self):
+        device, fifo, link = self.path("null"), self.path("fifo"), self.path("link")
+        os.mkfifo(fifo)
+        os.symlink("/dev/null", link)
+        kinds = [(fifo, stat.S_ISFIFO), (link, stat.S_ISCHR)]
+        try:
+            os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+            kinds.append((device, stat.S_ISCHR))
+        except OSError:
+            pass  # not root
+        for path, is_still in kinds:
+            for option, command in self.outputs(path).items():
+                with self.subTest(path=path, option=option):
+                    run = self.ferry(*command)
+                    self.assertEqual(run.code, USAGE, run.err)
+                    self.assertIn(path, run.err)
+                    self.assertTrue(is_still(os.stat(path).st_mode))
+
+    def test_a_pipe_is_read_whole(self):
+        """`ferry data <(command)`: nothing looks into it first."""
+        fifo, out = self.path("text-fifo"), self.path("piped.bin")
+        os.mkfifo(fifo)
+        with open(self.path("text.txt"), "rb") as file:
+            text = file.read()
+        with subprocess.Popen([FERRY, "data", fifo, "-o", out], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+            with open(fifo, "wb") as file:
+                file.write(text)
+            _, err = run.communicate(timeout=30)
+        self.assertEqual(run.returncode, 0, err)
+        with open(out, "rb") as file, open(self.path("tokens.bin"), "rb") as whole:
+            self.assertEqual(file.read(), whole.read())
+
+    def test_the_users_own_files_stay(self):
+        out = self.path("w.safetensors")
+        for name in ("w.safetensors.part", "precious"):
+            with open(self.path(name), "w", encoding="ascii") as file:
+                file.write(name)
+        os.symlink("precious", self.path("t.json.part"))
+        run = self.train(self.config(steps=1), "--weights-out", out, "--trace", self.path("t.json"))
+        self.assert_trained(run)
+        for name in ("w.safetensors.part", "precious"):
+            with open(self.path(name), encoding="ascii") as file:
+                self.assertEqual(file.read(), name)
+
+    def test_two_runs_that_write_one_name(self):
+        out = self.path("both.safetensors")
+        def weights(seed):
+            alone = self.path(f"alone{seed}.safetensors")
+            self.assert_trained(self.train(self.config(steps=2, seed=seed), "--weights-out", alone))
+            with open(alone, "rb") as file:
+                return file.read()
+        whole = [weights(seed) for seed in (1, 2)]
+        for _ in range(3):
+            runs = [subprocess.Popen([FERRY, *self.command(self.config(steps=2, seed=seed)), "--weights-out", out],
+                                     stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for seed in (1, 2)]
+            for run in runs:
+                _, err = run.communicate(timeout=60)
+                self.assertEqual(run.returncode, 0, err)
+            with open(out, "rb") as file:
+                self.assertIn(file.read(), whole)
+        self.assertEqual(glob.glob(out + ".*"), [])
+
+    def test_two_runs_that_export_to_one_directory(self):
+        out = self.path("exported")
+        os.mkdir(out)
+        first = subprocess.Popen([FERRY, *self.command(self.config(steps=100000)), "--export", out], text=True,
+                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        first.stdout.readline()
+        second = self.train(self.config(steps=1), "--export", out)
+        self.assertEqual(second.code, USAGE, second.err)
+        self.assertIn("another ferry", second.err)
+        first.send_signal(signal.SIGINT)
+        _, err = first.communicate(timeout=60)
+        self.assertEqual(first.returncode, 0, err)
+        self.assertEqual(sorted(os.listdir(out)), ["config.json", "model.safetensors"])
+
+    def test_a_trace_that_does_not_fit(self):
+        trace = self.path("full.json")
+        whole = self.train(self.config(steps=2))
+        def limit():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+        for there in (False, True):
+            if there:
+                with open(trace, "w", encoding="ascii") as file:
+                    file.write('{"displayTimeUnit":"ms"}')
+            run = self.train(self.config(steps=2), "--trace", trace, preexec_fn=limit)
+            self.assertEqual(run.code, IO, run.err)
+            self.assertIn("the trace cannot be written", run.err)
+            self.assertIn(trace, run.err)
+            self.assertEqual(run.numbers(), whole.numbers(), "the result does not depend on it")
+            self.assertEqual(os.path.exists(trace), there)
+            self.assertEqual(glob.glob(trace + ".*"), [])
+        with open(trace, encoding="ascii") as file:
+            self.assertEqual(json.load(file), {"displayTimeUnit": "ms"})
+
+
+class ClosedStreamsTest(FerryTest):
+    def closed(self, arguments, *streams):
+        """A run with these streams closed when it starts, as by `>&-`."""
+        redirections = " ".join(f"{stream}>&-" for stream in streams)
+        return subprocess.run(["bash", "-c", f'exec "$0" "$@" {redirections}', FERRY, *arguments],
+                              capture_output=True, text=True, timeout=120, check=False)
+
+    def test_the_durable_state_is_not_written_over(self):
+        drive = self.path("durable")
+        given = {"steps": 6, "clip_norm": 1.0, "budgets__host": "300KiB", "checkpoint__durable_steps": True,
+                 "schedule__kind": "constant", "schedule__warmup_steps": 0,
+                 "budgets__nvme": [{"path": drive, "size": "64MiB"}]}
+        whole = self.train(self.config(**{**given, "steps": 9, "checkpoint__durable_steps": False,
+                                          "budgets__nvme": [self.nvme()]}))
+        self.assert_trained(whole)
+        for streams in ((1,), (2,), (1, 2), (0, 1, 2)):
+            with self.subTest(streams=streams):
+                os.mkdir(drive)
+                run = self.closed(self.command(self.config(**given)), *streams)
+                self.assertEqual(run.returncode, 0, run.stderr)
+                with open(os.path.join(drive, "ferry.volume"), "rb") as file:
+                    self.assertEqual(file.read(8), b"ferryvol")
+                resumed = self.train(self.config(**{**given, "steps": 9}), "--resume")
+                self.assert_trained(resumed)
+                self.assertEqual(resumed.hashes, whole.hashes)
+                shutil.rmtree(drive)
+
+    def test_outputs_hold_nothing_that_was_printed(self):
+        for streams in ((1,), (2,), (0, 1, 2)):
+            out = self.path("closed.bin")
+            run = self.closed(["data", self.path("text.txt"), "-o", out], *streams)
+            self.assertEqual(run.returncode, 0, run.stderr)
+            with open(out, "rb") as file, open(self.path("tokens.bin"), "rb") as whole:
+                self.assertEqual(file.read(), whole.read())
+
+    def test_examples_that_open_volumes(self):
+        folder = self.path("examples")
+        os.mkdir(folder)
+        for name in ("example_minimal", "example_leases"):
+            program = os.path.join(os.environ.get("FERRY_BUILD_DIR", ""), name)
+            if not os.path.exists(program):
+                continue
+            run = subprocess.run(["bash", "-c", 'exec "$0" "$1" 0>&- 1>&- 2>&-', program, folder],
+                                 capture_output=True, text=True, timeout=120, check=False)
+            self.assertEqual(run.returncode, 0, name)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,27 @@
+// A machine file, and what planning asks it.
+#include "machine_file.h"
+
+#include <nlohmann/json.hpp>
+
+#include "fuzz.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    using namespace ferry;
+    static const fuzz::Directory directory;
+    const std::string name = directory.put("machine.json", fuzz::text_of(data, size));
+    fuzz::refused_or_read([&] {
+        const tools::MachineFile file = tools::MachineFile::read(name);
+        fuzz::refused_or_read([&] { file.path("/mnt/nvme"); });
+        for (const char* const device : {"cpu", "cuda sm_90"}) {
+            const tools::FiguresOf what{.device = device,
+                                        .kernels = "kernels",
+                                        .ranks = "2 ranks, 2 on a host, by nccl",
+                                        .threads = 2};
+            fuzz::refused_or_read([&] { file.machine(what); });
+            fuzz::refused_or_read([&] { file.comm(what); });
+            fuzz::refused_or_read([&] { file.kernels(what); });
+        }
+        fuzz::refused_or_read([&] { file.gpu("model"); });
+    });
+    return 0;
+}

@@ -1,0 +1,56 @@
+// The header of a volume beside its one segment: as it is, and with the checksum that it should
+// have, by which whoever writes one gets it believed.
+#include <cstring>
+
+#include "aio/published_run.h"
+#include "ferry/aio.h"
+#include "fuzz.h"
+#include "header.h"
+
+namespace {
+
+using namespace ferry;
+
+constexpr uint64_t kRun = 7;
+
+void open_header(const std::string& name, aio::Leftover leftover) {
+    fuzz::refused_or_read([&] {
+        const aio::HeaderFile file(name, false);
+        aio::Header found;
+        file.find_leftover(leftover, kRun, found);
+    });
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    static const fuzz::Directory directory;
+    static const std::string segment = directory.put("ferry.seg0", std::string(64 * kKiB, '\0'));
+    const std::string_view text = fuzz::text_of(data, size);
+    for (const bool sealed : {false, true}) {
+        aio::Header header{};
+        std::memcpy(static_cast<void*>(&header), data, std::min(size, sizeof header));
+        if (sealed) header.sum = aio::sum_of(header);
+        const std::string name = directory.put(
+            "ferry.volume",
+            sealed ? std::string_view(reinterpret_cast<const char*>(&header), sizeof header)
+                   : text);
+        aio::published_run({.path = directory.path()});
+        for (const auto leftover : {aio::Leftover::remove, aio::Leftover::reuse_any})
+            if (std::filesystem::exists(name)) open_header(name, leftover);
+        if (!std::filesystem::exists(name)) continue;
+        fuzz::refused_or_read([&] {
+            const auto executor = make_simulated_executor(1);
+            const auto volume =
+                aio::Volume::open({.paths = {{.path = directory.path(), .size_bytes = kMiB}},
+                                   .classes = {{.name = "slots", .slot_bytes = 4096, .slots = 8}},
+                                   .backend = aio::BackendKind::posix,
+                                   .leftover = aio::Leftover::resume,
+                                   .run_id = kRun,
+                                   .record_bytes = 4096},
+                                  *executor);
+            for (size_t n = 0; n < 2; ++n) volume->found_record(n);
+        });
+    }
+    return 0;
+}

@@ -1,0 +1,205 @@
+#include "base/files.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <functional>
+#include <vector>
+
+#include "base/checksum.h"
+#include "ferry/error.h"
+#include "ferry/streams.h"
+#include "tests/support/temporary_directory.h"
+
+namespace ferry {
+namespace {
+
+using testing::HasSubstr;
+
+std::vector<std::string> names_in(const TemporaryDirectory& directory) {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(directory.path()))
+        names.push_back(entry.path().filename());
+    std::ranges::sort(names);
+    return names;
+}
+
+void write_whole(const std::string& path, std::string_view text) {
+    Draft draft(path);
+    draft.write(text);
+    draft.publish();
+}
+
+// What a child process returns, whose standard streams may be closed.
+int in_child(const std::function<int()>& body) {
+    const pid_t child = fork();
+    if (child == 0) _exit(body());
+    int status = 0;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+class DraftTest : public testing::Test {
+protected:
+    std::string refusal(const std::string& path, Trouble trouble) const {
+        try {
+            write_whole(path, "new");
+        } catch (const Error& error) {
+            EXPECT_EQ(error.trouble(), trouble) << error.what();
+            return error.what();
+        }
+        ADD_FAILURE() << path << " was written";
+        return {};
+    }
+
+    TemporaryDirectory directory_;
+};
+
+TEST_F(DraftTest, AppearsWholeOrNotAtAll) {
+    directory_.put("out", "old");
+    {
+        Draft draft(directory_ / "out");
+        draft.write("half of ");
+        EXPECT_EQ(directory_.contents("out"), "old");
+    }
+    EXPECT_EQ(names_in(directory_), std::vector<std::string>{"out"}) << "a draft was left";
+    write_whole(directory_ / "out", "new");
+    EXPECT_EQ(directory_.contents("out"), "new");
+    EXPECT_EQ(names_in(directory_), std::vector<std::string>{"out"});
+}
+
+TEST_F(DraftTest, TwoOfOneNameDoNotMix) {
+    Draft one(directory_ / "out"), other(directory_ / "out");
+    one.write("one, and long");
+    other.write("other");
+    one.write(", longer");
+    other.publish();
+    EXPECT_EQ(directory_.contents("out"), "other");
+    one.publish();
+    EXPECT_EQ(directory_.contents("out"), "one, and long, longer");
+}
+
+TEST_F(DraftTest, LeavesTheUsersOwnFilesAlone) {
+    directory_.put("precious", "thesis");
+    directory_.put("out.part", "mine");
+    const std::string link = directory_ / ("out." + std::to_string(getpid()));
+    ASSERT_EQ(symlink("precious", link.c_str()), 0);
+    write_whole(directory_ / "out", "new");
+    EXPECT_EQ(directory_.contents("precious"), "thesis");
+    EXPECT_EQ(directory_.contents("out.part"), "mine");
+    EXPECT_EQ(names_in(directory_).size(), 4u);
+}
+
+TEST_F(DraftTest, WhatAKillLeftIsInNobodysWay) {
+    EXPECT_EQ(in_child([&] {
+                  Draft draft(directory_ / "out");
+                  draft.write("half");
+                  return raise(SIGKILL);
+              }),
+              -1);
+    EXPECT_EQ(names_in(directory_).size(), 1u);
+    write_whole(directory_ / "out", "new");
+    EXPECT_EQ(directory_.contents("out"), "new");
+}
+
+TEST_F(DraftTest, ReplacesWhatALinkNamesAndNotTheLink) {
+    directory_.put("real", "old");
+    for (const char* target : {"real", "not-there-yet"}) {
+        const std::string link = directory_ / "link";
+        ASSERT_EQ(symlink(target, link.c_str()), 0);
+        write_whole(link, "new");
+        EXPECT_TRUE(std::filesystem::is_symlink(link));
+        EXPECT_EQ(directory_.contents(target), "new");
+        std::filesystem::remove(link);
+    }
+}
+
+TEST_F(DraftTest, ReplacesNothingButRegularFiles) {
+    const std::string fifo = directory_ / "fifo", link = directory_ / "link";
+    ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
+    ASSERT_EQ(symlink("/dev/null", link.c_str()), 0);
+    ASSERT_EQ(mkdir((directory_ / "folder").c_str(), 0700), 0);
+    for (const std::string& path : {std::string("/dev/null"), link, fifo, directory_ / "folder"})
+        EXPECT_THAT(refusal(path, Trouble::usage), HasSubstr("no file"));
+    EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
+    EXPECT_TRUE(std::filesystem::is_fifo(fifo));
+    // It became one while the draft was written.
+    Draft draft(directory_ / "late");
+    ASSERT_EQ(mkfifo((directory_ / "late").c_str(), 0600), 0);
+    EXPECT_THROW(draft.publish(), Error);
+    EXPECT_TRUE(std::filesystem::is_fifo(directory_ / "late"));
+}
+
+TEST_F(DraftTest, SaysWhyItCannotBeWritten) {
+    EXPECT_THAT(refusal(directory_ / "no/such/out", Trouble::io),
+                HasSubstr("make the directory first"));
+    const std::string long_name(250, 'x');
+    write_whole(directory_ / long_name, "fits");
+    EXPECT_EQ(directory_.contents(long_name), "fits");
+}
+
+TEST_F(DraftTest, KeepsPrivateWhatWasPrivate) {
+    directory_.put("out", "old");
+    ASSERT_EQ(chmod((directory_ / "out").c_str(), 0600), 0);
+    write_whole(directory_ / "out", "new");
+    struct stat status {};
+    ASSERT_EQ(stat((directory_ / "out").c_str(), &status), 0);
+    EXPECT_EQ(status.st_mode & 0777, 0600u);
+}
+
+TEST_F(DraftTest, NeverHasTheNumberOfAStandardStream) {
+    for (int closed = 0; closed <= 2; ++closed) {
+        EXPECT_EQ(in_child([&] {
+                      close(closed);
+                      Draft draft(directory_ / "out");
+                      [[maybe_unused]] const ssize_t said = ::write(closed, "printed", 7);
+                      draft.write("kept");
+                      draft.publish();
+                      return 0;
+                  }),
+                  0);
+        EXPECT_EQ(directory_.contents("out"), "kept") << closed;
+    }
+}
+
+TEST(StandardStreams, AreHeldWhereTheyAreClosed) {
+    for (int closed = 0; closed <= 2; ++closed) {
+        EXPECT_EQ(in_child([closed] {
+                      close(closed);
+                      hold_standard_streams();
+                      char byte = 0;
+                      const bool held = ::write(closed, "printed", 7) == 7 &&
+                                        ::read(closed, &byte, 1) == 0 &&
+                                        open("/dev/null", O_RDONLY) > 2;
+                      return held ? 0 : 1;
+                  }),
+                  0)
+            << closed;
+    }
+    EXPECT_EQ(in_child([] {
+                  for (int stream = 0; stream <= 2; ++stream) close(stream);
+                  hold_standard_streams();
+                  return open("/dev/null", O_RDONLY);
+              }),
+              3);
+}
+
+TEST(RunningChecksum, IsThatOfTheWhole) {
+    std::vector<std::byte> bytes(5000);
+    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 7 + i / 256);
+    for (const size_t piece : {size_t{1}, size_t{63}, size_t{256}, size_t{4999}, size_t{9000}}) {
+        RunningChecksum running;
+        for (size_t at = 0; at < bytes.size(); at += piece)
+            running.add(std::span(bytes).subspan(at, std::min(piece, bytes.size() - at)));
+        EXPECT_EQ(running.value(), checksum(bytes)) << piece;
+    }
+    EXPECT_EQ(RunningChecksum().value(), checksum({}));
+}
+
+}  // namespace
+}  // namespace ferry

@@ -1,0 +1,99 @@
+"""docs/benchmarks.md is what bench/make_page.py makes of bench/targets.json and bench/results/."""
+
+import datetime
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "bench" / "make_page.py"
+PAGE = ROOT / "docs" / "benchmarks.md"
+
+
+def check(*options):
+    return subprocess.run([sys.executable, SCRIPT, "--check", *options], capture_output=True, text=True, check=False)
+
+
+class BenchmarksPageTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="ferry-page-")
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        shutil.copytree(ROOT / "bench" / "results", self.folder / "results")
+        shutil.copy(ROOT / "bench" / "targets.json", self.folder)
+
+    def change(self, name, change):
+        path = self.folder / name
+        found = json.loads(path.read_text(encoding="utf-8"))
+        change(found)
+        path.write_text(json.dumps(found), encoding="utf-8")
+
+    def test_the_page_is_current(self):
+        done = check()
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+    def test_another_figure_is_another_page(self):
+        self.assertEqual(check("--folder", self.folder).returncode, 0)
+        self.change("results/peers_llmq.json", lambda run: run["rows"][0].update(ratio=1.4, ratio_low=1.39, ratio_high=1.41))
+        done = check("--folder", self.folder)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("run it", done.stderr)
+        fresh = self.folder / "page.md"
+        subprocess.run([sys.executable, SCRIPT, "--folder", self.folder, "--page", fresh], check=True)
+        row = next(line for line in fresh.read_text(encoding="utf-8").splitlines() if line.startswith("| T6 |"))
+        self.assertIn("LLMQ: 1.400x (1.390 to 1.410), **missed**", row)
+
+    def test_outcomes_go_by_the_spread(self):
+        def outcome(ratio, low, high):
+            self.change("results/peers_llmq.json",
+                        lambda run: run["rows"][0].update(ratio=ratio, ratio_low=low, ratio_high=high))
+            fresh = self.folder / "page.md"
+            subprocess.run([sys.executable, SCRIPT, "--folder", self.folder, "--page", fresh], check=True)
+            return re.search(r"\| LLMQ: [^<]*\*\*(\w+)\*\*", fresh.read_text(encoding="utf-8"))[1]
+        self.assertEqual([outcome(1.5, 1.4, 1.6), outcome(1.49, 1.4, 1.6), outcome(1.49, 1.4, 1.4999)],
+                         ["met", "open", "missed"])
+
+    def test_runs_and_targets_belong_together(self):
+        shutil.copy(self.folder / "results/startup.json", self.folder / "results/nobody.json")
+        self.assertIn("nobody", check("--folder", self.folder).stderr)
+        (self.folder / "results/nobody.json").unlink()
+        (self.folder / "results/startup.json").unlink()
+        self.assertIn("'startup'", check("--folder", self.folder).stderr)
+
+    def test_a_row_that_is_gone_is_named(self):
+        self.change("results/swap_h200.json", lambda run: run["rows"].clear())
+        self.assertIn("swap_h200 has no row", check("--folder", self.folder).stderr)
+
+    def test_every_target_has_a_row(self):
+        ids = re.findall(r"^\| (T\d+) \|", PAGE.read_text(encoding="utf-8"), re.M)
+        self.assertEqual(ids, [f"T{number}" for number in range(1, 25)])
+
+    def test_every_run_says_where_when_and_how(self):
+        for path in sorted((ROOT / "bench" / "results").glob("*.json")):
+            with self.subTest(path.name):
+                run = json.loads(path.read_text(encoding="utf-8"))
+                self.assertTrue(run["machine"]["processor"] and run["command"] and run["rows"])
+                datetime.date.fromisoformat(run.get("date") or run["machine"]["date"])
+                keys = [(row["name"], row["unit"]) for row in run["rows"]]
+                self.assertEqual(len(keys), len(set(keys)))
+                for row in run["rows"]:
+                    self.check_row(row)
+
+    def check_row(self, row):
+        """Larger is better whichever side is the smaller figure; medians of pairs lie near the medians' ratio."""
+        self.assertLessEqual({"name", "value", "unit", "reference", "ratio"}, set(row))
+        if "ratio_low" in row:
+            self.assertTrue(row["ratio_low"] <= row["ratio"] <= row["ratio_high"], row)
+        if None not in (row["value"], row["reference"], row["ratio"]):
+            plain = row["value"] / row["reference"]
+            apart = min(abs(row["ratio"] / one - 1) for one in (plain, 1 / plain))
+            self.assertLess(apart, 0.35, row)
+
+
+if __name__ == "__main__":
+    unittest.main()

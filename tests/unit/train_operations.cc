@@ -1,0 +1,193 @@
+// The rows of the table of operations against the schedules of real plans.
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "planner/recorder.h"
+#include "step.h"
+
+namespace ferry::train {
+namespace {
+
+using planner::Content;
+using planner::ItemOf;
+using planner::Op;
+using planner::Role;
+using planner::Row;
+using planner::Work;
+using swap::Lane;
+using swap::Task;
+
+struct Case {
+    bool tied = false;
+    int64_t groups = 1, stage = 0;
+    int ranks = 1;
+    StateFormat state{};
+    double on_device = 0, on_nvme = 0;
+};
+
+constexpr int64_t kInput = 16384, kTokens = 64;
+
+planner::Plan plan_of(const Case& of) {
+    const model::Shape shape{.hidden = 64,
+                             .layers = 3,
+                             .heads = 2,
+                             .kv_heads = 1,
+                             .head_dim = 32,
+                             .intermediate = 128,
+                             .vocab = 256,
+                             .tie_embeddings = of.tied};
+    Config config;
+    config.batch = {.sequence = kTokens, .micro_batch = 1, .micro_batches = 4};
+    config.swap = {.chunk_elements = 8192,
+                   .groups = of.groups,
+                   .speculate = "all",
+                   .state_on_nvme = of.on_nvme,
+                   .state_on_device = of.on_device,
+                   .save_attention = 1,
+                   .save_mlp = 2};
+    if (of.on_nvme > 0) config.budgets.nvme = {{.path = "there", .size_bytes = kGiB}};
+    return planner::make_plan(
+        config, model::layers_of(shape, {}, false, of.ranks),
+        {.sequence = kTokens, .micro_batch = 1, .compute = DType::bf16, .wire = DType::bf16},
+        {.activation = kInput,
+         .scratch = 1 << 20,
+         .kept = {kInput, kInput},
+         .saved_flops = {std::vector<double>(3, 1.0), std::vector<double>(3, 1.0)}},
+        of.state, planner::default_figures(config),
+        zero::partition_of(of.stage, of.ranks - 1, of.ranks));
+}
+
+const std::vector<Case> kCases{
+    {},
+    {.tied = true, .groups = 2, .on_nvme = 0.5},
+    {.state = {.moment_type = DType::bf16, .split = true}, .on_nvme = 1},
+    {.tied = true, .on_device = 1},
+    {.stage = 0, .ranks = 2},
+    {.tied = true, .groups = 2, .stage = 1, .ranks = 3},
+    {.stage = 3, .ranks = 2, .state = {.split = true}},
+};
+
+template <class Look>
+void for_kernels(const planner::Plan& plan, const Look& look) {
+    const auto all = [&](const swap::Schedule& schedule) {
+        for (const Task& task : schedule.tasks)
+            if (task.verb == swap::Verb::kernel) look(task);
+    };
+    for (int p = 0; p < kPrevious; ++p) {
+        all(record_step(plan, static_cast<Previous>(p), plan.speculative));
+        all(record_drain(plan, static_cast<Previous>(p)));
+    }
+    all(record_evaluation(plan, plan.group_size()));
+}
+
+// Of an operand as it is read or written once. Of a table and of the embedding's gradient the rows
+// that occur; what a kernel keeps to itself or hands to the next counts for nothing.
+int64_t bytes_of(Content content, Op op, const Work& work) {
+    const bool of_chunk = planner::row_of(op).item == ItemOf::chunk;
+    switch (content) {
+        case Content::weights:
+            return work.layer->elements * size_of(work.compute);
+        case Content::table:
+            return op == Op::embed ? work.input_bytes
+                                   : work.table->elements * size_of(work.compute);
+        case Content::input:
+        case Content::input_gradient:
+            return work.input_bytes;
+        case Content::gradient:
+            if (of_chunk) return (op == Op::cut ? work.ranks : 1) * work.elements * 4;
+            return op == Op::embed_backward ? work.input_bytes : work.layer->trainable_elements * 4;
+        case Content::table_gradient:
+            return (work.table ? work.table : work.layer)->trainable_elements * 4;
+        case Content::tokens:
+            return work.tokens_bytes;
+        case Content::wire:
+            return work.elements * size_of(work.wire);
+        case Content::pieces:
+            return work.ranks * work.elements * size_of(work.wire);
+        case Content::leaves:
+            return work.elements / 4096 * 4;
+        case Content::state:
+            return work.elements *
+                   (op == Op::recast ? work.state.master_bytes() : work.state.element_bytes());
+        case Content::weight:
+            return work.elements * size_of(work.compute);
+        case Content::bytes:
+            return work.bytes;
+        default:
+            return 0;
+    }
+}
+
+// Recorded with the operands that its row asks for, on its row's lane; and the row's bytes are
+// those of the operands, added up apart from it.
+TEST(OperationRows, AgreeWithTheTasksOfEveryPlan) {
+    std::set<Op> seen;
+    for (const Case& of : kCases) {
+        const planner::Plan plan = plan_of(of);
+        for_kernels(plan, [&](const Task& task) {
+            const auto op = static_cast<Op>(task.op);
+            const Row& row = planner::row_of(task);
+            SCOPED_TRACE(testing::Message() << row.name << ", case " << &of - kCases.data());
+            seen.insert(op);
+            EXPECT_TRUE(task.lane == row.lane || (row.device_too && task.lane == Lane::compute));
+            if (row.item != ItemOf::none) {
+                EXPECT_GE(task.item, 0);
+                EXPECT_LT(task.item,
+                          row.item == ItemOf::chunk ? std::ssize(plan.chunks) : plan.micro_batches);
+            }
+            const Work work = planner::work_of(plan, task);
+            int64_t touched = 0;
+            for (size_t i = 0; i < task.places.size(); ++i) {
+                const bool given = task.places[i].kind != swap::Place::Kind::none;
+                if (i >= row.operands.size()) {
+                    EXPECT_FALSE(given);
+                    continue;
+                }
+                const planner::OperandOf& operand = row.operands[i];
+                EXPECT_TRUE(given || operand.optional || op == Op::agree) << "operand " << i;
+                if (given)
+                    touched += (operand.role == Role::in_out ? 2 : 1) *
+                               bytes_of(operand.content, op, work);
+            }
+            // What the ranks exchange does not follow from a rank's buffers.
+            EXPECT_EQ(row.bytes(work), row.lane == Lane::comm ? task.bytes : touched);
+            if (row.lane == Lane::comm) return;
+            if (row.timed_by != planner::TimedBy::bytes) {
+                EXPECT_EQ(task.bytes, touched);
+            }
+        });
+    }
+    for (const Row& row : planner::operations()) EXPECT_TRUE(seen.contains(row.op)) << row.name;
+}
+
+TEST(OperationRows, CountTheProductsOfTheModel) {
+    for (const bool tied : {false, true}) {
+        const planner::Plan plan = plan_of({.tied = tied});
+        const auto block = static_cast<double>(plan.layers[1].elements);
+        const auto head = static_cast<double>(plan.layers[tied ? 0 : 4].elements);
+        constexpr double kAttention = 1000, kMlp = 300, kOnce = 2 * double(kTokens);
+        for_kernels(plan, [&](const Task& task) {
+            const Row& row = planner::row_of(task);
+            Work work = planner::work_of(plan, task);
+            EXPECT_EQ(work.tokens, kTokens);
+            work.saved_flops = {kAttention, kMlp};
+            const auto keeps = [&](model::Saved what) {
+                return (task.flags & planner::flag_of(what)) != 0;
+            };
+            const double flops = row.flops ? row.flops(work) : 0;
+            double expected = 0;
+            if (row.op == Op::forward) expected = kOnce * block + kAttention;
+            if (row.op == Op::backward)
+                expected = 4 * kOnce * block +
+                           (keeps(model::Saved::attention) ? 2 : 3) * kAttention -
+                           (keeps(model::Saved::mlp) ? kMlp : 0);
+            if (row.op == Op::head) expected = 3 * kOnce * head;
+            if (row.op == Op::head_loss) expected = kOnce * head;
+            EXPECT_EQ(flops, expected) << row.name;
+        });
+    }
+}
+
+}  // namespace
+}  // namespace ferry::train

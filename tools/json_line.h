@@ -1,0 +1,15 @@
+// A line of JSON on standard output.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace ferry::tools {
+
+// A path's name may hold bytes that are no UTF-8: they are replaced, as JSON has no room for them.
+template <class Json>
+std::string json_line(const Json& value) {
+    return value.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace ferry::tools
