@@ -78,7 +78,7 @@ void write(const std::vector<model::Layer>& layers, const Config& config,
             places.push_back({static_cast<int64_t>(l), &tensor});
         }
     }
-    const DType type = options.type.value_or(numerics_of(config).compute);
+    const DType type = options.type.value_or(numerics_of(config, {}).compute);
     const std::filesystem::path directory(options.directory);
     checkpoint::NewFiles made;
     checkpoint::write_model(
