@@ -73,13 +73,13 @@ bool begins_as_tokens(const std::string& path) {
 // `ferry data *.txt -o notes.txt` must not eat the notes.
 void check_replaces_tokens(const std::string& path) {
     const auto parent = std::filesystem::path(path).parent_path();
-    if (!parent.empty() && kind_of(parent) != FileKind::directory) {
+    if (!parent.empty() && ferry::kind_of(parent) != ferry::FileKind::directory) {
         throw Error(Trouble::usage, {.what = "the output's directory does not exist",
                                      .where = path,
                                      .remedy = "make the directory first"});
     }
-    const FileKind kind = kind_of(path);
-    if (kind != FileKind::none && kind != FileKind::regular) {
+    const ferry::FileKind kind = ferry::kind_of(path);
+    if (kind != ferry::FileKind::none && kind != ferry::FileKind::regular) {
         throw Error(Trouble::usage, {.what = "the output is no regular file",
                                      .where = path,
                                      .remedy = "choose another name after -o"});

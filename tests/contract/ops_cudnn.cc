@@ -2,6 +2,7 @@
 // products of narrow numbers; but it gives the same bits every time.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <tuple>
 
@@ -167,6 +168,19 @@ TEST_P(CudnnAttention, a_group_of_heads_is_the_same_alone_and_among_others) {
     }
 }
 
+// Of all elements together, relative to those that are wanted.
+double distance(const Matrix& actual, const Matrix& wanted) {
+    double apart = 0, all = 0;
+    for (int64_t r = 0; r < actual.rows(); ++r) {
+        for (int64_t c = 0; c < actual.cols(); ++c) {
+            const double want = wanted.get(r, c), off = actual.get(r, c) - want;
+            apart += off * off;
+            all += want * want;
+        }
+    }
+    return std::sqrt(apart / all);
+}
+
 // Windows keep the oracle's work small; ferry's own attention, which is held to the oracle for
 // itself, stands for it where a query sees all before it. The last one has more slopes than a
 // single group may keep.
@@ -185,7 +199,10 @@ TEST_P(CudnnAttention, long_sequences_are_near_the_oracle) {
         run(s.window > 0 ? *oracle : *own_, s, there);
         const double noise = unit_of(GetParam());
         expect_near(here.out, there.out, 1, noise);
-        expect_near(here.dqkv, there.dqkv, 8, noise);
+        // A key that thousands of queries of several heads see adds up as many rounded
+        // probabilities: single elements drift, the whole does not.
+        expect_near(here.dqkv, there.dqkv, s.window > 0 ? 8 : 32, noise);
+        EXPECT_LT(distance(here.dqkv, there.dqkv), 1.5 * noise);
     }
 }
 
