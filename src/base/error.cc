@@ -13,7 +13,7 @@ namespace {
 // Whoever made the error quotes users' text with in_quotes(); what they forgot must not flood a log
 // either. The longest path that the system takes is 4,096 bytes.
 std::string bounded(const std::string& text) {
-    constexpr size_t kMost = 8192;
+    constexpr size_t kMost = 2000;
     return text.size() <= kMost ? text : shown(text, kMost);
 }
 

@@ -39,6 +39,7 @@ Plan plan_with(int64_t chunk_elements, const Config& config,
                const zero::Partition& partition) {
     Plan plan{.partition = partition,
               .micro_batches = config.batch.micro_batches,
+              .tokens = numerics.tokens(),
               .chunk_elements = chunk_elements,
               .tied = layers.back().find(model::Role::head_table) == nullptr,
               .verify = config.swap.verify,

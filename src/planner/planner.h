@@ -82,6 +82,7 @@ std::vector<int64_t> group_counts(int64_t micro_batches);
 struct Plan {
     zero::Partition partition{};
     int64_t micro_batches = 1, groups = 1;  // of a step and rank, group by group
+    int64_t tokens = 0;                     // of a micro-batch
     int64_t chunk_elements = 0;
     bool tied = false;
     bool speculative = false,

@@ -30,11 +30,10 @@ std::vector<Owner> owners_of_objects(const Plan& plan) {
 
 Work work_of(const Plan& plan, const swap::Task& task) {
     const auto buffer = [&](Class c) { return plan.buffers[static_cast<size_t>(c)].bytes; };
-    const int64_t tokens = buffer(Class::tokens);
     Work work{.bytes = task.bytes,
               .flags = task.flags,
-              .tokens = tokens / (2 * static_cast<int64_t>(sizeof(int32_t))),  // and their targets
-              .tokens_bytes = tokens,
+              .tokens = plan.tokens,
+              .tokens_bytes = buffer(Class::tokens),
               .input_bytes = buffer(Class::activation),
               .ranks = plan.partition.ranks,
               .compute = plan.compute,

@@ -68,7 +68,7 @@ class ScriptsTest(FerryTest):
         rows, notes = self.script("compute", "--shapes", "1b", "gpt2-xl", "--steps", "5")
         for shape in ("1b", "gpt2-xl"):
             self.assertGreater(rows[f"{shape}, ferry: a step"]["value"], 0)
-            self.assertIn(rows[f"{shape}, ferry: tokens a second, MFU"]["verdict"], ("met", "missed", "open"))
+            self.assertIn(rows[f"{shape}, ferry: tokens a second, MFU"]["outcome"], ("met", "missed", "open"))
         self.assertGreater(rows["one large product in bf16"]["value"], 0)
         self.assertIn("transformers is left out with --tiny", notes)
 

@@ -71,7 +71,7 @@ class PlanTest(ForecastTest):
         plan = self.forecast(self.tiers())
         self.assertEqual(set(plan), {"device_bytes", "host_bytes", "nvme_bytes", "chunk_elements",
                                      "micro_batches", "groups", "attention_kept", "mlp_kept", "inputs_kept", "ranks", "tiers",
-                                     "schedules", "wear", "planned_by", "forecast"})
+                                     "schedules", "wear", "planned_by", "forecast", "slow_operations"})
         forecast = plan["forecast"]
         self.assertEqual(set(forecast), {"step_seconds", "speculative", "binding", "plan_bound_seconds",
                                          "bound_seconds", "bound_link", "links", "timeline",

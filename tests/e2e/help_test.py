@@ -6,7 +6,7 @@ import unittest
 
 from harness import FERRY, FerryTest
 
-COMMANDS = ("train", "plan", "data", "eval", "export", "launch", "bench", "bench adam", "bench comm", "bench io", "bench swap")
+COMMANDS = ("train", "plan", "data", "eval", "export", "launch", "bench", "bench adam", "bench comm", "bench io", "bench kernels", "bench swap")
 LONG = ("bench adam", "bench comm")  # nothing stops these examples: they would measure
 
 

@@ -240,13 +240,15 @@ class IdsTest(HfTest):
             self.assertIn(said, done.err)
             self.assertFalse(os.path.exists(out))
 
-    def test_tokens_of_another_tokenizer_are_warned_of(self):
+    def test_tokens_of_another_tokenizer_are_refused_unless_insisted_on(self):
         out = self.path("bytes-for-a-model.bin")
         small = self.ids("H", [i % 30 for i in range(400)])
         self.assertEqual(self.ferry("data", small, "-o", out, "--ids", "uint16", "--vocab", "30").code, 0)
-        run = self.train(self.config_for(MODELS / "llama", data__tokens=out))
-        self.assert_trained(run)
-        self.assertIn("vocabulary of 30, the model knows 67", run.err)
+        config = self.config_for(MODELS / "llama", data__tokens=out)
+        run = self.train(config)
+        self.assertEqual(run.code, USAGE, run.err)
+        self.assertIn("a vocabulary of 30, where the model's has 67", run.err)
+        self.assert_trained(self.train(config, "--set", "data.small_vocabulary=ignore"))
 
     def test_sequences_longer_than_the_models_are_warned_of_once(self):
         run = self.train(self.config_for(MODELS / "llama", batch__sequence=100))

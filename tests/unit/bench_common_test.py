@@ -385,7 +385,7 @@ class SettingsTest(unittest.TestCase):
         options = argparse.Namespace(settings=["steps=2"])
         self.assertEqual(training.given(options, {"steps": 5, "seed": 1}), {"steps": "2", "seed": 1})
         self.assertEqual(training.words_of({"steps": 5, "a": [1]}, options.settings),
-                         ["--set", "steps=5", "--set", "a=[1]", "--set", "steps=2"])
+                         ["--set", "steps=2", "--set", "a=[1]"])
 
 
 class ControlGroupTest(unittest.TestCase):

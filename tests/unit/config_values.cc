@@ -74,9 +74,9 @@ TEST(Config, EveryKindOfValue) {
 }
 
 TEST(Config, OverridesReplace) {
-    const Config c = parse({"steps=5", "steps=6", "data.tokens=12", "budgets.host=2MiB",
-                            "budgets.nvme=[\"/x\"]", "budgets.nvme=[\"/y\"]", "batch.sequence=16",
-                            "model={\"layers\": 3}", "swap.state_on_nvme=auto"});
+    const Config c =
+        parse({"steps=6", "data.tokens=12", "budgets.host=2MiB", "budgets.nvme=[\"/y\"]",
+               "batch.sequence=16", "model={\"layers\": 3}", "swap.state_on_nvme=auto"});
     EXPECT_EQ(c.steps, 6);
     EXPECT_EQ(c.schedule.total_steps, 6);
     EXPECT_EQ(c.data.tokens, "12");  // a path is text even when it looks like a number

@@ -159,8 +159,8 @@ std::string in_options(std::string text) {
         {", or lower batch.micro_batch or batch.sequence", ""},  // there are none
         {"or correct the model's shape", "or lower --millions"},
         {"add a path to budgets.nvme", "name a directory on a drive"},
-        {"give the rest a path in budgets.nvme",
-         "leave the rest to a directory on a drive, or lower --millions"},
+        {"with a path in budgets.nvme for the rest",
+         "with a directory on a drive for the rest, or lower --millions"},
         {"or give the path a smaller size", "or lower --millions"},
         {", or add a path", ", name another directory, or lower --millions"},
         {"model, ", "--millions, "},
