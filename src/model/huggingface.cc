@@ -413,10 +413,6 @@ void read_sizes(const Reader& in, const Keys& keys, Shape& s) {
                   std::string(keys.hidden) + " " + std::to_string(s.hidden));
     s.head_dim = in.integer("head_dim", usual_head_dim ? s.hidden / s.heads : keys.absent_head_dim,
                             kMostHeadDim);
-    if (s.head_dim > kMostHeadDim)
-        in.refuse(keys.heads, "too few heads: each would be wider than any", s.heads,
-                  std::string(keys.hidden) + " " + std::to_string(s.hidden) + ", heads of up to " +
-                      std::to_string(kMostHeadDim) + " elements");
     if (s.heads % s.kv_heads != 0)
         in.refuse(keys.kv_heads, "the heads are not divisible by the key and value heads",
                   s.kv_heads, std::string(keys.heads) + " " + std::to_string(s.heads));
@@ -482,6 +478,10 @@ Description read_description(std::string_view text, const std::string& where) {
     s.layer_norm = keys.classic;
     s.gated = !keys.classic;
     check_elements(in, keys, s);
+    if (s.head_dim > kMostHeadDim)
+        in.refuse(keys.heads, "too few heads: each would be wider than any", s.heads,
+                  std::string(keys.hidden) + " " + std::to_string(s.hidden) + ", heads of up to " +
+                      std::to_string(kMostHeadDim) + " elements");
     s.qkv_bias = in.biased(keys.qkv_bias, "attention_bias");
     s.output_bias = in.biased(keys.output_bias, "attention_bias");
     s.mlp_bias = in.biased(keys.mlp_bias, "mlp_bias");
