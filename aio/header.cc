@@ -34,6 +34,17 @@ bool is_whole(const Header& header, ssize_t bytes) {
            header.version == kFormatVersion && header.sum == sum_of(header);
 }
 
+// Of the two copies that were read, which are whole and the one that counts: null, if neither is.
+struct Copies {
+    explicit Copies(const Header (&both)[2], ssize_t bytes)
+        : whole{is_whole(both[0], bytes), is_whole(both[1], bytes - ssize_t{sizeof(Header)})} {
+        if (whole[0]) counts = &both[0];
+        if (whole[1] && (!whole[0] || both[1].number > both[0].number)) counts = &both[1];
+    }
+    const bool whole[2];
+    const Header* counts = nullptr;
+};
+
 std::string hex(uint64_t value) {
     char text[20];
     snprintf(text, sizeof text, "%016lx", static_cast<unsigned long>(value));
@@ -140,14 +151,14 @@ uint64_t sum_of(Header header) noexcept {
 
 uint64_t published_run(const PathOptions& path) noexcept {
     const std::string name = path.raw_device ? path.path : path.path + "/ferry.volume";
-    const int file = open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    const int file =
+        open_above_standard(name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (file < 0) return 0;
-    Header header{};
-    const bool whole = pread(file, &header, sizeof header, 0) == sizeof header &&
-                       has_magic(header, sizeof header) && header.version == kFormatVersion &&
-                       header.sum == sum_of(header);
+    Header both[2]{};
+    const ssize_t got = pread(file, both, sizeof both, 0);
     close(file);
-    return whole && header.published ? header.run_id : 0;
+    const Header* header = Copies(both, got).counts;
+    return header != nullptr && header->published ? header->run_id : 0;
 }
 
 HeaderFile::HeaderFile(std::string name, bool raw_device)
@@ -199,16 +210,16 @@ HeaderFile::Reading HeaderFile::read() {
     if (got < 0)
         throw Error(Trouble::io, problem_of("the volume's header cannot be read", name_, errno));
     constexpr auto kEach = static_cast<ssize_t>(sizeof(Header));
-    const bool whole[2] = {is_whole(copies[0], got), is_whole(copies[1], got - kEach)};
-    if (!whole[0] && !whole[1]) return judge(copies[0], std::min(got, kEach));
-    const bool second = whole[1] && (!whole[0] || copies[1].number > copies[0].number);
+    const Copies known(copies, got);
+    if (known.counts == nullptr) return judge(copies[0], std::min(got, kEach));
     // Of a file that ends after the first one the writer was killed between the two.
-    if (!whole[0] || (!whole[1] && got > kEach))
-        log_warn("aio: the " + std::string(whole[0] ? "second" : "first") + " of two headers in " +
-                 name_ + " is damaged, the other one is whole and counts: check the drive");
-    number_ = copies[second ? 1 : 0].number;
+    if (!known.whole[0] || (!known.whole[1] && got > kEach))
+        log_warn("aio: the " + std::string(known.whole[0] ? "second" : "first") +
+                 " of two headers in " + name_ +
+                 " is damaged, the other one is whole and counts: check the drive");
+    number_ = known.counts->number;
     Reading reading;
-    reading.header = copies[second ? 1 : 0];
+    reading.header = *known.counts;
     reading.condition = Condition::whole;
     return reading;
 }

@@ -19,6 +19,7 @@
 #include "ferry/device.h"
 #include "ferry/executor.h"
 #include "ferry/optim.h"
+#include "ferry/streams.h"
 #include "ops/ops.h"
 
 namespace {
@@ -385,6 +386,7 @@ private:
 }  // namespace
 
 int main(int argc, char** argv) {
+    ferry::hold_standard_streams();
     std::string only, shape;
     int64_t rows = 0;
     for (int i = 1; i + 1 < argc; i += 2) {

@@ -221,9 +221,10 @@ class Child:
 
 
 def words_of(settings, overrides=()):
-    """The words of a command line that set these keys, {key: value}, and then those of overrides, "key=value"."""
-    texts = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in settings.items()]
-    return [word for text in [*texts, *overrides] for word in ("--set", text)]
+    """The words of a command line that set these keys, {key: value}. Of overrides, "key=value", the last of a key stands."""
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in settings.items()}
+    texts.update(override.split("=", 1) for override in overrides)
+    return [word for key, text in texts.items() for word in ("--set", f"{key}={text}")]
 
 
 def given(options, settings):

@@ -62,7 +62,7 @@ private:
             const Cost cost = cost_(*task);
             const auto index = static_cast<size_t>(task - active->schedule->tasks.data());
             board_.take(static_cast<Lane>(lane));
-            running_[lane] = Running{now_s_, cost.seconds, cost, active->step, index};
+            running_[lane] = Running{now_s_, cost.seconds, cost, active->sequence, index};
             any = true;
         }
         return any;

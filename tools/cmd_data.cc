@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/files.h"
 #include "commands.h"
 #include "data/tokens.h"
 #include "ferry/error.h"
@@ -72,12 +73,13 @@ bool begins_as_tokens(const std::string& path) {
 // `ferry data *.txt -o notes.txt` must not eat the notes.
 void check_replaces_tokens(const std::string& path) {
     const auto parent = std::filesystem::path(path).parent_path();
-    if (!parent.empty() && !std::filesystem::is_directory(parent)) {
+    if (!parent.empty() && kind_of(parent) != FileKind::directory) {
         throw Error(Trouble::usage, {.what = "the output's directory does not exist",
                                      .where = path,
                                      .remedy = "make the directory first"});
     }
-    if (std::filesystem::exists(path) && !std::filesystem::is_regular_file(path)) {
+    const FileKind kind = kind_of(path);
+    if (kind != FileKind::none && kind != FileKind::regular) {
         throw Error(Trouble::usage, {.what = "the output is no regular file",
                                      .where = path,
                                      .remedy = "choose another name after -o"});

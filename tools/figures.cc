@@ -219,9 +219,7 @@ std::unique_ptr<train::Forecaster> forecaster_for(const Config& config,
     } catch (const Error& error) {
         if (error.trouble() != Trouble::usage) throw;
         // What is wrong with the configuration itself is wrong there too, and says so again.
-        Config on_host = config;
-        on_host.device = "cpu";
-        auto absent = file->gpu(train::Forecaster::make(on_host, count)->model_text());
+        auto absent = file->gpu(train::Forecaster::make(config, count, {})->model_text());
         if (!absent) throw;
         log_warn(std::string(error.what()) + "; planning for the " + absent->architecture + " of " +
                  file->name());

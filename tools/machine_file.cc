@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "base/files.h"
 #include "base/json_reader.h"
 #include "io_site.h"
 #include "writable.h"
@@ -156,9 +157,9 @@ int64_t index_of(const std::string& file, const json& one, const std::string& wh
 
 void check_machine_file(const std::string& file) {
     // Before it is opened: a pipe would wait for its writer.
-    if (std::filesystem::exists(file) && !std::filesystem::is_regular_file(file))
-        refuse(file,
-               std::filesystem::is_directory(file) ? "it is a directory" : "it is no regular file",
+    const FileKind kind = kind_of(file);
+    if (kind != FileKind::none && kind != FileKind::regular)
+        refuse(file, kind == FileKind::directory ? "it is a directory" : "it is no regular file",
                "", "name a file");
     read_file(file, true);
     const std::filesystem::path parent = std::filesystem::absolute(file).parent_path();

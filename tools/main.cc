@@ -5,6 +5,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <new>
 #include <string>
 #include <system_error>
@@ -95,6 +96,12 @@ int main(int argc, char** argv) {
         end(error);
     } catch (const std::bad_alloc&) {
         end(out_of_memory());
+    } catch (const std::filesystem::filesystem_error& error) {
+        end({ferry::Trouble::usage,
+             {.what = "a path cannot be used",
+              .where = error.path1().string(),
+              .measured = error.code().message(),
+              .remedy = "name another, or mend what the path leads through"}});
     } catch (const std::system_error& error) {
         end(as_named(error));
     } catch (const std::exception& error) {

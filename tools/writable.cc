@@ -41,8 +41,9 @@ void check_writable(const std::string& option, const std::string& path, size_t s
     if (access(directory.c_str(), W_OK | X_OK) != 0) {
         refuse("nothing can be written there", directory + ": " + std::strerror(errno));
     }
-    if (!std::filesystem::is_directory(directory)) refuse("not in a directory", directory);
-    if (std::filesystem::exists(file) && !std::filesystem::is_regular_file(file)) {
+    if (kind_of(directory) != FileKind::directory) refuse("not in a directory", directory);
+    const FileKind kind = kind_of(path);
+    if (kind != FileKind::none && kind != FileKind::regular) {
         refuse("it would replace something that is no file", path);
     }
     std::ifstream old(path, std::ios::binary);

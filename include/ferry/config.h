@@ -119,7 +119,7 @@ struct NumericsConfig {
     std::string residual = "auto";   // auto: bf16 for bf16, else fp32
     std::string wire = "auto";       // gradients: auto is the compute type
     std::string attention = "auto";  // on a GPU: auto is cuDNN's where it can, else ferry's
-    int64_t head_tile = 1024;        // tokens
+    int64_t head_tile = 0;           // tokens; 0: by the model, train/model_of.h
     int64_t mlp_tile = 0;
 };
 

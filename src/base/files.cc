@@ -49,6 +49,27 @@ const char* remedy_for(int error) {
 
 }  // namespace
 
+FileKind kind_of(const std::string& path) {
+    std::error_code failed;
+    const std::filesystem::file_status status = std::filesystem::status(path, failed);
+    switch (status.type()) {
+        case std::filesystem::file_type::not_found:
+            return FileKind::none;
+        case std::filesystem::file_type::regular:
+            return FileKind::regular;
+        case std::filesystem::file_type::directory:
+            return FileKind::directory;
+        case std::filesystem::file_type::none:
+            throw Error(Trouble::usage, {.what = "the path cannot be followed",
+                                         .where = path,
+                                         .measured = failed.message(),
+                                         .remedy = "name another file, or mend what the path leads "
+                                                   "through"});
+        default:
+            return FileKind::other;
+    }
+}
+
 void hold_standard_streams() noexcept {
     for (int stream = 0; stream <= kLastStandard; ++stream) {
         if (fcntl(stream, F_GETFD) >= 0 || errno != EBADF) continue;

@@ -13,6 +13,11 @@ namespace ferry {
 // Whoever uses ferry as a library may have closed them.
 int open_above_standard(const char* name, int flags, unsigned mode = 0) noexcept;
 
+// What a path names, symbolic links followed. Throws usage where that cannot be told: a circle of
+// links, a name too long, a directory that may not be searched.
+enum class FileKind : uint8_t { none, regular, directory, other };
+FileKind kind_of(const std::string& path);
+
 // A file that appears under its name whole, with publish(), or not at all. Until then it has a
 // random name beside it: two writers of one name never share a file, nobody's file is in the way,
 // and what a kill leaves does not stop the next run. What a symbolic link names is replaced, not

@@ -106,9 +106,9 @@ private:
 
 // Where neither name of a directory's weights is there.
 void require_safetensors(const std::filesystem::path& directory) {
-    if (std::filesystem::exists(directory / kSingle)) return;
+    if (kind_of(directory / kSingle) != FileKind::none) return;
     for (const char* other : {"pytorch_model.bin", "pytorch_model.bin.index.json"}) {
-        if (!std::filesystem::exists(directory / other)) continue;
+        if (kind_of(directory / other) == FileKind::none) continue;
         throw Error(Trouble::usage,
                     {.what = "the weights are PyTorch's pickles, which ferry does not read",
                      .where = (directory / other).string(),
@@ -295,9 +295,9 @@ struct Weights::Impl {
     std::vector<StoredTensor> tensors{};
 
     explicit Impl(const std::filesystem::path& path) {
-        const bool directory = std::filesystem::is_directory(path);
-        if (directory && std::filesystem::exists(path / kIndex)) {
-            if (std::filesystem::exists(path / kSingle)) refuse_two_models(path);
+        const bool directory = kind_of(path) == FileKind::directory;
+        if (directory && kind_of(path / kIndex) != FileKind::none) {
+            if (kind_of(path / kSingle) != FileKind::none) refuse_two_models(path);
             read_shards(path);
         } else {
             if (directory) require_safetensors(path);

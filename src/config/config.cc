@@ -79,12 +79,9 @@ class Reader {
 public:
     Reader(Config& config, config::Given& given) : config_(config), given_(given) {}
 
-    void read_all(const std::string& where, const std::string& path, const json& value) {
-        seen_.clear();
-        read(where, path, value);
-    }
+    // What is read from here on may give keys that were given before, once each.
+    void begin_layer() { seen_.clear(); }
 
-private:
     void read(const std::string& where, const std::string& path, const json& value) {
         if (const Key* key = config::find_key(path)) {
             if (!seen_.insert(path).second) given_twice(where, path);
@@ -104,9 +101,10 @@ private:
             read(where, path.empty() ? name : path + "." + name, item);
     }
 
+private:
     Config& config_;
     config::Given& given_;
-    std::set<std::string> seen_{};  // keys, of this file or override
+    std::set<std::string> seen_{};  // keys, of the file or of all overrides
 };
 
 // The value of `--set key=value`: JSON where it is JSON, else text, so that neither 24MiB nor a
@@ -128,7 +126,7 @@ void read_override(Reader& reader, const std::string& text) {
                      .remedy = "write --set key=value, such as --set batch.sequence=64"});
     }
     const std::string path = text.substr(0, equals);
-    reader.read_all(where, path, override_value(path, text.substr(equals + 1)));
+    reader.read(where, path, override_value(path, text.substr(equals + 1)));
 }
 
 void demand_required(const Config& config, const config::Given& given) {
@@ -149,10 +147,11 @@ Config parse_config(std::string_view text, const std::string& where,
     Config result;
     config::Given given{.file = where};
     Reader reader(result, given);
-    reader.read_all(where, "",
-                    parse_json(text, {.where = where,
-                                      .remedy = "correct it there; comments are allowed",
-                                      .comments = true}));
+    reader.read(where, "",
+                parse_json(text, {.where = where,
+                                  .remedy = "correct it there; comments are allowed",
+                                  .comments = true}));
+    reader.begin_layer();
     for (const std::string& each : overrides) read_override(reader, each);
     demand_required(result, given);
     config::resolve_defaults(result, given);

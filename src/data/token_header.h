@@ -7,7 +7,7 @@
 
 namespace ferry {
 
-static_assert(std::endian::native == std::endian::little, "token files are mapped as they lie");
+static_assert(std::endian::native == std::endian::little, "token files are read as they lie");
 
 constexpr char kTokenMagic[8] = {'F', 'E', 'R', 'R', 'Y', 'T', 'O', 'K'};
 constexpr uint32_t kTokenVersion = 1;

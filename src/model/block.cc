@@ -46,7 +46,7 @@ int64_t Block::scratch_bytes(const Shape& shape, const Numerics& numerics, const
 
 void Block::cut_attention(Carver& carver, Buffers& b) const {
     const int64_t tokens = numerics_.tokens();
-    b.attended = carver.matrix(numerics_.compute, tokens, query_);
+    b.attended = output_.input(carver, tokens);
     b.lse = carver.floats(shape_.heads * tokens);
 }
 
@@ -78,11 +78,11 @@ int64_t Block::mlp_tile() const {
 
 Block::Buffers Block::cut(Carver& carver, int64_t op_scratch_bytes) const {
     const int64_t tokens = numerics_.tokens(), tile = mlp_tile();
-    const int64_t hidden = shape_.hidden, inner = shape_.intermediate;
+    const int64_t hidden = shape_.hidden;
     const int64_t normed = shape_.head_norms ? tokens : 0;
     const DType compute = numerics_.compute;
     Buffers b;
-    b.n1 = carver.matrix(compute, tokens, hidden);
+    b.n1 = qkv_.input(carver, tokens);
     b.qkv = carver.matrix(compute, tokens, query_ + 2 * key_);
     b.normed = carver.matrix(compute, normed, query_ + key_);
     cut_attention(carver, b);
@@ -93,9 +93,9 @@ Block::Buffers Block::cut(Carver& carver, int64_t op_scratch_bytes) const {
     b.query_rstd = carver.floats(normed * shape_.heads);
     b.key_rstd = carver.floats(normed * shape_.kv_heads);
     const int64_t shared = carver.mark();
-    b.n2 = carver.matrix(compute, tile, hidden);
+    b.n2 = up_.input(carver, tile);
     b.inner = carver.matrix(compute, tile, up_.outputs());
-    b.active = carver.matrix(compute, tile, inner);
+    b.active = down_.input(carver, tile);
     b.stats2 = carver.floats(norm2_.stats_floats(tile));
     carver.rewind(shared);
     b.dattended = carver.matrix(compute, tokens, query_);
@@ -220,12 +220,15 @@ void Block::activate_backward(View active, View inner) {
 }
 
 void Block::forward(ConstView x_in, View x_out) {
-    attend(x_in, x_out);  // x_out holds x_mid until the MLP is added to it
+    attend(x_in, b_.x_mid);
     for (int64_t first = 0; first < x_out.rows; first += mlp_tile()) {
-        const View x = x_out.row_range(first, std::min(mlp_tile(), x_out.rows - first));
-        mlp(x, first);
-        activate(inner_of(first, x.rows));
-        down_.apply(ops_, b_.active.row_range(0, x.rows), x, x, b_.ops);
+        const int64_t count = std::min(mlp_tile(), x_out.rows - first);
+        const ConstView x_mid = b_.x_mid.row_range(first, count);
+        mlp(x_mid, first);
+        activate(inner_of(first, count));
+        // Not into x_mid itself: on a GPU that costs a copy of it first.
+        down_.apply(ops_, b_.active.row_range(0, count), x_out.row_range(first, count), x_mid,
+                    b_.ops);
     }
 }
 

@@ -22,6 +22,11 @@ public:
     ops::View matrix(DType type, int64_t rows, int64_t cols) {
         return ops::View::of(bytes(rows * cols * size_of(type)), type, rows, cols);
     }
+    // The same with rows that begin at multiples of 64 elements, and at least `spare` behind each.
+    ops::View padded_matrix(DType type, int64_t rows, int64_t cols, int64_t spare) {
+        const int64_t ld = round_up(cols + spare, 64);
+        return matrix(type, rows, ld).col_range(0, cols);
+    }
     float* floats(int64_t count) { return reinterpret_cast<float*>(bytes(count * 4)); }
 
     // What was cut since `mark` may be cut again.

@@ -70,6 +70,7 @@ Projection::Projection(const LayerMemory& memory, bool input_major,
         } else {
             parts_[static_cast<size_t>(count_++)] = part;
         }
+        if (bias != nullptr && size_of(type_) == 2) spare_ = ops::kSpare;
         last_weight = weight;
         last_bias = bias;
     }
@@ -86,7 +87,8 @@ Gemm Projection::forward(const Part& part, ConstView x, View y, ConstView addend
             .b = part.weight.value,
             .c = y.col_range(part.column, part.outputs),
             .bias = part.bias.value,
-            .addend = addend};
+            .addend = addend,
+            .spare = spare_};
 }
 
 Gemm Projection::backward(const Part& part, ConstView dy, View dx, ConstView addend) const {
@@ -105,6 +107,11 @@ Gemm Projection::gradient(const Part& part, ConstView dy, ConstView x) const {
             .b = input_major_ ? slope : x,
             .c = View::of(part.weight.gradient, DType::f32, w.rows, w.cols),
             .accumulate = true};
+}
+
+View Projection::input(Carver& carver, int64_t tokens) const {
+    return spare_ > 0 ? carver.padded_matrix(type_, tokens, inputs_, spare_)
+                      : carver.matrix(type_, tokens, inputs_);
 }
 
 void Projection::apply(ops::Ops& ops, ConstView x, View y, ConstView addend,

@@ -4,6 +4,7 @@
 #include <array>
 #include <initializer_list>
 
+#include "carver.h"
 #include "model/model.h"
 
 namespace ferry::model {
@@ -64,7 +65,9 @@ public:
     bool trains() const;
     int64_t outputs() const { return outputs_; }
 
-    // y = x W^T + b + addend, part by part. x: [tokens, inputs], y: [tokens, outputs].
+    // The [tokens, inputs] that `apply` multiplies. Of 16 bits and with a bias: room for it.
+    ops::View input(Carver& carver, int64_t tokens) const;
+    // y = x W^T + b + addend, part by part. x: rows of `input`, y: [tokens, outputs].
     void apply(ops::Ops& ops, ops::ConstView x, ops::View y, ops::ConstView addend,
                std::byte* scratch) const;
     // dx = dy W; the parts' contributions are added in order.
@@ -86,7 +89,7 @@ private:
     std::span<const Part> parts() const { return {parts_.data(), static_cast<size_t>(count_)}; }
     std::array<Part, 3> parts_{};
     int count_ = 0;
-    int64_t inputs_ = 0, outputs_ = 0;
+    int64_t inputs_ = 0, outputs_ = 0, spare_ = 0;
     DType type_ = DType::f32;
     bool input_major_;
 };

@@ -9,8 +9,8 @@
 #include <mutex>
 #include <utility>
 
-#include "base/process_limits.h"
 #include "base/log.h"
+#include "base/process_limits.h"
 #include "blas.h"
 #include "blas_buffers.h"
 #include "kernels.h"

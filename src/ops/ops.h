@@ -31,7 +31,11 @@ struct Gemm {
     bool accumulate = false;  // needs fp32 c
     ConstView bias{};         // [1, n], optional
     ConstView addend{};       // [m, n], optional; may be c itself
+    // Columns right behind a's, within its ld, that are nobody's: 0 or kSpare. What lies there is
+    // never read and may be overwritten; a GPU puts the bias of a product into its depth with them.
+    int64_t spare = 0;
 };
+constexpr int64_t kSpare = 8;
 
 struct Attention {
     int64_t sequences = 0, sequence = 0;  // tokens = sequences * sequence

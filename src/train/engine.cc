@@ -58,8 +58,8 @@ public:
           topology_(machine_of_rank(machine_for(config), context_->device->pci_address(), ranks_,
                                     executor_)),
           teams_(make_teams(config_, topology_, executor_, world_.ranks)),
-          numerics_(numerics_of(config)),
           described_(model_of(config)),
+          numerics_(numerics_of(config, shape_)),
           loader_(loader_options(config, shape_, partition_)),
           layers_(model::layers_of(shape_, config.freeze, config.optimizer.decay_norms_and_biases,
                                    world_.ranks)),
@@ -469,9 +469,9 @@ private:
     const optim::LrSchedule schedule_;
     Topology topology_;
     std::unique_ptr<NodeTeams> teams_;
-    model::Numerics numerics_;
     model::Description described_;
     const model::Shape& shape_ = described_.shape;
+    model::Numerics numerics_;
     TokenLoader loader_;
     std::string removed_{};  // a file of the durable state that was removed under the run
     std::vector<model::Layer> layers_;

@@ -78,7 +78,7 @@ void write(const std::vector<model::Layer>& layers, const Config& config,
             places.push_back({static_cast<int64_t>(l), &tensor});
         }
     }
-    const DType type = options.type.value_or(numerics_of(config).compute);
+    const DType type = options.type.value_or(numerics_of(config, {}).compute);
     const std::filesystem::path directory(options.directory);
     checkpoint::NewFiles made;
     checkpoint::write_model(
@@ -94,7 +94,7 @@ void write(const std::vector<model::Layer>& layers, const Config& config,
 ExportDirectory::ExportDirectory(std::string path) : path_(std::move(path)) {
     std::error_code reason;
     made_ = std::filesystem::create_directory(path_, reason);
-    if (!std::filesystem::is_directory(path_))
+    if (kind_of(path_) != FileKind::directory)
         refuse(path_, "the directory cannot be made", reason ? reason.message() : "");
     if (::access(path_.c_str(), W_OK | X_OK) != 0)
         refuse(path_, "nothing can be written there", std::strerror(errno));

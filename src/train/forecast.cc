@@ -42,7 +42,7 @@ public:
           device_(Device::open(absent ? DeviceKind::cpu : device_from(config.device), *executor_,
                                count.gpu)),
           ops_(ops_on(*device_, config, team_)),
-          decoder_(model_of(config).shape, numerics_of(config),
+          decoder_(model_of(config).shape, numerics_of(config, model_of(config).shape),
                    model::layers_of(model_of(config).shape, config.freeze,
                                     config.optimizer.decay_norms_and_biases, count.ranks),
                    *ops_),

@@ -1,5 +1,6 @@
 #include "model_of.h"
 
+#include <algorithm>
 #include <filesystem>
 
 #include "ferry/error.h"
@@ -38,6 +39,22 @@ void check_positions(const model::Description& found, int64_t sequence) {
                  .remedy = "set batch.sequence to " + std::to_string(found.context) + " or less"});
 }
 
+// Each tile reads and writes the head's whole gradient in fp32, so a GPU wants large ones. Logits
+// of no more elements than the MLP's activations cost no memory: a block's buffers and the head's
+// are never alive together.
+int64_t head_tile_of(const Config& config, const model::Shape& shape) {
+    constexpr int64_t kLeast = 1024, kMost = 4096, kLogits = 1LL << 27;
+    if (config.numerics.head_tile > 0) return config.numerics.head_tile;
+    if (config.device != "cuda") return kLeast;
+    const int64_t tokens = config.batch.sequence * config.batch.micro_batch;
+    const int64_t of_mlp =
+        config.numerics.mlp_tile > 0 ? std::min(config.numerics.mlp_tile, tokens) : tokens;
+    const int64_t logits = std::max(kLogits, of_mlp * shape.intermediate);
+    int64_t tile = kMost;
+    while (tile > kLeast && tile * shape.vocab > logits) tile /= 2;
+    return tile;
+}
+
 }  // namespace
 
 model::Description model_of(const Config& config) {
@@ -60,11 +77,11 @@ model::Description model_of(const Config& config) {
             .context = config.batch.sequence};
 }
 
-model::Numerics numerics_of(const Config& config) {
+model::Numerics numerics_of(const Config& config, const model::Shape& shape) {
     const DType compute = dtype_from_name(config.precision).value_or(DType::f32);
     return {.sequence = config.batch.sequence,
             .micro_batch = config.batch.micro_batch,
-            .head_tile = config.numerics.head_tile,
+            .head_tile = head_tile_of(config, shape),
             .mlp_tile = config.numerics.mlp_tile,
             .compute = compute,
             .residual = dtype_from_name(config.numerics.residual)

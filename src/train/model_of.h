@@ -16,7 +16,9 @@ constexpr TextFile kModelFile{.name = "the model's configuration",
                               .remedy = "name the directory of a Hugging Face model"};
 // The model's shape and context, from the configuration's own keys or its Hugging Face directory.
 model::Description model_of(const Config& config);
-model::Numerics numerics_of(const Config& config);
+// Tiles that the configuration leaves open follow from the model's shape, the batch and the kind of
+// device.
+model::Numerics numerics_of(const Config& config, const model::Shape& shape);
 std::string layer_name(const std::vector<model::Layer>& layers, int64_t layer);
 
 }  // namespace ferry::train

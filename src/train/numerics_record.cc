@@ -63,13 +63,13 @@ std::string options_of(const model::Shape& s) {
 
 std::string machine_text(const Device& device, const Config& config) {
     if (device.kind() == DeviceKind::cpu) return "device cpu; ops 3; " + ops::library_versions();
-    return "device " + device.architecture() + "; ops 4; " +
+    return "device " + device.architecture() + "; ops 5; " +
            ops::cuda_library_versions(attention_of(config));
 }
 
 std::string numerics_text(const Config& config, const model::Shape& s, const std::string& machine,
                           int ranks) {
-    const model::Numerics n = numerics_of(config);
+    const model::Numerics n = numerics_of(config, s);
     return fmt::format(
         "model {}x{} heads {}/{}x{} mlp {} vocab {} tied {} theta {} eps {}{}; sequence {} "
         "micro-batch {} x {}; "

@@ -84,7 +84,7 @@ private:
         Config config = config_;
         config.budgets.device_bytes = device_bytes;
         try {
-            return planner::make_plan(config, layers_for(options_), numerics_of(config),
+            return planner::make_plan(config, layers_for(options_), numerics_of(config, {}),
                                       {.activation = kSmall,
                                        .scratch = kSmall,
                                        .overhead = overhead_of(device_),

@@ -4,8 +4,8 @@
 
 #include "aio/published_run.h"
 #include "base/log.h"
-#include "ops/blas_kernels.h"
 #include "numerics_record.h"
+#include "ops/blas_kernels.h"
 
 namespace ferry::train {
 

@@ -130,15 +130,20 @@ TEST_F(RawDevice, LeftoversAreRefusedRemovedOrReused) {
 // Not even a wrong magic makes it a device whose contents may be destroyed.
 TEST_F(RawDevice, ADamagedHeaderIsStillFerrys) {
     leave_a_killed_run();
-    for (const int64_t at : {0, 8, 28, 32, 48, 4000}) {
+    // In both copies of the header: one of them alone would count.
+    const auto flip_both = [this](int64_t at) {
         flip(at);
+        flip(at + 4096);
+    };
+    for (const int64_t at : {0, 8, 28, 32, 48, 4000}) {
+        flip_both(at);
         for (const Leftover leftover : {Leftover::remove, Leftover::reuse, Leftover::resume}) {
             VolumeOptions wanted = options();
             wanted.leftover = leftover;
             const std::string why = refusal(wanted);
             EXPECT_NE(why.find("damaged"), std::string::npos) << "byte " << at << ": " << why;
         }
-        flip(at);
+        flip_both(at);
     }
     EXPECT_EQ(refusal(options()), "accepted");
 }

@@ -182,6 +182,9 @@ class JsonTest(BadInputTest):
             self.assert_refused(run, USAGE, "given twice", place)
         self.refused(USAGE, ["\"layers\" is given twice", "--set model"], "--set",
                      'model={"layers": 1, "layers": 2}')
+        for twice in (["seed=1", "seed=2"], ["model.layers=1", 'model={"layers": 1}'],
+                      ["budgets.device=1GiB", "budgets.device=2GiB"]):
+            self.refused(USAGE, ["is given twice", "--set " + twice[1]], "--set", twice[0], "--set", twice[1])
         self.assert_refused(self.machine('{"ferry_machine": 1, "ferry_machine": 1}'), USAGE, "given twice",
                             "machine.json: line 1")
 

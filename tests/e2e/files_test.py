@@ -105,6 +105,19 @@ class OutputsTest(FerryTest):
             "--plot": ["bench", "io", self.path("nvme"), "--size", "1MiB", "--plot", path],
         }
 
+    def test_a_path_that_cannot_be_followed_is_named(self):
+        loop, other = self.path("loop"), self.path("pool")
+        os.symlink(other, loop)
+        os.symlink(loop, other)
+        for path in (loop, os.path.join(loop, "under"), self.path("x" * 300)):
+            for option, command in self.outputs(path).items():
+                with self.subTest(path=path, option=option):
+                    run = self.ferry(*command)
+                    self.assertEqual(run.code, USAGE, run.err)
+                    self.assertIn(path, run.err)
+                    self.assertNotIn("filesystem error", run.err)
+        self.assertTrue(os.path.islink(loop))
+
     def test_what_is_no_file_is_refused_and_stays(self):
         device, fifo, link = self.path("null"), self.path("fifo"), self.path("link")
         os.mkfifo(fifo)

@@ -471,7 +471,8 @@ class MachineTest(ForecastTest):
         def complete(content):
             content["devices"][-1].update(memory_bytes=64 << 20, overhead_bytes=16 << 20)
             here = dict(content["kernels"][0])
-            here["of"] = here["of"].replace("device cpu", "device cuda sm_90")
+            here["of"] = (here["of"].replace("device cpu", "device cuda sm_90")
+                          .replace("head tile 1024", "head tile 4096"))
             content["kernels"].append(here)
         plan = plan_by(complete)
         self.assertEqual(plan["forecast"]["assumed"], [])

@@ -27,7 +27,7 @@ public:
 
     int64_t gemm_scratch_bytes(const Gemm& g) const override { return ops_->gemm_scratch_bytes(g); }
     void gemm(const Gemm& g, std::byte*) override {
-        Mirror m({of(g.a), of(g.b), of(g.c), of(g.bias), of(g.addend)},
+        Mirror m({of(g.a, g.spare), of(g.b), of(g.c), of(g.bias), of(g.addend)},
                  ops_->gemm_scratch_bytes(g));
         Gemm there = g;
         there.a = m(g.a);
@@ -225,9 +225,10 @@ private:
         const void* data;
         int64_t bytes;
     };
-    static Range of(const ConstView& v) {
+    // `spare`: columns behind the last row's that belong to it.
+    static Range of(const ConstView& v, int64_t spare = 0) {
         const bool none = v.data == nullptr || v.rows == 0 || v.cols == 0;
-        return {v.data, none ? 0 : ((v.rows - 1) * v.ld + v.cols) * size_of(v.type)};
+        return {v.data, none ? 0 : ((v.rows - 1) * v.ld + v.cols + spare) * size_of(v.type)};
     }
 
     // Operands on the GPU during one call; those that overlap lie together.

@@ -181,7 +181,8 @@ TEST(StandardStreams, AreHeldWhereTheyAreClosed) {
                   0)
             << closed;
     }
-    EXPECT_EQ(in_child([] {
+    // 3, or more where whoever started this has left something open.
+    EXPECT_GE(in_child([] {
                   for (int stream = 0; stream <= 2; ++stream) close(stream);
                   hold_standard_streams();
                   return open("/dev/null", O_RDONLY);

@@ -170,7 +170,8 @@ TEST(HuggingFace, a_yarn_factor_of_null_is_how_much_longer_the_context_is) {
 TEST(HuggingFace, layers_slide_by_a_window_or_not_at_all) {
     const json types{{"layer_types", {"full_attention", "sliding_attention", "full_attention"}}};
     for (const char* family : {"qwen2", "qwen3"}) {
-        const json of = changed(changed(llama(), {{"model_type", family}}), types);
+        const json of =
+            changed(changed(llama(), {{"model_type", family}, {"num_key_value_heads", 2}}), types);
         expect_refused(of, {"layer_types", "sliding_attention", "use_sliding_window"});
         expect_refused(changed(of, {{"use_sliding_window", false}, {"sliding_window", 32}}),
                        {"layer_types", "use_sliding_window"});

@@ -29,8 +29,7 @@ Config config_for(const KernelsOptions& options) {
     if (options.sequence > 0) set("batch.sequence", std::to_string(options.sequence));
     if (options.micro_batch > 0) set("batch.micro_batch", std::to_string(options.micro_batch));
     if (!options.device.empty()) set("device", options.device);
-    overrides.insert(overrides.end(), options.overrides.keys.begin(),
-                     options.overrides.keys.end());
+    overrides.insert(overrides.end(), options.overrides.keys.begin(), options.overrides.keys.end());
     if (!options.config.empty())
         return options.overrides.checked(load_config(options.config, overrides));
     const nlohmann::json config = {

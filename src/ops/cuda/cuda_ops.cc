@@ -40,11 +40,14 @@ public:
 
     int64_t gemm_scratch_bytes(const Gemm& g) const override {
         const int64_t elements = g.c.rows * g.c.cols;
-        const int64_t sum = Products::takes(g) ? 0 : elements * 4;
+        const bool in_depth = Products::takes_with_bias_in_depth(g);
+        const int64_t sum = Products::takes(g) || in_depth ? 0 : elements * 4;
         if (sum > 0) slow_.note(g);
-        const int64_t copy =
-            g.c.type == DType::f32 ? 0 : std::min(kCopyBytes, elements * size_of(g.c.type));
-        return kWorkspaceUnit + workspace_bytes_ + std::max(sum, copy);
+        const int64_t copy = g.c.type == DType::f32 || g.addend.cols == 0
+                                 ? 0
+                                 : std::min(kCopyBytes, elements * size_of(g.c.type));
+        return kWorkspaceUnit + workspace_bytes_ + (in_depth ? bytes_of(room_for_b(g)) : 0) +
+               std::max(sum, copy);
     }
 
     void gemm(const Gemm& g, std::byte* scratch) override {
@@ -55,10 +58,11 @@ public:
         FERRY_CHECK(scratch != nullptr);
         std::byte* workspace = workspace_in(scratch);
         std::byte* room = workspace + workspace_bytes_;
-        if (Products::takes(g)) {
-            const bool in_place = g.addend.data == g.c.data && g.c.type != DType::f32;
-            return in_place ? add_to_itself(g, workspace, room) : product(g, workspace);
+        if (Products::takes_with_bias_in_depth(g)) {
+            const Gemm whole = with_bias_in_depth(g, room);
+            return rounded_once(whole, workspace, room + bytes_of(room_for_b(g)));
         }
+        if (Products::takes(g)) return rounded_once(g, workspace, room);
         float* sum = floats(room);
         const Gemm only{
             .form = g.form, .a = g.a, .b = g.b, .c = View::of(sum, DType::f32, g.c.rows, g.c.cols)};
@@ -196,6 +200,41 @@ private:
 
     void product(const Gemm& g, std::byte* workspace) {
         if (!products_.run(g, workspace, stream_)) plain_gemm(g, stream_);
+    }
+    void rounded_once(const Gemm& g, std::byte* workspace, std::byte* room) {
+        const bool in_place = g.addend.data == g.c.data && g.c.type != DType::f32;
+        return in_place ? add_to_itself(g, workspace, room) : product(g, workspace);
+    }
+
+    // b with kSpare more rows, or columns where the form is nt, in scratch.
+    static View room_for_b(const Gemm& g) {
+        return g.form == Form::nt
+                   ? View{nullptr, g.b.type, g.b.rows, g.b.cols + kSpare, room_ld(g.b.cols)}
+                   : View::of(nullptr, g.b.type, g.b.rows + kSpare, g.b.cols);
+    }
+    static int64_t room_ld(int64_t cols) { return round_up(cols + kSpare, 64); }
+    static int64_t bytes_of(const View& v) {
+        return round_up(v.rows * v.ld * size_of(v.type), kWorkspaceUnit);
+    }
+
+    // [a 1] [b; bias] = a b + bias, in the fp32 sum of the product: cuBLASLt's epilogue for a bias
+    // rounds twice into 16 bits. A copy of b is small beside c.
+    Gemm with_bias_in_depth(const Gemm& g, std::byte* room) {
+        FERRY_CHECK(g.spare == kSpare && g.a.ld >= g.a.cols + kSpare);
+        const bool nt = g.form == Form::nt;
+        View b = room_for_b(g);
+        b.data = room;
+        copy_out(g.b, b.block(0, g.b.rows, 0, g.b.cols));
+        const View a{const_cast<void*>(g.a.data), g.a.type, g.a.rows, g.a.cols + kSpare, g.a.ld};
+        write_bias_edges(a.col_range(g.a.cols, kSpare), g.bias,
+                         nt ? b.col_range(g.b.cols, kSpare) : b.row_range(g.b.rows, kSpare), g.form,
+                         stream_);
+        Gemm whole = g;
+        whole.a = a;
+        whole.b = b;
+        whole.bias = {};
+        whole.spare = 0;
+        return whole;
     }
 
     // In place, cuBLASLt 13.1's kernels for Hopper round a 16-bit product before they add c, and

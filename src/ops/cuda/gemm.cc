@@ -12,6 +12,10 @@ namespace {
 
 bool is_biased(const Gemm& g) { return g.bias.cols > 0; }
 
+bool takes_addend(const Gemm& g) {
+    return g.addend.cols == 0 || (g.addend.type == g.c.type && !g.accumulate);
+}
+
 std::string shape_text(const Gemm& g) {
     const int64_t depth = g.form == Form::tn ? g.a.rows : g.a.cols;
     return std::to_string(g.c.rows) + " x " + std::to_string(g.c.cols) + " x " +
@@ -144,9 +148,13 @@ Products::Choice Products::choose(const Gemm& g, const Key& key) const {
 }
 
 bool Products::takes(const Gemm& g) {
-    const bool has_addend = g.addend.cols > 0;
     return (!is_biased(g) || (g.bias.type == DType::f32 && g.c.type == DType::f32)) &&
-           (!has_addend || (g.addend.type == g.c.type && !g.accumulate));
+           takes_addend(g);
+}
+
+bool Products::takes_with_bias_in_depth(const Gemm& g) {
+    return is_biased(g) && g.spare > 0 && g.form != Form::tn && size_of(g.a.type) == 2 &&
+           g.bias.type == g.a.type && takes_addend(g);
 }
 
 Products::Key Products::key_of(const Gemm& g) {

@@ -22,6 +22,8 @@ public:
     // Whether cuBLASLt can do all of it in one call with one rounding: of bias and addend those of
     // c's type, and not both an addend and c itself. By shapes: at plan time there is no data.
     static bool takes(const Gemm& gemm);
+    // Whether it could, were the bias a row of b that a column of ones multiplies.
+    static bool takes_with_bias_in_depth(const Gemm& gemm);
     // The product, of those that it takes. False, and nothing done, where cuBLASLt has no
     // algorithm; said in the log once a shape.
     bool run(const Gemm& gemm, void* workspace, cudaStream_t stream);

@@ -14,12 +14,15 @@ bool runs_here();
 
 // c = round(sum + bias + addend + (accumulate ? c : 0)), sum: fp32 [m, n].
 void finish_gemm(const Gemm& gemm, const float* sum, cudaStream_t stream);
+// The edges of a product whose bias is a part of its depth: a's spare columns, [m, kSpare], become
+// 1, 0, ...; b's rows or columns (of nt) behind its own, [kSpare, n] or [n, kSpare], bias, 0, ...
+void write_bias_edges(View a_edge, ConstView bias, View b_edge, Form form, cudaStream_t stream);
 // The whole product by ferry's own kernel: for what cuBLASLt does not do.
 void plain_gemm(const Gemm& gemm, cudaStream_t stream);
 
 // ---------------------------------------------------------------- norms
 
-constexpr int64_t kNormRows = 64;  // of a partial sum of the weight's gradient
+constexpr int64_t kNormRows = 16;  // of a partial sum of the weight's gradient
 void norm_forward(ConstView x, ConstView weight, double eps, View y, float* rstd,
                   cudaStream_t stream);
 // partial: [ceil(tokens * runs / kNormRows), weight.cols], where the weight trains.

@@ -55,23 +55,38 @@ __device__ void each_held(int64_t n, Body body) {
         body(-1, col, pack_count(n, col));
 }
 
-template <int kRow, int kHeld>
+// Rows of 16-bit elements (not kWide) take half the registers, so that more of them are under way.
+template <int kRow, int kHeld, bool kWide>
 struct HeldRow {
-    RawPack raw[kHeld];
+    uint4 low[kHeld], high[kWide ? kHeld : 1];
     Run run;
+    static __device__ DType type_of(const ConstView& v) {
+        if constexpr (kWide) return v.type;
+        return v.type == DType::f16 ? DType::f16 : DType::bf16;
+    }
     __device__ void fetch(const ConstView& v, Run at, int64_t n) {
         run = at;
 #pragma unroll
         for (int k = 0; k < kHeld; ++k) {
             const int64_t lane = static_cast<int>(threadIdx.x) % kRow;
             const int64_t col = (lane + int64_t{k} * kRow) * kPack;
-            raw[k] = RawPack{};
-            if (col < n) raw[k] = fetch_pack(v, at.row, at.col + col, pack_count(n, col));
+            RawPack raw{};
+            if (col < n) {
+                const auto bytes = kWide ? size_of(v.type) : int64_t{2};
+                raw = fetch_pack(
+                    static_cast<const char*>(v.data) + (at.row * v.ld + at.col + col) * bytes,
+                    type_of(v), pack_count(n, col));
+            }
+            low[k] = raw.low;
+            if constexpr (kWide) high[k] = raw.high;
         }
+    }
+    __device__ Pack held(const ConstView& v, int k, int count) const {
+        return widen_pack({low[k], kWide ? high[kWide ? k : 0] : uint4{}}, type_of(v), count);
     }
     __device__ Pack at(const ConstView& v, int k, int64_t col, int count) const {
         if (k < 0) return load_pack(v, run.row, run.col + col, count);
-        return widen_pack(raw[k], v.type, count);
+        return held(v, k, count);
     }
 };
 
@@ -81,12 +96,12 @@ __device__ int64_t group_index() {
     return int64_t{blockIdx.x} * (kThreads / kRow) + static_cast<int>(threadIdx.x) / kRow;
 }
 
-template <int kRow, int kHeld>
+template <int kRow, int kHeld, bool kWide>
 __global__ void __launch_bounds__(kThreads)
     forward_kernel(ConstView x, ConstView weight, double eps, View y, float* rstd, int64_t runs) {
     const int64_t i = group_index<kRow>(), n = i < runs ? weight.cols : 0;
     const Run run = run_of(x, i, weight.cols);
-    HeldRow<kRow, kHeld> in;
+    HeldRow<kRow, kHeld, kWide> in;
     in.fetch(x, run, n);
     float squares = 0;
     each_held<kRow, kHeld>(n, [&](int k, int64_t col, int count) {
@@ -107,13 +122,13 @@ __global__ void __launch_bounds__(kThreads)
     });
 }
 
-template <int kRow, int kHeld>
+template <int kRow, int kHeld, bool kWide>
 __global__ void __launch_bounds__(kThreads)
     layer_forward_kernel(ConstView x, ConstView weight, ConstView bias, double eps, View y,
                          float* stats) {
     const int64_t row = group_index<kRow>(), n = row < x.rows ? x.cols : 0;
     const auto cols = static_cast<double>(x.cols);
-    HeldRow<kRow, kHeld> in;
+    HeldRow<kRow, kHeld, kWide> in;
     in.fetch(x, {row, 0}, n);
     float sum = 0, squares = 0;
     each_held<kRow, kHeld>(n, [&](int k, int64_t col, int count) {
@@ -195,9 +210,9 @@ struct Backward {
 };
 
 // What a row needs of memory: under way while the row before is worked on.
-template <class Norm, int kRow, int kHeld>
+template <class Norm, int kRow, int kHeld, bool kWide>
 struct Inputs {
-    HeldRow<kRow, kHeld> d, x, before;
+    HeldRow<kRow, kHeld, kWide> d, x, before;
     Row row{};
     __device__ void fetch(const Norm& norm, const Backward& a, int64_t i, int64_t n) {
         if (n == 0) return;
@@ -209,8 +224,9 @@ struct Inputs {
     }
 };
 
-template <class Norm, int kRow, int kHeld>
-__device__ void backward_row(const Backward& a, const Inputs<Norm, kRow, kHeld>& in, int64_t n) {
+template <class Norm, int kRow, int kHeld, bool kWide>
+__device__ void backward_row(const Backward& a, const Inputs<Norm, kRow, kHeld, kWide>& in,
+                             int64_t n) {
     float sums[Norm::kSums] = {}, levels[Norm::kSums];
     double totals[Norm::kSums];
     each_held<kRow, kHeld>(n, [&](int k, int64_t col, int count) {
@@ -234,41 +250,41 @@ __device__ void backward_row(const Backward& a, const Inputs<Norm, kRow, kHeld>&
     });
 }
 
-template <class Norm, int kRow, int kHeld>
+template <class Norm, int kRow, int kHeld, bool kWide>
 __global__ void __launch_bounds__(kThreads) backward_kernel(Norm norm, Backward a) {
     const int64_t i = group_index<kRow>(), n = i < a.runs ? a.weight.cols : 0;
-    Inputs<Norm, kRow, kHeld> in;
+    Inputs<Norm, kRow, kHeld, kWide> in;
     in.fetch(norm, a, i, n);
-    backward_row(a, in, n);
+    backward_row<Norm, kRow, kHeld, kWide>(a, in, n);
 }
 
 // The same and, of the same reads, the sums of the weight's gradient: a group has kNormRows rows,
 // one after the other. Columns: all held.
-template <class Norm, int kRow, int kHeld>
+template <class Norm, int kRow, int kHeld, bool kWide>
 __global__ void __launch_bounds__(kThreads) backward_sums_kernel(Norm norm, Backward a) {
     const int64_t group = group_index<kRow>(), first = group * kNormRows;
     const auto columns = [&](int64_t i) {
         return i < min(first + kNormRows, a.runs) ? a.weight.cols : 0;
     };
     Pack sums[kHeld] = {};
-    Inputs<Norm, kRow, kHeld> in;
+    Inputs<Norm, kRow, kHeld, kWide> in;
     in.fetch(norm, a, first, columns(first));
     for (int64_t i = first; i < first + kNormRows; ++i) {  // all threads of the block together
         const int64_t n = columns(i);
-        [[maybe_unused]] Inputs<Norm, kRow, kHeld> next;
+        [[maybe_unused]] Inputs<Norm, kRow, kHeld, kWide> next;
         if constexpr (kHeld == 1) {
             if (i + 1 < first + kNormRows) next.fetch(norm, a, i + 1, columns(i + 1));
         }
 #pragma unroll
         for (int k = 0; k < kHeld; ++k) {
             if (n == 0) break;
-            const Pack d = widen_pack(in.d.raw[k], a.dy.type, kPack);
-            const Pack x = widen_pack(in.x.raw[k], a.x.type, kPack);
+            const Pack d = in.d.held(a.dy, k, kPack);
+            const Pack x = in.x.held(a.x, k, kPack);
 #pragma unroll
             for (int e = 0; e < kPack; ++e)
                 sums[k].at[e] = fmaf(Norm::normed(x.at[e], in.row), d.at[e], sums[k].at[e]);
         }
-        backward_row(a, in, n);
+        backward_row<Norm, kRow, kHeld, kWide>(a, in, n);
         if constexpr (kHeld == 1) {
             in = next;
         } else if (i + 1 < first + kNormRows) {
@@ -366,22 +382,36 @@ void add_sums(const Term& term, int64_t rows, int64_t cols, float* partial, floa
 
 // ---------------------------------------------------------------- launching
 
-template <int kRowThreads, int kHeldPacks>
+template <int kRowThreads, int kHeldPacks, bool kWideRows>
 struct Plan {
     static constexpr int kRow = kRowThreads, kHeld = kHeldPacks;
+    static constexpr bool kWide = kWideRows;
     static unsigned blocks(int64_t groups) { return blocks_for(groups, kThreads / kRow); }
 };
 constexpr int64_t kMostHeld = int64_t{4} * kThreads * kPack;  // columns
 
-// call(Plan<...>()): few threads for the rows of heads, half a block for narrow rows.
+// call(Plan<...>()): few threads for the rows of heads, half a block for narrow rows. What a thread
+// holds and adds follows from the length of a row and the width of its elements.
 template <class Call>
-void with_plan(int64_t n, const Call& call) {
+void with_plan(int64_t n, bool wide, const Call& call) {
     const int64_t packs = ceil_div(n, kPack);
-    if (packs <= 16) return call(Plan<16, 1>());
-    if (packs <= 128) return call(Plan<128, 1>());
-    if (packs <= 256) return call(Plan<256, 1>());
-    if (packs <= 512) return call(Plan<256, 2>());
-    return call(Plan<256, 4>());
+    if (wide) {
+        if (packs <= 16) return call(Plan<16, 1, true>());
+        if (packs <= 128) return call(Plan<128, 1, true>());
+        if (packs <= 256) return call(Plan<256, 1, true>());
+        if (packs <= 512) return call(Plan<256, 2, true>());
+        return call(Plan<256, 4, true>());
+    }
+    if (packs <= 16) return call(Plan<16, 1, false>());
+    if (packs <= 128) return call(Plan<128, 1, false>());
+    if (packs <= 256) return call(Plan<128, 2, false>());
+    if (packs <= 384) return call(Plan<128, 3, false>());
+    if (packs <= 512) return call(Plan<128, 4, false>());
+    return call(Plan<256, 4, false>());
+}
+template <class... Views>
+bool any_wide(const Views&... views) {
+    return ((views.data != nullptr && views.type == DType::f32) || ...);
 }
 
 template <class Norm>
@@ -389,7 +419,7 @@ void run_backward(const Norm& norm, const Backward& a, float* weight_gradient,
                   cudaStream_t stream) {
     const int64_t n = a.weight.cols, groups = ceil_div(a.runs, kNormRows);
     const NormTerm<Norm> term{norm, a.dy, a.x, n};
-    with_plan(n, [&](auto plan) {
+    with_plan(n, any_wide(a.dy, a.x, a.addend), [&](auto plan) {
         using P = decltype(plan);
         // Fewer blocks would leave multiprocessors without work: then two kernels, of the same
         // sums.
@@ -397,14 +427,14 @@ void run_backward(const Norm& norm, const Backward& a, float* weight_gradient,
         const bool fused = weight_gradient != nullptr && a.dx.data != nullptr && n <= kMostHeld &&
                            P::blocks(groups) >= kBlocksLeast;
         if (fused) {
-            backward_sums_kernel<Norm, P::kRow, P::kHeld>
+            backward_sums_kernel<Norm, P::kRow, P::kHeld, P::kWide>
                 <<<P::blocks(groups), kThreads, 0, stream>>>(norm, a);
             return add_partials(a.partial, a.runs, n, weight_gradient, stream);
         }
         if (weight_gradient != nullptr)
             add_sums(term, a.runs, n, a.partial, weight_gradient, stream);
         if (a.dx.data != nullptr) {
-            backward_kernel<Norm, P::kRow, P::kHeld>
+            backward_kernel<Norm, P::kRow, P::kHeld, P::kWide>
                 <<<P::blocks(a.runs), kThreads, 0, stream>>>(norm, a);
         }
     });
@@ -416,9 +446,9 @@ void norm_forward(ConstView x, ConstView weight, double eps, View y, float* rstd
                   cudaStream_t stream) {
     if (x.rows == 0) return;
     const int64_t runs = x.rows * (x.cols / weight.cols);
-    with_plan(weight.cols, [&](auto plan) {
+    with_plan(weight.cols, any_wide(x), [&](auto plan) {
         using P = decltype(plan);
-        forward_kernel<P::kRow, P::kHeld>
+        forward_kernel<P::kRow, P::kHeld, P::kWide>
             <<<P::blocks(runs), kThreads, 0, stream>>>(x, weight, eps, y, rstd, runs);
     });
     check_launch("norm forward");
@@ -435,9 +465,9 @@ void norm_backward(ConstView dy, ConstView x, ConstView weight, const float* rst
 void layer_norm_forward(ConstView x, ConstView weight, ConstView bias, double eps, View y,
                         float* stats, cudaStream_t stream) {
     if (x.rows == 0) return;
-    with_plan(x.cols, [&](auto plan) {
+    with_plan(x.cols, any_wide(x), [&](auto plan) {
         using P = decltype(plan);
-        layer_forward_kernel<P::kRow, P::kHeld>
+        layer_forward_kernel<P::kRow, P::kHeld, P::kWide>
             <<<P::blocks(x.rows), kThreads, 0, stream>>>(x, weight, bias, eps, y, stats);
     });
     check_launch("layer norm forward");

@@ -23,6 +23,20 @@ __global__ void finish_kernel(Gemm g, const float* sum) {
     }
 }
 
+// Element i of a's edge is in row i / kSpare; of b's the bias runs along n.
+__global__ void edges_kernel(View a_edge, ConstView bias, View b_edge, bool nt) {
+    const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+    const int64_t of_a = a_edge.rows * kSpare, of_b = bias.cols * kSpare;
+    if (i < of_a) {
+        store(i % kSpare == 0 ? 1.0f : 0.0f, a_edge, i / kSpare, i % kSpare);
+    } else if (i < of_a + of_b) {
+        const int64_t e = i - of_a;
+        const int64_t spare = nt ? e % kSpare : e / bias.cols;
+        const int64_t col = nt ? e / kSpare : e % bias.cols;
+        store(spare == 0 ? load(bias, 0, col) : 0.0f, b_edge, nt ? col : spare, nt ? spare : col);
+    }
+}
+
 // A block a tile of kSide x kSide, a thread an element; the sum runs over the depth in order.
 __global__ void product_kernel(Gemm g) {
     __shared__ float left[kSide][kSide + 1], right[kSide][kSide + 1];
@@ -49,6 +63,13 @@ __global__ void product_kernel(Gemm g) {
 void finish_gemm(const Gemm& gemm, const float* sum, cudaStream_t stream) {
     finish_kernel<<<blocks_for(gemm.c.rows, 1), kThreads, 0, stream>>>(gemm, sum);
     check_launch("bias and addend");
+}
+
+void write_bias_edges(View a_edge, ConstView bias, View b_edge, Form form, cudaStream_t stream) {
+    const int64_t elements = (a_edge.rows + bias.cols) * kSpare;
+    edges_kernel<<<blocks_for(elements, kThreads), kThreads, 0, stream>>>(a_edge, bias, b_edge,
+                                                                          form == Form::nt);
+    check_launch("a bias as a part of a product's depth");
 }
 
 void plain_gemm(const Gemm& gemm, cudaStream_t stream) {

@@ -1,0 +1,58 @@
+// What the configuration leaves open of the numbers' order, and what it depends on.
+#include <gtest/gtest.h>
+
+#include "train/model_of.h"
+
+namespace ferry::train {
+namespace {
+
+Config config_of(const char* device, int64_t sequence, int64_t micro_batch) {
+    Config config;
+    config.device = device;
+    config.batch.sequence = sequence;
+    config.batch.micro_batch = micro_batch;
+    return config;
+}
+
+int64_t head_tile_of(const Config& config, int64_t vocab, int64_t intermediate) {
+    return numerics_of(config, {.intermediate = intermediate, .vocab = vocab}).head_tile;
+}
+
+TEST(Numerics, head_tile_on_a_gpu_follows_from_the_vocabulary) {
+    const Config config = config_of("cuda", 1024, 1);
+    EXPECT_EQ(head_tile_of(config, 100, 64), 4096);
+    EXPECT_EQ(head_tile_of(config, 32'000, 8192), 4096);
+    EXPECT_EQ(head_tile_of(config, 1 << 15, 64), 4096);
+    EXPECT_EQ(head_tile_of(config, (1 << 15) + 1, 64), 2048);
+    EXPECT_EQ(head_tile_of(config, 50'257, 6400), 2048);
+    EXPECT_EQ(head_tile_of(config, 128'256, 8192), 1024);
+    EXPECT_EQ(head_tile_of(config, 1'000'000, 8192), 1024);
+}
+
+TEST(Numerics, logits_may_be_as_many_as_the_activations_of_the_mlp) {
+    Config config = config_of("cuda", 4096, 8);
+    EXPECT_EQ(head_tile_of(config, 128'256, 8192), 2048);
+    config.numerics.mlp_tile = 4096;
+    EXPECT_EQ(head_tile_of(config, 128'256, 8192), 1024);
+    config.numerics.mlp_tile = 1 << 20;  // more tokens than there are
+    EXPECT_EQ(head_tile_of(config, 128'256, 8192), 2048);
+}
+
+TEST(Numerics, head_tile_elsewhere_is_fixed_and_what_is_asked_for_holds) {
+    EXPECT_EQ(head_tile_of(config_of("cpu", 4096, 8), 32'000, 8192), 1024);
+    for (const char* device : {"cpu", "cuda"}) {
+        Config config = config_of(device, 4096, 8);
+        config.numerics.head_tile = 50;
+        EXPECT_EQ(head_tile_of(config, 32'000, 8192), 50);
+    }
+}
+
+// A budget decides where bytes lie, never which numbers come out.
+TEST(Numerics, no_budget_changes_the_head_tile) {
+    Config config = config_of("cuda", 4096, 8);
+    config.budgets.device_bytes = 1 << 30;
+    EXPECT_EQ(head_tile_of(config, 128'256, 8192), 2048);
+}
+
+}  // namespace
+}  // namespace ferry::train
