@@ -20,7 +20,7 @@ inline std::string_view text_of(const uint8_t* data, size_t size) {
     return {reinterpret_cast<const char*>(data), size};
 }
 
-// An error says something, and is no bug of ferry's. FERRY_FUZZ_SHOW=1 prints it, for single inputs.
+// An error says something, and is no bug of ferry's. FERRY_FUZZ_SHOW=1 prints it.
 template <class Read>
 void refused_or_read(const Read& read) {
     try {
