@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <thread>
 
@@ -344,6 +345,14 @@ Header HeaderFile::find_resumable(uint64_t run_id) {
                "this one is " + hex(run_id),
                "resume with the model, batch, precision, optimizer and machine of that run");
     if (!found.published) refuse(nothing + lost_state(found), "", "", afresh);
+    // The checksum proves no more than that whoever wrote it knew how.
+    const bool some = found.segments >= 1 && found.segments <= kSegmentsMax;
+    if (!some || !std::isfinite(found.speed) || found.speed <= 0)
+        refuse(
+            "the run cannot be resumed: its header says what no ferry writes",
+            std::to_string(found.segments) + " segments, a speed of " + std::to_string(found.speed),
+            "1 to " + std::to_string(kSegmentsMax) + " segments, a speed above 0",
+            "put the header back as the run left it: the files beside it may be whole");
     return found;
 }
 

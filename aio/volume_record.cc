@@ -54,8 +54,18 @@ std::vector<Extents::PerPath> VolumeOnPaths::counts_to_resume() const {
     if (!resumes() || files_.empty()) return {};
     for (size_t p = 0; p < files_.size(); ++p) check_layout_to_resume(p);
     std::vector<Extents::PerPath> counts(options_.classes.size());
-    for (size_t c = 0; c < counts.size(); ++c)
-        for (const auto& files : files_) counts[c].push_back(files->found().layout[c].slots_here);
+    for (size_t c = 0; c < counts.size(); ++c) {
+        int64_t missing = options_.classes[c].slots;
+        for (const auto& files : files_) {
+            counts[c].push_back(files->found().layout[c].slots_here);
+            missing -= counts[c].back();
+        }
+        if (missing > 0)
+            refuse("its headers have fewer slots than its plan", options_.classes[c].name,
+                   std::to_string(missing) + " slots are missing",
+                   std::to_string(options_.classes[c].slots) + " slots",
+                   "put the headers back as the run left them: the files beside them may be whole");
+    }
     return counts;
 }
 
@@ -98,7 +108,7 @@ void VolumeOnPaths::check_layout_to_resume(size_t path) const {
         const SlotClass& is = options_.classes[c];
         const int64_t slot_bytes = round_up(is.slot_bytes, alignment_);
         // With all the slack there can be, a path has no more than twice the slots of all.
-        const bool sane = was.slots_here >= 0 && was.slots_here <= 2 * was.slots;
+        const bool sane = was.slots_here >= 0 && was.slots_here <= 2 * is.slots;
         if (sane && was.slot_bytes == slot_bytes && was.slots == is.slots) continue;
         refuse("its state was laid out by another plan", name + ", " + is.name,
                slots_text(is.slots, slot_bytes), slots_text(was.slots, was.slot_bytes), same);

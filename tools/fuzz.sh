@@ -36,6 +36,12 @@ findings=build/fuzz/findings
 mkdir -p "$findings"
 python3 tests/fuzz/large_seeds.py build/fuzz/large
 
+failed() {
+    tail -n 60 "build/fuzz/$target.log" >&2
+    echo "fuzz: $target failed; the input is in $findings" >&2
+    exit 1
+}
+
 for target in "${targets[@]}"; do
     found=build/fuzz/corpus/$target
     seeds=("tests/fuzz/corpus/$target")
@@ -43,15 +49,16 @@ for target in "${targets[@]}"; do
     echo "fuzz: $target, $limit"
     # Large files once: as seeds they would make every input slow.
     large=("build/fuzz/large/$target"/*)
-    [ -e "${large[0]}" ] && build/fuzz/fuzz_"$target" -timeout=60 "${large[@]}" > "build/fuzz/$target.log" 2>&1
+    if [ -e "${large[0]}" ]; then
+        build/fuzz/fuzz_"$target" -timeout=60 -artifact_prefix="$findings/$target-" "${large[@]}" \
+            > "build/fuzz/$target.log" 2>&1 || failed
+    else
+        : > "build/fuzz/$target.log"
+    fi
     dictionary=()
     case $target in config | model | machine | index) dictionary=(-dict=tests/fuzz/json.dict) ;; esac
     build/fuzz/fuzz_"$target" "$limit" -seed=1 -timeout=10 -max_len=8192 -print_final_stats=1 \
         -artifact_prefix="$findings/$target-" "${dictionary[@]}" "$found" "${seeds[@]}" \
-        >> "build/fuzz/$target.log" 2>&1 || {
-        tail -n 60 "build/fuzz/$target.log" >&2
-        echo "fuzz: $target failed; the input is in $findings" >&2
-        exit 1
-    }
+        >> "build/fuzz/$target.log" 2>&1 || failed
     grep -E "stat::(number_of_executed_units|average_exec_per_sec)" "build/fuzz/$target.log"
 done

@@ -375,6 +375,8 @@ void read_rope(const Reader& in, const std::string& where, int64_t context, Shap
 // As many as ferry's own configuration takes. A layer's work at start-up comes before its tensors
 // are looked for.
 constexpr int64_t kMostLayers = 65536;
+// And of a head, whose elements have frequencies, all of them computed.
+constexpr int64_t kMostHeadDim = 65536;
 
 // In floating point: sizes that each are allowed may have a product that no integer holds.
 void check_elements(const Reader& in, const Keys& keys, const Shape& s) {
@@ -409,7 +411,8 @@ void read_sizes(const Reader& in, const Keys& keys, Shape& s) {
     if (usual_head_dim && in.at("head_dim").is_null() && s.hidden % s.heads != 0)
         in.refuse(keys.heads, "the hidden width is not divisible by the heads", s.heads,
                   std::string(keys.hidden) + " " + std::to_string(s.hidden));
-    s.head_dim = in.integer("head_dim", usual_head_dim ? s.hidden / s.heads : keys.absent_head_dim);
+    s.head_dim = in.integer("head_dim", usual_head_dim ? s.hidden / s.heads : keys.absent_head_dim,
+                            kMostHeadDim);
     if (s.heads % s.kv_heads != 0)
         in.refuse(keys.kv_heads, "the heads are not divisible by the key and value heads",
                   s.kv_heads, std::string(keys.heads) + " " + std::to_string(s.heads));
@@ -475,6 +478,10 @@ Description read_description(std::string_view text, const std::string& where) {
     s.layer_norm = keys.classic;
     s.gated = !keys.classic;
     check_elements(in, keys, s);
+    if (s.head_dim > kMostHeadDim)
+        in.refuse(keys.heads, "too few heads: each would be wider than any", s.heads,
+                  std::string(keys.hidden) + " " + std::to_string(s.hidden) + ", heads of up to " +
+                      std::to_string(kMostHeadDim) + " elements");
     s.qkv_bias = in.biased(keys.qkv_bias, "attention_bias");
     s.output_bias = in.biased(keys.output_bias, "attention_bias");
     s.mlp_bias = in.biased(keys.mlp_bias, "mlp_bias");

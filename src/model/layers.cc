@@ -12,15 +12,26 @@ namespace {
 
 constexpr int64_t kSegmentUnit = 4096;
 
-// '*' any run, '?' any one character.
+// '*' any run, '?' any one character. Where a character differs only the last star can have taken
+// too few: what stood before it matched as early as it could.
 bool matches(std::string_view pattern, std::string_view name) {
-    if (pattern.empty()) return name.empty();
-    if (pattern[0] == '*') {
-        return matches(pattern.substr(1), name) ||
-               (!name.empty() && matches(pattern, name.substr(1)));
+    size_t at = 0, in_name = 0;
+    size_t after_star = std::string_view::npos, star_end = 0;  // in the pattern, in the name
+    while (in_name < name.size()) {
+        if (at < pattern.size() && pattern[at] == '*') {
+            after_star = ++at;
+            star_end = in_name;
+        } else if (at < pattern.size() && (pattern[at] == '?' || pattern[at] == name[in_name])) {
+            ++at;
+            ++in_name;
+        } else if (after_star != std::string_view::npos) {
+            at = after_star;
+            in_name = ++star_end;
+        } else {
+            return false;
+        }
     }
-    return !name.empty() && (pattern[0] == '?' || pattern[0] == name[0]) &&
-           matches(pattern.substr(1), name.substr(1));
+    return pattern.find_first_not_of('*', at) == std::string_view::npos;
 }
 
 class Freezer {

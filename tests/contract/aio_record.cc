@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 
@@ -456,6 +457,34 @@ TEST_P(RecordsOnFiles, DamagedHeadersAreRefused) {
         expect_refused(options(Leftover::reuse), "put the header back as the run left it");
     }
     put(good);
+    EXPECT_EQ(why_not(options(Leftover::resume)), "");
+}
+
+// With the checksum that it should have, which whoever writes a header can write too.
+TEST_P(RecordsOnFiles, AHeaderThatNoFerryWritesIsRefused) {
+    run();
+    volume_.reset();
+    const std::string good = directory_.contents("0/ferry.volume");
+    const auto refused_with = [&](const auto& change, const std::string& words) {
+        Header header{};
+        memcpy(static_cast<void*>(&header), good.data(), sizeof header);
+        change(header);
+        header.sum = sum_of(header);
+        const std::string copy(reinterpret_cast<const char*>(&header), sizeof header);
+        directory_.put("0/ferry.volume", copy + copy);
+        expect_refused(options(Leftover::resume), words);
+    };
+    const std::string never = "says what no ferry writes";
+    for (const int segments : {INT32_MIN, -1, 0, kSegmentsMax + 1, INT32_MAX})
+        refused_with([&](Header& header) { header.segments = segments; }, never);
+    for (const double speed : {0.0, -1.0, std::nan(""), HUGE_VAL})
+        refused_with([&](Header& header) { header.speed = speed; }, never);
+    for (const int64_t slots : {INT64_MIN, int64_t{-1}, 2 * kSlots + 1, INT64_MAX})
+        refused_with([&](Header& header) { header.layout[0].slots_here = slots; },
+                     "laid out by another plan");
+    refused_with([](Header& header) { header.layout[0].slots_here = 0; },
+                 "fewer slots than its plan");
+    directory_.put("0/ferry.volume", good);
     EXPECT_EQ(why_not(options(Leftover::resume)), "");
 }
 

@@ -20,12 +20,14 @@ inline std::string_view text_of(const uint8_t* data, size_t size) {
     return {reinterpret_cast<const char*>(data), size};
 }
 
-// An error says something, and is no bug of ferry's.
+// An error says something, and is no bug of ferry's. FERRY_FUZZ_SHOW=1 prints it.
 template <class Read>
 void refused_or_read(const Read& read) {
     try {
         read();
     } catch (const Error& error) {
+        static const bool show = getenv("FERRY_FUZZ_SHOW") != nullptr;
+        if (show) std::fprintf(stderr, "%s\n", error.what());
         if (error.problem().what.empty() || error.trouble() == Trouble::internal) {
             std::fprintf(stderr, "not a clear error: \"%s\"\n", error.what());
             std::abort();

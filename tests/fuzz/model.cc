@@ -9,7 +9,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     // An export changes what was read before.
     ferry::fuzz::refused_or_read([&] {
         ferry::model::read_description(text, "config.json");
-        ferry::model::with_type(text, ferry::DType::bf16);
+        ferry::model::with_type(text, "config.json", ferry::DType::bf16);
     });
     return 0;
 }

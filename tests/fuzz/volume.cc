@@ -15,7 +15,7 @@ constexpr uint64_t kRun = 7;
 
 void open_header(const std::string& name, aio::Leftover leftover) {
     fuzz::refused_or_read([&] {
-        const aio::HeaderFile file(name, false);
+        aio::HeaderFile file(name, false);
         aio::Header found;
         file.find_leftover(leftover, kRun, found);
     });
@@ -25,7 +25,9 @@ void open_header(const std::string& name, aio::Leftover leftover) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     static const fuzz::Directory directory;
-    static const std::string segment = directory.put("ferry.seg0", std::string(64 * kKiB, '\0'));
+    static const auto executor = make_thread_executor();
+    // As eight slots and two copies of the record are laid out.
+    static const std::string segment = directory.put("ferry.seg0", std::string(48 * kKiB, '\0'));
     const std::string_view text = fuzz::text_of(data, size);
     for (const bool sealed : {false, true}) {
         aio::Header header{};
@@ -40,7 +42,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
             if (std::filesystem::exists(name)) open_header(name, leftover);
         if (!std::filesystem::exists(name)) continue;
         fuzz::refused_or_read([&] {
-            const auto executor = make_simulated_executor(1);
             const auto volume =
                 aio::Volume::open({.paths = {{.path = directory.path(), .size_bytes = kMiB}},
                                    .classes = {{.name = "slots", .slot_bytes = 4096, .slots = 8}},

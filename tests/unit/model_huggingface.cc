@@ -102,6 +102,21 @@ TEST(HuggingFace, what_is_not_said_is_what_transformers_takes) {
     EXPECT_TRUE(older.drops);
 }
 
+// A frequency of RoPE for each two elements of a head: gigabytes, and seconds, for a short file.
+TEST(HuggingFace, a_head_is_no_wider_than_any) {
+    const json one{{"hidden_size", 1 << 30},
+                   {"num_attention_heads", 1},
+                   {"intermediate_size", 1},
+                   {"num_hidden_layers", 1},
+                   {"vocab_size", 1}};
+    const json narrow = changed(one, {{"hidden_size", 1}});
+    expect_refused(changed(changed(llama(), narrow), {{"head_dim", 1 << 30}}),
+                   {"head_dim", "1073741824", "65536"});
+    expect_refused(changed(changed(llama(), one), {{"hidden_size", 131072}}),
+                   {"num_attention_heads", "65536"});
+    EXPECT_EQ(read(changed(changed(llama(), narrow), {{"head_dim", 65536}})).head_dim, 65536);
+}
+
 TEST(HuggingFace, both_spellings_of_rope_say_the_same) {
     const json four{
         {"rope_theta", 5e5},

@@ -101,6 +101,40 @@ TEST(Layers, a_pattern_without_a_match_is_an_error) {
     }
 }
 
+bool freezes_q_proj(const std::string& pattern) {
+    try {
+        const Layer block = layers(false, {pattern})[1];
+        return !tensor(block, Role::query).trainable;
+    } catch (const Error& e) {
+        EXPECT_EQ(e.problem().what, "freeze pattern matches no tensor");
+        return false;
+    }
+}
+
+TEST(Layers, a_star_stands_for_any_run_and_a_question_mark_for_one_character) {
+    const std::string name = "model.layers.0.self_attn.q_proj.weight";
+    for (const std::string& pattern :
+         {name, "*" + name, name + "*", "**" + name + "**", std::string("*"),
+          std::string("*q_proj*"), std::string("model*.?.*proj.weight"),
+          std::string("*l*l*?.*proj*t"), std::string("*.weight"), std::string(name.size(), '?'),
+          std::string(name.size() - 1, '?') + "*?"})
+        EXPECT_TRUE(freezes_q_proj(pattern)) << pattern;
+    for (const std::string& pattern :
+         {std::string("?"), name + "?", "?" + name, name.substr(1), std::string("*q_proj"),
+          std::string("model*.?.?proj.weight"), std::string("*weight*weight"),
+          std::string(name.size() + 1, '?'), std::string(name.size(), '?') + "*?"})
+        EXPECT_FALSE(freezes_q_proj(pattern)) << pattern;
+}
+
+// Trying each way in which stars can share a name takes years.
+TEST(Layers, a_pattern_of_many_stars_is_judged_at_once) {
+    std::string any;
+    for (int i = 0; i < 20; ++i) any += "*?";
+    EXPECT_FALSE(freezes_q_proj(any + "!"));
+    EXPECT_FALSE(freezes_q_proj(std::string(1000, '*') + "!"));
+    EXPECT_TRUE(freezes_q_proj(any + std::string(1000, '*') + "t"));
+}
+
 std::vector<float> initial(const Layer& layer, uint32_t seed = 7) {
     std::vector<float> out(static_cast<size_t>(layer.elements), 9.0f);
     initialise(small(false), layer, seed, 0, out);
