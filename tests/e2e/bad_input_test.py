@@ -566,6 +566,24 @@ class DataTest(BadInputTest):
             run = self.ferry("data", self.path(name), "-o", self.path("prose.bin"))
             self.assertEqual(run.code, 0, (name, run.err))
 
+    def test_json_of_a_pipe_and_behind_marks(self):
+        line = '{"text": "hi"}\n'
+        for name, written in (("pipe", line.encode()), ("marked.jsonl", b"\xef\xbb\xbf" + line.encode()),
+                              ("little.jsonl", b"\xff\xfe" + line.encode("utf-16-le")),
+                              ("big.txt", b"\xfe\xff" + line.encode("utf-16-be")),
+                              ("blanks.txt", b" \n" * 40000 + line.encode())):
+            source = self.path(name)
+            if name == "pipe":
+                os.mkfifo(source)
+                with subprocess.Popen(["sh", "-c", "printf '%s' \"$1\" > \"$2\"", "sh", line, source]):
+                    run = self.ferry("data", source, "-o", self.path("json.bin"))
+            else:
+                with open(source, "wb") as file:
+                    file.write(written)
+                run = self.ferry("data", source, "-o", self.path("json.bin"))
+            self.assert_refused(run, USAGE, "the file is JSON", name)
+            self.assertFalse(os.path.exists(self.path("json.bin")))
+
     def test_a_pipe_gives_all_its_bytes(self):
         pipe = self.path("text.pipe")
         os.mkfifo(pipe)
