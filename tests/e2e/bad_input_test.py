@@ -141,6 +141,10 @@ class JsonTest(BadInputTest):
         for command in (["train", "/dev/zero"], ["plan", "/dev/zero"], ["train", config, "--machine", "/dev/zero"],
                         ["launch", config, "--hostfile", "/dev/zero"]):
             self.assert_refused(self.bounded(*command), USAGE, "/dev/zero", "no regular file")
+        hosts, fifo = self.written("one_host", "localhost slots=1\n"), self.path("config.fifo")
+        os.mkfifo(fifo)
+        for endless in ("/dev/zero", fifo):
+            self.assert_refused(self.bounded("launch", endless, "--hostfile", hosts), USAGE, endless, "no regular file")
         large = self.path("large.json")
         with open(large, "wb") as file:
             file.truncate(10 << 30)  # which holds nothing
