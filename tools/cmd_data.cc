@@ -172,6 +172,11 @@ public:
     }
     // One byte a token: 0 or '0' a target, 1 or '1' none.
     void copy(const std::string& path) {
+        // A device's would never end.
+        if (ferry::kind_of(path) == ferry::FileKind::other)
+            throw Error(Trouble::usage, {.what = "the mask is no regular file",
+                                         .where = path,
+                                         .remedy = "write it to a file, and name that"});
         uint64_t bytes = 0;
         bool newline = false;  // that an editor leaves at the end of '0101...'
         std::vector<uint8_t> marks;

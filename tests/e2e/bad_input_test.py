@@ -597,6 +597,14 @@ class DataTest(BadInputTest):
         with open(self.path("piped.bin"), "rb") as file:
             self.assertEqual(file.read(), self.tokens())
 
+    def test_a_mask_that_never_ends(self):
+        def limit():
+            resource.setrlimit(resource.RLIMIT_CPU, (5, 5))
+        output = self.path("masked.bin")
+        run = self.ferry("data", self.path("text.txt"), "--mask", "/dev/zero", "-o", output, preexec_fn=limit)
+        self.assert_refused(run, USAGE, "/dev/zero", "no regular file")
+        self.assertFalse(os.path.exists(output))
+
     def test_a_pipe_that_nobody_writes_to(self):
         os.mkfifo(self.path("fifo"))
         self.refused(USAGE, ["fifo", "not a regular file"], data__tokens=self.path("fifo"))
