@@ -358,6 +358,18 @@ class DoesNotFitTest(BadInputTest):
                 return run.err
         return ""
 
+    def test_too_few_open_files_for_openblas(self):
+        said = []
+        for most in range(3, 10):
+            def limit(most=most):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+            run = self.train(self.config(steps=2), preexec_fn=limit)
+            if "OpenBLAS cannot be loaded" in run.err:
+                self.assert_refused(run, DOES_NOT_FIT, f"limit:    {most} open files of the process (ulimit -n)",
+                                    "raise that limit")
+                said.append(most)
+        self.assertNotEqual(said, [])
+
     def test_a_small_stack(self):
         for kib in (128, 256, 512, 1024, 2048):
             def limit(kib=kib):
