@@ -100,8 +100,19 @@ void check_whole_ids(const std::string& path, uint64_t bytes, size_t of_an_id) {
                                  .remedy = "check --ids and how the file was written"});
 }
 
-template <class Id>
-uint64_t copy_ids(const std::string& path, ferry::TokenWriter& to) {
+void refuse_json(const std::string& path, std::string_view beginning) {
+    if (!ferry::tools::looks_like_json(path, beginning)) return;
+    throw Error(Trouble::usage,
+                {.what = "the file is JSON: a model would learn its braces, quotes and keys",
+                 .where = path,
+                 .limit = "plain text, or ids of a tokenizer (--ids)",
+                 .remedy = "take the text out of it, as `jq -r .text` does where the key is "
+                           "\"text\"; or insist on its bytes with --raw"});
+}
+
+// Calls first(block) with the beginning, as a pipe gives its bytes once.
+template <class Id, class First>
+uint64_t copy_ids(const std::string& path, ferry::TokenWriter& to, const First& first) {
     static_assert(std::endian::native == std::endian::little, "the files are");
     // Of the wrong type they would be too large as well, which says less. A pipe has no size yet.
     std::error_code has_none;
@@ -111,6 +122,7 @@ uint64_t copy_ids(const std::string& path, ferry::TokenWriter& to) {
     std::vector<uint32_t> tokens;
     uint64_t bytes = 0;
     read_file(path, [&](std::string_view block) {
+        if (bytes == 0) first(block);
         bytes += block.size();
         left += block;
         tokens.clear();
@@ -128,10 +140,13 @@ uint64_t copy_ids(const std::string& path, ferry::TokenWriter& to) {
 }
 
 // Returns how many there were.
-uint64_t copy_tokens(const std::string& path, const std::string& ids, ferry::TokenWriter& to) {
-    if (ids == "uint16") return copy_ids<uint16_t>(path, to);
-    if (ids == "uint32") return copy_ids<uint32_t>(path, to);
-    return copy_ids<uint8_t>(path, to);
+uint64_t copy_tokens(const std::string& path, const DataOptions& options, ferry::TokenWriter& to) {
+    const auto any = [](std::string_view) {};
+    if (options.ids == "uint16") return copy_ids<uint16_t>(path, to, any);
+    if (options.ids == "uint32") return copy_ids<uint32_t>(path, to, any);
+    return copy_ids<uint8_t>(path, to, [&](std::string_view beginning) {
+        if (!options.raw) refuse_json(path, beginning);
+    });
 }
 
 // Marks of `count` tokens, in order: of a mask's file, and of the first of each document.
@@ -157,6 +172,11 @@ public:
     }
     // One byte a token: 0 or '0' a target, 1 or '1' none.
     void copy(const std::string& path) {
+        // A device's would never end.
+        if (ferry::kind_of(path) == ferry::FileKind::other)
+            throw Error(Trouble::usage, {.what = "the mask is no regular file",
+                                         .where = path,
+                                         .remedy = "write it to a file, and name that"});
         uint64_t bytes = 0;
         bool newline = false;  // that an editor leaves at the end of '0101...'
         std::vector<uint8_t> marks;
@@ -209,28 +229,15 @@ void check_input(const std::string& path, const std::string& output) {
     }
 }
 
-void refuse_json(const std::string& path) {
-    if (!ferry::tools::looks_like_json(path)) return;
-    throw Error(Trouble::usage,
-                {.what = "the file is JSON: a model would learn its braces, quotes and keys",
-                 .where = path,
-                 .limit = "plain text, or ids of a tokenizer (--ids)",
-                 .remedy = "take the text out of it, as `jq -r .text` does where the key is "
-                           "\"text\"; or insist on its bytes with --raw"});
-}
-
 void write_data(const DataOptions& options) {
     check_replaces_tokens(options.output);
-    for (const std::string& path : options.texts) {
-        check_input(path, options.output);
-        if (!options.raw && options.ids.empty()) refuse_json(path);
-    }
+    for (const std::string& path : options.texts) check_input(path, options.output);
     ferry::TokenWriter file(options.output, options.vocabulary);
     uint64_t count = 0;
     std::vector<uint64_t> documents;
     for (const std::string& path : options.texts) {
         if (options.documents) documents.push_back(count);
-        count += copy_tokens(path, options.ids, file);
+        count += copy_tokens(path, options, file);
     }
     Marks marks(file, count, documents);
     if (!options.mask.empty()) marks.copy(options.mask);

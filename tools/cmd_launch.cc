@@ -11,6 +11,7 @@
 #include <memory>
 #include <sstream>
 
+#include "base/files.h"
 #include "child_process.h"
 #include "commands.h"
 #include "ferry/error.h"
@@ -108,13 +109,11 @@ class SameFiles {
 public:
     explicit SameFiles(const LaunchOptions& options)
         : files_{own_program(), std::filesystem::absolute(options.config).string()} {
+        // Which would be read for ever.
+        if (kind_of(files_[1]) == FileKind::other) refuse("no regular file");
         const Answer answer = ask({"sha256sum", "--", files_[0], files_[1]});
         here_ = hashes_in(answer.out);
-        if (here_.size() == files_.size()) return;
-        throw Error(Trouble::usage, {.what = "the configuration cannot be read",
-                                     .where = options.config,
-                                     .measured = last_line(answer.err),
-                                     .remedy = "name a file that you may read"});
+        if (here_.size() != files_.size()) refuse(last_line(answer.err));
     }
 
     void check(const std::string& host) const {
@@ -152,6 +151,13 @@ public:
     }
 
 private:
+    [[noreturn]] void refuse(const std::string& reason) const {
+        throw Error(Trouble::usage, {.what = "the configuration cannot be read",
+                                     .where = files_[1],
+                                     .measured = reason,
+                                     .remedy = "name a file that you may read"});
+    }
+
     std::vector<std::string> files_;
     std::vector<std::string> here_;
 };

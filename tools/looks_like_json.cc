@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <cctype>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
+#include <string>
 #include <string_view>
 
 namespace ferry::tools {
 namespace {
 
-constexpr std::streamsize kLooksAt = 64 * 1024;
+constexpr size_t kLooksAt = 64 * 1024;
 
 // Ends at the first value that an object's key has: prose and source code do not come so far.
 class FirstKey {
@@ -39,12 +39,17 @@ private:
     bool has_key_ = false, found_ = false;
 };
 
-std::string beginning_of(const std::string& path) {
-    std::string text(static_cast<size_t>(kLooksAt), '\0');
-    std::ifstream file(path, std::ios::binary);
-    file.read(text.data(), kLooksAt);
-    text.resize(static_cast<size_t>(file.gcount()));
-    return text;
+// Of UTF-16, which its mark tells, the low bytes: JSON's own characters are all below 256.
+std::string in_bytes(std::string_view text) {
+    if (text.starts_with("\xef\xbb\xbf")) text.remove_prefix(3);
+    const bool big_end = text.starts_with("\xfe\xff");
+    if (!big_end && !text.starts_with("\xff\xfe")) return std::string(text);
+    std::string bytes;
+    for (size_t at = 2; at + 1 < text.size(); at += 2) {
+        const char low = text[at + (big_end ? 1 : 0)], high = text[at + (big_end ? 0 : 1)];
+        bytes += high == 0 ? low : '?';
+    }
+    return bytes;
 }
 
 bool is_named_so(const std::string& path) {
@@ -56,19 +61,17 @@ bool is_named_so(const std::string& path) {
 
 }  // namespace
 
-bool looks_like_json(const std::string& path) {
-    std::error_code reason;
-    // A pipe gives its bytes once.
-    if (!std::filesystem::is_regular_file(path, reason)) return false;
-    const std::string text = beginning_of(path);
+bool looks_like_json(const std::string& path, std::string_view beginning) {
+    std::string text = in_bytes(beginning);
     const size_t first = text.find_first_not_of(" \t\r\n");
     if (first == std::string::npos) return false;
+    text = text.substr(first, kLooksAt);
     constexpr std::string_view kOpens = "{[\"";
-    if (is_named_so(path) && kOpens.find(text[first]) != std::string_view::npos) return true;
+    if (is_named_so(path) && kOpens.find(text[0]) != std::string_view::npos) return true;
     FirstKey probe;
     nlohmann::json::sax_parse(text, &probe);
     // Of a long first value the beginning holds a part.
-    return probe.found() || (probe.has_key() && std::ssize(text) == kLooksAt);
+    return probe.found() || (probe.has_key() && text.size() == kLooksAt);
 }
 
 }  // namespace ferry::tools

@@ -2,10 +2,11 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 namespace ferry::tools {
 
-// Looks at the beginning of a regular file; false for anything else.
-bool looks_like_json(const std::string& path);
+// By its beginning, of 64 KiB or more where the file has them, and by its name.
+bool looks_like_json(const std::string& path, std::string_view beginning);
 
 }  // namespace ferry::tools

@@ -1,10 +1,12 @@
 #include "base/process_limits.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <fstream>
 #include <latch>
 #include <limits>
@@ -69,6 +71,14 @@ std::string address_space_limit() {
     if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return {};
     return format_bytes(static_cast<int64_t>(limit.rlim_cur)) +
            " of address space for the process (ulimit -v)";
+}
+
+std::string reached_file_limit() {
+    const int file = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (file >= 0) close(file);
+    rlimit limit{};
+    if (file >= 0 || errno != EMFILE || getrlimit(RLIMIT_NOFILE, &limit) != 0) return {};
+    return std::to_string(limit.rlim_cur) + " open files of the process (ulimit -n)";
 }
 
 std::string thread_limits(const std::string& root) {

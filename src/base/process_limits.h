@@ -9,6 +9,8 @@ namespace ferry {
 
 // "1.00 GiB of address space for the process (ulimit -v)"; empty: no limit.
 std::string address_space_limit();
+// "256 open files of the process (ulimit -n)", where it has no descriptor left; else empty.
+std::string reached_file_limit();
 // Of threads: the user's (ulimit -u) and the least of the process's control groups (pids.max). The
 // files are below `root`, which a test may make up.
 std::string thread_limits(const std::string& root = "");

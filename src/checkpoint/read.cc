@@ -41,16 +41,12 @@ public:
     explicit File(std::string path) : path_(std::move(path)) {
         // Without O_NONBLOCK opening a named pipe would wait for its writer.
         fd_ = open_above_standard(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-        struct stat status {};
-        if (fd_ < 0 || ::fstat(fd_, &status) != 0) {
-            throw Error(errno == EIO ? Trouble::io : Trouble::usage,
-                        {.what = "cannot open the weights",
-                         .where = path_,
-                         .measured = std::strerror(errno),
-                         .remedy = "name a safetensors file, or the directory of a model"});
+        if (fd_ < 0 || ::fstat(fd_, &opened_) != 0) refuse(errno, std::strerror(errno));
+        if (!S_ISREG(opened_.st_mode)) {
+            ::close(fd_);
+            refuse(0, S_ISDIR(opened_.st_mode) ? "a directory" : "no regular file");
         }
-        size_bytes_ = S_ISREG(status.st_mode) ? status.st_size : 0;
-        opened_ = status;
+        size_bytes_ = opened_.st_size;
     }
     ~File() {
         if (fd_ >= 0) ::close(fd_);
@@ -82,6 +78,14 @@ public:
     int64_t size_bytes() const { return size_bytes_; }
 
 private:
+    [[noreturn]] void refuse(int error, const std::string& measured) const {
+        throw Error(error == EIO ? Trouble::io : Trouble::usage,
+                    {.what = "cannot open the weights",
+                     .where = path_,
+                     .measured = measured,
+                     .remedy = "name a safetensors file, or the directory of a model"});
+    }
+
     // The format has no checksums, but nobody can write without the kernel taking down when: the
     // time of change cannot be set back, as that of modification can.
     void check_unchanged() const {

@@ -164,13 +164,30 @@ const Keys& keys_of(const Reader& in) {
               "supported: " + known);
 }
 
+// Of each layer, whether its type is the sliding one; empty: no types are given. Types that no
+// window is asked for are looked at too, as transformers does.
+std::vector<bool> sliding_layers(const Reader& in, int64_t layers) {
+    const json& types = in.at("layer_types");
+    if (types.is_null()) return {};
+    if (!types.is_array())
+        in.refuse("layer_types", "wrong type of value", types, "a list with a type for each layer");
+    if (std::ssize(types) != layers)
+        in.refuse("layer_types", "not as many types as layers", types, std::to_string(layers));
+    std::vector<bool> slides;
+    for (const json& type : types) {
+        slides.push_back(type == "sliding_attention");
+        if (!slides.back() && type != "full_attention")
+            in.refuse("layer_types", "a kind of attention that ferry does not support", type,
+                      "supported: \"full_attention\", \"sliding_attention\"");
+    }
+    return slides;
+}
+
 // transformers' models of these families end in an error where layers are to slide by no window.
-void check_nothing_slides(const Reader& in, const json& types, bool off) {
-    const bool slides = types.is_array() && std::ranges::any_of(types, [](const json& type) {
-                            return type == "sliding_attention";
-                        });
-    if (!slides) return;
-    in.refuse("layer_types", "layers are to slide, and no window says how far", types,
+void check_nothing_slides(const Reader& in, const std::vector<bool>& slides, bool off) {
+    if (std::ranges::find(slides, true) == slides.end()) return;
+    in.refuse("layer_types", "layers are to slide, and no window says how far",
+              in.at("layer_types"),
               off ? "use_sliding_window true, and sliding_window a number of tokens"
                   : "sliding_window a number of tokens",
               off ? "set use_sliding_window to true, or these layers to \"full_attention\""
@@ -182,24 +199,16 @@ std::vector<int64_t> windows_of(const Reader& in, Window rule, int64_t layers) {
     if (rule == Window::none) return {};
     const bool all = rule == Window::all_blocks;
     const json& size = in.at("sliding_window");
-    const json& types = in.at("layer_types");
+    const std::vector<bool> slides = sliding_layers(in, layers);
     const bool off = !all && !in.flag("use_sliding_window", false);
     if (off || (size.is_null() && in.has("sliding_window"))) {
-        if (!all) check_nothing_slides(in, types, off);
+        if (!all) check_nothing_slides(in, slides, off);
         return {};
     }
     const int64_t window = in.integer("sliding_window", 4096);
     std::vector<int64_t> windows(static_cast<size_t>(layers), all ? window : 0);
-    if (types.is_array()) {
-        if (std::ssize(types) != layers)
-            in.refuse("layer_types", "not as many types as layers", types, std::to_string(layers));
-        for (size_t i = 0; i < windows.size(); ++i) {
-            const bool slides = types[i] == "sliding_attention";
-            if (!slides && types[i] != "full_attention")
-                in.refuse("layer_types", "a kind of attention that ferry does not support",
-                          types[i], "supported: \"full_attention\", \"sliding_attention\"");
-            windows[i] = slides ? window : 0;
-        }
+    if (!slides.empty()) {
+        for (size_t i = 0; i < windows.size(); ++i) windows[i] = slides[i] ? window : 0;
     } else if (!all) {
         const json& below = in.at("max_window_layers");
         const int64_t first = below == 0 ? 0 : in.integer("max_window_layers", 28);

@@ -117,14 +117,17 @@ private:
 };
 
 [[noreturn]] void refuse_library(const std::string& what, const std::string& measured) {
-    const std::string space = address_space_limit();
-    throw Error(space.empty() ? Trouble::usage : Trouble::does_not_fit,
+    const std::string files = reached_file_limit();
+    const std::string limit = files.empty() ? address_space_limit() : files;
+    const std::string install = "install libopenblas0-pthread";
+    throw Error(limit.empty() ? Trouble::usage : Trouble::does_not_fit,
                 {.what = what,
                  .where = FERRY_OPENBLAS,
                  .measured = measured,
-                 .limit = space,
-                 .remedy = std::string(space.empty() ? "" : "raise that limit, or ") +
-                           "install libopenblas0-pthread"});
+                 .limit = limit,
+                 .remedy = !files.empty()   ? "raise that limit"
+                           : !limit.empty() ? "raise that limit, or " + install
+                                            : install});
 }
 
 template <class Function>

@@ -20,6 +20,7 @@
 #include "memory_left.h"
 #include "model_of.h"
 #include "numerics_record.h"
+#include "ops/blas_kernels.h"
 #include "outcome.h"
 #include "path_rows.h"
 #include "plan_figures.h"
@@ -270,7 +271,7 @@ private:
         if (ranks_) {
             if (config.checkpoint.durable_steps) throw several_ranks_not_durable(world_.ranks);
             require_same_run(
-                *ranks_, executor_,
+                *ranks_, executor_, device_.kind() == DeviceKind::cpu ? ops::blas_core() : "",
                 numerics_text(config_, shape_, machine_text(device_, config_), world_.ranks),
                 loader_.info(), first_weights(loaded_.get(), shape_));
         }

@@ -274,8 +274,25 @@ void require_same_config(comm::Communicator& ranks, Executor& executor, const Co
     comm::require_same(ranks, executor, facts);
 }
 
-void require_same_run(comm::Communicator& ranks, Executor& executor, const std::string& numerics,
-                      const TokenFileInfo& tokens, const std::string& first_weights) {
+void require_same_kernels(comm::Communicator& ranks, Executor& executor,
+                          const std::string& kernels) {
+    try {
+        const comm::Fact fact{"OpenBLAS's kernels", kernels};
+        comm::require_same(ranks, executor, {&fact, 1});
+    } catch (const Error& error) {
+        if (error.trouble() != Trouble::usage) throw;  // a rank was lost meanwhile
+        Problem problem = error.problem();
+        problem.remedy =
+            "name the older processor's for every rank: mpirun -x OPENBLAS_CORETYPE=NAME, or set "
+            "it for ferry launch";
+        throw Error(Trouble::usage, std::move(problem));
+    }
+}
+
+void require_same_run(comm::Communicator& ranks, Executor& executor, const std::string& kernels,
+                      const std::string& numerics, const TokenFileInfo& tokens,
+                      const std::string& first_weights) {
+    require_same_kernels(ranks, executor, kernels);
     const std::array<comm::Fact, 3> facts{{{"the numerics record", numerics},
                                            {"the contents of data.tokens", hex(tokens.checksum)},
                                            {"the weights to start from", first_weights}}};

@@ -72,9 +72,11 @@ Topology machine_of_rank(Topology machine, std::string_view gpu, comm::Communica
 // Compares the program and the keys of the configuration, before anything else is done with them.
 // Throws usage on every rank, naming the rank and what differs.
 void require_same_config(comm::Communicator& ranks, Executor& executor, const Config& config);
-// Of what fixes the numbers beside them.
-void require_same_run(comm::Communicator& ranks, Executor& executor, const std::string& numerics,
-                      const TokenFileInfo& tokens, const std::string& first_weights);
+// Of what fixes the numbers beside them. `kernels` are OpenBLAS's, where it computes: of different
+// processors it chooses different ones.
+void require_same_run(comm::Communicator& ranks, Executor& executor, const std::string& kernels,
+                      const std::string& numerics, const TokenFileInfo& tokens,
+                      const std::string& first_weights);
 // The same for what the ranks will say to each other, of all schedules.
 void require_same_exchanges(comm::Communicator& ranks, Executor& executor,
                             std::span<const swap::Schedule* const> schedules);

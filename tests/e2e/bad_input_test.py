@@ -141,6 +141,10 @@ class JsonTest(BadInputTest):
         for command in (["train", "/dev/zero"], ["plan", "/dev/zero"], ["train", config, "--machine", "/dev/zero"],
                         ["launch", config, "--hostfile", "/dev/zero"]):
             self.assert_refused(self.bounded(*command), USAGE, "/dev/zero", "no regular file")
+        hosts, fifo = self.written("one_host", "localhost slots=1\n"), self.path("config.fifo")
+        os.mkfifo(fifo)
+        for endless in ("/dev/zero", fifo):
+            self.assert_refused(self.bounded("launch", endless, "--hostfile", hosts), USAGE, endless, "no regular file")
         large = self.path("large.json")
         with open(large, "wb") as file:
             file.truncate(10 << 30)  # which holds nothing
@@ -354,6 +358,18 @@ class DoesNotFitTest(BadInputTest):
                 return run.err
         return ""
 
+    def test_too_few_open_files_for_openblas(self):
+        said = []
+        for most in range(3, 10):
+            def limit(most=most):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+            run = self.train(self.config(steps=2), preexec_fn=limit)
+            if "OpenBLAS cannot be loaded" in run.err:
+                self.assert_refused(run, DOES_NOT_FIT, f"limit:    {most} open files of the process (ulimit -n)",
+                                    "raise that limit")
+                said.append(most)
+        self.assertNotEqual(said, [])
+
     def test_a_small_stack(self):
         for kib in (128, 256, 512, 1024, 2048):
             def limit(kib=kib):
@@ -566,6 +582,24 @@ class DataTest(BadInputTest):
             run = self.ferry("data", self.path(name), "-o", self.path("prose.bin"))
             self.assertEqual(run.code, 0, (name, run.err))
 
+    def test_json_of_a_pipe_and_behind_marks(self):
+        line = '{"text": "hi"}\n'
+        for name, written in (("pipe", line.encode()), ("marked.jsonl", b"\xef\xbb\xbf" + line.encode()),
+                              ("little.jsonl", b"\xff\xfe" + line.encode("utf-16-le")),
+                              ("big.txt", b"\xfe\xff" + line.encode("utf-16-be")),
+                              ("blanks.txt", b" \n" * 40000 + line.encode())):
+            source = self.path(name)
+            if name == "pipe":
+                os.mkfifo(source)
+                with subprocess.Popen(["sh", "-c", "printf '%s' \"$1\" > \"$2\"", "sh", line, source]):
+                    run = self.ferry("data", source, "-o", self.path("json.bin"))
+            else:
+                with open(source, "wb") as file:
+                    file.write(written)
+                run = self.ferry("data", source, "-o", self.path("json.bin"))
+            self.assert_refused(run, USAGE, "the file is JSON", name)
+            self.assertFalse(os.path.exists(self.path("json.bin")))
+
     def test_a_pipe_gives_all_its_bytes(self):
         pipe = self.path("text.pipe")
         os.mkfifo(pipe)
@@ -574,6 +608,14 @@ class DataTest(BadInputTest):
         self.assertEqual(run.code, 0, run.err)
         with open(self.path("piped.bin"), "rb") as file:
             self.assertEqual(file.read(), self.tokens())
+
+    def test_a_mask_that_never_ends(self):
+        def limit():
+            resource.setrlimit(resource.RLIMIT_CPU, (5, 5))
+        output = self.path("masked.bin")
+        run = self.ferry("data", self.path("text.txt"), "--mask", "/dev/zero", "-o", output, preexec_fn=limit)
+        self.assert_refused(run, USAGE, "/dev/zero", "no regular file")
+        self.assertFalse(os.path.exists(output))
 
     def test_a_pipe_that_nobody_writes_to(self):
         os.mkfifo(self.path("fifo"))

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import platform
 import re
 import shutil
 import signal
@@ -216,6 +217,18 @@ class Ranks(FerryTest):
                 self.assertEqual(run.returncode, USAGE, run.stderr)
                 for rank in (0, 1):  # says so
                     self.assertIn(f"where:    rank {rank}: {key} on rank 1\n", run.stderr)
+
+    @unittest.skipUnless(platform.machine() == "x86_64", "there are kernels to choose from on x86-64 only")
+    def test_ranks_whose_processors_have_other_kernels(self):
+        command = self.command(self.config(steps=2))
+        run = subprocess.run(
+            [*MPIRUN, "-n", "1", "-x", "OPENBLAS_CORETYPE=Nehalem", FERRY, *command,
+             ":", "-n", "1", "-x", "OPENBLAS_CORETYPE=Haswell", FERRY, *command],
+            capture_output=True, text=True, timeout=120, check=False, env=ENVIRONMENT)
+        self.assertEqual(run.returncode, USAGE, run.stderr)
+        for said in ("OpenBLAS's kernels on rank 1\n", 'rank 0 has "Nehalem", rank 1 "Haswell"',
+                     "OPENBLAS_CORETYPE=NAME"):
+            self.assertEqual(run.stderr.count(said), 2, run.stderr)
 
     def test_ranks_that_were_given_other_options(self):
         command = self.command(self.config(), "--no-bound")

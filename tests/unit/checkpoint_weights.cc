@@ -1,5 +1,6 @@
 // Safetensors written and read back, and every way a file can be wrong.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <chrono>
@@ -418,6 +419,26 @@ TEST_F(WeightsTest, an_index_and_its_shards_must_agree) {
     std::filesystem::remove(index);
     std::filesystem::create_symlink("/dev/zero", index);
     expect_refused(directory, Trouble::usage, {"index", "no regular file"});
+}
+
+TEST_F(WeightsTest, what_is_no_regular_file_is_no_weights) {
+    const std::string model = path("model");
+    const std::string single = model + "/model.safetensors";
+    std::filesystem::create_directory(model);
+    ASSERT_EQ(mkfifo(single.c_str(), 0600), 0);
+    expect_refused(model, Trouble::usage, {"model.safetensors", "no regular file"});
+    expect_refused(single, Trouble::usage, {"model.safetensors", "no regular file"});
+    std::filesystem::remove(single);
+    std::filesystem::create_symlink("/dev/zero", single);
+    expect_refused(model, Trouble::usage, {"model.safetensors", "no regular file"});
+    std::filesystem::remove(single);
+    std::filesystem::create_directory(single);
+    expect_refused(model, Trouble::usage, {"model.safetensors", "a directory"});
+    std::ofstream(model + "/model.safetensors.index.json")
+        << R"({"weight_map":{"a":"one.safetensors"}})";
+    std::filesystem::remove(single);
+    std::filesystem::create_symlink("/dev/zero", model + "/one.safetensors");
+    expect_refused(model, Trouble::usage, {"one.safetensors", "no regular file"});
 }
 
 }  // namespace

@@ -186,6 +186,28 @@ TEST(HuggingFace, layers_slide_by_a_window_or_not_at_all) {
     }
 }
 
+TEST(HuggingFace, types_of_layers_are_looked_at_where_no_window_is) {
+    const json grouped = changed(llama(), {{"num_key_value_heads", 2}});
+    for (const json& without :
+         {json{{"model_type", "qwen2"}},
+          json{{"model_type", "qwen3"}, {"use_sliding_window", false}},
+          json{{"model_type", "mistral"}, {"sliding_window", nullptr}},
+          json{{"model_type", "mistral"}, {"sliding_window", 8}},
+          json{{"model_type", "qwen2"}, {"use_sliding_window", true}, {"sliding_window", 8}}}) {
+        const json of = changed(grouped, without);
+        const auto with = [&](const json& types) { return changed(of, {{"layer_types", types}}); };
+        const std::string full = "full_attention";
+        EXPECT_NO_THROW(read(with(json::array({full, full, full})))) << without;
+        expect_refused(with(json::array({full, "chunked_attention", full})),
+                       {"layer_types", "chunked_attention"});
+        expect_refused(with(json::array({full, 1, full})), {"layer_types"});
+        expect_refused(with(json::array({full, full, full, full, full})), {"layer_types", "3"});
+        expect_refused(with(json::array()), {"layer_types", "3"});
+        expect_refused(with("sliding_attention"), {"layer_types", "list"});
+        expect_refused(with({{"0", "sliding_attention"}}), {"layer_types", "list"});
+    }
+}
+
 TEST(HuggingFace, rope_that_makes_no_sense_is_refused) {
     const auto with = [](const json& settings) {
         return changed(llama(), {{"rope_parameters", settings}});
