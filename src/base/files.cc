@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -136,10 +137,7 @@ void Draft::check_replaceable() const {
                                  .remedy = "name a regular file, or a new one"});
 }
 
-void Draft::write(std::span<const std::byte> bytes) {
-    write_again(written_, bytes);
-    written_ += std::ssize(bytes);
-}
+void Draft::write(std::span<const std::byte> bytes) { write_again(written_, bytes); }
 
 void Draft::write_again(int64_t offset, std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
@@ -149,6 +147,7 @@ void Draft::write_again(int64_t offset, std::span<const std::byte> bytes) {
         if (wrote <= 0) fail(wrote < 0 ? errno : EIO);
         bytes = bytes.subspan(static_cast<size_t>(wrote));
         offset += wrote;
+        written_ = std::max(written_, offset);
     }
 }
 

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -141,6 +142,25 @@ TEST_F(DraftTest, SaysWhyItCannotBeWritten) {
     const std::string long_name(250, 'x');
     write_whole(directory_ / long_name, "fits");
     EXPECT_EQ(directory_.contents(long_name), "fits");
+}
+
+TEST_F(DraftTest, SaysHowMuchItWrote) {
+    EXPECT_EQ(in_child([&] {
+                  signal(SIGXFSZ, SIG_IGN);
+                  const rlimit limit{5000, 5000};
+                  setrlimit(RLIMIT_FSIZE, &limit);
+                  Draft draft(directory_ / "out");
+                  draft.write(std::string(2000, 'x'));
+                  draft.write_again(0, std::as_bytes(std::span("header", 6)));
+                  try {
+                      draft.write(std::string(600'000, 'x'));
+                  } catch (const Error& error) {
+                      EXPECT_THAT(error.problem().measured, HasSubstr("after 5000 bytes"));
+                      return HasFailure() ? 1 : 0;
+                  }
+                  return 2;
+              }),
+              0);
 }
 
 TEST_F(DraftTest, KeepsPrivateWhatWasPrivate) {
