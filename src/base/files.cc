@@ -153,10 +153,23 @@ void Draft::write_again(int64_t offset, std::span<const std::byte> bytes) {
 
 void Draft::publish() {
     if (fsync(file_) != 0) fail(errno);
-    check_replaceable();  // once more: it is long since
-    if (rename(draft_.c_str(), path_.c_str()) != 0) fail(errno);
+    try {
+        check_replaceable();  // once more: it is long since
+        if (rename(draft_.c_str(), path_.c_str()) != 0) fail(errno);
+    } catch (const Error& error) {
+        keep(error);
+    }
     close(std::exchange(file_, -1));
     flush_directory();
+}
+
+// It may hold what took days. In a directory that went there is none.
+void Draft::keep(const Error& error) {
+    if (access(draft_.c_str(), F_OK) != 0) throw error;
+    close(std::exchange(file_, -1));
+    Problem problem = error.problem();
+    problem.remedy = "the whole file is in " + draft_ + ": move it to another name";
+    throw Error(error.trouble(), std::move(problem));
 }
 
 // The name, too, must be there after a power failure.

@@ -9,6 +9,8 @@
 
 namespace ferry {
 
+class Error;
+
 // open(2), but for the numbers of the standard streams: -1 with errno, or a descriptor above them.
 // Whoever uses ferry as a library may have closed them.
 int open_above_standard(const char* name, int flags, unsigned mode = 0) noexcept;
@@ -35,13 +37,15 @@ public:
     void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
     // Over what was written.
     void write_again(int64_t offset, std::span<const std::byte> bytes);
-    // On stable storage under its name at return.
+    // On stable storage under its name at return. Where the name cannot be had any more the whole
+    // draft stays, and the error says where.
     void publish();
 
 private:
     void create();
     void check_replaceable() const;
     void flush_directory() const;
+    [[noreturn]] void keep(const Error& error);
     [[noreturn]] void fail(int error) const;
 
     std::string what_, where_, path_, draft_{};
