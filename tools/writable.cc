@@ -15,10 +15,11 @@
 namespace ferry::tools {
 namespace {
 
-// What a link names is replaced, and not the link.
+// What a link names is replaced, and not the link, also where it names nothing yet.
 std::string replaced_by(const std::string& path) {
     std::error_code unknown;
-    const auto file = std::filesystem::weakly_canonical(std::filesystem::absolute(path), unknown);
+    const auto file =
+        std::filesystem::weakly_canonical(std::filesystem::absolute(behind_links(path)), unknown);
     return unknown ? path : file.string();
 }
 

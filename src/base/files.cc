@@ -21,18 +21,6 @@ namespace {
 
 constexpr int kLastStandard = STDERR_FILENO;
 
-// Links end in the file that they name, also one that is not there yet.
-std::filesystem::path follow_links(std::filesystem::path path) {
-    constexpr int kLinksMost = 40;  // as the kernel's own
-    std::error_code failed;
-    for (int links = 0; links < kLinksMost && std::filesystem::is_symlink(path, failed); ++links) {
-        const auto named = std::filesystem::read_symlink(path, failed);
-        if (failed) break;
-        path = path.parent_path() / named;  // an absolute one replaces it
-    }
-    return path;
-}
-
 std::string random_suffix() {
     uint64_t drawn = 0;
     if (getrandom(&drawn, sizeof drawn, 0) != sizeof drawn) return {};
@@ -49,6 +37,18 @@ const char* remedy_for(int error) {
 }
 
 }  // namespace
+
+std::string behind_links(const std::string& path) {
+    constexpr int kLinksMost = 40;  // as the kernel's own
+    std::filesystem::path file(path);
+    std::error_code failed;
+    for (int links = 0; links < kLinksMost && std::filesystem::is_symlink(file, failed); ++links) {
+        const auto named = std::filesystem::read_symlink(file, failed);
+        if (failed) break;
+        file = file.parent_path() / named;  // an absolute one replaces it
+    }
+    return file.string();
+}
 
 FileKind kind_of(const std::string& path) {
     std::error_code failed;
@@ -96,7 +96,7 @@ int open_above_standard(const char* name, int flags, unsigned mode) noexcept {
 Draft::Draft(const std::string& path, std::string what, std::string where)
     : what_(std::move(what)),
       where_(where.empty() ? path : std::move(where)),
-      path_(follow_links(path).string()) {
+      path_(behind_links(path)) {
     check_replaceable();
     create();
 }

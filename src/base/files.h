@@ -20,6 +20,9 @@ int open_above_standard(const char* name, int flags, unsigned mode = 0) noexcept
 enum class FileKind : uint8_t { none, regular, directory, other };
 FileKind kind_of(const std::string& path);
 
+// The path that is written to where `path` is: links end in what they name, which may not be there.
+std::string behind_links(const std::string& path);
+
 // A file that appears under its name whole, with publish(), or not at all. Until then it has a
 // random name beside it: two writers of one name never share a file, nobody's file is in the way,
 // and what a kill leaves does not stop the next run. What a symbolic link names is replaced, not
