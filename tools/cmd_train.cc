@@ -167,6 +167,10 @@ private:
                 check_outside(option, file, "the model that is trained", config_.model.path);
                 check_outside(option, file, "--export", options_.exported.directory);
             }
+            for (const auto& [option, path] : {std::pair{"--trace", options_.trace},
+                                               {"--weights-out", options_.weights_out},
+                                               {"--export", options_.exported.directory}})
+                check_no_volume(option, path, config_.budgets.nvme);
             if (!options_.exported.directory.empty())
                 export_directory_.emplace(options_.exported.directory, config_);
         });
