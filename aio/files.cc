@@ -71,17 +71,21 @@ PathFiles::PathFiles(const PathOptions& path, const VolumeOptions& volume)
 PathFiles::~PathFiles() { release(); }
 
 void PathFiles::release() noexcept {
-    for (const int file : descriptors_) {
+    const bool removes = owned_ && !options_.raw_device;
+    const int opened = static_cast<int>(std::ssize(descriptors_));
+    for (int i = 0; i < opened; ++i) {
+        const int file = descriptors_[static_cast<size_t>(i)];
         // A ring lets go of its files some time after it was closed; the space must be free now,
         // for the next volume.
-        if (owned_ && !options_.raw_device && ftruncate(file, 0) != 0)
+        if (removes && ftruncate(file, 0) != 0)
             log_warn("aio: a segment in " + options_.path + " could not be emptied");
+        // What somebody put in its place is not ours.
+        if (removes && is_named(file, segment_name(i))) remove_plain_file(segment_name(i));
         close(file);
     }
     descriptors_.clear();
     if (owned_) {
-        for (int i = 0; i < segments_ && !options_.raw_device; ++i)
-            remove_plain_file(segment_name(i));
+        for (int i = opened; i < segments_ && removes; ++i) remove_plain_file(segment_name(i));
         if (!header_now_.lost) header_->erase();
     }
     owned_ = false;
@@ -255,10 +259,10 @@ void PathFiles::keep() {
 std::string PathFiles::missing() const {
     if (options_.raw_device) return {};
     if (!header_->in_place()) return options_.path + "/ferry.volume";
+    // Under another name nobody looks for it.
     for (size_t i = 0; i < descriptors_.size(); ++i) {
-        struct stat opened {};
-        if (fstat(descriptors_[i], &opened) == 0 && opened.st_nlink == 0)
-            return segment_name(static_cast<int>(i));
+        std::string name = segment_name(static_cast<int>(i));
+        if (!is_named(descriptors_[i], name)) return name;
     }
     return {};
 }

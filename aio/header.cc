@@ -161,6 +161,13 @@ uint64_t published_run(const PathOptions& path) noexcept {
     return header != nullptr && header->published ? header->run_id : 0;
 }
 
+bool is_named(int file, const std::string& name) noexcept {
+    struct stat opened {
+    }, named{};
+    return fstat(file, &opened) == 0 && stat(name.c_str(), &named) == 0 &&
+           opened.st_ino == named.st_ino && opened.st_dev == named.st_dev;
+}
+
 HeaderFile::HeaderFile(std::string name, bool raw_device)
     : name_(std::move(name)), raw_device_(raw_device) {
     // Between opening and locking the owner may remove the file: then the lock is on nothing.
@@ -371,12 +378,7 @@ bool HeaderFile::note(Header header) noexcept {
     return true;
 }
 
-bool HeaderFile::in_place() const noexcept {
-    struct stat opened {
-    }, named{};
-    return fstat(file_, &opened) == 0 && stat(name_.c_str(), &named) == 0 &&
-           opened.st_ino == named.st_ino && opened.st_dev == named.st_dev;
-}
+bool HeaderFile::in_place() const noexcept { return is_named(file_, name_); }
 
 void HeaderFile::write(const Header& header) {
     if (note(header) && fdatasync(file_) == 0) return;

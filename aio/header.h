@@ -56,6 +56,9 @@ static_assert(2 * sizeof(Header) == kHeaderBytes && offsetof(Header, layout) == 
 // these is damaged.
 uint64_t sum_of(Header header) noexcept;
 
+// Whether the name still leads to the open file: it was neither removed, renamed nor replaced.
+bool is_named(int file, const std::string& name) noexcept;
+
 class HeaderFile {
 public:
     // Opens, creates (in a directory) and locks. Throws Error where another process holds it.

@@ -55,6 +55,7 @@ public:
         }
         check_writable("--logits", file_, kSafetensorsSkipped, kSafetensorsBeginning);
         check_outside("--logits", file_, "the model", options.model);
+        check_no_volume("--logits", file_, config.budgets.nvme);
         const auto plan = train::plan_for(config);
         const int64_t vocab = plan.layers.front().find(model::Role::token_table)->shape.front();
         shape_ = {options.logits_sequences, config.batch.sequence, vocab};

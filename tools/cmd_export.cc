@@ -63,7 +63,7 @@ void add_export_command(CLI::App& app) {
     command->footer("Example: ferry export my.json weights.safetensors TUNED");
     command->callback([options] {
         const ferry::Config config = ferry::load_config(options->config, options->overrides);
-        const ferry::train::ExportDirectory directory(options->exported.directory);
-        ferry::train::export_weights(options->weights, config, options->exported);
+        const ferry::train::ExportDirectory directory(options->exported.directory, config);
+        ferry::train::export_weights(options->weights, config, options->exported, directory);
     });
 }

@@ -167,8 +167,12 @@ private:
                 check_outside(option, file, "the model that is trained", config_.model.path);
                 check_outside(option, file, "--export", options_.exported.directory);
             }
+            for (const auto& [option, path] : {std::pair{"--trace", options_.trace},
+                                               {"--weights-out", options_.weights_out},
+                                               {"--export", options_.exported.directory}})
+                check_no_volume(option, path, config_.budgets.nvme);
             if (!options_.exported.directory.empty())
-                export_directory_.emplace(options_.exported.directory);
+                export_directory_.emplace(options_.exported.directory, config_);
         });
         return ranks;
     }
@@ -246,7 +250,10 @@ private:
         // What was trained first: nothing that comes after it may cost it.
         if (!options_.weights_out.empty()) attempt([this] { write_weights(); });
         if (!options_.exported.directory.empty())
-            attempt([this] { train::export_model(*engine_, config_, options_.exported); });
+            attempt([this] {
+                train::export_model(*engine_, config_, options_.exported,
+                                    export_directory_ ? &*export_directory_ : nullptr);
+            });
         train::RunReport report = engine_->report();  // what the steps left under way has ended
         if (traces()) attempt([this] { write_trace(); }, true);
         // Once more: a bound taken while the machine was busy elsewhere would flatter the run.

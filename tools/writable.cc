@@ -15,11 +15,17 @@
 namespace ferry::tools {
 namespace {
 
-// What a link names is replaced, and not the link.
+// What a link names is replaced, and not the link, also where it names nothing yet.
 std::string replaced_by(const std::string& path) {
     std::error_code unknown;
-    const auto file = std::filesystem::weakly_canonical(std::filesystem::absolute(path), unknown);
+    const auto file =
+        std::filesystem::weakly_canonical(std::filesystem::absolute(behind_links(path)), unknown);
     return unknown ? path : file.string();
+}
+
+bool lies_in(const std::string& path, const std::string& directory) {
+    const std::filesystem::path file = replaced_by(path), above = replaced_by(directory);
+    return std::mismatch(above.begin(), above.end(), file.begin(), file.end()).first == above.end();
 }
 
 }  // namespace
@@ -73,14 +79,28 @@ void check_differ(const std::string& option, const std::string& path,
 
 void check_outside(const std::string& option, const std::string& path, const std::string& holds,
                    const std::string& directory) {
-    if (path.empty() || directory.empty()) return;
-    const std::filesystem::path file = replaced_by(path), above = replaced_by(directory);
-    if (std::mismatch(above.begin(), above.end(), file.begin(), file.end()).first != above.end())
-        return;
+    if (path.empty() || directory.empty() || !lies_in(path, directory)) return;
     throw Error(Trouble::usage, {.what = "it would be among the files of " + holds,
                                  .where = option + " " + path,
                                  .measured = directory,
                                  .remedy = "name a file elsewhere"});
+}
+
+void check_no_volume(const std::string& option, const std::string& path,
+                     std::span<const NvmePath> volumes) {
+    if (path.empty()) return;
+    const std::string name = std::filesystem::path(replaced_by(path)).filename();
+    if (name != "ferry.volume" && !name.starts_with("ferry.seg")) return;
+    for (const NvmePath& volume : volumes) {
+        if (!lies_in(path, volume.path)) continue;
+        throw Error(Trouble::usage,
+                    {.what = "it would be one of the run's own files in "
+                             "budgets.nvme, which go with the run",
+                     .where = option + " " + path,
+                     .measured = name,
+                     .limit = "no ferry.volume and no ferry.seg... in " + volume.path,
+                     .remedy = "give it another name, or name a file elsewhere"});
+    }
 }
 
 void write_whole(const std::string& option, const std::string& path, const std::string& text) {

@@ -1,7 +1,10 @@
 // Whether a file can be written, asked before the work whose result it is to hold.
 #pragma once
 
+#include <span>
 #include <string>
+
+#include "ferry/config.h"
 
 namespace ferry::tools {
 
@@ -22,6 +25,10 @@ void check_differ(const std::string& option, const std::string& path,
 // `holds`, "the model that is trained". Empty paths are none.
 void check_outside(const std::string& option, const std::string& path, const std::string& holds,
                    const std::string& directory);
+
+// That a file is none of those which a run makes, and removes, in these directories or below them.
+void check_no_volume(const std::string& option, const std::string& path,
+                     std::span<const NvmePath> volumes);
 
 // Writes a draft beside the file and puts it in the file's place when it is whole on disk: what was
 // there stays until then. Throws io, naming the option.

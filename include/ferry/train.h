@@ -190,28 +190,41 @@ struct ExportOptions {
     std::optional<DType> type{};  // of the weights; none: the type the run computes in
     int64_t shard_bytes = 5'000'000'000;
 };
-// The place of an export, claimed before the work that it is the end of.
+// The place of an export, claimed before the work that it is the end of, and what of the model's
+// directory belongs into it: that may be another model's when the work is done, or gone.
 class ExportDirectory {
 public:
     // Throws usage unless the directory is new or empty, can be written to and is no other's to
     // write; makes it.
-    explicit ExportDirectory(std::string path);
+    ExportDirectory(std::string path, const Config& config);
     // A directory that was made and is still empty goes again.
     ~ExportDirectory();
     ExportDirectory(const ExportDirectory&) = delete;
     ExportDirectory& operator=(const ExportDirectory&) = delete;
 
+    const std::string& path() const { return path_; }
+    // The text of the model's config.json; empty where the configuration describes the model.
+    const std::string& description() const { return description_; }
+    // Names of the tokenizer's files and their like beside it.
+    const std::vector<std::string>& companions() const { return companions_; }
+
 private:
-    std::string path_;
+    void claim();
+
+    std::string path_, description_{};
+    std::vector<std::string> companions_{};
     bool made_ = false;
     int lock_ = -1;
 };
 // Weights, config.json and, where the model came from a directory, its tokenizer's files.
-// config.json is written last: without it the directory is not taken for a model. Of several ranks
-// the first one writes.
-void export_model(Engine& engine, const Config& config, const ExportOptions& options);
+// config.json is written last: without it the directory is not taken for a model. A tokenizer's
+// file that cannot be copied is a warning. Of several ranks the first one has the directory, and
+// writes.
+void export_model(Engine& engine, const Config& config, const ExportOptions& options,
+                  const ExportDirectory* directory);
 // The same of weights that `ferry train --weights-out` wrote, of the model that `config` describes.
-void export_weights(const std::string& weights, const Config& config, const ExportOptions& options);
+void export_weights(const std::string& weights, const Config& config, const ExportOptions& options,
+                    const ExportDirectory& directory);
 
 // What every other rank does while the first one reads all tensors, in order.
 void give_weights(Engine& engine);

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -19,18 +20,6 @@ namespace ferry {
 namespace {
 
 constexpr int kLastStandard = STDERR_FILENO;
-
-// Links end in the file that they name, also one that is not there yet.
-std::filesystem::path follow_links(std::filesystem::path path) {
-    constexpr int kLinksMost = 40;  // as the kernel's own
-    std::error_code failed;
-    for (int links = 0; links < kLinksMost && std::filesystem::is_symlink(path, failed); ++links) {
-        const auto named = std::filesystem::read_symlink(path, failed);
-        if (failed) break;
-        path = path.parent_path() / named;  // an absolute one replaces it
-    }
-    return path;
-}
 
 std::string random_suffix() {
     uint64_t drawn = 0;
@@ -48,6 +37,18 @@ const char* remedy_for(int error) {
 }
 
 }  // namespace
+
+std::string behind_links(const std::string& path) {
+    constexpr int kLinksMost = 40;  // as the kernel's own
+    std::filesystem::path file(path);
+    std::error_code failed;
+    for (int links = 0; links < kLinksMost && std::filesystem::is_symlink(file, failed); ++links) {
+        const auto named = std::filesystem::read_symlink(file, failed);
+        if (failed) break;
+        file = file.parent_path() / named;  // an absolute one replaces it
+    }
+    return file.string();
+}
 
 FileKind kind_of(const std::string& path) {
     std::error_code failed;
@@ -95,7 +96,7 @@ int open_above_standard(const char* name, int flags, unsigned mode) noexcept {
 Draft::Draft(const std::string& path, std::string what, std::string where)
     : what_(std::move(what)),
       where_(where.empty() ? path : std::move(where)),
-      path_(follow_links(path).string()) {
+      path_(behind_links(path)) {
     check_replaceable();
     create();
 }
@@ -136,10 +137,7 @@ void Draft::check_replaceable() const {
                                  .remedy = "name a regular file, or a new one"});
 }
 
-void Draft::write(std::span<const std::byte> bytes) {
-    write_again(written_, bytes);
-    written_ += std::ssize(bytes);
-}
+void Draft::write(std::span<const std::byte> bytes) { write_again(written_, bytes); }
 
 void Draft::write_again(int64_t offset, std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
@@ -149,15 +147,29 @@ void Draft::write_again(int64_t offset, std::span<const std::byte> bytes) {
         if (wrote <= 0) fail(wrote < 0 ? errno : EIO);
         bytes = bytes.subspan(static_cast<size_t>(wrote));
         offset += wrote;
+        written_ = std::max(written_, offset);
     }
 }
 
 void Draft::publish() {
     if (fsync(file_) != 0) fail(errno);
-    check_replaceable();  // once more: it is long since
-    if (rename(draft_.c_str(), path_.c_str()) != 0) fail(errno);
+    try {
+        check_replaceable();  // once more: it is long since
+        if (rename(draft_.c_str(), path_.c_str()) != 0) fail(errno);
+    } catch (const Error& error) {
+        keep(error);
+    }
     close(std::exchange(file_, -1));
     flush_directory();
+}
+
+// It may hold what took days. In a directory that went there is none.
+void Draft::keep(const Error& error) {
+    if (access(draft_.c_str(), F_OK) != 0) throw error;
+    close(std::exchange(file_, -1));
+    Problem problem = error.problem();
+    problem.remedy = "the whole file is in " + draft_ + ": move it to another name";
+    throw Error(error.trouble(), std::move(problem));
 }
 
 // The name, too, must be there after a power failure.

@@ -9,6 +9,8 @@
 
 namespace ferry {
 
+class Error;
+
 // open(2), but for the numbers of the standard streams: -1 with errno, or a descriptor above them.
 // Whoever uses ferry as a library may have closed them.
 int open_above_standard(const char* name, int flags, unsigned mode = 0) noexcept;
@@ -17,6 +19,9 @@ int open_above_standard(const char* name, int flags, unsigned mode = 0) noexcept
 // links, a name too long, a directory that may not be searched.
 enum class FileKind : uint8_t { none, regular, directory, other };
 FileKind kind_of(const std::string& path);
+
+// The path that is written to where `path` is: links end in what they name, which may not be there.
+std::string behind_links(const std::string& path);
 
 // A file that appears under its name whole, with publish(), or not at all. Until then it has a
 // random name beside it: two writers of one name never share a file, nobody's file is in the way,
@@ -35,13 +40,15 @@ public:
     void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
     // Over what was written.
     void write_again(int64_t offset, std::span<const std::byte> bytes);
-    // On stable storage under its name at return.
+    // On stable storage under its name at return. Where the name cannot be had any more the whole
+    // draft stays, and the error says where.
     void publish();
 
 private:
     void create();
     void check_replaceable() const;
     void flush_directory() const;
+    [[noreturn]] void keep(const Error& error);
     [[noreturn]] void fail(int error) const;
 
     std::string what_, where_, path_, draft_{};

@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "base/files.h"
+#include "base/log.h"
 #include "checkpoint/checkpoint.h"
 #include "ferry/train.h"
 #include "loaded_weights.h"
@@ -40,22 +41,21 @@ constexpr std::array<std::string_view, 12> kCompanions{"tokenizer.json",
                                  .remedy = "name a new directory"});
 }
 
-void copy_companions(const std::filesystem::path& from, const std::filesystem::path& to,
-                     checkpoint::NewFiles& made) {
-    for (const std::string_view name : kCompanions) {
-        std::error_code reason;
-        if (!std::filesystem::is_regular_file(from / name, reason)) continue;
-        made.add(to / name);
-        checkpoint::copy_file(from / name, to / name);
+// The weights are whole by then: what is missing beside them must not cost them.
+void copy_companions(const std::string& from, const ExportDirectory& directory) {
+    for (const std::string& name : directory.companions()) {
+        try {
+            checkpoint::copy_file(std::filesystem::path(from) / name,
+                                  std::filesystem::path(directory.path()) / name);
+        } catch (const Error& error) {
+            log_warn(directory.path() + ": the export has no " + name + ": " + error.what());
+        }
     }
 }
 
 // What was read from a directory goes back as it was, but for the type.
-std::string description_of(const Config& config, DType type) {
-    if (!config.model.path.empty()) {
-        const std::string path = std::filesystem::path(config.model.path) / "config.json";
-        return model::with_type(read_text_file(path, kModelFile), path, type);
-    }
+std::string description_of(const Config& config, const std::string& read, DType type) {
+    if (!config.model.path.empty()) return model::with_type(read, config.model.path, type);
     const model::Description own = model_of(config);
     return model::describe_llama(own.shape, own.context, type);
 }
@@ -69,7 +69,7 @@ struct Place {
 // read(place, sink) gives a tensor's values.
 template <class Read>
 void write(const std::vector<model::Layer>& layers, const Config& config,
-           const ExportOptions& options, const Read& read) {
+           const ExportOptions& options, const ExportDirectory& claimed, const Read& read) {
     std::vector<checkpoint::TensorInfo> infos;
     std::vector<Place> places;
     for (size_t l = 0; l < layers.size(); ++l) {
@@ -79,19 +79,33 @@ void write(const std::vector<model::Layer>& layers, const Config& config,
         }
     }
     const DType type = options.type.value_or(numerics_of(config, {}).compute);
-    const std::filesystem::path directory(options.directory);
+    const std::filesystem::path directory(claimed.path());
     checkpoint::NewFiles made;
     checkpoint::write_model(
         directory, infos, type, options.shard_bytes,
         [&](size_t i, const checkpoint::Sink& sink) { read(places[i], sink); }, made);
-    if (!config.model.path.empty()) copy_companions(config.model.path, directory, made);
-    checkpoint::write_text(directory / "config.json", description_of(config, type));
     made.keep();
+    copy_companions(config.model.path, claimed);
+    checkpoint::write_text(directory / "config.json",
+                           description_of(config, claimed.description(), type));
 }
 
 }  // namespace
 
-ExportDirectory::ExportDirectory(std::string path) : path_(std::move(path)) {
+ExportDirectory::ExportDirectory(std::string path, const Config& config) : path_(std::move(path)) {
+    if (!config.model.path.empty()) {
+        const std::filesystem::path model(config.model.path);
+        description_ = read_text_file(model / "config.json", kModelFile);
+        for (const std::string_view name : kCompanions) {
+            std::error_code unknown;
+            if (std::filesystem::is_regular_file(model / name, unknown))
+                companions_.emplace_back(name);
+        }
+    }
+    claim();
+}
+
+void ExportDirectory::claim() {
     std::error_code reason;
     made_ = std::filesystem::create_directory(path_, reason);
     if (kind_of(path_) != FileKind::directory)
@@ -121,19 +135,21 @@ void give_weights(Engine& engine) {
     }
 }
 
-void export_model(Engine& engine, const Config& config, const ExportOptions& options) {
-    if (engine.plan().partition.rank != 0) return give_weights(engine);
-    write(engine.layers(), config, options, [&](const Place& place, const checkpoint::Sink& sink) {
-        engine.read_tensor(place.layer, *place.tensor, sink);
-    });
+void export_model(Engine& engine, const Config& config, const ExportOptions& options,
+                  const ExportDirectory* directory) {
+    if (directory == nullptr) return give_weights(engine);
+    write(engine.layers(), config, options, *directory,
+          [&](const Place& place, const checkpoint::Sink& sink) {
+              engine.read_tensor(place.layer, *place.tensor, sink);
+          });
 }
 
-void export_weights(const std::string& weights, const Config& config,
-                    const ExportOptions& options) {
+void export_weights(const std::string& weights, const Config& config, const ExportOptions& options,
+                    const ExportDirectory& directory) {
     const model::Shape shape = model_of(config).shape;
     const auto layers = model::layers_of(shape, {}, false);
     const LoadedWeights loaded(weights, shape, layers);
-    write(layers, config, options, [&](const Place& place, const checkpoint::Sink& sink) {
+    const auto read = [&](const Place& place, const checkpoint::Sink& sink) {
         constexpr int64_t kPiece = 4 * kMiB;
         std::vector<float> room;
         const model::Tensor& t = *place.tensor;
@@ -142,7 +158,8 @@ void export_weights(const std::string& weights, const Config& config,
             loaded.fill(layers[static_cast<size_t>(place.layer)], t.offset + first, room);
             sink(room);
         }
-    });
+    };
+    write(layers, config, options, directory, read);
 }
 
 }  // namespace ferry::train

@@ -522,10 +522,14 @@ TEST_P(RecordsOnFiles, OneDamagedHeaderOfTwoIsResumedBy) {
 TEST_P(RecordsOnFiles, AFileRemovedUnderItIsMissed) {
     run();
     EXPECT_EQ(volume_->missing(), "");
-    const std::string segment = path(0) + "/ferry.seg0";
-    std::filesystem::rename(segment, segment + "-away");
-    EXPECT_EQ(volume_->missing(), "") << "it is still there for who puts it back";
-    std::filesystem::remove(segment + "-away");
+    const std::string segment = path(0) + "/ferry.seg0", away = segment + "-away";
+    std::filesystem::rename(segment, away);
+    EXPECT_EQ(volume_->missing(), segment) << "who resumes does not look for it there";
+    directory_.put("0/ferry.seg0", "another's");
+    EXPECT_EQ(volume_->missing(), segment);
+    std::filesystem::rename(away, segment);
+    EXPECT_EQ(volume_->missing(), "") << "it was put back";
+    std::filesystem::remove(segment);
     EXPECT_EQ(volume_->missing(), segment);
     std::filesystem::remove_all(path(0));
     EXPECT_EQ(volume_->missing(), header(0));

@@ -150,6 +150,42 @@ class OutputsTest(FerryTest):
         with open(out, "rb") as file, open(self.path("tokens.bin"), "rb") as whole:
             self.assertEqual(file.read(), whole.read())
 
+    def test_a_link_to_nothing_is_the_file_that_it_names(self):
+        out, link, folder = self.path("new.safetensors"), self.path("to-new"), self.path("new-export")
+        os.symlink(out, link)
+        self.refused_before("two results would go into one file", self.config(steps=1),
+                            "--weights-out", link, "--trace", out)
+        os.remove(link)
+        os.symlink(os.path.join("new-export", "n.safetensors"), link)
+        os.mkdir(folder)
+        self.refused_before("among the files of --export", self.config(steps=1),
+                            "--weights-out", link, "--export", folder)
+        self.assertEqual(os.listdir(folder), [])
+
+    def test_the_files_of_a_volume_are_no_outputs(self):
+        config = self.config(steps=1, budgets__host="300KiB", budgets__nvme=[self.nvme()])
+        link = self.path("to-segment")
+        os.symlink(os.path.join("nvme", "ferry.seg1"), link)
+        named = [(option, self.path(os.path.join("nvme", name))) for option in ("--weights-out", "--trace", "--export")
+                 for name in ("ferry.volume", "ferry.seg0", "ferry.seg12")]
+        for option, path in (*named, ("--weights-out", link)):
+            with self.subTest(option=option, path=path):
+                self.refused_before("budgets.nvme", config, option, path)
+        self.assertEqual(os.listdir(self.path("nvme")), [])
+        # Any other name beside them, and these names elsewhere.
+        os.mkdir(self.path("elsewhere"))
+        for path in (self.path("nvme/weights"), self.path("elsewhere/ferry.seg0")):
+            self.assert_trained(self.train(config, "--weights-out", path))
+            self.assertGreater(os.path.getsize(path), 0)
+            os.remove(path)
+
+    def refused_before(self, words, config, *arguments):
+        """Before the first step, and nothing is written."""
+        run = self.train(config, *arguments)
+        self.assertEqual(run.code, USAGE, run.err)
+        self.assertIn(words, run.err)
+        self.assertEqual(run.steps, [])
+
     def test_the_users_own_files_stay(self):
         out = self.path("w.safetensors")
         for name in ("w.safetensors.part", "precious"):

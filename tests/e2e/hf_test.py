@@ -6,10 +6,12 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import struct
+import subprocess
 import unittest
 
-from harness import DIVERGED, IO, USAGE, FerryTest
+from harness import DIVERGED, FERRY, IO, USAGE, FerryTest
 
 MODELS = pathlib.Path(__file__).resolve().parents[1] / "golden" / "hf"
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2")
@@ -166,6 +168,38 @@ class RoundTripTest(HfTest):
         self.assert_trained(self.train(self.config_for(model), "--export", self.path("with-tokenizer")))
         self.assertIn("tokenizer.json", os.listdir(self.path("with-tokenizer")))
         self.assertNotIn("notes.txt", os.listdir(self.path("with-tokenizer")))
+
+    def export_while(self, model, change):
+        """A run whose model's directory is changed after some of its steps; what it said, and its export."""
+        out = self.path(f"export{len(os.listdir(self.dir))}")
+        command = self.command(self.config_for(model, steps=100000), "--export", out)
+        process = subprocess.Popen([FERRY, *command], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process.stdout.readline()
+        change()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, 0, err)
+        self.assertEqual(read_tensors(out).keys(), read_tensors(MODELS / "qwen2").keys())
+        return err, pathlib.Path(out)
+
+    def test_what_is_exported_is_what_was_trained(self):
+        """The model's directory is another's when the run ends, or gone."""
+        was = json.loads((MODELS / "qwen2" / "config.json").read_text())
+        for name, change in (("edited", lambda model: self.change(model, rope_theta=777, rms_norm_eps=0.5)),
+                             ("removed", lambda model: os.remove(model / "config.json")),
+                             ("no directory", shutil.rmtree)):
+            with self.subTest(name):
+                model = self.copy_of("qwen2")
+                _, out = self.export_while(model, lambda model=model, change=change: change(model))
+                self.assertEqual(json.loads((out / "config.json").read_text()), was)
+
+    def test_a_tokenizer_that_went_costs_no_weights(self):
+        model = self.copy_of("qwen2")
+        for name in ("tokenizer.json", "vocab.json"):
+            (model / name).write_text("{}")
+        err, out = self.export_while(model, lambda: os.remove(model / "tokenizer.json"))
+        self.assertIn("the export has no tokenizer.json", err)
+        self.assertEqual(sorted(os.listdir(out)), ["config.json", "model.safetensors", "vocab.json"])
 
     def test_names_without_the_base_models_prefix(self):
         model = self.copy_of("gpt2")

@@ -294,10 +294,10 @@ class ResumeTest(FerryTest):
     def test_what_is_removed_under_a_run_is_said(self):
         constant = {"schedule__kind": "constant", "schedule__warmup_steps": 0, "steps": 16}
         whole = self.whole(**constant)
-        for name in (".", "ferry.volume", "ferry.seg0"):
-            target = os.path.join(self.drives[0], name)
-            def remove(target=target, name=name):
-                shutil.rmtree(self.drives[0]) if name == "." else os.remove(target)
+        def at(name):
+            return os.path.join(self.drives[0], name)
+        for remove in (lambda: shutil.rmtree(self.drives[0]), lambda: os.remove(at("ferry.volume")),
+                       lambda: os.remove(at("ferry.seg0")), lambda: os.rename(at("ferry.seg0"), at("away"))):
             run = self.remove_under_it(self.durable(**constant), remove)
             self.assertEqual(run.code, IO, run.err)
             self.assertIn("nothing of it will outlive the process", run.err)

@@ -383,6 +383,15 @@ TEST_F(VolumeFiles, ALinkInPlaceOfASegmentIsNotFollowed) {
     }
 }
 
+TEST_F(VolumeFiles, WhatIsPutInASegmentsPlaceStays) {
+    auto volume = open(options());
+    fs::rename(path_ + "/ferry.seg0", path_ + "/away");
+    put("ferry.seg0", "results");
+    volume.reset();
+    EXPECT_EQ(fs::file_size(path_ + "/ferry.seg0"), 7u);
+    EXPECT_FALSE(exists("ferry.volume"));
+}
+
 TEST_F(VolumeFiles, ASymbolicLinkIsNotFollowed) {
     put("precious", "do not overwrite");
     fs::create_symlink(path_ + "/precious", path_ + "/ferry.volume");

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -131,8 +132,20 @@ TEST_F(DraftTest, ReplacesNothingButRegularFiles) {
     // It became one while the draft was written.
     Draft draft(directory_ / "late");
     ASSERT_EQ(mkfifo((directory_ / "late").c_str(), 0600), 0);
-    EXPECT_THROW(draft.publish(), Error);
+    draft.write("whole");
+    try {
+        draft.publish();
+        ADD_FAILURE() << "a pipe was replaced";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.trouble(), Trouble::usage);
+        EXPECT_THAT(error.problem().remedy,
+                    HasSubstr("the whole file is in " + (directory_ / "late.")));
+    }
     EXPECT_TRUE(std::filesystem::is_fifo(directory_ / "late"));
+    std::vector<std::string> names = names_in(directory_);
+    std::erase_if(names, [](const std::string& name) { return !name.starts_with("late."); });
+    ASSERT_EQ(names.size(), 1u);
+    EXPECT_EQ(directory_.contents(names.front()), "whole");
 }
 
 TEST_F(DraftTest, SaysWhyItCannotBeWritten) {
@@ -141,6 +154,55 @@ TEST_F(DraftTest, SaysWhyItCannotBeWritten) {
     const std::string long_name(250, 'x');
     write_whole(directory_ / long_name, "fits");
     EXPECT_EQ(directory_.contents(long_name), "fits");
+}
+
+TEST_F(DraftTest, SaysHowMuchItWrote) {
+    EXPECT_EQ(in_child([&] {
+                  signal(SIGXFSZ, SIG_IGN);
+                  const rlimit limit{5000, 5000};
+                  setrlimit(RLIMIT_FSIZE, &limit);
+                  Draft draft(directory_ / "out");
+                  draft.write(std::string(2000, 'x'));
+                  draft.write_again(0, std::as_bytes(std::span("header", 6)));
+                  try {
+                      draft.write(std::string(600'000, 'x'));
+                  } catch (const Error& error) {
+                      EXPECT_THAT(error.problem().measured, HasSubstr("after 5000 bytes"));
+                      return HasFailure() ? 1 : 0;
+                  }
+                  return 2;
+              }),
+              0);
+}
+
+// As where another user's file is in a sticky directory, or the file is mounted there.
+TEST_F(DraftTest, StaysWhereItCannotHaveItsName) {
+    constexpr uid_t kNobody = 65534;
+    directory_.put("out", "old");
+    if (geteuid() == 0) {
+        ASSERT_EQ(chown(directory_.path().c_str(), kNobody, kNobody), 0);
+    }
+    const int status = in_child([&] {
+        if (geteuid() == 0 && setresuid(kNobody, kNobody, kNobody) != 0) return 2;
+        Draft draft(directory_ / "out");
+        draft.write("worth days");
+        chmod(directory_.path().c_str(), 0555);
+        try {
+            draft.publish();
+        } catch (const Error& error) {
+            EXPECT_EQ(error.trouble(), Trouble::io);
+            EXPECT_THAT(error.what(), HasSubstr("Permission denied"));
+            EXPECT_THAT(error.problem().remedy, HasSubstr(directory_ / "out."));
+            return HasFailure() ? 1 : 0;
+        }
+        return 3;
+    });
+    EXPECT_EQ(status, 0);
+    EXPECT_EQ(directory_.contents("out"), "old");
+    const std::vector<std::string> names = names_in(directory_);
+    ASSERT_EQ(names.size(), 2u);
+    EXPECT_EQ(directory_.contents(names.back()), "worth days");
+    chmod(directory_.path().c_str(), 0755);
 }
 
 TEST_F(DraftTest, KeepsPrivateWhatWasPrivate) {
