@@ -77,7 +77,16 @@ public:
     bool boolean(bool value) { return add(value) != nullptr; }
     bool number_integer(int64_t value) { return add(value) != nullptr; }
     bool number_unsigned(uint64_t value) { return add(value) != nullptr; }
-    bool number_float(double value, const std::string&) { return add(value) != nullptr; }
+    bool number_float(double value, const std::string& text) {
+        const std::string_view digits = std::string_view(text).substr(0, text.find_first_of("eE"));
+        if (value != 0 || digits.find_first_of("123456789") == std::string_view::npos)
+            return add(value) != nullptr;
+        fault_ = {.what = "a number so small that a double makes 0 of it",
+                  .measured = shown(text),
+                  .limit = "0, or 5e-324 or more",
+                  .remedy = "write 0 if that is meant"};
+        return false;
+    }
     bool string(std::string& value) { return is_text(value) && add(std::move(value)) != nullptr; }
     bool binary(typename Json::binary_t&) { return false; }
     bool start_object(size_t) { return open(Json::object()); }

@@ -90,6 +90,16 @@ TEST(JsonReader, NamesANumberThatNoDoubleHolds) {
     EXPECT_EQ(said.find("json.exception"), std::string::npos);
 }
 
+TEST(JsonReader, NamesANumberOfWhichADoubleMakesZero) {
+    const std::string said = refusal("{\"a\": -1.0e-400}");
+    for (const char* part : {"so small", "-1.0e-400", "5e-324", "write 0", "line 1, column"})
+        EXPECT_THAT(said, HasSubstr(part));
+    EXPECT_THROW(parse_json_if_it_is("1e-400", {}), Error);
+    for (const char* text : {"0.0", "-0.0", "0e5", "0.000e-7"})
+        EXPECT_EQ(parse_json(text, {}), json(0.0)) << text;
+    EXPECT_EQ(parse_json("5e-324", {}), json(5e-324));
+}
+
 TEST(JsonReader, LeavesWhatIsNoJsonToTheCaller) {
     EXPECT_FALSE(parse_json_if_it_is("24MiB", {}).has_value());
     EXPECT_EQ(parse_json_if_it_is("[1, 2]", {}), json::parse("[1, 2]"));
