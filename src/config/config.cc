@@ -113,7 +113,10 @@ json override_value(const std::string& path, const std::string& text) {
     const Key* key = config::find_key(path);
     const bool words = key && (key->form == Form::text || key->form == Form::choice);
     if (words && !text.starts_with('"')) return text;
-    return parse_json_if_it_is(text, {.where = "--set " + shown(path)}).value_or(json(text));
+    const JsonSource source{.where = "--set " + shown(path)};
+    // What begins as a list or an object is one: its fault is named, not taken for text.
+    if (text.starts_with('{') || text.starts_with('[')) return parse_json(text, source);
+    return parse_json_if_it_is(text, source).value_or(json(text));
 }
 
 void read_override(Reader& reader, const std::string& text) {

@@ -70,8 +70,9 @@ const char* what_resumes(swap::Store::Wrong wrong) {
         case swap::Store::Wrong::none:
             return "--resume goes on from the last durable step";
         case swap::Store::Wrong::elsewhere:
-            return "the last durable step has none of these bytes: --resume proves the others and "
-                   "goes on from it";
+            return "the last durable step has none of these bytes: --resume reads the others "
+                   "first, "
+                   "and goes on from it if they are right";
         case swap::Store::Wrong::in_published:
             break;
     }

@@ -186,6 +186,9 @@ class JsonTest(BadInputTest):
             self.assert_refused(run, USAGE, "given twice", place)
         self.refused(USAGE, ["\"layers\" is given twice", "--set model"], "--set",
                      'model={"layers": 1, "layers": 2}')
+        for broken in ('model={"layers": 1', 'freeze=["a",]', "optimizer.betas=[0.9,NaN]"):
+            run = self.refused(USAGE, ["--set " + broken.split("=")[0]], "--set", broken)
+            self.assertNotIn("wrong type of value", run.err)
         for twice in (["seed=1", "seed=2"], ["model.layers=1", 'model={"layers": 1}'],
                       ["budgets.device=1GiB", "budgets.device=2GiB"]):
             self.refused(USAGE, ["is given twice", "--set " + twice[1]], "--set", twice[0], "--set", twice[1])

@@ -47,7 +47,8 @@ TEST(ThrowAgainAt, SaysWhichStateIsGood) {
         }
     };
     EXPECT_THAT(said(Wrong::none), testing::HasSubstr("--resume goes on from the last durable"));
-    EXPECT_THAT(said(Wrong::elsewhere), testing::HasSubstr("none of these bytes: --resume proves"));
+    EXPECT_THAT(said(Wrong::elsewhere),
+                testing::HasSubstr("none of these bytes: --resume reads the others first"));
     EXPECT_THAT(said(Wrong::in_published), testing::HasSubstr("durable step has these bytes too"));
     EXPECT_THAT(said(Wrong::in_published), testing::Not(testing::HasSubstr("goes on from")));
 }
