@@ -80,8 +80,9 @@ void PathFiles::release() noexcept {
         if (removes && ftruncate(file, 0) != 0)
             log_warn("aio: a segment in " + options_.path + " could not be emptied");
         // What somebody put in its place is not ours.
-        if (removes && is_named(file, segment_name(i))) remove_plain_file(segment_name(i));
-        close(file);
+        const bool in_place = removes && is_named(file, segment_name(i));
+        close(file);  // first: it may be the last descriptor that this process is given
+        if (in_place) remove_plain_file(segment_name(i));
     }
     descriptors_.clear();
     if (owned_) {
