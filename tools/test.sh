@@ -50,6 +50,7 @@ run_tests() {
 }
 
 build release
+$quick || export FERRY_ALL_ARCHITECTURES=1
 run_tests release
 say "formatting"
 if $quick; then
