@@ -22,7 +22,8 @@ __device__ Run run_of(const ConstView& v, int64_t i, int64_t n) {
 }
 
 // The sum over the kRow threads of a row, in each of them: a fixed tree in a warp, then the warps
-// in order. Threads without elements add zeros, so that a row's sum is the same for every kRow.
+// in order. Threads without elements add zeros. Which plan a row has, and so the order of its sum,
+// follows from its length and its elements' width alone (with_plan).
 template <int kRow>
 __device__ double row_sum(double value) {
     for (int half = min(kRow, 32) / 2; half > 0; half /= 2)
