@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "cost/drives.h"
 #include "ferry/aio.h"
-#include "path_shares.h"
 
 namespace ferry::tools {
 namespace {
@@ -55,8 +55,10 @@ Wear wear_without_advice(const Config& config, const planner::Plan& plan, int ra
     wear.run_bytes = run_of(wear.step_bytes);
     if (wear.rolled_back_step_bytes > 0)
         wear.rolled_back_run_bytes = run_of(wear.rolled_back_step_bytes);
+    std::vector<int64_t> sizes;
+    for (const NvmePath& path : config.budgets.nvme) sizes.push_back(path.size_bytes);
     const std::vector<double> shares =
-        path_shares(config.budgets.nvme, path_rates, ranks * plan.nvme_bytes);
+        cost::path_shares(sizes, path_rates, ranks * plan.nvme_bytes);
     for (size_t p = 0; p < paths; ++p) {
         const NvmePath& path = config.budgets.nvme[p];
         const double part = shares[p];

@@ -25,7 +25,7 @@ constexpr Depths kBusy{.weights = 2, .gradients = 2, .wire = 4, .spare_activatio
 class Placer {
 public:
     Placer(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
-           const std::vector<AccumulatorSpill>& spills, const MachineFigures& machine,
+           const std::vector<AccumulatorSpill>& spills, const cost::Measurements& machine,
            const Keeping& keeping)
         : config_(config),
           work_(work),
@@ -462,7 +462,7 @@ private:
                        SpeculationRoom& room) {
         if (all_speculate() || !can_speculate(chunk)) return can_speculate(chunk);
         const bool in_memory = homes.state == Tier::host;
-        const bool may_in_memory = machine_.device_beside &&
+        const bool may_in_memory = !machine_.computes_on_host &&
                                    config_.budgets.host_bytes != kUnlimited && !is_remainder(chunk);
         if (in_memory && !may_in_memory) return false;
         const int64_t state = in_memory ? 2 * bytes_of(Class::stage) - state_bytes(chunk) : 0;
@@ -484,7 +484,7 @@ private:
     const Keeping keeping_;
     const int64_t micro_batches_;
     const bool tied_;
-    const MachineFigures& machine_;
+    const cost::Measurements& machine_;
     Placement result_;
 };
 
@@ -495,7 +495,7 @@ int64_t blocks_asked_to_keep(const Config& config, model::Saved what) {
 }
 
 Placement place(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
-                const std::vector<AccumulatorSpill>& spills, const MachineFigures& machine,
+                const std::vector<AccumulatorSpill>& spills, const cost::Measurements& machine,
                 const Keeping& keeping) {
     return Placer(config, work, chunks, spills, machine, keeping).make();
 }

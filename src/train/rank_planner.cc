@@ -9,7 +9,7 @@
 namespace ferry::train {
 
 RankPlanner::RankPlanner(const Config& config, const Device& device, const model::Decoder& decoder,
-                         const zero::Partition& partition, const planner::MachineFigures& machine,
+                         const zero::Partition& partition, const cost::Measurements& machine,
                          comm::Communicator* ranks, Executor& executor)
     : possible_(within(config, device)),
       decoder_(decoder),

@@ -15,7 +15,7 @@ public:
     // `config` is of this rank. `ranks` is null where there is only one; else every rank makes one
     // at once. `decoder` must outlive it.
     RankPlanner(const Config& config, const Device& device, const model::Decoder& decoder,
-                const zero::Partition& partition, const planner::MachineFigures& machine,
+                const zero::Partition& partition, const cost::Measurements& machine,
                 comm::Communicator* ranks, Executor& executor);
 
     // The plan by which every rank starts the same exchanges. It goes by the device memory that
@@ -32,7 +32,7 @@ private:
     const model::Decoder& decoder_;
     planner::DeviceNeeds needs_;
     const zero::Partition partition_;
-    const planner::MachineFigures machine_;
+    const cost::Measurements machine_;
 };
 
 }  // namespace ferry::train

@@ -64,10 +64,11 @@ Config beside_gpu() {
 Plan plan_of(const Config& config, const StateFormat& state = {}, DType compute = DType::f32) {
     return make_plan(config, three_blocks(),
                      {.sequence = 64, .micro_batch = 1, .compute = compute, .wire = compute},
-                     {.activation = 32768, .scratch = 1 << 20}, state, default_figures(config));
+                     {.activation = 32768, .scratch = 1 << 20}, state,
+                     cost::default_measurements(config));
 }
 
-Plan plan_by(const Config& config, const MachineFigures& machine) {
+Plan plan_by(const Config& config, const cost::Measurements& machine) {
     return make_plan(config, three_blocks(), {.sequence = 64, .micro_batch = 1},
                      {.activation = 32768, .scratch = 1 << 20}, {}, machine);
 }
@@ -104,7 +105,7 @@ Plan plan_on_gpu(int64_t device_bytes) {
     return make_plan(
         config, three_blocks(), {.sequence = 64, .micro_batch = 1},
         {.activation = 32768, .scratch = 1 << 20, .overhead = 3 * kMiB, .maps_host = true}, {},
-        default_figures(config));
+        cost::default_measurements(config));
 }
 
 TEST(Plan, CountsThePageTablesOfTheHostTierIntoTheDevice) {
@@ -593,35 +594,42 @@ int64_t count_speculative(const Plan& plan) {
 TEST(Figures, DecideHowMuchSpeculates) {
     Config config = beside_gpu();
     config.budgets.host_bytes = kGiB;
-    MachineFigures machine = default_figures(config);
+    cost::Measurements machine = cost::default_measurements(config);
     const int64_t chunks = std::ssize(plan_by(config, machine).chunks);
+    // Of a step: of its one micro-batch, on three blocks.
+    const auto take = [&](cost::Op op, double seconds) {
+        constexpr auto kBlock = static_cast<int64_t>(model::LayerKind::block);
+        machine.kernels.seconds[{static_cast<int64_t>(op), kBlock, 0}] =
+            seconds / 3 / static_cast<double>(config.batch.micro_batches);
+    };
     // Updates that the forward pass hides need no speculation; others do, as far as backward hides
     // them.
-    machine.forward_s = machine.backward_s = 10;
+    take(cost::Op::forward, 10);
+    take(cost::Op::backward, 10);
     EXPECT_EQ(count_speculative(plan_by(config, machine)), 0);
-    machine.forward_s = 1e-9;
+    take(cost::Op::forward, 1e-9);
     const int64_t most = count_speculative(plan_by(config, machine));
     EXPECT_GT(most, chunks / 2);
-    machine.backward_s = 1e-9;
+    take(cost::Op::backward, 1e-9);
     EXPECT_EQ(count_speculative(plan_by(config, machine)), 0);
     // Twice the price is half the speculative updates.
     const double updates_s =
         9 * machine.update_overhead_s;  // 9 chunks of 65,536 and norms' remainders
-    machine.backward_s = updates_s * 0.8;
+    take(cost::Op::backward, updates_s * 0.8);
     const int64_t cheap = count_speculative(plan_by(config, machine));
     machine.out_of_place = 2;
     const int64_t costly = count_speculative(plan_by(config, machine));
     EXPECT_GT(cheap, costly);
     EXPECT_NEAR(double(cheap) / 2, double(costly), 1);
     // Where updates would take the kernels' cores nothing in memory is speculative.
-    machine.device_beside = false;
+    machine.computes_on_host = true;
     EXPECT_EQ(count_speculative(plan_by(config, machine)), 0);
 }
 
 TEST(Figures, DecideHowLongAnUpdateIs) {
     Config config = small_config();
     const auto elements = [&](double overhead_s, double bytes_per_s) {
-        MachineFigures machine;
+        cost::Measurements machine = cost::default_measurements(config);
         machine.update_overhead_s = overhead_s;
         machine.dram_bytes_per_s = bytes_per_s;
         std::vector<model::Layer> layers = three_blocks();
@@ -640,8 +648,10 @@ TEST(Figures, DecideHowManyPiecesAreUnderWay) {
     config.budgets.nvme = {{.path = "disk"}};
     config.swap.state_on_nvme = 1;
     const auto stages = [&](double nvme, double dram, int64_t at_once = 1) {
-        MachineFigures machine{
-            .nvme_bytes_per_s = nvme, .nvme_at_once = at_once, .dram_bytes_per_s = dram};
+        cost::Measurements machine = cost::default_measurements(config);
+        machine.nvme_bytes_per_s = nvme;
+        machine.nvme_at_once = at_once;
+        machine.dram_bytes_per_s = dram;
         machine.update_overhead_s = 0;
         return plan_by(config, machine).buffers[size_t(Class::stage)].count;
     };
@@ -653,7 +663,9 @@ TEST(Figures, DecideHowManyPiecesAreUnderWay) {
     EXPECT_EQ(stages(1e9, 1e12, 4), 6);
     config.swap.chunks_at_once = 64;
     config.budgets.host_bytes = 32 * kMiB;
-    const Plan most = plan_by(config, {.nvme_bytes_per_s = 1e9});
+    cost::Measurements slow = cost::default_measurements(config);
+    slow.nvme_bytes_per_s = 1e9;
+    const Plan most = plan_by(config, slow);
     const Buffers& stage = most.buffers[size_t(Class::stage)];
     EXPECT_LE(stage.count * stage.bytes, config.budgets.host_bytes / 4 + stage.bytes);
     EXPECT_GT(stage.count, 1);
@@ -662,7 +674,8 @@ TEST(Figures, DecideHowManyPiecesAreUnderWay) {
     config.budgets.nvme.clear();
     config.swap.state_on_nvme = -1;
     const auto pieces = [&](double copies) {
-        MachineFigures machine{.copy_bytes_per_s = copies};
+        cost::Measurements machine = cost::default_measurements(config);
+        machine.copy_bytes_per_s = copies;
         return plan_by(config, machine).buffers[size_t(Class::weight_piece)].count;
     };
     EXPECT_EQ(pieces(1e12), 3);
