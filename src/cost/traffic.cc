@@ -12,7 +12,7 @@ ElementBytes element_bytes(const StateFormat& state, DType compute, DType wire) 
 }
 
 WeightTraffic weight_traffic(const std::vector<model::Layer>& layers, const model::Shape& shape,
-                             int64_t step_tokens, DType type) {
+                             int64_t step_tokens, DType type, const zero::Partition& partition) {
     WeightTraffic found;
     const auto bytes_of = [type](int64_t elements) { return double(elements * size_of(type)); };
     bool trains_below = false;
@@ -21,12 +21,17 @@ WeightTraffic weight_traffic(const std::vector<model::Layer>& layers, const mode
         const bool trains = layer.trainable_elements > 0;
         found.bytes += bytes;
         found.frozen_bytes += bytes_of(layer.elements - layer.trainable_elements);
+        const double from_others =
+            partition.shares_updates()
+                ? static_cast<double>(zero::gathered_bytes(partition, layer, type))
+                : 0;
         if (layer.kind == model::LayerKind::embedding) {
-            found.read_bytes += bytes_of(std::min(step_tokens, shape.vocab) * shape.hidden);
+            const double rows = bytes_of(std::min(step_tokens, shape.vocab) * shape.hidden);
+            found.read_bytes += std::max(0.0, rows - from_others);
             if (shape.tie_embeddings) found.read_bytes += bytes;
         } else {
             const bool backward = layer.kind == model::LayerKind::block && (trains || trains_below);
-            found.read_bytes += bytes * (backward ? 2 : 1);
+            found.read_bytes += bytes * (backward ? 2 : 1) - from_others;
         }
         trains_below = trains_below || trains;
     }

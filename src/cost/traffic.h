@@ -29,9 +29,11 @@ struct WeightTraffic {
 };
 // Blocks are visited forward, and backward where a gradient passes through them. The head is
 // visited once. Of the embedding only the rows of a step's tokens are, and all of it when it is
-// tied.
+// tied. Where every rank keeps all weights, forward takes what others updated as it comes from
+// them.
 WeightTraffic weight_traffic(const std::vector<model::Layer>& layers, const model::Shape& shape,
-                             int64_t step_tokens, DType type);
+                             int64_t step_tokens, DType type,
+                             const zero::Partition& partition = {});
 
 // Bytes that must reach a rank from the others in a step, wherever its state and weights lie. Stage
 // 3 sends a layer's weights at each visit, stages 1 and 2 those that were updated, once. Gradients

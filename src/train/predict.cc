@@ -95,7 +95,7 @@ Bound bound_of(const Config& config, const planner::Plan& plan, const model::Sha
                                                                 size * plan.blocks_at_most());
         input.weights = cost::weight_traffic(
             plan.layers, shape, size * config.batch.micro_batch * config.batch.sequence,
-            plan.compute);
+            plan.compute, plan.partition);
         if (plan.partition.sharding.weights) {  // the rest comes from the other ranks
             WeightTraffic& w = input.weights;
             for (double* bytes : {&w.bytes, &w.frozen_bytes, &w.read_bytes})

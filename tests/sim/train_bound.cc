@@ -150,7 +150,7 @@ void complete(Case& made, const planner::Plan& plan, const swap::Schedule& step)
 
 TEST(Bound, IsNoLongerThanAnySimulatedStep) {
     int64_t fitted = 0;
-    Seeds seeds(60);
+    Seeds seeds(400);
     do {
         SCOPED_TRACE(testing::Message() << "FERRY_SIM_SEED=" << seeds.now());
         Case made = draw(seeds.now());
