@@ -13,7 +13,7 @@
 
 namespace ferry::tools {
 
-constexpr int kMachineFormat = 2;
+constexpr int kMachineFormat = 1;
 
 // ---------------------------------------------------------------- writing
 
