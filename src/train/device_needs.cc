@@ -3,12 +3,8 @@
 #include <mutex>
 
 #include "base/log.h"
-<<<<<<< HEAD
-#include "cost/traffic.h"
-=======
-#include "bound.h"
 #include "comm/comm.h"
->>>>>>> main
+#include "cost/traffic.h"
 #include "ferry/units.h"
 #include "ops/blas_kernels.h"
 

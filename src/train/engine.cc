@@ -8,8 +8,8 @@
 
 #include "arenas.h"
 #include "base/checksum.h"
-#include "cost/traffic.h"
 #include "clipped_share.h"
+#include "cost/traffic.h"
 #include "device_needs.h"
 #include "durable.h"
 #include "ferry/optim.h"
@@ -188,7 +188,7 @@ private:
         drain();
         RunReport report = totals_;
         report.model_flops = cost::model_flops(plan_.layers, shape_, numerics_.sequence,
-                                         plan_.micro_batches * numerics_.tokens());
+                                               plan_.micro_batches * numerics_.tokens());
         add_links(report.links, *store_, world_.ranks);
         report.reserved = reserved_by(device_, pool_, volume_.get());
         if (volume_) report.paths = volume_->counters();
