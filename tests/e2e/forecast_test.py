@@ -414,7 +414,7 @@ class SavedByAGpuTest(ForecastTest):
         """70 B parameters on 8 GPUs: a bound that counted other ranks' weights was 108 % of what was predicted."""
         large = self.path("70b.json")
         with open(large, "w", encoding="utf-8") as file:
-            json.dump({"device": "cuda", "precision": "bf16", "clip_norm": 1.0, "data": {"tokens": "none.bin"},
+            json.dump({"steps": 2, "device": "cuda", "precision": "bf16", "clip_norm": 1.0, "data": {"tokens": "none.bin"},
                        "model": {"hidden": 8192, "layers": 80, "heads": 64, "kv_heads": 8, "head_dim": 128,
                                  "intermediate": 28672, "vocab": 32000},
                        "batch": {"sequence": 4096, "micro_batch": 1, "micro_batches": 8},
