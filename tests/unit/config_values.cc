@@ -26,13 +26,13 @@ TEST(Config, Defaults) {
     EXPECT_EQ(c.model.head_dim, 16);
     EXPECT_EQ(c.model.vocab, 256);
     EXPECT_EQ(c.schedule.total_steps, 10);
-    EXPECT_EQ(c.optimizer.method, "adamw");
+    EXPECT_EQ(c.optimizer.method, OptimizerMethod::adamw);
     EXPECT_EQ(c.optimizer.beta2, 0.999);
     EXPECT_EQ(c.optimizer.eps, 1e-8);
     EXPECT_EQ(c.schedule.decay_steps, 1);
     EXPECT_EQ(c.budgets.host_bytes, kUnlimited);
     EXPECT_TRUE(c.budgets.nvme.empty());
-    EXPECT_EQ(c.precision, "fp32");
+    EXPECT_EQ(c.precision, DType::f32);
 }
 
 TEST(Config, EveryKindOfValue) {
@@ -66,11 +66,11 @@ TEST(Config, EveryKindOfValue) {
     EXPECT_EQ(c.budgets.nvme[0].endurance_tbw, 600);
     EXPECT_EQ(c.budgets.nvme[1].path, "/b");
     EXPECT_EQ(c.budgets.nvme[1].size_bytes, kUnlimited);
-    EXPECT_EQ(c.swap.state_on_nvme, -1);
+    EXPECT_EQ(c.swap.state_on_nvme, std::nullopt);
     EXPECT_EQ(c.io.block_bytes, 256 * kKiB);
     EXPECT_EQ(c.io.rings, 3);
     EXPECT_FALSE(c.io.direct);
-    EXPECT_EQ(c.io.leftovers, "reuse");
+    EXPECT_EQ(c.io.leftovers, Leftovers::reuse);
 }
 
 TEST(Config, OverridesReplace) {
@@ -176,7 +176,7 @@ TEST(Config, TheTrainingIsDescribedByWhatDecidesItsNumbers) {
 TEST(Config, EveryOptimizerHasItsKeysAndDefaults) {
     const Config sgd = parse({"optimizer={\"method\": \"sgd\", \"momentum\": 0.9}",
                               "optimizer.nesterov=true", "optimizer.weight_decay=0.1"});
-    EXPECT_EQ(sgd.optimizer.method, "sgd");
+    EXPECT_EQ(sgd.optimizer.method, OptimizerMethod::sgd);
     EXPECT_EQ(sgd.optimizer.momentum, 0.9);
     EXPECT_TRUE(sgd.optimizer.nesterov);
     EXPECT_EQ(sgd.optimizer.weight_decay, 0.1);
@@ -194,9 +194,12 @@ TEST(Config, EveryOptimizerHasItsKeysAndDefaults) {
 }
 
 TEST(Config, EveryScheduleHasItsKeysAndDefaults) {
-    for (const char* kind : {"constant", "linear", "cosine", "wsd", "one_cycle", "warmup_decay"}) {
-        EXPECT_EQ(parse({std::string("schedule.kind=") + kind}).schedule.kind, kind);
-    }
+    using enum ScheduleKind;
+    const std::vector<std::pair<std::string, ScheduleKind>> kinds{
+        {"constant", constant}, {"linear", linear},       {"cosine", cosine},
+        {"wsd", wsd},           {"one_cycle", one_cycle}, {"warmup_decay", warmup_decay}};
+    for (const auto& [word, kind] : kinds)
+        EXPECT_EQ(parse({"schedule.kind=" + word}).schedule.kind, kind) << word;
     const Config c = parse({"steps=200", "schedule.kind=wsd", "schedule.warmup_steps=20"});
     EXPECT_EQ(c.schedule.total_steps, 200);
     EXPECT_EQ(c.schedule.decay_steps, 20);

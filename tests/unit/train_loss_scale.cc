@@ -53,12 +53,12 @@ protected:
     }
     Config config() const {
         Config config = tiny_config(data_);
-        config.device = GetParam();
+        config.device = device_from(GetParam());
         return config;
     }
-    TinyOutcome run(Config config, const char* precision = "fp16") {
+    TinyOutcome run(Config config, DType precision = DType::f16) {
         config.precision = precision;
-        config.numerics.wire = "auto";
+        config.numerics.wire = std::nullopt;
         return run_tiny(config, {.executor = executor_.get()});
     }
     TinyData data_;
@@ -93,8 +93,8 @@ TEST_P(Fp16, PlacementsAndSpeculationChangeNoBit) {
 TEST_P(Fp16, AnOverflowSkipsTheStepAndLeavesTheStateAlone) {
     Config config = this->config();
     config.steps = 1;
-    config.precision = "fp16";
-    config.numerics.residual = "fp32";
+    config.precision = DType::f16;
+    config.numerics.residual = DType::f32;
     // Gradients of a loss that is a sum over two targets instead of a mean over many: far too
     // large.
     config.batch = {.sequence = 1, .micro_batch = 1, .micro_batches = 1};

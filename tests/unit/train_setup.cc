@@ -44,13 +44,13 @@ TEST(Threads, AreTheCoresButForThoseThatExchange) {
     Topology machine = two_nodes();
     machine.nodes[0].cores = {0, 1, 4, 5, 6, 7, 8, 9};  // ten with the other node's
     Config config;
-    config.device = "cuda";
+    config.device = DeviceKind::cuda;
     EXPECT_EQ(threads_for(config, machine, 1), 10);
     EXPECT_EQ(threads_for(config, machine, 2), 8);
     EXPECT_EQ(threads_for(config, two_nodes(), 2), 3);
     machine.reserved = {0};
     EXPECT_EQ(threads_for(config, machine, 2), 9);
-    config.device = "cpu";
+    config.device = DeviceKind::cpu;
     machine.reserved.clear();
     EXPECT_EQ(threads_for(config, machine, 2), 10);
     config.threads = 5;
@@ -74,23 +74,23 @@ TEST(PlanningFigures, OfAHostAreSharedByItsRanks) {
 // The same drive under two names is one; one that is not there may be another.
 TEST(PlanningFigures, AssumeOfEachDriveAndOfMemoryWhatOneGives) {
     const TemporaryDirectory one, another, in_memory("/dev/shm");
-    const auto figures_of = [](const std::string& device, const std::vector<std::string>& paths) {
-        Config config;
-        config.device = device;
-        for (const std::string& path : paths) config.budgets.nvme.push_back({.path = path});
-        return assumed_figures(config);
+    const auto figures_of = [](DeviceKind device, const std::vector<std::string>& paths) {
+        std::vector<NvmePath> nvme;
+        for (const std::string& path : paths) nvme.push_back({.path = path});
+        return assumed_figures(device, nvme);
     };
-    const auto rate_of = [&](const std::string& device, const std::vector<std::string>& paths) {
+    const auto rate_of = [&](DeviceKind device, const std::vector<std::string>& paths) {
         return figures_of(device, paths).nvme_bytes_per_s;
     };
-    EXPECT_EQ(figures_of("cpu", {}).nvme_at_once, 1);
-    EXPECT_EQ(figures_of("cpu", {one.path(), another.path()}).nvme_at_once, 1);
-    EXPECT_EQ(figures_of("cuda", {one.path(), "/not/there", "/nor/there"}).nvme_at_once, 3);
+    EXPECT_EQ(figures_of(DeviceKind::cpu, {}).nvme_at_once, 1);
+    EXPECT_EQ(figures_of(DeviceKind::cpu, {one.path(), another.path()}).nvme_at_once, 1);
+    EXPECT_EQ(figures_of(DeviceKind::cuda, {one.path(), "/not/there", "/nor/there"}).nvme_at_once,
+              3);
     if (is_memory(one.path()) || !is_memory(in_memory.path()))
         GTEST_SKIP() << "/var/tmp is in memory, or /dev/shm is not";
     for (const auto& [device, drive, memory] :
-         {std::tuple{"cpu", 1.5e9, 2e9}, std::tuple{"cuda", 4e9, 1.5e10}}) {
-        SCOPED_TRACE(device);
+         {std::tuple{DeviceKind::cpu, 1.5e9, 2e9}, std::tuple{DeviceKind::cuda, 4e9, 1.5e10}}) {
+        SCOPED_TRACE(name_of(device));
         EXPECT_EQ(rate_of(device, {}), drive);
         EXPECT_EQ(rate_of(device, {one.path()}), drive);
         EXPECT_EQ(rate_of(device, {one.path(), another.path()}), drive);
@@ -98,9 +98,9 @@ TEST(PlanningFigures, AssumeOfEachDriveAndOfMemoryWhatOneGives) {
         EXPECT_EQ(rate_of(device, {in_memory.path(), "/dev/shm"}), memory);
         EXPECT_EQ(rate_of(device, {one.path(), in_memory.path()}), drive + memory);
     }
-    EXPECT_EQ(figures_of("cpu", {in_memory.path()}).nvme_at_once, 1);
-    EXPECT_EQ(figures_of("cuda", {in_memory.path(), "/dev/shm"}).nvme_at_once, 4);
-    EXPECT_EQ(figures_of("cuda", {in_memory.path(), one.path()}).nvme_at_once, 5);
+    EXPECT_EQ(figures_of(DeviceKind::cpu, {in_memory.path()}).nvme_at_once, 1);
+    EXPECT_EQ(figures_of(DeviceKind::cuda, {in_memory.path(), "/dev/shm"}).nvme_at_once, 4);
+    EXPECT_EQ(figures_of(DeviceKind::cuda, {in_memory.path(), one.path()}).nvme_at_once, 5);
     const auto dram = [](const std::vector<std::string>& paths) {
         Config config;
         for (const std::string& path : paths) config.budgets.nvme.push_back({.path = path});
@@ -167,9 +167,9 @@ TEST_F(Vocabulary, OfHalfTheLoadedModelsIsRefused) {
 }
 
 TEST_F(Vocabulary, IsFreeWhereNothingIsLoadedOrTheUserInsists) {
-    config_.data.small_vocabulary = "ignore";
+    config_.data.small_vocabulary = OnDoubt::ignore;
     EXPECT_EQ(refusal(512, 256), "");
-    config_.data.small_vocabulary = "refuse";
+    config_.data.small_vocabulary = OnDoubt::refuse;
     config_.model.load = false;
     EXPECT_EQ(refusal(512, 256), "");
     config_.model = {};
