@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "ferry/config.h"
+#include "ferry/error.h"
 #include "schema.h"
 
 namespace ferry {
@@ -71,6 +72,47 @@ TEST(Config, EveryKindOfValue) {
     EXPECT_EQ(c.io.rings, 3);
     EXPECT_FALSE(c.io.direct);
     EXPECT_EQ(c.io.leftovers, Leftovers::reuse);
+}
+
+// What ranks compare, and what a run's record holds: it does not change with how a value is kept.
+TEST(Config, WordsAndWhatNobodyGaveAreDescribedAsTheyAreWritten) {
+    const auto described = [](const std::vector<std::string>& overrides, const char* key) {
+        for (const KeyValue& one : describe_values(parse(overrides))) {
+            if (one.key == key) return one.value;
+        }
+        return std::string("not there");
+    };
+    for (const char* key : {"swap.expect_clipped", "swap.state_on_nvme", "swap.state_on_device",
+                            "swap.save_attention", "swap.save_mlp", "swap.save_inputs"}) {
+        EXPECT_EQ(described({}, key), "-1") << key;
+        EXPECT_EQ(described({std::string(key) + "=-1"}, key), "-1") << key;
+        EXPECT_EQ(described({std::string(key) + "=1"}, key), "1") << key;
+        EXPECT_EQ(described({std::string(key) + "=auto"}, key), "-1") << key;
+    }
+    EXPECT_EQ(described({}, "swap.groups"), "0");
+    EXPECT_EQ(described({}, "numerics.residual"), "auto");
+    EXPECT_EQ(described({"precision=bf16", "numerics.residual=bf16"}, "numerics.residual"), "bf16");
+    EXPECT_EQ(described({}, "optimizer.moments"), "fp32");
+    EXPECT_EQ(described({"device=cuda"}, "device"), "cuda");
+    EXPECT_EQ(described({"io.leftovers=remove_any"}, "io.leftovers"), "remove_any");
+}
+
+// A configuration that is put together key by key.
+TEST(Config, SetValueChecksAsAFileDoes) {
+    Config config;
+    set_value(config, "optimizer.method=lion");
+    EXPECT_EQ(config.optimizer.method, OptimizerMethod::lion);
+    set_value(config, "swap.save_mlp=3");
+    EXPECT_EQ(config.swap.save_mlp, 3);
+    set_value(config, "swap.save_mlp=auto");
+    EXPECT_EQ(config.swap.save_mlp, std::nullopt);
+    try {
+        set_value(config, "optimizer.method=lions");
+        ADD_FAILURE() << "accepted";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.problem().limit, "one of adamw, adam, sgd, lion, adagrad");
+        EXPECT_EQ(error.problem().remedy, "did you mean \"lion\"?");
+    }
 }
 
 TEST(Config, OverridesReplace) {

@@ -484,26 +484,26 @@ TEST(Plan, ASpeculativeUpdateOfASplitMasterKeepsBothWeights) {
         }
         return speculative;
     };
-    const auto plan_with = [&](const char* speculative, int64_t host_bytes, bool split) {
+    const auto plan_with = [&](Speculate speculative, int64_t host_bytes, bool split) {
         request.swap.speculate = speculative;
         request.budgets.host_bytes = host_bytes;
         return plan_of(request, {.split = split}, DType::bf16);
     };
-    const Plan roomy = plan_with("all", kUnlimited, true);
+    const Plan roomy = plan_with(Speculate::all, kUnlimited, true);
     EXPECT_GT(speculating(roomy, swap::Tier::host), 0);
     EXPECT_EQ(speculating(roomy, swap::Tier::device), 0);
-    EXPECT_GT(speculating(plan_with("all", kUnlimited, false), swap::Tier::device), 0);
+    EXPECT_GT(speculating(plan_with(Speculate::all, kUnlimited, false), swap::Tier::device), 0);
     EXPECT_EQ(roomy.host_slots.at(1).slots, 2 * speculating(roomy, swap::Tier::host));
     // A second slot for each speculative chunk, and one for each buffer that a committed write may
     // hold.
     int64_t host_least = 0;
     try {
-        plan_with("all", 1, true);
+        plan_with(Speculate::all, 1, true);
     } catch (const Error& error) {
         const std::string& text = error.problem().measured;
         host_least = std::stoll(text.substr(text.find('(') + 1));
     }
-    const Plan tight = plan_with("all", host_least, true);
+    const Plan tight = plan_with(Speculate::all, host_least, true);
     const int64_t stored_speculative = speculating(tight, swap::Tier::nvme);
     EXPECT_GT(stored_speculative, 0);
     int64_t stored = 0, slots = 0;

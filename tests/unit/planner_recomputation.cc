@@ -255,8 +255,9 @@ TEST_F(Recomputation, TheCountIsTheBestOfAll) {
                 machine_.forward_s = 5e-4;
                 machine_.backward_s = 1e-3 + 32 * attention_s;
                 const Plan made = plan();
-                SCOPED_TRACE(testing::Message() << name_of(device) << ", " << missing << " MiB missing, "
-                                                << attention_s << " s: " << attention_kept(made));
+                SCOPED_TRACE(testing::Message()
+                             << name_of(device) << ", " << missing << " MiB missing, "
+                             << attention_s << " s: " << attention_kept(made));
                 const StepSeconds chosen = seconds_keeping(attention_kept(made));
                 std::vector<StepSeconds> all_ways;
                 for (int64_t other = 0; other <= kBlocks; ++other)

@@ -9,8 +9,11 @@
 
 #include "ferry/error.h"
 #include "loader_of.h"
+#include "model_of.h"
+#include "outcome.h"
 #include "plan_figures.h"
 #include "tests/support/temporary_directory.h"
+#include "train/from_config.h"
 
 namespace ferry::train {
 namespace {
@@ -39,6 +42,45 @@ protected:
     const std::unique_ptr<Executor> executor_ = make_thread_executor();
     const std::unique_ptr<Device> device_ = Device::open(DeviceKind::cpu, *executor_);
 };
+
+// Each word of a key means what the module that it goes to calls so.
+TEST(Words, MeanInTheirModulesWhatTheySay) {
+    Config config;
+    config.steps = 100;
+    for (const std::string word : {"adamw", "adam", "sgd", "lion", "adagrad"}) {
+        set_value(config, "optimizer.method=" + word);
+        EXPECT_EQ(optim::name_of(hyper_of(config).method), word);
+    }
+    config.schedule.total_steps = 100;
+    config.schedule.decay_steps = 10;
+    for (const std::string word :
+         {"constant", "linear", "cosine", "wsd", "one_cycle", "warmup_decay"}) {
+        set_value(config, "schedule.kind=" + word);
+        EXPECT_EQ(optim::name_of(schedule_of(config).kind), word);
+    }
+    for (const std::string word : {"fp32", "bf16", "fp16"}) {
+        set_value(config, "precision=" + word);
+        EXPECT_EQ(name_of(numerics_of(config, {}).compute), word);
+        set_value(config, "numerics.wire=" + word);
+        set_value(config, "numerics.residual=" + word);
+        EXPECT_EQ(name_of(numerics_of(config, {}).wire), word);
+        EXPECT_EQ(name_of(numerics_of(config, {}).residual), word);
+    }
+    EXPECT_EQ(backend_of(IoBackend::automatic), aio::BackendKind::automatic);
+    EXPECT_EQ(backend_of(IoBackend::uring), aio::BackendKind::uring);
+    EXPECT_EQ(backend_of(IoBackend::posix), aio::BackendKind::posix);
+    using enum aio::Leftover;
+    const auto leftover = [](const char* word) {
+        Config of;
+        set_value(of, std::string("io.leftovers=") + word);
+        return volume_options(of, {}, {}, {}, 0).leftover;
+    };
+    EXPECT_EQ(leftover("remove"), remove);
+    EXPECT_EQ(leftover("reuse"), reuse);
+    EXPECT_EQ(leftover("refuse"), refuse);
+    EXPECT_EQ(leftover("remove_any"), remove_any);
+    EXPECT_EQ(leftover("reuse_any"), reuse_any);
+}
 
 TEST(Threads, AreTheCoresButForThoseThatExchange) {
     Topology machine = two_nodes();
