@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "io_site.h"
 #include "path_shares.h"
+#include "train/from_config.h"
 
 namespace ferry::tools {
 namespace {
@@ -29,7 +30,7 @@ PathFigures measure_path(const Config& config, const NvmePath& path) {
                        .bytes_per_path = sites.bytes_per_path(sample, kSlotBytes),
                        .depth = std::min(config.io.queue_depth, 32),
                        .rings = config.io.rings,
-                       .backend = backend_from_name(config.io.backend),
+                       .backend = train::backend_of(config.io.backend),
                        .direct = config.io.direct};
     const int64_t block = fit_into_files(options, largest);
     const IoMemory memory(operations_of(options) * block);
@@ -142,7 +143,7 @@ private:
         if (const auto known = file_ ? file_->path(path.path) : std::nullopt) return *known;
         if (!is_here_) {
             found_.assumed.push_back(path.path);
-            return {planner::default_figures(config_).nvme_bytes_per_s};
+            return {planner::default_figures(config_.device).nvme_bytes_per_s};
         }
         try {
             const PathFigures figures = measure_path(config_, path);
@@ -213,7 +214,7 @@ train::RankCount on_hosts(train::RankCount given) {
 std::unique_ptr<train::Forecaster> forecaster_for(const Config& config,
                                                   const train::RankCount& count,
                                                   const std::optional<MachineFile>& file) {
-    if (config.device != "cuda" || !file) return train::Forecaster::make(config, count);
+    if (config.device != DeviceKind::cuda || !file) return train::Forecaster::make(config, count);
     try {
         return train::Forecaster::make(config, count);
     } catch (const Error& error) {
@@ -261,7 +262,7 @@ std::string plan_by(const std::optional<MachineFile>& file, const Config& config
 train::Figures known_figures(const Config& config, const train::RankCount& count,
                              const MachineFile& file) {
     const auto forecaster = train::Forecaster::make(config, count);
-    const planner::Plan plan = forecaster->plan(config);
+    const planner::Plan plan = forecaster->plan(train::request_of(config));
     const FiguresOf what = identity_of(*forecaster);
     const std::string measure_all = all_command(count, file.name());
     if (!file.machine(what))

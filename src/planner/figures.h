@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "ferry/config.h"
+#include "ferry/device_kind.h"
 #include "ferry/dtype.h"
 #include "model/saved_activations.h"
 
@@ -31,6 +31,6 @@ struct MachineFigures {
     double out_of_place = 1.5;         // seconds of an update to a fresh slot, of one in place
     bool device_beside = false;        // kernels leave the host's cores and memory to the updates
 };
-MachineFigures default_figures(const Config& config);
+MachineFigures default_figures(DeviceKind device);
 
 }  // namespace ferry::planner

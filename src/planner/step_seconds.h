@@ -14,7 +14,7 @@ double seconds_of(const KeptResult& result, const Workload& work, const MachineF
 struct KernelSeconds {
     double forward = 0, backward = 0;
 };
-KernelSeconds kernel_seconds(const Config& config, const Workload& work,
+KernelSeconds kernel_seconds(const PlanRequest& request, const Workload& work,
                              const model::OfSaved<std::vector<bool>>& kept,
                              const MachineFigures& machine);
 
@@ -23,7 +23,7 @@ double update_seconds(const Workload& work, int64_t elements, const MachineFigur
 double update_seconds(const Workload& work, const MachineFigures& machine);
 
 // The share of steps that will be clipped, where anything says so: none without a limit.
-std::optional<double> expected_clipped(const Config& config);
+std::optional<double> expected_clipped(const PlanRequest& request);
 
 // Seconds of a step by its slowest link, each busy without a pause: compute with what forward waits
 // for updates, copies, storage, host memory. Once where the speculative updates of the step before
@@ -31,9 +31,9 @@ std::optional<double> expected_clipped(const Config& config);
 struct StepSeconds {
     double committed = 0, rest = 0;
     // Of what a run will do: as often one as the other, unless the configuration says more.
-    double expected(const Config& config) const;
+    double expected(const PlanRequest& request) const;
 };
-StepSeconds step_seconds(const Config& config, const Workload& work,
+StepSeconds step_seconds(const PlanRequest& request, const Workload& work,
                          const std::vector<Chunk>& chunks,
                          const std::vector<AccumulatorSpill>& spills, const Placement& placement,
                          const MachineFigures& machine);

@@ -140,14 +140,15 @@ public:
     // defaults. Storage: as `links.nvme_bytes_per_s`, where that is above 0.
     virtual void plan_by(const std::optional<Machine>& machine,
                          const std::optional<KernelTimes>& kernels) = 0;
-    // `config` differs from that of make() at most in budgets, swap and io. Throws does_not_fit.
-    virtual planner::Plan plan(const Config& config) const = 0;
+    // `request`: of all ranks, as request_of() of the run's configuration or with other budgets,
+    // knobs, state and micro-batches. Throws does_not_fit.
+    virtual planner::Plan plan(const planner::PlanRequest& request) const = 0;
     // Everything but storage, on device memory and staging memory as large as the plan's buffers.
     // Memory: as a run of this plan meets it, in the caches where all of its state fits into them,
     // or as a large model does. Once; blocks for seconds. Throws Error.
     enum class Memory : uint8_t { of_plan, of_machine };
     virtual Figures measure(const planner::Plan& plan, Memory memory) = 0;
-    virtual Forecast forecast(const Config& config, const planner::Plan& plan,
+    virtual Forecast forecast(const planner::PlanRequest& request, const planner::Plan& plan,
                               const Figures& figures) const = 0;
     // Whether a step of this plan can be forecast by these times.
     virtual bool covers(const planner::Plan& plan, const KernelTimes& times) const = 0;

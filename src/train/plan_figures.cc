@@ -59,16 +59,16 @@ KernelTimes assumed_times(const swap::Schedule& step, const planner::Plan& plan,
     return found;
 }
 
-planner::MachineFigures assumed_figures(const Config& config) {
+planner::MachineFigures assumed_figures(DeviceKind device, const std::vector<NvmePath>& paths) {
     constexpr dev_t kMemory = 0;  // no drive has this number
     // A file in memory takes one writer at a time, and a server has cores for several.
-    const int64_t writers = config.device == "cuda" ? 4 : 1;
-    planner::MachineFigures found = planner::default_figures(config);
+    const int64_t writers = device == DeviceKind::cuda ? 4 : 1;
+    planner::MachineFigures found = planner::default_figures(device);
     const double drive = found.nvme_bytes_per_s, memory = found.dram_bytes_per_s / 10;
     std::set<dev_t> seen;
     double all = 0;
     int64_t at_once = 0;
-    for (const NvmePath& path : config.budgets.nvme) {
+    for (const NvmePath& path : paths) {
         struct stat status {};
         const bool in_memory = is_memory(path.path);
         const bool here = stat(path.path.c_str(), &status) == 0;
@@ -84,21 +84,19 @@ planner::MachineFigures assumed_figures(const Config& config) {
 double dram_per_stored_byte(const Config& config) {
     double moved = 0, stored = 0;
     for (const NvmePath& path : config.budgets.nvme) {
-        Config alone = config;
-        alone.budgets.nvme = {path};
-        const double rate = assumed_figures(alone).nvme_bytes_per_s;
+        const double rate = assumed_figures(config.device, {path}).nvme_bytes_per_s;
         moved += rate * (is_memory(path.path) ? 2 : 1);
         stored += rate;
     }
     return stored > 0 ? moved / stored : 1;
 }
 
-planner::MachineFigures planning_figures(const Config& config,
+planner::MachineFigures planning_figures(const planner::PlanRequest& request,
                                          const std::vector<model::Layer>& layers,
                                          const std::optional<Machine>& machine,
                                          const std::optional<KernelTimes>& kernels,
                                          int local_ranks) {
-    planner::MachineFigures found = assumed_figures(config);
+    planner::MachineFigures found = assumed_figures(request.device, request.budgets.nvme);
     if (machine) {
         const Machine mine = shared_by(*machine, local_ranks);
         found.copy_bytes_per_s = mine.links.copy_bytes_per_s;
@@ -110,7 +108,7 @@ planner::MachineFigures planning_figures(const Config& config,
         found.device_beside = !mine.computes_on_host;
     }
     if (kernels) {
-        const auto micro_batches = static_cast<double>(config.batch.micro_batches);
+        const auto micro_batches = static_cast<double>(request.micro_batches);
         const auto blocks =
             static_cast<double>(std::ranges::count(layers, LayerKind::block, &model::Layer::kind));
         const auto of = [&](Op op, LayerKind layer) { return longest(*kernels, op, layer); };
@@ -122,11 +120,11 @@ planner::MachineFigures planning_figures(const Config& config,
     return found;
 }
 
-planner::MachineFigures planning_figures(const Config& config,
+planner::MachineFigures planning_figures(const planner::PlanRequest& request,
                                          const std::vector<model::Layer>& layers,
                                          const Figures* figures, int local_ranks) {
-    if (!figures) return assumed_figures(config);
-    return planning_figures(config, layers, figures->machine, figures->kernels, local_ranks);
+    if (!figures) return assumed_figures(request.device, request.budgets.nvme);
+    return planning_figures(request, layers, figures->machine, figures->kernels, local_ranks);
 }
 
 Machine shared_by(Machine machine, int ranks) {
@@ -141,7 +139,7 @@ Figures shared_by(Figures of_machine, int ranks) {
 }
 
 std::string_view default_figures_name(const Config& config) {
-    return config.device == "cuda" ? "server with a GPU" : "small machine";
+    return config.device == DeviceKind::cuda ? "server with a GPU" : "small machine";
 }
 
 void log_planned_by(const Figures* figures, const Config& config) {
@@ -152,7 +150,7 @@ void log_planned_by(const Figures* figures, const Config& config) {
 
 std::string unlike_assumed(const Config& config, const LinkSpeeds& measured) {
     constexpr double kFar = 2;
-    const planner::MachineFigures assumed = assumed_figures(config);
+    const planner::MachineFigures assumed = assumed_figures(config.device, config.budgets.nvme);
     std::string found;
     const auto compare = [&found](std::string_view link, double is, double was) {
         if (is == 0 || (is < kFar * was && was < kFar * is)) return;
@@ -167,7 +165,7 @@ std::string unlike_assumed(const Config& config, const LinkSpeeds& measured) {
 
 void log_unlike_assumed(const Config& config, const LinkSpeeds& measured) {
     const std::string found = unlike_assumed(config, measured);
-    if (config.device != "cuda" || found.empty()) return;
+    if (config.device != DeviceKind::cuda || found.empty()) return;
     log_info("this machine is far from what the run was planned by: " + found +
              "; `ferry bench --all --save FILE --config CONFIG`, then --machine FILE, plans by "
              "what it does");

@@ -15,20 +15,20 @@ namespace ferry::train {
 // Where nobody has measured: the device kind's defaults. The storage paths together are as fast as
 // the drives that they lie on, and take a chunk for each at once. tmpfs counts as one more drive, a
 // tenth as fast as updates stream through memory.
-planner::MachineFigures assumed_figures(const Config& config);
+planner::MachineFigures assumed_figures(DeviceKind device, const std::vector<NvmePath>& paths);
 // DRAM traffic of a byte from or to the storage paths: once where a device's DMA moves it, twice
 // where it is copied into a file that is memory.
 double dram_per_stored_byte(const Config& config);
 
 // What is not known is assumed, for one rank. Ranks share what is known of a machine's drives and
 // memory.
-planner::MachineFigures planning_figures(const Config& config,
+planner::MachineFigures planning_figures(const planner::PlanRequest& request,
                                          const std::vector<model::Layer>& layers,
                                          const std::optional<Machine>& machine,
                                          const std::optional<KernelTimes>& kernels,
                                          int local_ranks);
 // `figures` may be null: none are known.
-planner::MachineFigures planning_figures(const Config& config,
+planner::MachineFigures planning_figures(const planner::PlanRequest& request,
                                          const std::vector<model::Layer>& layers,
                                          const Figures* figures, int local_ranks);
 

@@ -140,7 +140,7 @@ double accumulator_bytes(const planner::Plan& plan) {
 
 }  // namespace
 
-Bound bound_of(const Config& config, const planner::Plan& plan, const model::Shape& shape,
+Bound bound_of(const BudgetConfig& budgets, const planner::Plan& plan, const model::Shape& shape,
                const swap::Schedule& step, const Figures& figures) {
     constexpr double kInfinite = std::numeric_limits<double>::infinity();
     const auto room = [](int64_t budget, int64_t taken) {
@@ -185,8 +185,8 @@ Bound bound_of(const Config& config, const planner::Plan& plan, const model::Sha
         .split = plan.state.split,
         .accumulator_bytes = accumulator_bytes(plan),
         .comm_bytes = comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire),
-        .host_bytes = room(config.budgets.host_bytes, 0),
-        .nvme_bytes = config.budgets.nvme.empty() ? 0 : kInfinite,
+        .host_bytes = room(budgets.host_bytes, 0),
+        .nvme_bytes = budgets.nvme.empty() ? 0 : kInfinite,
         .device_is_host = figures.machine.computes_on_host,
         .speeds = figures.machine.links};
     Bound best{.seconds = kInfinite};
@@ -195,9 +195,7 @@ Bound bound_of(const Config& config, const planner::Plan& plan, const model::Sha
         for (const model::Saved what : model::kAllKept)
             input.keeping[at(what)].bytes = static_cast<double>(bytes_of(planner::class_of(what)) *
                                                                 size * plan.blocks_at_most());
-        input.weights =
-            weight_traffic(plan.layers, shape,
-                           size * config.batch.micro_batch * config.batch.sequence, plan.compute);
+        input.weights = weight_traffic(plan.layers, shape, size * plan.tokens, plan.compute);
         if (plan.partition.sharding.weights) {  // the rest comes from the other ranks
             WeightTraffic& w = input.weights;
             for (double* bytes : {&w.bytes, &w.frozen_bytes, &w.read_bytes})
@@ -205,7 +203,7 @@ Bound bound_of(const Config& config, const planner::Plan& plan, const model::Sha
         }
         input.input_bytes = static_cast<double>(blocks * size * bytes_of(Class::activation));
         input.groups = static_cast<double>(groups);
-        input.device_bytes = room(config.budgets.device_bytes, fixed_bytes + size * each_bytes);
+        input.device_bytes = room(budgets.device_bytes, fixed_bytes + size * each_bytes);
         const Bound found = lower_bound(input, best.seconds);
         if (found.seconds < best.seconds) best = found;
     }
