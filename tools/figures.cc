@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "io_site.h"
+#include "train/from_config.h"
 
 namespace ferry::tools {
 namespace {
@@ -30,7 +31,7 @@ cost::Path measure_path(const Config& config, const NvmePath& path) {
                        .bytes_per_path = sites.bytes_per_path(sample, kSlotBytes),
                        .depth = std::min(config.io.queue_depth, 32),
                        .rings = config.io.rings,
-                       .backend = backend_from_name(config.io.backend),
+                       .backend = train::backend_of(config.io.backend),
                        .direct = config.io.direct};
     const int64_t block = fit_into_files(options, largest);
     const IoMemory memory(operations_of(options) * block);
@@ -147,7 +148,7 @@ private:
         if (const auto known = file_ ? file_->path(path.path) : std::nullopt) return *known;
         if (!is_here_) {
             found_.assumed.push_back(path.path);
-            return {.bytes_per_s = cost::default_measurements(config_).nvme_bytes_per_s};
+            return {.bytes_per_s = cost::default_measurements(config_.device).nvme_bytes_per_s};
         }
         try {
             const cost::Path figures = measure_path(config_, path);
@@ -215,7 +216,7 @@ train::RankCount on_hosts(train::RankCount given) {
 std::unique_ptr<train::Forecaster> forecaster_for(const Config& config,
                                                   const train::RankCount& count,
                                                   const std::optional<MachineFile>& file) {
-    if (config.device != "cuda" || !file) return train::Forecaster::make(config, count);
+    if (config.device != DeviceKind::cuda || !file) return train::Forecaster::make(config, count);
     try {
         return train::Forecaster::make(config, count);
     } catch (const Error& error) {
@@ -262,7 +263,7 @@ std::string plan_by(const std::optional<MachineFile>& file, const Config& config
 cost::Measurements known_figures(const Config& config, const train::RankCount& count,
                                  const MachineFile& file) {
     const auto forecaster = train::Forecaster::make(config, count);
-    const planner::Plan plan = forecaster->plan(config);
+    const planner::Plan plan = forecaster->plan(train::request_of(config));
     const FiguresOf what = identity_of(*forecaster);
     const std::string measure_all = all_command(count, file.name());
     const cost::Measurements known = file.measurements(what);

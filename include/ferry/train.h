@@ -136,6 +136,8 @@ struct Runtime {
     // Goes on after the last step that a run of this configuration made durable, with its bits.
     // Throws usage or io where that cannot be proved.
     bool resume = false;
+    // Trains nothing: evaluates on the whole token file, with no state but the weights.
+    bool only_evaluates = false;
 };
 
 class Engine {

@@ -2,7 +2,7 @@
 
 namespace ferry::cost {
 
-Measurements default_measurements(const Config& config) {
+Measurements default_measurements(DeviceKind device) {
     Measurements found{.copy_bytes_per_s = 8e9,
                        .nvme_bytes_per_s = 1.5e9,
                        .nvme_at_once = 1,
@@ -14,7 +14,7 @@ Measurements default_measurements(const Config& config) {
                        .memory_of = Of::rank,
                        .device_bytes_per_s = 2e10,
                        .assumed_flops_per_s = 1.5e11};
-    if (config.device != "cuda") return found;
+    if (device != DeviceKind::cuda) return found;
     found.copy_bytes_per_s = 5e10;
     found.nvme_bytes_per_s = 4e9;
     found.dram_bytes_per_s = 1.5e11;

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "cost/kernel_times.h"
-#include "ferry/config.h"
+#include "ferry/device_kind.h"
 
 namespace ferry::cost {
 
@@ -53,7 +53,7 @@ struct Measurements {
 
 // Of a small machine, or of a GPU's part of a server: an H100 or its like, 16 cores, one good
 // drive. docs/machine.md has both sets.
-Measurements default_measurements(const Config& config);
+Measurements default_measurements(DeviceKind device);
 
 // What is known, and what is not as the others have it.
 Measurements known_or(Measurements known, const Measurements& assumed);

@@ -28,7 +28,7 @@ int64_t largest_shard(const std::vector<model::Layer>& layers, const zero::Parti
 
 // A power of two such that a few staged chunks take a small part of the host budget. An element's
 // update moves `update_bytes`.
-int64_t choose_chunk_elements(const std::vector<model::Layer>& layers, const Config& config,
+int64_t choose_chunk_elements(const std::vector<model::Layer>& layers, const PlanRequest& request,
                               const zero::Partition& partition, const cost::Measurements& machine,
                               int64_t update_bytes);
 

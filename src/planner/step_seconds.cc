@@ -131,7 +131,7 @@ double seconds_of(const KeptResult& result, const Workload& work,
     return flops.at(static_cast<size_t>(work.layers[result.layer].index)) / rate;
 }
 
-cost::KernelSeconds kernel_seconds(const Config& config, const Workload& work,
+cost::KernelSeconds kernel_seconds(const PlanRequest& request, const Workload& work,
                                    const model::OfSaved<std::vector<bool>>& kept,
                                    const cost::Measurements& machine) {
     double elements = 0, attention_s = 0, saved_s = 0;  // of a micro-batch
@@ -146,12 +146,12 @@ cost::KernelSeconds kernel_seconds(const Config& config, const Workload& work,
             if (kept[at(what)][l]) saved_s += seconds;
         }
     }
-    const auto micro_batches = static_cast<double>(config.batch.micro_batches);
+    const auto micro_batches = static_cast<double>(request.micro_batches);
     const auto tokens = static_cast<double>(work.numerics.tokens());
     const double once =
         micro_batches * (2 * elements * tokens / machine.assumed_flops_per_s + attention_s);
     const cost::KernelSeconds timed = cost::timed_kernels(
-        machine.kernels, config.batch.micro_batches,
+        machine.kernels, request.micro_batches,
         std::ranges::count(work.layers, model::LayerKind::block, &model::Layer::kind));
     const double backward = timed.backward > 0 ? timed.backward : 3 * once;
     return {.forward = timed.forward > 0 ? timed.forward : once,
@@ -165,19 +165,19 @@ double update_seconds(const Workload& work, const cost::Measurements& machine) {
     return update_seconds(work, work.chunk_elements, machine);
 }
 
-std::optional<double> expected_clipped(const Config& config) {
-    if (config.clip_norm == 0) return 0;
-    if (config.swap.expect_clipped >= 0) return config.swap.expect_clipped;
-    return config.swap.speculate == "all" ? std::optional(0.0) : std::nullopt;
+std::optional<double> expected_clipped(const PlanRequest& request) {
+    if (!request.clips) return 0;
+    if (request.swap.expect_clipped) return request.swap.expect_clipped;
+    return request.swap.speculate == Speculate::all ? std::optional(0.0) : std::nullopt;
 }
 
-double StepSeconds::expected(const Config& config) const {
-    if (config.swap.speculate == "off") return rest;
-    const double clipped = expected_clipped(config).value_or(0.5);
+double StepSeconds::expected(const PlanRequest& request) const {
+    if (request.swap.speculate == Speculate::off) return rest;
+    const double clipped = expected_clipped(request).value_or(0.5);
     return (1 - clipped) * committed + clipped * rest;
 }
 
-StepSeconds step_seconds(const Config& config, const Workload& work,
+StepSeconds step_seconds(const PlanRequest& request, const Workload& work,
                          const std::vector<Chunk>& chunks,
                          const std::vector<AccumulatorSpill>& spills, const Placement& placement,
                          const cost::Measurements& machine) {
@@ -187,7 +187,7 @@ StepSeconds step_seconds(const Config& config, const Workload& work,
         if (chunks[c].trainable) traffic.count_update(chunks[c], placement.chunks[c], machine);
     }
     traffic.count_activations(spills);
-    const cost::KernelSeconds kernels = kernel_seconds(config, work, placement.kept, machine);
+    const cost::KernelSeconds kernels = kernel_seconds(request, work, placement.kept, machine);
     const cost::OfPrevious waits = cost::waits_for_updates(
         updates_of(work, chunks, placement, machine), placement.groups, kernels);
     return {cost::step_seconds(traffic.all(), kernels, waits, machine)};

@@ -13,7 +13,7 @@ double seconds_of(const KeptResult& result, const Workload& work,
                   const cost::Measurements& machine);
 
 // Of a step's kernels, with some layers' results kept from forward to backward.
-cost::KernelSeconds kernel_seconds(const Config& config, const Workload& work,
+cost::KernelSeconds kernel_seconds(const PlanRequest& request, const Workload& work,
                                    const model::OfSaved<std::vector<bool>>& kept,
                                    const cost::Measurements& machine);
 
@@ -22,14 +22,13 @@ double update_seconds(const Workload& work, int64_t elements, const cost::Measur
 double update_seconds(const Workload& work, const cost::Measurements& machine);
 
 // The share of steps that will be clipped, where anything says so: none without a limit.
-std::optional<double> expected_clipped(const Config& config);
+std::optional<double> expected_clipped(const PlanRequest& request);
 
 struct StepSeconds : cost::OfPrevious {
     // Of what a run will do: as often one as the other, unless the configuration says more.
-    double expected(const Config& config) const;
+    double expected(const PlanRequest& request) const;
 };
-// Of a placement, as cost::step_seconds() has it.
-StepSeconds step_seconds(const Config& config, const Workload& work,
+StepSeconds step_seconds(const PlanRequest& request, const Workload& work,
                          const std::vector<Chunk>& chunks,
                          const std::vector<AccumulatorSpill>& spills, const Placement& placement,
                          const cost::Measurements& machine);

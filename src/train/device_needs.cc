@@ -23,8 +23,8 @@ void advise_once() {
 }  // namespace
 
 ops::AttentionKernels attention_of(const Config& config) {
-    return config.numerics.attention == "ferry" ? ops::AttentionKernels::ferry
-                                                : ops::AttentionKernels::best;
+    return config.numerics.attention == AttentionChoice::ferry ? ops::AttentionKernels::ferry
+                                                               : ops::AttentionKernels::best;
 }
 
 std::unique_ptr<ops::Ops> ops_on(Device& device, const Config& config, Team& team) {
@@ -72,17 +72,15 @@ planner::DeviceNeeds needs_of(const Device& device, const model::Decoder& decode
             .maps_host = device.kind() == DeviceKind::cuda};
 }
 
-Config within(const Config& config, const Device& device) {
-    if (device.kind() == DeviceKind::cpu) return config;
-    Config possible = config;
+int64_t device_bytes_within(int64_t budget, const Device& device) {
+    if (device.kind() == DeviceKind::cpu) return budget;
     const int64_t most = device.overhead_bytes() + device.free_bytes();
-    if (most >= config.budgets.device_bytes) return config;
-    possible.budgets.device_bytes = most;
-    if (config.budgets.device_bytes != kUnlimited) {
-        log_warn("budgets.device is " + format_bytes(config.budgets.device_bytes) +
-                 ", but the GPU has no more than " + format_bytes(most) + " for this process");
+    if (most >= budget) return budget;
+    if (budget != kUnlimited) {
+        log_warn("budgets.device is " + format_bytes(budget) + ", but the GPU has no more than " +
+                 format_bytes(most) + " for this process");
     }
-    return possible;
+    return most;
 }
 
 int64_t device_buffer_bytes(const planner::Plan& plan) {

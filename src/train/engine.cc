@@ -35,6 +35,7 @@
 #include "storage_room.h"
 #include "threads.h"
 #include "trace_rows.h"
+#include "train/from_config.h"
 #include "volume_options.h"
 
 namespace ferry::train {
@@ -61,7 +62,7 @@ public:
           teams_(make_teams(config_, topology_, executor_, world_.ranks)),
           described_(model_of(config)),
           numerics_(numerics_of(config, shape_)),
-          loader_(loader_options(config, shape_, partition_)),
+          loader_(loader_options(config, shape_, !runtime.only_evaluates, partition_)),
           layers_(model::layers_of(shape_, config.freeze, config.optimizer.decay_norms_and_biases,
                                    world_.ranks)),
           loaded_(load(config)),
@@ -71,7 +72,7 @@ public:
           directories_(executor_.simulated()
                            ? nullptr
                            : std::make_unique<RankDirectories>(config, config_, world_)),
-          planner_(make_planner(config)),
+          planner_(make_planner(config, !runtime.only_evaluates)),
           plan_(within_limits(planner_.plan(ranks_, executor_), runtime.resume)),
           pool_(topology_, config_.budgets.host_bytes),
           arena_(reserve_arenas(plan_, device_, *teams_, pool_, start_up_)),
@@ -267,7 +268,7 @@ private:
         return ops_on(device_, config_, teams_->all());
     }
 
-    RankPlanner make_planner(const Config& config) {
+    RankPlanner make_planner(const Config& config, bool trains) {
         if (ranks_) {
             if (config.checkpoint.durable_steps) throw several_ranks_not_durable(world_.ranks);
             require_same_run(
@@ -275,8 +276,10 @@ private:
                 numerics_text(config_, shape_, machine_text(device_, config_), world_.ranks),
                 loader_.info(), first_weights(loaded_.get(), shape_));
         }
-        return RankPlanner(config_, device_, decoder_, partition_,
-                           planning_figures(config_, figures_, world_.local_ranks), ranks_,
+        planner::PlanRequest request = of_rank(request_of(config), world_);
+        request.trains = trains;
+        return RankPlanner(request, device_, decoder_, partition_,
+                           planning_figures(request, figures_, world_.local_ranks), ranks_,
                            executor_);
     }
 
@@ -385,7 +388,7 @@ private:
         report.skipped = true;
         // Scaling cannot cure a forward pass; a gradient that overflowed is what it is there for.
         if (loss_scale_.scales() && outcome.forward_was_finite) return loss_scale_.overflow(step_);
-        if (!loss_scale_.scales() && config_.on_nonfinite == "skip" &&
+        if (!loss_scale_.scales() && config_.on_nonfinite == OnNonfinite::skip &&
             ++skipped_in_a_row_ < kSkipsMost)
             return;
         throw diverged(

@@ -22,6 +22,7 @@
 #include "step_kernels.h"
 #include "threads.h"
 #include "topology/topology.h"
+#include "train/from_config.h"
 
 namespace ferry::train {
 
@@ -39,8 +40,7 @@ public:
           config_(config),
           absent_(absent),
           executor_(make_thread_executor()),
-          device_(Device::open(absent ? DeviceKind::cpu : device_from(config.device), *executor_,
-                               count.gpu)),
+          device_(Device::open(absent ? DeviceKind::cpu : config.device, *executor_, count.gpu)),
           ops_(ops_on(*device_, config, team_)),
           decoder_(model_of(config).shape, numerics_of(config, model_of(config).shape),
                    model::layers_of(model_of(config).shape, config.freeze,
@@ -50,15 +50,15 @@ public:
           device_most_(!absent                    ? device_bytes_of(*device_)
                        : absent->memory_bytes > 0 ? absent->memory_bytes
                                                   : kUnlimited) {
-        schedule_of(config);       // refuses one that makes no sense
-        within(config, *device_);  // warns of a budget that the GPU has not got
+        schedule_of(config);  // refuses one that makes no sense
+        device_bytes_within(config.budgets.device_bytes, *device_);  // warns of what it has not got
     }
 
-    Plan plan(const Config& config) const override {
+    Plan plan(const planner::PlanRequest& of_run) const override {
+        const planner::PlanRequest request = possible(of_run);
         return planner::make_plan(
-            possible(config), decoder_.layers(), decoder_.numerics(), needs_, format_of(config),
-            planning_figures(possible(config), known_ ? &*known_ : nullptr, world_.local_ranks),
-            partition_);
+            request, decoder_.layers(), decoder_.numerics(), needs_,
+            planning_figures(request, known_ ? &*known_ : nullptr, world_.local_ranks), partition_);
     }
 
     void plan_by(const cost::Measurements& known) override { known_ = known; }
@@ -95,7 +95,7 @@ public:
         return found;
     }
 
-    Forecast forecast(const Config& config, const Plan& plan,
+    Forecast forecast(const planner::PlanRequest& request, const Plan& plan,
                       const cost::Measurements& measured) const override {
         const cost::Measurements figures = cost::of_rank(measured, world_.local_ranks);
         Forecast found;
@@ -106,7 +106,7 @@ public:
                                        found.schedule, figures);
         found.links = links_of(found.schedule, plan, figures);
         const cost::Bound bound =
-            bound_of(possible(config), plan, decoder_.shape(), found.schedule, figures);
+            bound_of(possible(request).budgets, plan, decoder_.shape(), found.schedule, figures);
         found.bound_seconds = bound.seconds;
         found.bound_link = bound.binding;
         found.planned = shares_of(plan);
@@ -149,7 +149,7 @@ public:
     RankCount count() const override { return {world_.ranks, world_.local_ranks}; }
 
     cost::Measurements assumed(const Plan& plan) const override {
-        cost::Measurements found = assumed_figures(config_);
+        cost::Measurements found = assumed_figures(config_.device, config_.budgets.nvme);
         found.threads = threads();
         return with_assumed_kernels(found, plan);
     }
@@ -182,22 +182,21 @@ private:
         return most;
     }
     static int64_t device_bytes_of(const Device& device) {
-        Config unlimited;
-        return within(unlimited, device).budgets.device_bytes;
+        return device_bytes_within(kUnlimited, device);
     }
     Config of_rank(const Config& config) const { return config_of_rank(config, world_); }
     Topology own_machine() const {
         return with_part_of_limits(with_part_of_cores(machine_for(config_), 0, world_.local_ranks),
                                    world_.local_ranks);
     }
-    Config possible(const Config& config) const {
-        Config found = of_rank(config);
-        found.budgets.device_bytes = std::min(config.budgets.device_bytes, device_most_);
-        return found;
+    planner::PlanRequest possible(const planner::PlanRequest& of_run) const {
+        planner::PlanRequest request = train::of_rank(of_run, world_);
+        request.budgets.device_bytes = std::min(request.budgets.device_bytes, device_most_);
+        return request;
     }
 
     Plan buffers_of(const Plan& plan) const {
-        Plan sample = this->plan(config_of_buffers(config_, plan));
+        Plan sample = this->plan(request_of_buffers(request_of(config_), plan));
         sample.host_bytes = sample.io_bytes;
         return sample;
     }
@@ -298,6 +297,8 @@ std::unique_ptr<Forecaster> Forecaster::make(const Config& config, const RankCou
     return std::make_unique<ModelOnDevice>(config, count, device);
 }
 
-planner::Plan plan_for(const Config& config) { return Forecaster::make(config)->plan(config); }
+planner::Plan plan_for(const Config& config) {
+    return Forecaster::make(config)->plan(request_of(config));
+}
 
 }  // namespace ferry::train

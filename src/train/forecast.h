@@ -91,14 +91,15 @@ public:
     // What is known of the machine, as far as it goes: later plans are weighed with it, earlier
     // ones were with the defaults.
     virtual void plan_by(const cost::Measurements& known) = 0;
-    // `config` differs from that of make() at most in budgets, swap and io. Throws does_not_fit.
-    virtual planner::Plan plan(const Config& config) const = 0;
+    // `request`: of all ranks, as request_of() of the run's configuration or with other budgets,
+    // knobs, state and micro-batches. Throws does_not_fit.
+    virtual planner::Plan plan(const planner::PlanRequest& request) const = 0;
     // Everything but storage, on device memory and staging memory as large as the plan's buffers.
     // Memory: as a run of this plan meets it, in the caches where all of its state fits into them,
     // or as a large model does. Once; blocks for seconds. Throws Error.
     enum class Memory : uint8_t { of_plan, of_machine };
     virtual cost::Measurements measure(const planner::Plan& plan, Memory memory) = 0;
-    virtual Forecast forecast(const Config& config, const planner::Plan& plan,
+    virtual Forecast forecast(const planner::PlanRequest& request, const planner::Plan& plan,
                               const cost::Measurements& measured) const = 0;
     // Whether a step of this plan can be forecast by these times.
     virtual bool covers(const planner::Plan& plan, const cost::KernelTimes& times) const = 0;

@@ -17,6 +17,7 @@
 #include "step_kernels.h"
 #include "threads.h"
 #include "train/forecast.h"
+#include "train/from_config.h"
 
 namespace ferry::train {
 
@@ -39,8 +40,8 @@ struct Plans {
 
 Plans plans_of(const Config& config) {
     const auto forecaster = Forecaster::make(config);
-    Plans found{.run = forecaster->plan(config)};
-    found.buffers = forecaster->plan(config_of_buffers(config, found.run));
+    Plans found{.run = forecaster->plan(request_of(config))};
+    found.buffers = forecaster->plan(request_of_buffers(request_of(config), found.run));
     found.buffers.host_bytes = found.buffers.io_bytes;
     return found;
 }
@@ -68,7 +69,7 @@ public:
           sample_(plans.buffers),
           machine_(machine_for(config)),
           executor_(make_thread_executor()),
-          device_(Device::open(device_from(config.device), *executor_)),
+          device_(Device::open(config.device, *executor_)),
           teams_(make_teams(config, machine_, *executor_, 1)),
           ops_(ops_on(*device_, config, teams_->all())),
           timed_(ops::make_timed_ops(*ops_, *device_)),
@@ -263,7 +264,7 @@ private:
         if (count == 0) return;
         const optim::Scalars scalars = optim::scalars_of(hyper_of(config_), 1, 1.0);
         const int64_t places = std::clamp<int64_t>(room / (count * each), 1, 8);
-        const OpCall what{.name = "update " + config_.optimizer.method,
+        const OpCall what{.name = "update " + std::string(name_of(scalars.method)),
                           .shape = std::to_string(count) + " elements",
                           .bytes = static_cast<double>(update_bytes(plan_, count))};
         const auto pass = [&] {
@@ -358,7 +359,7 @@ KernelProfile profile_kernels(const Config& config, int rounds) {
 }
 
 std::vector<ops::SlowPath> slow_operations(const Config& config) {
-    if (device_from(config.device) == DeviceKind::cpu) return {};
+    if (config.device == DeviceKind::cpu) return {};
     const auto executor = make_thread_executor();
     const auto device = Device::open(DeviceKind::cuda, *executor);
     Team team(1);

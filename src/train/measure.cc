@@ -103,16 +103,16 @@ swap::Call call_of(const swap::Task& task, const Bench& on) {
     return call;
 }
 
-Config config_of_buffers(Config config, const planner::Plan& plan) {
-    config.budgets = {.device_bytes = plan.device_overhead_bytes + device_buffer_bytes(plan)};
-    config.checkpoint = {};
-    config.swap = {.chunk_elements = plan.chunk_elements,
-                   .groups = plan.groups,
-                   .state_on_device = 0,
-                   .save_attention = plan.blocks_keeping(model::Saved::attention),
-                   .save_mlp = plan.blocks_keeping(model::Saved::mlp),
-                   .save_inputs = plan.blocks_keeping_inputs()};
-    return config;
+planner::PlanRequest request_of_buffers(planner::PlanRequest request, const planner::Plan& plan) {
+    request.budgets = {.device_bytes = plan.device_overhead_bytes + device_buffer_bytes(plan)};
+    request.durable = false;
+    request.swap = {.chunk_elements = plan.chunk_elements,
+                    .groups = plan.groups,
+                    .state_on_device = 0,
+                    .save_attention = plan.blocks_keeping(model::Saved::attention),
+                    .save_mlp = plan.blocks_keeping(model::Saved::mlp),
+                    .save_inputs = plan.blocks_keeping_inputs()};
+    return request;
 }
 
 void fill_device(const Bench& on, std::byte* to, int64_t bytes,

@@ -31,7 +31,7 @@ struct Bench {
 swap::Call call_of(const swap::Task& task, const Bench& on);
 // Of a plan with the same buffers on the device and nothing else: kernels take as long wherever
 // their weights come from.
-Config config_of_buffers(Config config, const planner::Plan& plan);
+planner::PlanRequest request_of_buffers(planner::PlanRequest request, const planner::Plan& plan);
 
 // Repeats a pattern in page-locked memory over device memory.
 void fill_device(const Bench& on, std::byte* to, int64_t bytes, std::span<const std::byte> pattern);

@@ -19,7 +19,7 @@ namespace {
 // Which list of operations an update is, and so what the state holds; not its constants.
 std::string operations_of(const Config& config) {
     const optim::Hyper hyper = hyper_of(config);
-    std::string text = config.optimizer.method;
+    std::string text(name_of(hyper.method));
     if (hyper.method == optim::Method::sgd && hyper.momentum > 0)
         text += hyper.nesterov ? " with Nesterov momentum" : " with momentum";
     const StateFormat format = format_of(config);

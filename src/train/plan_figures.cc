@@ -11,13 +11,13 @@
 
 namespace ferry::train {
 
-std::vector<cost::Path> assumed_paths(const Config& config) {
+std::vector<cost::Path> assumed_paths(DeviceKind device, const std::vector<NvmePath>& nvme) {
     constexpr int64_t kMemory = 0;  // no drive has this number
     // A file in memory takes one writer at a time, and a server has cores for several.
-    const int64_t writers = config.device == "cuda" ? 4 : 1;
-    const cost::Measurements known = cost::default_measurements(config);
+    const int64_t writers = device == DeviceKind::cuda ? 4 : 1;
+    const cost::Measurements known = cost::default_measurements(device);
     std::vector<cost::Path> paths;
-    for (const NvmePath& path : config.budgets.nvme) {
+    for (const NvmePath& path : nvme) {
         struct stat status {};
         const bool in_memory = is_memory(path.path);
         const bool here = stat(path.path.c_str(), &status) == 0;
@@ -32,9 +32,9 @@ std::vector<cost::Path> assumed_paths(const Config& config) {
     return paths;
 }
 
-cost::Measurements assumed_figures(const Config& config) {
-    cost::Measurements found = cost::default_measurements(config);
-    const cost::Drive drive = cost::one_drive(assumed_paths(config));
+cost::Measurements assumed_figures(DeviceKind device, const std::vector<NvmePath>& nvme) {
+    cost::Measurements found = cost::default_measurements(device);
+    const cost::Drive drive = cost::one_drive(assumed_paths(device, nvme));
     if (drive.bytes_per_s > 0) {
         found.nvme_bytes_per_s = drive.bytes_per_s;
         found.nvme_at_once = drive.at_once;
@@ -44,17 +44,17 @@ cost::Measurements assumed_figures(const Config& config) {
 }
 
 double dram_per_stored_byte(const Config& config) {
-    return cost::one_drive(assumed_paths(config)).dram_per_byte;
+    return cost::one_drive(assumed_paths(config.device, config.budgets.nvme)).dram_per_byte;
 }
 
-cost::Measurements planning_figures(const Config& config, const cost::Measurements* known,
-                                    int local_ranks) {
-    if (!known) return assumed_figures(config);
-    return cost::known_or(cost::of_rank(*known, local_ranks), assumed_figures(config));
+cost::Measurements planning_figures(const planner::PlanRequest& request,
+                                    const cost::Measurements* known, int local_ranks) {
+    const cost::Measurements assumed = assumed_figures(request.device, request.budgets.nvme);
+    return known ? cost::known_or(cost::of_rank(*known, local_ranks), assumed) : assumed;
 }
 
 std::string_view default_figures_name(const Config& config) {
-    return config.device == "cuda" ? "server with a GPU" : "small machine";
+    return config.device == DeviceKind::cuda ? "server with a GPU" : "small machine";
 }
 
 void log_planned_by(const cost::Measurements* known, const Config& config) {
@@ -65,7 +65,7 @@ void log_planned_by(const cost::Measurements* known, const Config& config) {
 
 std::string unlike_assumed(const Config& config, const cost::Measurements& measured) {
     constexpr double kFar = 2;
-    const cost::Measurements assumed = assumed_figures(config);
+    const cost::Measurements assumed = assumed_figures(config.device, config.budgets.nvme);
     std::string found;
     const auto compare = [&found](std::string_view link, double is, double was) {
         if (is == 0 || (is < kFar * was && was < kFar * is)) return;
@@ -80,7 +80,7 @@ std::string unlike_assumed(const Config& config, const cost::Measurements& measu
 
 void log_unlike_assumed(const Config& config, const cost::Measurements& measured) {
     const std::string found = unlike_assumed(config, measured);
-    if (config.device != "cuda" || found.empty()) return;
+    if (config.device != DeviceKind::cuda || found.empty()) return;
     log_info("this machine is far from what the run was planned by: " + found +
              "; `ferry bench --all --save FILE --config CONFIG`, then --machine FILE, plans by "
              "what it does");

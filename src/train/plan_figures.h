@@ -7,21 +7,22 @@
 #include "cost/drives.h"
 #include "cost/measurements.h"
 #include "ferry/config.h"
+#include "planner/request.h"
 
 namespace ferry::train {
 
 // The storage paths, each as fast as its kind by default. Those of one drive have one number, and
 // all of memory (tmpfs) is one drive more, a tenth as fast as updates stream through it.
-std::vector<cost::Path> assumed_paths(const Config& config);
+std::vector<cost::Path> assumed_paths(DeviceKind device, const std::vector<NvmePath>& nvme);
 // Where nobody has measured, of one rank: the device kind's defaults, and the paths together.
-cost::Measurements assumed_figures(const Config& config);
+cost::Measurements assumed_figures(DeviceKind device, const std::vector<NvmePath>& nvme);
 // DRAM traffic of a byte from or to the storage paths: once where a device's DMA moves it, twice
 // where it is copied into a file that is memory.
 double dram_per_stored_byte(const Config& config);
 
 // Of one rank: what is not known is assumed. `known` may be null.
-cost::Measurements planning_figures(const Config& config, const cost::Measurements* known,
-                                    int local_ranks);
+cost::Measurements planning_figures(const planner::PlanRequest& request,
+                                    const cost::Measurements* known, int local_ranks);
 
 // Says whose figures they were. `known` may be null: the defaults.
 void log_planned_by(const cost::Measurements* known, const Config& config);

@@ -41,7 +41,7 @@ double accumulator_bytes(const planner::Plan& plan) {
 
 }  // namespace
 
-Bound bound_of(const Config& config, const planner::Plan& plan, const model::Shape& shape,
+Bound bound_of(const BudgetConfig& budgets, const planner::Plan& plan, const model::Shape& shape,
                const swap::Schedule& step, const cost::Measurements& measured) {
     constexpr double kInfinite = std::numeric_limits<double>::infinity();
     const auto room = [](int64_t budget, int64_t taken) {
@@ -83,8 +83,8 @@ Bound bound_of(const Config& config, const planner::Plan& plan, const model::Sha
         .element = cost::element_bytes(plan.state, plan.compute, plan.wire),
         .accumulator_bytes = accumulator_bytes(plan),
         .comm_bytes = cost::comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire),
-        .host_bytes = room(config.budgets.host_bytes, 0),
-        .nvme_bytes = config.budgets.nvme.empty() ? 0 : kInfinite,
+        .host_bytes = room(budgets.host_bytes, 0),
+        .nvme_bytes = budgets.nvme.empty() ? 0 : kInfinite,
         .device_is_host = measured.computes_on_host,
         .measured = measured};
     Bound best{.seconds = kInfinite};
@@ -93,9 +93,8 @@ Bound bound_of(const Config& config, const planner::Plan& plan, const model::Sha
         for (const model::Saved what : model::kAllKept)
             input.keeping[at(what)].bytes = static_cast<double>(bytes_of(planner::class_of(what)) *
                                                                 size * plan.blocks_at_most());
-        input.weights = cost::weight_traffic(
-            plan.layers, shape, size * config.batch.micro_batch * config.batch.sequence,
-            plan.compute, plan.partition);
+        input.weights = cost::weight_traffic(plan.layers, shape, size * plan.tokens, plan.compute,
+                                             plan.partition);
         if (plan.partition.sharding.weights) {  // the rest comes from the other ranks
             WeightTraffic& w = input.weights;
             for (double* bytes : {&w.bytes, &w.frozen_bytes, &w.read_bytes})
@@ -103,7 +102,7 @@ Bound bound_of(const Config& config, const planner::Plan& plan, const model::Sha
         }
         input.input_bytes = static_cast<double>(blocks * size * bytes_of(Class::activation));
         input.groups = static_cast<double>(groups);
-        input.device_bytes = room(config.budgets.device_bytes, fixed_bytes + size * each_bytes);
+        input.device_bytes = room(budgets.device_bytes, fixed_bytes + size * each_bytes);
         const Bound found = cost::lower_bound(input, best.seconds);
         if (found.seconds < best.seconds) best = found;
     }

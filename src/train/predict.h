@@ -14,7 +14,8 @@ swap::Timeline predict_steps(const planner::Plan& plan, const swap::Schedule& fi
 
 // `step` is the steady one. The host memory and the drives are the budgets'; of the device's memory
 // that which the kernels' buffers leave.
-cost::Bound bound_of(const Config& config, const planner::Plan& plan, const model::Shape& shape,
-                     const swap::Schedule& step, const cost::Measurements& measured);
+cost::Bound bound_of(const BudgetConfig& budgets, const planner::Plan& plan,
+                     const model::Shape& shape, const swap::Schedule& step,
+                     const cost::Measurements& measured);
 
 }  // namespace ferry::train

@@ -73,7 +73,7 @@ void judge(RunReport& report, const Timelines& planned, const Config& config,
         report.predicted_speculative_seconds =
             planned[static_cast<size_t>(Previous::committed)][1].step_seconds;
     report.gemm_flops_per_s = std::max(report.gemm_flops_per_s, measured.product_flops_per_s);
-    const cost::Bound bound = bound_of(config, plan, shape, schedules.steady(), measured);
+    const cost::Bound bound = bound_of(config.budgets, plan, shape, schedules.steady(), measured);
     if (report.bound_seconds > 0 && bound.seconds >= report.bound_seconds) return;
     report.bound_seconds = bound.seconds;
     report.binding = bound.binding;

@@ -29,10 +29,9 @@ private:
 };
 
 struct Case {
-    Config config{};
+    planner::PlanRequest request{};
     model::Shape shape{};
     model::Numerics numerics{};
-    StateFormat state{};
     zero::Partition partition{};
     std::vector<model::Layer> layers{};
     planner::DeviceNeeds needs{};
@@ -56,10 +55,8 @@ void draw_model(Random& random, Case& made) {
                      .compute = type,
                      .residual = type,
                      .wire = random.once_in(3) ? DType::f32 : type};
-    made.state = {.moments = random.from(0, 2), .split = half && random.once_in(3)};
-    made.config.batch = {.sequence = made.numerics.sequence,
-                         .micro_batch = made.numerics.micro_batch,
-                         .micro_batches = int64_t{1} << random.from(0, 2)};
+    made.request.state = {.moments = random.from(0, 2), .split = half && random.once_in(3)};
+    made.request.micro_batches = int64_t{1} << random.from(0, 2);
     const int ranks = 1 << random.from(0, 3);
     made.partition =
         zero::partition_of(random.from(1, 3), static_cast<int>(random.from(0, ranks - 1)), ranks);
@@ -88,26 +85,26 @@ void draw_budgets(Random& random, Case& made) {
                                                         static_cast<double>(elements)) +
                                        kMiB;
     };
-    made.config.budgets.device_bytes = of_all();
-    made.config.budgets.host_bytes = of_all();
+    made.request.budgets.device_bytes = of_all();
+    made.request.budgets.host_bytes = of_all();
     const int64_t paths = random.from(0, 3);
     for (int64_t p = 0; p < paths; ++p) {
-        made.config.budgets.nvme.push_back(
+        made.request.budgets.nvme.push_back(
             {.path = "path " + std::to_string(p), .size_bytes = 64 * elements + 16 * kMiB});
         made.paths.push_back({.bytes_per_s = random.between(1e7, 1e10),
                               .drive = random.from(-1, 1),  // duplicates
                               .in_memory = random.once_in(4),
                               .cores_per_byte = random.once_in(2) ? random.between(1e-11, 1e-9) : 0,
-                              .size_bytes = made.config.budgets.nvme.back().size_bytes});
+                              .size_bytes = made.request.budgets.nvme.back().size_bytes});
     }
-    made.config.swap.chunk_elements = 4096 << random.from(0, 4);
-    made.config.clip_norm = random.once_in(2) ? 1 : 0;
+    made.request.swap.chunk_elements = 4096 << random.from(0, 4);
+    made.request.clips = random.once_in(2);
 }
 
 void draw_machine(Random& random, Case& made) {
-    made.config.device = random.once_in(2) ? "cpu" : "cuda";
+    made.request.device = random.once_in(2) ? DeviceKind::cpu : DeviceKind::cuda;
     cost::Measurements& m = made.measured;
-    m.computes_on_host = made.config.device == "cpu";
+    m.computes_on_host = made.request.device == DeviceKind::cpu;
     m.copy_bytes_per_s = random.between(1e8, 1e11);
     m.dram_bytes_per_s = random.between(1e9, 3e11);
     m.update_overhead_s = random.between(1e-7, 1e-4);
@@ -156,8 +153,8 @@ TEST(Bound, IsNoLongerThanAnySimulatedStep) {
         Case made = draw(seeds.now());
         planner::Plan plan;
         try {
-            plan = planner::make_plan(made.config, made.layers, made.numerics, made.needs,
-                                      made.state, made.measured, made.partition);
+            plan = planner::make_plan(made.request, made.layers, made.numerics, made.needs,
+                                      made.measured, made.partition);
         } catch (const Error& error) {
             EXPECT_EQ(error.trouble(), Trouble::does_not_fit) << error.what();
             continue;
@@ -165,7 +162,8 @@ TEST(Bound, IsNoLongerThanAnySimulatedStep) {
         ++fitted;
         const swap::Schedule rest = record_step(plan, Previous::rest, false);
         complete(made, plan, rest);
-        const double bound = bound_of(made.config, plan, made.shape, rest, made.measured).seconds;
+        const double bound =
+            bound_of(made.request.budgets, plan, made.shape, rest, made.measured).seconds;
         EXPECT_GT(bound, 0);
         const auto simulated = [&](Previous previous, bool speculative) {
             return predict_steps(plan, record_step(plan, Previous::none, speculative),

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "tests/support/tiny_run.h"
+#include "train/from_config.h"
 
 namespace ferry::train {
 namespace {
@@ -14,8 +15,8 @@ namespace {
 class ClippedShare : public testing::Test {
 protected:
     ClippedShare() {
-        config_.device = "cuda";
-        config_.precision = "bf16";
+        config_.device = DeviceKind::cuda;
+        config_.precision = DType::bf16;
         config_.model = {.hidden = 3072,
                          .layers = 28,
                          .heads = 24,
@@ -40,16 +41,16 @@ protected:
                                        .device_bytes_per_s = 4e12,
                                        .computes_on_host = false};
         forecaster_->plan_by(known);
-        plan_ = forecaster_->plan(config_);
+        plan_ = forecaster_->plan(request_of(config_));
         const cost::Measurements assumed = forecaster_->assumed(plan_);
         figures_ = cost::known_or(known, assumed);
         figures_.update_overhead_s = assumed.update_overhead_s;
         figures_.kernels = assumed.kernels;
     }
     planner::Plan expecting(double clipped) {
-        Config config = config_;
-        config.swap.expect_clipped = asked_for_ = clipped;
-        return forecaster_->plan(config);
+        planner::PlanRequest request = request_of(config_);
+        request.swap.expect_clipped = asked_for_ = clipped;
+        return forecaster_->plan(request);
     }
     std::string saved(const planner::Plan& plan, int64_t clipped, int64_t steps,
                       int64_t skipped = 0) {
@@ -101,15 +102,15 @@ TEST_F(ClippedShare, OfAPlanThatCannotBeMadeSaysNothing) {
 }
 
 TEST_F(ClippedShare, OfAPlanWithoutSpeculationSaysNothing) {
-    config_.swap.speculate = "off";
-    EXPECT_EQ(saved(forecaster_->plan(config_), 0, 400), "");
+    config_.swap.speculate = Speculate::off;
+    EXPECT_EQ(saved(forecaster_->plan(request_of(config_)), 0, 400), "");
     EXPECT_EQ(asked_for_, -1);
 }
 
 // Of a machine that computes beside the host, a hundred times as fast as it updates.
 cost::Measurements figures_of(const Config& config) {
     const auto forecaster = Forecaster::make(config);
-    const planner::Plan plan = forecaster->plan(config);
+    const planner::Plan plan = forecaster->plan(request_of(config));
     const cost::KernelTimes assumed = forecaster->assumed(plan).kernels;
     cost::Measurements found{.copy_bytes_per_s = 1e12,
                              .nvme_bytes_per_s = 1e9,
@@ -119,7 +120,7 @@ cost::Measurements figures_of(const Config& config) {
                              .device_bytes_per_s = 1e12,
                              .computes_on_host = false,
                              .kernels = assumed};
-    const Forecast forecast = forecaster->forecast(config, plan, found);
+    const Forecast forecast = forecaster->forecast(request_of(config), plan, found);
     const double step_s = found.kernels.sum(forecast.schedule, planner::work_of(plan));
     double backward_s = 0;
     for (auto& [kind, seconds] : found.kernels.seconds) {

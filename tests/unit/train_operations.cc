@@ -37,24 +37,25 @@ planner::Plan plan_of(const Case& of) {
                              .intermediate = 128,
                              .vocab = 256,
                              .tie_embeddings = of.tied};
-    Config config;
-    config.batch = {.sequence = kTokens, .micro_batch = 1, .micro_batches = 4};
-    config.swap = {.chunk_elements = 8192,
-                   .groups = of.groups,
-                   .speculate = "all",
-                   .state_on_nvme = of.on_nvme,
-                   .state_on_device = of.on_device,
-                   .save_attention = 1,
-                   .save_mlp = 2};
-    if (of.on_nvme > 0) config.budgets.nvme = {{.path = "there", .size_bytes = kGiB}};
+    planner::PlanRequest request;
+    request.micro_batches = 4;
+    request.state = of.state;
+    request.swap = {.chunk_elements = 8192,
+                    .groups = of.groups,
+                    .speculate = Speculate::all,
+                    .state_on_nvme = of.on_nvme,
+                    .state_on_device = of.on_device,
+                    .save_attention = 1,
+                    .save_mlp = 2};
+    if (of.on_nvme > 0) request.budgets.nvme = {{.path = "there", .size_bytes = kGiB}};
     return planner::make_plan(
-        config, model::layers_of(shape, {}, false, of.ranks),
+        request, model::layers_of(shape, {}, false, of.ranks),
         {.sequence = kTokens, .micro_batch = 1, .compute = DType::bf16, .wire = DType::bf16},
         {.activation = kInput,
          .scratch = 1 << 20,
          .kept = {kInput, kInput},
          .saved_flops = {std::vector<double>(3, 1.0), std::vector<double>(3, 1.0)}},
-        of.state, cost::default_measurements(config),
+        cost::default_measurements(request.device),
         zero::partition_of(of.stage, of.ranks - 1, of.ranks));
 }
 

@@ -171,23 +171,23 @@ TEST(Bound, CountsNoMoreComputationThanAnyPlan) {
                              .vocab = 64};
     const model::Numerics numerics{.sequence = 64, .micro_batch = 1};
     const std::vector<model::Layer> layers = model::layers_of(shape, {}, false);
-    Config config;
-    config.batch = {.sequence = 64, .micro_batch = 1, .micro_batches = 2};
+    planner::PlanRequest request;
+    request.micro_batches = 2;
     constexpr int64_t kPage = 4096;
     // A block's attention takes one page for a micro-batch, what its MLP gives two.
     const auto plan_keeping = [&](int64_t attention, int64_t mlp) {
-        config.swap.save_attention = attention;
-        config.swap.save_mlp = mlp;
+        request.swap.save_attention = attention;
+        request.swap.save_mlp = mlp;
         return planner::make_plan(
-            config, layers, numerics,
+            request, layers, numerics,
             {.activation = kPage,
              .scratch = 1 << 20,
              .kept = {kPage, 2 * kPage},
              .saved_flops = {std::vector<double>(4, 1.0), std::vector<double>(4, 1.0)}},
-            {}, cost::default_measurements(config));
+            cost::default_measurements(request.device));
     };
     for (const int64_t room : {0, 1, 5, 8, 12, 24}) {
-        config.budgets.device_bytes = kUnlimited;
+        request.budgets.device_bytes = kUnlimited;
         const planner::Plan none = plan_keeping(0, 0);
         Measurements figures = kMachine;
         const swap::Schedule step = record_step(none, Previous::rest, false);
@@ -198,7 +198,7 @@ TEST(Bound, CountsNoMoreComputationThanAnyPlan) {
         }
         const double all = figures.kernels.sum(step, planner::work_of(none));
         figures.kernels.saved_s = {30, 40};
-        config.budgets.device_bytes = device_buffer_bytes(none) + room * kPage;
+        request.budgets.device_bytes = device_buffer_bytes(none) + room * kPage;
         for (int64_t attention = 0; attention <= 4; ++attention) {
             for (int64_t mlp = 0; mlp <= 4 && 2 * attention + 4 * mlp <= room; ++mlp) {
                 SCOPED_TRACE(testing::Message() << room << " pages, " << attention << ", " << mlp);
@@ -208,7 +208,7 @@ TEST(Bound, CountsNoMoreComputationThanAnyPlan) {
                 const swap::Schedule kept = record_step(plan, Previous::rest, false);
                 const double planned = figures.kernels.sum(kept, planner::work_of(plan));
                 EXPECT_DOUBLE_EQ(planned, all - 2 * 30 * double(attention) - 2 * 40 * double(mlp));
-                const cost::Bound bound = bound_of(config, plan, shape, kept, figures);
+                const cost::Bound bound = bound_of(request.budgets, plan, shape, kept, figures);
                 EXPECT_LE(bound.seconds, planned * (1 + 1e-12));
                 // Copies cost nothing beside these kernels: the bound is of two groups and lets all
                 // inputs go. They leave it their 8 pages, and the second micro-batch's tokens and

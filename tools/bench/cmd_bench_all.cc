@@ -11,6 +11,7 @@
 #include "tools/interrupt.h"
 #include "tools/json_line.h"
 #include "tools/override_options.h"
+#include "train/from_config.h"
 
 namespace ferry::tools {
 namespace {
@@ -42,7 +43,7 @@ Config stand_in() {
                     .intermediate = 1408,
                     .vocab = 4096};
     config.batch = {.sequence = 128, .micro_batch = 1, .micro_batches = 1};
-    config.precision = "bf16";
+    config.precision = DType::bf16;
     config.swap.chunk_elements = kMiB;
     return config;
 }
@@ -71,8 +72,8 @@ private:
     void measure_links() {
         const train::RankCount count = on_hosts(options_.count);
         const auto forecaster = train::Forecaster::make(config_, count);
-        cost::Measurements figures =
-            forecaster->measure(forecaster->plan(config_), train::Forecaster::Memory::of_machine);
+        cost::Measurements figures = forecaster->measure(
+            forecaster->plan(train::request_of(config_)), train::Forecaster::Memory::of_machine);
         if (options_.config.empty()) figures.kernels.seconds.clear();
         add("update of the optimizer", figures.dram_bytes_per_s);
         rows_.push_back({.name = "overhead of an update",
