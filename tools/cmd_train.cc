@@ -189,7 +189,7 @@ private:
         check_output();
     }
 
-    std::optional<train::Figures> figures_in(const std::string& file) const {
+    std::optional<cost::Measurements> figures_in(const std::string& file) const {
         if (file.empty()) return std::nullopt;
         train::RankCount count;
         if (ranks_) count = {ranks_->size(), ranks_->local_size(), gpu_};
@@ -352,7 +352,7 @@ private:
     bool interrupted_ = false;  // any rank
     std::optional<Error> failed_{};
     trace::Recording recording_;
-    std::optional<train::Figures> figures_;
+    std::optional<cost::Measurements> figures_;
     std::unique_ptr<train::Engine> engine_;
     int64_t steps_ = 0, evaluated_ = -1;  // steps: of the run, before it was resumed too
     Yardsticks yardsticks_{};

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "cost/drives.h"
 #include "ferry/aio.h"
-#include "path_shares.h"
 #include "train/from_config.h"
 
 namespace ferry::tools {
@@ -65,7 +65,10 @@ Wear wear_without_advice(const Supposed& run, const planner::Plan& plan, int ran
     wear.run_bytes = run_of(wear.step_bytes);
     if (wear.rolled_back_step_bytes > 0)
         wear.rolled_back_run_bytes = run_of(wear.rolled_back_step_bytes);
-    const std::vector<double> shares = path_shares(nvme, path_rates, ranks * plan.nvme_bytes);
+    std::vector<int64_t> sizes;
+    for (const NvmePath& path : nvme) sizes.push_back(path.size_bytes);
+    const std::vector<double> shares =
+        cost::path_shares(sizes, path_rates, ranks * plan.nvme_bytes);
     for (size_t p = 0; p < paths; ++p) {
         const NvmePath& path = nvme[p];
         const double part = shares[p];

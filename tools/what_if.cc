@@ -13,7 +13,7 @@ constexpr double kMore = 1.1;  // of a speed
 class Asker {
 public:
     Asker(const Config& config, const train::Forecaster& forecaster, const planner::Plan& plan,
-          const train::Figures& figures)
+          const cost::Measurements& figures)
         : request_(train::request_of(config)),
           forecaster_(forecaster),
           plan_(plan),
@@ -22,12 +22,12 @@ public:
     std::vector<WhatIf> ask() {
         more_memory("+1 GiB of device memory", &BudgetConfig::device_bytes);
         more_memory("+1 GiB of host memory", &BudgetConfig::host_bytes);
-        using train::LinkSpeeds;
-        if (plan_.nvme_bytes > 0) faster("+10 % NVMe bandwidth", &LinkSpeeds::nvme_bytes_per_s);
-        faster("+10 % memory bandwidth", &LinkSpeeds::dram_bytes_per_s);
-        faster("+10 % copy bandwidth", &LinkSpeeds::copy_bytes_per_s);
+        using cost::Measurements;
+        if (plan_.nvme_bytes > 0) faster("+10 % NVMe bandwidth", &Measurements::nvme_bytes_per_s);
+        faster("+10 % memory bandwidth", &Measurements::dram_bytes_per_s);
+        faster("+10 % copy bandwidth", &Measurements::copy_bytes_per_s);
         if (!plan_.partition.alone())
-            faster("+10 % bandwidth between ranks", &LinkSpeeds::comm_bytes_per_s);
+            faster("+10 % bandwidth between ranks", &Measurements::comm_bytes_per_s);
         faster_kernels();
         more_cores();
         never_clipped();
@@ -36,7 +36,7 @@ public:
 
 private:
     void answer(std::string change, const planner::PlanRequest& request, const planner::Plan& plan,
-                const train::Figures& figures) {
+                const cost::Measurements& figures) {
         const train::Forecast forecast = forecaster_.forecast(request, plan, figures);
         answers_.push_back({std::move(change), forecast.timeline.step_seconds});
     }
@@ -47,25 +47,25 @@ private:
         request.budgets.*budget += kGiB;
         answer(std::move(change), request, forecaster_.plan(request), figures_);
     }
-    void faster(std::string change, double train::LinkSpeeds::*speed) {
-        train::Figures figures = figures_;
-        figures.machine.links.*speed *= kMore;
+    void faster(std::string change, double cost::Measurements::*speed) {
+        cost::Measurements figures = figures_;
+        figures.*speed *= kMore;
         answer(std::move(change), request_, plan_, figures);
     }
-    static void scale(train::KernelTimes& kernels, double factor) {
+    static void scale(cost::KernelTimes& kernels, double factor) {
         for (auto& [kind, seconds] : kernels.seconds) seconds *= factor;
         for (double& seconds : kernels.saved_s) seconds *= factor;
     }
     void faster_kernels() {
-        train::Figures figures = figures_;
+        cost::Measurements figures = figures_;
         scale(figures.kernels, 1 / kMore);
         answer("+10 % compute", request_, plan_, figures);
     }
     // Kernels on the host take all cores and share out well; the update is bound by memory.
     void more_cores() {
-        train::Figures figures = figures_;
-        const auto cores = static_cast<double>(figures.machine.threads++);
-        if (figures.machine.computes_on_host) scale(figures.kernels, cores / (cores + 1));
+        cost::Measurements figures = figures_;
+        const auto cores = static_cast<double>(figures.threads++);
+        if (figures.computes_on_host) scale(figures.kernels, cores / (cores + 1));
         answer("+1 core", request_, plan_, figures);
     }
 
@@ -88,14 +88,14 @@ private:
     const planner::PlanRequest request_;
     const train::Forecaster& forecaster_;
     const planner::Plan& plan_;
-    const train::Figures& figures_;
+    const cost::Measurements& figures_;
     std::vector<WhatIf> answers_{};
 };
 
 }  // namespace
 
 std::vector<WhatIf> what_if(const Config& config, const train::Forecaster& forecaster,
-                            const planner::Plan& plan, const train::Figures& figures) {
+                            const planner::Plan& plan, const cost::Measurements& figures) {
     return Asker(config, forecaster, plan, figures).ask();
 }
 

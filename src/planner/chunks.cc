@@ -82,7 +82,7 @@ int64_t largest_shard(const std::vector<model::Layer>& layers, const zero::Parti
 }
 
 int64_t choose_chunk_elements(const std::vector<model::Layer>& layers, const PlanRequest& request,
-                              const zero::Partition& partition, const MachineFigures& machine,
+                              const zero::Partition& partition, const cost::Measurements& machine,
                               int64_t update_bytes) {
     constexpr double kOverheads = 16;  // an update's length: 6 % are lost at most
     constexpr int64_t kMost = 16 * kMiB;

@@ -25,7 +25,7 @@ constexpr Depths kBusy{.weights = 2, .gradients = 2, .wire = 4, .spare_activatio
 class Placer {
 public:
     Placer(const PlanRequest& request, const Workload& work, const std::vector<Chunk>& chunks,
-           const std::vector<AccumulatorSpill>& spills, const MachineFigures& machine,
+           const std::vector<AccumulatorSpill>& spills, const cost::Measurements& machine,
            const Keeping& keeping)
         : request_(request),
           work_(work),
@@ -461,7 +461,7 @@ private:
                        SpeculationRoom& room) {
         if (all_speculate() || !can_speculate(chunk)) return can_speculate(chunk);
         const bool in_memory = homes.state == Tier::host;
-        const bool may_in_memory = machine_.device_beside &&
+        const bool may_in_memory = !machine_.computes_on_host &&
                                    request_.budgets.host_bytes != kUnlimited &&
                                    !is_remainder(chunk);
         if (in_memory && !may_in_memory) return false;
@@ -484,7 +484,7 @@ private:
     const Keeping keeping_;
     const int64_t micro_batches_;
     const bool tied_;
-    const MachineFigures& machine_;
+    const cost::Measurements& machine_;
     Placement result_;
 };
 
@@ -495,7 +495,7 @@ std::optional<int64_t> blocks_asked_to_keep(const PlanRequest& request, model::S
 }
 
 Placement place(const PlanRequest& request, const Workload& work, const std::vector<Chunk>& chunks,
-                const std::vector<AccumulatorSpill>& spills, const MachineFigures& machine,
+                const std::vector<AccumulatorSpill>& spills, const cost::Measurements& machine,
                 const Keeping& keeping) {
     return Placer(request, work, chunks, spills, machine, keeping).make();
 }

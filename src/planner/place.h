@@ -20,6 +20,6 @@ struct Keeping {
 };
 // Throws does_not_fit naming the tier, the bytes missing and the smallest budget that works.
 Placement place(const PlanRequest& request, const Workload& work, const std::vector<Chunk>& chunks,
-                const std::vector<AccumulatorSpill>& spills, const MachineFigures& machine,
+                const std::vector<AccumulatorSpill>& spills, const cost::Measurements& machine,
                 const Keeping& keeping);
 }  // namespace ferry::planner

@@ -3,6 +3,8 @@
 #include "chunks.h"
 #include "layout.h"
 #include "planner/planner.h"
+
+#include "cost/traffic.h"
 #include "recomputation.h"
 
 namespace ferry::planner {
@@ -35,7 +37,7 @@ void require_few_chunks(const std::vector<model::Layer>& layers, int64_t chunk_e
 
 Plan plan_with(int64_t chunk_elements, const PlanRequest& request,
                const std::vector<model::Layer>& layers, const model::Numerics& numerics,
-               const DeviceNeeds& needs, const MachineFigures& machine,
+               const DeviceNeeds& needs, const cost::Measurements& machine,
                const zero::Partition& partition) {
     Plan plan{.partition = partition,
               .micro_batches = request.micro_batches,
@@ -85,7 +87,7 @@ int64_t most_host_bytes(const PlanRequest& request, const std::vector<model::Lay
 // so once more until it is enough.
 Plan plan_and_map(int64_t chunk_elements, const PlanRequest& request,
                   const std::vector<model::Layer>& layers, const model::Numerics& numerics,
-                  DeviceNeeds needs, const MachineFigures& machine,
+                  DeviceNeeds needs, const cost::Measurements& machine,
                   const zero::Partition& partition) {
     constexpr int64_t kMappedByAByte = 4096 / 8;
     for (;;) {
@@ -109,23 +111,6 @@ Plan plan_and_map(int64_t chunk_elements, const PlanRequest& request,
 }
 
 }  // namespace
-
-int64_t update_bytes(const StateFormat& state, DType compute, DType wire) {
-    return 2 * state.element_bytes() + size_of(wire) + (state.split ? 2 : 1) * size_of(compute);
-}
-
-MachineFigures default_figures(DeviceKind device) {
-    if (device != DeviceKind::cuda) return {};
-    // Of a GPU's part of a server: an H100 or its like, 16 cores, one good drive.
-    return {.flops_per_s = 6e14,
-            .copy_bytes_per_s = 5e10,
-            .nvme_bytes_per_s = 4e9,
-            .dram_bytes_per_s = 1.5e11,
-            .device_bytes_per_s = 2e12,
-            .update_overhead_s = 1.2e-4,
-            .out_of_place = 1,
-            .device_beside = true};
-}
 
 std::vector<int64_t> group_counts(int64_t micro_batches) {
     std::vector<int64_t> found;
@@ -162,9 +147,10 @@ int64_t Plan::blocks_at_most() const {
 
 Plan make_plan(const PlanRequest& request, const std::vector<model::Layer>& layers,
                const model::Numerics& numerics, const DeviceNeeds& needs,
-               const MachineFigures& machine, const zero::Partition& partition) {
+               const cost::Measurements& machine, const zero::Partition& partition) {
     const bool automatic = request.swap.chunk_elements == 0;
-    const int64_t moved = update_bytes(request.state, numerics.compute, numerics.wire);
+    const int64_t moved =
+        cost::element_bytes(request.state, numerics.compute, numerics.wire).updated();
     int64_t elements =
         automatic ? choose_chunk_elements(layers, request, partition, machine, moved)
                   : std::min(request.swap.chunk_elements, largest_shard(layers, partition));

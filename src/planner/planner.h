@@ -8,11 +8,11 @@
 #include <string_view>
 #include <vector>
 
+#include "cost/measurements.h"
 #include "ferry/aio.h"
 #include "ferry/dtype.h"
 #include "ferry/swap.h"
 #include "model/model.h"
-#include "planner/figures.h"
 #include "planner/request.h"
 #include "swap/objects.h"
 #include "zero/zero.h"
@@ -152,6 +152,6 @@ struct DeviceNeeds {
 // `layers` can be cut by the partition.
 Plan make_plan(const PlanRequest& request, const std::vector<model::Layer>& layers,
                const model::Numerics& numerics, const DeviceNeeds& needs,
-               const MachineFigures& machine, const zero::Partition& partition = {});
+               const cost::Measurements& machine, const zero::Partition& partition = {});
 
 }  // namespace ferry::planner

@@ -15,7 +15,7 @@ namespace {
 
 // By what a byte of it saves, and of alike ones those of the last blocks that backward visits:
 // theirs is kept for the shortest time.
-std::vector<KeptResult> results_by_gain(const Workload& work, const MachineFigures& machine) {
+std::vector<KeptResult> results_by_gain(const Workload& work, const cost::Measurements& machine) {
     std::vector<KeptResult> results;
     bool trains = false;
     for (size_t l = 0; l < work.layers.size(); ++l) {
@@ -64,7 +64,7 @@ struct Candidate {
 class Search {
 public:
     Search(const PlanRequest& request, const Workload& work, const std::vector<Chunk>& chunks,
-           const std::vector<AccumulatorSpill>& spills, const MachineFigures& machine)
+           const std::vector<AccumulatorSpill>& spills, const cost::Measurements& machine)
         : request_(request),
           work_(work),
           chunks_(chunks),
@@ -115,7 +115,7 @@ private:
         std::vector<int64_t> counts{blocks};
         for (const int64_t eighths : {6, 4, 2, 1}) {
             const int64_t count = blocks * eighths / 8;
-            if (machine_.device_beside && count < counts.back()) counts.push_back(count);
+            if (!machine_.computes_on_host && count < counts.back()) counts.push_back(count);
         }
         return counts;
     }
@@ -215,7 +215,7 @@ private:
     const Workload& work_;
     const std::vector<Chunk>& chunks_;
     const std::vector<AccumulatorSpill>& spills_;
-    const MachineFigures& machine_;
+    const cost::Measurements& machine_;
     const Choice choice_;
     std::optional<DoesNotFit> refusal_{};
     int64_t least_missing_ = 0, least_stored_ = 0;  // on NVMe, and in how many groups
@@ -227,7 +227,7 @@ private:
 Placement place_for_speed(const PlanRequest& request, const Workload& work,
                           const std::vector<Chunk>& chunks,
                           const std::vector<AccumulatorSpill>& spills,
-                          const MachineFigures& machine) {
+                          const cost::Measurements& machine) {
     return Search(request, work, chunks, spills, machine).find();
 }
 

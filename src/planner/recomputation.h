@@ -11,6 +11,6 @@ namespace ferry::planner {
 Placement place_for_speed(const PlanRequest& request, const Workload& work,
                           const std::vector<Chunk>& chunks,
                           const std::vector<AccumulatorSpill>& spills,
-                          const MachineFigures& machine);
+                          const cost::Measurements& machine);
 
 }  // namespace ferry::planner

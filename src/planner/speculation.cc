@@ -92,7 +92,7 @@ double speculative_fraction(double forward_s, double backward_s, double optimize
 
 double expected_speculative_fraction(const PlanRequest& request, const Workload& work,
                                      const std::vector<Chunk>& chunks, const Placement& placement,
-                                     const MachineFigures& machine) {
+                                     const cost::Measurements& machine) {
     double trainable = 0, stored = 0;
     for (size_t c = 0; c < chunks.size(); ++c) {
         const Tier home = placement.chunks[c].state;
@@ -101,13 +101,13 @@ double expected_speculative_fraction(const PlanRequest& request, const Workload&
         if (home == Tier::nvme) stored += double(chunks[c].count);
     }
     if (trainable == 0) return 0;
-    const KernelSeconds kernels = kernel_seconds(request, work, placement.kept, machine);
+    const cost::KernelSeconds kernels = kernel_seconds(request, work, placement.kept, machine);
     const double state = 2.0 * double(work.state.element_bytes());  // bytes read and written
     const double stored_s = state * stored / machine.nvme_bytes_per_s;
     const double updates_s =
         trainable / double(work.chunk_elements) * update_seconds(work, machine);
     // A drive is written afresh in any case; elsewhere than beside a GPU nothing else speculates.
-    const bool in_memory = machine.device_beside && updates_s >= stored_s;
+    const bool in_memory = !machine.computes_on_host && updates_s >= stored_s;
     const double out_of_place = in_memory ? machine.out_of_place : 1;
     // Speculative updates begin with the last group's gradients; the first group's forward pass
     // waits for what is late.

@@ -18,7 +18,7 @@ double speculative_fraction(double forward_s, double backward_s, double optimize
 // Of what the host updates, by where the placement keeps it: see speculative_fraction().
 double expected_speculative_fraction(const PlanRequest& request, const Workload& work,
                                      const std::vector<Chunk>& chunks, const Placement& placement,
-                                     const MachineFigures& machine);
+                                     const cost::Measurements& machine);
 
 // Bytes of the NVMe paths that a placement needs beyond what they are given, whatever is
 // speculative.

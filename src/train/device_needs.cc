@@ -3,8 +3,8 @@
 #include <mutex>
 
 #include "base/log.h"
-#include "bound.h"
 #include "comm/comm.h"
+#include "cost/traffic.h"
 #include "ferry/units.h"
 #include "ops/blas_kernels.h"
 
@@ -44,7 +44,7 @@ model::OfSaved<std::vector<double>> saved_flops(const model::Decoder& decoder) {
     const auto inner = static_cast<double>((shape.gated ? 2 : 1) * shape.intermediate);
     std::vector<double> attention, mlp;
     for (int64_t block = 0; block < shape.layers; ++block) {  // scores and weighted sums
-        attention.push_back(4 * tokens * width * keys_seen(shape, numerics.sequence, block));
+        attention.push_back(4 * tokens * width * cost::keys_seen(shape, numerics.sequence, block));
         mlp.push_back(2 * tokens * inner * static_cast<double>(shape.hidden));
     }
     return {attention, mlp};

@@ -8,8 +8,8 @@
 
 #include "arenas.h"
 #include "base/checksum.h"
-#include "bound.h"
 #include "clipped_share.h"
+#include "cost/traffic.h"
 #include "device_needs.h"
 #include "durable.h"
 #include "ferry/optim.h"
@@ -188,8 +188,8 @@ private:
     RunReport so_far() {
         drain();
         RunReport report = totals_;
-        report.model_flops = model_flops(plan_.layers, shape_, numerics_.sequence,
-                                         plan_.micro_batches * numerics_.tokens());
+        report.model_flops = cost::model_flops(plan_.layers, shape_, numerics_.sequence,
+                                               plan_.micro_batches * numerics_.tokens());
         add_links(report.links, *store_, world_.ranks);
         report.reserved = reserved_by(device_, pool_, volume_.get());
         if (volume_) report.paths = volume_->counters();
@@ -279,7 +279,7 @@ private:
         planner::PlanRequest request = of_rank(request_of(config), world_);
         request.trains = trains;
         return RankPlanner(request, device_, decoder_, partition_,
-                           planning_figures(request, layers_, figures_, world_.local_ranks), ranks_,
+                           planning_figures(request, figures_, world_.local_ranks), ranks_,
                            executor_);
     }
 
@@ -330,14 +330,13 @@ private:
                 .host_arena = arena_,
                 .recording = recording_,
                 .rows = trace_rows_.measured(),
-                .kernel_name =
-                    [](uint8_t op) { return planner::name_of(static_cast<planner::Op>(op)); },
+                .kernel_name = [](uint8_t op) { return cost::name_of(static_cast<cost::Op>(op)); },
                 .collectives = lane_.get(),
                 .parallel = parallel_on(*teams_)};
     }
 
     void measure();
-    void judge(const Figures& figures);
+    void judge(const cost::Measurements& measured);
     Bench bench() { return {plan_, device_, executor_, kernels_, *store_, ops_.get(), &decoder_}; }
 
     // After it everything that takes device memory has taken it, and the cap can be judged.
@@ -468,7 +467,7 @@ private:
     const Config config_;  // of this rank
     Executor& executor_;
     trace::Recording* recording_;
-    const Figures* figures_;
+    const cost::Measurements* figures_;
     const optim::Hyper hyper_;
     const optim::LrSchedule schedule_;
     Topology topology_;
@@ -511,24 +510,24 @@ private:
 };
 
 void Run::measure() {
-    if (figures_) return judge(shared_by(*figures_, world_.local_ranks));
+    if (figures_) return judge(cost::of_rank(*figures_, world_.local_ranks));
     totals_ = so_far();  // drained, all buffers are free; what is moved from here is not the run's
     const trace::Recording::Pause pause(recording_);
     kernels_.states()[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
-    Figures figures =
+    cost::Measurements measured =
         measure_figures(schedules_.steady(), bench(), *teams_, topology_, judge_.scalars(1, 1.0)[0],
                         arena_, shape_.vocab, updated_bytes(plan_));
-    time_storage(config_, plan_, *store_, executor_, figures.machine);
-    if (ranks_) time_gathers(bench(), *ranks_, figures.machine.links);
-    if (totals_.bound_seconds == 0) log_unlike_assumed(config_, figures.machine.links);
-    judge(figures);
+    time_storage(config_, plan_, *store_, executor_, measured);
+    if (ranks_) time_gathers(bench(), *ranks_, measured);
+    if (totals_.bound_seconds == 0) log_unlike_assumed(config_, measured);
+    judge(measured);
     store_->reset_report();
 }
 
-void Run::judge(const Figures& figures) {
-    planned_ = predict_all(schedules_, plan_, figures);
-    train::judge(totals_, planned_, config_, plan_, shape_, schedules_, figures);
-    if (world_.rank == 0) log_clipped_otherwise(totals_, plan_, planner_, figures);
+void Run::judge(const cost::Measurements& measured) {
+    planned_ = predict_all(schedules_, plan_, measured);
+    train::judge(totals_, planned_, config_, plan_, shape_, schedules_, measured);
+    if (world_.rank == 0) log_clipped_otherwise(totals_, plan_, planner_, measured);
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include "step.h"
 #include "step_kernels.h"
 #include "threads.h"
+#include "train/forecast.h"
 #include "train/from_config.h"
 
 namespace ferry::train {
@@ -47,7 +48,7 @@ Plans plans_of(const Config& config) {
 
 // A kind of kernel, how often a step runs it, and what its operations took, round by round.
 struct Kernel {
-    KernelTimes::Kind kind{};
+    cost::KernelTimes::Kind kind{};
     swap::Call call{};
     int64_t count = 0;
     std::vector<OpCall> calls{};
@@ -113,8 +114,9 @@ public:
 
 private:
     void keep(const swap::Task& task) {
-        if (!is_timed(task)) return;
-        const KernelTimes::Kind kind = kind_of(task, sample_);
+        if (!cost::is_timed(task)) return;
+        const cost::KernelTimes::Kind kind =
+            cost::KernelTimes::kind_of(task, planner::work_of(sample_));
         const auto known = std::ranges::find(kernels_of_step_, kind, &Kernel::kind);
         if (known != kernels_of_step_.end()) {
             ++known->count;
@@ -302,7 +304,7 @@ private:
     // Calls alike become one line of the kernel.
     void add(const Kernel& kernel, KernelProfile& found) const {
         const bool update = &kernel == &update_;
-        const std::string name = update ? "update" : KernelTimes::name_of(kernel.kind);
+        const std::string name = update ? "update" : cost::KernelTimes::name_of(kernel.kind);
         const size_t first = found.ops.size();
         for (size_t i = 0; i < kernel.seconds.size(); ++i) {
             const OpCall& call = kernel.calls[i];

@@ -17,6 +17,9 @@ std::string numerics_text(const Config& config, const model::Shape& shape,
                           const std::string& machine, int ranks);
 uint64_t numerics_hash(const Config& config, const model::Shape& shape, const std::string& machine,
                        int ranks);
+// The first without what the device adds; and what it adds beside its name.
+std::string model_numerics_text(const Config& config, const model::Shape& shape, int ranks);
+std::string library_text(const Device& device, const Config& config);
 std::string machine_text(const Device& device, const Config& config);
 
 }  // namespace ferry::train

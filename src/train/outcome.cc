@@ -103,10 +103,10 @@ std::string divergence_remedy(const Config& config, const Divergence& how) {
 }  // namespace
 
 std::string place_of(const Outcome& outcome, const std::vector<model::Layer>& layers) {
-    using enum planner::Op;
+    using enum cost::Op;
     const bool at_end = outcome.layer == std::ssize(layers) - 1;
-    const planner::Op operation = outcome.forward_was_finite ? backward : at_end ? head : forward;
-    return layer_name(layers, outcome.layer) + ", " + planner::name_of(operation);
+    const cost::Op operation = outcome.forward_was_finite ? backward : at_end ? head : forward;
+    return layer_name(layers, outcome.layer) + ", " + cost::name_of(operation);
 }
 
 Error diverged(const Config& config, const Outcome& outcome, const Divergence& how) {
@@ -122,10 +122,10 @@ Error diverged(const Config& config, const Outcome& outcome, const Divergence& h
 Error diverged(const HeldBack& found, const std::vector<model::Layer>& layers, DType compute) {
     const bool head = found.output_layer < 0;
     const int64_t layer = head ? std::ssize(layers) - 1 : found.output_layer;
-    const planner::Op operation = head ? planner::Op::head_loss : planner::Op::forward;
+    const cost::Op operation = head ? cost::Op::head_loss : cost::Op::forward;
     return {Trouble::diverged,
             {.what = "the evaluation is not finite",
-             .where = layer_name(layers, layer) + ", " + planner::name_of(operation),
+             .where = layer_name(layers, layer) + ", " + cost::name_of(operation),
              .measured = "loss " + number_text(found.mean().loss),
              .remedy = compute == DType::f16
                            ? "the activations may exceed fp16's 65,504: set precision to bf16 or "

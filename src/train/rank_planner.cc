@@ -9,7 +9,7 @@ namespace ferry::train {
 
 RankPlanner::RankPlanner(const planner::PlanRequest& request, const Device& device,
                          const model::Decoder& decoder, const zero::Partition& partition,
-                         const planner::MachineFigures& machine, comm::Communicator* ranks,
+                         const cost::Measurements& machine, comm::Communicator* ranks,
                          Executor& executor)
     : possible_(request),
       decoder_(decoder),

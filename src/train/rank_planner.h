@@ -15,8 +15,7 @@ public:
     // at once. `decoder` must outlive it.
     RankPlanner(const planner::PlanRequest& request, const Device& device,
                 const model::Decoder& decoder, const zero::Partition& partition,
-                const planner::MachineFigures& machine, comm::Communicator* ranks,
-                Executor& executor);
+                const cost::Measurements& machine, comm::Communicator* ranks, Executor& executor);
 
     // The plan by which every rank starts the same exchanges. It goes by the device memory that
     // each of them has, and by the chunks that the tightest can pass through its memory. All make
@@ -32,7 +31,7 @@ private:
     const model::Decoder& decoder_;
     planner::DeviceNeeds needs_;
     const zero::Partition partition_;
-    const planner::MachineFigures machine_;
+    const cost::Measurements machine_;
 };
 
 }  // namespace ferry::train

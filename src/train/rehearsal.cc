@@ -22,8 +22,8 @@
 
 namespace ferry::train {
 
+using cost::Op;
 using planner::Class;
-using planner::Op;
 using planner::Plan;
 
 namespace {
@@ -223,20 +223,20 @@ public:
                 .lanes = store_->report()};
     }
 
-    Machine measure() override {
+    cost::Measurements measure() override {
         const optim::Scalars scalars = optim::scalars_of(hyper_, 1, 1.0);
-        Machine machine{.threads = teams_->all().threads(),
-                        .computes_on_host = device_->kind() == DeviceKind::cpu};
-        LinkSpeeds& links = machine.links;
-        links.copy_bytes_per_s = time_copies(bench(), buffer(Class::weight_piece));
-        links.dram_bytes_per_s = time_updates(*teams_, as_left_now(machine_), scalars, plan_,
+        cost::Measurements found{.threads = teams_->all().threads(),
+                                 .memory_of = cost::Of::rank,
+                                 .computes_on_host = device_->kind() == DeviceKind::cpu};
+        found.copy_bytes_per_s = time_copies(bench(), buffer(Class::weight_piece));
+        found.dram_bytes_per_s = time_updates(*teams_, as_left_now(machine_), scalars, plan_,
                                               updated_bytes(plan_), staging_buffers(plan_, arena_))
                                      .bytes_per_s;
-        links.device_bytes_per_s = machine.computes_on_host ? links.dram_bytes_per_s
-                                                            : time_device_updates(bench(), scalars);
-        machine.check_bytes_per_s = time_checks(buffer(Class::stage));
+        found.device_bytes_per_s =
+            found.computes_on_host ? found.dram_bytes_per_s : time_device_updates(bench(), scalars);
+        found.check_bytes_per_s = time_checks(buffer(Class::stage));
         fill_buffers();  // some were measured on
-        return machine;
+        return found;
     }
 
     const Plan& plan() const override { return plan_; }
@@ -244,7 +244,7 @@ public:
     double update_bytes(Pass pass, swap::Lane lane) const override {
         double bytes = 0;
         for (const swap::Task& task : schedule(pass).tasks)
-            bytes += task.lane == lane ? bytes_of_update(plan_, task) : 0;
+            bytes += task.lane == lane ? cost::bytes_of_update(task, planner::work_of(plan_)) : 0;
         return bytes;
     }
 
@@ -274,7 +274,7 @@ private:
             .verify = plan_.verify,
             .host_arena = arena_,
             .recording = recording,
-            .kernel_name = [](uint8_t op) { return planner::name_of(static_cast<Op>(op)); },
+            .kernel_name = [](uint8_t op) { return cost::name_of(static_cast<Op>(op)); },
             .parallel = parallel_on(*teams_)};
         for (size_t lane = 0; recording && lane < swap::lanes_of(1); ++lane)
             options.rows[lane] = recording->add_row(

@@ -11,13 +11,14 @@
 #include <map>
 #include <stdexcept>
 
-#include "bound.h"
+#include "cost/traffic.h"
 #include "ranks.h"
 #include "tests/support/borrowed_ranks.h"
 #include "tests/support/nccl_identity.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/simulated_ranks.h"
 #include "tests/support/tiny_run.h"
+#include "train/forecast.h"
 #include "train/from_config.h"
 
 namespace ferry::train {
@@ -360,7 +361,8 @@ TEST_F(Ranks, MoveInAStepWhatTheBoundCounts) {
             const planner::Plan plan =
                 Forecaster::make(config, {.ranks = ranks, .on_a_host = ranks})
                     ->plan(request_of(config));
-            const double least = comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire);
+            const double least =
+                cost::comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire);
             EXPECT_GT(least, 0);
             for (const ScheduleBytes& schedule : schedule_bytes(plan)) {
                 if (schedule.name != "after a step without speculation") continue;
@@ -376,15 +378,15 @@ TEST_F(Ranks, AreTheLinkThatBindsWhereItIsSlow) {
     Config config = this->config();
     const auto forecaster = Forecaster::make(config, {.ranks = 2, .on_a_host = 2});
     const planner::Plan plan = forecaster->plan(request_of(config));
-    Figures figures = forecaster->assumed(plan);
+    cost::Measurements figures = forecaster->assumed(plan);
     const auto step = [&](double bytes_per_s, double overhead_s) {
-        figures.machine.links.comm_bytes_per_s = bytes_per_s;
-        figures.machine.links.comm_overhead_s = overhead_s;
+        figures.comm_bytes_per_s = bytes_per_s;
+        figures.comm_overhead_s = overhead_s;
         return forecaster->forecast(request_of(config), plan, figures);
     };
     EXPECT_NE(step(1e15, 0).binding().link, "comm");
     const Forecast slow = step(1e3, 0);
-    const double bytes = comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire);
+    const double bytes = cost::comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire);
     EXPECT_EQ(slow.binding().link, "comm");
     EXPECT_EQ(slow.bound_link, "comm");
     EXPECT_DOUBLE_EQ(slow.bound_seconds, bytes / 1e3);

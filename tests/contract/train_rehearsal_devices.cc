@@ -77,7 +77,7 @@ constexpr std::array<Shares, 7> kPlacements{
 LaneBytes optimizer_bytes(const planner::Plan& plan) {
     planner::Recorder recorder(plan, "", planner::Recorder::Keep::bytes);
     for (int64_t c = 0; c < std::ssize(plan.chunks); ++c)
-        recorder.update_chunk(c, planner::Op::update);
+        recorder.update_chunk(c, cost::Op::update);
     return recorder.bytes();
 }
 

@@ -65,10 +65,11 @@ Plan plan_of(PlanRequest request, const StateFormat& state = {}, DType compute =
     request.state = state;
     return make_plan(request, three_blocks(),
                      {.sequence = 64, .micro_batch = 1, .compute = compute, .wire = compute},
-                     {.activation = 32768, .scratch = 1 << 20}, default_figures(request.device));
+                     {.activation = 32768, .scratch = 1 << 20},
+                     cost::default_measurements(request.device));
 }
 
-Plan plan_by(const PlanRequest& request, const MachineFigures& machine) {
+Plan plan_by(const PlanRequest& request, const cost::Measurements& machine) {
     return make_plan(request, three_blocks(), {.sequence = 64, .micro_batch = 1},
                      {.activation = 32768, .scratch = 1 << 20}, machine);
 }
@@ -105,7 +106,7 @@ Plan plan_on_gpu(int64_t device_bytes) {
     return make_plan(
         request, three_blocks(), {.sequence = 64, .micro_batch = 1},
         {.activation = 32768, .scratch = 1 << 20, .overhead = 3 * kMiB, .maps_host = true},
-        default_figures(request.device));
+        cost::default_measurements(request.device));
 }
 
 TEST(Plan, CountsThePageTablesOfTheHostTierIntoTheDevice) {
@@ -594,35 +595,42 @@ int64_t count_speculative(const Plan& plan) {
 TEST(Figures, DecideHowMuchSpeculates) {
     PlanRequest request = beside_gpu();
     request.budgets.host_bytes = kGiB;
-    MachineFigures machine = default_figures(request.device);
+    cost::Measurements machine = cost::default_measurements(request.device);
     const int64_t chunks = std::ssize(plan_by(request, machine).chunks);
+    // Of a step: of its one micro-batch, on three blocks.
+    const auto take = [&](cost::Op op, double seconds) {
+        constexpr auto kBlock = static_cast<int64_t>(model::LayerKind::block);
+        machine.kernels.seconds[{static_cast<int64_t>(op), kBlock, 0}] =
+            seconds / 3 / static_cast<double>(request.micro_batches);
+    };
     // Updates that the forward pass hides need no speculation; others do, as far as backward hides
     // them.
-    machine.forward_s = machine.backward_s = 10;
+    take(cost::Op::forward, 10);
+    take(cost::Op::backward, 10);
     EXPECT_EQ(count_speculative(plan_by(request, machine)), 0);
-    machine.forward_s = 1e-9;
+    take(cost::Op::forward, 1e-9);
     const int64_t most = count_speculative(plan_by(request, machine));
     EXPECT_GT(most, chunks / 2);
-    machine.backward_s = 1e-9;
+    take(cost::Op::backward, 1e-9);
     EXPECT_EQ(count_speculative(plan_by(request, machine)), 0);
     // Twice the price is half the speculative updates.
     const double updates_s =
         9 * machine.update_overhead_s;  // 9 chunks of 65,536 and norms' remainders
-    machine.backward_s = updates_s * 0.8;
+    take(cost::Op::backward, updates_s * 0.8);
     const int64_t cheap = count_speculative(plan_by(request, machine));
     machine.out_of_place = 2;
     const int64_t costly = count_speculative(plan_by(request, machine));
     EXPECT_GT(cheap, costly);
     EXPECT_NEAR(double(cheap) / 2, double(costly), 1);
     // Where updates would take the kernels' cores nothing in memory is speculative.
-    machine.device_beside = false;
+    machine.computes_on_host = true;
     EXPECT_EQ(count_speculative(plan_by(request, machine)), 0);
 }
 
 TEST(Figures, DecideHowLongAnUpdateIs) {
     PlanRequest request = small_request();
     const auto elements = [&](double overhead_s, double bytes_per_s) {
-        MachineFigures machine;
+        cost::Measurements machine = cost::default_measurements(request.device);
         machine.update_overhead_s = overhead_s;
         machine.dram_bytes_per_s = bytes_per_s;
         std::vector<model::Layer> layers = three_blocks();
@@ -641,8 +649,10 @@ TEST(Figures, DecideHowManyPiecesAreUnderWay) {
     request.budgets.nvme = {{.path = "disk"}};
     request.swap.state_on_nvme = 1;
     const auto stages = [&](double nvme, double dram, int64_t at_once = 1) {
-        MachineFigures machine{
-            .nvme_bytes_per_s = nvme, .nvme_at_once = at_once, .dram_bytes_per_s = dram};
+        cost::Measurements machine = cost::default_measurements(request.device);
+        machine.nvme_bytes_per_s = nvme;
+        machine.nvme_at_once = at_once;
+        machine.dram_bytes_per_s = dram;
         machine.update_overhead_s = 0;
         return plan_by(request, machine).buffers[size_t(Class::stage)].count;
     };
@@ -654,7 +664,9 @@ TEST(Figures, DecideHowManyPiecesAreUnderWay) {
     EXPECT_EQ(stages(1e9, 1e12, 4), 6);
     request.swap.chunks_at_once = 64;
     request.budgets.host_bytes = 32 * kMiB;
-    const Plan most = plan_by(request, {.nvme_bytes_per_s = 1e9});
+    cost::Measurements slow = cost::default_measurements(request.device);
+    slow.nvme_bytes_per_s = 1e9;
+    const Plan most = plan_by(request, slow);
     const Buffers& stage = most.buffers[size_t(Class::stage)];
     EXPECT_LE(stage.count * stage.bytes, request.budgets.host_bytes / 4 + stage.bytes);
     EXPECT_GT(stage.count, 1);
@@ -663,7 +675,8 @@ TEST(Figures, DecideHowManyPiecesAreUnderWay) {
     request.budgets.nvme.clear();
     request.swap.state_on_nvme = std::nullopt;
     const auto pieces = [&](double copies) {
-        MachineFigures machine{.copy_bytes_per_s = copies};
+        cost::Measurements machine = cost::default_measurements(request.device);
+        machine.copy_bytes_per_s = copies;
         return plan_by(request, machine).buffers[size_t(Class::weight_piece)].count;
     };
     EXPECT_EQ(pieces(1e12), 3);

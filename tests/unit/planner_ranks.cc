@@ -39,7 +39,7 @@ Plan plan_of(int64_t stage, int rank, int ranks, BudgetConfig budgets = {}) {
     return make_plan(
         request, three_blocks(),
         {.sequence = 64, .micro_batch = 1, .compute = DType::bf16, .wire = DType::bf16},
-        {.activation = 32768, .scratch = 1 << 20}, default_figures(request.device),
+        {.activation = 32768, .scratch = 1 << 20}, cost::default_measurements(request.device),
         zero::partition_of(stage, rank, ranks));
 }
 

@@ -46,9 +46,9 @@ protected:
         request_.micro_batches = 4;
         request_.swap.chunk_elements = 16384;
         request_.clips = true;
-        machine_ = default_figures(request_.device);
+        machine_ = cost::default_measurements(request_.device);
     }
-    Plan plan() const { return make_plan(request_, layers_, numerics_, needs_, machine_); }
+    Plan plan() const { return make_plan(request_, layers_, numerics_, needs_, measured()); }
     Plan keeping(int64_t attention, int64_t mlp = 0) {
         request_.swap.save_attention = attention;
         request_.swap.save_mlp = mlp;
@@ -100,11 +100,12 @@ protected:
             last.push_back({static_cast<size_t>(kBlocks - i), Saved::mlp});
         PlanRequest request = request_;
         request.swap.groups = groups;
-        const Placement placement = place(request, work, chunks, spills, machine_, {inputs, last});
+        const Placement placement =
+            place(request, work, chunks, spills, measured(), {inputs, last});
         const int64_t kept = std::ranges::count(placement.kept[0], true) +
                              std::ranges::count(placement.kept[1], true);
         if (kept < attention + mlp) return {kNever, kNever};
-        return step_seconds(request, work, chunks, spills, placement, machine_);
+        return step_seconds(request, work, chunks, spills, placement, measured());
     }
 
     PlanRequest request_{};
@@ -115,7 +116,27 @@ protected:
         .scratch = 1 << 20,
         .kept = {kAttention, 0},
         .saved_flops = {std::vector<double>(kBlocks, 1e6), std::vector<double>(kBlocks, 1e6)}};
-    MachineFigures machine_{};
+    // Of a step's kernels, where they were timed.
+    struct Machine : cost::Measurements {
+        double forward_s = 0, backward_s = 0;
+        Machine& operator=(const cost::Measurements& measured) {
+            static_cast<cost::Measurements&>(*this) = measured;
+            forward_s = backward_s = 0;
+            return *this;
+        }
+    } machine_{};
+    cost::Measurements measured() const {
+        cost::Measurements found = machine_;
+        const auto take = [&](cost::Op op, double seconds) {
+            if (seconds <= 0) return;
+            constexpr auto kBlock = static_cast<int64_t>(model::LayerKind::block);
+            found.kernels.seconds[{static_cast<int64_t>(op), kBlock, 0}] =
+                seconds / static_cast<double>(request_.micro_batches * kBlocks);
+        };
+        take(cost::Op::forward, machine_.forward_s);
+        take(cost::Op::backward, machine_.backward_s);
+        return found;
+    }
 };
 
 TEST_F(Recomputation, CountsWhatIsKeptToTheByte) {
@@ -174,7 +195,7 @@ TEST_F(Recomputation, WhatIsAskedForIsKeptOrRefusedWithTheBudgetThatWorks) {
 }
 
 TEST_F(Recomputation, NothingIsKeptWhereNobodySaidWhatIsToSpare) {
-    machine_.saved_s[at(Saved::attention)] = 1;
+    machine_.kernels.saved_s[at(Saved::attention)] = 1;
     EXPECT_EQ(attention_kept(plan()), 0);
     leave(kGiB);
     EXPECT_EQ(attention_kept(plan()), kBlocks);
@@ -183,7 +204,7 @@ TEST_F(Recomputation, NothingIsKeptWhereNobodySaidWhatIsToSpare) {
 // Asked for, block inputs come first.
 TEST_F(Recomputation, KeepsNothingInPlaceOfABlockInputThatShallStay) {
     request_.swap.save_inputs = kBlocks;
-    machine_.saved_s[at(Saved::attention)] = 1;
+    machine_.kernels.saved_s[at(Saved::attention)] = 1;
     leave(0);
     const int64_t all = request_.budgets.device_bytes;
     int64_t spilled = 0, partly = 0;
@@ -222,15 +243,15 @@ TEST_F(Recomputation, LongSequencesKeepAttentionAndShortOnesState) {
     request_.budgets.device_bytes -= 2 * kMiB;
     machine_.forward_s = 1e-3;
     machine_.backward_s = 3e-3;
-    machine_.saved_s[at(Saved::attention)] = 4e-5;  // 1.3 ms of a step
+    machine_.kernels.saved_s[at(Saved::attention)] = 4e-5;  // 1.3 ms of a step
     const Plan lengthy = plan();
     EXPECT_EQ(attention_kept(lengthy), kBlocks);
     machine_.dram_bytes_per_s = 1e9;  // then updates bind, whatever is computed
     const Plan slow_host = plan();
     EXPECT_EQ(attention_kept(slow_host), 0);
     EXPECT_GT(state_on_device(slow_host), state_on_device(lengthy));
-    machine_ = default_figures(request_.device);
-    machine_.saved_s[at(Saved::attention)] = 1e-9;
+    machine_ = cost::default_measurements(request_.device);
+    machine_.kernels.saved_s[at(Saved::attention)] = 1e-9;
     machine_.forward_s = machine_.backward_s = 1e-6;
     EXPECT_EQ(attention_kept(plan()), 0);
     EXPECT_EQ(state_on_device(plan()), state_on_device(keeping(0)));
@@ -250,8 +271,8 @@ TEST_F(Recomputation, TheCountIsTheBestOfAll) {
         for (const int64_t missing : {0, 2, 4, 8, 12}) {
             request_.budgets.device_bytes = all - missing * kMiB;
             for (double attention_s = 1e-8; attention_s < 1e-3; attention_s *= 3) {
-                machine_ = default_figures(request_.device);
-                machine_.saved_s[at(Saved::attention)] = attention_s;
+                machine_ = cost::default_measurements(request_.device);
+                machine_.kernels.saved_s[at(Saved::attention)] = attention_s;
                 machine_.forward_s = 5e-4;
                 machine_.backward_s = 1e-3 + 32 * attention_s;
                 const Plan made = plan();
@@ -293,7 +314,7 @@ TEST_F(Recomputation, WhatIsSaidOfClippingWeighsStepsWithAndWithoutSpeculation) 
     machine_.update_overhead_s = 0;
     machine_.forward_s = kBlocks * update_s * 0.6;
     machine_.backward_s = 3 * machine_.forward_s;
-    machine_.saved_s[at(Saved::attention)] = update_s * 0.002;
+    machine_.kernels.saved_s[at(Saved::attention)] = update_s * 0.002;
     std::vector<int64_t> counts;
     for (const double clipped : {0.0, 0.25, 0.5, 1.0}) {
         request_.swap.expect_clipped = clipped;
@@ -363,8 +384,8 @@ TEST_F(Recomputation, ResultsAreKeptByWhatTheirBytesSave) {
     request_.budgets.device_bytes = 2 * nothing + 4 * (kMlp + kSaved);
     machine_.forward_s = machine_.backward_s = 1;  // compute binds
     for (const bool mlp_first : {false, true}) {
-        machine_.saved_s[at(Saved::attention)] = 1e-3;
-        machine_.saved_s[at(Saved::mlp)] = mlp_first ? 4e-3 : 2e-3;
+        machine_.kernels.saved_s[at(Saved::attention)] = 1e-3;
+        machine_.kernels.saved_s[at(Saved::mlp)] = mlp_first ? 4e-3 : 2e-3;
         const Plan made = plan();
         SCOPED_TRACE(testing::Message() << attention_kept(made) << " attention, "
                                         << made.blocks_keeping(Saved::mlp) << " MLPs");
@@ -388,12 +409,12 @@ TEST_F(Recomputation, InputsLeaveWhereCopiesHaveTimeForThem) {
     std::set<int64_t> counts;
     for (const double copy_bytes_per_s : {1e8, 1e9, 4e9, 1e12}) {
         SCOPED_TRACE(copy_bytes_per_s);
-        machine_ = default_figures(request_.device);
+        machine_ = cost::default_measurements(request_.device);
         machine_.copy_bytes_per_s = copy_bytes_per_s;
         machine_.dram_bytes_per_s = 1e13;
         machine_.forward_s = 1e-3;
         machine_.backward_s = 4e-3;
-        machine_.saved_s = {2e-5, 6e-5};
+        machine_.kernels.saved_s = {2e-5, 6e-5};
         const auto seconds_of = [&](const Plan& made) {
             return seconds_keeping(attention_kept(made), made.blocks_keeping(Saved::mlp), 1,
                                    made.blocks_keeping_inputs())
@@ -409,7 +430,7 @@ TEST_F(Recomputation, InputsLeaveWhereCopiesHaveTimeForThem) {
             EXPECT_LE(seconds_of(made), seconds_of(other) * 1.0201) << blocks;
         }
         request_.swap.save_inputs = std::nullopt;
-        machine_.device_beside = false;
+        machine_.computes_on_host = true;
         EXPECT_EQ(inputs_on_device(plan()), 4 * kBlocks);
     }
     EXPECT_GE(counts.size(), 2u);
@@ -469,12 +490,12 @@ TEST_F(Recomputation, GroupsAreAsManyAsMakeTheStepShortest) {
     for (const double copy_bytes_per_s : {1e8, 1e10, 1e12}) {
         for (const int64_t missing : {0, 1, 2, 3}) {
             request_.budgets.device_bytes = all - missing * kMiB;
-            machine_ = default_figures(request_.device);
+            machine_ = cost::default_measurements(request_.device);
             machine_.copy_bytes_per_s = copy_bytes_per_s;
             machine_.dram_bytes_per_s = 1e13;
             machine_.forward_s = 1e-3;
             machine_.backward_s = 4e-3;
-            machine_.saved_s = {2e-5, 6e-5};
+            machine_.kernels.saved_s = {2e-5, 6e-5};
             const Plan made = plan();
             const int64_t attention = attention_kept(made), mlp = made.blocks_keeping(Saved::mlp);
             SCOPED_TRACE(testing::Message() << copy_bytes_per_s << " B/s, " << missing

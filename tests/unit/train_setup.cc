@@ -100,17 +100,38 @@ TEST(Threads, AreTheCoresButForThoseThatExchange) {
 }
 
 TEST(PlanningFigures, OfAHostAreSharedByItsRanks) {
-    const Machine host{.links = {.copy_bytes_per_s = 5e10,
-                                 .nvme_bytes_per_s = 4e9,
-                                 .dram_bytes_per_s = 1.6e11,
-                                 .device_bytes_per_s = 4e12}};
-    const planner::MachineFigures one = planning_figures({}, {}, host, {}, 1),
-                                  two = planning_figures({}, {}, host, {}, 2);
+    const cost::Measurements host{.copy_bytes_per_s = 5e10,
+                                  .nvme_bytes_per_s = 4e9,
+                                  .dram_bytes_per_s = 1.6e11,
+                                  .device_bytes_per_s = 4e12,
+                                  .computes_on_host = false};
+    const cost::Measurements one = planning_figures({}, &host, 1),
+                             two = planning_figures({}, &host, 2);
     EXPECT_EQ(one.dram_bytes_per_s, 1.6e11);
     EXPECT_EQ(two.dram_bytes_per_s, 0.8e11);
     EXPECT_EQ(two.nvme_bytes_per_s, 2e9);
     EXPECT_EQ(two.copy_bytes_per_s, one.copy_bytes_per_s);
     EXPECT_EQ(two.device_bytes_per_s, one.device_bytes_per_s);
+}
+
+// What was measured on one rank is its own, beside however many.
+TEST(PlanningFigures, OfARankAreNotSharedOnceMore) {
+    const cost::Measurements rank{
+        .nvme_bytes_per_s = 4e9, .dram_bytes_per_s = 1.6e11, .memory_of = cost::Of::rank};
+    const cost::Measurements four = planning_figures({}, &rank, 4);
+    EXPECT_EQ(four.dram_bytes_per_s, 1.6e11);
+    EXPECT_EQ(four.nvme_bytes_per_s, 1e9) << "drives are the host's";
+    EXPECT_EQ(cost::of_rank(cost::of_rank(four, 4), 4).dram_bytes_per_s, 1.6e11);
+}
+
+TEST(PlanningFigures, GoByEachThatIsKnown) {
+    const planner::PlanRequest request{.device = DeviceKind::cuda};
+    const cost::Measurements some{
+        .copy_bytes_per_s = 1e9, .computes_on_host = false, .product_flops_per_s = 3e13};
+    const cost::Measurements found = planning_figures(request, &some, 1);
+    EXPECT_EQ(found.copy_bytes_per_s, 1e9) << "also where memory was not measured";
+    EXPECT_EQ(found.dram_bytes_per_s, assumed_figures(request.device, {}).dram_bytes_per_s);
+    EXPECT_DOUBLE_EQ(found.assumed_flops_per_s, 0.77 * 3e13) << "by what a product reaches";
 }
 
 // The same drive under two names is one; one that is not there may be another.
@@ -155,7 +176,9 @@ TEST(PlanningFigures, AssumeOfEachDriveAndOfMemoryWhatOneGives) {
 }
 
 TEST(PlanningFigures, NameTheLinksThatAreFarFromWhatWasAssumed) {
-    const auto said = [](const LinkSpeeds& measured) { return unlike_assumed({}, measured); };
+    const auto said = [](const cost::Measurements& measured) {
+        return unlike_assumed({}, measured);
+    };
     constexpr double kCopies = 8e9, kStorage = 1.5e9, kUpdates = 2e10;  // of a small machine
     EXPECT_EQ(said({}), "");
     EXPECT_EQ(said({.copy_bytes_per_s = 1.9 * kCopies,

@@ -24,7 +24,7 @@ planner::Plan inputs_away() {
     request.swap = {.speculate = Speculate::all, .state_on_device = 0, .save_inputs = 0};
     return planner::make_plan(
         request, model::layers_of(shape, {}, false), {.sequence = 64, .micro_batch = 1},
-        {.activation = 16384, .scratch = 1 << 20}, planner::default_figures(request.device));
+        {.activation = 16384, .scratch = 1 << 20}, cost::default_measurements(request.device));
 }
 
 // Copies of a lane go one after another: behind one that waits for an update, none begins.

@@ -223,7 +223,7 @@ private:
     // The longest of what a pass needs beside the drives, each alone: what the device computes, the
     // updates in host memory, and the copies of either direction.
     double memory_and_copies_s(Pass pass, const PassReport& report) const {
-        const train::LinkSpeeds& links = machine_.links;
+        const cost::Measurements& links = machine_;
         const double on_device = rehearsal_->update_bytes(pass, swap::Lane::compute),
                      on_host = updated_on_host(pass),
                      pauses_s = pass == Pass::step ? bench_.rehearsal.compute_seconds : 0;
@@ -284,7 +284,7 @@ private:
     std::unique_ptr<Executor> executor_;
     trace::Recording recording_;
     std::unique_ptr<train::Rehearsal> rehearsal_;
-    train::Machine machine_;
+    cost::Measurements machine_;
     std::optional<Plain> plain_{};
     Progress progress_;
     int done_ = 0;
