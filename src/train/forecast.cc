@@ -136,10 +136,7 @@ public:
                            threads(), loaded ? "; under load" : "");
     }
     std::string model_text() const override {
-        Config alike = config_;  // what a kernel does not know of
-        alike.batch.micro_batches = 1;
-        alike.optimizer = {};
-        return numerics_text(alike, decoder_.shape(), "", world_.ranks);
+        return train::model_text(config_, decoder_.shape(), world_.ranks);
     }
     std::string device_text() const override {
         return absent_ ? absent_->architecture : device_->architecture();
