@@ -126,10 +126,7 @@ public:
     }
     cost::KernelsOf kernels_of() const override {
         if (absent_ && !absent_->kernels.model.empty()) return absent_->kernels;
-        Config alike = config_;  // what a kernel does not know of
-        alike.batch.micro_batches = 1;
-        alike.optimizer = {};
-        return {.model = model_numerics_text(alike, decoder_.shape(), world_.ranks),
+        return {.model = model_text(config_, decoder_.shape(), world_.ranks),
                 .compute = std::string(name_of(decoder_.numerics().compute)),
                 .device = device_text(),
                 .libraries = absent_ ? "" : library_text(*device_, config_),

@@ -70,7 +70,10 @@ std::string machine_text(const Device& device, const Config& config) {
     return "device " + device.architecture() + "; " + library_text(device, config);
 }
 
-std::string model_numerics_text(const Config& config, const model::Shape& s, int ranks) {
+namespace {
+
+std::string text_of(const Config& config, const model::Shape& s, int64_t micro_batches, int ranks,
+                    const std::string& operations) {
     const model::Numerics n = numerics_of(config, s);
     return fmt::format(
         "model {}x{} heads {}/{}x{} mlp {} vocab {} tied {} theta {} eps {}{}; sequence {} "
@@ -79,13 +82,20 @@ std::string model_numerics_text(const Config& config, const model::Shape& s, int
         "optimizer {}",
         s.layers, s.hidden, s.heads, s.kv_heads, s.head_dim, s.intermediate, s.vocab,
         s.tie_embeddings, s.rope_theta, s.norm_eps, options_of(s), n.sequence, n.micro_batch,
-        config.batch.micro_batches, n.head_tile, n.mlp_tile, name_of(n.compute),
-        name_of(n.residual), name_of(n.wire), ranks, operations_of(config));
+        micro_batches, n.head_tile, n.mlp_tile, name_of(n.compute), name_of(n.residual),
+        name_of(n.wire), ranks, operations);
 }
+
+}  // namespace
 
 std::string numerics_text(const Config& config, const model::Shape& shape,
                           const std::string& machine, int ranks) {
-    return model_numerics_text(config, shape, ranks) + "; " + machine;
+    return text_of(config, shape, config.batch.micro_batches, ranks, operations_of(config)) +
+           "; " + machine;
+}
+
+std::string model_text(const Config& config, const model::Shape& shape, int ranks) {
+    return text_of(config, shape, 1, ranks, operations_of({}));
 }
 
 uint64_t numerics_hash(const Config& config, const model::Shape& shape, const std::string& machine,

@@ -86,7 +86,7 @@ TEST(Config, WordsAndWhatNobodyGaveAreDescribedAsTheyAreWritten) {
                             "swap.save_attention", "swap.save_mlp", "swap.save_inputs"}) {
         EXPECT_EQ(described({}, key), "-1") << key;
         EXPECT_EQ(described({std::string(key) + "=-1"}, key), "-1") << key;
-        EXPECT_EQ(described({std::string(key) + "=1"}, key), "1") << key;
+        EXPECT_EQ(described({std::string(key) + "=0"}, key), "0") << key;
         EXPECT_EQ(described({std::string(key) + "=auto"}, key), "-1") << key;
     }
     EXPECT_EQ(described({}, "swap.groups"), "0");
