@@ -6,11 +6,9 @@
 
 #include "device_needs.h"
 #include "ferry/device.h"
-#include "ferry/pinned_mem.h"
 #include "ferry/team.h"
 #include "ferry/train.h"
 #include "measure.h"
-#include "memory_left.h"
 #include "model_of.h"
 #include "numerics_record.h"
 #include "ops/ops.h"
@@ -19,8 +17,8 @@
 #include "predict.h"
 #include "ranks.h"
 #include "step.h"
-#include "step_kernels.h"
 #include "threads.h"
+#include "tier_stack.h"
 #include "topology/topology.h"
 
 namespace ferry::train {
@@ -28,9 +26,7 @@ namespace ferry::train {
 using planner::Plan;
 using swap::Lane;
 
-namespace {
-
-class ModelOnDevice final : public Forecaster {
+class Forecaster::ModelOnDevice {
 public:
     ModelOnDevice(const Config& config, const RankCount& count,
                   const std::optional<AbsentDevice>& absent)
@@ -54,7 +50,7 @@ public:
         within(config, *device_);  // warns of a budget that the GPU has not got
     }
 
-    Plan plan(const Config& config) const override {
+    Plan plan(const Config& config) const {
         return planner::make_plan(possible(config), decoder_.layers(), decoder_.numerics(), needs_,
                                   format_of(config),
                                   planning_figures(possible(config), decoder_.layers(), machine_,
@@ -62,45 +58,40 @@ public:
                                   partition_);
     }
 
-    void plan_by(const std::optional<Machine>& machine,
-                 const std::optional<KernelTimes>& kernels) override {
+    void plan_by(const std::optional<Machine>& machine, const std::optional<KernelTimes>& kernels) {
         machine_ = machine;
         kernels_ = kernels;
     }
 
-    Figures measure(const Plan& plan, Memory memory) override {
+    Figures measure(const Plan& plan, Memory memory) {
         if (absent_) {
             throw Error(Trouble::usage, {.what = "there is no such device here to measure",
                                          .where = absent_->architecture,
                                          .remedy = "measure on the machine that has it: ferry "
                                                    "bench --all --config CONFIG --save FILE"});
         }
-        const Topology machine = own_machine();
-        const Plan sample = within_memory(buffers_of(plan), config_, machine, *device_);
-        const auto teams = make_teams(of_rank(config_), machine, *executor_, world_.ranks);
-        const auto ops = ops_on(*device_, config_, teams->all());
-        const model::Decoder decoder(decoder_.shape(), decoder_.numerics(), decoder_.layers(),
-                                     *ops);
-        device_->reserve(sample.device_bytes);
-        pinned_mem::Pool pool(machine, sample.host_bytes);
-        const std::span<std::byte> staging = pool.reserve("staging", sample.host_bytes, *teams);
-        pool.lock_for(*device_, staging, teams->all());
-        pool.seal();
-        StepKernels kernels(sample, *teams, {&decoder, ops.get(), nullptr});
-        kernels.states()[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
-        const auto store =
-            swap::Store::make({.host_arena = staging}, *executor_, *device_, nullptr, kernels);
+        Config config = config_;
+        config.threads = of_rank(config_).threads;
+        TierStack stack({.config = config,
+                         .executor = *executor_,
+                         .device = *device_,
+                         .machine = own_machine(),
+                         .ranks = world_.ranks},
+                        TierStack::Model{decoder_.shape(), decoder_.numerics(), decoder_.layers()});
+        stack.plan(buffers_of(plan));
+        const Plan& sample = stack.plan();
+        stack.reserve({.host_budget_bytes = sample.host_bytes, .name = "staging"});
+        stack.open({.buffers_alone = true});
+        stack.kernels().states()[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
         Figures found = measure_figures(
-            record_step(sample, Previous::rest, false),
-            {sample, *device_, *executor_, kernels, *store, ops.get(), &decoder}, *teams, machine,
-            optim::scalars_of(hyper_of(config_), 1, 1.0), staging, decoder_.shape().vocab,
-            memory == Memory::of_plan ? updated_bytes(plan) : kUnlimited);
-        store->drain();  // throws what went wrong
+            record_step(sample, Previous::rest, false), stack.bench(), stack.teams(),
+            stack.machine(), optim::scalars_of(hyper_of(config_), 1, 1.0), stack.arena(),
+            decoder_.shape().vocab, memory == Memory::of_plan ? updated_bytes(plan) : kUnlimited);
+        stack.store().drain();  // throws what went wrong
         return found;
     }
 
-    Forecast forecast(const Config& config, const Plan& plan,
-                      const Figures& of_machine) const override {
+    Forecast forecast(const Config& config, const Plan& plan, const Figures& of_machine) const {
         const Figures figures = shared_by(of_machine, world_.local_ranks);
         Forecast found;
         found.speculative = plan.speculative;
@@ -125,35 +116,35 @@ public:
         return found;
     }
 
-    bool covers(const Plan& plan, const KernelTimes& times) const override {
+    bool covers(const Plan& plan, const KernelTimes& times) const {
         return times.covers(record_step(plan, Previous::rest, false), plan);
     }
-    std::string kernels_text() const override {
+    std::string kernels_text() const {
         if (absent_) return absent_->kernels;
         // Times that were taken otherwise are no longer these (decision 27).
         const bool loaded = device_->kind() == DeviceKind::cuda;
         return fmt::format("{}{}; {} threads{}", model_text(), machine_text(*device_, config_),
                            threads(), loaded ? "; under load" : "");
     }
-    std::string model_text() const override {
+    std::string model_text() const {
         Config alike = config_;  // what a kernel does not know of
         alike.batch.micro_batches = 1;
         alike.optimizer = {};
         return numerics_text(alike, decoder_.shape(), "", world_.ranks);
     }
-    std::string device_text() const override {
+    std::string device_text() const {
         return absent_ ? absent_->architecture : device_->architecture();
     }
-    int threads() const override {
+    int threads() const {
         return absent_ ? absent_->threads
                        : threads_for(of_rank(config_), own_machine(), world_.ranks);
     }
-    int64_t device_bytes() const override { return device_most_; }
-    planner::DeviceNeeds needs() const override { return needs_; }
-    bool is_here() const override { return !absent_; }
-    RankCount count() const override { return {world_.ranks, world_.local_ranks}; }
+    int64_t device_bytes() const { return device_most_; }
+    planner::DeviceNeeds needs() const { return needs_; }
+    bool is_here() const { return !absent_; }
+    RankCount count() const { return {world_.ranks, world_.local_ranks}; }
 
-    Figures assumed(const Plan& plan) const override {
+    Figures assumed(const Plan& plan) const {
         const planner::MachineFigures rates = assumed_figures(config_);
         Figures found;
         found.machine = {.links = {.copy_bytes_per_s = rates.copy_bytes_per_s,
@@ -274,8 +265,6 @@ private:
     std::optional<KernelTimes> kernels_{};
 };
 
-}  // namespace
-
 const LinkForecast& Forecast::binding() const {
     return *std::max_element(links.begin(), links.end(),
                              [](const auto& a, const auto& b) { return a.seconds < b.seconds; });
@@ -299,14 +288,45 @@ ScheduleBytes steady_bytes(const Plan& plan) {
     return {name_of_step(Previous::rest, false), step_bytes(plan, Previous::rest, false)};
 }
 
+Forecaster::Forecaster(std::unique_ptr<ModelOnDevice> model) : model_(std::move(model)) {}
+
+Forecaster::~Forecaster() = default;
+
 std::unique_ptr<Forecaster> Forecaster::make(const Config& config, const RankCount& count) {
-    return std::make_unique<ModelOnDevice>(config, count, std::nullopt);
+    return std::unique_ptr<Forecaster>(
+        new Forecaster(std::make_unique<ModelOnDevice>(config, count, std::nullopt)));
 }
 
 std::unique_ptr<Forecaster> Forecaster::make(const Config& config, const RankCount& count,
                                              const AbsentDevice& device) {
-    return std::make_unique<ModelOnDevice>(config, count, device);
+    return std::unique_ptr<Forecaster>(
+        new Forecaster(std::make_unique<ModelOnDevice>(config, count, device)));
 }
+
+void Forecaster::plan_by(const std::optional<Machine>& machine,
+                         const std::optional<KernelTimes>& kernels) {
+    model_->plan_by(machine, kernels);
+}
+Plan Forecaster::plan(const Config& config) const { return model_->plan(config); }
+Figures Forecaster::measure(const Plan& plan, Memory memory) {
+    return model_->measure(plan, memory);
+}
+Forecast Forecaster::forecast(const Config& config, const Plan& plan,
+                              const Figures& figures) const {
+    return model_->forecast(config, plan, figures);
+}
+bool Forecaster::covers(const Plan& plan, const KernelTimes& times) const {
+    return model_->covers(plan, times);
+}
+std::string Forecaster::kernels_text() const { return model_->kernels_text(); }
+std::string Forecaster::model_text() const { return model_->model_text(); }
+std::string Forecaster::device_text() const { return model_->device_text(); }
+int64_t Forecaster::device_bytes() const { return model_->device_bytes(); }
+planner::DeviceNeeds Forecaster::needs() const { return model_->needs(); }
+bool Forecaster::is_here() const { return model_->is_here(); }
+RankCount Forecaster::count() const { return model_->count(); }
+Figures Forecaster::assumed(const Plan& plan) const { return model_->assumed(plan); }
+int Forecaster::threads() const { return model_->threads(); }
 
 planner::Plan plan_for(const Config& config) { return Forecaster::make(config)->plan(config); }
 

@@ -134,37 +134,43 @@ public:
     // kernels' scratch is not known to be is taken to be as much as the CPU's need.
     static std::unique_ptr<Forecaster> make(const Config& config, const RankCount& count,
                                             const AbsentDevice& device);
-    virtual ~Forecaster() = default;
+    ~Forecaster();
+    Forecaster(const Forecaster&) = delete;
+    Forecaster& operator=(const Forecaster&) = delete;
 
     // What is known of the machine: later plans are weighed with it, earlier ones were with the
     // defaults. Storage: as `links.nvme_bytes_per_s`, where that is above 0.
-    virtual void plan_by(const std::optional<Machine>& machine,
-                         const std::optional<KernelTimes>& kernels) = 0;
+    void plan_by(const std::optional<Machine>& machine, const std::optional<KernelTimes>& kernels);
     // `config` differs from that of make() at most in budgets, swap and io. Throws does_not_fit.
-    virtual planner::Plan plan(const Config& config) const = 0;
+    planner::Plan plan(const Config& config) const;
     // Everything but storage, on device memory and staging memory as large as the plan's buffers.
     // Memory: as a run of this plan meets it, in the caches where all of its state fits into them,
     // or as a large model does. Once; blocks for seconds. Throws Error.
     enum class Memory : uint8_t { of_plan, of_machine };
-    virtual Figures measure(const planner::Plan& plan, Memory memory) = 0;
-    virtual Forecast forecast(const Config& config, const planner::Plan& plan,
-                              const Figures& figures) const = 0;
+    Figures measure(const planner::Plan& plan, Memory memory);
+    Forecast forecast(const Config& config, const planner::Plan& plan,
+                      const Figures& figures) const;
     // Whether a step of this plan can be forecast by these times.
-    virtual bool covers(const planner::Plan& plan, const KernelTimes& times) const = 0;
+    bool covers(const planner::Plan& plan, const KernelTimes& times) const;
     // What the kernels' times depend on, as text: model, micro-batch, numerics, device, threads.
-    virtual std::string kernels_text() const = 0;
+    std::string kernels_text() const;
     // What the text begins with on every device.
-    virtual std::string model_text() const = 0;
-    virtual std::string device_text() const = 0;
+    std::string model_text() const;
+    std::string device_text() const;
     // Of the device's memory: what this process can have, and what it needs beside its buffers.
-    virtual int64_t device_bytes() const = 0;
-    virtual planner::DeviceNeeds needs() const = 0;
-    virtual bool is_here() const = 0;
-    virtual RankCount count() const = 0;
+    int64_t device_bytes() const;
+    planner::DeviceNeeds needs() const;
+    bool is_here() const;
+    RankCount count() const;
     // By arithmetic, where nobody has measured: the operations of the products at the default
     // rate, everything else by its bytes. Links as the defaults, too.
-    virtual Figures assumed(const planner::Plan& plan) const = 0;
-    virtual int threads() const = 0;
+    Figures assumed(const planner::Plan& plan) const;
+    int threads() const;
+
+private:
+    class ModelOnDevice;
+    explicit Forecaster(std::unique_ptr<ModelOnDevice> model);
+    const std::unique_ptr<ModelOnDevice> model_;
 };
 
 }  // namespace ferry::train
