@@ -38,10 +38,7 @@ public:
           device_(Device::open(absent ? DeviceKind::cpu : device_from(config.device), *executor_,
                                count.gpu)),
           ops_(ops_on(*device_, config, team_)),
-          decoder_(model_of(config).shape, numerics_of(config, model_of(config).shape),
-                   model::layers_of(model_of(config).shape, config.freeze,
-                                    config.optimizer.decay_norms_and_biases, count.ranks),
-                   *ops_),
+          decoder_(decoder_of(config, count.ranks, *ops_)),
           needs_(absent ? needs_of(*absent, decoder_) : needs_of(*device_, decoder_)),
           device_most_(!absent                    ? device_bytes_of(*device_)
                        : absent->memory_bytes > 0 ? absent->memory_bytes

@@ -71,8 +71,7 @@ public:
           teams_(make_teams(config, machine_, *executor_, 1)),
           ops_(ops_on(*device_, config, teams_->all())),
           timed_(ops::make_timed_ops(*ops_, *device_)),
-          decoder_(model_of(config).shape, numerics_of(config, model_of(config).shape),
-                   sample_.layers, *timed_),
+          decoder_(decoder_of(config, 1, *timed_)),
           pool_(machine_, sample_.host_bytes),
           kernels_(sample_, *teams_, {&decoder_, timed_.get(), nullptr}) {
         device_->reserve(sample_.device_bytes + 2 * kPattern);
@@ -361,10 +360,7 @@ std::vector<ops::SlowPath> slow_operations(const Config& config) {
     const auto device = Device::open(DeviceKind::cuda, *executor);
     Team team(1);
     const auto ops = ops_on(*device, config, team);
-    const model::Shape shape = model_of(config).shape;
-    const model::Decoder decoder(
-        shape, numerics_of(config, shape),
-        model::layers_of(shape, config.freeze, config.optimizer.decay_norms_and_biases), *ops);
+    const model::Decoder decoder = decoder_of(config, 1, *ops);
     decoder.scratch_bytes();  // asks for every operation's, block by block
     std::vector<ops::SlowPath> found = ops::slow_paths(*ops);
     for (ops::SlowPath& path : found) path.times *= config.batch.micro_batches;
