@@ -1,13 +1,10 @@
 #include "machine_file.h"
 
 #include <spdlog/fmt/fmt.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -51,13 +48,11 @@ json read_file(const std::string& file, bool may_be_new) {
                                      .what = "the file exists and is no machine file of ferry's",
                                      .remedy = kOtherFile,
                                      .comments = true});
-    const bool known = content.is_object() && content.contains("ferry_machine") &&
-                       content["ferry_machine"].is_number_integer() &&
-                       content["ferry_machine"].get<int64_t>() >= 1;
-    if (!known) refuse(file, "the file exists and is no machine file of ferry's");
-    const auto format = content["ferry_machine"].get<int64_t>();
-    if (format > kMachineFormat)
-        refuse(file, "the machine file was written by a newer ferry", std::to_string(format));
+    const json format = content.is_object() ? content.value("ferry_machine", json()) : json();
+    if (!format.is_number_unsigned() || format.get<uint64_t>() == 0)
+        refuse(file, "the file exists and is no machine file of ferry's");
+    if (format.get<uint64_t>() > kMachineFormat)
+        refuse(file, "the machine file was written by a newer ferry", shown_json(format));
     for (const char* list : {"paths", "memory", "devices", "kernels", "ranks"}) {
         if (content.contains(list) && !content[list].is_array())
             refuse(file, fmt::format("the machine file's \"{}\" is no list", list));
@@ -113,6 +108,10 @@ void replace(json& list, const char* key, const json& figures) {
         found->update(figures);
 }
 
+// No machine's figures come near these ends: what is beyond them, or between the lower one and 0,
+// makes infinities and zeros of times.
+constexpr double kLeastFigure = 1e-15, kMostFigure = 1e18;
+
 double positive(const std::string& file, const json& of, const std::string& where,
                 const char* key) {
     if (!of.contains(key))
@@ -121,6 +120,10 @@ double positive(const std::string& file, const json& of, const std::string& wher
     if (!value.is_number() || !(value.get<double>() > 0))
         refuse(file, fmt::format("{}: \"{}\" must be a number above 0", where, key),
                shown_json(value));
+    if (value.get<double>() < kLeastFigure || value.get<double>() > kMostFigure)
+        refuse(file,
+               fmt::format("{}: \"{}\" must be of {} to {}", where, key, kLeastFigure, kMostFigure),
+               shown_json(value));
     return value.get<double>();
 }
 
@@ -128,10 +131,26 @@ double positive(const std::string& file, const json& of, const std::string& wher
 double none_or_more(const std::string& file, const json& of, const std::string& where,
                     const char* key) {
     const json value = of.value(key, json(0.0));
-    if (!value.is_number() || value.get<double>() < 0)
-        refuse(file, fmt::format("{}: \"{}\" must be a number, at least 0", where, key),
+    if (!value.is_number() || value.get<double>() < 0 || value.get<double>() > kMostFigure)
+        refuse(file, fmt::format("{}: \"{}\" must be a number of 0 to {}", where, key, kMostFigure),
                shown_json(value));
     return value.get<double>();
+}
+
+// Beyond the end of int64_t it would wrap.
+int64_t count_in(const std::string& file, const json& value, const std::string& where,
+                 const char* key, uint64_t most) {
+    if (!value.is_number_unsigned() || value.get<uint64_t>() > most)
+        refuse(file, fmt::format("{}: \"{}\" must be a whole number of 0 to {}", where, key, most),
+               shown_json(value));
+    return value.get<int64_t>();
+}
+
+// A count that older files lack.
+int64_t count_or_zero(const std::string& file, const json& of, const std::string& where,
+                      const char* key, uint64_t most) {
+    if (!of.is_object() || !of.contains(key)) return 0;
+    return count_in(file, of[key], where, key, most);
 }
 
 const std::vector<std::string> kLayers{"embedding", "block", "head"};
@@ -162,10 +181,7 @@ void check_machine_file(const std::string& file) {
         refuse(file, kind == FileKind::directory ? "it is a directory" : "it is no regular file",
                "", "name a file");
     read_file(file, true);
-    const std::filesystem::path parent = std::filesystem::absolute(file).parent_path();
-    if (access(parent.c_str(), W_OK | X_OK) != 0)
-        refuse(file, "no file can be written there", std::strerror(errno),
-               "name a file in a directory that you may write to");
+    try_draft("--save", file);
 }
 
 json settings_json(const std::vector<IoSettings>& paths) {
@@ -288,20 +304,18 @@ std::optional<train::AbsentDevice> MachineFile::gpu(const std::string& model_tex
         const json word = one.is_object() ? one.value(key, json()) : json();
         return word.is_string() ? word.get<std::string>() : std::string();
     };
-    const auto count = [](const json& one, const char* key) {
-        const json value = one.is_object() ? one.value(key, json()) : json();
-        return value.is_number_integer() ? value.get<int64_t>() : 0;
-    };
+    constexpr int64_t kMostBytes = 1LL << 50, kMostThreads = 1 << 16;
     train::AbsentDevice found;
     for (const json& one : list("kernels")) {
         const std::string of = text(one, "of");
         if (!of.starts_with(model_text + "device cuda")) continue;
         found.kernels = of;
-        found.needs.scratch = count(one, "scratch_bytes");
+        found.needs.scratch = count_or_zero(name_, one, "kernels", "scratch_bytes", kMostBytes);
         // "...device cuda sm_90; ...; 16 threads"
         const size_t begin = model_text.size() + std::string("device ").size();
         found.architecture = of.substr(begin, of.find(';', begin) - begin);
-        found.threads = std::max(1, std::atoi(of.c_str() + of.rfind(';') + 1));
+        const int64_t threads = std::strtoll(of.c_str() + of.rfind(';') + 1, nullptr, 10);
+        found.threads = static_cast<int>(std::clamp<int64_t>(threads, 1, kMostThreads));
         break;
     }
     for (const json& one : list("devices")) {
@@ -309,14 +323,17 @@ std::optional<train::AbsentDevice> MachineFile::gpu(const std::string& model_tex
         if (found.architecture.empty() ? !name.starts_with("cuda") : name != found.architecture)
             continue;
         found.architecture = name;
-        found.memory_bytes = count(one, "memory_bytes");
-        found.needs.overhead = count(one, "overhead_bytes");
+        found.memory_bytes =
+            count_or_zero(name_, one, "devices, " + name, "memory_bytes", kMostBytes);
+        found.needs.overhead =
+            count_or_zero(name_, one, "devices, " + name, "overhead_bytes", kMostBytes);
         break;
     }
     if (found.architecture.empty()) return std::nullopt;
     for (const json& one : list("memory")) {
-        if (found.kernels.empty())
-            found.threads = std::max(found.threads, static_cast<int>(count(one, "threads")));
+        if (!found.kernels.empty()) break;
+        const int64_t threads = count_or_zero(name_, one, "memory", "threads", kMostThreads);
+        found.threads = std::max(found.threads, static_cast<int>(threads));
     }
     return found;
 }
@@ -337,10 +354,10 @@ std::optional<train::KernelTimes> MachineFile::kernels(const FiguresOf& what) co
         const std::string where = "kernels, times: " + shown_json(one);
         const int64_t op = index_of(name_, one, where, "kernel", kernel_names());
         const int64_t layer = index_of(name_, one, where, "layer", kLayers);
-        const json size = one.value("size", json());
-        if (!size.is_number_integer() || size.get<int64_t>() < 0)
-            refuse(name_, where + ": \"size\" is no count", shown_json(size));
-        found.seconds[{op, layer, size.get<int64_t>()}] = positive(name_, one, where, "seconds");
+        constexpr uint64_t kMostElements = 1ULL << 50;
+        const int64_t size =
+            count_in(name_, one.value("size", json()), where, "size", kMostElements);
+        found.seconds[{op, layer, size}] = positive(name_, one, where, "seconds");
     }
     return found;
 }

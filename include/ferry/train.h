@@ -212,20 +212,24 @@ public:
     const std::string& path() const { return path_; }
     // The text of the model's config.json; empty where the configuration describes the model.
     const std::string& description() const { return description_; }
-    // Names of the tokenizer's files and their like beside it.
-    const std::vector<std::string>& companions() const { return companions_; }
+    // The tokenizer's files and their like beside it, as they were too.
+    struct Companion {
+        std::string name{}, text{};
+    };
+    const std::vector<Companion>& companions() const { return companions_; }
 
 private:
     void claim();
+    void give_back();
 
     std::string path_, description_{};
-    std::vector<std::string> companions_{};
+    std::vector<Companion> companions_{};
     bool made_ = false;
     int lock_ = -1;
 };
 // Weights, config.json and, where the model came from a directory, its tokenizer's files.
 // config.json is written last: without it the directory is not taken for a model. A tokenizer's
-// file that cannot be copied is a warning. Of several ranks the first one has the directory, and
+// file that cannot be written is a warning. Of several ranks the first one has the directory, and
 // writes.
 void export_model(Engine& engine, const Config& config, const ExportOptions& options,
                   const ExportDirectory* directory);

@@ -1,10 +1,26 @@
 #include "device_needs.h"
 
+#include <mutex>
+
 #include "base/log.h"
 #include "bound.h"
+#include "comm/comm.h"
 #include "ferry/units.h"
+#include "ops/blas_kernels.h"
 
 namespace ferry::train {
+namespace {
+
+// By the first rank: the others run the same kernels, or the run is refused.
+void advise_once() {
+    static std::once_flag once;
+    if (comm::launched_rank().value_or(0) != 0) return;
+    std::call_once(once, [] {
+        if (const std::string text = ops::slow_blas(); !text.empty()) log_info(text);
+    });
+}
+
+}  // namespace
 
 ops::AttentionKernels attention_of(const Config& config) {
     return config.numerics.attention == "ferry" ? ops::AttentionKernels::ferry
@@ -12,7 +28,11 @@ ops::AttentionKernels attention_of(const Config& config) {
 }
 
 std::unique_ptr<ops::Ops> ops_on(Device& device, const Config& config, Team& team) {
-    if (device.kind() == DeviceKind::cpu) return ops::make_cpu_ops(team);
+    if (device.kind() == DeviceKind::cpu) {
+        auto made = ops::make_cpu_ops(team);
+        advise_once();
+        return made;
+    }
     return ops::make_cuda_ops(device, attention_of(config));
 }
 

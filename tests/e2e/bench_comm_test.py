@@ -114,7 +114,7 @@ class BenchCommTest(FerryTest):
                 (QUICK, 1, "one rank has nobody"),
                 (["bench", "comm", "--sizes", "1MiB", "--rounds", "1", "--repeats", "1"], 2,
                  "two sizes"),
-                (QUICK, 2, "no file can be written there")):
+                (QUICK, 2, "nothing can be written there")):
             run = self.ferry(*words, "--save", "/nowhere/machine.json",
                              through=[*MPIRUN, str(ranks)])
             self.assertNotEqual(run.code, 0)

@@ -482,6 +482,33 @@ class MachineTest(ForecastTest):
         unlimited = plan_by(complete, self.tiers(device="cuda", swap__state_on_nvme=0))
         self.assertLessEqual(unlimited["device_bytes"], 48 << 20)
 
+    def test_counts_beyond_their_ends_are_refused(self):
+        """None wraps to another count, and none makes a time of 0 or without end."""
+        gpu = {"device": "cuda sm_90", "copy_bytes_per_s": 5e10, "update_bytes_per_s": 3e12}
+        here, absent = self.tiny, self.tiers(device="cuda")
+        counts = (2**63, 2**63 + 2**34, 2**64 - 1, 2**64, 1 << 60, -1, 1.5, 1e30, "8")
+        figures = (1e-300, 1e30, 1e300, 2**64, -1, 0, "8")
+        places = [(absent, "memory_bytes", counts, lambda content: content["devices"][-1]),
+                  (absent, "overhead_bytes", counts, lambda content: content["devices"][-1]),
+                  (absent, "threads", counts, lambda content: content["memory"][-1]),
+                  (here, "size", counts, lambda content: content["kernels"][0]["times"][0]),
+                  (here, "seconds", figures, lambda content: content["kernels"][0]["times"][0]),
+                  (here, "mixed_read_bytes_per_s", figures, lambda content: content["paths"][0]),
+                  (here, "update_bytes_per_s", figures, lambda content: content["memory"][0]),
+                  (here, "ferry_machine", (2**63, 2**64 - 1, -1, 0, 1.5), lambda content: content)]
+        for config, key, values, place in places:
+            for value in values:
+                def change(content, key=key, value=value, place=place):
+                    content["devices"].append(dict(gpu))
+                    content["memory"].append(dict(content["memory"][0], threads=1))
+                    place(content)[key] = value
+                with self.subTest(key=key, value=value):
+                    run = self.plan(config, "--machine", self.changed(change))
+                    self.assertEqual(run.code, USAGE, run.err)
+                    self.assertIn("changed.json", run.err)
+                    if key != "ferry_machine":
+                        self.assertIn(f'"{key}" must be', run.err)
+
     def test_another_shape_is_measured(self):
         other = self.tiers(model__hidden=32)
         forecast = json.loads(self.plan(other, "--machine", self.machine).out)["forecast"]
