@@ -27,6 +27,9 @@ namespace model {
 struct Tensor;
 struct Layer;
 }  // namespace model
+namespace cost {
+struct Measurements;
+}
 namespace planner {
 struct Plan;
 }
@@ -37,8 +40,6 @@ class Recording;
 }  // namespace ferry
 
 namespace ferry::train {
-
-struct Figures;
 
 struct StepReport {
     int64_t step = 0;  // from 1
@@ -122,7 +123,8 @@ struct Runtime {
         &aio::Volume::open;
     // Of every task, from the first step on; beside it, once the bound is known, what was planned.
     trace::Recording* recording = nullptr;
-    const Figures* figures = nullptr;  // of this machine: measure_bound() then measures nothing
+    const cost::Measurements* figures =
+        nullptr;  // of this machine: measure_bound() then measures nothing
     // The engine takes what a GPU needs from there. None, or of one rank: the run is this process.
     MetRanks ranks{};
     // Or those of a runtime that has no MPI, on CUDA devices: it brings `gpu` as well, and nothing
@@ -134,6 +136,8 @@ struct Runtime {
     // Goes on after the last step that a run of this configuration made durable, with its bits.
     // Throws usage or io where that cannot be proved.
     bool resume = false;
+    // Trains nothing: evaluates on the whole token file, with no state but the weights.
+    bool only_evaluates = false;
 };
 
 class Engine {

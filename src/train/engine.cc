@@ -8,8 +8,8 @@
 #include <optional>
 
 #include "base/checksum.h"
-#include "bound.h"
 #include "clipped_share.h"
+#include "cost/traffic.h"
 #include "durable.h"
 #include "ferry/optim.h"
 #include "loaded_weights.h"
@@ -34,6 +34,7 @@
 #include "threads.h"
 #include "tier_stack.h"
 #include "trace_rows.h"
+#include "train/from_config.h"
 #include "volume_options.h"
 
 namespace ferry::train {
@@ -56,13 +57,13 @@ public:
           schedule_(schedule_of(config)),
           described_(model_of(config)),
           numerics_(numerics_of(config, shape_)),
-          loader_(loader_options(config, shape_, partition_)),
+          loader_(loader_options(config, shape_, !runtime.only_evaluates, partition_)),
           layers_(model::layers_of(shape_, config.freeze, config.optimizer.decay_norms_and_biases,
                                    world_.ranks)),
           loaded_(load(config)),
           stack_(ground(config, runtime.resume), TierStack::Model{shape_, numerics_, layers_}),
           record_(identity_of(config, numerics_record(), loader_.info()), config.steps) {
-        make_plan(config, runtime.resume);
+        make_plan(config, runtime);
         stack_.reserve({.host_budget_bytes = config_.budgets.host_bytes});
         open(config, runtime);
         if (world_.rank == 0) warn_of_text(config_, described_);
@@ -162,8 +163,8 @@ private:
     RunReport so_far() {
         drain();
         RunReport report = totals_;
-        report.model_flops = model_flops(plan_.layers, shape_, numerics_.sequence,
-                                         plan_.micro_batches * numerics_.tokens());
+        report.model_flops = cost::model_flops(plan_.layers, shape_, numerics_.sequence,
+                                               plan_.micro_batches * numerics_.tokens());
         add_links(report.links, store(), world_.ranks);
         report.reserved = stack_.reserved();
         if (volume()) report.paths = volume()->counters();
@@ -242,16 +243,18 @@ private:
                 .ranks = world_.ranks};
     }
 
-    void make_plan(const Config& config, bool resumes) {
+    void make_plan(const Config& config, const Runtime& runtime) {
         if (!executor_.simulated())
             directories_ = std::make_unique<RankDirectories>(config, config_, world_);
         if (ranks_) require_same_start(config);
-        planner_.emplace(config_, device_, stack_.decoder(), partition_,
-                         planning_figures(config_, layers_, figures_, world_.local_ranks), ranks_,
+        planner::PlanRequest request = of_rank(request_of(config), world_);
+        request.trains = !runtime.only_evaluates;
+        planner_.emplace(request, device_, stack_.decoder(), partition_,
+                         planning_figures(request, figures_, world_.local_ranks), ranks_,
                          executor_);
         stack_.plan(planner_->plan(ranks_, executor_));
         // Before memory is reserved and touched, which takes a minute where there is much.
-        if (!executor_.simulated() && !resumes) require_room(plan_, config_);
+        if (!executor_.simulated() && !runtime.resume) require_room(plan_, config_);
     }
 
     void require_same_start(const Config& config) const {
@@ -306,7 +309,7 @@ private:
     }
 
     void measure();
-    void judge(const Figures& figures);
+    void judge(const cost::Measurements& measured);
 
     void replay(StepReport& report) {
         StepState& state = kernels().states()[++sequence_];
@@ -347,7 +350,7 @@ private:
         report.skipped = true;
         // Scaling cannot cure a forward pass; a gradient that overflowed is what it is there for.
         if (loss_scale_.scales() && outcome.forward_was_finite) return loss_scale_.overflow(step_);
-        if (!loss_scale_.scales() && config_.on_nonfinite == "skip" &&
+        if (!loss_scale_.scales() && config_.on_nonfinite == OnNonfinite::skip &&
             ++skipped_in_a_row_ < kSkipsMost)
             return;
         throw diverged(
@@ -441,7 +444,7 @@ private:
     Executor& executor_;
     Device& device_;
     trace::Recording* recording_;
-    const Figures* figures_;
+    const cost::Measurements* figures_;
     const optim::Hyper hyper_;
     const optim::LrSchedule schedule_;
     model::Description described_;
@@ -473,24 +476,24 @@ private:
 };
 
 void Engine::Run::measure() {
-    if (figures_) return judge(shared_by(*figures_, world_.local_ranks));
+    if (figures_) return judge(cost::of_rank(*figures_, world_.local_ranks));
     totals_ = so_far();  // drained, all buffers are free; what is moved from here is not the run's
     const trace::Recording::Pause pause(recording_);
     kernels().states()[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
-    Figures figures = measure_figures(schedules_.steady(), stack_.bench(), stack_.teams(),
-                                      stack_.machine(), judge_->scalars(1, 1.0)[0], stack_.arena(),
-                                      shape_.vocab, updated_bytes(plan_));
-    time_storage(config_, plan_, store(), executor_, figures.machine);
-    if (ranks_) time_gathers(stack_.bench(), *ranks_, figures.machine.links);
-    if (totals_.bound_seconds == 0) log_unlike_assumed(config_, figures.machine.links);
-    judge(figures);
+    cost::Measurements measured = measure_figures(
+        schedules_.steady(), stack_.bench(), stack_.teams(), stack_.machine(),
+        judge_->scalars(1, 1.0)[0], stack_.arena(), shape_.vocab, updated_bytes(plan_));
+    time_storage(config_, plan_, store(), executor_, measured);
+    if (ranks_) time_gathers(stack_.bench(), *ranks_, measured);
+    if (totals_.bound_seconds == 0) log_unlike_assumed(config_, measured);
+    judge(measured);
     store().reset_report();
 }
 
-void Engine::Run::judge(const Figures& figures) {
-    planned_ = predict_all(schedules_, plan_, figures);
-    train::judge(totals_, planned_, config_, plan_, shape_, schedules_, figures);
-    if (world_.rank == 0) log_clipped_otherwise(totals_, plan_, *planner_, figures);
+void Engine::Run::judge(const cost::Measurements& measured) {
+    planned_ = predict_all(schedules_, plan_, measured);
+    train::judge(totals_, planned_, config_, plan_, shape_, schedules_, measured);
+    if (world_.rank == 0) log_clipped_otherwise(totals_, plan_, *planner_, measured);
 }
 
 Engine::Engine(std::unique_ptr<Run> run) : run_(std::move(run)) {}

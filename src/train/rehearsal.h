@@ -48,7 +48,7 @@ public:
     // Blocks until all of it is done. Throws what went wrong.
     PassReport run(Pass pass);
     // Everything but storage, measured alone.
-    Machine measure();
+    cost::Measurements measure();
     const planner::Plan& plan() const;
     // That the pass's updates on this lane read and write: the team in host memory, compute in the
     // device's.

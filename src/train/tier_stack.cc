@@ -76,17 +76,16 @@ std::unique_ptr<aio::Volume> TierStack::volume_of(const Opening& opening) const 
 
 swap::StoreOptions TierStack::store_options(const Opening& opening) const {
     if (opening.buffers_alone) return {.host_arena = arena_};
-    return {
-        .objects = plan_.objects,
-        .host_slots = plan_.host_slots,
-        .resources = plan_.resources,
-        .verify = plan_.verify,
-        .host_arena = arena_,
-        .recording = opening.recording,
-        .rows = opening.rows,
-        .kernel_name = [](uint8_t op) { return planner::name_of(static_cast<planner::Op>(op)); },
-        .collectives = opening.collectives,
-        .parallel = parallel_on(*teams_)};
+    return {.objects = plan_.objects,
+            .host_slots = plan_.host_slots,
+            .resources = plan_.resources,
+            .verify = plan_.verify,
+            .host_arena = arena_,
+            .recording = opening.recording,
+            .rows = opening.rows,
+            .kernel_name = [](uint8_t op) { return cost::name_of(static_cast<cost::Op>(op)); },
+            .collectives = opening.collectives,
+            .parallel = parallel_on(*teams_)};
 }
 
 void TierStack::warm(const swap::Schedule& step, const ScalarsByDecay& scalars) {

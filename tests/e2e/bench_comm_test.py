@@ -79,7 +79,8 @@ class BenchCommTest(FerryTest):
         with open(machine, encoding="utf-8") as file:
             content = json.load(file)
         (entry,) = content["ranks"]
-        self.assertEqual(entry["of"], "2 ranks, 2 on a host, by mpi")
+        self.assertEqual((entry["ranks"], entry["on_a_host"], entry["by"]), (2, 2, "mpi"))
+        self.assertEqual(sorted(one["of"] for one in content["memory"]), ["host", "rank"])
         # Through the longest of the all-gathers measured, however noisy the machine is.
         row = json.loads(saved.out)["rows"][1]
         seconds = row["us"] * 1e-6
