@@ -342,11 +342,11 @@ private:
         report.committed = report.speculative && outcome.clip_factor == 1;
         previous_ = !report.speculative ? Previous::rest
                     : report.committed  ? Previous::committed
-                                        : Previous::redo;
+                                        : Previous::rolled_back;
     }
 
     void skip_or_stop(StepReport& report, const Outcome& outcome) {
-        previous_ = report.speculative ? Previous::drop : Previous::none;
+        previous_ = report.speculative ? Previous::dropped : Previous::none;
         report.skipped = true;
         // Scaling cannot cure a forward pass; a gradient that overflowed is what it is there for.
         if (loss_scale_.scales() && outcome.forward_was_finite) return loss_scale_.overflow(step_);

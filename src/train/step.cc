@@ -47,7 +47,7 @@ public:
         for (size_t c = 0; c < plan_.chunks.size(); ++c) {
             if (!plan_.chunks[c].speculative) continue;
             if (previous_ == Previous::committed) r_.commit(static_cast<int64_t>(c));
-            if (previous_ == Previous::redo || previous_ == Previous::drop)
+            if (previous_ == Previous::rolled_back || previous_ == Previous::dropped)
                 r_.rollback(static_cast<int64_t>(c));
         }
     }
@@ -68,11 +68,11 @@ public:
     // What the step before left of this layer.
     void finish_previous(int64_t layer) {
         for_chunks(layer, [&](int64_t c, bool speculative) {
-            if (previous_ == Previous::rest || previous_ == Previous::redo)
+            if (previous_ == Previous::rest || previous_ == Previous::rolled_back)
                 r_.update_chunk(c, Op::update);
             if (previous_ == Previous::committed && !speculative) r_.update_chunk(c, Op::update);
             // A split master's weight was rolled back with the rest of its version.
-            if (previous_ == Previous::drop && speculative && !plan_.state.split)
+            if (previous_ == Previous::dropped && speculative && !plan_.state.split)
                 r_.update_chunk(c, Op::recast);
         });
     }
@@ -217,7 +217,7 @@ private:
     // Whether the step before changes weights.
     bool updates() const {
         return previous_ == Previous::rest || previous_ == Previous::committed ||
-               previous_ == Previous::redo;
+               previous_ == Previous::rolled_back;
     }
     // At a group's first visit of the layer.
     Weights first_weights(int64_t layer, const Group& group) {
