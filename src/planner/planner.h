@@ -44,10 +44,11 @@ struct AccumulatorSpill {
 };
 
 // clang-format off
-enum class Class : uint8_t {  // of equally large buffers; those before `stage` are device memory
+// Of equally large buffers; those before `state_staging` are device memory.
+enum class Class : uint8_t {
     block_weights, edge_weights, block_gradient, edge_gradient, wire, pieces, activation, attention,
-    mlp, tokens, scratch, report, stage, weight_piece, gradient_piece, input_piece, spill_piece,
-    host_tokens
+    mlp, tokens, scratch, report, state_staging, weight_staging, gradient_staging, input_staging,
+    spill_staging, host_tokens
 };
 // clang-format on
 constexpr int kClasses = 18;

@@ -93,7 +93,8 @@ Lease<content> Recorder::fetch_accumulator(int64_t layer, bool first_group) {
         return lease;
     }
     for (const AccumulatorSpill& spill : plan_.spills_of(layer)) {
-        impl_->bring(*this, object_of<content>(spill), Class::spill_piece, lease, spill.first * 4);
+        impl_->bring(*this, object_of<content>(spill), Class::spill_staging, lease,
+                     spill.first * 4);
     }
     return lease;
 }
@@ -102,7 +103,7 @@ template <Content content>
 void Recorder::spill_accumulator(int64_t layer, const Lease<content>& gradient) {
     for (const AccumulatorSpill& spill : plan_.spills_of(layer)) {
         impl_->send(*this, gradient, spill.first * 4, object_of<content>(spill),
-                    Class::spill_piece);
+                    Class::spill_staging);
     }
 }
 
@@ -139,7 +140,7 @@ void Recorder::send_gradient(int64_t layer, const Gradient& gradient) {
              .wire = rounded.located(),
              .leaves = Located{leaves_in(wire)}});
         if (!plan_.updates_on_device(chunk))
-            impl_->send(*this, wire, 0, chunk.gradient, Class::gradient_piece);
+            impl_->send(*this, wire, 0, chunk.gradient, Class::gradient_staging);
         send_leaves(chunk, wire);
     }
 }
@@ -194,7 +195,7 @@ void Recorder::save_input(int64_t layer, int64_t i, Input x) {
     if (object == swap::kNoObject) {
         impl_->saved_inputs[at] = std::move(x);
     } else {
-        impl_->send(*this, x, 0, object, Class::input_piece);
+        impl_->send(*this, x, 0, object, Class::input_staging);
     }
 }
 
@@ -202,7 +203,7 @@ Recorder::Input Recorder::fetch_input(int64_t layer, int64_t i) {
     const int64_t at = layer * plan_.group_size() + i;
     if (auto kept = impl_->saved_inputs.extract(at)) return std::move(kept.mapped());
     Input x = acquire<Content::input>();
-    impl_->bring(*this, plan_.inputs[static_cast<size_t>(at)], Class::input_piece, x, 0);
+    impl_->bring(*this, plan_.inputs[static_cast<size_t>(at)], Class::input_staging, x, 0);
     return x;
 }
 
@@ -269,22 +270,22 @@ void Recorder::update_chunk(int64_t index, Op op) {
     }
     const bool recast = op == Op::recast, stored = state_home == Tier::nvme;
     const swap::Object& weight_object = plan_.objects[chunk.weight];
-    SlotLease stage, gradient_piece, weight_piece;
+    SlotLease stage, gradient_staging, weight_staging;
     if (stored) {
-        stage = acquire(Class::stage);
+        stage = acquire(Class::state_staging);
         impl_->read(chunk.state, stage);
         state.place = stage.place();
         state.is_home = false;
     }
     if (!recast && plan_.objects[chunk.gradient].home == Tier::nvme) {
-        gradient_piece = acquire(Class::gradient_piece);
-        impl_->read(chunk.gradient, gradient_piece);
-        gradient.move_to(gradient_piece);
+        gradient_staging = acquire(Class::gradient_staging);
+        impl_->read(chunk.gradient, gradient_staging);
+        gradient.move_to(gradient_staging);
     }
     if (weight_object.home != Tier::host) {
-        weight_piece = acquire(Class::weight_piece);
-        if (plan_.state.split) impl_->load_weight(chunk.weight, weight_piece);
-        weight.move_to(weight_piece);
+        weight_staging = acquire(Class::weight_staging);
+        if (plan_.state.split) impl_->load_weight(chunk.weight, weight_staging);
+        weight.move_to(weight_staging);
     }
     const Detail detail{.overwrites = stage.resources()};
     if (recast)
@@ -297,9 +298,9 @@ void Recorder::update_chunk(int64_t index, Op op) {
 
     if (stored && !recast) impl_->write(chunk.state, stage, op == Op::update);
     if (weight_object.home == Tier::nvme)
-        impl_->write(chunk.weight, weight_piece, weight_object.versioned && op == Op::update);
+        impl_->write(chunk.weight, weight_staging, weight_object.versioned && op == Op::update);
     if (weight_object.home == Tier::device)
-        impl_->copy(chunk.weight, Lane::h2d, weight_piece, Effect::read, Effect::write);
+        impl_->copy(chunk.weight, Lane::h2d, weight_staging, Effect::read, Effect::write);
 }
 
 void Recorder::move(ObjectId stored, Class through, Move how) {

@@ -73,7 +73,7 @@ public:
 private:
     friend class Recorder;
     Recorder* recorder_ = nullptr;
-    Class class_ = Class::stage;
+    Class class_ = Class::state_staging;
     int64_t index_ = -1;  // of the buffer; -1: nothing to give back
     swap::Place place_{};
     std::vector<uint32_t> resources_{};

@@ -68,9 +68,9 @@ struct Recorder::Impl {
         emit(task, std::span<const Use>(uses.begin(), uses.size()));
     }
 
-    // Brings an object to `target` on the device, through a piece of host memory when it is on
+    // Brings an object to `target` on the device, through staging memory when it is on
     // NVMe.
-    void bring(Recorder& recorder, ObjectId object, Class piece_class, const SlotLease& target,
+    void bring(Recorder& recorder, ObjectId object, Class staging_class, const SlotLease& target,
                int64_t offset) {
         const int64_t bytes = plan.objects[object].bytes;
         const uint32_t into = target.resources_[0];
@@ -81,11 +81,11 @@ struct Recorder::Impl {
             emit(copy, {{object, Effect::read}, {into, Effect::join}});
             return;
         }
-        const SlotLease piece = recorder.acquire(piece_class);
-        read(object, piece);
-        copy.places[0] = piece.place();
-        emit(copy, {{piece.resources_[0], Effect::read}, {into, Effect::join}});
-        verify(object, piece, into);
+        const SlotLease staging = recorder.acquire(staging_class);
+        read(object, staging);
+        copy.places[0] = staging.place();
+        emit(copy, {{staging.resources_[0], Effect::read}, {into, Effect::join}});
+        verify(object, staging, into);
     }
 
     void read(ObjectId object, const SlotLease& into) {
@@ -98,15 +98,16 @@ struct Recorder::Impl {
     }
 
     // The readers of `gated` wait for the check; the copy that fills it does not.
-    void verify(ObjectId object, const SlotLease& piece, uint32_t gated) {
+    void verify(ObjectId object, const SlotLease& staging, uint32_t gated) {
         if (!plan.verify) return;
         Task task{.verb = Verb::verify,
                   .lane = Lane::check,
                   .object = object,
                   .bytes = plan.objects[object].bytes};
-        task.places[0] = piece.place();
-        emit(task,
-             {{object, Effect::read}, {piece.resources_[0], Effect::read}, {gated, Effect::join}});
+        task.places[0] = staging.place();
+        emit(
+            task,
+            {{object, Effect::read}, {staging.resources_[0], Effect::read}, {gated, Effect::join}});
     }
 
     void write(ObjectId object, const SlotLease& from, bool commits) {
@@ -119,27 +120,27 @@ struct Recorder::Impl {
         emit(task, {{from.resources_[0], Effect::read}, {object, Effect::write}});
     }
 
-    void seal(ObjectId object, const SlotLease& piece) {
+    void seal(ObjectId object, const SlotLease& staging) {
         if (!plan.verify) return;
         Task task{.verb = Verb::seal,
                   .lane = Lane::check,
                   .object = object,
                   .bytes = plan.objects[object].bytes};
-        task.places[0] = piece.place();
-        emit(task, {{piece.resources_[0], Effect::read}, {object, Effect::write}});
+        task.places[0] = staging.place();
+        emit(task, {{staging.resources_[0], Effect::read}, {object, Effect::write}});
     }
 
-    // All of an object that lives on the device, to or from a piece of host memory.
-    void copy(ObjectId object, Lane lane, const SlotLease& piece, Effect of_piece,
+    // All of an object that lives on the device, to or from staging memory.
+    void copy(ObjectId object, Lane lane, const SlotLease& staging, Effect of_staging,
               Effect of_object) {
         Task copy{.verb = Verb::copy,
                   .lane = lane,
                   .object = object,
                   .bytes = plan.objects[object].bytes};
         const bool up = lane == Lane::h2d;
-        copy.places[up ? 0 : 1] = piece.place();
+        copy.places[up ? 0 : 1] = staging.place();
         copy.places[up ? 1 : 0] = current(object);
-        emit(copy, {{piece.resources_[0], of_piece}, {object, of_object}});
+        emit(copy, {{staging.resources_[0], of_staging}, {object, of_object}});
     }
 
     // Those of a layer's weights that `wanted` picks, to their place in `into`.
@@ -148,7 +149,7 @@ struct Recorder::Impl {
                       const Wanted& wanted) {
         for (const Chunk& chunk : plan.chunks_of(layer)) {
             if (wanted(chunk))
-                bring(recorder, chunk.weight, Class::weight_piece, into,
+                bring(recorder, chunk.weight, Class::weight_staging, into,
                       chunk.first * size_of(plan.compute));
         }
     }
@@ -163,14 +164,14 @@ struct Recorder::Impl {
     }
 
     // The weights that an update of a split master starts from. Who updates checks them.
-    void load_weight(ObjectId weight, const SlotLease& piece) {
-        if (plan.objects[weight].home == Tier::nvme) return read(weight, piece);
-        copy(weight, Lane::d2h, piece, Effect::write, Effect::read);
+    void load_weight(ObjectId weight, const SlotLease& staging) {
+        if (plan.objects[weight].home == Tier::nvme) return read(weight, staging);
+        copy(weight, Lane::d2h, staging, Effect::write, Effect::read);
     }
 
     // Takes `bytes` at `offset` of a device buffer to the object's home.
     void send(Recorder& recorder, const SlotLease& from, int64_t offset, ObjectId object,
-              Class piece_class) {
+              Class staging_class) {
         const int64_t bytes = plan.objects[object].bytes;
         Task copy{.verb = Verb::copy, .lane = Lane::d2h, .object = object, .bytes = bytes};
         copy.places[0] = from.place(offset);
@@ -179,11 +180,11 @@ struct Recorder::Impl {
             emit(copy, {{from.resources_[0], Effect::read}, {object, Effect::write}});
             return;
         }
-        const SlotLease piece = recorder.acquire(piece_class);
-        copy.places[1] = piece.place();
-        emit(copy, {{from.resources_[0], Effect::read}, {piece.resources_[0], Effect::write}});
-        seal(object, piece);
-        write(object, piece, false);
+        const SlotLease staging = recorder.acquire(staging_class);
+        copy.places[1] = staging.place();
+        emit(copy, {{from.resources_[0], Effect::read}, {staging.resources_[0], Effect::write}});
+        seal(object, staging);
+        write(object, staging, false);
     }
 
     // Where a rounded chunk goes. What the device updates stays there; of the wire buffer only the

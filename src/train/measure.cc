@@ -453,7 +453,7 @@ std::span<std::byte> staging_buffers(const planner::Plan& plan, std::span<std::b
     const auto begin_of = [&](planner::Class c) {
         return static_cast<size_t>(plan.buffers[static_cast<size_t>(c)].offset);
     };
-    const size_t first = begin_of(planner::Class::stage);
+    const size_t first = begin_of(planner::Class::state_staging);
     return host.subspan(first, begin_of(planner::Class::host_tokens) - first);
 }
 
@@ -465,8 +465,8 @@ cost::Measurements measure_figures(const swap::Schedule& step, const Bench& on, 
         const planner::Buffers& b = on.plan.buffers[static_cast<size_t>(c)];
         return host.subspan(static_cast<size_t>(b.offset), static_cast<size_t>(b.bytes));
     };
-    const std::span<std::byte> state = staging(planner::Class::stage),
-                               weight = staging(planner::Class::weight_piece);
+    const std::span<std::byte> state = staging(planner::Class::state_staging),
+                               weight = staging(planner::Class::weight_staging);
     const Patterns patterns = make_patterns(state, vocab);
     // The best that a product reaches: before the kernels' load. It overwrites device buffers.
     const double product = time_product(on, patterns.numbers);

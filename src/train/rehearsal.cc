@@ -219,14 +219,14 @@ public:
         cost::Measurements found{.threads = stack_.teams().all().threads(),
                                  .memory_of = cost::Of::rank,
                                  .computes_on_host = device_->kind() == DeviceKind::cpu};
-        found.copy_bytes_per_s = time_copies(stack_.bench(), buffer(Class::weight_piece));
+        found.copy_bytes_per_s = time_copies(stack_.bench(), buffer(Class::weight_staging));
         found.dram_bytes_per_s = time_updates(stack_.teams(), as_left_now(machine_), scalars, plan_,
                                               updated_bytes(plan_), staging_buffers(plan_, arena()))
                                      .bytes_per_s;
         found.device_bytes_per_s = found.computes_on_host
                                        ? found.dram_bytes_per_s
                                        : time_device_updates(stack_.bench(), scalars);
-        found.check_bytes_per_s = time_checks(buffer(Class::stage));
+        found.check_bytes_per_s = time_checks(buffer(Class::state_staging));
         fill_buffers();  // some were measured on
         return found;
     }
@@ -279,8 +279,8 @@ private:
                 recorder.update_chunk(static_cast<int64_t>(c), Op::update);
                 continue;
             }
-            if (stored(chunk.state)) recorder.move(chunk.state, Class::stage, how);
-            if (stored(chunk.weight)) recorder.move(chunk.weight, Class::weight_piece, how);
+            if (stored(chunk.state)) recorder.move(chunk.state, Class::state_staging, how);
+            if (stored(chunk.weight)) recorder.move(chunk.weight, Class::weight_staging, how);
         }
         return recorder.finish();
     }
@@ -314,8 +314,8 @@ private:
                                        static_cast<size_t>(b.bytes)));
     }
     void fill_stages() {
-        fill_class(Class::stage);
-        fill_class(Class::weight_piece);
+        fill_class(Class::state_staging);
+        fill_class(Class::weight_staging);
     }
 
     void fill_buffers() {
@@ -324,7 +324,7 @@ private:
         const planner::Buffers& wire = plan_.buffers[static_cast<size_t>(Class::wire)];
         for (int64_t i = 0; i < wire.count; ++i)
             fill_device(stack_.bench(), device_->memory().data() + wire.offset + i * wire.bytes,
-                        wire.bytes, buffer(Class::stage));
+                        wire.bytes, buffer(Class::state_staging));
     }
 
     void fill() {
@@ -337,7 +337,7 @@ private:
                 if (const auto home = store().in_host(object); !home.empty())
                     fill_words(home);
                 else
-                    store().put(object, buffer(Class::stage).first(bytes));
+                    store().put(object, buffer(Class::state_staging).first(bytes));
             }
         }
     }
