@@ -40,9 +40,9 @@ int64_t exact_bytes(Class c, const Workload& work) {
         case Class::input_staging:
             return work.needs.activation;
         case Class::attention:
-            return work.needs.kept[at(model::Saved::attention)];
+            return work.needs.saved[at(model::Saved::attention)];
         case Class::mlp:
-            return work.needs.kept[at(model::Saved::mlp)];
+            return work.needs.saved[at(model::Saved::mlp)];
         case Class::tokens:
         case Class::host_tokens:
             return work.numerics.tokens() * 2 * 4;
@@ -90,9 +90,9 @@ const char* row_of(Class c) {
         case Class::activation:
             return "block inputs";
         case Class::attention:
-            return "attention kept for backward";
+            return "attention saved for backward";
         case Class::mlp:
-            return "MLPs' products kept for backward";
+            return "MLPs' products saved for backward";
         case Class::scratch:
             return "scratch of the kernels";
         default:

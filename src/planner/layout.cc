@@ -98,8 +98,8 @@ public:
         for (size_t l = 0; l < plan_.layers.size(); ++l) {
             LayerPlan& layer = plan_.layer_plans[l];
             layer.resident = placement_.resident[l];
-            for (const model::Saved what : model::kAllKept)
-                layer.keeps[at(what)] = placement_.kept[at(what)][l];
+            for (const model::Saved what : model::kAllSaved)
+                layer.saves[at(what)] = placement_.saved[at(what)][l];
             if (!layer.resident) continue;
             const model::Layer& shape = plan_.layers[l];
             layer.device_offset =

@@ -79,7 +79,7 @@ private:
         counts[at(Class::pieces)] = work_.partition.alone() ? 0 : depth.exchanges;
         counts[at(Class::activation)] =
             micro_batches_ / groups + 1 + depth.spare_activations + inputs;
-        for (const model::Saved what : model::kAllKept)
+        for (const model::Saved what : model::kAllSaved)
             counts[at(class_of(what))] = keeping[at(what)] * (micro_batches_ / groups);
         counts[at(Class::tokens)] = micro_batches_ / groups;
         counts[at(Class::scratch)] = 1;
@@ -143,12 +143,12 @@ private:
         make_resident();
     }
 
-    bool is_asked_for(const KeptResult& result) const {
-        return blocks_asked_to_keep(request_, result.what).has_value();
+    bool is_asked_for(const SavedActivation& result) const {
+        return blocks_asked_to_save(request_, result.what).has_value();
     }
     model::OfSaved<int64_t> asked_for() const {
         model::OfSaved<int64_t> blocks{};
-        for (const KeptResult& result : keeping_.results)
+        for (const SavedActivation& result : keeping_.results)
             blocks[at(result.what)] += is_asked_for(result);
         return blocks;
     }
@@ -156,12 +156,12 @@ private:
     // What was asked for is among the buffers already. Returns how many blocks keep each.
     model::OfSaved<int64_t> keep_results(int64_t left_bytes) {
         model::OfSaved<int64_t> blocks{};
-        for (auto& of_layers : result_.kept) of_layers.assign(work_.layers.size(), false);
-        for (const KeptResult& result : keeping_.results) {
+        for (auto& of_layers : result_.saved) of_layers.assign(work_.layers.size(), false);
+        for (const SavedActivation& result : keeping_.results) {
             const int64_t bytes = group_size() * bytes_of(class_of(result.what));
             if (!is_asked_for(result) && bytes > left_bytes) continue;
             left_bytes -= is_asked_for(result) ? 0 : bytes;
-            result_.kept[at(result.what)][result.layer] = true;
+            result_.saved[at(result.what)][result.layer] = true;
             ++blocks[at(result.what)];
         }
         return blocks;
@@ -492,7 +492,7 @@ private:
 
 }  // namespace
 
-std::optional<int64_t> blocks_asked_to_keep(const PlanRequest& request, model::Saved what) {
+std::optional<int64_t> blocks_asked_to_save(const PlanRequest& request, model::Saved what) {
     return what == model::Saved::attention ? request.swap.save_attention : request.swap.save_mlp;
 }
 

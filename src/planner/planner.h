@@ -67,7 +67,7 @@ struct LayerPlan {
     int64_t first_chunk = 0, chunks = 0;
     int64_t first_spill = 0, spills = 0;  // of several groups
     bool resident = false;                // this rank's weights live on the device
-    model::OfSaved<bool> keeps{};         // of a block, from forward to backward, on the device
+    model::OfSaved<bool> saves{};         // of a block, from forward to backward, on the device
     int64_t device_offset = 0;            // resident: of the flat buffer, or of the shards together
 };
 
@@ -127,9 +127,9 @@ struct Plan {
     }
     bool trains_below(int64_t layer) const;  // something trainable in layers [0, layer)
     bool goes_back(int64_t layer) const;     // a block, and backward visits it
-    int64_t blocks_keeping(model::Saved what) const;
-    int64_t blocks_keeping_inputs() const;  // of at least one micro-batch of a group
-    int64_t blocks_at_most() const;         // that could keep something: backward visits them
+    int64_t blocks_saving(model::Saved what) const;
+    int64_t blocks_saving_inputs() const;  // of at least one micro-batch of a group
+    int64_t blocks_at_most() const;        // that could keep something: backward visits them
 
     // A step's report: each micro-batch's sum of losses (double), then of each layer whether its
     // output was not finite (uint32). It reaches the host arena before the outcome.
@@ -142,7 +142,7 @@ struct Plan {
 // nothing). Operations that give it, by block.
 struct DeviceNeeds {
     int64_t activation = 0, scratch = 0, overhead = 0;
-    model::OfSaved<int64_t> kept{};
+    model::OfSaved<int64_t> saved{};
     model::OfSaved<std::vector<double>> saved_flops{};
     // The device reads the host tier through page tables in its own memory, as a GPU does.
     bool maps_host = false;

@@ -104,7 +104,7 @@ double expected_speculative_fraction(const PlanRequest& request, const Workload&
         if (home == Tier::nvme) stored += double(chunks[c].count);
     }
     if (trainable == 0) return 0;
-    const cost::KernelSeconds kernels = kernel_seconds(request, work, placement.kept, machine);
+    const cost::KernelSeconds kernels = kernel_seconds(request, work, placement.saved, machine);
     const double state = 2.0 * double(work.state.element_bytes());  // bytes read and written
     const double stored_s = state * stored / machine.nvme_bytes_per_s;
     const double updates_s =

@@ -102,12 +102,12 @@ public:
         found.planned = shares_of(plan);
         found.bound = {bound.state_on_device, bound.state_in_host,
                        1 - bound.state_on_device - bound.state_in_host};
-        for (const model::Saved what : model::kAllKept) {
+        for (const model::Saved what : model::kAllSaved) {
             if (plan.blocks_at_most() > 0)
-                found.planned_kept[at(what)] = static_cast<double>(plan.blocks_keeping(what)) /
-                                               static_cast<double>(plan.blocks_at_most());
+                found.planned_saved[at(what)] = static_cast<double>(plan.blocks_saving(what)) /
+                                                static_cast<double>(plan.blocks_at_most());
         }
-        found.bound_kept = bound.kept;
+        found.bound_saved = bound.saved;
         return found;
     }
 
@@ -154,7 +154,7 @@ private:
         return {.activation = decoder.activation_bytes(),
                 .scratch = scratch > 0 ? scratch : decoder.scratch_bytes(),
                 .overhead = absent.needs.overhead,
-                .kept = saved_bytes(decoder),
+                .saved = saved_bytes(decoder),
                 .saved_flops = saved_flops(decoder),
                 .maps_host = true};
     }
@@ -163,7 +163,7 @@ private:
     }
     model::OfSaved<double> most_saved_flops() const {
         model::OfSaved<double> most{};
-        for (const model::Saved what : model::kAllKept)
+        for (const model::Saved what : model::kAllSaved)
             most[at(what)] = std::ranges::max(needs_.saved_flops[at(what)]);
         return most;
     }

@@ -42,7 +42,7 @@ struct Forecast {
     std::string bound_link{};
     StateShares planned{}, bound{};  // where the plan has them, and where the bound would
     // Of the blocks that backward visits, those that keep each result for it.
-    model::OfSaved<double> planned_kept{}, bound_kept{};
+    model::OfSaved<double> planned_saved{}, bound_saved{};
     const LinkForecast& binding() const;  // the link that takes longest: the plan's own bound
 };
 

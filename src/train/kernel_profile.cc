@@ -90,8 +90,8 @@ public:
     KernelProfile run(int rounds) {
         KernelProfile found{.device = device_->architecture(),
                             .tokens = decoder_.numerics().tokens() * plan_.micro_batches,
-                            .attention_kept = plan_.blocks_keeping(model::Saved::attention),
-                            .mlp_kept = plan_.blocks_keeping(model::Saved::mlp)};
+                            .attention_saved = plan_.blocks_saving(model::Saved::attention),
+                            .mlp_saved = plan_.blocks_saving(model::Saved::mlp)};
         const Patterns patterns = make_patterns(staging_patterns(), decoder_.shape().vocab);
         found.product_flops_per_s = time_product(*bench_, patterns.numbers);
         fill_device(*bench_, pattern(0), kPattern, patterns.numbers);

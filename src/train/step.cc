@@ -41,7 +41,7 @@ public:
           speculative_(speculative),
           scratch_(recorder.acquire<Content::scratch>()),
           report_(recorder.acquire<Content::report>()),
-          kept_(plan_.layers.size() * at(plan_.group_size())) {}
+          saved_(plan_.layers.size() * at(plan_.group_size())) {}
 
     void finish_previous() {
         for (size_t c = 0; c < plan_.chunks.size(); ++c) {
@@ -91,18 +91,18 @@ public:
             for (int64_t i = 0; i < group.size; ++i) {
                 const Input& x = x_[at(i)];
                 auto out = r_.acquire<Content::input>();
-                Kept& kept = kept_[at(layer * plan_.group_size() + i)];
-                if (keeps(layer, Saved::attention))
-                    kept.attention = r_.acquire<Content::attention>();
-                if (keeps(layer, Saved::mlp)) kept.mlp = r_.acquire<Content::mlp>();
+                SavedOf& saved = saved_[at(layer * plan_.group_size() + i)];
+                if (saves(layer, Saved::attention))
+                    saved.attention = r_.acquire<Content::attention>();
+                if (saves(layer, Saved::mlp)) saved.mlp = r_.acquire<Content::mlp>();
                 r_.record<op::Forward>(layer, i,
                                        {.weights = weights,
                                         .x = x,
                                         .out = out,
                                         .scratch = scratch_,
                                         .report = report_,
-                                        .attention = kept.attention,
-                                        .mlp = kept.mlp});
+                                        .attention = saved.attention,
+                                        .mlp = saved.mlp});
                 r_.save_input(layer - 1, i, std::exchange(x_[at(i)], std::move(out)));
             }
         }
@@ -148,15 +148,15 @@ public:
             Gradient gradient = trains ? r_.fetch_gradient(layer, group.is_first) : Gradient();
             for (int64_t i = 0; i < group.size; ++i) {
                 const Input x = r_.fetch_input(layer - 1, i);
-                Kept kept = std::move(kept_[at(layer * plan_.group_size() + i)]);
+                SavedOf saved = std::move(saved_[at(layer * plan_.group_size() + i)]);
                 r_.record<op::Backward>(layer, i,
                                         {.weights = weights,
                                          .x = x,
                                          .dx = dx_[at(i)],
                                          .gradient = gradient,
                                          .scratch = scratch_,
-                                         .attention = kept.attention,
-                                         .mlp = kept.mlp},
+                                         .attention = saved.attention,
+                                         .mlp = saved.mlp},
                                         {.flags = flags_of_backward(layer, below)});
             }
             expect(layer - 1, group);
@@ -205,13 +205,13 @@ private:
     static size_t at(Saved what) { return model::at(what); }
     int64_t head() const { return layers() - 1; }
     bool trainable(int64_t layer) const { return plan_.layers[at(layer)].trainable_elements > 0; }
-    bool keeps(int64_t layer, Saved what) const {
-        return plan_.layer_plans[at(layer)].keeps[at(what)];
+    bool saves(int64_t layer, Saved what) const {
+        return plan_.layer_plans[at(layer)].saves[at(what)];
     }
     uint8_t flags_of_backward(int64_t layer, bool below) const {
         uint8_t flags = below ? cost::kNeedsDx : 0;
-        for (const Saved what : model::kAllKept)
-            flags |= keeps(layer, what) ? cost::flag_of(what) : 0;
+        for (const Saved what : model::kAllSaved)
+            flags |= saves(layer, what) ? cost::flag_of(what) : 0;
         return flags;
     }
     // Whether the step before changes weights.
@@ -306,12 +306,12 @@ private:
     std::vector<Lease<Content::tokens>> tokens_;  // of the group's micro-batches
     std::vector<Input> x_;                        // their block input on the way up
     std::vector<InputGradient> dx_;               // and its gradient on the way down
-    struct Kept {
+    struct SavedOf {
         Lease<Content::attention> attention;
         Lease<Content::mlp> mlp;
     };
     // Of the layers that keep something: [layer, micro-batch of the group].
-    std::vector<Kept> kept_;
+    std::vector<SavedOf> saved_;
 };
 
 }  // namespace

@@ -138,7 +138,7 @@ void complete(Case& made, const planner::Plan& plan, const swap::Schedule& step)
     const cost::Drive drive = cost::one_drive(made.paths, plan.nvme_bytes);
     if (drive.bytes_per_s > 0) made.measured.nvme_bytes_per_s = drive.bytes_per_s;
     model::OfSaved<double> flops{};
-    for (const model::Saved what : model::kAllKept)
+    for (const model::Saved what : model::kAllSaved)
         flops[at(what)] = made.needs.saved_flops[at(what)].front();
     made.measured.kernels =
         cost::assumed_times(step, planner::work_of(plan), made.numerics.tokens(), flops,
