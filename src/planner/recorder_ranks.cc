@@ -97,10 +97,10 @@ void Recorder::receive_oldest() {
 }
 
 // Where every rank updates everything, the others' chunks of the turn arrive as well.
-void Recorder::gather_gradient(int64_t index, const Lease<Content::wire>& wire) {
+void Recorder::gather_gradient(int64_t index, const BufferOf<Content::wire>& wire) {
     const Chunk& mine = plan_.chunks[static_cast<size_t>(index)];
     const int64_t bytes = mine.count * size_of(plan_.wire);
-    Lease<Content::wire> all(acquire(Class::pieces));
+    BufferOf<Content::wire> all(acquire(Class::pieces));
     record<op::GatherGradient>(mine.layer, index, {.mine = wire, .all = all},
                                {.bytes = zero::exchanged_bytes(plan_.partition, bytes)});
     const model::Segment& segment =

@@ -13,17 +13,17 @@ namespace ferry::train {
 using cost::Content;
 using cost::Op;
 using model::Saved;
-using planner::Lease;
+using planner::BufferOf;
 using planner::Plan;
 using planner::Recorder;
 namespace op = cost::op;
 
-using Input = Lease<Content::input>;
-using InputGradient = Lease<Content::input_gradient>;
-using Gradient = Lease<Content::gradient>;
-using TableGradient = Lease<Content::table_gradient>;
-using Weights = Lease<Content::weights>;
-using Table = Lease<Content::table>;
+using Input = BufferOf<Content::input>;
+using InputGradient = BufferOf<Content::input_gradient>;
+using Gradient = BufferOf<Content::gradient>;
+using TableGradient = BufferOf<Content::table_gradient>;
+using Weights = BufferOf<Content::weights>;
+using Table = BufferOf<Content::table>;
 
 namespace {
 
@@ -300,15 +300,15 @@ private:
     bool speculative_;
     int64_t finished_ = -1;  // the last layer that the step before has left nothing of
     int64_t sent_ = -1;      // the layer whose gradient is on its way
-    Lease<Content::scratch> scratch_;
-    Lease<Content::report> report_;
+    BufferOf<Content::scratch> scratch_;
+    BufferOf<Content::report> report_;
     TableGradient table_gradient_;
-    std::vector<Lease<Content::tokens>> tokens_;  // of the group's micro-batches
-    std::vector<Input> x_;                        // their block input on the way up
-    std::vector<InputGradient> dx_;               // and its gradient on the way down
+    std::vector<BufferOf<Content::tokens>> tokens_;  // of the group's micro-batches
+    std::vector<Input> x_;                           // their block input on the way up
+    std::vector<InputGradient> dx_;                  // and its gradient on the way down
     struct SavedOf {
-        Lease<Content::attention> attention;
-        Lease<Content::mlp> mlp;
+        BufferOf<Content::attention> attention;
+        BufferOf<Content::mlp> mlp;
     };
     // Of the layers that keep something: [layer, micro-batch of the group].
     std::vector<SavedOf> saved_;
