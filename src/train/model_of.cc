@@ -89,6 +89,13 @@ model::Numerics numerics_of(const Config& config, const model::Shape& shape) {
         .wire = config.numerics.wire.value_or(compute)};
 }
 
+model::Decoder decoder_of(const Config& config, int ranks, ops::Ops& ops) {
+    const model::Shape shape = model_of(config).shape;
+    return {shape, numerics_of(config, shape),
+            model::layers_of(shape, config.freeze, config.optimizer.decay_norms_and_biases, ranks),
+            ops};
+}
+
 std::string layer_name(const std::vector<model::Layer>& layers, int64_t layer) {
     const model::Layer& l = layers[static_cast<size_t>(layer)];
     switch (l.kind) {
