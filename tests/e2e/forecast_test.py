@@ -531,7 +531,7 @@ class MachineTest(ForecastTest):
                        "memory": [{"threads": 16, "update_bytes_per_s": 1.9e11, "update_overhead_s": 1.1e-4,
                                    "out_of_place": 1.02, "check_bytes_per_s": 1.5e10, "measured": "2026-11-21"}],
                        "devices": [{"device": "cuda sm_90", "copy_bytes_per_s": 5.4e10, "update_bytes_per_s": 4.1e12,
-                                    "memory_bytes": 15e10, "overhead_bytes": 69e7, "measured": "2026-11-21"}]}, file)
+                                    "memory_bytes": 150 * 10**9, "overhead_bytes": 690 * 10**6, "measured": "2026-11-21"}]}, file)
 
         def plan(*settings):
             done = self.ferry("plan", EXAMPLE, "--machine", machine, "--json", "--set",
@@ -678,7 +678,7 @@ class MachineTest(ForecastTest):
         for change, *texts in (
                 (put("paths", "mixed_read_bytes_per_s", None), "mixed_read_bytes_per_s", "missing"),
                 (put("paths", "mixed_write_bytes_per_s", -1), "mixed_write_bytes_per_s", "-1"),
-                (put("paths", "mixed_cpu_s_per_gb", -2), "mixed_cpu_s_per_gb", "at least 0", "-2"),
+                (put("paths", "mixed_cpu_s_per_gb", -2), "mixed_cpu_s_per_gb", "of 0 to", "-2"),
                 (put("memory", "update_bytes_per_s", 0), "update_bytes_per_s", "above 0"),
                 (put("memory", "check_bytes_per_s", "fast"), "check_bytes_per_s", "fast"),
                 (put("memory", "update_overhead_s", None), "update_overhead_s", "missing"),
