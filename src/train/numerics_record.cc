@@ -63,7 +63,7 @@ std::string options_of(const model::Shape& s) {
 
 std::string machine_text(const Device& device, const Config& config) {
     if (device.kind() == DeviceKind::cpu) return "device cpu; ops 3; " + ops::library_versions();
-    return "device " + device.architecture() + "; ops 5; " +
+    return "device " + device.architecture() + "; ops 6; " +
            ops::cuda_library_versions(attention_of(config));
 }
 
