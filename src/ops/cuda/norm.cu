@@ -353,16 +353,12 @@ struct Summing {
 };
 
 // Threads of a multiprocessor that find registers for what they hold: the more of them, the more
-// memory is under way.
-constexpr int resident(int block, int held, bool wide) {
-    if (held < 4) return 512;
-    return wide ? 256 : block == 128 ? 384 : 512;
-}
+// memory is under way. 512 for all but the widest rows, where much would lie in memory instead.
+constexpr int resident(int held, bool wide) { return held == 4 && wide ? 256 : 512; }
 
 // The same and, of the same reads, the sums of the weight's gradient. Columns: all held.
 template <class Norm, int kRow, int kHeld, bool kWide>
-__global__ void __launch_bounds__(block_of(kRow),
-                                  resident(block_of(kRow), kHeld, kWide) / block_of(kRow))
+__global__ void __launch_bounds__(block_of(kRow), resident(kHeld, kWide) / block_of(kRow))
     backward_sums_kernel(Norm norm, Backward a) {
     using S = Summing<kRow, kHeld, kWide>;
     using In = Inputs<Norm, kRow, kHeld, kWide>;
