@@ -106,9 +106,10 @@ public:
 
 private:
     static void put(char** array) { std::atomic_ref(environ).store(array); }
-    // Reachable, so that no leak is reported.
+    // Reachable to the process's last instruction, so that no leak is reported: the list itself is
+    // never destroyed.
     static void keep(void* memory) {
-        static std::vector<void*> kept;
+        static auto& kept = *new std::vector<void*>;
         kept.push_back(memory);
     }
 
