@@ -1,6 +1,9 @@
 // ferry data TEXT... -o tokens.bin: text files to a file of byte-level tokens; or what a tokenizer
 // made of them, as raw ids.
+#include <fcntl.h>
 #include <spdlog/fmt/fmt.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -58,6 +61,14 @@ void read_file(const std::string& path, const Body& body) {
                                         : errno         ? "name a file that you may read"
                                                         : "name a file with text in it"});
     }
+}
+
+bool is_terminal(const std::string& path) {
+    const int file = ferry::open_above_standard(path.c_str(), O_RDONLY | O_NOCTTY | O_NONBLOCK);
+    if (file < 0) return false;
+    const bool terminal = isatty(file) == 1;
+    close(file);
+    return terminal;
 }
 
 bool begins_as_tokens(const std::string& path) {
@@ -215,7 +226,20 @@ private:
     std::vector<uint64_t>::const_iterator first_, firsts_end_;
 };
 
+// A device may be read for ever. A pipe ends with who writes to it, a terminal with Ctrl-D.
+void refuse_device(const std::string& path) {
+    struct stat status {};
+    if (stat(path.c_str(), &status) != 0) return;  // which reading it says
+    const bool device = S_ISBLK(status.st_mode) || S_ISCHR(status.st_mode);
+    if (!device || is_terminal(path)) return;
+    throw Error(Trouble::usage, {.what = "a device, whose bytes may never end",
+                                 .where = path,
+                                 .limit = "regular files and pipes",
+                                 .remedy = "copy what you mean of it to a file, and name that"});
+}
+
 void check_input(const std::string& path, const std::string& output) {
+    refuse_device(path);
     std::error_code ignored;
     if (std::filesystem::equivalent(path, output, ignored)) {
         throw Error(Trouble::usage, {.what = "the output is one of the inputs",

@@ -16,6 +16,7 @@
 #include "override_options.h"
 #include "ranks.h"
 #include "train/forecast.h"
+#include "train/from_config.h"
 #include "writable.h"
 
 namespace ferry::tools {
@@ -56,7 +57,9 @@ public:
         check_writable("--logits", file_, kSafetensorsSkipped, kSafetensorsBeginning);
         check_outside("--logits", file_, "the model", options.model);
         check_no_volume("--logits", file_, config.budgets.nvme);
-        const auto plan = train::plan_for(config);
+        planner::PlanRequest request = train::request_of(config);
+        request.trains = false;
+        const auto plan = train::Forecaster::make(config)->plan(request);
         const int64_t vocab = plan.layers.front().find(model::Role::token_table)->shape.front();
         shape_ = {options.logits_sequences, config.batch.sequence, vocab};
         const int64_t each = config.batch.sequence * vocab * size_of(DType::f32);
@@ -91,23 +94,29 @@ private:
     std::vector<float> values_{};
 };
 
+// The whole text in steps of several micro-batches, which pass a layer's weights while they are
+// there.
+Config batched(Config config, int64_t sequences, int ranks) {
+    constexpr int64_t kTogether = 8;
+    const int64_t batches = ceil_div(sequences, config.batch.micro_batch);
+    const int64_t each = ceil_div(batches, ranks);
+    config.batch.micro_batches = std::min(kTogether, each) * ranks;
+    config.evaluate.micro_batches = round_up(batches, config.batch.micro_batches);
+    return config;
+}
+
 // `rank` is this one's, once it is known.
 void run_eval(const EvalOptions& options, int& rank) {
-    Config config = config_of(options);
-    config.evaluate.only = true;
+    const Config config = config_of(options);
     const int64_t sequences = train::evaluation_sequences(config);
     const auto executor = make_thread_executor();
     auto ranks = join_ranks(config, *executor, "eval", {{"--logits", !options.logits.empty()}});
     rank = rank_of(ranks.get());
-    Logits logits(options, config, sequences, ranks ? ranks->size() : 1);
-    // Several micro-batches pass a layer's weights while they are there.
-    constexpr int64_t kTogether = 8;
-    const int64_t batches = ceil_div(sequences, config.batch.micro_batch);
-    const int64_t each = ceil_div(batches, ranks ? ranks->size() : 1);
-    config.batch.micro_batches = std::min(kTogether, each) * (ranks ? ranks->size() : 1);
-    config.evaluate.micro_batches = round_up(batches, config.batch.micro_batches);
-    const auto engine =
-        train::Engine::make(config, {.executor = executor.get(), .ranks = std::move(ranks)});
+    const int count = ranks ? ranks->size() : 1;
+    Logits logits(options, config, sequences, count);
+    const auto engine = train::Engine::make(
+        batched(config, sequences, count),
+        {.executor = executor.get(), .ranks = std::move(ranks), .only_evaluates = true});
     const train::Evaluation found = engine->evaluate(logits.room());
     if (rank != 0) return;
     logits.write();

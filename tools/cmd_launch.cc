@@ -205,7 +205,7 @@ void run_launch(const LaunchOptions& options) {
     const SameFiles files(options);
     for (const Host& host : hosts) files.check(host.name);
     fmt::print("{} ranks on {} hosts\n", ranks_on(hosts), hosts.size());
-    std::fflush(stdout);
+    check_output();  // before the work, not after it
 
     catch_interrupts();
     RankOutput output;

@@ -18,6 +18,7 @@
 #include "run_table.h"
 #include "svg.h"
 #include "timeline_picture.h"
+#include "train/from_config.h"
 #include "train/kernel_profile.h"
 #include "wear.h"
 
@@ -86,7 +87,7 @@ ForecastReport forecast_of(const std::optional<MachineFile>& machine, const Conf
                            train::Forecaster& forecaster, const planner::Plan& plan) {
     ForecastReport report{.found = figures_for(config, forecaster, plan, machine)};
     if (!report.found.missing.empty()) return report;
-    report.forecast = forecaster.forecast(config, plan, report.found.figures);
+    report.forecast = forecaster.forecast(train::request_of(config), plan, report.found.figures);
     report.what_if = what_if(config, forecaster, plan, report.found.figures);
     return report;
 }
@@ -125,7 +126,7 @@ void run_plan(const PlanOptions& options) {
     if (!options.machine.empty()) machine = MachineFile::read(options.machine);
     const auto forecaster = forecaster_for(config, count, machine);
     const std::string planned_by = plan_by(machine, config, *forecaster);
-    const planner::Plan plan = forecaster->plan(config);
+    const planner::Plan plan = forecaster->plan(train::request_of(config));
     const optim::LrSchedule schedule = train::schedule_of(config);
     std::vector<ops::SlowPath> slow;
     if (forecaster->is_here()) slow = train::slow_operations(config);

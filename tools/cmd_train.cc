@@ -43,7 +43,7 @@ struct Yardsticks {
 std::string why_skipped(const train::StepReport& report, const Config& config) {
     if (!report.skipped) return {};
     if (report.targets == 0) return "no real target";
-    if (config.precision == "fp16")
+    if (config.precision == DType::f16)
         return fmt::format("gradients overflowed at loss scale {}", report.loss_scale);
     return fmt::format("loss {:.4g}, gradient norm {:.4g}: not finite", report.loss,
                        report.gradient_norm);
@@ -133,13 +133,13 @@ private:
         }
         evaluate(steps_);
         // Whether the interrupted run said it nobody knows: a line twice is better than none.
-        if (steps_ > 0 && config_.hash_every == "step") print_hash(steps_);
+        if (steps_ > 0 && config_.hash_every == HashEvery::step) print_hash(steps_);
         for (int64_t step = steps_ + 1; step <= config_.steps && !ends(); ++step) {
             const train::StepReport report = engine_->step();
             if (speaks_) say(report);
             lr_ = report.lr;
             if (config_.evaluate.every > 0 && step % config_.evaluate.every == 0) evaluate(step);
-            if (config_.hash_every == "step") print_hash(step);
+            if (config_.hash_every == HashEvery::step) print_hash(step);
             steps_ = step;
         }
         finish();
@@ -189,7 +189,7 @@ private:
         check_output();
     }
 
-    std::optional<train::Figures> figures_in(const std::string& file) const {
+    std::optional<cost::Measurements> figures_in(const std::string& file) const {
         if (file.empty()) return std::nullopt;
         train::RankCount count;
         if (ranks_) count = {ranks_->size(), ranks_->local_size(), gpu_};
@@ -230,12 +230,12 @@ private:
         if (!speaks_) return;
         if (options_.json) {
             nlohmann::json line{{"step", step}, {"state_hash", hash}};
-            if (config_.device == "cpu") line["kernels"] = ops::blas_core();
+            if (config_.device == DeviceKind::cpu) line["kernels"] = ops::blas_core();
             fmt::print("{}", json_line(line));
         } else {
             // Whoever compares hashes of two machines must know it here.
             fmt::print("step {:>5}/{}  state hash {}{}\n", step, config_.steps, hash,
-                       config_.device == "cpu"
+                       config_.device == DeviceKind::cpu
                            ? fmt::format(" with OpenBLAS's {} kernels (others round differently)",
                                          ops::blas_core())
                            : "");
@@ -264,7 +264,7 @@ private:
         if (speaks_) say(report);
         if (speaks_ && report.steps > 0 && report.skipped_steps == report.steps)
             log_warn("nothing was trained: every step was skipped");
-        if (config_.hash_every != "step") print_hash(steps_);
+        if (config_.hash_every != HashEvery::step) print_hash(steps_);
         if (failed_) throw Error(*failed_);
         check_left(report);
     }
@@ -342,7 +342,7 @@ private:
     }
 
     TrainOptions options_;
-    Config config_;
+    const Config config_;
     static constexpr size_t kTraceSlices = 400'000;             // 36 MB
     std::optional<train::ExportDirectory> export_directory_{};  // join() claims it
     std::unique_ptr<Executor> executor_;
@@ -352,7 +352,7 @@ private:
     bool interrupted_ = false;  // any rank
     std::optional<Error> failed_{};
     trace::Recording recording_;
-    std::optional<train::Figures> figures_;
+    std::optional<cost::Measurements> figures_;
     std::unique_ptr<train::Engine> engine_;
     int64_t steps_ = 0, evaluated_ = -1;  // steps: of the run, before it was resumed too
     Yardsticks yardsticks_{};

@@ -2,12 +2,14 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <bit>
 
 #include "base/log.h"
 #include "io_site.h"
-#include "path_shares.h"
+#include "train/from_config.h"
 
 namespace ferry::tools {
 namespace {
@@ -20,7 +22,7 @@ constexpr double kSampleSeconds = 0.5;
 constexpr int64_t kAssumedOverhead = 704 * kMiB;
 
 // Reads and writes at once, with the configuration's own settings.
-PathFigures measure_path(const Config& config, const NvmePath& path) {
+cost::Path measure_path(const Config& config, const NvmePath& path) {
     const IoSites sites({path.path});
     const FileBytes sample{.least = kSlotBytes, .most = std::min(path.size_bytes, kSampleBytes)};
     const auto largest = static_cast<int64_t>(
@@ -29,7 +31,7 @@ PathFigures measure_path(const Config& config, const NvmePath& path) {
                        .bytes_per_path = sites.bytes_per_path(sample, kSlotBytes),
                        .depth = std::min(config.io.queue_depth, 32),
                        .rings = config.io.rings,
-                       .backend = backend_from_name(config.io.backend),
+                       .backend = train::backend_of(config.io.backend),
                        .direct = config.io.direct};
     const int64_t block = fit_into_files(options, largest);
     const IoMemory memory(operations_of(options) * block);
@@ -39,7 +41,10 @@ PathFigures measure_path(const Config& config, const NvmePath& path) {
                     .seconds = kSampleSeconds,
                     .bytes_most = 2 * options.bytes_per_path};
     const Sample found = rig.run(load);
-    return {.mixed_bytes_per_s = found.gb_per_s() * 1e9,
+    struct stat status {};
+    const bool here = stat(path.path.c_str(), &status) == 0;
+    return {.bytes_per_s = found.gb_per_s() * 1e9,
+            .drive = here ? static_cast<int64_t>(status.st_dev) : -1,
             .in_memory = file_system_of(path.path) == "tmpfs",
             .cores_per_byte = found.cpu_s_per_gb() * 1e-9};
 }
@@ -48,7 +53,12 @@ PathFigures measure_path(const Config& config, const NvmePath& path) {
 std::string comm_command(const FiguresOf& what, const train::RankCount& count,
                          const std::string& file) {
     return fmt::format("mpirun -n {} ferry bench comm --device {} --save {}", count.ranks,
-                       what.device == "cpu" ? "cpu" : "cuda", file);
+                       what.kernels.device == "cpu" ? "cpu" : "cuda", file);
+}
+
+cost::Measurements known_of(const std::optional<MachineFile>& file, const FiguresOf& what) {
+    if (file) return file->measurements(what);
+    return {.threads = what.kernels.threads, .computes_on_host = what.kernels.device == "cpu"};
 }
 
 class Finder {
@@ -66,33 +76,43 @@ public:
 private:
     void find_kernels(train::Forecaster& forecaster) {
         const FiguresOf what = identity_of(forecaster);
-        const auto machine = file_ ? file_->machine(what) : std::nullopt;
-        auto kernels = file_ ? file_->kernels(what) : std::nullopt;
-        if (kernels && !forecaster.covers(plan_, *kernels)) kernels.reset();
-        if (!forecaster.is_here()) {
-            assume(forecaster, what, !machine, !kernels);
-        } else if (!machine || !kernels) {
-            found_.figures = forecaster.measure(plan_, train::Forecaster::Memory::of_plan);
-            if (!machine) found_.measured.emplace_back("memory and copies");
-            if (!kernels) found_.measured.emplace_back("this model's kernels");
+        cost::Measurements known = known_of(file_, what);
+        if (!forecaster.covers(plan_, known.kernels)) known.kernels = {};
+        const bool memory = known.dram_bytes_per_s > 0, copies = known.copy_bytes_per_s > 0,
+                   kernels = !known.kernels.seconds.empty();
+        const char* links = memory ? "copies" : copies ? "memory" : "memory and copies";
+        if (!forecaster.is_here()) return assume(forecaster, what, std::move(known), links);
+        found_.figures = std::move(known);
+        if (memory && copies && kernels) return;
+        const cost::Measurements measured =
+            forecaster.measure(plan_, train::Forecaster::Memory::of_plan);
+        if (!memory || !copies) found_.measured.emplace_back(links);
+        if (!kernels) {
+            found_.measured.emplace_back("this model's kernels");
+            found_.figures.kernels = measured.kernels;
+            found_.figures.product_flops_per_s = measured.product_flops_per_s;
         }
-        if (machine) found_.figures.machine = *machine;
-        if (kernels) found_.figures.kernels = *kernels;
+        found_.figures = cost::known_or(std::move(found_.figures), measured);
     }
 
-    void assume(const train::Forecaster& forecaster, const FiguresOf& what, bool links,
-                bool kernels) {
+    void assume(const train::Forecaster& forecaster, const FiguresOf& what,
+                cost::Measurements known, const char* links) {
         is_here_ = false;
-        found_.figures = forecaster.assumed(plan_);
-        if (links) found_.assumed.push_back("memory and copies beside " + what.device);
-        if (kernels) found_.assumed.emplace_back("this model's kernels, by their operations");
+        if (known.dram_bytes_per_s == 0 || known.copy_bytes_per_s == 0)
+            found_.assumed.push_back(fmt::format("{} beside {}", links, what.kernels.device));
+        const bool kernels = known.kernels.seconds.empty();
+        found_.figures = cost::known_or(std::move(known), forecaster.assumed(plan_));
+        if (kernels) {
+            found_.figures = forecaster.with_assumed_kernels(std::move(found_.figures), plan_);
+            found_.assumed.emplace_back("this model's kernels, by their operations");
+        }
         if (what.needs.overhead == kAssumedOverhead)
             found_.assumed.push_back("the GPU's context and libraries: " +
                                      format_bytes(kAssumedOverhead));
         if (what.device_bytes == kUnlimited)
             found_.assumed.emplace_back("as much memory of the GPU as budgets.device asks for");
-        const auto known = file_ ? file_->gpu(forecaster.model_text()) : std::nullopt;
-        if (!known || known->needs.scratch == 0)
+        const auto gpu = file_ ? file_->gpu(what.kernels) : std::nullopt;
+        if (!gpu || gpu->needs.scratch == 0)
             found_.assumed.push_back("scratch of the kernels: " + format_bytes(what.needs.scratch) +
                                      ", as the CPU's");
     }
@@ -100,52 +120,38 @@ private:
     // Nobody measures between ranks but ranks.
     void find_comm(const train::Forecaster& forecaster) {
         const FiguresOf what = identity_of(forecaster);
-        if (what.ranks.empty()) return;
-        train::LinkSpeeds& links = found_.figures.machine.links;
-        const auto known = file_ ? file_->comm(what) : std::nullopt;
-        const CommFigures figures = known.value_or(CommFigures{links.copy_bytes_per_s, 0});
-        links.comm_bytes_per_s = figures.bytes_per_s;
-        links.comm_overhead_s = figures.overhead_s;
-        if (!known)
-            found_.assumed.push_back(fmt::format("{}: as fast as copies (`{}` measures it)",
-                                                 what.ranks,
-                                                 comm_command(what, forecaster.count(), "FILE")));
+        cost::Measurements& figures = found_.figures;
+        if (what.count.ranks == 1 || figures.comm_bytes_per_s > 0) return;
+        figures.comm_bytes_per_s = figures.copy_bytes_per_s;
+        found_.assumed.push_back(fmt::format("{}: as fast as copies (`{}` measures it)",
+                                             text_of_ranks(what),
+                                             comm_command(what, forecaster.count(), "FILE")));
     }
 
     // `bytes`: stored on them, by all ranks of a host.
     void find_paths(int64_t bytes) {
-        train::LinkSpeeds& links = found_.figures.machine.links;
-        double bytes_per_s = 0, dram_bytes = 0, cores = 0;
+        std::vector<cost::Path> paths;
         for (const NvmePath& path : config_.budgets.nvme) {
-            const PathFigures figures = path_figures(path);
-            const double rate = figures.mixed_bytes_per_s;
-            // A device's DMA touches memory once, a copy into a file that is memory twice.
-            dram_bytes += rate * (figures.in_memory ? 2 : 1);
-            cores += rate * figures.cores_per_byte;
-            bytes_per_s += rate;
-            found_.path_rates.push_back(rate);
+            paths.push_back(path_figures(path));
+            paths.back().size_bytes = path.size_bytes;
         }
-        links.nvme_bytes_per_s = 0;
-        if (bytes_per_s == 0) return found_.path_rates.clear();
-        links.dram_per_nvme_byte = dram_bytes / bytes_per_s;
-        links.cores_per_nvme_byte = cores / bytes_per_s;
-        // All together are as fast as the one that is last: where one is full, another has more.
-        const std::vector<double> shares =
-            path_shares(config_.budgets.nvme, found_.path_rates, bytes);
-        double slowest = 0;
-        for (size_t p = 0; p < shares.size(); ++p)
-            slowest = std::max(slowest, shares[p] > 0 ? shares[p] / found_.path_rates[p] : 0);
-        links.nvme_bytes_per_s = slowest > 0 ? 1 / slowest : bytes_per_s;
+        const cost::Drive drive = cost::one_drive(paths, bytes);
+        cost::Measurements& figures = found_.figures;
+        figures.nvme_bytes_per_s = drive.bytes_per_s;
+        figures.storage_of = cost::Of::host;
+        figures.dram_per_nvme_byte = drive.dram_per_byte;
+        figures.cores_per_nvme_byte = drive.cores_per_byte;
+        if (drive.bytes_per_s > 0) found_.path_rates = cost::path_rates(paths);
     }
 
-    PathFigures path_figures(const NvmePath& path) {
+    cost::Path path_figures(const NvmePath& path) {
         if (const auto known = file_ ? file_->path(path.path) : std::nullopt) return *known;
         if (!is_here_) {
             found_.assumed.push_back(path.path);
-            return {planner::default_figures(config_).nvme_bytes_per_s};
+            return {.bytes_per_s = cost::default_measurements(config_.device).nvme_bytes_per_s};
         }
         try {
-            const PathFigures figures = measure_path(config_, path);
+            const cost::Path figures = measure_path(config_, path);
             found_.measured.push_back(path.path);
             return figures;
         } catch (const Error& error) {
@@ -163,13 +169,13 @@ private:
 
 // Of all paths together; 0: the file does not know all of them.
 double storage_rate(const MachineFile& file, const Config& config) {
-    double bytes_per_s = 0;
+    std::vector<cost::Path> paths;
     for (const NvmePath& path : config.budgets.nvme) {
         const auto known = file.path(path.path);
         if (!known) return 0;
-        bytes_per_s += known->mixed_bytes_per_s;
+        paths.push_back(*known);
     }
-    return bytes_per_s;
+    return cost::one_drive(paths).bytes_per_s;
 }
 
 std::string all_command(const train::RankCount& count, const std::string& file) {
@@ -189,13 +195,10 @@ std::string all_command(const train::RankCount& count, const std::string& file) 
 }  // namespace
 
 FiguresOf identity_of(const train::Forecaster& forecaster) {
-    const train::RankCount count = forecaster.count();
-    return {.device = forecaster.device_text(),
-            .kernels = forecaster.kernels_text(),
-            .ranks = count.ranks > 1
-                         ? ranks_text(count, forecaster.device_text() == "cpu" ? "mpi" : "nccl")
-                         : "",
-            .threads = forecaster.threads(),
+    const cost::KernelsOf kernels = forecaster.kernels_of();
+    return {.kernels = kernels,
+            .count = forecaster.count(),
+            .by = kernels.device == "cpu" ? "mpi" : "nccl",
             .device_bytes = forecaster.device_bytes(),
             .needs = forecaster.needs()};
 }
@@ -213,13 +216,13 @@ train::RankCount on_hosts(train::RankCount given) {
 std::unique_ptr<train::Forecaster> forecaster_for(const Config& config,
                                                   const train::RankCount& count,
                                                   const std::optional<MachineFile>& file) {
-    if (config.device != "cuda" || !file) return train::Forecaster::make(config, count);
+    if (config.device != DeviceKind::cuda || !file) return train::Forecaster::make(config, count);
     try {
         return train::Forecaster::make(config, count);
     } catch (const Error& error) {
         if (error.trouble() != Trouble::usage) throw;
         // What is wrong with the configuration itself is wrong there too, and says so again.
-        auto absent = file->gpu(train::Forecaster::make(config, count, {})->model_text());
+        auto absent = file->gpu(train::Forecaster::make(config, count, {})->kernels_of());
         if (!absent) throw;
         log_warn(std::string(error.what()) + "; planning for the " + absent->architecture + " of " +
                  file->name());
@@ -241,16 +244,15 @@ std::string plan_by(const std::optional<MachineFile>& file, const Config& config
             "the default figures of a {}; --machine FILE plans by this one's, which "
             "ferry bench --all --save FILE measures",
             defaults);
-    const FiguresOf what = identity_of(forecaster);
-    std::optional<train::Machine> machine = file->machine(what);
-    const auto kernels = file->kernels(what);
-    if (machine) machine->links.nvme_bytes_per_s = storage_rate(*file, config);
-    forecaster.plan_by(machine, kernels);
+    cost::Measurements known = file->measurements(identity_of(forecaster));
+    known.nvme_bytes_per_s = storage_rate(*file, config);
     std::vector<std::string> lacking;
-    if (!machine) lacking.emplace_back("memory and copies");
-    if (!kernels) lacking.emplace_back("this model's kernels");
-    if (machine && !config.budgets.nvme.empty() && machine->links.nvme_bytes_per_s == 0)
+    if (known.dram_bytes_per_s == 0) lacking.emplace_back("memory");
+    if (known.copy_bytes_per_s == 0) lacking.emplace_back("copies");
+    if (known.kernels.seconds.empty()) lacking.emplace_back("this model's kernels");
+    if (!config.budgets.nvme.empty() && known.nvme_bytes_per_s == 0)
         lacking.emplace_back("storage");
+    forecaster.plan_by(known);
     std::string text = "the figures of " + file->name();
     if (!lacking.empty())
         text += fmt::format(", but for {}: those by default, of a {}", fmt::join(lacking, ", "),
@@ -258,22 +260,23 @@ std::string plan_by(const std::optional<MachineFile>& file, const Config& config
     return text;
 }
 
-train::Figures known_figures(const Config& config, const train::RankCount& count,
-                             const MachineFile& file) {
+cost::Measurements known_figures(const Config& config, const train::RankCount& count,
+                                 const MachineFile& file) {
     const auto forecaster = train::Forecaster::make(config, count);
-    const planner::Plan plan = forecaster->plan(config);
+    const planner::Plan plan = forecaster->plan(train::request_of(config));
     const FiguresOf what = identity_of(*forecaster);
     const std::string measure_all = all_command(count, file.name());
-    if (!file.machine(what))
-        lacks(file, fmt::format("{} with {} threads", what.device, what.threads), measure_all);
-    const auto kernels = file.kernels(what);
-    if (!kernels || !forecaster->covers(plan, *kernels))
+    const cost::Measurements known = file.measurements(what);
+    if (known.dram_bytes_per_s == 0 || known.copy_bytes_per_s == 0)
+        lacks(file, fmt::format("{} with {} threads", what.kernels.device, what.kernels.threads),
+              measure_all);
+    if (known.kernels.seconds.empty() || !forecaster->covers(plan, known.kernels))
         lacks(file, "this model's kernels", measure_all);
     for (const NvmePath& path : config.budgets.nvme) {
         if (plan.nvme_bytes > 0 && !file.path(path.path)) lacks(file, path.path, measure_all);
     }
-    if (!what.ranks.empty() && !file.comm(what))
-        lacks(file, what.ranks, comm_command(what, count, file.name()));
+    if (count.ranks > 1 && known.comm_bytes_per_s == 0)
+        lacks(file, text_of_ranks(what), comm_command(what, count, file.name()));
     return figures_for(config, *forecaster, plan, file).figures;
 }
 

@@ -13,7 +13,7 @@
 namespace ferry::tools {
 
 struct FoundFigures {
-    train::Figures figures{};
+    cost::Measurements figures{};
     std::vector<double> path_rates{};     // bytes/s, mixed, of each path of the configuration
     std::vector<std::string> measured{};  // a line each: what was measured just now
     std::vector<std::string> assumed{};   // and what nobody knows of a machine that is not here
@@ -42,7 +42,7 @@ std::string plan_by(const std::optional<MachineFile>& file, const Config& config
                     train::Forecaster& forecaster);
 
 // The file's alone, of one rank. Throws usage, saying what it lacks and how to measure that.
-train::Figures known_figures(const Config& config, const train::RankCount& count,
-                             const MachineFile& file);
+cost::Measurements known_figures(const Config& config, const train::RankCount& count,
+                                 const MachineFile& file);
 
 }  // namespace ferry::tools

@@ -59,19 +59,55 @@ bool is_named_so(const std::string& path) {
     return ending == ".json" || ending == ".jsonl" || ending == ".ndjson";
 }
 
+FirstKey probed(std::string_view text) {
+    FirstKey probe;
+    nlohmann::json::sax_parse(text, &probe);
+    return probe;
+}
+
+// A line that is an object, or a list with objects in it; of a long one the beginning may be all.
+// What else is JSON is prose too: a number, a quotation.
+bool is_record(std::string_view line) {
+    if (line[0] != '{' && line[0] != '[') return false;
+    const FirstKey probe = probed(line);
+    return probe.found() || (probe.has_key() && line.size() >= kLooksAt) ||
+           (line[0] == '{' && nlohmann::json::accept(line));
+}
+
+// Whether more than half of the lines, or of the bytes in them, are records, whatever comes first.
+bool is_mostly_records(std::string_view text) {
+    size_t lines = 0, bytes = 0, records = 0, record_bytes = 0;
+    while (!text.empty()) {
+        const size_t end = std::min(text.find('\n'), text.size());
+        std::string_view line = text.substr(0, end);
+        text.remove_prefix(std::min(end + 1, text.size()));
+        const size_t begin = line.find_first_not_of(" \t\r");
+        if (begin == std::string_view::npos) continue;
+        line.remove_prefix(begin);
+        const bool record = is_record(line);
+        lines += 1;
+        bytes += line.size();
+        records += record ? 1 : 0;
+        record_bytes += record ? line.size() : 0;
+    }
+    return records > lines / 2 || record_bytes > bytes / 2;
+}
+
 }  // namespace
 
 bool looks_like_json(const std::string& path, std::string_view beginning) {
-    std::string text = in_bytes(beginning);
+    const std::string text = in_bytes(beginning);
     const size_t first = text.find_first_not_of(" \t\r\n");
     if (first == std::string::npos) return false;
-    text = text.substr(first, kLooksAt);
+    const std::string_view rest = std::string_view(text).substr(first);
     constexpr std::string_view kOpens = "{[\"";
-    if (is_named_so(path) && kOpens.find(text[0]) != std::string_view::npos) return true;
-    FirstKey probe;
-    nlohmann::json::sax_parse(text, &probe);
+    const auto first_line = rest.substr(0, rest.find_first_of("\r\n"));
+    if (is_named_so(path) &&
+        (kOpens.find(rest[0]) != std::string_view::npos || nlohmann::json::accept(first_line)))
+        return true;
+    const FirstKey probe = probed(rest.substr(0, kLooksAt));
     // Of a long first value the beginning holds a part.
-    return probe.found() || (probe.has_key() && text.size() == kLooksAt);
+    return probe.found() || (probe.has_key() && rest.size() >= kLooksAt) || is_mostly_records(rest);
 }
 
 }  // namespace ferry::tools

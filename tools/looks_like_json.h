@@ -6,7 +6,8 @@
 
 namespace ferry::tools {
 
-// By its beginning, of 64 KiB or more where the file has them, and by its name.
+// By its name, by how its beginning parses, and by what most lines of it are. Of the beginning
+// there must be 64 KiB or more where the file has them.
 bool looks_like_json(const std::string& path, std::string_view beginning);
 
 }  // namespace ferry::tools

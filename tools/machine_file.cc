@@ -1,15 +1,18 @@
 #include "machine_file.h"
 
 #include <spdlog/fmt/fmt.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "base/files.h"
 #include "base/json_reader.h"
@@ -24,6 +27,8 @@ using nlohmann::json;
 const char* key_of(model::Saved what) {
     return what == model::Saved::attention ? "attention_seconds" : "mlp_seconds";
 }
+
+constexpr const char *kOf = "of", *kOfHost = "host", *kOfRank = "rank";
 
 constexpr const char* kOtherFile =
     "give another file, or write it with `ferry bench --all --save FILE`";
@@ -51,13 +56,11 @@ json read_file(const std::string& file, bool may_be_new) {
                                      .what = "the file exists and is no machine file of ferry's",
                                      .remedy = kOtherFile,
                                      .comments = true});
-    const bool known = content.is_object() && content.contains("ferry_machine") &&
-                       content["ferry_machine"].is_number_integer() &&
-                       content["ferry_machine"].get<int64_t>() >= 1;
-    if (!known) refuse(file, "the file exists and is no machine file of ferry's");
-    const auto format = content["ferry_machine"].get<int64_t>();
-    if (format > kMachineFormat)
-        refuse(file, "the machine file was written by a newer ferry", std::to_string(format));
+    const json format = content.is_object() ? content.value("ferry_machine", json()) : json();
+    if (!format.is_number_unsigned() || format.get<uint64_t>() == 0)
+        refuse(file, "the file exists and is no machine file of ferry's");
+    if (format.get<uint64_t>() > kMachineFormat)
+        refuse(file, "the machine file was written by a newer ferry", shown_json(format));
     for (const char* list : {"paths", "memory", "devices", "kernels", "ranks"}) {
         if (content.contains(list) && !content[list].is_array())
             refuse(file, fmt::format("the machine file's \"{}\" is no list", list));
@@ -66,6 +69,13 @@ json read_file(const std::string& file, bool may_be_new) {
 }
 
 double rounded(double bytes_per_s) { return std::round(bytes_per_s * 1e-6) * 1e6; }
+
+// The number of the file system that a path lies on: paths of the same one share a drive. -1: it
+// is not here.
+int64_t drive_of(const std::string& path) {
+    struct stat status {};
+    return stat(path.c_str(), &status) == 0 ? static_cast<int64_t>(status.st_dev) : -1;
+}
 
 json figures_of(const IoSettings& settings) {
     const auto rate = [](int64_t bytes, const Sample& sample) {
@@ -76,6 +86,7 @@ json figures_of(const IoSettings& settings) {
     };
     const Sample& mixed = settings.mixed;
     return {{"path", settings.path},
+            {"drive", drive_of(settings.path)},
             {"file_system", settings.file_system},
             {"backend", settings.backend},
             {"direct", settings.direct},
@@ -92,26 +103,69 @@ json figures_of(const IoSettings& settings) {
             {"measured", machine_json()["date"]}};
 }
 
-// The entry of a list that is about `value`, or null.
-const json* entry(const json& content, const char* list, const char* key, const json& value) {
+// Whether an entry of a list is about this. Memory's figures are a host's unless they say whose.
+bool is_about(const json& one, const json& identity) {
+    return one.is_object() && std::ranges::all_of(identity.items(), [&](const auto& item) {
+               const json missing = item.key() == kOf ? json(kOfHost) : json();
+               return one.value(item.key(), missing) == item.value();
+           });
+}
+const json* entry(const json& content, const char* list, const json& identity) {
     if (!content.contains(list)) return nullptr;
-    for (const json& one : content[list]) {
-        if (one.is_object() && one.value(key, json()) == value) return &one;
-    }
-    return nullptr;
+    const json& all = content[list];
+    const auto found =
+        std::ranges::find_if(all, [&](const json& one) { return is_about(one, identity); });
+    return found == all.end() ? nullptr : &*found;
 }
 
 // Keeps what it does not know of the old one.
-void replace(json& list, const char* key, const json& figures) {
+void replace(json& list, const json& identity, const json& figures) {
     if (list.is_null()) list = json::array();
-    const auto found = std::find_if(list.begin(), list.end(), [&](const json& one) {
-        return one.is_object() && one.value(key, json()) == figures[key];
-    });
-    if (found == list.end())
-        list.push_back(figures);
-    else
-        found->update(figures);
+    auto found = std::find_if(list.begin(), list.end(),
+                              [&](const json& one) { return is_about(one, identity); });
+    if (found == list.end()) found = list.insert(list.end(), json::object());
+    found->update(identity);
+    found->update(figures);
 }
+
+// The figures of an entry, by key.
+struct Figure {
+    const char* key;
+    double cost::Measurements::*value;
+};
+using cost::Measurements;
+constexpr std::array kMemory{Figure{"update_bytes_per_s", &Measurements::dram_bytes_per_s},
+                             Figure{"check_bytes_per_s", &Measurements::check_bytes_per_s},
+                             Figure{"update_overhead_s", &Measurements::update_overhead_s},
+                             Figure{"out_of_place", &Measurements::out_of_place}};
+constexpr std::array kDevice{Figure{"copy_bytes_per_s", &Measurements::copy_bytes_per_s},
+                             Figure{"update_bytes_per_s", &Measurements::device_bytes_per_s}};
+constexpr std::array kRanks{Figure{"bytes_per_s", &Measurements::comm_bytes_per_s},
+                            Figure{"overhead_s", &Measurements::comm_overhead_s}};
+
+json json_of(std::span<const Figure> figures, const Measurements& measured) {
+    constexpr double kLeast = 1e-6;  // none is 0, which would be unknown
+    json entry{{"measured", machine_json()["date"]}};
+    for (const auto& [key, value] : figures)
+        entry[key] =
+            measured.*value >= 1e6 ? rounded(measured.*value) : std::max(kLeast, measured.*value);
+    return entry;
+}
+
+json identity_of_memory(int threads, const char* of) { return {{"threads", threads}, {kOf, of}}; }
+
+json identity_of(const cost::KernelsOf& of) {
+    return {{"model", of.model},         {"compute", of.compute}, {"device", of.device},
+            {"libraries", of.libraries}, {"threads", of.threads}, {"under_load", of.under_load}};
+}
+
+json identity_of_ranks(const train::RankCount& count, const std::string& by) {
+    return {{"ranks", count.ranks}, {"on_a_host", count.on_a_host}, {"by", by}};
+}
+
+// No machine's figures come near these ends: what is beyond them, or between the lower one and 0,
+// makes infinities and zeros of times.
+constexpr double kLeastFigure = 1e-15, kMostFigure = 1e18;
 
 double positive(const std::string& file, const json& of, const std::string& where,
                 const char* key) {
@@ -121,6 +175,10 @@ double positive(const std::string& file, const json& of, const std::string& wher
     if (!value.is_number() || !(value.get<double>() > 0))
         refuse(file, fmt::format("{}: \"{}\" must be a number above 0", where, key),
                shown_json(value));
+    if (value.get<double>() < kLeastFigure || value.get<double>() > kMostFigure)
+        refuse(file,
+               fmt::format("{}: \"{}\" must be of {} to {}", where, key, kLeastFigure, kMostFigure),
+               shown_json(value));
     return value.get<double>();
 }
 
@@ -128,17 +186,33 @@ double positive(const std::string& file, const json& of, const std::string& wher
 double none_or_more(const std::string& file, const json& of, const std::string& where,
                     const char* key) {
     const json value = of.value(key, json(0.0));
-    if (!value.is_number() || value.get<double>() < 0)
-        refuse(file, fmt::format("{}: \"{}\" must be a number, at least 0", where, key),
+    if (!value.is_number() || value.get<double>() < 0 || value.get<double>() > kMostFigure)
+        refuse(file, fmt::format("{}: \"{}\" must be a number of 0 to {}", where, key, kMostFigure),
                shown_json(value));
     return value.get<double>();
+}
+
+// Beyond the end of int64_t it would wrap.
+int64_t count_in(const std::string& file, const json& value, const std::string& where,
+                 const char* key, uint64_t most) {
+    if (!value.is_number_unsigned() || value.get<uint64_t>() > most)
+        refuse(file, fmt::format("{}: \"{}\" must be a whole number of 0 to {}", where, key, most),
+               shown_json(value));
+    return value.get<int64_t>();
+}
+
+// A count that older files lack.
+int64_t count_or_zero(const std::string& file, const json& of, const std::string& where,
+                      const char* key, uint64_t most) {
+    if (!of.is_object() || !of.contains(key)) return 0;
+    return count_in(file, of[key], where, key, most);
 }
 
 const std::vector<std::string> kLayers{"embedding", "block", "head"};
 
 std::vector<std::string> kernel_names() {
     std::vector<std::string> names;
-    for (const planner::Row& row : planner::operations()) names.emplace_back(row.name);
+    for (const cost::Row& row : cost::operations()) names.emplace_back(row.name);
     return names;
 }
 
@@ -162,10 +236,7 @@ void check_machine_file(const std::string& file) {
         refuse(file, kind == FileKind::directory ? "it is a directory" : "it is no regular file",
                "", "name a file");
     read_file(file, true);
-    const std::filesystem::path parent = std::filesystem::absolute(file).parent_path();
-    if (access(parent.c_str(), W_OK | X_OK) != 0)
-        refuse(file, "no file can be written there", std::strerror(errno),
-               "name a file in a directory that you may write to");
+    try_draft("--save", file);
 }
 
 json settings_json(const std::vector<IoSettings>& paths) {
@@ -176,62 +247,53 @@ json settings_json(const std::vector<IoSettings>& paths) {
 
 void save_paths(const std::string& file, const std::vector<IoSettings>& paths) {
     json content = read_file(file, true);
-    for (const json& figures : settings_json(paths)) replace(content["paths"], "path", figures);
+    for (const json& figures : settings_json(paths))
+        replace(content["paths"], {{"path", figures["path"]}}, figures);
     write_whole("--save", file, text_of(content));
 }
 
-void save_figures(const std::string& file, const FiguresOf& what, const train::Figures& figures) {
+void save_figures(const std::string& file, const FiguresOf& what, const Measurements& measured) {
     json content = read_file(file, true);
-    const train::Machine& machine = figures.machine;
-    const json date = machine_json()["date"];
-    const json memory = {{"threads", what.threads},
-                         {"update_bytes_per_s", rounded(machine.links.dram_bytes_per_s)},
-                         {"check_bytes_per_s", rounded(machine.check_bytes_per_s)},
-                         {"update_overhead_s", std::max(1e-6, machine.update_overhead_s)},
-                         {"out_of_place", machine.out_of_place},
-                         {"measured", date}};
-    replace(content["memory"], "threads", memory);
-    json device = {{"device", what.device},
-                   {"copy_bytes_per_s", rounded(machine.links.copy_bytes_per_s)},
-                   {"update_bytes_per_s", rounded(machine.links.device_bytes_per_s)},
-                   {"measured", date}};
-    if (!machine.computes_on_host) {
+    const char* of = measured.memory_of == cost::Of::host ? kOfHost : kOfRank;
+    replace(content["memory"], identity_of_memory(what.kernels.threads, of),
+            json_of(kMemory, measured));
+    json device = json_of(kDevice, measured);
+    if (!measured.computes_on_host) {
         device["memory_bytes"] = what.device_bytes;
         device["overhead_bytes"] = what.needs.overhead;
     }
-    replace(content["devices"], "device", device);
+    replace(content["devices"], {{"device", what.kernels.device}}, device);
     json times = json::array();
-    for (const auto& [kind, seconds] : figures.kernels.seconds) {
-        times.push_back({{"kernel", planner::name_of(static_cast<planner::Op>(kind[0]))},
+    for (const auto& [kind, seconds] : measured.kernels.seconds) {
+        times.push_back({{"kernel", cost::name_of(static_cast<cost::Op>(kind[0]))},
                          {"layer", kLayers[static_cast<size_t>(kind[1])]},
                          {"size", kind[2]},
                          {"seconds", seconds}});
     }
-    json kernels = {{"of", what.kernels},
-                    {"scratch_bytes", what.needs.scratch},
+    json kernels = {{"scratch_bytes", what.needs.scratch},
                     {"times", times},
-                    {"measured", date}};
-    if (figures.kernels.gemm_flops_per_s > 0)
-        kernels["gemm_flops_per_s"] = rounded(figures.kernels.gemm_flops_per_s);
+                    {"measured", machine_json()["date"]}};
+    if (measured.product_flops_per_s > 0)
+        kernels["gemm_flops_per_s"] = rounded(measured.product_flops_per_s);
     for (const model::Saved result : model::kAllKept) {
-        const double seconds = figures.kernels.saved_s[at(result)];
+        const double seconds = measured.kernels.saved_s[at(result)];
         if (seconds > 0) kernels[key_of(result)] = seconds;
     }
-    if (!times.empty()) replace(content["kernels"], "of", kernels);
+    if (!times.empty()) replace(content["kernels"], identity_of(what.kernels), kernels);
     write_whole("--save", file, text_of(content));
 }
 
-std::string ranks_text(const train::RankCount& count, std::string_view by) {
-    return fmt::format("{} ranks, {} on a host, by {}", count.ranks, count.on_a_host, by);
+std::string text_of_ranks(const FiguresOf& what) {
+    return fmt::format("{} ranks, {} on a host, by {}", what.count.ranks, what.count.on_a_host,
+                       what.by);
 }
 
-void save_comm(const std::string& file, const std::string& ranks, const CommFigures& figures) {
+void save_comm(const std::string& file, const train::RankCount& count, const std::string& by,
+               const CommFigures& figures) {
     json content = read_file(file, true);
-    replace(content["ranks"], "of",
-            {{"of", ranks},
-             {"bytes_per_s", rounded(figures.bytes_per_s)},
-             {"overhead_s", figures.overhead_s},
-             {"measured", machine_json()["date"]}});
+    const Measurements measured{.comm_bytes_per_s = figures.bytes_per_s,
+                                .comm_overhead_s = figures.overhead_s};
+    replace(content["ranks"], identity_of_ranks(count, by), json_of(kRanks, measured));
     write_whole("--save", file, text_of(content));
 }
 
@@ -244,103 +306,155 @@ MachineFile MachineFile::read(const std::string& file) {
     return found;
 }
 
-std::optional<PathFigures> MachineFile::path(const std::string& path) const {
+std::optional<cost::Path> MachineFile::path(const std::string& path) const {
     const std::string absolute = absolute_path(path);
-    const json* figures = entry(content_, "paths", "path", absolute);
+    const json* figures = entry(content_, "paths", {{"path", absolute}});
     if (!figures) return std::nullopt;
     const std::string where = "paths, " + absolute;
-    return PathFigures{
-        .mixed_bytes_per_s = positive(name_, *figures, where, "mixed_read_bytes_per_s") +
-                             positive(name_, *figures, where, "mixed_write_bytes_per_s"),
+    const json drive = figures->value("drive", json(drive_of(absolute)));
+    if (!drive.is_number_integer())
+        refuse(name_, where + ": \"drive\" is no number", shown_json(drive));
+    return cost::Path{
+        .bytes_per_s = positive(name_, *figures, where, "mixed_read_bytes_per_s") +
+                       positive(name_, *figures, where, "mixed_write_bytes_per_s"),
+        .drive = drive.get<int64_t>(),
         .in_memory = figures->value("file_system", json()) == "tmpfs",
         .cores_per_byte = 1e-9 * none_or_more(name_, *figures, where, "mixed_cpu_s_per_gb")};
 }
 
-std::optional<train::Machine> MachineFile::machine(const FiguresOf& what) const {
-    const json* memory = entry(content_, "memory", "threads", what.threads);
-    const json* device = entry(content_, "devices", "device", what.device);
-    if (!memory || !device) return std::nullopt;
-    const std::string where = fmt::format("memory, threads {}", what.threads);
-    return train::Machine{
-        .links = {.copy_bytes_per_s =
-                      positive(name_, *device, "devices, " + what.device, "copy_bytes_per_s"),
-                  .dram_bytes_per_s = positive(name_, *memory, where, "update_bytes_per_s"),
-                  .device_bytes_per_s =
-                      positive(name_, *device, "devices, " + what.device, "update_bytes_per_s")},
-        .check_bytes_per_s = positive(name_, *memory, where, "check_bytes_per_s"),
-        .update_overhead_s = positive(name_, *memory, where, "update_overhead_s"),
-        .out_of_place = positive(name_, *memory, where, "out_of_place"),
-        .threads = what.threads,
-        .computes_on_host = what.device == "cpu"};
+namespace {
+
+class Reader {
+public:
+    Reader(const std::string& file, const json& content) : file_(file), content_(content) {}
+
+    Measurements read(const FiguresOf& what) {
+        found_.threads = what.kernels.threads;
+        found_.computes_on_host = what.kernels.device == "cpu";
+        read_memory(what.kernels.threads, what.count.on_a_host);
+        if (const json* device = entry(content_, "devices", {{"device", what.kernels.device}}))
+            read(kDevice, *device, "devices, " + what.kernels.device);
+        const json* ranks = entry(content_, "ranks", identity_of_ranks(what.count, what.by));
+        if (ranks && what.count.ranks > 1) read(kRanks, *ranks, "ranks, " + text_of_ranks(what));
+        const json* kernels = entry(content_, "kernels", identity_of(what.kernels));
+        if (kernels) read_kernels(*kernels);
+        // How fast this device multiplies does not depend on the model.
+        if (!kernels)
+            kernels = entry(content_, "kernels",
+                            {{"device", what.kernels.device}, {"compute", what.kernels.compute}});
+        if (kernels && kernels->contains("gemm_flops_per_s"))
+            found_.product_flops_per_s = positive(file_, *kernels, "kernels", "gemm_flops_per_s");
+        return std::move(found_);
+    }
+
+private:
+    void read(std::span<const Figure> figures, const json& from, const std::string& where) {
+        for (const auto& [key, value] : figures) found_.*value = positive(file_, from, where, key);
+    }
+
+    // What one rank reaches alone it has beside the others as far as the host's memory goes.
+    void read_memory(int threads, int ranks_on_host) {
+        const std::string where = fmt::format("memory, threads {}", threads);
+        const json* host = entry(content_, "memory", identity_of_memory(threads, kOfHost));
+        const json* rank = entry(content_, "memory", identity_of_memory(threads, kOfRank));
+        if (rank && ranks_on_host > 1) {
+            read(kMemory, *rank, where);
+            found_.memory_of = cost::Of::rank;
+            found_.dram_bytes_per_s =
+                std::min(found_.dram_bytes_per_s, most_of_a_host() / ranks_on_host);
+        } else if (host) {
+            read(kMemory, *host, where);
+        }
+    }
+    // Of the most threads that were measured. Infinite: none were.
+    double most_of_a_host() const {
+        double rate = std::numeric_limits<double>::infinity();
+        int64_t most = 0;
+        for (const json& one : content_["memory"]) {
+            if (!is_about(one, {{kOf, kOfHost}})) continue;
+            const json threads = one.value("threads", json());
+            if (!threads.is_number_integer() || threads.get<int64_t>() <= most) continue;
+            most = threads.get<int64_t>();
+            rate =
+                positive(file_, one, fmt::format("memory, threads {}", most), "update_bytes_per_s");
+        }
+        return rate;
+    }
+
+    void read_kernels(const json& known) {
+        const json times = known.value("times", json());
+        if (!times.is_array() || times.empty())
+            refuse(file_, "kernels: \"times\" is no list of them");
+        for (const model::Saved result : model::kAllKept) {
+            if (known.contains(key_of(result)))
+                found_.kernels.saved_s[at(result)] =
+                    positive(file_, known, "kernels", key_of(result));
+        }
+        for (const json& one : times) {
+            const std::string where = "kernels, times: " + shown_json(one);
+            const int64_t op = index_of(file_, one, where, "kernel", kernel_names());
+            const int64_t layer = index_of(file_, one, where, "layer", kLayers);
+            constexpr uint64_t kMostElements = 1ULL << 50;
+            const int64_t size =
+                count_in(file_, one.value("size", json()), where, "size", kMostElements);
+            found_.kernels.seconds[{op, layer, size}] = positive(file_, one, where, "seconds");
+        }
+    }
+
+    const std::string& file_;
+    const json& content_;
+    Measurements found_{};
+};
+
+std::string text(const json& one, const char* key) {
+    const json word = one.is_object() ? one.value(key, json()) : json();
+    return word.is_string() ? word.get<std::string>() : std::string();
+}
+}  // namespace
+
+Measurements MachineFile::measurements(const FiguresOf& what) const {
+    return Reader(name_, content_).read(what);
 }
 
-std::optional<CommFigures> MachineFile::comm(const FiguresOf& what) const {
-    const json* known = entry(content_, "ranks", "of", what.ranks);
-    if (!known) return std::nullopt;
-    const std::string where = "ranks, " + what.ranks;
-    return CommFigures{.bytes_per_s = positive(name_, *known, where, "bytes_per_s"),
-                       .overhead_s = positive(name_, *known, where, "overhead_s")};
-}
-
-std::optional<train::AbsentDevice> MachineFile::gpu(const std::string& model_text) const {
+std::optional<train::AbsentDevice> MachineFile::gpu(const cost::KernelsOf& model) const {
     const auto list = [this](const char* name) { return content_.value(name, json::array()); };
-    const auto text = [](const json& one, const char* key) {
-        const json word = one.is_object() ? one.value(key, json()) : json();
-        return word.is_string() ? word.get<std::string>() : std::string();
+    const auto is_gpu = [](const std::string& device) {
+        return !device.empty() && device != "cpu";
     };
-    const auto count = [](const json& one, const char* key) {
-        const json value = one.is_object() ? one.value(key, json()) : json();
-        return value.is_number_integer() ? value.get<int64_t>() : 0;
+    constexpr int64_t kMostBytes = 1LL << 50, kMostThreads = 1 << 16;
+    const auto threads_in = [&](const json& one, const char* where) {
+        return static_cast<int>(count_or_zero(name_, one, where, "threads", kMostThreads));
     };
     train::AbsentDevice found;
     for (const json& one : list("kernels")) {
-        const std::string of = text(one, "of");
-        if (!of.starts_with(model_text + "device cuda")) continue;
-        found.kernels = of;
-        found.needs.scratch = count(one, "scratch_bytes");
-        // "...device cuda sm_90; ...; 16 threads"
-        const size_t begin = model_text.size() + std::string("device ").size();
-        found.architecture = of.substr(begin, of.find(';', begin) - begin);
-        found.threads = std::max(1, std::atoi(of.c_str() + of.rfind(';') + 1));
+        if (!is_about(one, {{"model", model.model}, {"compute", model.compute}}) ||
+            !is_gpu(text(one, "device")))
+            continue;
+        found.architecture = text(one, "device");
+        found.threads = std::max(1, threads_in(one, "kernels"));
+        found.kernels = {.model = model.model,
+                         .compute = model.compute,
+                         .device = found.architecture,
+                         .libraries = text(one, "libraries"),
+                         .threads = found.threads,
+                         .under_load = one.value("under_load", json()) == true};
+        found.needs.scratch = count_or_zero(name_, one, "kernels", "scratch_bytes", kMostBytes);
         break;
     }
     for (const json& one : list("devices")) {
         const std::string name = text(one, "device");
-        if (found.architecture.empty() ? !name.starts_with("cuda") : name != found.architecture)
-            continue;
+        if (found.architecture.empty() ? !is_gpu(name) : name != found.architecture) continue;
         found.architecture = name;
-        found.memory_bytes = count(one, "memory_bytes");
-        found.needs.overhead = count(one, "overhead_bytes");
+        found.memory_bytes =
+            count_or_zero(name_, one, "devices, " + name, "memory_bytes", kMostBytes);
+        found.needs.overhead =
+            count_or_zero(name_, one, "devices, " + name, "overhead_bytes", kMostBytes);
         break;
     }
     if (found.architecture.empty()) return std::nullopt;
     for (const json& one : list("memory")) {
-        if (found.kernels.empty())
-            found.threads = std::max(found.threads, static_cast<int>(count(one, "threads")));
-    }
-    return found;
-}
-
-std::optional<train::KernelTimes> MachineFile::kernels(const FiguresOf& what) const {
-    const json* known = entry(content_, "kernels", "of", what.kernels);
-    if (!known) return std::nullopt;
-    const json times = known->value("times", json());
-    if (!times.is_array() || times.empty()) refuse(name_, "kernels: \"times\" is no list of them");
-    train::KernelTimes found;
-    if (known->contains("gemm_flops_per_s"))
-        found.gemm_flops_per_s = positive(name_, *known, "kernels", "gemm_flops_per_s");
-    for (const model::Saved result : model::kAllKept) {
-        if (known->contains(key_of(result)))
-            found.saved_s[at(result)] = positive(name_, *known, "kernels", key_of(result));
-    }
-    for (const json& one : times) {
-        const std::string where = "kernels, times: " + shown_json(one);
-        const int64_t op = index_of(name_, one, where, "kernel", kernel_names());
-        const int64_t layer = index_of(name_, one, where, "layer", kLayers);
-        const json size = one.value("size", json());
-        if (!size.is_number_integer() || size.get<int64_t>() < 0)
-            refuse(name_, where + ": \"size\" is no count", shown_json(size));
-        found.seconds[{op, layer, size.get<int64_t>()}] = positive(name_, one, where, "seconds");
+        if (!found.kernels.model.empty()) break;
+        found.threads = std::max(found.threads, threads_in(one, "memory"));
     }
     return found;
 }

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "cost/drives.h"
+#include "cost/measurements.h"
 #include "tools/bench/bench_io.h"
 #include "train/forecast.h"
 
@@ -28,33 +30,27 @@ void save_paths(const std::string& file, const std::vector<IoSettings>& paths);
 
 // What was measured for, and with.
 struct FiguresOf {
-    std::string device{};   // its architecture: "cpu", "cuda sm_90"
-    std::string kernels{};  // train::Forecaster::kernels_text
-    std::string ranks{};    // how many share what, as ranks_text() says it; empty: one alone
-    int threads = 1;
+    cost::KernelsOf kernels{};  // with device and threads
+    train::RankCount count{};
+    std::string by{};          // comm::Communicator::kind() of several ranks
     int64_t device_bytes = 0;  // of the device, for a process
     planner::DeviceNeeds needs{};
 };
-// The same for everything but storage. No kernels: those of the file stay.
-void save_figures(const std::string& file, const FiguresOf& what, const train::Figures& figures);
+// The same for everything but storage and ranks. No kernels: those of the file stay.
+void save_figures(const std::string& file, const FiguresOf& what,
+                  const cost::Measurements& measured);
 
 // What ranks give each other.
 struct CommFigures {
     double bytes_per_s = 0;  // that reach a rank from the others
     double overhead_s = 0;   // of an operation, however small
 };
-// "2 ranks, 2 on a host, by nccl". `by`: comm::Communicator::kind().
-std::string ranks_text(const train::RankCount& count, std::string_view by);
-void save_comm(const std::string& file, const std::string& ranks, const CommFigures& figures);
+void save_comm(const std::string& file, const train::RankCount& count, const std::string& by,
+               const CommFigures& figures);
+// "2 ranks, 2 on a host, by nccl".
+std::string text_of_ranks(const FiguresOf& what);
 
 // ---------------------------------------------------------------- reading
-
-// What the file knows of a path, as far as planning goes.
-struct PathFigures {
-    double mixed_bytes_per_s = 0;
-    bool in_memory = false;     // tmpfs
-    double cores_per_byte = 0;  // seconds of one, of reads and writes mixed
-};
 
 class MachineFile {
 public:
@@ -64,14 +60,11 @@ public:
 
     const std::string& name() const noexcept { return name_; }
     // Nothing where the file has none for that.
-    std::optional<PathFigures> path(const std::string& path) const;
-    // Links but storage; with as many threads.
-    std::optional<train::Machine> machine(const FiguresOf& what) const;
-    std::optional<CommFigures> comm(const FiguresOf& what) const;
-    std::optional<train::KernelTimes> kernels(const FiguresOf& what) const;
+    std::optional<cost::Path> path(const std::string& path) const;
+    // All else, 0 where the file has nothing for that.
+    cost::Measurements measurements(const FiguresOf& what) const;
     // The GPU that was measured with this model, else the first one; nothing where there is none.
-    // `model_text` as the forecaster's.
-    std::optional<train::AbsentDevice> gpu(const std::string& model_text) const;
+    std::optional<train::AbsentDevice> gpu(const cost::KernelsOf& model) const;
 
 private:
     std::string name_{};

@@ -39,8 +39,9 @@ ferry::Error out_of_memory() {
              .remedy = "raise the limit, or lower budgets.host, budgets.device or threads"}};
 }
 
-// A thread that nobody else has named.
+// What is printed, or a thread, that nobody else has named.
 ferry::Error as_named(const std::system_error& error) {
+    if (output_failed()) return output_error(error.code().message());
     if (error.code() == std::errc::resource_unavailable_try_again) {
         try {
             ferry::refuse_thread("", error.what());
@@ -56,6 +57,17 @@ ferry::Error as_named(const std::system_error& error) {
 void label_log() {
     if (const auto rank = ferry::comm::launched_rank())
         setenv("FERRY_LOG_LABEL", ("rank " + std::to_string(*rank)).c_str(), 0);
+}
+
+// Help and version are "errors" of code 0; every other one is a usage error.
+void parse(CLI::App& app, std::vector<std::string> words) {
+    std::ranges::reverse(words);  // as CLI11 takes them
+    try {
+        app.parse(std::move(words));
+    } catch (const CLI::ParseError& error) {
+        if (error.get_exit_code() != 0) end(ferry::tools::usage_error(app, error));
+        app.exit(error);
+    }
 }
 
 }  // namespace
@@ -83,15 +95,9 @@ int main(int argc, char** argv) {
     ferry::tools::refuse_empty(app);
     try {
         ferry::require_stack();
-        std::vector<std::string> words = ferry::tools::words_of(argc, argv);
-        std::ranges::reverse(words);  // as CLI11 takes them
-        app.parse(std::move(words));
+        parse(app, ferry::tools::words_of(argc, argv));
         check_output();
         return 0;
-    } catch (const CLI::ParseError& error) {
-        // Help and version are "errors" of code 0; every other one is a usage error.
-        if (error.get_exit_code() == 0) return app.exit(error);
-        end(ferry::tools::usage_error(app, error));
     } catch (const ferry::Error& error) {
         end(error);
     } catch (const std::bad_alloc&) {

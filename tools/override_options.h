@@ -17,11 +17,11 @@ struct Overrides {
 
     // The configuration that they went into; throws usage where a GPU is capped and none computes.
     Config checked(Config config) const {
-        if (gpu_memory.empty() || config.device != "cpu") return config;
+        if (gpu_memory.empty() || config.device != DeviceKind::cpu) return config;
         throw Error(Trouble::usage,
                     {.what = "a GPU's memory is capped, and the processors compute",
                      .where = "--gpu-memory " + gpu_memory,
-                     .measured = "device " + config.device,
+                     .measured = "device " + std::string(name_of(config.device)),
                      .remedy = "set device to cuda; or, to cap what the processors' own tier "
                                "holds, say --set budgets.device=" +
                                gpu_memory});

@@ -101,12 +101,15 @@ void RankOutput::take_line(int stream, const std::string& line) {
 }
 
 void RankOutput::say(int rank, int stream, const std::string& line) {
-    std::FILE* to = stream == 1 ? stdout : stderr;
+    // What cannot be printed is an error when the ranks have ended: check_output().
+    const auto print = [to = stream == 1 ? stdout : stderr](const std::string& text) {
+        std::fwrite(text.data(), 1, text.size(), to);
+    };
     if (rank == kMpirun) {
-        if (!line.empty()) fmt::print(to, "[mpirun] {}\n", line);
+        if (!line.empty()) print(fmt::format("[mpirun] {}\n", line));
         return;
     }
-    fmt::print(to, "[rank {}] {}\n", rank, line);
+    print(fmt::format("[rank {}] {}\n", rank, line));
     if (stream == 2) note_error(rank, line);
 }
 

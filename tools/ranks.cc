@@ -9,7 +9,8 @@ std::unique_ptr<comm::Communicator> join_ranks(const Config& config, Executor& e
     auto ranks = comm::make_mpi(executor, {.timeout_seconds = config.zero.timeout_seconds});
     // The configuration is compared when the run has read its tokens; those on GPUs share them out
     // before.
-    std::vector<comm::Fact> facts{{"the command", command}, {"device", config.device}};
+    std::vector<comm::Fact> facts{{"the command", command},
+                                  {"device", std::string(name_of(config.device))}};
     for (const Option& option : options)
         facts.push_back({option.name, option.given ? "given" : "not given"});
     comm::require_same(*ranks, executor, facts);

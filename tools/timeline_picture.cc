@@ -132,7 +132,7 @@ std::vector<Bar> bars_of(const train::Forecast& forecast, double gap) {
             const bool moves = task.lane != Lane::compute;
             bars.push_back(
                 {.lane = task.lane,
-                 .name = planner::name_of(task),
+                 .name = cost::name_of(task),
                  .begin_s = begin,
                  .end_s = end,
                  .busy_s = end - begin,

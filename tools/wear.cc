@@ -5,8 +5,9 @@
 #include <algorithm>
 #include <optional>
 
+#include "cost/drives.h"
 #include "ferry/aio.h"
-#include "path_shares.h"
+#include "train/from_config.h"
 
 namespace ferry::tools {
 namespace {
@@ -26,23 +27,32 @@ std::string percent(double share) {
 
 // Clipping takes them, and gradients that are not finite where such a step is skipped.
 bool can_roll_back(const Config& config) {
-    return config.clip_norm > 0 || config.precision == "fp16" || config.on_nonfinite == "skip";
+    return config.clip_norm > 0 || config.precision == DType::f16 ||
+           config.on_nonfinite == OnNonfinite::skip;
 }
 
-Wear wear_without_advice(const Config& config, const planner::Plan& plan, int ranks,
+// A run as it would be.
+struct Supposed {
+    planner::PlanRequest request{};
+    int64_t steps = 0;
+    bool can_roll_back = false;
+};
+
+Wear wear_without_advice(const Supposed& run, const planner::Plan& plan, int ranks,
                          const std::vector<double>& path_rates) {
     Wear wear{.ranks = ranks};
-    const size_t paths = config.budgets.nvme.size();
+    const std::vector<NvmePath>& nvme = run.request.budgets.nvme;
+    const size_t paths = nvme.size();
     if (plan.nvme_bytes == 0) return wear;
     // Every step writes alike, but for the update, which the first one lacks and the end brings,
     // and for speculative updates that were rolled back.
     constexpr auto kWrite = static_cast<size_t>(swap::Lane::write);
     wear.step_bytes = ranks * train::steady_bytes(plan).bytes[kWrite];
-    if (plan.speculative && can_roll_back(config)) {
+    if (plan.speculative && run.can_roll_back) {
         for (const train::ScheduleBytes& schedule : train::schedule_bytes(plan))
             wear.rolled_back_step_bytes =
                 std::max(wear.rolled_back_step_bytes, ranks * schedule.bytes[kWrite]);
-        wear.counts_on_rollback = config.swap.speculate == "all" && config.clip_norm > 0;
+        wear.counts_on_rollback = run.request.swap.speculate == Speculate::all && run.request.clips;
     }
     constexpr int64_t kBlock = 4096;
     const int64_t map = plan.durable ? round_up(plan.record_bytes + kBlock, kBlock) : 0;
@@ -50,15 +60,17 @@ Wear wear_without_advice(const Config& config, const planner::Plan& plan, int ra
     const auto run_of = [&](int64_t step_bytes) {
         return static_cast<double>(ranks * plan.nvme_bytes) +
                static_cast<double>(step_bytes + wear.step_note_bytes) *
-                   static_cast<double>(config.steps);
+                   static_cast<double>(run.steps);
     };
     wear.run_bytes = run_of(wear.step_bytes);
     if (wear.rolled_back_step_bytes > 0)
         wear.rolled_back_run_bytes = run_of(wear.rolled_back_step_bytes);
+    std::vector<int64_t> sizes;
+    for (const NvmePath& path : nvme) sizes.push_back(path.size_bytes);
     const std::vector<double> shares =
-        path_shares(config.budgets.nvme, path_rates, ranks * plan.nvme_bytes);
+        cost::path_shares(sizes, path_rates, ranks * plan.nvme_bytes);
     for (size_t p = 0; p < paths; ++p) {
-        const NvmePath& path = config.budgets.nvme[p];
+        const NvmePath& path = nvme[p];
         const double part = shares[p];
         PathWear one{.path = path.path,
                      .run_bytes = part * wear.run_bytes,
@@ -82,9 +94,11 @@ double worst_share(const Wear& wear) {
 // Plans again with each change: what else it moves, it moves there too.
 class Adviser {
 public:
-    Adviser(const Config& config, const train::Forecaster& forecaster, const planner::Plan& plan,
-            int ranks, const std::vector<double>& path_rates, double share)
-        : config_(config),
+    Adviser(const Supposed& run, bool may_split, const train::Forecaster& forecaster,
+            const planner::Plan& plan, int ranks, const std::vector<double>& path_rates,
+            double share)
+        : run_(run),
+          may_split_(may_split),
           forecaster_(forecaster),
           plan_(plan),
           ranks_(ranks),
@@ -93,43 +107,44 @@ public:
 
     std::vector<WearAdvice> ask() {
         more_host_memory();
-        if (config_.swap.state_on_nvme > 0)
+        if (run_.request.swap.state_on_nvme.value_or(0) > 0)
             offer({{"swap.state_on_nvme", "auto"}}, "what the host budget asks",
-                  [](Config& c) { c.swap.state_on_nvme = -1; });
-        if (config_.swap.speculate == "all")
+                  [](Supposed& s) { s.request.swap.state_on_nvme.reset(); });
+        if (run_.request.swap.speculate == Speculate::all)
             offer({{"swap.speculate", "auto"}}, "none where clipping would take them",
-                  [](Config& c) { c.swap.speculate = "auto"; });
-        if (config_.checkpoint.durable_steps)
+                  [](Supposed& s) { s.request.swap.speculate = Speculate::automatic; });
+        if (run_.request.durable)
             offer({{"checkpoint.durable_steps", "false"}}, "a killed run starts again",
-                  [](Config& c) { c.checkpoint.durable_steps = false; });
-        const int64_t micro_batches = 2 * config_.batch.micro_batches;
-        const int64_t steps = ceil_div(config_.steps, int64_t{2});
+                  [](Supposed& s) { s.request.durable = false; });
+        const int64_t micro_batches = 2 * run_.request.micro_batches;
+        const int64_t steps = ceil_div(run_.steps, int64_t{2});
         offer({{"batch.micro_batches", std::to_string(micro_batches)},
                {"steps", std::to_string(steps)}},
-              "the same tokens", [&](Config& c) {
-                  c.batch.micro_batches = micro_batches;
-                  c.steps = steps;
+              "the same tokens", [&](Supposed& s) {
+                  s.request.micro_batches = micro_batches;
+                  s.steps = steps;
               });
-        if (config_.precision == "bf16")
+        if (may_split_)
             offer({{"optimizer.master", "split"}}, "exact, 2 B less of each parameter",
-                  [](Config& c) { c.optimizer.master = "split"; });
+                  [](Supposed& s) { s.request.state.split = true; });
         offer({{"optimizer.moments", "bf16"}}, "half of the moments' bytes, and some noise",
-              [](Config& c) { c.optimizer.moments = "bf16"; });
-        if (config_.budgets.nvme.size() == 1)
-            offer({}, "a second path like it in budgets.nvme", [](Config& c) {
-                c.budgets.nvme.push_back(c.budgets.nvme.front());
-                c.budgets.nvme.back().path += " (second)";
+              [](Supposed& s) { s.request.state.moment_type = DType::bf16; });
+        if (run_.request.budgets.nvme.size() == 1)
+            offer({}, "a second path like it in budgets.nvme", [](Supposed& s) {
+                std::vector<NvmePath>& nvme = s.request.budgets.nvme;
+                nvme.push_back(nvme.front());
+                nvme.back().path += " (second)";
             });
         return std::move(advice_);
     }
 
 private:
     // None: that cannot be planned.
-    std::optional<double> share_with(const Config& config) const {
-        const bool same_paths = config.budgets.nvme.size() == path_rates_.size();
+    std::optional<double> share_with(const Supposed& run) const {
+        const bool same_paths = run.request.budgets.nvme.size() == path_rates_.size();
         try {
             return worst_share(
-                wear_without_advice(config, forecaster_.plan(config), ranks_,
+                wear_without_advice(run, forecaster_.plan(run.request), ranks_,
                                     same_paths ? path_rates_ : std::vector<double>{}));
         } catch (const Error&) {
             return std::nullopt;
@@ -143,7 +158,7 @@ private:
     template <class Change>
     void offer(std::vector<std::pair<std::string, std::string>> set, std::string note,
                const Change& change) {
-        Config changed = config_;
+        Supposed changed = run_;
         change(changed);
         const auto share = share_with(changed);
         if (share && lowers(*share)) advice_.push_back({std::move(set), std::move(note), *share});
@@ -151,13 +166,13 @@ private:
 
     // The smallest that brings it down to a tenth, or as far as memory can.
     void more_host_memory() {
-        if (config_.budgets.host_bytes == kUnlimited) return;
+        if (run_.request.budgets.host_bytes == kUnlimited) return;
         const auto with = [&](int64_t bytes) {
-            Config config = config_;
-            config.budgets.host_bytes = bytes;
-            return share_with(config);
+            Supposed run = run_;
+            run.request.budgets.host_bytes = bytes;
+            return share_with(run);
         };
-        int64_t too_little = config_.budgets.host_bytes;
+        int64_t too_little = run_.request.budgets.host_bytes;
         int64_t enough = round_up(too_little + int64_t{2} * ranks_ * plan_.nvme_bytes, kMiB);
         const std::optional<double> least = with(enough);
         if (!least || !lowers(*least)) return;
@@ -175,7 +190,8 @@ private:
         advice_.push_back({{{"budgets.host", std::to_string(enough / kMiB) + "MiB"}}, "", share});
     }
 
-    const Config& config_;
+    const Supposed run_;
+    const bool may_split_;  // its master weights
     const train::Forecaster& forecaster_;
     const planner::Plan& plan_;
     const int ranks_;
@@ -197,10 +213,13 @@ std::string text_of(const WearAdvice& advice) {
 
 Wear wear_of(const Config& config, const train::Forecaster& forecaster, const planner::Plan& plan,
              const train::RankCount& count, const std::vector<double>& path_rates) {
-    Wear wear = wear_without_advice(config, plan, count.on_a_host, path_rates);
+    const Supposed run{train::request_of(config), config.steps, can_roll_back(config)};
+    Wear wear = wear_without_advice(run, plan, count.on_a_host, path_rates);
     const double share = worst_share(wear);
     if (share > kWorthAWarning)
-        wear.advice = Adviser(config, forecaster, plan, count.on_a_host, path_rates, share).ask();
+        wear.advice = Adviser(run, config.precision == DType::bf16, forecaster, plan,
+                              count.on_a_host, path_rates, share)
+                          .ask();
     return wear;
 }
 

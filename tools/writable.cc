@@ -60,11 +60,14 @@ void check_writable(const std::string& option, const std::string& path, size_t s
     if (!start.empty() && !same_kind)
         refuse("it would replace a file of another kind, or one that ferry did not make", path,
                "name another file, or move that one away");
-    // A directory may be writable by its mode and still take no file, as in /proc.
+    try_draft(option, path);
+}
+
+void try_draft(const std::string& option, const std::string& path) {
     try {
-        const Draft trial(path);
+        const Draft trial(path, "nothing can be written there", option + " " + path);
     } catch (const Error& error) {
-        refuse("nothing can be written there", error.problem().measured);
+        throw Error(Trouble::usage, error.problem());
     }
 }
 

@@ -17,6 +17,9 @@ constexpr const char* kSafetensorsBeginning = "{\"";
 // is no file. Throws usage, naming the option.
 void check_writable(const std::string& option, const std::string& path, size_t skipped,
                     const std::string& beginning);
+// That a draft can be made there and may have the file's name. A directory may be writable by its
+// mode and still take no file, as in /proc. Throws usage.
+void try_draft(const std::string& option, const std::string& path);
 // For two options whose files would replace each other, by whatever names.
 void check_differ(const std::string& option, const std::string& path,
                   const std::string& other_option, const std::string& other_path);

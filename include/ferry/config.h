@@ -5,21 +5,38 @@
 
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "ferry/device_kind.h"
+#include "ferry/dtype.h"
 #include "ferry/units.h"
 
 namespace ferry {
 
 constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
 
+// The words of the keys. `automatic` is written "auto": ferry chooses. An empty std::optional below
+// is "auto" as well.
+enum class OnDoubt : uint8_t { refuse, ignore };
+enum class OptimizerMethod : uint8_t { adamw, adam, sgd, lion, adagrad };
+enum class MasterFormat : uint8_t { fp32, split };  // split: bf16 weight and low 16 bits
+// ferry/learning_rate.h has the formulas.
+enum class ScheduleKind : uint8_t { constant, linear, cosine, wsd, one_cycle, warmup_decay };
+enum class Speculate : uint8_t { automatic, off, all };
+enum class IoBackend : uint8_t { automatic, uring, posix };
+enum class Leftovers : uint8_t { remove, reuse, refuse, remove_any, reuse_any };
+enum class AttentionChoice : uint8_t { automatic, ferry };
+enum class OnNonfinite : uint8_t { stop, skip };  // a NaN or Inf in loss or gradient
+enum class HashEvery : uint8_t { end, step };
+
 struct ModelConfig {
     // A Hugging Face directory, whose config.json then says everything below `load`.
     std::string path{};
-    std::string dropout = "refuse";  // refuse, ignore: where config.json asks for it
-    bool load = true;                // its weights; false: random ones
+    OnDoubt dropout = OnDoubt::refuse;  // where config.json asks for it
+    bool load = true;                   // its weights; false: random ones
     int64_t hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, intermediate = 0;
     int64_t vocab = 256;
     bool tie_embeddings = false;
@@ -28,8 +45,8 @@ struct ModelConfig {
 
 struct DataConfig {
     std::string tokens{};  // file written by `ferry data`
-    // refuse, ignore: of tokens whose vocabulary is half the loaded model's, or less
-    std::string small_vocabulary = "refuse";
+    // Of tokens whose vocabulary is half the loaded model's, or less.
+    OnDoubt small_vocabulary = OnDoubt::refuse;
     double held_back = 0.05;  // fraction of the tokens, at the end, that only evaluation sees
 };
 
@@ -40,20 +57,18 @@ struct BatchConfig {
 };
 
 struct OptimizerConfig {
-    std::string method = "adamw";  // adamw, adam, sgd, lion, adagrad
+    OptimizerMethod method = OptimizerMethod::adamw;
     double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
     double momentum = 0;             // sgd
     bool nesterov = false;           // sgd
     double initial_accumulator = 0;  // adagrad
     bool decay_norms_and_biases = false;
-    std::string moments = "fp32";  // fp32, bf16: the type they are kept in
-    std::string master = "fp32";   // fp32, split: bf16 weight and low 16 bits
+    DType moments = DType::f32;  // f32, bf16: the type they are kept in
+    MasterFormat master = MasterFormat::fp32;
 };
 
 struct ScheduleConfig {
-    // constant, linear, cosine, wsd, one_cycle, warmup_decay (ferry/learning_rate.h has the
-    // formulas)
-    std::string kind = "constant";
+    ScheduleKind kind = ScheduleKind::constant;
     int64_t warmup_steps = 0;
     int64_t total_steps = 0;    // 0: `steps`
     int64_t decay_steps = 0;    // wsd; 0: a tenth of total_steps
@@ -64,7 +79,6 @@ struct ScheduleConfig {
 struct EvaluateConfig {
     int64_t every = 0;          // steps; 0: at both ends alone, when `micro_batches` > 0
     int64_t micro_batches = 0;  // 0: no evaluation
-    bool only = false;          // no key: `ferry eval` trains nothing, on the whole token file
 };
 
 struct NvmePath {
@@ -75,25 +89,22 @@ struct NvmePath {
 
 struct BudgetConfig {
     int64_t device_bytes = kUnlimited, host_bytes = kUnlimited;
-    // Ranks that have as much of the host's each, where this is one's part. No key.
-    int sharers = 1;
     std::vector<NvmePath> nvme{};
 };
 
-// Where things go and in what portions; never what they are. 0 and "auto": the planner chooses.
+// Where things go and in what portions; never what they are. 0 and empty: the planner chooses.
 struct SwapConfig {
-    int64_t chunk_elements = 0;      // multiple of 4,096
-    int64_t chunks_at_once = 0;      // read from storage, and as many written; 0: by the paths
-    int64_t groups = 0;              // of micro-batches, each layer-first
-    std::string speculate = "auto";  // auto, off, all: updates before the clip factor is known
-    double expect_clipped = -1;      // share of the steps; -1: nobody knows
-    double state_on_nvme = -1;       // fraction of the optimizer state; -1: what the budget asks
-    double state_on_device = -1;     // at most this fraction of it; -1: all that fits, of a GPU
-    // Blocks that do not recompute what attention, or the MLP's first matrices, gave; -1: as the
-    // planner weighs.
-    int64_t save_attention = -1, save_mlp = -1;
-    int64_t save_inputs = -1;  // at most so many blocks' inputs on the device; -1: the same
-    bool verify = true;        // checksums of what comes back from NVMe
+    int64_t chunk_elements = 0;  // multiple of 4,096
+    int64_t chunks_at_once = 0;  // read from storage, and as many written; 0: by the paths
+    int64_t groups = 0;          // of micro-batches, each layer-first
+    Speculate speculate = Speculate::automatic;  // updates before the clip factor is known
+    std::optional<double> expect_clipped{};      // share of the steps; empty: nobody knows
+    std::optional<double> state_on_nvme{};       // share of the state; empty: what the budget asks
+    std::optional<double> state_on_device{};     // at most; empty: all that fits, of a GPU
+    // Blocks that do not recompute what attention, or the MLP's first matrices, gave.
+    std::optional<int64_t> save_attention{}, save_mlp{};
+    std::optional<int64_t> save_inputs{};  // at most so many blocks' inputs on the device
+    bool verify = true;                    // checksums of what comes back from NVMe
 };
 
 struct CheckpointConfig {
@@ -101,12 +112,12 @@ struct CheckpointConfig {
 };
 
 struct IoConfig {
-    std::string backend = "auto";  // auto, uring, posix
+    IoBackend backend = IoBackend::automatic;
     int64_t block_bytes = 1 * kMiB;
     int queue_depth = 32;  // of each ring
     int rings = 1;         // a path
     bool direct = true;
-    std::string leftovers = "remove";  // reuse, refuse, remove_any, reuse_any
+    Leftovers leftovers = Leftovers::remove;  // files of a killed run
 };
 
 // Of a run of several ranks.
@@ -116,10 +127,11 @@ struct ZeroConfig {
 };
 
 struct NumericsConfig {
-    std::string residual = "auto";   // auto: bf16 for bf16, else fp32
-    std::string wire = "auto";       // gradients: auto is the compute type
-    std::string attention = "auto";  // on a GPU: auto is cuDNN's where it can, else ferry's
-    int64_t head_tile = 0;           // tokens; 0: by the model, train/model_of.h
+    std::optional<DType> residual{};  // empty: bf16 for bf16, else fp32
+    std::optional<DType> wire{};      // of gradients; empty: the compute type
+    // On a GPU; automatic: cuDNN's where it can, else ferry's.
+    AttentionChoice attention = AttentionChoice::automatic;
+    int64_t head_tile = 0;  // tokens; 0: by the model, train/model_of.h
     int64_t mlp_tile = 0;
 };
 
@@ -140,12 +152,12 @@ struct Config {
     double clip_norm = 0;               // 0: no clipping
     uint32_t seed = 0;
     int64_t steps = 0;
-    std::string device = "cpu";         // cpu, cuda
-    std::string precision = "fp32";     // fp32, bf16, fp16
-    std::string on_nonfinite = "stop";  // stop, skip
-    int threads = 0;                    // worker threads; 0: planned from the cores
-    std::vector<int> reserved_cores{};  // OS indices, left to the threads of I/O and copies
-    std::string hash_every = "end";     // end, step: when the state's hash is taken
+    DeviceKind device = DeviceKind::cpu;
+    DType precision = DType::f32;  // of compute
+    OnNonfinite on_nonfinite = OnNonfinite::stop;
+    int threads = 0;                        // worker threads; 0: planned from the cores
+    std::vector<int> reserved_cores{};      // OS indices, left to the threads of I/O and copies
+    HashEvery hash_every = HashEvery::end;  // when the state's hash is taken
 };
 
 // `overrides` are "key.path=value" (JSON value, or a bare string). Relative paths inside the file
@@ -156,12 +168,15 @@ struct Config {
 Config load_config(const std::string& path, std::span<const std::string> overrides);
 Config parse_config(std::string_view json, const std::string& where,
                     std::span<const std::string> overrides);
+// One "key=value" more, into a configuration that is still being put together: its value is checked
+// as in a file, and against no other key.
+void set_value(Config& config, const std::string& override);
 
 // Every key and its value: what the ranks of a run compare.
 struct KeyValue {
     std::string key{}, value{};
 };
-std::vector<KeyValue> describe_values(Config config);
+std::vector<KeyValue> describe_values(const Config& config);
 // Every key that decides a number of the training, each on a line "key = value". Keys of the model,
 // of budgets, of how state travels and of evaluation decide none; a path is not its contents.
 std::string describe_training(const Config& config);

@@ -10,12 +10,12 @@
 #include <string>
 #include <string_view>
 
+#include "ferry/device_kind.h"
 #include "ferry/error.h"
 #include "ferry/executor.h"
 
 namespace ferry {
 
-enum class DeviceKind : uint8_t { cpu, cuda };
 DeviceKind device_from(std::string_view name);  // "cpu", "cuda"; anything else is a bug
 enum class StreamKind : uint8_t { compute, h2d, d2h };
 constexpr int kStreams = 3;

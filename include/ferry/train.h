@@ -27,6 +27,9 @@ namespace model {
 struct Tensor;
 struct Layer;
 }  // namespace model
+namespace cost {
+struct Measurements;
+}
 namespace planner {
 struct Plan;
 }
@@ -37,8 +40,6 @@ class Recording;
 }  // namespace ferry
 
 namespace ferry::train {
-
-struct Figures;
 
 struct StepReport {
     int64_t step = 0;  // from 1
@@ -122,7 +123,8 @@ struct Runtime {
         &aio::Volume::open;
     // Of every task, from the first step on; beside it, once the bound is known, what was planned.
     trace::Recording* recording = nullptr;
-    const Figures* figures = nullptr;  // of this machine: measure_bound() then measures nothing
+    const cost::Measurements* figures =
+        nullptr;  // of this machine: measure_bound() then measures nothing
     // The engine takes what a GPU needs from there. None, or of one rank: the run is this process.
     MetRanks ranks{};
     // Or those of a runtime that has no MPI, on CUDA devices: it brings `gpu` as well, and nothing
@@ -134,6 +136,8 @@ struct Runtime {
     // Goes on after the last step that a run of this configuration made durable, with its bits.
     // Throws usage or io where that cannot be proved.
     bool resume = false;
+    // Trains nothing: evaluates on the whole token file, with no state but the weights.
+    bool only_evaluates = false;
 };
 
 class Engine {
@@ -205,20 +209,24 @@ public:
     const std::string& path() const { return path_; }
     // The text of the model's config.json; empty where the configuration describes the model.
     const std::string& description() const { return description_; }
-    // Names of the tokenizer's files and their like beside it.
-    const std::vector<std::string>& companions() const { return companions_; }
+    // The tokenizer's files and their like beside it, as they were too.
+    struct Companion {
+        std::string name{}, text{};
+    };
+    const std::vector<Companion>& companions() const { return companions_; }
 
 private:
     void claim();
+    void give_back();
 
     std::string path_, description_{};
-    std::vector<std::string> companions_{};
+    std::vector<Companion> companions_{};
     bool made_ = false;
     int lock_ = -1;
 };
 // Weights, config.json and, where the model came from a directory, its tokenizer's files.
 // config.json is written last: without it the directory is not taken for a model. A tokenizer's
-// file that cannot be copied is a warning. Of several ranks the first one has the directory, and
+// file that cannot be written is a warning. Of several ranks the first one has the directory, and
 // writes.
 void export_model(Engine& engine, const Config& config, const ExportOptions& options,
                   const ExportDirectory* directory);

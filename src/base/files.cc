@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <optional>
 #include <utility>
 
 #include "ferry/error.h"
@@ -27,6 +28,53 @@ std::string random_suffix() {
     char text[32];
     std::snprintf(text, sizeof text, ".%016llx.part", static_cast<unsigned long long>(drawn));
     return text;
+}
+
+// Why a file cannot give its name to another one, and what to do.
+struct Hold {
+    std::string why{}, remedy{};
+};
+
+uint64_t attributes_of(const std::string& path) {
+    struct statx found {};
+    if (statx(AT_FDCWD, path.c_str(), AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT, 0, &found) != 0)
+        return 0;
+    return found.stx_attributes & found.stx_attributes_mask;
+}
+
+// "" where chattr forbids nothing.
+std::string forbidden_by(uint64_t attributes) {
+    if ((attributes & STATX_ATTR_IMMUTABLE) != 0) return "immutable (chattr +i)";
+    return (attributes & STATX_ATTR_APPEND) != 0 ? "append-only (chattr +a)" : "";
+}
+
+// The kernel judges owners, capabilities and flags of a file that is to go before it finds that the
+// file is no directory: so it answers the question, and removes nothing.
+bool may_go(const std::string& file) { return rmdir(file.c_str()) == 0 || errno != EPERM; }
+
+std::optional<Hold> hold_on(const std::string& path) {
+    const std::string parent = std::filesystem::path(path).parent_path();
+    const std::string directory = parent.empty() ? "." : parent;
+    // Drafts in it could be made, and neither renamed nor removed.
+    const std::string fixed = forbidden_by(attributes_of(directory));
+    if (!fixed.empty())
+        return Hold{"its directory is " + fixed, "name a file elsewhere, or take that flag away"};
+    struct stat file {
+    }, above{};
+    if (lstat(path.c_str(), &file) != 0) return std::nullopt;
+    const uint64_t attributes = attributes_of(path);
+    if ((attributes & STATX_ATTR_MOUNT_ROOT) != 0)
+        return Hold{"it is a mount point, as a container's single files are",
+                    "name another file, or mount the directory instead of the file"};
+    if (may_go(path)) return std::nullopt;
+    const std::string flag = forbidden_by(attributes);
+    if (!flag.empty()) return Hold{"it is " + flag, "name another file, or take that flag away"};
+    const bool sticky = stat(directory.c_str(), &above) == 0 && (above.st_mode & S_ISVTX) != 0;
+    if (sticky && file.st_uid != geteuid())
+        return Hold{"it belongs to user " + std::to_string(file.st_uid) +
+                        ", and its directory is sticky: only the owner may replace it",
+                    "name another file, or one in a directory of your own"};
+    return Hold{std::strerror(EPERM), "name another file"};
 }
 
 const char* remedy_for(int error) {
@@ -98,6 +146,12 @@ Draft::Draft(const std::string& path, std::string what, std::string where)
       where_(where.empty() ? path : std::move(where)),
       path_(behind_links(path)) {
     check_replaceable();
+    // What can be known before the work. What changes until publish() costs its name, no more.
+    if (const auto hold = hold_on(path_))
+        throw Error(Trouble::usage, {.what = "the file cannot be replaced",
+                                     .where = where_,
+                                     .measured = hold->why,
+                                     .remedy = hold->remedy});
     create();
 }
 

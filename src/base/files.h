@@ -26,8 +26,9 @@ std::string behind_links(const std::string& path);
 // A file that appears under its name whole, with publish(), or not at all. Until then it has a
 // random name beside it: two writers of one name never share a file, nobody's file is in the way,
 // and what a kill leaves does not stop the next run. What a symbolic link names is replaced, not
-// the link. What is no regular file is not replaced: usage. Else it throws io, beginning with
-// `what`, naming `where` (empty: the path).
+// the link. What is no regular file, or may not be replaced (a mount point, chattr +i, another's in
+// a sticky directory), is refused at once: usage. Else it throws io, beginning with `what`, naming
+// `where` (empty: the path).
 class Draft {
 public:
     explicit Draft(const std::string& path, std::string what = "the file cannot be written",

@@ -90,6 +90,5 @@ void write_model(const std::string& directory, std::span<const TensorInfo> tenso
 
 // A file that replaces `path` whole (files.h). Throws Trouble::io.
 void write_text(const std::string& path, std::string_view text);
-void copy_file(const std::string& from, const std::string& to);
 
 }  // namespace ferry::checkpoint

@@ -2,11 +2,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
@@ -160,21 +157,6 @@ void write_text(const std::string& path, std::string_view text) {
     Draft file(path);
     file.write(text);
     file.publish();
-}
-
-void copy_file(const std::string& from, const std::string& to) {
-    constexpr std::streamsize kBlock = kMiB;
-    errno = 0;
-    std::ifstream in(from, std::ios::binary);
-    Draft out(to);
-    std::vector<char> block(kBlock);
-    while (in.read(block.data(), kBlock), in.gcount() > 0)
-        out.write(std::string_view(block.data(), static_cast<size_t>(in.gcount())));
-    if (!in.is_open() || in.bad())
-        throw Error(Trouble::io, {.what = "a file cannot be read, and so not be copied",
-                                  .where = from,
-                                  .measured = std::strerror(errno)});
-    out.publish();
 }
 
 }  // namespace ferry::checkpoint

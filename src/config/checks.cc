@@ -5,12 +5,13 @@
 #include <cmath>
 #include <initializer_list>
 #include <iomanip>
-#include <span>
 #include <sstream>
 #include <utility>
+#include <vector>
 
 #include "base/log.h"
 #include "ferry/error.h"
+#include "words.h"
 
 namespace ferry::config {
 namespace {
@@ -85,32 +86,46 @@ void resolve_model(ModelConfig& m, const Given& given) {
 }
 
 // A key that only some choices of another use.
+template <class Choice>
 struct Use {
     std::string_view key;
-    std::array<std::string_view, 3> choices;  // empty ones stand for nothing
+    std::vector<Choice> choices;
 };
-constexpr Use kOfMethod[] = {{"optimizer.betas", {"adamw", "adam", "lion"}},
-                             {"optimizer.eps", {"adamw", "adam", "adagrad"}},
-                             {"optimizer.momentum", {"sgd"}},
-                             {"optimizer.nesterov", {"sgd"}},
-                             {"optimizer.initial_accumulator", {"adagrad"}}};
-constexpr Use kOfKind[] = {{"schedule.decay_steps", {"wsd"}}};
-constexpr Use kOfSpeculation[] = {
-    {"swap.expect_clipped", {"swap.speculate auto", "swap.speculate all"}}};
 
-void warn_of_unused(std::span<const Use> uses, const std::string& choice, const Given& given) {
-    for (const Use& use : uses) {
-        const auto& all = use.choices;
-        if (!given.contains(use.key) || std::find(all.begin(), all.end(), choice) != all.end())
-            continue;
-        std::string text = given.place_of(use.key);
-        text.append(" does nothing with ").append(choice);
-        text.append("; it is for ");
-        for (const std::string_view word : all) {
-            if (!word.empty()) text.append(word == all.front() ? "" : ", ").append(word);
-        }
-        log_warn(text);
+void warn_of_unused(std::string_view key, const std::string& choice, const std::string& users,
+                    const Given& given) {
+    log_warn(given.place_of(key) + " does nothing with " + choice + "; it is for " + users);
+}
+
+// `of` stands before each choice.
+template <class Choice, size_t count>
+void warn_of_unused(const Use<Choice>& use, Choice choice, const Words<Choice, count>& words,
+                    const Given& given, const std::string& of = "") {
+    if (!given.contains(use.key) || std::ranges::count(use.choices, choice) > 0) return;
+    std::string users;
+    for (const Choice each : use.choices)
+        users.append(users.empty() ? "" : ", ").append(of).append(word_of(words, each));
+    warn_of_unused(use.key, of + std::string(word_of(words, choice)), users, given);
+}
+
+void warn_of_method(const OptimizerConfig& o, const Given& given) {
+    using enum OptimizerMethod;
+    const std::array<Use<OptimizerMethod>, 5> uses{{{"optimizer.betas", {adamw, adam, lion}},
+                                                    {"optimizer.eps", {adamw, adam, adagrad}},
+                                                    {"optimizer.momentum", {sgd}},
+                                                    {"optimizer.nesterov", {sgd}},
+                                                    {"optimizer.initial_accumulator", {adagrad}}}};
+    for (const Use<OptimizerMethod>& use : uses) warn_of_unused(use, o.method, kMethods, given);
+}
+
+void warn_of_speculation(const Config& c, const Given& given) {
+    const std::string key = "swap.expect_clipped";
+    const bool unlimited = c.clip_norm == 0;
+    if (unlimited && given.contains(key)) {
+        return warn_of_unused(key, "clip_norm 0", "swap.speculate auto, swap.speculate all", given);
     }
+    warn_of_unused({key, {Speculate::automatic, Speculate::all}}, c.swap.speculate, kSpeculate,
+                   given, "swap.speculate ");
 }
 
 // Below 1 as given, but the update computes in fp32, where a decay of 1 takes no gradient in.
@@ -124,8 +139,10 @@ Rule below_one_in_fp32(std::string key, double decay) {
 // What the update takes for a smaller one (ferry/optim.h), so that a gradient too small to leave a
 // trace in the second moment is not divided by less.
 void warn_of_eps(const OptimizerConfig& o, const Given& given) {
-    const double least = 0x1p-50 / (o.method == "adagrad" ? 1 : std::sqrt(1 - o.beta2));
-    const bool used = o.method == "adamw" || o.method == "adam" || o.method == "adagrad";
+    const double least =
+        0x1p-50 / (o.method == OptimizerMethod::adagrad ? 1 : std::sqrt(1 - o.beta2));
+    using enum OptimizerMethod;
+    const bool used = o.method == adamw || o.method == adam || o.method == adagrad;
     if (!used || o.eps >= least) return;
     std::ostringstream text;
     text << given.place_of("optimizer.eps") << " is " << o.eps << ", but the update uses " << least
@@ -135,13 +152,14 @@ void warn_of_eps(const OptimizerConfig& o, const Given& given) {
 
 void resolve_optimizer(OptimizerConfig& o, const Given& given) {
     // Chen et al. 2023; torch.optim.Adagrad.
-    if (o.method == "lion" && !given.contains("optimizer.betas")) o.beta2 = 0.99;
-    if (o.method == "adagrad" && !given.contains("optimizer.eps")) o.eps = 1e-10;
-    warn_of_unused(kOfMethod, o.method, given);
+    using enum OptimizerMethod;
+    if (o.method == lion && !given.contains("optimizer.betas")) o.beta2 = 0.99;
+    if (o.method == adagrad && !given.contains("optimizer.eps")) o.eps = 1e-10;
+    warn_of_method(o, given);
     warn_of_eps(o, given);
-    if (o.moments == "bf16" && o.method == "sgd" && o.momentum == 0)
+    if (o.moments == DType::bf16 && o.method == sgd && o.momentum == 0)
         log_warn(given.place_of("optimizer.moments") + " does nothing with sgd without momentum");
-    const bool looks_ahead_with_nothing = o.method == "sgd" && o.nesterov && o.momentum == 0;
+    const bool looks_ahead_with_nothing = o.method == sgd && o.nesterov && o.momentum == 0;
     demand(given, {{!looks_ahead_with_nothing, "optimizer.nesterov",
                     "there is no momentum to look ahead with", "momentum 0",
                     "set optimizer.momentum, such as 0.9, or nesterov to false"},
@@ -155,7 +173,7 @@ void resolve_schedule(Config& c, const Given& given) {
     if (s.total_steps == 0) s.total_steps = std::max(c.steps, s.warmup_steps);
     const int64_t left = std::max<int64_t>(1, s.total_steps - s.warmup_steps);
     if (s.decay_steps == 0) s.decay_steps = std::clamp<int64_t>(s.total_steps / 10, 1, left);
-    warn_of_unused(kOfKind, s.kind, given);
+    warn_of_unused({"schedule.decay_steps", {ScheduleKind::wsd}}, s.kind, kSchedules, given);
 }
 
 void check_steps(const Config& c, const Given& given) {
@@ -197,45 +215,46 @@ void check_paths_differ(const Config& c, const Given& given) {
 
 void check_tiers(const Config& c, const Given& given) {
     constexpr int64_t kLeaf = 4096;
-    const std::string& residual = c.numerics.residual;
-    demand(
-        given,
-        {{c.swap.chunk_elements % kLeaf == 0, "swap.chunk_elements",
-          "a chunk is not a whole number of 4,096-element leaves",
-          show("chunk_elements", c.swap.chunk_elements),
-          "set " + show("chunk_elements", round_up(c.swap.chunk_elements, kLeaf))},
-         {c.io.block_bytes % kLeaf == 0, "io.block_bytes",
-          "the block is not a multiple of 4 KiB: O_DIRECT cannot read or write it",
-          show("block_bytes", c.io.block_bytes),
-          "set " + show("block_bytes", round_up(c.io.block_bytes, kLeaf))},
-         {c.swap.state_on_nvme <= 0 || !c.budgets.nvme.empty(), "swap.state_on_nvme",
-          "state is to lie on NVMe, with no path to put it", "budgets.nvme is empty",
-          "add a path to budgets.nvme"},
-         {c.optimizer.master != "split" || c.precision == "bf16", "optimizer.master",
-          "a split master is a bf16 weight and the bits below it", "precision " + c.precision,
-          "set precision to bf16, or master to fp32"},
-         {residual == "auto" || residual == "fp32" || residual == c.precision, "numerics.residual",
-          "a " + residual + " residual stream needs " + residual + " compute",
-          "precision " + c.precision, "set precision to " + residual + ", or residual to auto"},
-         {c.numerics.wire != "fp16" || c.precision == "fp16", "numerics.wire",
-          "gradients in fp16 overflow without loss scaling", "precision " + c.precision,
-          "set precision to fp16, or wire to auto"}});
+    const std::optional<DType> residual = c.numerics.residual;
+    const std::string asked{word_of(kNarrow, residual)};
+    const std::string precision{word_of(kPrecisions, c.precision)};
+    demand(given,
+           {{c.swap.chunk_elements % kLeaf == 0, "swap.chunk_elements",
+             "a chunk is not a whole number of 4,096-element leaves",
+             show("chunk_elements", c.swap.chunk_elements),
+             "set " + show("chunk_elements", round_up(c.swap.chunk_elements, kLeaf))},
+            {c.io.block_bytes % kLeaf == 0, "io.block_bytes",
+             "the block is not a multiple of 4 KiB: O_DIRECT cannot read or write it",
+             show("block_bytes", c.io.block_bytes),
+             "set " + show("block_bytes", round_up(c.io.block_bytes, kLeaf))},
+            {c.swap.state_on_nvme.value_or(0) == 0 || !c.budgets.nvme.empty(), "swap.state_on_nvme",
+             "state is to lie on NVMe, with no path to put it", "budgets.nvme is empty",
+             "add a path to budgets.nvme"},
+            {c.optimizer.master != MasterFormat::split || c.precision == DType::bf16,
+             "optimizer.master", "a split master is a bf16 weight and the bits below it",
+             "precision " + precision, "set precision to bf16, or master to fp32"},
+            {!residual || residual == DType::f32 || residual == c.precision, "numerics.residual",
+             "a " + asked + " residual stream needs " + asked + " compute",
+             "precision " + precision, "set precision to " + asked + ", or residual to auto"},
+            {c.numerics.wire != DType::f16 || c.precision == DType::f16, "numerics.wire",
+             "gradients in fp16 overflow without loss scaling", "precision " + precision,
+             "set precision to fp16, or wire to auto"}});
     check_paths_differ(c, given);
 }
 
 void check_checkpoint(const Config& c, const Given& given) {
     if (!c.checkpoint.durable_steps) return;
     const std::string key = "checkpoint.durable_steps";
+    const double on_nvme = c.swap.state_on_nvme.value_or(1);
+    const double on_device = c.swap.state_on_device.value_or(0);
     demand(
         given,
         {{!c.budgets.nvme.empty(), key, "what is to survive the process must be on NVMe",
           "budgets.nvme is empty", "add a path to budgets.nvme, or set it to false"},
-         {c.swap.state_on_nvme < 0 || c.swap.state_on_nvme == 1, key,
-          "all of the optimizer state must be on NVMe to survive the process",
-          show("swap.state_on_nvme", c.swap.state_on_nvme), "leave swap.state_on_nvme out"},
-         {c.swap.state_on_device <= 0, key,
-          "all of the optimizer state must be on NVMe to survive the process",
-          show("swap.state_on_device", c.swap.state_on_device), "leave swap.state_on_device out"},
+         {on_nvme == 1, key, "all of the optimizer state must be on NVMe to survive the process",
+          show("swap.state_on_nvme", on_nvme), "leave swap.state_on_nvme out"},
+         {on_device == 0, key, "all of the optimizer state must be on NVMe to survive the process",
+          show("swap.state_on_device", on_device), "leave swap.state_on_device out"},
          {c.swap.verify, key, "without checksums nothing proves what was read back",
           "swap.verify is false", "set swap.verify to true"}});
 }
@@ -252,9 +271,7 @@ void resolve_defaults(Config& config, const Given& given) {
     resolve_model(config.model, given);
     resolve_optimizer(config.optimizer, given);
     resolve_schedule(config, given);
-    warn_of_unused(
-        kOfSpeculation,
-        config.clip_norm == 0 ? "clip_norm 0" : "swap.speculate " + config.swap.speculate, given);
+    warn_of_speculation(config, given);
     check_steps(config, given);
     check_tiers(config, given);
     check_checkpoint(config, given);

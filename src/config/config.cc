@@ -161,6 +161,12 @@ Config parse_config(std::string_view text, const std::string& where,
     return result;
 }
 
+void set_value(Config& config, const std::string& override) {
+    config::Given given;
+    Reader reader(config, given);
+    read_override(reader, override);
+}
+
 Config load_config(const std::string& path, std::span<const std::string> overrides) {
     return parse_config(
         read_text_file(path, {.name = "the configuration",

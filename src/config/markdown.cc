@@ -1,3 +1,5 @@
+#include <spdlog/fmt/fmt.h>
+
 #include <cmath>
 #include <cstdio>
 
@@ -11,37 +13,44 @@ std::string bytes_text(int64_t bytes) {
     return bytes == kUnlimited ? "unlimited" : format_bytes(bytes);
 }
 
+std::string text_of(const Key&, const Pair& pair) {
+    return fmt::format("[{}, {}]", format_number(*pair.first), format_number(*pair.second));
+}
+std::string text_of(const Key&, const bool* value) { return *value ? "true" : "false"; }
+std::string text_of(const Key&, const std::string* value) { return *value; }
+template <class Item>
+std::string text_of(const Key&, const std::vector<Item>*) {
+    return "[]";
+}
+template <class Number>
+std::string text_of(const Key& key, const Number* value) {
+    if (key.form == Form::bytes) return bytes_text(static_cast<int64_t>(*value));
+    return is_automatic(key, *value) ? "auto" : format_number(static_cast<double>(*value));
+}
+template <class Number>
+std::string text_of(const Key&, const std::optional<Number>* value) {
+    return value->has_value() ? format_number(static_cast<double>(**value)) : "auto";
+}
+
 std::string default_text(const Key& key, Config& config) {
     if (key.required) return "required";
-    const auto show = [&key, &config](auto* slot) -> std::string {
-        const auto value = slot(config);
-        using Field = std::remove_const_t<decltype(value)>;
-        if constexpr (std::is_same_v<Field, Pair>) {
-            return "`[" + format_number(*value.first) + ", " + format_number(*value.second) + "]`";
-        } else if constexpr (std::is_same_v<Field, bool*>) {
-            return *value ? "`true`" : "`false`";
-        } else if constexpr (std::is_same_v<Field, std::string*>) {
-            return "`" + *value + "`";
-        } else if constexpr (std::is_same_v<Field, std::vector<std::string>*> ||
-                             std::is_same_v<Field, std::vector<int>*> ||
-                             std::is_same_v<Field, std::vector<NvmePath>*>) {
-            return "`[]`";
-        } else if (key.form == Form::bytes) {
-            return "`" + bytes_text(static_cast<int64_t>(*value)) + "`";
-        } else if (key.automatic && static_cast<double>(*value) == *key.automatic) {
-            return "`auto`";
+    const auto show = [&](const auto& slot) -> std::string {
+        if constexpr (std::is_same_v<std::remove_cvref_t<decltype(slot)>, Choice>) {
+            return std::string(slot.word(slot.read(config)));
         } else {
-            return "`" + format_number(static_cast<double>(*value)) + "`";
+            return text_of(key, slot(config));
         }
     };
-    return std::visit(show, key.slot);
+    return fmt::format("`{}`", std::visit(show, key.slot));
 }
 
 std::string values_text(const Key& key) {
     std::string text;
-    for (const std::string_view choice : key.choices)
-        text += (text.empty() ? "`" : ", `") + std::string(choice) + "`";
-    if (!text.empty()) return text;
+    if (const auto* choice = std::get_if<Choice>(&key.slot)) {
+        for (size_t i = 0; i < choice->count; ++i)
+            text.append(text.empty() ? "`" : ", `").append(choice->word(i)).append("`");
+        return text;
+    }
     text = std::string(name_of(key.form));
     const std::string range = describe(key.range, key.form);
     return range.empty() ? text : text + ", " + range;
@@ -220,14 +229,14 @@ std::string describe_config_markdown() {
     page += config::usual_keys() + std::string(config::kRecipes);
     for (const config::Section& section : config::sections()) {
         const std::string title =
-            section.name.empty() ? "Top level" : "`" + std::string(section.name) + "`";
+            section.name.empty() ? "Top level" : fmt::format("`{}`", section.name);
         page += "\n## " + title + "\n\n" + std::string(section.doc) +
                 "\n\n| key | value | default | meaning |\n|---|---|---|---|\n";
         for (const config::Key& key : config::schema()) {
             if (!config::in_section(key, section.name)) continue;
             const std::string_view name = key.path.substr(key.path.find('.') + 1);
-            page += "| `" + std::string(name) + "` | " + config::values_text(key) + " | " +
-                    config::default_text(key, defaults) + " | " + std::string(key.doc) + " |\n";
+            page += fmt::format("| `{}` | {} | {} | {} |\n", name, config::values_text(key),
+                                config::default_text(key, defaults), key.doc);
         }
     }
     return page;

@@ -97,14 +97,15 @@ std::string read_text(const Place& at, const json& value) {
     return value.get<std::string>();
 }
 
-std::string read_choice(const Place& at, const json& value) {
-    std::string word = read_text(at, value);
+// The index of the word among the key's.
+size_t read_choice(const Place& at, const json& value, const Choice& choice) {
+    const std::string word = read_text(at, value);
     std::string all;
     std::vector<std::string> known;
-    for (const std::string_view choice : at.key.choices) {
-        if (choice == word) return word;
-        all += (all.empty() ? "" : ", ") + std::string(choice);
-        known.emplace_back(choice);
+    for (size_t i = 0; i < choice.count; ++i) {
+        if (choice.word(i) == word) return i;
+        all += (all.empty() ? "" : ", ") + std::string(choice.word(i));
+        known.emplace_back(choice.word(i));
     }
     const std::string near = nearest_word(word, known);
     throw Error(Trouble::usage,
@@ -181,30 +182,44 @@ void read_pair(const Place& at, const json& value, Pair out) {
     *out.second = read_number(at, value[1]);
 }
 
+// The number that stands for "auto" may lie outside the range, as -1 does.
+bool says_automatic(const Key& key, const json& value) {
+    return key.automatic && (value == "auto" || value == *key.automatic);
+}
+
+template <class Field>
+void read_number_field(const Place& at, const json& value, Field* field) {
+    if constexpr (std::is_same_v<Field, double>) {
+        *field = read_number(at, value);
+    } else {
+        *field = static_cast<Field>(at.key.form == Form::bytes ? read_bytes(at, value)
+                                                               : read_integer(at, value));
+    }
+}
+
+template <class Field>
+void read_field(const Place& at, const json& value, std::optional<Field>* field) {
+    field->reset();
+    if (!says_automatic(at.key, value)) read_number_field(at, value, &field->emplace());
+}
+
 template <class Field>
 void read_field(const Place& at, const json& value, Field* field) {
     if constexpr (std::is_same_v<Field, bool>) {
         if (!value.is_boolean()) wrong_type(at, value, "write true or false, without quotes");
         *field = value.get<bool>();
     } else if constexpr (std::is_same_v<Field, std::string>) {
-        *field = at.key.form == Form::choice ? read_choice(at, value) : read_text(at, value);
+        *field = read_text(at, value);
     } else if constexpr (std::is_same_v<Field, std::vector<std::string>>) {
         *field = read_texts(at, value);
     } else if constexpr (std::is_same_v<Field, std::vector<int>>) {
         *field = read_integers(at, value);
     } else if constexpr (std::is_same_v<Field, std::vector<NvmePath>>) {
         *field = read_volumes(at, value);
+    } else if (says_automatic(at.key, value)) {
+        *field = static_cast<Field>(*at.key.automatic);
     } else {
-        // The number that stands for "auto" may lie outside the range, as -1 does.
-        const std::optional<double>& automatic = at.key.automatic;
-        if (automatic && (value == "auto" || value == *automatic)) {
-            *field = static_cast<Field>(*automatic);
-        } else if constexpr (std::is_same_v<Field, double>) {
-            *field = read_number(at, value);
-        } else {
-            *field = static_cast<Field>(at.key.form == Form::bytes ? read_bytes(at, value)
-                                                                   : read_integer(at, value));
-        }
+        read_number_field(at, value, field);
     }
 }
 
@@ -219,12 +234,16 @@ std::string describe(const json& value) {
 
 void read_value(const Key& key, const json& value, const std::string& where, Config& config) {
     const Place at{key, where};
-    const auto read = [&](auto* slot) {
-        const auto target = slot(config);
-        if constexpr (std::is_same_v<std::remove_const_t<decltype(target)>, Pair>) {
-            read_pair(at, value, target);
+    const auto read = [&](const auto& slot) {
+        if constexpr (std::is_same_v<std::remove_cvref_t<decltype(slot)>, Choice>) {
+            slot.write(config, read_choice(at, value, slot));
         } else {
-            read_field(at, value, target);
+            const auto target = slot(config);
+            if constexpr (std::is_same_v<std::remove_const_t<decltype(target)>, Pair>) {
+                read_pair(at, value, target);
+            } else {
+                read_field(at, value, target);
+            }
         }
     };
     std::visit(read, key.slot);

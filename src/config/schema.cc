@@ -2,34 +2,27 @@
 
 #include <algorithm>
 
+#include "words.h"
+
 namespace ferry::config {
 namespace {
 
+// clang-format off
 // The key's text and the field it fills are written once, so they cannot differ.
-#define FERRY_KEY(field) #field, +[](Config & c) { return &c.field; }
+#define FERRY_KEY(field) #field, +[](Config& c) { return &c.field; }
+// The same of a key whose words are in a table of words.h.
+#define FERRY_CHOICE(field, words) #field, choice_of<words, [](auto& c) -> auto& { return c.field; }>()
+// clang-format on
 
-using enum Form;
-using Words = std::array<std::string_view, 6>;
-
-constexpr Words kDevices = {"cpu", "cuda"};
-constexpr Words kPrecisions = {"fp32", "bf16", "fp16"};
-constexpr Words kNarrow = {"auto", "fp32", "bf16", "fp16"};
-constexpr Words kMethods = {"adamw", "adam", "sgd", "lion", "adagrad"};
-constexpr Words kSchedules = {"constant", "linear", "cosine", "wsd", "one_cycle", "warmup_decay"};
-constexpr Words kAttentions = {"auto", "ferry"};
-constexpr Words kMoments = {"fp32", "bf16"};
-constexpr Words kMasters = {"fp32", "split"};
-constexpr Words kNonFinite = {"stop", "skip"};
-constexpr Words kHashes = {"end", "step"};
-constexpr Words kSpeculate = {"auto", "off", "all"};
-constexpr Words kInsist = {"refuse", "ignore"};
-constexpr Words kBackends = {"auto", "uring", "posix"};
-constexpr Words kLeftovers = {"remove", "reuse", "refuse", "remove_any", "reuse_any"};
-
-constexpr std::span<const std::string_view> first(const Words& words, size_t count) {
-    return {words.data(), count};
+template <const auto& words, auto field>
+constexpr Choice choice_of() {
+    return {.count = words.size(),
+            .word = [](size_t index) { return words[index].text; },
+            .read = [](const Config& c) { return index_of(words, field(c)); },
+            .write = [](Config& c, size_t index) { field(c) = words[index].value; }};
 }
 
+using enum Form;
 constexpr double kMost = 9e15;  // every integer up to here is a double
 constexpr Range kPositive = {.low = 1, .high = kMost};
 constexpr Range kCount = {.low = 0, .high = kMost};
@@ -66,40 +59,40 @@ const Section kSections[] = {
 
 // clang-format off
 const Key kKeys[] = {
-    {FERRY_KEY(steps), integer, "optimizer steps of the run", kPositive, {}, {}, true},
+    {FERRY_KEY(steps), integer, "optimizer steps of the run", kPositive, {}, true},
     {FERRY_KEY(seed), integer, "seeds every random number: initial weights, order of the sequences, stochastic rounding", {.low = 0, .high = 4294967295.0}},
-    {FERRY_KEY(device), choice, "computes on this machine's processors, or on its first GPU; part of the run's identity", {}, first(kDevices, 2)},
-    {FERRY_KEY(precision), choice, "compute type. All three keep fp32 sums and master weights; fp16 adds dynamic loss scaling", {}, first(kPrecisions, 3)},
+    {FERRY_CHOICE(device, kDevices), choice, "computes on this machine's processors, or on its first GPU; part of the run's identity"},
+    {FERRY_CHOICE(precision, kPrecisions), choice, "compute type. All three keep fp32 sums and master weights; fp16 adds dynamic loss scaling"},
     {FERRY_KEY(clip_norm), number, "limit of the gradient's global norm; 0: no clipping", {.low = 0, .high = 1e30}},
     {FERRY_KEY(freeze), texts, "glob patterns (`*`, `?`) over tensor names; a tensor that matches is not trained"},
-    {FERRY_KEY(on_nonfinite), choice, "what a NaN or Inf in loss or gradient does: stop the run, or skip the step; 20 skipped in a row stop the run, in every precision. With fp16 a gradient that overflows always skips the step, and a forward pass that does always stops the run", {}, first(kNonFinite, 2)},
-    {FERRY_KEY(threads), integer, "worker threads. `auto` (0): one for each core that is not reserved; a rank of several GPUs leaves two more to the exchanges", {.low = 0, .high = 4096}, {}, 0},
+    {FERRY_CHOICE(on_nonfinite, kNonfinite), choice, "what a NaN or Inf in loss or gradient does: stop the run, or skip the step; 20 skipped in a row stop the run, in every precision. With fp16 a gradient that overflows always skips the step, and a forward pass that does always stops the run"},
+    {FERRY_KEY(threads), integer, "worker threads. `auto` (0): one for each core that is not reserved; a rank of several GPUs leaves two more to the exchanges", {.low = 0, .high = 4096}, 0},
     {FERRY_KEY(reserved_cores), integers, "cores, by the system's numbers, that workers leave to the threads of I/O and copies", {.low = 0, .high = 65535}},
-    {FERRY_KEY(hash_every), choice, "when ferry hashes all weights and moments: once at the end, or every step", {}, first(kHashes, 2)},
+    {FERRY_CHOICE(hash_every, kHashes), choice, "when ferry hashes all weights and moments: once at the end, or every step"},
 
     {FERRY_KEY(model.path), text, "directory of a Hugging Face model: llama, mistral, qwen2, qwen3, gpt2 (docs/models.md). Its `config.json` then replaces the keys of the shape, from `hidden` on"},
     {FERRY_KEY(model.load), boolean, "start from the weights in `path`; `false`: from random ones by the family's rule"},
-    {FERRY_KEY(model.dropout), choice, "what to do where `config.json` asks for dropout, which ferry does not do", {}, first(kInsist, 2)},
-    {FERRY_KEY(model.hidden), integer, "width of the residual stream", kWidth, {}, {}, true},
-    {FERRY_KEY(model.layers), integer, "decoder blocks", {.low = 1, .high = 65536}, {}, {}, true},
-    {FERRY_KEY(model.heads), integer, "query heads", {.low = 1, .high = 65536}, {}, {}, true},
-    {FERRY_KEY(model.kv_heads), integer, "key and value heads, a divisor of `heads`. `auto` (0): as many as `heads`", {.low = 0, .high = 65536}, {}, 0},
-    {FERRY_KEY(model.head_dim), integer, "elements a head, even. `auto` (0): `hidden` / `heads`, which must divide", {.low = 0, .high = 65536}, {}, 0},
-    {FERRY_KEY(model.intermediate), integer, "width of the MLP", kWidth, {}, {}, true},
+    {FERRY_CHOICE(model.dropout, kDoubts), choice, "what to do where `config.json` asks for dropout, which ferry does not do"},
+    {FERRY_KEY(model.hidden), integer, "width of the residual stream", kWidth, {}, true},
+    {FERRY_KEY(model.layers), integer, "decoder blocks", {.low = 1, .high = 65536}, {}, true},
+    {FERRY_KEY(model.heads), integer, "query heads", {.low = 1, .high = 65536}, {}, true},
+    {FERRY_KEY(model.kv_heads), integer, "key and value heads, a divisor of `heads`. `auto` (0): as many as `heads`", {.low = 0, .high = 65536}, 0},
+    {FERRY_KEY(model.head_dim), integer, "elements a head, even. `auto` (0): `hidden` / `heads`, which must divide", {.low = 0, .high = 65536}, 0},
+    {FERRY_KEY(model.intermediate), integer, "width of the MLP", kWidth, {}, true},
     {FERRY_KEY(model.vocab), integer, "tokens that the embedding knows; byte-level files need 256", {.low = 1, .high = 1 << 30}},
     {FERRY_KEY(model.tie_embeddings), boolean, "embedding and head are one tensor"},
     {FERRY_KEY(model.rope_theta), number, "base of the rotary position frequencies", kAboveZero},
     {FERRY_KEY(model.norm_eps), number, "added to the mean square in RMSNorm", kAboveZero},
 
-    {FERRY_KEY(data.tokens), text, "token file written by `ferry data`", {}, {}, {}, true},
-    {FERRY_KEY(data.small_vocabulary), choice, "what to do where weights are loaded and the tokens' vocabulary is half the model's or less, as of bytes or of another tokenizer; smaller differences, padded tables, and random starts are never refused", {}, first(kInsist, 2)},
+    {FERRY_KEY(data.tokens), text, "token file written by `ferry data`", {}, {}, true},
+    {FERRY_CHOICE(data.small_vocabulary, kDoubts), choice, "what to do where weights are loaded and the tokens' vocabulary is half the model's or less, as of bytes or of another tokenizer; smaller differences, padded tables, and random starts are never refused"},
     {FERRY_KEY(data.held_back), number, "fraction of the tokens, at the end of the file, that only evaluation sees", {.low = 0, .high = 1, .below_high = true}},
 
-    {FERRY_KEY(batch.sequence), integer, "tokens a sequence", kWidth, {}, {}, true},
+    {FERRY_KEY(batch.sequence), integer, "tokens a sequence", kWidth, {}, true},
     {FERRY_KEY(batch.micro_batch), integer, "sequences that a kernel works on at once", kWidth},
     {FERRY_KEY(batch.micro_batches), integer, "micro-batches of one optimizer step, a multiple of the ranks; each rank takes an equal share", kWidth},
 
-    {FERRY_KEY(optimizer.method), choice, "AdamW, Adam, SGD, Lion or Adagrad. State a parameter besides the fp32 weight: 8 B for the first two, 4 B for the others, none for `sgd` without momentum", {}, first(kMethods, 5)},
+    {FERRY_CHOICE(optimizer.method, kMethods), choice, "AdamW, Adam, SGD, Lion or Adagrad. State a parameter besides the fp32 weight: 8 B for the first two, 4 B for the others, none for `sgd` without momentum"},
     {FERRY_KEY(optimizer.lr), number, "peak learning rate", {.low = 0, .high = 1e6}},
     {"optimizer.betas", +[](Config& c) { return Pair{&c.optimizer.beta1, &c.optimizer.beta2}; }, pair,
      "decay of the first and the second moment: `adamw`, `adam`, `lion`. For `lion` the default is `[0.9, 0.99]`", {.low = 0, .high = 1, .below_high = true}},
@@ -109,13 +102,13 @@ const Key kKeys[] = {
     {FERRY_KEY(optimizer.nesterov), boolean, "`sgd` with momentum: look ahead"},
     {FERRY_KEY(optimizer.initial_accumulator), number, "`adagrad`: start of its sum of squares", {.low = 0, .high = 1e30}},
     {FERRY_KEY(optimizer.decay_norms_and_biases), boolean, "norm weights and biases decay too"},
-    {FERRY_KEY(optimizer.moments), choice, "type of the stored moments. `bf16` rounds them stochastically by bits of `seed`. It stores and moves 2 B less for each moment of a parameter, at the price of noise; part of the run's identity", {}, first(kMoments, 2)},
-    {FERRY_KEY(optimizer.master), choice, "`split` stores only the low 16 bits of the fp32 master weight beside the bf16 weight, which is then rounded half up instead of to even. It is exact, and stores and moves 2 B less a parameter; needs `precision` `bf16`; part of the run's identity", {}, first(kMasters, 2)},
+    {FERRY_CHOICE(optimizer.moments, kMoments), choice, "type of the stored moments. `bf16` rounds them stochastically by bits of `seed`. It stores and moves 2 B less for each moment of a parameter, at the price of noise; part of the run's identity"},
+    {FERRY_CHOICE(optimizer.master, kMasters), choice, "`split` stores only the low 16 bits of the fp32 master weight beside the bf16 weight, which is then rounded half up instead of to even. It is exact, and stores and moves 2 B less a parameter; needs `precision` `bf16`; part of the run's identity"},
 
-    {FERRY_KEY(schedule.kind), choice, "after the warm-up: stay (`constant`); fall as a line, as a half cosine, or as a line over the last steps only (`wsd`); rise and fall between final fraction and peak, counted from step 0 (`one_cycle`, `warmup_decay`)", {}, first(kSchedules, 6)},
+    {FERRY_CHOICE(schedule.kind, kSchedules), choice, "after the warm-up: stay (`constant`); fall as a line, as a half cosine, or as a line over the last steps only (`wsd`); rise and fall between final fraction and peak, counted from step 0 (`one_cycle`, `warmup_decay`)"},
     {FERRY_KEY(schedule.warmup_steps), integer, "steps in which the rate climbs. It has its peak at the last of them, with `one_cycle` one step later, with `warmup_decay` two", kCount},
-    {FERRY_KEY(schedule.total_steps), integer, "steps until the fall has ended; the last of them is the last above the end of the fall. `auto` (0): `steps`, or the warm-up if that is longer", kCount, {}, 0},
-    {FERRY_KEY(schedule.decay_steps), integer, "`wsd`: the falling steps at the end. `auto` (0): a tenth of `total_steps`, at most what the warm-up leaves", kCount, {}, 0},
+    {FERRY_KEY(schedule.total_steps), integer, "steps until the fall has ended; the last of them is the last above the end of the fall. `auto` (0): `steps`, or the warm-up if that is longer", kCount, 0},
+    {FERRY_KEY(schedule.decay_steps), integer, "`wsd`: the falling steps at the end. `auto` (0): a tenth of `total_steps`, at most what the warm-up leaves", kCount, 0},
     {FERRY_KEY(schedule.final_fraction), number, "fraction of the peak that is left after `total_steps`, with `warmup_decay` after one more", kUnit},
     {FERRY_KEY(schedule.log_warmup), boolean, "the warm-up climbs as the logarithm of the step; not for `one_cycle`"},
 
@@ -126,38 +119,39 @@ const Key kKeys[] = {
     {"budgets.host", +[](Config& c) { return &c.budgets.host_bytes; }, bytes, "host memory: optimizer state, staging buffers, block inputs that the device has no room for", kSize},
     {FERRY_KEY(budgets.nvme), volumes, "directories on NVMe, each a path or `{\"path\": ..., \"size\": ...}`. `size` is `unlimited` when left out. `endurance_tbw`, the terabytes the drive is rated for, adds its wear to plan and summary. A directory on tmpfs is host memory beside `budgets.host`, held to what the machine has left"},
 
-    {FERRY_KEY(swap.chunk_elements), integer, "elements of one optimizer chunk, a multiple of 4,096. `auto` (0): the planner chooses", {.low = 0, .high = 1LL << 32}, {}, 0},
-    {FERRY_KEY(swap.chunks_at_once), integer, "how many optimizer chunks ferry reads from storage at a time; it writes as many. A chunk lies on one path, so raise it where one path is several drives (RAID 0): to their number. Each takes buffers, together at most a quarter of `budgets.host`. `auto` (0): the number of drives below `budgets.nvme`; beside a GPU a tmpfs counts as four", {.low = 0, .high = 64}, {}, 0},
-    {FERRY_KEY(swap.groups), integer, "groups of a rank's micro-batches. Each group passes through all layers before the next begins: more groups need less memory and move weights and gradients more often. `auto` (0): the fewest that fit; on one rank with a limited `budgets.device` the number with the shortest predicted step", kCount, {}, 0},
-    {FERRY_KEY(swap.speculate), choice, "speculative updates, made before the clip factor is known and rolled back where it is not 1: as many as the planner finds useful, none, or all that can be. With a split master a chunk whose weight stays on the device cannot", {}, first(kSpeculate, 3)},
-    {FERRY_KEY(swap.expect_clipped), number, "fraction of the steps that you expect `clip_norm` to clip: 0 for a run past its warm-up that seldom clips, 1 for one that clips always. The planner makes the mean step short for that mixture: with few clipped steps it saves more activations on the device, with many more optimizer state. A wrong value costs time, never a number. A run of 20 steps or more prints at its end what the measured fraction would have saved. `auto` (-1): unknown, so a plan may cost steps without speculation 1 % at most; 0 where `clip_norm` is 0. No effect where `device` is `cpu`", {.low = 0, .high = 1}, {}, -1},
-    {FERRY_KEY(swap.state_on_nvme), number, "least fraction of the optimizer state on NVMe. `auto` (-1): what `budgets.host` leaves over", {.low = 0, .high = 1}, {}, -1},
-    {FERRY_KEY(swap.state_on_device), number, "greatest fraction of the optimizer state on the device, which then updates it. `swap.state_on_nvme` goes first. `auto` (-1): 1 on a GPU (of several ranks from `zero.stage` 1 on), 0 where `device` is `cpu`", {.low = 0, .high = 1}, {}, -1},
-    {FERRY_KEY(swap.save_attention), integer, "blocks that save the output of their attention on the device, so that backward does not compute it again. It pays most at long sequences. A number above the blocks: all. `auto` (-1): as many as shorten the predicted step more than state or weights in the same memory would; none where `device` is `cpu` and `budgets.device` unlimited", {.low = 0, .high = 65536}, {}, -1},
-    {FERRY_KEY(swap.save_mlp), integer, "blocks that save the output of their MLP's gate and up products on the device. These are the dearest part of recomputation and take the most memory. A number above the blocks: all. `auto` (-1): as for `save_attention`", {.low = 0, .high = 65536}, {}, -1},
-    {FERRY_KEY(swap.save_inputs), integer, "blocks whose inputs stay on the device until backward; the others' go to host memory and come back. A number above the blocks: all. `auto` (-1): all that fit; beside a GPU fewer where saved activations, weights or state shorten the predicted step more", {.low = 0, .high = 65536}, {}, -1},
+    {FERRY_KEY(swap.chunk_elements), integer, "elements of one optimizer chunk, a multiple of 4,096. `auto` (0): the planner chooses", {.low = 0, .high = 1LL << 32}, 0},
+    {FERRY_KEY(swap.chunks_at_once), integer, "how many optimizer chunks ferry reads from storage at a time; it writes as many. A chunk lies on one path, so raise it where one path is several drives (RAID 0): to their number. Each takes buffers, together at most a quarter of `budgets.host`. `auto` (0): the number of drives below `budgets.nvme`; beside a GPU a tmpfs counts as four", {.low = 0, .high = 64}, 0},
+    {FERRY_KEY(swap.groups), integer, "groups of a rank's micro-batches. Each group passes through all layers before the next begins: more groups need less memory and move weights and gradients more often. `auto` (0): the fewest that fit; on one rank with a limited `budgets.device` the number with the shortest predicted step", kCount, 0},
+    {FERRY_CHOICE(swap.speculate, kSpeculate), choice, "speculative updates, made before the clip factor is known and rolled back where it is not 1: as many as the planner finds useful, none, or all that can be. With a split master a chunk whose weight stays on the device cannot"},
+    {FERRY_KEY(swap.expect_clipped), number, "fraction of the steps that you expect `clip_norm` to clip: 0 for a run past its warm-up that seldom clips, 1 for one that clips always. The planner makes the mean step short for that mixture: with few clipped steps it saves more activations on the device, with many more optimizer state. A wrong value costs time, never a number. A run of 20 steps or more prints at its end what the measured fraction would have saved. `auto` (-1): unknown, so a plan may cost steps without speculation 1 % at most; 0 where `clip_norm` is 0. No effect where `device` is `cpu`", {.low = 0, .high = 1}, -1},
+    {FERRY_KEY(swap.state_on_nvme), number, "least fraction of the optimizer state on NVMe. `auto` (-1): what `budgets.host` leaves over", {.low = 0, .high = 1}, -1},
+    {FERRY_KEY(swap.state_on_device), number, "greatest fraction of the optimizer state on the device, which then updates it. `swap.state_on_nvme` goes first. `auto` (-1): 1 on a GPU (of several ranks from `zero.stage` 1 on), 0 where `device` is `cpu`", {.low = 0, .high = 1}, -1},
+    {FERRY_KEY(swap.save_attention), integer, "blocks that save the output of their attention on the device, so that backward does not compute it again. It pays most at long sequences. A number above the blocks: all. `auto` (-1): as many as shorten the predicted step more than state or weights in the same memory would; none where `device` is `cpu` and `budgets.device` unlimited", {.low = 0, .high = 65536}, -1},
+    {FERRY_KEY(swap.save_mlp), integer, "blocks that save the output of their MLP's gate and up products on the device. These are the dearest part of recomputation and take the most memory. A number above the blocks: all. `auto` (-1): as for `save_attention`", {.low = 0, .high = 65536}, -1},
+    {FERRY_KEY(swap.save_inputs), integer, "blocks whose inputs stay on the device until backward; the others' go to host memory and come back. A number above the blocks: all. `auto` (-1): all that fit; beside a GPU fewer where saved activations, weights or state shorten the predicted step more", {.low = 0, .high = 65536}, -1},
     {FERRY_KEY(swap.verify), boolean, "check the checksum of everything that comes back from NVMe"},
 
     {FERRY_KEY(checkpoint.durable_steps), boolean, "the run survives a kill and a power failure. `ferry train --resume` repeats the step under way and at most the two before it, with the same bits. All optimizer state is then on NVMe, in twice the space, and the files stay after the run; one rank only"},
 
-    {FERRY_KEY(io.backend), choice, "`auto`: io_uring where the kernel allows it, else POSIX threads", {}, first(kBackends, 3)},
+    {FERRY_CHOICE(io.backend, kBackends), choice, "`auto`: io_uring where the kernel allows it, else POSIX threads"},
     {FERRY_KEY(io.block_bytes), bytes, "largest single read or write, a multiple of 4 KiB. Where several workers copy (tmpfs) writes go whole", {.low = 4096, .high = 1 << 30}},
     {FERRY_KEY(io.queue_depth), integer, "operations in flight on each ring", {.low = 1, .high = 4096}},
     {FERRY_KEY(io.rings), integer, "queues to the kernel of each path, with a thread each", {.low = 1, .high = 64}},
     {FERRY_KEY(io.direct), boolean, "O_DIRECT; `false` goes through the page cache"},
-    {FERRY_KEY(io.leftovers), choice, "files that a killed run left on a path: remove them, take them over (which saves laying them out), or stop. Files of a run with other numerics, of an older ferry, or with a damaged header stop the run unless `_any` is said; so does the state that `checkpoint.durable_steps` keeps", {}, first(kLeftovers, 5)},
+    {FERRY_CHOICE(io.leftovers, kLeftovers), choice, "files that a killed run left on a path: remove them, take them over (which saves laying them out), or stop. Files of a run with other numerics, of an older ferry, or with a damaged header stop the run unless `_any` is said; so does the state that `checkpoint.durable_steps` keeps"},
 
     {FERRY_KEY(zero.stage), integer, "what the ranks share out instead of each holding all of it: 0 nothing; 1 and 2 optimizer state and gradients; 3 weights too. Changes no number of the run", {.low = 0, .high = 3}},
     {FERRY_KEY(zero.timeout_seconds), number, "how long a rank waits for the others in one exchange, the slowest rank's lag included, before it ends the run", {.low = 0, .high = 1e9, .above_low = true}},
 
-    {FERRY_KEY(numerics.residual), choice, "type of the residual stream, fp32 or the compute type. `auto`: the compute type, with fp16 fp32", {}, first(kNarrow, 4)},
-    {FERRY_KEY(numerics.wire), choice, "type in which gradients travel. `auto`: the compute type", {}, first(kNarrow, 4)},
-    {FERRY_KEY(numerics.attention), choice, "`auto`: cuDNN's on a GPU where ferry is built with it and it has a deterministic kernel (16-bit types, heads of 64 or 128 elements), else ferry's own. `ferry`: always its own, which never rounds probabilities", {}, first(kAttentions, 2)},
-    {FERRY_KEY(numerics.head_tile), integer, "tokens whose logits exist at once. `auto` (0): 1024; on a GPU up to 4096 while their logits are at most 2^27 (5 * 2^26 where the table of words is an eighth of the model or more), or as many as the MLP's activations of a micro-batch (`mlp_tile`)", kCount, {}, 0},
-    {FERRY_KEY(numerics.mlp_tile), integer, "tokens whose MLP activations exist at once. `auto` (0): a whole micro-batch", kCount, {}, 0},
+    {FERRY_CHOICE(numerics.residual, kNarrow), choice, "type of the residual stream, fp32 or the compute type. `auto`: the compute type, with fp16 fp32"},
+    {FERRY_CHOICE(numerics.wire, kNarrow), choice, "type in which gradients travel. `auto`: the compute type"},
+    {FERRY_CHOICE(numerics.attention, kAttentions), choice, "`auto`: cuDNN's on a GPU where ferry is built with it and it has a deterministic kernel (16-bit types, heads of 64 or 128 elements), else ferry's own. `ferry`: always its own, which never rounds probabilities"},
+    {FERRY_KEY(numerics.head_tile), integer, "tokens whose logits exist at once. `auto` (0): 1024; on a GPU up to 4096 while their logits are at most 2^27 (5 * 2^26 where the table of words is an eighth of the model or more), or as many as the MLP's activations of a micro-batch (`mlp_tile`)", kCount, 0},
+    {FERRY_KEY(numerics.mlp_tile), integer, "tokens whose MLP activations exist at once. `auto` (0): a whole micro-batch", kCount, 0},
 };
 // clang-format on
 #undef FERRY_KEY
+#undef FERRY_CHOICE
 
 }  // namespace
 

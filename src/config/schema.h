@@ -1,7 +1,6 @@
 // The configuration's keys as data: reading, checking and documenting all walk this one table.
 #pragma once
 
-#include <array>
 #include <optional>
 #include <span>
 #include <string>
@@ -17,10 +16,19 @@ struct Pair {
     double* first;
     double* second;
 };
+// A key whose values are words: they and the values of its field, in one table. Words are called by
+// their index there.
+struct Choice {
+    size_t count;
+    std::string_view (*word)(size_t index);
+    size_t (*read)(const Config& config);
+    void (*write)(Config& config, size_t index);
+};
 // Where a key's value lives in a Config. The alternative is the key's C++ type; `Key::form` says
 // how it is written.
-using Slot = std::variant<int64_t* (*)(Config&), int* (*)(Config&), uint32_t* (*)(Config&),
+using Slot = std::variant<Choice, int64_t* (*)(Config&), int* (*)(Config&), uint32_t* (*)(Config&),
                           double* (*)(Config&), bool* (*)(Config&), std::string* (*)(Config&),
+                          std::optional<int64_t>* (*)(Config&), std::optional<double>* (*)(Config&),
                           std::vector<std::string>* (*)(Config&), std::vector<int>* (*)(Config&),
                           std::vector<NvmePath>* (*)(Config&), Pair (*)(Config&)>;
 
@@ -48,9 +56,10 @@ struct Key {
     Slot slot;
     Form form;
     std::string_view doc;
-    Range range{};                                // integer, number, pair, integers, bytes
-    std::span<const std::string_view> choices{};  // choice
-    std::optional<double> automatic{};            // the value that "auto" stands for
+    Range range{};  // integer, number, pair, integers, bytes
+    // The number that "auto" can be written as, and is described as. An optional field is empty
+    // then; another one has it.
+    std::optional<double> automatic{};
     bool required = false;
 };
 
@@ -62,6 +71,12 @@ struct Section {
 std::span<const Key> schema();
 std::span<const Section> sections();
 const Key* find_key(std::string_view path);
+
+// Whether the value is what "auto" stands for.
+template <class Value>
+bool is_automatic(const Key& key, Value value) {
+    return key.automatic && static_cast<double>(value) == *key.automatic;
+}
 
 // "integer", "size", ...: how the form is called in errors and documentation.
 std::string_view name_of(Form form);

@@ -27,13 +27,24 @@ std::string text_of(const config::Pair& pair) {
     return fmt::format("[{}, {}]", text_of(*pair.first), text_of(*pair.second));
 }
 
+template <class Value>
+std::string text_of(const Key& key, const std::optional<Value>& value) {
+    return text_of(value.value_or(static_cast<Value>(key.automatic.value())));
+}
+
 std::string value_of(const Key& key, Config& config) {
-    const auto show = [&config](auto* slot) {
-        const auto value = slot(config);
-        if constexpr (std::is_pointer_v<std::remove_const_t<decltype(value)>>) {
-            return text_of(*value);
+    const auto show = [&](const auto& slot) -> std::string {
+        if constexpr (std::is_same_v<std::remove_cvref_t<decltype(slot)>, config::Choice>) {
+            return std::string(slot.word(slot.read(config)));
         } else {
-            return text_of(value);
+            const auto value = slot(config);
+            if constexpr (std::is_same_v<std::remove_const_t<decltype(value)>, config::Pair>) {
+                return text_of(value);
+            } else if constexpr (requires { value->has_value(); }) {
+                return text_of(key, *value);
+            } else {
+                return text_of(*value);
+            }
         }
     };
     return std::visit(show, key.slot);
@@ -41,10 +52,11 @@ std::string value_of(const Key& key, Config& config) {
 
 }  // namespace
 
-std::vector<KeyValue> describe_values(Config config) {
+std::vector<KeyValue> describe_values(const Config& config) {
+    Config described = config;  // slots lead to where a value can be written, too
     std::vector<KeyValue> values;
     for (const Key& key : config::schema())
-        values.push_back({std::string(key.path), value_of(key, config)});
+        values.push_back({std::string(key.path), value_of(key, described)});
     return values;
 }
 

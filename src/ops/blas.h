@@ -23,10 +23,6 @@ struct Blas {
 // the process may not map it.
 const Blas& blas();
 
-// What to tell the user of kernels that are older than the processor and that neither ferry chose
-// nor a run is resumed with; empty: nothing.
-std::string slow_blas();
-
 // Keeps the kernels as they are while it lives.
 class BlasUse {
 public:

@@ -13,5 +13,8 @@ std::vector<std::string> blas_cores();  // that this processor can run, the wide
 // Runs these from now on. False: not here, or others are in use (CPU Ops live, or another part of
 // the process loaded OpenBLAS). Not from several threads.
 bool take_blas_core(const std::string& core);
+// What to tell the user of kernels that are older than the processor and that neither ferry chose
+// nor a run is resumed with; empty: nothing.
+std::string slow_blas();
 
 }  // namespace ferry::ops

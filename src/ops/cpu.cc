@@ -6,10 +6,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <mutex>
 #include <utility>
 
-#include "base/log.h"
 #include "base/process_limits.h"
 #include "blas.h"
 #include "blas_buffers.h"
@@ -44,18 +42,10 @@ std::pair<int64_t, int64_t> tile_sides(int64_t m, int64_t n) {
     return {even(m, rows, 8), even(n, cols, 32)};
 }
 
-void advise_once() {
-    static std::once_flag once;
-    std::call_once(once, [] {
-        if (const std::string text = slow_blas(); !text.empty()) log_info(text);
-    });
-}
-
 class CpuOps final : public Ops {
 public:
     explicit CpuOps(Team& team) : team_(team) {
         require_stack();
-        advise_once();
         reserve_blas_buffers(team.threads());
     }
 

@@ -21,13 +21,13 @@ bool Budget::take(const std::string& what, int64_t bytes) {
     return true;
 }
 
-Budget nvme_budget(const Config& config) {
+Budget nvme_budget(const PlanRequest& request) {
     int64_t total = 0;
-    for (const NvmePath& path : config.budgets.nvme) {
+    for (const NvmePath& path : request.budgets.nvme) {
         const bool unlimited = path.size_bytes == kUnlimited || total == kUnlimited;
         total = unlimited ? kUnlimited : total + path.size_bytes;
     }
-    return {swap::Tier::nvme, total, config.budgets.sharers};
+    return {swap::Tier::nvme, total, request.sharers};
 }
 
 std::string needed_text(const Budget& budget, int64_t bytes) {

@@ -33,7 +33,7 @@ private:
 };
 
 // Of all paths in sum.
-Budget nvme_budget(const Config& config);
+Budget nvme_budget(const PlanRequest& request);
 
 // "3 MiB needed (3145728 bytes)", where a rank needs so many; of all that share the budget, who is
 // named.

@@ -81,8 +81,8 @@ int64_t largest_shard(const std::vector<model::Layer>& layers, const zero::Parti
     return largest;
 }
 
-int64_t choose_chunk_elements(const std::vector<model::Layer>& layers, const Config& config,
-                              const zero::Partition& partition, const MachineFigures& machine,
+int64_t choose_chunk_elements(const std::vector<model::Layer>& layers, const PlanRequest& request,
+                              const zero::Partition& partition, const cost::Measurements& machine,
                               int64_t update_bytes) {
     constexpr double kOverheads = 16;  // an update's length: 6 % are lost at most
     constexpr int64_t kMost = 16 * kMiB;
@@ -93,14 +93,14 @@ int64_t choose_chunk_elements(const std::vector<model::Layer>& layers, const Con
     // 8 Mi elements took three fifths of the time of chunks of 1 Mi.
     const double enough = kOverheads * machine.update_overhead_s * machine.dram_bytes_per_s /
                           static_cast<double>(update_bytes);
-    while (config.budgets.nvme.empty() && elements < kMost &&
+    while (request.budgets.nvme.empty() && elements < kMost &&
            2 * static_cast<double>(elements) <= enough) {
         elements *= 2;
     }
     constexpr int64_t kStagedBytes =
         6 * int64_t{12 + 4 + 4};  // per element: pieces of state (at most), weight, gradient
     while (elements > kLeafElements &&
-           (elements / 2 >= largest || elements * kStagedBytes > config.budgets.host_bytes / 4)) {
+           (elements / 2 >= largest || elements * kStagedBytes > request.budgets.host_bytes / 4)) {
         elements /= 2;
     }
     return elements;

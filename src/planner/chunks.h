@@ -3,11 +3,12 @@
 
 #include <vector>
 
+#include "cost/operations.h"
 #include "planner/planner.h"
 
 namespace ferry::planner {
 
-constexpr int64_t kLeafElements = 4096;
+using cost::kLeafElements;
 
 // The chunks that a rank keeps something of, layer by layer, none across the end of a shard; fills
 // LayerPlan's chunk ranges.
@@ -27,8 +28,8 @@ int64_t largest_shard(const std::vector<model::Layer>& layers, const zero::Parti
 
 // A power of two such that a few staged chunks take a small part of the host budget. An element's
 // update moves `update_bytes`.
-int64_t choose_chunk_elements(const std::vector<model::Layer>& layers, const Config& config,
-                              const zero::Partition& partition, const MachineFigures& machine,
+int64_t choose_chunk_elements(const std::vector<model::Layer>& layers, const PlanRequest& request,
+                              const zero::Partition& partition, const cost::Measurements& machine,
                               int64_t update_bytes);
 
 }  // namespace ferry::planner

@@ -24,19 +24,19 @@ constexpr Depths kBusy{.weights = 2, .gradients = 2, .wire = 4, .spare_activatio
 
 class Placer {
 public:
-    Placer(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
-           const std::vector<AccumulatorSpill>& spills, const MachineFigures& machine,
+    Placer(const PlanRequest& request, const Workload& work, const std::vector<Chunk>& chunks,
+           const std::vector<AccumulatorSpill>& spills, const cost::Measurements& machine,
            const Keeping& keeping)
-        : config_(config),
+        : request_(request),
           work_(work),
           chunks_(chunks),
           spills_(spills),
           keeping_(keeping),
-          micro_batches_(config.batch.micro_batches),
+          micro_batches_(request.micro_batches),
           tied_(work.layers.back().find(model::Role::head_table) == nullptr),
           machine_(machine),
-          result_{.device = Budget(Tier::device, config.budgets.device_bytes),
-                  .host = Budget(Tier::host, config.budgets.host_bytes, config.budgets.sharers)} {}
+          result_{.device = Budget(Tier::device, request.budgets.device_bytes),
+                  .host = Budget(Tier::host, request.budgets.host_bytes, request.sharers)} {}
 
     Placement make() {
         choose_groups();
@@ -58,7 +58,7 @@ public:
 private:
     Budget& device() { return result_.device; }
     Budget& host() { return result_.host; }
-    bool has_nvme() const { return !config_.budgets.nvme.empty(); }
+    bool has_nvme() const { return !request_.budgets.nvme.empty(); }
     int64_t group_size() const { return micro_batches_ / result_.groups; }
     int64_t block_count() const { return static_cast<int64_t>(work_.layers.size()) - 2; }
     int64_t bytes_of(Class c) const { return buffer_bytes(c, work_); }
@@ -96,10 +96,10 @@ private:
     // The fewest groups whose work fits: a further group moves weights and accumulators once more.
     void choose_groups() {
         for (const int64_t groups : group_counts(micro_batches_)) {
-            if (groups < config_.swap.groups) continue;
+            if (groups < request_.swap.groups) continue;
             result_.groups = groups;
             if (device_bytes(kLean, groups) <= device().limit()) return;
-            if (config_.swap.groups > 0) break;
+            if (request_.swap.groups > 0) break;
         }
         refuse(device(), device_bytes(kLean, result_.groups),
                "the device budget is too small for one layer and its work",
@@ -144,7 +144,7 @@ private:
     }
 
     bool is_asked_for(const KeptResult& result) const {
-        return blocks_asked_to_keep(config_, result.what) >= 0;
+        return blocks_asked_to_keep(request_, result.what).has_value();
     }
     model::OfSaved<int64_t> asked_for() const {
         model::OfSaved<int64_t> blocks{};
@@ -220,10 +220,9 @@ private:
         double trainable = 0;
         for (const Chunk& chunk : chunks_)
             trainable += chunk.trainable ? static_cast<double>(chunk.count) : 0;
-        const double stored = fraction_is_given() ? given_fraction() : 0;
-        const double automatic = config_.device == "cuda" ? 1 : 0;
-        const double asked = config_.swap.state_on_device;
-        return std::min(asked >= 0 ? asked : automatic, 1 - stored) * trainable;
+        const double stored = has_nvme() ? given_fraction().value_or(0) : 0;
+        const double automatic = request_.device == DeviceKind::cuda ? 1 : 0;
+        return std::min(request_.swap.state_on_device.value_or(automatic), 1 - stored) * trainable;
     }
 
     int64_t most_chunks_of_a_block() const {
@@ -279,7 +278,7 @@ private:
     // several at once to keep the storage busy, each takes as many times as long.
     int64_t pieces_under_way() const {
         const int64_t at_once =
-            config_.swap.chunks_at_once > 0 ? config_.swap.chunks_at_once : machine_.nvme_at_once;
+            request_.swap.chunks_at_once > 0 ? request_.swap.chunks_at_once : machine_.nvme_at_once;
         const double stored_s =
                          static_cast<double>(bytes_of(Class::stage)) / machine_.nvme_bytes_per_s,
                      read_s = static_cast<double>(at_once) * stored_s,
@@ -372,13 +371,13 @@ private:
     }
 
     // The weight of a split master is half of a version, and a durable version is on NVMe.
-    bool stores_weights() const { return work_.state.split && config_.checkpoint.durable_steps; }
-    // Of the state on NVMe, at least; less than 0: what the budget asks.
-    double given_fraction() const {
-        return config_.checkpoint.durable_steps ? 1 : config_.swap.state_on_nvme;
+    bool stores_weights() const { return work_.state.split && request_.durable; }
+    // Of the state on NVMe, at least; none: what the budget asks.
+    std::optional<double> given_fraction() const {
+        return request_.durable ? 1 : request_.swap.state_on_nvme;
     }
-    bool fraction_is_given() const { return given_fraction() >= 0 && has_nvme(); }
-    bool all_speculate() const { return config_.swap.speculate == "all"; }
+    bool fraction_is_given() const { return has_nvme() && given_fraction(); }
+    bool all_speculate() const { return request_.swap.speculate == Speculate::all; }
     // The weight of a split master is half of the old version, so a speculative update must leave
     // it as it was. A weight that lives on the device has no second place.
     bool can_speculate(const Chunk& chunk) const {
@@ -414,7 +413,7 @@ private:
             bytes += double(state_bytes(chunk));
         });
         if (waiting == 0) return;
-        const double wanted = fraction_is_given() ? given_fraction() * trainable : 0;
+        const double wanted = has_nvme() ? given_fraction().value_or(0) * trainable : 0;
         const double room = double(host().limit() - host().spent());
         const double too_much = has_nvme() ? std::clamp(1 - room / bytes, 0.0, 1.0) : 0;
         const double share = std::max(too_much, std::min(1.0, wanted / waiting));
@@ -435,11 +434,11 @@ private:
 
     // Spread evenly over the layers, so that what is left for after the outcome is, too.
     void place_speculation() {
-        if (config_.swap.speculate == "off") return;
+        if (request_.swap.speculate == Speculate::off) return;
         const double fraction = all_speculate() ? 1
                                                 : expected_speculative_fraction(
-                                                      config_, work_, chunks_, result_, machine_);
-        SpeculationRoom room(config_, work_, chunks_, spills_, result_);
+                                                      request_, work_, chunks_, result_, machine_);
+        SpeculationRoom room(request_, work_, chunks_, spills_, result_);
         double wanted = 0;
         for_updated_on_host([&](const Chunk& chunk, const Placement::ChunkHomes& homes) {
             if (can_speculate(chunk)) wanted += double(room.bytes_for(homes));
@@ -462,8 +461,9 @@ private:
                        SpeculationRoom& room) {
         if (all_speculate() || !can_speculate(chunk)) return can_speculate(chunk);
         const bool in_memory = homes.state == Tier::host;
-        const bool may_in_memory = machine_.device_beside &&
-                                   config_.budgets.host_bytes != kUnlimited && !is_remainder(chunk);
+        const bool may_in_memory = !machine_.computes_on_host &&
+                                   request_.budgets.host_bytes != kUnlimited &&
+                                   !is_remainder(chunk);
         if (in_memory && !may_in_memory) return false;
         const int64_t state = in_memory ? 2 * bytes_of(Class::stage) - state_bytes(chunk) : 0;
         const bool two_weights = work_.state.split && homes.weight == Tier::host;
@@ -477,27 +477,27 @@ private:
         return true;
     }
 
-    const Config& config_;
+    const PlanRequest& request_;
     const Workload& work_;
     const std::vector<Chunk>& chunks_;
     const std::vector<AccumulatorSpill>& spills_;
     const Keeping keeping_;
     const int64_t micro_batches_;
     const bool tied_;
-    const MachineFigures& machine_;
+    const cost::Measurements& machine_;
     Placement result_;
 };
 
 }  // namespace
 
-int64_t blocks_asked_to_keep(const Config& config, model::Saved what) {
-    return what == model::Saved::attention ? config.swap.save_attention : config.swap.save_mlp;
+std::optional<int64_t> blocks_asked_to_keep(const PlanRequest& request, model::Saved what) {
+    return what == model::Saved::attention ? request.swap.save_attention : request.swap.save_mlp;
 }
 
-Placement place(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
-                const std::vector<AccumulatorSpill>& spills, const MachineFigures& machine,
+Placement place(const PlanRequest& request, const Workload& work, const std::vector<Chunk>& chunks,
+                const std::vector<AccumulatorSpill>& spills, const cost::Measurements& machine,
                 const Keeping& keeping) {
-    return Placer(config, work, chunks, spills, machine, keeping).make();
+    return Placer(request, work, chunks, spills, machine, keeping).make();
 }
 
 }  // namespace ferry::planner

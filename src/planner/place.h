@@ -8,8 +8,8 @@
 
 namespace ferry::planner {
 
-// How many blocks the configuration has keep that; less than 0: the planner decides.
-int64_t blocks_asked_to_keep(const Config& config, model::Saved what);
+// How many blocks the user has keep that; none: the planner decides.
+std::optional<int64_t> blocks_asked_to_keep(const PlanRequest& request, model::Saved what);
 
 // What stays on the device from forward to backward. First the inputs of at most so many blocks,
 // the last ones, as far as they fit. Then these results in their order: all that the configuration
@@ -19,7 +19,7 @@ struct Keeping {
     std::span<const KeptResult> results{};
 };
 // Throws does_not_fit naming the tier, the bytes missing and the smallest budget that works.
-Placement place(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
-                const std::vector<AccumulatorSpill>& spills, const MachineFigures& machine,
+Placement place(const PlanRequest& request, const Workload& work, const std::vector<Chunk>& chunks,
+                const std::vector<AccumulatorSpill>& spills, const cost::Measurements& machine,
                 const Keeping& keeping);
 }  // namespace ferry::planner

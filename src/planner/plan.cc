@@ -3,6 +3,8 @@
 #include "chunks.h"
 #include "layout.h"
 #include "planner/planner.h"
+
+#include "cost/traffic.h"
 #include "recomputation.h"
 
 namespace ferry::planner {
@@ -33,31 +35,31 @@ void require_few_chunks(const std::vector<model::Layer>& layers, int64_t chunk_e
                    " or more, or correct the model's shape"});
 }
 
-Plan plan_with(int64_t chunk_elements, const Config& config,
+Plan plan_with(int64_t chunk_elements, const PlanRequest& request,
                const std::vector<model::Layer>& layers, const model::Numerics& numerics,
-               const DeviceNeeds& needs, const StateFormat& state, const MachineFigures& machine,
+               const DeviceNeeds& needs, const cost::Measurements& machine,
                const zero::Partition& partition) {
     Plan plan{.partition = partition,
-              .micro_batches = config.batch.micro_batches,
+              .micro_batches = request.micro_batches,
               .tokens = numerics.tokens(),
               .chunk_elements = chunk_elements,
               .tied = layers.back().find(model::Role::head_table) == nullptr,
-              .verify = config.swap.verify,
+              .verify = request.swap.verify,
               .compute = numerics.compute,
               .wire = numerics.wire,
-              .state = state,
+              .state = request.state,
               .layers = layers,
               .device_overhead_bytes = needs.overhead + needs.page_tables};
     plan.layer_plans.resize(plan.layers.size());
     plan.chunks = cut_chunks(plan.layers, plan.chunk_elements, partition, plan.layer_plans);
     plan.spills = cut_spills(plan.layers, plan.chunk_elements, plan.layer_plans);
     plan.leaves = leaves_of(plan.chunks, partition);
-    if (plan.leaves == 0 && !config.evaluate.only) {
+    if (plan.leaves == 0 && request.trains) {
         throw Error(Trouble::usage, {.what = "every tensor is frozen: there is nothing to train",
                                      .where = "freeze",
                                      .remedy = "remove a pattern from \"freeze\""});
     }
-    plan.durable = config.checkpoint.durable_steps && plan.leaves > 0;
+    plan.durable = request.durable && plan.leaves > 0;
     const Workload work{.layers = plan.layers,
                         .numerics = numerics,
                         .needs = needs,
@@ -65,34 +67,34 @@ Plan plan_with(int64_t chunk_elements, const Config& config,
                         .chunk_elements = plan.chunk_elements,
                         .report_bytes = plan.report_bytes(),
                         .state = plan.state};
-    const Placement placement = place_for_speed(config, work, plan.chunks, plan.spills, machine);
-    lay_out(plan, placement, work, nvme_budget(config), config.budgets.nvme.size());
+    const Placement placement = place_for_speed(request, work, plan.chunks, plan.spills, machine);
+    lay_out(plan, placement, work, nvme_budget(request), request.budgets.nvme.size());
     return plan;
 }
 
 // More than a plan ever has on the host: two versions of everything, and every block's input.
-int64_t most_host_bytes(const Config& config, const std::vector<model::Layer>& layers,
-                        const model::Numerics& numerics, const DeviceNeeds& needs,
-                        const StateFormat& state) {
+int64_t most_host_bytes(const PlanRequest& request, const std::vector<model::Layer>& layers,
+                        const model::Numerics& numerics, const DeviceNeeds& needs) {
     const int64_t of_an_element =
-        2 * (state.element_bytes() + size_of(numerics.wire) + size_of(numerics.compute));
-    const int64_t inputs = std::ssize(layers) * config.batch.micro_batches * needs.activation;
-    return std::min(config.budgets.host_bytes, elements_of(layers) * of_an_element + inputs + kGiB);
+        2 * (request.state.element_bytes() + size_of(numerics.wire) + size_of(numerics.compute));
+    const int64_t inputs = std::ssize(layers) * request.micro_batches * needs.activation;
+    return std::min(request.budgets.host_bytes,
+                    elements_of(layers) * of_an_element + inputs + kGiB);
 }
 
 // The same beside the page tables that its host tier asks of the device: 8 bytes for a page of
 // 4 KiB, also where the host has huge pages. With less left on the device more lies in host memory,
 // so once more until it is enough.
-Plan plan_and_map(int64_t chunk_elements, const Config& config,
+Plan plan_and_map(int64_t chunk_elements, const PlanRequest& request,
                   const std::vector<model::Layer>& layers, const model::Numerics& numerics,
-                  DeviceNeeds needs, const StateFormat& state, const MachineFigures& machine,
+                  DeviceNeeds needs, const cost::Measurements& machine,
                   const zero::Partition& partition) {
     constexpr int64_t kMappedByAByte = 4096 / 8;
     for (;;) {
         int64_t on_host = 0;
         try {
-            Plan plan = plan_with(chunk_elements, config, layers, numerics, needs, state, machine,
-                                  partition);
+            Plan plan =
+                plan_with(chunk_elements, request, layers, numerics, needs, machine, partition);
             if (!needs.maps_host || plan.host_bytes <= kMappedByAByte * needs.page_tables)
                 return plan;
             on_host = plan.host_bytes;
@@ -102,30 +104,13 @@ Plan plan_and_map(int64_t chunk_elements, const Config& config,
                 throw;
             }
             // The budget that the message names has to have room for the tables, too.
-            on_host = most_host_bytes(config, layers, numerics, needs, state);
+            on_host = most_host_bytes(request, layers, numerics, needs);
         }
         needs.page_tables = round_up(ceil_div(on_host, kMappedByAByte), kMiB);
     }
 }
 
 }  // namespace
-
-int64_t update_bytes(const StateFormat& state, DType compute, DType wire) {
-    return 2 * state.element_bytes() + size_of(wire) + (state.split ? 2 : 1) * size_of(compute);
-}
-
-MachineFigures default_figures(const Config& config) {
-    if (config.device != "cuda") return {};
-    // Of a GPU's part of a server: an H100 or its like, 16 cores, one good drive.
-    return {.flops_per_s = 6e14,
-            .copy_bytes_per_s = 5e10,
-            .nvme_bytes_per_s = 4e9,
-            .dram_bytes_per_s = 1.5e11,
-            .device_bytes_per_s = 2e12,
-            .update_overhead_s = 1.2e-4,
-            .out_of_place = 1,
-            .device_beside = true};
-}
 
 std::vector<int64_t> group_counts(int64_t micro_batches) {
     std::vector<int64_t> found;
@@ -160,19 +145,19 @@ int64_t Plan::blocks_at_most() const {
     return blocks;
 }
 
-Plan make_plan(const Config& config, const std::vector<model::Layer>& layers,
-               const model::Numerics& numerics, const DeviceNeeds& needs, const StateFormat& state,
-               const MachineFigures& machine, const zero::Partition& partition) {
-    const bool automatic = config.swap.chunk_elements == 0;
-    const int64_t moved = update_bytes(state, numerics.compute, numerics.wire);
-    int64_t elements = automatic
-                           ? choose_chunk_elements(layers, config, partition, machine, moved)
-                           : std::min(config.swap.chunk_elements, largest_shard(layers, partition));
+Plan make_plan(const PlanRequest& request, const std::vector<model::Layer>& layers,
+               const model::Numerics& numerics, const DeviceNeeds& needs,
+               const cost::Measurements& machine, const zero::Partition& partition) {
+    const bool automatic = request.swap.chunk_elements == 0;
+    const int64_t moved =
+        cost::element_bytes(request.state, numerics.compute, numerics.wire).updated();
+    int64_t elements =
+        automatic ? choose_chunk_elements(layers, request, partition, machine, moved)
+                  : std::min(request.swap.chunk_elements, largest_shard(layers, partition));
     require_few_chunks(layers, elements);
     for (;; elements /= 2) {
         try {
-            return plan_and_map(elements, config, layers, numerics, needs, state, machine,
-                                partition);
+            return plan_and_map(elements, request, layers, numerics, needs, machine, partition);
         } catch (const Error& error) {
             // Smaller chunks pass through smaller buffers. Refuse only what the smallest cannot do:
             // then the budget that the message names works.

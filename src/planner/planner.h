@@ -8,12 +8,12 @@
 #include <string_view>
 #include <vector>
 
+#include "cost/measurements.h"
 #include "ferry/aio.h"
-#include "ferry/config.h"
 #include "ferry/dtype.h"
 #include "ferry/swap.h"
 #include "model/model.h"
-#include "planner/figures.h"
+#include "planner/request.h"
 #include "swap/objects.h"
 #include "zero/zero.h"
 
@@ -149,9 +149,9 @@ struct DeviceNeeds {
 };
 
 // Throws does_not_fit naming the tier, the bytes missing and the smallest budget that works.
-// `config` is of one rank: its micro-batches, its budgets. `layers` can be cut by the partition.
-Plan make_plan(const Config& config, const std::vector<model::Layer>& layers,
-               const model::Numerics& numerics, const DeviceNeeds& needs, const StateFormat& state,
-               const MachineFigures& machine, const zero::Partition& partition = {});
+// `layers` can be cut by the partition.
+Plan make_plan(const PlanRequest& request, const std::vector<model::Layer>& layers,
+               const model::Numerics& numerics, const DeviceNeeds& needs,
+               const cost::Measurements& machine, const zero::Partition& partition = {});
 
 }  // namespace ferry::planner

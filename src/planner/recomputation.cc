@@ -15,7 +15,7 @@ namespace {
 
 // By what a byte of it saves, and of alike ones those of the last blocks that backward visits:
 // theirs is kept for the shortest time.
-std::vector<KeptResult> results_by_gain(const Workload& work, const MachineFigures& machine) {
+std::vector<KeptResult> results_by_gain(const Workload& work, const cost::Measurements& machine) {
     std::vector<KeptResult> results;
     bool trains = false;
     for (size_t l = 0; l < work.layers.size(); ++l) {
@@ -38,16 +38,16 @@ struct Choice {
     std::vector<KeptResult> results{};
     size_t asked = 0;  // of the first ones
 };
-Choice choice_of(const Config& config, const std::vector<KeptResult>& results) {
+Choice choice_of(const PlanRequest& request, const std::vector<KeptResult>& results) {
     Choice found;
     model::OfSaved<int64_t> blocks{};
     for (const KeptResult& result : results) {
-        if (blocks[at(result.what)]++ < blocks_asked_to_keep(config, result.what))
+        if (blocks[at(result.what)]++ < blocks_asked_to_keep(request, result.what).value_or(0))
             found.results.push_back(result);
     }
     found.asked = found.results.size();
     std::ranges::copy_if(results, std::back_inserter(found.results), [&](const KeptResult& result) {
-        return blocks_asked_to_keep(config, result.what) < 0;
+        return !blocks_asked_to_keep(request, result.what);
     });
     return found;
 }
@@ -63,14 +63,14 @@ struct Candidate {
 // All candidates, and the best of them.
 class Search {
 public:
-    Search(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
-           const std::vector<AccumulatorSpill>& spills, const MachineFigures& machine)
-        : config_(config),
+    Search(const PlanRequest& request, const Workload& work, const std::vector<Chunk>& chunks,
+           const std::vector<AccumulatorSpill>& spills, const cost::Measurements& machine)
+        : request_(request),
           work_(work),
           chunks_(chunks),
           spills_(spills),
           machine_(machine),
-          choice_(choice_of(config, results_by_gain(work, machine))) {}
+          choice_(choice_of(request, results_by_gain(work, machine))) {}
 
     Placement find() {
         const std::vector<int64_t> inputs = inputs_to_try();
@@ -81,7 +81,7 @@ public:
         if (fitting.empty() && refusal_) throw DoesNotFit(*refusal_);
         // Of NVMe the layout says to the byte what is missing.
         const int64_t plainest = fitting.empty() ? least_stored_ : fitting.front();
-        if (fitting.empty() || config_.budgets.device_bytes == kUnlimited)  // what is to spare?
+        if (fitting.empty() || request_.budgets.device_bytes == kUnlimited)  // what is to spare?
             return placement_of(in_groups(plainest), inputs.front(), choice_.asked);
         for (const int64_t groups : fitting) {
             for (const int64_t count : inputs) try_results(in_groups(groups), count);
@@ -96,13 +96,13 @@ private:
     // groups have more, and inputs that travel some.
     static constexpr double kMayLose = 1.01, kPerGroups = 1.02, kPerInputs = 1.01;
 
-    Config in_groups(int64_t groups) const {
-        Config config = config_;
-        config.swap.groups = groups;
-        return config;
+    PlanRequest in_groups(int64_t groups) const {
+        PlanRequest request = request_;
+        request.swap.groups = groups;
+        return request;
     }
-    Placement placement_of(const Config& config, int64_t inputs, size_t results) const {
-        return place(config, work_, chunks_, spills_, machine_,
+    Placement placement_of(const PlanRequest& request, int64_t inputs, size_t results) const {
+        return place(request, work_, chunks_, spills_, machine_,
                      {inputs, std::span(choice_.results).first(results)});
     }
 
@@ -110,12 +110,12 @@ private:
     // the processors would make them themselves. Never of all, where the last ones would come back
     // as soon as they have left.
     std::vector<int64_t> inputs_to_try() const {
-        const int64_t blocks = std::ssize(work_.layers) - 2, asked = config_.swap.save_inputs;
-        if (asked >= 0) return {std::min(asked, blocks)};
+        const int64_t blocks = std::ssize(work_.layers) - 2;
+        if (const auto asked = request_.swap.save_inputs) return {std::min(*asked, blocks)};
         std::vector<int64_t> counts{blocks};
         for (const int64_t eighths : {6, 4, 2, 1}) {
             const int64_t count = blocks * eighths / 8;
-            if (machine_.device_beside && count < counts.back()) counts.push_back(count);
+            if (!machine_.computes_on_host && count < counts.back()) counts.push_back(count);
         }
         return counts;
     }
@@ -124,15 +124,15 @@ private:
     // each block. What ranks would exchange for it is not in the sums: theirs are the fewest that
     // fit, 0.
     std::vector<int64_t> groups_to_try() const {
-        if (config_.swap.groups > 0 || !work_.partition.alone()) return {config_.swap.groups};
-        return group_counts(config_.batch.micro_batches);
+        if (request_.swap.groups > 0 || !work_.partition.alone()) return {request_.swap.groups};
+        return group_counts(request_.micro_batches);
     }
 
     // Whether a step can do without any memory to spare; keeps what the one that needs least lacks.
-    bool fits(const Config& config, int64_t inputs) {
+    bool fits(const PlanRequest& request, int64_t inputs) {
         try {
-            const Placement placement = placement_of(config, inputs, choice_.asked);
-            const int64_t missing = missing_on_paths(config, work_, chunks_, spills_, placement);
+            const Placement placement = placement_of(request, inputs, choice_.asked);
+            const int64_t missing = missing_on_paths(request, work_, chunks_, spills_, placement);
             if (missing > 0 && (least_missing_ == 0 || missing < least_missing_)) {
                 least_missing_ = missing;
                 least_stored_ = placement.groups;
@@ -153,37 +153,37 @@ private:
 
     // The less is computed, the more travels. A chunk that no longer fits makes the sum jump, so
     // there are lesser minima. Many counts are tried, and then all of those around the best.
-    void try_results(const Config& config, int64_t inputs) {
+    void try_results(const PlanRequest& request, int64_t inputs) {
         constexpr size_t kCounts = 24;
         const size_t first = choice_.asked, end = choice_.results.size() + 1;
         const size_t stride = std::max<size_t>(1, (end - first) / kCounts),
                      begun = candidates_.size();
         for (size_t results = first; results < end; results += stride) {
-            if (!try_way(config, inputs, results)) break;
+            if (!try_way(request, inputs, results)) break;
         }
         if (stride == 1 || candidates_.size() == begun) return;
         const auto expected = [this](const Candidate& candidate) {
-            return candidate.seconds.expected(config_);
+            return candidate.seconds.expected(request_);
         };
         const size_t around =
             std::ranges::min_element(std::span(candidates_).subspan(begun), {}, expected)->results;
         for (size_t results = std::max(around, first + stride) - stride + 1;
              results < std::min(around + stride, end); ++results) {
-            if (results != around && !try_way(config, inputs, results)) return;
+            if (results != around && !try_way(request, inputs, results)) return;
         }
     }
 
-    bool try_way(const Config& config, int64_t inputs, size_t results) {
+    bool try_way(const PlanRequest& request, int64_t inputs, size_t results) {
         try {
-            const Placement placement = placement_of(config, inputs, results);
+            const Placement placement = placement_of(request, inputs, results);
             int64_t blocks = 0;
             for (const auto& of_layers : placement.kept)
                 blocks += std::ranges::count(of_layers, true);
             if (blocks < static_cast<int64_t>(results)) return false;
-            if (missing_on_paths(config, work_, chunks_, spills_, placement) > 0) return false;
+            if (missing_on_paths(request, work_, chunks_, spills_, placement) > 0) return false;
             candidates_.push_back(
                 {placement.groups, inputs, results,
-                 step_seconds(config, work_, chunks_, spills_, placement, machine_)});
+                 step_seconds(request, work_, chunks_, spills_, placement, machine_)});
             return true;
         } catch (const DoesNotFit&) {
             return false;
@@ -199,23 +199,23 @@ private:
         double least_rest = std::numeric_limits<double>::infinity();
         for (const Candidate& candidate : candidates_)
             least_rest = std::min(least_rest, costs(candidate, candidate.seconds.rest));
-        const bool said = expected_clipped(config_).has_value();
+        const bool said = expected_clipped(request_).has_value();
         const Candidate* best = nullptr;
         for (const Candidate& candidate : candidates_) {
             if (!said && candidate.seconds.rest > least_rest * kMayLose) continue;
             const auto cost = [&](const Candidate& of) {
-                return costs(of, of.seconds.expected(config_));
+                return costs(of, of.seconds.expected(request_));
             };
             if (best == nullptr || cost(candidate) < cost(*best)) best = &candidate;
         }
         return *best;
     }
 
-    const Config& config_;
+    const PlanRequest& request_;
     const Workload& work_;
     const std::vector<Chunk>& chunks_;
     const std::vector<AccumulatorSpill>& spills_;
-    const MachineFigures& machine_;
+    const cost::Measurements& machine_;
     const Choice choice_;
     std::optional<DoesNotFit> refusal_{};
     int64_t least_missing_ = 0, least_stored_ = 0;  // on NVMe, and in how many groups
@@ -224,11 +224,11 @@ private:
 
 }  // namespace
 
-Placement place_for_speed(const Config& config, const Workload& work,
+Placement place_for_speed(const PlanRequest& request, const Workload& work,
                           const std::vector<Chunk>& chunks,
                           const std::vector<AccumulatorSpill>& spills,
-                          const MachineFigures& machine) {
-    return Search(config, work, chunks, spills, machine).find();
+                          const cost::Measurements& machine) {
+    return Search(request, work, chunks, spills, machine).find();
 }
 
 }  // namespace ferry::planner

@@ -212,7 +212,7 @@ void Recorder::prefetch_input(int64_t layer, int64_t i) {
 
 void Recorder::record_kernel(Op op, int64_t layer, int64_t item,
                              std::span<const Leased::Given> operands, const Detail& detail) {
-    const Row& row = row_of(op);
+    const cost::Row& row = cost::row_of(op);
     FERRY_CHECK(!detail.on_device || row.device_too, row.name);
     Task task{.verb = Verb::kernel,
               .lane = detail.on_device ? Lane::compute : row.lane,

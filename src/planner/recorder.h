@@ -9,11 +9,17 @@
 #include <string>
 #include <vector>
 
-#include "planner/operands.h"
+#include "cost/operands.h"
 #include "planner/planner.h"
 #include "swap/schedule.h"
 
 namespace ferry::planner {
+
+// Operations and their operands, in the words of their table.
+using cost::Content;
+using cost::Op;
+using cost::Role;
+namespace op = cost::op;
 
 // Whose buffers hold it, where that is one class alone.
 constexpr Class buffers_of(Content content) {
@@ -47,7 +53,9 @@ struct Detail {
 };
 
 // As a row's functions count it, but for what the device multiplies to give what blocks may keep.
-Work work_of(const Plan& plan, const swap::Task& task);
+cost::Work work_of(const Plan& plan, const swap::Task& task);
+// Of any of its kernels; the plan must outlive it.
+cost::WorkOf work_of(const Plan& plan);
 
 class Recorder;
 

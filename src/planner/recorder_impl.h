@@ -51,7 +51,7 @@ struct Recorder::Impl {
 
     void emit(Task task, std::span<const Use> uses) {
         if (task.verb == Verb::kernel && task.bytes == 0)
-            task.bytes = row_of(task).bytes(work_of(plan, task));
+            task.bytes = cost::row_of(task).bytes(work_of(plan, task));
         lane_bytes[static_cast<size_t>(task.lane)] += task.bytes;
         if (keep == Keep::bytes) return;
         if (task.object != swap::kNoObject) {

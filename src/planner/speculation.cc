@@ -46,10 +46,11 @@ int64_t unusable_bytes(const Workload& work, int64_t paths) {
     return (paths - 1) * largest;
 }
 
-int64_t left_on_paths(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
-                      const std::vector<AccumulatorSpill>& spills, const Placement& placement) {
-    const int64_t paths = std::ssize(config.budgets.nvme);
-    const int64_t limit = nvme_budget(config).limit();
+int64_t left_on_paths(const PlanRequest& request, const Workload& work,
+                      const std::vector<Chunk>& chunks, const std::vector<AccumulatorSpill>& spills,
+                      const Placement& placement) {
+    const int64_t paths = std::ssize(request.budgets.nvme);
+    const int64_t limit = nvme_budget(request).limit();
     const int64_t taken = slot_bytes(work, chunks, spills, placement) +
                           unusable_bytes(work, paths) + paths * aio::kHeaderBytes;
     return std::max<int64_t>(limit - taken, 0);
@@ -72,14 +73,14 @@ int64_t durable_bytes(const Workload& work, const std::vector<Chunk>& chunks,
 
 }  // namespace
 
-int64_t missing_on_paths(const Config& config, const Workload& work,
+int64_t missing_on_paths(const PlanRequest& request, const Workload& work,
                          const std::vector<Chunk>& chunks,
                          const std::vector<AccumulatorSpill>& spills, const Placement& placement) {
-    if (config.budgets.nvme.empty()) return 0;
+    if (request.budgets.nvme.empty()) return 0;
     int64_t taken = slot_bytes(work, chunks, spills, placement) +
-                    std::ssize(config.budgets.nvme) * aio::kHeaderBytes;
-    if (config.checkpoint.durable_steps) taken += durable_bytes(work, chunks, placement);
-    return std::max<int64_t>(taken - nvme_budget(config).limit(), 0);
+                    std::ssize(request.budgets.nvme) * aio::kHeaderBytes;
+    if (request.durable) taken += durable_bytes(work, chunks, placement);
+    return std::max<int64_t>(taken - nvme_budget(request).limit(), 0);
 }
 
 double speculative_fraction(double forward_s, double backward_s, double optimizer_s,
@@ -89,9 +90,9 @@ double speculative_fraction(double forward_s, double backward_s, double optimize
     return std::min(hidden_s / optimizer_s, hidden_s / (hidden_s + forward_s));
 }
 
-double expected_speculative_fraction(const Config& config, const Workload& work,
+double expected_speculative_fraction(const PlanRequest& request, const Workload& work,
                                      const std::vector<Chunk>& chunks, const Placement& placement,
-                                     const MachineFigures& machine) {
+                                     const cost::Measurements& machine) {
     double trainable = 0, stored = 0;
     for (size_t c = 0; c < chunks.size(); ++c) {
         const Tier home = placement.chunks[c].state;
@@ -100,13 +101,13 @@ double expected_speculative_fraction(const Config& config, const Workload& work,
         if (home == Tier::nvme) stored += double(chunks[c].count);
     }
     if (trainable == 0) return 0;
-    const KernelSeconds kernels = kernel_seconds(config, work, placement.kept, machine);
+    const cost::KernelSeconds kernels = kernel_seconds(request, work, placement.kept, machine);
     const double state = 2.0 * double(work.state.element_bytes());  // bytes read and written
     const double stored_s = state * stored / machine.nvme_bytes_per_s;
     const double updates_s =
         trainable / double(work.chunk_elements) * update_seconds(work, machine);
     // A drive is written afresh in any case; elsewhere than beside a GPU nothing else speculates.
-    const bool in_memory = machine.device_beside && updates_s >= stored_s;
+    const bool in_memory = !machine.computes_on_host && updates_s >= stored_s;
     const double out_of_place = in_memory ? machine.out_of_place : 1;
     // Speculative updates begin with the last group's gradients; the first group's forward pass
     // waits for what is late.
@@ -115,13 +116,13 @@ double expected_speculative_fraction(const Config& config, const Workload& work,
                                 std::max(stored_s, updates_s), out_of_place);
 }
 
-SpeculationRoom::SpeculationRoom(const Config& config, const Workload& work,
+SpeculationRoom::SpeculationRoom(const PlanRequest& request, const Workload& work,
                                  const std::vector<Chunk>& chunks,
                                  const std::vector<AccumulatorSpill>& spills,
                                  const Placement& placement)
     : work_(work),
-      durable_(config.checkpoint.durable_steps),
-      left_(left_on_paths(config, work, chunks, spills, placement)) {}
+      durable_(request.durable),
+      left_(left_on_paths(request, work, chunks, spills, placement)) {}
 
 int64_t SpeculationRoom::bytes_for(const Placement::ChunkHomes& homes) const {
     return durable_ ? 0 : second_slot_bytes(work_, homes);

@@ -16,13 +16,13 @@ double speculative_fraction(double forward_s, double backward_s, double optimize
                             double out_of_place);
 
 // Of what the host updates, by where the placement keeps it: see speculative_fraction().
-double expected_speculative_fraction(const Config& config, const Workload& work,
+double expected_speculative_fraction(const PlanRequest& request, const Workload& work,
                                      const std::vector<Chunk>& chunks, const Placement& placement,
-                                     const MachineFigures& machine);
+                                     const cost::Measurements& machine);
 
 // Bytes of the NVMe paths that a placement needs beyond what they are given, whatever is
 // speculative.
-int64_t missing_on_paths(const Config& config, const Workload& work,
+int64_t missing_on_paths(const PlanRequest& request, const Workload& work,
                          const std::vector<Chunk>& chunks,
                          const std::vector<AccumulatorSpill>& spills, const Placement& placement);
 
@@ -31,8 +31,9 @@ int64_t missing_on_paths(const Config& config, const Workload& work,
 // case.
 class SpeculationRoom {
 public:
-    SpeculationRoom(const Config& config, const Workload& work, const std::vector<Chunk>& chunks,
-                    const std::vector<AccumulatorSpill>& spills, const Placement& placement);
+    SpeculationRoom(const PlanRequest& request, const Workload& work,
+                    const std::vector<Chunk>& chunks, const std::vector<AccumulatorSpill>& spills,
+                    const Placement& placement);
     // Of the second slots of a chunk that lives there.
     int64_t bytes_for(const Placement::ChunkHomes& homes) const;
     // 0 where what is stored already takes more than there is.

@@ -3,39 +3,34 @@
 
 #include <optional>
 
+#include "cost/estimate.h"
 #include "placement.h"
 
 namespace ferry::planner {
 
 // Of what gives such a result, on one micro-batch.
-double seconds_of(const KeptResult& result, const Workload& work, const MachineFigures& machine);
+double seconds_of(const KeptResult& result, const Workload& work,
+                  const cost::Measurements& machine);
 
 // Of a step's kernels, with some layers' results kept from forward to backward.
-struct KernelSeconds {
-    double forward = 0, backward = 0;
-};
-KernelSeconds kernel_seconds(const Config& config, const Workload& work,
-                             const model::OfSaved<std::vector<bool>>& kept,
-                             const MachineFigures& machine);
+cost::KernelSeconds kernel_seconds(const PlanRequest& request, const Workload& work,
+                                   const model::OfSaved<std::vector<bool>>& kept,
+                                   const cost::Measurements& machine);
 
 // Of the host's update of so many elements; of a whole chunk.
-double update_seconds(const Workload& work, int64_t elements, const MachineFigures& machine);
-double update_seconds(const Workload& work, const MachineFigures& machine);
+double update_seconds(const Workload& work, int64_t elements, const cost::Measurements& machine);
+double update_seconds(const Workload& work, const cost::Measurements& machine);
 
 // The share of steps that will be clipped, where anything says so: none without a limit.
-std::optional<double> expected_clipped(const Config& config);
+std::optional<double> expected_clipped(const PlanRequest& request);
 
-// Seconds of a step by its slowest link, each busy without a pause: compute with what forward waits
-// for updates, copies, storage, host memory. Once where the speculative updates of the step before
-// were committed, and once where it made none.
-struct StepSeconds {
-    double committed = 0, rest = 0;
+struct StepSeconds : cost::OfPrevious {
     // Of what a run will do: as often one as the other, unless the configuration says more.
-    double expected(const Config& config) const;
+    double expected(const PlanRequest& request) const;
 };
-StepSeconds step_seconds(const Config& config, const Workload& work,
+StepSeconds step_seconds(const PlanRequest& request, const Workload& work,
                          const std::vector<Chunk>& chunks,
                          const std::vector<AccumulatorSpill>& spills, const Placement& placement,
-                         const MachineFigures& machine);
+                         const cost::Measurements& machine);
 
 }  // namespace ferry::planner

@@ -28,23 +28,51 @@ std::vector<Owner> owners_of_objects(const Plan& plan) {
     return owners;
 }
 
-Work work_of(const Plan& plan, const swap::Task& task) {
+namespace {
+
+// Whoever touches the bytes checks them: what an update reads from NVMe, and what it will write
+// there.
+int64_t bytes_checked_by_update(const Plan& plan, const swap::Task& task) {
+    if (!plan.verify) return 0;
+    const Chunk& chunk = plan.chunks[static_cast<size_t>(task.item)];
+    const auto object_of = [&](Content content) {
+        return content == Content::state    ? chunk.state
+               : content == Content::weight ? chunk.weight
+                                            : chunk.gradient;
+    };
+    int64_t checked = 0;
+    for (const cost::OperandOf& operand : cost::row_of(task).operands) {
+        const swap::Object& known = plan.objects[object_of(operand.content)];
+        if (!operand.optional && known.home == swap::Tier::nvme) checked += known.bytes;
+    }
+    return checked;
+}
+
+}  // namespace
+
+cost::Work work_of(const Plan& plan, const swap::Task& task) {
     const auto buffer = [&](Class c) { return plan.buffers[static_cast<size_t>(c)].bytes; };
-    Work work{.bytes = task.bytes,
-              .flags = task.flags,
-              .tokens = plan.tokens,
-              .tokens_bytes = buffer(Class::tokens),
-              .input_bytes = buffer(Class::activation),
-              .ranks = plan.partition.ranks,
-              .compute = plan.compute,
-              .wire = plan.wire,
-              .state = plan.state};
+    cost::Work work{.bytes = task.bytes,
+                    .flags = task.flags,
+                    .tokens = plan.tokens,
+                    .tokens_bytes = buffer(Class::tokens),
+                    .input_bytes = buffer(Class::activation),
+                    .ranks = plan.partition.ranks,
+                    .compute = plan.compute,
+                    .wire = plan.wire,
+                    .state = plan.state};
     if (task.layer >= 0) work.layer = &plan.layers[static_cast<size_t>(task.layer)];
     if (work.layer && plan.tied && work.layer->kind == model::LayerKind::head)
         work.table = &plan.layers.front();
-    if (row_of(task).item == ItemOf::chunk)
+    if (cost::row_of(task).item == cost::ItemOf::chunk)
         work.elements = plan.chunks[static_cast<size_t>(task.item)].count;
+    if (task.lane == swap::Lane::team && cost::is_update(task))
+        work.checked_bytes = bytes_checked_by_update(plan, task);
     return work;
+}
+
+cost::WorkOf work_of(const Plan& plan) {
+    return [&plan](const swap::Task& task) { return work_of(plan, task); };
 }
 
 }  // namespace ferry::planner

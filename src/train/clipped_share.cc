@@ -10,10 +10,10 @@
 
 namespace ferry::train {
 
-StepKinds predict_kinds(const planner::Plan& plan, const Figures& figures) {
+StepKinds predict_kinds(const planner::Plan& plan, const cost::Measurements& measured) {
     const auto seconds = [&](Previous previous, bool speculative) {
         return predict_steps(plan, record_step(plan, Previous::none, speculative),
-                             record_step(plan, previous, speculative), figures)
+                             record_step(plan, previous, speculative), measured)
             .step_seconds;
     };
     const double rest = seconds(Previous::rest, false);
@@ -22,7 +22,7 @@ StepKinds predict_kinds(const planner::Plan& plan, const Figures& figures) {
 
 std::string saved_by_expecting(const RunReport& run, const planner::Plan& plan,
                                const std::function<planner::Plan(double clipped)>& expecting,
-                               const Figures& figures) {
+                               const cost::Measurements& measured) {
     constexpr int64_t kFewest = 20;
     constexpr double kWorthIt = 0.98;
     const int64_t applied = run.steps - run.skipped_steps;
@@ -36,9 +36,11 @@ std::string saved_by_expecting(const RunReport& run, const planner::Plan& plan,
         log_debug(error.what());
         return "";
     }
-    if (!figures.kernels.covers(record_step(other, Previous::rest, false), other)) return "";
-    const double was = predict_kinds(plan, figures).mean(clipped);
-    const StepKinds is = predict_kinds(other, figures);
+    if (!measured.kernels.covers(record_step(other, Previous::rest, false),
+                                 planner::work_of(other)))
+        return "";
+    const double was = predict_kinds(plan, measured).mean(clipped);
+    const StepKinds is = predict_kinds(other, measured);
     if (is.mean(clipped) > kWorthIt * was) return "";
     return fmt::format(
         "{} of {} steps were clipped: by a plan made for that (swap.expect_clipped={:g}) a step is "
@@ -47,9 +49,9 @@ std::string saved_by_expecting(const RunReport& run, const planner::Plan& plan,
 }
 
 void log_clipped_otherwise(const RunReport& run, const planner::Plan& plan,
-                           const RankPlanner& planner, const Figures& figures) {
+                           const RankPlanner& planner, const cost::Measurements& measured) {
     const std::string saved = saved_by_expecting(
-        run, plan, [&](double clipped) { return planner.expecting(clipped); }, figures);
+        run, plan, [&](double clipped) { return planner.expecting(clipped); }, measured);
     if (!saved.empty()) log_info(saved);
 }
 

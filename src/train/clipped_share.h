@@ -17,7 +17,7 @@ struct StepKinds {
     // Of steps of which this share (0 to 1) is clipped.
     double mean(double clipped) const { return (1 - clipped) * committed + clipped * rest; }
 };
-StepKinds predict_kinds(const planner::Plan& plan, const Figures& figures);
+StepKinds predict_kinds(const planner::Plan& plan, const cost::Measurements& measured);
 
 // In words, what a plan made for as many clipped steps as `run` had would have saved. Empty where
 // that is under 2 %, where nothing speculates or no such plan can be made, and of fewer than 20
@@ -25,10 +25,10 @@ StepKinds predict_kinds(const planner::Plan& plan, const Figures& figures);
 // clipped steps, or throws Error.
 std::string saved_by_expecting(const RunReport& run, const planner::Plan& plan,
                                const std::function<planner::Plan(double clipped)>& expecting,
-                               const Figures& figures);
+                               const cost::Measurements& measured);
 
 // Says so, of a run whose plan `planner` made.
 void log_clipped_otherwise(const RunReport& run, const planner::Plan& plan,
-                           const RankPlanner& planner, const Figures& figures);
+                           const RankPlanner& planner, const cost::Measurements& measured);
 
 }  // namespace ferry::train

@@ -1,18 +1,38 @@
 #include "device_needs.h"
 
+#include <mutex>
+
 #include "base/log.h"
-#include "bound.h"
+#include "comm/comm.h"
+#include "cost/traffic.h"
 #include "ferry/units.h"
+#include "ops/blas_kernels.h"
 
 namespace ferry::train {
+namespace {
+
+// By the first rank: the others run the same kernels, or the run is refused.
+void advise_once() {
+    static std::once_flag once;
+    if (comm::launched_rank().value_or(0) != 0) return;
+    std::call_once(once, [] {
+        if (const std::string text = ops::slow_blas(); !text.empty()) log_info(text);
+    });
+}
+
+}  // namespace
 
 ops::AttentionKernels attention_of(const Config& config) {
-    return config.numerics.attention == "ferry" ? ops::AttentionKernels::ferry
-                                                : ops::AttentionKernels::best;
+    return config.numerics.attention == AttentionChoice::ferry ? ops::AttentionKernels::ferry
+                                                               : ops::AttentionKernels::best;
 }
 
 std::unique_ptr<ops::Ops> ops_on(Device& device, const Config& config, Team& team) {
-    if (device.kind() == DeviceKind::cpu) return ops::make_cpu_ops(team);
+    if (device.kind() == DeviceKind::cpu) {
+        auto made = ops::make_cpu_ops(team);
+        advise_once();
+        return made;
+    }
     return ops::make_cuda_ops(device, attention_of(config));
 }
 
@@ -24,7 +44,7 @@ model::OfSaved<std::vector<double>> saved_flops(const model::Decoder& decoder) {
     const auto inner = static_cast<double>((shape.gated ? 2 : 1) * shape.intermediate);
     std::vector<double> attention, mlp;
     for (int64_t block = 0; block < shape.layers; ++block) {  // scores and weighted sums
-        attention.push_back(4 * tokens * width * keys_seen(shape, numerics.sequence, block));
+        attention.push_back(4 * tokens * width * cost::keys_seen(shape, numerics.sequence, block));
         mlp.push_back(2 * tokens * inner * static_cast<double>(shape.hidden));
     }
     return {attention, mlp};
@@ -52,17 +72,15 @@ planner::DeviceNeeds needs_of(const Device& device, const model::Decoder& decode
             .maps_host = device.kind() == DeviceKind::cuda};
 }
 
-Config within(const Config& config, const Device& device) {
-    if (device.kind() == DeviceKind::cpu) return config;
-    Config possible = config;
+int64_t device_bytes_within(int64_t budget, const Device& device) {
+    if (device.kind() == DeviceKind::cpu) return budget;
     const int64_t most = device.overhead_bytes() + device.free_bytes();
-    if (most >= config.budgets.device_bytes) return config;
-    possible.budgets.device_bytes = most;
-    if (config.budgets.device_bytes != kUnlimited) {
-        log_warn("budgets.device is " + format_bytes(config.budgets.device_bytes) +
-                 ", but the GPU has no more than " + format_bytes(most) + " for this process");
+    if (most >= budget) return budget;
+    if (budget != kUnlimited) {
+        log_warn("budgets.device is " + format_bytes(budget) + ", but the GPU has no more than " +
+                 format_bytes(most) + " for this process");
     }
-    return possible;
+    return most;
 }
 
 int64_t device_buffer_bytes(const planner::Plan& plan) {

@@ -26,8 +26,8 @@ model::OfSaved<int64_t> saved_bytes(const model::Decoder& decoder);
 int64_t overhead_of(const Device& device);
 // What the planner must know of them.
 planner::DeviceNeeds needs_of(const Device& device, const model::Decoder& decoder);
-// The configuration with the device budget that this device can give.
-Config within(const Config& config, const Device& device);
+// As much of a budget as this device can give; says where that is less.
+int64_t device_bytes_within(int64_t budget, const Device& device);
 // Of the buffers alone: without resident weights, and without what the process holds beside them.
 int64_t device_buffer_bytes(const planner::Plan& plan);
 

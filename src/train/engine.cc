@@ -8,8 +8,8 @@
 
 #include "arenas.h"
 #include "base/checksum.h"
-#include "bound.h"
 #include "clipped_share.h"
+#include "cost/traffic.h"
 #include "device_needs.h"
 #include "durable.h"
 #include "ferry/optim.h"
@@ -35,6 +35,7 @@
 #include "storage_room.h"
 #include "threads.h"
 #include "trace_rows.h"
+#include "train/from_config.h"
 #include "volume_options.h"
 
 namespace ferry::train {
@@ -61,7 +62,7 @@ public:
           teams_(make_teams(config_, topology_, executor_, world_.ranks)),
           described_(model_of(config)),
           numerics_(numerics_of(config, shape_)),
-          loader_(loader_options(config, shape_, partition_)),
+          loader_(loader_options(config, shape_, !runtime.only_evaluates, partition_)),
           layers_(model::layers_of(shape_, config.freeze, config.optimizer.decay_norms_and_biases,
                                    world_.ranks)),
           loaded_(load(config)),
@@ -71,7 +72,7 @@ public:
           directories_(executor_.simulated()
                            ? nullptr
                            : std::make_unique<RankDirectories>(config, config_, world_)),
-          planner_(make_planner(config)),
+          planner_(make_planner(config, !runtime.only_evaluates)),
           plan_(within_limits(planner_.plan(ranks_, executor_), runtime.resume)),
           pool_(topology_, config_.budgets.host_bytes),
           arena_(reserve_arenas(plan_, device_, *teams_, pool_, start_up_)),
@@ -187,8 +188,8 @@ private:
     RunReport so_far() {
         drain();
         RunReport report = totals_;
-        report.model_flops = model_flops(plan_.layers, shape_, numerics_.sequence,
-                                         plan_.micro_batches * numerics_.tokens());
+        report.model_flops = cost::model_flops(plan_.layers, shape_, numerics_.sequence,
+                                               plan_.micro_batches * numerics_.tokens());
         add_links(report.links, *store_, world_.ranks);
         report.reserved = reserved_by(device_, pool_, volume_.get());
         if (volume_) report.paths = volume_->counters();
@@ -267,7 +268,7 @@ private:
         return ops_on(device_, config_, teams_->all());
     }
 
-    RankPlanner make_planner(const Config& config) {
+    RankPlanner make_planner(const Config& config, bool trains) {
         if (ranks_) {
             if (config.checkpoint.durable_steps) throw several_ranks_not_durable(world_.ranks);
             require_same_run(
@@ -275,8 +276,10 @@ private:
                 numerics_text(config_, shape_, machine_text(device_, config_), world_.ranks),
                 loader_.info(), first_weights(loaded_.get(), shape_));
         }
-        return RankPlanner(config_, device_, decoder_, partition_,
-                           planning_figures(config_, layers_, figures_, world_.local_ranks), ranks_,
+        planner::PlanRequest request = of_rank(request_of(config), world_);
+        request.trains = trains;
+        return RankPlanner(request, device_, decoder_, partition_,
+                           planning_figures(request, figures_, world_.local_ranks), ranks_,
                            executor_);
     }
 
@@ -327,14 +330,13 @@ private:
                 .host_arena = arena_,
                 .recording = recording_,
                 .rows = trace_rows_.measured(),
-                .kernel_name =
-                    [](uint8_t op) { return planner::name_of(static_cast<planner::Op>(op)); },
+                .kernel_name = [](uint8_t op) { return cost::name_of(static_cast<cost::Op>(op)); },
                 .collectives = lane_.get(),
                 .parallel = parallel_on(*teams_)};
     }
 
     void measure();
-    void judge(const Figures& figures);
+    void judge(const cost::Measurements& measured);
     Bench bench() { return {plan_, device_, executor_, kernels_, *store_, ops_.get(), &decoder_}; }
 
     // After it everything that takes device memory has taken it, and the cap can be judged.
@@ -386,7 +388,7 @@ private:
         report.skipped = true;
         // Scaling cannot cure a forward pass; a gradient that overflowed is what it is there for.
         if (loss_scale_.scales() && outcome.forward_was_finite) return loss_scale_.overflow(step_);
-        if (!loss_scale_.scales() && config_.on_nonfinite == "skip" &&
+        if (!loss_scale_.scales() && config_.on_nonfinite == OnNonfinite::skip &&
             ++skipped_in_a_row_ < kSkipsMost)
             return;
         throw diverged(
@@ -465,7 +467,7 @@ private:
     const Config config_;  // of this rank
     Executor& executor_;
     trace::Recording* recording_;
-    const Figures* figures_;
+    const cost::Measurements* figures_;
     const optim::Hyper hyper_;
     const optim::LrSchedule schedule_;
     Topology topology_;
@@ -508,24 +510,24 @@ private:
 };
 
 void Run::measure() {
-    if (figures_) return judge(shared_by(*figures_, world_.local_ranks));
+    if (figures_) return judge(cost::of_rank(*figures_, world_.local_ranks));
     totals_ = so_far();  // drained, all buffers are free; what is moved from here is not the run's
     const trace::Recording::Pause pause(recording_);
     kernels_.states()[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
-    Figures figures =
+    cost::Measurements measured =
         measure_figures(schedules_.steady(), bench(), *teams_, topology_, judge_.scalars(1, 1.0)[0],
                         arena_, shape_.vocab, updated_bytes(plan_));
-    time_storage(config_, plan_, *store_, executor_, figures.machine);
-    if (ranks_) time_gathers(bench(), *ranks_, figures.machine.links);
-    if (totals_.bound_seconds == 0) log_unlike_assumed(config_, figures.machine.links);
-    judge(figures);
+    time_storage(config_, plan_, *store_, executor_, measured);
+    if (ranks_) time_gathers(bench(), *ranks_, measured);
+    if (totals_.bound_seconds == 0) log_unlike_assumed(config_, measured);
+    judge(measured);
     store_->reset_report();
 }
 
-void Run::judge(const Figures& figures) {
-    planned_ = predict_all(schedules_, plan_, figures);
-    train::judge(totals_, planned_, config_, plan_, shape_, schedules_, figures);
-    if (world_.rank == 0) log_clipped_otherwise(totals_, plan_, planner_, figures);
+void Run::judge(const cost::Measurements& measured) {
+    planned_ = predict_all(schedules_, plan_, measured);
+    train::judge(totals_, planned_, config_, plan_, shape_, schedules_, measured);
+    if (world_.rank == 0) log_clipped_otherwise(totals_, plan_, planner_, measured);
 }
 
 }  // namespace

@@ -34,6 +34,11 @@ constexpr std::array<std::string_view, 12> kCompanions{"tokenizer.json",
                                                        "generation_config.json",
                                                        "preprocessor_config.json"};
 
+// The largest tokenizers take some 40 MB.
+constexpr TextFile kCompanion{.name = "a file that belongs into the export",
+                              .remedy = "make it readable, or move it out of the model's directory",
+                              .most_bytes = 256 * kMiB};
+
 [[noreturn]] void refuse(const std::string& directory, std::string what, std::string measured) {
     throw Error(Trouble::usage, {.what = std::move(what),
                                  .where = directory,
@@ -42,11 +47,10 @@ constexpr std::array<std::string_view, 12> kCompanions{"tokenizer.json",
 }
 
 // The weights are whole by then: what is missing beside them must not cost them.
-void copy_companions(const std::string& from, const ExportDirectory& directory) {
-    for (const std::string& name : directory.companions()) {
+void write_companions(const ExportDirectory& directory) {
+    for (const auto& [name, text] : directory.companions()) {
         try {
-            checkpoint::copy_file(std::filesystem::path(from) / name,
-                                  std::filesystem::path(directory.path()) / name);
+            checkpoint::write_text(std::filesystem::path(directory.path()) / name, text);
         } catch (const Error& error) {
             log_warn(directory.path() + ": the export has no " + name + ": " + error.what());
         }
@@ -85,7 +89,7 @@ void write(const std::vector<model::Layer>& layers, const Config& config,
         directory, infos, type, options.shard_bytes,
         [&](size_t i, const checkpoint::Sink& sink) { read(places[i], sink); }, made);
     made.keep();
-    copy_companions(config.model.path, claimed);
+    write_companions(claimed);
     checkpoint::write_text(directory / "config.json",
                            description_of(config, claimed.description(), type));
 }
@@ -99,10 +103,16 @@ ExportDirectory::ExportDirectory(std::string path, const Config& config) : path_
         for (const std::string_view name : kCompanions) {
             std::error_code unknown;
             if (std::filesystem::is_regular_file(model / name, unknown))
-                companions_.emplace_back(name);
+                companions_.push_back(
+                    {std::string(name), read_text_file(model / name, kCompanion)});
         }
     }
-    claim();
+    try {
+        claim();
+    } catch (...) {
+        give_back();
+        throw;
+    }
 }
 
 void ExportDirectory::claim() {
@@ -114,16 +124,22 @@ void ExportDirectory::claim() {
         refuse(path_, "nothing can be written there", std::strerror(errno));
     // Two runs that find it empty would mix their files. Where nothing can be locked, they may.
     lock_ = open_above_standard(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (lock_ >= 0 && ::flock(lock_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-        ::close(lock_);
+    if (lock_ >= 0 && ::flock(lock_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
         refuse(path_, "another ferry is about to write there", "the directory is locked");
-    }
     if (!std::filesystem::is_empty(path_))
         refuse(path_, "the directory is not empty",
                std::filesystem::directory_iterator(path_)->path().filename());
+    // It may take no file for all that its mode says, or give none its name.
+    try {
+        const Draft trial(std::filesystem::path(path_) / "config.json");
+    } catch (const Error& error) {
+        refuse(path_, "nothing can be written there", error.problem().measured);
+    }
 }
 
-ExportDirectory::~ExportDirectory() {
+ExportDirectory::~ExportDirectory() { give_back(); }
+
+void ExportDirectory::give_back() {
     if (made_) ::rmdir(path_.c_str());  // which takes an empty one only
     if (lock_ >= 0) ::close(lock_);
 }

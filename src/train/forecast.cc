@@ -22,6 +22,7 @@
 #include "step_kernels.h"
 #include "threads.h"
 #include "topology/topology.h"
+#include "train/from_config.h"
 
 namespace ferry::train {
 
@@ -39,8 +40,7 @@ public:
           config_(config),
           absent_(absent),
           executor_(make_thread_executor()),
-          device_(Device::open(absent ? DeviceKind::cpu : device_from(config.device), *executor_,
-                               count.gpu)),
+          device_(Device::open(absent ? DeviceKind::cpu : config.device, *executor_, count.gpu)),
           ops_(ops_on(*device_, config, team_)),
           decoder_(model_of(config).shape, numerics_of(config, model_of(config).shape),
                    model::layers_of(model_of(config).shape, config.freeze,
@@ -50,25 +50,20 @@ public:
           device_most_(!absent                    ? device_bytes_of(*device_)
                        : absent->memory_bytes > 0 ? absent->memory_bytes
                                                   : kUnlimited) {
-        schedule_of(config);       // refuses one that makes no sense
-        within(config, *device_);  // warns of a budget that the GPU has not got
+        schedule_of(config);  // refuses one that makes no sense
+        device_bytes_within(config.budgets.device_bytes, *device_);  // warns of what it has not got
     }
 
-    Plan plan(const Config& config) const override {
-        return planner::make_plan(possible(config), decoder_.layers(), decoder_.numerics(), needs_,
-                                  format_of(config),
-                                  planning_figures(possible(config), decoder_.layers(), machine_,
-                                                   kernels_, world_.local_ranks),
-                                  partition_);
+    Plan plan(const planner::PlanRequest& of_run) const override {
+        const planner::PlanRequest request = possible(of_run);
+        return planner::make_plan(
+            request, decoder_.layers(), decoder_.numerics(), needs_,
+            planning_figures(request, known_ ? &*known_ : nullptr, world_.local_ranks), partition_);
     }
 
-    void plan_by(const std::optional<Machine>& machine,
-                 const std::optional<KernelTimes>& kernels) override {
-        machine_ = machine;
-        kernels_ = kernels;
-    }
+    void plan_by(const cost::Measurements& known) override { known_ = known; }
 
-    Figures measure(const Plan& plan, Memory memory) override {
+    cost::Measurements measure(const Plan& plan, Memory memory) override {
         if (absent_) {
             throw Error(Trouble::usage, {.what = "there is no such device here to measure",
                                          .where = absent_->architecture,
@@ -90,18 +85,19 @@ public:
         kernels.states()[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
         const auto store =
             swap::Store::make({.host_arena = staging}, *executor_, *device_, nullptr, kernels);
-        Figures found = measure_figures(
+        cost::Measurements found = measure_figures(
             record_step(sample, Previous::rest, false),
             {sample, *device_, *executor_, kernels, *store, ops.get(), &decoder}, *teams, machine,
             optim::scalars_of(hyper_of(config_), 1, 1.0), staging, decoder_.shape().vocab,
             memory == Memory::of_plan ? updated_bytes(plan) : kUnlimited);
         store->drain();  // throws what went wrong
+        if (world_.local_ranks == 1) found.memory_of = cost::Of::host;
         return found;
     }
 
-    Forecast forecast(const Config& config, const Plan& plan,
-                      const Figures& of_machine) const override {
-        const Figures figures = shared_by(of_machine, world_.local_ranks);
+    Forecast forecast(const planner::PlanRequest& request, const Plan& plan,
+                      const cost::Measurements& measured) const override {
+        const cost::Measurements figures = cost::of_rank(measured, world_.local_ranks);
         Forecast found;
         found.speculative = plan.speculative;
         const Previous steady = plan.speculative ? Previous::committed : Previous::rest;
@@ -109,8 +105,8 @@ public:
         found.timeline = predict_steps(plan, record_step(plan, Previous::none, plan.speculative),
                                        found.schedule, figures);
         found.links = links_of(found.schedule, plan, figures);
-        const Bound bound =
-            bound_of(possible(config), plan, decoder_.shape(), found.schedule, figures);
+        const cost::Bound bound =
+            bound_of(possible(request).budgets, plan, decoder_.shape(), found.schedule, figures);
         found.bound_seconds = bound.seconds;
         found.bound_link = bound.binding;
         found.planned = shares_of(plan);
@@ -125,21 +121,17 @@ public:
         return found;
     }
 
-    bool covers(const Plan& plan, const KernelTimes& times) const override {
-        return times.covers(record_step(plan, Previous::rest, false), plan);
+    bool covers(const Plan& plan, const cost::KernelTimes& times) const override {
+        return times.covers(record_step(plan, Previous::rest, false), planner::work_of(plan));
     }
-    std::string kernels_text() const override {
-        if (absent_) return absent_->kernels;
-        // Times that were taken otherwise are no longer these (decision 27).
-        const bool loaded = device_->kind() == DeviceKind::cuda;
-        return fmt::format("{}{}; {} threads{}", model_text(), machine_text(*device_, config_),
-                           threads(), loaded ? "; under load" : "");
-    }
-    std::string model_text() const override {
-        Config alike = config_;  // what a kernel does not know of
-        alike.batch.micro_batches = 1;
-        alike.optimizer = {};
-        return numerics_text(alike, decoder_.shape(), "", world_.ranks);
+    cost::KernelsOf kernels_of() const override {
+        if (absent_ && !absent_->kernels.model.empty()) return absent_->kernels;
+        return {.model = model_text(config_, decoder_.shape(), world_.ranks),
+                .compute = std::string(name_of(decoder_.numerics().compute)),
+                .device = device_text(),
+                .libraries = absent_ ? "" : library_text(*device_, config_),
+                .threads = threads(),
+                .under_load = device_text() != "cpu"};
     }
     std::string device_text() const override {
         return absent_ ? absent_->architecture : device_->architecture();
@@ -153,20 +145,16 @@ public:
     bool is_here() const override { return !absent_; }
     RankCount count() const override { return {world_.ranks, world_.local_ranks}; }
 
-    Figures assumed(const Plan& plan) const override {
-        const planner::MachineFigures rates = assumed_figures(config_);
-        Figures found;
-        found.machine = {.links = {.copy_bytes_per_s = rates.copy_bytes_per_s,
-                                   .dram_bytes_per_s = rates.dram_bytes_per_s,
-                                   .device_bytes_per_s = kAssumedDeviceBytesPerS},
-                         .check_bytes_per_s = kAssumedCheckBytesPerS,
-                         .update_overhead_s = rates.update_overhead_s,
-                         .out_of_place = rates.out_of_place,
-                         .threads = threads(),
-                         .computes_on_host = !rates.device_beside};
-        found.kernels =
-            assumed_times(record_step(plan, Previous::rest, false), plan,
-                          decoder_.numerics().tokens(), most_saved_flops(), rates.flops_per_s);
+    cost::Measurements assumed(const Plan& plan) const override {
+        cost::Measurements found = assumed_figures(config_.device, config_.budgets.nvme);
+        found.threads = threads();
+        return with_assumed_kernels(found, plan);
+    }
+    cost::Measurements with_assumed_kernels(cost::Measurements found,
+                                            const Plan& plan) const override {
+        found.kernels = cost::assumed_times(record_step(plan, Previous::rest, false),
+                                            planner::work_of(plan), decoder_.numerics().tokens(),
+                                            most_saved_flops(), found.assumed_flops_per_s);
         return found;
     }
 
@@ -191,22 +179,21 @@ private:
         return most;
     }
     static int64_t device_bytes_of(const Device& device) {
-        Config unlimited;
-        return within(unlimited, device).budgets.device_bytes;
+        return device_bytes_within(kUnlimited, device);
     }
     Config of_rank(const Config& config) const { return config_of_rank(config, world_); }
     Topology own_machine() const {
         return with_part_of_limits(with_part_of_cores(machine_for(config_), 0, world_.local_ranks),
                                    world_.local_ranks);
     }
-    Config possible(const Config& config) const {
-        Config found = of_rank(config);
-        found.budgets.device_bytes = std::min(config.budgets.device_bytes, device_most_);
-        return found;
+    planner::PlanRequest possible(const planner::PlanRequest& of_run) const {
+        planner::PlanRequest request = train::of_rank(of_run, world_);
+        request.budgets.device_bytes = std::min(request.budgets.device_bytes, device_most_);
+        return request;
     }
 
     Plan buffers_of(const Plan& plan) const {
-        Plan sample = this->plan(config_of_buffers(config_, plan));
+        Plan sample = this->plan(request_of_buffers(request_of(config_), plan));
         sample.host_bytes = sample.io_bytes;
         return sample;
     }
@@ -224,9 +211,9 @@ private:
     }
 
     static std::vector<LinkForecast> links_of(const swap::Schedule& step, const Plan& plan,
-                                              const Figures& figures) {
-        const LinkSpeeds& speeds = figures.machine.links;
-        const swap::CostModel cost = cost_model(plan, figures.kernels, figures.machine);
+                                              const cost::Measurements& speeds) {
+        const cost::WorkOf work_of = planner::work_of(plan);
+        const swap::CostModel cost = cost::cost_model(work_of, speeds);
         std::array<int64_t, swap::kLanes> bytes{}, tasks{};
         double compute_s = 0, cores_s = 0, update_bytes = 0;
         for (const swap::Task& task : step.tasks) {
@@ -235,8 +222,8 @@ private:
             const swap::Cost taken = cost(task);
             cores_s += taken.seconds * taken.part[static_cast<size_t>(swap::Shared::cores)];
             if (task.lane == Lane::compute) compute_s += taken.seconds;
-            if (task.lane == Lane::team || figures.machine.computes_on_host)
-                update_bytes += bytes_of_update(plan, task);
+            if (task.lane == Lane::team || speeds.computes_on_host)
+                update_bytes += cost::bytes_of_update(task, work_of);
         }
         const auto on = [&](Lane lane) { return bytes[static_cast<size_t>(lane)]; };
         const int64_t up = on(Lane::h2d), down = on(Lane::d2h),
@@ -253,8 +240,8 @@ private:
             {"cores", 0, cores_s}};
         if (!plan.partition.alone())
             links.push_back({"comm", on(Lane::comm),
-                             comm_seconds(static_cast<double>(on(Lane::comm)),
-                                          tasks[static_cast<size_t>(Lane::comm)], speeds)});
+                             cost::comm_seconds(static_cast<double>(on(Lane::comm)),
+                                                tasks[static_cast<size_t>(Lane::comm)], speeds)});
         return links;
     }
 
@@ -270,8 +257,7 @@ private:
     // As it was before anything was measured there.
     const planner::DeviceNeeds needs_;
     const int64_t device_most_;
-    std::optional<Machine> machine_{};
-    std::optional<KernelTimes> kernels_{};
+    std::optional<cost::Measurements> known_{};
 };
 
 }  // namespace
@@ -308,6 +294,8 @@ std::unique_ptr<Forecaster> Forecaster::make(const Config& config, const RankCou
     return std::make_unique<ModelOnDevice>(config, count, device);
 }
 
-planner::Plan plan_for(const Config& config) { return Forecaster::make(config)->plan(config); }
+planner::Plan plan_for(const Config& config) {
+    return Forecaster::make(config)->plan(request_of(config));
+}
 
 }  // namespace ferry::train

@@ -5,66 +5,18 @@
 
 #include <array>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "cost/measurements.h"
 #include "ferry/config.h"
 #include "planner/recorder.h"
 #include "swap/schedule.h"
 
 namespace ferry::train {
-
-// ---------------------------------------------------------------- figures
-
-// Link speeds of this machine, each measured alone. 0: not known.
-struct LinkSpeeds {
-    double copy_bytes_per_s = 0;    // host <-> device, one direction
-    double nvme_bytes_per_s = 0;    // reads and writes mixed, all paths; 0: no NVMe
-    double dram_bytes_per_s = 0;    // as the optimizer's update reaches alone
-    double device_bytes_per_s = 0;  // the same in the device's memory, by the device
-    double dram_per_nvme_byte = 1;  // DRAM traffic that a byte from or to storage costs
-    // Seconds of a core for the same, checks left out: much where processors copy it (tmpfs).
-    double cores_per_nvme_byte = 0;
-    double comm_bytes_per_s = 0;  // that reach a rank from the others; 0: as copies do
-    double comm_overhead_s = 0;   // of an operation between the ranks, however small
-};
-
-struct Machine {
-    LinkSpeeds links{};
-    double check_bytes_per_s = 0;  // of one thread
-    double update_overhead_s = 0;  // of an update, however small: its threads have to meet
-    double out_of_place = 1;       // seconds of an update to a fresh slot, of one in place
-    int threads = 1;               // of the team
-    bool computes_on_host = true;  // kernels and copies take the team's cores
-};
-
-// Seconds of a step's compute kernels, each kind measured alone once it is warm.
-struct KernelTimes {
-    // planner::Op, model::LayerKind, and bytes, elements or flags, whatever the Op has
-    using Kind = std::array<int64_t, 3>;
-    static std::string name_of(const Kind& kind);  // "backward, block", "zero, head, 1.06 MiB"
-    std::map<Kind, double> seconds{};
-    double gemm_flops_per_s = 0;  // the best that a large product reaches; 0: not known
-    // What gives each result that a block may keep for backward, alone. 0: not known.
-    model::OfSaved<double> saved_s{};
-    // A kernel of a size that was not measured, as with other chunks, costs by its bytes what the
-    // nearest one did; a block's backward that keeps other results what a measured one did, and
-    // what gives those. One of a kind that was not measured is a bug: see covers().
-    double of(const swap::Task& task, const planner::Plan& plan) const;
-    bool covers(const swap::Schedule& step, const planner::Plan& plan) const;
-    double sum(const swap::Schedule& step, const planner::Plan& plan) const;
-    // Of a block's backward, the part that keeping this result saves, or has saved.
-    double saved_by(model::Saved what, const swap::Task& backward, const planner::Plan& plan) const;
-};
-
-struct Figures {
-    Machine machine{};
-    KernelTimes kernels{};
-};
 
 // ---------------------------------------------------------------- forecast
 
@@ -118,10 +70,10 @@ struct RankCount {
 // A device of another machine, as that one's figures describe it. 0: not known.
 struct AbsentDevice {
     std::string architecture{};  // "cuda sm_90"
-    std::string kernels{};       // Forecaster::kernels_text there
     int64_t memory_bytes = 0;    // that a process can have of it, all told
     planner::DeviceNeeds needs{};
-    int threads = 1;  // of the team beside it
+    int threads = 1;            // of the team beside it
+    cost::KernelsOf kernels{};  // of the model there; of none: not known
 };
 
 // Plans one model on one device again and again, with other budgets, and says what a step would
@@ -136,25 +88,23 @@ public:
                                             const AbsentDevice& device);
     virtual ~Forecaster() = default;
 
-    // What is known of the machine: later plans are weighed with it, earlier ones were with the
-    // defaults. Storage: as `links.nvme_bytes_per_s`, where that is above 0.
-    virtual void plan_by(const std::optional<Machine>& machine,
-                         const std::optional<KernelTimes>& kernels) = 0;
-    // `config` differs from that of make() at most in budgets, swap and io. Throws does_not_fit.
-    virtual planner::Plan plan(const Config& config) const = 0;
+    // What is known of the machine, as far as it goes: later plans are weighed with it, earlier
+    // ones were with the defaults.
+    virtual void plan_by(const cost::Measurements& known) = 0;
+    // `request`: of all ranks, as request_of() of the run's configuration or with other budgets,
+    // knobs, state and micro-batches. Throws does_not_fit.
+    virtual planner::Plan plan(const planner::PlanRequest& request) const = 0;
     // Everything but storage, on device memory and staging memory as large as the plan's buffers.
     // Memory: as a run of this plan meets it, in the caches where all of its state fits into them,
     // or as a large model does. Once; blocks for seconds. Throws Error.
     enum class Memory : uint8_t { of_plan, of_machine };
-    virtual Figures measure(const planner::Plan& plan, Memory memory) = 0;
-    virtual Forecast forecast(const Config& config, const planner::Plan& plan,
-                              const Figures& figures) const = 0;
+    virtual cost::Measurements measure(const planner::Plan& plan, Memory memory) = 0;
+    virtual Forecast forecast(const planner::PlanRequest& request, const planner::Plan& plan,
+                              const cost::Measurements& measured) const = 0;
     // Whether a step of this plan can be forecast by these times.
-    virtual bool covers(const planner::Plan& plan, const KernelTimes& times) const = 0;
-    // What the kernels' times depend on, as text: model, micro-batch, numerics, device, threads.
-    virtual std::string kernels_text() const = 0;
-    // What the text begins with on every device.
-    virtual std::string model_text() const = 0;
+    virtual bool covers(const planner::Plan& plan, const cost::KernelTimes& times) const = 0;
+    // What the kernels' times depend on.
+    virtual cost::KernelsOf kernels_of() const = 0;
     virtual std::string device_text() const = 0;
     // Of the device's memory: what this process can have, and what it needs beside its buffers.
     virtual int64_t device_bytes() const = 0;
@@ -163,7 +113,10 @@ public:
     virtual RankCount count() const = 0;
     // By arithmetic, where nobody has measured: the operations of the products at the default
     // rate, everything else by its bytes. Links as the defaults, too.
-    virtual Figures assumed(const planner::Plan& plan) const = 0;
+    virtual cost::Measurements assumed(const planner::Plan& plan) const = 0;
+    // The same of the kernels alone, at the rate of what is known: its assumed_flops_per_s.
+    virtual cost::Measurements with_assumed_kernels(cost::Measurements known,
+                                                    const planner::Plan& plan) const = 0;
     virtual int threads() const = 0;
 };
 

@@ -16,6 +16,8 @@
 #include "step.h"
 #include "step_kernels.h"
 #include "threads.h"
+#include "train/forecast.h"
+#include "train/from_config.h"
 
 namespace ferry::train {
 
@@ -38,15 +40,15 @@ struct Plans {
 
 Plans plans_of(const Config& config) {
     const auto forecaster = Forecaster::make(config);
-    Plans found{.run = forecaster->plan(config)};
-    found.buffers = forecaster->plan(config_of_buffers(config, found.run));
+    Plans found{.run = forecaster->plan(request_of(config))};
+    found.buffers = forecaster->plan(request_of_buffers(request_of(config), found.run));
     found.buffers.host_bytes = found.buffers.io_bytes;
     return found;
 }
 
 // A kind of kernel, how often a step runs it, and what its operations took, round by round.
 struct Kernel {
-    KernelTimes::Kind kind{};
+    cost::KernelTimes::Kind kind{};
     swap::Call call{};
     int64_t count = 0;
     std::vector<OpCall> calls{};
@@ -67,7 +69,7 @@ public:
           sample_(plans.buffers),
           machine_(machine_for(config)),
           executor_(make_thread_executor()),
-          device_(Device::open(device_from(config.device), *executor_)),
+          device_(Device::open(config.device, *executor_)),
           teams_(make_teams(config, machine_, *executor_, 1)),
           ops_(ops_on(*device_, config, teams_->all())),
           timed_(ops::make_timed_ops(*ops_, *device_)),
@@ -112,8 +114,9 @@ public:
 
 private:
     void keep(const swap::Task& task) {
-        if (!is_timed(task)) return;
-        const KernelTimes::Kind kind = kind_of(task, sample_);
+        if (!cost::is_timed(task)) return;
+        const cost::KernelTimes::Kind kind =
+            cost::KernelTimes::kind_of(task, planner::work_of(sample_));
         const auto known = std::ranges::find(kernels_of_step_, kind, &Kernel::kind);
         if (known != kernels_of_step_.end()) {
             ++known->count;
@@ -261,7 +264,7 @@ private:
         if (count == 0) return;
         const optim::Scalars scalars = optim::scalars_of(hyper_of(config_), 1, 1.0);
         const int64_t places = std::clamp<int64_t>(room / (count * each), 1, 8);
-        const OpCall what{.name = "update " + config_.optimizer.method,
+        const OpCall what{.name = "update " + std::string(name_of(scalars.method)),
                           .shape = std::to_string(count) + " elements",
                           .bytes = static_cast<double>(update_bytes(plan_, count))};
         const auto pass = [&] {
@@ -301,7 +304,7 @@ private:
     // Calls alike become one line of the kernel.
     void add(const Kernel& kernel, KernelProfile& found) const {
         const bool update = &kernel == &update_;
-        const std::string name = update ? "update" : KernelTimes::name_of(kernel.kind);
+        const std::string name = update ? "update" : cost::KernelTimes::name_of(kernel.kind);
         const size_t first = found.ops.size();
         for (size_t i = 0; i < kernel.seconds.size(); ++i) {
             const OpCall& call = kernel.calls[i];
@@ -356,7 +359,7 @@ KernelProfile profile_kernels(const Config& config, int rounds) {
 }
 
 std::vector<ops::SlowPath> slow_operations(const Config& config) {
-    if (device_from(config.device) == DeviceKind::cpu) return {};
+    if (config.device == DeviceKind::cpu) return {};
     const auto executor = make_thread_executor();
     const auto device = Device::open(DeviceKind::cuda, *executor);
     Team team(1);

@@ -8,7 +8,7 @@
 
 namespace ferry::train {
 
-TokenLoader::Options loader_options(const Config& config, const model::Shape& shape,
+TokenLoader::Options loader_options(const Config& config, const model::Shape& shape, bool trains,
                                     const zero::Partition& partition) {
     return {.path = config.data.tokens,
             .sequence = config.batch.sequence,
@@ -16,7 +16,7 @@ TokenLoader::Options loader_options(const Config& config, const model::Shape& sh
             .micro_batches = config.batch.micro_batches / partition.ranks,
             .model_vocab = shape.vocab,
             .held_back = config.data.held_back,
-            .trains = !config.evaluate.only,
+            .trains = trains,
             .evaluation_micro_batches = config.evaluate.micro_batches,
             .seed = config.seed,
             .rank = partition.rank,
@@ -24,9 +24,8 @@ TokenLoader::Options loader_options(const Config& config, const model::Shape& sh
 }
 
 int64_t evaluation_sequences(const Config& config) {
-    TokenLoader::Options options = loader_options(config, {});  // any vocabulary
-    options.trains = false;
-    return TokenLoader(options).evaluation_sequences();
+    const model::Shape any_vocabulary;
+    return TokenLoader(loader_options(config, any_vocabulary, false)).evaluation_sequences();
 }
 
 void warn_of_text(const Config& config, const model::Description& made) {
@@ -42,7 +41,7 @@ void check_vocabulary(const Config& config, const model::Description& made,
     if (config.model.path.empty() || !config.model.load || known / 2 < tokens.vocabulary) return;
     const std::string text =
         fmt::format("a vocabulary of {}, where the model's has {}", tokens.vocabulary, known);
-    if (config.data.small_vocabulary == "ignore")
+    if (config.data.small_vocabulary == OnDoubt::ignore)
         return log_warn(config.data.tokens + " has " + text);
     throw Error(Trouble::usage,
                 {.what = "the tokens can hardly be those of the model's own tokenizer",

@@ -9,8 +9,9 @@
 
 namespace ferry::train {
 
-// `config` is the run's. The loader gives one rank's share of its micro-batches.
-TokenLoader::Options loader_options(const Config& config, const model::Shape& shape,
+// `config` is the run's. The loader gives one rank's share of its micro-batches. `trains` false: it
+// evaluates on the whole file.
+TokenLoader::Options loader_options(const Config& config, const model::Shape& shape, bool trains,
                                     const zero::Partition& partition = {});
 // Where sequences are longer than those that the model was made for.
 void warn_of_text(const Config& config, const model::Description& made);

@@ -9,7 +9,7 @@
 #include "device_needs.h"
 #include "ferry/pinned_mem.h"
 #include "memory_left.h"
-#include "predict.h"
+#include "planner/recorder.h"
 #include "state_io.h"
 #include "step_state.h"
 
@@ -50,12 +50,14 @@ struct Work {
 };
 
 // One kernel of each kind among the step's; updates would change the state.
-std::map<KernelTimes::Kind, Work> distinct_kernels(const swap::Schedule& step, const Bench& on) {
-    std::map<KernelTimes::Kind, Work> distinct;
+std::map<cost::KernelTimes::Kind, Work> distinct_kernels(const swap::Schedule& step,
+                                                         const Bench& on) {
+    const cost::WorkOf work_of = planner::work_of(on.plan);
+    std::map<cost::KernelTimes::Kind, Work> distinct;
     for (const swap::Task& task : step.tasks) {
-        if (!is_timed(task)) continue;
+        if (!cost::is_timed(task)) continue;
         const swap::Call call = call_of(task, on);
-        distinct.try_emplace(kind_of(task, on.plan), Work{&on.kernels, call});
+        distinct.try_emplace(cost::KernelTimes::kind_of(task, work_of), Work{&on.kernels, call});
     }
     return distinct;
 }
@@ -68,7 +70,7 @@ public:
     Load(const swap::Schedule& step, const Bench& on) : on_(on) {
         if (on.device.kind() != DeviceKind::cuda) return;
         for (const swap::Task& task : step.tasks)
-            if (is_timed(task)) kernels_.push_back({&on.kernels, call_of(task, on)});
+            if (cost::is_timed(task)) kernels_.push_back({&on.kernels, call_of(task, on)});
     }
 
     void run(double seconds) {
@@ -101,16 +103,16 @@ swap::Call call_of(const swap::Task& task, const Bench& on) {
     return call;
 }
 
-Config config_of_buffers(Config config, const planner::Plan& plan) {
-    config.budgets = {.device_bytes = plan.device_overhead_bytes + device_buffer_bytes(plan)};
-    config.checkpoint = {};
-    config.swap = {.chunk_elements = plan.chunk_elements,
-                   .groups = plan.groups,
-                   .state_on_device = 0,
-                   .save_attention = plan.blocks_keeping(model::Saved::attention),
-                   .save_mlp = plan.blocks_keeping(model::Saved::mlp),
-                   .save_inputs = plan.blocks_keeping_inputs()};
-    return config;
+planner::PlanRequest request_of_buffers(planner::PlanRequest request, const planner::Plan& plan) {
+    request.budgets = {.device_bytes = plan.device_overhead_bytes + device_buffer_bytes(plan)};
+    request.durable = false;
+    request.swap = {.chunk_elements = plan.chunk_elements,
+                    .groups = plan.groups,
+                    .state_on_device = 0,
+                    .save_attention = plan.blocks_keeping(model::Saved::attention),
+                    .save_mlp = plan.blocks_keeping(model::Saved::mlp),
+                    .save_inputs = plan.blocks_keeping_inputs()};
+    return request;
 }
 
 void fill_device(const Bench& on, std::byte* to, int64_t bytes,
@@ -151,7 +153,7 @@ void warm_up(const swap::Schedule& step, const Bench& on) {
     for (auto& [kind, work] : distinct_kernels(step, on))
         seconds_on(compute, on.executor, 1, [&](int64_t) { work.start(compute); });
     const auto update = std::ranges::find_if(step.tasks, [](const swap::Task& task) {
-        return task.lane == swap::Lane::compute && is_update(task);
+        return task.lane == swap::Lane::compute && cost::is_update(task);
     });
     if (update == step.tasks.end()) return;
     Work work{&on.kernels, call_of(*update, on)};
@@ -173,12 +175,12 @@ double shortest(const Time& time) {
 
 }  // namespace
 
-KernelTimes time_kernels(const swap::Schedule& step, const Bench& on) {
+cost::KernelTimes time_kernels(const swap::Schedule& step, const Bench& on) {
     constexpr double kSettle = 1.5, kBetween = 0.05;  // seconds of a GPU's load
     Stream& compute = on.device.stream(StreamKind::compute);
     Load load(step, on);
     load.run(kSettle);
-    KernelTimes found;
+    cost::KernelTimes found;
     for (auto& [kind, work] : distinct_kernels(step, on)) {
         load.run(kBetween);
         const auto time = [&, &kernel = work](int64_t times) {
@@ -414,7 +416,7 @@ double time_device_updates(const Bench& on, const optim::Scalars& scalars) {
     return static_cast<double>(update_bytes(on.plan, count)) / std::min({time(), time(), time()});
 }
 
-void time_gathers(const Bench& on, comm::Communicator& ranks, LinkSpeeds& links) {
+void time_gathers(const Bench& on, comm::Communicator& ranks, cost::Measurements& measured) {
     zero::Partition all = on.plan.partition;
     all.sharding.weights = true;
     const model::Layer& block = on.plan.layers[1];
@@ -443,8 +445,8 @@ void time_gathers(const Bench& on, comm::Communicator& ranks, LinkSpeeds& links)
     const double few_s = best(16, [&] { ranks.all_gather({&few, 1}, kTopic); });
     const double overhead_s = std::min(few_s, block_s / 2);
     const auto bytes = static_cast<double>(zero::gathered_bytes(all, block, on.plan.compute));
-    links.comm_bytes_per_s = bytes / (block_s - overhead_s);
-    links.comm_overhead_s = overhead_s;
+    measured.comm_bytes_per_s = bytes / (block_s - overhead_s);
+    measured.comm_overhead_s = overhead_s;
 }
 
 std::span<std::byte> staging_buffers(const planner::Plan& plan, std::span<std::byte> host) {
@@ -455,9 +457,10 @@ std::span<std::byte> staging_buffers(const planner::Plan& plan, std::span<std::b
     return host.subspan(first, begin_of(planner::Class::host_tokens) - first);
 }
 
-Figures measure_figures(const swap::Schedule& step, const Bench& on, NodeTeams& teams,
-                        const Topology& topology, const optim::Scalars& scalars,
-                        std::span<std::byte> host, int64_t vocab, int64_t working_bytes) {
+cost::Measurements measure_figures(const swap::Schedule& step, const Bench& on, NodeTeams& teams,
+                                   const Topology& topology, const optim::Scalars& scalars,
+                                   std::span<std::byte> host, int64_t vocab,
+                                   int64_t working_bytes) {
     const auto staging = [&](planner::Class c) {
         const planner::Buffers& b = on.plan.buffers[static_cast<size_t>(c)];
         return host.subspan(static_cast<size_t>(b.offset), static_cast<size_t>(b.bytes));
@@ -468,22 +471,21 @@ Figures measure_figures(const swap::Schedule& step, const Bench& on, NodeTeams& 
     // The best that a product reaches: before the kernels' load. It overwrites device buffers.
     const double product = time_product(on, patterns.numbers);
     fill_buffers(on, patterns);
-    Figures found;
-    found.kernels = time_kernels(step, on);
+    cost::Measurements found{.memory_of = cost::Of::rank,
+                             .computes_on_host = on.device.kind() == DeviceKind::cpu,
+                             .product_flops_per_s = product,
+                             .kernels = time_kernels(step, on)};
     found.kernels.saved_s = time_kept(on);
-    found.kernels.gemm_flops_per_s = product;
-    Machine& machine = found.machine;
-    machine.links.copy_bytes_per_s = time_copies(on, weight);
+    found.copy_bytes_per_s = time_copies(on, weight);
     const UpdateRates updates = time_updates(teams, as_left_now(topology), scalars, on.plan,
                                              working_bytes, staging_buffers(on.plan, host));
-    machine.links.dram_bytes_per_s = updates.bytes_per_s;
-    machine.update_overhead_s = updates.overhead_s;
-    machine.out_of_place = updates.out_of_place;
-    machine.check_bytes_per_s = time_checks(state);
-    machine.threads = teams.all().threads();
-    machine.computes_on_host = on.device.kind() == DeviceKind::cpu;
-    machine.links.device_bytes_per_s = machine.computes_on_host ? machine.links.dram_bytes_per_s
-                                                                : time_device_updates(on, scalars);
+    found.dram_bytes_per_s = updates.bytes_per_s;
+    found.update_overhead_s = updates.overhead_s;
+    found.out_of_place = updates.out_of_place;
+    found.check_bytes_per_s = time_checks(state);
+    found.threads = teams.all().threads();
+    found.device_bytes_per_s =
+        found.computes_on_host ? found.dram_bytes_per_s : time_device_updates(on, scalars);
     return found;
 }
 

@@ -4,6 +4,7 @@
 #include <span>
 
 #include "comm/comm.h"
+#include "cost/measurements.h"
 #include "ferry/device.h"
 #include "ferry/optim.h"
 #include "ferry/swap.h"
@@ -12,7 +13,6 @@
 #include "planner/planner.h"
 #include "swap/store.h"
 #include "topology/topology.h"
-#include "train/forecast.h"
 
 namespace ferry::train {
 
@@ -27,16 +27,11 @@ struct Bench {
     const model::Decoder* decoder = nullptr;
 };
 
-// A kernel of the compute lane that can be timed alone: no update, which would change the state.
-bool is_timed(const swap::Task& task);
-// Blocks are alike; edge layers and chunks of different sizes are not.
-KernelTimes::Kind kind_of(const swap::Task& task, const planner::Plan& plan);
-
 // The operands of a step's task in the buffers.
 swap::Call call_of(const swap::Task& task, const Bench& on);
 // Of a plan with the same buffers on the device and nothing else: kernels take as long wherever
 // their weights come from.
-Config config_of_buffers(Config config, const planner::Plan& plan);
+planner::PlanRequest request_of_buffers(planner::PlanRequest request, const planner::Plan& plan);
 
 // Repeats a pattern in page-locked memory over device memory.
 void fill_device(const Bench& on, std::byte* to, int64_t bytes, std::span<const std::byte> pattern);
@@ -52,7 +47,7 @@ void fill_buffers(const Bench& on, const Patterns& patterns);
 // there is any: the driver loads its code, and cuBLASLt chooses its algorithm.
 void warm_up(const swap::Schedule& step, const Bench& on);
 // Each alone, warm, and a GPU's at the clock that it holds under the step's own load.
-KernelTimes time_kernels(const swap::Schedule& step, const Bench& on);
+cost::KernelTimes time_kernels(const swap::Schedule& step, const Bench& on);
 // Seconds of what gives each result that blocks may keep, of the one where it takes longest. 0:
 // without a model.
 model::OfSaved<double> time_kept(const Bench& on);
@@ -85,14 +80,14 @@ double time_device_updates(const Bench& on, const optim::Scalars& scalars);
 // through the staging buffers, as the optimizer pass does but without the update. Leaves it where
 // none of them is stored. How fast a thread hashes is known by then.
 void time_storage(const Config& config, const planner::Plan& plan, swap::Store& store,
-                  Executor& executor, Machine& machine);
+                  Executor& executor, cost::Measurements& measured);
 // Sets the two figures of what ranks give each other: all gather the weights of a block, and a few
 // bytes of them.
-void time_gathers(const Bench& on, comm::Communicator& ranks, LinkSpeeds& links);
+void time_gathers(const Bench& on, comm::Communicator& ranks, cost::Measurements& measured);
 // All of the above but storage and the ranks. `host` is the host arena, its staging buffers at
 // least. Fills the plan's device buffers first.
-Figures measure_figures(const swap::Schedule& step, const Bench& on, NodeTeams& teams,
-                        const Topology& topology, const optim::Scalars& scalars,
-                        std::span<std::byte> host, int64_t vocab, int64_t working_bytes);
+cost::Measurements measure_figures(const swap::Schedule& step, const Bench& on, NodeTeams& teams,
+                                   const Topology& topology, const optim::Scalars& scalars,
+                                   std::span<std::byte> host, int64_t vocab, int64_t working_bytes);
 
 }  // namespace ferry::train

@@ -3,6 +3,7 @@
 
 #include "measure.h"
 #include "plan_figures.h"
+#include "planner/recorder.h"
 
 namespace ferry::train {
 namespace {
@@ -45,7 +46,7 @@ Rewritten rewrite(const planner::Plan& plan, int64_t most_bytes, swap::Store& st
 }  // namespace
 
 void time_storage(const Config& config, const planner::Plan& plan, swap::Store& store,
-                  Executor& executor, Machine& machine) {
+                  Executor& executor, cost::Measurements& measured) {
     // Drives have caches and moods: of a large state 2 GiB, of a small one no more than a part.
     const int64_t most = std::clamp(plan.nvme_bytes / 16, 256 * kMiB, 2 * kGiB);
     Rewritten done = rewrite(plan, most, store, executor);
@@ -57,11 +58,11 @@ void time_storage(const Config& config, const planner::Plan& plan, swap::Store& 
         done = rewrite(plan, static_cast<int64_t>(steady), store, executor);
     }
     const auto moved = static_cast<double>(done.bytes);
-    LinkSpeeds& links = machine.links;
-    links.nvme_bytes_per_s = moved / done.seconds;
-    const double checks_s = plan.verify ? moved / 2 / machine.check_bytes_per_s : 0;
-    links.cores_per_nvme_byte = std::max(0.0, done.cpu_s - checks_s) / moved;
-    links.dram_per_nvme_byte = dram_per_stored_byte(config);
+    measured.storage_of = cost::Of::rank;
+    measured.nvme_bytes_per_s = moved / done.seconds;
+    const double checks_s = plan.verify ? moved / 2 / measured.check_bytes_per_s : 0;
+    measured.cores_per_nvme_byte = std::max(0.0, done.cpu_s - checks_s) / moved;
+    measured.dram_per_nvme_byte = dram_per_stored_byte(config);
 }
 
 }  // namespace ferry::train

@@ -13,7 +13,7 @@ model::Description read_directory(const Config& config) {
     const ModelConfig& m = config.model;
     const std::string path = std::filesystem::path(m.path) / "config.json";
     model::Description found = model::read_description(read_text_file(path, kModelFile), path);
-    if (found.drops && m.dropout != "ignore") {
+    if (found.drops && m.dropout != OnDoubt::ignore) {
         throw Error(Trouble::usage, {.what = "the model asks for dropout, which ferry does not do",
                                      .where = path,
                                      .remedy = "set model.dropout to \"ignore\""});
@@ -58,7 +58,7 @@ int64_t head_tile_of(const Config& config, const model::Shape& shape) {
     constexpr int64_t kLeast = 1024, kMost = 4096, kLogits = 1LL << 27;
     constexpr int64_t kLogitsOfWords = 5LL << 26;  // 2,048 tokens of the largest vocabularies
     if (config.numerics.head_tile > 0) return config.numerics.head_tile;
-    if (config.device != "cuda") return kLeast;
+    if (config.device != DeviceKind::cuda) return kLeast;
     const int64_t tokens = config.batch.sequence * config.batch.micro_batch;
     const int64_t of_mlp =
         config.numerics.mlp_tile > 0 ? std::min(config.numerics.mlp_tile, tokens) : tokens;
@@ -92,15 +92,15 @@ model::Description model_of(const Config& config) {
 }
 
 model::Numerics numerics_of(const Config& config, const model::Shape& shape) {
-    const DType compute = dtype_from_name(config.precision).value_or(DType::f32);
-    return {.sequence = config.batch.sequence,
-            .micro_batch = config.batch.micro_batch,
-            .head_tile = head_tile_of(config, shape),
-            .mlp_tile = config.numerics.mlp_tile,
-            .compute = compute,
-            .residual = dtype_from_name(config.numerics.residual)
-                            .value_or(compute == DType::f16 ? DType::f32 : compute),
-            .wire = dtype_from_name(config.numerics.wire).value_or(compute)};
+    const DType compute = config.precision;
+    return {
+        .sequence = config.batch.sequence,
+        .micro_batch = config.batch.micro_batch,
+        .head_tile = head_tile_of(config, shape),
+        .mlp_tile = config.numerics.mlp_tile,
+        .compute = compute,
+        .residual = config.numerics.residual.value_or(compute == DType::f16 ? DType::f32 : compute),
+        .wire = config.numerics.wire.value_or(compute)};
 }
 
 std::string layer_name(const std::vector<model::Layer>& layers, int64_t layer) {

@@ -19,7 +19,7 @@ namespace {
 // Which list of operations an update is, and so what the state holds; not its constants.
 std::string operations_of(const Config& config) {
     const optim::Hyper hyper = hyper_of(config);
-    std::string text = config.optimizer.method;
+    std::string text(name_of(hyper.method));
     if (hyper.method == optim::Method::sgd && hyper.momentum > 0)
         text += hyper.nesterov ? " with Nesterov momentum" : " with momentum";
     const StateFormat format = format_of(config);
@@ -61,24 +61,41 @@ std::string options_of(const model::Shape& s) {
 
 }  // namespace
 
-std::string machine_text(const Device& device, const Config& config) {
-    if (device.kind() == DeviceKind::cpu) return "device cpu; ops 3; " + ops::library_versions();
-    return "device " + device.architecture() + "; ops 6; " +
-           ops::cuda_library_versions(attention_of(config));
+std::string library_text(const Device& device, const Config& config) {
+    if (device.kind() == DeviceKind::cpu) return "ops 3; " + ops::library_versions();
+    return "ops 6; " + ops::cuda_library_versions(attention_of(config));
 }
 
-std::string numerics_text(const Config& config, const model::Shape& s, const std::string& machine,
-                          int ranks) {
+std::string machine_text(const Device& device, const Config& config) {
+    return "device " + device.architecture() + "; " + library_text(device, config);
+}
+
+namespace {
+
+std::string text_of(const Config& config, const model::Shape& s, int64_t micro_batches, int ranks,
+                    const std::string& operations) {
     const model::Numerics n = numerics_of(config, s);
     return fmt::format(
         "model {}x{} heads {}/{}x{} mlp {} vocab {} tied {} theta {} eps {}{}; sequence {} "
         "micro-batch {} x {}; "
         "head tile {} mlp tile {}; compute {} residual {} wire {}; ranks {}; "
-        "optimizer {}; {}",
+        "optimizer {}",
         s.layers, s.hidden, s.heads, s.kv_heads, s.head_dim, s.intermediate, s.vocab,
         s.tie_embeddings, s.rope_theta, s.norm_eps, options_of(s), n.sequence, n.micro_batch,
-        config.batch.micro_batches, n.head_tile, n.mlp_tile, name_of(n.compute),
-        name_of(n.residual), name_of(n.wire), ranks, operations_of(config), machine);
+        micro_batches, n.head_tile, n.mlp_tile, name_of(n.compute), name_of(n.residual),
+        name_of(n.wire), ranks, operations);
+}
+
+}  // namespace
+
+std::string numerics_text(const Config& config, const model::Shape& shape,
+                          const std::string& machine, int ranks) {
+    return text_of(config, shape, config.batch.micro_batches, ranks, operations_of(config)) +
+           "; " + machine;
+}
+
+std::string model_text(const Config& config, const model::Shape& shape, int ranks) {
+    return text_of(config, shape, 1, ranks, operations_of({}));
 }
 
 uint64_t numerics_hash(const Config& config, const model::Shape& shape, const std::string& machine,

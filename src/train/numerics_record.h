@@ -15,8 +15,12 @@ namespace ferry::train {
 // `config` is of one of the ranks.
 std::string numerics_text(const Config& config, const model::Shape& shape,
                           const std::string& machine, int ranks);
+// The same of what a kernel knows, without the machine: one micro-batch, the default optimizer.
+std::string model_text(const Config& config, const model::Shape& shape, int ranks);
 uint64_t numerics_hash(const Config& config, const model::Shape& shape, const std::string& machine,
                        int ranks);
+// What the device adds: its operations and libraries, and the same behind its name.
+std::string library_text(const Device& device, const Config& config);
 std::string machine_text(const Device& device, const Config& config);
 
 }  // namespace ferry::train

@@ -11,9 +11,47 @@
 
 namespace ferry::train {
 
+namespace {
+
+optim::Method method_of(OptimizerMethod method) {
+    switch (method) {
+        case OptimizerMethod::adamw:
+            return optim::Method::adamw;
+        case OptimizerMethod::adam:
+            return optim::Method::adam;
+        case OptimizerMethod::sgd:
+            return optim::Method::sgd;
+        case OptimizerMethod::lion:
+            return optim::Method::lion;
+        case OptimizerMethod::adagrad:
+            return optim::Method::adagrad;
+    }
+    bug("unknown optimizer method");
+}
+
+optim::Decay decay_of(ScheduleKind kind) {
+    switch (kind) {
+        case ScheduleKind::constant:
+            return optim::Decay::constant;
+        case ScheduleKind::linear:
+            return optim::Decay::linear;
+        case ScheduleKind::cosine:
+            return optim::Decay::cosine;
+        case ScheduleKind::wsd:
+            return optim::Decay::wsd;
+        case ScheduleKind::one_cycle:
+            return optim::Decay::one_cycle;
+        case ScheduleKind::warmup_decay:
+            return optim::Decay::warmup_decay;
+    }
+    bug("unknown kind of schedule");
+}
+
+}  // namespace
+
 optim::Hyper hyper_of(const Config& config) {
     const OptimizerConfig& optimizer = config.optimizer;
-    return {.method = optim::method_from(optimizer.method),
+    return {.method = method_of(optimizer.method),
             .lr = optimizer.lr,
             .beta1 = optimizer.beta1,
             .beta2 = optimizer.beta2,
@@ -27,14 +65,14 @@ optim::Hyper hyper_of(const Config& config) {
 
 StateFormat format_of(const Config& config) {
     return {.moments = optim::moments_of(hyper_of(config)),
-            .moment_type = dtype_from_name(config.optimizer.moments).value_or(DType::f32),
-            .split = config.optimizer.master == "split"};
+            .moment_type = config.optimizer.moments,
+            .split = config.optimizer.master == MasterFormat::split};
 }
 
 optim::LrSchedule schedule_of(const Config& config) {
     const ScheduleConfig& s = config.schedule;
     const optim::LrSchedule schedule{
-        .kind = optim::decay_from(s.kind),
+        .kind = decay_of(s.kind),
         .peak = config.optimizer.lr,
         .final_fraction = s.final_fraction,
         .warmup_steps = s.warmup_steps,
@@ -65,10 +103,10 @@ std::string divergence_remedy(const Config& config, const Divergence& how) {
 }  // namespace
 
 std::string place_of(const Outcome& outcome, const std::vector<model::Layer>& layers) {
-    using enum planner::Op;
+    using enum cost::Op;
     const bool at_end = outcome.layer == std::ssize(layers) - 1;
-    const planner::Op operation = outcome.forward_was_finite ? backward : at_end ? head : forward;
-    return layer_name(layers, outcome.layer) + ", " + planner::name_of(operation);
+    const cost::Op operation = outcome.forward_was_finite ? backward : at_end ? head : forward;
+    return layer_name(layers, outcome.layer) + ", " + cost::name_of(operation);
 }
 
 Error diverged(const Config& config, const Outcome& outcome, const Divergence& how) {
@@ -84,10 +122,10 @@ Error diverged(const Config& config, const Outcome& outcome, const Divergence& h
 Error diverged(const HeldBack& found, const std::vector<model::Layer>& layers, DType compute) {
     const bool head = found.output_layer < 0;
     const int64_t layer = head ? std::ssize(layers) - 1 : found.output_layer;
-    const planner::Op operation = head ? planner::Op::head_loss : planner::Op::forward;
+    const cost::Op operation = head ? cost::Op::head_loss : cost::Op::forward;
     return {Trouble::diverged,
             {.what = "the evaluation is not finite",
-             .where = layer_name(layers, layer) + ", " + planner::name_of(operation),
+             .where = layer_name(layers, layer) + ", " + cost::name_of(operation),
              .measured = "loss " + number_text(found.mean().loss),
              .remedy = compute == DType::f16
                            ? "the activations may exceed fp16's 65,504: set precision to bf16 or "
@@ -111,7 +149,7 @@ OutcomeJudge::OutcomeJudge(const Config& config, const optim::Hyper& hyper,
     : plan_(plan),
       host_(host),
       clip_norm_(config.clip_norm),
-      always_speculates_(config.swap.speculate == "all"),
+      always_speculates_(config.swap.speculate == Speculate::all),
       hyper_(hyper),
       schedule_(schedule) {}
 

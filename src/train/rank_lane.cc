@@ -7,26 +7,26 @@ int64_t RankLane::piece_bytes(const swap::Task& task) const {
 }
 
 void RankLane::start(const swap::Call& call) {
-    planner::op::run(planner::op::Exchanges{}, *call.task, call.at,
-                     [&](const auto& operands) { exchange(*call.task, operands); });
+    cost::op::run(cost::op::Exchanges{}, *call.task, call.at,
+                  [&](const auto& operands) { exchange(*call.task, operands); });
 }
 
-void RankLane::exchange(const swap::Task& task, const planner::op::GatherWeights<At>& at) {
+void RankLane::exchange(const swap::Task& task, const cost::op::GatherWeights<At>& at) {
     zero::gather_weights(ranks_, plan_.partition, plan_.layers[static_cast<size_t>(task.layer)],
                          plan_.compute, at.shards, at.whole, topic("weights", task));
 }
 
-void RankLane::exchange(const swap::Task& task, const planner::op::Exchange<At>& at) {
+void RankLane::exchange(const swap::Task& task, const cost::op::Exchange<At>& at) {
     const comm::Exchange pieces{at.to_ranks, at.from_ranks, piece_bytes(task)};
     ranks_.exchange({&pieces, 1}, topic("gradient", task));
 }
 
-void RankLane::exchange(const swap::Task& task, const planner::op::GatherGradient<At>& at) {
+void RankLane::exchange(const swap::Task& task, const cost::op::GatherGradient<At>& at) {
     const comm::Gather pieces{at.mine, at.all, piece_bytes(task)};
     ranks_.all_gather({&pieces, 1}, topic("gradient", task));
 }
 
-void RankLane::exchange(const swap::Task&, const planner::op::Agree<At>&) {
+void RankLane::exchange(const swap::Task&, const cost::op::Agree<At>&) {
     mine_ = judge_.report();
     ranks_.all_gather_host({.mine = reinterpret_cast<const std::byte*>(&mine_),
                             .all = reinterpret_cast<std::byte*>(reports_.data()),

@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "comm/comm.h"
+#include "cost/operands.h"
 #include "ferry/swap.h"
 #include "outcome.h"
-#include "planner/operands.h"
 #include "planner/planner.h"
 #include "swap/schedule.h"
 #include "swap/store.h"
@@ -32,11 +32,11 @@ public:
     std::span<const RankReport> reports() const { return reports_; }
 
 private:
-    using At = planner::Addressed;
-    void exchange(const swap::Task& task, const planner::op::GatherWeights<At>& at);
-    void exchange(const swap::Task& task, const planner::op::Exchange<At>& at);
-    void exchange(const swap::Task& task, const planner::op::GatherGradient<At>& at);
-    void exchange(const swap::Task& task, const planner::op::Agree<At>& at);
+    using At = cost::Addressed;
+    void exchange(const swap::Task& task, const cost::op::GatherWeights<At>& at);
+    void exchange(const swap::Task& task, const cost::op::Exchange<At>& at);
+    void exchange(const swap::Task& task, const cost::op::GatherGradient<At>& at);
+    void exchange(const swap::Task& task, const cost::op::Agree<At>& at);
     comm::Topic topic(const char* of, const swap::Task& task) const {
         return {.of = of, .layer = task.layer, .step = step_};
     }

@@ -3,19 +3,20 @@
 #include <algorithm>
 
 #include "device_needs.h"
-#include "outcome.h"
 #include "ranks.h"
 
 namespace ferry::train {
 
-RankPlanner::RankPlanner(const Config& config, const Device& device, const model::Decoder& decoder,
-                         const zero::Partition& partition, const planner::MachineFigures& machine,
-                         comm::Communicator* ranks, Executor& executor)
-    : possible_(within(config, device)),
+RankPlanner::RankPlanner(const planner::PlanRequest& request, const Device& device,
+                         const model::Decoder& decoder, const zero::Partition& partition,
+                         const cost::Measurements& machine, comm::Communicator* ranks,
+                         Executor& executor)
+    : possible_(request),
       decoder_(decoder),
       needs_(needs_of(device, decoder)),
       partition_(partition),
       machine_(machine) {
+    possible_.budgets.device_bytes = device_bytes_within(request.budgets.device_bytes, device);
     if (!ranks) return;
     struct Memory {
         int64_t budget = 0, overhead = 0;
@@ -37,14 +38,14 @@ planner::Plan RankPlanner::plan(comm::Communicator* ranks, Executor& executor) {
 }
 
 planner::Plan RankPlanner::expecting(double clipped) const {
-    Config config = possible_;
-    config.swap.expect_clipped = clipped;
-    return plan_of(config);
+    planner::PlanRequest request = possible_;
+    request.swap.expect_clipped = clipped;
+    return plan_of(request);
 }
 
-planner::Plan RankPlanner::plan_of(const Config& config) const {
-    return planner::make_plan(config, decoder_.layers(), decoder_.numerics(), needs_,
-                              format_of(config), machine_, partition_);
+planner::Plan RankPlanner::plan_of(const planner::PlanRequest& request) const {
+    return planner::make_plan(request, decoder_.layers(), decoder_.numerics(), needs_, machine_,
+                              partition_);
 }
 
 }  // namespace ferry::train

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "comm/comm.h"
-#include "ferry/config.h"
 #include "ferry/device.h"
 #include "model/model.h"
 #include "planner/planner.h"
@@ -12,11 +11,11 @@ namespace ferry::train {
 // Knows the device as it was before the run took anything of it.
 class RankPlanner {
 public:
-    // `config` is of this rank. `ranks` is null where there is only one; else every rank makes one
+    // `request` is this rank's. `ranks` is null where there is only one; else every rank makes one
     // at once. `decoder` must outlive it.
-    RankPlanner(const Config& config, const Device& device, const model::Decoder& decoder,
-                const zero::Partition& partition, const planner::MachineFigures& machine,
-                comm::Communicator* ranks, Executor& executor);
+    RankPlanner(const planner::PlanRequest& request, const Device& device,
+                const model::Decoder& decoder, const zero::Partition& partition,
+                const cost::Measurements& machine, comm::Communicator* ranks, Executor& executor);
 
     // The plan by which every rank starts the same exchanges. It goes by the device memory that
     // each of them has, and by the chunks that the tightest can pass through its memory. All make
@@ -26,13 +25,13 @@ public:
     planner::Plan expecting(double clipped) const;
 
 private:
-    planner::Plan plan_of(const Config& config) const;
+    planner::Plan plan_of(const planner::PlanRequest& request) const;
 
-    Config possible_;
+    planner::PlanRequest possible_;
     const model::Decoder& decoder_;
     planner::DeviceNeeds needs_;
     const zero::Partition partition_;
-    const planner::MachineFigures machine_;
+    const cost::Measurements machine_;
 };
 
 }  // namespace ferry::train

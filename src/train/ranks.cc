@@ -25,8 +25,8 @@ constexpr std::string_view kRankDirectory = "rank-";  // and its number
 
 int64_t share_of(int64_t bytes, int parts) { return bytes == kUnlimited ? bytes : bytes / parts; }
 
-void check_batch(const Config& config, int ranks) {
-    const int64_t all = config.batch.micro_batches, each = all / ranks;
+void check_batch(int64_t all, int64_t groups, int ranks) {
+    const int64_t each = all / ranks;
     if (all % ranks != 0) {
         throw Error(Trouble::usage,
                     {.what = "the micro-batches of a step cannot be divided among the ranks",
@@ -36,12 +36,12 @@ void check_batch(const Config& config, int ranks) {
                                            "ranks that divides it",
                                            round_up(all, ranks))});
     }
-    if (config.swap.groups > 0 && each % config.swap.groups != 0) {
+    if (groups > 0 && each % groups != 0) {
         throw Error(Trouble::usage,
                     {.what = "a rank's micro-batches are not divisible by the groups",
                      .where = "swap.groups",
                      .measured = fmt::format("{} groups, {} micro-batches on each of {} ranks",
-                                             config.swap.groups, each, ranks),
+                                             groups, each, ranks),
                      .remedy = "set groups to a divisor of them, or \"auto\""});
     }
 }
@@ -100,18 +100,35 @@ void check_nccl(const NcclRanks& ranks, int gpu, DeviceKind kind, bool others) {
 
 // ---------------------------------------------------------------- shares
 
-Config config_of_rank(const Config& config, const World& world) {
-    if (world.ranks == 1) return config;
-    check_batch(config, world.ranks);
-    Config of_rank = config;
-    of_rank.batch.micro_batches /= world.ranks;
-    of_rank.evaluate.micro_batches = ceil_div(config.evaluate.micro_batches, world.ranks);
-    of_rank.budgets.sharers = world.local_ranks;
-    of_rank.budgets.host_bytes = share_of(config.budgets.host_bytes, world.local_ranks);
-    for (NvmePath& path : of_rank.budgets.nvme) {
+namespace {
+
+BudgetConfig budgets_of_rank(BudgetConfig budgets, const World& world) {
+    budgets.host_bytes = share_of(budgets.host_bytes, world.local_ranks);
+    for (NvmePath& path : budgets.nvme) {
         path.path += fmt::format("/{}{}", kRankDirectory, world.rank);
         path.size_bytes = share_of(path.size_bytes, world.local_ranks);
     }
+    return budgets;
+}
+
+}  // namespace
+
+planner::PlanRequest of_rank(planner::PlanRequest request, const World& world) {
+    if (world.ranks == 1) return request;
+    check_batch(request.micro_batches, request.swap.groups, world.ranks);
+    request.micro_batches /= world.ranks;
+    request.budgets = budgets_of_rank(std::move(request.budgets), world);
+    request.sharers = world.local_ranks;
+    return request;
+}
+
+Config config_of_rank(const Config& config, const World& world) {
+    if (world.ranks == 1) return config;
+    check_batch(config.batch.micro_batches, config.swap.groups, world.ranks);
+    Config of_rank = config;
+    of_rank.batch.micro_batches /= world.ranks;
+    of_rank.evaluate.micro_batches = ceil_div(config.evaluate.micro_batches, world.ranks);
+    of_rank.budgets = budgets_of_rank(config.budgets, world);
     if (config.threads > 0) of_rank.threads = std::max(1, config.threads / world.local_ranks);
     return of_rank;
 }
@@ -175,7 +192,7 @@ RankDirectories::~RankDirectories() {
 }
 
 int gpu_of_rank(const Config& config, comm::Communicator* ranks, Executor& executor) {
-    if (!ranks || device_from(config.device) != DeviceKind::cuda) return 0;
+    if (!ranks || config.device != DeviceKind::cuda) return 0;
     return comm::gpu_of_rank(*ranks, executor);
 }
 
@@ -216,7 +233,7 @@ void ComputeContext::open(const Config& config, Runtime& runtime) {
     std::unique_ptr<comm::Communicator>& met = runtime.ranks.communicator;
     if (met && met->size() > 1) ranks = std::move(met);
     if (ranks) require_same_config(*ranks, executor, config);
-    const DeviceKind kind = device_from(config.device);
+    const DeviceKind kind = config.device;
     if (runtime.nccl) check_nccl(*runtime.nccl, runtime.gpu, kind, ranks != nullptr);
     int gpu = runtime.gpu;
     if (gpu < 0) gpu = gpu_of_rank(config, ranks.get(), executor);

@@ -13,6 +13,7 @@
 #include "ferry/device.h"
 #include "ferry/train.h"
 #include "model/model.h"
+#include "planner/request.h"
 #include "swap/schedule.h"
 #include "topology/topology.h"
 
@@ -26,6 +27,8 @@ struct World {
 // The configuration as one of its ranks goes by it: its micro-batches, and its part of what the
 // ranks of a host share. Throws usage where the micro-batches cannot be divided.
 Config config_of_rank(const Config& config, const World& world);
+// The same of what a plan of the whole run is asked for. Throws usage as well.
+planner::PlanRequest of_rank(planner::PlanRequest request, const World& world);
 
 // Directories of this rank's own below the paths of the configuration, as config_of_rank names
 // them; removed at the end.

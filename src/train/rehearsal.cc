@@ -17,12 +17,13 @@
 #include "step.h"
 #include "step_kernels.h"
 #include "threads.h"
+#include "train/from_config.h"
 #include "volume_options.h"
 
 namespace ferry::train {
 
+using cost::Op;
 using planner::Class;
-using planner::Op;
 using planner::Plan;
 
 namespace {
@@ -47,11 +48,18 @@ std::vector<model::Layer> layers_for(const RehearsalOptions& options) {
     return layers;
 }
 
-Config without_model(const Config& config) {
-    Config bare = config;
-    bare.model = {};
-    bare.batch = {.sequence = 1, .micro_batch = 1, .micro_batches = 1};
-    return bare;
+// There is no model, and so no batch.
+planner::PlanRequest request_without_model(const Config& config, const Device& device) {
+    planner::PlanRequest request = request_of(config);
+    request.micro_batches = 1;
+    request.budgets.device_bytes = device_bytes_within(config.budgets.device_bytes, device);
+    return request;
+}
+
+model::Numerics numerics_without_model(const Config& config) {
+    model::Numerics numerics = numerics_of(config, {});
+    numerics.sequence = numerics.micro_batch = 1;
+    return numerics;
 }
 
 double state_share(const Plan& plan, swap::Tier tier) {
@@ -67,13 +75,16 @@ double state_share(const Plan& plan, swap::Tier tier) {
 class Planning {
 public:
     Planning(const Config& config, const RehearsalOptions& options, const Device& device)
-        : config_(within(config, device)), options_(options), device_(device) {}
+        : request_(request_without_model(config, device)),
+          numerics_(numerics_without_model(config)),
+          options_(options),
+          device_(device) {}
 
     Plan make() const {
-        Plan plan = plan_with(config_.budgets.device_bytes);
-        const bool limited = config_.budgets.device_bytes != kUnlimited;
+        Plan plan = plan_with(request_.budgets.device_bytes);
+        const bool limited = request_.budgets.device_bytes != kUnlimited;
         if (limited) require_state_on_device(plan);
-        const bool buffers_alone = !limited && config_.swap.state_on_device <= 0;
+        const bool buffers_alone = !limited && request_.swap.state_on_device.value_or(0) == 0;
         while (buffers_alone && keeps_weights(plan)) plan = plan_with(device_buffer_bytes(plan));
         return plan;
     }
@@ -81,15 +92,15 @@ public:
 private:
     Plan plan_with(int64_t device_bytes) const {
         constexpr int64_t kSmall = 4096;  // bytes of what only a model would have
-        Config config = config_;
-        config.budgets.device_bytes = device_bytes;
+        planner::PlanRequest request = request_;
+        request.budgets.device_bytes = device_bytes;
         try {
-            return planner::make_plan(config, layers_for(options_), numerics_of(config, {}),
+            return planner::make_plan(request, layers_for(options_), numerics_,
                                       {.activation = kSmall,
                                        .scratch = kSmall,
                                        .overhead = overhead_of(device_),
                                        .maps_host = device_.kind() == DeviceKind::cuda},
-                                      format_of(config), assumed_figures(config));
+                                      assumed_figures(request.device, request.budgets.nvme));
         } catch (const Error& error) {
             Problem problem = error.problem();
             if (problem.where != "budgets.device") throw;
@@ -106,8 +117,9 @@ private:
 
     // State is kept there by whole chunks, so a part of one may be missing.
     void require_state_on_device(const Plan& plan) const {
-        const double stored = std::max(0.0, config_.swap.state_on_nvme);
-        const double asked = std::min(config_.swap.state_on_device, 1 - stored);
+        if (!request_.swap.state_on_device) return;
+        const double on_device = *request_.swap.state_on_device;
+        const double asked = std::min(on_device, 1 - request_.swap.state_on_nvme.value_or(0));
         const double kept = state_share(plan, swap::Tier::device);
         double elements = 0;
         for (const planner::Chunk& chunk : plan.chunks)
@@ -115,19 +127,19 @@ private:
         if (kept * elements + static_cast<double>(plan.chunk_elements) >= asked * elements) return;
         const Plan enough = plan_with(kUnlimited);
         const int64_t bytes = enough.device_bytes + enough.device_overhead_bytes;
-        throw Error(
-            Trouble::does_not_fit,
-            {.what = "the device has no room for so much of the optimizer state",
-             .where = "budgets.device, swap.state_on_device",
-             .measured = fmt::format("{:.4f} of it fits beside buffers and weights", kept),
-             .limit = fmt::format("{} for {:g} of it", format_bytes(config_.budgets.device_bytes),
-                                  config_.swap.state_on_device),
-             .remedy = fmt::format("set budgets.device to {} ({}) or more, or lower "
-                                   "swap.state_on_device",
-                                   bytes, format_bytes(bytes))});
+        throw Error(Trouble::does_not_fit,
+                    {.what = "the device has no room for so much of the optimizer state",
+                     .where = "budgets.device, swap.state_on_device",
+                     .measured = fmt::format("{:.4f} of it fits beside buffers and weights", kept),
+                     .limit = fmt::format("{} for {:g} of it",
+                                          format_bytes(request_.budgets.device_bytes), on_device),
+                     .remedy = fmt::format("set budgets.device to {} ({}) or more, or lower "
+                                           "swap.state_on_device",
+                                           bytes, format_bytes(bytes))});
     }
 
-    const Config config_;
+    const planner::PlanRequest request_;
+    const model::Numerics numerics_;
     const RehearsalOptions& options_;
     const Device& device_;
 };
@@ -170,12 +182,12 @@ private:
 class RealTiers final : public Rehearsal {
 public:
     RealTiers(const Config& config, const RehearsalOptions& options, const Runtime& runtime)
-        : config_(without_model(config)),
+        : config_(config),
           executor_(*runtime.executor),
           machine_(machine_for(config_)),
           teams_(make_teams(config_, machine_, executor_, 1)),
           hyper_(hyper_of(config_)),
-          device_(Device::open(device_from(config_.device), executor_)),
+          device_(Device::open(config_.device, executor_)),
           plan_(within_memory(Planning(config_, options, *device_).make(), config_, machine_,
                               *device_)),
           pool_(machine_, plan_.host_bytes),
@@ -211,20 +223,20 @@ public:
                 .lanes = store_->report()};
     }
 
-    Machine measure() override {
+    cost::Measurements measure() override {
         const optim::Scalars scalars = optim::scalars_of(hyper_, 1, 1.0);
-        Machine machine{.threads = teams_->all().threads(),
-                        .computes_on_host = device_->kind() == DeviceKind::cpu};
-        LinkSpeeds& links = machine.links;
-        links.copy_bytes_per_s = time_copies(bench(), buffer(Class::weight_piece));
-        links.dram_bytes_per_s = time_updates(*teams_, as_left_now(machine_), scalars, plan_,
+        cost::Measurements found{.threads = teams_->all().threads(),
+                                 .memory_of = cost::Of::rank,
+                                 .computes_on_host = device_->kind() == DeviceKind::cpu};
+        found.copy_bytes_per_s = time_copies(bench(), buffer(Class::weight_piece));
+        found.dram_bytes_per_s = time_updates(*teams_, as_left_now(machine_), scalars, plan_,
                                               updated_bytes(plan_), staging_buffers(plan_, arena_))
                                      .bytes_per_s;
-        links.device_bytes_per_s = machine.computes_on_host ? links.dram_bytes_per_s
-                                                            : time_device_updates(bench(), scalars);
-        machine.check_bytes_per_s = time_checks(buffer(Class::stage));
+        found.device_bytes_per_s =
+            found.computes_on_host ? found.dram_bytes_per_s : time_device_updates(bench(), scalars);
+        found.check_bytes_per_s = time_checks(buffer(Class::stage));
         fill_buffers();  // some were measured on
-        return machine;
+        return found;
     }
 
     const Plan& plan() const override { return plan_; }
@@ -232,7 +244,7 @@ public:
     double update_bytes(Pass pass, swap::Lane lane) const override {
         double bytes = 0;
         for (const swap::Task& task : schedule(pass).tasks)
-            bytes += task.lane == lane ? bytes_of_update(plan_, task) : 0;
+            bytes += task.lane == lane ? cost::bytes_of_update(task, planner::work_of(plan_)) : 0;
         return bytes;
     }
 
@@ -262,7 +274,7 @@ private:
             .verify = plan_.verify,
             .host_arena = arena_,
             .recording = recording,
-            .kernel_name = [](uint8_t op) { return planner::name_of(static_cast<Op>(op)); },
+            .kernel_name = [](uint8_t op) { return cost::name_of(static_cast<Op>(op)); },
             .parallel = parallel_on(*teams_)};
         for (size_t lane = 0; recording && lane < swap::lanes_of(1); ++lane)
             options.rows[lane] = recording->add_row(

@@ -46,7 +46,7 @@ public:
     // Blocks until all of it is done. Throws what went wrong.
     virtual PassReport run(Pass pass) = 0;
     // Everything but storage, measured alone.
-    virtual Machine measure() = 0;
+    virtual cost::Measurements measure() = 0;
     virtual const planner::Plan& plan() const = 0;
     // That the pass's updates on this lane read and write: the team in host memory, compute in the
     // device's.

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "bound.h"
 #include "predict.h"
 
 namespace ferry::train {
@@ -41,14 +40,14 @@ std::vector<const swap::Schedule*> Schedules::all() const {
 }
 
 Timelines predict_all(const Schedules& schedules, const planner::Plan& plan,
-                      const Figures& figures) {
+                      const cost::Measurements& measured) {
     Timelines planned{};
     for (size_t p = 0; p < kPrevious; ++p) {
         for (const bool speculative : {false, true}) {
             if (speculative && !plan.speculative) continue;
             planned[p][speculative ? 1 : 0] =
                 predict_steps(plan, schedules.step(Previous::none, speculative),
-                              schedules.step(static_cast<Previous>(p), speculative), figures);
+                              schedules.step(static_cast<Previous>(p), speculative), measured);
         }
     }
     return planned;
@@ -68,13 +67,13 @@ void add_links(std::vector<LinkReport>& links, const swap::Store& store, int ran
 
 void judge(RunReport& report, const Timelines& planned, const Config& config,
            const planner::Plan& plan, const model::Shape& shape, const Schedules& schedules,
-           const Figures& figures) {
+           const cost::Measurements& measured) {
     report.predicted_seconds = planned[static_cast<size_t>(Previous::rest)][0].step_seconds;
     if (plan.speculative)
         report.predicted_speculative_seconds =
             planned[static_cast<size_t>(Previous::committed)][1].step_seconds;
-    report.gemm_flops_per_s = std::max(report.gemm_flops_per_s, figures.kernels.gemm_flops_per_s);
-    const Bound bound = bound_of(config, plan, shape, schedules.steady(), figures);
+    report.gemm_flops_per_s = std::max(report.gemm_flops_per_s, measured.product_flops_per_s);
+    const cost::Bound bound = bound_of(config.budgets, plan, shape, schedules.steady(), measured);
     if (report.bound_seconds > 0 && bound.seconds >= report.bound_seconds) return;
     report.bound_seconds = bound.seconds;
     report.binding = bound.binding;

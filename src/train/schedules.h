@@ -31,7 +31,7 @@ struct Schedules {
 // Of the steps, as figures of the machine predict them.
 using Timelines = std::array<std::array<swap::Timeline, 2>, kPrevious>;
 Timelines predict_all(const Schedules& schedules, const planner::Plan& plan,
-                      const Figures& figures);
+                      const cost::Measurements& measured);
 
 // Adds what each lane has moved since the store's report was reset, and how long it took.
 void add_links(std::vector<LinkReport>& links, const swap::Store& store, int ranks);
@@ -39,6 +39,6 @@ void add_links(std::vector<LinkReport>& links, const swap::Store& store, int ran
 // Takes the predicted seconds, and the bound where it is lower than the one that is known.
 void judge(RunReport& report, const Timelines& planned, const Config& config,
            const planner::Plan& plan, const model::Shape& shape, const Schedules& schedules,
-           const Figures& figures);
+           const cost::Measurements& measured);
 
 }  // namespace ferry::train

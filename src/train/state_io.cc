@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "base/checksum.h"
+#include "cost/traffic.h"
 
 namespace ferry::train {
 
@@ -64,7 +65,7 @@ optim::Span state_span(const planner::Plan& plan, int64_t count, const std::byte
 }
 
 int64_t update_bytes(const planner::Plan& plan, int64_t count) {
-    return count * planner::update_bytes(plan.state, plan.compute, plan.wire);
+    return count * cost::element_bytes(plan.state, plan.compute, plan.wire).updated();
 }
 
 std::vector<StateIo::Staging> StateIo::staging_of(const planner::Plan& plan,

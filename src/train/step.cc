@@ -10,13 +10,13 @@
 
 namespace ferry::train {
 
+using cost::Content;
+using cost::Op;
 using model::Saved;
-using planner::Content;
 using planner::Lease;
-using planner::Op;
 using planner::Plan;
 using planner::Recorder;
-namespace op = planner::op;
+namespace op = cost::op;
 
 using Input = Lease<Content::input>;
 using InputGradient = Lease<Content::input_gradient>;
@@ -209,9 +209,9 @@ private:
         return plan_.layer_plans[at(layer)].keeps[at(what)];
     }
     uint8_t flags_of_backward(int64_t layer, bool below) const {
-        uint8_t flags = below ? planner::kNeedsDx : 0;
+        uint8_t flags = below ? cost::kNeedsDx : 0;
         for (const Saved what : model::kAllKept)
-            flags |= keeps(layer, what) ? planner::flag_of(what) : 0;
+            flags |= keeps(layer, what) ? cost::flag_of(what) : 0;
         return flags;
     }
     // Whether the step before changes weights.

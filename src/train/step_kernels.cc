@@ -8,11 +8,11 @@
 
 namespace ferry::train {
 
+using cost::Op;
 using planner::Chunk;
-using planner::Op;
 using swap::Call;
 using swap::Tier;
-namespace op = planner::op;
+namespace op = cost::op;
 
 StepKernels::StepKernels(const planner::Plan& plan, NodeTeams& teams, const StepModel& model)
     : plan_(plan), teams_(teams), model_(model) {}
@@ -21,7 +21,7 @@ void StepKernels::run(const Call& call) noexcept {
     const swap::Task& task = *call.task;
     try {
         if (!model_.workers || task.lane != swap::Lane::team) return dispatch(call);
-        model_.workers->record({.name = planner::name_of(task),
+        model_.workers->record({.name = cost::name_of(task),
                                 .bytes = task.bytes,
                                 .step = states_[call.sequence].step,
                                 .layer = task.layer,
@@ -45,7 +45,7 @@ std::string StepKernels::describe(const Call& call) const {
     const swap::Task& task = *call.task;
     std::string text = "step " + std::to_string(states_[call.sequence].step);
     if (task.layer >= 0) text += ", " + layer_name(plan_.layers, task.layer);
-    if (task.verb == swap::Verb::kernel) text += ", " + std::string(planner::name_of(task));
+    if (task.verb == swap::Verb::kernel) text += ", " + std::string(cost::name_of(task));
     return text;
 }
 
@@ -111,7 +111,7 @@ double* StepKernels::loss_sum(const Call& call, std::byte* report) {
 }
 
 void StepKernels::kernel(const Call& call, const op::Backward<At>& at) {
-    const bool needs_dx = (call.task->flags & planner::kNeedsDx) != 0;
+    const bool needs_dx = (call.task->flags & cost::kNeedsDx) != 0;
     auto* attention = const_cast<std::byte*>(at.attention);  // it only writes to the other one
     model_.decoder->backward(call.task->layer - 1, at.weights, at.x, at.dx, needs_dx, at.gradient,
                              at.scratch, {attention, at.mlp});

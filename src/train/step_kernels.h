@@ -4,12 +4,12 @@
 #include <span>
 #include <string>
 
+#include "cost/operands.h"
 #include "data/tokens.h"
 #include "ferry/swap.h"
 #include "ferry/team.h"
 #include "model/model.h"
 #include "ops/ops.h"
-#include "planner/operands.h"
 #include "planner/planner.h"
 #include "step_state.h"
 #include "swap/store.h"
@@ -40,25 +40,25 @@ public:
     void keep_logits(std::span<float> room) { logits_ = room; }
 
 private:
-    using At = planner::Addressed;
+    using At = cost::Addressed;
     void dispatch(const swap::Call& call);
     // One for each operation of the compute and the team lane.
-    void kernel(const swap::Call& call, const planner::op::LoadTokens<At>& at);
-    void kernel(const swap::Call& call, const planner::op::LoadEvaluation<At>& at);
-    void kernel(const swap::Call& call, const planner::op::Embed<At>& at);
-    void kernel(const swap::Call& call, const planner::op::Forward<At>& at);
-    void kernel(const swap::Call& call, const planner::op::Head<At>& at);
-    void kernel(const swap::Call& call, const planner::op::HeadLoss<At>& at);
-    void kernel(const swap::Call& call, const planner::op::Backward<At>& at);
-    void kernel(const swap::Call& call, const planner::op::EmbedBackward<At>& at);
-    void kernel(const swap::Call& call, const planner::op::Zero<At>& at);
-    void kernel(const swap::Call& call, const planner::op::Add<At>& at);
-    void kernel(const swap::Call& call, const planner::op::Round<At>& at);
-    void kernel(const swap::Call& call, const planner::op::Cut<At>& at);
-    void kernel(const swap::Call& call, const planner::op::Sum<At>& at);
-    void kernel(const swap::Call& call, const planner::op::Update<At>& at);
-    void kernel(const swap::Call& call, const planner::op::UpdateSpeculative<At>& at);
-    void kernel(const swap::Call& call, const planner::op::Recast<At>& at);
+    void kernel(const swap::Call& call, const cost::op::LoadTokens<At>& at);
+    void kernel(const swap::Call& call, const cost::op::LoadEvaluation<At>& at);
+    void kernel(const swap::Call& call, const cost::op::Embed<At>& at);
+    void kernel(const swap::Call& call, const cost::op::Forward<At>& at);
+    void kernel(const swap::Call& call, const cost::op::Head<At>& at);
+    void kernel(const swap::Call& call, const cost::op::HeadLoss<At>& at);
+    void kernel(const swap::Call& call, const cost::op::Backward<At>& at);
+    void kernel(const swap::Call& call, const cost::op::EmbedBackward<At>& at);
+    void kernel(const swap::Call& call, const cost::op::Zero<At>& at);
+    void kernel(const swap::Call& call, const cost::op::Add<At>& at);
+    void kernel(const swap::Call& call, const cost::op::Round<At>& at);
+    void kernel(const swap::Call& call, const cost::op::Cut<At>& at);
+    void kernel(const swap::Call& call, const cost::op::Sum<At>& at);
+    void kernel(const swap::Call& call, const cost::op::Update<At>& at);
+    void kernel(const swap::Call& call, const cost::op::UpdateSpeculative<At>& at);
+    void kernel(const swap::Call& call, const cost::op::Recast<At>& at);
 
     const planner::Chunk& chunk_of(const swap::Call& call) const;
     MicroBatch loaded(int32_t* tokens) const;
@@ -66,8 +66,8 @@ private:
     const int32_t* targets(const int32_t* tokens) const;
     static double* loss_sum(const swap::Call& call, std::byte* report);
     void keep(int64_t token, ops::ConstView logits);
-    template <planner::Op which>
-    void update(const swap::Call& call, const planner::op::Updating<At, which>& at,
+    template <cost::Op which>
+    void update(const swap::Call& call, const cost::op::Updating<At, which>& at,
                 const ScalarsByDecay& scalars);
     void apply(const swap::Call& call, const optim::Span& span, const optim::Scalars& scalars);
     bool intact(const swap::Call& call, swap::ObjectId object, const std::byte* bytes) const;

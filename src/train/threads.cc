@@ -61,7 +61,8 @@ int threads_for(const Config& config, const Topology& machine, int ranks) {
     const int left = machine.cores() - static_cast<int>(machine.reserved.size());
     // The step and NCCL's own threads start every exchange: where the team took all cores for an
     // update, one took 2 ms instead of 0.2 (decision 17).
-    const bool exchanges = ranks > 1 && config.device == "cuda" && machine.reserved.empty();
+    const bool exchanges =
+        ranks > 1 && config.device == DeviceKind::cuda && machine.reserved.empty();
     return std::max(1, exchanges ? left - std::min(2, left / 4) : left);
 }
 

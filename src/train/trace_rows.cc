@@ -1,6 +1,6 @@
 #include "trace_rows.h"
 
-#include "planner/operations.h"
+#include "cost/operations.h"
 
 namespace ferry::train {
 
@@ -18,7 +18,7 @@ void TraceRows::record(const swap::Schedule& schedule, const swap::Timeline& pla
         const swap::Task& task = schedule.tasks[t];
         const auto at = [&](double seconds) { return start + static_cast<Nanos>(seconds * 1e9); };
         recording_->add({.row = planned_[static_cast<size_t>(task.lane)],
-                         .name = planner::name_of(task),
+                         .name = cost::name_of(task),
                          .begin_ns = at(planned.tasks[t].begin_s),
                          .end_ns = at(planned.tasks[t].end_s),
                          .bytes = task.bytes,

@@ -11,23 +11,26 @@
 #include <vector>
 
 #include "ferry/error.h"
+#include "train/from_config.h"
 
 namespace ferry::train {
 
 namespace {
 
-aio::BackendKind backend_from(const std::string& name) {
-    if (name == "uring") return aio::BackendKind::uring;
-    if (name == "posix") return aio::BackendKind::posix;
-    return aio::BackendKind::automatic;
-}
-
-aio::Leftover leftover_from(const std::string& name) {
-    using enum aio::Leftover;
-    if (name == "reuse") return reuse;
-    if (name == "refuse") return refuse;
-    if (name == "remove_any") return remove_any;
-    return name == "reuse_any" ? reuse_any : remove;
+aio::Leftover leftover_of(Leftovers leftovers) {
+    switch (leftovers) {
+        case Leftovers::remove:
+            return aio::Leftover::remove;
+        case Leftovers::reuse:
+            return aio::Leftover::reuse;
+        case Leftovers::refuse:
+            return aio::Leftover::refuse;
+        case Leftovers::remove_any:
+            return aio::Leftover::remove_any;
+        case Leftovers::reuse_any:
+            return aio::Leftover::reuse_any;
+    }
+    bug("unknown kind of leftovers");
 }
 
 // Where a path's rings run: at the node that its drives hang off, on the cores that are left to I/O
@@ -53,12 +56,12 @@ aio::VolumeOptions volume_options(const Config& config, const planner::Plan& pla
                                   const Topology& machine, std::span<std::byte> arena,
                                   uint64_t run_id) {
     aio::VolumeOptions options{.classes = plan.slot_classes,
-                               .backend = backend_from(config.io.backend),
+                               .backend = backend_of(config.io.backend),
                                .block_bytes = config.io.block_bytes,
                                .queue_depth = config.io.queue_depth,
                                .rings = config.io.rings,
                                .direct = config.io.direct,
-                               .leftover = leftover_from(config.io.leftovers),
+                               .leftover = leftover_of(config.io.leftovers),
                                .run_id = run_id,
                                .registered = {arena.first(static_cast<size_t>(plan.io_bytes))},
                                .record_bytes = plan.record_bytes};

@@ -65,7 +65,7 @@ public:
     // Null where there is no GPU.
     Engine* start() {
         Config config = tiny_config(data_);
-        config.device = "cuda";
+        config.device = DeviceKind::cuda;
         config.steps = 10;
         try {
             engine_ = Engine::make(config, {.executor = executor_.get()});

@@ -11,13 +11,15 @@
 #include <map>
 #include <stdexcept>
 
-#include "bound.h"
+#include "cost/traffic.h"
 #include "ranks.h"
 #include "tests/support/borrowed_ranks.h"
 #include "tests/support/nccl_identity.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/simulated_ranks.h"
 #include "tests/support/tiny_run.h"
+#include "train/forecast.h"
+#include "train/from_config.h"
 
 namespace ferry::train {
 namespace {
@@ -108,7 +110,7 @@ Outcome run(
 int64_t smallest_device_budget(Config config, int ranks) {
     config.budgets.device_bytes = 1;
     try {
-        Forecaster::make(config, {.ranks = ranks, .on_a_host = ranks})->plan(config);
+        Forecaster::make(config, {.ranks = ranks, .on_a_host = ranks})->plan(request_of(config));
     } catch (const Error& error) {
         const std::string& needed = error.problem().measured;  // "1.00 MiB needed (1048576 bytes)"
         return std::stoll(needed.substr(needed.find('(') + 1));
@@ -143,14 +145,14 @@ protected:
         config.budgets.nvme = {
             {.path = comm::as_first_rank_says(directory_.path()), .size_bytes = 64 * kMiB}};
         config.budgets.host_bytes = ranks * 500 * kKiB;
-        if (config.device == "cuda") {
+        if (config.device == DeviceKind::cuda) {
             config.budgets.host_bytes = ranks * 64 * kMiB;
             config.swap.state_on_nvme = 1;
         }
-        config.swap.speculate = "all";
+        config.swap.speculate = Speculate::all;
         config.swap.groups = config.batch.micro_batches / ranks % 2 == 0 ? 2 : 1;
         config.io.direct = false;
-        if (config.device == "cpu")
+        if (config.device == DeviceKind::cpu)
             config.budgets.device_bytes = smallest_device_budget(config, ranks);
         return config;
     }
@@ -223,22 +225,22 @@ TEST_P(EachKind, OfModelAndStateGivesTheSameBitsAtEveryStage) {
             config.model.intermediate = 160;
             config.model.head_dim = 32;
         },
-        [&] { config.precision = "bf16"; },
-        [&] { config.precision = "fp16"; },
+        [&] { config.precision = DType::bf16; },
+        [&] { config.precision = DType::f16; },
         [&] { config.model.tie_embeddings = true; },
         [&] {
             config.freeze = {"*.q_proj.weight", "*embed_tokens*", "*layers.1.*norm*"};
         },
         [&] {
-            config.precision = "bf16";
-            config.optimizer.moments = "bf16";
-            config.optimizer.master = "split";
+            config.precision = DType::bf16;
+            config.optimizer.moments = DType::bf16;
+            config.optimizer.master = MasterFormat::split;
         },
         [&] {
-            config.precision = "bf16";
-            config.numerics.wire = "fp32";
+            config.precision = DType::bf16;
+            config.numerics.wire = DType::f32;
             config.clip_norm = 0;
-            config.optimizer.method = "lion";
+            config.optimizer.method = OptimizerMethod::lion;
         }};
     kinds[static_cast<size_t>(GetParam())]();
     expect_stages_equal(config, ranks());
@@ -247,7 +249,7 @@ TEST_P(EachKind, OfModelAndStateGivesTheSameBitsAtEveryStage) {
 INSTANTIATE_TEST_SUITE_P(kinds, EachKind, testing::Range(0, 7));
 
 TEST_F(Ranks, GiveTheSameBitsWhateverTheyKeepForBackward) {
-    for (const char* precision : {"fp32", "bf16"}) {
+    for (const DType precision : {DType::f32, DType::bf16}) {
         Config config = this->config();
         config.precision = precision;
         config.batch.micro_batches = 4;
@@ -255,7 +257,7 @@ TEST_F(Ranks, GiveTheSameBitsWhateverTheyKeepForBackward) {
         const Outcome none = run(config, 2);
         for (const int64_t blocks : {1, 2}) {
             for (const int64_t stage : {0, 3}) {
-                SCOPED_TRACE(testing::Message() << precision << ", stage " << stage << ", "
+                SCOPED_TRACE(testing::Message() << name_of(precision) << ", stage " << stage << ", "
                                                 << blocks << " blocks keep it");
                 config.zero.stage = stage;
                 config.swap.save_attention = blocks;
@@ -283,7 +285,7 @@ TEST_F(Ranks, AllSkipWhereOneOverflows) {
     }
     write_tokens(own, tokens, 32, mask);
     config.data.tokens = comm::as_first_rank_says(own);
-    config.precision = "fp16";
+    config.precision = DType::f16;
     config.batch = {.sequence = 1, .micro_batch = 1, .micro_batches = 2};
     config.evaluate.micro_batches = 0;
     config.model.norm_eps = 1e-30;
@@ -313,7 +315,7 @@ TEST_F(Ranks, AllSkipWhereOneOverflows) {
 // As a runtime that has no MPI brings them.
 TEST_F(Ranks, MetByAnIdentityGiveTheSameBits) {
     const Config config = this->config();
-    if (config.device != "cuda") GTEST_SKIP() << "NCCL moves a GPU's memory";
+    if (config.device != DeviceKind::cuda) GTEST_SKIP() << "NCCL moves a GPU's memory";
     const auto by_identity = [](Runtime& runtime, std::unique_ptr<comm::Communicator> others) {
         runtime.gpu = comm::gpu_of_rank(*others, *runtime.executor);
         const auto met = comm::with_identity(*others, *runtime.executor);
@@ -339,9 +341,9 @@ TEST_F(Ranks, MetByAnIdentityNeedAGpu) {
         return "";
     };
     Config config = this->config();
-    config.device = "cpu";
+    config.device = DeviceKind::cpu;
     EXPECT_THAT(refusal(config, {.gpu = 0}), testing::HasSubstr("device is \"cpu\""));
-    config.device = "cuda";
+    config.device = DeviceKind::cuda;
     EXPECT_THAT(refusal(config, {}), testing::HasSubstr("Runtime::gpu is not given"));
     EXPECT_THAT(refusal(config, {.gpu = 0}, {.rank = 2, .size = 2}),
                 testing::HasSubstr("contradict"));
@@ -357,8 +359,10 @@ TEST_F(Ranks, MoveInAStepWhatTheBoundCounts) {
         for (const int64_t stage : {0, 1, 2, 3}) {
             config.zero.stage = stage;
             const planner::Plan plan =
-                Forecaster::make(config, {.ranks = ranks, .on_a_host = ranks})->plan(config);
-            const double least = comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire);
+                Forecaster::make(config, {.ranks = ranks, .on_a_host = ranks})
+                    ->plan(request_of(config));
+            const double least =
+                cost::comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire);
             EXPECT_GT(least, 0);
             for (const ScheduleBytes& schedule : schedule_bytes(plan)) {
                 if (schedule.name != "after a step without speculation") continue;
@@ -373,16 +377,16 @@ TEST_F(Ranks, MoveInAStepWhatTheBoundCounts) {
 TEST_F(Ranks, AreTheLinkThatBindsWhereItIsSlow) {
     Config config = this->config();
     const auto forecaster = Forecaster::make(config, {.ranks = 2, .on_a_host = 2});
-    const planner::Plan plan = forecaster->plan(config);
-    Figures figures = forecaster->assumed(plan);
+    const planner::Plan plan = forecaster->plan(request_of(config));
+    cost::Measurements figures = forecaster->assumed(plan);
     const auto step = [&](double bytes_per_s, double overhead_s) {
-        figures.machine.links.comm_bytes_per_s = bytes_per_s;
-        figures.machine.links.comm_overhead_s = overhead_s;
-        return forecaster->forecast(config, plan, figures);
+        figures.comm_bytes_per_s = bytes_per_s;
+        figures.comm_overhead_s = overhead_s;
+        return forecaster->forecast(request_of(config), plan, figures);
     };
     EXPECT_NE(step(1e15, 0).binding().link, "comm");
     const Forecast slow = step(1e3, 0);
-    const double bytes = comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire);
+    const double bytes = cost::comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire);
     EXPECT_EQ(slow.binding().link, "comm");
     EXPECT_EQ(slow.bound_link, "comm");
     EXPECT_DOUBLE_EQ(slow.bound_seconds, bytes / 1e3);

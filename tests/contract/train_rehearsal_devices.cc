@@ -32,15 +32,13 @@ protected:
         }
     }
 
-    static const char* name_of(DeviceKind kind) { return kind == DeviceKind::cpu ? "cpu" : "cuda"; }
-
     Config config(Shares shares, DeviceKind kind = GetParam()) const {
         Config config;
-        config.device = name_of(kind);
-        config.precision = "bf16";
+        config.device = kind;
+        config.precision = DType::bf16;
         config.threads = 2;
         config.swap.chunk_elements = kChunk;
-        config.swap.speculate = "off";
+        config.swap.speculate = Speculate::off;
         config.swap.state_on_device = shares.device;
         config.swap.state_on_nvme = shares.nvme;
         if (shares.nvme > 0) config.budgets.nvme = {{.path = directory_.path()}};
@@ -79,7 +77,7 @@ constexpr std::array<Shares, 7> kPlacements{
 LaneBytes optimizer_bytes(const planner::Plan& plan) {
     planner::Recorder recorder(plan, "", planner::Recorder::Keep::bytes);
     for (int64_t c = 0; c < std::ssize(plan.chunks); ++c)
-        recorder.update_chunk(c, planner::Op::update);
+        recorder.update_chunk(c, cost::Op::update);
     return recorder.bytes();
 }
 

@@ -3,6 +3,7 @@ and with the exit code of its kind."""
 
 import json
 import os
+import pty
 import re
 import resource
 import subprocess
@@ -569,17 +570,25 @@ class DataTest(BadInputTest):
     def test_json_is_no_text(self):
         lines = '{"messages": [{"role": "user", "content": "hi"}]}\n' * 3
         for name, text in (("chat.jsonl", lines), ("chat.txt", lines), ("chat.JSON", "[\n  1, 2]"),
-                           ("pretty", '\n{\n  "text": "hello"\n}\n'), ("list", '[{"a": {"b": [1]}}]')):
+                           ("pretty", '\n{\n  "text": "hello"\n}\n'), ("list", '[{"a": {"b": [1]}}]'),
+                           ("headed.txt", "a first plain line\n" + lines), ("empty.txt", "plain\n" + "{}\n" * 3),
+                           ("lists.txt", "plain\n" + '[{"a": 1}, 2]\n\n' * 3), ("n.json", "42"),
+                           ("t.jsonl", "\n true \n"), ("long.txt", "plain\n" + '{"text": "%s"}' % ("x" * 2000000)),
+                           ("few.txt", "a\nb\nc\n" + json.dumps({"text": "much of it"}))):
             with open(self.path(name), "w", encoding="ascii") as file:
                 file.write(text)
             run = self.ferry("data", self.path("text.txt"), self.path(name), "-o", self.path("json.bin"))
+            self.assertNotEqual(run.code, 0, name)
             self.assert_refused(run, USAGE, "the file is JSON", name, "--raw", "--ids")
             self.assertFalse(os.path.exists(self.path("json.bin")))
             run = self.ferry("data", self.path(name), "-o", self.path("json.bin"), "--raw")
             self.assertEqual(run.code, 0, run.err)
             os.remove(self.path("json.bin"))
         for name, text in (("prose.txt", "[1] See {\"the\" notes}. {a: 1}"), ("code.py", "{'a': 1}\n"),
-                           ("prose.json", "no JSON at all"), ("set.c", "{ \"a\", \"b\" };")):
+                           ("prose.json", "no JSON at all"), ("set.c", "{ \"a\", \"b\" };"), ("n.txt", "42\n" * 9),
+                           ("true.json", "true or not?"), ("quotes.txt", '"Yes."\n"No."\n'), ("refs.txt", "[1]\n[2]\n"),
+                           ("code.c", "int f() {\n{\n}\n}\n" * 9),
+                           ("readme.md", 'Write this in a file.\n\n{"steps": 1}\n\nThen start it, and wait for the end.\n')):
             with open(self.path(name), "w", encoding="ascii") as file:
                 file.write(text)
             run = self.ferry("data", self.path(name), "-o", self.path("prose.bin"))
@@ -619,6 +628,37 @@ class DataTest(BadInputTest):
         run = self.ferry("data", self.path("text.txt"), "--mask", "/dev/zero", "-o", output, preexec_fn=limit)
         self.assert_refused(run, USAGE, "/dev/zero", "no regular file")
         self.assertFalse(os.path.exists(output))
+
+    def test_a_device_is_no_text(self):
+        def limit():
+            resource.setrlimit(resource.RLIMIT_CPU, (5, 5))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 26, 1 << 26))
+        output = self.path("device.bin")
+        with open("/dev/zero", "rb") as zeros:
+            for name in ("/dev/zero", "/dev/urandom", "/dev/null", "/dev/stdin"):
+                for ids in ([], ["--ids", "uint16", "--vocab", "65536"]):
+                    run = self.ferry("data", self.path("text.txt"), name, *ids, "-o", output, preexec_fn=limit, stdin=zeros)
+                    self.assert_refused(run, USAGE, "a device", name)
+                    self.assertFalse(os.path.exists(output))
+
+    def test_standard_input_is_read_from_pipes_files_and_terminals(self):
+        output = self.path("stdin.bin")
+        with open(self.path("text.txt"), "rb") as file:
+            text = file.read()
+        for source in ("pipe", "file"):
+            with open(self.path("text.txt"), "rb") as file:
+                given = {"stdin": file} if source == "file" else {"input": text.decode()}
+                run = self.ferry("data", "/dev/stdin", "-o", output, **given)
+            self.assertEqual(run.code, 0, (source, run.err))
+            with open(output, "rb") as file:
+                self.assertEqual(file.read(), self.tokens())
+        ours, terminal = pty.openpty()
+        os.write(ours, b"typed\n\x04")
+        run = self.ferry("data", "/dev/stdin", "-o", output, stdin=terminal)
+        os.close(ours)
+        os.close(terminal)
+        self.assertEqual(run.code, 0, run.err)
+        self.assertIn("6 tokens", run.out)
 
     def test_a_pipe_that_nobody_writes_to(self):
         os.mkfifo(self.path("fifo"))
@@ -676,11 +716,42 @@ class WeightsOutTest(BadInputTest):
             os.rmdir(export)
 
     def test_standard_output_is_full(self):
-        with open("/dev/full", "w", encoding="utf-8") as full:
-            done = subprocess.run([FERRY, *self.command(self.config(steps=2))], stdout=full,
-                                  stderr=subprocess.PIPE, text=True, check=False)
+        config = self.command(self.config(steps=2))[1]
+        # Longer than what stdio writes at a time: the failure comes while it is printed.
+        deep = self.command(self.config(steps=9999))[1]
+        model, weights = self.path("full-model"), self.path("full.safetensors")
+        self.assert_trained(self.train(self.config(steps=1), "--export", model, "--weights-out", weights))
+        hosts = self.path("full-hosts")
+        with open(hosts, "w", encoding="ascii") as file:
+            file.write("localhost slots=1\n")
+        commands = [["--help"], ["--version"], *([name, "--help"] for name in ("train", "plan", "data", "bench")),
+                    ["train", config, "--json"], ["train", config], ["plan", config], ["plan", config, "--json"],
+                    ["plan", deep, "--json", "--schedule", "--no-forecast"],
+                    ["data", self.path("text.txt"), "-o", self.path("full.bin")],
+                    ["data", self.path("text.txt"), "-o", self.path("full.bin"), "--json"],
+                    ["eval", model, self.path("tokens.bin"), "--set", "batch.sequence=32"],
+                    ["launch", config, "--hostfile", hosts, "--dry-run"], ["bench", "adam", "--millions", "0.01", "--pairs", "1", "--threads", "1"]]
+        for command in commands:
+            with self.subTest(command=command), open("/dev/full", "w", encoding="utf-8") as full:
+                done = subprocess.run([FERRY, *command], stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+                                      timeout=120)
+                self.assertEqual(done.returncode, IO, done.stderr)
+                # CLI11 flushes a version itself, and drops the reason.
+                reason = "an earlier part" if command == ["--version"] else "No space left"
+                for text in ("what ferry printed could not be written", "standard output", reason):
+                    self.assertIn(text, done.stderr)
+
+    def test_a_standard_output_that_does_not_wait(self):
+        """A pipe that is full and does not block is no lack of threads."""
+        ours, theirs = os.pipe()
+        os.set_blocking(theirs, False)
+        deep = self.command(self.config(steps=9999))[1]
+        done = subprocess.run([FERRY, "plan", deep, "--json", "--schedule", "--no-forecast"], stdout=theirs,
+                              stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+        os.close(ours)
+        os.close(theirs)
         self.assertEqual(done.returncode, IO, done.stderr)
-        self.assertIn("standard output", done.stderr)
+        self.assertIn("what ferry printed could not be written", done.stderr)
 
     def test_the_reader_goes_away(self):
         command = [FERRY, *self.command(self.config(**NvmePathTest.SMALL,

@@ -79,7 +79,8 @@ class BenchCommTest(FerryTest):
         with open(machine, encoding="utf-8") as file:
             content = json.load(file)
         (entry,) = content["ranks"]
-        self.assertEqual(entry["of"], "2 ranks, 2 on a host, by mpi")
+        self.assertEqual((entry["ranks"], entry["on_a_host"], entry["by"]), (2, 2, "mpi"))
+        self.assertEqual(sorted(one["of"] for one in content["memory"]), ["host", "rank"])
         # Through the longest of the all-gathers measured, however noisy the machine is.
         row = json.loads(saved.out)["rows"][1]
         seconds = row["us"] * 1e-6
@@ -114,7 +115,7 @@ class BenchCommTest(FerryTest):
                 (QUICK, 1, "one rank has nobody"),
                 (["bench", "comm", "--sizes", "1MiB", "--rounds", "1", "--repeats", "1"], 2,
                  "two sizes"),
-                (QUICK, 2, "no file can be written there")):
+                (QUICK, 2, "nothing can be written there")):
             run = self.ferry(*words, "--save", "/nowhere/machine.json",
                              through=[*MPIRUN, str(ranks)])
             self.assertNotEqual(run.code, 0)

@@ -1,8 +1,10 @@
 """Files that change under a run, outputs that are no files, streams that are closed: nothing is lost without a word."""
 
+import contextlib
 import glob
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -185,6 +187,83 @@ class OutputsTest(FerryTest):
         self.assertEqual(run.code, USAGE, run.err)
         self.assertIn(words, run.err)
         self.assertEqual(run.steps, [])
+
+    @contextlib.contextmanager
+    def held(self, how, path):
+        """Through which command the file at this path cannot be replaced; None: not on this machine."""
+        if how == "immutable":
+            able = shutil.which("chattr") and subprocess.run(["chattr", "+i", path], check=False).returncode == 0
+            try:
+                yield [] if able else None
+            finally:
+                subprocess.run(["chattr", "-i", path], check=False)
+        elif how == "mounted":
+            through = ["unshare", "-rm", "sh", "-c", f"mount --bind '{path}' '{path}' && exec \"$@\"", "sh"]
+            able = shutil.which("unshare") and subprocess.run([*through, "true"], check=False).returncode == 0
+            yield through if able else None
+        else:
+            # Root's, in a sticky directory, and the run is another user's.
+            if os.geteuid() != 0 or not shutil.which("setpriv"):
+                yield None
+                return
+            os.chmod(self.dir, 0o1777)
+            for name in ("text.txt", "tokens.bin"):
+                os.chmod(self.path(name), 0o644)
+            os.chmod(self.path("nvme"), 0o777)
+            yield ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+            os.chmod(self.dir, 0o755)
+
+    def test_what_cannot_be_replaced_is_refused_before_the_work(self):
+        model = self.path("model-of-eval")
+        self.assert_trained(self.train(self.config(steps=1), "--export", model))
+        for name in ("weights", "trace", "tokens", "machine.json", "svg", "logits"):
+            with open(self.path(name), "wb"):
+                pass
+        commands = [["data", self.path("text.txt"), "-o", self.path("tokens")],
+                    [*self.command(self.config(steps=1)), "--trace", self.path("trace")],
+                    [*self.command(self.config(steps=1)), "--weights-out", self.path("weights")],
+                    ["eval", model, self.path("tokens.bin"), "--set", "batch.sequence=32", "--logits",
+                     self.path("logits")],
+                    ["plan", self.command(self.config())[1], "--svg", self.path("svg")],
+                    ["bench", "io", self.path("nvme"), "--size", "16MiB", "--plot", self.path("svg")],
+                    ["bench", "io", self.path("nvme"), "--size", "16MiB", "--save", self.path("machine.json")]]
+        with open(self.path("machine.json"), "w", encoding="ascii") as file:
+            file.write('{"ferry_machine": 1}')
+        for how in ("immutable", "mounted", "sticky"):
+            for command in commands:
+                path = command[-1]
+                before = os.stat(path)
+                with self.subTest(how=how, command=command[0], option=command[-2]), self.held(how, path) as through:
+                    if through is None:
+                        continue
+                    run = self.ferry(*command, through=through)
+                    self.assertEqual(run.code, USAGE, run.err)
+                    for text in (path, "cannot be replaced", {"mounted": "mount point"}.get(how, how)):
+                        self.assertIn(text, run.err)
+                    self.assertEqual(run.out, "", "it worked before it refused")
+                after = os.stat(path)
+                self.assertEqual((before.st_ino, before.st_mtime_ns), (after.st_ino, after.st_mtime_ns))
+        self.assertEqual([name for name in os.listdir(self.dir) if re.search(r"\.[0-9a-f]{16}\.part$", name)], [])
+
+    def test_a_directory_that_gives_no_names_takes_no_export(self):
+        for name in ("here", "new"):
+            above = self.path("fixed")
+            os.makedirs(os.path.join(above, "here"))
+            held = above if name == "new" else os.path.join(above, "here")
+            try:
+                if not shutil.which("chattr") or subprocess.run(["chattr", "+a", held], check=False).returncode:
+                    self.skipTest("no chattr here")
+                run = self.train(self.config(steps=1), "--export", os.path.join(held, "out" if name == "new" else "."))
+            finally:
+                subprocess.run(["chattr", "-a", held], check=False)
+            self.assertEqual(os.listdir(os.path.join(above, "here")), [])
+            if name == "here":
+                self.assertEqual(run.code, USAGE, run.err)
+                self.assertIn("append-only", run.err)
+                self.assertEqual(run.steps, [])
+            else:
+                self.assert_trained(run)  # a new directory is no append-only one
+            shutil.rmtree(above)
 
     def test_the_users_own_files_stay(self):
         out = self.path("w.safetensors")

@@ -13,6 +13,7 @@ import xml.etree.ElementTree
 from harness import DOES_NOT_FIT, FERRY, USAGE, FerryTest
 
 EXAMPLE = os.path.join(os.path.dirname(__file__), "../../examples/3b_gpu.json")
+SAVED = os.path.join(os.path.dirname(__file__), "machine_h100.json")
 LANES = ("compute", "h2d", "d2h", "team", "check", "nvme read", "nvme write")
 
 
@@ -325,6 +326,106 @@ class PlanTest(ForecastTest):
         self.assertIn("swap.chunk_elements", run.err)
 
 
+class SavedByAGpuTest(ForecastTest):
+    """Plans by figures that a machine with an H100 saved (the 3 B example, of this theta and epsilon), where there
+    is no GPU."""
+
+    MODEL = ("--set", "model.rope_theta=500000", "--set", "model.norm_eps=1e-6")
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        if cls.ferry("plan", EXAMPLE, "--no-forecast").code == 0:
+            raise unittest.SkipTest("there is a GPU, which this would measure")
+        with open(SAVED, encoding="utf-8") as file:
+            cls.saved = json.load(file)
+
+    def plan_by(self, *arguments, change=lambda content: None, example=EXAMPLE):
+        content = json.loads(json.dumps(self.saved))
+        change(content)
+        machine = self.path("saved.json")
+        with open(machine, "w", encoding="utf-8") as file:
+            json.dump(content, file)
+        done = self.ferry("plan", example, "--json", "--machine", machine, *arguments)
+        self.assertEqual(done.code, 0, done.err)
+        plan = json.loads(done.out)
+        return plan, plan["forecast"], {link["link"]: link for link in plan["forecast"]["links"]}
+
+    @staticmethod
+    def rate(link):
+        return link["bytes"] / link["seconds"]
+
+    def test_every_figure_is_found_again(self):
+        """The kernels of 16 threads, and with them memory and copies beside the GPU."""
+        plan, forecast, links = self.plan_by(*self.MODEL)
+        self.assertEqual((forecast["assumed"], forecast["measured"]), ([], []))
+        self.assertEqual(plan["planned_by"], f"the figures of {self.path('saved.json')}")
+        self.assertAlmostEqual(self.rate(links["dram"]) / self.saved["memory"][0]["update_bytes_per_s"], 1, places=6)
+        self.assertAlmostEqual(self.rate(links["host to device"]) / self.saved["devices"][0]["copy_bytes_per_s"], 1)
+
+    def test_the_rate_of_a_product_tells_the_times_of_another_model(self):
+        def slower(content):
+            content["kernels"][0]["gemm_flops_per_s"] /= 4
+        _, _, fast = self.plan_by()
+        _, forecast, slow = self.plan_by(change=slower)
+        self.assertIn("this model's kernels, by their operations", forecast["assumed"])
+        self.assertGreater(slow["compute"]["seconds"], 2 * fast["compute"]["seconds"])
+
+    def test_copies_are_planned_by_without_memory(self):
+        def no_memory(content):
+            content["memory"].clear()
+            content["devices"][0]["copy_bytes_per_s"] = 3e9
+        plan, forecast, links = self.plan_by(*self.MODEL, change=no_memory)
+        self.assertIn("memory beside cuda sm_90", forecast["assumed"])
+        self.assertAlmostEqual(self.rate(links["host to device"]) / 3e9, 1)
+        self.assertIn("but for memory: those by default", plan["planned_by"])
+
+    def test_memory_of_a_host_is_divided_and_that_of_a_rank_is_not(self):
+        def of_a_rank(content):
+            alone = dict(content["memory"][0], of="rank", update_bytes_per_s=1e10)
+            content["memory"].append(alone)
+        ranks = ("--ranks", "8", "--set", "batch.micro_batches=8", *self.MODEL)
+        whole = self.saved["memory"][0]["update_bytes_per_s"]
+        _, _, host = self.plan_by(*ranks)
+        _, _, rank = self.plan_by(*ranks, change=of_a_rank)
+        self.assertAlmostEqual(self.rate(host["dram"]) / (whole / 8), 1, places=6)
+        self.assertAlmostEqual(self.rate(rank["dram"]) / 1e10, 1, places=6)
+
+        def fast_alone(content):
+            content["memory"].append(dict(content["memory"][0], of="rank"))
+        _, _, all_eight = self.plan_by(*ranks, change=fast_alone)
+        self.assertAlmostEqual(self.rate(all_eight["dram"]) / (whole / 8), 1, places=6,
+                               msg="eight of them have no more than the host")
+
+    def test_paths_of_one_drive_are_one(self):
+        def with_paths(drives):
+            def change(content):
+                content["paths"] = [{"path": f"/nvme{p}", "drive": drive, "file_system": "ext4",
+                                     "mixed_read_bytes_per_s": 2e9, "mixed_write_bytes_per_s": 1e9}
+                                    for p, drive in enumerate(drives)]
+            return change
+        paths = ("--set", 'budgets.nvme=[{"path": "/nvme0", "size": "1TB"}, {"path": "/nvme1", "size": "1TB"}]',
+                 "--set", "swap.state_on_nvme=1", *self.MODEL)
+        for drives, rate in (((7, 8), 6e9), ((7, 7), 3e9)):
+            _, _, links = self.plan_by(*paths, change=with_paths(drives))
+            self.assertAlmostEqual(self.rate(links["nvme"]) / rate, 1, msg=drives)
+
+    def test_no_bound_is_above_its_prediction(self):
+        """70 B parameters on 8 GPUs: a bound that counted other ranks' weights was 108 % of what was predicted."""
+        large = self.path("70b.json")
+        with open(large, "w", encoding="utf-8") as file:
+            json.dump({"steps": 2, "device": "cuda", "precision": "bf16", "clip_norm": 1.0, "data": {"tokens": "none.bin"},
+                       "model": {"hidden": 8192, "layers": 80, "heads": 64, "kv_heads": 8, "head_dim": 128,
+                                 "intermediate": 28672, "vocab": 32000},
+                       "batch": {"sequence": 4096, "micro_batch": 1, "micro_batches": 8},
+                       "budgets": {"device": "40GiB", "host": "600GiB",
+                                   "nvme": [{"path": "/nvme0", "size": "4TB"}]}}, file)
+        for stage in (1, 3):
+            _, forecast, _ = self.plan_by("--ranks", "8", "--set", f"zero.stage={stage}", example=large)
+            self.assertLessEqual(forecast["bound_seconds"], forecast["step_seconds"], stage)
+            self.assertGreater(forecast["bound_seconds"], 0.5 * forecast["step_seconds"], stage)
+
+
 class MachineTest(ForecastTest):
     """One file for all of it, measured once."""
 
@@ -471,8 +572,8 @@ class MachineTest(ForecastTest):
         def complete(content):
             content["devices"][-1].update(memory_bytes=64 << 20, overhead_bytes=16 << 20)
             here = dict(content["kernels"][0])
-            here["of"] = (here["of"].replace("device cpu", "device cuda sm_90")
-                          .replace("head tile 1024", "head tile 4096"))
+            here.update(device="cuda sm_90", under_load=True,
+                        model=here["model"].replace("head tile 1024", "head tile 4096"))
             content["kernels"].append(here)
         plan = plan_by(complete)
         self.assertEqual(plan["forecast"]["assumed"], [])
@@ -481,6 +582,33 @@ class MachineTest(ForecastTest):
         self.assertEqual(rows["the process on the device: context, libraries"], 16 << 20)
         unlimited = plan_by(complete, self.tiers(device="cuda", swap__state_on_nvme=0))
         self.assertLessEqual(unlimited["device_bytes"], 48 << 20)
+
+    def test_counts_beyond_their_ends_are_refused(self):
+        """None wraps to another count, and none makes a time of 0 or without end."""
+        gpu = {"device": "cuda sm_90", "copy_bytes_per_s": 5e10, "update_bytes_per_s": 3e12}
+        here, absent = self.tiny, self.tiers(device="cuda")
+        counts = (2**63, 2**63 + 2**34, 2**64 - 1, 2**64, 1 << 60, -1, 1.5, 1e30, "8")
+        figures = (1e-300, 1e30, 1e300, 2**64, -1, 0, "8")
+        places = [(absent, "memory_bytes", counts, lambda content: content["devices"][-1]),
+                  (absent, "overhead_bytes", counts, lambda content: content["devices"][-1]),
+                  (absent, "threads", counts, lambda content: content["memory"][-1]),
+                  (here, "size", counts, lambda content: content["kernels"][0]["times"][0]),
+                  (here, "seconds", figures, lambda content: content["kernels"][0]["times"][0]),
+                  (here, "mixed_read_bytes_per_s", figures, lambda content: content["paths"][0]),
+                  (here, "update_bytes_per_s", figures, lambda content: content["memory"][0]),
+                  (here, "ferry_machine", (2**63, 2**64 - 1, -1, 0, 1.5), lambda content: content)]
+        for config, key, values, place in places:
+            for value in values:
+                def change(content, key=key, value=value, place=place):
+                    content["devices"].append(dict(gpu))
+                    content["memory"].append(dict(content["memory"][0], threads=1))
+                    place(content)[key] = value
+                with self.subTest(key=key, value=value):
+                    run = self.plan(config, "--machine", self.changed(change))
+                    self.assertEqual(run.code, USAGE, run.err)
+                    self.assertIn("changed.json", run.err)
+                    if key != "ferry_machine":
+                        self.assertIn(f'"{key}" must be', run.err)
 
     def test_another_shape_is_measured(self):
         other = self.tiers(model__hidden=32)

@@ -5,6 +5,7 @@ import array
 import json
 import os
 import pathlib
+import resource
 import shutil
 import signal
 import struct
@@ -193,13 +194,48 @@ class RoundTripTest(HfTest):
                 _, out = self.export_while(model, lambda model=model, change=change: change(model))
                 self.assertEqual(json.loads((out / "config.json").read_text()), was)
 
-    def test_a_tokenizer_that_went_costs_no_weights(self):
+    def test_a_tokenizer_is_exported_as_it_was_at_the_start(self):
+        files = {"tokenizer.json": b'{"a": 1}', "tokenizer.model": b"\0\xff" * 70000,
+                 "generation_config.json": b"{}", "chat_template.jinja": b""}
+        def edit(file):
+            file.write_bytes(b"another's")
+        def rename(file):
+            file.with_suffix(".new").write_bytes(b"another's")
+            os.rename(file.with_suffix(".new"), file)
+        def all_of(change, model):
+            for name in files:
+                change(model / name)
+        for change in (edit, rename, os.remove):
+            with self.subTest(change=change.__name__):
+                model = self.copy_of("qwen2")
+                for name, was in files.items():
+                    (model / name).write_bytes(was)
+                err, out = self.export_while(model, lambda change=change, model=model: all_of(change, model))
+                self.assertNotIn("the export has no", err)
+                self.assertEqual({name: (out / name).read_bytes() for name in files}, files)
+
+    def test_a_tokenizer_that_cannot_be_written_costs_no_weights(self):
         model = self.copy_of("qwen2")
-        for name in ("tokenizer.json", "vocab.json"):
-            (model / name).write_text("{}")
-        err, out = self.export_while(model, lambda: os.remove(model / "tokenizer.json"))
-        self.assertIn("the export has no tokenizer.json", err)
+        (model / "tokenizer.json").write_bytes(b"x" * 30_000_000)
+        (model / "vocab.json").write_text("{}")
+        out = pathlib.Path(self.path("small-disk"))
+        def limit():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000_000, 20_000_000))
+        run = self.train(self.config_for(model), "--export", str(out), preexec_fn=limit)
+        self.assert_trained(run)
+        self.assertIn("the export has no tokenizer.json", run.err)
         self.assertEqual(sorted(os.listdir(out)), ["config.json", "model.safetensors", "vocab.json"])
+
+    def test_a_tokenizer_that_cannot_be_read_is_refused_before_the_run(self):
+        model = self.copy_of("qwen2")
+        (model / "tokenizer.json").write_bytes(b"")
+        os.truncate(model / "tokenizer.json", 300_000_000)
+        run = self.train(self.config_for(model), "--export", self.path("no-tokenizer"))
+        self.assertEqual(run.code, USAGE, run.err)
+        for text in ("belongs into the export", str(model / "tokenizer.json"), "300000000 bytes", "256.00 MiB"):
+            self.assertIn(text, run.err)
+        self.assertEqual(run.steps, [])
+        self.assertFalse(os.path.exists(self.path("no-tokenizer")))
 
     def test_names_without_the_base_models_prefix(self):
         model = self.copy_of("gpt2")

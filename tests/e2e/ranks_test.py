@@ -309,6 +309,12 @@ class Ranks(FerryTest):
                                      capture_output=True, text=True, timeout=120, check=False, env=ENVIRONMENT)
                 self.assertIn(f"ferry: lost rank 0: it ended with an error: {reason}", run.stderr)
 
+    @unittest.skipUnless(platform.machine() == "x86_64", "there are kernels to choose from on x86-64 only")
+    def test_older_kernels_are_said_once(self):
+        run = self.train(self.config(), through=[*MPIRUN, "-n", "3"], env={**ENVIRONMENT, "OPENBLAS_CORETYPE": "Nehalem"})
+        self.assert_trained(run)
+        self.assertEqual(run.err.count("for an older processor than this one"), 1, run.err)
+
     def start(self, number, config):
         command = self.command(config)
         process = subprocess.Popen([*MPIRUN, "-n", str(number), FERRY, *command], text=True,

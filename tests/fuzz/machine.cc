@@ -13,15 +13,16 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         const tools::MachineFile file = tools::MachineFile::read(name);
         fuzz::refused_or_read([&] { file.path("/mnt/nvme"); });
         for (const char* const device : {"cpu", "cuda sm_90"}) {
-            const tools::FiguresOf what{.device = device,
-                                        .kernels = "kernels",
-                                        .ranks = "2 ranks, 2 on a host, by nccl",
-                                        .threads = 2};
-            fuzz::refused_or_read([&] { file.machine(what); });
-            fuzz::refused_or_read([&] { file.comm(what); });
-            fuzz::refused_or_read([&] { file.kernels(what); });
+            const tools::FiguresOf what{.kernels = {.model = "model",
+                                                    .compute = "bf16",
+                                                    .device = device,
+                                                    .libraries = "libraries",
+                                                    .threads = 2},
+                                        .count = {.ranks = 2, .on_a_host = 2},
+                                        .by = "nccl"};
+            fuzz::refused_or_read([&] { file.measurements(what); });
         }
-        fuzz::refused_or_read([&] { file.gpu("model"); });
+        fuzz::refused_or_read([&] { file.gpu({.model = "model", .compute = "bf16"}); });
     });
     return 0;
 }

@@ -128,7 +128,7 @@ public:
         config.swap.chunk_elements = 4096;
         config.swap.state_on_nvme = 1;
         config.swap.state_on_device = 0;  // it would not be updated speculatively
-        config.swap.speculate = "all";
+        config.swap.speculate = Speculate::all;
         config.swap.save_attention = config.swap.save_mlp = 1;
         config.io.direct = false;  // the directory may be in memory
     }
@@ -369,7 +369,7 @@ TEST_P(TorchRanks, run_is_as_near_to_fp64_as_torchs_fp32) {
     const int launched = comm::ranks_launched();
     if (launched > 0 && launched != GetParam().ranks) GTEST_SKIP() << "for another number of ranks";
     const std::string name = std::string("train/") + GetParam().name;
-    Config config = golden_config(name, comm::device_of_ranks());
+    Config config = golden_config(name, std::string(name_of(comm::device_of_ranks())));
     config.batch = {.sequence = config.batch.sequence, .micro_batch = 1, .micro_batches = 6};
     config.zero.stage = GetParam().stage;
     Golden golden = read_golden(name);
@@ -406,12 +406,17 @@ TEST_P(TorchBf16, run_is_as_near_to_fp64_as_torchs_bf16) {
 
 // The smaller formats of the state in whole runs.
 struct Format {
-    const char* moments;
-    const char* master;
-    std::string name() const { return std::string(moments) + "_moments_" + master + "_master"; }
+    DType moments;
+    MasterFormat master;
+    std::string name() const {
+        const bool split = master == MasterFormat::split;
+        return std::string(name_of(moments)) + "_moments_" + (split ? "split" : "fp32") + "_master";
+    }
 };
 void PrintTo(const Format& format, std::ostream* out) { *out << format.name(); }
-constexpr Format kFormats[] = {{"bf16", "fp32"}, {"fp32", "split"}, {"bf16", "split"}};
+constexpr Format kFormats[] = {{DType::bf16, MasterFormat::fp32},
+                               {DType::f32, MasterFormat::split},
+                               {DType::bf16, MasterFormat::split}};
 
 class TorchBf16Formats : public testing::TestWithParam<std::tuple<Format, std::string>> {};
 
@@ -431,7 +436,7 @@ TEST_P(TorchBf16Formats, run_is_as_near_to_fp64_as_torchs_bf16) {
     const Trace trace = run(*engine, config.steps, golden.shown);
     EXPECT_LT(engine->report().reserved.host_bytes, usual->report().reserved.host_bytes);
     // A split master alone changes what a tie is rounded to, and a run may meet none.
-    if (std::string_view(format.moments) == "bf16") {
+    if (format.moments == DType::bf16) {
         EXPECT_NE(trace.hash, whole.hash);
     }
     EXPECT_EQ(trace.initial, whole.initial);
@@ -446,7 +451,7 @@ TEST_P(TorchBf16Moments, of_an_fp32_run_are_off_by_their_rounding) {
     if (const std::string why = unavailable(GetParam()); !why.empty()) GTEST_SKIP() << why;
     const auto executor = make_thread_executor();
     Config config = golden_config("train/untied", GetParam());
-    config.optimizer.moments = "bf16";
+    config.optimizer.moments = DType::bf16;
     Golden golden = read_golden("train/untied");
     const auto engine = Engine::make(config, {.executor = executor.get()});
     ASSERT_NO_FATAL_FAILURE(read_values("train/untied", engine->layers(), golden));

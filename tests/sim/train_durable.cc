@@ -27,14 +27,14 @@ Config durable(Config config, size_t paths = 1) {
 // Every format and fate of a step: overflows are skipped, clipped steps roll their speculative
 // updates back.
 Config of_kind(Config config, const std::string& kind) {
-    if (kind == "bf16" || kind == "split") config.precision = "bf16";
-    if (kind == "split") config.optimizer.master = "split";
-    if (kind == "split") config.optimizer.moments = "bf16";
-    if (kind == "frozen") config.precision = "bf16";
-    if (kind == "frozen") config.optimizer.master = "split";
+    if (kind == "bf16" || kind == "split") config.precision = DType::bf16;
+    if (kind == "split") config.optimizer.master = MasterFormat::split;
+    if (kind == "split") config.optimizer.moments = DType::bf16;
+    if (kind == "frozen") config.precision = DType::bf16;
+    if (kind == "frozen") config.optimizer.master = MasterFormat::split;
     if (kind == "frozen") config.freeze = {"model.layers.0.*"};
     if (kind == "fp16") {
-        config.precision = "fp16";
+        config.precision = DType::f16;
         config.batch = {.sequence = 1, .micro_batch = 1, .micro_batches = 2};
         config.model.norm_eps = 1e-30;
         config.clip_norm = 1e6;
@@ -81,7 +81,7 @@ protected:
 
     static Config config() {
         Config made = of_kind(tiny_config_on_nvme(*data_), GetParam().kind);
-        made.swap.speculate = GetParam().speculative;
+        set_value(made, std::string("swap.speculate=") + GetParam().speculative);
         return durable(made, GetParam().paths);
     }
     static Ended in_memory() {

@@ -22,29 +22,51 @@ struct MethodCase {
 void PrintTo(const MethodCase& c, std::ostream* out) { *out << c.name; }
 
 const MethodCase kMethods[] = {
-    {"adamw", {.method = "adamw", .lr = 1e-2, .weight_decay = 0.1}, 12},
-    {"adam", {.method = "adam", .lr = 1e-2, .weight_decay = 1e-3}, 12},
-    {"sgd", {.method = "sgd", .lr = 0.3, .weight_decay = 1e-3}, 4},
-    {"sgd_momentum", {.method = "sgd", .lr = 0.1, .weight_decay = 1e-3, .momentum = 0.9}, 8},
-    {"sgd_nesterov", {.method = "sgd", .lr = 0.1, .momentum = 0.9, .nesterov = true}, 8},
-    {"lion", {.method = "lion", .lr = 3e-3, .beta2 = 0.99, .weight_decay = 0.1}, 8},
+    {"adamw", {.method = OptimizerMethod::adamw, .lr = 1e-2, .weight_decay = 0.1}, 12},
+    {"adam", {.method = OptimizerMethod::adam, .lr = 1e-2, .weight_decay = 1e-3}, 12},
+    {"sgd", {.method = OptimizerMethod::sgd, .lr = 0.3, .weight_decay = 1e-3}, 4},
+    {"sgd_momentum",
+     {.method = OptimizerMethod::sgd, .lr = 0.1, .weight_decay = 1e-3, .momentum = 0.9},
+     8},
+    {"sgd_nesterov",
+     {.method = OptimizerMethod::sgd, .lr = 0.1, .momentum = 0.9, .nesterov = true},
+     8},
+    {"lion", {.method = OptimizerMethod::lion, .lr = 3e-3, .beta2 = 0.99, .weight_decay = 0.1}, 8},
     {"adagrad",
-     {.method = "adagrad",
+     {.method = OptimizerMethod::adagrad,
       .lr = 0.1,
       .eps = 1e-10,
       .weight_decay = 1e-3,
       .initial_accumulator = 0.1},
      8},
     {"adamw_bf16_moments",
-     {.method = "adamw", .lr = 1e-2, .weight_decay = 0.1, .moments = "bf16"},
+     {.method = OptimizerMethod::adamw, .lr = 1e-2, .weight_decay = 0.1, .moments = DType::bf16},
      8},
-    {"adamw_split", {.method = "adamw", .lr = 1e-2, .weight_decay = 0.1, .master = "split"}, 10},
+    {"adamw_split",
+     {.method = OptimizerMethod::adamw,
+      .lr = 1e-2,
+      .weight_decay = 0.1,
+      .master = MasterFormat::split},
+     10},
     {"adamw_split_bf16_moments",
-     {.method = "adamw", .lr = 1e-2, .weight_decay = 0.1, .moments = "bf16", .master = "split"},
+     {.method = OptimizerMethod::adamw,
+      .lr = 1e-2,
+      .weight_decay = 0.1,
+      .moments = DType::bf16,
+      .master = MasterFormat::split},
      6},
-    {"sgd_split", {.method = "sgd", .lr = 0.3, .moments = "bf16", .master = "split"}, 2},
+    {"sgd_split",
+     {.method = OptimizerMethod::sgd,
+      .lr = 0.3,
+      .moments = DType::bf16,
+      .master = MasterFormat::split},
+     2},
     {"lion_split_bf16_moments",
-     {.method = "lion", .lr = 3e-3, .beta2 = 0.99, .moments = "bf16", .master = "split"},
+     {.method = OptimizerMethod::lion,
+      .lr = 3e-3,
+      .beta2 = 0.99,
+      .moments = DType::bf16,
+      .master = MasterFormat::split},
      4},
 };
 
@@ -52,8 +74,9 @@ class Methods : public testing::TestWithParam<MethodCase> {
 protected:
     static Config with_method(Config config) {
         config.optimizer = GetParam().optimizer;
-        if (config.optimizer.master == "split") config.precision = "bf16";
-        config.schedule = {.kind = "wsd", .warmup_steps = 2, .total_steps = 10, .decay_steps = 3};
+        if (config.optimizer.master == MasterFormat::split) config.precision = DType::bf16;
+        config.schedule = {
+            .kind = ScheduleKind::wsd, .warmup_steps = 2, .total_steps = 10, .decay_steps = 3};
         config.steps = 10;
         return config;
     }
@@ -104,7 +127,7 @@ TEST(MethodsDiffer, EveryOneHasABitPatternAndARecordOfItsOwn) {
     for (const MethodCase& one : kMethods) {
         Config config = tiny_config(data);
         config.optimizer = one.optimizer;
-        if (config.optimizer.master == "split") config.precision = "bf16";
+        if (config.optimizer.master == MasterFormat::split) config.precision = DType::bf16;
         const auto executor = make_thread_executor();
         const auto engine = Engine::make(config, {.executor = executor.get()});
         engine->step();
@@ -122,7 +145,8 @@ INSTANTIATE_TEST_SUITE_P(all, Methods, testing::ValuesIn(kMethods),
 TEST(Schedules, ThatContradictThemselvesAreRefusedAtTheStart) {
     const TinyData data;
     Config config = tiny_config(data);
-    config.schedule = {.kind = "wsd", .warmup_steps = 4, .total_steps = 10, .decay_steps = 7};
+    config.schedule = {
+        .kind = ScheduleKind::wsd, .warmup_steps = 4, .total_steps = 10, .decay_steps = 7};
     const auto executor = make_thread_executor();
     const auto where = [&](auto&& make) -> std::string {
         try {

@@ -54,13 +54,17 @@ void draw_numbers(Lots& lots, Config& config) {
     if (lots.one_in(3)) config.model.hidden = 32, config.model.intermediate = 96;
     config.batch.micro_batch = 1 + lots.below(2);
     config.batch.micro_batches = lots.one_of({2, 4});
-    config.precision = lots.one_of({"fp32", "bf16", "fp16"});
-    config.optimizer.method = lots.one_of({"adamw", "adamw", "adam", "sgd", "lion", "adagrad"});
-    if (config.optimizer.method == "sgd") config.optimizer.momentum = lots.one_of({0.0, 0.9});
-    config.optimizer.moments = lots.one_of({"fp32", "bf16"});
-    if (config.precision == "bf16") config.optimizer.master = lots.one_of({"fp32", "split"});
-    config.clip_norm = lots.one_of({0.0, 0.1, 0.98, 1e6});  // never, always, in some steps, never
-    if (config.precision == "fp16" && lots.one_in(2)) {     // the first gradients overflow
+    config.precision = lots.one_of({DType::f32, DType::bf16, DType::f16});
+    config.optimizer.method =
+        lots.one_of({OptimizerMethod::adamw, OptimizerMethod::adamw, OptimizerMethod::adam,
+                     OptimizerMethod::sgd, OptimizerMethod::lion, OptimizerMethod::adagrad});
+    if (config.optimizer.method == OptimizerMethod::sgd)
+        config.optimizer.momentum = lots.one_of({0.0, 0.9});
+    config.optimizer.moments = lots.one_of({DType::f32, DType::bf16});
+    if (config.precision == DType::bf16)
+        config.optimizer.master = lots.one_of({MasterFormat::fp32, MasterFormat::split});
+    config.clip_norm = lots.one_of({0.0, 0.1, 0.98, 1e6});   // never, always, in some steps, never
+    if (config.precision == DType::f16 && lots.one_in(2)) {  // the first gradients overflow
         config.batch = {.sequence = 1, .micro_batch = 1, .micro_batches = 2};
         config.model.norm_eps = 1e-30;
     }
@@ -97,13 +101,14 @@ void draw_tiers(Lots& lots, Config& config, bool durable) {
             {.path = "simulated" + std::to_string(p), .size_bytes = 64 * kMiB});
     config.swap.chunk_elements = lots.one_of({4096, 8192});
     config.swap.groups = lots.one_of({0, 1, 2});
-    config.swap.speculate = lots.one_of({"off", "auto", "all"});
+    config.swap.speculate = lots.one_of({Speculate::off, Speculate::automatic, Speculate::all});
     config.io.block_bytes = int64_t{4096} << lots.below(9);
     config.io.queue_depth = 1 + static_cast<int>(lots.below(8));
     config.checkpoint.durable_steps = durable;
     if (!durable) {
-        config.swap.state_on_nvme = lots.one_of({-1.0, 0.5, 1.0});
-        config.swap.state_on_device = lots.one_of({-1.0, 0.0, 0.5, 1.0});
+        config.swap.state_on_nvme = lots.one_of<std::optional<double>>({std::nullopt, 0.5, 1.0});
+        config.swap.state_on_device =
+            lots.one_of<std::optional<double>>({std::nullopt, 0.0, 0.5, 1.0});
         if (config.swap.state_on_nvme == 1) config.swap.state_on_device = 0;
     }
     draw_budgets(lots, config);

@@ -64,7 +64,7 @@ TEST_F(RanksSim, EveryInterleavingEndsWithTheSameBits) {
         Config config = this->config(seed % 3 == 0);
         config.zero.stage = static_cast<int64_t>(seed % 4);
         config.swap.groups = 1 + static_cast<int64_t>(seed / 4 % 2);
-        config.swap.speculate = seed % 5 < 3 ? "all" : "off";
+        config.swap.speculate = seed % 5 < 3 ? Speculate::all : Speculate::off;
         for (const TinyOutcome& outcome : simulate(config, seed)) {
             EXPECT_EQ(outcome.hash, expected.hash);
             EXPECT_EQ(outcome.losses, expected.losses);

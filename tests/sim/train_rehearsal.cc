@@ -12,9 +12,9 @@ constexpr int64_t kStateBytes = (kBlocks * kElements + 2 * 4096) * 12;  // edge 
 
 Config on_host() {
     Config config;
-    config.precision = "bf16";
+    config.precision = DType::bf16;
     config.swap.chunk_elements = 8192;
-    config.swap.speculate = "off";
+    config.swap.speculate = Speculate::off;
     return config;
 }
 Config on_nvme(double fraction) {

@@ -145,7 +145,7 @@ TEST_F(TrainSim, TakesAsMuchOfEveryTierAsItsPlanSays) {
 // lies.
 TEST_F(TrainSim, SkippedStepsOfFp16AreTheSameOnEveryTier) {
     const auto steep = [](Config config) {
-        config.precision = "fp16";
+        config.precision = DType::f16;
         config.batch = {.sequence = 1, .micro_batch = 1, .micro_batches = 2};
         config.model.norm_eps = 1e-30;
         config.clip_norm = 1e6;
@@ -173,7 +173,9 @@ TEST_F(TrainSim, GetsOverEveryHiccup) {
         const uint64_t seed = seeds.now();
         SCOPED_TRACE("FERRY_SIM_SEED=" + std::to_string(seed));
         Config config = tiny_config_on_nvme(*data_);
-        config.swap.speculate = seed % 3 == 0 ? "auto" : seed % 3 == 1 ? "all" : "off";
+        config.swap.speculate = seed % 3 == 0   ? Speculate::automatic
+                                : seed % 3 == 1 ? Speculate::all
+                                                : Speculate::off;
         config.swap.groups = 1 + static_cast<int64_t>(seed % 2);
         config.swap.state_on_device = seed % 5 < 2 ? 1 : 0;
         config.budgets.host_bytes = (112 + static_cast<int64_t>(seed * 37 % 300)) * kKiB;
@@ -238,9 +240,9 @@ INSTANTIATE_TEST_SUITE_P(each, EveryFault,
 // The same with the smallest state, where a weight is half of a version: at some transfers.
 TEST_F(TrainSim, FaultsWithASplitMasterEndExactOrNamed) {
     const auto small = [](Config config) {
-        config.precision = "bf16";
-        config.optimizer.moments = "bf16";
-        config.optimizer.master = "split";
+        config.precision = DType::bf16;
+        config.optimizer.moments = DType::bf16;
+        config.optimizer.master = MasterFormat::split;
         return config;
     };
     const Ended memory = run_in_memory(small(tiny_config(*data_)));

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "borrowed_ranks.h"
+#include "ferry/device.h"
 #include "simulated_ranks.h"
 
 namespace ferry::comm {
@@ -23,9 +24,9 @@ int ranks_launched() {
     return size;
 }
 
-std::string device_of_ranks() {
+DeviceKind device_of_ranks() {
     const char* device = std::getenv("FERRY_TEST_DEVICE");
-    return ranks_launched() > 0 && device ? device : "cpu";
+    return ranks_launched() > 0 && device ? device_from(device) : DeviceKind::cpu;
 }
 
 std::string as_first_rank_says(const std::string& mine) {

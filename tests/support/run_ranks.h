@@ -9,13 +9,14 @@
 #include <vector>
 
 #include "comm/comm.h"
+#include "ferry/device_kind.h"
 
 namespace ferry::comm {
 
 // How many mpirun has started; 0: this process is alone.
 int ranks_launched();
 // What they compute on; alone: "cpu".
-std::string device_of_ranks();
+DeviceKind device_of_ranks();
 // What the first of them says: a directory that all can use.
 std::string as_first_rank_says(const std::string& mine);
 // Comes back when all have come.

@@ -54,7 +54,7 @@ inline Config tiny_config_on_nvme(const TinyData& data) {
     config.budgets.nvme = {{.path = "simulated", .size_bytes = 64 * kMiB}};
     config.budgets.host_bytes = 112 * kKiB;
     config.budgets.device_bytes = 280 * kKiB;
-    config.swap.speculate = "all";
+    config.swap.speculate = Speculate::all;
     config.swap.groups = 2;
     return config;
 }

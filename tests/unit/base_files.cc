@@ -3,6 +3,10 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/fs.h>
+#include <sched.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -10,6 +14,7 @@
 
 #include <csignal>
 #include <functional>
+#include <tuple>
 #include <vector>
 
 #include "base/checksum.h"
@@ -175,7 +180,7 @@ TEST_F(DraftTest, SaysHowMuchItWrote) {
               0);
 }
 
-// As where another user's file is in a sticky directory, or the file is mounted there.
+// As where the file was mounted there since.
 TEST_F(DraftTest, StaysWhereItCannotHaveItsName) {
     constexpr uid_t kNobody = 65534;
     directory_.put("out", "old");
@@ -203,6 +208,71 @@ TEST_F(DraftTest, StaysWhereItCannotHaveItsName) {
     ASSERT_EQ(names.size(), 2u);
     EXPECT_EQ(directory_.contents(names.back()), "worth days");
     chmod(directory_.path().c_str(), 0755);
+}
+
+// Sets the flags of chattr; false: not here, or not by this user.
+bool set_flags(const std::string& path, int flags) {
+    const int file = open(path.c_str(), O_RDONLY);
+    const bool set = file >= 0 && ioctl(file, FS_IOC_SETFLAGS, &flags) == 0;
+    close(file);
+    return set;
+}
+
+TEST_F(DraftTest, RefusesAtOnceWhatChattrHolds) {
+    directory_.put("out", "old");
+    for (const auto& [held, flag, word] :
+         {std::tuple{"out", FS_IMMUTABLE_FL, "immutable (chattr +i)"},
+          {"out", FS_APPEND_FL, "append-only (chattr +a)"},
+          {".", FS_IMMUTABLE_FL, "its directory is immutable"},
+          {".", FS_APPEND_FL, "its directory is append-only"}}) {
+        if (!set_flags(directory_ / held, flag)) GTEST_SKIP() << "no flags for this user here";
+        EXPECT_THAT(
+            refusal(directory_ / "out", Trouble::usage),
+            AllOf(HasSubstr("cannot be replaced"), HasSubstr(directory_ / "out"), HasSubstr(word)));
+        EXPECT_TRUE(set_flags(directory_ / held, 0));
+        EXPECT_EQ(names_in(directory_), std::vector<std::string>{"out"}) << word;
+    }
+    write_whole(directory_ / "out", "new");
+}
+
+TEST_F(DraftTest, RefusesAtOnceWhatIsAnothersInAStickyDirectory) {
+    if (geteuid() != 0) GTEST_SKIP() << "there is no other user to be";
+    constexpr uid_t kNobody = 65534;
+    directory_.put("out", "old");
+    directory_.put("mine", "old");
+    ASSERT_EQ(chown((directory_ / "mine").c_str(), kNobody, kNobody), 0);
+    ASSERT_EQ(chmod(directory_.path().c_str(), 01777), 0);
+    EXPECT_EQ(in_child([&] {
+                  if (setresuid(kNobody, kNobody, kNobody) != 0) return 2;
+                  EXPECT_THAT(refusal(directory_ / "out", Trouble::usage),
+                              AllOf(HasSubstr("cannot be replaced"), HasSubstr("user 0"),
+                                    HasSubstr("sticky")));
+                  write_whole(directory_ / "mine", "new");
+                  write_whole(directory_ / "another", "new");
+                  return HasFailure() ? 1 : 0;
+              }),
+              0);
+    EXPECT_EQ(names_in(directory_), (std::vector<std::string>{"another", "mine", "out"}));
+    write_whole(directory_ / "out", "new");  // root may
+}
+
+TEST_F(DraftTest, RefusesAtOnceWhatIsMounted) {
+    directory_.put("out", "old");
+    directory_.put("other", "mounted");
+    const int status = in_child([&] {
+        constexpr int kNone = 3;
+        if (unshare(geteuid() == 0 ? CLONE_NEWNS : CLONE_NEWUSER | CLONE_NEWNS) != 0) return kNone;
+        if (mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) return kNone;
+        const std::string out = directory_ / "out", other = directory_ / "other";
+        if (mount(other.c_str(), out.c_str(), nullptr, MS_BIND, nullptr) != 0) return kNone;
+        EXPECT_THAT(refusal(out, Trouble::usage),
+                    AllOf(HasSubstr("cannot be replaced"), HasSubstr("mount point")));
+        EXPECT_EQ(directory_.contents("out"), "mounted");
+        return HasFailure() ? 1 : 0;
+    });
+    if (status == 3) GTEST_SKIP() << "nothing can be mounted here";
+    EXPECT_EQ(status, 0);
+    EXPECT_EQ(names_in(directory_).size(), 2u);
 }
 
 TEST_F(DraftTest, KeepsPrivateWhatWasPrivate) {

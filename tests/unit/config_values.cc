@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "ferry/config.h"
+#include "ferry/error.h"
 #include "schema.h"
 
 namespace ferry {
@@ -26,13 +27,13 @@ TEST(Config, Defaults) {
     EXPECT_EQ(c.model.head_dim, 16);
     EXPECT_EQ(c.model.vocab, 256);
     EXPECT_EQ(c.schedule.total_steps, 10);
-    EXPECT_EQ(c.optimizer.method, "adamw");
+    EXPECT_EQ(c.optimizer.method, OptimizerMethod::adamw);
     EXPECT_EQ(c.optimizer.beta2, 0.999);
     EXPECT_EQ(c.optimizer.eps, 1e-8);
     EXPECT_EQ(c.schedule.decay_steps, 1);
     EXPECT_EQ(c.budgets.host_bytes, kUnlimited);
     EXPECT_TRUE(c.budgets.nvme.empty());
-    EXPECT_EQ(c.precision, "fp32");
+    EXPECT_EQ(c.precision, DType::f32);
 }
 
 TEST(Config, EveryKindOfValue) {
@@ -66,11 +67,52 @@ TEST(Config, EveryKindOfValue) {
     EXPECT_EQ(c.budgets.nvme[0].endurance_tbw, 600);
     EXPECT_EQ(c.budgets.nvme[1].path, "/b");
     EXPECT_EQ(c.budgets.nvme[1].size_bytes, kUnlimited);
-    EXPECT_EQ(c.swap.state_on_nvme, -1);
+    EXPECT_EQ(c.swap.state_on_nvme, std::nullopt);
     EXPECT_EQ(c.io.block_bytes, 256 * kKiB);
     EXPECT_EQ(c.io.rings, 3);
     EXPECT_FALSE(c.io.direct);
-    EXPECT_EQ(c.io.leftovers, "reuse");
+    EXPECT_EQ(c.io.leftovers, Leftovers::reuse);
+}
+
+// What ranks compare, and what a run's record holds: it does not change with how a value is kept.
+TEST(Config, WordsAndWhatNobodyGaveAreDescribedAsTheyAreWritten) {
+    const auto described = [](const std::vector<std::string>& overrides, const char* key) {
+        for (const KeyValue& one : describe_values(parse(overrides))) {
+            if (one.key == key) return one.value;
+        }
+        return std::string("not there");
+    };
+    for (const char* key : {"swap.expect_clipped", "swap.state_on_nvme", "swap.state_on_device",
+                            "swap.save_attention", "swap.save_mlp", "swap.save_inputs"}) {
+        EXPECT_EQ(described({}, key), "-1") << key;
+        EXPECT_EQ(described({std::string(key) + "=-1"}, key), "-1") << key;
+        EXPECT_EQ(described({std::string(key) + "=1"}, key), "1") << key;
+        EXPECT_EQ(described({std::string(key) + "=auto"}, key), "-1") << key;
+    }
+    EXPECT_EQ(described({}, "swap.groups"), "0");
+    EXPECT_EQ(described({}, "numerics.residual"), "auto");
+    EXPECT_EQ(described({"precision=bf16", "numerics.residual=bf16"}, "numerics.residual"), "bf16");
+    EXPECT_EQ(described({}, "optimizer.moments"), "fp32");
+    EXPECT_EQ(described({"device=cuda"}, "device"), "cuda");
+    EXPECT_EQ(described({"io.leftovers=remove_any"}, "io.leftovers"), "remove_any");
+}
+
+// A configuration that is put together key by key.
+TEST(Config, SetValueChecksAsAFileDoes) {
+    Config config;
+    set_value(config, "optimizer.method=lion");
+    EXPECT_EQ(config.optimizer.method, OptimizerMethod::lion);
+    set_value(config, "swap.save_mlp=3");
+    EXPECT_EQ(config.swap.save_mlp, 3);
+    set_value(config, "swap.save_mlp=auto");
+    EXPECT_EQ(config.swap.save_mlp, std::nullopt);
+    try {
+        set_value(config, "optimizer.method=lions");
+        ADD_FAILURE() << "accepted";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.problem().limit, "one of adamw, adam, sgd, lion, adagrad");
+        EXPECT_EQ(error.problem().remedy, "did you mean \"lion\"?");
+    }
 }
 
 TEST(Config, OverridesReplace) {
@@ -176,7 +218,7 @@ TEST(Config, TheTrainingIsDescribedByWhatDecidesItsNumbers) {
 TEST(Config, EveryOptimizerHasItsKeysAndDefaults) {
     const Config sgd = parse({"optimizer={\"method\": \"sgd\", \"momentum\": 0.9}",
                               "optimizer.nesterov=true", "optimizer.weight_decay=0.1"});
-    EXPECT_EQ(sgd.optimizer.method, "sgd");
+    EXPECT_EQ(sgd.optimizer.method, OptimizerMethod::sgd);
     EXPECT_EQ(sgd.optimizer.momentum, 0.9);
     EXPECT_TRUE(sgd.optimizer.nesterov);
     EXPECT_EQ(sgd.optimizer.weight_decay, 0.1);
@@ -194,9 +236,12 @@ TEST(Config, EveryOptimizerHasItsKeysAndDefaults) {
 }
 
 TEST(Config, EveryScheduleHasItsKeysAndDefaults) {
-    for (const char* kind : {"constant", "linear", "cosine", "wsd", "one_cycle", "warmup_decay"}) {
-        EXPECT_EQ(parse({std::string("schedule.kind=") + kind}).schedule.kind, kind);
-    }
+    using enum ScheduleKind;
+    const std::vector<std::pair<std::string, ScheduleKind>> kinds{
+        {"constant", constant}, {"linear", linear},       {"cosine", cosine},
+        {"wsd", wsd},           {"one_cycle", one_cycle}, {"warmup_decay", warmup_decay}};
+    for (const auto& [word, kind] : kinds)
+        EXPECT_EQ(parse({"schedule.kind=" + word}).schedule.kind, kind) << word;
     const Config c = parse({"steps=200", "schedule.kind=wsd", "schedule.warmup_steps=20"});
     EXPECT_EQ(c.schedule.total_steps, 200);
     EXPECT_EQ(c.schedule.decay_steps, 20);

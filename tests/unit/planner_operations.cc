@@ -9,6 +9,13 @@
 namespace ferry::planner {
 namespace {
 
+using cost::Addressed;
+using cost::ItemOf;
+using cost::name_of;
+using cost::operations;
+using cost::Row;
+using cost::row_of;
+using cost::TimedBy;
 using swap::Lane;
 
 template <Content content>
@@ -108,10 +115,11 @@ Plan small_plan() {
                              .intermediate = 128,
                              .vocab = 64,
                              .tie_embeddings = true};
-    Config config;
-    config.batch = {.sequence = 64, .micro_batch = 1, .micro_batches = 2};
-    return make_plan(config, model::layers_of(shape, {}, false), {.sequence = 64, .micro_batch = 1},
-                     {.activation = 16384, .scratch = 1 << 20}, {}, default_figures(config));
+    PlanRequest request;
+    request.micro_batches = 2;
+    return make_plan(request, model::layers_of(shape, {}, false),
+                     {.sequence = 64, .micro_batch = 1}, {.activation = 16384, .scratch = 1 << 20},
+                     cost::default_measurements(request.device));
 }
 
 // Each operand reaches the kernel under the name that it was recorded by.

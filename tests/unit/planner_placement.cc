@@ -46,30 +46,32 @@ std::vector<model::Layer> three_blocks() {
     return layers;
 }
 
-Config small_config() {
-    Config config;
-    config.batch = {.sequence = 64, .micro_batch = 1, .micro_batches = 4};
-    config.swap.chunk_elements = 65536;
-    return config;
+PlanRequest small_request() {
+    PlanRequest request;
+    request.micro_batches = 4;
+    request.swap.chunk_elements = 65536;
+    return request;
 }
 
 // A GPU with nothing of the state.
-Config beside_gpu() {
-    Config config = small_config();
-    config.device = "cuda";
-    config.swap.state_on_device = 0;
-    return config;
+PlanRequest beside_gpu() {
+    PlanRequest request = small_request();
+    request.device = DeviceKind::cuda;
+    request.swap.state_on_device = 0;
+    return request;
 }
 
-Plan plan_of(const Config& config, const StateFormat& state = {}, DType compute = DType::f32) {
-    return make_plan(config, three_blocks(),
+Plan plan_of(PlanRequest request, const StateFormat& state = {}, DType compute = DType::f32) {
+    request.state = state;
+    return make_plan(request, three_blocks(),
                      {.sequence = 64, .micro_batch = 1, .compute = compute, .wire = compute},
-                     {.activation = 32768, .scratch = 1 << 20}, state, default_figures(config));
+                     {.activation = 32768, .scratch = 1 << 20},
+                     cost::default_measurements(request.device));
 }
 
-Plan plan_by(const Config& config, const MachineFigures& machine) {
-    return make_plan(config, three_blocks(), {.sequence = 64, .micro_batch = 1},
-                     {.activation = 32768, .scratch = 1 << 20}, {}, machine);
+Plan plan_by(const PlanRequest& request, const cost::Measurements& machine) {
+    return make_plan(request, three_blocks(), {.sequence = 64, .micro_batch = 1},
+                     {.activation = 32768, .scratch = 1 << 20}, machine);
 }
 
 TEST(Chunks, NeverStraddleASegmentAndCoverEveryElementOnce) {
@@ -90,7 +92,7 @@ TEST(Chunks, NeverStraddleASegmentAndCoverEveryElementOnce) {
 }
 
 TEST(Plan, KeepsEverythingInMemoryWhenNothingIsLimited) {
-    const Plan plan = plan_of(small_config());
+    const Plan plan = plan_of(small_request());
     EXPECT_EQ(plan.groups, 1);
     EXPECT_EQ(plan.nvme_bytes, 0);
     for (const LayerPlan& l : plan.layer_plans) EXPECT_TRUE(l.resident);
@@ -99,12 +101,12 @@ TEST(Plan, KeepsEverythingInMemoryWhenNothingIsLimited) {
 
 // A GPU with so much of its memory.
 Plan plan_on_gpu(int64_t device_bytes) {
-    Config config = beside_gpu();
-    config.budgets.device_bytes = device_bytes;
+    PlanRequest request = beside_gpu();
+    request.budgets.device_bytes = device_bytes;
     return make_plan(
-        config, three_blocks(), {.sequence = 64, .micro_batch = 1},
-        {.activation = 32768, .scratch = 1 << 20, .overhead = 3 * kMiB, .maps_host = true}, {},
-        default_figures(config));
+        request, three_blocks(), {.sequence = 64, .micro_batch = 1},
+        {.activation = 32768, .scratch = 1 << 20, .overhead = 3 * kMiB, .maps_host = true},
+        cost::default_measurements(request.device));
 }
 
 TEST(Plan, CountsThePageTablesOfTheHostTierIntoTheDevice) {
@@ -128,11 +130,11 @@ TEST(Plan, CountsThePageTablesOfTheHostTierIntoTheDevice) {
 }
 
 // What a refused budget says would do, must do.
-int64_t smallest_budget(Config config, int64_t BudgetConfig::*budget, const StateFormat& state = {},
-                        DType compute = DType::f32) {
-    config.budgets.*budget = 1;
+int64_t smallest_budget(PlanRequest request, int64_t BudgetConfig::*budget,
+                        const StateFormat& state = {}, DType compute = DType::f32) {
+    request.budgets.*budget = 1;
     try {
-        plan_of(config, state, compute);
+        plan_of(request, state, compute);
     } catch (const Error& error) {
         EXPECT_EQ(error.trouble(), Trouble::does_not_fit);
         const std::string& text = error.problem().measured;
@@ -146,15 +148,15 @@ TEST(Plan, TheSmallestBudgetItNamesWorksAndOneByteLessDoesNot) {
     for (const bool nvme : {false, true}) {
         for (int64_t BudgetConfig::*budget :
              {&BudgetConfig::device_bytes, &BudgetConfig::host_bytes}) {
-            Config config = small_config();
-            if (nvme) config.budgets.nvme = {{.path = "unused"}};
-            const int64_t smallest = smallest_budget(config, budget);
-            config.budgets.*budget = smallest;
-            const Plan plan = plan_of(config);
+            PlanRequest request = small_request();
+            if (nvme) request.budgets.nvme = {{.path = "unused"}};
+            const int64_t smallest = smallest_budget(request, budget);
+            request.budgets.*budget = smallest;
+            const Plan plan = plan_of(request);
             EXPECT_LE(budget == &BudgetConfig::device_bytes ? plan.device_bytes : plan.host_bytes,
                       smallest);
-            config.budgets.*budget = smallest - 1;
-            EXPECT_THROW(plan_of(config), Error);
+            request.budgets.*budget = smallest - 1;
+            EXPECT_THROW(plan_of(request), Error);
         }
     }
 }
@@ -169,9 +171,9 @@ int64_t stored_of(const Plan& plan, int64_t layer) {
 }
 
 TEST(Plan, SpreadsStoredStateOverTheLayers) {
-    Config config = small_config();
-    config.budgets.nvme = {{.path = "unused"}};
-    config.swap.chunk_elements = 8192;
+    PlanRequest request = small_request();
+    request.budgets.nvme = {{.path = "unused"}};
+    request.swap.chunk_elements = 8192;
     const auto expect_even = [&](const Plan& plan, double share) {
         for (int64_t layer = 0; layer < std::ssize(plan.layers); ++layer) {
             const double all = double(plan.layers[static_cast<size_t>(layer)].trainable_elements);
@@ -180,35 +182,35 @@ TEST(Plan, SpreadsStoredStateOverTheLayers) {
         }
     };
     for (const double share : {0.1, 0.25, 0.5, 0.75, 0.9, 1.0}) {
-        config.swap.state_on_nvme = share;
-        expect_even(plan_of(config), share);
+        request.swap.state_on_nvme = share;
+        expect_even(plan_of(request), share);
     }
     // As much as the budget leaves: half of all state has no room.
-    config.swap.state_on_nvme = -1;
-    const Plan unlimited = plan_of(config);
+    request.swap.state_on_nvme = std::nullopt;
+    const Plan unlimited = plan_of(request);
     int64_t elements = 0;
     for (const model::Layer& layer : unlimited.layers) elements += layer.trainable_elements;
-    config.budgets.host_bytes = unlimited.host_bytes - elements * 12 / 2;
-    const Plan half = plan_of(config);
+    request.budgets.host_bytes = unlimited.host_bytes - elements * 12 / 2;
+    const Plan half = plan_of(request);
     int64_t stored = 0;
     for (int64_t layer = 0; layer < std::ssize(half.layers); ++layer)
         stored += stored_of(half, layer);
     EXPECT_GT(stored, elements / 4);
     EXPECT_LT(stored, elements);
     expect_even(half, double(stored) / double(elements));
-    EXPECT_GT(half.host_bytes, config.budgets.host_bytes - 8192 * 12);
+    EXPECT_GT(half.host_bytes, request.budgets.host_bytes - 8192 * 12);
 }
 
 // Every p, m, v on NVMe, in twice the slots; with a split master the weights too, whatever memory
 // there is.
 TEST(Plan, DurableStateIsOnNvmeTwice) {
     for (const bool split : {false, true}) {
-        for (const char* speculative : {"off", "all"}) {
-            Config config = small_config();
-            config.budgets.nvme = {{.path = "unused"}};
-            config.checkpoint.durable_steps = true;
-            config.swap.speculate = speculative;
-            const Plan plan = plan_of(config, {.split = split}, split ? DType::bf16 : DType::f32);
+        for (const Speculate speculative : {Speculate::off, Speculate::all}) {
+            PlanRequest request = small_request();
+            request.budgets.nvme = {{.path = "unused"}};
+            request.durable = true;
+            request.swap.speculate = speculative;
+            const Plan plan = plan_of(request, {.split = split}, split ? DType::bf16 : DType::f32);
             EXPECT_TRUE(plan.durable);
             int64_t chunks = 0;
             for (const Chunk& chunk : plan.chunks) {
@@ -224,22 +226,22 @@ TEST(Plan, DurableStateIsOnNvmeTwice) {
             }
             EXPECT_EQ(plan.slot_classes.size(), split ? 2u : 1u);
             EXPECT_GT(plan.record_bytes, swap::map_bytes(plan.objects));
-            config.budgets.nvme[0].size_bytes = plan.nvme_bytes;
-            EXPECT_NO_THROW(plan_of(config, {.split = split}, split ? DType::bf16 : DType::f32));
-            --config.budgets.nvme[0].size_bytes;
-            EXPECT_THROW(plan_of(config, {.split = split}, split ? DType::bf16 : DType::f32),
+            request.budgets.nvme[0].size_bytes = plan.nvme_bytes;
+            EXPECT_NO_THROW(plan_of(request, {.split = split}, split ? DType::bf16 : DType::f32));
+            --request.budgets.nvme[0].size_bytes;
+            EXPECT_THROW(plan_of(request, {.split = split}, split ? DType::bf16 : DType::f32),
                          Error);
         }
     }
 }
 
 TEST(Plan, StaysWithinEveryBudgetAndSpendsIt) {
-    Config config = small_config();
-    config.budgets.nvme = {{.path = "unused"}};
-    const int64_t least = smallest_budget(config, &BudgetConfig::host_bytes);
+    PlanRequest request = small_request();
+    request.budgets.nvme = {{.path = "unused"}};
+    const int64_t least = smallest_budget(request, &BudgetConfig::host_bytes);
     for (int64_t host = least; host < 20 * kMiB; host += 700 * kKiB) {
-        config.budgets.host_bytes = host;
-        const Plan plan = plan_of(config);
+        request.budgets.host_bytes = host;
+        const Plan plan = plan_of(request);
         EXPECT_LE(plan.host_bytes, host);
         // Nothing that would have fitted is left on NVMe.
         int64_t smallest_stored = kUnlimited;
@@ -254,11 +256,11 @@ TEST(Plan, StaysWithinEveryBudgetAndSpendsIt) {
 }
 
 TEST(Plan, ResidencyGoesToTheEmbeddingAndTheFirstLayers) {
-    Config config = small_config();
-    const int64_t all = plan_of(config).device_bytes;
+    PlanRequest request = small_request();
+    const int64_t all = plan_of(request).device_bytes;
     for (int64_t device = all; device > all / 2; device -= 200 * kKiB) {
-        config.budgets.device_bytes = device;
-        const Plan plan = plan_of(config);
+        request.budgets.device_bytes = device;
+        const Plan plan = plan_of(request);
         EXPECT_LE(plan.device_bytes, device);
         for (size_t l = 1; l < plan.layer_plans.size(); ++l) {
             EXPECT_TRUE(plan.layer_plans[l - 1].resident || !plan.layer_plans[l].resident);
@@ -269,14 +271,14 @@ TEST(Plan, ResidencyGoesToTheEmbeddingAndTheFirstLayers) {
 // State and gradient of the first chunks, beside their weights; further weights only from what is
 // too little for the next chunk's state.
 TEST(Plan, StateGoesToTheDeviceInForwardOrderAndBeforeFurtherWeights) {
-    Config config = small_config();
-    config.swap.state_on_device = 1;
-    const int64_t all = plan_of(config).device_bytes;
-    const int64_t least = smallest_budget(config, &BudgetConfig::device_bytes);
+    PlanRequest request = small_request();
+    request.swap.state_on_device = 1;
+    const int64_t all = plan_of(request).device_bytes;
+    const int64_t least = smallest_budget(request, &BudgetConfig::device_bytes);
     int64_t partial = 0;
     for (int64_t device = all; device >= least; device -= 100 * kKiB) {
-        config.budgets.device_bytes = device;
-        const Plan plan = plan_of(config);
+        request.budgets.device_bytes = device;
+        const Plan plan = plan_of(request);
         EXPECT_LE(plan.device_bytes, device);
         const Chunk* first_left = nullptr;
         for (const Chunk& chunk : plan.chunks) {
@@ -303,10 +305,10 @@ TEST(Plan, StateGoesToTheDeviceInForwardOrderAndBeforeFurtherWeights) {
 }
 
 TEST(Plan, ThePartOfTheStateOnTheDeviceIsLimitedByWhatIsAskedFor) {
-    Config config = small_config();
-    config.budgets.nvme = {{.path = "disk"}};
+    PlanRequest request = small_request();
+    request.budgets.nvme = {{.path = "disk"}};
     const auto parts = [&] {
-        const Plan plan = plan_of(config);
+        const Plan plan = plan_of(request);
         std::array<double, 3> found{};
         for (const Chunk& chunk : plan.chunks)
             found[size_t(plan.objects[chunk.state].home)] += double(chunk.count);
@@ -315,18 +317,18 @@ TEST(Plan, ThePartOfTheStateOnTheDeviceIsLimitedByWhatIsAskedFor) {
     };
     constexpr double kChunk = 65536.0 / (2 * 65536 + 3 * 200704 + 4096);
     EXPECT_EQ(parts()[0], 0);  // the processors' memory is the host's
-    config.device = "cuda";
+    request.device = DeviceKind::cuda;
     EXPECT_EQ(parts()[0], 1);
-    config.swap.state_on_device = 0.5;
+    request.swap.state_on_device = 0.5;
     EXPECT_LE(parts()[0], 0.5);
     EXPECT_GT(parts()[0], 0.5 - kChunk);
     EXPECT_EQ(parts()[2], 0);
-    config.swap.state_on_device = 1;
-    config.swap.state_on_nvme = 0.7;
+    request.swap.state_on_device = 1;
+    request.swap.state_on_nvme = 0.7;
     EXPECT_LE(parts()[0], 0.3);
     EXPECT_GT(parts()[0], 0.3 - kChunk);
     EXPECT_GE(parts()[2], 0.7);
-    config.swap.state_on_nvme = 1;
+    request.swap.state_on_nvme = 1;
     EXPECT_EQ(parts()[0], 0);
 }
 
@@ -342,17 +344,17 @@ void for_stored(const Body& body) {
         const StateFormat state{.split = split};
         const DType compute = split ? DType::bf16 : DType::f32;
         for (const int64_t groups : {1, 2}) {
-            Config config = small_config();
-            config.swap.groups = groups;
-            config.budgets.nvme = {{.path = "disk"}};
+            PlanRequest request = small_request();
+            request.swap.groups = groups;
+            request.budgets.nvme = {{.path = "disk"}};
             for (int64_t BudgetConfig::*budget :
                  {&BudgetConfig::device_bytes, &BudgetConfig::host_bytes})
-                config.budgets.*budget = smallest_budget(config, budget, state, compute);
-            const Plan plan = plan_of(config, state, compute);
+                request.budgets.*budget = smallest_budget(request, budget, state, compute);
+            const Plan plan = plan_of(request, state, compute);
             EXPECT_TRUE(std::ranges::any_of(plan.chunks, [&](const Chunk& chunk) {
                 return chunk.speculative && plan.objects[chunk.weight].home == swap::Tier::nvme;
             }));
-            body(config, [&] { return plan_of(config, state, compute); });
+            body(request, [&] { return plan_of(request, state, compute); });
         }
     }
 }
@@ -360,12 +362,12 @@ void for_stored(const Body& body) {
 // The size it names is that without speculative updates, whatever would be speculative with more;
 // with "all" they are what to do without.
 TEST(Plan, NvmeBudgetTooSmallSaysHowMuch) {
-    for_stored([](Config& config, const auto& plan) {
-        config.swap.speculate = "off";
+    for_stored([](PlanRequest& request, const auto& plan) {
+        request.swap.speculate = Speculate::off;
         const int64_t least = plan().nvme_bytes;
-        config.budgets.nvme[0].size_bytes = least - 1;
-        const auto refusal = [&](const char* speculative) {
-            config.swap.speculate = speculative;
+        request.budgets.nvme[0].size_bytes = least - 1;
+        const auto refusal = [&](Speculate speculative) {
+            request.swap.speculate = speculative;
             try {
                 plan();
             } catch (const Error& error) {
@@ -376,29 +378,29 @@ TEST(Plan, NvmeBudgetTooSmallSaysHowMuch) {
             ADD_FAILURE() << "a byte less than it needs is enough?";
             return Problem{};
         };
-        for (const char* speculative : {"off", "auto"}) {
+        for (const Speculate speculative : {Speculate::off, Speculate::automatic}) {
             const Problem problem = refusal(speculative);
             const std::string bytes = std::to_string(least);
             EXPECT_THAT(problem.measured, HasSubstr("(" + bytes + " bytes)"));
             EXPECT_THAT(problem.remedy, HasSubstr("to " + bytes + " in all"));
             EXPECT_THAT(problem.remedy, Not(HasSubstr("swap.speculate")));
         }
-        EXPECT_THAT(refusal("all").remedy, HasSubstr("set swap.speculate to \"auto\""));
+        EXPECT_THAT(refusal(Speculate::all).remedy, HasSubstr("set swap.speculate to \"auto\""));
     });
 }
 
 // Nobody asked for them: with less room there are fewer, and none before anything is refused.
 TEST(Speculation, TakeOnlyWhatTheNvmePathsHaveLeft) {
-    for_stored([](Config& config, const auto& plan) {
+    for_stored([](PlanRequest& request, const auto& plan) {
         const Plan unlimited = plan();
         const int64_t most = speculative_of(unlimited);
         ASSERT_GT(most, 2);
-        config.swap.speculate = "off";
+        request.swap.speculate = Speculate::off;
         const int64_t least = plan().nvme_bytes;
-        config.swap.speculate = "auto";
+        request.swap.speculate = Speculate::automatic;
         int64_t before = 0, partly = 0;
         for (int64_t size = least; size <= unlimited.nvme_bytes; size += 64 * kKiB) {
-            config.budgets.nvme[0].size_bytes = size;
+            request.budgets.nvme[0].size_bytes = size;
             const Plan found = plan();
             EXPECT_LE(found.nvme_bytes, size);
             EXPECT_GE(speculative_of(found), before);
@@ -409,21 +411,21 @@ TEST(Speculation, TakeOnlyWhatTheNvmePathsHaveLeft) {
             }
         }
         EXPECT_GT(partly, 0);
-        config.budgets.nvme[0].size_bytes = unlimited.nvme_bytes + kMiB;
+        request.budgets.nvme[0].size_bytes = unlimited.nvme_bytes + kMiB;
         EXPECT_EQ(speculative_of(plan()), most);
     });
 }
 
 // What two paths have left at their ends may hold no slot.
 TEST(Speculation, LeaveASlotForTheEndOfAPath) {
-    for_stored([](Config& config, const auto& plan) {
-        config.swap.speculate = "off";
+    for_stored([](PlanRequest& request, const auto& plan) {
+        request.swap.speculate = Speculate::off;
         const Plan without = plan();
-        config.swap.speculate = "auto";
+        request.swap.speculate = Speculate::automatic;
         const int64_t slot = without.slot_classes.at(0).slot_bytes;
         const int64_t enough = without.nvme_bytes + aio::kHeaderBytes + slot;
-        config.budgets.nvme = {{.path = "disk", .size_bytes = enough / 3},
-                               {.path = "other", .size_bytes = enough - enough / 3}};
+        request.budgets.nvme = {{.path = "disk", .size_bytes = enough / 3},
+                                {.path = "other", .size_bytes = enough - enough / 3}};
         EXPECT_EQ(speculative_of(plan()), 0);
     });
 }
@@ -431,11 +433,11 @@ TEST(Speculation, LeaveASlotForTheEndOfAPath) {
 // The master weight and the moments as they are kept: in memory, on NVMe and in the buffers between
 // them.
 TEST(Plan, TakesStateAsTheOptimizerKeepsIt) {
-    Config in_memory = small_config(), stored = small_config();
+    PlanRequest in_memory = small_request(), stored = small_request();
     stored.budgets.nvme = {{.path = "disk"}};
     stored.swap.state_on_nvme = 1;
-    const auto plans = [](const Config& config, const StateFormat& state) {
-        return plan_of(config, state, DType::bf16);
+    const auto plans = [](const PlanRequest& request, const StateFormat& state) {
+        return plan_of(request, state, DType::bf16);
     };
     const std::pair<StateFormat, int64_t> formats[] = {
         {{.moments = 0}, 4},
@@ -446,8 +448,8 @@ TEST(Plan, TakesStateAsTheOptimizerKeepsIt) {
         {{.moments = 1, .moment_type = DType::bf16, .split = true}, 4},
         {{.moments = 0, .split = true}, 2}};
     for (const auto& [format, element_bytes] : formats) {
-        for (const Config& config : {in_memory, stored}) {
-            const Plan plan = plans(config, format);
+        for (const PlanRequest& request : {in_memory, stored}) {
+            const Plan plan = plans(request, format);
             EXPECT_EQ(plan.buffers[size_t(Class::stage)].bytes,
                       element_bytes * plan.chunk_elements);
             int64_t bytes = 0;
@@ -467,11 +469,11 @@ TEST(Plan, TakesStateAsTheOptimizerKeepsIt) {
 // The weight is half of a version: what is speculative has two places for it, and what has none is
 // not.
 TEST(Plan, ASpeculativeUpdateOfASplitMasterKeepsBothWeights) {
-    Config config = small_config();
-    config.budgets.nvme = {{.path = "disk"}};
-    config.swap.state_on_nvme = 1;
+    PlanRequest request = small_request();
+    request.budgets.nvme = {{.path = "disk"}};
+    request.swap.state_on_nvme = 1;
     // Some layers are resident, some are not.
-    config.budgets.device_bytes = plan_of(config, {}, DType::bf16).device_bytes - 800 * kKiB;
+    request.budgets.device_bytes = plan_of(request, {}, DType::bf16).device_bytes - 800 * kKiB;
     const auto speculating = [&](const Plan& plan, swap::Tier weights) {
         int64_t speculative = 0;
         for (const Chunk& chunk : plan.chunks) {
@@ -483,26 +485,26 @@ TEST(Plan, ASpeculativeUpdateOfASplitMasterKeepsBothWeights) {
         }
         return speculative;
     };
-    const auto plan_with = [&](const char* speculative, int64_t host_bytes, bool split) {
-        config.swap.speculate = speculative;
-        config.budgets.host_bytes = host_bytes;
-        return plan_of(config, {.split = split}, DType::bf16);
+    const auto plan_with = [&](Speculate speculative, int64_t host_bytes, bool split) {
+        request.swap.speculate = speculative;
+        request.budgets.host_bytes = host_bytes;
+        return plan_of(request, {.split = split}, DType::bf16);
     };
-    const Plan roomy = plan_with("all", kUnlimited, true);
+    const Plan roomy = plan_with(Speculate::all, kUnlimited, true);
     EXPECT_GT(speculating(roomy, swap::Tier::host), 0);
     EXPECT_EQ(speculating(roomy, swap::Tier::device), 0);
-    EXPECT_GT(speculating(plan_with("all", kUnlimited, false), swap::Tier::device), 0);
+    EXPECT_GT(speculating(plan_with(Speculate::all, kUnlimited, false), swap::Tier::device), 0);
     EXPECT_EQ(roomy.host_slots.at(1).slots, 2 * speculating(roomy, swap::Tier::host));
     // A second slot for each speculative chunk, and one for each buffer that a committed write may
     // hold.
     int64_t host_least = 0;
     try {
-        plan_with("all", 1, true);
+        plan_with(Speculate::all, 1, true);
     } catch (const Error& error) {
         const std::string& text = error.problem().measured;
         host_least = std::stoll(text.substr(text.find('(') + 1));
     }
-    const Plan tight = plan_with("all", host_least, true);
+    const Plan tight = plan_with(Speculate::all, host_least, true);
     const int64_t stored_speculative = speculating(tight, swap::Tier::nvme);
     EXPECT_GT(stored_speculative, 0);
     int64_t stored = 0, slots = 0;
@@ -516,30 +518,30 @@ TEST(Plan, ASpeculativeUpdateOfASplitMasterKeepsBothWeights) {
 // Block inputs keep the device's spare buffers, the last blocks' first; then host memory; and only
 // what neither holds goes to NVMe.
 TEST(Plan, BlockInputsSpillToTheHostAndThenToNvme) {
-    Config config = small_config();
+    PlanRequest request = small_request();
     const auto count = [](const Plan& plan, swap::Tier tier) {
         return std::ranges::count_if(plan.inputs, [&](swap::ObjectId id) {
             return (id == swap::kNoObject ? swap::Tier::device : plan.objects[id].home) == tier;
         });
     };
-    config.budgets.device_bytes = smallest_budget(config, &BudgetConfig::device_bytes);
-    config.swap.groups = 0;
-    const Plan lean = plan_of(config);
+    request.budgets.device_bytes = smallest_budget(request, &BudgetConfig::device_bytes);
+    request.swap.groups = 0;
+    const Plan lean = plan_of(request);
     EXPECT_EQ(count(lean, swap::Tier::host), std::ssize(lean.inputs));
-    config.budgets.device_bytes += 2 * 32768;  // one to run ahead with, one to keep an input in
-    config.swap.groups = lean.groups;
-    const Plan roomier = plan_of(config);
+    request.budgets.device_bytes += 2 * 32768;  // one to run ahead with, one to keep an input in
+    request.swap.groups = lean.groups;
+    const Plan roomier = plan_of(request);
     EXPECT_GT(count(roomier, swap::Tier::device), 0);
     EXPECT_GT(count(roomier, swap::Tier::host), 0);
     EXPECT_EQ(roomier.inputs.back(), swap::kNoObject);
     EXPECT_NE(roomier.inputs.front(), swap::kNoObject);
 
-    config.budgets.nvme = {{.path = "disk"}};
+    request.budgets.nvme = {{.path = "disk"}};
     const auto stored_with = [&](int64_t host_bytes) {
-        config.budgets.host_bytes = host_bytes;
-        return count(plan_of(config), swap::Tier::nvme);
+        request.budgets.host_bytes = host_bytes;
+        return count(plan_of(request), swap::Tier::nvme);
     };
-    const int64_t least = smallest_budget(config, &BudgetConfig::host_bytes);
+    const int64_t least = smallest_budget(request, &BudgetConfig::host_bytes);
     const int64_t spilled = stored_with(least);
     EXPECT_EQ(spilled, count(roomier, swap::Tier::host));
     bool partly = false;
@@ -553,10 +555,10 @@ TEST(Plan, BlockInputsSpillToTheHostAndThenToNvme) {
 // Beside a GPU, and where the budget says what is to spare, state in memory is updated
 // speculatively too: it then has two slots and is never updated in place.
 TEST(Speculation, StateInMemorySpeculatesWhereThereIsRoom) {
-    Config config = beside_gpu();
-    config.batch.micro_batches = 2048;  // backward has time to hide updates
+    PlanRequest request = beside_gpu();
+    request.micro_batches = 2048;  // backward has time to hide updates
     const auto speculative = [&] {
-        const Plan plan = plan_of(config);
+        const Plan plan = plan_of(request);
         int64_t count = 0;
         for (const Chunk& chunk : plan.chunks) {
             if (!chunk.trainable) continue;
@@ -567,20 +569,20 @@ TEST(Speculation, StateInMemorySpeculatesWhereThereIsRoom) {
         return count;
     };
     EXPECT_EQ(speculative(), 0);  // unlimited: nobody said what is to spare
-    config.budgets.host_bytes = kGiB;
+    request.budgets.host_bytes = kGiB;
     const int64_t most = speculative();
     EXPECT_GT(most, 3);
-    config.swap.speculate = "off";
+    request.swap.speculate = Speculate::off;
     EXPECT_EQ(speculative(), 0);
-    const int64_t in_place = plan_of(config).host_bytes;
-    config.swap.speculate = "auto";
-    config.budgets.host_bytes = in_place + 2 * 65536 * 12;  // room for two second slots
+    const int64_t in_place = plan_of(request).host_bytes;
+    request.swap.speculate = Speculate::automatic;
+    request.budgets.host_bytes = in_place + 2 * 65536 * 12;  // room for two second slots
     const int64_t few = speculative();
     EXPECT_EQ(few, 2);
-    config.budgets.host_bytes = in_place;
+    request.budgets.host_bytes = in_place;
     EXPECT_EQ(speculative(), 0);
-    config.device = "cpu";
-    config.budgets.host_bytes = kGiB;
+    request.device = DeviceKind::cpu;
+    request.budgets.host_bytes = kGiB;
     EXPECT_EQ(speculative(), 0);
 }
 
@@ -591,79 +593,91 @@ int64_t count_speculative(const Plan& plan) {
 }
 
 TEST(Figures, DecideHowMuchSpeculates) {
-    Config config = beside_gpu();
-    config.budgets.host_bytes = kGiB;
-    MachineFigures machine = default_figures(config);
-    const int64_t chunks = std::ssize(plan_by(config, machine).chunks);
+    PlanRequest request = beside_gpu();
+    request.budgets.host_bytes = kGiB;
+    cost::Measurements machine = cost::default_measurements(request.device);
+    const int64_t chunks = std::ssize(plan_by(request, machine).chunks);
+    // Of a step: of its one micro-batch, on three blocks.
+    const auto take = [&](cost::Op op, double seconds) {
+        constexpr auto kBlock = static_cast<int64_t>(model::LayerKind::block);
+        machine.kernels.seconds[{static_cast<int64_t>(op), kBlock, 0}] =
+            seconds / 3 / static_cast<double>(request.micro_batches);
+    };
     // Updates that the forward pass hides need no speculation; others do, as far as backward hides
     // them.
-    machine.forward_s = machine.backward_s = 10;
-    EXPECT_EQ(count_speculative(plan_by(config, machine)), 0);
-    machine.forward_s = 1e-9;
-    const int64_t most = count_speculative(plan_by(config, machine));
+    take(cost::Op::forward, 10);
+    take(cost::Op::backward, 10);
+    EXPECT_EQ(count_speculative(plan_by(request, machine)), 0);
+    take(cost::Op::forward, 1e-9);
+    const int64_t most = count_speculative(plan_by(request, machine));
     EXPECT_GT(most, chunks / 2);
-    machine.backward_s = 1e-9;
-    EXPECT_EQ(count_speculative(plan_by(config, machine)), 0);
+    take(cost::Op::backward, 1e-9);
+    EXPECT_EQ(count_speculative(plan_by(request, machine)), 0);
     // Twice the price is half the speculative updates.
     const double updates_s =
         9 * machine.update_overhead_s;  // 9 chunks of 65,536 and norms' remainders
-    machine.backward_s = updates_s * 0.8;
-    const int64_t cheap = count_speculative(plan_by(config, machine));
+    take(cost::Op::backward, updates_s * 0.8);
+    const int64_t cheap = count_speculative(plan_by(request, machine));
     machine.out_of_place = 2;
-    const int64_t costly = count_speculative(plan_by(config, machine));
+    const int64_t costly = count_speculative(plan_by(request, machine));
     EXPECT_GT(cheap, costly);
     EXPECT_NEAR(double(cheap) / 2, double(costly), 1);
     // Where updates would take the kernels' cores nothing in memory is speculative.
-    machine.device_beside = false;
-    EXPECT_EQ(count_speculative(plan_by(config, machine)), 0);
+    machine.computes_on_host = true;
+    EXPECT_EQ(count_speculative(plan_by(request, machine)), 0);
 }
 
 TEST(Figures, DecideHowLongAnUpdateIs) {
-    Config config = small_config();
+    PlanRequest request = small_request();
     const auto elements = [&](double overhead_s, double bytes_per_s) {
-        MachineFigures machine;
+        cost::Measurements machine = cost::default_measurements(request.device);
         machine.update_overhead_s = overhead_s;
         machine.dram_bytes_per_s = bytes_per_s;
         std::vector<model::Layer> layers = three_blocks();
         layers[1].segments[0].count = 64 * kMiB;
-        return choose_chunk_elements(layers, config, {}, machine, 28);
+        return choose_chunk_elements(layers, request, {}, machine, 28);
     };
     EXPECT_EQ(elements(1.2e-4, 1.5e11), 8 * kMiB);  // a server
     EXPECT_EQ(elements(2e-5, 2e10), kMiB);          // a small machine
     EXPECT_EQ(elements(1, 1e12), 16 * kMiB);
-    config.budgets.nvme = {{.path = "disk"}};  // which takes longer than any meeting
+    request.budgets.nvme = {{.path = "disk"}};  // which takes longer than any meeting
     EXPECT_EQ(elements(1.2e-4, 1.5e11), kMiB);
 }
 
 TEST(Figures, DecideHowManyPiecesAreUnderWay) {
-    Config config = small_config();
-    config.budgets.nvme = {{.path = "disk"}};
-    config.swap.state_on_nvme = 1;
+    PlanRequest request = small_request();
+    request.budgets.nvme = {{.path = "disk"}};
+    request.swap.state_on_nvme = 1;
     const auto stages = [&](double nvme, double dram, int64_t at_once = 1) {
-        MachineFigures machine{
-            .nvme_bytes_per_s = nvme, .nvme_at_once = at_once, .dram_bytes_per_s = dram};
+        cost::Measurements machine = cost::default_measurements(request.device);
+        machine.nvme_bytes_per_s = nvme;
+        machine.nvme_at_once = at_once;
+        machine.dram_bytes_per_s = dram;
         machine.update_overhead_s = 0;
-        return plan_by(config, machine).buffers[size_t(Class::stage)].count;
+        return plan_by(request, machine).buffers[size_t(Class::stage)].count;
     };
     EXPECT_EQ(stages(1e9, 1e12), 4);  // read and written, a moment's update, one being filled
     EXPECT_EQ(stages(1e9, 3e9), 4);
     EXPECT_EQ(stages(1e12, 1e9), 3);      // all the time is the update's
     EXPECT_EQ(stages(1e9, 1e12, 4), 10);  // four read, four written, and the two
-    config.swap.chunks_at_once = 2;
+    request.swap.chunks_at_once = 2;
     EXPECT_EQ(stages(1e9, 1e12, 4), 6);
-    config.swap.chunks_at_once = 64;
-    config.budgets.host_bytes = 32 * kMiB;
-    const Plan most = plan_by(config, {.nvme_bytes_per_s = 1e9});
+    request.swap.chunks_at_once = 64;
+    request.budgets.host_bytes = 32 * kMiB;
+    cost::Measurements slow = cost::default_measurements(request.device);
+    slow.nvme_bytes_per_s = 1e9;
+    const Plan most = plan_by(request, slow);
     const Buffers& stage = most.buffers[size_t(Class::stage)];
-    EXPECT_LE(stage.count * stage.bytes, config.budgets.host_bytes / 4 + stage.bytes);
+    EXPECT_LE(stage.count * stage.bytes, request.budgets.host_bytes / 4 + stage.bytes);
     EXPECT_GT(stage.count, 1);
-    config.swap.chunks_at_once = 0;
-    config.budgets.host_bytes = kUnlimited;
-    config.budgets.nvme.clear();
-    config.swap.state_on_nvme = -1;
+    request.swap.chunks_at_once = 0;
+    request.budgets.host_bytes = kUnlimited;
+    request.budgets.nvme.clear();
+    request.swap.state_on_nvme = std::nullopt;
     const auto pieces = [&](double copies) {
-        MachineFigures machine{.copy_bytes_per_s = copies};
-        return plan_by(config, machine).buffers[size_t(Class::weight_piece)].count;
+        cost::Measurements machine = cost::default_measurements(request.device);
+        machine.copy_bytes_per_s = copies;
+        return plan_by(request, machine).buffers[size_t(Class::weight_piece)].count;
     };
     EXPECT_EQ(pieces(1e12), 3);
     EXPECT_EQ(pieces(1e6), 16);

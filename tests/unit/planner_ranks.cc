@@ -32,14 +32,14 @@ std::vector<model::Layer> three_blocks() {
 }
 
 Plan plan_of(int64_t stage, int rank, int ranks, BudgetConfig budgets = {}) {
-    Config config;
-    config.batch = {.sequence = 64, .micro_batch = 1, .micro_batches = 4};
-    config.swap.chunk_elements = 16384;
-    config.budgets = std::move(budgets);
+    PlanRequest request;
+    request.micro_batches = 4;
+    request.swap.chunk_elements = 16384;
+    request.budgets = std::move(budgets);
     return make_plan(
-        config, three_blocks(),
+        request, three_blocks(),
         {.sequence = 64, .micro_batch = 1, .compute = DType::bf16, .wire = DType::bf16},
-        {.activation = 32768, .scratch = 1 << 20}, {}, default_figures(config),
+        {.activation = 32768, .scratch = 1 << 20}, cost::default_measurements(request.device),
         zero::partition_of(stage, rank, ranks));
 }
 

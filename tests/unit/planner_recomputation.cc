@@ -42,18 +42,18 @@ void freeze(model::Layer& layer) {
 class Recomputation : public testing::Test {
 protected:
     Recomputation() {
-        config_.device = "cuda";
-        config_.batch = {.sequence = 64, .micro_batch = 1, .micro_batches = 4};
-        config_.swap.chunk_elements = 16384;
-        config_.clip_norm = 1;
-        machine_ = default_figures(config_);
+        request_.device = DeviceKind::cuda;
+        request_.micro_batches = 4;
+        request_.swap.chunk_elements = 16384;
+        request_.clips = true;
+        machine_ = cost::default_measurements(request_.device);
     }
-    Plan plan() const { return make_plan(config_, layers_, numerics_, needs_, {}, machine_); }
+    Plan plan() const { return make_plan(request_, layers_, numerics_, needs_, measured()); }
     Plan keeping(int64_t attention, int64_t mlp = 0) {
-        config_.swap.save_attention = attention;
-        config_.swap.save_mlp = mlp;
+        request_.swap.save_attention = attention;
+        request_.swap.save_mlp = mlp;
         const Plan made = plan();
-        config_.swap.save_attention = config_.swap.save_mlp = -1;
+        request_.swap.save_attention = request_.swap.save_mlp = std::nullopt;
         return made;
     }
     static std::vector<int64_t> kept(const Plan& plan, Saved what = Saved::attention) {
@@ -72,8 +72,8 @@ protected:
     }
     // Everything on the device but what is to be left over.
     void leave(int64_t bytes) {
-        config_.budgets.device_bytes = kUnlimited;
-        config_.budgets.device_bytes = keeping(0).device_bytes + bytes;
+        request_.budgets.device_bytes = kUnlimited;
+        request_.budgets.device_bytes = keeping(0).device_bytes + bytes;
     }
 
     // As placements are compared; infinite where so many do not fit.
@@ -83,31 +83,32 @@ protected:
         std::vector<LayerPlan> plans(layers_.size());
         const zero::Partition alone;
         const std::vector<Chunk> chunks =
-            cut_chunks(layers_, config_.swap.chunk_elements, alone, plans);
+            cut_chunks(layers_, request_.swap.chunk_elements, alone, plans);
         const std::vector<AccumulatorSpill> spills =
-            cut_spills(layers_, config_.swap.chunk_elements, plans);
+            cut_spills(layers_, request_.swap.chunk_elements, plans);
         const Workload work{
             .layers = layers_,
             .numerics = numerics_,
             .needs = needs_,
             .partition = alone,
-            .chunk_elements = config_.swap.chunk_elements,
+            .chunk_elements = request_.swap.chunk_elements,
             .report_bytes = Plan{.micro_batches = 4, .layers = layers_}.report_bytes()};
         std::vector<KeptResult> last;
         for (int64_t i = 0; i < attention; ++i)
             last.push_back({static_cast<size_t>(kBlocks - i), Saved::attention});
         for (int64_t i = 0; i < mlp; ++i)
             last.push_back({static_cast<size_t>(kBlocks - i), Saved::mlp});
-        Config config = config_;
-        config.swap.groups = groups;
-        const Placement placement = place(config, work, chunks, spills, machine_, {inputs, last});
+        PlanRequest request = request_;
+        request.swap.groups = groups;
+        const Placement placement =
+            place(request, work, chunks, spills, measured(), {inputs, last});
         const int64_t kept = std::ranges::count(placement.kept[0], true) +
                              std::ranges::count(placement.kept[1], true);
         if (kept < attention + mlp) return {kNever, kNever};
-        return step_seconds(config, work, chunks, spills, placement, machine_);
+        return step_seconds(request, work, chunks, spills, placement, measured());
     }
 
-    Config config_{};
+    PlanRequest request_{};
     std::vector<model::Layer> layers_ = eight_blocks();
     const model::Numerics numerics_{.sequence = 64, .micro_batch = 1};
     DeviceNeeds needs_{
@@ -115,12 +116,32 @@ protected:
         .scratch = 1 << 20,
         .kept = {kAttention, 0},
         .saved_flops = {std::vector<double>(kBlocks, 1e6), std::vector<double>(kBlocks, 1e6)}};
-    MachineFigures machine_{};
+    // Of a step's kernels, where they were timed.
+    struct Machine : cost::Measurements {
+        double forward_s = 0, backward_s = 0;
+        Machine& operator=(const cost::Measurements& measured) {
+            static_cast<cost::Measurements&>(*this) = measured;
+            forward_s = backward_s = 0;
+            return *this;
+        }
+    } machine_{};
+    cost::Measurements measured() const {
+        cost::Measurements found = machine_;
+        const auto take = [&](cost::Op op, double seconds) {
+            if (seconds <= 0) return;
+            constexpr auto kBlock = static_cast<int64_t>(model::LayerKind::block);
+            found.kernels.seconds[{static_cast<int64_t>(op), kBlock, 0}] =
+                seconds / static_cast<double>(request_.micro_batches * kBlocks);
+        };
+        take(cost::Op::forward, machine_.forward_s);
+        take(cost::Op::backward, machine_.backward_s);
+        return found;
+    }
 };
 
 TEST_F(Recomputation, CountsWhatIsKeptToTheByte) {
     for (const int64_t groups : {1, 2, 4}) {
-        config_.swap.groups = groups;
+        request_.swap.groups = groups;
         const int64_t without = keeping(0).device_bytes;
         for (const int64_t blocks : {1, 3, 8, 99}) {
             const Plan plan = keeping(blocks);
@@ -153,8 +174,8 @@ TEST_F(Recomputation, OnlyBlocksThatBackwardVisitsKeepIt) {
 }
 
 TEST_F(Recomputation, WhatIsAskedForIsKeptOrRefusedWithTheBudgetThatWorks) {
-    config_.swap.save_attention = 5;
-    config_.budgets.device_bytes = 1;
+    request_.swap.save_attention = 5;
+    request_.budgets.device_bytes = 1;
     int64_t smallest = 0;
     try {
         plan();
@@ -165,16 +186,16 @@ TEST_F(Recomputation, WhatIsAskedForIsKeptOrRefusedWithTheBudgetThatWorks) {
         const std::string& text = error.problem().measured;
         smallest = std::stoll(text.substr(text.find('(') + 1));
     }
-    config_.budgets.device_bytes = smallest;
+    request_.budgets.device_bytes = smallest;
     EXPECT_EQ(attention_kept(plan()), 5);
     EXPECT_EQ(plan().device_bytes, smallest);
     EXPECT_EQ(plan().groups, 4);  // fewer micro-batches at a time keep less
-    --config_.budgets.device_bytes;
+    --request_.budgets.device_bytes;
     EXPECT_THROW(plan(), Error);
 }
 
 TEST_F(Recomputation, NothingIsKeptWhereNobodySaidWhatIsToSpare) {
-    machine_.saved_s[at(Saved::attention)] = 1;
+    machine_.kernels.saved_s[at(Saved::attention)] = 1;
     EXPECT_EQ(attention_kept(plan()), 0);
     leave(kGiB);
     EXPECT_EQ(attention_kept(plan()), kBlocks);
@@ -182,16 +203,16 @@ TEST_F(Recomputation, NothingIsKeptWhereNobodySaidWhatIsToSpare) {
 
 // Asked for, block inputs come first.
 TEST_F(Recomputation, KeepsNothingInPlaceOfABlockInputThatShallStay) {
-    config_.swap.save_inputs = kBlocks;
-    machine_.saved_s[at(Saved::attention)] = 1;
+    request_.swap.save_inputs = kBlocks;
+    machine_.kernels.saved_s[at(Saved::attention)] = 1;
     leave(0);
-    const int64_t all = config_.budgets.device_bytes;
+    const int64_t all = request_.budgets.device_bytes;
     int64_t spilled = 0, partly = 0;
     for (const int64_t groups : {1, 2, 4}) {
-        config_.swap.groups = groups;
+        request_.swap.groups = groups;
         const int64_t inputs = 4 / groups * kBlocks;
         for (int64_t budget = all; budget > 3 * kMiB; budget -= 100 * kKiB) {
-            config_.budgets.device_bytes = budget;
+            request_.budgets.device_bytes = budget;
             try {
                 const Plan made = plan();
                 EXPECT_EQ(inputs_on_device(made), inputs_on_device(keeping(0)));
@@ -216,21 +237,21 @@ TEST_F(Recomputation, LongSequencesKeepAttentionAndShortOnesState) {
         return std::ranges::count_if(
             plan.chunks, [&](const Chunk& chunk) { return plan.updates_on_device(chunk); });
     };
-    config_.swap.groups = 1;
-    config_.swap.save_inputs = kBlocks;
+    request_.swap.groups = 1;
+    request_.swap.save_inputs = kBlocks;
     leave(0);
-    config_.budgets.device_bytes -= 2 * kMiB;
+    request_.budgets.device_bytes -= 2 * kMiB;
     machine_.forward_s = 1e-3;
     machine_.backward_s = 3e-3;
-    machine_.saved_s[at(Saved::attention)] = 4e-5;  // 1.3 ms of a step
+    machine_.kernels.saved_s[at(Saved::attention)] = 4e-5;  // 1.3 ms of a step
     const Plan lengthy = plan();
     EXPECT_EQ(attention_kept(lengthy), kBlocks);
     machine_.dram_bytes_per_s = 1e9;  // then updates bind, whatever is computed
     const Plan slow_host = plan();
     EXPECT_EQ(attention_kept(slow_host), 0);
     EXPECT_GT(state_on_device(slow_host), state_on_device(lengthy));
-    machine_ = default_figures(config_);
-    machine_.saved_s[at(Saved::attention)] = 1e-9;
+    machine_ = cost::default_measurements(request_.device);
+    machine_.kernels.saved_s[at(Saved::attention)] = 1e-9;
     machine_.forward_s = machine_.backward_s = 1e-6;
     EXPECT_EQ(attention_kept(plan()), 0);
     EXPECT_EQ(state_on_device(plan()), state_on_device(keeping(0)));
@@ -239,24 +260,25 @@ TEST_F(Recomputation, LongSequencesKeepAttentionAndShortOnesState) {
 // No other count makes the step shorter, but where a run whose speculative updates are rolled back
 // would pay for it.
 TEST_F(Recomputation, TheCountIsTheBestOfAll) {
-    config_.swap.groups = 1;
-    config_.swap.save_inputs = kBlocks;
+    request_.swap.groups = 1;
+    request_.swap.save_inputs = kBlocks;
     std::set<int64_t> counts;
-    for (const char* device : {"cpu", "cuda"}) {
-        config_.device = device;
-        config_.swap.state_on_device = 1;
+    for (const DeviceKind device : {DeviceKind::cpu, DeviceKind::cuda}) {
+        request_.device = device;
+        request_.swap.state_on_device = 1;
         leave(0);
-        const int64_t all = config_.budgets.device_bytes;
+        const int64_t all = request_.budgets.device_bytes;
         for (const int64_t missing : {0, 2, 4, 8, 12}) {
-            config_.budgets.device_bytes = all - missing * kMiB;
+            request_.budgets.device_bytes = all - missing * kMiB;
             for (double attention_s = 1e-8; attention_s < 1e-3; attention_s *= 3) {
-                machine_ = default_figures(config_);
-                machine_.saved_s[at(Saved::attention)] = attention_s;
+                machine_ = cost::default_measurements(request_.device);
+                machine_.kernels.saved_s[at(Saved::attention)] = attention_s;
                 machine_.forward_s = 5e-4;
                 machine_.backward_s = 1e-3 + 32 * attention_s;
                 const Plan made = plan();
-                SCOPED_TRACE(testing::Message() << device << ", " << missing << " MiB missing, "
-                                                << attention_s << " s: " << attention_kept(made));
+                SCOPED_TRACE(testing::Message()
+                             << name_of(device) << ", " << missing << " MiB missing, "
+                             << attention_s << " s: " << attention_kept(made));
                 const StepSeconds chosen = seconds_keeping(attention_kept(made));
                 std::vector<StepSeconds> all_ways;
                 for (int64_t other = 0; other <= kBlocks; ++other)
@@ -265,14 +287,14 @@ TEST_F(Recomputation, TheCountIsTheBestOfAll) {
                 EXPECT_LE(chosen.rest, rest * 1.01);
                 for (const StepSeconds& other : all_ways) {
                     if (other.rest > rest * 1.01) continue;
-                    EXPECT_LE(chosen.expected(config_), other.expected(config_) * (1 + 1e-12));
+                    EXPECT_LE(chosen.expected(request_), other.expected(request_) * (1 + 1e-12));
                 }
-                config_.swap.speculate = "all";
+                request_.swap.speculate = Speculate::all;
                 const double all_committed = seconds_keeping(attention_kept(plan())).committed;
                 for (int64_t other = 0; other <= kBlocks; ++other)
                     EXPECT_LE(all_committed, seconds_keeping(other).committed * (1 + 1e-12))
                         << other;
-                config_.swap.speculate = "auto";
+                request_.swap.speculate = Speculate::automatic;
                 counts.insert(attention_kept(made));
             }
         }
@@ -282,46 +304,46 @@ TEST_F(Recomputation, TheCountIsTheBestOfAll) {
 
 // What is said of clipping decides what a step may take that speculates on nothing.
 TEST_F(Recomputation, WhatIsSaidOfClippingWeighsStepsWithAndWithoutSpeculation) {
-    config_.swap.groups = 1;
-    config_.swap.save_inputs = kBlocks;
-    config_.swap.state_on_device = 1;
+    request_.swap.groups = 1;
+    request_.swap.save_inputs = kBlocks;
+    request_.swap.state_on_device = 1;
     leave(0);
-    config_.budgets.device_bytes -= 14 * kMiB;
-    config_.budgets.host_bytes = kGiB;  // in memory alone speculative updates have room
+    request_.budgets.device_bytes -= 14 * kMiB;
+    request_.budgets.host_bytes = kGiB;  // in memory alone speculative updates have room
     const double update_s = 131072 * 32 / machine_.dram_bytes_per_s;
     machine_.update_overhead_s = 0;
     machine_.forward_s = kBlocks * update_s * 0.6;
     machine_.backward_s = 3 * machine_.forward_s;
-    machine_.saved_s[at(Saved::attention)] = update_s * 0.002;
+    machine_.kernels.saved_s[at(Saved::attention)] = update_s * 0.002;
     std::vector<int64_t> counts;
     for (const double clipped : {0.0, 0.25, 0.5, 1.0}) {
-        config_.swap.expect_clipped = clipped;
+        request_.swap.expect_clipped = clipped;
         const int64_t made = attention_kept(plan());
-        const double chosen = seconds_keeping(made).expected(config_);
+        const double chosen = seconds_keeping(made).expected(request_);
         for (int64_t other = 0; other <= kBlocks; ++other) {
             const StepSeconds seconds = seconds_keeping(other);
-            EXPECT_LE(chosen, seconds.expected(config_) * (1 + 1e-12)) << other << ", " << clipped;
-            EXPECT_DOUBLE_EQ(seconds.expected(config_),
+            EXPECT_LE(chosen, seconds.expected(request_) * (1 + 1e-12)) << other << ", " << clipped;
+            EXPECT_DOUBLE_EQ(seconds.expected(request_),
                              (1 - clipped) * seconds.committed + clipped * seconds.rest);
         }
         counts.push_back(made);
     }
     EXPECT_TRUE(std::ranges::is_sorted(counts, std::greater()));
     EXPECT_GT(counts.front(), counts.back());
-    config_.swap.expect_clipped = -1;
-    config_.clip_norm = 0;  // then none is
+    request_.swap.expect_clipped = std::nullopt;
+    request_.clips = false;  // then none is
     EXPECT_EQ(attention_kept(plan()), counts.front());
-    config_.swap.speculate = "off";
-    config_.swap.expect_clipped = 0;  // of speculative updates that are not made
+    request_.swap.speculate = Speculate::off;
+    request_.swap.expect_clipped = 0;  // of speculative updates that are not made
     EXPECT_EQ(attention_kept(plan()), counts.back());
 }
 
 // Forward waits for a layer whose update has not ended. Speculative ones have begun during
 // backward, but for the first layers', whose gradients come last.
 TEST_F(Recomputation, ForwardWaitsForUpdatesThatAreLate) {
-    config_.swap.groups = 1;
-    config_.swap.speculate = "all";
-    config_.swap.state_on_device = 0;
+    request_.swap.groups = 1;
+    request_.swap.speculate = Speculate::all;
+    request_.swap.state_on_device = 0;
     machine_.update_overhead_s = 0;
     machine_.copy_bytes_per_s = 1e13;
     const auto check = [&](double block_s) {
@@ -345,8 +367,8 @@ TEST_F(Recomputation, ForwardWaitsForUpdatesThatAreLate) {
     };
     check(131072 * 32 / machine_.dram_bytes_per_s);
     // State on a drive is updated no sooner than it has been read and is written.
-    config_.budgets.nvme = {{.path = "/nvme"}};
-    config_.swap.state_on_nvme = 1;
+    request_.budgets.nvme = {{.path = "/nvme"}};
+    request_.swap.state_on_nvme = 1;
     machine_.nvme_bytes_per_s = machine_.dram_bytes_per_s / 4;
     check(2 * 131072 * 12 / machine_.nvme_bytes_per_s);
 }
@@ -355,15 +377,15 @@ TEST_F(Recomputation, ForwardWaitsForUpdatesThatAreLate) {
 TEST_F(Recomputation, ResultsAreKeptByWhatTheirBytesSave) {
     needs_.kept[at(Saved::mlp)] = kMlp;
     leave(0);
-    config_.budgets.device_bytes -= (4 * kBlocks - 2) * kInput;  // no state, no weights
+    request_.budgets.device_bytes -= (4 * kBlocks - 2) * kInput;  // no state, no weights
     const int64_t nothing = keeping(0).device_bytes;
-    config_.swap.groups = 1;
-    config_.swap.state_on_device = 0;
-    config_.budgets.device_bytes = 2 * nothing + 4 * (kMlp + kSaved);
+    request_.swap.groups = 1;
+    request_.swap.state_on_device = 0;
+    request_.budgets.device_bytes = 2 * nothing + 4 * (kMlp + kSaved);
     machine_.forward_s = machine_.backward_s = 1;  // compute binds
     for (const bool mlp_first : {false, true}) {
-        machine_.saved_s[at(Saved::attention)] = 1e-3;
-        machine_.saved_s[at(Saved::mlp)] = mlp_first ? 4e-3 : 2e-3;
+        machine_.kernels.saved_s[at(Saved::attention)] = 1e-3;
+        machine_.kernels.saved_s[at(Saved::mlp)] = mlp_first ? 4e-3 : 2e-3;
         const Plan made = plan();
         SCOPED_TRACE(testing::Message() << attention_kept(made) << " attention, "
                                         << made.blocks_keeping(Saved::mlp) << " MLPs");
@@ -372,43 +394,43 @@ TEST_F(Recomputation, ResultsAreKeptByWhatTheirBytesSave) {
         EXPECT_GT(more, 0);
         EXPECT_TRUE(less == 0 || more == kBlocks);
     }
-    config_.swap.save_mlp = 2;
+    request_.swap.save_mlp = 2;
     EXPECT_EQ(kept(plan(), Saved::mlp), (std::vector<int64_t>{6, 7}));
 }
 
 // Beside a GPU, inputs make room for results where their way to the host and back is the shorter.
 TEST_F(Recomputation, InputsLeaveWhereCopiesHaveTimeForThem) {
     needs_.kept[at(Saved::mlp)] = kMlp;
-    config_.swap.groups = 1;
-    config_.swap.state_on_device = 0;
-    config_.swap.speculate = "off";
+    request_.swap.groups = 1;
+    request_.swap.state_on_device = 0;
+    request_.swap.speculate = Speculate::off;
     leave(0);
-    config_.budgets.device_bytes -= kBlocks * 131072 * 4;  // no weights
+    request_.budgets.device_bytes -= kBlocks * 131072 * 4;  // no weights
     std::set<int64_t> counts;
     for (const double copy_bytes_per_s : {1e8, 1e9, 4e9, 1e12}) {
         SCOPED_TRACE(copy_bytes_per_s);
-        machine_ = default_figures(config_);
+        machine_ = cost::default_measurements(request_.device);
         machine_.copy_bytes_per_s = copy_bytes_per_s;
         machine_.dram_bytes_per_s = 1e13;
         machine_.forward_s = 1e-3;
         machine_.backward_s = 4e-3;
-        machine_.saved_s = {2e-5, 6e-5};
+        machine_.kernels.saved_s = {2e-5, 6e-5};
         const auto seconds_of = [&](const Plan& made) {
             return seconds_keeping(attention_kept(made), made.blocks_keeping(Saved::mlp), 1,
                                    made.blocks_keeping_inputs())
-                .expected(config_);
+                .expected(request_);
         };
         const Plan made = plan();
         counts.insert(made.blocks_keeping_inputs());
         for (int64_t blocks = 0; blocks <= kBlocks; ++blocks) {
-            config_.swap.save_inputs = blocks;
+            request_.swap.save_inputs = blocks;
             const Plan other = plan();
             EXPECT_EQ(inputs_on_device(other), 4 * other.blocks_keeping_inputs());
             EXPECT_LE(other.blocks_keeping_inputs(), blocks);
             EXPECT_LE(seconds_of(made), seconds_of(other) * 1.0201) << blocks;
         }
-        config_.swap.save_inputs = -1;
-        machine_.device_beside = false;
+        request_.swap.save_inputs = std::nullopt;
+        machine_.computes_on_host = true;
         EXPECT_EQ(inputs_on_device(plan()), 4 * kBlocks);
     }
     EXPECT_GE(counts.size(), 2u);
@@ -418,8 +440,8 @@ TEST_F(Recomputation, InputsLeaveWhereCopiesHaveTimeForThem) {
 // A refusal names the least that works in any number of groups.
 TEST_F(Recomputation, MoreGroupsAreTriedWhereTheFewestDoNotFit) {
     const auto smallest = [this](int64_t BudgetConfig::*budget, int64_t groups) -> int64_t {
-        config_.swap.groups = groups;
-        config_.budgets.*budget = 1;
+        request_.swap.groups = groups;
+        request_.budgets.*budget = 1;
         try {
             plan();
         } catch (const Error& error) {
@@ -429,66 +451,66 @@ TEST_F(Recomputation, MoreGroupsAreTriedWhereTheFewestDoNotFit) {
         ADD_FAILURE() << "it fits";
         return 0;
     };
-    config_.swap.save_inputs = 0;
-    config_.swap.state_on_device = 0;
-    config_.budgets.device_bytes = smallest(&BudgetConfig::device_bytes, 1);
+    request_.swap.save_inputs = 0;
+    request_.swap.state_on_device = 0;
+    request_.budgets.device_bytes = smallest(&BudgetConfig::device_bytes, 1);
     const int64_t one = smallest(&BudgetConfig::host_bytes, 1);
     const int64_t four = smallest(&BudgetConfig::host_bytes, 4);
     const int64_t any = smallest(&BudgetConfig::host_bytes, 0);
     EXPECT_NE(one, four);
     EXPECT_LE(any, std::min(one, four));
-    config_.budgets.host_bytes = any;
+    request_.budgets.host_bytes = any;
     EXPECT_LE(plan().host_bytes, any);
-    --config_.budgets.host_bytes;
+    --request_.budgets.host_bytes;
     EXPECT_THROW(plan(), Error);
     // The same of NVMe, where whatever is too much for the host goes.
-    config_.budgets.host_bytes = any / 2;
-    config_.budgets.nvme = {{.path = "/nvme"}};
+    request_.budgets.host_bytes = any / 2;
+    request_.budgets.nvme = {{.path = "/nvme"}};
     int64_t least = kUnlimited, most = 0;
     for (const int64_t groups : {1, 2, 4}) {
-        config_.swap.groups = groups;
+        request_.swap.groups = groups;
         least = std::min(least, plan().nvme_bytes);
         most = std::max(most, plan().nvme_bytes);
     }
     ASSERT_LT(least, most);
-    config_.swap.groups = 0;
-    config_.budgets.nvme[0].size_bytes = least;
+    request_.swap.groups = 0;
+    request_.budgets.nvme[0].size_bytes = least;
     EXPECT_LE(plan().nvme_bytes, least);
 }
 
 // In more groups a block keeps less at a time, so that more blocks keep it, and weights travel
 // more often: worth it where kernels bind.
 TEST_F(Recomputation, GroupsAreAsManyAsMakeTheStepShortest) {
-    config_.swap.save_inputs = kBlocks;
+    request_.swap.save_inputs = kBlocks;
     needs_.kept[at(Saved::mlp)] = kMlp;
-    config_.swap.state_on_device = 0;
+    request_.swap.state_on_device = 0;
     std::set<int64_t> groups;
     leave(0);
-    const int64_t all = config_.budgets.device_bytes;
+    const int64_t all = request_.budgets.device_bytes;
     for (const double copy_bytes_per_s : {1e8, 1e10, 1e12}) {
         for (const int64_t missing : {0, 1, 2, 3}) {
-            config_.budgets.device_bytes = all - missing * kMiB;
-            machine_ = default_figures(config_);
+            request_.budgets.device_bytes = all - missing * kMiB;
+            machine_ = cost::default_measurements(request_.device);
             machine_.copy_bytes_per_s = copy_bytes_per_s;
             machine_.dram_bytes_per_s = 1e13;
             machine_.forward_s = 1e-3;
             machine_.backward_s = 4e-3;
-            machine_.saved_s = {2e-5, 6e-5};
+            machine_.kernels.saved_s = {2e-5, 6e-5};
             const Plan made = plan();
             const int64_t attention = attention_kept(made), mlp = made.blocks_keeping(Saved::mlp);
             SCOPED_TRACE(testing::Message() << copy_bytes_per_s << " B/s, " << missing
                                             << " MiB missing: " << made.groups << " groups, "
                                             << attention << ", " << mlp);
-            const double chosen = seconds_keeping(attention, mlp, made.groups).expected(config_);
+            const double chosen = seconds_keeping(attention, mlp, made.groups).expected(request_);
             for (const int64_t other : {1, 2, 4})
-                EXPECT_LE(chosen * 0.98, seconds_keeping(attention, mlp, other).expected(config_));
+                EXPECT_LE(chosen * 0.98, seconds_keeping(attention, mlp, other).expected(request_));
             // Nor do steps without speculative updates pay more than their hundredth for it.
             EXPECT_LE(seconds_keeping(attention, mlp, made.groups).rest,
                       seconds_keeping(0, 0, 1).rest * 1.01 * 1.02);
             groups.insert(made.groups);
-            config_.swap.groups = 2;
+            request_.swap.groups = 2;
             EXPECT_EQ(plan().groups, 2);
-            config_.swap.groups = 0;
+            request_.swap.groups = 0;
         }
     }
     EXPECT_GE(groups.size(), 2u);

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "tests/support/tiny_run.h"
+#include "train/from_config.h"
 
 namespace ferry::train {
 namespace {
@@ -14,8 +15,8 @@ namespace {
 class ClippedShare : public testing::Test {
 protected:
     ClippedShare() {
-        config_.device = "cuda";
-        config_.precision = "bf16";
+        config_.device = DeviceKind::cuda;
+        config_.precision = DType::bf16;
         config_.model = {.hidden = 3072,
                          .layers = 28,
                          .heads = 24,
@@ -31,22 +32,25 @@ protected:
         forecaster_ = Forecaster::make(
             config_, {},
             {.architecture = "cuda sm_90", .needs = {.overhead = 700 * kMiB}, .threads = 16});
-        const LinkSpeeds links{
-            .copy_bytes_per_s = 5.4e10, .dram_bytes_per_s = 1.9e11, .device_bytes_per_s = 4e12};
-        forecaster_->plan_by(Machine{.links = links,
-                                     .check_bytes_per_s = 1.5e10,
-                                     .update_overhead_s = 1.1e-4,
-                                     .threads = 16,
-                                     .computes_on_host = false},
-                             std::nullopt);
-        plan_ = forecaster_->plan(config_);
-        figures_ = forecaster_->assumed(plan_);
-        figures_.machine.links = links;
+        const cost::Measurements known{.copy_bytes_per_s = 5.4e10,
+                                       .dram_bytes_per_s = 1.9e11,
+                                       .update_overhead_s = 1.1e-4,
+                                       .out_of_place = 1,
+                                       .check_bytes_per_s = 1.5e10,
+                                       .threads = 16,
+                                       .device_bytes_per_s = 4e12,
+                                       .computes_on_host = false};
+        forecaster_->plan_by(known);
+        plan_ = forecaster_->plan(request_of(config_));
+        const cost::Measurements assumed = forecaster_->assumed(plan_);
+        figures_ = cost::known_or(known, assumed);
+        figures_.update_overhead_s = assumed.update_overhead_s;
+        figures_.kernels = assumed.kernels;
     }
     planner::Plan expecting(double clipped) {
-        Config config = config_;
-        config.swap.expect_clipped = asked_for_ = clipped;
-        return forecaster_->plan(config);
+        planner::PlanRequest request = request_of(config_);
+        request.swap.expect_clipped = asked_for_ = clipped;
+        return forecaster_->plan(request);
     }
     std::string saved(const planner::Plan& plan, int64_t clipped, int64_t steps,
                       int64_t skipped = 0) {
@@ -58,7 +62,7 @@ protected:
     Config config_;
     std::unique_ptr<Forecaster> forecaster_;
     planner::Plan plan_;
-    Figures figures_;
+    cost::Measurements figures_;
     double asked_for_ = -1;
 };
 
@@ -98,28 +102,30 @@ TEST_F(ClippedShare, OfAPlanThatCannotBeMadeSaysNothing) {
 }
 
 TEST_F(ClippedShare, OfAPlanWithoutSpeculationSaysNothing) {
-    config_.swap.speculate = "off";
-    EXPECT_EQ(saved(forecaster_->plan(config_), 0, 400), "");
+    config_.swap.speculate = Speculate::off;
+    EXPECT_EQ(saved(forecaster_->plan(request_of(config_)), 0, 400), "");
     EXPECT_EQ(asked_for_, -1);
 }
 
 // Of a machine that computes beside the host, a hundred times as fast as it updates.
-Figures figures_of(const Config& config) {
+cost::Measurements figures_of(const Config& config) {
     const auto forecaster = Forecaster::make(config);
-    const planner::Plan plan = forecaster->plan(config);
-    Figures found = forecaster->assumed(plan);
-    found.machine = {.links = {.copy_bytes_per_s = 1e12,
-                               .nvme_bytes_per_s = 1e9,
-                               .dram_bytes_per_s = 1e9,
-                               .device_bytes_per_s = 1e12},
-                     .check_bytes_per_s = 1e10,
-                     .computes_on_host = false};
-    const Forecast forecast = forecaster->forecast(config, plan, found);
-    const double step_s = found.kernels.sum(forecast.schedule, plan);
+    const planner::Plan plan = forecaster->plan(request_of(config));
+    const cost::KernelTimes assumed = forecaster->assumed(plan).kernels;
+    cost::Measurements found{.copy_bytes_per_s = 1e12,
+                             .nvme_bytes_per_s = 1e9,
+                             .dram_bytes_per_s = 1e9,
+                             .out_of_place = 1,
+                             .check_bytes_per_s = 1e10,
+                             .device_bytes_per_s = 1e12,
+                             .computes_on_host = false,
+                             .kernels = assumed};
+    const Forecast forecast = forecaster->forecast(request_of(config), plan, found);
+    const double step_s = found.kernels.sum(forecast.schedule, planner::work_of(plan));
     double backward_s = 0;
     for (auto& [kind, seconds] : found.kernels.seconds) {
         seconds *= 1e-3 / step_s;
-        if (kind[0] == static_cast<int64_t>(planner::Op::backward))
+        if (kind[0] == static_cast<int64_t>(cost::Op::backward))
             backward_s = std::max(backward_s, seconds);
     }
     found.kernels.saved_s = {0.1 * backward_s, 0.4 * backward_s};
@@ -134,7 +140,7 @@ TEST(Run, SaysWhatExpectingItsClippedShareWouldHaveSaved) {
     config.clip_norm = 1e6;
     config.budgets = {.device_bytes = 1000 * kKiB, .host_bytes = 16 * kMiB};
     config.swap.state_on_device = 1;
-    const Figures figures = figures_of(config);
+    const cost::Measurements figures = figures_of(config);
     const auto executor = make_thread_executor();
     const auto engine = Engine::make(config, {.executor = executor.get(), .figures = &figures});
     const auto said = [&] {

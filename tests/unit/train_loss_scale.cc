@@ -53,12 +53,12 @@ protected:
     }
     Config config() const {
         Config config = tiny_config(data_);
-        config.device = GetParam();
+        config.device = device_from(GetParam());
         return config;
     }
-    TinyOutcome run(Config config, const char* precision = "fp16") {
+    TinyOutcome run(Config config, DType precision = DType::f16) {
         config.precision = precision;
-        config.numerics.wire = "auto";
+        config.numerics.wire = std::nullopt;
         return run_tiny(config, {.executor = executor_.get()});
     }
     TinyData data_;
@@ -66,7 +66,7 @@ protected:
 };
 
 TEST_P(Fp16, LossesAreNearThoseOfFp32) {
-    const TinyOutcome exact = run(config(), "fp32"), half = run(config());
+    const TinyOutcome exact = run(config(), DType::f32), half = run(config());
     ASSERT_EQ(half.report.skipped_steps, 0);
     for (size_t step = 0; step < exact.losses.size(); ++step)
         EXPECT_NEAR(half.losses[step], exact.losses[step], 2e-3) << step;
@@ -75,7 +75,8 @@ TEST_P(Fp16, LossesAreNearThoseOfFp32) {
 TEST_P(Fp16, PlacementsAndSpeculationChangeNoBit) {
     const TinyOutcome in_memory = run(config());
     const TemporaryDirectory directory;
-    for (const char* speculative : {"off", "all"}) {
+    for (const Speculate speculative : {Speculate::off, Speculate::all}) {
+        SCOPED_TRACE(speculative == Speculate::all ? "all" : "off");
         Config tight = config();
         tight.budgets.nvme = {{.path = directory.path(), .size_bytes = 64 * kMiB}};
         tight.swap.state_on_nvme = 1;
@@ -85,16 +86,16 @@ TEST_P(Fp16, PlacementsAndSpeculationChangeNoBit) {
         tight.io.direct = false;  // the directory may be in memory
         const TinyOutcome same = run(tight);
         EXPECT_GT(same.report.paths.at(0).bytes_written, 0);
-        EXPECT_EQ(same.hash, in_memory.hash) << speculative;
-        EXPECT_EQ(same.losses, in_memory.losses) << speculative;
+        EXPECT_EQ(same.hash, in_memory.hash);
+        EXPECT_EQ(same.losses, in_memory.losses);
     }
 }
 
 TEST_P(Fp16, AnOverflowSkipsTheStepAndLeavesTheStateAlone) {
     Config config = this->config();
     config.steps = 1;
-    config.precision = "fp16";
-    config.numerics.residual = "fp32";
+    config.precision = DType::f16;
+    config.numerics.residual = DType::f32;
     // Gradients of a loss that is a sum over two targets instead of a mean over many: far too
     // large.
     config.batch = {.sequence = 1, .micro_batch = 1, .micro_batches = 1};

@@ -6,7 +6,7 @@
 namespace ferry::train {
 namespace {
 
-Config config_of(const char* device, int64_t sequence, int64_t micro_batch) {
+Config config_of(DeviceKind device, int64_t sequence, int64_t micro_batch) {
     Config config;
     config.device = device;
     config.batch.sequence = sequence;
@@ -19,7 +19,7 @@ int64_t head_tile_of(const Config& config, int64_t vocab, int64_t intermediate) 
 }
 
 TEST(Numerics, head_tile_on_a_gpu_follows_from_the_vocabulary) {
-    const Config config = config_of("cuda", 1024, 1);
+    const Config config = config_of(DeviceKind::cuda, 1024, 1);
     EXPECT_EQ(head_tile_of(config, 100, 64), 4096);
     EXPECT_EQ(head_tile_of(config, 32'000, 8192), 4096);
     EXPECT_EQ(head_tile_of(config, 1 << 15, 64), 4096);
@@ -64,7 +64,7 @@ TEST(Numerics, head_tile_on_a_gpu_is_larger_where_the_table_is_much_of_the_model
 }
 
 TEST(Numerics, logits_may_be_as_many_as_the_activations_of_the_mlp) {
-    Config config = config_of("cuda", 4096, 8);
+    Config config = config_of(DeviceKind::cuda, 4096, 8);
     EXPECT_EQ(head_tile_of(config, 128'256, 8192), 2048);
     config.numerics.mlp_tile = 4096;
     EXPECT_EQ(head_tile_of(config, 128'256, 8192), 1024);
@@ -73,8 +73,8 @@ TEST(Numerics, logits_may_be_as_many_as_the_activations_of_the_mlp) {
 }
 
 TEST(Numerics, head_tile_elsewhere_is_fixed_and_what_is_asked_for_holds) {
-    EXPECT_EQ(head_tile_of(config_of("cpu", 4096, 8), 32'000, 8192), 1024);
-    for (const char* device : {"cpu", "cuda"}) {
+    EXPECT_EQ(head_tile_of(config_of(DeviceKind::cpu, 4096, 8), 32'000, 8192), 1024);
+    for (DeviceKind device : {DeviceKind::cpu, DeviceKind::cuda}) {
         Config config = config_of(device, 4096, 8);
         config.numerics.head_tile = 50;
         EXPECT_EQ(head_tile_of(config, 32'000, 8192), 50);
@@ -83,7 +83,7 @@ TEST(Numerics, head_tile_elsewhere_is_fixed_and_what_is_asked_for_holds) {
 
 // A budget decides where bytes lie, never which numbers come out.
 TEST(Numerics, no_budget_changes_the_head_tile) {
-    Config config = config_of("cuda", 4096, 8);
+    Config config = config_of(DeviceKind::cuda, 4096, 8);
     config.budgets.device_bytes = 1 << 30;
     EXPECT_EQ(head_tile_of(config, 128'256, 8192), 2048);
 }

@@ -9,12 +9,12 @@
 namespace ferry::train {
 namespace {
 
-using planner::Content;
-using planner::ItemOf;
-using planner::Op;
-using planner::Role;
-using planner::Row;
-using planner::Work;
+using cost::Content;
+using cost::ItemOf;
+using cost::Op;
+using cost::Role;
+using cost::Row;
+using cost::Work;
 using swap::Lane;
 using swap::Task;
 
@@ -37,24 +37,25 @@ planner::Plan plan_of(const Case& of) {
                              .intermediate = 128,
                              .vocab = 256,
                              .tie_embeddings = of.tied};
-    Config config;
-    config.batch = {.sequence = kTokens, .micro_batch = 1, .micro_batches = 4};
-    config.swap = {.chunk_elements = 8192,
-                   .groups = of.groups,
-                   .speculate = "all",
-                   .state_on_nvme = of.on_nvme,
-                   .state_on_device = of.on_device,
-                   .save_attention = 1,
-                   .save_mlp = 2};
-    if (of.on_nvme > 0) config.budgets.nvme = {{.path = "there", .size_bytes = kGiB}};
+    planner::PlanRequest request;
+    request.micro_batches = 4;
+    request.state = of.state;
+    request.swap = {.chunk_elements = 8192,
+                    .groups = of.groups,
+                    .speculate = Speculate::all,
+                    .state_on_nvme = of.on_nvme,
+                    .state_on_device = of.on_device,
+                    .save_attention = 1,
+                    .save_mlp = 2};
+    if (of.on_nvme > 0) request.budgets.nvme = {{.path = "there", .size_bytes = kGiB}};
     return planner::make_plan(
-        config, model::layers_of(shape, {}, false, of.ranks),
+        request, model::layers_of(shape, {}, false, of.ranks),
         {.sequence = kTokens, .micro_batch = 1, .compute = DType::bf16, .wire = DType::bf16},
         {.activation = kInput,
          .scratch = 1 << 20,
          .kept = {kInput, kInput},
          .saved_flops = {std::vector<double>(3, 1.0), std::vector<double>(3, 1.0)}},
-        of.state, planner::default_figures(config),
+        cost::default_measurements(request.device),
         zero::partition_of(of.stage, of.ranks - 1, of.ranks));
 }
 
@@ -84,7 +85,7 @@ void for_kernels(const planner::Plan& plan, const Look& look) {
 // Of an operand as it is read or written once. Of a table and of the embedding's gradient the rows
 // that occur; what a kernel keeps to itself or hands to the next counts for nothing.
 int64_t bytes_of(Content content, Op op, const Work& work) {
-    const bool of_chunk = planner::row_of(op).item == ItemOf::chunk;
+    const bool of_chunk = cost::row_of(op).item == ItemOf::chunk;
     switch (content) {
         case Content::weights:
             return work.layer->elements * size_of(work.compute);
@@ -127,7 +128,7 @@ TEST(OperationRows, AgreeWithTheTasksOfEveryPlan) {
         const planner::Plan plan = plan_of(of);
         for_kernels(plan, [&](const Task& task) {
             const auto op = static_cast<Op>(task.op);
-            const Row& row = planner::row_of(task);
+            const Row& row = cost::row_of(task);
             SCOPED_TRACE(testing::Message() << row.name << ", case " << &of - kCases.data());
             seen.insert(op);
             EXPECT_TRUE(task.lane == row.lane || (row.device_too && task.lane == Lane::compute));
@@ -144,7 +145,7 @@ TEST(OperationRows, AgreeWithTheTasksOfEveryPlan) {
                     EXPECT_FALSE(given);
                     continue;
                 }
-                const planner::OperandOf& operand = row.operands[i];
+                const cost::OperandOf& operand = row.operands[i];
                 EXPECT_TRUE(given || operand.optional || op == Op::agree) << "operand " << i;
                 if (given)
                     touched += (operand.role == Role::in_out ? 2 : 1) *
@@ -153,12 +154,12 @@ TEST(OperationRows, AgreeWithTheTasksOfEveryPlan) {
             // What the ranks exchange does not follow from a rank's buffers.
             EXPECT_EQ(row.bytes(work), row.lane == Lane::comm ? task.bytes : touched);
             if (row.lane == Lane::comm) return;
-            if (row.timed_by != planner::TimedBy::bytes) {
+            if (row.timed_by != cost::TimedBy::bytes) {
                 EXPECT_EQ(task.bytes, touched);
             }
         });
     }
-    for (const Row& row : planner::operations()) EXPECT_TRUE(seen.contains(row.op)) << row.name;
+    for (const Row& row : cost::operations()) EXPECT_TRUE(seen.contains(row.op)) << row.name;
 }
 
 TEST(OperationRows, CountTheProductsOfTheModel) {
@@ -168,12 +169,12 @@ TEST(OperationRows, CountTheProductsOfTheModel) {
         const auto head = static_cast<double>(plan.layers[tied ? 0 : 4].elements);
         constexpr double kAttention = 1000, kMlp = 300, kOnce = 2 * double(kTokens);
         for_kernels(plan, [&](const Task& task) {
-            const Row& row = planner::row_of(task);
+            const Row& row = cost::row_of(task);
             Work work = planner::work_of(plan, task);
             EXPECT_EQ(work.tokens, kTokens);
             work.saved_flops = {kAttention, kMlp};
             const auto keeps = [&](model::Saved what) {
-                return (task.flags & planner::flag_of(what)) != 0;
+                return (task.flags & cost::flag_of(what)) != 0;
             };
             const double flops = row.flops ? row.flops(work) : 0;
             double expected = 0;

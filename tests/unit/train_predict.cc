@@ -1,13 +1,16 @@
 #include <gtest/gtest.h>
 
 #include "device_needs.h"
-#include "measure.h"
+#include "ferry/aio.h"
+#include "planner/recorder.h"
 #include "predict.h"
 
 namespace ferry::train {
 namespace {
 
-using planner::Op;
+using cost::KernelTimes;
+using cost::Measurements;
+using cost::Op;
 using swap::Lane;
 using swap::Task;
 using swap::Verb;
@@ -21,20 +24,25 @@ planner::Plan one_chunk() {
     return plan;
 }
 
-const Machine kMachine{.links = {.copy_bytes_per_s = 1e9,
-                                 .nvme_bytes_per_s = 2e9,
-                                 .dram_bytes_per_s = 1e10,
-                                 .device_bytes_per_s = 1e12},
-                       .check_bytes_per_s = 4e9,
-                       .threads = 4};
+const Measurements kMachine{.copy_bytes_per_s = 1e9,
+                            .nvme_bytes_per_s = 2e9,
+                            .dram_bytes_per_s = 1e10,
+                            .check_bytes_per_s = 4e9,
+                            .threads = 4,
+                            .device_bytes_per_s = 1e12};
+
+// As one_chunk's tasks cost on it.
+swap::CostModel costs(const planner::Plan& plan, const Measurements& measured = kMachine) {
+    return cost::cost_model(planner::work_of(plan), measured);
+}
 
 TEST(CostModel, EachLaneHasItsSpeed) {
     const planner::Plan plan = one_chunk();
-    KernelTimes kernels;
-    kernels
+    Measurements measured = kMachine;
+    measured.kernels
         .seconds[{static_cast<int64_t>(Op::zero), static_cast<int64_t>(plan.layers[0].kind), 77}] =
         0.5;
-    const auto cost = cost_model(plan, kernels, kMachine);
+    const auto cost = costs(plan, measured);
     const auto op = [](Op o) { return static_cast<uint8_t>(o); };
     EXPECT_EQ(cost({.lane = Lane::compute, .op = op(Op::zero), .layer = 0, .bytes = 77}).seconds,
               0.5);
@@ -57,13 +65,13 @@ TEST(CostModel, EachLaneHasItsSpeed) {
 
 TEST(CostModel, RanksTakeTheTimeOfTheirBytesAndOfEveryCall) {
     const planner::Plan plan = one_chunk();
-    Machine machine = kMachine;
+    Measurements machine = kMachine;
     const auto seconds = [&](int64_t bytes) {
-        return cost_model(plan, {}, machine)({.lane = Lane::comm, .bytes = bytes}).seconds;
+        return costs(plan, machine)({.lane = Lane::comm, .bytes = bytes}).seconds;
     };
     EXPECT_EQ(seconds(1000), 1e-6);  // as copies, while nobody knows better
-    machine.links.comm_bytes_per_s = 1e11;
-    machine.links.comm_overhead_s = 2e-5;
+    machine.comm_bytes_per_s = 1e11;
+    machine.comm_overhead_s = 2e-5;
     EXPECT_DOUBLE_EQ(seconds(1000), 2e-5 + 1e-8);
     EXPECT_DOUBLE_EQ(seconds(0), 2e-5);  // the outcome
 }
@@ -77,7 +85,7 @@ TEST(CostModel, AnUpdateChecksWhatIsStored) {
     plan.chunks[0].gradient = 1;
     plan.chunks[0].weight = 2;
     const auto cost = [&] {
-        return cost_model(plan, {}, kMachine)(
+        return costs(plan, kMachine)(
             {.lane = Lane::team, .op = static_cast<uint8_t>(Op::update), .item = 0});
     };
     // State verified and sealed, the weight sealed: by one thread, while the others are free.
@@ -92,6 +100,7 @@ TEST(CostModel, AnUpdateChecksWhatIsStored) {
 TEST(KernelTimes, WhatWasNotMeasuredCostsByItsBytesWhereItCan) {
     planner::Plan plan = one_chunk();
     plan.chunks.push_back({.count = 3 * 8192});
+    const cost::WorkOf work_of = planner::work_of(plan);
     const auto kind = [&](Op op, int64_t size) {
         return KernelTimes::Kind{static_cast<int64_t>(op),
                                  static_cast<int64_t>(plan.layers[0].kind), size};
@@ -102,27 +111,27 @@ TEST(KernelTimes, WhatWasNotMeasuredCostsByItsBytesWhereItCan) {
     const auto task = [](Op op, uint8_t flags, int32_t item) {
         return swap::Task{.op = static_cast<uint8_t>(op), .flags = flags, .layer = 0, .item = item};
     };
-    EXPECT_EQ(times.of(task(Op::round, 0, 0), plan), 0.25);
-    EXPECT_DOUBLE_EQ(times.of(task(Op::round, 0, 1), plan), 0.75);
+    EXPECT_EQ(times.of(task(Op::round, 0, 0), work_of), 0.25);
+    EXPECT_DOUBLE_EQ(times.of(task(Op::round, 0, 1), work_of), 0.75);
     swap::Schedule step;
-    step.tasks = {task(Op::round, 0, 1), task(Op::backward, planner::kNeedsDx, 0)};
-    EXPECT_TRUE(times.covers(step, plan));
-    EXPECT_DOUBLE_EQ(times.sum(step, plan), 1.25);
+    step.tasks = {task(Op::round, 0, 1), task(Op::backward, cost::kNeedsDx, 0)};
+    EXPECT_TRUE(times.covers(step, work_of));
+    EXPECT_DOUBLE_EQ(times.sum(step, work_of), 1.25);
     step.tasks.push_back(task(Op::backward, 0, 0));  // another kind, not another size
-    EXPECT_FALSE(times.covers(step, plan));
+    EXPECT_FALSE(times.covers(step, work_of));
 }
 
 // One is measured, and what gives each result alone; or several.
 TEST(KernelTimes, BackwardThatKeepsSomethingIsSoMuchShorter) {
     const planner::Plan plan = one_chunk();
+    const cost::WorkOf work_of = planner::work_of(plan);
     const auto kind = [&](int64_t flags) {
         return KernelTimes::Kind{static_cast<int64_t>(Op::backward),
                                  static_cast<int64_t>(plan.layers[0].kind), flags};
     };
     using model::Saved;
-    constexpr uint8_t kWhole = planner::kNeedsDx,
-                      kSaved = kWhole + planner::flag_of(Saved::attention),
-                      kBoth = kSaved + planner::flag_of(Saved::mlp);
+    constexpr uint8_t kWhole = cost::kNeedsDx, kSaved = kWhole + cost::flag_of(Saved::attention),
+                      kBoth = kSaved + cost::flag_of(Saved::mlp);
     const auto task = [](uint8_t flags) {
         return swap::Task{.op = static_cast<uint8_t>(Op::backward), .flags = flags, .layer = 0};
     };
@@ -130,24 +139,24 @@ TEST(KernelTimes, BackwardThatKeepsSomethingIsSoMuchShorter) {
     step.tasks = {task(kWhole), task(kSaved), task(kSaved)};
     KernelTimes times;
     times.seconds = {{kind(kWhole), 0.5}};
-    EXPECT_FALSE(times.covers(step, plan));
+    EXPECT_FALSE(times.covers(step, work_of));
     times.saved_s[at(Saved::mlp)] = 0.0625;
-    EXPECT_FALSE(times.covers(step, plan));
+    EXPECT_FALSE(times.covers(step, work_of));
     times.saved_s[at(Saved::attention)] = 0.125;
-    EXPECT_TRUE(times.covers(step, plan));
-    EXPECT_EQ(times.of(task(kBoth), plan), 0.5 - 0.125 - 0.0625);
-    EXPECT_EQ(times.sum(step, plan), 0.5 + 2 * 0.375);
-    EXPECT_EQ(times.saved_by(Saved::attention, task(kWhole), plan), 0.125);
-    EXPECT_EQ(times.saved_by(Saved::mlp, task(kWhole), plan), 0.0625);
+    EXPECT_TRUE(times.covers(step, work_of));
+    EXPECT_EQ(times.of(task(kBoth), work_of), 0.5 - 0.125 - 0.0625);
+    EXPECT_EQ(times.sum(step, work_of), 0.5 + 2 * 0.375);
+    EXPECT_EQ(times.saved_by(Saved::attention, task(kWhole), work_of), 0.125);
+    EXPECT_EQ(times.saved_by(Saved::mlp, task(kWhole), work_of), 0.0625);
     times.seconds = {{kind(kSaved), 0.25}};
-    EXPECT_EQ(times.sum(step, plan), 0.375 + 2 * 0.25);
+    EXPECT_EQ(times.sum(step, work_of), 0.375 + 2 * 0.25);
     times.seconds[kind(kWhole)] = 0.5;
-    EXPECT_EQ(times.sum(step, plan), 0.5 + 2 * 0.25);
+    EXPECT_EQ(times.sum(step, work_of), 0.5 + 2 * 0.25);
     for (const uint8_t flags : {kWhole, kSaved})
-        EXPECT_EQ(times.saved_by(Saved::attention, task(flags), plan), 0.25);
-    EXPECT_EQ(times.of(task(kBoth), plan), 0.25 - 0.0625);  // by the most alike
+        EXPECT_EQ(times.saved_by(Saved::attention, task(flags), work_of), 0.25);
+    EXPECT_EQ(times.of(task(kBoth), work_of), 0.25 - 0.0625);  // by the most alike
     times.seconds = {{kind(kBoth), 0.25}};
-    EXPECT_EQ(times.of(task(kWhole), plan), 0.25 + 0.125 + 0.0625);
+    EXPECT_EQ(times.of(task(kWhole), work_of), 0.25 + 0.125 + 0.0625);
 }
 
 // What a plan of this configuration takes by its kernels is no less than the bound counts, however
@@ -162,33 +171,34 @@ TEST(Bound, CountsNoMoreComputationThanAnyPlan) {
                              .vocab = 64};
     const model::Numerics numerics{.sequence = 64, .micro_batch = 1};
     const std::vector<model::Layer> layers = model::layers_of(shape, {}, false);
-    Config config;
-    config.batch = {.sequence = 64, .micro_batch = 1, .micro_batches = 2};
+    planner::PlanRequest request;
+    request.micro_batches = 2;
     constexpr int64_t kPage = 4096;
     // A block's attention takes one page for a micro-batch, what its MLP gives two.
     const auto plan_keeping = [&](int64_t attention, int64_t mlp) {
-        config.swap.save_attention = attention;
-        config.swap.save_mlp = mlp;
+        request.swap.save_attention = attention;
+        request.swap.save_mlp = mlp;
         return planner::make_plan(
-            config, layers, numerics,
+            request, layers, numerics,
             {.activation = kPage,
              .scratch = 1 << 20,
              .kept = {kPage, 2 * kPage},
              .saved_flops = {std::vector<double>(4, 1.0), std::vector<double>(4, 1.0)}},
-            {}, planner::default_figures(config));
+            cost::default_measurements(request.device));
     };
     for (const int64_t room : {0, 1, 5, 8, 12, 24}) {
-        config.budgets.device_bytes = kUnlimited;
+        request.budgets.device_bytes = kUnlimited;
         const planner::Plan none = plan_keeping(0, 0);
-        Figures figures{.machine = kMachine};
+        Measurements figures = kMachine;
         const swap::Schedule step = record_step(none, Previous::rest, false);
         for (const Task& task : step.tasks) {
-            if (is_timed(task))
-                figures.kernels.seconds[kind_of(task, none)] = 100;  // more than anything else
+            if (cost::is_timed(task))
+                figures.kernels.seconds[KernelTimes::kind_of(task, planner::work_of(none))] =
+                    100;  // more than anything else
         }
-        const double all = figures.kernels.sum(step, none);
+        const double all = figures.kernels.sum(step, planner::work_of(none));
         figures.kernels.saved_s = {30, 40};
-        config.budgets.device_bytes = device_buffer_bytes(none) + room * kPage;
+        request.budgets.device_bytes = device_buffer_bytes(none) + room * kPage;
         for (int64_t attention = 0; attention <= 4; ++attention) {
             for (int64_t mlp = 0; mlp <= 4 && 2 * attention + 4 * mlp <= room; ++mlp) {
                 SCOPED_TRACE(testing::Message() << room << " pages, " << attention << ", " << mlp);
@@ -196,9 +206,9 @@ TEST(Bound, CountsNoMoreComputationThanAnyPlan) {
                 ASSERT_EQ(plan.blocks_keeping(model::Saved::attention), attention);
                 ASSERT_EQ(plan.blocks_keeping(model::Saved::mlp), mlp);
                 const swap::Schedule kept = record_step(plan, Previous::rest, false);
-                const double planned = figures.kernels.sum(kept, plan);
+                const double planned = figures.kernels.sum(kept, planner::work_of(plan));
                 EXPECT_DOUBLE_EQ(planned, all - 2 * 30 * double(attention) - 2 * 40 * double(mlp));
-                const Bound bound = bound_of(config, plan, shape, kept, figures);
+                const cost::Bound bound = bound_of(request.budgets, plan, shape, kept, figures);
                 EXPECT_LE(bound.seconds, planned * (1 + 1e-12));
                 // Copies cost nothing beside these kernels: the bound is of two groups and lets all
                 // inputs go. They leave it their 8 pages, and the second micro-batch's tokens and
@@ -217,7 +227,7 @@ TEST(CostModel, AnUpdateMovesTheStateAsItIsKept) {
     const Task update{.lane = Lane::team, .op = static_cast<uint8_t>(Op::update), .item = 0};
     const auto bytes_each = [&](const StateFormat& state) {
         plan.state = state;
-        return cost_model(plan, {}, kMachine)(update).seconds * 1e10 / 8192;
+        return costs(plan, kMachine)(update).seconds * 1e10 / 8192;
     };
     EXPECT_NEAR(bytes_each({.moment_type = DType::bf16}), 2 * 8 + 4, 1e-9);
     EXPECT_NEAR(bytes_each({.split = true}), 2 * 10 + 6, 1e-9);
@@ -228,9 +238,9 @@ TEST(CostModel, AnUpdateMovesTheStateAsItIsKept) {
 TEST(CostModel, TheHostsCoresAreSharedWhereItComputes) {
     const planner::Plan plan = one_chunk();
     const auto part = [&](bool on_host) {
-        Machine machine = kMachine;
+        Measurements machine = kMachine;
         machine.computes_on_host = on_host;
-        return cost_model(plan, {}, machine)({.verb = Verb::copy, .lane = Lane::d2h}).part;
+        return costs(plan, machine)({.verb = Verb::copy, .lane = Lane::d2h}).part;
     };
     EXPECT_EQ(part(true), (std::array<double, swap::kShared>{0.25, 0, 0.2}));  // read and written
     EXPECT_EQ(part(false), (std::array<double, swap::kShared>{0, 0, 0.1}));
@@ -239,11 +249,11 @@ TEST(CostModel, TheHostsCoresAreSharedWhereItComputes) {
 // What goes through memory takes its part of it: an update all, storage what its bytes cost.
 TEST(CostModel, MemoryIsSharedByWhateverGoesThroughIt) {
     planner::Plan plan = one_chunk();
-    Machine machine = kMachine;
+    Measurements machine = kMachine;
     machine.computes_on_host = false;
-    machine.links.dram_per_nvme_byte = 2;
+    machine.dram_per_nvme_byte = 2;
     const auto dram = [&](const Task& task) {
-        return cost_model(plan, {}, machine)(task).part[static_cast<size_t>(swap::Shared::dram)];
+        return costs(plan, machine)(task).part[static_cast<size_t>(swap::Shared::dram)];
     };
     const auto update = static_cast<uint8_t>(Op::update);
     EXPECT_EQ(dram({.lane = Lane::team, .op = update, .item = 0}), 1);
@@ -258,30 +268,30 @@ TEST(CostModel, MemoryIsSharedByWhateverGoesThroughIt) {
 
 TEST(CostModel, StorageTakesTheCoresThatMoveItsBytes) {
     const planner::Plan plan = one_chunk();
-    Machine machine = kMachine;
+    Measurements machine = kMachine;
     const auto cores = [&](Lane lane, Verb verb) {
-        return cost_model(plan, {}, machine)({.verb = verb, .lane = lane, .bytes = 1})
+        return costs(plan, machine)({.verb = verb, .lane = lane, .bytes = 1})
             .part[static_cast<size_t>(swap::Shared::cores)];
     };
     EXPECT_EQ(cores(Lane::read, Verb::read), 0);
-    machine.links.cores_per_nvme_byte = 0.5e-9;  // at 2 GB/s one of the four
+    machine.cores_per_nvme_byte = 0.5e-9;  // at 2 GB/s one of the four
     EXPECT_DOUBLE_EQ(cores(Lane::read, Verb::read), 0.25);
     EXPECT_DOUBLE_EQ(cores(Lane::write, Verb::write), 0.25);
     EXPECT_EQ(cores(Lane::write, Verb::commit), 0);
-    machine.links.cores_per_nvme_byte = 1;
+    machine.cores_per_nvme_byte = 1;
     EXPECT_EQ(cores(Lane::write, Verb::write), 1) << "there are no more";
 }
 
 TEST(CostModel, TheDeviceUpdatesAtTheRateOfItsOwnMemory) {
     const planner::Plan plan = one_chunk();
-    const auto cost = cost_model(plan, {}, kMachine);
+    const auto cost = costs(plan, kMachine);
     const Task update{.lane = Lane::compute, .op = static_cast<uint8_t>(Op::update), .item = 0};
     EXPECT_DOUBLE_EQ(cost(update).seconds, 8192 * 28 / 1e12);
     // No kernel that is timed, for timing it would change the state.
     swap::Schedule step;
     step.tasks = {update};
-    EXPECT_TRUE(KernelTimes{}.covers(step, plan));
-    EXPECT_EQ(KernelTimes{}.sum(step, plan), 0);
+    EXPECT_TRUE(KernelTimes{}.covers(step, planner::work_of(plan)));
+    EXPECT_EQ(KernelTimes{}.sum(step, planner::work_of(plan)), 0);
 }
 
 }  // namespace

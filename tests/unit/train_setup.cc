@@ -9,8 +9,11 @@
 
 #include "ferry/error.h"
 #include "loader_of.h"
+#include "model_of.h"
+#include "outcome.h"
 #include "plan_figures.h"
 #include "tests/support/temporary_directory.h"
+#include "train/from_config.h"
 
 namespace ferry::train {
 namespace {
@@ -40,17 +43,56 @@ protected:
     const std::unique_ptr<Device> device_ = Device::open(DeviceKind::cpu, *executor_);
 };
 
+// Each word of a key means what the module that it goes to calls so.
+TEST(Words, MeanInTheirModulesWhatTheySay) {
+    Config config;
+    config.steps = 100;
+    for (const std::string word : {"adamw", "adam", "sgd", "lion", "adagrad"}) {
+        set_value(config, "optimizer.method=" + word);
+        EXPECT_EQ(optim::name_of(hyper_of(config).method), word);
+    }
+    config.schedule.total_steps = 100;
+    config.schedule.decay_steps = 10;
+    for (const std::string word :
+         {"constant", "linear", "cosine", "wsd", "one_cycle", "warmup_decay"}) {
+        set_value(config, "schedule.kind=" + word);
+        EXPECT_EQ(optim::name_of(schedule_of(config).kind), word);
+    }
+    for (const std::string word : {"fp32", "bf16", "fp16"}) {
+        set_value(config, "precision=" + word);
+        EXPECT_EQ(name_of(numerics_of(config, {}).compute), word);
+        set_value(config, "numerics.wire=" + word);
+        set_value(config, "numerics.residual=" + word);
+        EXPECT_EQ(name_of(numerics_of(config, {}).wire), word);
+        EXPECT_EQ(name_of(numerics_of(config, {}).residual), word);
+    }
+    EXPECT_EQ(backend_of(IoBackend::automatic), aio::BackendKind::automatic);
+    EXPECT_EQ(backend_of(IoBackend::uring), aio::BackendKind::uring);
+    EXPECT_EQ(backend_of(IoBackend::posix), aio::BackendKind::posix);
+    using enum aio::Leftover;
+    const auto leftover = [](const char* word) {
+        Config of;
+        set_value(of, std::string("io.leftovers=") + word);
+        return volume_options(of, {}, {}, {}, 0).leftover;
+    };
+    EXPECT_EQ(leftover("remove"), remove);
+    EXPECT_EQ(leftover("reuse"), reuse);
+    EXPECT_EQ(leftover("refuse"), refuse);
+    EXPECT_EQ(leftover("remove_any"), remove_any);
+    EXPECT_EQ(leftover("reuse_any"), reuse_any);
+}
+
 TEST(Threads, AreTheCoresButForThoseThatExchange) {
     Topology machine = two_nodes();
     machine.nodes[0].cores = {0, 1, 4, 5, 6, 7, 8, 9};  // ten with the other node's
     Config config;
-    config.device = "cuda";
+    config.device = DeviceKind::cuda;
     EXPECT_EQ(threads_for(config, machine, 1), 10);
     EXPECT_EQ(threads_for(config, machine, 2), 8);
     EXPECT_EQ(threads_for(config, two_nodes(), 2), 3);
     machine.reserved = {0};
     EXPECT_EQ(threads_for(config, machine, 2), 9);
-    config.device = "cpu";
+    config.device = DeviceKind::cpu;
     machine.reserved.clear();
     EXPECT_EQ(threads_for(config, machine, 2), 10);
     config.threads = 5;
@@ -58,12 +100,13 @@ TEST(Threads, AreTheCoresButForThoseThatExchange) {
 }
 
 TEST(PlanningFigures, OfAHostAreSharedByItsRanks) {
-    const Machine host{.links = {.copy_bytes_per_s = 5e10,
-                                 .nvme_bytes_per_s = 4e9,
-                                 .dram_bytes_per_s = 1.6e11,
-                                 .device_bytes_per_s = 4e12}};
-    const planner::MachineFigures one = planning_figures({}, {}, host, {}, 1),
-                                  two = planning_figures({}, {}, host, {}, 2);
+    const cost::Measurements host{.copy_bytes_per_s = 5e10,
+                                  .nvme_bytes_per_s = 4e9,
+                                  .dram_bytes_per_s = 1.6e11,
+                                  .device_bytes_per_s = 4e12,
+                                  .computes_on_host = false};
+    const cost::Measurements one = planning_figures({}, &host, 1),
+                             two = planning_figures({}, &host, 2);
     EXPECT_EQ(one.dram_bytes_per_s, 1.6e11);
     EXPECT_EQ(two.dram_bytes_per_s, 0.8e11);
     EXPECT_EQ(two.nvme_bytes_per_s, 2e9);
@@ -71,26 +114,46 @@ TEST(PlanningFigures, OfAHostAreSharedByItsRanks) {
     EXPECT_EQ(two.device_bytes_per_s, one.device_bytes_per_s);
 }
 
+// What was measured on one rank is its own, beside however many.
+TEST(PlanningFigures, OfARankAreNotSharedOnceMore) {
+    const cost::Measurements rank{
+        .nvme_bytes_per_s = 4e9, .dram_bytes_per_s = 1.6e11, .memory_of = cost::Of::rank};
+    const cost::Measurements four = planning_figures({}, &rank, 4);
+    EXPECT_EQ(four.dram_bytes_per_s, 1.6e11);
+    EXPECT_EQ(four.nvme_bytes_per_s, 1e9) << "drives are the host's";
+    EXPECT_EQ(cost::of_rank(cost::of_rank(four, 4), 4).dram_bytes_per_s, 1.6e11);
+}
+
+TEST(PlanningFigures, GoByEachThatIsKnown) {
+    const planner::PlanRequest request{.device = DeviceKind::cuda};
+    const cost::Measurements some{
+        .copy_bytes_per_s = 1e9, .computes_on_host = false, .product_flops_per_s = 3e13};
+    const cost::Measurements found = planning_figures(request, &some, 1);
+    EXPECT_EQ(found.copy_bytes_per_s, 1e9) << "also where memory was not measured";
+    EXPECT_EQ(found.dram_bytes_per_s, assumed_figures(request.device, {}).dram_bytes_per_s);
+    EXPECT_DOUBLE_EQ(found.assumed_flops_per_s, 0.77 * 3e13) << "by what a product reaches";
+}
+
 // The same drive under two names is one; one that is not there may be another.
 TEST(PlanningFigures, AssumeOfEachDriveAndOfMemoryWhatOneGives) {
     const TemporaryDirectory one, another, in_memory("/dev/shm");
-    const auto figures_of = [](const std::string& device, const std::vector<std::string>& paths) {
-        Config config;
-        config.device = device;
-        for (const std::string& path : paths) config.budgets.nvme.push_back({.path = path});
-        return assumed_figures(config);
+    const auto figures_of = [](DeviceKind device, const std::vector<std::string>& paths) {
+        std::vector<NvmePath> nvme;
+        for (const std::string& path : paths) nvme.push_back({.path = path});
+        return assumed_figures(device, nvme);
     };
-    const auto rate_of = [&](const std::string& device, const std::vector<std::string>& paths) {
+    const auto rate_of = [&](DeviceKind device, const std::vector<std::string>& paths) {
         return figures_of(device, paths).nvme_bytes_per_s;
     };
-    EXPECT_EQ(figures_of("cpu", {}).nvme_at_once, 1);
-    EXPECT_EQ(figures_of("cpu", {one.path(), another.path()}).nvme_at_once, 1);
-    EXPECT_EQ(figures_of("cuda", {one.path(), "/not/there", "/nor/there"}).nvme_at_once, 3);
+    EXPECT_EQ(figures_of(DeviceKind::cpu, {}).nvme_at_once, 1);
+    EXPECT_EQ(figures_of(DeviceKind::cpu, {one.path(), another.path()}).nvme_at_once, 1);
+    EXPECT_EQ(figures_of(DeviceKind::cuda, {one.path(), "/not/there", "/nor/there"}).nvme_at_once,
+              3);
     if (is_memory(one.path()) || !is_memory(in_memory.path()))
         GTEST_SKIP() << "/var/tmp is in memory, or /dev/shm is not";
     for (const auto& [device, drive, memory] :
-         {std::tuple{"cpu", 1.5e9, 2e9}, std::tuple{"cuda", 4e9, 1.5e10}}) {
-        SCOPED_TRACE(device);
+         {std::tuple{DeviceKind::cpu, 1.5e9, 2e9}, std::tuple{DeviceKind::cuda, 4e9, 1.5e10}}) {
+        SCOPED_TRACE(name_of(device));
         EXPECT_EQ(rate_of(device, {}), drive);
         EXPECT_EQ(rate_of(device, {one.path()}), drive);
         EXPECT_EQ(rate_of(device, {one.path(), another.path()}), drive);
@@ -98,9 +161,9 @@ TEST(PlanningFigures, AssumeOfEachDriveAndOfMemoryWhatOneGives) {
         EXPECT_EQ(rate_of(device, {in_memory.path(), "/dev/shm"}), memory);
         EXPECT_EQ(rate_of(device, {one.path(), in_memory.path()}), drive + memory);
     }
-    EXPECT_EQ(figures_of("cpu", {in_memory.path()}).nvme_at_once, 1);
-    EXPECT_EQ(figures_of("cuda", {in_memory.path(), "/dev/shm"}).nvme_at_once, 4);
-    EXPECT_EQ(figures_of("cuda", {in_memory.path(), one.path()}).nvme_at_once, 5);
+    EXPECT_EQ(figures_of(DeviceKind::cpu, {in_memory.path()}).nvme_at_once, 1);
+    EXPECT_EQ(figures_of(DeviceKind::cuda, {in_memory.path(), "/dev/shm"}).nvme_at_once, 4);
+    EXPECT_EQ(figures_of(DeviceKind::cuda, {in_memory.path(), one.path()}).nvme_at_once, 5);
     const auto dram = [](const std::vector<std::string>& paths) {
         Config config;
         for (const std::string& path : paths) config.budgets.nvme.push_back({.path = path});
@@ -113,7 +176,9 @@ TEST(PlanningFigures, AssumeOfEachDriveAndOfMemoryWhatOneGives) {
 }
 
 TEST(PlanningFigures, NameTheLinksThatAreFarFromWhatWasAssumed) {
-    const auto said = [](const LinkSpeeds& measured) { return unlike_assumed({}, measured); };
+    const auto said = [](const cost::Measurements& measured) {
+        return unlike_assumed({}, measured);
+    };
     constexpr double kCopies = 8e9, kStorage = 1.5e9, kUpdates = 2e10;  // of a small machine
     EXPECT_EQ(said({}), "");
     EXPECT_EQ(said({.copy_bytes_per_s = 1.9 * kCopies,
@@ -167,9 +232,9 @@ TEST_F(Vocabulary, OfHalfTheLoadedModelsIsRefused) {
 }
 
 TEST_F(Vocabulary, IsFreeWhereNothingIsLoadedOrTheUserInsists) {
-    config_.data.small_vocabulary = "ignore";
+    config_.data.small_vocabulary = OnDoubt::ignore;
     EXPECT_EQ(refusal(512, 256), "");
-    config_.data.small_vocabulary = "refuse";
+    config_.data.small_vocabulary = OnDoubt::refuse;
     config_.model.load = false;
     EXPECT_EQ(refusal(512, 256), "");
     config_.model = {};

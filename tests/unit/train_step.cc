@@ -19,12 +19,12 @@ planner::Plan inputs_away() {
                              .head_dim = 32,
                              .intermediate = 128,
                              .vocab = 64};
-    Config config;
-    config.batch = {.sequence = 64, .micro_batch = 1, .micro_batches = kMicroBatches};
-    config.swap = {.speculate = "all", .state_on_device = 0, .save_inputs = 0};
+    planner::PlanRequest request;
+    request.micro_batches = kMicroBatches;
+    request.swap = {.speculate = Speculate::all, .state_on_device = 0, .save_inputs = 0};
     return planner::make_plan(
-        config, model::layers_of(shape, {}, false), {.sequence = 64, .micro_batch = 1},
-        {.activation = 16384, .scratch = 1 << 20}, {}, planner::default_figures(config));
+        request, model::layers_of(shape, {}, false), {.sequence = 64, .micro_batch = 1},
+        {.activation = 16384, .scratch = 1 << 20}, cost::default_measurements(request.device));
 }
 
 // Copies of a lane go one after another: behind one that waits for an update, none begins.

@@ -12,6 +12,7 @@
 #include "tools/interrupt.h"
 #include "tools/io_site.h"
 #include "tools/timeline_picture.h"
+#include "train/from_config.h"
 
 namespace ferry::tools {
 namespace {
@@ -55,7 +56,7 @@ public:
               .directories = sites.directories(),
               .bytes_per_path = sites.bytes_per_path(wanted(stored_bytes_per_path), kSlotBytes),
               .depth = bench.config.io.queue_depth,
-              .backend = backend_from_name(bench.config.io.backend),
+              .backend = train::backend_of(bench.config.io.backend),
               .direct = bench.config.io.direct},
           block_bytes_(fit_into_files(options_, bench.config.io.block_bytes)),
           memory_(operations_of(options_) * block_bytes_),
@@ -222,7 +223,7 @@ private:
     // The longest of what a pass needs beside the drives, each alone: what the device computes, the
     // updates in host memory, and the copies of either direction.
     double memory_and_copies_s(Pass pass, const PassReport& report) const {
-        const train::LinkSpeeds& links = machine_.links;
+        const cost::Measurements& links = machine_;
         const double on_device = rehearsal_->update_bytes(pass, swap::Lane::compute),
                      on_host = updated_on_host(pass),
                      pauses_s = pass == Pass::step ? bench_.rehearsal.compute_seconds : 0;
@@ -283,7 +284,7 @@ private:
     std::unique_ptr<Executor> executor_;
     trace::Recording recording_;
     std::unique_ptr<train::Rehearsal> rehearsal_;
-    train::Machine machine_;
+    cost::Measurements machine_;
     std::optional<Plain> plain_{};
     Progress progress_;
     int done_ = 0;

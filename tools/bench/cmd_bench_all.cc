@@ -11,6 +11,7 @@
 #include "tools/interrupt.h"
 #include "tools/json_line.h"
 #include "tools/override_options.h"
+#include "train/from_config.h"
 
 namespace ferry::tools {
 namespace {
@@ -42,7 +43,7 @@ Config stand_in() {
                     .intermediate = 1408,
                     .vocab = 4096};
     config.batch = {.sequence = 128, .micro_batch = 1, .micro_batches = 1};
-    config.precision = "bf16";
+    config.precision = DType::bf16;
     config.swap.chunk_elements = kMiB;
     return config;
 }
@@ -71,26 +72,25 @@ private:
     void measure_links() {
         const train::RankCount count = on_hosts(options_.count);
         const auto forecaster = train::Forecaster::make(config_, count);
-        train::Figures figures =
-            forecaster->measure(forecaster->plan(config_), train::Forecaster::Memory::of_machine);
+        cost::Measurements figures = forecaster->measure(
+            forecaster->plan(train::request_of(config_)), train::Forecaster::Memory::of_machine);
         if (options_.config.empty()) figures.kernels.seconds.clear();
-        const train::Machine& machine = figures.machine;
-        add("update of the optimizer", machine.links.dram_bytes_per_s);
+        add("update of the optimizer", figures.dram_bytes_per_s);
         rows_.push_back({.name = "overhead of an update",
-                         .value = machine.update_overhead_s * 1e6,
+                         .value = figures.update_overhead_s * 1e6,
                          .unit = "us"});
         rows_.push_back({.name = "an update out of place, in place",
-                         .value = machine.out_of_place,
+                         .value = figures.out_of_place,
                          .unit = "x"});
-        add("update by the device", machine.links.device_bytes_per_s);
-        add("checksums, one thread", machine.check_bytes_per_s);
-        add("copies from the device", machine.links.copy_bytes_per_s);
-        if (figures.kernels.gemm_flops_per_s > 0)
+        add("update by the device", figures.device_bytes_per_s);
+        add("checksums, one thread", figures.check_bytes_per_s);
+        add("copies from the device", figures.copy_bytes_per_s);
+        if (figures.product_flops_per_s > 0)
             rows_.push_back({.name = "a large product",
-                             .value = figures.kernels.gemm_flops_per_s * 1e-9,
+                             .value = figures.product_flops_per_s * 1e-9,
                              .unit = "GFLOP/s"});
         for (const auto& [kind, seconds] : figures.kernels.seconds) {
-            rows_.push_back({.name = "kernel: " + train::KernelTimes::name_of(kind),
+            rows_.push_back({.name = "kernel: " + cost::KernelTimes::name_of(kind),
                              .value = seconds * 1e3,
                              .unit = "ms"});
         }

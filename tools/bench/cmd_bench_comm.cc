@@ -81,7 +81,7 @@ void run_comm(const CommBenchOptions& options) {
     const std::vector<Row> rows = measure_comm(bench, *ranks, *executor, *device);
     if (ranks->rank() != 0) return;
     if (!options.save.empty())
-        save_comm(options.save, ranks_text({ranks->size(), ranks->local_size()}, ranks->kind()),
+        save_comm(options.save, {ranks->size(), ranks->local_size()}, std::string(ranks->kind()),
                   comm_figures(rows));
     nlohmann::json machine = machine_json();
     machine["ranks"] = ranks->size();

@@ -105,22 +105,22 @@ SwapBench bench_of(const SwapOptions& options) {
                        .layers = options.layers,
                        .compute_seconds = options.compute_ms * 1e-3};
     Config& config = bench.config;
-    config.precision = options.precision;
-    config.optimizer.method = options.optimizer;
+    set_value(config, "precision=" + options.precision);
+    set_value(config, "optimizer.method=" + options.optimizer);
     config.threads = options.threads;
     config.swap.verify = options.verify;
-    config.swap.speculate = "off";
+    config.swap.speculate = Speculate::off;
     config.swap.chunk_elements = chunk_of(options);
-    config.device = options.device;
+    set_value(config, "device=" + options.device);
     config.swap.state_on_device = options.on_device;
     if (!options.gpu_memory.empty())
         config.budgets.device_bytes = parse_bytes(options.gpu_memory, "--gpu-memory");
     if (!options.paths.empty()) config.swap.state_on_nvme = stored_part(options);
     if (!options.host.empty()) config.budgets.host_bytes = parse_bytes(options.host, "--host");
-    config.io = {.backend = options.backend,
-                 .block_bytes = block_of(options),
+    config.io = {.block_bytes = block_of(options),
                  .queue_depth = options.depth,
                  .direct = !options.buffered};
+    set_value(config, "io.backend=" + options.backend);
     bench.passes = passes_of(options);
     bench.all_passes = !options.passes.empty();
     return bench;

@@ -4,10 +4,10 @@
 #include <array>
 #include <tuple>
 
+#include "cost/operations.h"
 #include "ferry/error.h"
-#include "planner/operations.h"
 
-namespace ferry::planner::op {
+namespace ferry::cost::op {
 
 template <class As, Op which>
 struct Load {
@@ -239,4 +239,4 @@ void run(List<Operations...>, const swap::Task& task,
     FERRY_CHECK(found, "no kernel of this sort");
 }
 
-}  // namespace ferry::planner::op
+}  // namespace ferry::cost::op

@@ -1,16 +1,20 @@
-#include "bound.h"
+#include "cost/bound.h"
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <compare>
 #include <functional>
 #include <limits>
 
-namespace ferry::train {
+namespace ferry::cost {
 namespace {
 
-// What an update reads and writes, of each parameter.
 double update_bytes(const BoundInput& in) {
-    return 2 * in.state_bytes + in.wire_bytes + (in.split ? 2 : 1) * in.weight_bytes;
+    return static_cast<double>(in.element.updated()) * in.parameters;
+}
+double weight_bytes(const BoundInput& in) {
+    return static_cast<double>(in.element.weight) * in.parameters;
 }
 
 struct Fractions {
@@ -21,7 +25,7 @@ struct Fractions {
 // Of state and gradients, which wait for the outcome with it; a byte of either that is stored is
 // read once and written once.
 double saved_bytes(const BoundInput& in) {
-    return (in.state_bytes + in.wire_bytes) * in.parameters;
+    return static_cast<double>(in.element.saved()) * in.parameters;
 }
 
 // Host memory is for weights, then for inputs, which travel in every group, then for state.
@@ -39,9 +43,12 @@ OnHost on_host(const BoundInput& in, const Fractions& f) {
         .inputs_stored = std::max(0.0, inputs - left)};
 }
 
-// Weights that the host trains, of a part of them kept somewhere: what is frozen goes there first.
-double trained(const WeightTraffic& w, double kept) {
-    return std::max(0.0, kept * w.bytes - w.frozen_bytes);
+// Weights that this rank's host updates, of a part of them kept somewhere: what is frozen goes
+// there first, and what other ranks update where each keeps all weights.
+double trained(const BoundInput& in, double kept) {
+    const WeightTraffic& w = in.weights;
+    const double others = std::max(w.frozen_bytes, w.bytes - weight_bytes(in));
+    return std::max(0.0, kept * w.bytes - others);
 }
 
 double bytes_on_device(const BoundInput& in, const Fractions& f) {
@@ -76,13 +83,13 @@ Savings savings(const BoundInput& in, const Fractions& f) {
 }
 
 bool admissible(const BoundInput& in, const Fractions& f) {
-    const double n = in.parameters, weights = in.weights.bytes;
+    const double weights = in.weights.bytes;
     const OnHost host = on_host(in, f);
     const double on_nvme = (1 - host.state - f.state_on_device) * saved_bytes(in) +
                            f.weights_on_nvme * weights + host.inputs_stored;
     // Whose state is on the device has its weights there.
     const bool beside_weights =
-        f.state_on_device * in.weight_bytes * n <= f.weights_on_device * weights * (1 + 1e-9);
+        f.state_on_device * weight_bytes(in) <= f.weights_on_device * weights * (1 + 1e-9);
     return host.state >= 0 && beside_weights &&
            bytes_on_device(in, f) <= in.device_bytes * (1 + 1e-9) && on_nvme <= in.nvme_bytes;
 }
@@ -93,15 +100,15 @@ struct Term {
 };
 
 Term compute(const BoundInput& in, const Fractions& f) {
-    const double on_device = update_bytes(in) * in.parameters * f.state_on_device;
+    const double on_device = update_bytes(in) * f.state_on_device;
     return {in.kernel_seconds - savings(in, f).seconds +
-                (on_device > 0 ? on_device / in.speeds.device_bytes_per_s : 0),
+                (on_device > 0 ? on_device / in.measured.device_bytes_per_s : 0),
             "compute"};
 }
 
 // Of all others.
 Term slowest_link(const BoundInput& in, const Fractions& f) {
-    const double n = in.parameters, by_host = 1 - f.state_on_device;
+    const double by_host = 1 - f.state_on_device;
     const WeightTraffic& w = in.weights;
     const OnHost host = on_host(in, f);
     // The best choice of that size: what is visited twice stays near.
@@ -111,17 +118,19 @@ Term slowest_link(const BoundInput& in, const Fractions& f) {
     // Weights on the device that the host updates: they come back, and where they are half of p
     // they are fetched before.
     const double returning =
-        std::max(0.0, trained(w, f.weights_on_device) - f.state_on_device * in.weight_bytes * n);
-    const double reads = in.split ? 1 : 0, inputs = f.inputs_away * in.groups * in.input_bytes;
+        std::max(0.0, trained(in, f.weights_on_device) - f.state_on_device * weight_bytes(in));
+    const double reads = in.element.split ? 1 : 0,
+                 inputs = f.inputs_away * in.groups * in.input_bytes;
     const double between_groups = inputs + (in.groups - 1) * in.accumulator_bytes;
     const double up = reads_without(f.weights_on_device) + returning + between_groups;
-    const double down = in.wire_bytes * n * by_host + between_groups + reads * returning;
+    const double down = static_cast<double>(in.element.wire) * in.parameters * by_host +
+                        between_groups + reads * returning;
     const double stored = 2 * saved_bytes(in) * std::max(0.0, by_host - host.state) +
                           2 * in.groups * host.inputs_stored +
                           reads_without(1 - f.weights_on_nvme) +
-                          (1 + reads) * trained(w, f.weights_on_nvme);
-    const LinkSpeeds& s = in.speeds;
-    const double dram = update_bytes(in) * n * (in.device_is_host ? 1 : by_host) + up + down +
+                          (1 + reads) * trained(in, f.weights_on_nvme);
+    const Measurements& s = in.measured;
+    const double dram = update_bytes(in) * (in.device_is_host ? 1 : by_host) + up + down +
                         s.dram_per_nvme_byte * stored;
     const std::array<Term, 5> terms{{{up / s.copy_bytes_per_s, "host to device"},
                                      {down / s.copy_bytes_per_s, "device to host"},
@@ -163,89 +172,102 @@ std::vector<Fractions> with_inputs_away(const BoundInput& in, Fractions f, doubl
 
 }  // namespace
 
-WeightTraffic weight_traffic(const std::vector<model::Layer>& layers, const model::Shape& shape,
-                             int64_t step_tokens, DType type) {
-    WeightTraffic found;
-    const auto bytes_of = [type](int64_t elements) { return double(elements * size_of(type)); };
-    bool trains_below = false;
-    for (const model::Layer& layer : layers) {
-        const double bytes = bytes_of(layer.elements);
-        const bool trains = layer.trainable_elements > 0;
-        found.bytes += bytes;
-        found.frozen_bytes += bytes_of(layer.elements - layer.trainable_elements);
-        if (layer.kind == model::LayerKind::embedding) {
-            found.read_bytes += bytes_of(std::min(step_tokens, shape.vocab) * shape.hidden);
-            if (shape.tie_embeddings) found.read_bytes += bytes;
-        } else {
-            const bool backward = layer.kind == model::LayerKind::block && (trains || trains_below);
-            found.read_bytes += bytes * (backward ? 2 : 1);
-        }
-        trains_below = trains_below || trains;
+namespace {
+
+Bound bound_at(const BoundInput& in, const Fractions& f, const Term& term) {
+    return {term.seconds,        term.link,         on_host(in, f).state, f.weights_on_nvme,
+            f.weights_on_device, f.state_on_device, savings(in, f).kept};
+}
+
+// How far a placement is from one that the budgets allow, in bytes; then its seconds.
+struct Value {
+    double excess_bytes = 0, seconds = 0;
+    auto operator<=>(const Value&) const = default;
+};
+
+// The best placement between those of the grid. Seconds and excess are convex in all fractions,
+// being sums and maxima of linear terms, so for each fraction in turn the best choice of those that
+// follow is so too: a search by golden sections finds it, one within the other.
+class BetweenGridPoints {
+public:
+    explicit BetweenGridPoints(const BoundInput& in) : in_(in) {}
+
+    void improve(Bound& best) {
+        const double most_on_nvme = in_.nvme_bytes > 0 ? 1 : 0;
+        least(0, most_on_nvme, [&](double x) {
+            return least(0, 1 - x, [&](double g) {
+                return least(0, 1, [&](double s) { return at({x, g, s}); });
+            });
+        });
+        constexpr double kWorthIt = 1 - 1e-6;
+        if (best_.seconds >= best.seconds * kWorthIt) return;
+        best = bound_at(in_, placement_, best_);
     }
-    return found;
-}
 
-double comm_traffic(const std::vector<model::Layer>& layers, const zero::Partition& partition,
-                    DType compute, DType wire) {
-    if (partition.alone()) return 0;
-    int64_t bytes = 0;
-    bool trains_below = false;
-    for (const model::Layer& layer : layers) {
-        const bool trains = layer.trainable_elements > 0;
-        const bool backward = layer.kind == model::LayerKind::block && (trains || trains_below);
-        const int64_t gathered = zero::gathered_bytes(partition, layer, compute);
-        if (partition.sharding.weights) bytes += gathered * (backward ? 2 : 1);
-        if (partition.shares_updates()) bytes += gathered;
-        const int64_t shard = layer.trainable_elements / partition.ranks;
-        const int64_t exchanged = zero::exchanged_bytes(partition, shard * size_of(wire));
-        bytes += exchanged * (partition.sharding.state ? 1 : 2);  // sums come back to all ranks
-        trains_below = trains_below || trains;
+private:
+    template <class F>
+    static Value least(double low, double high, const F& value) {
+        constexpr int kSections = 26;
+        constexpr double kGolden = 0.6180339887498949;
+        Value best = std::min(value(low), value(high));
+        double a = high - kGolden * (high - low), b = low + kGolden * (high - low);
+        Value at_a = value(a), at_b = value(b);
+        for (int i = 0; i < kSections && high > low; ++i) {
+            best = std::min({best, at_a, at_b});
+            if (at_a <= at_b) {
+                high = b;
+                b = a;
+                at_b = at_a;
+                a = high - kGolden * (high - low);
+                at_a = value(a);
+            } else {
+                low = a;
+                a = b;
+                at_a = at_b;
+                b = low + kGolden * (high - low);
+                at_b = value(b);
+            }
+        }
+        return best;
     }
-    return static_cast<double>(bytes);
-}
 
-double comm_rate(const LinkSpeeds& speeds) {
-    return speeds.comm_bytes_per_s > 0 ? speeds.comm_bytes_per_s : speeds.copy_bytes_per_s;
-}
-
-double comm_seconds(double bytes, int64_t operations, const LinkSpeeds& speeds) {
-    return static_cast<double>(operations) * speeds.comm_overhead_s +
-           (bytes > 0 ? bytes / comm_rate(speeds) : 0);
-}
-
-double keys_seen(const model::Shape& shape, int64_t sequence, int64_t block) {
-    const double s = double(sequence), window = double(shape.window_of(block));
-    const double w = window > 0 ? std::min(window, s) : s;
-    return w - w * w / (2 * s);
-}
-
-double model_flops(const std::vector<model::Layer>& layers, const model::Shape& shape,
-                   int64_t sequence, int64_t step_tokens) {
-    double per_token = 0;
-    bool trains_below = false;
-    for (const model::Layer& layer : layers) {
-        const bool trains = layer.trainable_elements > 0;
-        const double passes = trains || trains_below ? 4 : 2;  // forward, and its input's gradient
-        for (const model::Tensor& t : layer.tensors) {
-            const bool multiplies = t.shape.size() > 1 && layer.kind != model::LayerKind::embedding;
-            if (multiplies) per_token += double(t.count) * (passes + (t.trainable ? 2 : 0));
+    Value at(Fractions f) {
+        f.inputs_away = 1;
+        const OnHost host = on_host(in_, f);
+        const double weights = in_.weights.bytes;
+        const double excess =
+            excess_of(weights * (1 - f.weights_on_nvme - f.weights_on_device), in_.host_bytes) +
+            excess_of(f.state_on_device * weight_bytes(in_), f.weights_on_device * weights) +
+            excess_of(bytes_on_device(in_, f), in_.device_bytes) +
+            excess_of((1 - std::max(0.0, host.state) - f.state_on_device) * saved_bytes(in_) +
+                          f.weights_on_nvme * weights + host.inputs_stored,
+                      in_.nvme_bytes);
+        if (excess > 0) return {excess, 0};
+        Value found{0, std::numeric_limits<double>::infinity()};
+        for (const Fractions& with_inputs : with_inputs_away(in_, f, found.seconds)) {
+            if (!admissible(in_, with_inputs)) continue;
+            const Term term = slowest(in_, with_inputs);
+            found.seconds = std::min(found.seconds, term.seconds);
+            if (term.seconds >= best_.seconds) continue;
+            best_ = term;
+            placement_ = with_inputs;
         }
-        if (layer.kind == model::LayerKind::head && shape.tie_embeddings) {
-            const double table = double(shape.vocab * shape.hidden);
-            per_token +=
-                table *
-                (passes + (layers.front().find(model::Role::token_table)->trainable ? 2 : 0));
-        }
-        if (layer.kind == model::LayerKind::block) {
-            const double keys = keys_seen(shape, sequence, layer.index);
-            // Two products forward, four backward, each of 2 operations a key and element.
-            per_token += (passes > 2 ? 12 : 4) * keys * double(shape.heads * shape.head_dim);
-        }
-        trains_below = trains_below || trains;
+        return found;
     }
-    return per_token * double(step_tokens);
-}
+    // Rounding leaves no excess.
+    static double excess_of(double bytes, double limit) {
+        const double excess = bytes - limit;
+        return excess > 1e-9 * std::abs(bytes) ? excess : 0;
+    }
 
+    const BoundInput& in_;
+    Term best_{std::numeric_limits<double>::infinity(), ""};
+    Fractions placement_{};
+};
+
+}  // namespace
+
+// A grid first: where its best placement is the best of all, that is found to the last digit.
 Bound lower_bound(const BoundInput& input, double below) {
     constexpr int kSteps = 64;
     const auto part = [](int i) { return static_cast<double>(i) / kSteps; };
@@ -257,15 +279,13 @@ Bound lower_bound(const BoundInput& input, double below) {
                 for (const Fractions& f : with_inputs_away(input, near, best.seconds)) {
                     if (!admissible(input, f)) continue;
                     const Term term = slowest(input, f);
-                    if (term.seconds >= best.seconds) continue;
-                    best = {term.seconds,          term.link,           on_host(input, f).state,
-                            f.weights_on_nvme,     f.weights_on_device, f.state_on_device,
-                            savings(input, f).kept};
+                    if (term.seconds < best.seconds) best = bound_at(input, f, term);
                 }
             }
         }
     }
+    BetweenGridPoints(input).improve(best);
     return best;
 }
 
-}  // namespace ferry::train
+}  // namespace ferry::cost

@@ -1,26 +1,25 @@
+#include "cost/kernel_times.h"
+
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
+#include <vector>
 
-#include "measure.h"
-#include "predict.h"
+#include "ferry/error.h"
+#include "ferry/units.h"
 
-namespace ferry::train {
+namespace ferry::cost {
 
 using model::Saved;
-using planner::Op;
-using planner::TimedBy;
-
-bool is_timed(const swap::Task& task) {
-    return task.lane == swap::Lane::compute && !is_update(task);
-}
 
 namespace {
 
+// Of a GPU's memory.
+constexpr double kAssumedDeviceBytesPerS = 2e12;
+
 TimedBy timed_by(const KernelTimes::Kind& kind) {
-    return planner::row_of(static_cast<Op>(kind[0])).timed_by;
+    return row_of(static_cast<Op>(kind[0])).timed_by;
 }
 // The kernels of several sizes: their times grow with them.
 bool scales(const KernelTimes::Kind& kind) {
@@ -30,16 +29,29 @@ bool scales(const KernelTimes::Kind& kind) {
 bool has_flags(const KernelTimes::Kind& kind) { return timed_by(kind) == TimedBy::flags; }
 
 bool keeps(const KernelTimes::Kind& kind, Saved what) {
-    return has_flags(kind) && (kind[2] & planner::flag_of(what)) != 0;
+    return has_flags(kind) && (kind[2] & flag_of(what)) != 0;
 }
 
 }  // namespace
 
-KernelTimes::Kind kind_of(const swap::Task& task, const planner::Plan& plan) {
-    const auto layer = static_cast<int64_t>(plan.layers[static_cast<size_t>(task.layer)].kind);
-    switch (planner::row_of(task).timed_by) {
+bool is_timed(const swap::Task& task) {
+    return task.lane == swap::Lane::compute && !is_update(task);
+}
+
+bool is_update(const swap::Task& task) {
+    return task.verb == swap::Verb::kernel && row_of(task).timed_by == TimedBy::update;
+}
+
+double bytes_of_update(const swap::Task& task, const WorkOf& work_of) {
+    return is_update(task) ? static_cast<double>(row_of(task).bytes(work_of(task))) : 0;
+}
+
+KernelTimes::Kind KernelTimes::kind_of(const swap::Task& task, const WorkOf& work_of) {
+    const Work work = work_of(task);
+    const auto layer = static_cast<int64_t>(work.layer->kind);
+    switch (row_of(task).timed_by) {
         case TimedBy::elements:
-            return {task.op, layer, plan.chunks[static_cast<size_t>(task.item)].count};
+            return {task.op, layer, work.elements};
         case TimedBy::bytes:
             return {task.op, layer, task.bytes};
         case TimedBy::flags:
@@ -51,12 +63,12 @@ KernelTimes::Kind kind_of(const swap::Task& task, const planner::Plan& plan) {
 
 std::string KernelTimes::name_of(const Kind& kind) {
     static constexpr std::array kLayers{"embedding", "block", "head"};
-    const std::string name = fmt::format("{}, {}", planner::name_of(static_cast<Op>(kind[0])),
+    const std::string name = fmt::format("{}, {}", cost::name_of(static_cast<Op>(kind[0])),
                                          kLayers.at(static_cast<size_t>(kind[1])));
     if (timed_by(kind) == TimedBy::elements) return fmt::format("{}, {} elements", name, kind[2]);
     if (timed_by(kind) == TimedBy::bytes) return fmt::format("{}, {}", name, format_bytes(kind[2]));
     std::string flags;
-    if (has_flags(kind) && (kind[2] & planner::kNeedsDx) == 0) flags += ", of weights alone";
+    if (has_flags(kind) && (kind[2] & kNeedsDx) == 0) flags += ", of weights alone";
     if (keeps(kind, Saved::attention)) flags += ", attention kept";
     if (keeps(kind, Saved::mlp)) flags += ", MLP kept";
     return name + flags;
@@ -66,7 +78,7 @@ namespace {
 
 // The same block's backward that keeps this result where that one did not, and the reverse.
 KernelTimes::Kind other_backward(KernelTimes::Kind kind, Saved what) {
-    kind[2] ^= planner::flag_of(what);
+    kind[2] ^= flag_of(what);
     return kind;
 }
 
@@ -119,8 +131,8 @@ std::map<KernelTimes::Kind, double>::const_iterator nearest(const KernelTimes& t
 
 }  // namespace
 
-double KernelTimes::of(const swap::Task& task, const planner::Plan& plan) const {
-    const Kind kind = kind_of(task, plan);
+double KernelTimes::of(const swap::Task& task, const WorkOf& work_of) const {
+    const Kind kind = kind_of(task, work_of);
     const auto known = nearest(*this, kind);
     FERRY_CHECK(known != seconds.end(), "a kernel that was not measured");
     if (known->first == kind) return known->second;
@@ -129,24 +141,62 @@ double KernelTimes::of(const swap::Task& task, const planner::Plan& plan) const 
     return known->second * static_cast<double>(kind[2]) / static_cast<double>(known->first[2]);
 }
 
-bool KernelTimes::covers(const swap::Schedule& step, const planner::Plan& plan) const {
+bool KernelTimes::covers(const swap::Schedule& step, const WorkOf& work_of) const {
     return std::all_of(step.tasks.begin(), step.tasks.end(), [&](const swap::Task& task) {
-        return !is_timed(task) || nearest(*this, kind_of(task, plan)) != seconds.end();
+        return !is_timed(task) || nearest(*this, kind_of(task, work_of)) != seconds.end();
     });
 }
 
-double KernelTimes::sum(const swap::Schedule& step, const planner::Plan& plan) const {
+double KernelTimes::sum(const swap::Schedule& step, const WorkOf& work_of) const {
     double total = 0;
-    for (const swap::Task& task : step.tasks) total += is_timed(task) ? of(task, plan) : 0;
+    for (const swap::Task& task : step.tasks) total += is_timed(task) ? of(task, work_of) : 0;
     return total;
 }
 
-double KernelTimes::saved_by(Saved what, const swap::Task& backward,
-                             const planner::Plan& plan) const {
-    const Kind kind = kind_of(backward, plan);
+double KernelTimes::saved_by(Saved what, const swap::Task& backward, const WorkOf& work_of) const {
+    const Kind kind = kind_of(backward, work_of);
     const auto one = seconds.find(kind), other = seconds.find(other_backward(kind, what));
     if (one == seconds.end() || other == seconds.end()) return saved_s[at(what)];
     return std::max(0.0, (keeps(kind, what) ? -1 : 1) * (one->second - other->second));
 }
 
-}  // namespace ferry::train
+double KernelTimes::longest(Op op, model::LayerKind layer) const {
+    double found = 0;
+    for (const auto& [kind, taken] : seconds) {
+        if (kind[0] != static_cast<int64_t>(op) || kind[1] != static_cast<int64_t>(layer)) continue;
+        double all = taken;
+        for (const Saved what : model::kAllKept) all += keeps(kind, what) ? saved_s[at(what)] : 0;
+        found = std::max(found, all);
+    }
+    return found;
+}
+
+namespace {
+
+// What takes time beside the products: of an operation that has some a micro-batch's residual
+// stream, read and written, for operands are read while they are multiplied.
+double bytes_beside(const Row& row, const Work& work) {
+    return static_cast<double>(row.flops ? 2 * work.input_bytes : row.bytes(work));
+}
+
+}  // namespace
+
+KernelTimes assumed_times(const swap::Schedule& step, const WorkOf& work_of, int64_t tokens,
+                          const model::OfSaved<double>& saved_flops, double flops_per_s) {
+    KernelTimes found;
+    for (const Saved what : model::kAllKept)
+        found.saved_s[at(what)] = saved_flops[at(what)] / flops_per_s;
+    for (const swap::Task& task : step.tasks) {
+        if (!is_timed(task)) continue;
+        const Row& row = row_of(task);
+        Work work = work_of(task);
+        work.tokens = tokens;
+        work.saved_flops = saved_flops;
+        const double flops = row.flops ? row.flops(work) : 0;
+        found.seconds[KernelTimes::kind_of(task, work_of)] =
+            flops / flops_per_s + bytes_beside(row, work) / kAssumedDeviceBytesPerS;
+    }
+    return found;
+}
+
+}  // namespace ferry::cost

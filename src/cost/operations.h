@@ -12,7 +12,7 @@
 #include "model/model.h"
 #include "swap/schedule.h"
 
-namespace ferry::planner {
+namespace ferry::cost {
 
 // Schedules and measured times know an operation by its number, machine files by its name.
 enum class Op : uint8_t {
@@ -39,6 +39,8 @@ enum class Op : uint8_t {
     agree,  // on what the outcome needs to know of every rank
     end     // no operation: how many there are
 };
+
+constexpr int64_t kLeafElements = 4096;  // of a norm's leaf
 
 // Flags of a block's backward.
 constexpr uint8_t kNeedsDx = 1;
@@ -115,6 +117,7 @@ struct Work {
     int64_t bytes = 0;                    // the task's own, where the operation has several sizes
     uint8_t flags = 0;
     int64_t tokens = 0, tokens_bytes = 0, input_bytes = 0;  // of a micro-batch
+    int64_t checked_bytes = 0;  // of what an update reads from storage and will write there
     int64_t ranks = 1;
     DType compute = DType::f32, wire = DType::f32;
     StateFormat state{};
@@ -157,4 +160,4 @@ inline const char* name_of(Op op) { return row_of(op).name; }
 // Of a kernel its operation's, of everything else its verb's.
 const char* name_of(const swap::Task& task);
 
-}  // namespace ferry::planner
+}  // namespace ferry::cost

@@ -1,12 +1,11 @@
-#include "planner/operations.h"
+#include "cost/operations.h"
 
 #include <array>
 
-#include "chunks.h"
-#include "planner/figures.h"
-#include "planner/operands.h"
+#include "cost/operands.h"
+#include "cost/traffic.h"
 
-namespace ferry::planner {
+namespace ferry::cost {
 namespace {
 
 using swap::Lane;
@@ -47,7 +46,9 @@ int64_t gradients(const Work& w) {
 }
 int64_t wire(const Work& w) { return w.elements * size_of(w.wire); }
 int64_t leaves(const Work& w) { return w.elements / kLeafElements * 4; }
-int64_t of_update(const Work& w) { return w.elements * update_bytes(w.state, w.compute, w.wire); }
+int64_t of_update(const Work& w) {
+    return w.elements * element_bytes(w.state, w.compute, w.wire).updated();
+}
 
 // ---------------------------------------------------------------- FLOPs
 
@@ -178,4 +179,4 @@ const char* name_of(const swap::Task& task) {
     return task.verb == swap::Verb::kernel ? row_of(task).name : swap::name_of(task.verb);
 }
 
-}  // namespace ferry::planner
+}  // namespace ferry::cost

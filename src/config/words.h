@@ -1,0 +1,68 @@
+// Every word that a configuration may hold, beside the value that it stands for: a table for each
+// kind of choice. Reading, documentation, descriptions and errors go by these alone.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <string_view>
+
+#include "ferry/config.h"
+#include "ferry/error.h"
+
+namespace ferry::config {
+
+template <class Value>
+struct Word {
+    Value value;
+    std::string_view text;
+};
+template <class Value, size_t count>
+using Words = std::array<Word<Value>, count>;
+
+// clang-format off
+constexpr Words<DeviceKind, 2> kDevices = {{
+    {DeviceKind::cpu, name_of(DeviceKind::cpu)}, {DeviceKind::cuda, name_of(DeviceKind::cuda)}}};
+constexpr Words<DType, 3> kPrecisions = {{
+    {DType::f32, "fp32"}, {DType::bf16, "bf16"}, {DType::f16, "fp16"}}};
+constexpr Words<std::optional<DType>, 4> kNarrow = {{
+    {std::nullopt, "auto"}, {DType::f32, "fp32"}, {DType::bf16, "bf16"}, {DType::f16, "fp16"}}};
+constexpr Words<DType, 2> kMoments = {{{DType::f32, "fp32"}, {DType::bf16, "bf16"}}};
+constexpr Words<MasterFormat, 2> kMasters = {{
+    {MasterFormat::fp32, "fp32"}, {MasterFormat::split, "split"}}};
+constexpr Words<OptimizerMethod, 5> kMethods = {{
+    {OptimizerMethod::adamw, "adamw"}, {OptimizerMethod::adam, "adam"},
+    {OptimizerMethod::sgd, "sgd"}, {OptimizerMethod::lion, "lion"},
+    {OptimizerMethod::adagrad, "adagrad"}}};
+constexpr Words<ScheduleKind, 6> kSchedules = {{
+    {ScheduleKind::constant, "constant"}, {ScheduleKind::linear, "linear"},
+    {ScheduleKind::cosine, "cosine"}, {ScheduleKind::wsd, "wsd"},
+    {ScheduleKind::one_cycle, "one_cycle"}, {ScheduleKind::warmup_decay, "warmup_decay"}}};
+constexpr Words<AttentionChoice, 2> kAttentions = {{
+    {AttentionChoice::automatic, "auto"}, {AttentionChoice::ferry, "ferry"}}};
+constexpr Words<OnNonfinite, 2> kNonfinite = {{
+    {OnNonfinite::stop, "stop"}, {OnNonfinite::skip, "skip"}}};
+constexpr Words<HashEvery, 2> kHashes = {{{HashEvery::end, "end"}, {HashEvery::step, "step"}}};
+constexpr Words<Speculate, 3> kSpeculate = {{
+    {Speculate::automatic, "auto"}, {Speculate::off, "off"}, {Speculate::all, "all"}}};
+constexpr Words<OnDoubt, 2> kDoubts = {{{OnDoubt::refuse, "refuse"}, {OnDoubt::ignore, "ignore"}}};
+constexpr Words<IoBackend, 3> kBackends = {{
+    {IoBackend::automatic, "auto"}, {IoBackend::uring, "uring"}, {IoBackend::posix, "posix"}}};
+constexpr Words<Leftovers, 5> kLeftovers = {{
+    {Leftovers::remove, "remove"}, {Leftovers::reuse, "reuse"}, {Leftovers::refuse, "refuse"},
+    {Leftovers::remove_any, "remove_any"}, {Leftovers::reuse_any, "reuse_any"}}};
+// clang-format on
+
+// A value that has no word in the table is a bug.
+template <class Value, size_t count>
+size_t index_of(const Words<Value, count>& words, const Value& value) {
+    for (size_t i = 0; i < count; ++i) {
+        if (words[i].value == value) return i;
+    }
+    bug("a configuration holds a value that has no word");
+}
+template <class Value, size_t count>
+std::string_view word_of(const Words<Value, count>& words, const Value& value) {
+    return words[index_of(words, value)].text;
+}
+
+}  // namespace ferry::config

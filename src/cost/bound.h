@@ -1,0 +1,46 @@
+// The lower bound of a step, from budgets and link speeds alone: every link
+// busy without a pause, everything overlapped, the best admissible placement. It knows nothing of
+// the planner's choices; the two are compared.
+#pragma once
+
+#include <limits>
+#include <string>
+
+#include "cost/measurements.h"
+#include "cost/traffic.h"
+
+namespace ferry::cost {
+
+struct BoundInput {
+    double kernel_seconds = 0;  // of one step, each call measured alone, everything recomputed
+    // Of them, those that keeping all of such a result saves, and the device memory that it takes.
+    struct Keeping {
+        double seconds = 0, bytes = 0;
+    };
+    model::OfSaved<Keeping> keeping{};
+    double parameters = 0;   // trainable, that this rank updates
+    ElementBytes element{};  // of each
+    WeightTraffic weights{};
+    double input_bytes = 0;  // block inputs of a group: on the device, or away until backward
+    // Of micro-batches, in a step. Each visits the weights, and between them the accumulators of
+    // all that trains go to the host and back.
+    double groups = 1, accumulator_bytes = 0;
+    double comm_bytes = 0;  // that must reach this rank from the others
+    double device_bytes = 0, host_bytes = 0,
+           nvme_bytes = 0;        // left for weights, state and inputs; may be infinite
+    bool device_is_host = false;  // its memory is DRAM as well
+    Measurements measured{};      // of this rank
+};
+
+struct Bound {
+    double seconds = 0;
+    std::string binding{};  // the link that sets it
+    // Of the best placement; gradients lie where their state does.
+    double state_in_host = 0, weights_on_nvme = 0, weights_on_device = 0, state_on_device = 0;
+    model::OfSaved<double> kept{};
+};
+
+// `below`: of placements that take less; if there are none, no more is known than these seconds.
+Bound lower_bound(const BoundInput& input, double below = std::numeric_limits<double>::infinity());
+
+}  // namespace ferry::cost

@@ -1,0 +1,38 @@
+// Several storage paths as one drive.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace ferry::cost {
+
+struct Path {
+    double bytes_per_s = 0;     // reads and writes mixed, alone
+    int64_t drive = -1;         // paths of the same number lie on one drive; below 0: on its own
+    bool in_memory = false;     // tmpfs: a copy passes through memory twice, DMA once
+    double cores_per_byte = 0;  // seconds of one
+    int64_t at_once = 1;        // chunks read, and as many written, that this rate takes
+    int64_t size_bytes = INT64_MAX;
+};
+
+struct Drive {
+    double bytes_per_s = 0;
+    int64_t at_once = 0;
+    double dram_per_byte = 1;
+    double cores_per_byte = 0;
+};
+
+// A drive's rate divides over its paths. In bytes a second, of each path.
+std::vector<double> path_rates(std::span<const Path> paths);
+
+// The parts of `bytes` that lie on each path: by `rates` (relative; empty: all alike), as far as
+// the sizes go. What is stored moves alike, so these are the parts of what is moved as well.
+std::vector<double> path_shares(std::span<const int64_t> size_bytes, std::span<const double> rates,
+                                int64_t bytes);
+
+// All of them together, `stored_bytes` spread over them: as fast as the drive that is last. 0: not
+// known, as much as their rates say.
+Drive one_drive(std::span<const Path> paths, int64_t stored_bytes = 0);
+
+}  // namespace ferry::cost

@@ -1,0 +1,53 @@
+// What a step of a placement takes, at least: the sums by which the planner compares placements.
+// The planner counts what its placement moves.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cost/measurements.h"
+#include "cost/traffic.h"
+
+namespace ferry::cost {
+
+// Of a step's kernels.
+struct KernelSeconds {
+    double forward = 0, backward = 0;
+};
+// Everything recomputed, every block as long as the longest of those that were timed. 0: none was.
+KernelSeconds timed_kernels(const KernelTimes& kernels, int64_t micro_batches, int64_t blocks);
+
+// Of the host's update of so many elements.
+double update_seconds(int64_t elements, const ElementBytes& element, const Measurements& measured);
+
+// What a step moves over each link, and what updates take.
+struct PlacedTraffic {
+    double up_bytes = 0, down_bytes = 0, stored_bytes = 0;
+    double host_updates_s = 0, device_updates_s = 0;
+};
+
+// Seconds of a layer's updates by the host.
+struct LayerUpdates {
+    bool block = false;  // forward and backward of it take their part of the kernels
+    double speculative_s = 0, after_outcome_s = 0;
+    double in_order_s = 0;  // all of them, where none is speculative
+};
+
+// Once where the speculative updates of the step before were committed, and once where it made
+// none.
+struct OfPrevious {
+    double committed = 0, rest = 0;
+};
+// What the next step's first forward pass waits for the host's updates, layer by layer. Those that
+// are speculative begin as backward gives their gradients, the first layers' last; the others, and
+// all of a step without speculative updates, begin when it has ended, in forward's order.
+OfPrevious waits_for_updates(const std::vector<LayerUpdates>& layers, int64_t groups,
+                             const KernelSeconds& kernels);
+
+// Seconds of a step by its slowest link, each busy without a pause: compute with what forward waits
+// for updates, copies, storage, host memory. Where the processors compute, updates and copies take
+// their cores and their memory.
+OfPrevious step_seconds(const PlacedTraffic& traffic, const KernelSeconds& kernels,
+                        const OfPrevious& waits, const Measurements& measured);
+
+}  // namespace ferry::cost

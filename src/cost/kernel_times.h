@@ -1,0 +1,54 @@
+// Seconds of a step's compute kernels.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+
+#include "cost/operations.h"
+#include "model/saved_activations.h"
+#include "swap/schedule.h"
+
+namespace ferry::cost {
+
+// What a plan knows of one of its kernels: planner::work_of().
+using WorkOf = std::function<Work(const swap::Task& kernel)>;
+
+// A kernel of the compute lane that can be timed alone: no update, which would change the state.
+bool is_timed(const swap::Task& task);
+// An update of the optimizer, on the host or, on the compute lane, on the device.
+bool is_update(const swap::Task& task);
+// What it reads and writes of the memory it runs on; 0 of any other task.
+double bytes_of_update(const swap::Task& task, const WorkOf& work_of);
+
+// Each kind measured alone once it is warm.
+struct KernelTimes {
+    // Op, model::LayerKind, and bytes, elements or flags, whatever the Op has. Blocks are alike;
+    // edge layers and chunks of different sizes are not.
+    using Kind = std::array<int64_t, 3>;
+    static Kind kind_of(const swap::Task& task, const WorkOf& work_of);
+    static std::string name_of(const Kind& kind);  // "backward, block", "zero, head, 1.06 MiB"
+    std::map<Kind, double> seconds{};
+    // What gives each result that a block may keep for backward, alone. 0: not known.
+    model::OfSaved<double> saved_s{};
+    // A kernel of a size that was not measured, as with other chunks, costs by its bytes what the
+    // nearest one did; a block's backward that keeps other results what a measured one did, and
+    // what gives those. One of a kind that was not measured is a bug: see covers().
+    double of(const swap::Task& task, const WorkOf& work_of) const;
+    bool covers(const swap::Schedule& step, const WorkOf& work_of) const;
+    double sum(const swap::Schedule& step, const WorkOf& work_of) const;
+    // Of a block's backward, the part that keeping this result saves, or has saved.
+    double saved_by(model::Saved what, const swap::Task& backward, const WorkOf& work_of) const;
+    // Of the sizes that were timed the longest: one more gradient than another layer of its kind
+    // needs, and everything recomputed. 0: none was.
+    double longest(Op op, model::LayerKind layer) const;
+};
+
+// Where nobody has measured: of every kernel of the step, from what it multiplies or moves.
+// saved_flops: of what gives each result that a block may keep.
+KernelTimes assumed_times(const swap::Schedule& step, const WorkOf& work_of, int64_t tokens,
+                          const model::OfSaved<double>& saved_flops, double flops_per_s);
+
+}  // namespace ferry::cost

@@ -1,0 +1,70 @@
+// What is known of a machine: its links and its kernels, each measured alone. Planner, simulator
+// and bound go by it, and the machine file holds it field by field. It never changes a number of
+// a run.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "cost/kernel_times.h"
+#include "ferry/device_kind.h"
+
+namespace ferry::cost {
+
+// What the times of kernels depend on, field by field.
+struct KernelsOf {
+    std::string model{};      // shapes, micro-batch and numerics, in words that are never parsed
+    std::string compute{};    // "bf16"
+    std::string device{};     // its architecture: "cpu", "cuda sm_90"
+    std::string libraries{};  // and the operations' own versions
+    int threads = 1;
+    bool under_load = false;  // at the clock that a GPU holds under the step's own load
+    bool operator==(const KernelsOf&) const = default;
+};
+
+// Whose figures they are: all that a host has, or what one of its ranks has of it.
+enum class Of : uint8_t { host, rank };
+
+// 0: not known.
+struct Measurements {
+    double copy_bytes_per_s = 0;    // host <-> device, one direction
+    double nvme_bytes_per_s = 0;    // reads and writes mixed, all paths
+    int64_t nvme_at_once = 0;       // chunks read, and as many written, that this rate takes
+    double dram_per_nvme_byte = 1;  // DRAM traffic that a byte from or to storage costs
+    // Seconds of a core for the same, checks left out: much where processors copy it (tmpfs).
+    double cores_per_nvme_byte = 0;
+    Of storage_of = Of::host;        // nvme_bytes_per_s
+    double dram_bytes_per_s = 0;     // as the optimizer's update reaches alone
+    double update_overhead_s = 0;    // of an update, however small: its threads have to meet
+    double out_of_place = 0;         // seconds of an update to a fresh slot, of one in place
+    double check_bytes_per_s = 0;    // of one thread
+    int threads = 1;                 // of the team
+    Of memory_of = Of::host;         // dram_bytes_per_s
+    double device_bytes_per_s = 0;   // of updates in the device's memory, by the device
+    bool computes_on_host = true;    // kernels and copies take the team's cores
+    double comm_bytes_per_s = 0;     // that reach a rank from the others; 0: as copies do
+    double comm_overhead_s = 0;      // of an operation between the ranks, however small
+    double product_flops_per_s = 0;  // the best that a large product reaches
+    KernelTimes kernels{};
+
+    // Of products whose kernels nobody has timed.
+    double assumed_flops_per_s = 0;
+};
+
+// Of a small machine, or of a GPU's part of a server: an H100 or its like, 16 cores, one good
+// drive. docs/machine.md has both sets.
+Measurements default_measurements(DeviceKind device);
+
+// What is known, and what is not as the others have it.
+Measurements known_or(Measurements known, const Measurements& assumed);
+
+// What each of the ranks of a host has of it: they share the drives, and the memory that updates
+// stream through. What is one rank's already stays.
+Measurements of_rank(Measurements measured, int ranks_on_host);
+
+// Bytes a second that reach a rank from the others.
+double comm_rate(const Measurements& measured);
+// Of so many operations that bring these bytes.
+double comm_seconds(double bytes, int64_t operations, const Measurements& measured);
+
+}  // namespace ferry::cost

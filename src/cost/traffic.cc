@@ -1,0 +1,93 @@
+#include "cost/traffic.h"
+
+#include <algorithm>
+
+namespace ferry::cost {
+
+ElementBytes element_bytes(const StateFormat& state, DType compute, DType wire) {
+    return {.state = state.element_bytes(),
+            .wire = size_of(wire),
+            .weight = size_of(compute),
+            .split = state.split};
+}
+
+WeightTraffic weight_traffic(const std::vector<model::Layer>& layers, const model::Shape& shape,
+                             int64_t step_tokens, DType type, const zero::Partition& partition) {
+    WeightTraffic found;
+    const auto bytes_of = [type](int64_t elements) { return double(elements * size_of(type)); };
+    bool trains_below = false;
+    for (const model::Layer& layer : layers) {
+        const double bytes = bytes_of(layer.elements);
+        const bool trains = layer.trainable_elements > 0;
+        found.bytes += bytes;
+        found.frozen_bytes += bytes_of(layer.elements - layer.trainable_elements);
+        const double from_others =
+            partition.shares_updates()
+                ? static_cast<double>(zero::gathered_bytes(partition, layer, type))
+                : 0;
+        if (layer.kind == model::LayerKind::embedding) {
+            const double rows = bytes_of(std::min(step_tokens, shape.vocab) * shape.hidden);
+            found.read_bytes += std::max(0.0, rows - from_others);
+            if (shape.tie_embeddings) found.read_bytes += bytes;
+        } else {
+            const bool backward = layer.kind == model::LayerKind::block && (trains || trains_below);
+            found.read_bytes += bytes * (backward ? 2 : 1) - from_others;
+        }
+        trains_below = trains_below || trains;
+    }
+    return found;
+}
+
+double comm_traffic(const std::vector<model::Layer>& layers, const zero::Partition& partition,
+                    DType compute, DType wire) {
+    if (partition.alone()) return 0;
+    int64_t bytes = 0;
+    bool trains_below = false;
+    for (const model::Layer& layer : layers) {
+        const bool trains = layer.trainable_elements > 0;
+        const bool backward = layer.kind == model::LayerKind::block && (trains || trains_below);
+        const int64_t gathered = zero::gathered_bytes(partition, layer, compute);
+        if (partition.sharding.weights) bytes += gathered * (backward ? 2 : 1);
+        if (partition.shares_updates()) bytes += gathered;
+        const int64_t shard = layer.trainable_elements / partition.ranks;
+        const int64_t exchanged = zero::exchanged_bytes(partition, shard * size_of(wire));
+        bytes += exchanged * (partition.sharding.state ? 1 : 2);  // sums come back to all ranks
+        trains_below = trains_below || trains;
+    }
+    return static_cast<double>(bytes);
+}
+
+double keys_seen(const model::Shape& shape, int64_t sequence, int64_t block) {
+    const double s = double(sequence), window = double(shape.window_of(block));
+    const double w = window > 0 ? std::min(window, s) : s;
+    return w - w * w / (2 * s);
+}
+
+double model_flops(const std::vector<model::Layer>& layers, const model::Shape& shape,
+                   int64_t sequence, int64_t step_tokens) {
+    double per_token = 0;
+    bool trains_below = false;
+    for (const model::Layer& layer : layers) {
+        const bool trains = layer.trainable_elements > 0;
+        const double passes = trains || trains_below ? 4 : 2;  // forward, and its input's gradient
+        for (const model::Tensor& t : layer.tensors) {
+            const bool multiplies = t.shape.size() > 1 && layer.kind != model::LayerKind::embedding;
+            if (multiplies) per_token += double(t.count) * (passes + (t.trainable ? 2 : 0));
+        }
+        if (layer.kind == model::LayerKind::head && shape.tie_embeddings) {
+            const double table = double(shape.vocab * shape.hidden);
+            per_token +=
+                table *
+                (passes + (layers.front().find(model::Role::token_table)->trainable ? 2 : 0));
+        }
+        if (layer.kind == model::LayerKind::block) {
+            const double keys = keys_seen(shape, sequence, layer.index);
+            // Two products forward, four backward, each of 2 operations a key and element.
+            per_token += (passes > 2 ? 12 : 4) * keys * double(shape.heads * shape.head_dim);
+        }
+        trains_below = trains_below || trains;
+    }
+    return per_token * double(step_tokens);
+}
+
+}  // namespace ferry::cost

@@ -1,0 +1,54 @@
+// Bytes and floating-point operations of a step: what is the same in every placement.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ferry/dtype.h"
+#include "model/model.h"
+#include "zero/zero.h"
+
+namespace ferry::cost {
+
+// Of a trainable element: its state, and its gradient and weight as they travel.
+struct ElementBytes {
+    int64_t state = 12, wire = 4, weight = 4;
+    bool split = false;  // the update reads the weight too
+    // Of memory, that its update reads and writes.
+    int64_t updated() const { return 2 * state + wire + (split ? 2 : 1) * weight; }
+    // Of state and gradient, which wait for the outcome together.
+    int64_t saved() const { return state + wire; }
+};
+ElementBytes element_bytes(const StateFormat& state, DType compute, DType wire);
+
+// The weights in the compute type, frozen ones included.
+struct WeightTraffic {
+    double bytes = 0;
+    double frozen_bytes = 0;
+    double read_bytes = 0;  // that a step needs on the device, a layer counted at each visit
+};
+// Blocks are visited forward, and backward where a gradient passes through them. The head is
+// visited once. Of the embedding only the rows of a step's tokens are, and all of it when it is
+// tied. Where every rank keeps all weights, forward takes what others updated as it comes from
+// them.
+WeightTraffic weight_traffic(const std::vector<model::Layer>& layers, const model::Shape& shape,
+                             int64_t step_tokens, DType type,
+                             const zero::Partition& partition = {});
+
+// Bytes that must reach a rank from the others in a step, wherever its state and weights lie. Stage
+// 3 sends a layer's weights at each visit, stages 1 and 2 those that were updated, once. Gradients
+// go to the rank that updates by them.
+double comm_traffic(const std::vector<model::Layer>& layers, const zero::Partition& partition,
+                    DType compute, DType wire);
+
+// Of a query of a block, on average over a sequence.
+double keys_seen(const model::Shape& shape, int64_t sequence, int64_t block);
+
+// Floating-point operations that the model asks for in a step, without recomputation. A matrix
+// takes 2 a token and element forward, 2 for its input's gradient where there is one, and 2 for its
+// own where it trains: 6 N T in all. Attention takes the scores and the weighted sums over the keys
+// that a query sees: 6 s d a token and block without a window.
+double model_flops(const std::vector<model::Layer>& layers, const model::Shape& shape,
+                   int64_t sequence, int64_t step_tokens);
+
+}  // namespace ferry::cost

@@ -1,0 +1,23 @@
+// What a plan is asked for: what it may use, what the user has fixed of it, and what the run needs.
+#pragma once
+
+#include <cstdint>
+
+#include "ferry/config.h"
+#include "ferry/dtype.h"
+
+namespace ferry::planner {
+
+struct PlanRequest {
+    DeviceKind device = DeviceKind::cpu;
+    int64_t micro_batches = 1;  // of a step and rank
+    bool clips = false;         // the gradient's norm has a limit
+    bool trains = true;         // an evaluation has no state, and may have every tensor frozen
+    bool durable = false;       // committed steps outlive the process
+    StateFormat state{};
+    BudgetConfig budgets{};  // of this rank
+    int sharers = 1;         // ranks that have as much each of the host's memory and paths
+    SwapConfig swap{};       // what the user decides; the planner decides the rest
+};
+
+}  // namespace ferry::planner

@@ -1,0 +1,184 @@
+// Whatever the model, the budgets, the machine and the ranks: no simulated step of a plan is
+// shorter than the lower bound of its configuration.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+#include "cost/drives.h"
+#include "planner/recorder.h"
+#include "predict.h"
+#include "tests/support/seeds.h"
+
+namespace ferry::train {
+namespace {
+
+class Random {
+public:
+    explicit Random(uint64_t seed) : draws_(seed) {}
+    int64_t from(int64_t least, int64_t most) {
+        return std::uniform_int_distribution<int64_t>(least, most)(draws_);
+    }
+    bool once_in(int64_t times) { return from(1, times) == 1; }
+    double part() { return std::uniform_real_distribution<double>(0, 1)(draws_); }
+    // As likely in each power of ten.
+    double between(double least, double most) { return least * std::pow(most / least, part()); }
+
+private:
+    std::mt19937_64 draws_;
+};
+
+struct Case {
+    planner::PlanRequest request{};
+    model::Shape shape{};
+    model::Numerics numerics{};
+    zero::Partition partition{};
+    std::vector<model::Layer> layers{};
+    planner::DeviceNeeds needs{};
+    std::vector<cost::Path> paths{};
+    cost::Measurements measured{};
+};
+
+void draw_model(Random& random, Case& made) {
+    made.shape = {.hidden = 64 * random.from(1, 4),
+                  .layers = random.from(1, 6),
+                  .heads = 2,
+                  .kv_heads = random.from(1, 2),
+                  .head_dim = 32,
+                  .intermediate = 128 * random.from(1, 4),
+                  .vocab = 64 * random.from(1, 40),
+                  .tie_embeddings = random.once_in(2)};
+    const bool half = random.once_in(2);
+    const DType type = half ? DType::bf16 : DType::f32;
+    made.numerics = {.sequence = 32 * random.from(1, 8),
+                     .micro_batch = random.from(1, 2),
+                     .compute = type,
+                     .residual = type,
+                     .wire = random.once_in(3) ? DType::f32 : type};
+    made.request.state = {.moments = random.from(0, 2), .split = half && random.once_in(3)};
+    made.request.micro_batches = int64_t{1} << random.from(0, 2);
+    const int ranks = 1 << random.from(0, 3);
+    made.partition =
+        zero::partition_of(random.from(1, 3), static_cast<int>(random.from(0, ranks - 1)), ranks);
+    std::vector<std::string> freeze;
+    if (random.once_in(4)) freeze.emplace_back("*mlp*");
+    made.layers = model::layers_of(made.shape, freeze, false, ranks);
+    const int64_t tokens = made.numerics.tokens();
+    const double each = random.between(0.01, 1);  // of what attention and the MLP multiply
+    const auto blocks = static_cast<size_t>(made.shape.layers);
+    const double products =
+        2.0 * static_cast<double>(tokens * made.shape.hidden * made.shape.hidden);
+    made.needs = {.activation = round_up(tokens * made.shape.hidden * size_of(type), 4096),
+                  .scratch = 4096 * random.from(1, 64),
+                  .kept = {4096 * random.from(1, 16), 4096 * random.from(1, 16)},
+                  .saved_flops = {std::vector<double>(blocks, each * products),
+                                  std::vector<double>(blocks, 2 * each * products)}};
+}
+
+// From nothing to more than everything.
+void draw_budgets(Random& random, Case& made) {
+    int64_t elements = 0;
+    for (const model::Layer& layer : made.layers) elements += layer.elements;
+    const auto of_all = [&] {
+        return random.once_in(5) ? kUnlimited
+                                 : static_cast<int64_t>(random.between(0.2, 3) * 16 *
+                                                        static_cast<double>(elements)) +
+                                       kMiB;
+    };
+    made.request.budgets.device_bytes = of_all();
+    made.request.budgets.host_bytes = of_all();
+    const int64_t paths = random.from(0, 3);
+    for (int64_t p = 0; p < paths; ++p) {
+        made.request.budgets.nvme.push_back(
+            {.path = "path " + std::to_string(p), .size_bytes = 64 * elements + 16 * kMiB});
+        made.paths.push_back({.bytes_per_s = random.between(1e7, 1e10),
+                              .drive = random.from(-1, 1),  // duplicates
+                              .in_memory = random.once_in(4),
+                              .cores_per_byte = random.once_in(2) ? random.between(1e-11, 1e-9) : 0,
+                              .size_bytes = made.request.budgets.nvme.back().size_bytes});
+    }
+    made.request.swap.chunk_elements = 4096 << random.from(0, 4);
+    made.request.clips = random.once_in(2);
+}
+
+void draw_machine(Random& random, Case& made) {
+    made.request.device = random.once_in(2) ? DeviceKind::cpu : DeviceKind::cuda;
+    cost::Measurements& m = made.measured;
+    m.computes_on_host = made.request.device == DeviceKind::cpu;
+    m.copy_bytes_per_s = random.between(1e8, 1e11);
+    m.dram_bytes_per_s = random.between(1e9, 3e11);
+    m.update_overhead_s = random.between(1e-7, 1e-4);
+    m.out_of_place = 1 + random.part();
+    m.check_bytes_per_s = random.between(1e9, 2e10);
+    m.threads = static_cast<int>(random.from(1, 16));
+    m.device_bytes_per_s = m.computes_on_host ? m.dram_bytes_per_s : random.between(1e11, 4e12);
+    m.comm_bytes_per_s = random.between(1e8, 1e11);
+    m.comm_overhead_s = random.between(1e-7, 1e-4);
+    m.assumed_flops_per_s = random.between(1e9, 1e14);
+    m.memory_of = m.storage_of = random.once_in(2) ? cost::Of::host : cost::Of::rank;
+    const cost::Drive drive = cost::one_drive(made.paths);
+    m.nvme_bytes_per_s = drive.bytes_per_s > 0 ? drive.bytes_per_s : 1e9;
+    m.nvme_at_once = std::max<int64_t>(drive.at_once, 1);
+    m.dram_per_nvme_byte = drive.dram_per_byte;
+    m.cores_per_nvme_byte = drive.cores_per_byte;
+}
+
+Case draw(uint64_t seed) {
+    Random random(seed);
+    Case made;
+    draw_model(random, made);
+    draw_budgets(random, made);
+    draw_machine(random, made);
+    made.measured = cost::of_rank(made.measured, made.partition.ranks);
+    return made;
+}
+
+// As the paths are filled, and every kernel by what it multiplies and moves.
+void complete(Case& made, const planner::Plan& plan, const swap::Schedule& step) {
+    const cost::Drive drive = cost::one_drive(made.paths, plan.nvme_bytes);
+    if (drive.bytes_per_s > 0) made.measured.nvme_bytes_per_s = drive.bytes_per_s;
+    model::OfSaved<double> flops{};
+    for (const model::Saved what : model::kAllKept)
+        flops[at(what)] = made.needs.saved_flops[at(what)].front();
+    made.measured.kernels =
+        cost::assumed_times(step, planner::work_of(plan), made.numerics.tokens(), flops,
+                            made.measured.assumed_flops_per_s);
+}
+
+TEST(Bound, IsNoLongerThanAnySimulatedStep) {
+    int64_t fitted = 0;
+    Seeds seeds(400);
+    do {
+        SCOPED_TRACE(testing::Message() << "FERRY_SIM_SEED=" << seeds.now());
+        Case made = draw(seeds.now());
+        planner::Plan plan;
+        try {
+            plan = planner::make_plan(made.request, made.layers, made.numerics, made.needs,
+                                      made.measured, made.partition);
+        } catch (const Error& error) {
+            EXPECT_EQ(error.trouble(), Trouble::does_not_fit) << error.what();
+            continue;
+        }
+        ++fitted;
+        const swap::Schedule rest = record_step(plan, Previous::rest, false);
+        complete(made, plan, rest);
+        const double bound =
+            bound_of(made.request.budgets, plan, made.shape, rest, made.measured).seconds;
+        EXPECT_GT(bound, 0);
+        const auto simulated = [&](Previous previous, bool speculative) {
+            return predict_steps(plan, record_step(plan, Previous::none, speculative),
+                                 record_step(plan, previous, speculative), made.measured)
+                .step_seconds;
+        };
+        constexpr double kRounding = 1 + 1e-6;
+        EXPECT_LE(bound, simulated(Previous::rest, false) * kRounding);
+        if (plan.speculative) {
+            EXPECT_LE(bound, simulated(Previous::committed, true) * kRounding);
+        }
+    } while (seeds.next());
+    if (seeds.replays()) return;
+    EXPECT_GT(fitted, seeds.count() / 2) << "budgets are too small to plan for";
+}
+
+}  // namespace
+}  // namespace ferry::train
