@@ -90,8 +90,8 @@ std::string text_of(const Config& config, const model::Shape& s, int64_t micro_b
 
 std::string numerics_text(const Config& config, const model::Shape& shape,
                           const std::string& machine, int ranks) {
-    return text_of(config, shape, config.batch.micro_batches, ranks, operations_of(config)) +
-           "; " + machine;
+    return text_of(config, shape, config.batch.micro_batches, ranks, operations_of(config)) + "; " +
+           machine;
 }
 
 std::string model_text(const Config& config, const model::Shape& shape, int ranks) {
