@@ -32,7 +32,7 @@ TEST(Numerics, head_tile_on_a_gpu_follows_from_the_vocabulary) {
 // Shapes of Qwen2.5-0.5B, Qwen3-4B and Llama-3.2-1B: the table is 27, 10 and 21 % of the
 // parameters.
 TEST(Numerics, head_tile_on_a_gpu_is_larger_where_the_table_is_much_of_the_model) {
-    const Config config = config_of("cuda", 2048, 8);
+    const Config config = config_of(DeviceKind::cuda, 2048, 8);
     const model::Shape small{.hidden = 896,
                              .layers = 24,
                              .heads = 14,
@@ -42,7 +42,7 @@ TEST(Numerics, head_tile_on_a_gpu_is_larger_where_the_table_is_much_of_the_model
                              .vocab = 151'936,
                              .tie_embeddings = true};
     EXPECT_EQ(numerics_of(config, small).head_tile, 2048);
-    EXPECT_EQ(numerics_of(config_of("cpu", 2048, 8), small).head_tile, 1024);
+    EXPECT_EQ(numerics_of(config_of(DeviceKind::cpu, 2048, 8), small).head_tile, 1024);
     const model::Shape large{.hidden = 2560,
                              .layers = 36,
                              .heads = 32,
@@ -60,7 +60,7 @@ TEST(Numerics, head_tile_on_a_gpu_is_larger_where_the_table_is_much_of_the_model
                                .intermediate = 8192,
                                .vocab = 128'256,
                                .tie_embeddings = true};
-    EXPECT_EQ(numerics_of(config_of("cuda", 1024, 1), between).head_tile, 2048);
+    EXPECT_EQ(numerics_of(config_of(DeviceKind::cuda, 1024, 1), between).head_tile, 2048);
 }
 
 TEST(Numerics, logits_may_be_as_many_as_the_activations_of_the_mlp) {
