@@ -16,8 +16,8 @@
 namespace ferry::pinned_mem {
 namespace {
 
-// Page-locked at a time, by one thread: large, for a copy that crosses pieces is cut in two.
-constexpr int64_t kLockedPiece = 256 * kMiB;
+// Page-locked at a time, by one thread: large, for a copy that crosses parts is cut in two.
+constexpr int64_t kLockedPart = 256 * kMiB;
 constexpr int64_t kPage = 4 * kKiB;  // the smallest there is
 // Touched at a time where something is about to be filled, a node: chunks have fewer than a server
 // has cores.
@@ -25,13 +25,13 @@ constexpr int64_t kPagesAtOnce = 32;
 // That touch what is locked behind the work of others: as fast as one thread locks it.
 constexpr int kTouchers = 4;
 
-int64_t pieces_of(std::span<std::byte> pages) {
-    return ceil_div(static_cast<int64_t>(pages.size()), kLockedPiece);
+int64_t parts_of(std::span<std::byte> pages) {
+    return ceil_div(static_cast<int64_t>(pages.size()), kLockedPart);
 }
-std::span<std::byte> piece_of(std::span<std::byte> pages, int64_t index) {
-    const int64_t first = index * kLockedPiece, left = static_cast<int64_t>(pages.size()) - first;
+std::span<std::byte> part_of(std::span<std::byte> pages, int64_t index) {
+    const int64_t first = index * kLockedPart, left = static_cast<int64_t>(pages.size()) - first;
     return pages.subspan(static_cast<size_t>(first),
-                         static_cast<size_t>(std::min(kLockedPiece, left)));
+                         static_cast<size_t>(std::min(kLockedPart, left)));
 }
 
 void report(const SlabReport& slab) {
@@ -151,10 +151,10 @@ void Pool::touch(std::span<std::byte> part, NodeTeams& teams) {
     }
 }
 
-void Pool::lock_piece(Device& device, std::span<std::byte> piece) {
-    const auto meets = [piece](std::span<std::byte> other) {
-        return piece.data() < other.data() + other.size() &&
-               other.data() < piece.data() + piece.size();
+void Pool::lock_part(Device& device, std::span<std::byte> part) {
+    const auto meets = [part](std::span<std::byte> other) {
+        return part.data() < other.data() + other.size() &&
+               other.data() < part.data() + part.size();
     };
     {
         const std::lock_guard lock(mutex_);
@@ -162,16 +162,16 @@ void Pool::lock_piece(Device& device, std::span<std::byte> piece) {
         FERRY_CHECK(std::ranges::none_of(locked_, meets), "these pages are locked already");
         device_ = &device;
     }
-    device.lock_pages(piece);
+    device.lock_pages(part);
     const std::lock_guard lock(mutex_);
-    locked_.push_back(piece);
+    locked_.push_back(part);
 }
 
 void Pool::lock_for(Device& device, std::span<std::byte> pages, Team& team) {
     std::optional<Error> failure;
-    team.parallel(pieces_of(pages), [&](int64_t index) {
+    team.parallel(parts_of(pages), [&](int64_t index) {
         try {
-            lock_piece(device, piece_of(pages, index));
+            lock_part(device, part_of(pages, index));
         } catch (const Error& error) {
             const std::lock_guard lock(mutex_);
             if (!failure) failure = error;
@@ -182,11 +182,11 @@ void Pool::lock_for(Device& device, std::span<std::byte> pages, Team& team) {
 
 std::future<void> Pool::lock_behind(Device& device, std::span<std::byte> pages) {
     return std::async(std::launch::async, [this, &device, pages] {
-        for (int64_t index = 0; index < pieces_of(pages); ++index) {
-            const std::span<std::byte> piece = piece_of(pages, index);
+        for (int64_t index = 0; index < parts_of(pages); ++index) {
+            const std::span<std::byte> part = part_of(pages, index);
             // The driver is free for others meanwhile.
-            populate_beside(topology_, piece);
-            lock_piece(device, piece);
+            populate_beside(topology_, part);
+            lock_part(device, part);
         }
         if (!pages.empty()) look_for_huge_pages(pages);
     });

@@ -53,11 +53,13 @@ Objects table_objects(LeasedStoreOptions& options) {
             .parallel = std::move(options.parallel)};
 }
 
+}  // namespace
+
 // ---------------------------------------------------------------- the store
 
-class Leases final : public LeasedStore {
+class LeasedStore::Buffers {
 public:
-    Leases(LeasedStoreOptions options, Executor& executor, aio::Volume* volume)
+    Buffers(LeasedStoreOptions options, Executor& executor, aio::Volume* volume)
         : executor_(executor),
           volume_(volume),
           alignment_(volume ? volume->alignment() : 1),
@@ -80,13 +82,14 @@ public:
         if (spare_buffers_ == 0) spare_buffers_ = std::max<int64_t>(1, count / 4);
     }
 
-    ~Leases() override {
+    ~Buffers() {
         FERRY_CHECK(leases_ == 0, "a lease outlives its store");
         while (moving_ > 0) wait();
         table_.free_slots();
     }
 
-    Lease acquire(ObjectId id, Access access) override {
+    // The object's bytes, until take_back().
+    std::span<std::byte> lend(ObjectId id, Access access) {
         Entry& entry = entry_of(id);
         refuse_conflict(id, access);
         const int64_t effort = effort_;
@@ -103,10 +106,21 @@ public:
         ++report_.acquired;
         report_.hits += effort == effort_;
         write_ahead();
-        return lend(id, bytes);
+        return bytes;
+    }
+    void take_back(ObjectId id) noexcept {
+        Entry& entry = entries_[id];
+        entry.writer ? void(entry.writer = false) : void(--entry.readers);
+        --leases_;
+        if (entry.buffer && !entry.leased()) {
+            touch(*entry.buffer);
+            // Its write has failed while it was read.
+            if (entry.failed) vacate(*entry.buffer);
+        }
+        write_ahead();
     }
 
-    void prefetch(ObjectId id) override {
+    void prefetch(ObjectId id) {
         Entry& entry = entry_of(id);
         if (!on_nvme(table_.object(id))) return;
         collect();
@@ -121,7 +135,7 @@ public:
         write_ahead();
     }
 
-    void flush() override {
+    void flush() {
         const auto waits = [this](const Buffer& buffer) {
             return buffer.holds == Holds::changed && !entries_[buffer.object].writer;
         };
@@ -138,7 +152,7 @@ public:
         check();
     }
 
-    void check() override {
+    void check() {
         collect();
         if (failures_ == 0) return;
         const auto first = std::ranges::min_element(entries_, {}, [](const Entry& entry) {
@@ -147,7 +161,7 @@ public:
         throw_failure(static_cast<ObjectId>(first - entries_.begin()));
     }
 
-    bool revert(ObjectId id) override {
+    bool revert(ObjectId id) {
         Entry& entry = entry_of(id);
         collect();
         if (entry.leased())
@@ -158,7 +172,7 @@ public:
         return !on_nvme(table_.object(id)) || entry.stored || entry.buffer != nullptr;
     }
 
-    LeaseReport report() const override { return report_; }
+    LeaseReport report() const { return report_; }
 
 private:
     // ---- what is refused
@@ -257,18 +271,6 @@ private:
         if (wrong < 0) return;
         vacate(buffer);
         throw_of(id, table_.wrong_bytes(id, wrong).problem());
-    }
-
-    void take_back(ObjectId id) noexcept override {
-        Entry& entry = entries_[id];
-        entry.writer ? void(entry.writer = false) : void(--entry.readers);
-        --leases_;
-        if (entry.buffer && !entry.leased()) {
-            touch(*entry.buffer);
-            // Its write has failed while it was read.
-            if (entry.failed) vacate(*entry.buffer);
-        }
-        write_ahead();
     }
 
     // ---- buffers: the least recently used first
@@ -427,12 +429,25 @@ private:
     LeaseReport report_{};
 };
 
-}  // namespace
+LeasedStore::LeasedStore(LeasedStoreOptions options, Executor& executor, aio::Volume* volume)
+    : buffers_(std::make_unique<Buffers>(std::move(options), executor, volume)) {}
+
+LeasedStore::~LeasedStore() = default;
 
 std::unique_ptr<LeasedStore> LeasedStore::make(LeasedStoreOptions options, Executor& executor,
                                                aio::Volume* volume) {
     complete(options, volume);
-    return std::make_unique<Leases>(std::move(options), executor, volume);
+    return std::unique_ptr<LeasedStore>(new LeasedStore(std::move(options), executor, volume));
 }
+
+Lease LeasedStore::acquire(ObjectId object, Access access) {
+    return {*this, object, buffers_->lend(object, access)};
+}
+void LeasedStore::prefetch(ObjectId object) { buffers_->prefetch(object); }
+void LeasedStore::flush() { buffers_->flush(); }
+void LeasedStore::check() { buffers_->check(); }
+bool LeasedStore::revert(ObjectId object) { return buffers_->revert(object); }
+LeaseReport LeasedStore::report() const { return buffers_->report(); }
+void LeasedStore::take_back(ObjectId object) noexcept { buffers_->take_back(object); }
 
 }  // namespace ferry::swap

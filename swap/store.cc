@@ -22,8 +22,6 @@ static_assert(stream_of(Lane::compute) == StreamKind::compute &&
               stream_of(Lane::h2d) == StreamKind::h2d && stream_of(Lane::d2h) == StreamKind::d2h &&
               static_cast<int>(Lane::d2h) + 1 == kStreams);
 
-class Replay;
-
 // A task between dispatch and completion.
 struct Flight {
     Call call{};
@@ -35,11 +33,14 @@ struct Flight {
     Nanos dispatched_ns = 0;
 };
 
-class Replay final : public Store {
+}  // namespace
+
+class Store::Replay {
 public:
-    Replay(StoreOptions options, Executor& executor, Device& device, aio::Volume* volume,
-           Kernels& kernels)
-        : options_(std::move(options)),
+    Replay(Store& store, StoreOptions options, Executor& executor, Device& device,
+           aio::Volume* volume, Kernels& kernels)
+        : store_(store),
+          options_(std::move(options)),
           executor_(executor),
           device_(device),
           volume_(volume),
@@ -57,35 +58,36 @@ public:
             table_.place_initially(static_cast<ObjectId>(id));
     }
 
-    ~Replay() override {
+    // Waits for what is in flight: its jobs and kernels call the store.
+    void finish() {
         while (!board_.none_in_flight()) {
             collect();
             if (!board_.none_in_flight()) executor_.wait(kForever);
         }
     }
 
-    void append(const Schedule& schedule, int64_t sequence, int64_t step) override {
+    void append(const Schedule& schedule, int64_t sequence, int64_t step) {
         board_.append(schedule, sequence).step = step;
     }
 
-    void run_to_outcome() override {
+    void run_to_outcome() {
         FERRY_CHECK(board_.newest().schedule->has_outcome, "this schedule has no outcome");
         run_until([this] {
             return !wanted_ && board_.reached(board_.newest(), board_.newest().schedule->outcome);
         });
     }
 
-    void drain() override {
+    void drain() {
         run_until([this] { return !wanted_ && !publishing_ && board_.all_complete(); });
         board_.forget_schedules();
     }
 
-    void publish(std::span<const std::byte> state) override {
+    void publish(std::span<const std::byte> state) {
         FERRY_CHECK(options_.verify && !wanted_, "one publication at a time, with checksums");
         wanted_ = Wanted{state, board_.committed_writes()};
     }
 
-    std::optional<std::span<const std::byte>> restore(size_t n) override {
+    std::optional<std::span<const std::byte>> restore(size_t n) {
         {
             const std::lock_guard lock(failure_mutex_);
             failure_.reset();
@@ -103,29 +105,27 @@ public:
         return record.subspan(map);
     }
 
-    void put(ObjectId object, std::span<std::byte> bytes) override {
+    void put(ObjectId object, std::span<std::byte> bytes) {
         direct_.begin_put(object, bytes);
         direct_.end_puts(0);
     }
-    void begin_put(ObjectId object, std::span<std::byte> bytes) override {
+    void begin_put(ObjectId object, std::span<std::byte> bytes) {
         direct_.begin_put(object, bytes);
     }
-    void end_puts(int64_t under_way) override { direct_.end_puts(under_way); }
-    std::span<std::byte> in_host(ObjectId object) noexcept override {
-        return direct_.in_host(object);
-    }
+    void end_puts(int64_t under_way) { direct_.end_puts(under_way); }
+    std::span<std::byte> in_host(ObjectId object) noexcept { return direct_.in_host(object); }
 
-    void get(ObjectId object, std::span<std::byte> bytes) override {
+    void get(ObjectId object, std::span<std::byte> bytes) {
         direct_.get(object, bytes);
         if (table_.object(object).home == Tier::nvme) verify(object, bytes);
         throw_failure();
     }
 
-    void seal(ObjectId object, std::span<const std::byte> bytes) noexcept override {
+    void seal(ObjectId object, std::span<const std::byte> bytes) noexcept {
         if (options_.verify) table_.seal(object, bytes);
     }
 
-    bool verify(ObjectId object, std::span<const std::byte> bytes) noexcept override {
+    bool verify(ObjectId object, std::span<const std::byte> bytes) noexcept {
         const int64_t wrong = options_.verify ? table_.verify(object, bytes) : -1;
         if (wrong < 0) return true;
         note_wrong(object);
@@ -133,13 +133,13 @@ public:
         return false;
     }
 
-    void fail(Error error) noexcept override {
+    void fail(Error error) noexcept {
         const std::lock_guard lock(failure_mutex_);
         if (!failure_) failure_ = std::move(error);
         failed_.store(true, std::memory_order_release);
     }
 
-    Wrong what_was_wrong() const noexcept override {
+    Wrong what_was_wrong() const noexcept {
         const std::lock_guard lock(failure_mutex_);
         if (wrong_.empty()) return Wrong::none;
         const bool published = std::ranges::any_of(
@@ -147,8 +147,8 @@ public:
         return published ? Wrong::in_published : Wrong::elsewhere;
     }
 
-    std::array<LaneReport, kLanes> report() const override { return reports_; }
-    void reset_report() override { reports_ = {}; }
+    std::array<LaneReport, kLanes> report() const { return reports_; }
+    void reset_report() { reports_ = {}; }
 
 private:
     // Tasks dispatched and not complete, a lane. Compute needs few: its tasks are long.
@@ -322,7 +322,7 @@ private:
     // False: a fresh slot is wanted and none is free yet; completions will free one.
     bool dispatch(const Task& task, const Active& active) {
         Flight& flight = this->flight(task.lane, board_.taken(task.lane));
-        flight.call = {.task = &task, .sequence = active.sequence, .at = {}, .store = this};
+        flight.call = {.task = &task, .sequence = active.sequence, .at = {}, .store = &store_};
         flight.kernels = &kernels_;
         flight.name = name_of_task(task);
         flight.step = active.step;
@@ -414,7 +414,7 @@ private:
     Job job_of(Flight& flight) {
         return {[](void* context, uint64_t) {
                     const Flight& f = *static_cast<Flight*>(context);
-                    static_cast<Replay*>(f.call.store)->work(f);
+                    f.call.store->replay_->work(f);
                 },
                 &flight};
     }
@@ -440,6 +440,7 @@ private:
         executor.wake();
     }
 
+    Store& store_;
     StoreOptions options_;
     Executor& executor_;
     Device& device_;
@@ -466,11 +467,41 @@ private:
     std::atomic<bool> failed_ = false;
 };
 
-}  // namespace
+Store::Store(StoreOptions options, Executor& executor, Device& device, aio::Volume* volume,
+             Kernels& kernels)
+    : replay_(
+          std::make_unique<Replay>(*this, std::move(options), executor, device, volume, kernels)) {}
+
+Store::~Store() { replay_->finish(); }
 
 std::unique_ptr<Store> Store::make(StoreOptions options, Executor& executor, Device& device,
                                    aio::Volume* volume, Kernels& kernels) {
-    return std::make_unique<Replay>(std::move(options), executor, device, volume, kernels);
+    return std::unique_ptr<Store>(new Store(std::move(options), executor, device, volume, kernels));
 }
+
+void Store::append(const Schedule& schedule, int64_t sequence, int64_t step) {
+    replay_->append(schedule, sequence, step);
+}
+void Store::run_to_outcome() { replay_->run_to_outcome(); }
+void Store::drain() { replay_->drain(); }
+void Store::put(ObjectId object, std::span<std::byte> bytes) { replay_->put(object, bytes); }
+void Store::get(ObjectId object, std::span<std::byte> bytes) { replay_->get(object, bytes); }
+void Store::begin_put(ObjectId object, std::span<std::byte> bytes) {
+    replay_->begin_put(object, bytes);
+}
+void Store::end_puts(int64_t under_way) { replay_->end_puts(under_way); }
+std::span<std::byte> Store::in_host(ObjectId object) noexcept { return replay_->in_host(object); }
+void Store::publish(std::span<const std::byte> state) { replay_->publish(state); }
+std::optional<std::span<const std::byte>> Store::restore(size_t n) { return replay_->restore(n); }
+void Store::seal(ObjectId object, std::span<const std::byte> bytes) noexcept {
+    replay_->seal(object, bytes);
+}
+bool Store::verify(ObjectId object, std::span<const std::byte> bytes) noexcept {
+    return replay_->verify(object, bytes);
+}
+void Store::fail(Error error) noexcept { replay_->fail(std::move(error)); }
+Store::Wrong Store::what_was_wrong() const noexcept { return replay_->what_was_wrong(); }
+std::array<LaneReport, kLanes> Store::report() const { return replay_->report(); }
+void Store::reset_report() { replay_->reset_report(); }
 
 }  // namespace ferry::swap

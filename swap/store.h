@@ -81,27 +81,29 @@ public:
     // `volume` may be null when no object lives on NVMe. All references must outlive the store.
     static std::unique_ptr<Store> make(StoreOptions options, Executor& executor, Device& device,
                                        aio::Volume* volume, Kernels& kernels);
-    virtual ~Store() = default;  // waits for what is in flight
+    ~Store();  // waits for what is in flight
+    Store(const Store&) = delete;
+    Store& operator=(const Store&) = delete;
 
     // The schedule's tasks follow everything appended before, lane by lane. It must stay alive
     // until drained. `sequence` is passed to its kernels, which tell schedules apart by it; `step`
     // is what the recording shows. At most 4 schedules at a time.
-    virtual void append(const Schedule& schedule, int64_t sequence, int64_t step) = 0;
+    void append(const Schedule& schedule, int64_t sequence, int64_t step);
     // Replays until the outcome of the schedule appended last is known; throws what went wrong.
-    virtual void run_to_outcome() = 0;
-    virtual void drain() = 0;  // replays everything appended
+    void run_to_outcome();
+    void drain();  // replays everything appended
 
     // Blocking access to an object's current version; only when drained. `bytes` as large as it.
-    virtual void put(ObjectId object, std::span<std::byte> bytes) = 0;
-    virtual void get(ObjectId object, std::span<std::byte> bytes) = 0;
+    void put(ObjectId object, std::span<std::byte> bytes);
+    void get(ObjectId object, std::span<std::byte> bytes);
     // A put() that goes on: `bytes` stay as they are, and the store is asked for nothing but more
     // of the kind, until end_puts() has waited for it. That ends the oldest ones, in their order,
     // until so many are under way; throws what went wrong with them.
-    virtual void begin_put(ObjectId object, std::span<std::byte> bytes) = 0;
-    virtual void end_puts(int64_t under_way) = 0;
+    void begin_put(ObjectId object, std::span<std::byte> bytes);
+    void end_puts(int64_t under_way);
     // Where the object's current version lies, to be read and written in place, if that is in host
     // memory; else empty.
-    virtual std::span<std::byte> in_host(ObjectId object) noexcept = 0;
+    std::span<std::byte> in_host(ObjectId object) noexcept;
 
     // Makes the step before the newest schedule durable: once its updates are committed and written
     // (Schedule::committed_writes), the volume publishes a map of the current versions of all
@@ -110,26 +112,32 @@ public:
     // `state` must live, and drain() no sooner than they are durable. Slots that the last durable
     // map names are not written until the next one is durable. Needs `verify`, twice the slots and
     // a volume with record_bytes for map and state.
-    virtual void publish(std::span<const std::byte> state) = 0;
+    void publish(std::span<const std::byte> state);
     // Of a volume opened to resume: takes over the versions of its n-th newest record and returns
     // the owner's `state`; none: there is no such record. get() proves the contents, and is where
     // wrong ones show; the next restore() starts afresh. Throws io where it cannot be taken over.
     // These, and puts, throw TransferFailed where nothing is known to be wrong.
-    virtual std::optional<std::span<const std::byte>> restore(size_t n) = 0;
+    std::optional<std::span<const std::byte>> restore(size_t n);
 
     // Any thread, from a kernel: checksums of a version about to be written (`pending` for
     // versioned objects), and of one just read. verify() calls fail() and returns false on a
     // mismatch.
-    virtual void seal(ObjectId object, std::span<const std::byte> bytes) noexcept = 0;
-    virtual bool verify(ObjectId object, std::span<const std::byte> bytes) noexcept = 0;
-    virtual void fail(Error error) noexcept = 0;  // the first one is thrown by the step thread
+    void seal(ObjectId object, std::span<const std::byte> bytes) noexcept;
+    bool verify(ObjectId object, std::span<const std::byte> bytes) noexcept;
+    void fail(Error error) noexcept;  // the first one is thrown by the step thread
     // Step thread, after a failure: bytes that were wrong or could not be read are part of what was
     // published last; or there were some, and none of them is.
     enum class Wrong : uint8_t { none, elsewhere, in_published };
-    virtual Wrong what_was_wrong() const noexcept = 0;
+    Wrong what_was_wrong() const noexcept;
 
-    virtual std::array<LaneReport, kLanes> report() const = 0;
-    virtual void reset_report() = 0;
+    std::array<LaneReport, kLanes> report() const;
+    void reset_report();
+
+private:
+    class Replay;
+    Store(StoreOptions options, Executor& executor, Device& device, aio::Volume* volume,
+          Kernels& kernels);
+    const std::unique_ptr<Replay> replay_;
 };
 
 }  // namespace ferry::swap

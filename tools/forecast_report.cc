@@ -25,13 +25,13 @@ std::string links_text(const train::Forecast& forecast) {
     return out;
 }
 
-std::string shares_text(const train::StateShares& shares, const model::OfSaved<double>& kept) {
+std::string shares_text(const train::StateShares& shares, const model::OfSaved<double>& saved) {
     return fmt::format(
-        "{} of state and gradients on the device, {} in host memory, {} on NVMe; kept for "
+        "{} of state and gradients on the device, {} in host memory, {} on NVMe; saved for "
         "backward: "
         "{} of attention, {} of the MLPs' products",
         percent(shares.device), percent(shares.host), percent(shares.nvme),
-        percent(kept[at(model::Saved::attention)]), percent(kept[at(model::Saved::mlp)]));
+        percent(saved[at(model::Saved::attention)]), percent(saved[at(model::Saved::mlp)]));
 }
 
 nlohmann::json shares_json(const train::StateShares& shares) {
@@ -69,9 +69,9 @@ std::string text_of(const ForecastReport& report) {
         "  lower bound of any placement {:.4f} s ({}), {} of the predicted step: {}\n\n",
         forecast.binding().seconds, forecast.binding().link,
         percent(forecast.binding().seconds / step_s),
-        shares_text(forecast.planned, forecast.planned_kept), forecast.bound_seconds,
+        shares_text(forecast.planned, forecast.planned_saved), forecast.bound_seconds,
         forecast.bound_link, percent(forecast.bound_seconds / step_s),
-        shares_text(forecast.bound, forecast.bound_kept));
+        shares_text(forecast.bound, forecast.bound_saved));
     return out + what_if_text(report.what_if, step_s) + "\n";
 }
 
@@ -104,10 +104,10 @@ nlohmann::json to_json(const ForecastReport& report) {
             {"bound_link", forecast.bound_link},
             {"state", shares_json(forecast.planned)},
             {"bound_state", shares_json(forecast.bound)},
-            {"attention", forecast.planned_kept[at(model::Saved::attention)]},
-            {"bound_attention", forecast.bound_kept[at(model::Saved::attention)]},
-            {"mlp", forecast.planned_kept[at(model::Saved::mlp)]},
-            {"bound_mlp", forecast.bound_kept[at(model::Saved::mlp)]},
+            {"attention", forecast.planned_saved[at(model::Saved::attention)]},
+            {"bound_attention", forecast.bound_saved[at(model::Saved::attention)]},
+            {"mlp", forecast.planned_saved[at(model::Saved::mlp)]},
+            {"bound_mlp", forecast.bound_saved[at(model::Saved::mlp)]},
             {"links", links},
             {"timeline", timeline},
             {"what_if", answers},

@@ -275,7 +275,7 @@ void save_figures(const std::string& file, const FiguresOf& what, const Measurem
                     {"measured", machine_json()["date"]}};
     if (measured.product_flops_per_s > 0)
         kernels["gemm_flops_per_s"] = rounded(measured.product_flops_per_s);
-    for (const model::Saved result : model::kAllKept) {
+    for (const model::Saved result : model::kAllSaved) {
         const double seconds = measured.kernels.saved_s[at(result)];
         if (seconds > 0) kernels[key_of(result)] = seconds;
     }
@@ -385,7 +385,7 @@ private:
         const json times = known.value("times", json());
         if (!times.is_array() || times.empty())
             refuse(file_, "kernels: \"times\" is no list of them");
-        for (const model::Saved result : model::kAllKept) {
+        for (const model::Saved result : model::kAllSaved) {
             if (known.contains(key_of(result)))
                 found_.kernels.saved_s[at(result)] =
                     positive(file_, known, "kernels", key_of(result));

@@ -81,9 +81,9 @@ void print_plan(const planner::Plan& plan, const Config& config) {
         "{} parameters ({} trainable), chunks of {} elements, {} micro-batches in {} group{}\n\n",
         parameters, trainable_of(plan), plan.chunk_elements, plan.micro_batches, plan.groups,
         plan.groups == 1 ? "" : "s");
-    const int64_t attention = plan.blocks_keeping(model::Saved::attention),
-                  mlp = plan.blocks_keeping(model::Saved::mlp),
-                  blocks = std::ssize(plan.layers) - 2, inputs = plan.blocks_keeping_inputs();
+    const int64_t attention = plan.blocks_saving(model::Saved::attention),
+                  mlp = plan.blocks_saving(model::Saved::mlp), blocks = std::ssize(plan.layers) - 2,
+                  inputs = plan.blocks_saving_inputs();
     if (attention + mlp > 0 || inputs < blocks)
         fmt::print(
             "on the device until backward, of {} blocks: the inputs of {}, attention of {}, "
@@ -214,9 +214,9 @@ nlohmann::json summary_json(const train::RunReport& report, const planner::Plan&
               {"groups", plan.groups},
               {"ranks", plan.partition.ranks},
               {"chunk_elements", plan.chunk_elements},
-              {"attention_kept", plan.blocks_keeping(model::Saved::attention)},
-              {"mlp_kept", plan.blocks_keeping(model::Saved::mlp)},
-              {"inputs_kept", plan.blocks_keeping_inputs()},
+              {"attention_saved", plan.blocks_saving(model::Saved::attention)},
+              {"mlp_saved", plan.blocks_saving(model::Saved::mlp)},
+              {"inputs_saved", plan.blocks_saving_inputs()},
               {"model_flops", report.model_flops},
               {"gemm_flops_per_s", report.gemm_flops_per_s},
               {"mfu", mfu > 0 ? nlohmann::json(mfu) : nlohmann::json()},

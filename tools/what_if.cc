@@ -77,9 +77,9 @@ private:
         request.swap.expect_clipped = 0;
         const planner::Plan plan = forecaster_.plan(request);
         const auto what = [](const planner::Plan& of) {
-            return std::tuple(of.groups, of.blocks_keeping_inputs(),
-                              of.blocks_keeping(model::Saved::attention),
-                              of.blocks_keeping(model::Saved::mlp));
+            return std::tuple(of.groups, of.blocks_saving_inputs(),
+                              of.blocks_saving(model::Saved::attention),
+                              of.blocks_saving(model::Saved::mlp));
         };
         if (what(plan) != what(plan_) && forecaster_.covers(plan, figures_.kernels))
             answer("swap.expect_clipped=0", request, plan, figures_);

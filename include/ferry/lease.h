@@ -97,7 +97,9 @@ public:
                                              aio::Volume* volume);
     // Waits for what is under way; what was not flushed is not written, and all slots are free
     // again: objects on NVMe do not outlive the store. That a lease does is a bug.
-    virtual ~LeasedStore() = default;
+    ~LeasedStore();
+    LeasedStore(const LeasedStore&) = delete;
+    LeasedStore& operator=(const LeasedStore&) = delete;
 
     // Waits until the object's bytes are in a buffer, for a writer also until no write of it is
     // under way. Takes the buffer not used for longest among those whose contents can be had again;
@@ -108,35 +110,33 @@ public:
     //   usage         no such object; it is leased, and one of both leases is no read; nothing was
     //                 ever written to it and this is no overwrite
     //   does_not_fit  every buffer is held by a lease
-    virtual Lease acquire(ObjectId object, Access access) = 0;
+    Lease acquire(ObjectId object, Access access);
 
     // A hint: starts the read if a buffer is free, or holds what can be had again and was not
     // itself prefetched for an acquire() to come; else does nothing. Never waits. Of a read that
     // fails nothing is heard: acquire() tries again. Throws usage: no such object.
-    virtual void prefetch(ObjectId object) = 0;
+    void prefetch(ObjectId object);
     void prefetch(std::span<const ObjectId> objects) {  // the first needed first
         for (const ObjectId object : objects) prefetch(object);
     }
 
     // Writes everything that was changed, but for what is leased for writing now; waits for it and
     // does check(). Buffers keep their contents.
-    virtual void flush() = 0;
+    void flush();
     // Throws io: the first failed write that was not overwritten or reverted. Never waits.
-    virtual void check() = 0;
+    void check();
     // After a failed write of an object that is not leased: what it was to hold is lost, and it has
     // the contents before again, those last written without failure. False: it has none.
-    virtual bool revert(ObjectId object) = 0;
+    bool revert(ObjectId object);
 
-    virtual LeaseReport report() const = 0;
-
-protected:
-    Lease lend(ObjectId object, std::span<std::byte> bytes) noexcept {
-        return {*this, object, bytes};
-    }
+    LeaseReport report() const;
 
 private:
     friend class Lease;
-    virtual void take_back(ObjectId object) noexcept = 0;
+    class Buffers;
+    LeasedStore(LeasedStoreOptions options, Executor& executor, aio::Volume* volume);
+    void take_back(ObjectId object) noexcept;
+    const std::unique_ptr<Buffers> buffers_;
 };
 
 inline void Lease::give_back() noexcept {

@@ -139,7 +139,7 @@ void update(Team& team, const Span& span, const Scalars& scalars);
 // Each 256 KiB of p on the node that holds them, all nodes at the same time.
 void update(NodeTeams& teams, const Span& span, const Scalars& scalars);
 
-// weight = cast(p): after a redo or a dropped step.
+// weight = cast(p): after a rollback or a dropped step.
 void recast(const float* p, int64_t count, DType weight_type, void* weight);
 
 // ---------------------------------------------------------------- gradient norm

@@ -63,7 +63,7 @@ public:
 private:
     size_t slab_of(std::span<std::byte> part) const;
     void look_for_huge_pages(std::span<std::byte> part);
-    void lock_piece(Device& device, std::span<std::byte> piece);
+    void lock_part(Device& device, std::span<std::byte> part);
 
     struct Mapping {
         void* base;

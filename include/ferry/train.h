@@ -146,46 +146,53 @@ public:
     // With several ranks every one of them makes the same calls of everything below, and gets the
     // same answers; where one fails, the others throw rank_lost.
     static std::unique_ptr<Engine> make(const Config& config, Runtime runtime);
-    virtual ~Engine() = default;
+    ~Engine();
+    Engine(const Engine&) = delete;
+    Engine& operator=(const Engine&) = delete;
     // Whether any rank says so.
-    virtual bool any(bool mine) = 0;
+    bool any(bool mine);
     // Tells the other ranks by what error of its caller's this one ends, between the calls of the
     // engine, whose own errors they hear of anyway. Never throws, never waits long.
-    virtual void abandon(const char* why) noexcept = 0;
+    void abandon(const char* why) noexcept;
 
     // Throws diverged when loss or gradient is not finite and the configuration does not skip, or
     // when fp16 overflows in the forward pass or too often.
-    virtual StepReport step() = 0;
+    StepReport step();
     // The number of the last step; at first 0, or of the last one that the resumed run has durable.
-    virtual int64_t last_step() const = 0;
+    int64_t last_step() const;
     // Mean loss over the held-back micro-batches the configuration asks for. Training goes on after
     // it with the same bits as without it. Throws diverged, naming the layer, when it is not
     // finite.
     Evaluation evaluate() { return evaluate({}); }
     // The same; `logits` gets those of the first tokens, [tokens, vocab], as many as there is room
     // for and this rank's evaluation looks at, in the order of the text.
-    virtual Evaluation evaluate(std::span<float> logits) = 0;
+    Evaluation evaluate(std::span<float> logits);
     // XXH3 over all master weights, moments and compute weights in the model's order, shard by
     // shard, after the last update; independent of every placement and of the ZeRO stage.
-    virtual uint64_t state_hash() = 0;
+    uint64_t state_hash();
     // Takes values in order, in pieces of at most a chunk.
     using Sink = std::function<void(std::span<const float>)>;
     // The current fp32 master weights (or frozen weights widened) of one tensor.
-    virtual void read_tensor(int64_t layer, const model::Tensor& tensor, const Sink& sink) = 0;
+    void read_tensor(int64_t layer, const model::Tensor& tensor, const Sink& sink);
     // The last step's gradient of one tensor, as rounded to the wire type, before unscaling and
     // clipping; zeros where it is frozen. Only between step() and the next call of anything else.
-    virtual void read_gradient(int64_t layer, const model::Tensor& tensor, const Sink& sink) = 0;
+    void read_gradient(int64_t layer, const model::Tensor& tensor, const Sink& sink);
     // Measures the kernels and links of this plan alone, between steps, unless the figures were
     // given; the run's report then has the bound. The lower one where it is measured again: a busy
     // machine makes it look high.
-    virtual void measure_bound() = 0;
+    void measure_bound();
 
-    virtual const planner::Plan& plan() const = 0;
-    virtual const std::vector<model::Layer>& layers() const = 0;
+    const planner::Plan& plan() const;
+    const std::vector<model::Layer>& layers() const;
     // What orders every operation (docs/numerics.md) as text, with its hash: runs with the same
     // record, seed, tokens and constants of optimizer and schedule print the same losses.
-    virtual std::string numerics_record() const = 0;
-    virtual RunReport report() = 0;  // of the steps so far, the last one finished first
+    std::string numerics_record() const;
+    RunReport report();  // of the steps so far, the last one finished first
+
+private:
+    class Run;
+    explicit Engine(std::unique_ptr<Run> run);
+    const std::unique_ptr<Run> run_;
 };
 
 // Where a model goes, as transformers saves one.

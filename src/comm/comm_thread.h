@@ -10,7 +10,7 @@
 
 namespace ferry::comm {
 
-class CommThread final : public Communicator, public Watch, private Service {
+class CommThread final : public OperationQueue, public Watch, private Service {
 public:
     // The transport's own wire, or the watch of the communicator it was made by; not both. With
     // neither, a failure names no rank.
@@ -30,16 +30,6 @@ public:
     int host() const noexcept override { return place_.host; }
     const Place& place() const noexcept { return place_; }
 
-    void all_gather(std::span<const Gather> pieces, Topic topic) override {
-        post(Operation::gather(pieces, topic));
-    }
-    void exchange(std::span<const Exchange> pieces, Topic topic) override {
-        post(Operation::exchange(pieces, topic));
-    }
-    void all_gather_host(Gather piece, Topic topic) override {
-        post(Operation::gather_host(piece, topic));
-    }
-    void signal(std::atomic<uint64_t>& counter) override { post(Operation::signal(counter)); }
     void check() override;
     void abandon(std::string_view why) noexcept override;
 
@@ -55,7 +45,7 @@ private:
     void turn(Nanos until) override;
     void interrupt() override;
 
-    void post(const Operation& operation);
+    void post(const Operation& operation) override;
     Operation& at(uint64_t number) { return operations_[number % kDepth]; }
 
     // On the comm thread, of turn().

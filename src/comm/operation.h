@@ -37,6 +37,24 @@ struct Operation {
     std::string text() const;
 };
 
+// A communicator whose calls wait for their turn as operations.
+class OperationQueue : public Communicator {
+public:
+    void all_gather(std::span<const Gather> pieces, Topic topic) final {
+        post(Operation::gather(pieces, topic));
+    }
+    void exchange(std::span<const Exchange> pieces, Topic topic) final {
+        post(Operation::exchange(pieces, topic));
+    }
+    void all_gather_host(Gather piece, Topic topic) final {
+        post(Operation::gather_host(piece, topic));
+    }
+    void signal(std::atomic<uint64_t>& counter) final { post(Operation::signal(counter)); }
+
+private:
+    virtual void post(const Operation& operation) = 0;
+};
+
 // A rank's own part of a piece in host memory, where it is not there already.
 void copy_own(const Operation& operation, const Piece& piece, int rank);
 

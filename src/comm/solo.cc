@@ -4,7 +4,7 @@
 namespace ferry::comm {
 namespace {
 
-class Solo final : public Communicator {
+class Solo final : public OperationQueue {
 public:
     explicit Solo(Executor& executor)
         : executor_(executor), lane_(executor.add_lane("comm", kDepth)) {}
@@ -19,23 +19,13 @@ public:
     int local_size() const noexcept override { return 1; }
     int host() const noexcept override { return 0; }
 
-    void all_gather(std::span<const Gather> pieces, Topic topic) override {
-        post(Operation::gather(pieces, topic));
-    }
-    void exchange(std::span<const Exchange> pieces, Topic topic) override {
-        post(Operation::exchange(pieces, topic));
-    }
-    void all_gather_host(Gather piece, Topic topic) override {
-        post(Operation::gather_host(piece, topic));
-    }
-    void signal(std::atomic<uint64_t>& counter) override { post(Operation::signal(counter)); }
     void check() override {}
     void abandon(std::string_view) noexcept override {}
 
 private:
     static constexpr size_t kDepth = 256;
 
-    void post(const Operation& operation) {
+    void post(const Operation& operation) override {
         operations_[posted_ % kDepth] = operation;
         executor_.post(lane_,
                        {[](void* self, uint64_t number) { static_cast<Solo*>(self)->run(number); },

@@ -59,11 +59,11 @@ double bytes_on_device(const BoundInput& in, const Fractions& f) {
 // Of what blocks may keep for backward, in the device memory that is left, first what saves most
 // for its bytes: nothing else there makes the kernels' time shorter.
 struct Savings {
-    model::OfSaved<double> kept{};
+    model::OfSaved<double> saved{};
     double seconds = 0;
 };
 Savings savings(const BoundInput& in, const Fractions& f) {
-    model::OfSaved<model::Saved> order = model::kAllKept;
+    model::OfSaved<model::Saved> order = model::kAllSaved;
     const auto of_a_byte = [&in](model::Saved what) {
         const BoundInput::Keeping& all = in.keeping[at(what)];
         return all.bytes > 0 ? all.seconds / all.bytes : 0;
@@ -76,7 +76,7 @@ Savings savings(const BoundInput& in, const Fractions& f) {
         if (all.bytes <= 0) continue;
         const double kept = std::clamp(left / all.bytes, 0.0, 1.0);
         left -= kept * all.bytes;
-        found.kept[at(what)] = kept;
+        found.saved[at(what)] = kept;
         found.seconds += kept * all.seconds;
     }
     return found;
@@ -176,7 +176,7 @@ namespace {
 
 Bound bound_at(const BoundInput& in, const Fractions& f, const Term& term) {
     return {term.seconds,        term.link,         on_host(in, f).state, f.weights_on_nvme,
-            f.weights_on_device, f.state_on_device, savings(in, f).kept};
+            f.weights_on_device, f.state_on_device, savings(in, f).saved};
 }
 
 // How far a placement is from one that the budgets allow, in bytes; then its seconds.

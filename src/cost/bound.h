@@ -37,7 +37,7 @@ struct Bound {
     std::string binding{};  // the link that sets it
     // Of the best placement; gradients lie where their state does.
     double state_in_host = 0, weights_on_nvme = 0, weights_on_device = 0, state_on_device = 0;
-    model::OfSaved<double> kept{};
+    model::OfSaved<double> saved{};
 };
 
 // `below`: of placements that take less; if there are none, no more is known than these seconds.

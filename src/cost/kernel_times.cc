@@ -28,7 +28,7 @@ bool scales(const KernelTimes::Kind& kind) {
 // A block's backward, which differs by what it was given and what it is to give.
 bool has_flags(const KernelTimes::Kind& kind) { return timed_by(kind) == TimedBy::flags; }
 
-bool keeps(const KernelTimes::Kind& kind, Saved what) {
+bool saves(const KernelTimes::Kind& kind, Saved what) {
     return has_flags(kind) && (kind[2] & flag_of(what)) != 0;
 }
 
@@ -69,8 +69,8 @@ std::string KernelTimes::name_of(const Kind& kind) {
     if (timed_by(kind) == TimedBy::bytes) return fmt::format("{}, {}", name, format_bytes(kind[2]));
     std::string flags;
     if (has_flags(kind) && (kind[2] & kNeedsDx) == 0) flags += ", of weights alone";
-    if (keeps(kind, Saved::attention)) flags += ", attention kept";
-    if (keeps(kind, Saved::mlp)) flags += ", MLP kept";
+    if (saves(kind, Saved::attention)) flags += ", attention saved";
+    if (saves(kind, Saved::mlp)) flags += ", MLP saved";
     return name + flags;
 }
 
@@ -85,8 +85,8 @@ KernelTimes::Kind other_backward(KernelTimes::Kind kind, Saved what) {
 // What a backward of this kind takes beyond one that keeps everything, as far as it is known.
 double again_s(const KernelTimes& times, const KernelTimes::Kind& kind) {
     double seconds = 0;
-    for (const Saved what : model::kAllKept)
-        seconds += keeps(kind, what) ? 0 : times.saved_s[at(what)];
+    for (const Saved what : model::kAllSaved)
+        seconds += saves(kind, what) ? 0 : times.saved_s[at(what)];
     return seconds;
 }
 
@@ -157,7 +157,7 @@ double KernelTimes::saved_by(Saved what, const swap::Task& backward, const WorkO
     const Kind kind = kind_of(backward, work_of);
     const auto one = seconds.find(kind), other = seconds.find(other_backward(kind, what));
     if (one == seconds.end() || other == seconds.end()) return saved_s[at(what)];
-    return std::max(0.0, (keeps(kind, what) ? -1 : 1) * (one->second - other->second));
+    return std::max(0.0, (saves(kind, what) ? -1 : 1) * (one->second - other->second));
 }
 
 double KernelTimes::longest(Op op, model::LayerKind layer) const {
@@ -165,7 +165,7 @@ double KernelTimes::longest(Op op, model::LayerKind layer) const {
     for (const auto& [kind, taken] : seconds) {
         if (kind[0] != static_cast<int64_t>(op) || kind[1] != static_cast<int64_t>(layer)) continue;
         double all = taken;
-        for (const Saved what : model::kAllKept) all += keeps(kind, what) ? saved_s[at(what)] : 0;
+        for (const Saved what : model::kAllSaved) all += saves(kind, what) ? saved_s[at(what)] : 0;
         found = std::max(found, all);
     }
     return found;
@@ -184,7 +184,7 @@ double bytes_beside(const Row& row, const Work& work) {
 KernelTimes assumed_times(const swap::Schedule& step, const WorkOf& work_of, int64_t tokens,
                           const model::OfSaved<double>& saved_flops, double flops_per_s) {
     KernelTimes found;
-    for (const Saved what : model::kAllKept)
+    for (const Saved what : model::kAllSaved)
         found.saved_s[at(what)] = saved_flops[at(what)] / flops_per_s;
     for (const swap::Task& task : step.tasks) {
         if (!is_timed(task)) continue;

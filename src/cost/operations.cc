@@ -59,13 +59,13 @@ double once(const Work& w) {
            static_cast<double>((w.table ? w.table : w.layer)->elements);
 }
 double saved(const Work& w, model::Saved what) { return w.saved_flops[at(what)]; }
-bool keeps(const Work& w, model::Saved what) { return (w.flags & flag_of(what)) != 0; }
+bool saves(const Work& w, model::Saved what) { return (w.flags & flag_of(what)) != 0; }
 
 // Two products for each of forward's, and forward again as far as nothing of it was kept.
 double backward(const Work& w) {
     using model::Saved;
-    return 4 * once(w) + (keeps(w, Saved::attention) ? 2 : 3) * saved(w, Saved::attention) -
-           (keeps(w, Saved::mlp) ? saved(w, Saved::mlp) : 0);
+    return 4 * once(w) + (saves(w, Saved::attention) ? 2 : 3) * saved(w, Saved::attention) -
+           (saves(w, Saved::mlp) ? saved(w, Saved::mlp) : 0);
 }
 
 // ---------------------------------------------------------------- rows

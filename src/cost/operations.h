@@ -82,7 +82,7 @@ struct Addressed {
     using Operand =
         std::conditional_t<role == Role::in, const Element<content>*, Element<content>*>;
 };
-// As the recorder is given them they are `Leased` (recorder.h): views of buffers of that content.
+// As the recorder is given them they are `Assigned` (recorder.h): views of buffers of that content.
 // In a row they are described.
 struct Described {
     template <Content of_content, Role in_role, bool is_optional>

@@ -50,7 +50,7 @@ void Block::cut_attention(Carver& carver, Buffers& b) const {
     b.lse = carver.floats(shape_.heads * tokens);
 }
 
-void Block::cut_kept(Saved what, Carver& carver, Buffers& b) const {
+void Block::cut_saved(Saved what, Carver& carver, Buffers& b) const {
     if (what == Saved::attention) return cut_attention(carver, b);
     b.inner = carver.matrix(numerics_.compute, numerics_.tokens(), up_.outputs());
 }
@@ -60,14 +60,14 @@ int64_t Block::saved_bytes(const Shape& shape, const Numerics& numerics, const R
     const LayerMemory nowhere(layer, numerics.compute, nullptr, nullptr);
     Carver carver(nullptr);
     Buffers unused;
-    Block(shape, numerics, rope, ops, nowhere, nullptr).cut_kept(what, carver, unused);
+    Block(shape, numerics, rope, ops, nowhere, nullptr).cut_saved(what, carver, unused);
     return carver.peak();
 }
 
-void Block::keep(Saved what, std::byte* memory, bool known) {
+void Block::save(Saved what, std::byte* memory, bool known) {
     Carver carver(memory);
-    cut_kept(what, carver, b_);
-    kept_[at(what)] = true;
+    cut_saved(what, carver, b_);
+    saved_[at(what)] = true;
     known_[at(what)] = known;
 }
 
@@ -182,7 +182,7 @@ void Block::attention_forward() {
 }
 
 View Block::inner_of(int64_t first, int64_t tokens) const {
-    return b_.inner.row_range(kept_[at(Saved::mlp)] ? first : 0, tokens);
+    return b_.inner.row_range(saved_[at(Saved::mlp)] ? first : 0, tokens);
 }
 
 void Block::compute(Saved what) {

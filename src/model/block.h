@@ -28,7 +28,7 @@ public:
     // Results go there instead of to scratch; backward, if they are `known`, finds them there.
     static int64_t saved_bytes(const Shape& shape, const Numerics& numerics, const RopeTable& rope,
                                ops::Ops& ops, const Layer& layer, Saved what);
-    void keep(Saved what, std::byte* memory, bool known);
+    void save(Saved what, std::byte* memory, bool known);
 
 private:
     // Buffers of a pass; the two groups below share memory, for they are never alive together.
@@ -52,7 +52,7 @@ private:
     // `op_scratch_bytes` comes last: only who measures needs it.
     Buffers cut(Carver& carver, int64_t op_scratch_bytes) const;
     void cut_attention(Carver& carver, Buffers& b) const;
-    void cut_kept(Saved what, Carver& carver, Buffers& b) const;
+    void cut_saved(Saved what, Carver& carver, Buffers& b) const;
     int64_t op_scratch_bytes() const;
     int64_t mlp_tile() const;
     ops::View queries(const ops::View& of) const { return of.col_range(0, query_); }
@@ -82,7 +82,7 @@ private:
     const Numerics& numerics_;
     const RopeTable& rope_;
     ops::Ops& ops_;
-    OfSaved<bool> kept_{}, known_{};
+    OfSaved<bool> saved_{}, known_{};
     int64_t index_;        // of the block
     int64_t query_, key_;  // columns: Q, K
     Norm norm1_, norm2_, query_norm_, key_norm_;

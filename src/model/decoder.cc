@@ -154,20 +154,20 @@ void Decoder::embed_backward(const int32_t* tokens, const void* dx, float* gradi
 
 namespace {
 
-void keep(Block& pass, const KeptMemory& kept, bool known) {
-    for (const Saved what : kAllKept) {
-        if (kept[at(what)] != nullptr) pass.keep(what, kept[at(what)], known);
+void save(Block& pass, const SavedMemory& saved, bool known) {
+    for (const Saved what : kAllSaved) {
+        if (saved[at(what)] != nullptr) pass.save(what, saved[at(what)], known);
     }
 }
 
 }  // namespace
 
 void Decoder::forward(int64_t block, const void* weights, const void* x_in, void* x_out,
-                      uint32_t* nonfinite, std::byte* scratch, const KeptMemory& kept) const {
+                      uint32_t* nonfinite, std::byte* scratch, const SavedMemory& saved) const {
     const LayerMemory memory(layers_[static_cast<size_t>(block + 1)], numerics_.compute, weights,
                              nullptr);
     Block pass(shape_, numerics_, rope_, ops_, memory, scratch);
-    keep(pass, kept, false);
+    save(pass, saved, false);
     const View out = View::of(x_out, numerics_.residual, numerics_.tokens(), shape_.hidden);
     pass.forward(ConstView::of(x_in, numerics_.residual, out.rows, out.cols), out);
     ops_.check_finite(out, nonfinite);
@@ -175,18 +175,18 @@ void Decoder::forward(int64_t block, const void* weights, const void* x_in, void
 
 void Decoder::backward(int64_t block, const void* weights, const void* x_in, void* dx,
                        bool needs_dx, float* gradient, std::byte* scratch,
-                       const KeptMemory& kept) const {
+                       const SavedMemory& saved) const {
     const Layer& layer = layers_[static_cast<size_t>(block + 1)];
     if (!needs_dx && layer.trainable_elements == 0) return;
     const LayerMemory memory(layer, numerics_.compute, weights, gradient);
     Block pass(shape_, numerics_, rope_, ops_, memory, scratch);
-    keep(pass, kept, true);
+    save(pass, saved, true);
     const View d = View::of(dx, numerics_.residual, numerics_.tokens(), shape_.hidden);
     pass.backward(ConstView::of(x_in, numerics_.residual, d.rows, d.cols), d, needs_dx);
 }
 
-void Decoder::compute_kept(Saved what, int64_t block, const void* weights,
-                           std::byte* scratch) const {
+void Decoder::compute_saved(Saved what, int64_t block, const void* weights,
+                            std::byte* scratch) const {
     const LayerMemory memory(layers_[static_cast<size_t>(block + 1)], numerics_.compute, weights,
                              nullptr);
     Block(shape_, numerics_, rope_, ops_, memory, scratch).compute(what);

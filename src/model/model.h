@@ -154,16 +154,16 @@ public:
 
     // tokens: [micro_batch, sequence] int32, each in [0, vocab). weights: the embedding layer's.
     void embed(const int32_t* tokens, const void* weights, void* x) const;
-    // *nonfinite |= 1 when an element of x_out is NaN or Inf. `kept`: null, or saved_bytes() for a
+    // *nonfinite |= 1 when an element of x_out is NaN or Inf. `saved`: null, or saved_bytes() for a
     // result; backward, given the same, overwrites it and does not compute it again.
     void forward(int64_t block, const void* weights, const void* x_in, void* x_out,
-                 uint32_t* nonfinite, std::byte* scratch, const KeptMemory& kept = {}) const;
+                 uint32_t* nonfinite, std::byte* scratch, const SavedMemory& saved = {}) const;
     // Recomputes the block from x_in. dx holds d(x_out) and receives d(x_in), unless !needs_dx.
     // Adds to `gradient` (fp32, the layer's trainable prefix).
     void backward(int64_t block, const void* weights, const void* x_in, void* dx, bool needs_dx,
-                  float* gradient, std::byte* scratch, const KeptMemory& kept = {}) const;
+                  float* gradient, std::byte* scratch, const SavedMemory& saved = {}) const;
     // Alone, of whatever lies in `scratch`: to be timed.
-    void compute_kept(Saved what, int64_t block, const void* weights, std::byte* scratch) const;
+    void compute_saved(Saved what, int64_t block, const void* weights, std::byte* scratch) const;
     // Final norm, logits, cross-entropy, fused over tiles of numerics().head_tile tokens. targets:
     // int32, -1 where not real. `embedding` and `embedding_gradient` are the embedding layer's when
     // tied, else null. Each target's gradient carries `scale` (1 / the step's real targets). dx

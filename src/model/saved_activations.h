@@ -10,11 +10,11 @@ namespace ferry::model {
 // Results of a block that forward can save for backward, each in memory of its own: attention's
 // output and log-sum-exps; the MLP's gate and up products, side by side.
 enum class Saved : uint8_t { attention, mlp };
-constexpr std::array kAllKept{Saved::attention, Saved::mlp};
-constexpr size_t kSaved = kAllKept.size();
+constexpr std::array kAllSaved{Saved::attention, Saved::mlp};
+constexpr size_t kSaved = kAllSaved.size();
 constexpr size_t at(Saved what) { return static_cast<size_t>(what); }
 template <class T>
-using OfSaved = std::array<T, kSaved>;   // one for each
-using KeptMemory = OfSaved<std::byte*>;  // null: computed again
+using OfSaved = std::array<T, kSaved>;    // one for each
+using SavedMemory = OfSaved<std::byte*>;  // null: computed again
 
 }  // namespace ferry::model

@@ -17,10 +17,10 @@
 namespace ferry::ops {
 namespace {
 
-// Elements that make a piece worth a task.
+// Elements that are worth a task.
 constexpr int64_t kGrain = 32 * kKiB;
 
-int64_t rows_per_piece(int64_t cols) {
+int64_t rows_per_task(int64_t cols) {
     return std::max<int64_t>(1, kGrain / std::max<int64_t>(cols, 1));
 }
 
@@ -319,7 +319,7 @@ private:
     // body(first row, rows) over pieces of about kGrain elements.
     template <class Body>
     void for_rows(int64_t rows, int64_t cols, const Body& body) {
-        const int64_t step = rows_per_piece(cols);
+        const int64_t step = rows_per_task(cols);
         team_.parallel(ceil_div(rows, step),
                        [&](int64_t i) { body(i * step, std::min(step, rows - i * step)); });
     }

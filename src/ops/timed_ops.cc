@@ -71,16 +71,18 @@ std::string shape_of(const Attention& s) {
            std::string(name_of(s.type));
 }
 
-class Timed final : public TimedOps {
-public:
-    Timed(Ops& ops, std::unique_ptr<Stopwatch> watch) : ops_(ops), watch_(std::move(watch)) {}
+}  // namespace
 
-    void begin(Mode mode) override {
+class TimedOps::Layer final : public Ops {
+public:
+    Layer(Ops& ops, std::unique_ptr<Stopwatch> watch) : ops_(ops), watch_(std::move(watch)) {}
+
+    void begin(Mode mode) {
         mode_ = mode;
         calls_.clear();
         if (mode == Mode::time) watch_->mark();
     }
-    void note(OpCall what, const std::function<void()>& work) override {
+    void note(OpCall what, const std::function<void()>& work) {
         if (mode_ == Mode::off) return work();
         if (mode_ == Mode::count) {
             what.launches = watch_->launches(work);
@@ -90,7 +92,7 @@ public:
         }
         calls_.push_back(std::move(what));
     }
-    std::vector<OpCall> take() override {
+    std::vector<OpCall> take() {
         const std::vector<double> seconds = watch_->seconds();
         for (size_t i = 0; i < seconds.size(); ++i) calls_[i].seconds = seconds[i];
         mode_ = Mode::off;
@@ -270,12 +272,18 @@ private:
     std::vector<OpCall> calls_{};
 };
 
-}  // namespace
+TimedOps::TimedOps(Ops& ops, Device& device)
+    : layer_(std::make_unique<Layer>(ops, device.kind() == DeviceKind::cpu
+                                              ? std::make_unique<CpuStopwatch>()
+                                              : make_cuda_stopwatch(device))) {}
 
-std::unique_ptr<TimedOps> make_timed_ops(Ops& ops, Device& device) {
-    return std::make_unique<Timed>(ops, device.kind() == DeviceKind::cpu
-                                            ? std::make_unique<CpuStopwatch>()
-                                            : make_cuda_stopwatch(device));
+TimedOps::~TimedOps() = default;
+
+Ops& TimedOps::ops() { return *layer_; }
+void TimedOps::begin(Mode mode) { layer_->begin(mode); }
+void TimedOps::note(OpCall what, const std::function<void()>& work) {
+    layer_->note(std::move(what), work);
 }
+std::vector<OpCall> TimedOps::take() { return layer_->take(); }
 
 }  // namespace ferry::ops

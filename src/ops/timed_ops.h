@@ -20,22 +20,30 @@ struct OpCall {
     int64_t launches = -1;  // kernels, copies and fills; -1: not known
 };
 
-class TimedOps : public Ops {
+class TimedOps {
 public:
+    // Both must outlive it.
+    TimedOps(Ops& ops, Device& device);
+    ~TimedOps();
+    TimedOps(const TimedOps&) = delete;
+    TimedOps& operator=(const TimedOps&) = delete;
+
     enum class Mode : uint8_t {
         off,    // calls go through
         time,   // and are timed
         count,  // are not run: what they would launch is counted. On the CPU they are run
     };
-    // What is called from here on is noted. Inside a job of the compute stream.
-    virtual void begin(Mode mode) = 0;
+    // What is called of these from here on is noted. Inside a job of the compute stream.
+    void begin(Mode mode);
+    Ops& ops();
     // Anything else that a job enqueues, beside operations.
-    virtual void note(OpCall what, const std::function<void()>& work) = 0;
+    void note(OpCall what, const std::function<void()>& work);
     // Waits for the stream; the calls since begin(), in their order. Back to `off`.
-    virtual std::vector<OpCall> take() = 0;
-};
+    std::vector<OpCall> take();
 
-// Both must outlive it.
-std::unique_ptr<TimedOps> make_timed_ops(Ops& ops, Device& device);
+private:
+    class Layer;
+    const std::unique_ptr<Layer> layer_;
+};
 
 }  // namespace ferry::ops

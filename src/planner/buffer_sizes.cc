@@ -37,12 +37,12 @@ int64_t exact_bytes(Class c, const Workload& work) {
         case Class::pieces:
             return work.partition.ranks * elements * wire;
         case Class::activation:
-        case Class::input_piece:
+        case Class::input_staging:
             return work.needs.activation;
         case Class::attention:
-            return work.needs.kept[at(model::Saved::attention)];
+            return work.needs.saved[at(model::Saved::attention)];
         case Class::mlp:
-            return work.needs.kept[at(model::Saved::mlp)];
+            return work.needs.saved[at(model::Saved::mlp)];
         case Class::tokens:
         case Class::host_tokens:
             return work.numerics.tokens() * 2 * 4;
@@ -50,14 +50,14 @@ int64_t exact_bytes(Class c, const Workload& work) {
             return work.needs.scratch;
         case Class::report:
             return work.report_bytes;
-        case Class::stage:
+        case Class::state_staging:
             // Gradients are read back through it too.
             return elements * std::max(work.state.element_bytes(), wire);
-        case Class::weight_piece:
+        case Class::weight_staging:
             return elements * weight;
-        case Class::gradient_piece:
+        case Class::gradient_staging:
             return elements * wire;
-        case Class::spill_piece:
+        case Class::spill_staging:
             return elements * 4;
     }
     bug("unknown buffer class");
@@ -71,10 +71,11 @@ int64_t buffer_bytes(Class c, const Workload& work) {
 
 const char* name_of(Class c) {
     static constexpr const char* kNames[kClasses] = {
-        "block weights", "edge weights", "block gradient", "edge gradient", "wire",
-        "ranks' pieces", "activation",   "attention",      "mlp",           "tokens",
-        "scratch",       "report",       "state stage",    "weight piece",  "gradient piece",
-        "input piece",   "spill piece",  "host tokens"};
+        "block weights", "edge weights",   "block gradient",   "edge gradient",
+        "wire",          "ranks' pieces",  "activation",       "attention",
+        "mlp",           "tokens",         "scratch",          "report",
+        "state staging", "weight staging", "gradient staging", "input staging",
+        "spill staging", "host tokens"};
     return kNames[at(c)];
 }
 
@@ -89,9 +90,9 @@ const char* row_of(Class c) {
         case Class::activation:
             return "block inputs";
         case Class::attention:
-            return "attention kept for backward";
+            return "attention saved for backward";
         case Class::mlp:
-            return "MLPs' products kept for backward";
+            return "MLPs' products saved for backward";
         case Class::scratch:
             return "scratch of the kernels";
         default:

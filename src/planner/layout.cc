@@ -29,33 +29,34 @@ public:
             Chunk& chunk = plan_.chunks[c];
             const Placement::ChunkHomes& homes = placement_.chunks[c];
             const int64_t weight = size_of(plan_.compute), wire = size_of(plan_.wire);
-            chunk.weight = add(homes.weight, chunk.count * weight, "weights", Class::weight_piece);
+            chunk.weight =
+                add(homes.weight, chunk.count * weight, "weights", Class::weight_staging);
             if (!chunk.trainable) continue;
             chunk.speculative = homes.speculative;
             plan_.speculative = plan_.speculative || chunk.speculative;
-            chunk.state = add(homes.state, plan_.state_bytes(chunk), "state", Class::stage);
+            chunk.state = add(homes.state, plan_.state_bytes(chunk), "state", Class::state_staging);
             FERRY_CHECK(!plan_.durable || homes.state == Tier::nvme, "durable state is on NVMe");
             if (homes.state == Tier::nvme || chunk.speculative)
                 make_versioned(chunk.state, chunk.speculative, kStateSlots);
             if (plan_.state.split && (chunk.speculative || plan_.durable))
                 make_versioned(chunk.weight, chunk.speculative, kWeightSlots);
             chunk.gradient =
-                add(homes.gradient, chunk.count * wire, "gradients", Class::gradient_piece);
+                add(homes.gradient, chunk.count * wire, "gradients", Class::gradient_staging);
         }
         if (plan_.groups > 1) make_spills();
         for (const Tier home : placement_.inputs) {
             const int64_t bytes = buffer_bytes(Class::activation, work_);
             plan_.inputs.push_back(home == Tier::device
                                        ? swap::kNoObject
-                                       : add(home, bytes, "block inputs", Class::input_piece));
+                                       : add(home, bytes, "block inputs", Class::input_staging));
         }
         const std::vector<Owner> owners = owners_of_objects(plan_);
         for (size_t i = 0; i < owners.size(); ++i) plan_.objects[i].layer = owners[i].layer;
         // A committed update writes a fresh slot before it frees the old one.
         for (aio::SlotClass& c : plan_.slot_classes) {
-            if (c.name == "state") c.slots += plan_.buffers[at(Class::stage)].count;
+            if (c.name == "state") c.slots += plan_.buffers[at(Class::state_staging)].count;
             if (c.name == "weights" && stores_versioned_weights())
-                c.slots += plan_.buffers[at(Class::weight_piece)].count;
+                c.slots += plan_.buffers[at(Class::weight_staging)].count;
         }
     }
 
@@ -64,7 +65,7 @@ public:
             AccumulatorSpill& spill = plan_.spills[i];
             const auto make = [&] {
                 return add(placement_.spills[i], spill.count * 4, "accumulators",
-                           Class::spill_piece);
+                           Class::spill_staging);
             };
             spill.object = make();
             if (plan_.tied && spill.layer == 0) spill.table = make();
@@ -75,7 +76,7 @@ public:
         for (size_t c = 0; c < kClasses; ++c) {
             const auto id = static_cast<Class>(c);
             plan_.buffers[c] = {.name = name_of(id),
-                                .tier = id < Class::stage ? Tier::device : Tier::host,
+                                .tier = id < Class::state_staging ? Tier::device : Tier::host,
                                 .bytes = buffer_bytes(id, work_),
                                 .count = placement_.counts[c]};
         }
@@ -97,8 +98,8 @@ public:
         for (size_t l = 0; l < plan_.layers.size(); ++l) {
             LayerPlan& layer = plan_.layer_plans[l];
             layer.resident = placement_.resident[l];
-            for (const model::Saved what : model::kAllKept)
-                layer.keeps[at(what)] = placement_.kept[at(what)][l];
+            for (const model::Saved what : model::kAllSaved)
+                layer.saves[at(what)] = placement_.saved[at(what)][l];
             if (!layer.resident) continue;
             const model::Layer& shape = plan_.layers[l];
             layer.device_offset =
@@ -115,8 +116,8 @@ public:
             for (const ObjectId id : {chunk.state, chunk.gradient})
                 plan_.objects[id].offset = take(Tier::device, plan_.objects[id].bytes);
         }
-        plan_.host_slots = {{.slot_bytes = buffer_bytes(Class::stage, work_)},
-                            {.slot_bytes = buffer_bytes(Class::weight_piece, work_)}};
+        plan_.host_slots = {{.slot_bytes = buffer_bytes(Class::state_staging, work_)},
+                            {.slot_bytes = buffer_bytes(Class::weight_staging, work_)}};
         for (Object& object : plan_.objects) {
             if (object.home != Tier::host) continue;
             if (object.versioned)
@@ -151,10 +152,10 @@ private:
         });
     }
 
-    ObjectId add(Tier home, int64_t bytes, const char* slot_class, Class piece) {
+    ObjectId add(Tier home, int64_t bytes, const char* slot_class, Class staging) {
         Object object{.home = home, .bytes = bytes};
         if (home == Tier::nvme) {
-            aio::SlotClass& c = slots(slot_class, piece);
+            aio::SlotClass& c = slots(slot_class, staging);
             ++c.slots;
             object.slot_class = static_cast<int>(&c - plan_.slot_classes.data());
         }
@@ -162,12 +163,12 @@ private:
         return static_cast<ObjectId>(plan_.objects.size() - 1);
     }
 
-    aio::SlotClass& slots(const std::string& name, Class piece) {
+    aio::SlotClass& slots(const std::string& name, Class staging) {
         auto& classes = plan_.slot_classes;
         const auto found = std::find_if(classes.begin(), classes.end(),
                                         [&](const auto& c) { return c.name == name; });
         if (found != classes.end()) return *found;
-        return classes.emplace_back(aio::SlotClass{name, buffer_bytes(piece, work_), 0});
+        return classes.emplace_back(aio::SlotClass{name, buffer_bytes(staging, work_), 0});
     }
 
     Plan& plan_;

@@ -79,7 +79,7 @@ private:
         counts[at(Class::pieces)] = work_.partition.alone() ? 0 : depth.exchanges;
         counts[at(Class::activation)] =
             micro_batches_ / groups + 1 + depth.spare_activations + inputs;
-        for (const model::Saved what : model::kAllKept)
+        for (const model::Saved what : model::kAllSaved)
             counts[at(class_of(what))] = keeping[at(what)] * (micro_batches_ / groups);
         counts[at(Class::tokens)] = micro_batches_ / groups;
         counts[at(Class::scratch)] = 1;
@@ -143,12 +143,12 @@ private:
         make_resident();
     }
 
-    bool is_asked_for(const KeptResult& result) const {
-        return blocks_asked_to_keep(request_, result.what).has_value();
+    bool is_asked_for(const SavedActivation& result) const {
+        return blocks_asked_to_save(request_, result.what).has_value();
     }
     model::OfSaved<int64_t> asked_for() const {
         model::OfSaved<int64_t> blocks{};
-        for (const KeptResult& result : keeping_.results)
+        for (const SavedActivation& result : keeping_.results)
             blocks[at(result.what)] += is_asked_for(result);
         return blocks;
     }
@@ -156,12 +156,12 @@ private:
     // What was asked for is among the buffers already. Returns how many blocks keep each.
     model::OfSaved<int64_t> keep_results(int64_t left_bytes) {
         model::OfSaved<int64_t> blocks{};
-        for (auto& of_layers : result_.kept) of_layers.assign(work_.layers.size(), false);
-        for (const KeptResult& result : keeping_.results) {
+        for (auto& of_layers : result_.saved) of_layers.assign(work_.layers.size(), false);
+        for (const SavedActivation& result : keeping_.results) {
             const int64_t bytes = group_size() * bytes_of(class_of(result.what));
             if (!is_asked_for(result) && bytes > left_bytes) continue;
             left_bytes -= is_asked_for(result) ? 0 : bytes;
-            result_.kept[at(result.what)][result.layer] = true;
+            result_.saved[at(result.what)][result.layer] = true;
             ++blocks[at(result.what)];
         }
         return blocks;
@@ -252,19 +252,20 @@ private:
                     round_up(report_room(leaves, work_.report_bytes), kPage));
         reserve(Class::host_tokens, "token batches", std::min<int64_t>(2, group_size()));
         // One of each even without NVMe: first contents and the hash pass through them.
-        reserve(Class::stage, kStaging, 1);
-        reserve(Class::weight_piece, kStaging, 1);
+        reserve(Class::state_staging, kStaging, 1);
+        reserve(Class::weight_staging, kStaging, 1);
         if (!has_nvme()) return;
-        reserve(Class::gradient_piece, kStaging, 1);
+        reserve(Class::gradient_staging, kStaging, 1);
         if (std::count(result_.inputs.begin(), result_.inputs.end(), Tier::nvme) > 0) {
-            reserve(Class::input_piece, kStaging, 1);
+            reserve(Class::input_staging, kStaging, 1);
         }
-        if (result_.groups > 1) reserve(Class::spill_piece, kStaging, 1);
+        if (result_.groups > 1) reserve(Class::spill_staging, kStaging, 1);
         // A quarter of the budget at most: memory that holds state saves more than a deeper queue.
         // All kinds alike: what is under way of one waits for the others.
-        for (int64_t count = 2; count <= pieces_under_way(); ++count) {
-            for (const Class c : {Class::stage, Class::weight_piece, Class::gradient_piece,
-                                  Class::input_piece, Class::spill_piece}) {
+        for (int64_t count = 2; count <= chunks_under_way(); ++count) {
+            for (const Class c :
+                 {Class::state_staging, Class::weight_staging, Class::gradient_staging,
+                  Class::input_staging, Class::spill_staging}) {
                 deepen(c, count, host().limit() / 4);
             }
         }
@@ -276,11 +277,11 @@ private:
     // A chunk is read, updated and written. While the slowest of the three is busy with one, the
     // others hold as many more as their share of its time, and one is being filled. Where it takes
     // several at once to keep the storage busy, each takes as many times as long.
-    int64_t pieces_under_way() const {
+    int64_t chunks_under_way() const {
         const int64_t at_once =
             request_.swap.chunks_at_once > 0 ? request_.swap.chunks_at_once : machine_.nvme_at_once;
-        const double stored_s =
-                         static_cast<double>(bytes_of(Class::stage)) / machine_.nvme_bytes_per_s,
+        const double stored_s = static_cast<double>(bytes_of(Class::state_staging)) /
+                                machine_.nvme_bytes_per_s,
                      read_s = static_cast<double>(at_once) * stored_s,
                      update_s = update_seconds(work_, machine_), all_s = 2 * read_s + update_s;
         return 1 + static_cast<int64_t>(std::ceil(all_s / std::max(stored_s, update_s)));
@@ -288,7 +289,7 @@ private:
 
     // Updates of resident weights go on while a block's weights, on their way to the device too,
     // keep the copies busy.
-    int64_t pieces_behind_a_block() const {
+    int64_t chunks_behind_a_block() const {
         constexpr double kMost = 16;
         const double block_s =
             static_cast<double>(bytes_of(Class::block_weights)) / machine_.copy_bytes_per_s;
@@ -357,7 +358,7 @@ private:
             if (input != Tier::device) claim(input, "block inputs", bytes_of(Class::activation));
         }
         place_states();
-        if (!has_nvme()) deepen(Class::weight_piece, pieces_behind_a_block(), host().limit());
+        if (!has_nvme()) deepen(Class::weight_staging, chunks_behind_a_block(), host().limit());
         place_speculation();
     }
 
@@ -389,12 +390,12 @@ private:
     }
     // State in memory is updated in place, unless it is speculative: then it has two slots.
     int64_t state_bytes(const Chunk& chunk) const {
-        return must_speculate(chunk) ? 2 * bytes_of(Class::stage)
+        return must_speculate(chunk) ? 2 * bytes_of(Class::state_staging)
                                      : chunk.count * work_.state.element_bytes();
     }
     int64_t weight_bytes(const Chunk& chunk) const {
         return work_.state.split && must_speculate(chunk)
-                   ? 2 * bytes_of(Class::weight_piece)
+                   ? 2 * bytes_of(Class::weight_staging)
                    : chunk.count * size_of(work_.numerics.compute);
     }
     // What has to be on NVMe, spread evenly over the layers: the drives and the memory then share
@@ -465,10 +466,11 @@ private:
                                    request_.budgets.host_bytes != kUnlimited &&
                                    !is_remainder(chunk);
         if (in_memory && !may_in_memory) return false;
-        const int64_t state = in_memory ? 2 * bytes_of(Class::stage) - state_bytes(chunk) : 0;
+        const int64_t state =
+            in_memory ? 2 * bytes_of(Class::state_staging) - state_bytes(chunk) : 0;
         const bool two_weights = work_.state.split && homes.weight == Tier::host;
         const int64_t weights =
-            two_weights ? 2 * bytes_of(Class::weight_piece) - weight_bytes(chunk) : 0;
+            two_weights ? 2 * bytes_of(Class::weight_staging) - weight_bytes(chunk) : 0;
         const int64_t stored = room.bytes_for(homes);
         if (host().spent() + state + weights > host().limit() || stored > room.left()) return false;
         room.take(stored);
@@ -490,7 +492,7 @@ private:
 
 }  // namespace
 
-std::optional<int64_t> blocks_asked_to_keep(const PlanRequest& request, model::Saved what) {
+std::optional<int64_t> blocks_asked_to_save(const PlanRequest& request, model::Saved what) {
     return what == model::Saved::attention ? request.swap.save_attention : request.swap.save_mlp;
 }
 

@@ -14,8 +14,8 @@ namespace ferry::planner {
 struct Placement {
     int64_t groups = 1;
     std::array<int64_t, kClasses> counts{};
-    std::vector<bool> resident{};              // a layer's weights, on the device
-    model::OfSaved<std::vector<bool>> kept{};  // of a layer, on the device until backward
+    std::vector<bool> resident{};               // a layer's weights, on the device
+    model::OfSaved<std::vector<bool>> saved{};  // of a layer, on the device until backward
     struct ChunkHomes {
         swap::Tier weight = swap::Tier::nvme, state = swap::Tier::nvme;
         swap::Tier gradient = swap::Tier::nvme;
@@ -27,8 +27,8 @@ struct Placement {
     Budget device, host;
 };
 
-// What a layer may keep from forward to backward.
-struct KeptResult {
+// What a layer may save from forward to backward.
+struct SavedActivation {
     size_t layer = 0;
     model::Saved what{};
 };

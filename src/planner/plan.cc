@@ -130,12 +130,12 @@ bool Plan::goes_back(int64_t layer) const {
            trains_below(layer + 1);
 }
 
-int64_t Plan::blocks_keeping(model::Saved what) const {
+int64_t Plan::blocks_saving(model::Saved what) const {
     return std::ranges::count_if(layer_plans,
-                                 [what](const LayerPlan& l) { return l.keeps[at(what)]; });
+                                 [what](const LayerPlan& l) { return l.saves[at(what)]; });
 }
 
-int64_t Plan::blocks_keeping_inputs() const {
+int64_t Plan::blocks_saving_inputs() const {
     return ceil_div(std::ranges::count(inputs, swap::kNoObject), group_size());
 }
 

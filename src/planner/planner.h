@@ -44,10 +44,11 @@ struct AccumulatorSpill {
 };
 
 // clang-format off
-enum class Class : uint8_t {  // of equally large buffers; those before `stage` are device memory
+// Of equally large buffers; those before `state_staging` are device memory.
+enum class Class : uint8_t {
     block_weights, edge_weights, block_gradient, edge_gradient, wire, pieces, activation, attention,
-    mlp, tokens, scratch, report, stage, weight_piece, gradient_piece, input_piece, spill_piece,
-    host_tokens
+    mlp, tokens, scratch, report, state_staging, weight_staging, gradient_staging, input_staging,
+    spill_staging, host_tokens
 };
 // clang-format on
 constexpr int kClasses = 18;
@@ -66,7 +67,7 @@ struct LayerPlan {
     int64_t first_chunk = 0, chunks = 0;
     int64_t first_spill = 0, spills = 0;  // of several groups
     bool resident = false;                // this rank's weights live on the device
-    model::OfSaved<bool> keeps{};         // of a block, from forward to backward, on the device
+    model::OfSaved<bool> saves{};         // of a block, from forward to backward, on the device
     int64_t device_offset = 0;            // resident: of the flat buffer, or of the shards together
 };
 
@@ -126,9 +127,9 @@ struct Plan {
     }
     bool trains_below(int64_t layer) const;  // something trainable in layers [0, layer)
     bool goes_back(int64_t layer) const;     // a block, and backward visits it
-    int64_t blocks_keeping(model::Saved what) const;
-    int64_t blocks_keeping_inputs() const;  // of at least one micro-batch of a group
-    int64_t blocks_at_most() const;         // that could keep something: backward visits them
+    int64_t blocks_saving(model::Saved what) const;
+    int64_t blocks_saving_inputs() const;  // of at least one micro-batch of a group
+    int64_t blocks_at_most() const;        // that could keep something: backward visits them
 
     // A step's report: each micro-batch's sum of losses (double), then of each layer whether its
     // output was not finite (uint32). It reaches the host arena before the outcome.
@@ -141,7 +142,7 @@ struct Plan {
 // nothing). Operations that give it, by block.
 struct DeviceNeeds {
     int64_t activation = 0, scratch = 0, overhead = 0;
-    model::OfSaved<int64_t> kept{};
+    model::OfSaved<int64_t> saved{};
     model::OfSaved<std::vector<double>> saved_flops{};
     // The device reads the host tier through page tables in its own memory, as a GPU does.
     bool maps_host = false;

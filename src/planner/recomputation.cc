@@ -15,18 +15,19 @@ namespace {
 
 // By what a byte of it saves, and of alike ones those of the last blocks that backward visits:
 // theirs is kept for the shortest time.
-std::vector<KeptResult> results_by_gain(const Workload& work, const cost::Measurements& machine) {
-    std::vector<KeptResult> results;
+std::vector<SavedActivation> results_by_gain(const Workload& work,
+                                             const cost::Measurements& machine) {
+    std::vector<SavedActivation> results;
     bool trains = false;
     for (size_t l = 0; l < work.layers.size(); ++l) {
         trains = trains || work.layers[l].trainable_elements > 0;
         if (!trains || work.layers[l].kind != model::LayerKind::block) continue;
-        for (const model::Saved what : model::kAllKept) {
-            if (work.needs.kept[at(what)] > 0) results.push_back({l, what});
+        for (const model::Saved what : model::kAllSaved) {
+            if (work.needs.saved[at(what)] > 0) results.push_back({l, what});
         }
     }
     std::ranges::reverse(results);
-    std::ranges::stable_sort(results, std::greater(), [&](const KeptResult& result) {
+    std::ranges::stable_sort(results, std::greater(), [&](const SavedActivation& result) {
         return seconds_of(result, work, machine) /
                static_cast<double>(buffer_bytes(class_of(result.what), work));
     });
@@ -35,20 +36,20 @@ std::vector<KeptResult> results_by_gain(const Workload& work, const cost::Measur
 
 // What the configuration asks for, then what it leaves to the planner.
 struct Choice {
-    std::vector<KeptResult> results{};
+    std::vector<SavedActivation> results{};
     size_t asked = 0;  // of the first ones
 };
-Choice choice_of(const PlanRequest& request, const std::vector<KeptResult>& results) {
+Choice choice_of(const PlanRequest& request, const std::vector<SavedActivation>& results) {
     Choice found;
     model::OfSaved<int64_t> blocks{};
-    for (const KeptResult& result : results) {
-        if (blocks[at(result.what)]++ < blocks_asked_to_keep(request, result.what).value_or(0))
+    for (const SavedActivation& result : results) {
+        if (blocks[at(result.what)]++ < blocks_asked_to_save(request, result.what).value_or(0))
             found.results.push_back(result);
     }
     found.asked = found.results.size();
-    std::ranges::copy_if(results, std::back_inserter(found.results), [&](const KeptResult& result) {
-        return !blocks_asked_to_keep(request, result.what);
-    });
+    std::ranges::copy_if(
+        results, std::back_inserter(found.results),
+        [&](const SavedActivation& result) { return !blocks_asked_to_save(request, result.what); });
     return found;
 }
 
@@ -177,7 +178,7 @@ private:
         try {
             const Placement placement = placement_of(request, inputs, results);
             int64_t blocks = 0;
-            for (const auto& of_layers : placement.kept)
+            for (const auto& of_layers : placement.saved)
                 blocks += std::ranges::count(of_layers, true);
             if (blocks < static_cast<int64_t>(results)) return false;
             if (missing_on_paths(request, work_, chunks_, spills_, placement) > 0) return false;

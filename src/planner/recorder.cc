@@ -5,11 +5,11 @@
 
 namespace ferry::planner {
 
-// ---------------------------------------------------------------- SlotLease
+// ---------------------------------------------------------------- AssignedBuffer
 
-SlotLease::SlotLease(SlotLease&& other) noexcept { *this = std::move(other); }
+AssignedBuffer::AssignedBuffer(AssignedBuffer&& other) noexcept { *this = std::move(other); }
 
-SlotLease& SlotLease::operator=(SlotLease&& other) noexcept {
+AssignedBuffer& AssignedBuffer::operator=(AssignedBuffer&& other) noexcept {
     release();
     recorder_ = std::exchange(other.recorder_, nullptr);
     class_ = other.class_;
@@ -19,7 +19,7 @@ SlotLease& SlotLease::operator=(SlotLease&& other) noexcept {
     return *this;
 }
 
-Place SlotLease::place(int64_t offset) const {
+Place AssignedBuffer::place(int64_t offset) const {
     Place moved = place_;
     moved.offset += offset;
     return moved;
@@ -33,7 +33,7 @@ Recorder::~Recorder() = default;
 
 const std::array<int64_t, swap::kLanes>& Recorder::bytes() const { return impl_->lane_bytes; }
 
-void SlotLease::release() {
+void AssignedBuffer::release() {
     if (recorder_ && index_ >= 0) {
         recorder_->impl_->free[static_cast<size_t>(class_)].push_back(index_);
     }
@@ -41,19 +41,19 @@ void SlotLease::release() {
     index_ = -1;
 }
 
-SlotLease Recorder::acquire(Class buffers) {
+AssignedBuffer Recorder::acquire(Class buffers) {
     const Buffers& b = plan_.buffers[static_cast<size_t>(buffers)];
     auto& free = impl_->free[static_cast<size_t>(buffers)];
     FERRY_CHECK(!free.empty(), "the plan has too few buffers: " + b.name);
-    SlotLease lease;
-    lease.recorder_ = this;
-    lease.class_ = buffers;
-    lease.index_ = free.front();
+    AssignedBuffer buffer;
+    buffer.recorder_ = this;
+    buffer.class_ = buffers;
+    buffer.index_ = free.front();
     free.pop_front();
     const auto kind = b.tier == Tier::device ? Place::Kind::device : Place::Kind::host;
-    lease.place_ = {kind, swap::kNoObject, b.offset + lease.index_ * b.bytes};
-    lease.resources_ = {b.first_resource + static_cast<uint32_t>(lease.index_)};
-    return lease;
+    buffer.place_ = {kind, swap::kNoObject, b.offset + buffer.index_ * b.bytes};
+    buffer.resources_ = {b.first_resource + static_cast<uint32_t>(buffer.index_)};
+    return buffer;
 }
 
 Recorder::Weights Recorder::fetch_weights(int64_t layer) {
@@ -64,9 +64,9 @@ Recorder::Weights Recorder::fetch_weights(int64_t layer) {
     }
     if (plan_.partition.sharding.weights) return gather_shards(layer);
     if (plan_.layer_plans[static_cast<size_t>(layer)].resident) return impl_->resident(layer);
-    Weights lease = acquire_for_weights(layer);
-    impl_->fetch_chunks(*this, layer, lease, [](const Chunk&) { return true; });
-    return lease;
+    Weights buffer = acquire_for_weights(layer);
+    impl_->fetch_chunks(*this, layer, buffer, [](const Chunk&) { return true; });
+    return buffer;
 }
 
 Recorder::Weights Recorder::acquire_for_weights(int64_t layer) {
@@ -85,24 +85,26 @@ ObjectId object_of(const AccumulatorSpill& spill) {
 }  // namespace
 
 template <Content content>
-Lease<content> Recorder::fetch_accumulator(int64_t layer, bool first_group) {
+BufferOf<content> Recorder::fetch_accumulator(int64_t layer, bool first_group) {
     const model::Layer& shape = plan_.layers[static_cast<size_t>(layer)];
-    Lease<content> lease(acquire(is_edge(shape) ? Class::edge_gradient : Class::block_gradient));
+    BufferOf<content> buffer(
+        acquire(is_edge(shape) ? Class::edge_gradient : Class::block_gradient));
     if (first_group) {
-        record<op::Zero>(layer, 0, {.what = lease}, {.bytes = shape.trainable_elements * 4});
-        return lease;
+        record<op::Zero>(layer, 0, {.what = buffer}, {.bytes = shape.trainable_elements * 4});
+        return buffer;
     }
     for (const AccumulatorSpill& spill : plan_.spills_of(layer)) {
-        impl_->bring(*this, object_of<content>(spill), Class::spill_piece, lease, spill.first * 4);
+        impl_->bring(*this, object_of<content>(spill), Class::spill_staging, buffer,
+                     spill.first * 4);
     }
-    return lease;
+    return buffer;
 }
 
 template <Content content>
-void Recorder::spill_accumulator(int64_t layer, const Lease<content>& gradient) {
+void Recorder::spill_accumulator(int64_t layer, const BufferOf<content>& gradient) {
     for (const AccumulatorSpill& spill : plan_.spills_of(layer)) {
         impl_->send(*this, gradient, spill.first * 4, object_of<content>(spill),
-                    Class::spill_piece);
+                    Class::spill_staging);
     }
 }
 
@@ -131,7 +133,7 @@ void Recorder::send_gradient(int64_t layer, const Gradient& gradient) {
             exchange(c, gradient);
             continue;
         }
-        const SlotLease wire = acquire(Class::wire);
+        const AssignedBuffer wire = acquire(Class::wire);
         const Part rounded = impl_->rounded(chunk, wire);
         record<op::Round>(
             layer, c,
@@ -139,17 +141,17 @@ void Recorder::send_gradient(int64_t layer, const Gradient& gradient) {
              .wire = rounded.located(),
              .leaves = Located{leaves_in(wire)}});
         if (!plan_.updates_on_device(chunk))
-            impl_->send(*this, wire, 0, chunk.gradient, Class::gradient_piece);
+            impl_->send(*this, wire, 0, chunk.gradient, Class::gradient_staging);
         send_leaves(chunk, wire);
     }
 }
 
 // A wire buffer holds the norm leaves behind a chunk's values.
-Place Recorder::leaves_in(const SlotLease& wire) const {
+Place Recorder::leaves_in(const AssignedBuffer& wire) const {
     return wire.place(plan_.chunk_elements * size_of(plan_.wire));
 }
 
-void Recorder::send_leaves(const Chunk& chunk, const SlotLease& wire) {
+void Recorder::send_leaves(const Chunk& chunk, const AssignedBuffer& wire) {
     Task norms{.verb = Verb::copy,
                .lane = Lane::d2h,
                .layer = static_cast<int32_t>(chunk.layer),
@@ -162,13 +164,13 @@ void Recorder::send_leaves(const Chunk& chunk, const SlotLease& wire) {
                 {{wire.resources()[0], Effect::read}, {plan_.leaves_resource, Effect::join}});
 }
 
-Lease<Content::tokens> Recorder::load_tokens(int64_t micro_batch, bool evaluation) {
-    Lease<Content::tokens> staging(acquire(Class::host_tokens));
+BufferOf<Content::tokens> Recorder::load_tokens(int64_t micro_batch, bool evaluation) {
+    BufferOf<Content::tokens> staging(acquire(Class::host_tokens));
     if (evaluation)
         record<op::LoadEvaluation>(-1, micro_batch, {.tokens = staging});
     else
         record<op::LoadTokens>(-1, micro_batch, {.tokens = staging});
-    Lease<Content::tokens> tokens(acquire(Class::tokens));
+    BufferOf<Content::tokens> tokens(acquire(Class::tokens));
     Task copy{.verb = Verb::copy,
               .lane = Lane::h2d,
               .item = static_cast<int32_t>(micro_batch),
@@ -180,7 +182,7 @@ Lease<Content::tokens> Recorder::load_tokens(int64_t micro_batch, bool evaluatio
     return tokens;
 }
 
-void Recorder::send_report(const Lease<Content::report>& report) {
+void Recorder::send_report(const BufferOf<Content::report>& report) {
     Task copy{.verb = Verb::copy, .lane = Lane::d2h, .bytes = plan_.report_bytes()};
     copy.places[0] = report.place();
     copy.places[1] = {Place::Kind::host, swap::kNoObject, plan_.report_offset};
@@ -194,7 +196,7 @@ void Recorder::save_input(int64_t layer, int64_t i, Input x) {
     if (object == swap::kNoObject) {
         impl_->saved_inputs[at] = std::move(x);
     } else {
-        impl_->send(*this, x, 0, object, Class::input_piece);
+        impl_->send(*this, x, 0, object, Class::input_staging);
     }
 }
 
@@ -202,7 +204,7 @@ Recorder::Input Recorder::fetch_input(int64_t layer, int64_t i) {
     const int64_t at = layer * plan_.group_size() + i;
     if (auto kept = impl_->saved_inputs.extract(at)) return std::move(kept.mapped());
     Input x = acquire<Content::input>();
-    impl_->bring(*this, plan_.inputs[static_cast<size_t>(at)], Class::input_piece, x, 0);
+    impl_->bring(*this, plan_.inputs[static_cast<size_t>(at)], Class::input_staging, x, 0);
     return x;
 }
 
@@ -211,7 +213,7 @@ void Recorder::prefetch_input(int64_t layer, int64_t i) {
 }
 
 void Recorder::record_kernel(Op op, int64_t layer, int64_t item,
-                             std::span<const Leased::Given> operands, const Detail& detail) {
+                             std::span<const Assigned::Given> operands, const Detail& detail) {
     const cost::Row& row = cost::row_of(op);
     FERRY_CHECK(!detail.on_device || row.device_too, row.name);
     Task task{.verb = Verb::kernel,
@@ -241,7 +243,7 @@ template <template <class> class Operation>
 void Recorder::record_update(int64_t index, const Part& state, const Part& gradient,
                              const Part& weight, const Detail& detail) {
     const Chunk& chunk = plan_.chunks[static_cast<size_t>(index)];
-    const bool speculative = Operation<Leased>::kOp == Op::update_speculative;
+    const bool speculative = Operation<Assigned>::kOp == Op::update_speculative;
     const Located before{state.place}, weight_before{plan_.state.split ? weight.place : Place{}};
     Located after = state.located(), weight_after = weight.located();
     // In memory the old version stays until the outcome; what was staged is written to a fresh
@@ -269,22 +271,22 @@ void Recorder::update_chunk(int64_t index, Op op) {
     }
     const bool recast = op == Op::recast, stored = state_home == Tier::nvme;
     const swap::Object& weight_object = plan_.objects[chunk.weight];
-    SlotLease stage, gradient_piece, weight_piece;
+    AssignedBuffer stage, gradient_staging, weight_staging;
     if (stored) {
-        stage = acquire(Class::stage);
+        stage = acquire(Class::state_staging);
         impl_->read(chunk.state, stage);
         state.place = stage.place();
         state.is_home = false;
     }
     if (!recast && plan_.objects[chunk.gradient].home == Tier::nvme) {
-        gradient_piece = acquire(Class::gradient_piece);
-        impl_->read(chunk.gradient, gradient_piece);
-        gradient.move_to(gradient_piece);
+        gradient_staging = acquire(Class::gradient_staging);
+        impl_->read(chunk.gradient, gradient_staging);
+        gradient.move_to(gradient_staging);
     }
     if (weight_object.home != Tier::host) {
-        weight_piece = acquire(Class::weight_piece);
-        if (plan_.state.split) impl_->load_weight(chunk.weight, weight_piece);
-        weight.move_to(weight_piece);
+        weight_staging = acquire(Class::weight_staging);
+        if (plan_.state.split) impl_->load_weight(chunk.weight, weight_staging);
+        weight.move_to(weight_staging);
     }
     const Detail detail{.overwrites = stage.resources()};
     if (recast)
@@ -297,13 +299,13 @@ void Recorder::update_chunk(int64_t index, Op op) {
 
     if (stored && !recast) impl_->write(chunk.state, stage, op == Op::update);
     if (weight_object.home == Tier::nvme)
-        impl_->write(chunk.weight, weight_piece, weight_object.versioned && op == Op::update);
+        impl_->write(chunk.weight, weight_staging, weight_object.versioned && op == Op::update);
     if (weight_object.home == Tier::device)
-        impl_->copy(chunk.weight, Lane::h2d, weight_piece, Effect::read, Effect::write);
+        impl_->copy(chunk.weight, Lane::h2d, weight_staging, Effect::read, Effect::write);
 }
 
 void Recorder::move(ObjectId stored, Class through, Move how) {
-    const SlotLease buffer = acquire(through);
+    const AssignedBuffer buffer = acquire(through);
     if (how != Move::out) impl_->read(stored, buffer);
     if (how == Move::in) return impl_->verify(stored, buffer, buffer.resources()[0]);
     impl_->seal(stored, buffer);

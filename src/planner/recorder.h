@@ -60,12 +60,12 @@ cost::WorkOf work_of(const Plan& plan);
 class Recorder;
 
 // A view of a buffer between two points of the program; given back by the destructor.
-class SlotLease {
+class AssignedBuffer {
 public:
-    SlotLease() = default;
-    SlotLease(SlotLease&& other) noexcept;
-    SlotLease& operator=(SlotLease&& other) noexcept;
-    ~SlotLease() { release(); }
+    AssignedBuffer() = default;
+    AssignedBuffer(AssignedBuffer&& other) noexcept;
+    AssignedBuffer& operator=(AssignedBuffer&& other) noexcept;
+    ~AssignedBuffer() { release(); }
     void release();
     swap::Place place(int64_t offset = 0) const;
     std::span<const uint32_t> resources() const { return resources_; }
@@ -73,7 +73,7 @@ public:
 private:
     friend class Recorder;
     Recorder* recorder_ = nullptr;
-    Class class_ = Class::stage;
+    Class class_ = Class::state_staging;
     int64_t index_ = -1;  // of the buffer; -1: nothing to give back
     swap::Place place_{};
     std::vector<uint32_t> resources_{};
@@ -81,22 +81,22 @@ private:
 
 // One that is known to hold this. Empty: where an operation may do without.
 template <Content content>
-class Lease : public SlotLease {
+class BufferOf : public AssignedBuffer {
 public:
-    Lease() = default;
-    explicit Lease(SlotLease&& lease) noexcept : SlotLease(std::move(lease)) {}
+    BufferOf() = default;
+    explicit BufferOf(AssignedBuffer&& buffer) noexcept : AssignedBuffer(std::move(buffer)) {}
 };
 
-// A place, and the resources whose earlier users its own waits for: of something that is no lease
+// A place, and the resources whose earlier users its own waits for: of something that is no buffer
 // of its own, an object or a part of a buffer. They must outlive the record.
 struct Located {
     swap::Place place{};
     std::span<const uint32_t> resources{};
 };
 
-// How the recorder is given operands: as leases of what they hold. What an operation writes is no
+// How the recorder is given operands: as buffers of what they hold. What an operation writes is no
 // const one; what it cannot do without has no default.
-struct Leased {
+struct Assigned {
     struct Given {
         Located at{};
         Role role = Role::in;
@@ -107,19 +107,19 @@ struct Leased {
     public:
         static constexpr bool kWrites = role != Role::in;
         Operand() requires optional = default;
-        Operand(const Lease<content>& lease) requires(!kWrites) : Operand(located(lease)) {}
-        Operand(Lease<content>& lease) requires kWrites : Operand(located(lease)) {}
+        Operand(const BufferOf<content>& buffer) requires(!kWrites) : Operand(located(buffer)) {}
+        Operand(BufferOf<content>& buffer) requires kWrites : Operand(located(buffer)) {}
         // Whatever it holds.
         template <Content any>
-        Operand(Lease<any>& lease) requires(content == Content::bytes)  // NOLINT
-            : Operand(located(lease)) {}
+        Operand(BufferOf<any>& buffer) requires(content == Content::bytes)  // NOLINT
+            : Operand(located(buffer)) {}
         Operand(const Located& at) : at_(at) {}
-        Operand(Lease<content>&&) = delete;  // it would be given back before it is used
+        Operand(BufferOf<content>&&) = delete;  // it would be given back before it is used
         Given given() const { return {at_, role, optional}; }
 
     private:
-        static Located located(const SlotLease& lease) {
-            return {lease.place(), lease.resources()};
+        static Located located(const AssignedBuffer& buffer) {
+            return {buffer.place(), buffer.resources()};
         }
         Located at_{};
     };
@@ -135,16 +135,16 @@ public:
     ~Recorder();
     const Plan& plan() const { return plan_; }
 
-    SlotLease acquire(Class buffers);
+    AssignedBuffer acquire(Class buffers);
     template <Content content>
-    Lease<content> acquire() {
+    BufferOf<content> acquire() {
         constexpr Class kBuffers = buffers_of(content);
-        return Lease<content>(acquire(kBuffers));
+        return BufferOf<content>(acquire(kBuffers));
     }
-    using Weights = Lease<Content::weights>;
-    using Gradient = Lease<Content::gradient>;
-    using TableGradient = Lease<Content::table_gradient>;
-    using Input = Lease<Content::input>;
+    using Weights = BufferOf<Content::weights>;
+    using Gradient = BufferOf<Content::gradient>;
+    using TableGradient = BufferOf<Content::table_gradient>;
+    using Input = BufferOf<Content::input>;
 
     Weights fetch_weights(int64_t layer);  // on the device, ready to compute with
     // The same just after an update; where every rank keeps all weights, it then has the new ones.
@@ -161,20 +161,20 @@ public:
     // receive_gradient() takes in what has come: the later, the less anyone waits for it.
     void send_gradient(int64_t layer, const Gradient& gradient);
     void receive_gradient();
-    Lease<Content::tokens> load_tokens(int64_t micro_batch, bool evaluation);
-    void send_report(const Lease<Content::report>& report);  // to the host
-    void save_input(int64_t layer, int64_t i, Input x);      // a block's input, until fetched
+    BufferOf<Content::tokens> load_tokens(int64_t micro_batch, bool evaluation);
+    void send_report(const BufferOf<Content::report>& report);  // to the host
+    void save_input(int64_t layer, int64_t i, Input x);         // a block's input, until fetched
     Input fetch_input(int64_t layer, int64_t i);
     // The input fetched next. If it has left the device, its copy begins here.
     void prefetch_input(int64_t layer, int64_t i);
 
     // A task of this operation with these operands (planner/operands.h), on its row's lane.
     template <template <class> class Operation>
-    void record(int64_t layer, int64_t item, const Operation<Leased>& operands,
+    void record(int64_t layer, int64_t item, const Operation<Assigned>& operands,
                 const Detail& detail = {}) {
         const auto given = std::apply([](const auto&... o) { return std::array{o.given()...}; },
                                       op::fields<op::kOperands<Operation>>(operands));
-        record_kernel(Operation<Leased>::kOp, layer, item, given, detail);
+        record_kernel(Operation<Assigned>::kOp, layer, item, given, detail);
     }
 
     void update_chunk(int64_t chunk, Op op);      // update, update_speculative or recast
@@ -190,27 +190,27 @@ public:
     const std::array<int64_t, swap::kLanes>& bytes() const;
 
 private:
-    friend class SlotLease;
+    friend class AssignedBuffer;
     struct Impl;
     struct Part;
-    void record_kernel(Op op, int64_t layer, int64_t item, std::span<const Leased::Given> operands,
-                       const Detail& detail);
+    void record_kernel(Op op, int64_t layer, int64_t item,
+                       std::span<const Assigned::Given> operands, const Detail& detail);
     Weights acquire_for_weights(int64_t layer);
     Weights gather_shards(int64_t layer);
     void gather(int64_t layer, Weights& whole, const Weights& shards);
     template <Content content>
-    Lease<content> fetch_accumulator(int64_t layer, bool first_group);
+    BufferOf<content> fetch_accumulator(int64_t layer, bool first_group);
     template <Content content>
-    void spill_accumulator(int64_t layer, const Lease<content>& gradient);
+    void spill_accumulator(int64_t layer, const BufferOf<content>& gradient);
     template <template <class> class Operation>
     void record_update(int64_t chunk, const Part& state, const Part& gradient, const Part& weight,
                        const Detail& detail);
     void exchange(int64_t chunk, const Gradient& gradient);
     void receive_oldest();
-    void gather_gradient(int64_t chunk, const Lease<Content::wire>& wire);
+    void gather_gradient(int64_t chunk, const BufferOf<Content::wire>& wire);
     void agree();
-    swap::Place leaves_in(const SlotLease& wire) const;
-    void send_leaves(const Chunk& chunk, const SlotLease& wire);
+    swap::Place leaves_in(const AssignedBuffer& wire) const;
+    void send_leaves(const Chunk& chunk, const AssignedBuffer& wire);
 
     const Plan& plan_;
     std::unique_ptr<Impl> impl_;

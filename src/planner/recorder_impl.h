@@ -29,7 +29,7 @@ struct Recorder::Part {
     bool is_home = true;
 
     static Part of(ObjectId object) { return {.place = current(object), .resources = {object}}; }
-    void move_to(const SlotLease& buffer) {
+    void move_to(const AssignedBuffer& buffer) {
         place = buffer.place();
         resources.insert(resources.begin(), buffer.resources()[0]);
         is_home = false;
@@ -68,10 +68,10 @@ struct Recorder::Impl {
         emit(task, std::span<const Use>(uses.begin(), uses.size()));
     }
 
-    // Brings an object to `target` on the device, through a piece of host memory when it is on
+    // Brings an object to `target` on the device, through staging memory when it is on
     // NVMe.
-    void bring(Recorder& recorder, ObjectId object, Class piece_class, const SlotLease& target,
-               int64_t offset) {
+    void bring(Recorder& recorder, ObjectId object, Class staging_class,
+               const AssignedBuffer& target, int64_t offset) {
         const int64_t bytes = plan.objects[object].bytes;
         const uint32_t into = target.resources_[0];
         Task copy{.verb = Verb::copy, .lane = Lane::h2d, .object = object, .bytes = bytes};
@@ -81,14 +81,14 @@ struct Recorder::Impl {
             emit(copy, {{object, Effect::read}, {into, Effect::join}});
             return;
         }
-        const SlotLease piece = recorder.acquire(piece_class);
-        read(object, piece);
-        copy.places[0] = piece.place();
-        emit(copy, {{piece.resources_[0], Effect::read}, {into, Effect::join}});
-        verify(object, piece, into);
+        const AssignedBuffer staging = recorder.acquire(staging_class);
+        read(object, staging);
+        copy.places[0] = staging.place();
+        emit(copy, {{staging.resources_[0], Effect::read}, {into, Effect::join}});
+        verify(object, staging, into);
     }
 
-    void read(ObjectId object, const SlotLease& into) {
+    void read(ObjectId object, const AssignedBuffer& into) {
         Task task{.verb = Verb::read,
                   .lane = Lane::read,
                   .object = object,
@@ -98,18 +98,19 @@ struct Recorder::Impl {
     }
 
     // The readers of `gated` wait for the check; the copy that fills it does not.
-    void verify(ObjectId object, const SlotLease& piece, uint32_t gated) {
+    void verify(ObjectId object, const AssignedBuffer& staging, uint32_t gated) {
         if (!plan.verify) return;
         Task task{.verb = Verb::verify,
                   .lane = Lane::check,
                   .object = object,
                   .bytes = plan.objects[object].bytes};
-        task.places[0] = piece.place();
-        emit(task,
-             {{object, Effect::read}, {piece.resources_[0], Effect::read}, {gated, Effect::join}});
+        task.places[0] = staging.place();
+        emit(
+            task,
+            {{object, Effect::read}, {staging.resources_[0], Effect::read}, {gated, Effect::join}});
     }
 
-    void write(ObjectId object, const SlotLease& from, bool commits) {
+    void write(ObjectId object, const AssignedBuffer& from, bool commits) {
         Task task{.verb = Verb::write,
                   .lane = Lane::write,
                   .commits = commits,
@@ -119,58 +120,58 @@ struct Recorder::Impl {
         emit(task, {{from.resources_[0], Effect::read}, {object, Effect::write}});
     }
 
-    void seal(ObjectId object, const SlotLease& piece) {
+    void seal(ObjectId object, const AssignedBuffer& staging) {
         if (!plan.verify) return;
         Task task{.verb = Verb::seal,
                   .lane = Lane::check,
                   .object = object,
                   .bytes = plan.objects[object].bytes};
-        task.places[0] = piece.place();
-        emit(task, {{piece.resources_[0], Effect::read}, {object, Effect::write}});
+        task.places[0] = staging.place();
+        emit(task, {{staging.resources_[0], Effect::read}, {object, Effect::write}});
     }
 
-    // All of an object that lives on the device, to or from a piece of host memory.
-    void copy(ObjectId object, Lane lane, const SlotLease& piece, Effect of_piece,
+    // All of an object that lives on the device, to or from staging memory.
+    void copy(ObjectId object, Lane lane, const AssignedBuffer& staging, Effect of_staging,
               Effect of_object) {
         Task copy{.verb = Verb::copy,
                   .lane = lane,
                   .object = object,
                   .bytes = plan.objects[object].bytes};
         const bool up = lane == Lane::h2d;
-        copy.places[up ? 0 : 1] = piece.place();
+        copy.places[up ? 0 : 1] = staging.place();
         copy.places[up ? 1 : 0] = current(object);
-        emit(copy, {{piece.resources_[0], of_piece}, {object, of_object}});
+        emit(copy, {{staging.resources_[0], of_staging}, {object, of_object}});
     }
 
     // Those of a layer's weights that `wanted` picks, to their place in `into`.
     template <class Wanted>
-    void fetch_chunks(Recorder& recorder, int64_t layer, const SlotLease& into,
+    void fetch_chunks(Recorder& recorder, int64_t layer, const AssignedBuffer& into,
                       const Wanted& wanted) {
         for (const Chunk& chunk : plan.chunks_of(layer)) {
             if (wanted(chunk))
-                bring(recorder, chunk.weight, Class::weight_piece, into,
+                bring(recorder, chunk.weight, Class::weight_staging, into,
                       chunk.first * size_of(plan.compute));
         }
     }
 
     // A layer's weights where they live on the device.
     Weights resident(int64_t layer) const {
-        Weights lease;
-        lease.place_ = {Place::Kind::device, swap::kNoObject,
-                        plan.layer_plans[static_cast<size_t>(layer)].device_offset};
-        for (const Chunk& chunk : plan.chunks_of(layer)) lease.resources_.push_back(chunk.weight);
-        return lease;
+        Weights buffer;
+        buffer.place_ = {Place::Kind::device, swap::kNoObject,
+                         plan.layer_plans[static_cast<size_t>(layer)].device_offset};
+        for (const Chunk& chunk : plan.chunks_of(layer)) buffer.resources_.push_back(chunk.weight);
+        return buffer;
     }
 
     // The weights that an update of a split master starts from. Who updates checks them.
-    void load_weight(ObjectId weight, const SlotLease& piece) {
-        if (plan.objects[weight].home == Tier::nvme) return read(weight, piece);
-        copy(weight, Lane::d2h, piece, Effect::write, Effect::read);
+    void load_weight(ObjectId weight, const AssignedBuffer& staging) {
+        if (plan.objects[weight].home == Tier::nvme) return read(weight, staging);
+        copy(weight, Lane::d2h, staging, Effect::write, Effect::read);
     }
 
     // Takes `bytes` at `offset` of a device buffer to the object's home.
-    void send(Recorder& recorder, const SlotLease& from, int64_t offset, ObjectId object,
-              Class piece_class) {
+    void send(Recorder& recorder, const AssignedBuffer& from, int64_t offset, ObjectId object,
+              Class staging_class) {
         const int64_t bytes = plan.objects[object].bytes;
         Task copy{.verb = Verb::copy, .lane = Lane::d2h, .object = object, .bytes = bytes};
         copy.places[0] = from.place(offset);
@@ -179,16 +180,16 @@ struct Recorder::Impl {
             emit(copy, {{from.resources_[0], Effect::read}, {object, Effect::write}});
             return;
         }
-        const SlotLease piece = recorder.acquire(piece_class);
-        copy.places[1] = piece.place();
-        emit(copy, {{from.resources_[0], Effect::read}, {piece.resources_[0], Effect::write}});
-        seal(object, piece);
-        write(object, piece, false);
+        const AssignedBuffer staging = recorder.acquire(staging_class);
+        copy.places[1] = staging.place();
+        emit(copy, {{from.resources_[0], Effect::read}, {staging.resources_[0], Effect::write}});
+        seal(object, staging);
+        write(object, staging, false);
     }
 
     // Where a rounded chunk goes. What the device updates stays there; of the wire buffer only the
     // leaves are used then.
-    Part rounded(const Chunk& chunk, const SlotLease& wire) const {
+    Part rounded(const Chunk& chunk, const AssignedBuffer& wire) const {
         Part part{.place = wire.place(), .resources = {wire.resources()[0]}};
         if (!plan.updates_on_device(chunk)) return part;
         part.place = current(chunk.gradient);
@@ -218,7 +219,7 @@ struct Recorder::Impl {
     Weights prefetched;
     struct Arrival {  // the ranks' pieces of this rank's chunk, under way
         int64_t chunk = 0;
-        Lease<Content::pieces> pieces{};
+        BufferOf<Content::pieces> pieces{};
     };
     std::deque<Arrival> arrivals;  // the oldest first
 };

@@ -40,7 +40,7 @@ Recorder::Weights Recorder::fetch_updated_weights(int64_t layer) {
     for (const Chunk& chunk : plan_.chunks_of(layer)) {
         if (chunk.replica)
             impl_->send(*this, whole, chunk.first * size_of(plan_.compute), chunk.weight,
-                        Class::weight_piece);
+                        Class::weight_staging);
     }
     return whole;
 }
@@ -92,15 +92,15 @@ void Recorder::receive_oldest() {
     send_leaves(chunk, wire);
     if (plan_.updates_on_device(chunk)) return;
     if (plan_.partition.sharding.state)
-        return impl_->send(*this, wire, 0, chunk.gradient, Class::gradient_piece);
+        return impl_->send(*this, wire, 0, chunk.gradient, Class::gradient_staging);
     gather_gradient(arrival.chunk, wire);
 }
 
 // Where every rank updates everything, the others' chunks of the turn arrive as well.
-void Recorder::gather_gradient(int64_t index, const Lease<Content::wire>& wire) {
+void Recorder::gather_gradient(int64_t index, const BufferOf<Content::wire>& wire) {
     const Chunk& mine = plan_.chunks[static_cast<size_t>(index)];
     const int64_t bytes = mine.count * size_of(plan_.wire);
-    Lease<Content::wire> all(acquire(Class::pieces));
+    BufferOf<Content::wire> all(acquire(Class::pieces));
     record<op::GatherGradient>(mine.layer, index, {.mine = wire, .all = all},
                                {.bytes = zero::exchanged_bytes(plan_.partition, bytes)});
     const model::Segment& segment =
@@ -109,7 +109,7 @@ void Recorder::gather_gradient(int64_t index, const Lease<Content::wire>& wire) 
     for (const Chunk& chunk : plan_.chunks_of(mine.layer)) {
         const int64_t apart = (chunk.owner - mine.owner) * shard;
         if (chunk.first - mine.first == apart)
-            impl_->send(*this, all, chunk.owner * bytes, chunk.gradient, Class::gradient_piece);
+            impl_->send(*this, all, chunk.owner * bytes, chunk.gradient, Class::gradient_staging);
     }
 }
 

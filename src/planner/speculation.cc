@@ -13,35 +13,38 @@ namespace {
 // Of all slots that lay_out() makes, but those of speculative updates and of durable versions.
 int64_t slot_bytes(const Workload& work, const std::vector<Chunk>& chunks,
                    const std::vector<AccumulatorSpill>& spills, const Placement& placement) {
-    const auto slot = [&](Tier home, Class piece) {
-        return home == Tier::nvme ? buffer_bytes(piece, work) : 0;
+    const auto slot = [&](Tier home, Class staging) {
+        return home == Tier::nvme ? buffer_bytes(staging, work) : 0;
     };
     int64_t bytes = 0;
     for (size_t c = 0; c < chunks.size(); ++c) {
         const Placement::ChunkHomes& homes = placement.chunks[c];
-        bytes += slot(homes.weight, Class::weight_piece);
+        bytes += slot(homes.weight, Class::weight_staging);
         if (!chunks[c].trainable) continue;
-        bytes += slot(homes.state, Class::stage) + slot(homes.gradient, Class::gradient_piece);
+        bytes +=
+            slot(homes.state, Class::state_staging) + slot(homes.gradient, Class::gradient_staging);
     }
     const bool tied = work.layers.back().find(model::Role::head_table) == nullptr;
     for (size_t i = 0; placement.groups > 1 && i < spills.size(); ++i) {
         const int64_t copies = tied && spills[i].layer == 0 ? 2 : 1;
-        bytes += copies * slot(placement.spills[i], Class::spill_piece);
+        bytes += copies * slot(placement.spills[i], Class::spill_staging);
     }
-    for (const Tier input : placement.inputs) bytes += slot(input, Class::input_piece);
+    for (const Tier input : placement.inputs) bytes += slot(input, Class::input_staging);
     // A committed update writes a fresh slot before it frees the old one.
-    const auto fresh = [&](Class piece) {
-        return placement.counts[at(piece)] * buffer_bytes(piece, work);
+    const auto fresh = [&](Class staging) {
+        return placement.counts[at(staging)] * buffer_bytes(staging, work);
     };
-    return bytes + fresh(Class::stage) + (work.state.split ? fresh(Class::weight_piece) : 0);
+    return bytes + fresh(Class::state_staging) +
+           (work.state.split ? fresh(Class::weight_staging) : 0);
 }
 
 // A slot lies on one path: what is left at the end of each of several may be too small for one.
 int64_t unusable_bytes(const Workload& work, int64_t paths) {
     int64_t largest = 0;
-    for (const Class piece : {Class::stage, Class::weight_piece, Class::gradient_piece,
-                              Class::input_piece, Class::spill_piece}) {
-        largest = std::max(largest, buffer_bytes(piece, work));
+    for (const Class staging :
+         {Class::state_staging, Class::weight_staging, Class::gradient_staging,
+          Class::input_staging, Class::spill_staging}) {
+        largest = std::max(largest, buffer_bytes(staging, work));
     }
     return (paths - 1) * largest;
 }
@@ -58,9 +61,9 @@ int64_t left_on_paths(const PlanRequest& request, const Workload& work,
 
 // Of the second slots of what a chunk's update writes afresh there.
 int64_t second_slot_bytes(const Workload& work, const Placement::ChunkHomes& homes) {
-    const int64_t state = homes.state == Tier::nvme ? buffer_bytes(Class::stage, work) : 0;
+    const int64_t state = homes.state == Tier::nvme ? buffer_bytes(Class::state_staging, work) : 0;
     const bool two_weights = work.state.split && homes.weight == Tier::nvme;
-    return state + (two_weights ? buffer_bytes(Class::weight_piece, work) : 0);
+    return state + (two_weights ? buffer_bytes(Class::weight_staging, work) : 0);
 }
 
 int64_t durable_bytes(const Workload& work, const std::vector<Chunk>& chunks,
@@ -101,7 +104,7 @@ double expected_speculative_fraction(const PlanRequest& request, const Workload&
         if (home == Tier::nvme) stored += double(chunks[c].count);
     }
     if (trainable == 0) return 0;
-    const cost::KernelSeconds kernels = kernel_seconds(request, work, placement.kept, machine);
+    const cost::KernelSeconds kernels = kernel_seconds(request, work, placement.saved, machine);
     const double state = 2.0 * double(work.state.element_bytes());  // bytes read and written
     const double stored_s = state * stored / machine.nvme_bytes_per_s;
     const double updates_s =

@@ -122,7 +122,7 @@ std::vector<cost::LayerUpdates> updates_of(const Workload& work, const std::vect
 
 }  // namespace
 
-double seconds_of(const KeptResult& result, const Workload& work,
+double seconds_of(const SavedActivation& result, const Workload& work,
                   const cost::Measurements& machine) {
     const std::vector<double>& flops = work.needs.saved_flops[at(result.what)];
     const double most = std::ranges::max(flops),
@@ -132,18 +132,18 @@ double seconds_of(const KeptResult& result, const Workload& work,
 }
 
 cost::KernelSeconds kernel_seconds(const PlanRequest& request, const Workload& work,
-                                   const model::OfSaved<std::vector<bool>>& kept,
+                                   const model::OfSaved<std::vector<bool>>& saved,
                                    const cost::Measurements& machine) {
     double elements = 0, attention_s = 0, saved_s = 0;  // of a micro-batch
     for (size_t l = 0; l < work.layers.size(); ++l) {
         elements += static_cast<double>(work.layers[l].elements);
-        for (const model::Saved what : model::kAllKept) {
+        for (const model::Saved what : model::kAllSaved) {
             if (work.needs.saved_flops[at(what)].empty() ||
                 work.layers[l].kind != model::LayerKind::block)
                 continue;
             const double seconds = seconds_of({l, what}, work, machine);
             if (what == model::Saved::attention) attention_s += seconds;
-            if (kept[at(what)][l]) saved_s += seconds;
+            if (saved[at(what)][l]) saved_s += seconds;
         }
     }
     const auto micro_batches = static_cast<double>(request.micro_batches);
@@ -187,7 +187,7 @@ StepSeconds step_seconds(const PlanRequest& request, const Workload& work,
         if (chunks[c].trainable) traffic.count_update(chunks[c], placement.chunks[c], machine);
     }
     traffic.count_activations(spills);
-    const cost::KernelSeconds kernels = kernel_seconds(request, work, placement.kept, machine);
+    const cost::KernelSeconds kernels = kernel_seconds(request, work, placement.saved, machine);
     const cost::OfPrevious waits = cost::waits_for_updates(
         updates_of(work, chunks, placement, machine), placement.groups, kernels);
     return {cost::step_seconds(traffic.all(), kernels, waits, machine)};

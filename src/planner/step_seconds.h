@@ -9,12 +9,12 @@
 namespace ferry::planner {
 
 // Of what gives such a result, on one micro-batch.
-double seconds_of(const KeptResult& result, const Workload& work,
+double seconds_of(const SavedActivation& result, const Workload& work,
                   const cost::Measurements& machine);
 
 // Of a step's kernels, with some layers' results kept from forward to backward.
 cost::KernelSeconds kernel_seconds(const PlanRequest& request, const Workload& work,
-                                   const model::OfSaved<std::vector<bool>>& kept,
+                                   const model::OfSaved<std::vector<bool>>& saved,
                                    const cost::Measurements& machine);
 
 // Of the host's update of so many elements; of a whole chunk.

@@ -12,13 +12,14 @@ size_t buffers_of_arena(const planner::Plan& plan) {
 }  // namespace
 
 std::span<std::byte> reserve_arenas(const planner::Plan& plan, Device& device, NodeTeams& teams,
-                                    pinned_mem::Pool& pool, StartUp& start_up) {
+                                    pinned_mem::Pool& pool, StartUp& start_up,
+                                    const std::string& name) {
     device.reserve(plan.device_bytes);
     start_up.next();
     const bool touched_behind = device.kind() == DeviceKind::cuda;
     const auto buffers = static_cast<int64_t>(buffers_of_arena(plan));
     const int64_t now = touched_behind ? buffers : plan.host_bytes;
-    const auto arena = pool.reserve("state and staging", plan.host_bytes, now, teams);
+    const auto arena = pool.reserve(name, plan.host_bytes, now, teams);
     start_up.done("host memory, touched", now);
     pool.lock_for(device, arena.first(buffers_of_arena(plan)), teams.all());
     start_up.done("buffers, page-locked", plan.io_bytes);

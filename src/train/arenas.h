@@ -3,6 +3,7 @@
 
 #include <future>
 #include <span>
+#include <string>
 
 #include "ferry/config.h"
 #include "ferry/device.h"
@@ -14,9 +15,10 @@
 namespace ferry::train {
 
 // The arenas of the plan; the host's is returned, its buffers page-locked where the device needs
-// it.
+// it. `name`: the slab's, in errors.
 std::span<std::byte> reserve_arenas(const planner::Plan& plan, Device& device, NodeTeams& teams,
-                                    pinned_mem::Pool& pool, StartUp& start_up);
+                                    pinned_mem::Pool& pool, StartUp& start_up,
+                                    const std::string& name);
 
 // Page-locks the rest of it, while the state gets its first contents; get() before the first step.
 std::future<void> lock_homes(const planner::Plan& plan, Device& device, pinned_mem::Pool& pool,

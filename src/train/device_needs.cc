@@ -52,7 +52,7 @@ model::OfSaved<std::vector<double>> saved_flops(const model::Decoder& decoder) {
 
 model::OfSaved<int64_t> saved_bytes(const model::Decoder& decoder) {
     model::OfSaved<int64_t> bytes{};
-    for (const model::Saved what : model::kAllKept) bytes[at(what)] = decoder.saved_bytes(what);
+    for (const model::Saved what : model::kAllSaved) bytes[at(what)] = decoder.saved_bytes(what);
     return bytes;
 }
 
@@ -67,7 +67,7 @@ planner::DeviceNeeds needs_of(const Device& device, const model::Decoder& decode
     return {.activation = decoder.activation_bytes(),
             .scratch = decoder.scratch_bytes(),
             .overhead = overhead_of(device),
-            .kept = saved_bytes(decoder),
+            .saved = saved_bytes(decoder),
             .saved_flops = saved_flops(decoder),
             .maps_host = device.kind() == DeviceKind::cuda};
 }

@@ -166,11 +166,11 @@ void export_weights(const std::string& weights, const Config& config, const Expo
     const auto layers = model::layers_of(shape, {}, false);
     const LoadedWeights loaded(weights, shape, layers);
     const auto read = [&](const Place& place, const checkpoint::Sink& sink) {
-        constexpr int64_t kPiece = 4 * kMiB;
+        constexpr int64_t kPart = 4 * kMiB;
         std::vector<float> room;
         const model::Tensor& t = *place.tensor;
-        for (int64_t first = 0; first < t.count; first += kPiece) {
-            room.resize(static_cast<size_t>(std::min(kPiece, t.count - first)));
+        for (int64_t first = 0; first < t.count; first += kPart) {
+            room.resize(static_cast<size_t>(std::min(kPart, t.count - first)));
             loaded.fill(layers[static_cast<size_t>(place.layer)], t.offset + first, room);
             sink(room);
         }

@@ -6,11 +6,9 @@
 
 #include "device_needs.h"
 #include "ferry/device.h"
-#include "ferry/pinned_mem.h"
 #include "ferry/team.h"
 #include "ferry/train.h"
 #include "measure.h"
-#include "memory_left.h"
 #include "model_of.h"
 #include "numerics_record.h"
 #include "ops/ops.h"
@@ -19,8 +17,8 @@
 #include "predict.h"
 #include "ranks.h"
 #include "step.h"
-#include "step_kernels.h"
 #include "threads.h"
+#include "tier_stack.h"
 #include "topology/topology.h"
 #include "train/from_config.h"
 
@@ -29,9 +27,7 @@ namespace ferry::train {
 using planner::Plan;
 using swap::Lane;
 
-namespace {
-
-class ModelOnDevice final : public Forecaster {
+class Forecaster::ModelOnDevice {
 public:
     ModelOnDevice(const Config& config, const RankCount& count,
                   const std::optional<AbsentDevice>& absent)
@@ -42,10 +38,7 @@ public:
           executor_(make_thread_executor()),
           device_(Device::open(absent ? DeviceKind::cpu : config.device, *executor_, count.gpu)),
           ops_(ops_on(*device_, config, team_)),
-          decoder_(model_of(config).shape, numerics_of(config, model_of(config).shape),
-                   model::layers_of(model_of(config).shape, config.freeze,
-                                    config.optimizer.decay_norms_and_biases, count.ranks),
-                   *ops_),
+          decoder_(decoder_of(config, count.ranks, *ops_)),
           needs_(absent ? needs_of(*absent, decoder_) : needs_of(*device_, decoder_)),
           device_most_(!absent                    ? device_bytes_of(*device_)
                        : absent->memory_bytes > 0 ? absent->memory_bytes
@@ -54,49 +47,46 @@ public:
         device_bytes_within(config.budgets.device_bytes, *device_);  // warns of what it has not got
     }
 
-    Plan plan(const planner::PlanRequest& of_run) const override {
+    Plan plan(const planner::PlanRequest& of_run) const {
         const planner::PlanRequest request = possible(of_run);
         return planner::make_plan(
             request, decoder_.layers(), decoder_.numerics(), needs_,
             planning_figures(request, known_ ? &*known_ : nullptr, world_.local_ranks), partition_);
     }
 
-    void plan_by(const cost::Measurements& known) override { known_ = known; }
+    void plan_by(const cost::Measurements& known) { known_ = known; }
 
-    cost::Measurements measure(const Plan& plan, Memory memory) override {
+    cost::Measurements measure(const Plan& plan, Memory memory) {
         if (absent_) {
             throw Error(Trouble::usage, {.what = "there is no such device here to measure",
                                          .where = absent_->architecture,
                                          .remedy = "measure on the machine that has it: ferry "
                                                    "bench --all --config CONFIG --save FILE"});
         }
-        const Topology machine = own_machine();
-        const Plan sample = within_memory(buffers_of(plan), config_, machine, *device_);
-        const auto teams = make_teams(of_rank(config_), machine, *executor_, world_.ranks);
-        const auto ops = ops_on(*device_, config_, teams->all());
-        const model::Decoder decoder(decoder_.shape(), decoder_.numerics(), decoder_.layers(),
-                                     *ops);
-        device_->reserve(sample.device_bytes);
-        pinned_mem::Pool pool(machine, sample.host_bytes);
-        const std::span<std::byte> staging = pool.reserve("staging", sample.host_bytes, *teams);
-        pool.lock_for(*device_, staging, teams->all());
-        pool.seal();
-        StepKernels kernels(sample, *teams, {&decoder, ops.get(), nullptr});
-        kernels.states()[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
-        const auto store =
-            swap::Store::make({.host_arena = staging}, *executor_, *device_, nullptr, kernels);
+        Config config = config_;
+        config.threads = of_rank(config_).threads;
+        TierStack stack({.config = config,
+                         .executor = *executor_,
+                         .device = *device_,
+                         .machine = own_machine(),
+                         .ranks = world_.ranks},
+                        TierStack::Model{decoder_.shape(), decoder_.numerics(), decoder_.layers()});
+        stack.plan(buffers_of(plan));
+        const Plan& sample = stack.plan();
+        stack.reserve({.host_budget_bytes = sample.host_bytes, .name = "staging"});
+        stack.open({.buffers_alone = true});
+        stack.kernels().states()[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
         cost::Measurements found = measure_figures(
-            record_step(sample, Previous::rest, false),
-            {sample, *device_, *executor_, kernels, *store, ops.get(), &decoder}, *teams, machine,
-            optim::scalars_of(hyper_of(config_), 1, 1.0), staging, decoder_.shape().vocab,
-            memory == Memory::of_plan ? updated_bytes(plan) : kUnlimited);
-        store->drain();  // throws what went wrong
+            record_step(sample, Previous::rest, false), stack.bench(), stack.teams(),
+            stack.machine(), optim::scalars_of(hyper_of(config_), 1, 1.0), stack.arena(),
+            decoder_.shape().vocab, memory == Memory::of_plan ? updated_bytes(plan) : kUnlimited);
+        stack.store().drain();  // throws what went wrong
         if (world_.local_ranks == 1) found.memory_of = cost::Of::host;
         return found;
     }
 
     Forecast forecast(const planner::PlanRequest& request, const Plan& plan,
-                      const cost::Measurements& measured) const override {
+                      const cost::Measurements& measured) const {
         const cost::Measurements figures = cost::of_rank(measured, world_.local_ranks);
         Forecast found;
         found.speculative = plan.speculative;
@@ -112,19 +102,19 @@ public:
         found.planned = shares_of(plan);
         found.bound = {bound.state_on_device, bound.state_in_host,
                        1 - bound.state_on_device - bound.state_in_host};
-        for (const model::Saved what : model::kAllKept) {
+        for (const model::Saved what : model::kAllSaved) {
             if (plan.blocks_at_most() > 0)
-                found.planned_kept[at(what)] = static_cast<double>(plan.blocks_keeping(what)) /
-                                               static_cast<double>(plan.blocks_at_most());
+                found.planned_saved[at(what)] = static_cast<double>(plan.blocks_saving(what)) /
+                                                static_cast<double>(plan.blocks_at_most());
         }
-        found.bound_kept = bound.kept;
+        found.bound_saved = bound.saved;
         return found;
     }
 
-    bool covers(const Plan& plan, const cost::KernelTimes& times) const override {
+    bool covers(const Plan& plan, const cost::KernelTimes& times) const {
         return times.covers(record_step(plan, Previous::rest, false), planner::work_of(plan));
     }
-    cost::KernelsOf kernels_of() const override {
+    cost::KernelsOf kernels_of() const {
         if (absent_ && !absent_->kernels.model.empty()) return absent_->kernels;
         return {.model = model_text(config_, decoder_.shape(), world_.ranks),
                 .compute = std::string(name_of(decoder_.numerics().compute)),
@@ -133,25 +123,24 @@ public:
                 .threads = threads(),
                 .under_load = device_text() != "cpu"};
     }
-    std::string device_text() const override {
+    std::string device_text() const {
         return absent_ ? absent_->architecture : device_->architecture();
     }
-    int threads() const override {
+    int threads() const {
         return absent_ ? absent_->threads
                        : threads_for(of_rank(config_), own_machine(), world_.ranks);
     }
-    int64_t device_bytes() const override { return device_most_; }
-    planner::DeviceNeeds needs() const override { return needs_; }
-    bool is_here() const override { return !absent_; }
-    RankCount count() const override { return {world_.ranks, world_.local_ranks}; }
+    int64_t device_bytes() const { return device_most_; }
+    planner::DeviceNeeds needs() const { return needs_; }
+    bool is_here() const { return !absent_; }
+    RankCount count() const { return {world_.ranks, world_.local_ranks}; }
 
-    cost::Measurements assumed(const Plan& plan) const override {
+    cost::Measurements assumed(const Plan& plan) const {
         cost::Measurements found = assumed_figures(config_.device, config_.budgets.nvme);
         found.threads = threads();
         return with_assumed_kernels(found, plan);
     }
-    cost::Measurements with_assumed_kernels(cost::Measurements found,
-                                            const Plan& plan) const override {
+    cost::Measurements with_assumed_kernels(cost::Measurements found, const Plan& plan) const {
         found.kernels = cost::assumed_times(record_step(plan, Previous::rest, false),
                                             planner::work_of(plan), decoder_.numerics().tokens(),
                                             most_saved_flops(), found.assumed_flops_per_s);
@@ -165,7 +154,7 @@ private:
         return {.activation = decoder.activation_bytes(),
                 .scratch = scratch > 0 ? scratch : decoder.scratch_bytes(),
                 .overhead = absent.needs.overhead,
-                .kept = saved_bytes(decoder),
+                .saved = saved_bytes(decoder),
                 .saved_flops = saved_flops(decoder),
                 .maps_host = true};
     }
@@ -174,7 +163,7 @@ private:
     }
     model::OfSaved<double> most_saved_flops() const {
         model::OfSaved<double> most{};
-        for (const model::Saved what : model::kAllKept)
+        for (const model::Saved what : model::kAllSaved)
             most[at(what)] = std::ranges::max(needs_.saved_flops[at(what)]);
         return most;
     }
@@ -260,8 +249,6 @@ private:
     std::optional<cost::Measurements> known_{};
 };
 
-}  // namespace
-
 const LinkForecast& Forecast::binding() const {
     return *std::max_element(links.begin(), links.end(),
                              [](const auto& a, const auto& b) { return a.seconds < b.seconds; });
@@ -285,14 +272,45 @@ ScheduleBytes steady_bytes(const Plan& plan) {
     return {name_of_step(Previous::rest, false), step_bytes(plan, Previous::rest, false)};
 }
 
+Forecaster::Forecaster(std::unique_ptr<ModelOnDevice> model) : model_(std::move(model)) {}
+
+Forecaster::~Forecaster() = default;
+
 std::unique_ptr<Forecaster> Forecaster::make(const Config& config, const RankCount& count) {
-    return std::make_unique<ModelOnDevice>(config, count, std::nullopt);
+    return std::unique_ptr<Forecaster>(
+        new Forecaster(std::make_unique<ModelOnDevice>(config, count, std::nullopt)));
 }
 
 std::unique_ptr<Forecaster> Forecaster::make(const Config& config, const RankCount& count,
                                              const AbsentDevice& device) {
-    return std::make_unique<ModelOnDevice>(config, count, device);
+    return std::unique_ptr<Forecaster>(
+        new Forecaster(std::make_unique<ModelOnDevice>(config, count, device)));
 }
+
+void Forecaster::plan_by(const cost::Measurements& known) { model_->plan_by(known); }
+Plan Forecaster::plan(const planner::PlanRequest& request) const { return model_->plan(request); }
+cost::Measurements Forecaster::measure(const Plan& plan, Memory memory) {
+    return model_->measure(plan, memory);
+}
+Forecast Forecaster::forecast(const planner::PlanRequest& request, const Plan& plan,
+                              const cost::Measurements& measured) const {
+    return model_->forecast(request, plan, measured);
+}
+bool Forecaster::covers(const Plan& plan, const cost::KernelTimes& times) const {
+    return model_->covers(plan, times);
+}
+cost::KernelsOf Forecaster::kernels_of() const { return model_->kernels_of(); }
+std::string Forecaster::device_text() const { return model_->device_text(); }
+int64_t Forecaster::device_bytes() const { return model_->device_bytes(); }
+planner::DeviceNeeds Forecaster::needs() const { return model_->needs(); }
+bool Forecaster::is_here() const { return model_->is_here(); }
+RankCount Forecaster::count() const { return model_->count(); }
+cost::Measurements Forecaster::assumed(const Plan& plan) const { return model_->assumed(plan); }
+cost::Measurements Forecaster::with_assumed_kernels(cost::Measurements known,
+                                                    const Plan& plan) const {
+    return model_->with_assumed_kernels(std::move(known), plan);
+}
+int Forecaster::threads() const { return model_->threads(); }
 
 planner::Plan plan_for(const Config& config) {
     return Forecaster::make(config)->plan(request_of(config));

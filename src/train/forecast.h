@@ -42,7 +42,7 @@ struct Forecast {
     std::string bound_link{};
     StateShares planned{}, bound{};  // where the plan has them, and where the bound would
     // Of the blocks that backward visits, those that keep each result for it.
-    model::OfSaved<double> planned_kept{}, bound_kept{};
+    model::OfSaved<double> planned_saved{}, bound_saved{};
     const LinkForecast& binding() const;  // the link that takes longest: the plan's own bound
 };
 
@@ -86,38 +86,45 @@ public:
     // kernels' scratch is not known to be is taken to be as much as the CPU's need.
     static std::unique_ptr<Forecaster> make(const Config& config, const RankCount& count,
                                             const AbsentDevice& device);
-    virtual ~Forecaster() = default;
+    ~Forecaster();
+    Forecaster(const Forecaster&) = delete;
+    Forecaster& operator=(const Forecaster&) = delete;
 
     // What is known of the machine, as far as it goes: later plans are weighed with it, earlier
     // ones were with the defaults.
-    virtual void plan_by(const cost::Measurements& known) = 0;
+    void plan_by(const cost::Measurements& known);
     // `request`: of all ranks, as request_of() of the run's configuration or with other budgets,
     // knobs, state and micro-batches. Throws does_not_fit.
-    virtual planner::Plan plan(const planner::PlanRequest& request) const = 0;
+    planner::Plan plan(const planner::PlanRequest& request) const;
     // Everything but storage, on device memory and staging memory as large as the plan's buffers.
     // Memory: as a run of this plan meets it, in the caches where all of its state fits into them,
     // or as a large model does. Once; blocks for seconds. Throws Error.
     enum class Memory : uint8_t { of_plan, of_machine };
-    virtual cost::Measurements measure(const planner::Plan& plan, Memory memory) = 0;
-    virtual Forecast forecast(const planner::PlanRequest& request, const planner::Plan& plan,
-                              const cost::Measurements& measured) const = 0;
+    cost::Measurements measure(const planner::Plan& plan, Memory memory);
+    Forecast forecast(const planner::PlanRequest& request, const planner::Plan& plan,
+                      const cost::Measurements& measured) const;
     // Whether a step of this plan can be forecast by these times.
-    virtual bool covers(const planner::Plan& plan, const cost::KernelTimes& times) const = 0;
+    bool covers(const planner::Plan& plan, const cost::KernelTimes& times) const;
     // What the kernels' times depend on.
-    virtual cost::KernelsOf kernels_of() const = 0;
-    virtual std::string device_text() const = 0;
+    cost::KernelsOf kernels_of() const;
+    std::string device_text() const;
     // Of the device's memory: what this process can have, and what it needs beside its buffers.
-    virtual int64_t device_bytes() const = 0;
-    virtual planner::DeviceNeeds needs() const = 0;
-    virtual bool is_here() const = 0;
-    virtual RankCount count() const = 0;
+    int64_t device_bytes() const;
+    planner::DeviceNeeds needs() const;
+    bool is_here() const;
+    RankCount count() const;
     // By arithmetic, where nobody has measured: the operations of the products at the default
     // rate, everything else by its bytes. Links as the defaults, too.
-    virtual cost::Measurements assumed(const planner::Plan& plan) const = 0;
+    cost::Measurements assumed(const planner::Plan& plan) const;
     // The same of the kernels alone, at the rate of what is known: its assumed_flops_per_s.
-    virtual cost::Measurements with_assumed_kernels(cost::Measurements known,
-                                                    const planner::Plan& plan) const = 0;
-    virtual int threads() const = 0;
+    cost::Measurements with_assumed_kernels(cost::Measurements known,
+                                            const planner::Plan& plan) const;
+    int threads() const;
+
+private:
+    class ModelOnDevice;
+    explicit Forecaster(std::unique_ptr<ModelOnDevice> model);
+    const std::unique_ptr<ModelOnDevice> model_;
 };
 
 }  // namespace ferry::train

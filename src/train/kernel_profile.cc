@@ -72,11 +72,10 @@ public:
           device_(Device::open(config.device, *executor_)),
           teams_(make_teams(config, machine_, *executor_, 1)),
           ops_(ops_on(*device_, config, teams_->all())),
-          timed_(ops::make_timed_ops(*ops_, *device_)),
-          decoder_(model_of(config).shape, numerics_of(config, model_of(config).shape),
-                   sample_.layers, *timed_),
+          timed_(*ops_, *device_),
+          decoder_(decoder_of(config, 1, timed_.ops())),
           pool_(machine_, sample_.host_bytes),
-          kernels_(sample_, *teams_, {&decoder_, timed_.get(), nullptr}) {
+          kernels_(sample_, *teams_, {&decoder_, &timed_.ops(), nullptr}) {
         device_->reserve(sample_.device_bytes + 2 * kPattern);
         staging_ = pool_.reserve("staging", sample_.host_bytes, *teams_);
         pool_.lock_for(*device_, staging_, teams_->all());
@@ -91,8 +90,8 @@ public:
     KernelProfile run(int rounds) {
         KernelProfile found{.device = device_->architecture(),
                             .tokens = decoder_.numerics().tokens() * plan_.micro_batches,
-                            .attention_kept = plan_.blocks_keeping(model::Saved::attention),
-                            .mlp_kept = plan_.blocks_keeping(model::Saved::mlp)};
+                            .attention_saved = plan_.blocks_saving(model::Saved::attention),
+                            .mlp_saved = plan_.blocks_saving(model::Saved::mlp)};
         const Patterns patterns = make_patterns(staging_patterns(), decoder_.shape().vocab);
         found.product_flops_per_s = time_product(*bench_, patterns.numbers);
         fill_device(*bench_, pattern(0), kPattern, patterns.numbers);
@@ -179,7 +178,7 @@ private:
                 const double pause_s = std::min(longest, 1e-3 + 2 * enqueued_s);
                 device_->stream(StreamKind::compute).pause(static_cast<Nanos>(pause_s * 1e9));
             }
-            timed_->begin(TimedOps::Mode::time);
+            timed_.begin(TimedOps::Mode::time);
             work();
         });
     }
@@ -188,16 +187,16 @@ private:
         launch([&] { kernels_.run(kernel.call); });
         if (device_->kind() == DeviceKind::cpu) return;
         launch([&] {
-            timed_->begin(TimedOps::Mode::count);
+            timed_.begin(TimedOps::Mode::count);
             kernels_.run(kernel.call);
         });
-        kernel.calls = timed_->take();
+        kernel.calls = timed_.take();
     }
 
     void time(Kernel& kernel) {
         const double enqueued_s = launch([&] { kernels_.run(kernel.call); });
         time_calls([&] { kernels_.run(kernel.call); }, enqueued_s);
-        note(kernel, timed_->take());
+        note(kernel, timed_.take());
     }
 
     static void note(Kernel& kernel, std::vector<OpCall> calls) {
@@ -229,11 +228,11 @@ private:
         for (int i = 0; i < 4; ++i) {
             time_calls(
                 [&] {
-                    timed_->copy_out(from, to);
-                    timed_->cast(from, to);
+                    timed_.ops().copy_out(from, to);
+                    timed_.ops().cast(from, to);
                 },
                 1e-4);
-            for (const OpCall& call : timed_->take())
+            for (const OpCall& call : timed_.take())
                 best = std::max(best, call.bytes / call.seconds);
         }
         return best;
@@ -269,18 +268,18 @@ private:
                           .bytes = static_cast<double>(update_bytes(plan_, count))};
         const auto pass = [&] {
             for (int64_t i = 0; i < places; ++i)
-                timed_->note(what, [&] { update(count, i * count * each, scalars); });
+                timed_.note(what, [&] { update(count, i * count * each, scalars); });
         };
         if (update_.calls.empty() && device_->kind() == DeviceKind::cuda) {
             launch([&] {
                 pass();
-                timed_->begin(TimedOps::Mode::count);
+                timed_.begin(TimedOps::Mode::count);
                 pass();
             });
-            update_.calls = timed_->take();
+            update_.calls = timed_.take();
         }
         time_calls(pass, 1e-3);
-        note(update_, timed_->take());
+        note(update_, timed_.take());
         int64_t elements = 0;
         for (const planner::Chunk* chunk : chunks) elements += chunk->count;
         updates_ = ceil_div(elements, count);
@@ -337,7 +336,7 @@ private:
     std::unique_ptr<Device> device_;
     std::unique_ptr<NodeTeams> teams_;
     std::unique_ptr<ops::Ops> ops_;
-    std::unique_ptr<TimedOps> timed_;
+    TimedOps timed_;
     model::Decoder decoder_;
     pinned_mem::Pool pool_;
     StepKernels kernels_;
@@ -364,10 +363,7 @@ std::vector<ops::SlowPath> slow_operations(const Config& config) {
     const auto device = Device::open(DeviceKind::cuda, *executor);
     Team team(1);
     const auto ops = ops_on(*device, config, team);
-    const model::Shape shape = model_of(config).shape;
-    const model::Decoder decoder(
-        shape, numerics_of(config, shape),
-        model::layers_of(shape, config.freeze, config.optimizer.decay_norms_and_biases), *ops);
+    const model::Decoder decoder = decoder_of(config, 1, *ops);
     decoder.scratch_bytes();  // asks for every operation's, block by block
     std::vector<ops::SlowPath> found = ops::slow_paths(*ops);
     for (ops::SlowPath& path : found) path.times *= config.batch.micro_batches;

@@ -22,7 +22,7 @@ struct KernelProfile {
     double copy_bytes_per_s = 0;     // of a large copy within the device's memory, read and written
     std::string device{};            // "cuda sm_90"
     int64_t tokens = 0;              // of a step
-    int64_t attention_kept = 0, mlp_kept = 0;  // blocks that do not compute it again
+    int64_t attention_saved = 0, mlp_saved = 0;  // blocks that do not compute it again
 };
 
 // Plans the configuration, and runs each kind of kernel that a step of the plan has, on buffers of

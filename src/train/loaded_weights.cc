@@ -142,10 +142,10 @@ void LoadedWeights::check_copy(const model::Tensor& table) const {
     const checkpoint::StoredTensor* copy = weights_.find(kHeadTable);
     if (copy == nullptr) return;
     check(table, *copy);
-    constexpr int64_t kPiece = kMiB;
+    constexpr int64_t kPart = kMiB;
     std::vector<float> own, copied;
-    for (int64_t first = 0; first < table.count; first += kPiece) {
-        own.resize(static_cast<size_t>(std::min(kPiece, table.count - first)));
+    for (int64_t first = 0; first < table.count; first += kPart) {
+        own.resize(static_cast<size_t>(std::min(kPart, table.count - first)));
         copied.resize(own.size());
         weights_.read(*stored_.at(table.name), first, own);
         weights_.read(*copy, first, copied);

@@ -109,9 +109,9 @@ planner::PlanRequest request_of_buffers(planner::PlanRequest request, const plan
     request.swap = {.chunk_elements = plan.chunk_elements,
                     .groups = plan.groups,
                     .state_on_device = 0,
-                    .save_attention = plan.blocks_keeping(model::Saved::attention),
-                    .save_mlp = plan.blocks_keeping(model::Saved::mlp),
-                    .save_inputs = plan.blocks_keeping_inputs()};
+                    .save_attention = plan.blocks_saving(model::Saved::attention),
+                    .save_mlp = plan.blocks_saving(model::Saved::mlp),
+                    .save_inputs = plan.blocks_saving_inputs()};
     return request;
 }
 
@@ -191,7 +191,7 @@ cost::KernelTimes time_kernels(const swap::Schedule& step, const Bench& on) {
     return found;
 }
 
-model::OfSaved<double> time_kept(const Bench& on) {
+model::OfSaved<double> time_saved(const Bench& on) {
     model::OfSaved<double> seconds{};
     if (on.decoder == nullptr) return seconds;
     const auto buffer = [&on](planner::Class c) {
@@ -205,13 +205,13 @@ model::OfSaved<double> time_kept(const Bench& on) {
         std::byte* scratch;
     };
     Stream& compute = on.device.stream(StreamKind::compute);
-    for (const model::Saved what : model::kAllKept) {
+    for (const model::Saved what : model::kAllSaved) {
         const std::vector<double> flops = saved_flops(*on.decoder)[at(what)];
         Work work{*on.decoder, what, std::ranges::max_element(flops) - flops.begin(),
                   buffer(planner::Class::block_weights), buffer(planner::Class::scratch)};
         const Job job{[](void* context, uint64_t) {
                           const Work& w = *static_cast<const Work*>(context);
-                          w.decoder.compute_kept(w.what, w.block, w.weights, w.scratch);
+                          w.decoder.compute_saved(w.what, w.block, w.weights, w.scratch);
                       },
                       &work};
         seconds[at(what)] = shortest([&](int64_t times) {
@@ -453,7 +453,7 @@ std::span<std::byte> staging_buffers(const planner::Plan& plan, std::span<std::b
     const auto begin_of = [&](planner::Class c) {
         return static_cast<size_t>(plan.buffers[static_cast<size_t>(c)].offset);
     };
-    const size_t first = begin_of(planner::Class::stage);
+    const size_t first = begin_of(planner::Class::state_staging);
     return host.subspan(first, begin_of(planner::Class::host_tokens) - first);
 }
 
@@ -465,8 +465,8 @@ cost::Measurements measure_figures(const swap::Schedule& step, const Bench& on, 
         const planner::Buffers& b = on.plan.buffers[static_cast<size_t>(c)];
         return host.subspan(static_cast<size_t>(b.offset), static_cast<size_t>(b.bytes));
     };
-    const std::span<std::byte> state = staging(planner::Class::stage),
-                               weight = staging(planner::Class::weight_piece);
+    const std::span<std::byte> state = staging(planner::Class::state_staging),
+                               weight = staging(planner::Class::weight_staging);
     const Patterns patterns = make_patterns(state, vocab);
     // The best that a product reaches: before the kernels' load. It overwrites device buffers.
     const double product = time_product(on, patterns.numbers);
@@ -475,7 +475,7 @@ cost::Measurements measure_figures(const swap::Schedule& step, const Bench& on, 
                              .computes_on_host = on.device.kind() == DeviceKind::cpu,
                              .product_flops_per_s = product,
                              .kernels = time_kernels(step, on)};
-    found.kernels.saved_s = time_kept(on);
+    found.kernels.saved_s = time_saved(on);
     found.copy_bytes_per_s = time_copies(on, weight);
     const UpdateRates updates = time_updates(teams, as_left_now(topology), scalars, on.plan,
                                              working_bytes, staging_buffers(on.plan, host));

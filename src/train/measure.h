@@ -50,7 +50,7 @@ void warm_up(const swap::Schedule& step, const Bench& on);
 cost::KernelTimes time_kernels(const swap::Schedule& step, const Bench& on);
 // Seconds of what gives each result that blocks may keep, of the one where it takes longest. 0:
 // without a model.
-model::OfSaved<double> time_kept(const Bench& on);
+model::OfSaved<double> time_saved(const Bench& on);
 // FLOPs a second of one product in the compute type, as large as the plan's buffers allow up to
 // where rates stop growing; `numbers` fill its operands. 0: there is no room for one that says
 // anything.

@@ -29,8 +29,8 @@ Rewritten rewrite(const planner::Plan& plan, int64_t most_bytes, swap::Store& st
         done.bytes += 2 * plan.objects[object].bytes;
     };
     for (size_t c = 0; c < plan.chunks.size() && done.bytes < most_bytes; ++c) {
-        move(plan.chunks[c].state, planner::Class::stage);
-        move(plan.chunks[c].weight, planner::Class::weight_piece);
+        move(plan.chunks[c].state, planner::Class::state_staging);
+        move(plan.chunks[c].weight, planner::Class::weight_staging);
     }
     if (done.bytes == 0) return done;
     const swap::Schedule schedule = recorder.finish();

@@ -39,17 +39,31 @@ void check_positions(const model::Description& found, int64_t sequence) {
                  .remedy = "set batch.sequence to " + std::to_string(found.context) + " or less"});
 }
 
+// The table of words is at least an eighth of all parameters: its gradient's passes are what a step
+// waits for, and beside the model more logits are little memory.
+bool mostly_words(const model::Shape& shape) {
+    const int64_t words = shape.vocab * shape.hidden;
+    if (words == 0 || shape.layers == 0) return false;
+    int64_t all = 0;
+    for (const model::Layer& layer : model::layers_of(shape, {}, false)) {
+        for (const model::Tensor& tensor : layer.tensors) all += tensor.count;
+    }
+    return words >= ceil_div(all, 8);
+}
+
 // Each tile reads and writes the head's whole gradient in fp32, so a GPU wants large ones. Logits
 // of no more elements than the MLP's activations cost no memory: a block's buffers and the head's
 // are never alive together.
 int64_t head_tile_of(const Config& config, const model::Shape& shape) {
     constexpr int64_t kLeast = 1024, kMost = 4096, kLogits = 1LL << 27;
+    constexpr int64_t kLogitsOfWords = 5LL << 26;  // 2,048 tokens of the largest vocabularies
     if (config.numerics.head_tile > 0) return config.numerics.head_tile;
     if (config.device != DeviceKind::cuda) return kLeast;
     const int64_t tokens = config.batch.sequence * config.batch.micro_batch;
     const int64_t of_mlp =
         config.numerics.mlp_tile > 0 ? std::min(config.numerics.mlp_tile, tokens) : tokens;
-    const int64_t logits = std::max(kLogits, of_mlp * shape.intermediate);
+    const int64_t logits =
+        std::max(mostly_words(shape) ? kLogitsOfWords : kLogits, of_mlp * shape.intermediate);
     int64_t tile = kMost;
     while (tile > kLeast && tile * shape.vocab > logits) tile /= 2;
     return tile;
@@ -87,6 +101,13 @@ model::Numerics numerics_of(const Config& config, const model::Shape& shape) {
         .compute = compute,
         .residual = config.numerics.residual.value_or(compute == DType::f16 ? DType::f32 : compute),
         .wire = config.numerics.wire.value_or(compute)};
+}
+
+model::Decoder decoder_of(const Config& config, int ranks, ops::Ops& ops) {
+    const model::Shape shape = model_of(config).shape;
+    return {shape, numerics_of(config, shape),
+            model::layers_of(shape, config.freeze, config.optimizer.decay_norms_and_biases, ranks),
+            ops};
 }
 
 std::string layer_name(const std::vector<model::Layer>& layers, int64_t layer) {

@@ -16,6 +16,8 @@ constexpr TextFile kModelFile{.name = "the model's configuration",
                               .remedy = "name the directory of a Hugging Face model"};
 // The model's shape and context, from the configuration's own keys or its Hugging Face directory.
 model::Description model_of(const Config& config);
+// Its decoder on these operations, as a run of so many ranks has it. Reads the same file, once.
+model::Decoder decoder_of(const Config& config, int ranks, ops::Ops& ops);
 // Tiles that the configuration leaves open follow from the model's shape, the batch and the kind of
 // device.
 model::Numerics numerics_of(const Config& config, const model::Shape& shape);

@@ -63,7 +63,7 @@ std::string options_of(const model::Shape& s) {
 
 std::string library_text(const Device& device, const Config& config) {
     if (device.kind() == DeviceKind::cpu) return "ops 3; " + ops::library_versions();
-    return "ops 5; " + ops::cuda_library_versions(attention_of(config));
+    return "ops 6; " + ops::cuda_library_versions(attention_of(config));
 }
 
 std::string machine_text(const Device& device, const Config& config) {
@@ -90,8 +90,8 @@ std::string text_of(const Config& config, const model::Shape& s, int64_t micro_b
 
 std::string numerics_text(const Config& config, const model::Shape& shape,
                           const std::string& machine, int ranks) {
-    return text_of(config, shape, config.batch.micro_batches, ranks, operations_of(config)) +
-           "; " + machine;
+    return text_of(config, shape, config.batch.micro_batches, ranks, operations_of(config)) + "; " +
+           machine;
 }
 
 std::string model_text(const Config& config, const model::Shape& shape, int ranks) {

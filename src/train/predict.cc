@@ -53,7 +53,7 @@ Bound bound_of(const BudgetConfig& budgets, const planner::Plan& plan, const mod
     double kernel_s = measured.kernels.sum(step, work_of);
     model::OfSaved<BoundInput::Keeping> keeping{};
     int64_t saved_bytes = 0;
-    for (const model::Saved what : model::kAllKept) {
+    for (const model::Saved what : model::kAllSaved) {
         const planner::Buffers& buffers =
             plan.buffers[static_cast<size_t>(planner::class_of(what))];
         saved_bytes += buffers.bytes * buffers.count;
@@ -90,7 +90,7 @@ Bound bound_of(const BudgetConfig& budgets, const planner::Plan& plan, const mod
     Bound best{.seconds = kInfinite};
     for (const int64_t groups : groups_of(plan)) {
         const int64_t size = plan.micro_batches / groups;
-        for (const model::Saved what : model::kAllKept)
+        for (const model::Saved what : model::kAllSaved)
             input.keeping[at(what)].bytes = static_cast<double>(bytes_of(planner::class_of(what)) *
                                                                 size * plan.blocks_at_most());
         input.weights = cost::weight_traffic(plan.layers, shape, size * plan.tokens, plan.compute,

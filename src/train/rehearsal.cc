@@ -4,9 +4,7 @@
 
 #include <algorithm>
 
-#include "arenas.h"
 #include "device_needs.h"
-#include "ferry/pinned_mem.h"
 #include "measure.h"
 #include "memory_left.h"
 #include "model_of.h"
@@ -17,8 +15,8 @@
 #include "step.h"
 #include "step_kernels.h"
 #include "threads.h"
+#include "tier_stack.h"
 #include "train/from_config.h"
-#include "volume_options.h"
 
 namespace ferry::train {
 
@@ -144,11 +142,11 @@ private:
     const Device& device_;
 };
 
-// Pauses where the device would compute; updates are real.
+// Pauses where the device would compute; updates are the step's own.
 class PausedKernels final : public swap::Kernels {
 public:
-    PausedKernels(const Plan& plan, NodeTeams& teams, Device& device, double block_seconds)
-        : updates_(plan, teams, {.device = &device}),
+    PausedKernels(StepKernels& updates, Device& device, double block_seconds)
+        : updates_(updates),
           compute_(device.stream(StreamKind::compute)),
           block_seconds_(block_seconds) {}
 
@@ -158,7 +156,6 @@ public:
         if (call.task->lane == swap::Lane::compute) pause(call, op);
     }
     std::string describe(const swap::Call& call) const override { return updates_.describe(call); }
-    StepStates& states() { return updates_.states(); }
 
 private:
     void pause(const swap::Call& call, Op op) noexcept {
@@ -174,112 +171,97 @@ private:
         }
     }
 
-    StepKernels updates_;
+    StepKernels& updates_;
     Stream& compute_;
     double block_seconds_;
 };
 
-class RealTiers final : public Rehearsal {
+}  // namespace
+
+class Rehearsal::OnRealTiers {
 public:
-    RealTiers(const Config& config, const RehearsalOptions& options, const Runtime& runtime)
+    OnRealTiers(const Config& config, const RehearsalOptions& options, const Runtime& runtime)
         : config_(config),
           executor_(*runtime.executor),
           machine_(machine_for(config_)),
-          teams_(make_teams(config_, machine_, executor_, 1)),
           hyper_(hyper_of(config_)),
           device_(Device::open(config_.device, executor_)),
-          plan_(within_memory(Planning(config_, options, *device_).make(), config_, machine_,
-                              *device_)),
-          pool_(machine_, plan_.host_bytes),
-          arena_(reserve_arenas(plan_, *device_, *teams_, pool_, start_up_)),
-          volume_(plan_.slot_classes.empty()
-                      ? nullptr
-                      : runtime.open_volume(volume_options(config_, plan_, machine_, arena_, 0),
-                                            executor_)),
-          kernels_(plan_, *teams_, *device_,
-                   options.compute_seconds / static_cast<double>(plan_.layers.size() - 2)),
-          store_(swap::Store::make(store_options(runtime.recording), executor_, *device_,
-                                   volume_.get(), kernels_)) {
-        pool_.seal();
+          stack_(
+              {.config = config_, .executor = executor_, .device = *device_, .machine = machine_},
+              std::nullopt) {
+        stack_.plan(Planning(config_, options, *device_).make());
+        stack_.reserve({.host_budget_bytes = plan_.host_bytes});
+        open(options, runtime);
         for (int p = 0; p < kPasses; ++p)
             schedules_[static_cast<size_t>(p)] = record(static_cast<Pass>(p));
-        lock_homes(plan_, *device_, pool_, arena_).get();
-        if (device_->kind() == DeviceKind::cuda) load_update();
-        fill();
-        if (device_->kind() == DeviceKind::cuda) check_device_memory(*device_, plan_, config_);
-        store_->reset_report();
+        ScalarsByDecay scalars;
+        scalars.fill(optim::scalars_of(hyper_, 1, 1.0));
+        stack_.warm(schedule(Pass::optimizer), scalars);
+        stack_.fill([this] { fill(); });
+        store().reset_report();
     }
 
-    PassReport run(Pass pass) override {
+    PassReport run(Pass pass) {
         if (pass == Pass::swap_out) fill_stages();
-        kernels_.states()[sequence_].after_outcome.fill(
+        stack_.kernels().states()[sequence_].after_outcome.fill(
             optim::scalars_of(hyper_, ++updates_, 1.0));  // an update ends the step before
-        store_->reset_report();
+        store().reset_report();
         const Nanos start = executor_.now();
         ++sequence_;
-        store_->append(schedule(pass), sequence_, sequence_);
-        store_->drain();
+        store().append(schedule(pass), sequence_, sequence_);
+        store().drain();
         return {.seconds = static_cast<double>(executor_.now() - start) * 1e-9,
-                .lanes = store_->report()};
+                .lanes = store().report()};
     }
 
-    cost::Measurements measure() override {
+    cost::Measurements measure() {
         const optim::Scalars scalars = optim::scalars_of(hyper_, 1, 1.0);
-        cost::Measurements found{.threads = teams_->all().threads(),
+        cost::Measurements found{.threads = stack_.teams().all().threads(),
                                  .memory_of = cost::Of::rank,
                                  .computes_on_host = device_->kind() == DeviceKind::cpu};
-        found.copy_bytes_per_s = time_copies(bench(), buffer(Class::weight_piece));
-        found.dram_bytes_per_s = time_updates(*teams_, as_left_now(machine_), scalars, plan_,
-                                              updated_bytes(plan_), staging_buffers(plan_, arena_))
+        found.copy_bytes_per_s = time_copies(stack_.bench(), buffer(Class::weight_staging));
+        found.dram_bytes_per_s = time_updates(stack_.teams(), as_left_now(machine_), scalars, plan_,
+                                              updated_bytes(plan_), staging_buffers(plan_, arena()))
                                      .bytes_per_s;
-        found.device_bytes_per_s =
-            found.computes_on_host ? found.dram_bytes_per_s : time_device_updates(bench(), scalars);
-        found.check_bytes_per_s = time_checks(buffer(Class::stage));
+        found.device_bytes_per_s = found.computes_on_host
+                                       ? found.dram_bytes_per_s
+                                       : time_device_updates(stack_.bench(), scalars);
+        found.check_bytes_per_s = time_checks(buffer(Class::state_staging));
         fill_buffers();  // some were measured on
         return found;
     }
 
-    const Plan& plan() const override { return plan_; }
+    const Plan& plan() const { return plan_; }
 
-    double update_bytes(Pass pass, swap::Lane lane) const override {
+    double update_bytes(Pass pass, swap::Lane lane) const {
         double bytes = 0;
         for (const swap::Task& task : schedule(pass).tasks)
             bytes += task.lane == lane ? cost::bytes_of_update(task, planner::work_of(plan_)) : 0;
         return bytes;
     }
 
-    double state_on(swap::Tier tier) const override { return state_share(plan_, tier); }
+    double state_on(swap::Tier tier) const { return state_share(plan_, tier); }
 
-    uint64_t state_hash() override {
-        return StateIo(plan_, *store_, teams_->all(), StateIo::staging_of(plan_, arena_)).hash();
+    uint64_t state_hash() {
+        return StateIo(plan_, store(), stack_.teams().all(), StateIo::staging_of(plan_, arena()))
+            .hash();
     }
 
 private:
-    Bench bench() { return {plan_, *device_, executor_, kernels_, *store_}; }
-
-    // Onto the GPU, before there is state that it would change.
-    void load_update() {
-        kernels_.states()
-            .before(StepStates::kMeasured)
-            .after_outcome.fill(optim::scalars_of(hyper_, 1, 1.0));
-        warm_up(schedule(Pass::optimizer), bench());
-        store_->drain();  // throws what went wrong
-    }
-
-    swap::StoreOptions store_options(trace::Recording* recording) const {
-        swap::StoreOptions options{
-            .objects = plan_.objects,
-            .host_slots = plan_.host_slots,
-            .resources = plan_.resources,
-            .verify = plan_.verify,
-            .host_arena = arena_,
-            .recording = recording,
-            .kernel_name = [](uint8_t op) { return cost::name_of(static_cast<Op>(op)); },
-            .parallel = parallel_on(*teams_)};
-        for (size_t lane = 0; recording && lane < swap::lanes_of(1); ++lane)
-            options.rows[lane] = recording->add_row(
+    void open(const RehearsalOptions& options, const Runtime& runtime) {
+        const double block_seconds =
+            options.compute_seconds / static_cast<double>(plan_.layers.size() - 2);
+        TierStack::Opening opening{.open_volume = runtime.open_volume,
+                                   .instead =
+                                       [&](StepKernels& updates) {
+                                           return std::make_unique<PausedKernels>(updates, *device_,
+                                                                                  block_seconds);
+                                       },
+                                   .recording = runtime.recording};
+        for (size_t lane = 0; runtime.recording && lane < swap::lanes_of(1); ++lane)
+            opening.rows[lane] = runtime.recording->add_row(
                 "measured", std::string(swap::name_of(static_cast<swap::Lane>(lane))));
-        return options;
+        stack_.open(opening);
     }
 
     const swap::Schedule& schedule(Pass pass) const {
@@ -297,8 +279,8 @@ private:
                 recorder.update_chunk(static_cast<int64_t>(c), Op::update);
                 continue;
             }
-            if (stored(chunk.state)) recorder.move(chunk.state, Class::stage, how);
-            if (stored(chunk.weight)) recorder.move(chunk.weight, Class::weight_piece, how);
+            if (stored(chunk.state)) recorder.move(chunk.state, Class::state_staging, how);
+            if (stored(chunk.weight)) recorder.move(chunk.weight, Class::weight_staging, how);
         }
         return recorder.finish();
     }
@@ -308,7 +290,7 @@ private:
     }
     std::span<std::byte> buffer(Class c) const {  // the first one
         const planner::Buffers& b = plan_.buffers[static_cast<size_t>(c)];
-        return arena_.subspan(static_cast<size_t>(b.offset), static_cast<size_t>(b.bytes));
+        return arena().subspan(static_cast<size_t>(b.offset), static_cast<size_t>(b.bytes));
     }
 
     // Positive numbers of one size in any type: state wherever p, m and v are cut out of them.
@@ -316,7 +298,7 @@ private:
         constexpr int64_t kPart = 64 * kKiB;  // of words, a thread's at a time
         auto* words = reinterpret_cast<uint32_t*>(host.data());
         const int64_t count = std::ssize(host) / 4;
-        teams_->all().parallel(ceil_div(count, kPart), [&](int64_t part) {
+        stack_.teams().all().parallel(ceil_div(count, kPart), [&](int64_t part) {
             const int64_t end = std::min(count, (part + 1) * kPart);
             for (int64_t w = part * kPart; w < end; ++w) {
                 const auto noise =
@@ -328,12 +310,12 @@ private:
     void fill_class(Class c) {
         const planner::Buffers& b = plan_.buffers[static_cast<size_t>(c)];
         for (int64_t i = 0; i < b.count; ++i)
-            fill_words(arena_.subspan(static_cast<size_t>(b.offset + i * b.bytes),
-                                      static_cast<size_t>(b.bytes)));
+            fill_words(arena().subspan(static_cast<size_t>(b.offset + i * b.bytes),
+                                       static_cast<size_t>(b.bytes)));
     }
     void fill_stages() {
-        fill_class(Class::stage);
-        fill_class(Class::weight_piece);
+        fill_class(Class::state_staging);
+        fill_class(Class::weight_staging);
     }
 
     void fill_buffers() {
@@ -341,46 +323,57 @@ private:
         // What the pauses leave of a gradient, on its way to the host: as all are at first.
         const planner::Buffers& wire = plan_.buffers[static_cast<size_t>(Class::wire)];
         for (int64_t i = 0; i < wire.count; ++i)
-            fill_device(bench(), device_->memory().data() + wire.offset + i * wire.bytes,
-                        wire.bytes, buffer(Class::stage));
+            fill_device(stack_.bench(), device_->memory().data() + wire.offset + i * wire.bytes,
+                        wire.bytes, buffer(Class::state_staging));
     }
 
     void fill() {
+        stack_.lock_homes();
+        stack_.homes_locked();  // touched: filled in place below
         fill_buffers();
         for (const planner::Chunk& chunk : plan_.chunks) {
             for (const swap::ObjectId object : {chunk.weight, chunk.state, chunk.gradient}) {
                 const auto bytes = static_cast<size_t>(plan_.objects[object].bytes);
-                if (const auto home = store_->in_host(object); !home.empty())
+                if (const auto home = store().in_host(object); !home.empty())
                     fill_words(home);
                 else
-                    store_->put(object, buffer(Class::stage).first(bytes));
+                    store().put(object, buffer(Class::state_staging).first(bytes));
             }
         }
     }
 
+    swap::Store& store() const { return stack_.store(); }
+    std::span<std::byte> arena() const { return stack_.arena(); }
+
     const Config config_;
     Executor& executor_;
-    Topology machine_;
-    std::unique_ptr<NodeTeams> teams_;
+    const Topology machine_;
     const optim::Hyper hyper_;
     std::unique_ptr<Device> device_;
-    Plan plan_;
-    StartUp start_up_{executor_};
-    pinned_mem::Pool pool_;
-    std::span<std::byte> arena_;
-    std::unique_ptr<aio::Volume> volume_;
-    PausedKernels kernels_;
-    // Before the store, which after an error still finishes tasks of the schedules it was given.
+    // Before the stack: after an error its store still finishes tasks of these.
     std::array<swap::Schedule, kPasses> schedules_{};
-    std::unique_ptr<swap::Store> store_;
+    TierStack stack_;
+    const Plan& plan_ = stack_.plan();
     int64_t sequence_ = 0, updates_ = 0;
 };
 
-}  // namespace
+Rehearsal::Rehearsal(std::unique_ptr<OnRealTiers> tiers) : tiers_(std::move(tiers)) {}
+
+Rehearsal::~Rehearsal() = default;
 
 std::unique_ptr<Rehearsal> Rehearsal::make(const Config& config, const RehearsalOptions& options,
                                            const Runtime& runtime) {
-    return std::make_unique<RealTiers>(config, options, runtime);
+    return std::unique_ptr<Rehearsal>(
+        new Rehearsal(std::make_unique<OnRealTiers>(config, options, runtime)));
 }
+
+PassReport Rehearsal::run(Pass pass) { return tiers_->run(pass); }
+cost::Measurements Rehearsal::measure() { return tiers_->measure(); }
+const Plan& Rehearsal::plan() const { return tiers_->plan(); }
+double Rehearsal::update_bytes(Pass pass, swap::Lane lane) const {
+    return tiers_->update_bytes(pass, lane);
+}
+double Rehearsal::state_on(swap::Tier tier) const { return tiers_->state_on(tier); }
+uint64_t Rehearsal::state_hash() { return tiers_->state_hash(); }
 
 }  // namespace ferry::train

@@ -41,19 +41,25 @@ public:
     // does_not_fit also where budgets.device leaves room for less than swap.state_on_device.
     static std::unique_ptr<Rehearsal> make(const Config& config, const RehearsalOptions& options,
                                            const Runtime& runtime);
-    virtual ~Rehearsal() = default;
+    ~Rehearsal();
+    Rehearsal(const Rehearsal&) = delete;
+    Rehearsal& operator=(const Rehearsal&) = delete;
 
     // Blocks until all of it is done. Throws what went wrong.
-    virtual PassReport run(Pass pass) = 0;
+    PassReport run(Pass pass);
     // Everything but storage, measured alone.
-    virtual cost::Measurements measure() = 0;
-    virtual const planner::Plan& plan() const = 0;
+    cost::Measurements measure();
+    const planner::Plan& plan() const;
     // That the pass's updates on this lane read and write: the team in host memory, compute in the
     // device's.
-    virtual double update_bytes(Pass pass, swap::Lane lane) const = 0;
-    virtual double state_on(
-        swap::Tier tier) const = 0;  // the part of the optimizer's that is there
-    virtual uint64_t state_hash() = 0;
+    double update_bytes(Pass pass, swap::Lane lane) const;
+    double state_on(swap::Tier tier) const;  // the part of the optimizer's that is there
+    uint64_t state_hash();
+
+private:
+    class OnRealTiers;
+    explicit Rehearsal(std::unique_ptr<OnRealTiers> tiers);
+    const std::unique_ptr<OnRealTiers> tiers_;
 };
 
 }  // namespace ferry::train

@@ -70,8 +70,8 @@ int64_t update_bytes(const planner::Plan& plan, int64_t count) {
 
 std::vector<StateIo::Staging> StateIo::staging_of(const planner::Plan& plan,
                                                   std::span<std::byte> arena) {
-    const auto& states = plan.buffers[static_cast<size_t>(planner::Class::stage)];
-    const auto& weights = plan.buffers[static_cast<size_t>(planner::Class::weight_piece)];
+    const auto& states = plan.buffers[static_cast<size_t>(planner::Class::state_staging)];
+    const auto& weights = plan.buffers[static_cast<size_t>(planner::Class::weight_staging)];
     const auto buffer = [&](const planner::Buffers& b, int64_t index) {
         return arena.subspan(static_cast<size_t>(b.offset + index * b.bytes),
                              static_cast<size_t>(b.bytes));

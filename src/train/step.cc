@@ -13,17 +13,17 @@ namespace ferry::train {
 using cost::Content;
 using cost::Op;
 using model::Saved;
-using planner::Lease;
+using planner::BufferOf;
 using planner::Plan;
 using planner::Recorder;
 namespace op = cost::op;
 
-using Input = Lease<Content::input>;
-using InputGradient = Lease<Content::input_gradient>;
-using Gradient = Lease<Content::gradient>;
-using TableGradient = Lease<Content::table_gradient>;
-using Weights = Lease<Content::weights>;
-using Table = Lease<Content::table>;
+using Input = BufferOf<Content::input>;
+using InputGradient = BufferOf<Content::input_gradient>;
+using Gradient = BufferOf<Content::gradient>;
+using TableGradient = BufferOf<Content::table_gradient>;
+using Weights = BufferOf<Content::weights>;
+using Table = BufferOf<Content::table>;
 
 namespace {
 
@@ -41,13 +41,13 @@ public:
           speculative_(speculative),
           scratch_(recorder.acquire<Content::scratch>()),
           report_(recorder.acquire<Content::report>()),
-          kept_(plan_.layers.size() * at(plan_.group_size())) {}
+          saved_(plan_.layers.size() * at(plan_.group_size())) {}
 
     void finish_previous() {
         for (size_t c = 0; c < plan_.chunks.size(); ++c) {
             if (!plan_.chunks[c].speculative) continue;
             if (previous_ == Previous::committed) r_.commit(static_cast<int64_t>(c));
-            if (previous_ == Previous::redo || previous_ == Previous::drop)
+            if (previous_ == Previous::rolled_back || previous_ == Previous::dropped)
                 r_.rollback(static_cast<int64_t>(c));
         }
     }
@@ -68,11 +68,11 @@ public:
     // What the step before left of this layer.
     void finish_previous(int64_t layer) {
         for_chunks(layer, [&](int64_t c, bool speculative) {
-            if (previous_ == Previous::rest || previous_ == Previous::redo)
+            if (previous_ == Previous::rest || previous_ == Previous::rolled_back)
                 r_.update_chunk(c, Op::update);
             if (previous_ == Previous::committed && !speculative) r_.update_chunk(c, Op::update);
             // A split master's weight was rolled back with the rest of its version.
-            if (previous_ == Previous::drop && speculative && !plan_.state.split)
+            if (previous_ == Previous::dropped && speculative && !plan_.state.split)
                 r_.update_chunk(c, Op::recast);
         });
     }
@@ -91,18 +91,18 @@ public:
             for (int64_t i = 0; i < group.size; ++i) {
                 const Input& x = x_[at(i)];
                 auto out = r_.acquire<Content::input>();
-                Kept& kept = kept_[at(layer * plan_.group_size() + i)];
-                if (keeps(layer, Saved::attention))
-                    kept.attention = r_.acquire<Content::attention>();
-                if (keeps(layer, Saved::mlp)) kept.mlp = r_.acquire<Content::mlp>();
+                SavedOf& saved = saved_[at(layer * plan_.group_size() + i)];
+                if (saves(layer, Saved::attention))
+                    saved.attention = r_.acquire<Content::attention>();
+                if (saves(layer, Saved::mlp)) saved.mlp = r_.acquire<Content::mlp>();
                 r_.record<op::Forward>(layer, i,
                                        {.weights = weights,
                                         .x = x,
                                         .out = out,
                                         .scratch = scratch_,
                                         .report = report_,
-                                        .attention = kept.attention,
-                                        .mlp = kept.mlp});
+                                        .attention = saved.attention,
+                                        .mlp = saved.mlp});
                 r_.save_input(layer - 1, i, std::exchange(x_[at(i)], std::move(out)));
             }
         }
@@ -148,15 +148,15 @@ public:
             Gradient gradient = trains ? r_.fetch_gradient(layer, group.is_first) : Gradient();
             for (int64_t i = 0; i < group.size; ++i) {
                 const Input x = r_.fetch_input(layer - 1, i);
-                Kept kept = std::move(kept_[at(layer * plan_.group_size() + i)]);
+                SavedOf saved = std::move(saved_[at(layer * plan_.group_size() + i)]);
                 r_.record<op::Backward>(layer, i,
                                         {.weights = weights,
                                          .x = x,
                                          .dx = dx_[at(i)],
                                          .gradient = gradient,
                                          .scratch = scratch_,
-                                         .attention = kept.attention,
-                                         .mlp = kept.mlp},
+                                         .attention = saved.attention,
+                                         .mlp = saved.mlp},
                                         {.flags = flags_of_backward(layer, below)});
             }
             expect(layer - 1, group);
@@ -205,19 +205,19 @@ private:
     static size_t at(Saved what) { return model::at(what); }
     int64_t head() const { return layers() - 1; }
     bool trainable(int64_t layer) const { return plan_.layers[at(layer)].trainable_elements > 0; }
-    bool keeps(int64_t layer, Saved what) const {
-        return plan_.layer_plans[at(layer)].keeps[at(what)];
+    bool saves(int64_t layer, Saved what) const {
+        return plan_.layer_plans[at(layer)].saves[at(what)];
     }
     uint8_t flags_of_backward(int64_t layer, bool below) const {
         uint8_t flags = below ? cost::kNeedsDx : 0;
-        for (const Saved what : model::kAllKept)
-            flags |= keeps(layer, what) ? cost::flag_of(what) : 0;
+        for (const Saved what : model::kAllSaved)
+            flags |= saves(layer, what) ? cost::flag_of(what) : 0;
         return flags;
     }
     // Whether the step before changes weights.
     bool updates() const {
         return previous_ == Previous::rest || previous_ == Previous::committed ||
-               previous_ == Previous::redo;
+               previous_ == Previous::rolled_back;
     }
     // At a group's first visit of the layer.
     Weights first_weights(int64_t layer, const Group& group) {
@@ -300,18 +300,18 @@ private:
     bool speculative_;
     int64_t finished_ = -1;  // the last layer that the step before has left nothing of
     int64_t sent_ = -1;      // the layer whose gradient is on its way
-    Lease<Content::scratch> scratch_;
-    Lease<Content::report> report_;
+    BufferOf<Content::scratch> scratch_;
+    BufferOf<Content::report> report_;
     TableGradient table_gradient_;
-    std::vector<Lease<Content::tokens>> tokens_;  // of the group's micro-batches
-    std::vector<Input> x_;                        // their block input on the way up
-    std::vector<InputGradient> dx_;               // and its gradient on the way down
-    struct Kept {
-        Lease<Content::attention> attention;
-        Lease<Content::mlp> mlp;
+    std::vector<BufferOf<Content::tokens>> tokens_;  // of the group's micro-batches
+    std::vector<Input> x_;                           // their block input on the way up
+    std::vector<InputGradient> dx_;                  // and its gradient on the way down
+    struct SavedOf {
+        BufferOf<Content::attention> attention;
+        BufferOf<Content::mlp> mlp;
     };
     // Of the layers that keep something: [layer, micro-batch of the group].
-    std::vector<Kept> kept_;
+    std::vector<SavedOf> saved_;
 };
 
 }  // namespace

@@ -58,8 +58,8 @@ Room room_at(const std::string& path) {
 
 }  // namespace
 
-planner::Plan with_room(planner::Plan plan, const Config& config) {
-    if (plan.slot_classes.empty()) return plan;
+void require_room(const planner::Plan& plan, const Config& config) {
+    if (plan.slot_classes.empty()) return;
     struct FileSystem {
         int64_t room = 0, asked = 0;
     };
@@ -84,7 +84,6 @@ planner::Plan with_room(planner::Plan plan, const Config& config) {
         refuse("the storage paths have too little free space: ", plan.nvme_bytes - room, names,
                std::to_string(room) + " bytes free",
                std::to_string(plan.nvme_bytes) + " bytes needed");
-    return plan;
 }
 
 }  // namespace ferry::train

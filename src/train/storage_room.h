@@ -6,8 +6,8 @@
 
 namespace ferry::train {
 
-// The plan; throws does_not_fit where the paths have too little free space for it. Looks, and
+// Throws does_not_fit where the paths have too little free space for it. Looks, and
 // writes nothing: opening the volume decides, which also knows of alignment and of other processes.
-planner::Plan with_room(planner::Plan plan, const Config& config);
+void require_room(const planner::Plan& plan, const Config& config);
 
 }  // namespace ferry::train

@@ -341,7 +341,7 @@ TEST_P(DecoderContract, what_is_kept_changes_no_bit) {
         EXPECT_TRUE(runner.step() == recomputed);
         EXPECT_TRUE(runner.step(false, 1.0f) == of_one);
         // Backward reads it, and computes none of its own.
-        for (const Saved what : kAllKept) {
+        for (const Saved what : kAllSaved) {
             runner.forgets = {};
             runner.forgets[model::at(what)] = true;
             EXPECT_EQ(runner.step() == recomputed, !keeps[model::at(what)]);

@@ -98,8 +98,8 @@ public:
             scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64) % 64;
         std::vector<OfSaved<std::vector<std::byte>>> kept(static_cast<size_t>(blocks));
         const auto kept_of = [&](size_t block) {
-            KeptMemory memory{};
-            for (const Saved what : kAllKept) {
+            SavedMemory memory{};
+            for (const Saved what : kAllSaved) {
                 if (!keeps[model::at(what)]) continue;
                 std::vector<std::byte>& own = kept[block][model::at(what)];
                 own.resize(static_cast<size_t>(decoder_.saved_bytes(what)) + 64);
@@ -122,7 +122,7 @@ public:
                              kept_of(i));
         }
         for (auto& block : kept) {
-            for (const Saved what : kAllKept) {
+            for (const Saved what : kAllSaved) {
                 if (forgets[model::at(what)])
                     std::ranges::fill(block[model::at(what)], std::byte{});
             }

@@ -148,6 +148,47 @@ TEST_P(OpsProducts, gemm_rounds_once) {
     }
 }
 
+// The head of a model with an odd vocabulary: rows of logits begin at multiples of 64 elements, and
+// a GPU does what is behind the last multiple of 8 by itself.
+TEST_P(OpsProducts, gemm_of_an_odd_vocabulary) {
+    enum class Adds { nothing, addend, itself, accumulates };
+    const int64_t tokens = 136, hidden = 72;
+    const auto check = [&](Form form, int64_t vocab, DType out, Adds adds) {
+        const int64_t gap = round_up(vocab, 64) - vocab;
+        const bool tn = form == Form::tn, nt = form == Form::nt;
+        const int64_t m = tn ? vocab : tokens, n = nt ? vocab : hidden;
+        const int64_t k = tn ? tokens : nt ? hidden : vocab, c_gap = nt ? gap : 0;
+        const Matrix a = Matrix(type(), tn ? k : m, tn ? m : k, nt ? 0 : gap).random(1);
+        const Matrix b = Matrix(type(), nt ? n : k, nt ? k : n, 0).random(2);
+        const Matrix addend = Matrix(out, m, n, c_gap).random(4);
+        Matrix actual = Matrix(out, m, n, c_gap).random(5), expected = actual;
+        Gemm g{.form = form, .a = a.view(), .b = b.view(), .c = actual.view()};
+        g.accumulate = adds == Adds::accumulates;
+        if (adds == Adds::addend) g.addend = addend.view();
+        if (adds == Adds::itself) g.addend = actual.view();
+        auto scratch = scratch_of(ops().gemm_scratch_bytes(g));
+        ops().gemm(g, aligned(scratch));
+        g.c = expected.view();
+        if (adds == Adds::itself) g.addend = expected.view();
+        oracle().gemm(g, nullptr);
+        expect_near(actual, expected, std::sqrt(static_cast<double>(k)) * 4);
+    };
+    for (const int64_t vocab : {257, 263, 300}) {
+        for (const Form form : {Form::nn, Form::nt, Form::tn}) {
+            for (const DType out : {type(), DType::f32}) {
+                for (const Adds adds :
+                     {Adds::nothing, Adds::addend, Adds::itself, Adds::accumulates}) {
+                    if (adds == Adds::accumulates && out != DType::f32) continue;
+                    SCOPED_TRACE(testing::Message()
+                                 << vocab << " form " << static_cast<int>(form) << " out "
+                                 << name_of(out) << " adds " << static_cast<int>(adds));
+                    check(form, vocab, out, adds);
+                }
+            }
+        }
+    }
+}
+
 TEST_P(OpsProducts, gemm_adds_to_its_own_output) {
     const Matrix a = Matrix(type(), 20, 30).random(1), b = Matrix(type(), 30, 50).random(2);
     Matrix actual = Matrix(type(), 20, 50).random(3), expected = actual;

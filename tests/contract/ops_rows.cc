@@ -54,14 +54,16 @@ TEST_P(OpsRows, norm_forward_and_backward) {
     }
 }
 
-// The GPU sums the weight's gradient beside dx where rows are many, else by itself: the same bits.
+// Nor dx on the gradient: a frozen layer changes no other's bits.
 TEST_P(OpsRows, gradient_of_a_norm_s_weight_does_not_depend_on_dx) {
     const bool many = std::get<0>(GetParam()).threads == kGpu;
     std::vector<std::pair<int64_t, int64_t>> sizes{{130, 40}};
-    if (many) sizes.insert(sizes.end(), {{131083, 5}, {16449, 576}, {8193, 2056}, {8195, 4104}});
+    if (many)
+        sizes.insert(sizes.end(),
+                     {{131083, 5}, {16449, 576}, {8193, 2056}, {8195, 4104}, {8200, 896}});
     for (const auto& [tokens, hidden] : sizes) {
         SCOPED_TRACE(hidden);
-        const Matrix x = Matrix(DType::f32, tokens, hidden).random(1);
+        const Matrix x = Matrix(hidden % 8 == 0 ? type() : DType::f32, tokens, hidden).random(1);
         const Matrix w = Matrix(type(), 1, hidden).random(2),
                      dy = Matrix(type(), tokens, hidden).random(3);
         std::vector<float> stats(static_cast<size_t>(2 * tokens));
@@ -142,8 +144,57 @@ TEST_P(OpsRows, layer_norm_forward_and_backward) {
     }
 }
 
+// As many rows as a GPU's blocks sum the weight's gradient of, for each number of threads and packs
+// of a row, with and without what is added; the last block is not full.
+TEST_P(OpsRows, norm_backward_of_many_rows) {
+    if (std::get<0>(GetParam()).threads != kGpu) GTEST_SKIP() << "of the GPU's blocks";
+    for (const auto& [tokens, runs, n] : {std::array{3850, 17, 128},
+                                          {4099, 16, 24},
+                                          {8195, 1, 264},
+                                          {8195, 1, 776},
+                                          {4099, 1, 1032},
+                                          {4099, 1, 1544},
+                                          {4099, 1, 2056},
+                                          {4099, 1, 3080},
+                                          {4099, 1, 4104}}) {
+        SCOPED_TRACE(n);
+        const int64_t cols = int64_t{runs} * n;
+        // Rows at multiples of 16 bytes, as a model's are, and at odd places.
+        for (const int64_t gap : {8, 3}) {
+            if (gap == 3 && n > 300) continue;
+            const Matrix x = Matrix(type(), tokens, cols, gap).random(1);
+            const Matrix w = Matrix(type(), 1, n).random(2);
+            const Matrix dy = Matrix(type(), tokens, cols, gap).random(3);
+            Matrix dx = Matrix(type(), tokens, cols, gap).random(4), dx0(type(), 1, 1);
+            Matrix dw = Matrix(DType::f32, 1, n).random(5), dw0(DType::f32, 1, 1);
+            std::vector<float> stats(static_cast<size_t>(2 * tokens * runs));
+            for (size_t i = 0; i < stats.size(); ++i)
+                stats[i] = 0.5f + static_cast<float>(i % 7) * 0.25f;
+            auto scratch = scratch_of(ops().norm_backward_scratch_bytes(tokens * runs, n));
+            const auto both = [&](Ops& by, Matrix& to, Matrix& sums, bool layer) {
+                auto* gradient = static_cast<float*>(sums.view().data);
+                const ConstView addend = runs == 1 ? ConstView(to.view()) : ConstView{};
+                layer ? by.layer_norm_backward(dy.view(), x.view(), w.view(), stats.data(), addend,
+                                               to.view(), gradient, aligned(scratch))
+                      : by.norm_backward(dy.view(), x.view(), w.view(), stats.data(), addend,
+                                         to.view(), gradient, aligned(scratch));
+            };
+            for (const bool layer : {false, true}) {
+                if (layer && runs > 1) continue;
+                dx0 = dx;
+                dw0 = dw;
+                both(ops(), dx, dw, layer);
+                both(oracle(), dx0, dw0, layer);
+                expect_near(dx, dx0, 200);
+                expect_near(dw, dw0, 2000);
+            }
+        }
+    }
+}
+
 TEST_P(OpsRows, rows_are_summed_onto_what_is_there) {
-    for (const auto& [rows, cols] : {std::pair{1, 1}, {63, 5}, {64, 33}, {200, 1030}}) {
+    for (const auto& [rows, cols] :
+         {std::pair{1, 1}, {63, 5}, {64, 33}, {200, 1030}, {129, 128}, {65, 136}}) {
         const Matrix x = Matrix(type(), rows, cols).random(1);
         Matrix sums = Matrix(DType::f32, 1, cols).random(2), sums0 = sums;
         auto scratch = scratch_of(ops().norm_backward_scratch_bytes(rows, cols));
@@ -268,7 +319,11 @@ TEST_P(OpsRows, embedding_rows_and_their_gradient) {
 }
 
 TEST_P(OpsRows, cross_entropy_ignores_masked_rows) {
-    for (const int64_t vocab : {1, 5, 37, 1100, 4096, 4097, 9000}) {
+    std::vector<int64_t> sizes{1, 5, 37, 1100, 4096, 4097, 9000};
+    // Two blocks a row on a GPU with clusters, three, the most of them, and too long a row.
+    const bool blocks = std::get<0>(GetParam()).threads == kGpu;
+    if (blocks) sizes.insert(sizes.end(), {20480, 20481, 50257, 151936, 163841});
+    for (const int64_t vocab : sizes) {
         const Matrix logits = Matrix(DType::f32, 9, vocab).random(1, 5);
         std::vector<int32_t> targets(9);
         for (size_t i = 0; i < 9; ++i)

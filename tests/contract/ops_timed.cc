@@ -13,7 +13,7 @@ protected:
     std::unique_ptr<Executor> executor_ = make_thread_executor();
     std::unique_ptr<Device> device_ = Device::open(DeviceKind::cpu, *executor_);
     std::unique_ptr<Ops> ops_ = make_cpu_ops(team_);
-    std::unique_ptr<TimedOps> timed_ = make_timed_ops(*ops_, *device_);
+    TimedOps timed_{*ops_, *device_};
 };
 
 TEST_F(TimedOperations, a_product_is_noted_with_its_shape_and_gives_the_same_bits) {
@@ -22,10 +22,10 @@ TEST_F(TimedOperations, a_product_is_noted_with_its_shape_and_gives_the_same_bit
     b.random(2);
     const Gemm gemm{.form = Form::nt, .a = a.view(), .b = b.view(), .c = c.view()};
     auto room = scratch_of(ops_->gemm_scratch_bytes(gemm));
-    EXPECT_EQ(timed_->gemm_scratch_bytes(gemm), ops_->gemm_scratch_bytes(gemm));
-    timed_->begin(TimedOps::Mode::time);
-    timed_->gemm(gemm, aligned(room));
-    const std::vector<OpCall> calls = timed_->take();
+    EXPECT_EQ(timed_.ops().gemm_scratch_bytes(gemm), ops_->gemm_scratch_bytes(gemm));
+    timed_.begin(TimedOps::Mode::time);
+    timed_.ops().gemm(gemm, aligned(room));
+    const std::vector<OpCall> calls = timed_.take();
     ASSERT_EQ(calls.size(), 1U);
     EXPECT_EQ(calls[0].name, "product nt");
     EXPECT_EQ(calls[0].shape, "6 x 10 x 40, bf16");
@@ -45,10 +45,10 @@ TEST_F(TimedOperations, attention_counts_the_keys_that_are_seen) {
     std::vector<float> lse(8);
     const auto flops = [&] {
         auto room = scratch_of(ops_->attention_forward_scratch_bytes(s));
-        timed_->begin(TimedOps::Mode::time);
-        timed_->attention_forward(s, q.view(), q.view(), q.view(), out.view(), lse.data(),
-                                  aligned(room));
-        return timed_->take().at(0).flops;
+        timed_.begin(TimedOps::Mode::time);
+        timed_.ops().attention_forward(s, q.view(), q.view(), q.view(), out.view(), lse.data(),
+                                       aligned(room));
+        return timed_.take().at(0).flops;
     };
     EXPECT_EQ(flops(), 4.0 * 4 * (8 * 9 / 2));
     s.window = 2;
@@ -58,14 +58,14 @@ TEST_F(TimedOperations, attention_counts_the_keys_that_are_seen) {
 TEST_F(TimedOperations, nothing_is_noted_before_begin_or_after_take) {
     Matrix x(DType::f32, 4, 16), y(x);
     x.random(3);
-    timed_->cast(x.view(), y.view());
-    timed_->begin(TimedOps::Mode::time);
-    timed_->note({.name = "mine"}, [] {});
-    const std::vector<OpCall> calls = timed_->take();
+    timed_.ops().cast(x.view(), y.view());
+    timed_.begin(TimedOps::Mode::time);
+    timed_.note({.name = "mine"}, [] {});
+    const std::vector<OpCall> calls = timed_.take();
     ASSERT_EQ(calls.size(), 1U);
     EXPECT_EQ(calls[0].name, "mine");
-    timed_->cast(x.view(), y.view());
-    EXPECT_TRUE(timed_->take().empty());
+    timed_.ops().cast(x.view(), y.view());
+    EXPECT_TRUE(timed_.take().empty());
     EXPECT_TRUE(y.same_values(x));
 }
 

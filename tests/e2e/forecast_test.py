@@ -71,7 +71,7 @@ class PlanTest(ForecastTest):
     def test_json(self):
         plan = self.forecast(self.tiers())
         self.assertEqual(set(plan), {"device_bytes", "host_bytes", "nvme_bytes", "chunk_elements",
-                                     "micro_batches", "groups", "attention_kept", "mlp_kept", "inputs_kept", "ranks", "tiers",
+                                     "micro_batches", "groups", "attention_saved", "mlp_saved", "inputs_saved", "ranks", "tiers",
                                      "schedules", "wear", "planned_by", "forecast", "slow_operations"})
         forecast = plan["forecast"]
         self.assertEqual(set(forecast), {"step_seconds", "speculative", "binding", "plan_bound_seconds",
@@ -545,7 +545,7 @@ class MachineTest(ForecastTest):
         said, said_buys = plan("--set", "swap.expect_clipped=0")
         self.assertEqual(buys["swap.expect_clipped=0"], said["forecast"]["step_seconds"])
         self.assertLess(buys["swap.expect_clipped=0"], 0.97 * unsaid["forecast"]["step_seconds"])
-        self.assertGreater(said["mlp_kept"], unsaid["mlp_kept"])
+        self.assertGreater(said["mlp_saved"], unsaid["mlp_saved"])
         self.assertNotIn("swap.expect_clipped=0", said_buys)
         self.assertNotIn("swap.expect_clipped=0", plan("--set", "swap.speculate=off")[1])
 

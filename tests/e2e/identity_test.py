@@ -81,8 +81,8 @@ def part_on_device(part):
 def keeps(attention=0, mlp=0):
     """Of three blocks; the others' is computed again."""
     def check(test, run):
-        for blocks, key, row in ((attention, "attention_kept", "attention kept for backward"),
-                                 (mlp, "mlp_kept", "MLPs' products kept for backward")):
+        for blocks, key, row in ((attention, "attention_saved", "attention saved for backward"),
+                                 (mlp, "mlp_saved", "MLPs' products saved for backward")):
             test.assertEqual(run.summary[key], blocks)
             test.assertEqual(run.bytes_of("device", row) > 0, blocks > 0)
     return check
@@ -91,7 +91,7 @@ def keeps(attention=0, mlp=0):
 def one_input_kept(test, run):
     keeps(mlp=3)(test, run)
     inputs_on("host")(test, run)
-    test.assertEqual(run.summary["inputs_kept"], 1)
+    test.assertEqual(run.summary["inputs_saved"], 1)
 
 
 def on_both_paths(test, run):

@@ -319,8 +319,8 @@ void check_tight(Config config, const Golden& golden, const Trace& trace, Execut
     const Trace same = run(*engine, config.steps, golden.shown);
     const RunReport report = engine->report();
     EXPECT_EQ(engine->plan().groups, config.batch.micro_batches);
-    for (const model::Saved what : model::kAllKept)
-        EXPECT_EQ(engine->plan().blocks_keeping(what), 1);
+    for (const model::Saved what : model::kAllSaved)
+        EXPECT_EQ(engine->plan().blocks_saving(what), 1);
     ASSERT_EQ(report.paths.size(), 1u);
     EXPECT_GT(report.paths[0].bytes_written, 0);
     EXPECT_GT(report.steps_rolled_back, 0);

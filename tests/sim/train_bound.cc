@@ -70,7 +70,7 @@ void draw_model(Random& random, Case& made) {
         2.0 * static_cast<double>(tokens * made.shape.hidden * made.shape.hidden);
     made.needs = {.activation = round_up(tokens * made.shape.hidden * size_of(type), 4096),
                   .scratch = 4096 * random.from(1, 64),
-                  .kept = {4096 * random.from(1, 16), 4096 * random.from(1, 16)},
+                  .saved = {4096 * random.from(1, 16), 4096 * random.from(1, 16)},
                   .saved_flops = {std::vector<double>(blocks, each * products),
                                   std::vector<double>(blocks, 2 * each * products)}};
 }
@@ -138,7 +138,7 @@ void complete(Case& made, const planner::Plan& plan, const swap::Schedule& step)
     const cost::Drive drive = cost::one_drive(made.paths, plan.nvme_bytes);
     if (drive.bytes_per_s > 0) made.measured.nvme_bytes_per_s = drive.bytes_per_s;
     model::OfSaved<double> flops{};
-    for (const model::Saved what : model::kAllKept)
+    for (const model::Saved what : model::kAllSaved)
         flops[at(what)] = made.needs.saved_flops[at(what)].front();
     made.measured.kernels =
         cost::assumed_times(step, planner::work_of(plan), made.numerics.tokens(), flops,

@@ -1,5 +1,5 @@
 // Every optimizer through the whole engine: in memory, and through three tiers with speculative
-// updates and redone updates, ends with the same bits; and the loss falls.
+// updates and rolled-back updates, ends with the same bits; and the loss falls.
 #include <gtest/gtest.h>
 
 #include <numeric>

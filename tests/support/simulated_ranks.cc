@@ -151,7 +151,7 @@ private:
     std::vector<std::optional<Gone>> gone_;
 };
 
-class SimulatedRank final : public Communicator, private Service {
+class SimulatedRank final : public OperationQueue, private Service {
 public:
     SimulatedRank(Hall& hall, int rank, Executor& executor)
         : hall_(hall),
@@ -177,17 +177,6 @@ public:
     }
     int host() const noexcept override { return rank_ % hall_.ranks().hosts; }
 
-    void all_gather(std::span<const Gather> pieces, Topic topic) override {
-        post(Operation::gather(pieces, topic));
-    }
-    void exchange(std::span<const Exchange> pieces, Topic topic) override {
-        post(Operation::exchange(pieces, topic));
-    }
-    void all_gather_host(Gather piece, Topic topic) override {
-        post(Operation::gather_host(piece, topic));
-    }
-    void signal(std::atomic<uint64_t>& counter) override { post(Operation::signal(counter)); }
-
     void check() override {
         const std::lock_guard lock(mutex_);
         if (failure_) throw Error(*failure_);
@@ -209,7 +198,7 @@ private:
         std::optional<Error> failure{};
     };
 
-    void post(const Operation& operation) {
+    void post(const Operation& operation) override {
         operations_[posted_ % kDepth] = operation;
         executor_.post(lane_, {[](void* self, uint64_t number) {
                                    static_cast<SimulatedRank*>(self)->run(number);

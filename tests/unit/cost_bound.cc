@@ -141,14 +141,14 @@ TEST(LowerBound, ResultsAreKeptInTheDeviceMemoryThatIsLeft) {
     Bound bound = lower_bound(input);
     EXPECT_EQ(bound.binding, "compute");
     EXPECT_DOUBLE_EQ(bound.seconds, 0.95);
-    EXPECT_EQ(bound.kept, (model::OfSaved<double>{0.25, 0}));
+    EXPECT_EQ(bound.saved, (model::OfSaved<double>{0.25, 0}));
     input.device_bytes = kInfinite;
     EXPECT_DOUBLE_EQ(lower_bound(input).seconds, 0.8);
     // First what saves more for its bytes.
     input.keeping[at(model::Saved::mlp)] = {.seconds = 0.1, .bytes = 1e9};
     input.device_bytes = 2e9;
     bound = lower_bound(input);
-    EXPECT_EQ(bound.kept, (model::OfSaved<double>{0.25, 1}));
+    EXPECT_EQ(bound.saved, (model::OfSaved<double>{0.25, 1}));
     EXPECT_DOUBLE_EQ(bound.seconds, 1 - 0.1 - 0.05);
     input.device_bytes = kInfinite;
     EXPECT_DOUBLE_EQ(lower_bound(input).seconds, 0.7);
@@ -160,7 +160,7 @@ TEST(LowerBound, ResultsAreKeptInTheDeviceMemoryThatIsLeft) {
     bound = lower_bound(input);
     EXPECT_EQ(bound.binding, "dram");
     EXPECT_EQ(bound.state_on_device, 0.5);
-    EXPECT_EQ(bound.kept, model::OfSaved<double>{});
+    EXPECT_EQ(bound.saved, model::OfSaved<double>{});
 }
 
 // For results in their place, as far as copies have time; where they do not fit in any case.
@@ -172,12 +172,12 @@ TEST(LowerBound, InputsLeaveTheDeviceWhereThatIsShorter) {
     Bound bound = lower_bound(input);
     EXPECT_EQ(bound.binding, "compute");
     EXPECT_NEAR(bound.seconds, 0.6, 1e-9);
-    EXPECT_NEAR(bound.kept[at(model::Saved::mlp)], 1, 1e-9);
+    EXPECT_NEAR(bound.saved[at(model::Saved::mlp)], 1, 1e-9);
     // Weights go up twice, 4 GB, and as much of the inputs as takes the kernels' time: 0.5 s and
     // their part, of which twice is kept.
     input.measured.copy_bytes_per_s = 8e9;
     bound = lower_bound(input);
-    EXPECT_NEAR(bound.kept[at(model::Saved::mlp)], 2 * 0.5 / 1.8, 1e-4);
+    EXPECT_NEAR(bound.saved[at(model::Saved::mlp)], 2 * 0.5 / 1.8, 1e-4);
     EXPECT_NEAR(bound.seconds, 1 - 0.4 * 2 * 0.5 / 1.8, 1e-4);
     // No memory for inputs: both ways, whatever it takes.
     input.device_bytes = 0;

@@ -4,7 +4,7 @@ A module is a ferry_module line. What others may include of it, its contract, is
 include/ferry/ or lies beside its sources: <module>.h and what CONTRACTS adds. Its files may include
 the headers beside them, its own contract, base's and those of the modules it DEPENDS on; nothing else
 of the project. A contract is included by its path: "ferry/aio.h", "ops/ops.h". The graph has no cycle,
-every arrow of it is used, and so is every header and every module. Nor do files include each other in
+every arrow of it is used, and so is every header and every module; every source is built by a target. Nor do files include each other in
 a circle: a source and the private header of its name count as one file.
 """
 
@@ -38,6 +38,9 @@ ALLOWED = {
              "topology trace",
     "capi": "train",
 }
+# Tests are built by the name of their module; what else tests/ holds, by cmake/ferry.cmake, which names it or all of a folder.
+TEST_FOLDERS = ("tests/unit", "tests/contract", "tests/sim", "tests/golden")
+WHOLE_FOLDERS = ("tests/support", "tests/fuzz")
 # Packages that are included with quotes.
 PACKAGES = ("hwy/",)
 
@@ -54,6 +57,15 @@ class Module:
             return path.startswith(self.folder + "/")
         # A header belongs to the source of the same name.
         return os.path.splitext(path)[0] in [os.path.splitext(s)[0] for s in self.sources]
+
+    def builds(self, path):
+        """Whether its target takes this source (cmake/ferry.cmake: which folders it looks into)."""
+        if self.sources:
+            return path in self.sources
+        inner = PurePosixPath(path).relative_to(self.folder).parts[:-1]
+        if self.kind == "ferry_program":
+            return path.endswith(".cc") and len(inner) <= 1
+        return inner == ("cuda",) or (inner == () and path.endswith((".cc", ".cu")))
 
 
 def parse_modules(cmake):
@@ -172,6 +184,8 @@ class Checker:
         if owner is None:
             self.problems.append(f"{path}: belongs to no module of CMakeLists.txt")
             return
+        if path.endswith((".cc", ".cu")) and not self.modules[owner].builds(path):
+            self.problems.append(f"{path}: no target builds it")
         if re.search(r"#\s*include\s+<ferry/", text):
             self.problems.append(f"{path}: include the project's headers with quotes")
         for include in quoted_includes(text):
@@ -225,6 +239,17 @@ def read_tree(root):
     return files
 
 
+def unbuilt_beside_modules(sources, cmake, modules):
+    """Of the sources that belong to no module, those that no line of CMake takes."""
+    def is_built(path):
+        folder, name = os.path.split(path)
+        if folder in TEST_FOLDERS:
+            built = name.endswith(".cc") and any(name.startswith(module + "_") for module in modules)
+            return built or f"/{path}" in cmake
+        return (folder in WHOLE_FOLDERS and name.endswith(".cc")) or f"/{path}" in cmake
+    return sorted(path for path in sources if not is_built(path))
+
+
 class Tree(unittest.TestCase):
     def test_the_sources_keep_to_the_graph(self):
         files = read_tree(ROOT)
@@ -238,6 +263,19 @@ class Tree(unittest.TestCase):
         names = {PurePosixPath(i).name for text in texts.values() for i in quoted_includes(text)}
         unused = [str(p) for p in texts if p.suffix == ".h" and p.name not in names]
         self.assertEqual(unused, [])
+
+
+    def test_every_source_is_built(self):
+        cmake = (ROOT / "CMakeLists.txt").read_text()
+        modules = parse_modules(cmake)
+        inside = read_tree(ROOT)
+        for path in ROOT.glob("cmake/*.cmake"):
+            cmake += path.read_text()
+        beside = {path.relative_to(ROOT).as_posix() for suffix in ("cc", "cu", "cpp", "c")
+                  for top in ROOT.iterdir() if top.is_dir() and top.name not in ("build", "shared")
+                  and not top.name.startswith(".") for path in top.rglob(f"*.{suffix}")} - set(inside)
+        self.assertGreater(len(beside), 50)
+        self.assertEqual(unbuilt_beside_modules(beside, cmake, set(modules)), [])
 
 
 class TheCheckItself(unittest.TestCase):
@@ -308,6 +346,18 @@ class TheCheckItself(unittest.TestCase):
         self.expect("and no contract", {"tools/a.cc": '#include "ferry/none.h"\n'})
         self.expect("no module", cmake=self.CMAKE.replace("DEPENDS base ", "DEPENDS base gone "))
         self.expect("has no sources", cmake=self.CMAKE + "ferry_module(new new DEPENDS base)")
+
+    def test_sources_that_nothing_builds(self):
+        for path in ("src/base/deep/a.cc", "src/base/cuda/deep/a.cu", "tools/deep/er/a.cc", "tools/a.cu"):
+            self.expect(f"{path}: no target builds it", {path: "\n"})
+        self.assertEqual(self.problems({"src/base/cuda/a.cu": "\n", "src/base/cuda/b.cc": "\n",
+                                        "tools/deep/a.cc": "\n"}), [])
+        cmake = "add_library(x MODULE ${PROJECT_SOURCE_DIR}/tests/e2e/named.cc)"
+        sources = {"tests/unit/disk_a.cc", "tests/unit/gone_a.cc", "tests/unit/disk_a.cu", "tests/support/a.cc",
+                   "tests/support/deep/a.cc", "tests/e2e/named.cc", "tests/e2e/a.cc", "python/a.cc"}
+        self.assertEqual(unbuilt_beside_modules(sources, cmake, {"disk"}),
+                         ["python/a.cc", "tests/e2e/a.cc", "tests/support/deep/a.cc", "tests/unit/disk_a.cu",
+                          "tests/unit/gone_a.cc"])
 
     def test_programs_that_share_a_folder(self):
         cmake = self.CMAKE + """

@@ -220,7 +220,7 @@ TEST_F(LockTest, LocksEverySlabWholeAndUnlocksBeforeItIsUnmapped) {
     EXPECT_TRUE(device.locked().empty());
 }
 
-TEST_F(LockTest, CutsALargeSlabIntoPiecesWithoutAGap) {
+TEST_F(LockTest, CutsALargeSlabIntoPartsWithoutAGap) {
     CountingDevice device;
     {
         Pool pool(topology_, kGiB);
@@ -275,9 +275,9 @@ TEST_F(LockTest, LocksTheRestWhileOthersUseTheMemory) {
         for (const size_t at : used) EXPECT_EQ(slab[at], std::byte{1});
         EXPECT_EQ(std::ranges::count(slab, std::byte{0}), std::ssize(slab) - 3);
         const std::byte* end = slab.data();
-        for (const auto& piece : device.locked()) {
-            EXPECT_EQ(piece.data(), end);
-            end = piece.data() + piece.size();
+        for (const auto& part : device.locked()) {
+            EXPECT_EQ(part.data(), end);
+            end = part.data() + part.size();
         }
         EXPECT_EQ(end, slab.data() + slab.size());
     }

@@ -19,7 +19,7 @@ using cost::TimedBy;
 using swap::Lane;
 
 template <Content content>
-using L = Lease<content>;
+using L = BufferOf<content>;
 using Weights = L<Content::weights>;
 using Input = L<Content::input>;
 
@@ -28,7 +28,7 @@ using Input = L<Content::input>;
 template <class W, class X, class Y>
 concept Forwards = requires(W weights, X x, Y out, L<Content::scratch>& scratch,
                             L<Content::report>& report) {
-    op::Forward<Leased>{
+    op::Forward<Assigned>{
         .weights = weights, .x = x, .out = out, .scratch = scratch, .report = report};
 };
 static_assert(Forwards<const Weights&, const Input&, Input&>);
@@ -37,25 +37,25 @@ static_assert(!Forwards<const Weights&, const Input&, L<Content::input_gradient>
 static_assert(!Forwards<const Weights&, const Input&, const Input&>,
               "what is written is not const");
 static_assert(!Forwards<const L<Content::table>&, const Input&, Input&>, "the embedding's");
-static_assert(!Forwards<const SlotLease&, const Input&, Input&>, "nobody knows of what");
+static_assert(!Forwards<const AssignedBuffer&, const Input&, Input&>, "nobody knows of what");
 
 template <class W>
 concept ForwardsWithoutInput = requires(W weights, Input& out, L<Content::scratch>& scratch,
                                         L<Content::report>& report) {
-    op::Forward<Leased>{.weights = weights, .out = out, .scratch = scratch, .report = report};
+    op::Forward<Assigned>{.weights = weights, .out = out, .scratch = scratch, .report = report};
 };
 static_assert(!ForwardsWithoutInput<const Weights&>, "missing");
 
 template <class X, class D>
 concept GoesBack = requires(const Weights& weights, X x, D dx, L<Content::scratch>& scratch) {
-    op::Backward<Leased>{.weights = weights, .x = x, .dx = dx, .scratch = scratch};
+    op::Backward<Assigned>{.weights = weights, .x = x, .dx = dx, .scratch = scratch};
 };
 static_assert(GoesBack<const Input&, L<Content::input_gradient>&>, "the rest may be missing");
 static_assert(!GoesBack<const L<Content::input_gradient>&, Input&>, "swapped");
 
 template <class G, class T>
 concept Adds = requires(G gradient, T added) {
-    op::Add<Leased>{.gradient = gradient, .added = added};
+    op::Add<Assigned>{.gradient = gradient, .added = added};
 };
 static_assert(Adds<L<Content::gradient>&, const L<Content::table_gradient>&>);
 static_assert(!Adds<L<Content::table_gradient>&, const L<Content::gradient>&>, "swapped");
@@ -155,8 +155,8 @@ TEST(Operands, ReachTheKernelByName) {
         using Operands = std::remove_cvref_t<decltype(operands)>;
         if constexpr (std::is_same_v<Operands, op::Head<Addressed>>) {
             ++kernels;
-            const auto is = [&](const void* given, const SlotLease& lease) {
-                return given == address(lease.place());
+            const auto is = [&](const void* given, const AssignedBuffer& buffer) {
+                return given == address(buffer.place());
             };
             EXPECT_TRUE(is(operands.weights, weights));
             EXPECT_TRUE(is(operands.table, table));
@@ -173,7 +173,7 @@ TEST(Operands, ReachTheKernelByName) {
     EXPECT_DEATH(op::run(op::Exchanges{}, task, at, [](const auto&) {}), "no kernel of this sort");
 }
 
-// A lease that was moved from, or never made, is no operand that can be done without.
+// A buffer that was moved from, or never made, is no operand that can be done without.
 TEST(Operands, ThatAreEmptyAreRefused) {
     const Plan plan = small_plan();
     Recorder recorder(plan, "embed");

@@ -221,8 +221,9 @@ TEST(Plan, DurableStateIsOnNvmeTwice) {
                 ++chunks;
             }
             for (const aio::SlotClass& one : plan.slot_classes) {
-                const auto piece = one.name == "state" ? Class::stage : Class::weight_piece;
-                EXPECT_EQ(one.slots, 2 * chunks + plan.buffers[static_cast<size_t>(piece)].count);
+                const auto staging =
+                    one.name == "state" ? Class::state_staging : Class::weight_staging;
+                EXPECT_EQ(one.slots, 2 * chunks + plan.buffers[static_cast<size_t>(staging)].count);
             }
             EXPECT_EQ(plan.slot_classes.size(), split ? 2u : 1u);
             EXPECT_GT(plan.record_bytes, swap::map_bytes(plan.objects));
@@ -450,7 +451,7 @@ TEST(Plan, TakesStateAsTheOptimizerKeepsIt) {
     for (const auto& [format, element_bytes] : formats) {
         for (const PlanRequest& request : {in_memory, stored}) {
             const Plan plan = plans(request, format);
-            EXPECT_EQ(plan.buffers[size_t(Class::stage)].bytes,
+            EXPECT_EQ(plan.buffers[size_t(Class::state_staging)].bytes,
                       element_bytes * plan.chunk_elements);
             int64_t bytes = 0;
             for (const Chunk& chunk : plan.chunks) bytes += plan.objects[chunk.state].bytes;
@@ -512,7 +513,7 @@ TEST(Plan, ASpeculativeUpdateOfASplitMasterKeepsBothWeights) {
         stored += tight.objects[chunk.weight].home == swap::Tier::nvme ? 1 : 0;
     for (const aio::SlotClass& c : tight.slot_classes) slots += c.name == "weights" ? c.slots : 0;
     EXPECT_EQ(slots,
-              stored + stored_speculative + tight.buffers[size_t(Class::weight_piece)].count);
+              stored + stored_speculative + tight.buffers[size_t(Class::weight_staging)].count);
 }
 
 // Block inputs keep the device's spare buffers, the last blocks' first; then host memory; and only
@@ -644,7 +645,7 @@ TEST(Figures, DecideHowLongAnUpdateIs) {
     EXPECT_EQ(elements(1.2e-4, 1.5e11), kMiB);
 }
 
-TEST(Figures, DecideHowManyPiecesAreUnderWay) {
+TEST(Figures, DecideHowManyChunksAreUnderWay) {
     PlanRequest request = small_request();
     request.budgets.nvme = {{.path = "disk"}};
     request.swap.state_on_nvme = 1;
@@ -654,7 +655,7 @@ TEST(Figures, DecideHowManyPiecesAreUnderWay) {
         machine.nvme_at_once = at_once;
         machine.dram_bytes_per_s = dram;
         machine.update_overhead_s = 0;
-        return plan_by(request, machine).buffers[size_t(Class::stage)].count;
+        return plan_by(request, machine).buffers[size_t(Class::state_staging)].count;
     };
     EXPECT_EQ(stages(1e9, 1e12), 4);  // read and written, a moment's update, one being filled
     EXPECT_EQ(stages(1e9, 3e9), 4);
@@ -667,7 +668,7 @@ TEST(Figures, DecideHowManyPiecesAreUnderWay) {
     cost::Measurements slow = cost::default_measurements(request.device);
     slow.nvme_bytes_per_s = 1e9;
     const Plan most = plan_by(request, slow);
-    const Buffers& stage = most.buffers[size_t(Class::stage)];
+    const Buffers& stage = most.buffers[size_t(Class::state_staging)];
     EXPECT_LE(stage.count * stage.bytes, request.budgets.host_bytes / 4 + stage.bytes);
     EXPECT_GT(stage.count, 1);
     request.swap.chunks_at_once = 0;
@@ -677,7 +678,7 @@ TEST(Figures, DecideHowManyPiecesAreUnderWay) {
     const auto pieces = [&](double copies) {
         cost::Measurements machine = cost::default_measurements(request.device);
         machine.copy_bytes_per_s = copies;
-        return plan_by(request, machine).buffers[size_t(Class::weight_piece)].count;
+        return plan_by(request, machine).buffers[size_t(Class::weight_staging)].count;
     };
     EXPECT_EQ(pieces(1e12), 3);
     EXPECT_EQ(pieces(1e6), 16);

@@ -59,13 +59,13 @@ protected:
     static std::vector<int64_t> kept(const Plan& plan, Saved what = Saved::attention) {
         std::vector<int64_t> blocks;
         for (size_t l = 0; l < plan.layers.size(); ++l) {
-            if (plan.layer_plans[l].keeps[at(what)]) blocks.push_back(plan.layers[l].index);
+            if (plan.layer_plans[l].saves[at(what)]) blocks.push_back(plan.layers[l].index);
         }
-        EXPECT_EQ(std::ssize(blocks), plan.blocks_keeping(what));
+        EXPECT_EQ(std::ssize(blocks), plan.blocks_saving(what));
         return blocks;
     }
-    static int64_t attention_kept(const Plan& plan) {
-        return plan.blocks_keeping(Saved::attention);
+    static int64_t attention_saved(const Plan& plan) {
+        return plan.blocks_saving(Saved::attention);
     }
     static int64_t inputs_on_device(const Plan& plan) {
         return std::ranges::count(plan.inputs, swap::kNoObject);
@@ -77,8 +77,8 @@ protected:
     }
 
     // As placements are compared; infinite where so many do not fit.
-    StepSeconds seconds_keeping(int64_t attention, int64_t mlp = 0, int64_t groups = 1,
-                                int64_t inputs = kBlocks) const {
+    StepSeconds seconds_saving(int64_t attention, int64_t mlp = 0, int64_t groups = 1,
+                               int64_t inputs = kBlocks) const {
         constexpr double kNever = std::numeric_limits<double>::infinity();
         std::vector<LayerPlan> plans(layers_.size());
         const zero::Partition alone;
@@ -93,7 +93,7 @@ protected:
             .partition = alone,
             .chunk_elements = request_.swap.chunk_elements,
             .report_bytes = Plan{.micro_batches = 4, .layers = layers_}.report_bytes()};
-        std::vector<KeptResult> last;
+        std::vector<SavedActivation> last;
         for (int64_t i = 0; i < attention; ++i)
             last.push_back({static_cast<size_t>(kBlocks - i), Saved::attention});
         for (int64_t i = 0; i < mlp; ++i)
@@ -102,8 +102,8 @@ protected:
         request.swap.groups = groups;
         const Placement placement =
             place(request, work, chunks, spills, measured(), {inputs, last});
-        const int64_t kept = std::ranges::count(placement.kept[0], true) +
-                             std::ranges::count(placement.kept[1], true);
+        const int64_t kept = std::ranges::count(placement.saved[0], true) +
+                             std::ranges::count(placement.saved[1], true);
         if (kept < attention + mlp) return {kNever, kNever};
         return step_seconds(request, work, chunks, spills, placement, measured());
     }
@@ -114,7 +114,7 @@ protected:
     DeviceNeeds needs_{
         .activation = kInput,
         .scratch = 1 << 20,
-        .kept = {kAttention, 0},
+        .saved = {kAttention, 0},
         .saved_flops = {std::vector<double>(kBlocks, 1e6), std::vector<double>(kBlocks, 1e6)}};
     // Of a step's kernels, where they were timed.
     struct Machine : cost::Measurements {
@@ -151,7 +151,7 @@ TEST_F(Recomputation, CountsWhatIsKeptToTheByte) {
             EXPECT_EQ(buffers.count, count);
             EXPECT_EQ(plan.device_bytes, without + count * kSaved);
             const auto row =
-                std::ranges::find(plan.rows, "attention kept for backward", &TierRow::what);
+                std::ranges::find(plan.rows, "attention saved for backward", &TierRow::what);
             ASSERT_NE(row, plan.rows.end());
             EXPECT_EQ(row->bytes, count * kSaved);
         }
@@ -187,7 +187,7 @@ TEST_F(Recomputation, WhatIsAskedForIsKeptOrRefusedWithTheBudgetThatWorks) {
         smallest = std::stoll(text.substr(text.find('(') + 1));
     }
     request_.budgets.device_bytes = smallest;
-    EXPECT_EQ(attention_kept(plan()), 5);
+    EXPECT_EQ(attention_saved(plan()), 5);
     EXPECT_EQ(plan().device_bytes, smallest);
     EXPECT_EQ(plan().groups, 4);  // fewer micro-batches at a time keep less
     --request_.budgets.device_bytes;
@@ -196,9 +196,9 @@ TEST_F(Recomputation, WhatIsAskedForIsKeptOrRefusedWithTheBudgetThatWorks) {
 
 TEST_F(Recomputation, NothingIsKeptWhereNobodySaidWhatIsToSpare) {
     machine_.kernels.saved_s[at(Saved::attention)] = 1;
-    EXPECT_EQ(attention_kept(plan()), 0);
+    EXPECT_EQ(attention_saved(plan()), 0);
     leave(kGiB);
-    EXPECT_EQ(attention_kept(plan()), kBlocks);
+    EXPECT_EQ(attention_saved(plan()), kBlocks);
 }
 
 // Asked for, block inputs come first.
@@ -218,9 +218,9 @@ TEST_F(Recomputation, KeepsNothingInPlaceOfABlockInputThatShallStay) {
                 EXPECT_EQ(inputs_on_device(made), inputs_on_device(keeping(0)));
                 EXPECT_LE(made.device_bytes, budget);
                 spilled += inputs_on_device(made) < inputs;
-                partly += attention_kept(made) > 0 && attention_kept(made) < kBlocks;
+                partly += attention_saved(made) > 0 && attention_saved(made) < kBlocks;
                 if (inputs_on_device(made) < inputs) {
-                    EXPECT_EQ(attention_kept(made), 0);
+                    EXPECT_EQ(attention_saved(made), 0);
                 }
             } catch (const Error& error) {
                 EXPECT_EQ(error.trouble(), Trouble::does_not_fit);
@@ -245,15 +245,15 @@ TEST_F(Recomputation, LongSequencesKeepAttentionAndShortOnesState) {
     machine_.backward_s = 3e-3;
     machine_.kernels.saved_s[at(Saved::attention)] = 4e-5;  // 1.3 ms of a step
     const Plan lengthy = plan();
-    EXPECT_EQ(attention_kept(lengthy), kBlocks);
+    EXPECT_EQ(attention_saved(lengthy), kBlocks);
     machine_.dram_bytes_per_s = 1e9;  // then updates bind, whatever is computed
     const Plan slow_host = plan();
-    EXPECT_EQ(attention_kept(slow_host), 0);
+    EXPECT_EQ(attention_saved(slow_host), 0);
     EXPECT_GT(state_on_device(slow_host), state_on_device(lengthy));
     machine_ = cost::default_measurements(request_.device);
     machine_.kernels.saved_s[at(Saved::attention)] = 1e-9;
     machine_.forward_s = machine_.backward_s = 1e-6;
-    EXPECT_EQ(attention_kept(plan()), 0);
+    EXPECT_EQ(attention_saved(plan()), 0);
     EXPECT_EQ(state_on_device(plan()), state_on_device(keeping(0)));
 }
 
@@ -278,11 +278,11 @@ TEST_F(Recomputation, TheCountIsTheBestOfAll) {
                 const Plan made = plan();
                 SCOPED_TRACE(testing::Message()
                              << name_of(device) << ", " << missing << " MiB missing, "
-                             << attention_s << " s: " << attention_kept(made));
-                const StepSeconds chosen = seconds_keeping(attention_kept(made));
+                             << attention_s << " s: " << attention_saved(made));
+                const StepSeconds chosen = seconds_saving(attention_saved(made));
                 std::vector<StepSeconds> all_ways;
                 for (int64_t other = 0; other <= kBlocks; ++other)
-                    all_ways.push_back(seconds_keeping(other));
+                    all_ways.push_back(seconds_saving(other));
                 const double rest = std::ranges::min(all_ways, {}, &StepSeconds::rest).rest;
                 EXPECT_LE(chosen.rest, rest * 1.01);
                 for (const StepSeconds& other : all_ways) {
@@ -290,12 +290,12 @@ TEST_F(Recomputation, TheCountIsTheBestOfAll) {
                     EXPECT_LE(chosen.expected(request_), other.expected(request_) * (1 + 1e-12));
                 }
                 request_.swap.speculate = Speculate::all;
-                const double all_committed = seconds_keeping(attention_kept(plan())).committed;
+                const double all_committed = seconds_saving(attention_saved(plan())).committed;
                 for (int64_t other = 0; other <= kBlocks; ++other)
-                    EXPECT_LE(all_committed, seconds_keeping(other).committed * (1 + 1e-12))
+                    EXPECT_LE(all_committed, seconds_saving(other).committed * (1 + 1e-12))
                         << other;
                 request_.swap.speculate = Speculate::automatic;
-                counts.insert(attention_kept(made));
+                counts.insert(attention_saved(made));
             }
         }
     }
@@ -318,10 +318,10 @@ TEST_F(Recomputation, WhatIsSaidOfClippingWeighsStepsWithAndWithoutSpeculation) 
     std::vector<int64_t> counts;
     for (const double clipped : {0.0, 0.25, 0.5, 1.0}) {
         request_.swap.expect_clipped = clipped;
-        const int64_t made = attention_kept(plan());
-        const double chosen = seconds_keeping(made).expected(request_);
+        const int64_t made = attention_saved(plan());
+        const double chosen = seconds_saving(made).expected(request_);
         for (int64_t other = 0; other <= kBlocks; ++other) {
-            const StepSeconds seconds = seconds_keeping(other);
+            const StepSeconds seconds = seconds_saving(other);
             EXPECT_LE(chosen, seconds.expected(request_) * (1 + 1e-12)) << other << ", " << clipped;
             EXPECT_DOUBLE_EQ(seconds.expected(request_),
                              (1 - clipped) * seconds.committed + clipped * seconds.rest);
@@ -332,10 +332,10 @@ TEST_F(Recomputation, WhatIsSaidOfClippingWeighsStepsWithAndWithoutSpeculation) 
     EXPECT_GT(counts.front(), counts.back());
     request_.swap.expect_clipped = std::nullopt;
     request_.clips = false;  // then none is
-    EXPECT_EQ(attention_kept(plan()), counts.front());
+    EXPECT_EQ(attention_saved(plan()), counts.front());
     request_.swap.speculate = Speculate::off;
     request_.swap.expect_clipped = 0;  // of speculative updates that are not made
-    EXPECT_EQ(attention_kept(plan()), counts.back());
+    EXPECT_EQ(attention_saved(plan()), counts.back());
 }
 
 // Forward waits for a layer whose update has not ended. Speculative ones have begun during
@@ -349,7 +349,7 @@ TEST_F(Recomputation, ForwardWaitsForUpdatesThatAreLate) {
     const auto check = [&](double block_s) {
         const double ends_s = block_s / 2;
         const auto waits = [&] {
-            const StepSeconds found = seconds_keeping(0);
+            const StepSeconds found = seconds_saving(0);
             const double kernels_s = machine_.forward_s + machine_.backward_s;
             return StepSeconds{found.committed - kernels_s, found.rest - kernels_s};
         };
@@ -375,7 +375,7 @@ TEST_F(Recomputation, ForwardWaitsForUpdatesThatAreLate) {
 
 // What saves most for its bytes first; what is asked for in any case.
 TEST_F(Recomputation, ResultsAreKeptByWhatTheirBytesSave) {
-    needs_.kept[at(Saved::mlp)] = kMlp;
+    needs_.saved[at(Saved::mlp)] = kMlp;
     leave(0);
     request_.budgets.device_bytes -= (4 * kBlocks - 2) * kInput;  // no state, no weights
     const int64_t nothing = keeping(0).device_bytes;
@@ -387,10 +387,10 @@ TEST_F(Recomputation, ResultsAreKeptByWhatTheirBytesSave) {
         machine_.kernels.saved_s[at(Saved::attention)] = 1e-3;
         machine_.kernels.saved_s[at(Saved::mlp)] = mlp_first ? 4e-3 : 2e-3;
         const Plan made = plan();
-        SCOPED_TRACE(testing::Message() << attention_kept(made) << " attention, "
-                                        << made.blocks_keeping(Saved::mlp) << " MLPs");
-        const int64_t more = mlp_first ? made.blocks_keeping(Saved::mlp) : attention_kept(made);
-        const int64_t less = mlp_first ? attention_kept(made) : made.blocks_keeping(Saved::mlp);
+        SCOPED_TRACE(testing::Message() << attention_saved(made) << " attention, "
+                                        << made.blocks_saving(Saved::mlp) << " MLPs");
+        const int64_t more = mlp_first ? made.blocks_saving(Saved::mlp) : attention_saved(made);
+        const int64_t less = mlp_first ? attention_saved(made) : made.blocks_saving(Saved::mlp);
         EXPECT_GT(more, 0);
         EXPECT_TRUE(less == 0 || more == kBlocks);
     }
@@ -400,7 +400,7 @@ TEST_F(Recomputation, ResultsAreKeptByWhatTheirBytesSave) {
 
 // Beside a GPU, inputs make room for results where their way to the host and back is the shorter.
 TEST_F(Recomputation, InputsLeaveWhereCopiesHaveTimeForThem) {
-    needs_.kept[at(Saved::mlp)] = kMlp;
+    needs_.saved[at(Saved::mlp)] = kMlp;
     request_.swap.groups = 1;
     request_.swap.state_on_device = 0;
     request_.swap.speculate = Speculate::off;
@@ -416,17 +416,17 @@ TEST_F(Recomputation, InputsLeaveWhereCopiesHaveTimeForThem) {
         machine_.backward_s = 4e-3;
         machine_.kernels.saved_s = {2e-5, 6e-5};
         const auto seconds_of = [&](const Plan& made) {
-            return seconds_keeping(attention_kept(made), made.blocks_keeping(Saved::mlp), 1,
-                                   made.blocks_keeping_inputs())
+            return seconds_saving(attention_saved(made), made.blocks_saving(Saved::mlp), 1,
+                                  made.blocks_saving_inputs())
                 .expected(request_);
         };
         const Plan made = plan();
-        counts.insert(made.blocks_keeping_inputs());
+        counts.insert(made.blocks_saving_inputs());
         for (int64_t blocks = 0; blocks <= kBlocks; ++blocks) {
             request_.swap.save_inputs = blocks;
             const Plan other = plan();
-            EXPECT_EQ(inputs_on_device(other), 4 * other.blocks_keeping_inputs());
-            EXPECT_LE(other.blocks_keeping_inputs(), blocks);
+            EXPECT_EQ(inputs_on_device(other), 4 * other.blocks_saving_inputs());
+            EXPECT_LE(other.blocks_saving_inputs(), blocks);
             EXPECT_LE(seconds_of(made), seconds_of(other) * 1.0201) << blocks;
         }
         request_.swap.save_inputs = std::nullopt;
@@ -482,7 +482,7 @@ TEST_F(Recomputation, MoreGroupsAreTriedWhereTheFewestDoNotFit) {
 // more often: worth it where kernels bind.
 TEST_F(Recomputation, GroupsAreAsManyAsMakeTheStepShortest) {
     request_.swap.save_inputs = kBlocks;
-    needs_.kept[at(Saved::mlp)] = kMlp;
+    needs_.saved[at(Saved::mlp)] = kMlp;
     request_.swap.state_on_device = 0;
     std::set<int64_t> groups;
     leave(0);
@@ -497,16 +497,16 @@ TEST_F(Recomputation, GroupsAreAsManyAsMakeTheStepShortest) {
             machine_.backward_s = 4e-3;
             machine_.kernels.saved_s = {2e-5, 6e-5};
             const Plan made = plan();
-            const int64_t attention = attention_kept(made), mlp = made.blocks_keeping(Saved::mlp);
+            const int64_t attention = attention_saved(made), mlp = made.blocks_saving(Saved::mlp);
             SCOPED_TRACE(testing::Message() << copy_bytes_per_s << " B/s, " << missing
                                             << " MiB missing: " << made.groups << " groups, "
                                             << attention << ", " << mlp);
-            const double chosen = seconds_keeping(attention, mlp, made.groups).expected(request_);
+            const double chosen = seconds_saving(attention, mlp, made.groups).expected(request_);
             for (const int64_t other : {1, 2, 4})
-                EXPECT_LE(chosen * 0.98, seconds_keeping(attention, mlp, other).expected(request_));
+                EXPECT_LE(chosen * 0.98, seconds_saving(attention, mlp, other).expected(request_));
             // Nor do steps without speculative updates pay more than their hundredth for it.
-            EXPECT_LE(seconds_keeping(attention, mlp, made.groups).rest,
-                      seconds_keeping(0, 0, 1).rest * 1.01 * 1.02);
+            EXPECT_LE(seconds_saving(attention, mlp, made.groups).rest,
+                      seconds_saving(0, 0, 1).rest * 1.01 * 1.02);
             groups.insert(made.groups);
             request_.swap.groups = 2;
             EXPECT_EQ(plan().groups, 2);

@@ -53,7 +53,7 @@ planner::Plan plan_of(const Case& of) {
         {.sequence = kTokens, .micro_batch = 1, .compute = DType::bf16, .wire = DType::bf16},
         {.activation = kInput,
          .scratch = 1 << 20,
-         .kept = {kInput, kInput},
+         .saved = {kInput, kInput},
          .saved_flops = {std::vector<double>(3, 1.0), std::vector<double>(3, 1.0)}},
         cost::default_measurements(request.device),
         zero::partition_of(of.stage, of.ranks - 1, of.ranks));
@@ -173,7 +173,7 @@ TEST(OperationRows, CountTheProductsOfTheModel) {
             Work work = planner::work_of(plan, task);
             EXPECT_EQ(work.tokens, kTokens);
             work.saved_flops = {kAttention, kMlp};
-            const auto keeps = [&](model::Saved what) {
+            const auto saves = [&](model::Saved what) {
                 return (task.flags & cost::flag_of(what)) != 0;
             };
             const double flops = row.flops ? row.flops(work) : 0;
@@ -181,8 +181,8 @@ TEST(OperationRows, CountTheProductsOfTheModel) {
             if (row.op == Op::forward) expected = kOnce * block + kAttention;
             if (row.op == Op::backward)
                 expected = 4 * kOnce * block +
-                           (keeps(model::Saved::attention) ? 2 : 3) * kAttention -
-                           (keeps(model::Saved::mlp) ? kMlp : 0);
+                           (saves(model::Saved::attention) ? 2 : 3) * kAttention -
+                           (saves(model::Saved::mlp) ? kMlp : 0);
             if (row.op == Op::head) expected = 3 * kOnce * head;
             if (row.op == Op::head_loss) expected = kOnce * head;
             EXPECT_EQ(flops, expected) << row.name;

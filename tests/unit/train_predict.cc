@@ -182,7 +182,7 @@ TEST(Bound, CountsNoMoreComputationThanAnyPlan) {
             request, layers, numerics,
             {.activation = kPage,
              .scratch = 1 << 20,
-             .kept = {kPage, 2 * kPage},
+             .saved = {kPage, 2 * kPage},
              .saved_flops = {std::vector<double>(4, 1.0), std::vector<double>(4, 1.0)}},
             cost::default_measurements(request.device));
     };
@@ -203,8 +203,8 @@ TEST(Bound, CountsNoMoreComputationThanAnyPlan) {
             for (int64_t mlp = 0; mlp <= 4 && 2 * attention + 4 * mlp <= room; ++mlp) {
                 SCOPED_TRACE(testing::Message() << room << " pages, " << attention << ", " << mlp);
                 const planner::Plan plan = plan_keeping(attention, mlp);
-                ASSERT_EQ(plan.blocks_keeping(model::Saved::attention), attention);
-                ASSERT_EQ(plan.blocks_keeping(model::Saved::mlp), mlp);
+                ASSERT_EQ(plan.blocks_saving(model::Saved::attention), attention);
+                ASSERT_EQ(plan.blocks_saving(model::Saved::mlp), mlp);
                 const swap::Schedule kept = record_step(plan, Previous::rest, false);
                 const double planned = figures.kernels.sum(kept, planner::work_of(plan));
                 EXPECT_DOUBLE_EQ(planned, all - 2 * 30 * double(attention) - 2 * 40 * double(mlp));

@@ -8,7 +8,6 @@
 #include <memory>
 
 #include "adam_plain.h"
-#include "crew.h"
 #include "ferry/error.h"
 
 namespace ferry::tools {
@@ -65,9 +64,9 @@ struct Buffers {
 using Work = std::function<void()>;
 
 // Contiguous equal shares, as an OpenMP loop would.
-void on_threads(Crew& crew, int64_t count, const std::function<void(int64_t, int64_t)>& body) {
-    const int64_t share = round_up(ceil_div(count, crew.threads()), 64);
-    crew.run([&](int t) {
+void on_threads(Team& team, int64_t count, const std::function<void(int64_t, int64_t)>& body) {
+    const int64_t share = round_up(ceil_div(count, team.threads()), 64);
+    team.parallel(team.threads(), [&](int64_t t) {
         const int64_t begin = std::min(count, t * share);
         body(begin, std::min(share, count - begin));
     });
@@ -107,7 +106,7 @@ Row compare(std::string name, const Work& ours, const Work& theirs, int pairs, i
 class Bench {
 public:
     Bench(const AdamBench& what, int threads)
-        : what_(what), threads_(threads), crew_(threads), team_(threads), buffers_(what, team_) {}
+        : what_(what), threads_(threads), team_(threads), buffers_(what, team_) {}
 
     void run(std::vector<Row>& rows) {
         measure_triad();
@@ -138,7 +137,7 @@ private:
         rounds.reserve(5);
         for (int i = 0; i < 5; ++i) {
             rounds.push_back(timed([&] {
-                on_threads(crew_, what_.count, [&](int64_t begin, int64_t n) {
+                on_threads(team_, what_.count, [&](int64_t begin, int64_t n) {
                     plain_triad(buffers_.state[0].floats() + begin,
                                 buffers_.state[1].floats() + begin,
                                 buffers_.state[2].floats() + begin, n);
@@ -202,7 +201,7 @@ private:
         Work theirs;
         if (plain_kind()) {
             theirs = [&] {
-                on_threads(crew_, what_.count,
+                on_threads(team_, what_.count,
                            [&](int64_t begin, int64_t n) { plain_adamw(plain, begin, n, stores); });
             };
         }
@@ -256,7 +255,7 @@ private:
         std::atomic<float> sink{0};
         if (plain_kind()) {
             theirs = [&] {
-                on_threads(crew_, what_.count, [&](int64_t begin, int64_t n) {
+                on_threads(team_, what_.count, [&](int64_t begin, int64_t n) {
                     sink = plain_squares(values + begin, n);
                 });
             };
@@ -270,7 +269,6 @@ private:
 
     const AdamBench& what_;
     int threads_;
-    Crew crew_;
     Team team_;
     Buffers buffers_;
     double triad_bytes_per_second_ = 1;

@@ -55,13 +55,9 @@ class Sweep {
 public:
     explicit Sweep(const IoBench& bench)
         : bench_(bench),
-          sites_(bench.paths),
-          bytes_(sites_.bytes_per_path(file_bytes_of(bench), kSlotBytes)),
-          // Each path alone, and all together.
-          choice_(choose(bench, {1, bench.paths.size()}, bytes_)),
-          memory_(choice_.buffer_bytes),
+          ground_(bench, {1, bench.paths.size()}),  // each path alone, and all together
           progress_(steps()) {
-        result_.left_out = choice_.left_out;
+        result_.left_out = ground_.choice.left_out;
     }
 
     IoResult run() {
@@ -78,11 +74,11 @@ private:
     void measure_all() {
         for (const std::string& path : bench_.paths) {
             result_.places.push_back(path);
-            sweep({sites_.directories()[result_.places.size() - 1]});
+            sweep({ground_.sites.directories()[result_.places.size() - 1]});
         }
         if (bench_.paths.size() > 1 && !interrupted()) {
             result_.places.emplace_back("all together");
-            sweep(sites_.directories());
+            sweep(ground_.sites.directories());
         }
         for (size_t p = 0; p < bench_.paths.size() && !interrupted(); ++p) choose_settings(p);
     }
@@ -90,7 +86,8 @@ private:
     // Of a round's length each.
     int steps() const {
         const size_t paths = bench_.paths.size(), places = paths + (paths > 1 ? 1 : 0);
-        const size_t sweeps = places * choice_.pairs.size() * kRounds * bench_.accesses.size();
+        const size_t sweeps =
+            places * ground_.choice.pairs.size() * kRounds * bench_.accesses.size();
         return static_cast<int>(sweeps + (chooses_settings() ? paths * kStepsOfChoice : 0));
     }
     bool chooses_settings() const {
@@ -108,12 +105,12 @@ private:
             std::vector<IoPoint> points;
             for (const AccessPattern access : bench_.accesses) {
                 for (const int64_t block : bench_.blocks)
-                    if (choice_.has(block, depth))
+                    if (ground_.choice.has(block, depth))
                         points.push_back({result_.places.size() - 1, access, block, depth});
             }
             if (points.empty()) continue;
             progress_.clear();
-            Rig rig(rig_options(bench_, directories, bytes_, depth), memory_.bytes());
+            Rig rig(rig_options(bench_, directories, ground_.bytes, depth), ground_.memory.bytes());
             for (IoPoint& point : points) point.direct = rig.direct();
             std::vector<std::vector<Sample>> samples(points.size());
             for (int round = 0; round < kRounds; ++round) {
@@ -191,10 +188,10 @@ private:
     // For so many times as long as a point, which `what` is for.
     IoSettings sustained(size_t path, const IoBench& with, int64_t block, int times,
                          const char* what) {
-        const RigOptions options =
-            rig_options(with, {sites_.directories()[path]}, bytes_, with.depths.front());
+        const RigOptions options = rig_options(with, {ground_.sites.directories()[path]},
+                                               ground_.bytes, with.depths.front());
         progress_.clear();
-        Rig rig(options, memory_.bytes());
+        Rig rig(options, ground_.memory.bytes());
         const auto measured = [&](AccessPattern access) {
             const Load load{
                 .access = access, .block_bytes = block, .seconds = times * bench_.seconds};
@@ -235,10 +232,10 @@ private:
         others[1].backend = aio::BackendKind::posix;
         for (const IoBench& other : others) {
             const RigOptions options =
-                rig_options(other, {bench_.paths[path]}, bytes_, chosen->second);
+                rig_options(other, {bench_.paths[path]}, ground_.bytes, chosen->second);
             const bool possible =
                 other.rings <= kRingsMax && lacks(options, chosen->first).empty() &&
-                operations_of(options) * chosen->first <= std::ssize(memory_.bytes());
+                operations_of(options) * chosen->first <= std::ssize(ground_.memory.bytes());
             if (interrupted() || !possible) continue;
             const double gained = try_with(other);
             if (gained < kWorthAChange * best) continue;
@@ -252,10 +249,7 @@ private:
     }
 
     const IoBench& bench_;
-    IoSites sites_;
-    int64_t bytes_;
-    IoChoice choice_;
-    IoMemory memory_;
+    IoGround ground_;
     Progress progress_;
     int done_ = 0;
     IoResult result_{};
@@ -317,6 +311,12 @@ IoChoice choose(const IoBench& bench, const std::vector<size_t>& paths, int64_t 
                                "--rings or --threads"});
     return choice;
 }
+
+IoGround::IoGround(const IoBench& bench, const std::vector<size_t>& together)
+    : sites(bench.paths),
+      bytes(sites.bytes_per_path(file_bytes_of(bench), kSlotBytes)),
+      choice(choose(bench, together, bytes)),
+      memory(choice.buffer_bytes) {}
 
 std::string name_of(AccessPattern access, int64_t block_bytes, int depth, bool direct) {
     return fmt::format("{} {}, depth {}{}", name_of(access), format_bytes(block_bytes), depth,

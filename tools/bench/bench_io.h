@@ -48,6 +48,17 @@ struct IoChoice {
 // For so many paths at a time, each of these numbers. Throws where there is room for none.
 IoChoice choose(const IoBench& bench, const std::vector<size_t>& paths, int64_t bytes_per_path);
 
+// What a bench works on: its directories, what fits into them, and the memory for that.
+struct IoGround {
+    // For so many paths at a time, each of these numbers.
+    IoGround(const IoBench& bench, const std::vector<size_t>& together);
+
+    IoSites sites;
+    int64_t bytes;  // a path
+    IoChoice choice;
+    IoMemory memory;
+};
+
 struct IoPoint {
     size_t place = 0;  // index into IoResult::places
     AccessPattern access{};

@@ -41,14 +41,12 @@ class Comparison {
 public:
     explicit Comparison(const IoBench& bench)
         : bench_(bench),
-          sites_(bench.paths),
-          bytes_(sites_.bytes_per_path(file_bytes_of(bench), kSlotBytes)),
-          choice_(choose(bench, {bench.paths.size()}, bytes_)),
-          memory_(choice_.buffer_bytes),
-          progress_(static_cast<int>(choice_.pairs.size() * bench.accesses.size()) * bench.pairs) {}
+          ground_(bench, {bench.paths.size()}),
+          progress_(static_cast<int>(ground_.choice.pairs.size() * bench.accesses.size()) *
+                    bench.pairs) {}
 
     FioRows run() {
-        FioRows result{.left_out = choice_.left_out};
+        FioRows result{.left_out = ground_.choice.left_out};
         try {
             compare_all();
         } catch (const Error& error) {
@@ -64,10 +62,11 @@ private:
         for (const int depth : bench_.depths) {
             if (interrupted()) break;
             progress_.clear();
-            Rig rig(rig_options(bench_, sites_.directories(), bytes_, depth), memory_.bytes());
+            Rig rig(rig_options(bench_, ground_.sites.directories(), ground_.bytes, depth),
+                    ground_.memory.bytes());
             for (const AccessPattern access : bench_.accesses) {
                 for (const int64_t block : bench_.blocks)
-                    if (choice_.has(block, depth)) compare(rig, access, block, depth);
+                    if (ground_.choice.has(block, depth)) compare(rig, access, block, depth);
             }
         }
     }
@@ -140,10 +139,7 @@ private:
     }
 
     const IoBench& bench_;
-    IoSites sites_;
-    int64_t bytes_;
-    IoChoice choice_;
-    IoMemory memory_;
+    IoGround ground_;
     Progress progress_;
     int done_ = 0;
     std::vector<Row> rows_{};

@@ -167,13 +167,13 @@ void run_kernels(const KernelsOptions& options) {
     if (options.json) {
         nlohmann::json object = rows_json(rows, command_of(options), machine_json());
         object["device"] = profile.device;
-        object["attention_kept"] = profile.attention_kept;
-        object["mlp_kept"] = profile.mlp_kept;
+        object["attention_saved"] = profile.attention_saved;
+        object["mlp_saved"] = profile.mlp_saved;
         return fmt::print("{}\n", object.dump());
     }
     fmt::print("{}; {}\n", machine_text(), profile.device);
-    fmt::print("blocks that keep attention's results: {}, the MLP's: {}\n", profile.attention_kept,
-               profile.mlp_kept);
+    fmt::print("blocks that save attention's results: {}, the MLP's: {}\n", profile.attention_saved,
+               profile.mlp_saved);
     fmt::print("{}", rows_table(rows, ""));
 }
 

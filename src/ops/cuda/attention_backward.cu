@@ -1,5 +1,6 @@
 // The backward pass of attention, recomputing the scores: once for the queries' gradient, once for
 // the keys' and values', each sum in one thread in a fixed order.
+#include "backward_inputs.h"
 #include "kernels.h"
 #include "launch.h"
 #include "tile.h"
@@ -13,13 +14,6 @@ constexpr int kScoreRow = kTile + 4;
 template <int kD>
 constexpr size_t kBackwardBytes = sizeof(float) *
                                   (4 * kTile * kTileRow<kD> + 2 * kTile * kScoreRow + 2 * kTile);
-
-struct Inputs {
-    Attention shape;
-    ConstView q, k, v, dout;
-    const float *lse, *delta;  // at lse_index
-    __device__ int64_t kv_head(int64_t head) const { return head / (shape.heads / shape.kv_heads); }
-};
 
 // Shared memory of a block.
 template <int kD>
@@ -37,18 +31,15 @@ struct Room {
         lse = slopes + kTile * kScoreRow;
         delta = lse + kTile;
     }
-    __device__ void load_queries(const Inputs& in, int64_t base, int64_t first, int64_t head) {
+    __device__ void load_queries(const BackwardInputs& in, int64_t base, int64_t first,
+                                 int64_t head) {
         const Attention& s = in.shape;
         load_tile<kTile, kD>(queries, in.q, base, first, s.sequence, head, s.head_dim);
         load_tile<kTile, kD>(douts, in.dout, base, first, s.sequence, head, s.head_dim);
-        if (threadIdx.x < kTile) {
-            const bool inside = first + threadIdx.x < s.sequence;
-            const int64_t at = s.lse_index(base + first + threadIdx.x, head);
-            lse[threadIdx.x] = inside ? in.lse[at] : 0.0f;
-            delta[threadIdx.x] = inside ? in.delta[at] : 0.0f;
-        }
+        in.load_lse_and_delta<kTile>(lse, delta, base, first, head);
     }
-    __device__ void load_keys(const Inputs& in, int64_t base, int64_t first, int64_t kv_head) {
+    __device__ void load_keys(const BackwardInputs& in, int64_t base, int64_t first,
+                              int64_t kv_head) {
         const Attention& s = in.shape;
         load_tile<kTile, kD>(keys, in.k, base, first, s.sequence, kv_head, s.head_dim);
         load_tile<kTile, kD>(values, in.v, base, first, s.sequence, kv_head, s.head_dim);
@@ -100,7 +91,7 @@ __global__ void delta_kernel(Attention shape, ConstView out, ConstView dout, flo
 
 // A block a tile of queries of one head of one sequence.
 template <int kD>
-__global__ void __launch_bounds__(kTileThreads) queries_kernel(Inputs in, View dq) {
+__global__ void __launch_bounds__(kTileThreads) queries_kernel(BackwardInputs in, View dq) {
     extern __shared__ float4 memory[];
     Room<kD> room(memory);
     constexpr int kOut = kD / 16;
@@ -124,7 +115,7 @@ __global__ void __launch_bounds__(kTileThreads) queries_kernel(Inputs in, View d
 
 // A block a tile of keys of one key/value head of one sequence; the heads that read it in order.
 template <int kD>
-__global__ void __launch_bounds__(kTileThreads) keys_kernel(Inputs in, View dk, View dv) {
+__global__ void __launch_bounds__(kTileThreads) keys_kernel(BackwardInputs in, View dk, View dv) {
     extern __shared__ float4 memory[];
     Room<kD> room(memory);
     constexpr int kOut = kD / 16;
@@ -163,7 +154,7 @@ void attention_backward(const Attention& shape, ConstView q, ConstView k, ConstV
     if (has_tensor_cores_for(q.type)) {
         return tensor_attention_backward(shape, q, k, v, dout, lse, delta, dq, dk, dv, stream);
     }
-    const Inputs in{shape, q, k, v, dout, lse, delta};
+    const BackwardInputs in{shape, q, k, v, dout, lse, delta};
     const unsigned tiles = blocks_for(shape.sequence, kTile);
     const auto sequences = static_cast<unsigned>(shape.sequences);
     with_width(shape.head_dim, [&](auto width) {

@@ -43,11 +43,12 @@ public:
         const bool in_depth = Products::takes_with_bias_in_depth(g);
         const int64_t sum = Products::takes(g) || in_depth ? 0 : elements * 4;
         if (sum > 0) slow_.note(g);
+        const int64_t before = g.form == Form::nn && odd_columns(g) > 0 ? elements * 4 : 0;
         const int64_t copy = g.c.type == DType::f32 || g.addend.cols == 0
                                  ? 0
                                  : std::min(kCopyBytes, elements * size_of(g.c.type));
         return kWorkspaceUnit + workspace_bytes_ + (in_depth ? bytes_of(room_for_b(g)) : 0) +
-               std::max(sum, copy);
+               std::max({sum, copy, before});
     }
 
     void gemm(const Gemm& g, std::byte* scratch) override {
@@ -58,6 +59,7 @@ public:
         FERRY_CHECK(scratch != nullptr);
         std::byte* workspace = workspace_in(scratch);
         std::byte* room = workspace + workspace_bytes_;
+        if (const int64_t edge = edge_of(g); edge > 0) return by_parts(g, edge, scratch);
         if (Products::takes_with_bias_in_depth(g)) {
             const Gemm whole = with_bias_in_depth(g, room);
             return rounded_once(whole, workspace, room + bytes_of(room_for_b(g)));
@@ -204,6 +206,58 @@ private:
     void rounded_once(const Gemm& g, std::byte* workspace, std::byte* room) {
         const bool in_place = g.addend.data == g.c.data && g.c.type != DType::f32;
         return in_place ? add_to_itself(g, workspace, room) : product(g, workspace);
+    }
+
+    // Columns of c (nt) or of a (its depth in nn, c's rows in tn) behind the last multiple of
+    // kTensorUnit, of 16-bit products.
+    static int64_t odd_columns(const Gemm& g) {
+        const int64_t cols = g.form == Form::nt ? g.c.cols : g.a.cols;
+        if (size_of(g.a.type) != 2 || g.bias.cols > 0 || cols < kTensorUnit) return 0;
+        return cols % kTensorUnit;
+    }
+    // The same, where nothing else keeps the tensor cores from what is before: an odd vocabulary,
+    // whose rows of logits begin at even places. By shapes and strides alone.
+    static int64_t edge_of(const Gemm& g) {
+        const int64_t others = g.form == Form::nt ? g.a.cols : g.c.cols;
+        for (const int64_t even : {others, g.a.ld, g.b.ld, g.c.ld, g.addend.ld})
+            if (even % kTensorUnit != 0) return 0;
+        return odd_columns(g);
+    }
+
+    void by_parts(const Gemm& g, int64_t edge, std::byte* scratch) {
+        Gemm most = g, last = g;
+        const bool adds = g.addend.cols > 0;
+        if (g.form == Form::nt) {
+            const int64_t n = g.c.cols - edge;
+            most.b = g.b.row_range(0, n);
+            last.b = g.b.row_range(n, edge);
+            most.c = g.c.col_range(0, n);
+            last.c = g.c.col_range(n, edge);
+            if (adds) most.addend = g.addend.col_range(0, n);
+            if (adds) last.addend = g.addend.col_range(n, edge);
+            gemm(most, scratch);
+            return columns_of_gemm(last, stream_);
+        }
+        const int64_t n = g.a.cols - edge;
+        most.a = g.a.col_range(0, n);
+        last.a = g.a.col_range(n, edge);
+        if (g.form == Form::tn) {
+            most.c = g.c.row_range(0, n);
+            last.c = g.c.row_range(n, edge);
+            if (adds) most.addend = g.addend.row_range(0, n);
+            if (adds) last.addend = g.addend.row_range(n, edge);
+            gemm(most, scratch);
+            return rows_of_gemm(last, stream_);
+        }
+        std::byte* workspace = workspace_in(scratch);
+        float* sum = floats(workspace + workspace_bytes_);
+        most = {.form = Form::nn,
+                .a = most.a,
+                .b = g.b.row_range(0, n),
+                .c = View::of(sum, DType::f32, g.c.rows, g.c.cols)};
+        last.b = g.b.row_range(n, edge);
+        product(most, workspace);
+        finish_depth(last, sum, stream_);
     }
 
     // b with kSpare more rows, or columns where the form is nt, in scratch.

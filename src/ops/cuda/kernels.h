@@ -17,6 +17,14 @@ void finish_gemm(const Gemm& gemm, const float* sum, cudaStream_t stream);
 // The edges of a product whose bias is a part of its depth: a's spare columns, [m, kSpare], become
 // 1, 0, ...; b's rows or columns (of nt) behind its own, [kSpare, n] or [n, kSpare], bias, 0, ...
 void write_bias_edges(View a_edge, ConstView bias, View b_edge, Form form, cudaStream_t stream);
+// Tensor cores want what lies next to each other in memory, of every operand, in multiples of so
+// many elements of 16 bits: else cuBLASLt's kernels run at an eighth of their speed. These do the
+// few columns (nt) or rows (tn) behind the last multiple, and the last steps of the depth (nn),
+// whose c = round(sum + a b + ...) has the sum of those before.
+constexpr int64_t kTensorUnit = 8;
+void columns_of_gemm(const Gemm& gemm, cudaStream_t stream);
+void rows_of_gemm(const Gemm& gemm, cudaStream_t stream);
+void finish_depth(const Gemm& gemm, const float* sum, cudaStream_t stream);
 // The whole product by ferry's own kernel: for what cuBLASLt does not do.
 void plain_gemm(const Gemm& gemm, cudaStream_t stream);
 

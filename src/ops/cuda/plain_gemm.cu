@@ -1,7 +1,7 @@
 // Products that cuBLASLt does not do, and the sums that follow one.
-#include "element.h"
 #include "kernels.h"
 #include "launch.h"
+#include "pack.h"
 
 namespace ferry::ops::cuda {
 namespace {
@@ -58,7 +58,106 @@ __global__ void product_kernel(Gemm g) {
     if (row < g.c.rows && col < g.c.cols) finish(g, row, col, sum);
 }
 
+// ---------------------------------------------------------------- edges
+
+constexpr int kMostEdge = static_cast<int>(kTensorUnit) - 1;
+
+// A warp a row of a few columns: c [m, edge], a [m, k], b [edge, k].
+__global__ void __launch_bounds__(kThreads) columns_kernel(Gemm g) {
+    const int64_t row = int64_t{blockIdx.x} * (kThreads / 32) + threadIdx.x / 32;
+    if (row >= g.c.rows) return;
+    const auto edge = static_cast<int>(g.c.cols);
+    const int64_t lane = threadIdx.x % 32, depth = g.a.cols;
+    float sums[kMostEdge] = {};
+#pragma unroll 2
+    for (int64_t p = lane * kPack; p < depth; p += 32 * kPack) {
+        const int count = pack_count(depth, p);
+        const Pack a = load_pack(g.a, row, p, count);
+#pragma unroll
+        for (int j = 0; j < kMostEdge; ++j) {
+            if (j >= edge) break;
+            const Pack b = load_pack(g.b, j, p, count);
+#pragma unroll
+            for (int k = 0; k < kPack; ++k) sums[j] = fmaf(a.at[k], b.at[k], sums[j]);
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < kMostEdge; ++j) {
+        if (j >= edge) break;
+        for (int half = 16; half > 0; half /= 2)
+            sums[j] += __shfl_xor_sync(0xffffffffu, sums[j], half);
+        if (lane == 0) finish(g, row, j, sums[j]);
+    }
+}
+
+// A few rows: c [edge, n], a [k, edge], b [k, n]. A block has kAcross packs of columns; each of
+// kDown threads of a pack adds every kDown-th step of the depth, then these are added in order.
+constexpr int kAcross = 8, kDown = kThreads / kAcross;
+__global__ void __launch_bounds__(kThreads) rows_kernel(Gemm g) {
+    __shared__ float room[kDown][kAcross * kPack + 4];
+    const int x = static_cast<int>(threadIdx.x) % kAcross;
+    const int y = static_cast<int>(threadIdx.x) / kAcross;
+    const int64_t begin = int64_t{blockIdx.x} * kAcross * kPack, col = begin + x * kPack;
+    const auto edge = static_cast<int>(g.c.rows);
+    const int64_t depth = col < g.c.cols ? g.a.rows : 0;
+    const int count = pack_count(g.c.cols, col);
+    float sums[kMostEdge][kPack] = {};
+#pragma unroll 8
+    for (int64_t p = y; p < depth; p += kDown) {
+        const Pack b = load_pack(g.b, p, col, count);
+#pragma unroll
+        for (int j = 0; j < kMostEdge; ++j) {
+            if (j >= edge) break;
+            const float a = load(g.a, p, j);
+#pragma unroll
+            for (int k = 0; k < kPack; ++k) sums[j][k] = fmaf(a, b.at[k], sums[j][k]);
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < kMostEdge; ++j) {
+        if (j >= edge) break;
+        __syncthreads();  // the row before was read by all
+#pragma unroll
+        for (int k = 0; k < kPack; ++k) room[y][x * kPack + k] = sums[j][k];
+        __syncthreads();
+        const int64_t mine = begin + threadIdx.x;
+        if (threadIdx.x >= kAcross * kPack || mine >= g.c.cols) continue;
+        float sum = 0;
+        for (int part = 0; part < kDown; ++part) sum += room[part][threadIdx.x];
+        finish(g, j, mine, sum);
+    }
+}
+
+// The last steps of the depth onto the sum of those before: a [m, edge], b [edge, n].
+__global__ void depth_kernel(Gemm g, const float* sum) {
+    const int64_t row = blockIdx.x;
+    for (int64_t col = threadIdx.x; col < g.c.cols; col += kThreads) {
+        float own = sum[row * g.c.cols + col];
+        for (int64_t p = 0; p < g.a.cols; ++p)
+            own = fmaf(load(g.a, row, p), load(g.b, p, col), own);
+        finish(g, row, col, own);
+    }
+}
+
 }  // namespace
+
+void columns_of_gemm(const Gemm& gemm, cudaStream_t stream) {
+    FERRY_CHECK(gemm.form == Form::nt && gemm.c.cols < kTensorUnit);
+    columns_kernel<<<blocks_for(gemm.c.rows, kThreads / 32), kThreads, 0, stream>>>(gemm);
+    check_launch("last columns of a product");
+}
+
+void rows_of_gemm(const Gemm& gemm, cudaStream_t stream) {
+    FERRY_CHECK(gemm.form == Form::tn && gemm.c.rows < kTensorUnit);
+    rows_kernel<<<blocks_for(gemm.c.cols, kAcross * kPack), kThreads, 0, stream>>>(gemm);
+    check_launch("last rows of a product");
+}
+
+void finish_depth(const Gemm& gemm, const float* sum, cudaStream_t stream) {
+    FERRY_CHECK(gemm.form == Form::nn);
+    depth_kernel<<<blocks_for(gemm.c.rows, 1), kThreads, 0, stream>>>(gemm, sum);
+    check_launch("last steps of a product's depth");
+}
 
 void finish_gemm(const Gemm& gemm, const float* sum, cudaStream_t stream) {
     finish_kernel<<<blocks_for(gemm.c.rows, 1), kThreads, 0, stream>>>(gemm, sum);

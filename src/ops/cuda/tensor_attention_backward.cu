@@ -1,5 +1,6 @@
 // The backward pass of attention on tensor cores: attention_backward.cu with the products of a tile
 // done by warps. 64 rows of what is summed for, 32 of what is summed over.
+#include "backward_inputs.h"
 #include "kernels.h"
 #include "launch.h"
 #include "tensor_tile.h"
@@ -17,12 +18,6 @@ constexpr size_t kScoreBytes = 4 * 2 * kOwn * narrow_row(kOther);
 template <int kD>
 constexpr size_t kBackwardBytes = 2 * 2 * (kOwn + kOther) * narrow_row(kD)   // two tiles a side
                                   + kScoreBytes + 2 * sizeof(float) * kOwn;  // lse and delta
-
-struct Inputs {
-    Attention shape;
-    ConstView q, k, v, dout;
-    const float *lse, *delta;  // at lse_index
-};
 
 // Shared memory of a block with kQ queries and kK keys at a time.
 template <class T, int kD, int kQ, int kK>
@@ -45,18 +40,15 @@ struct Room {
         delta = lse + kQ;
         for (int i = 0; i < 4; ++i) halves[i] = reinterpret_cast<T*>(scores) + i * kQ * kHalfRow;
     }
-    __device__ void load_queries(const Inputs& in, int64_t base, int64_t first, int64_t head) {
+    __device__ void load_queries(const BackwardInputs& in, int64_t base, int64_t first,
+                                 int64_t head) {
         const Attention& s = in.shape;
         load_narrow<kQ, kD>(queries, in.q, base, first, s.sequence, head, s.head_dim);
         load_narrow<kQ, kD>(douts, in.dout, base, first, s.sequence, head, s.head_dim);
-        if (threadIdx.x < kQ) {
-            const bool inside = first + threadIdx.x < s.sequence;
-            const int64_t at = s.lse_index(base + first + threadIdx.x, head);
-            lse[threadIdx.x] = inside ? in.lse[at] : 0.0f;
-            delta[threadIdx.x] = inside ? in.delta[at] : 0.0f;
-        }
+        in.load_lse_and_delta<kQ>(lse, delta, base, first, head);
     }
-    __device__ void load_keys(const Inputs& in, int64_t base, int64_t first, int64_t kv_head) {
+    __device__ void load_keys(const BackwardInputs& in, int64_t base, int64_t first,
+                              int64_t kv_head) {
         const Attention& s = in.shape;
         load_narrow<kK, kD>(keys, in.k, base, first, s.sequence, kv_head, s.head_dim);
         load_narrow<kK, kD>(values, in.v, base, first, s.sequence, kv_head, s.head_dim);
@@ -111,7 +103,7 @@ __device__ void store_sums(const Sums (&sums)[kD / 32], float* room, const View&
 }
 
 template <class T, int kD>
-__device__ void queries_gradient(const Inputs& in, const View& dq, float4* memory) {
+__device__ void queries_gradient(const BackwardInputs& in, const View& dq, float4* memory) {
     Room<T, kD, kOwn, kOther> room(memory);
     constexpr int kN = kD / 32, kHalfRow = Room<T, kD, kOwn, kOther>::kHalfRow;
     const Attention& s = in.shape;
@@ -136,7 +128,8 @@ __device__ void queries_gradient(const Inputs& in, const View& dq, float4* memor
 }
 
 template <class T, int kD>
-__device__ void keys_gradient(const Inputs& in, const View& dk, const View& dv, float4* memory) {
+__device__ void keys_gradient(const BackwardInputs& in, const View& dk, const View& dv,
+                              float4* memory) {
     Room<T, kD, kOther, kOwn> room(memory);
     constexpr int kN = kD / 32, kHalfRow = Room<T, kD, kOther, kOwn>::kHalfRow;
     const Attention& s = in.shape;
@@ -172,20 +165,20 @@ __device__ void keys_gradient(const Inputs& in, const View& dk, const View& dv, 
 
 // A block a tile of queries of one head of one sequence.
 template <class T, int kD>
-__global__ void __launch_bounds__(kWarpThreads) queries_kernel(Inputs in, View dq) {
+__global__ void __launch_bounds__(kWarpThreads) queries_kernel(BackwardInputs in, View dq) {
     extern __shared__ float4 memory[];
     if constexpr (kMultiplies<T>) queries_gradient<T, kD>(in, dq, memory);
 }
 
 // A block a tile of keys of one key/value head of one sequence; the heads that read it in order.
 template <class T, int kD>
-__global__ void __launch_bounds__(kWarpThreads) keys_kernel(Inputs in, View dk, View dv) {
+__global__ void __launch_bounds__(kWarpThreads) keys_kernel(BackwardInputs in, View dk, View dv) {
     extern __shared__ float4 memory[];
     if constexpr (kMultiplies<T>) keys_gradient<T, kD>(in, dk, dv, memory);
 }
 
 template <class T>
-void launch(const Inputs& in, View dq, View dk, View dv, cudaStream_t stream) {
+void launch(const BackwardInputs& in, View dq, View dk, View dv, cudaStream_t stream) {
     const Attention& s = in.shape;
     const unsigned tiles = blocks_for(s.sequence, kOwn);
     const auto sequences = static_cast<unsigned>(s.sequences);
@@ -206,7 +199,7 @@ void launch(const Inputs& in, View dq, View dk, View dv, cudaStream_t stream) {
 void tensor_attention_backward(const Attention& shape, ConstView q, ConstView k, ConstView v,
                                ConstView dout, const float* lse, const float* delta, View dq,
                                View dk, View dv, cudaStream_t stream) {
-    const Inputs in{shape, q, k, v, dout, lse, delta};
+    const BackwardInputs in{shape, q, k, v, dout, lse, delta};
     if (q.type == DType::f16) launch<__half>(in, dq, dk, dv, stream);
     if (q.type == DType::bf16) launch<__nv_bfloat16>(in, dq, dk, dv, stream);
     check_launch("attention backward on tensor cores");

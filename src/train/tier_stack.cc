@@ -1,0 +1,153 @@
+#include "tier_stack.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "arenas.h"
+#include "device_needs.h"
+#include "memory_left.h"
+#include "threads.h"
+#include "volume_options.h"
+
+namespace ferry::train {
+
+TierStack::TierStack(Ground ground, std::optional<Model> model)
+    : ground_(std::move(ground)),
+      teams_(make_teams(ground_.config, ground_.machine, ground_.executor, ground_.ranks)) {
+    if (!model) return;
+    ops_ = ops_on(ground_.device, ground_.config, teams_->all());
+    decoder_.emplace(std::move(model->shape), model->numerics, std::move(model->layers), *ops_);
+}
+
+TierStack::~TierStack() { close(); }
+
+template <class Work>
+void TierStack::stage(std::initializer_list<Stage> after, Stage next, const Work& work) {
+    FERRY_CHECK(std::ranges::count(after, stage_) == 1,
+                "a stage of the tier stack out of its turn");
+    try {
+        work();
+    } catch (...) {
+        close();
+        throw;
+    }
+    stage_ = next;
+}
+
+void TierStack::plan(planner::Plan plan) {
+    stage({Stage::none}, Stage::planned, [&] {
+        plan_ = within_memory(std::move(plan), ground_.config, ground_.machine, ground_.device);
+    });
+}
+
+void TierStack::reserve(const Reserving& reserving) {
+    stage({Stage::planned}, Stage::reserved, [&] {
+        pool_.emplace(ground_.machine, reserving.host_budget_bytes);
+        arena_ = reserve_arenas(plan_, ground_.device, *teams_, *pool_, start_up_, reserving.name);
+    });
+}
+
+void TierStack::open(const Opening& opening) {
+    stage({Stage::reserved}, Stage::open, [&] {
+        if (!plan_.slot_classes.empty() && !opening.buffers_alone) volume_ = volume_of(opening);
+        kernels_.emplace(plan_, *teams_,
+                         StepModel{.decoder = decoder_ ? &*decoder_ : nullptr,
+                                   .ops = ops_.get(),
+                                   .loader = opening.loader,
+                                   .evaluation_micro_batches = opening.evaluation_micro_batches,
+                                   .device = &ground_.device,
+                                   .workers = opening.workers});
+        if (opening.instead) instead_ = opening.instead(*kernels_);
+        swap::Kernels& called = instead_ ? *instead_ : *kernels_;
+        store_ = swap::Store::make(store_options(opening), ground_.executor, ground_.device,
+                                   volume_.get(), called);
+        pool_->seal();
+    });
+}
+
+std::unique_ptr<aio::Volume> TierStack::volume_of(const Opening& opening) const {
+    aio::VolumeOptions options =
+        volume_options(ground_.config, plan_, ground_.machine, arena_, opening.run_id);
+    options.tracer = opening.tracer;
+    options.lays_out_later = opening.lays_out_later;
+    if (opening.resume) options.leftover = aio::Leftover::resume;
+    return opening.open_volume(std::move(options), ground_.executor);
+}
+
+swap::StoreOptions TierStack::store_options(const Opening& opening) const {
+    if (opening.buffers_alone) return {.host_arena = arena_};
+    return {.objects = plan_.objects,
+            .host_slots = plan_.host_slots,
+            .resources = plan_.resources,
+            .verify = plan_.verify,
+            .host_arena = arena_,
+            .recording = opening.recording,
+            .rows = opening.rows,
+            .kernel_name = [](uint8_t op) { return cost::name_of(static_cast<cost::Op>(op)); },
+            .collectives = opening.collectives,
+            .parallel = parallel_on(*teams_)};
+}
+
+void TierStack::warm(const swap::Schedule& step, const ScalarsByDecay& scalars) {
+    stage({Stage::open}, Stage::warm, [&] {
+        start_up_.next();
+        if (ground_.device.kind() == DeviceKind::cuda) {
+            StepStates& states = kernels_->states();
+            states[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
+            states.before(StepStates::kMeasured).after_outcome = scalars;
+            warm_up(step, bench());
+            store_->drain();  // throws what went wrong
+            check_device_memory(ground_.device, plan_, ground_.config);
+        }
+        start_up_.done("kernels loaded, GPU memory", plan_.device_bytes);
+    });
+}
+
+void TierStack::fill(const std::function<void()>& contents) {
+    stage({Stage::open, Stage::warm}, Stage::filled, [&] {
+        contents();
+        if (volume_) volume_->finish_layout();
+        start_up_.done("layout of what is left on NVMe", plan_.nvme_bytes);
+        lock_homes();
+        homes_locked();
+        start_up_.done("host memory, touched and page-locked behind it", plan_.host_bytes);
+        // With the GPU's tables of those pages.
+        if (ground_.device.kind() == DeviceKind::cuda)
+            check_device_memory(ground_.device, plan_, ground_.config);
+    });
+}
+
+void TierStack::lock_homes() {
+    if (std::exchange(homes_begun_, true)) return;
+    homes_ = train::lock_homes(plan_, ground_.device, *pool_, arena_);
+}
+
+void TierStack::homes_locked() {
+    if (homes_.valid()) homes_.get();
+}
+
+void TierStack::close() noexcept {
+    stage_ = Stage::closed;
+    if (homes_.valid()) homes_.wait();
+    homes_ = {};
+    store_.reset();
+    instead_.reset();
+    kernels_.reset();
+    volume_.reset();
+    arena_ = {};
+    pool_.reset();
+}
+
+Bench TierStack::bench() {
+    return {plan_,
+            ground_.device,
+            ground_.executor,
+            instead_ ? *instead_ : static_cast<swap::Kernels&>(*kernels_),
+            *store_,
+            ops_.get(),
+            decoder_ ? &*decoder_ : nullptr};
+}
+
+Reserved TierStack::reserved() const { return reserved_by(ground_.device, *pool_, volume_.get()); }
+
+}  // namespace ferry::train

@@ -1,0 +1,167 @@
+// What a plan stands on: threads, the arenas of device and host, storage, kernels and the store.
+// Taken in five stages, in this order, each of them once:
+//
+//   plan     a plan that the machine has memory for; takes nothing
+//   reserve  the arenas, with their buffers page-locked
+//   open     the volume's files, the kernels and the store
+//   warm     a GPU has loaded its kernels, and holds the memory that they take
+//   fill     every object has contents, and all host memory is page-locked
+//
+// A stage out of its turn is a bug. A stage that throws closes the stack: files, page-locked and
+// reserved memory are given back, only the team's threads stay. They go with the stack.
+#pragma once
+
+#include <functional>
+#include <future>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ferry/aio.h"
+#include "ferry/config.h"
+#include "ferry/device.h"
+#include "ferry/pinned_mem.h"
+#include "ferry/team.h"
+#include "ferry/train.h"
+#include "measure.h"
+#include "model/model.h"
+#include "ops/ops.h"
+#include "planner/planner.h"
+#include "start_up.h"
+#include "step_kernels.h"
+#include "step_state.h"
+#include "swap/store.h"
+#include "topology/topology.h"
+
+namespace ferry::train {
+
+class TierStack {
+public:
+    // Borrowed: all of it outlives the stack.
+    struct Ground {
+        const Config& config;  // of this rank
+        Executor& executor;
+        Device& device;
+        Topology machine{};  // that this rank may use
+        int ranks = 1;
+    };
+    struct Model {
+        model::Shape shape{};
+        model::Numerics numerics{};
+        std::vector<model::Layer> layers{};
+    };
+
+    // Starts the team's threads and takes nothing else. Without a model there are no operations and
+    // no decoder: nothing but updates is computed.
+    TierStack(Ground ground, std::optional<Model> model);
+    // close(), and the threads end.
+    ~TierStack();
+    TierStack(const TierStack&) = delete;
+    TierStack& operator=(const TierStack&) = delete;
+
+    // ---- stages
+
+    // First. Takes the plan over; takes no memory. Throws does_not_fit where the machine has less
+    // memory left than the plan needs.
+    void plan(planner::Plan plan);
+
+    struct Reserving {
+        int64_t host_budget_bytes = 0;  // that no slab may exceed
+        std::string name = "state and staging";
+    };
+    // After plan(). The device's arena; the host's, of which a GPU's homes are not touched yet; its
+    // buffers page-locked. Throws does_not_fit.
+    void reserve(const Reserving& reserving);
+
+    struct Opening {
+        // Volume: as Runtime::open_volume, and what of its options the configuration does not say.
+        std::function<std::unique_ptr<aio::Volume>(aio::VolumeOptions, Executor&)> open_volume =
+            &aio::Volume::open;
+        uint64_t run_id = 0;
+        bool resume = false;          // takes over what a run of this id left
+        bool lays_out_later = false;  // by fill(), and not where first contents were written
+        aio::Tracer tracer{};
+        // Kernels: what they read of a run, beside the stack's own model and device.
+        const TokenLoader* loader = nullptr;
+        int64_t evaluation_micro_batches = 0;
+        WorkerRows* workers = nullptr;
+        // Optional: what the store calls instead of the step's kernels, and that may call them.
+        std::function<std::unique_ptr<swap::Kernels>(StepKernels&)> instead{};
+        // Store.
+        trace::Recording* recording = nullptr;
+        std::array<trace::RowId, swap::kLanes> rows{};
+        swap::Collectives* collectives = nullptr;
+        // The plan's objects have no place: its buffers alone are used, to measure on. No volume.
+        bool buffers_alone = false;
+    };
+    // After reserve(), whose memory it seals. Files appear here, where the plan stores anything.
+    // What `opening` names outlives the stack, and so do the schedules that its store is given.
+    // Throws usage, io or does_not_fit.
+    void open(const Opening& opening);
+
+    // After open(), before anything has contents: it runs the kernels of `step`, updates with these
+    // scalars included. Afterwards a GPU has taken what it takes; does_not_fit where that is more
+    // than the budget. Nothing on the CPU device.
+    void warm(const swap::Schedule& step, const ScalarsByDecay& scalars);
+
+    // After open(), and warm() where that is called. `contents` gives every object what it holds
+    // first, through the store or in place. It may call lock_homes() and homes_locked(); what it
+    // does not call comes afterwards, and so does the layout of free slots. Throws what `contents`
+    // throws, io and does_not_fit.
+    void fill(const std::function<void()>& contents);
+
+    // Within fill(): begins to page-lock the rest of host memory, behind what goes on. The driver
+    // does one thing at a time, so copies to a GPU go before it.
+    void lock_homes();
+    void homes_locked();  // waits for that
+
+    // Waits for what is under way, then gives back everything but the threads. Any stage, and
+    // again. The device's arena stays the device's.
+    void close() noexcept;
+
+    // ---- what it has
+
+    Executor& executor() const { return ground_.executor; }
+    Device& device() const { return ground_.device; }
+    const Topology& machine() const { return ground_.machine; }
+    NodeTeams& teams() const { return *teams_; }
+    ops::Ops& ops() const { return *ops_; }                      // with a model
+    const model::Decoder& decoder() const { return *decoder_; }  // with a model
+    const planner::Plan& plan() const { return plan_; }          // empty before its stage
+    pinned_mem::Pool& pool() { return *pool_; }                  // from reserve() on, as the arena
+    std::span<std::byte> arena() const { return arena_; }
+    aio::Volume* volume() const { return volume_.get(); }  // null: nothing is stored
+    StepKernels& kernels() { return *kernels_; }           // from open() on, as the store
+    swap::Store& store() const { return *store_; }
+    Bench bench();
+    Reserved reserved() const;
+    StartUp& start_up() { return start_up_; }
+
+private:
+    enum class Stage : uint8_t { none, planned, reserved, open, warm, filled, closed };
+    template <class Work>
+    void stage(std::initializer_list<Stage> after, Stage next, const Work& work);
+    std::unique_ptr<aio::Volume> volume_of(const Opening& opening) const;
+    swap::StoreOptions store_options(const Opening& opening) const;
+
+    const Ground ground_;
+    StartUp start_up_{ground_.executor};
+    Stage stage_ = Stage::none;
+    std::unique_ptr<NodeTeams> teams_;
+    std::unique_ptr<ops::Ops> ops_{};
+    std::optional<model::Decoder> decoder_{};
+    planner::Plan plan_{};
+    // Each of these uses those before it.
+    std::optional<pinned_mem::Pool> pool_{};
+    std::span<std::byte> arena_{};
+    std::unique_ptr<aio::Volume> volume_{};
+    std::optional<StepKernels> kernels_{};
+    std::unique_ptr<swap::Kernels> instead_{};
+    std::unique_ptr<swap::Store> store_{};
+    std::future<void> homes_{};  // valid: lock_homes() is under way
+    bool homes_begun_ = false;
+};
+
+}  // namespace ferry::train
