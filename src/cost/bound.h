@@ -1,4 +1,4 @@
-// The lower bound of a step, from budgets and link speeds alone: every link
+// The lower bound of a step, from budgets, link speeds and kernel times: every link
 // busy without a pause, everything overlapped, the best admissible placement. It knows nothing of
 // the planner's choices; the two are compared.
 #pragma once

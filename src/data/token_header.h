@@ -1,4 +1,4 @@
-// What a token file begins with (ferry/tokens.h).
+// What a token file begins with (data/tokens.h).
 #pragma once
 
 #include <bit>

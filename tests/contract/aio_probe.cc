@@ -90,9 +90,9 @@ TEST(Probe, WritersTakeTurnsWhereAFileHasOneLock) {
     Probe probe;
     const auto found = [&](const TemporaryDirectory& where, int64_t bytes, bool expected) {
         const File one(where / "one"), other(where / "other");
-        for (int tries = 0; tries < 20; ++tries) {
+        for (int tries = 0; tries < 60; ++tries) {
             // What else is busy here has an end.
-            std::this_thread::sleep_for(tries * std::chrono::milliseconds(20));
+            std::this_thread::sleep_for(std::min(tries, 20) * std::chrono::milliseconds(20));
             for (const File* file : {&one, &other})
                 EXPECT_EQ(fallocate(file->get(), 0, 0, bytes), 0);
             const int64_t before = probe.bytes_written;
