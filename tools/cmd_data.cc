@@ -71,8 +71,9 @@ bool is_terminal(const std::string& path) {
     return terminal;
 }
 
+constexpr std::string_view kMagic = "FERRYTOK";
+
 bool begins_as_tokens(const std::string& path) {
-    constexpr std::string_view kMagic = "FERRYTOK";
     // Looking into a pipe would take what is in it, and wait for who writes to it.
     std::error_code unknown;
     if (!std::filesystem::is_regular_file(path, unknown)) return false;
@@ -95,8 +96,8 @@ void check_replaces_tokens(const std::string& path) {
                                      .where = path,
                                      .remedy = "choose another name after -o"});
     }
-    const bool empty = std::ifstream(path).peek() == std::ifstream::traits_type::eof();
-    if (empty || begins_as_tokens(path)) return;
+    const std::string beginning = ferry::beginning_of(path, kMagic.size(), path);
+    if (beginning.empty() || beginning == kMagic) return;
     throw Error(Trouble::usage, {.what = "the output exists and is no token file",
                                  .where = path,
                                  .remedy = "remove it, or choose another name after -o"});

@@ -54,7 +54,7 @@ public:
                                          .measured = std::to_string(ranks) + " ranks",
                                          .remedy = "run ferry eval without mpirun or srun"});
         }
-        check_writable("--logits", file_, kSafetensorsSkipped, kSafetensorsBeginning);
+        check_writable("--logits", file_, checkpoint::kSafetensors);
         check_outside("--logits", file_, "the model", options.model);
         check_no_volume("--logits", file_, config.budgets.nvme);
         planner::PlanRequest request = train::request_of(config);

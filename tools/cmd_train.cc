@@ -158,9 +158,8 @@ private:
         rank = rank_of(ranks.get());
         if (rank != 0) return ranks;
         telling(ranks.get(), [this] {
-            check_writable("--weights-out", options_.weights_out, kSafetensorsSkipped,
-                           kSafetensorsBeginning);
-            check_writable("--trace", options_.trace, 0, "{\"displayTimeUnit\"");
+            check_writable("--weights-out", options_.weights_out, checkpoint::kSafetensors);
+            check_writable("--trace", options_.trace, {.beginning = "{\"displayTimeUnit\""});
             check_differ("--trace", options_.trace, "--weights-out", options_.weights_out);
             for (const auto& [option, file] :
                  {std::pair{"--trace", options_.trace}, {"--weights-out", options_.weights_out}}) {

@@ -4,17 +4,41 @@
 #include <cstdio>
 #include <initializer_list>
 
+#include "base/files.h"
+
 namespace ferry::tools {
 namespace {
 
 volatile std::sig_atomic_t caught = 0, count = 0;
 
+// The default disposition was restored on the way in, the signal is blocked until it returns.
+void end_tidily(int signal) {
+    remove_drafts();
+    std::raise(signal);
+}
+
+void end_tidily_at(int signal) {
+    struct sigaction action {};
+    action.sa_handler = end_tidily;
+    action.sa_flags = static_cast<int>(SA_RESETHAND);
+    sigaction(signal, &action, nullptr);
+}
+
 void request(int signal) {
     caught = signal;
     count = count + 1;
+    if (signal != SIGUSR1) end_tidily_at(signal);  // a second one
 }
 
 }  // namespace
+
+void leave_no_drafts() {
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+        struct sigaction inherited {};
+        sigaction(signal, nullptr, &inherited);
+        if (inherited.sa_handler != SIG_IGN) end_tidily_at(signal);
+    }
+}
 
 void catch_interrupts() {
     struct sigaction action {};
@@ -26,7 +50,6 @@ void catch_interrupts() {
         sigaction(signal, nullptr, &inherited);
         if (signal == SIGHUP && inherited.sa_handler == SIG_IGN) continue;
         action.sa_flags = SA_RESTART;
-        if (signal != SIGUSR1) action.sa_flags |= static_cast<int>(SA_RESETHAND);
         sigaction(signal, &action, nullptr);
     }
 }

@@ -19,6 +19,7 @@
 #include "commands.h"
 #include "ferry/error.h"
 #include "ferry/streams.h"
+#include "interrupt.h"
 
 namespace {
 
@@ -75,6 +76,7 @@ void parse(CLI::App& app, std::vector<std::string> words) {
 int main(int argc, char** argv) {
     ferry::hold_standard_streams();  // before anything is opened
     label_log();
+    ferry::tools::leave_no_drafts();
     // A file over the limit, or a reader that went away, is an error to report, not a kill: a
     // killed run leaves its files on NVMe.
     std::signal(SIGXFSZ, SIG_IGN);

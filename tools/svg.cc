@@ -57,11 +57,11 @@ double tick_for(double most) {
 }
 
 void check_picture_file(const std::string& option, const std::string& file) {
-    check_writable(option, file, 0, kBeginning);
+    check_writable(option, file, {.beginning = kBeginning});
 }
 
 void write_picture(const std::string& option, const std::string& file, const std::string& svg) {
-    write_whole(option, file, svg);
+    write_whole(option, file, svg, {.beginning = kBeginning});
 }
 
 }  // namespace ferry::tools

@@ -6,10 +6,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <string_view>
 
-#include "base/files.h"
 #include "ferry/error.h"
 
 namespace ferry::tools {
@@ -30,8 +27,8 @@ bool lies_in(const std::string& path, const std::string& directory) {
 
 }  // namespace
 
-void check_writable(const std::string& option, const std::string& path, size_t skipped,
-                    const std::string& beginning) {
+void check_writable(const std::string& option, const std::string& path,
+                    const Replaceable& replaceable) {
     if (path.empty()) return;
     const std::filesystem::path file(path), parent = file.parent_path();
     const std::string directory = parent.empty() ? "." : parent.string();
@@ -52,20 +49,12 @@ void check_writable(const std::string& option, const std::string& path, size_t s
     if (kind != FileKind::none && kind != FileKind::regular) {
         refuse("it would replace something that is no file", path);
     }
-    std::ifstream old(path, std::ios::binary);
-    std::string start(skipped + beginning.size(), '\0');
-    old.read(start.data(), static_cast<std::streamsize>(start.size()));
-    start.resize(static_cast<size_t>(old.gcount()));
-    const bool same_kind = start.size() == skipped + beginning.size() && start.ends_with(beginning);
-    if (!start.empty() && !same_kind)
-        refuse("it would replace a file of another kind, or one that ferry did not make", path,
-               "name another file, or move that one away");
-    try_draft(option, path);
+    try_draft(option, path, replaceable);
 }
 
-void try_draft(const std::string& option, const std::string& path) {
+void try_draft(const std::string& option, const std::string& path, const Replaceable& replaceable) {
     try {
-        const Draft trial(path, "nothing can be written there", option + " " + path);
+        const Draft trial(path, "nothing can be written there", option + " " + path, replaceable);
     } catch (const Error& error) {
         throw Error(Trouble::usage, error.problem());
     }
@@ -106,8 +95,9 @@ void check_no_volume(const std::string& option, const std::string& path,
     }
 }
 
-void write_whole(const std::string& option, const std::string& path, const std::string& text) {
-    Draft file(path, "the file cannot be written", option + " " + path);
+void write_whole(const std::string& option, const std::string& path, const std::string& text,
+                 const Replaceable& replaceable) {
+    Draft file(path, "the file cannot be written", option + " " + path, replaceable);
     file.write(text);
     file.publish();
 }

@@ -4,22 +4,20 @@
 #include <span>
 #include <string>
 
+#include "base/files.h"
 #include "ferry/config.h"
 
 namespace ferry::tools {
 
-// What a safetensors file begins with, behind 8 bytes of length.
-constexpr size_t kSafetensorsSkipped = 8;
-constexpr const char* kSafetensorsBeginning = "{\"";
-
 // Before a run, not after it: what can be known then must not cost its results. Nothing is replaced
-// but an older file of the same kind, known by its `beginning` after `skipped` bytes. An empty path
-// is no file. Throws usage, naming the option.
-void check_writable(const std::string& option, const std::string& path, size_t skipped,
-                    const std::string& beginning);
+// but an older file of the same kind, as `replaceable` tells. An empty path is no file. Throws
+// usage, naming the option.
+void check_writable(const std::string& option, const std::string& path,
+                    const Replaceable& replaceable);
 // That a draft can be made there and may have the file's name. A directory may be writable by its
 // mode and still take no file, as in /proc. Throws usage.
-void try_draft(const std::string& option, const std::string& path);
+void try_draft(const std::string& option, const std::string& path,
+               const Replaceable& replaceable = {});
 // For two options whose files would replace each other, by whatever names.
 void check_differ(const std::string& option, const std::string& path,
                   const std::string& other_option, const std::string& other_path);
@@ -35,6 +33,7 @@ void check_no_volume(const std::string& option, const std::string& path,
 
 // Writes a draft beside the file and puts it in the file's place when it is whole on disk: what was
 // there stays until then. Throws io, naming the option.
-void write_whole(const std::string& option, const std::string& path, const std::string& text);
+void write_whole(const std::string& option, const std::string& path, const std::string& text,
+                 const Replaceable& replaceable = {});
 
 }  // namespace ferry::tools

@@ -221,6 +221,8 @@ public:
         std::string name{}, text{};
     };
     const std::vector<Companion>& companions() const { return companions_; }
+    // Throws io where its name leads elsewhere by now, or files of another model are there.
+    void check_still_claimed() const;
 
 private:
     void claim();

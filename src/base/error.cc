@@ -1,6 +1,7 @@
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "base/log.h"
@@ -10,11 +11,23 @@
 namespace ferry {
 namespace {
 
+// Lines stay, and nothing else that would steer a terminal: names of files may hold anything.
+std::string printable(std::string_view text) {
+    std::string out;
+    for (;;) {
+        const size_t end = std::min(text.find('\n'), text.size());
+        out += shown(text.substr(0, end), end);
+        if (end == text.size()) return out;
+        out += '\n';
+        text.remove_prefix(end + 1);
+    }
+}
+
 // Whoever made the error quotes users' text with in_quotes(); what they forgot must not flood a log
 // either. The longest path that the system takes is 4,096 bytes.
 std::string bounded(const std::string& text) {
     constexpr size_t kMost = 2000;
-    return text.size() <= kMost ? text : shown(text, kMost);
+    return text.size() <= kMost ? printable(text) : shown(text, kMost);
 }
 
 std::string message_of(const Problem& problem) {
@@ -62,8 +75,8 @@ void bug(const char* condition, std::string_view detail, std::source_location wh
     std::abort();
 }
 
-void log_debug(std::string_view message) { logger().debug(message); }
-void log_info(std::string_view message) { logger().info(message); }
-void log_warn(std::string_view message) { logger().warn(message); }
+void log_debug(std::string_view message) { logger().debug(printable(message)); }
+void log_info(std::string_view message) { logger().info(printable(message)); }
+void log_warn(std::string_view message) { logger().warn(printable(message)); }
 
 }  // namespace ferry

@@ -1,11 +1,15 @@
 #include "base/files.h"
 
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -48,9 +52,24 @@ std::string forbidden_by(uint64_t attributes) {
     return (attributes & STATX_ATTR_APPEND) != 0 ? "append-only (chattr +a)" : "";
 }
 
-// The kernel judges owners, capabilities and flags of a file that is to go before it finds that the
-// file is no directory: so it answers the question, and removes nothing.
-bool may_go(const std::string& file) { return rmdir(file.c_str()) == 0 || errno != EPERM; }
+// In a sticky directory another's file goes all the same for whoever has this capability.
+bool overrules_owners() {
+    __user_cap_header_struct header{.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
+    __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3]{};
+    return syscall(SYS_capget, &header, data) == 0 && (data[0].effective & (1U << CAP_FOWNER)) != 0;
+}
+
+bool same_file(const struct stat& one, const struct stat& other) {
+    return one.st_dev == other.st_dev && one.st_ino == other.st_ino;
+}
+
+// What is printed would go with the file that is replaced.
+bool is_standard_stream(const struct stat& file) {
+    struct stat stream {};
+    for (int number = 0; number <= kLastStandard; ++number)
+        if (fstat(number, &stream) == 0 && same_file(file, stream)) return true;
+    return false;
+}
 
 std::optional<Hold> hold_on(const std::string& path) {
     const std::string parent = std::filesystem::path(path).parent_path();
@@ -66,15 +85,37 @@ std::optional<Hold> hold_on(const std::string& path) {
     if ((attributes & STATX_ATTR_MOUNT_ROOT) != 0)
         return Hold{"it is a mount point, as a container's single files are",
                     "name another file, or mount the directory instead of the file"};
-    if (may_go(path)) return std::nullopt;
     const std::string flag = forbidden_by(attributes);
     if (!flag.empty()) return Hold{"it is " + flag, "name another file, or take that flag away"};
     const bool sticky = stat(directory.c_str(), &above) == 0 && (above.st_mode & S_ISVTX) != 0;
-    if (sticky && file.st_uid != geteuid())
-        return Hold{"it belongs to user " + std::to_string(file.st_uid) +
-                        ", and its directory is sticky: only the owner may replace it",
-                    "name another file, or one in a directory of your own"};
-    return Hold{std::strerror(EPERM), "name another file"};
+    // The kernel's rule. Trying it instead, by removing what cannot be, might remove something.
+    if (!sticky || file.st_uid == geteuid() || above.st_uid == geteuid() || overrules_owners())
+        return std::nullopt;
+    return Hold{"it belongs to user " + std::to_string(file.st_uid) +
+                    ", and its directory is sticky: only the owner may replace it",
+                "name another file, or one in a directory of your own"};
+}
+
+// The names of the drafts of this process, for a handler of signals. Who takes one out owns it.
+std::array<std::atomic<char*>, 16> g_drafts{};
+std::atomic<pid_t> g_drafts_of = 0;  // no child's that inherits them
+
+// Where it is noted; -1: there are more of them than there is room for, and a signal leaves it.
+int note_draft(const std::string& name) {
+    char* own = strdup(name.c_str());
+    if (own == nullptr) return -1;
+    g_drafts_of = getpid();
+    for (size_t i = 0; i < g_drafts.size(); ++i) {
+        char* none = nullptr;
+        if (g_drafts[i].compare_exchange_strong(none, own)) return static_cast<int>(i);
+    }
+    std::free(own);
+    return -1;
+}
+
+void forget_draft(int& noted) {
+    if (noted >= 0) std::free(g_drafts[static_cast<size_t>(noted)].exchange(nullptr));
+    noted = -1;
 }
 
 const char* remedy_for(int error) {
@@ -85,6 +126,46 @@ const char* remedy_for(int error) {
 }
 
 }  // namespace
+
+std::string beginning_of(const std::string& path, size_t most, const std::string& where) {
+    const auto unknown = [&](int error) -> Error {
+        return {Trouble::usage,
+                {.what = "the file cannot be read, so whose it is cannot be told",
+                 .where = where,
+                 .measured = std::strerror(error),
+                 .remedy = "name another file, or one that you may read and that is of the kind "
+                           "that it replaces"}};
+    };
+    const int file =
+        open_above_standard(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    struct stat status {};
+    if (file < 0) {
+        const int error = errno;
+        const bool there = stat(path.c_str(), &status) == 0 || errno != ENOENT;
+        const bool empty = !there || (S_ISREG(status.st_mode) && status.st_size == 0);
+        if (empty) return {};
+        throw unknown(error);
+    }
+    std::string text(most, '\0');
+    size_t had = 0;
+    int error = 0;
+    while (had < most && error == 0) {
+        const ssize_t count = pread(file, text.data() + had, most - had, static_cast<off_t>(had));
+        if (count == 0) break;
+        if (count > 0) had += static_cast<size_t>(count);
+        if (count < 0 && errno != EINTR) error = errno;
+    }
+    close(file);
+    if (error != 0) throw unknown(error);
+    text.resize(had);
+    return text;
+}
+
+void remove_drafts() noexcept {
+    if (g_drafts_of != getpid()) return;
+    for (auto& slot : g_drafts)
+        if (const char* name = slot.exchange(nullptr)) unlink(name);  // and no free() in a handler
+}
 
 std::string behind_links(const std::string& path) {
     constexpr int kLinksMost = 40;  // as the kernel's own
@@ -141,10 +222,21 @@ int open_above_standard(const char* name, int flags, unsigned mode) noexcept {
     return above;
 }
 
-Draft::Draft(const std::string& path, std::string what, std::string where)
-    : what_(std::move(what)),
+Draft::Draft(const std::string& path, std::string what, std::string where,
+             const Replaceable& replaceable)
+    : replaceable_(replaceable),
+      what_(std::move(what)),
       where_(where.empty() ? path : std::move(where)),
-      path_(behind_links(path)) {
+      path_(replaceable.nothing ? path : behind_links(path)) {
+    // A link of /proc names an open file, which may have no name or another one.
+    struct stat meant {
+    }, named{};
+    const bool there = stat(path.c_str(), &meant) == 0;
+    if (there && (stat(path_.c_str(), &named) != 0 || !same_file(meant, named)))
+        throw Error(Trouble::usage, {.what = "it names an open file, and no name leads to that",
+                                     .where = where_,
+                                     .measured = path_,
+                                     .remedy = "name a regular file, or a new one"});
     check_replaceable();
     // What can be known before the work. What changes until publish() costs its name, no more.
     if (const auto hold = hold_on(path_))
@@ -159,10 +251,12 @@ Draft::~Draft() {
     if (file_ < 0) return;
     close(file_);
     unlink(draft_.c_str());
+    forget_draft(noted_);
 }
 
 void Draft::create() {
-    constexpr mode_t kMode = 0666;     // less the user's mask
+    // Less the user's mask. What was private is so from the beginning.
+    const mode_t mode = access(path_.c_str(), F_OK) == 0 ? 0600 : 0666;
     constexpr size_t kNameMost = 200;  // with the suffix below every file system's limit
     constexpr int kTries = 8;
     const std::filesystem::path path(path_);
@@ -171,24 +265,56 @@ void Draft::create() {
         const std::string suffix = random_suffix();
         if (suffix.empty()) fail(errno);
         draft_ = (path.parent_path() / (name + suffix)).string();
+        noted_ = note_draft(draft_);  // before it is there: a signal may come in between
         file_ = open_above_standard(draft_.c_str(),
-                                    O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, kMode);
-        if (file_ >= 0 || errno != EEXIST) break;
+                                    O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
+        if (file_ >= 0) return take_permissions();
+        const int error = errno;
+        forget_draft(noted_);
+        errno = error;
+        if (error != EEXIST) break;
     }
-    if (file_ < 0) fail(errno);
-    // What was private stays so.
-    struct stat old {};
-    constexpr mode_t kPermissions = 0777;
-    if (stat(path_.c_str(), &old) == 0) fchmod(file_, old.st_mode & kPermissions);
+    fail(errno);
 }
 
-void Draft::check_replaceable() const {
+// Of what it replaces.
+void Draft::take_permissions() const {
+    struct stat old {
+    }, own{};
+    if (stat(path_.c_str(), &old) != 0 || fstat(file_, &own) != 0) return;
+    mode_t mode = old.st_mode & 0777;
+    // Root may give it to the owner; others at most to a group that they are in.
+    const bool given = (own.st_uid == old.st_uid && own.st_gid == old.st_gid) ||
+                       fchown(file_, old.st_uid, old.st_gid) == 0 ||
+                       fchown(file_, static_cast<uid_t>(-1), old.st_gid) == 0;
+    // Another group has the rights of all others.
+    if (!given) mode = (mode & ~mode_t{070}) | ((mode & 07) << 3);
+    fchmod(file_, mode);
+}
+
+// Whether there is something to replace.
+bool Draft::check_replaceable() const {
     struct stat status {};
-    if (lstat(path_.c_str(), &status) != 0 || S_ISREG(status.st_mode)) return;
-    throw Error(Trouble::usage, {.what = "it would replace something that is no file",
-                                 .where = where_,
-                                 .measured = path_,
-                                 .remedy = "name a regular file, or a new one"});
+    if (lstat(path_.c_str(), &status) != 0) return false;
+    const auto refuse = [this](const char* what, const char* remedy) {
+        throw Error(Trouble::usage,
+                    {.what = what, .where = where_, .measured = path_, .remedy = remedy});
+    };
+    if (replaceable_.nothing)
+        refuse("something of that name is there by now", "name a new file, or a new directory");
+    if (!S_ISREG(status.st_mode))
+        refuse("it would replace something that is no file", "name a regular file, or a new one");
+    if (is_standard_stream(status))
+        refuse("it would replace the file that a standard stream of this process goes to",
+               "name another file, or let the output go elsewhere");
+    const std::string_view beginning = replaceable_.beginning;
+    if (beginning.empty()) return true;
+    const size_t most = replaceable_.skipped + beginning.size();
+    const std::string start = beginning_of(path_, most, where_);
+    if (!start.empty() && (start.size() < most || !start.ends_with(beginning)))
+        refuse("it would replace a file of another kind, or one that ferry did not make",
+               "name another file, or move that one away");
+    return true;
 }
 
 void Draft::write(std::span<const std::byte> bytes) { write_again(written_, bytes); }
@@ -208,18 +334,35 @@ void Draft::write_again(int64_t offset, std::span<const std::byte> bytes) {
 void Draft::publish() {
     if (fsync(file_) != 0) fail(errno);
     try {
-        check_replaceable();  // once more: it is long since
-        if (rename(draft_.c_str(), path_.c_str()) != 0) fail(errno);
+        take_name();
     } catch (const Error& error) {
         keep(error);
     }
+    forget_draft(noted_);
     close(std::exchange(file_, -1));
     flush_directory();
+}
+
+// What may be replaced is looked at once more: it is long since. A name that was free then is had
+// without a look, and only if it still is.
+void Draft::take_name() {
+    for (;;) {
+        const bool replaces = check_replaceable();
+        const unsigned flags = replaces ? 0 : RENAME_NOREPLACE;
+        if (renameat2(AT_FDCWD, draft_.c_str(), AT_FDCWD, path_.c_str(), flags) == 0) return;
+        if (!replaces && errno == EEXIST) continue;  // since that look
+        // Some file systems know no flags.
+        if (!replaces && (errno == EINVAL || errno == ENOSYS) &&
+            rename(draft_.c_str(), path_.c_str()) == 0)
+            return;
+        fail(errno);
+    }
 }
 
 // It may hold what took days. In a directory that went there is none.
 void Draft::keep(const Error& error) {
     if (access(draft_.c_str(), F_OK) != 0) throw error;
+    forget_draft(noted_);
     close(std::exchange(file_, -1));
     Problem problem = error.problem();
     problem.remedy = "the whole file is in " + draft_ + ": move it to another name";

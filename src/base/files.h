@@ -23,16 +23,32 @@ FileKind kind_of(const std::string& path);
 // The path that is written to where `path` is: links end in what they name, which may not be there.
 std::string behind_links(const std::string& path);
 
+// The first bytes of what a new file is to replace, at most so many: "" where nothing is there, or
+// nothing is in it. Throws usage, naming `where`, where that cannot be read: whose it is nobody
+// knows then.
+std::string beginning_of(const std::string& path, size_t most, const std::string& where);
+
+// What a new file may take the place of, beside an empty one.
+struct Replaceable {
+    std::string_view beginning{};  // a file with these bytes; "": any
+    size_t skipped = 0;            // and any so many before them
+    bool nothing = false;          // nothing at all: the name must be free, and no link
+};
+
+// Removes the drafts of this process. For a handler of signals that ends it.
+void remove_drafts() noexcept;
+
 // A file that appears under its name whole, with publish(), or not at all. Until then it has a
 // random name beside it: two writers of one name never share a file, nobody's file is in the way,
 // and what a kill leaves does not stop the next run. What a symbolic link names is replaced, not
-// the link. What is no regular file, or may not be replaced (a mount point, chattr +i, another's in
-// a sticky directory), is refused at once: usage. Else it throws io, beginning with `what`, naming
-// `where` (empty: the path).
+// the link. What is no regular file, not Replaceable, a standard stream of this process, or may not
+// be replaced (a mount point, chattr +i, another's in a sticky directory), is refused at once:
+// usage. Else it throws io, beginning with `what`, naming `where` (empty: the path). The owner and
+// the permissions of what it replaces stay, as far as they may.
 class Draft {
 public:
     explicit Draft(const std::string& path, std::string what = "the file cannot be written",
-                   std::string where = {});
+                   std::string where = {}, const Replaceable& replaceable = {});
     ~Draft();  // not published, it leaves nothing
     Draft(const Draft&) = delete;
     Draft& operator=(const Draft&) = delete;
@@ -47,13 +63,16 @@ public:
 
 private:
     void create();
-    void check_replaceable() const;
+    bool check_replaceable() const;
+    void take_name();
+    void take_permissions() const;
     void flush_directory() const;
     [[noreturn]] void keep(const Error& error);
     [[noreturn]] void fail(int error) const;
 
+    const Replaceable replaceable_;
     std::string what_, where_, path_, draft_{};
-    int file_ = -1;
+    int file_ = -1, noted_ = -1;  // noted_: for remove_drafts()
     int64_t written_ = 0;
 };
 

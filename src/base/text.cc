@@ -39,9 +39,12 @@ void append_escaped(std::string& to, std::string_view text) {
     for (size_t at = 0; at < text.size();) {
         const size_t bytes = character_at(text, at);
         const unsigned char first = byte_at(text, at);
-        if (bytes == 0 || first < ' ' || first == 0x7f) {
+        // U+0080 to U+009F steer terminals as ESC does.
+        const bool steers = first == 0xc2 && bytes == 2 && byte_at(text, at + 1) < 0xa0;
+        if (bytes == 0 || first < ' ' || first == 0x7f || steers) {
             to += first == '\n' ? "\\n" : first == '\t' ? "\\t" : fmt::format("\\x{:02x}", first);
-            ++at;
+            if (steers) to += fmt::format("\\x{:02x}", byte_at(text, at + 1));
+            at += steers ? 2 : 1;
         } else {
             to.append(text.substr(at, bytes));
             at += bytes;

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/files.h"
 #include "ferry/dtype.h"
 
 namespace ferry::checkpoint {
@@ -62,11 +63,14 @@ using Sink = std::function<void(std::span<const float>)>;
 // Gives all elements of tensor i to the sink.
 using Source = std::function<void(size_t i, const Sink& sink)>;
 
+// What a safetensors file begins with, behind 8 bytes of length.
+inline constexpr Replaceable kSafetensors{.beginning = "{\"", .skipped = 8};
+
 // Writes tensors in the order given, one at a time, each value rounded once to `type`. The file
 // appears whole or not at all (files.h, Draft). Throws Trouble::io, and usage naming the tensor and
 // the value for a finite one that fp16 has no room for.
 void write_safetensors(const std::string& path, std::span<const TensorInfo> tensors, DType type,
-                       const Source& source);
+                       const Source& source, const Replaceable& replaceable = kSafetensors);
 
 // The files of a directory that is being made, which vanish unless all of them were written.
 class NewFiles {
@@ -83,12 +87,12 @@ private:
 };
 
 // The same as transformers saves a model: one model.safetensors, or shards of at most `shard_bytes`
-// (a larger tensor alone) and their index. `directory` must exist, without a model in it. `made`
-// gets the files.
+// (a larger tensor alone) and their index. `directory` must exist, without a model in it: nothing
+// is replaced, and a file that is in the way is an error (usage). `made` gets the files.
 void write_model(const std::string& directory, std::span<const TensorInfo> tensors, DType type,
                  int64_t shard_bytes, const Source& source, NewFiles& made);
 
-// A file that replaces `path` whole (files.h). Throws Trouble::io.
-void write_text(const std::string& path, std::string_view text);
+// A new file, whole: what is there already is an error, usage. Throws Trouble::io.
+void write_new_text(const std::string& path, std::string_view text);
 
 }  // namespace ferry::checkpoint

@@ -15,6 +15,9 @@
 namespace ferry::checkpoint {
 namespace {
 
+constexpr const char* kWhat = "the file cannot be written";
+constexpr Replaceable kNothing{.nothing = true};
+
 const char* dtype_name(DType type) {
     switch (type) {
         case DType::bf16:
@@ -104,9 +107,9 @@ int64_t TensorInfo::count() const {
 }
 
 void write_safetensors(const std::string& path, std::span<const TensorInfo> tensors, DType type,
-                       const Source& source) {
+                       const Source& source, const Replaceable& replaceable) {
     const std::string header = header_of(tensors, type);
-    Draft file(path);
+    Draft file(path, kWhat, {}, replaceable);
     const uint64_t length = header.size();
     file.write(std::as_bytes(std::span(&length, 1)));
     file.write(header);
@@ -139,9 +142,10 @@ void write_model(const std::string& directory, std::span<const TensorInfo> tenso
                         : fmt::format("model-{:05}-of-{:05}.safetensors", shard + 1, shards);
         const size_t first = cuts[shard];
         const auto part = tensors.subspan(first, cuts[shard + 1] - first);
-        made.add(folder / name);
-        write_safetensors(folder / name, part, type,
-                          [&](size_t i, const Sink& sink) { source(first + i, sink); });
+        write_safetensors(
+            folder / name, part, type, [&](size_t i, const Sink& sink) { source(first + i, sink); },
+            kNothing);
+        made.add(folder / name);  // by now: before, it might have been another's
         for (const TensorInfo& tensor : part) {
             append(map, tensor.name, name);
             bytes += tensor.count() * size_of(type);
@@ -149,12 +153,12 @@ void write_model(const std::string& directory, std::span<const TensorInfo> tenso
     }
     if (shards == 1) return;
     const nlohmann::ordered_json index{{"metadata", {{"total_size", bytes}}}, {"weight_map", map}};
+    write_new_text(folder / "model.safetensors.index.json", index.dump(2) + "\n");
     made.add(folder / "model.safetensors.index.json");
-    write_text(folder / "model.safetensors.index.json", index.dump(2) + "\n");
 }
 
-void write_text(const std::string& path, std::string_view text) {
-    Draft file(path);
+void write_new_text(const std::string& path, std::string_view text) {
+    Draft file(path, kWhat, {}, kNothing);
     file.write(text);
     file.publish();
 }

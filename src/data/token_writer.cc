@@ -26,7 +26,8 @@ uint32_t width_for(uint64_t vocabulary) {
 
 TokenWriter::TokenWriter(std::string path, uint64_t vocabulary)
     : path_(std::move(path)),
-      draft_(path_, "cannot write the token file"),
+      draft_(path_, "cannot write the token file", {},
+             {.beginning = std::string_view(kTokenMagic, sizeof kTokenMagic)}),
       info_{.vocabulary = vocabulary, .token_bytes = width_for(vocabulary)} {
     const TokenHeader later{};  // its place
     draft_.write(std::as_bytes(std::span(&later, 1)));

@@ -85,7 +85,8 @@ void Recording::write(const std::string& path) const {
     Nanos origin_ns = size() > 0 ? slices_[0].begin_ns : 0;
     for (size_t i = 0; i < size(); ++i) origin_ns = std::min(origin_ns, slices_[i].begin_ns);
 
-    Draft file(path, "the trace cannot be written");
+    // An older trace; nothing else that came there since the run began.
+    Draft file(path, "the trace cannot be written", {}, {.beginning = "{\"displayTimeUnit\""});
     Text out(file);
     out.add("{{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
     for (const auto& [group, process] : processes) {

@@ -1,6 +1,7 @@
 // A run's weights as a directory that transformers loads.
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -46,11 +47,20 @@ constexpr TextFile kCompanion{.name = "a file that belongs into the export",
                                  .remedy = "name a new directory"});
 }
 
+// Whether a path still names the directory that was opened; -1: it could not be.
+bool leads_to(const std::string& path, int opened) {
+    struct stat then {
+    }, now{};
+    if (opened < 0 || ::fstat(opened, &then) != 0) return true;
+    return ::stat(path.c_str(), &now) == 0 && then.st_dev == now.st_dev &&
+           then.st_ino == now.st_ino;
+}
+
 // The weights are whole by then: what is missing beside them must not cost them.
 void write_companions(const ExportDirectory& directory) {
     for (const auto& [name, text] : directory.companions()) {
         try {
-            checkpoint::write_text(std::filesystem::path(directory.path()) / name, text);
+            checkpoint::write_new_text(std::filesystem::path(directory.path()) / name, text);
         } catch (const Error& error) {
             log_warn(directory.path() + ": the export has no " + name + ": " + error.what());
         }
@@ -84,14 +94,15 @@ void write(const std::vector<model::Layer>& layers, const Config& config,
     }
     const DType type = options.type.value_or(numerics_of(config, {}).compute);
     const std::filesystem::path directory(claimed.path());
+    claimed.check_still_claimed();
     checkpoint::NewFiles made;
     checkpoint::write_model(
         directory, infos, type, options.shard_bytes,
         [&](size_t i, const checkpoint::Sink& sink) { read(places[i], sink); }, made);
     made.keep();
     write_companions(claimed);
-    checkpoint::write_text(directory / "config.json",
-                           description_of(config, claimed.description(), type));
+    checkpoint::write_new_text(directory / "config.json",
+                               description_of(config, claimed.description(), type));
 }
 
 }  // namespace
@@ -101,10 +112,11 @@ ExportDirectory::ExportDirectory(std::string path, const Config& config) : path_
         const std::filesystem::path model(config.model.path);
         description_ = read_text_file(model / "config.json", kModelFile);
         for (const std::string_view name : kCompanions) {
+            // A link to nothing, as a broken cache has, is a file that is missing, and no choice.
             std::error_code unknown;
-            if (std::filesystem::is_regular_file(model / name, unknown))
-                companions_.push_back(
-                    {std::string(name), read_text_file(model / name, kCompanion)});
+            const auto found = std::filesystem::symlink_status(model / name, unknown);
+            if (found.type() == std::filesystem::file_type::not_found) continue;
+            companions_.push_back({std::string(name), read_text_file(model / name, kCompanion)});
         }
     }
     try {
@@ -137,10 +149,32 @@ void ExportDirectory::claim() {
     }
 }
 
+// The run took its time. What another run exports there, or whoever cleared the place put there,
+// makes no model with this one's files.
+void ExportDirectory::check_still_claimed() const {
+    const auto lost = [this](std::string what, std::string measured) {
+        throw Error(Trouble::io, {.what = std::move(what),
+                                  .where = path_,
+                                  .measured = std::move(measured),
+                                  .remedy = "export to a new directory, and leave that alone until "
+                                            "the run has ended"});
+    };
+    if (!leads_to(path_, lock_))
+        lost("the export's directory was removed or replaced during the run",
+             ::access(path_.c_str(), F_OK) == 0 ? "another one is there" : std::strerror(errno));
+    std::error_code unknown;  // what cannot be listed may be written to
+    for (const auto& entry : std::filesystem::directory_iterator(path_, unknown)) {
+        const std::string name = entry.path().filename();
+        if (name == "config.json" || name.ends_with(".safetensors") ||
+            name.ends_with(".safetensors.index.json"))
+            lost("files of another model came into the export's directory during the run", name);
+    }
+}
+
 ExportDirectory::~ExportDirectory() { give_back(); }
 
 void ExportDirectory::give_back() {
-    if (made_) ::rmdir(path_.c_str());  // which takes an empty one only
+    if (made_ && leads_to(path_, lock_)) ::rmdir(path_.c_str());  // which takes an empty one only
     if (lock_ >= 0) ::close(lock_);
 }
 

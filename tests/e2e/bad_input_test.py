@@ -95,6 +95,26 @@ class ConfigurationTest(BadInputTest):
             self.assertIn("--help", run.err + run.out)
             self.assertTrue(run.err.startswith("ferry: "), run.err)
 
+    def test_names_steer_no_terminal(self):
+        """Of files on the command line, and of those that other files name."""
+        evil = "c\x1b]0;pwn\x07\u009b2J.json"
+        model = self.path("model-of-evil")
+        os.mkdir(model)
+        with open(os.path.join(model, "config.json"), "w", encoding="utf-8") as file:
+            json.dump({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
+                       "intermediate_size": 160, "num_hidden_layers": 1, "num_attention_heads": 4,
+                       "num_key_value_heads": 2, "vocab_size": 256, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+                       "tie_word_embeddings": False, "max_position_embeddings": 64}, file)
+        with open(os.path.join(model, "model.safetensors.index.json"), "w", encoding="utf-8") as file:
+            json.dump({"weight_map": {"model.norm.weight": "\x1b[2Jb.safetensors"}}, file)
+        for run, shown in ((self.ferry("train", self.path(evil)), "c\\x1b]0;pwn\\x07\\xc2\\x9b2J.json"),
+                           (self.ferry("data", self.path(evil), "-o", self.path("new.bin")), "\\x1b]0;"),
+                           (self.train(self.config(model={"path": model})), "\\x1b[2Jb.safetensors")):
+            self.assertNotEqual(run.code, 0)
+            self.assertIn(shown, run.err)
+            for byte in ("\x1b", "\x07", "\u009b"):
+                self.assertNotIn(byte, run.err)
+
 
 class JsonTest(BadInputTest):
     """What others wrote as JSON: the configuration, machine files, models, the index of their shards."""

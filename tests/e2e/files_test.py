@@ -309,6 +309,170 @@ class OutputsTest(FerryTest):
         self.assertEqual(first.returncode, 0, err)
         self.assertEqual(sorted(os.listdir(out)), ["config.json", "model.safetensors"])
 
+    def as_another_user(self):
+        """A directory of a user's own, and through which command to be that user."""
+        own = self.path("own")
+        os.mkdir(own)
+        self.addCleanup(shutil.rmtree, own)
+        if os.geteuid() != 0:
+            return own, []
+        if not shutil.which("setpriv"):
+            self.skipTest("no setpriv here")
+        os.chown(own, 65534, 65534)
+        os.chmod(self.dir, 0o755)
+        for name in ("text.txt", "tokens.bin"):
+            os.chmod(self.path(name), 0o644)
+        return own, ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+
+    def test_what_cannot_be_read_is_not_taken_for_empty(self):
+        own, through = self.as_another_user()
+        train = self.command(self.config(steps=1))
+        commands = [["data", self.path("text.txt"), "-o"], [*train, "--weights-out"], [*train, "--trace"],
+                    ["plan", train[1], "--svg"]]
+        for mode in (0o000, 0o600) if through else (0o000,):
+            for i, command in enumerate(commands):
+                path = os.path.join(own, f"notes{i}-{mode}")
+                with open(path, "w", encoding="ascii") as file:
+                    file.write("precious notes")
+                os.chmod(path, mode)
+                if through and mode == 0o000:
+                    os.chown(path, 65534, 65534)
+                with self.subTest(command=command[0], option=command[-1], mode=mode):
+                    run = self.ferry(*command, path, through=through)
+                    self.assertEqual(run.code, USAGE, run.err)
+                    for text in (path, "whose it is cannot be told", "Permission denied"):
+                        self.assertIn(text, run.err)
+                    self.assertEqual(run.out, "", "it worked before it refused")
+                os.chmod(path, 0o600)
+                with open(path, encoding="ascii") as file:
+                    self.assertEqual(file.read(), "precious notes")
+        # Where nothing is in it nothing can be lost.
+        empty = os.path.join(own, "empty")
+        with open(empty, "wb"):
+            os.chmod(empty, 0o200)
+        run = self.ferry("data", self.path("text.txt"), "-o", empty, through=through)
+        self.assertEqual(run.code, 0, run.err)
+        self.assertEqual(os.stat(empty).st_mode & 0o777, 0o200)
+
+    def while_it_runs(self, change, *arguments):
+        """A run of two steps and more, and what happened between the first one and its end."""
+        process = subprocess.Popen([FERRY, *self.command(self.config(steps=100000)), *arguments], text=True,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        out = process.stdout.readline()
+        change()
+        process.send_signal(signal.SIGINT)
+        rest, err = process.communicate(timeout=60)
+        return Run(process.returncode, out + rest, err)
+
+    def test_an_export_never_mixes_with_another_ones(self):
+        out, moved = self.path("mixed"), self.path("moved")
+        other = self.config(steps=1, seed=99)
+        for away in (shutil.rmtree, lambda path: os.rename(path, moved)):
+            def change(away=away):
+                away(out)
+                self.assert_trained(self.train(other, "--export", out))
+            run = self.while_it_runs(change, "--export", out, "--shard-size", "20KB")
+            self.assertEqual(run.code, IO, run.err)
+            for text in (out, "removed or replaced"):
+                self.assertIn(text, run.err)
+            self.assertIsNotNone(run.summary)
+            self.assertEqual(sorted(os.listdir(out)), ["config.json", "model.safetensors"])
+            shutil.rmtree(out)
+        self.assertEqual(os.listdir(moved), [])
+
+    def test_an_export_replaces_nothing_that_came_during_the_run(self):
+        target = self.path("elsewhere.txt")
+        for name in ("config.json", "model.safetensors", "tokenizer.json", "link"):
+            out = self.path("came-" + name)
+            placed = os.path.join(out, "model.safetensors" if name == "link" else name)
+            def change(name=name, placed=placed):
+                if name == "link":
+                    os.symlink(target, placed)
+                with open(placed, "w", encoding="ascii") as file:
+                    file.write("precious")
+            with self.subTest(name=name):
+                run = self.while_it_runs(change, "--export", out)
+                with open(placed, encoding="ascii") as file:
+                    self.assertEqual(file.read(), "precious")
+                self.assertIsNotNone(run.summary)
+                if name == "tokenizer.json":  # no file of this export: it is in nobody's way
+                    self.assertEqual(run.code, 0, run.err)
+                    self.assertIn("model.safetensors", os.listdir(out))
+                else:
+                    self.assertEqual(run.code, IO, run.err)
+                    self.assertIn(out, run.err)
+                    self.assertEqual(os.listdir(out), [os.path.basename(placed)])
+
+    def test_results_replace_nothing_that_came_during_the_run(self):
+        for option in ("--weights-out", "--trace"):
+            path = self.path("came" + option)
+            def change(path=path):
+                with open(path, "w", encoding="ascii") as file:
+                    file.write("precious notes")
+            run = self.while_it_runs(change, option, path)
+            self.assertEqual(run.code, USAGE, run.err)
+            self.assertIsNotNone(run.summary)
+            with open(path, encoding="ascii") as file:
+                self.assertEqual(file.read(), "precious notes")
+            for text in (path, "another kind"):
+                self.assertIn(text, run.err)
+
+    def test_what_is_printed_goes_into_no_output(self):
+        train = self.command(self.config(steps=1))
+        path = self.path("printed")
+        for command, to in (([*train, "--trace", path], f">{path}"), ([*train, "--trace", "/dev/stdout"], f">{path}"),
+                            ([*train, "--weights-out", path], f"2>{path}"),
+                            (["data", self.path("text.txt"), "-o", "/dev/stdout"], f">{path}")):
+            with self.subTest(command=command, to=to):
+                run = subprocess.run(["bash", "-c", f'"$0" "$@" {to}', FERRY, *command], capture_output=True,
+                                     text=True, timeout=60, check=False)
+                self.assertEqual(run.returncode, USAGE, run.stderr)
+                with open(path, encoding="ascii") as file:
+                    said = run.stderr + file.read()
+                self.assertIn("standard stream", said)
+                self.assertEqual(glob.glob(path + ".*"), [])
+
+    def test_an_open_file_without_a_name_is_no_output(self):
+        before = set(os.listdir("/"))
+        gone = self.path("gone")
+        run = subprocess.run(["bash", "-c", f'exec 1>{gone}; rm {gone}; exec "$0" data "$1" -o /dev/stdout', FERRY,
+                              self.path("text.txt")], capture_output=True, text=True, timeout=60, check=False)
+        self.assertEqual(run.returncode, USAGE, run.stderr)
+        self.assertIn("/dev/stdout", run.stderr)
+        self.assertEqual(glob.glob(gone + "*"), [])
+        memory = os.memfd_create("tok")
+        run = self.ferry("data", self.path("text.txt"), "-o", f"/dev/fd/{memory}", pass_fds=(memory,))
+        self.assertEqual(run.code, USAGE, run.err)
+        self.assertIn("no name", run.err)
+        self.assertEqual(os.fstat(memory).st_size, 0)
+        self.assertEqual(set(os.listdir("/")), before)
+        os.close(memory)
+
+    def test_an_interrupt_leaves_no_draft(self):
+        fifo, out = self.path("slow-text"), self.path("interrupted.bin")
+        os.mkfifo(fifo)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            with subprocess.Popen([FERRY, "data", fifo, "-o", out], stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE) as run:
+                with open(fifo, "wb") as file:
+                    file.write(b"some text")
+                    file.flush()
+                    self.assertEqual(len(glob.glob(out + ".*.part")), 1)
+                    run.send_signal(number)
+                    run.communicate(timeout=30)
+            self.assertEqual(run.returncode, -number)
+            self.assertEqual(glob.glob(out + "*"), [])
+        # Whoever started it wanted it to go on.
+        with subprocess.Popen(["bash", "-c", 'trap "" HUP INT; exec "$0" "$@"', FERRY, "data", fifo, "-o", out],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+            with open(fifo, "wb") as file:
+                for number in (signal.SIGINT, signal.SIGHUP):
+                    run.send_signal(number)
+                file.write(b"some text")
+            run.communicate(timeout=30)
+        self.assertEqual(run.returncode, 0)
+        self.assertTrue(os.path.exists(out))
+
     def test_a_trace_that_does_not_fit(self):
         trace = self.path("full.json")
         whole = self.train(self.config(steps=2))

@@ -237,6 +237,21 @@ class RoundTripTest(HfTest):
         self.assertEqual(run.steps, [])
         self.assertFalse(os.path.exists(self.path("no-tokenizer")))
 
+    def test_a_tokenizer_that_is_no_file_is_refused_before_the_run(self):
+        def dangling(path):
+            os.symlink("../../blobs/gone", path)
+        for name, make in (("tokenizer.json", dangling), ("merges.txt", os.mkfifo), ("vocab.json", os.mkdir),
+                           ("tokenizer.model", lambda path: os.symlink("/dev/null", path))):
+            model = self.copy_of("qwen2")
+            make(model / name)
+            with self.subTest(name=name):
+                run = self.train(self.config_for(model), "--export", self.path("no-tokenizer"))
+                self.assertEqual(run.code, USAGE, run.err)
+                for text in ("belongs into the export", str(model / name)):
+                    self.assertIn(text, run.err)
+                self.assertEqual(run.steps, [])
+                self.assertFalse(os.path.exists(self.path("no-tokenizer")))
+
     def test_names_without_the_base_models_prefix(self):
         model = self.copy_of("gpt2")
         file = model / "model.safetensors"

@@ -2,18 +2,24 @@
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
+#include <grp.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
 #include <linux/fs.h>
+#include <linux/seccomp.h>
 #include <sched.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <functional>
+#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -48,6 +54,19 @@ int in_child(const std::function<int()>& body) {
     int status = 0;
     waitpid(child, &status, 0);
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+// From now on this call fails in this process: EPERM.
+bool forbid(uint32_t call) {
+    sock_filter rules[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    const sock_fprog program{.len = std::size(rules), .filter = rules};
+    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+           prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
 
 class DraftTest : public testing::Test {
@@ -256,6 +275,44 @@ TEST_F(DraftTest, RefusesAtOnceWhatIsAnothersInAStickyDirectory) {
     write_whole(directory_ / "out", "new");  // root may
 }
 
+// Whoever owns the directory, and whoever may overrule all owners, may replace it.
+TEST_F(DraftTest, ReplacesInAStickyDirectoryWhatTheKernelLetsIt) {
+    if (geteuid() != 0) GTEST_SKIP() << "there is no other user to be";
+    constexpr uid_t kNobody = 65534;
+    directory_.put("out", "old");
+    ASSERT_EQ(chmod((directory_ / "out").c_str(), 0666), 0);
+    ASSERT_EQ(chown(directory_.path().c_str(), kNobody, kNobody), 0);
+    ASSERT_EQ(chmod(directory_.path().c_str(), 01777), 0);
+    EXPECT_EQ(in_child([&] {
+                  if (setresuid(kNobody, kNobody, kNobody) != 0) return 2;
+                  write_whole(directory_ / "out", "new");
+                  return HasFailure() ? 1 : 0;
+              }),
+              0);
+    EXPECT_EQ(directory_.contents("out"), "new");
+}
+
+// Somebody puts an empty directory into the file's place: looking at it removes nothing.
+TEST_F(DraftTest, NeverRemovesAnEmptyDirectory) {
+    directory_.put("out", "FILE");
+    ASSERT_EQ(mkdir((directory_ / "theirs").c_str(), 0700), 0);
+    std::jthread exchanges([this](const std::stop_token& stop) {
+        const std::string out = directory_ / "out", theirs = directory_ / "theirs";
+        while (!stop.stop_requested())
+            renameat2(AT_FDCWD, out.c_str(), AT_FDCWD, theirs.c_str(), RENAME_EXCHANGE);
+    });
+    constexpr int kTries = 20'000;
+    for (int i = 0; i < kTries; ++i) {
+        try {
+            const Draft draft(directory_ / "out");
+        } catch (const Error&) {  // it was the directory just then
+        }
+    }
+    exchanges.request_stop();
+    exchanges.join();
+    EXPECT_EQ(names_in(directory_), (std::vector<std::string>{"out", "theirs"}));
+}
+
 TEST_F(DraftTest, RefusesAtOnceWhatIsMounted) {
     directory_.put("out", "old");
     directory_.put("other", "mounted");
@@ -282,6 +339,116 @@ TEST_F(DraftTest, KeepsPrivateWhatWasPrivate) {
     struct stat status {};
     ASSERT_EQ(stat((directory_ / "out").c_str(), &status), 0);
     EXPECT_EQ(status.st_mode & 0777, 0600u);
+}
+
+// From the first byte on: a mode that comes later was another one before.
+TEST_F(DraftTest, IsPrivateFromTheBeginning) {
+    directory_.put("out", "old");
+    ASSERT_EQ(chmod((directory_ / "out").c_str(), 0600), 0);
+    // Sees the mode that the draft is created with: fchmod() fails.
+    EXPECT_EQ(in_child([&] {
+                  umask(0);
+                  if (!forbid(SYS_fchmod)) return 3;
+                  const Draft draft(directory_ / "out");
+                  for (const std::string& name : names_in(directory_)) {
+                      struct stat status {};
+                      stat((directory_ / name).c_str(), &status);
+                      EXPECT_EQ(status.st_mode & 0777, 0600u) << name;
+                  }
+                  return HasFailure() ? 1 : 0;
+              }),
+              0);
+}
+
+TEST_F(DraftTest, LeavesAFileToItsOwner) {
+    if (geteuid() != 0) GTEST_SKIP() << "nobody else can give files away";
+    constexpr uid_t kNobody = 65534;
+    directory_.put("out", "old");
+    ASSERT_EQ(chown((directory_ / "out").c_str(), kNobody, kNobody), 0);
+    ASSERT_EQ(chmod((directory_ / "out").c_str(), 0600), 0);
+    write_whole(directory_ / "out", "new");
+    struct stat status {};
+    ASSERT_EQ(stat((directory_ / "out").c_str(), &status), 0);
+    EXPECT_EQ(status.st_uid, kNobody);
+    EXPECT_EQ(status.st_gid, kNobody);
+    EXPECT_EQ(status.st_mode & 0777, 0600u);
+}
+
+TEST_F(DraftTest, GivesAnotherGroupNoMoreThanAllOthers) {
+    if (geteuid() != 0) GTEST_SKIP() << "there is no other user to be";
+    constexpr uid_t kNobody = 65534;
+    directory_.put("out", "old");
+    ASSERT_EQ(chown((directory_ / "out").c_str(), kNobody, 0), 0);
+    ASSERT_EQ(chmod((directory_ / "out").c_str(), 0664), 0);
+    ASSERT_EQ(chown(directory_.path().c_str(), kNobody, kNobody), 0);
+    EXPECT_EQ(in_child([&] {
+                  if (setgroups(0, nullptr) != 0 || setresgid(kNobody, kNobody, kNobody) != 0 ||
+                      setresuid(kNobody, kNobody, kNobody) != 0)
+                      return 2;
+                  write_whole(directory_ / "out", "new");
+                  return HasFailure() ? 1 : 0;
+              }),
+              0);
+    struct stat status {};
+    ASSERT_EQ(stat((directory_ / "out").c_str(), &status), 0);
+    EXPECT_EQ(status.st_gid, kNobody);
+    EXPECT_EQ(status.st_mode & 0777, 0644u);
+}
+
+TEST_F(DraftTest, ReplacesItsOwnKindAlone) {
+    const Replaceable tokens{.beginning = "TOK", .skipped = 2};
+    const std::string out = directory_ / "out";
+    for (const char* text : {"", "..TOK", "..TOKENS"}) {
+        directory_.put("out", text);
+        Draft draft(out, "no", {}, tokens);
+        draft.write("..TOKnew");
+        draft.publish();
+        EXPECT_EQ(directory_.contents("out"), "..TOKnew");
+    }
+    for (const char* text : {"T", "..TO", "...TOK"}) {
+        directory_.put("out", text);
+        EXPECT_THROW(Draft(out, "no", {}, tokens), Error) << text;
+        EXPECT_EQ(directory_.contents("out"), text);
+    }
+    EXPECT_EQ(names_in(directory_), std::vector<std::string>{"out"});
+}
+
+TEST_F(DraftTest, TakesNoNameThatWasTakenMeanwhile) {
+    const std::string out = directory_ / "out";
+    for (const Replaceable& replaceable : {Replaceable{.beginning = "TOK"}, {.nothing = true}}) {
+        Draft draft(out, "no", {}, replaceable);
+        draft.write("TOK, worth days");
+        directory_.put("out", replaceable.nothing ? "" : "mine");
+        try {
+            draft.publish();
+            ADD_FAILURE() << "it was replaced";
+        } catch (const Error& error) {
+            EXPECT_THAT(error.problem().remedy, HasSubstr("the whole file is in " + out));
+        }
+        EXPECT_EQ(directory_.contents("out"), replaceable.nothing ? "" : "mine");
+        std::filesystem::remove(out);
+    }
+    const std::string link = directory_ / "link";
+    ASSERT_EQ(symlink("nowhere", link.c_str()), 0);
+    EXPECT_THROW(Draft(link, "no", {}, {.nothing = true}), Error);
+}
+
+TEST_F(DraftTest, IsRemovedByAHandlerOfSignals) {
+    EXPECT_EQ(in_child([&] {
+                  Draft one(directory_ / "one"), two(directory_ / "two"),
+                      three(directory_ / "three");
+                  two.publish();
+                  EXPECT_EQ(in_child([] {
+                                remove_drafts();  // not the parent's
+                                return 0;
+                            }),
+                            0);
+                  EXPECT_EQ(names_in(directory_).size(), 3u);
+                  remove_drafts();
+                  EXPECT_EQ(names_in(directory_), std::vector<std::string>{"two"});
+                  return HasFailure() ? 1 : 0;
+              }),
+              0);
 }
 
 TEST_F(DraftTest, NeverHasTheNumberOfAStandardStream) {

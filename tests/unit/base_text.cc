@@ -25,7 +25,8 @@ TEST(Text, ShowsWhatIsPrintableAndNamesOtherBytes) {
     EXPECT_EQ(shown("a path/with spaces"), "a path/with spaces");
     EXPECT_EQ(shown("Gr\u00fc\u00dfe \U0001f600"), "Gr\u00fc\u00dfe \U0001f600");
     EXPECT_EQ(shown(std::string_view("a\0b\n\x1b\xff\x7f", 7)), "a\\x00b\\n\\x1b\\xff\\x7f");
-    EXPECT_EQ(shown("\xc3"), "\\xc3");  // of a character cut off
+    EXPECT_EQ(shown("\u009b2J \u00a0"), "\\xc2\\x9b2J \u00a0");  // CSI, as one character
+    EXPECT_EQ(shown("\xc3"), "\\xc3");                           // of a character cut off
     EXPECT_EQ(in_quotes("two"), "\"two\"");
 }
 
