@@ -103,6 +103,8 @@ TEST_F(Tokens, RefusesWhatIsDamaged) {
     expect_refusal(Trouble::usage, "does not start with FERRYTOK");
     std::ofstream(path_) << "short";
     expect_refusal(Trouble::usage, "5 bytes");
+    EXPECT_THROW(write(100), Error) << "what is no token file was replaced";
+    std::filesystem::remove(path_);
 
     const std::pair<const char*, std::function<void(std::string&)>> cases[] = {
         {"truncated", [](std::string& s) { s.pop_back(); }},
