@@ -258,12 +258,15 @@ void PathFiles::keep() {
 }
 
 std::string PathFiles::missing() const {
-    if (options_.raw_device) return {};
-    if (!header_->in_place()) return options_.path + "/ferry.volume";
-    // Under another name nobody looks for it.
+    if (options_.raw_device) return header_->holds(header_now_) ? std::string() : options_.path;
+    if (!header_->in_place() || !header_->holds(header_now_))
+        return options_.path + "/ferry.volume";
+    // Under another name nobody looks for it, and cut nobody resumes by it.
     for (size_t i = 0; i < descriptors_.size(); ++i) {
         std::string name = segment_name(static_cast<int>(i));
-        if (!is_named(descriptors_[i], name)) return name;
+        struct stat status {};
+        const bool whole = is_named(descriptors_[i], name) && fstat(descriptors_[i], &status) == 0;
+        if (!whole || (i < ends_.size() && status.st_size != ends_[i])) return name;
     }
     return {};
 }
@@ -423,6 +426,7 @@ int PathFiles::open_file(const std::string& name, int flags) {
 }
 
 void PathFiles::create_segment(int index, int64_t end) {
+    if (static_cast<size_t>(index) == ends_.size()) ends_.push_back(end);
     if (resumed_) return check_segment_is_whole(index, end);
     if (options_.raw_device) {
         header_now_.device_end = end;

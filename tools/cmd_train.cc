@@ -274,7 +274,7 @@ private:
         if (report.removed.empty()) return;
         throw Error(Trouble::io,
                     {.what = "the run came to its end, but nothing durable is left of it: a file "
-                             "of its state was removed or replaced",
+                             "of its state was removed, replaced or overwritten",
                      .where = report.removed,
                      .measured = fmt::format("the run ended after step {}", steps_),
                      .remedy = "start again where more steps are wanted; give budgets.nvme a "

@@ -16,6 +16,7 @@ from harness import DOES_NOT_FIT, FERRY, IO, USAGE, FerryTest, Run
 
 STEPS = 24
 BLOCK = 4096
+BAD_SECTOR = os.path.join(os.environ.get("FERRY_BUILD_DIR", ""), "libbad_sector.so")
 
 
 class ResumeTest(FerryTest):
@@ -238,6 +239,15 @@ class ResumeTest(FerryTest):
                 file.write(damaged)
             self.refused(config, ["the header is damaged", back, "may be whole"], "--resume")
             self.refused(config, ["a damaged header is left here", back, "io.leftovers"])
+        broken = bytearray(whole)
+        broken[:BLOCK] = bytes(BLOCK)
+        broken[BLOCK + 100] ^= 1
+        for contents, what in ((broken, "the header is damaged"), (whole[:1], "an overwritten header"),
+                               (bytes(len(whole)), "an overwritten header")):
+            with open(header, "wb") as file:
+                file.write(contents)
+            self.refused(config, [what, back, "may be whole"], "--resume")
+            self.refused(config, ["header is left here: the files beside it may be whole", back])
         os.truncate(header, 0)
         self.refused(config, ["its header is missing or empty", "0 bytes", "may be whole"], "--resume")
         self.refused(config, ["an empty header is left here", back, "may be whole"])
@@ -257,6 +267,42 @@ class ResumeTest(FerryTest):
         resumed = self.train(config, "--resume")
         self.assert_trained(resumed)
         self.assertEqual(resumed.hashes, whole.hashes)
+
+    def test_a_bad_sector_under_one_header_costs_nothing(self):
+        if not os.path.exists(BAD_SECTOR):
+            self.skipTest("not built")
+        whole, config = self.whole(), self.durable()
+        self.killed(config, steps=3)
+        bad = {**os.environ, "LD_PRELOAD": BAD_SECTOR, "FERRY_TEST_BAD_BELOW": str(BLOCK),
+               "FERRY_TEST_BAD_FILE": os.path.join(self.drives[0], "ferry.volume")}
+        self.killed(config, "--resume", steps=3, env=bad)
+        resumed = self.train(config, "--resume", env=bad)
+        self.assert_trained(resumed)
+        for text in ("the first of two headers", "cannot be read (Input/output error)", "check the drive",
+                     "one of two headers", "cannot be written: Input/output error"):
+            self.assertIn(text, resumed.err)
+        self.assertGreater(resumed.steps[0]["step"], 4, "the second header says how far the run came")
+        self.assertEqual(resumed.hashes, whole.hashes)
+        bad["FERRY_TEST_BAD_BELOW"] = str(2 * BLOCK)
+        run = self.train(config, "--resume", env=bad)
+        self.assertEqual(run.code, IO, run.err)
+        self.assertIn("the volume's header cannot be read: Input/output error", run.err)
+
+    def test_a_header_overwritten_at_the_end_is_said(self):
+        constant = {"schedule__kind": "constant", "schedule__warmup_steps": 0, "steps": 16}
+        header = os.path.join(self.drives[0], "ferry.volume")
+
+        def zero():
+            with open(header, "r+b") as file:
+                file.write(bytes(2 * BLOCK))
+        for damage in (lambda: os.truncate(header, 0), zero):
+            with self.subTest(damage=damage):
+                run = self.remove_under_it(self.durable(**constant), damage, steps=16)
+                self.assertEqual(run.code, IO, run.err)
+                self.assertIn("nothing durable is left", run.err)
+                self.assertIn(header, run.err)
+                shutil.rmtree(self.drives[0])
+                os.mkdir(self.drives[0])
 
     def test_no_hash_of_a_step_is_lost(self):
         """A kill may come between a step and its line: who goes on says it."""
@@ -283,12 +329,12 @@ class ResumeTest(FerryTest):
         first = next(line for line in run.lines if "state_hash" in line or "loss" in line)
         self.assertEqual((first["step"], "state_hash" in first), (after, True))
 
-    def remove_under_it(self, config, remove):
+    def remove_under_it(self, config, remove, steps=4):
         """What a run says and how it ends when `remove` is called after some of its steps."""
         process = subprocess.Popen([FERRY, *self.command(config)], text=True,
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         out = ""
-        while out.count('"loss"') < 4:
+        while out.count('"loss"') < steps:
             out += process.stdout.readline()
         remove()
         rest, err = process.communicate(timeout=120)
