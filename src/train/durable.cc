@@ -13,7 +13,7 @@
 namespace ferry::train {
 namespace {
 
-constexpr uint64_t kFormat = 1;
+constexpr uint64_t kFormat = 2;
 struct Stored {
     uint64_t format;
     RunState state;
