@@ -30,16 +30,20 @@ constexpr int kSegmentsMany = 8;          // where writers of one file take turn
 int64_t allocated_bytes(const struct stat& status) { return int64_t{status.st_blocks} * 512; }
 
 // Removes a segment; what is no plain file of that name stays. Its space is free at once, even
-// while the ring of a killed process still lets go of it.
-void remove_plain_file(const std::string& name) noexcept {
+// while the ring of a killed process still lets go of it. 0, or why it could not be opened.
+int remove_plain_file(const std::string& name) noexcept {
     const int file = open(name.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    if (file < 0) return;
+    if (file < 0) return errno;
     struct stat status {};
     const bool plain = fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink == 1;
     if (plain && (ftruncate(file, 0) != 0 || unlink(name.c_str()) != 0))
         log_warn("aio: " + name + " could not be removed: " + strerror(errno));
     close(file);
+    return 0;
 }
+
+// Of this process or the system, and not of the file.
+bool is_out_of_descriptors(int error) { return error == EMFILE || error == ENFILE; }
 
 bool is_empty_file(const std::string& name) {
     struct stat status {};
@@ -152,7 +156,11 @@ void PathFiles::take_over(const Header& found, bool reuse) {
         if (!options_.segments) segments_ = found.segments;
         kept_ = std::min(segments_, found.segments);
     }
-    for (int i = kept_; i < found.segments; ++i) remove_plain_file(segment_name(i));
+    for (int i = kept_; i < found.segments; ++i)
+        if (const int error = remove_plain_file(segment_name(i)); is_out_of_descriptors(error))
+            refuse(Trouble::does_not_fit,
+                   problem_of("a segment left by a killed run cannot be opened to remove it",
+                              segment_name(i), error));
     for (int i = 0; i < kept_; ++i) {
         struct stat status {};
         if (stat(segment_name(i).c_str(), &status) != 0) status = {};
@@ -258,12 +266,15 @@ void PathFiles::keep() {
 }
 
 std::string PathFiles::missing() const {
-    if (options_.raw_device) return {};
-    if (!header_->in_place()) return options_.path + "/ferry.volume";
-    // Under another name nobody looks for it.
+    if (options_.raw_device) return header_->holds(header_now_) ? std::string() : options_.path;
+    if (!header_->in_place() || !header_->holds(header_now_))
+        return options_.path + "/ferry.volume";
+    // Under another name nobody looks for it, and cut nobody resumes by it.
     for (size_t i = 0; i < descriptors_.size(); ++i) {
         std::string name = segment_name(static_cast<int>(i));
-        if (!is_named(descriptors_[i], name)) return name;
+        struct stat status {};
+        const bool whole = is_named(descriptors_[i], name) && fstat(descriptors_[i], &status) == 0;
+        if (!whole || (i < ends_.size() && status.st_size != ends_[i])) return name;
     }
     return {};
 }
@@ -423,6 +434,7 @@ int PathFiles::open_file(const std::string& name, int flags) {
 }
 
 void PathFiles::create_segment(int index, int64_t end) {
+    if (static_cast<size_t>(index) == ends_.size()) ends_.push_back(end);
     if (resumed_) return check_segment_is_whole(index, end);
     if (options_.raw_device) {
         header_now_.device_end = end;

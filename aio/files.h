@@ -60,7 +60,8 @@ public:
     void mark_laid_out();
     // A record was published: from now on the files stay when the volume goes. Throws Error.
     void keep();
-    // The first of its files that was removed or replaced while it is in use; empty: none was.
+    // The first of its files that was removed, replaced, overwritten (a header) or cut while it is
+    // in use; empty: none was.
     std::string missing() const;
     void note_step(int64_t step) noexcept;
     // The header stays, and says which state was lost; the space is given back. Of no effect before
@@ -106,6 +107,7 @@ private:
     int64_t alignment_ = 4096, data_offset_ = 0, capacity_bytes_ = 0;
     std::vector<int> descriptors_;
     std::vector<int64_t> kept_end_;
+    std::vector<int64_t> ends_;  // as laid out, of each segment
 };
 
 }  // namespace ferry::aio

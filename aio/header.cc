@@ -34,15 +34,27 @@ bool is_whole(const Header& header, ssize_t bytes) {
            header.version == kFormatVersion && header.sum == sum_of(header);
 }
 
-// Of the two copies that were read, which are whole and the one that counts: null, if neither is.
+constexpr auto kEach = static_cast<ssize_t>(sizeof(Header));
+
+// Both copies, each read by itself: a sector that the drive lost costs the one that it lies in.
 struct Copies {
-    explicit Copies(const Header (&both)[2], ssize_t bytes)
-        : whole{is_whole(both[0], bytes), is_whole(both[1], bytes - ssize_t{sizeof(Header)})} {
+    explicit Copies(int file) {
+        for (int i = 0; i < 2; ++i) {
+            got[i] = pread(file, &both[i], sizeof(Header), i * kEach);
+            errors[i] = got[i] < 0 ? errno : 0;
+            whole[i] = is_whole(both[i], got[i]);
+        }
         if (whole[0]) counts = &both[0];
         if (whole[1] && (!whole[0] || both[1].number > both[0].number)) counts = &both[1];
     }
-    const bool whole[2];
-    const Header* counts = nullptr;
+    Copies(const Copies&) = delete;
+    Copies& operator=(const Copies&) = delete;
+
+    Header both[2]{};
+    ssize_t got[2]{};
+    int errors[2]{};  // of what could not be read
+    bool whole[2]{};
+    const Header* counts = nullptr;  // of those that are whole the newer one
 };
 
 std::string hex(uint64_t value) {
@@ -89,6 +101,21 @@ Error not_ferrys(const std::string& name) {
     return Error(Trouble::usage, {.what = "a file of this name exists and is not ferry's",
                                   .where = name,
                                   .remedy = "move or delete it, or give another path"});
+}
+
+// Nothing but the first segment beside it tells that this was a header.
+Error overwritten(const std::string& name, int64_t bytes) {
+    return Error(Trouble::usage,
+                 {.what = "an overwritten header is left here: the files beside it may be whole",
+                  .where = name,
+                  .measured = std::to_string(bytes) + " bytes, of which no header is made",
+                  .remedy = "put the header back as the run left it; or, to give its state up, "
+                            "delete the ferry.* files there"});
+}
+
+bool has_segment_beside(const std::string& name) {
+    const std::string segment = name.substr(0, name.rfind('/') + 1) + "ferry.seg0";
+    return access(segment.c_str(), F_OK) == 0;
 }
 
 Error not_opened(const std::string& name, int error) {
@@ -154,10 +181,9 @@ uint64_t published_run(const PathOptions& path) noexcept {
     const int file =
         open_above_standard(name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (file < 0) return 0;
-    Header both[2]{};
-    const ssize_t got = pread(file, both, sizeof both, 0);
+    const Copies known(file);
     close(file);
-    const Header* header = Copies(both, got).counts;
+    const Header* header = known.counts;
     return header != nullptr && header->published ? header->run_id : 0;
 }
 
@@ -212,18 +238,31 @@ bool HeaderFile::lock() {
 
 // Throws where it is not ferry's, or a newer ferry's.
 HeaderFile::Reading HeaderFile::read() {
-    Header copies[2]{};
-    const ssize_t got = pread(file_, copies, sizeof copies, 0);
-    if (got < 0)
-        throw Error(Trouble::io, problem_of("the volume's header cannot be read", name_, errno));
-    constexpr auto kEach = static_cast<ssize_t>(sizeof(Header));
-    const Copies known(copies, got);
-    if (known.counts == nullptr) return judge(copies[0], std::min(got, kEach));
+    const Copies known(file_);
+    if (known.counts == nullptr) {
+        // What could not be read may be whole.
+        for (const int error : known.errors)
+            if (error != 0)
+                throw Error(Trouble::io,
+                            problem_of("the volume's header cannot be read", name_, error));
+        // The copy that proves most of what it was.
+        const auto says = [&](int i) {
+            return has_magic(known.both[i], known.got[i]) ||
+                   (known.got[i] == kEach && known.both[i].sum == sum_of(known.both[i]));
+        };
+        const int told = !says(0) && says(1) ? 1 : 0;
+        return judge(known.both[told], known.got[told]);
+    }
     // Of a file that ends after the first one the writer was killed between the two.
-    if (!known.whole[0] || (!known.whole[1] && got > kEach))
-        log_warn("aio: the " + std::string(known.whole[0] ? "second" : "first") +
-                 " of two headers in " + name_ +
-                 " is damaged, the other one is whole and counts: check the drive");
+    if (!known.whole[0] || (!known.whole[1] && known.got[1] != 0)) {
+        const int bad = known.whole[0] ? 1 : 0;
+        log_warn("aio: the " + std::string(bad == 1 ? "second" : "first") + " of two headers in " +
+                 name_ +
+                 (known.errors[bad] == 0
+                      ? " is damaged"
+                      : " cannot be read (" + std::string(strerror(known.errors[bad])) + ")") +
+                 ", the other one is whole and counts: check the drive");
+    }
     number_ = known.counts->number;
     Reading reading;
     reading.header = *known.counts;
@@ -232,9 +271,9 @@ HeaderFile::Reading HeaderFile::read() {
 }
 
 // What is there where neither copy is whole.
-HeaderFile::Reading HeaderFile::judge(const Header& first, int64_t bytes) const {
+HeaderFile::Reading HeaderFile::judge(const Header& told, int64_t bytes) const {
     Reading reading;
-    const Header& header = reading.header = first;
+    const Header& header = reading.header = told;
     const auto broken = [&](const char* fault, std::string proof) {
         reading.condition = Condition::broken;
         reading.fault = fault;
@@ -247,6 +286,7 @@ HeaderFile::Reading HeaderFile::judge(const Header& first, int64_t bytes) const 
     if (complete && header.sum == sum_of(header))
         return broken("damaged", "its magic or version is not as it was");
     if (!named && (bytes == 0 || raw_device_)) return reading;  // a device's may be destroyed
+    if (!named && has_segment_beside(name_)) throw overwritten(name_, bytes);
     if (!named) throw not_ferrys(name_);
     if (!complete) return broken("truncated", std::to_string(bytes) + " bytes");
     if (current) return broken("damaged", "its checksum does not match");
@@ -370,12 +410,29 @@ bool HeaderFile::note(Header header) noexcept {
     header.number = ++number_;
     header.sum = sum_of(header);
     bytes_written_ += kHeaderBytes;
-    constexpr auto kEach = static_cast<ssize_t>(sizeof header);
+    // Both are tried: either alone is enough to go on by.
+    int written = 0, error = 0;
     for (const off_t at : {off_t{0}, off_t{kEach}}) {
         errno = EIO;  // a short count says nothing else
-        if (pwrite(file_, &header, kEach, at) != kEach) return false;
+        if (pwrite(file_, &header, sizeof header, at) == kEach)
+            ++written;
+        else
+            error = errno;
     }
-    return true;
+    if (written == 1 && !warned_) {
+        warned_ = true;
+        log_warn("aio: one of two headers in " + name_ + " cannot be written: " + strerror(error) +
+                 ": check the drive");
+    }
+    errno = error;
+    return written > 0;
+}
+
+bool HeaderFile::holds(const Header& header) const noexcept {
+    const Copies known(file_);
+    return known.counts != nullptr && known.counts->run_id == header.run_id &&
+           known.counts->volume_id == header.volume_id &&
+           known.counts->published == header.published;
 }
 
 bool HeaderFile::in_place() const noexcept { return is_named(file_, name_); }

@@ -78,11 +78,14 @@ public:
     // With magic, version, process, boot and sum filled in; on stable storage at return. Throws
     // Error.
     void write(const Header& header);
-    // The same, but it is on its way only: a kill cannot lose it, a power failure can.
+    // The same, but it is on its way only: a kill cannot lose it, a power failure can. False:
+    // neither copy could be written, and errno says why.
     bool note(Header header) noexcept;
     void erase() noexcept;  // the path is free for anyone again
     // Its name still leads to it: neither it nor its directory was removed or replaced.
     bool in_place() const noexcept;
+    // What lies there is whole and says what this one says of whose files they are.
+    bool holds(const Header& header) const noexcept;
 
 private:
     bool lock();
@@ -94,12 +97,13 @@ private:
         std::string fault{}, proof{};  // of a broken one: "truncated", "200 bytes"
     };
     Reading read();
-    Reading judge(const Header& first, int64_t bytes) const;
+    Reading judge(const Header& told, int64_t bytes) const;
     [[noreturn]] void refuse_leftover(const Reading& reading, uint64_t run_id) const;
 
     const std::string name_;
     const bool raw_device_;
     int file_ = -1;
+    bool warned_ = false;
     uint64_t number_ = 0;  // of the newest header there
     int64_t bytes_written_ = 0;
 };

@@ -131,8 +131,12 @@ private:
             const train::RunReport known = engine_->report();
             yardsticks_ = {known.bound_seconds, known.model_flops, known.gemm_flops_per_s};
         }
-        evaluate(steps_);
         // Whether the interrupted run said it nobody knows: a line twice is better than none.
+        if (const train::StepReport* last = engine_->resumed_step()) {
+            if (speaks_) say(*last);
+            lr_ = last->lr;
+        }
+        evaluate(steps_);
         if (steps_ > 0 && config_.hash_every == HashEvery::step) print_hash(steps_);
         for (int64_t step = steps_ + 1; step <= config_.steps && !ends(); ++step) {
             const train::StepReport report = engine_->step();
@@ -273,7 +277,7 @@ private:
         if (report.removed.empty()) return;
         throw Error(Trouble::io,
                     {.what = "the run came to its end, but nothing durable is left of it: a file "
-                             "of its state was removed or replaced",
+                             "of its state was removed, replaced or overwritten",
                      .where = report.removed,
                      .measured = fmt::format("the run ended after step {}", steps_),
                      .remedy = "start again where more steps are wanted; give budgets.nvme a "
@@ -281,16 +285,21 @@ private:
     }
 
     // A file that cannot be written costs no other, nor the summary: the first such error is thrown
-    // after it. With several ranks at once, unless the others take no part in the writing.
+    // after it. With several ranks at once, unless the others take no part in the writing, or all
+    // that they give was taken.
     template <class Write>
     void attempt(const Write& write, bool alone = false) {
         try {
             write();
         } catch (const Error& error) {
             if (!alone && !engine_->plan().partition.alone()) throw;
-            if (failed_) log_warn(error.what());
-            if (!failed_) failed_ = error;
+            keep(error);
         }
+    }
+
+    void keep(const Error& error) {
+        if (failed_) log_warn(error.what());
+        if (!failed_) failed_ = error;
     }
 
     void say(const train::RunReport& report) {
@@ -334,10 +343,36 @@ private:
                 tensors.emplace_back(layer, &tensor);
             }
         }
-        const auto read = [&](size_t i, const checkpoint::Sink& sink) {
-            engine_->read_tensor(tensors[i].first, *tensors[i].second, sink);
+        // The other ranks give every value, in this order: what becomes of the file is no reason to
+        // leave them waiting.
+        size_t taken = 0;
+        bool taking = false;
+        std::optional<Error> failed;
+        const auto take = [&](const checkpoint::Sink& sink) {
+            const auto [layer, tensor] = tensors[taken];
+            engine_->read_tensor(layer, *tensor, [&](std::span<const float> values) {
+                try {
+                    if (!failed) sink(values);
+                } catch (const Error& error) {
+                    failed = error;
+                }
+            });
+            ++taken;
         };
-        checkpoint::write_safetensors(options_.weights_out, infos, DType::f32, read);
+        const auto read = [&](size_t, const checkpoint::Sink& sink) {
+            taking = true;
+            take(sink);
+            taking = false;
+            if (failed) throw Error(*failed);
+        };
+        try {
+            checkpoint::write_safetensors(options_.weights_out, infos, DType::f32, read);
+        } catch (const Error& error) {
+            if (taking) throw;  // the engine's
+            keep(error);
+            failed = error;
+        }
+        while (failed && !engine_->plan().partition.alone() && taken < tensors.size()) take({});
     }
 
     TrainOptions options_;

@@ -6,8 +6,8 @@
 
 namespace ferry::tools {
 
-// By its name, by how its beginning parses, and by what most lines of it are. Of the beginning
-// there must be 64 KiB or more where the file has them.
+// By its name alone, else by how its beginning parses, and by what most lines of it are. Of the
+// beginning there must be 64 KiB or more where the file has them.
 bool looks_like_json(const std::string& path, std::string_view beginning);
 
 }  // namespace ferry::tools

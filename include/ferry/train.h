@@ -160,6 +160,9 @@ public:
     StepReport step();
     // The number of the last step; at first 0, or of the last one that the resumed run has durable.
     int64_t last_step() const;
+    // What was said of that one by the run that was resumed, where it may not have come to be read;
+    // null: nothing was resumed, or no step of it.
+    const StepReport* resumed_step() const;
     // Mean loss over the held-back micro-batches the configuration asks for. Training goes on after
     // it with the same bits as without it. Throws diverged, naming the layer, when it is not
     // finite.

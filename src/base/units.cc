@@ -79,7 +79,10 @@ std::string nearest_word(std::string_view word, std::span<const std::string> kno
     size_t best_distance = however_far ? SIZE_MAX : std::max<size_t>(2, word.size() / 2) + 1;
     for (const std::string& candidate : known) {
         const size_t distance = edit_distance(word, candidate);
-        if (distance < best_distance) best_distance = distance, best = candidate;
+        // Nothing in common is not near, however short both are.
+        const bool shares = distance < std::max(word.size(), candidate.size());
+        if (distance < best_distance && (shares || however_far))
+            best_distance = distance, best = candidate;
     }
     return best;
 }

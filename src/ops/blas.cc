@@ -257,6 +257,11 @@ bool take_blas_core(const std::string& core) {
     return mine.blas().core == core || (runs_here(core) && mine.reload(core));
 }
 
+std::string blas_chosen_by() {
+    const std::lock_guard lock(library_mutex);
+    return library().given();
+}
+
 std::string slow_blas() {
     const std::lock_guard lock(library_mutex);
     const Library& mine = library();

@@ -13,6 +13,8 @@ std::vector<std::string> blas_cores();  // that this processor can run, the wide
 // Runs these from now on. False: not here, or others are in use (CPU Ops live, or another part of
 // the process loaded OpenBLAS). Not from several threads.
 bool take_blas_core(const std::string& core);
+// Who else than ferry chose those that this process runs; empty: nobody.
+std::string blas_chosen_by();
 // What to tell the user of kernels that are older than the processor and that neither ferry chose
 // nor a run is resumed with; empty: nothing.
 std::string slow_blas();

@@ -13,7 +13,7 @@
 namespace ferry::train {
 namespace {
 
-constexpr uint64_t kFormat = 1;
+constexpr uint64_t kFormat = 2;
 struct Stored {
     uint64_t format;
     RunState state;
@@ -49,8 +49,8 @@ Error nothing_to_resume() {
 
 Error nothing_durable(const std::string& removed, int64_t step) {
     return {Trouble::io,
-            {.what = "a file of the durable state was removed or replaced under the run: nothing "
-                     "of it will outlive the process",
+            {.what = "a file of the durable state was removed, replaced or overwritten under the "
+                     "run: nothing of it will outlive the process",
              .where = removed,
              .measured = fmt::format("seen after step {}", step),
              .remedy = "the run goes on, and ends with exit code 4: write its weights "

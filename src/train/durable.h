@@ -9,6 +9,7 @@
 #include "data/tokens.h"
 #include "ferry/config.h"
 #include "ferry/swap.h"
+#include "ferry/train.h"
 #include "loss_scale.h"
 #include "planner/planner.h"
 #include "swap/store.h"
@@ -21,6 +22,7 @@ struct RunState {
     LossScale::State loss_scale{};
     int64_t skipped_in_a_row = 0, unclipped_in_a_row = 0;
     uint64_t frozen = 0;  // hash of the frozen weights
+    StepReport report{};  // of the step
 };
 
 // All that decides the run's numbers, a line each: two runs with the same text are the same run.

@@ -89,6 +89,7 @@ public:
     }
 
     int64_t last_step() const { return step_; }
+    const StepReport* resumed_step() const { return resumed_.step > 0 ? &resumed_ : nullptr; }
 
     Evaluation evaluate(std::span<float> logits) {
         return guarded([&] { return held_back(logits); });
@@ -185,8 +186,11 @@ private:
         } else {
             replay(report);
         }
+        const auto seconds = [&] { return static_cast<double>(executor_.now() - start) * 1e-9; };
+        report.seconds = seconds();  // as far as its record can know
+        last_ = report;
         note_committed();
-        report.seconds = static_cast<double>(executor_.now() - start) * 1e-9;
+        report.seconds = seconds();
         note(report);
         return report;
     }
@@ -370,6 +374,7 @@ private:
         skipped_in_a_row_ = found.skipped_in_a_row;
         judge_->resume(found.unclipped_in_a_row);
         frozen_ = found.frozen;
+        last_ = resumed_ = found.report;
         log_info(resumed_text(step_, volume()->noted_step()));
     }
 
@@ -384,7 +389,8 @@ private:
                                     .loss_scale = loss_scale_.state(),
                                     .skipped_in_a_row = skipped_in_a_row_,
                                     .unclipped_in_a_row = judge_->unclipped_in_a_row(),
-                                    .frozen = frozen_},
+                                    .frozen = frozen_,
+                                    .report = last_},
                                    plan_.record_bytes - swap::map_bytes(plan_.objects));
     }
 
@@ -451,6 +457,8 @@ private:
     const model::Shape& shape_ = described_.shape;
     model::Numerics numerics_;
     TokenLoader loader_;
+    StepReport last_{};      // of the last step
+    StepReport resumed_{};   // of the step resumed after
     std::string removed_{};  // a file of the durable state that was removed under the run
     std::vector<model::Layer> layers_;
     std::unique_ptr<LoadedWeights> loaded_;  // until the state is initialised
@@ -515,6 +523,7 @@ bool Engine::any(bool mine) { return run_->any(mine); }
 void Engine::abandon(const char* why) noexcept { run_->abandon(why); }
 StepReport Engine::step() { return run_->step(); }
 int64_t Engine::last_step() const { return run_->last_step(); }
+const StepReport* Engine::resumed_step() const { return run_->resumed_step(); }
 Evaluation Engine::evaluate(std::span<float> logits) { return run_->evaluate(logits); }
 uint64_t Engine::state_hash() { return run_->state_hash(); }
 void Engine::read_tensor(int64_t layer, const model::Tensor& tensor, const Sink& sink) {

@@ -1,13 +1,37 @@
 #include "resumed_kernels.h"
 
+#include <cstdlib>
 #include <string>
 
 #include "aio/published_run.h"
 #include "base/log.h"
+#include "ferry/error.h"
 #include "numerics_record.h"
 #include "ops/blas_kernels.h"
 
 namespace ferry::train {
+
+namespace {
+
+[[noreturn]] void refuse_others(const std::string& path, const std::string& core,
+                                const std::string& recorded) {
+    const std::string chosen_by = ops::blas_chosen_by();
+    const char* const preloaded = std::getenv("LD_PRELOAD");
+    throw Error(Trouble::usage,
+                {.what = "the run cannot be resumed: it was started with OpenBLAS's " + recorded +
+                         " kernels, which this process cannot take",
+                 .where = path,
+                 .measured = core + " kernels" + (chosen_by.empty() ? "" : ": " + chosen_by) +
+                             (preloaded == nullptr || *preloaded == '\0'
+                                  ? ""
+                                  : " (LD_PRELOAD is " + std::string(preloaded) + ")"),
+                 .limit = recorded + " kernels: others round differently",
+                 .remedy = "start it where nothing loads OpenBLAS before ferry does, or with "
+                           "OPENBLAS_CORETYPE=" +
+                           recorded});
+}
+
+}  // namespace
 
 void take_recorded_kernels(const Config& config, const model::Shape& shape, const Device& device) {
     if (device.kind() != DeviceKind::cpu || config.budgets.nvme.empty()) return;
@@ -21,9 +45,9 @@ void take_recorded_kernels(const Config& config, const model::Shape& shape, cons
         std::string with_other = machine;
         with_other.replace(at + 1, core.size(), other);
         if (numerics_hash(config, shape, with_other, 1) != run) continue;
-        if (ops::take_blas_core(other))
-            log_info("the run was started with OpenBLAS's " + other +
-                     " kernels and goes on with them, not with " + core + ", for the same bits");
+        if (!ops::take_blas_core(other)) refuse_others(path.path, core, other);
+        log_info("the run was started with OpenBLAS's " + other +
+                 " kernels and goes on with them, not with " + core + ", for the same bits");
         return;
     }
 }

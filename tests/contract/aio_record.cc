@@ -442,8 +442,19 @@ TEST_P(RecordsOnFiles, DamagedHeadersAreRefused) {
         put(other);
         expect_refused(options(Leftover::resume), words);
     }
-    put("somebody's diary");
-    expect_refused(options(Leftover::resume), "not ferry's");
+    // What was zeroed, cut or written over may have been the header of what lies beside it.
+    for (const std::string& gone :
+         {std::string("somebody's diary"), std::string(kHeaderBytes, '\0'), good.substr(0, 1)}) {
+        put(gone);
+        for (const Leftover leftover : {Leftover::resume, Leftover::remove, Leftover::remove_any})
+            expect_refused(options(leftover),
+                           "an overwritten header is left here: the files beside it may be whole");
+    }
+    other = std::string(kSecond, '\0') + good.substr(kSecond);
+    other[kSecond + 100] ^= 1;
+    put(other);
+    expect_refused(options(Leftover::resume), "the header is damaged");
+    expect_refused(options(Leftover::remove), "a damaged header is left here");
     // Whatever byte of both is wrong: nothing is resumed by them, nothing removed.
     for (size_t at = 0; at < kSecond; at += at < 192 ? 1 : 97) {
         SCOPED_TRACE("byte " + std::to_string(at));
@@ -533,6 +544,35 @@ TEST_P(RecordsOnFiles, AFileRemovedUnderItIsMissed) {
     EXPECT_EQ(volume_->missing(), segment);
     std::filesystem::remove_all(path(0));
     EXPECT_EQ(volume_->missing(), header(0));
+}
+
+TEST_P(RecordsOnFiles, AFileOfAnothersNamedAsAHeaderIsNotFerrys) {
+    path(0);
+    directory_.put("0/ferry.volume", "somebody's diary");
+    for (const Leftover leftover : {Leftover::remove, Leftover::remove_any})
+        expect_refused(options(leftover), "not ferry's");
+}
+
+TEST_P(RecordsOnFiles, AHeaderOverwrittenAndASegmentCutUnderItAreMissed) {
+    run();
+    const std::string good = directory_.contents("0/ferry.volume");
+    const std::string zeros(kHeaderBytes, '\0');
+    const size_t half = good.size() / 2;
+    for (const std::string& gone : {std::string(), zeros, good.substr(0, 8)}) {
+        directory_.put("0/ferry.volume", gone);
+        EXPECT_EQ(volume_->missing(), header(0));
+    }
+    for (const std::string& enough : {good.substr(0, half) + zeros.substr(half),
+                                      zeros.substr(half) + good.substr(half), good}) {
+        directory_.put("0/ferry.volume", enough);
+        EXPECT_EQ(volume_->missing(), "") << "either copy can be resumed by";
+    }
+    const std::string segment = path(0) + "/ferry.seg0";
+    const auto size = std::filesystem::file_size(segment);
+    std::filesystem::resize_file(segment, size - 4096);
+    EXPECT_EQ(volume_->missing(), segment);
+    std::filesystem::resize_file(segment, size);
+    EXPECT_EQ(volume_->missing(), "");
 }
 
 class RecordsOnPaths : public RecordsOnFiles {};

@@ -238,7 +238,7 @@ class JsonTest(BadInputTest):
         run = self.model(config__json=json.dumps(described), model__safetensors=weights)
         self.assert_refused(run, USAGE, "lack a tensor", "12 tensors missing")
         # It took 26 and takes 0.3: processor time, which a busy machine stretches little.
-        self.assertLess(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before, 3)
+        self.assertLess(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before, 1)
 
 
 class CommandLineTest(BadInputTest):
@@ -594,6 +594,11 @@ class DataTest(BadInputTest):
                            ("headed.txt", "a first plain line\n" + lines), ("empty.txt", "plain\n" + "{}\n" * 3),
                            ("lists.txt", "plain\n" + '[{"a": 1}, 2]\n\n' * 3), ("n.json", "42"),
                            ("t.jsonl", "\n true \n"), ("long.txt", "plain\n" + '{"text": "%s"}' % ("x" * 2000000)),
+                           ("prose.json", "no JSON at all"), ("true.JSONL", "true or not?"), ("five.json5", "{a: 'b'}"),
+                           ("packed.jsonl.gz", "packed"), ("packed.json.zst", "packed"), ("packed.ndjson.xz", "packed"),
+                           ("late.jsonl", "\n" * 1100000 + lines), ("sequence.txt", "\x1e" + "\x1e".join([lines] * 3)),
+                           ("words.txt", '["a", "b"]\n' * 3), ("nested.txt", "[[1, 2], [3]]\n" * 3),
+                           ("tall.txt", '[\n"a",\n"b"\n]\n'),
                            ("few.txt", "a\nb\nc\n" + json.dumps({"text": "much of it"}))):
             with open(self.path(name), "w", encoding="ascii") as file:
                 file.write(text)
@@ -605,8 +610,9 @@ class DataTest(BadInputTest):
             self.assertEqual(run.code, 0, run.err)
             os.remove(self.path("json.bin"))
         for name, text in (("prose.txt", "[1] See {\"the\" notes}. {a: 1}"), ("code.py", "{'a': 1}\n"),
-                           ("prose.json", "no JSON at all"), ("set.c", "{ \"a\", \"b\" };"), ("n.txt", "42\n" * 9),
-                           ("true.json", "true or not?"), ("quotes.txt", '"Yes."\n"No."\n'), ("refs.txt", "[1]\n[2]\n"),
+                           ("prose.md", "no JSON at all"), ("set.c", "{ \"a\", \"b\" };"), ("n.txt", "42\n" * 9),
+                           ("dict.txt", "{'text': 'hi'}\n" * 9), ("tabs.tsv", 'a\t{"text": "hi"}\n' * 9),
+                           ("true.txt", "true or not?"), ("quotes.txt", '"Yes."\n"No."\n'), ("refs.txt", "[1]\n[2]\n"),
                            ("code.c", "int f() {\n{\n}\n}\n" * 9),
                            ("readme.md", 'Write this in a file.\n\n{"steps": 1}\n\nThen start it, and wait for the end.\n')):
             with open(self.path(name), "w", encoding="ascii") as file:
@@ -619,6 +625,9 @@ class DataTest(BadInputTest):
         for name, written in (("pipe", line.encode()), ("marked.jsonl", b"\xef\xbb\xbf" + line.encode()),
                               ("little.jsonl", b"\xff\xfe" + line.encode("utf-16-le")),
                               ("big.txt", b"\xfe\xff" + line.encode("utf-16-be")),
+                              ("unmarked.txt", line.encode("utf-16-le")), ("unmarked-big.txt", line.encode("utf-16-be")),
+                              ("wide.txt", line.encode("utf-32")), ("wide-big.txt", b"\0\0\xfe\xff" + line.encode("utf-32-be")),
+                              ("chinese.txt", '{"text": "\u4e22\u5f00"}\n'.encode("utf-16-le")),
                               ("blanks.txt", b" \n" * 40000 + line.encode())):
             source = self.path(name)
             if name == "pipe":

@@ -1,7 +1,8 @@
-// Preloaded by files_test.py: from some read on, the file that the test named cannot be read, as on
+// Preloaded by files_test.py and resume_test.py: the file that the test named cannot be read, as on
 // a drive whose sector went bad.
 //   FERRY_TEST_BAD_FILE=PATH
-//   FERRY_TEST_GOOD_READS=17  these many reads of it still succeed
+//   FERRY_TEST_GOOD_READS=17   these many reads of it still succeed; or
+//   FERRY_TEST_BAD_BELOW=4096  what begins below this offset can be neither read nor written
 #include <dlfcn.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -14,24 +15,44 @@ namespace {
 
 std::atomic<long> reads = 0;
 
-bool is_bad(int file) {
+bool is_the_bad_file(int file) {
     const char* name = std::getenv("FERRY_TEST_BAD_FILE");
-    const char* good = std::getenv("FERRY_TEST_GOOD_READS");
     struct stat bad {
-    }, read{};
-    if (!name || !good || stat(name, &bad) != 0 || fstat(file, &read) != 0) return false;
-    if (bad.st_ino != read.st_ino || bad.st_dev != read.st_dev) return false;
-    return ++reads > std::strtol(good, nullptr, 10);
+    }, used{};
+    return name && stat(name, &bad) == 0 && fstat(file, &used) == 0 && bad.st_ino == used.st_ino &&
+           bad.st_dev == used.st_dev;
+}
+
+bool is_in_bad_sector(int file, off_t offset) {
+    const char* below = std::getenv("FERRY_TEST_BAD_BELOW");
+    return below && is_the_bad_file(file) && offset < std::strtol(below, nullptr, 10);
+}
+
+bool is_bad(int file, off_t offset) {
+    if (is_in_bad_sector(file, offset)) return true;
+    const char* good = std::getenv("FERRY_TEST_GOOD_READS");
+    return good && is_the_bad_file(file) && ++reads > std::strtol(good, nullptr, 10);
 }
 
 using Read = ssize_t (*)(int, void*, size_t, off_t);
 
 ssize_t read_unless_bad(const char* symbol, int file, void* to, size_t bytes, off_t offset) {
-    if (is_bad(file)) {
+    if (is_bad(file, offset)) {
         errno = EIO;
         return -1;
     }
     return reinterpret_cast<Read>(dlsym(RTLD_NEXT, symbol))(file, to, bytes, offset);
+}
+
+using Write = ssize_t (*)(int, const void*, size_t, off_t);
+
+ssize_t write_unless_bad(const char* symbol, int file, const void* from, size_t bytes,
+                         off_t offset) {
+    if (is_in_bad_sector(file, offset)) {
+        errno = EIO;
+        return -1;
+    }
+    return reinterpret_cast<Write>(dlsym(RTLD_NEXT, symbol))(file, from, bytes, offset);
 }
 
 }  // namespace
@@ -43,5 +64,11 @@ ssize_t pread(int file, void* to, size_t bytes, off_t offset) {
 }
 ssize_t pread64(int file, void* to, size_t bytes, off64_t offset) {
     return read_unless_bad("pread64", file, to, bytes, offset);
+}
+ssize_t pwrite(int file, const void* from, size_t bytes, off_t offset) {
+    return write_unless_bad("pwrite", file, from, bytes, offset);
+}
+ssize_t pwrite64(int file, const void* from, size_t bytes, off64_t offset) {
+    return write_unless_bad("pwrite64", file, from, bytes, offset);
 }
 }

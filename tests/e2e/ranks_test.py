@@ -11,7 +11,7 @@ import subprocess
 import time
 import unittest
 
-from harness import DOES_NOT_FIT, FERRY, USAGE, FerryTest
+from harness import DOES_NOT_FIT, FERRY, IO, USAGE, FerryTest
 
 RANK_LOST = 6
 MODELS = pathlib.Path(__file__).resolve().parents[1] / "golden" / "hf"
@@ -172,6 +172,27 @@ class Ranks(FerryTest):
                 self.assertAlmostEqual(here["evaluation_loss"], there["evaluation_loss"], delta=1e-12)
             with open(first, "rb") as a, open(mine, "rb") as b:
                 self.assertEqual(a.read(), b.read())
+
+    def test_weights_that_cannot_be_written_cost_nothing_else(self):
+        small = self.path("small")
+        os.mkdir(small)
+        mounted = ["unshare", "--map-root-user", "--mount", "sh", "-ec",
+                   'mount -t tmpfs -o size=8k ferry-test "$1"; shift; exec "$@"', "sh", small]
+        if subprocess.run([*mounted, "true"], capture_output=True, check=False).returncode:
+            self.skipTest("cannot mount tmpfs here")
+        for stage in (0, 3):
+            with self.subTest(stage=stage):
+                exported, trace = self.path(f"exported{stage}"), self.path(f"trace{stage}.json")
+                run = self.train(self.config(zero__stage=stage), "--weights-out", os.path.join(small, "w.st"),
+                                 "--export", exported, "--trace", trace,
+                                 through=[*mounted, *MPIRUN, "-n", "2"], env=ENVIRONMENT)
+                self.assertEqual(run.code, IO, run.err)
+                self.assertIn("No space left", run.err)
+                self.assertNotIn("lost rank 0: it ended without", run.err)
+                self.assertIn("model.safetensors", os.listdir(exported))
+                self.assertTrue(os.path.exists(trace))
+                self.assertIsNotNone(run.summary)
+                self.assertEqual(len(run.hashes), 1)
 
     def test_what_a_run_of_more_ranks_left_is_told(self):
         config = self.config(budgets__nvme=[self.nvme(name="shared")], swap__state_on_nvme=1, io__direct=False)

@@ -6,6 +6,7 @@ import mmap
 import os
 import random
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from harness import DOES_NOT_FIT, FERRY, IO, USAGE, FerryTest, Run
 
 STEPS = 24
 BLOCK = 4096
+BAD_SECTOR = os.path.join(os.environ.get("FERRY_BUILD_DIR", ""), "libbad_sector.so")
 
 
 class ResumeTest(FerryTest):
@@ -131,13 +133,26 @@ class ResumeTest(FerryTest):
                 shutil.rmtree(self.drives[0])
                 os.mkdir(self.drives[0])
 
+    def test_kernels_that_cannot_be_had_are_named(self):
+        preloaded = {**os.environ, "LD_PRELOAD": "libopenblas.so.0"}
+        preloaded.pop("OPENBLAS_CORETYPE", None)
+        run = self.train(self.config(steps=1), env=preloaded)
+        if run.code != 0 or "cannot be preloaded" in run.err or run.lines[-1]["kernels"] == "Nehalem":
+            self.skipTest("there is no OpenBLAS to preload, or no two sets of kernels")
+        others, config = run.lines[-1]["kernels"], self.durable()
+        self.killed(config, steps=3, env={**os.environ, "OPENBLAS_CORETYPE": "Nehalem"})
+        self.refused(config, ["it was started with OpenBLAS's Nehalem kernels", f"{others} kernels: another part",
+                              "LD_PRELOAD is libopenblas.so.0", "OPENBLAS_CORETYPE=Nehalem"],
+                     "--resume", env=preloaded)
+        self.assert_trained(self.train(config, "--resume"))
+
     def test_over_three_paths(self):
         config, whole = self.durable(paths=3, swap__speculate="all"), self.whole()
         first = self.killed(config, steps=5)
         resumed = self.train(config, "--resume")
         self.assert_trained(resumed)
         self.assertEqual(resumed.hashes, whole.hashes)
-        self.assertGreaterEqual(resumed.steps[0]["step"], len(first.steps) - 1)
+        self.assertGreaterEqual(resumed.steps[0]["step"], len(first.steps) - 2)
         self.assertEqual(resumed.steps[-1]["loss"], whole.steps[-1]["loss"])
 
     def test_a_run_that_has_ended_goes_on(self):
@@ -149,7 +164,7 @@ class ResumeTest(FerryTest):
         rest = self.train(self.durable(**constant), "--resume")
         self.assert_trained(rest)
         self.assertEqual([step["step"] for step in rest.steps],
-                         list(range(STEPS // 2 + 1, STEPS + 1)))
+                         list(range(STEPS // 2, STEPS + 1)))
         self.assertEqual(rest.hashes, whole.hashes)
         # With a schedule that falls towards its last step, more steps are another run.
         more = self.train(self.durable(schedule__kind="linear"), "--resume")
@@ -162,10 +177,10 @@ class ResumeTest(FerryTest):
         for _ in range(5):  # a kill may come just when the last step has become durable
             self.killed(config, steps=5)
             committed = int(re.search(r"last committed step (\d+)", self.train(config).err)[1])
-            resumed = self.killed(config, "--resume", steps=1)
+            resumed = self.killed(config, "--resume", steps=2)
             after, done_again = re.search(r"resumed after step (\d+)(;.*done again)?", resumed.err).groups()
             after = int(after)
-            self.assertEqual(resumed.steps[0]["step"], after + 1)
+            self.assertEqual(resumed.steps[0]["step"], after)
             self.assertIn(committed - after, (0, 1, 2))
             if committed > after:
                 break
@@ -184,11 +199,12 @@ class ResumeTest(FerryTest):
                      "--resume")
         again = self.train(self.durable(**constant, steps=6), "--resume")
         self.assert_trained(again)
-        self.assertEqual(again.steps, [])
+        self.assertEqual([step["step"] for step in again.steps], [6], "the last line, once more")
+        self.assertEqual(again.summary["lr"], ended.summary["lr"])
         self.assertEqual(again.hashes, ended.hashes)
 
-    def refused(self, config, words, *arguments, code=USAGE):
-        run = self.train(config, *arguments)
+    def refused(self, config, words, *arguments, code=USAGE, **options):
+        run = self.train(config, *arguments, **options)
         self.assertEqual(run.code, code, run.err)
         for text in [words] if isinstance(words, str) else words:
             self.assertIn(text, run.err)
@@ -238,6 +254,15 @@ class ResumeTest(FerryTest):
                 file.write(damaged)
             self.refused(config, ["the header is damaged", back, "may be whole"], "--resume")
             self.refused(config, ["a damaged header is left here", back, "io.leftovers"])
+        broken = bytearray(whole)
+        broken[:BLOCK] = bytes(BLOCK)
+        broken[BLOCK + 100] ^= 1
+        for contents, what in ((broken, "the header is damaged"), (whole[:1], "an overwritten header"),
+                               (bytes(len(whole)), "an overwritten header")):
+            with open(header, "wb") as file:
+                file.write(contents)
+            self.refused(config, [what, back, "may be whole"], "--resume")
+            self.refused(config, ["header is left here: the files beside it may be whole", back])
         os.truncate(header, 0)
         self.refused(config, ["its header is missing or empty", "0 bytes", "may be whole"], "--resume")
         self.refused(config, ["an empty header is left here", back, "may be whole"])
@@ -258,37 +283,105 @@ class ResumeTest(FerryTest):
         self.assert_trained(resumed)
         self.assertEqual(resumed.hashes, whole.hashes)
 
-    def test_no_hash_of_a_step_is_lost(self):
-        """A kill may come between a step and its line: who goes on says it."""
+    def test_a_bad_sector_under_one_header_costs_nothing(self):
+        if not os.path.exists(BAD_SECTOR):
+            self.skipTest("not built")
+        whole, config = self.whole(), self.durable()
+        self.killed(config, steps=3)
+        bad = {**os.environ, "LD_PRELOAD": BAD_SECTOR, "FERRY_TEST_BAD_BELOW": str(BLOCK),
+               "FERRY_TEST_BAD_FILE": os.path.join(self.drives[0], "ferry.volume")}
+        self.killed(config, "--resume", steps=4, env=bad)
+        resumed = self.train(config, "--resume", env=bad)
+        self.assert_trained(resumed)
+        for text in ("the first of two headers", "cannot be read (Input/output error)", "check the drive",
+                     "one of two headers", "cannot be written: Input/output error"):
+            self.assertIn(text, resumed.err)
+        self.assertEqual(resumed.hashes, whole.hashes)
+        bad["FERRY_TEST_BAD_BELOW"] = str(2 * BLOCK)
+        run = self.train(config, "--resume", env=bad)
+        self.assertEqual(run.code, IO, run.err)
+        self.assertIn("the volume's header cannot be read: Input/output error", run.err)
+
+    def test_a_header_overwritten_at_the_end_is_said(self):
+        constant = {"schedule__kind": "constant", "schedule__warmup_steps": 0, "steps": 16}
+        header = os.path.join(self.drives[0], "ferry.volume")
+
+        def zero():
+            with open(header, "r+b") as file:
+                file.write(bytes(2 * BLOCK))
+        for damage in (lambda: os.truncate(header, 0), zero):
+            with self.subTest(damage=damage):
+                run = self.remove_under_it(self.durable(**constant), damage, steps=16)
+                self.assertEqual(run.code, IO, run.err)
+                self.assertIn("nothing durable is left", run.err)
+                self.assertIn(header, run.err)
+                shutil.rmtree(self.drives[0])
+                os.mkdir(self.drives[0])
+
+    def test_no_line_of_a_step_is_lost(self):
+        """A kill may come between a step and its lines: who goes on says them."""
         whole = self.whole(hash_every="step")
         config = self.durable(hash_every="step")
-        said = {}
+        losses, hashes = {}, {}
         for arguments in ((), ("--resume",), ("--resume",)):
             run = self.killed(config, *arguments, steps=4)
-            said.update({line["step"]: line["state_hash"] for line in run.lines if "state_hash" in line})
+            losses.update({line["step"]: line["loss"] for line in run.steps})
+            hashes.update({line["step"]: line["state_hash"] for line in run.lines if "state_hash" in line})
             if arguments:
                 after = int(re.search(r"resumed after step (\d+)", run.err)[1])
-                self.assertIn(after, said, "the step that it goes on from has its line")
+                self.assertEqual(run.steps[0]["step"], after, "the step that it goes on from has its line")
+                self.assertIn(after, hashes)
         run = self.train(config, "--resume")
         self.assert_trained(run)
-        said.update({line["step"]: line["state_hash"] for line in run.lines if "state_hash" in line})
-        self.assertEqual(said, {line["step"]: line["state_hash"] for line in whole.lines if "state_hash" in line})
+        losses.update({line["step"]: line["loss"] for line in run.steps})
+        hashes.update({line["step"]: line["state_hash"] for line in run.lines if "state_hash" in line})
+        self.assertEqual(hashes, {line["step"]: line["state_hash"] for line in whole.lines if "state_hash" in line})
+        self.assertEqual(losses, {line["step"]: line["loss"] for line in whole.steps})
 
-    def test_the_line_of_the_step_resumed_after_comes_first(self):
+    def test_a_reader_that_goes_loses_no_line(self):
+        """Standard output breaks after a step is durable and before its line is written."""
+        changes = {"hash_every": "step", "evaluate__every": 1, "evaluate__micro_batches": 1}
+        whole, config = self.whole(**changes), self.durable(**changes)
+        with subprocess.Popen([FERRY, *self.command(config)], text=True, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE) as process:
+            out = "".join(process.stdout.readline() for _ in range(4))
+            process.stdout.close()
+            process.stderr.read()
+        first, rest = Run(process.returncode, out, ""), self.train(config, "--resume")
+        self.assert_trained(rest)
+        both = {step["step"]: step["loss"] for step in first.steps + rest.steps}
+        self.assertEqual(both, {step["step"]: step["loss"] for step in whole.steps})
+
+    def test_the_lines_of_the_step_resumed_after_come_first(self):
         config = self.durable(hash_every="step")
-        self.killed(config, steps=4)
+        first = self.killed(config, steps=4)
         run = self.train(config, "--resume")
         self.assert_trained(run)
         after = int(re.search(r"resumed after step (\d+)", run.err)[1])
-        first = next(line for line in run.lines if "state_hash" in line or "loss" in line)
-        self.assertEqual((first["step"], "state_hash" in first), (after, True))
+        said = [(line["step"], "state_hash" in line) for line in run.lines if "state_hash" in line or "loss" in line]
+        self.assertEqual(said[:3], [(after, False), (after, True), (after + 1, False)])
+        kept = ("loss", "gradient_norm", "clip_factor", "lr", "targets", "tokens", "skipped", "committed")
+        for step in first.steps:
+            if step["step"] == after:
+                self.assertEqual([step[key] for key in kept], [run.steps[0][key] for key in kept])
 
-    def remove_under_it(self, config, remove):
+    def test_too_few_descriptors_are_not_taken_for_anothers_files(self):
+        def limit():
+            resource.setrlimit(resource.RLIMIT_NOFILE, (5, 5))
+        config = self.durable(io__leftovers="remove_any")
+        self.killed(config, steps=3)
+        run = self.train(config, preexec_fn=limit)
+        self.assertNotEqual(run.code, 0)
+        self.assertIn("Too many open files", run.err)
+        self.assertNotIn("not ferry's", run.err)
+        self.assert_trained(self.train(config))
+
+    def remove_under_it(self, config, remove, steps=4):
         """What a run says and how it ends when `remove` is called after some of its steps."""
         process = subprocess.Popen([FERRY, *self.command(config)], text=True,
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         out = ""
-        while out.count('"loss"') < 4:
+        while out.count('"loss"') < steps:
             out += process.stdout.readline()
         remove()
         rest, err = process.communicate(timeout=120)

@@ -1,5 +1,6 @@
-// The header of a volume beside its one segment: as it is, and with the checksum that it should
-// have, by which whoever writes one gets it believed.
+// The header of a volume beside its one segment, in its two copies: as they are, and with the
+// checksum that the first or each should have, by which whoever writes one gets it believed.
+#include <algorithm>
 #include <cstring>
 
 #include "aio/published_run.h"
@@ -29,14 +30,16 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     // As eight slots and two copies of the record are laid out.
     static const std::string segment = directory.put("ferry.seg0", std::string(48 * kKiB, '\0'));
     const std::string_view text = fuzz::text_of(data, size);
-    for (const bool sealed : {false, true}) {
-        aio::Header header{};
-        std::memcpy(static_cast<void*>(&header), data, std::min(size, sizeof header));
-        if (sealed) header.sum = aio::sum_of(header);
+    for (const int sealed : {0, 1, 2}) {
+        aio::Header copies[2]{};
+        std::memcpy(static_cast<void*>(copies), data, std::min(size, sizeof copies));
+        for (int i = 0; i < sealed; ++i) copies[i].sum = aio::sum_of(copies[i]);
+        const std::string_view whole(reinterpret_cast<const char*>(copies), sizeof copies);
+        // One that ends after the first copy is what a kill between the two leaves.
         const std::string name = directory.put(
-            "ferry.volume",
-            sealed ? std::string_view(reinterpret_cast<const char*>(&header), sizeof header)
-                   : text);
+            "ferry.volume", sealed == 0   ? text
+                            : sealed == 1 ? whole.substr(0, std::max(size, sizeof(aio::Header)))
+                                          : whole);
         aio::published_run({.path = directory.path()});
         for (const auto leftover : {aio::Leftover::remove, aio::Leftover::reuse_any})
             if (std::filesystem::exists(name)) open_header(name, leftover);

@@ -200,6 +200,25 @@ TEST_F(WeightsTest, what_changes_while_it_is_read_is_noticed) {
 }
 
 // The second shard's: the first one was whole already.
+// Its bytes are as they were, as far as can be seen: nobody is told to fetch them again.
+TEST_F(WeightsTest, a_link_made_while_it_is_read_is_no_damage) {
+    const std::string file = path("x.safetensors");
+    write_safetensors(file, kTensors, DType::f32,
+                      [&](size_t i, const Sink& sink) { source(kTensors, i, sink); });
+    const Weights weights(file);
+    std::vector<float> row(7);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // a tick of the files' clock
+    std::filesystem::create_hard_link(file, path("linked"));
+    try {
+        weights.read(*weights.find("a.weight"), 0, row);
+        FAIL() << "it cannot be told from a write with the time set back";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.trouble(), Trouble::io);
+        EXPECT_NE(error.problem().measured.find("linked"), std::string::npos) << error.what();
+        EXPECT_NE(error.problem().remedy.find("start again"), std::string::npos) << error.what();
+    }
+}
+
 TEST_F(WeightsTest, a_value_that_fp16_has_no_room_for_is_named_and_leaves_nothing) {
     const auto write = [&](float value) {
         NewFiles made;

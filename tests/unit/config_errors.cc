@@ -52,6 +52,7 @@ const Case kCases[] = {
     {"BelowAKey", {"seed.x=1"}, {"unknown key \"seed.x\"", "did you mean \"seed\""}},
     {"WordOfAnother", {"hidden_size=1"}, {"unknown key \"hidden_size\"", "\"model.hidden\""}},
     {"NoneIsNear", {"xyzzyxyzzy=1"}, {"the nearest is \"", "docs/configuration.md"}},
+    {"ALetterIsNearToNone", {"a=1"}, {"the nearest is \"", "docs/configuration.md"}},
     {"NothingLikeIt", {"zzzzzzzzzzzz=1"}, {"docs/configuration.md"}},
     {"UnknownInSection", {"model={\"hedas\": 4}"}, {"\"model.hedas\"", "\"model.heads\""}},
     {"SectionIsNoObject", {"model=7"}, {"wrong type", "model", "wanted an object"}},
