@@ -126,7 +126,7 @@ protected:
     std::vector<SlotId> found(size_t n) const {
         const auto record = volume_->found_record(n);
         std::vector<SlotId> slots(record.size() / sizeof(SlotId));
-        memcpy(slots.data(), record.data(), record.size());
+        if (!slots.empty()) memcpy(slots.data(), record.data(), record.size());
         return slots;
     }
     // A run that publishes twice: slots of value 1, then others of value 2.

@@ -179,7 +179,7 @@ TEST(Config, NestedDeepAndBytesThatAreNoTextHaveTheirPlace) {
     EXPECT_THAT(refusal(deep, {}), HasSubstr("run.json: line 2, column"));
     EXPECT_THAT(refusal("{\"steps\": 1,\n\"device\": \"\xff\"}", {}),
                 HasSubstr("run.json: line 2, column 12"));
-    const std::string nul("{\"steps\": 1}\0, \"seed\": 3}", 27);
+    const std::string nul = std::string("{\"steps\": 1}") + '\0' + ", \"seed\": 3}";
     EXPECT_THAT(refusal(nul, {}), HasSubstr("a NUL byte"));
     EXPECT_THAT(refusal(R"({"data": {"tokens": "a\u0000b"}})", {}), HasSubstr("NUL character"));
 }
