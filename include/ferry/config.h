@@ -122,7 +122,7 @@ struct IoConfig {
 
 // Of a run of several ranks.
 struct ZeroConfig {
-    int64_t stage = 3;             // what a rank keeps only its shard of: ferry/zero.h
+    int64_t stage = 3;             // what a rank keeps only its shard of: docs/ranks.md
     double timeout_seconds = 300;  // that a rank waits for the others in one exchange
 };
 

@@ -1,4 +1,4 @@
-// Philox4x32-10 (philox() of ferry/base.h), a counter a 64-bit lane: each of its four words in the
+// Philox4x32-10 (philox() of base/random.h), a counter a 64-bit lane: each of its four words in the
 // low half of a lane. Included once a target by Highway's foreach_target.h, hence the toggling
 // guard.
 #if defined(FERRY_PHILOX_INL_H_) == defined(HWY_TARGET_TOGGLE)
