@@ -85,10 +85,11 @@ nlohmann::json schedule_json(const Config& config, const optim::LrSchedule& sche
 
 ForecastReport forecast_of(const std::optional<MachineFile>& machine, const Config& config,
                            train::Forecaster& forecaster, const planner::Plan& plan) {
-    ForecastReport report{.found = figures_for(config, forecaster, plan, machine)};
+    ForecastReport report{.found = measurements_for(config, forecaster, plan, machine)};
     if (!report.found.missing.empty()) return report;
-    report.forecast = forecaster.forecast(train::request_of(config), plan, report.found.figures);
-    report.what_if = what_if(config, forecaster, plan, report.found.figures);
+    report.forecast =
+        forecaster.forecast(train::request_of(config), plan, report.found.measurements);
+    report.what_if = what_if(config, forecaster, plan, report.found.measurements);
     return report;
 }
 
@@ -133,11 +134,11 @@ void run_plan(const PlanOptions& options) {
     std::optional<ForecastReport> report;
     if (options.forecast) report = forecast_of(machine, config, *forecaster, plan);
     if (report && !report->found.missing.empty() && !options.svg.empty())
-        throw Error(Trouble::usage, {.what = "there is no step to draw: a figure is missing",
+        throw Error(Trouble::usage, {.what = "there is no step to draw: a measurement is missing",
                                      .where = "--svg",
                                      .measured = report->found.missing,
                                      .remedy = "mend that, give a machine file that has the "
-                                               "figure (--machine), or leave --svg out"});
+                                               "measurement (--machine), or leave --svg out"});
     const Wear wear = wear_of(config, *forecaster, plan, count,
                               report ? report->found.path_rates : std::vector<double>{});
     if (report && !options.svg.empty())

@@ -11,7 +11,7 @@
 #include "ferry/config.h"
 #include "ferry/learning_rate.h"
 #include "ferry/train.h"
-#include "figures.h"
+#include "find_measurements.h"
 #include "interrupt.h"
 #include "json_line.h"
 #include "ops/blas_kernels.h"
@@ -105,13 +105,14 @@ public:
           gpu_(train::gpu_of_rank(config_, ranks_.get(), *executor_)),
           speaks_(rank == 0),
           recording_(traces() ? kTraceSlices : 0),
-          figures_(figures_in(options.machine)),
-          engine_(train::Engine::make(config_, {.executor = executor_.get(),
-                                                .recording = traces() ? &recording_ : nullptr,
-                                                .figures = figures_ ? &*figures_ : nullptr,
-                                                .ranks = std::move(ranks_),
-                                                .gpu = gpu_,
-                                                .resume = options_.resume})),
+          measurements_(measurements_in(options.machine)),
+          engine_(train::Engine::make(config_,
+                                      {.executor = executor_.get(),
+                                       .recording = traces() ? &recording_ : nullptr,
+                                       .measurements = measurements_ ? &*measurements_ : nullptr,
+                                       .ranks = std::move(ranks_),
+                                       .gpu = gpu_,
+                                       .resume = options_.resume})),
           steps_(engine_->last_step()) {}
 
     void run() {
@@ -192,12 +193,12 @@ private:
         check_output();
     }
 
-    std::optional<cost::Measurements> figures_in(const std::string& file) const {
+    std::optional<cost::Measurements> measurements_in(const std::string& file) const {
         if (file.empty()) return std::nullopt;
         train::RankCount count;
         if (ranks_) count = {ranks_->size(), ranks_->local_size(), gpu_};
         return telling(ranks_.get(),
-                       [&] { return known_figures(config_, count, MachineFile::read(file)); });
+                       [&] { return known_measurements(config_, count, MachineFile::read(file)); });
     }
 
     // About fifty lines a run, and a sign of life at least every ten seconds.
@@ -386,7 +387,7 @@ private:
     bool interrupted_ = false;  // any rank
     std::optional<Error> failed_{};
     trace::Recording recording_;
-    std::optional<cost::Measurements> figures_;
+    std::optional<cost::Measurements> measurements_;
     std::unique_ptr<train::Engine> engine_;
     int64_t steps_ = 0, evaluated_ = -1;  // steps: of the run, before it was resumed too
     Yardsticks yardsticks_{};
@@ -410,9 +411,10 @@ void add_train_command(CLI::App& app) {
     command->add_option("--trace", options->trace,
                         "write what each lane did when, and beside it what was planned (Chrome "
                         "trace: ui.perfetto.dev)");
-    command->add_option("--machine", options->machine,
-                        "a machine file (docs/machine.md): bound and prediction by its figures, "
-                        "nothing is measured");
+    command->add_option(
+        "--machine", options->machine,
+        "a machine file (docs/machine.md): bound and prediction by its measurements, "
+        "nothing is measured");
     command->add_flag("--resume", options->resume,
                       "go on after the last durable step of the run that was interrupted, at most "
                       "two before the last that it finished; it was started with "

@@ -5,14 +5,14 @@
 #include <string>
 #include <vector>
 
-#include "figures.h"
+#include "find_measurements.h"
 #include "what_if.h"
 
 namespace ferry::tools {
 
 struct ForecastReport {
     train::Forecast forecast{};
-    FoundFigures found{};
+    FoundMeasurements found{};
     std::vector<WhatIf> what_if{};
 };
 

@@ -77,7 +77,7 @@ int64_t drive_of(const std::string& path) {
     return stat(path.c_str(), &status) == 0 ? static_cast<int64_t>(status.st_dev) : -1;
 }
 
-json figures_of(const IoSettings& settings) {
+json fields_of(const IoSettings& settings) {
     const auto rate = [](int64_t bytes, const Sample& sample) {
         return rounded(static_cast<double>(bytes) / sample.seconds);
     };
@@ -103,7 +103,7 @@ json figures_of(const IoSettings& settings) {
             {"measured", machine_json()["date"]}};
 }
 
-// Whether an entry of a list is about this. Memory's figures are a host's unless they say whose.
+// Whether an entry of a list is about this. Memory's numbers are a host's unless they say whose.
 bool is_about(const json& one, const json& identity) {
     return one.is_object() && std::ranges::all_of(identity.items(), [&](const auto& item) {
                const json missing = item.key() == kOf ? json(kOfHost) : json();
@@ -119,34 +119,34 @@ const json* entry(const json& content, const char* list, const json& identity) {
 }
 
 // Keeps what it does not know of the old one.
-void replace(json& list, const json& identity, const json& figures) {
+void replace(json& list, const json& identity, const json& fields) {
     if (list.is_null()) list = json::array();
     auto found = std::find_if(list.begin(), list.end(),
                               [&](const json& one) { return is_about(one, identity); });
     if (found == list.end()) found = list.insert(list.end(), json::object());
     found->update(identity);
-    found->update(figures);
+    found->update(fields);
 }
 
-// The figures of an entry, by key.
-struct Figure {
+// The numbers of an entry, by key.
+struct Field {
     const char* key;
     double cost::Measurements::*value;
 };
 using cost::Measurements;
-constexpr std::array kMemory{Figure{"update_bytes_per_s", &Measurements::dram_bytes_per_s},
-                             Figure{"check_bytes_per_s", &Measurements::check_bytes_per_s},
-                             Figure{"update_overhead_s", &Measurements::update_overhead_s},
-                             Figure{"out_of_place", &Measurements::out_of_place}};
-constexpr std::array kDevice{Figure{"copy_bytes_per_s", &Measurements::copy_bytes_per_s},
-                             Figure{"update_bytes_per_s", &Measurements::device_bytes_per_s}};
-constexpr std::array kRanks{Figure{"bytes_per_s", &Measurements::comm_bytes_per_s},
-                            Figure{"overhead_s", &Measurements::comm_overhead_s}};
+constexpr std::array kMemory{Field{"update_bytes_per_s", &Measurements::dram_bytes_per_s},
+                             Field{"check_bytes_per_s", &Measurements::check_bytes_per_s},
+                             Field{"update_overhead_s", &Measurements::update_overhead_s},
+                             Field{"out_of_place", &Measurements::out_of_place}};
+constexpr std::array kDevice{Field{"copy_bytes_per_s", &Measurements::copy_bytes_per_s},
+                             Field{"update_bytes_per_s", &Measurements::device_bytes_per_s}};
+constexpr std::array kRanks{Field{"bytes_per_s", &Measurements::comm_bytes_per_s},
+                            Field{"overhead_s", &Measurements::comm_overhead_s}};
 
-json json_of(std::span<const Figure> figures, const Measurements& measured) {
+json json_of(std::span<const Field> fields, const Measurements& measured) {
     constexpr double kLeast = 1e-6;  // none is 0, which would be unknown
     json entry{{"measured", machine_json()["date"]}};
-    for (const auto& [key, value] : figures)
+    for (const auto& [key, value] : fields)
         entry[key] =
             measured.*value >= 1e6 ? rounded(measured.*value) : std::max(kLeast, measured.*value);
     return entry;
@@ -163,31 +163,31 @@ json identity_of_ranks(const train::RankCount& count, const std::string& by) {
     return {{"ranks", count.ranks}, {"on_a_host", count.on_a_host}, {"by", by}};
 }
 
-// No machine's figures come near these ends: what is beyond them, or between the lower one and 0,
+// No machine's numbers come near these ends: what is beyond them, or between the lower one and 0,
 // makes infinities and zeros of times.
-constexpr double kLeastFigure = 1e-15, kMostFigure = 1e18;
+constexpr double kLeastNumber = 1e-15, kMostNumber = 1e18;
 
 double positive(const std::string& file, const json& of, const std::string& where,
                 const char* key) {
     if (!of.contains(key))
-        refuse(file, fmt::format("{}: the figure \"{}\" is missing", where, key));
+        refuse(file, fmt::format("{}: the number \"{}\" is missing", where, key));
     const json& value = of[key];
     if (!value.is_number() || !(value.get<double>() > 0))
         refuse(file, fmt::format("{}: \"{}\" must be a number above 0", where, key),
                shown_json(value));
-    if (value.get<double>() < kLeastFigure || value.get<double>() > kMostFigure)
+    if (value.get<double>() < kLeastNumber || value.get<double>() > kMostNumber)
         refuse(file,
-               fmt::format("{}: \"{}\" must be of {} to {}", where, key, kLeastFigure, kMostFigure),
+               fmt::format("{}: \"{}\" must be of {} to {}", where, key, kLeastNumber, kMostNumber),
                shown_json(value));
     return value.get<double>();
 }
 
-// A figure that older files lack.
+// A number that older files lack.
 double none_or_more(const std::string& file, const json& of, const std::string& where,
                     const char* key) {
     const json value = of.value(key, json(0.0));
-    if (!value.is_number() || value.get<double>() < 0 || value.get<double>() > kMostFigure)
-        refuse(file, fmt::format("{}: \"{}\" must be a number of 0 to {}", where, key, kMostFigure),
+    if (!value.is_number() || value.get<double>() < 0 || value.get<double>() > kMostNumber)
+        refuse(file, fmt::format("{}: \"{}\" must be a number of 0 to {}", where, key, kMostNumber),
                shown_json(value));
     return value.get<double>();
 }
@@ -241,18 +241,19 @@ void check_machine_file(const std::string& file) {
 
 json settings_json(const std::vector<IoSettings>& paths) {
     json all = json::array();
-    for (const IoSettings& settings : paths) all.push_back(figures_of(settings));
+    for (const IoSettings& settings : paths) all.push_back(fields_of(settings));
     return all;
 }
 
 void save_paths(const std::string& file, const std::vector<IoSettings>& paths) {
     json content = read_file(file, true);
-    for (const json& figures : settings_json(paths))
-        replace(content["paths"], {{"path", figures["path"]}}, figures);
+    for (const json& fields : settings_json(paths))
+        replace(content["paths"], {{"path", fields["path"]}}, fields);
     write_whole("--save", file, text_of(content));
 }
 
-void save_figures(const std::string& file, const FiguresOf& what, const Measurements& measured) {
+void save_measurements(const std::string& file, const MeasurementsOf& what,
+                       const Measurements& measured) {
     json content = read_file(file, true);
     const char* of = measured.memory_of == cost::Of::host ? kOfHost : kOfRank;
     replace(content["memory"], identity_of_memory(what.kernels.threads, of),
@@ -283,16 +284,16 @@ void save_figures(const std::string& file, const FiguresOf& what, const Measurem
     write_whole("--save", file, text_of(content));
 }
 
-std::string text_of_ranks(const FiguresOf& what) {
+std::string text_of_ranks(const MeasurementsOf& what) {
     return fmt::format("{} ranks, {} on a host, by {}", what.count.ranks, what.count.on_a_host,
                        what.by);
 }
 
 void save_comm(const std::string& file, const train::RankCount& count, const std::string& by,
-               const CommFigures& figures) {
+               const CommRates& rates) {
     json content = read_file(file, true);
-    const Measurements measured{.comm_bytes_per_s = figures.bytes_per_s,
-                                .comm_overhead_s = figures.overhead_s};
+    const Measurements measured{.comm_bytes_per_s = rates.bytes_per_s,
+                                .comm_overhead_s = rates.overhead_s};
     replace(content["ranks"], identity_of_ranks(count, by), json_of(kRanks, measured));
     write_whole("--save", file, text_of(content));
 }
@@ -308,18 +309,18 @@ MachineFile MachineFile::read(const std::string& file) {
 
 std::optional<cost::Path> MachineFile::path(const std::string& path) const {
     const std::string absolute = absolute_path(path);
-    const json* figures = entry(content_, "paths", {{"path", absolute}});
-    if (!figures) return std::nullopt;
+    const json* fields = entry(content_, "paths", {{"path", absolute}});
+    if (!fields) return std::nullopt;
     const std::string where = "paths, " + absolute;
-    const json drive = figures->value("drive", json(drive_of(absolute)));
+    const json drive = fields->value("drive", json(drive_of(absolute)));
     if (!drive.is_number_integer())
         refuse(name_, where + ": \"drive\" is no number", shown_json(drive));
     return cost::Path{
-        .bytes_per_s = positive(name_, *figures, where, "mixed_read_bytes_per_s") +
-                       positive(name_, *figures, where, "mixed_write_bytes_per_s"),
+        .bytes_per_s = positive(name_, *fields, where, "mixed_read_bytes_per_s") +
+                       positive(name_, *fields, where, "mixed_write_bytes_per_s"),
         .drive = drive.get<int64_t>(),
-        .in_memory = figures->value("file_system", json()) == "tmpfs",
-        .cores_per_byte = 1e-9 * none_or_more(name_, *figures, where, "mixed_cpu_s_per_gb")};
+        .in_memory = fields->value("file_system", json()) == "tmpfs",
+        .cores_per_byte = 1e-9 * none_or_more(name_, *fields, where, "mixed_cpu_s_per_gb")};
 }
 
 namespace {
@@ -328,7 +329,7 @@ class Reader {
 public:
     Reader(const std::string& file, const json& content) : file_(file), content_(content) {}
 
-    Measurements read(const FiguresOf& what) {
+    Measurements read(const MeasurementsOf& what) {
         found_.threads = what.kernels.threads;
         found_.computes_on_host = what.kernels.device == "cpu";
         read_memory(what.kernels.threads, what.count.on_a_host);
@@ -348,8 +349,8 @@ public:
     }
 
 private:
-    void read(std::span<const Figure> figures, const json& from, const std::string& where) {
-        for (const auto& [key, value] : figures) found_.*value = positive(file_, from, where, key);
+    void read(std::span<const Field> fields, const json& from, const std::string& where) {
+        for (const auto& [key, value] : fields) found_.*value = positive(file_, from, where, key);
     }
 
     // What one rank reaches alone it has beside the others as far as the host's memory goes.
@@ -412,7 +413,7 @@ std::string text(const json& one, const char* key) {
 }
 }  // namespace
 
-Measurements MachineFile::measurements(const FiguresOf& what) const {
+Measurements MachineFile::measurements(const MeasurementsOf& what) const {
     return Reader(name_, content_).read(what);
 }
 

@@ -1,4 +1,4 @@
-// The machine file: measured figures of this machine, as JSON, for `ferry plan` and `ferry train`.
+// The machine file: measurements of this machine, as JSON, for `ferry plan` and `ferry train`.
 // docs/machine.md has its keys.
 #pragma once
 
@@ -24,12 +24,12 @@ void check_machine_file(const std::string& file);
 // What the file says of each path.
 nlohmann::json settings_json(const std::vector<IoSettings>& paths);
 
-// Replaces the figures of these paths, keeps everything else that the file holds, unknown keys too.
-// The old file stays until the new one is whole. Throws io.
+// Replaces the measurements of these paths, keeps everything else that the file holds, unknown keys
+// too. The old file stays until the new one is whole. Throws io.
 void save_paths(const std::string& file, const std::vector<IoSettings>& paths);
 
 // What was measured for, and with.
-struct FiguresOf {
+struct MeasurementsOf {
     cost::KernelsOf kernels{};  // with device and threads
     train::RankCount count{};
     std::string by{};          // comm::Communicator::kind() of several ranks
@@ -37,32 +37,32 @@ struct FiguresOf {
     planner::DeviceNeeds needs{};
 };
 // The same for everything but storage and ranks. No kernels: those of the file stay.
-void save_figures(const std::string& file, const FiguresOf& what,
-                  const cost::Measurements& measured);
+void save_measurements(const std::string& file, const MeasurementsOf& what,
+                       const cost::Measurements& measured);
 
 // What ranks give each other.
-struct CommFigures {
+struct CommRates {
     double bytes_per_s = 0;  // that reach a rank from the others
     double overhead_s = 0;   // of an operation, however small
 };
 void save_comm(const std::string& file, const train::RankCount& count, const std::string& by,
-               const CommFigures& figures);
+               const CommRates& rates);
 // "2 ranks, 2 on a host, by nccl".
-std::string text_of_ranks(const FiguresOf& what);
+std::string text_of_ranks(const MeasurementsOf& what);
 
 // ---------------------------------------------------------------- reading
 
 class MachineFile {
 public:
     // Throws usage, naming the key, for a file that is not there, is no machine file or is of a
-    // newer format, and for an entry whose figure is missing or no positive number.
+    // newer format, and for an entry whose number is missing or not positive.
     static MachineFile read(const std::string& file);
 
     const std::string& name() const noexcept { return name_; }
     // Nothing where the file has none for that.
     std::optional<cost::Path> path(const std::string& path) const;
     // All else, 0 where the file has nothing for that.
-    cost::Measurements measurements(const FiguresOf& what) const;
+    cost::Measurements measurements(const MeasurementsOf& what) const;
     // The GPU that was measured with this model, else the first one; nothing where there is none.
     std::optional<train::AbsentDevice> gpu(const cost::KernelsOf& model) const;
 

@@ -13,11 +13,11 @@ constexpr double kMore = 1.1;  // of a speed
 class Asker {
 public:
     Asker(const Config& config, const train::Forecaster& forecaster, const planner::Plan& plan,
-          const cost::Measurements& figures)
+          const cost::Measurements& measurements)
         : request_(train::request_of(config)),
           forecaster_(forecaster),
           plan_(plan),
-          figures_(figures) {}
+          measurements_(measurements) {}
 
     std::vector<WhatIf> ask() {
         more_memory("+1 GiB of device memory", &BudgetConfig::device_bytes);
@@ -36,8 +36,8 @@ public:
 
 private:
     void answer(std::string change, const planner::PlanRequest& request, const planner::Plan& plan,
-                const cost::Measurements& figures) {
-        const train::Forecast forecast = forecaster_.forecast(request, plan, figures);
+                const cost::Measurements& measurements) {
+        const train::Forecast forecast = forecaster_.forecast(request, plan, measurements);
         answers_.push_back({std::move(change), forecast.timeline.step_seconds});
     }
 
@@ -45,31 +45,31 @@ private:
         if (request_.budgets.*budget == kUnlimited) return;
         planner::PlanRequest request = request_;
         request.budgets.*budget += kGiB;
-        answer(std::move(change), request, forecaster_.plan(request), figures_);
+        answer(std::move(change), request, forecaster_.plan(request), measurements_);
     }
     void faster(std::string change, double cost::Measurements::*speed) {
-        cost::Measurements figures = figures_;
-        figures.*speed *= kMore;
-        answer(std::move(change), request_, plan_, figures);
+        cost::Measurements measurements = measurements_;
+        measurements.*speed *= kMore;
+        answer(std::move(change), request_, plan_, measurements);
     }
     static void scale(cost::KernelTimes& kernels, double factor) {
         for (auto& [kind, seconds] : kernels.seconds) seconds *= factor;
         for (double& seconds : kernels.saved_s) seconds *= factor;
     }
     void faster_kernels() {
-        cost::Measurements figures = figures_;
-        scale(figures.kernels, 1 / kMore);
-        answer("+10 % compute", request_, plan_, figures);
+        cost::Measurements measurements = measurements_;
+        scale(measurements.kernels, 1 / kMore);
+        answer("+10 % compute", request_, plan_, measurements);
     }
     // Kernels on the host take all cores and share out well; the update is bound by memory.
     void more_cores() {
-        cost::Measurements figures = figures_;
-        const auto cores = static_cast<double>(figures.threads++);
-        if (figures.computes_on_host) scale(figures.kernels, cores / (cores + 1));
-        answer("+1 core", request_, plan_, figures);
+        cost::Measurements measurements = measurements_;
+        const auto cores = static_cast<double>(measurements.threads++);
+        if (measurements.computes_on_host) scale(measurements.kernels, cores / (cores + 1));
+        answer("+1 core", request_, plan_, measurements);
     }
 
-    // Where a plan made for steps whose speculative updates are committed alone keeps something
+    // Where a plan made for steps whose speculative updates are committed alone saves something
     // else.
     void never_clipped() {
         if (!plan_.speculative || request_.swap.expect_clipped) return;
@@ -81,22 +81,22 @@ private:
                               of.blocks_saving(model::Saved::attention),
                               of.blocks_saving(model::Saved::mlp));
         };
-        if (what(plan) != what(plan_) && forecaster_.covers(plan, figures_.kernels))
-            answer("swap.expect_clipped=0", request, plan, figures_);
+        if (what(plan) != what(plan_) && forecaster_.covers(plan, measurements_.kernels))
+            answer("swap.expect_clipped=0", request, plan, measurements_);
     }
 
     const planner::PlanRequest request_;
     const train::Forecaster& forecaster_;
     const planner::Plan& plan_;
-    const cost::Measurements& figures_;
+    const cost::Measurements& measurements_;
     std::vector<WhatIf> answers_{};
 };
 
 }  // namespace
 
 std::vector<WhatIf> what_if(const Config& config, const train::Forecaster& forecaster,
-                            const planner::Plan& plan, const cost::Measurements& figures) {
-    return Asker(config, forecaster, plan, figures).ask();
+                            const planner::Plan& plan, const cost::Measurements& measurements) {
+    return Asker(config, forecaster, plan, measurements).ask();
 }
 
 }  // namespace ferry::tools

@@ -17,6 +17,6 @@ struct WhatIf {
 // Only of resources that are limited, as more of an unlimited one buys nothing, and of clipping
 // where it changes the plan.
 std::vector<WhatIf> what_if(const Config& config, const train::Forecaster& forecaster,
-                            const planner::Plan& plan, const cost::Measurements& figures);
+                            const planner::Plan& plan, const cost::Measurements& measurements);
 
 }  // namespace ferry::tools

@@ -86,7 +86,7 @@ struct RunReport {
     Reserved reserved{};
     double bound_seconds = 0;  // lower bound of a step; 0: not measured
     std::string binding{};     // the link that sets it
-    // A step's seconds as its schedule and the figures measured with the bound give them: without
+    // A step's seconds as its schedule and what is measured with the bound give them: without
     // speculative updates, and with speculative updates that are committed (0: nothing speculates).
     double predicted_seconds = 0, predicted_speculative_seconds = 0;
     // A file of the durable state that was removed under the run: nothing outlives the process.
@@ -123,7 +123,7 @@ struct Runtime {
         &aio::Volume::open;
     // Of every task, from the first step on; beside it, once the bound is known, what was planned.
     trace::Recording* recording = nullptr;
-    const cost::Measurements* figures =
+    const cost::Measurements* measurements =
         nullptr;  // of this machine: measure_bound() then measures nothing
     // The engine takes what a GPU needs from there. None, or of one rank: the run is this process.
     MetRanks ranks{};
@@ -180,7 +180,7 @@ public:
     // The last step's gradient of one tensor, as rounded to the wire type, before unscaling and
     // clipping; zeros where it is frozen. Only between step() and the next call of anything else.
     void read_gradient(int64_t layer, const model::Tensor& tensor, const Sink& sink);
-    // Measures the kernels and links of this plan alone, between steps, unless the figures were
+    // Measures the kernels and links of this plan alone, between steps, unless measurements were
     // given; the run's report then has the bound. The lower one where it is measured again: a busy
     // machine makes it look high.
     void measure_bound();

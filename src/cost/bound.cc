@@ -24,8 +24,8 @@ struct Fractions {
 
 // Of state and gradients, which wait for the outcome with it; a byte of either that is stored is
 // read once and written once.
-double saved_bytes(const BoundInput& in) {
-    return static_cast<double>(in.element.saved()) * in.parameters;
+double state_and_gradient_bytes(const BoundInput& in) {
+    return static_cast<double>(in.element.state_and_gradient()) * in.parameters;
 }
 
 // Host memory is for weights, then for inputs, which travel in every group, then for state.
@@ -38,9 +38,9 @@ OnHost on_host(const BoundInput& in, const Fractions& f) {
     const double inputs = f.inputs_away * in.input_bytes;
     const double left = in.host_bytes - weights * in.weights.bytes;
     if (left < 0) return {.state = -1};
-    return {
-        .state = std::min(1 - f.state_on_device, std::max(0.0, left - inputs) / saved_bytes(in)),
-        .inputs_stored = std::max(0.0, inputs - left)};
+    return {.state = std::min(1 - f.state_on_device,
+                              std::max(0.0, left - inputs) / state_and_gradient_bytes(in)),
+            .inputs_stored = std::max(0.0, inputs - left)};
 }
 
 // Weights that this rank's host updates, of a part of them kept somewhere: what is frozen goes
@@ -52,11 +52,11 @@ double trained(const BoundInput& in, double kept) {
 }
 
 double bytes_on_device(const BoundInput& in, const Fractions& f) {
-    return f.weights_on_device * in.weights.bytes + f.state_on_device * saved_bytes(in) +
-           (1 - f.inputs_away) * in.input_bytes;
+    return f.weights_on_device * in.weights.bytes +
+           f.state_on_device * state_and_gradient_bytes(in) + (1 - f.inputs_away) * in.input_bytes;
 }
 
-// Of what blocks may keep for backward, in the device memory that is left, first what saves most
+// Of what blocks may save for backward, in the device memory that is left, first what spares most
 // for its bytes: nothing else there makes the kernels' time shorter.
 struct Savings {
     model::OfSaved<double> saved{};
@@ -65,14 +65,14 @@ struct Savings {
 Savings savings(const BoundInput& in, const Fractions& f) {
     model::OfSaved<model::Saved> order = model::kAllSaved;
     const auto of_a_byte = [&in](model::Saved what) {
-        const BoundInput::Keeping& all = in.keeping[at(what)];
+        const BoundInput::Saving& all = in.saving[at(what)];
         return all.bytes > 0 ? all.seconds / all.bytes : 0;
     };
     std::ranges::sort(order, std::greater(), of_a_byte);
     double left = in.device_bytes - bytes_on_device(in, f);
     Savings found;
     for (const model::Saved what : order) {
-        const BoundInput::Keeping& all = in.keeping[at(what)];
+        const BoundInput::Saving& all = in.saving[at(what)];
         if (all.bytes <= 0) continue;
         const double kept = std::clamp(left / all.bytes, 0.0, 1.0);
         left -= kept * all.bytes;
@@ -85,7 +85,7 @@ Savings savings(const BoundInput& in, const Fractions& f) {
 bool admissible(const BoundInput& in, const Fractions& f) {
     const double weights = in.weights.bytes;
     const OnHost host = on_host(in, f);
-    const double on_nvme = (1 - host.state - f.state_on_device) * saved_bytes(in) +
+    const double on_nvme = (1 - host.state - f.state_on_device) * state_and_gradient_bytes(in) +
                            f.weights_on_nvme * weights + host.inputs_stored;
     // Whose state is on the device has its weights there.
     const bool beside_weights =
@@ -125,7 +125,7 @@ Term slowest_link(const BoundInput& in, const Fractions& f) {
     const double up = reads_without(f.weights_on_device) + returning + between_groups;
     const double down = static_cast<double>(in.element.wire) * in.parameters * by_host +
                         between_groups + reads * returning;
-    const double stored = 2 * saved_bytes(in) * std::max(0.0, by_host - host.state) +
+    const double stored = 2 * state_and_gradient_bytes(in) * std::max(0.0, by_host - host.state) +
                           2 * in.groups * host.inputs_stored +
                           reads_without(1 - f.weights_on_nvme) +
                           (1 + reads) * trained(in, f.weights_on_nvme);
@@ -239,7 +239,8 @@ private:
             excess_of(weights * (1 - f.weights_on_nvme - f.weights_on_device), in_.host_bytes) +
             excess_of(f.state_on_device * weight_bytes(in_), f.weights_on_device * weights) +
             excess_of(bytes_on_device(in_, f), in_.device_bytes) +
-            excess_of((1 - std::max(0.0, host.state) - f.state_on_device) * saved_bytes(in_) +
+            excess_of((1 - std::max(0.0, host.state) - f.state_on_device) *
+                              state_and_gradient_bytes(in_) +
                           f.weights_on_nvme * weights + host.inputs_stored,
                       in_.nvme_bytes);
         if (excess > 0) return {excess, 0};

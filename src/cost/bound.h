@@ -13,11 +13,12 @@ namespace ferry::cost {
 
 struct BoundInput {
     double kernel_seconds = 0;  // of one step, each call measured alone, everything recomputed
-    // Of them, those that keeping all of such a result saves, and the device memory that it takes.
-    struct Keeping {
+    // Of them, those that backward spares where every block saves this activation, and what it
+    // takes on the device.
+    struct Saving {
         double seconds = 0, bytes = 0;
     };
-    model::OfSaved<Keeping> keeping{};
+    model::OfSaved<Saving> saving{};
     double parameters = 0;   // trainable, that this rank updates
     ElementBytes element{};  // of each
     WeightTraffic weights{};

@@ -59,7 +59,7 @@ OfPrevious step_seconds(const PlacedTraffic& traffic, const KernelSeconds& kerne
     const auto beside = [&](double wait_s) {
         return std::max({links_s, host_s, compute_s + wait_s});
     };
-    return {beside(waits.committed), beside(waits.rest)};
+    return {beside(waits.committed), beside(waits.not_speculative)};
 }
 
 }  // namespace ferry::cost

@@ -36,7 +36,7 @@ struct LayerUpdates {
 // Once where the speculative updates of the step before were committed, and once where it made
 // none.
 struct OfPrevious {
-    double committed = 0, rest = 0;
+    double committed = 0, not_speculative = 0;
 };
 // What the next step's first forward pass waits for the host's updates, layer by layer. Those that
 // are speculative begin as backward gives their gradients, the first layers' last; the others, and

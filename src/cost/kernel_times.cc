@@ -76,13 +76,13 @@ std::string KernelTimes::name_of(const Kind& kind) {
 
 namespace {
 
-// The same block's backward that keeps this result where that one did not, and the reverse.
+// The same block's backward with this activation saved where that one had it not, and the reverse.
 KernelTimes::Kind other_backward(KernelTimes::Kind kind, Saved what) {
     kind[2] ^= flag_of(what);
     return kind;
 }
 
-// What a backward of this kind takes beyond one that keeps everything, as far as it is known.
+// What a backward of this kind takes beyond one with everything saved, as far as it is known.
 double again_s(const KernelTimes& times, const KernelTimes::Kind& kind) {
     double seconds = 0;
     for (const Saved what : model::kAllSaved)
@@ -90,7 +90,7 @@ double again_s(const KernelTimes& times, const KernelTimes::Kind& kind) {
     return seconds;
 }
 
-// Measured ones that keep other results, the difference being known; the most alike first.
+// Measured ones with other activations saved, the difference being known; the most alike first.
 std::map<KernelTimes::Kind, double>::const_iterator nearest_backward(
     const KernelTimes& times, const KernelTimes::Kind& kind) {
     for (const auto& different :
@@ -108,7 +108,7 @@ std::map<KernelTimes::Kind, double>::const_iterator nearest_backward(
 }
 
 // The time to go by: of this kind, or of one that differs in its size alone, where the size is a
-// number of bytes or elements, or in what a block keeps.
+// number of bytes or elements, or in what a block saves.
 std::map<KernelTimes::Kind, double>::const_iterator nearest(const KernelTimes& times,
                                                             const KernelTimes::Kind& kind) {
     const auto exact = times.seconds.find(kind);

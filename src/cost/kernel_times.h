@@ -31,15 +31,15 @@ struct KernelTimes {
     static Kind kind_of(const swap::Task& task, const WorkOf& work_of);
     static std::string name_of(const Kind& kind);  // "backward, block", "zero, head, 1.06 MiB"
     std::map<Kind, double> seconds{};
-    // What gives each result that a block may keep for backward, alone. 0: not known.
+    // What gives each activation that a block may save for backward, alone. 0: not known.
     model::OfSaved<double> saved_s{};
     // A kernel of a size that was not measured, as with other chunks, costs by its bytes what the
-    // nearest one did; a block's backward that keeps other results what a measured one did, and
+    // nearest one did; a block's backward that saves other activations what a measured one did, and
     // what gives those. One of a kind that was not measured is a bug: see covers().
     double of(const swap::Task& task, const WorkOf& work_of) const;
     bool covers(const swap::Schedule& step, const WorkOf& work_of) const;
     double sum(const swap::Schedule& step, const WorkOf& work_of) const;
-    // Of a block's backward, the part that keeping this result saves, or has saved.
+    // Of a block's backward, the part that saving this activation spares, or has spared.
     double saved_by(model::Saved what, const swap::Task& backward, const WorkOf& work_of) const;
     // Of the sizes that were timed the longest: one more gradient than another layer of its kind
     // needs, and everything recomputed. 0: none was.
@@ -47,7 +47,7 @@ struct KernelTimes {
 };
 
 // Where nobody has measured: of every kernel of the step, from what it multiplies or moves.
-// saved_flops: of what gives each result that a block may keep.
+// saved_flops: of what gives each activation that a block may save.
 KernelTimes assumed_times(const swap::Schedule& step, const WorkOf& work_of, int64_t tokens,
                           const model::OfSaved<double>& saved_flops, double flops_per_s);
 

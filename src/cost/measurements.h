@@ -22,7 +22,7 @@ struct KernelsOf {
     bool operator==(const KernelsOf&) const = default;
 };
 
-// Whose figures they are: all that a host has, or what one of its ranks has of it.
+// Whose they are: all that a host has, or what one of its ranks has of it.
 enum class Of : uint8_t { host, rank };
 
 // 0: not known.

@@ -61,7 +61,7 @@ double once(const Work& w) {
 double saved(const Work& w, model::Saved what) { return w.saved_flops[at(what)]; }
 bool saves(const Work& w, model::Saved what) { return (w.flags & flag_of(what)) != 0; }
 
-// Two products for each of forward's, and forward again as far as nothing of it was kept.
+// Two products for each of forward's, and forward again as far as nothing of it was saved.
 double backward(const Work& w) {
     using model::Saved;
     return 4 * once(w) + (saves(w, Saved::attention) ? 2 : 3) * saved(w, Saved::attention) -

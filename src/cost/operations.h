@@ -121,7 +121,7 @@ struct Work {
     int64_t ranks = 1;
     DType compute = DType::f32, wire = DType::f32;
     StateFormat state{};
-    model::OfSaved<double> saved_flops{};  // of what gives each result that a block may keep
+    model::OfSaved<double> saved_flops{};  // of what gives each activation that a block may save
 };
 
 struct OperandOf {

@@ -16,8 +16,8 @@ struct ElementBytes {
     bool split = false;  // the update reads the weight too
     // Of memory, that its update reads and writes.
     int64_t updated() const { return 2 * state + wire + (split ? 2 : 1) * weight; }
-    // Of state and gradient, which wait for the outcome together.
-    int64_t saved() const { return state + wire; }
+    // On one tier both, until the outcome.
+    int64_t state_and_gradient() const { return state + wire; }
 };
 ElementBytes element_bytes(const StateFormat& state, DType compute, DType wire);
 

@@ -20,7 +20,7 @@ public:
 
     void forward(ops::ConstView x_in, ops::View x_out);
     void backward(ops::ConstView x_in, ops::View dx, bool needs_dx);
-    // The part of forward that backward leaves out where its result was kept, alone.
+    // The part of forward that backward leaves out where its result was saved, alone.
     void compute(Saved what);
     static int64_t scratch_bytes(const Shape& shape, const Numerics& numerics,
                                  const RopeTable& rope, ops::Ops& ops, const Layer& layer);
@@ -38,7 +38,7 @@ private:
         ops::View dy{}, dn{};                              // [T, H] both, in the compute type
         float *stats1 = nullptr, *lse = nullptr;           // of norm1, [heads * T]
         float *query_rstd = nullptr, *key_rstd = nullptr;  // [T, heads], [T, kv_heads]
-        // The MLP's: [M, H], [M, 2 I] or [M, I], of all T tokens where it is kept, [M, I], of
+        // The MLP's: [M, H], [M, 2 I] or [M, I], of all T tokens where it is saved, [M, I], of
         // norm2.
         ops::View n2{}, inner{}, active{};
         float* stats2 = nullptr;

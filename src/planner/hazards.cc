@@ -12,6 +12,8 @@ bool runs_in_order(swap::Lane lane) {
 
 }  // namespace
 
+// A generation of a resource: the writers that fill it together, and the readers that use what they
+// wrote. The next writer, or the first of the next ones to join, begins another.
 void Hazards::begin_generation(State& state) {
     // Readers waited for every writer before them, so waiting for the readers is enough.
     state.before = state.readers;
@@ -22,6 +24,7 @@ void Hazards::begin_generation(State& state) {
 
 void Hazards::order(swap::Schedule& schedule, swap::Task& task, std::span<const Use> uses) {
     swap::Counters waits;
+    // An entry: a use that nothing in this schedule orders (swap::Entry).
     task.first_entry = static_cast<uint32_t>(schedule.entries.size());
     const auto enter = [&](uint32_t resource, bool writes) {
         schedule.entries.push_back({resource, writes});

@@ -26,12 +26,12 @@ class Placer {
 public:
     Placer(const PlanRequest& request, const Workload& work, const std::vector<Chunk>& chunks,
            const std::vector<AccumulatorSpill>& spills, const cost::Measurements& machine,
-           const Keeping& keeping)
+           const ToSave& to_save)
         : request_(request),
           work_(work),
           chunks_(chunks),
           spills_(spills),
-          keeping_(keeping),
+          to_save_(to_save),
           micro_batches_(request.micro_batches),
           tied_(work.layers.back().find(model::Role::head_table) == nullptr),
           machine_(machine),
@@ -66,10 +66,10 @@ private:
     // ---- device
 
     using Counts = std::array<int64_t, kClasses>;
-    // `inputs`: block inputs of a group that stay on the device until backward. `keeping`: blocks
-    // that keep each result there.
+    // `inputs`: block inputs of a group that stay on the device until backward. `saving`: blocks
+    // that save each activation there.
     Counts device_counts(const Depths& depth, int64_t groups, int64_t inputs,
-                         const model::OfSaved<int64_t>& keeping) const {
+                         const model::OfSaved<int64_t>& saving) const {
         Counts counts{};
         counts[at(Class::block_weights)] = depth.weights;
         counts[at(Class::edge_weights)] = tied_ ? 2 : 1;
@@ -80,7 +80,7 @@ private:
         counts[at(Class::activation)] =
             micro_batches_ / groups + 1 + depth.spare_activations + inputs;
         for (const model::Saved what : model::kAllSaved)
-            counts[at(class_of(what))] = keeping[at(what)] * (micro_batches_ / groups);
+            counts[at(class_of(what))] = saving[at(what)] * (micro_batches_ / groups);
         counts[at(Class::tokens)] = micro_batches_ / groups;
         counts[at(Class::scratch)] = 1;
         counts[at(Class::report)] = 1;
@@ -127,10 +127,10 @@ private:
                           try_depth(depth, &Depths::exchanges, 2 * chunks, Class::pieces, 8);
         if (!both) try_depth(depth, &Depths::exchanges, kLean.exchanges + chunks, Class::pieces, 8);
         int64_t left = device().limit() - device_bytes(depth, result_.groups);
-        const int64_t inputs = std::min(std::min(block_count(), keeping_.inputs) * group_size(),
+        const int64_t inputs = std::min(std::min(block_count(), to_save_.inputs) * group_size(),
                                         left / bytes_of(Class::activation));
         left -= inputs * bytes_of(Class::activation);
-        result_.counts = device_counts(depth, result_.groups, inputs, keep_results(left));
+        result_.counts = device_counts(depth, result_.groups, inputs, save_activations(left));
         if (work_.needs.overhead > 0)
             device().need("the process on the device: context, libraries", work_.needs.overhead);
         if (work_.needs.page_tables > 0)
@@ -143,26 +143,26 @@ private:
         make_resident();
     }
 
-    bool is_asked_for(const SavedActivation& result) const {
-        return blocks_asked_to_save(request_, result.what).has_value();
+    bool is_asked_for(const SavedActivation& activation) const {
+        return blocks_asked_to_save(request_, activation.what).has_value();
     }
     model::OfSaved<int64_t> asked_for() const {
         model::OfSaved<int64_t> blocks{};
-        for (const SavedActivation& result : keeping_.results)
-            blocks[at(result.what)] += is_asked_for(result);
+        for (const SavedActivation& activation : to_save_.activations)
+            blocks[at(activation.what)] += is_asked_for(activation);
         return blocks;
     }
 
-    // What was asked for is among the buffers already. Returns how many blocks keep each.
-    model::OfSaved<int64_t> keep_results(int64_t left_bytes) {
+    // What was asked for is among the buffers already. Returns how many blocks save each.
+    model::OfSaved<int64_t> save_activations(int64_t left_bytes) {
         model::OfSaved<int64_t> blocks{};
         for (auto& of_layers : result_.saved) of_layers.assign(work_.layers.size(), false);
-        for (const SavedActivation& result : keeping_.results) {
-            const int64_t bytes = group_size() * bytes_of(class_of(result.what));
-            if (!is_asked_for(result) && bytes > left_bytes) continue;
-            left_bytes -= is_asked_for(result) ? 0 : bytes;
-            result_.saved[at(result.what)][result.layer] = true;
-            ++blocks[at(result.what)];
+        for (const SavedActivation& activation : to_save_.activations) {
+            const int64_t bytes = group_size() * bytes_of(class_of(activation.what));
+            if (!is_asked_for(activation) && bytes > left_bytes) continue;
+            left_bytes -= is_asked_for(activation) ? 0 : bytes;
+            result_.saved[at(activation.what)][activation.layer] = true;
+            ++blocks[at(activation.what)];
         }
         return blocks;
     }
@@ -271,7 +271,7 @@ private:
         }
     }
 
-    static constexpr const char* kStaging = "buffers between tiers";
+    static constexpr const char* kStaging = "staging buffers";
     static constexpr const char* kState = "optimizer state";
 
     // A chunk is read, updated and written. While the slowest of the three is busy with one, the
@@ -483,7 +483,7 @@ private:
     const Workload& work_;
     const std::vector<Chunk>& chunks_;
     const std::vector<AccumulatorSpill>& spills_;
-    const Keeping keeping_;
+    const ToSave to_save_;
     const int64_t micro_batches_;
     const bool tied_;
     const cost::Measurements& machine_;
@@ -498,8 +498,8 @@ std::optional<int64_t> blocks_asked_to_save(const PlanRequest& request, model::S
 
 Placement place(const PlanRequest& request, const Workload& work, const std::vector<Chunk>& chunks,
                 const std::vector<AccumulatorSpill>& spills, const cost::Measurements& machine,
-                const Keeping& keeping) {
-    return Placer(request, work, chunks, spills, machine, keeping).make();
+                const ToSave& to_save) {
+    return Placer(request, work, chunks, spills, machine, to_save).make();
 }
 
 }  // namespace ferry::planner

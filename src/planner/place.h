@@ -8,18 +8,18 @@
 
 namespace ferry::planner {
 
-// How many blocks the user has keep that; none: the planner decides.
+// How many blocks the user has save that; none: the planner decides.
 std::optional<int64_t> blocks_asked_to_save(const PlanRequest& request, model::Saved what);
 
 // What stays on the device from forward to backward. First the inputs of at most so many blocks,
-// the last ones, as far as they fit. Then these results in their order: all that the configuration
-// asks for, and as many of the others as fit.
-struct Keeping {
+// the last ones, as far as they fit. Then these saved activations in their order: all that the
+// configuration asks for, and as many of the others as fit.
+struct ToSave {
     int64_t inputs = 0;
-    std::span<const SavedActivation> results{};
+    std::span<const SavedActivation> activations{};
 };
 // Throws does_not_fit naming the tier, the bytes missing and the smallest budget that works.
 Placement place(const PlanRequest& request, const Workload& work, const std::vector<Chunk>& chunks,
                 const std::vector<AccumulatorSpill>& spills, const cost::Measurements& machine,
-                const Keeping& keeping);
+                const ToSave& to_save);
 }  // namespace ferry::planner

@@ -129,7 +129,7 @@ struct Plan {
     bool goes_back(int64_t layer) const;     // a block, and backward visits it
     int64_t blocks_saving(model::Saved what) const;
     int64_t blocks_saving_inputs() const;  // of at least one micro-batch of a group
-    int64_t blocks_at_most() const;        // that could keep something: backward visits them
+    int64_t blocks_at_most() const;        // that could save something: backward visits them
 
     // A step's report: each micro-batch's sum of losses (double), then of each layer whether its
     // output was not finite (uint32). It reaches the host arena before the outcome.
@@ -138,7 +138,7 @@ struct Plan {
 };
 
 // Bytes: of a block input of a micro-batch; of the kernels' largest scratch; of what the process
-// holds on the device beside its arena; of what a block and micro-batch can keep for backward (0:
+// holds on the device beside its arena; of what a block and micro-batch can save for backward (0:
 // nothing). Operations that give it, by block.
 struct DeviceNeeds {
     int64_t activation = 0, scratch = 0, overhead = 0;

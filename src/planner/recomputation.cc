@@ -14,50 +14,52 @@ namespace ferry::planner {
 namespace {
 
 // By what a byte of it saves, and of alike ones those of the last blocks that backward visits:
-// theirs is kept for the shortest time.
-std::vector<SavedActivation> results_by_gain(const Workload& work,
-                                             const cost::Measurements& machine) {
-    std::vector<SavedActivation> results;
+// theirs are saved for the shortest time.
+std::vector<SavedActivation> activations_by_gain(const Workload& work,
+                                                 const cost::Measurements& machine) {
+    std::vector<SavedActivation> activations;
     bool trains = false;
     for (size_t l = 0; l < work.layers.size(); ++l) {
         trains = trains || work.layers[l].trainable_elements > 0;
         if (!trains || work.layers[l].kind != model::LayerKind::block) continue;
         for (const model::Saved what : model::kAllSaved) {
-            if (work.needs.saved[at(what)] > 0) results.push_back({l, what});
+            if (work.needs.saved[at(what)] > 0) activations.push_back({l, what});
         }
     }
-    std::ranges::reverse(results);
-    std::ranges::stable_sort(results, std::greater(), [&](const SavedActivation& result) {
-        return seconds_of(result, work, machine) /
-               static_cast<double>(buffer_bytes(class_of(result.what), work));
+    std::ranges::reverse(activations);
+    std::ranges::stable_sort(activations, std::greater(), [&](const SavedActivation& activation) {
+        return seconds_of(activation, work, machine) /
+               static_cast<double>(buffer_bytes(class_of(activation.what), work));
     });
-    return results;
+    return activations;
 }
 
 // What the configuration asks for, then what it leaves to the planner.
 struct Choice {
-    std::vector<SavedActivation> results{};
+    std::vector<SavedActivation> activations{};
     size_t asked = 0;  // of the first ones
 };
-Choice choice_of(const PlanRequest& request, const std::vector<SavedActivation>& results) {
+Choice choice_of(const PlanRequest& request, const std::vector<SavedActivation>& activations) {
     Choice found;
     model::OfSaved<int64_t> blocks{};
-    for (const SavedActivation& result : results) {
-        if (blocks[at(result.what)]++ < blocks_asked_to_save(request, result.what).value_or(0))
-            found.results.push_back(result);
+    for (const SavedActivation& activation : activations) {
+        if (blocks[at(activation.what)]++ <
+            blocks_asked_to_save(request, activation.what).value_or(0))
+            found.activations.push_back(activation);
     }
-    found.asked = found.results.size();
-    std::ranges::copy_if(
-        results, std::back_inserter(found.results),
-        [&](const SavedActivation& result) { return !blocks_asked_to_save(request, result.what); });
+    found.asked = found.activations.size();
+    std::ranges::copy_if(activations, std::back_inserter(found.activations),
+                         [&](const SavedActivation& activation) {
+                             return !blocks_asked_to_save(request, activation.what);
+                         });
     return found;
 }
 
-// In how many groups a step runs, of how many blocks it keeps the inputs at most, and how many of
-// the results.
+// In how many groups a step runs, of how many blocks it saves the inputs at most, and how many
+// activations.
 struct Candidate {
     int64_t groups = 1, inputs = 0;
-    size_t results = 0;
+    size_t activations = 0;
     StepSeconds seconds{};
 };
 
@@ -71,7 +73,7 @@ public:
           chunks_(chunks),
           spills_(spills),
           machine_(machine),
-          choice_(choice_of(request, results_by_gain(work, machine))) {}
+          choice_(choice_of(request, activations_by_gain(work, machine))) {}
 
     Placement find() {
         const std::vector<int64_t> inputs = inputs_to_try();
@@ -85,10 +87,10 @@ public:
         if (fitting.empty() || request_.budgets.device_bytes == kUnlimited)  // what is to spare?
             return placement_of(in_groups(plainest), inputs.front(), choice_.asked);
         for (const int64_t groups : fitting) {
-            for (const int64_t count : inputs) try_results(in_groups(groups), count);
+            for (const int64_t count : inputs) try_activations(in_groups(groups), count);
         }
         const Candidate& best = best_candidate();
-        return placement_of(in_groups(best.groups), best.inputs, best.results);
+        return placement_of(in_groups(best.groups), best.inputs, best.activations);
     }
 
 private:
@@ -102,9 +104,9 @@ private:
         request.swap.groups = groups;
         return request;
     }
-    Placement placement_of(const PlanRequest& request, int64_t inputs, size_t results) const {
+    Placement placement_of(const PlanRequest& request, int64_t inputs, size_t activations) const {
         return place(request, work_, chunks_, spills_, machine_,
-                     {inputs, std::span(choice_.results).first(results)});
+                     {inputs, std::span(choice_.activations).first(activations)});
     }
 
     // Of how many blocks, the most first. Copies of those that leave run beside a GPU's kernels;
@@ -129,7 +131,8 @@ private:
         return group_counts(request_.micro_batches);
     }
 
-    // Whether a step can do without any memory to spare; keeps what the one that needs least lacks.
+    // Whether a step can do without any memory to spare; records what the one that needs least
+    // lacks.
     bool fits(const PlanRequest& request, int64_t inputs) {
         try {
             const Placement placement = placement_of(request, inputs, choice_.asked);
@@ -154,36 +157,37 @@ private:
 
     // The less is computed, the more travels. A chunk that no longer fits makes the sum jump, so
     // there are lesser minima. Many counts are tried, and then all of those around the best.
-    void try_results(const PlanRequest& request, int64_t inputs) {
+    void try_activations(const PlanRequest& request, int64_t inputs) {
         constexpr size_t kCounts = 24;
-        const size_t first = choice_.asked, end = choice_.results.size() + 1;
+        const size_t first = choice_.asked, end = choice_.activations.size() + 1;
         const size_t stride = std::max<size_t>(1, (end - first) / kCounts),
                      begun = candidates_.size();
-        for (size_t results = first; results < end; results += stride) {
-            if (!try_way(request, inputs, results)) break;
+        for (size_t activations = first; activations < end; activations += stride) {
+            if (!try_way(request, inputs, activations)) break;
         }
         if (stride == 1 || candidates_.size() == begun) return;
         const auto expected = [this](const Candidate& candidate) {
             return candidate.seconds.expected(request_);
         };
         const size_t around =
-            std::ranges::min_element(std::span(candidates_).subspan(begun), {}, expected)->results;
-        for (size_t results = std::max(around, first + stride) - stride + 1;
-             results < std::min(around + stride, end); ++results) {
-            if (results != around && !try_way(request, inputs, results)) return;
+            std::ranges::min_element(std::span(candidates_).subspan(begun), {}, expected)
+                ->activations;
+        for (size_t activations = std::max(around, first + stride) - stride + 1;
+             activations < std::min(around + stride, end); ++activations) {
+            if (activations != around && !try_way(request, inputs, activations)) return;
         }
     }
 
-    bool try_way(const PlanRequest& request, int64_t inputs, size_t results) {
+    bool try_way(const PlanRequest& request, int64_t inputs, size_t activations) {
         try {
-            const Placement placement = placement_of(request, inputs, results);
+            const Placement placement = placement_of(request, inputs, activations);
             int64_t blocks = 0;
             for (const auto& of_layers : placement.saved)
                 blocks += std::ranges::count(of_layers, true);
-            if (blocks < static_cast<int64_t>(results)) return false;
+            if (blocks < static_cast<int64_t>(activations)) return false;
             if (missing_on_paths(request, work_, chunks_, spills_, placement) > 0) return false;
             candidates_.push_back(
-                {placement.groups, inputs, results,
+                {placement.groups, inputs, activations,
                  step_seconds(request, work_, chunks_, spills_, placement, machine_)});
             return true;
         } catch (const DoesNotFit&) {
@@ -197,13 +201,15 @@ private:
             return seconds * (candidate.groups > plainest.groups ? kPerGroups : 1) *
                    (candidate.inputs < plainest.inputs ? kPerInputs : 1);
         };
-        double least_rest = std::numeric_limits<double>::infinity();
+        double least_not_speculative = std::numeric_limits<double>::infinity();
         for (const Candidate& candidate : candidates_)
-            least_rest = std::min(least_rest, costs(candidate, candidate.seconds.rest));
+            least_not_speculative = std::min(least_not_speculative,
+                                             costs(candidate, candidate.seconds.not_speculative));
         const bool said = expected_clipped(request_).has_value();
         const Candidate* best = nullptr;
         for (const Candidate& candidate : candidates_) {
-            if (!said && candidate.seconds.rest > least_rest * kMayLose) continue;
+            if (!said && candidate.seconds.not_speculative > least_not_speculative * kMayLose)
+                continue;
             const auto cost = [&](const Candidate& of) {
                 return costs(of, of.seconds.expected(request_));
             };

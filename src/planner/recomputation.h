@@ -7,7 +7,7 @@
 
 namespace ferry::planner {
 
-// Keeps as much as is asked for, or as makes the step shortest, in as many groups.
+// Saves as much as is asked for, or as makes the step shortest, in as many groups.
 Placement place_for_speed(const PlanRequest& request, const Workload& work,
                           const std::vector<Chunk>& chunks,
                           const std::vector<AccumulatorSpill>& spills,

@@ -202,7 +202,7 @@ void Recorder::save_input(int64_t layer, int64_t i, Input x) {
 
 Recorder::Input Recorder::fetch_input(int64_t layer, int64_t i) {
     const int64_t at = layer * plan_.group_size() + i;
-    if (auto kept = impl_->saved_inputs.extract(at)) return std::move(kept.mapped());
+    if (auto saved = impl_->saved_inputs.extract(at)) return std::move(saved.mapped());
     Input x = acquire<Content::input>();
     impl_->bring(*this, plan_.inputs[static_cast<size_t>(at)], Class::input_staging, x, 0);
     return x;

@@ -1,4 +1,4 @@
-// The recorder turns a step written as plain code into a schedule: what fetch, keep, send and
+// The recorder turns a step written as plain code into a schedule: what fetch, save, send and
 // update mean in tasks of a plan's lanes.
 #pragma once
 
@@ -52,7 +52,7 @@ struct Detail {
     std::span<const uint32_t> overwrites{};  // buffers that it uses up, whatever its operands
 };
 
-// As a row's functions count it, but for what the device multiplies to give what blocks may keep.
+// As a row's functions count it, but for what the device multiplies to give what blocks may save.
 cost::Work work_of(const Plan& plan, const swap::Task& task);
 // Of any of its kernels; the plan must outlive it.
 cost::WorkOf work_of(const Plan& plan);

@@ -122,13 +122,13 @@ std::vector<cost::LayerUpdates> updates_of(const Workload& work, const std::vect
 
 }  // namespace
 
-double seconds_of(const SavedActivation& result, const Workload& work,
+double seconds_of(const SavedActivation& activation, const Workload& work,
                   const cost::Measurements& machine) {
-    const std::vector<double>& flops = work.needs.saved_flops[at(result.what)];
+    const std::vector<double>& flops = work.needs.saved_flops[at(activation.what)];
     const double most = std::ranges::max(flops),
-                 longest_s = machine.kernels.saved_s[at(result.what)];
+                 longest_s = machine.kernels.saved_s[at(activation.what)];
     const double rate = longest_s > 0 && most > 0 ? most / longest_s : machine.assumed_flops_per_s;
-    return flops.at(static_cast<size_t>(work.layers[result.layer].index)) / rate;
+    return flops.at(static_cast<size_t>(work.layers[activation.layer].index)) / rate;
 }
 
 cost::KernelSeconds kernel_seconds(const PlanRequest& request, const Workload& work,
@@ -172,9 +172,9 @@ std::optional<double> expected_clipped(const PlanRequest& request) {
 }
 
 double StepSeconds::expected(const PlanRequest& request) const {
-    if (request.swap.speculate == Speculate::off) return rest;
+    if (request.swap.speculate == Speculate::off) return not_speculative;
     const double clipped = expected_clipped(request).value_or(0.5);
-    return (1 - clipped) * committed + clipped * rest;
+    return (1 - clipped) * committed + clipped * not_speculative;
 }
 
 StepSeconds step_seconds(const PlanRequest& request, const Workload& work,

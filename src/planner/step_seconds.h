@@ -8,11 +8,11 @@
 
 namespace ferry::planner {
 
-// Of what gives such a result, on one micro-batch.
-double seconds_of(const SavedActivation& result, const Workload& work,
+// Of what gives such an activation, on one micro-batch.
+double seconds_of(const SavedActivation& activation, const Workload& work,
                   const cost::Measurements& machine);
 
-// Of a step's kernels, with some layers' results kept from forward to backward.
+// Of a step's kernels, with some layers' activations saved from forward to backward.
 cost::KernelSeconds kernel_seconds(const PlanRequest& request, const Workload& work,
                                    const model::OfSaved<std::vector<bool>>& saved,
                                    const cost::Measurements& machine);

@@ -16,8 +16,9 @@ StepKinds predict_kinds(const planner::Plan& plan, const cost::Measurements& mea
                              record_step(plan, previous, speculative), measured)
             .step_seconds;
     };
-    const double rest = seconds(Previous::rest, false);
-    return {plan.speculative ? seconds(Previous::committed, true) : rest, rest};
+    const double not_speculative = seconds(Previous::not_speculative, false);
+    return {plan.speculative ? seconds(Previous::committed, true) : not_speculative,
+            not_speculative};
 }
 
 std::string saved_by_expecting(const RunReport& run, const planner::Plan& plan,
@@ -36,7 +37,7 @@ std::string saved_by_expecting(const RunReport& run, const planner::Plan& plan,
         log_debug(error.what());
         return "";
     }
-    if (!measured.kernels.covers(record_step(other, Previous::rest, false),
+    if (!measured.kernels.covers(record_step(other, Previous::not_speculative, false),
                                  planner::work_of(other)))
         return "";
     const double was = predict_kinds(plan, measured).mean(clipped);
@@ -45,7 +46,7 @@ std::string saved_by_expecting(const RunReport& run, const planner::Plan& plan,
     return fmt::format(
         "{} of {} steps were clipped: by a plan made for that (swap.expect_clipped={:g}) a step is "
         "predicted to take {:.3g} s on average instead of {:.3g}, a clipped one {:.3g}",
-        run.clipped_steps, applied, clipped, is.mean(clipped), was, is.rest);
+        run.clipped_steps, applied, clipped, is.mean(clipped), was, is.not_speculative);
 }
 
 void log_clipped_otherwise(const RunReport& run, const planner::Plan& plan,

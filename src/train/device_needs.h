@@ -17,8 +17,8 @@ namespace ferry::train {
 // Whose attention a GPU runs.
 ops::AttentionKernels attention_of(const Config& config);
 std::unique_ptr<ops::Ops> ops_on(Device& device, const Config& config, Team& team);
-// Operations that give each block's results that can be kept, of a micro-batch: of attention with
-// the keys that a query sees.
+// Operations that give each block's activations that can be saved, of a micro-batch: of attention
+// with the keys that a query sees.
 model::OfSaved<std::vector<double>> saved_flops(const model::Decoder& decoder);
 model::OfSaved<int64_t> saved_bytes(const model::Decoder& decoder);
 // What this process will hold on a GPU beside its arena: as measured now, with room for kernels

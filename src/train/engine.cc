@@ -21,7 +21,7 @@
 #include "ops/blas_kernels.h"
 #include "outcome.h"
 #include "path_rows.h"
-#include "plan_figures.h"
+#include "planning_measurements.h"
 #include "rank_lane.h"
 #include "rank_planner.h"
 #include "ranks.h"
@@ -52,7 +52,7 @@ public:
           executor_(*runtime.executor),
           device_(*context_->device),
           recording_(runtime.recording),
-          figures_(runtime.figures),
+          measurements_(runtime.measurements),
           hyper_(hyper_of(config)),
           schedule_(schedule_of(config)),
           described_(model_of(config)),
@@ -68,7 +68,7 @@ public:
         open(config, runtime);
         if (world_.rank == 0) warn_of_text(config_, described_);
         log_machine(config_, stack_.machine(), device_, executor_);
-        if (!executor_.simulated()) log_planned_by(figures_, config_);
+        if (!executor_.simulated()) log_planned_by(measurements_, config_);
         schedules_.record(plan_, config_.evaluate.micro_batches);
         if (ranks_) require_same_exchanges(*ranks_, executor_, schedules_.all());
         stack_.warm(schedules_.steady(), judge_->scalars(1, 1.0));  // of zeros
@@ -197,7 +197,7 @@ private:
 
     // Each rank goes through as many micro-batches, the last ones perhaps without a target.
     Evaluation held_back(std::span<float> logits) {
-        totals_ = so_far();  // evaluation moves weights too; the run's figures are training's alone
+        totals_ = so_far();  // evaluation moves weights too; the run's totals are training's alone
         store().reset_report();
         kernels().evaluation_targets() = 0;
         kernels().keep_logits(logits);
@@ -254,7 +254,7 @@ private:
         planner::PlanRequest request = of_rank(request_of(config), world_);
         request.trains = !runtime.only_evaluates;
         planner_.emplace(request, device_, stack_.decoder(), partition_,
-                         planning_figures(request, figures_, world_.local_ranks), ranks_,
+                         planning_measurements(request, measurements_, world_.local_ranks), ranks_,
                          executor_);
         stack_.plan(planner_->plan(ranks_, executor_));
         // Before memory is reserved and touched, which takes a minute where there is much.
@@ -344,7 +344,7 @@ private:
         ++updates_;
         state.after_outcome = judge_->scalars(updates_, outcome.clip_factor / scale);
         report.committed = report.speculative && outcome.clip_factor == 1;
-        previous_ = !report.speculative ? Previous::rest
+        previous_ = !report.speculative ? Previous::not_speculative
                     : report.committed  ? Previous::committed
                                         : Previous::rolled_back;
     }
@@ -450,7 +450,7 @@ private:
     Executor& executor_;
     Device& device_;
     trace::Recording* recording_;
-    const cost::Measurements* figures_;
+    const cost::Measurements* measurements_;
     const optim::Hyper hyper_;
     const optim::LrSchedule schedule_;
     model::Description described_;
@@ -484,11 +484,11 @@ private:
 };
 
 void Engine::Run::measure() {
-    if (figures_) return judge(cost::of_rank(*figures_, world_.local_ranks));
+    if (measurements_) return judge(cost::of_rank(*measurements_, world_.local_ranks));
     totals_ = so_far();  // drained, all buffers are free; what is moved from here is not the run's
     const trace::Recording::Pause pause(recording_);
     kernels().states()[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
-    cost::Measurements measured = measure_figures(
+    cost::Measurements measured = take_measurements(
         schedules_.steady(), stack_.bench(), stack_.teams(), stack_.machine(),
         judge_->scalars(1, 1.0)[0], stack_.arena(), shape_.vocab, updated_bytes(plan_));
     time_storage(config_, plan_, store(), executor_, measured);

@@ -13,7 +13,7 @@
 #include "numerics_record.h"
 #include "ops/ops.h"
 #include "outcome.h"
-#include "plan_figures.h"
+#include "planning_measurements.h"
 #include "predict.h"
 #include "ranks.h"
 #include "step.h"
@@ -51,7 +51,8 @@ public:
         const planner::PlanRequest request = possible(of_run);
         return planner::make_plan(
             request, decoder_.layers(), decoder_.numerics(), needs_,
-            planning_figures(request, known_ ? &*known_ : nullptr, world_.local_ranks), partition_);
+            planning_measurements(request, known_ ? &*known_ : nullptr, world_.local_ranks),
+            partition_);
     }
 
     void plan_by(const cost::Measurements& known) { known_ = known; }
@@ -76,8 +77,8 @@ public:
         stack.reserve({.host_budget_bytes = sample.host_bytes, .name = "staging"});
         stack.open({.buffers_alone = true});
         stack.kernels().states()[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
-        cost::Measurements found = measure_figures(
-            record_step(sample, Previous::rest, false), stack.bench(), stack.teams(),
+        cost::Measurements found = take_measurements(
+            record_step(sample, Previous::not_speculative, false), stack.bench(), stack.teams(),
             stack.machine(), optim::scalars_of(hyper_of(config_), 1, 1.0), stack.arena(),
             decoder_.shape().vocab, memory == Memory::of_plan ? updated_bytes(plan) : kUnlimited);
         stack.store().drain();  // throws what went wrong
@@ -87,16 +88,16 @@ public:
 
     Forecast forecast(const planner::PlanRequest& request, const Plan& plan,
                       const cost::Measurements& measured) const {
-        const cost::Measurements figures = cost::of_rank(measured, world_.local_ranks);
+        const cost::Measurements measurements = cost::of_rank(measured, world_.local_ranks);
         Forecast found;
         found.speculative = plan.speculative;
-        const Previous steady = plan.speculative ? Previous::committed : Previous::rest;
+        const Previous steady = plan.speculative ? Previous::committed : Previous::not_speculative;
         found.schedule = record_step(plan, steady, plan.speculative);
         found.timeline = predict_steps(plan, record_step(plan, Previous::none, plan.speculative),
-                                       found.schedule, figures);
-        found.links = links_of(found.schedule, plan, figures);
-        const cost::Bound bound =
-            bound_of(possible(request).budgets, plan, decoder_.shape(), found.schedule, figures);
+                                       found.schedule, measurements);
+        found.links = links_of(found.schedule, plan, measurements);
+        const cost::Bound bound = bound_of(possible(request).budgets, plan, decoder_.shape(),
+                                           found.schedule, measurements);
         found.bound_seconds = bound.seconds;
         found.bound_link = bound.binding;
         found.planned = shares_of(plan);
@@ -112,7 +113,8 @@ public:
     }
 
     bool covers(const Plan& plan, const cost::KernelTimes& times) const {
-        return times.covers(record_step(plan, Previous::rest, false), planner::work_of(plan));
+        return times.covers(record_step(plan, Previous::not_speculative, false),
+                            planner::work_of(plan));
     }
     cost::KernelsOf kernels_of() const {
         if (absent_ && !absent_->kernels.model.empty()) return absent_->kernels;
@@ -136,12 +138,12 @@ public:
     RankCount count() const { return {world_.ranks, world_.local_ranks}; }
 
     cost::Measurements assumed(const Plan& plan) const {
-        cost::Measurements found = assumed_figures(config_.device, config_.budgets.nvme);
+        cost::Measurements found = assumed_measurements(config_.device, config_.budgets.nvme);
         found.threads = threads();
         return with_assumed_kernels(found, plan);
     }
     cost::Measurements with_assumed_kernels(cost::Measurements found, const Plan& plan) const {
-        found.kernels = cost::assumed_times(record_step(plan, Previous::rest, false),
+        found.kernels = cost::assumed_times(record_step(plan, Previous::not_speculative, false),
                                             planner::work_of(plan), decoder_.numerics().tokens(),
                                             most_saved_flops(), found.assumed_flops_per_s);
         return found;
@@ -269,7 +271,8 @@ std::vector<ScheduleBytes> schedule_bytes(const Plan& plan) {
 }
 
 ScheduleBytes steady_bytes(const Plan& plan) {
-    return {name_of_step(Previous::rest, false), step_bytes(plan, Previous::rest, false)};
+    return {name_of_step(Previous::not_speculative, false),
+            step_bytes(plan, Previous::not_speculative, false)};
 }
 
 Forecaster::Forecaster(std::unique_ptr<ModelOnDevice> model) : model_(std::move(model)) {}

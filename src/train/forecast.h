@@ -1,5 +1,5 @@
-// What a step would take: figures of a machine, each measured alone, and a plan's schedules
-// simulated with them. Engine compares the same figures with what it measures; `ferry
+// What a step would take: measurements of a machine, each measured alone, and a plan's schedules
+// simulated with them. Engine compares the same ones with what it measures; `ferry
 // plan` needs neither tokens nor the memory of a run.
 #pragma once
 
@@ -41,7 +41,7 @@ struct Forecast {
     double bound_seconds = 0;
     std::string bound_link{};
     StateShares planned{}, bound{};  // where the plan has them, and where the bound would
-    // Of the blocks that backward visits, those that keep each result for it.
+    // Of the blocks that backward visits, those that save each activation for it.
     model::OfSaved<double> planned_saved{}, bound_saved{};
     const LinkForecast& binding() const;  // the link that takes longest: the plan's own bound
 };
@@ -59,7 +59,7 @@ ScheduleBytes steady_bytes(
 // The plan that Engine::make would work by; touches neither tokens nor disks. Throws Error.
 planner::Plan plan_for(const Config& config);
 // What the plans of a run are weighed with where nothing is known: "small machine".
-std::string_view default_figures_name(const Config& config);
+std::string_view default_machine_name(const Config& config);
 
 // Of a run: how many there are, and how many of them share a host.
 struct RankCount {
@@ -67,7 +67,7 @@ struct RankCount {
     int gpu = 0;  // of this one's host: which it opens
 };
 
-// A device of another machine, as that one's figures describe it. 0: not known.
+// A device of another machine, as that one's measurements describe it. 0: not known.
 struct AbsentDevice {
     std::string architecture{};  // "cuda sm_90"
     int64_t memory_bytes = 0;    // that a process can have of it, all told

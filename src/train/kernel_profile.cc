@@ -330,7 +330,7 @@ private:
     const Config& config_;
     const Plan& plan_;
     const Plan& sample_;
-    const swap::Schedule step_ = record_step(sample_, Previous::rest, false);
+    const swap::Schedule step_ = record_step(sample_, Previous::not_speculative, false);
     const Topology machine_;
     std::unique_ptr<Executor> executor_;
     std::unique_ptr<Device> device_;

@@ -457,10 +457,10 @@ std::span<std::byte> staging_buffers(const planner::Plan& plan, std::span<std::b
     return host.subspan(first, begin_of(planner::Class::host_tokens) - first);
 }
 
-cost::Measurements measure_figures(const swap::Schedule& step, const Bench& on, NodeTeams& teams,
-                                   const Topology& topology, const optim::Scalars& scalars,
-                                   std::span<std::byte> host, int64_t vocab,
-                                   int64_t working_bytes) {
+cost::Measurements take_measurements(const swap::Schedule& step, const Bench& on, NodeTeams& teams,
+                                     const Topology& topology, const optim::Scalars& scalars,
+                                     std::span<std::byte> host, int64_t vocab,
+                                     int64_t working_bytes) {
     const auto staging = [&](planner::Class c) {
         const planner::Buffers& b = on.plan.buffers[static_cast<size_t>(c)];
         return host.subspan(static_cast<size_t>(b.offset), static_cast<size_t>(b.bytes));

@@ -48,7 +48,7 @@ void fill_buffers(const Bench& on, const Patterns& patterns);
 void warm_up(const swap::Schedule& step, const Bench& on);
 // Each alone, warm, and a GPU's at the clock that it holds under the step's own load.
 cost::KernelTimes time_kernels(const swap::Schedule& step, const Bench& on);
-// Seconds of what gives each result that blocks may keep, of the one where it takes longest. 0:
+// Seconds of what gives each activation that blocks may save, of the one where it takes longest. 0:
 // without a model.
 model::OfSaved<double> time_saved(const Bench& on);
 // FLOPs a second of one product in the compute type, as large as the plan's buffers allow up to
@@ -72,7 +72,7 @@ struct UpdateRates {
 UpdateRates time_updates(NodeTeams& teams, const Topology& machine, const optim::Scalars& scalars,
                          const planner::Plan& plan, int64_t working_bytes,
                          std::span<std::byte> buffers);
-// The plan's buffers between tiers, in the host arena.
+// The plan's staging buffers, in the host arena.
 std::span<std::byte> staging_buffers(const planner::Plan& plan, std::span<std::byte> host);
 // Bytes a second of an update by the GPU, over its own memory: a buffer's.
 double time_device_updates(const Bench& on, const optim::Scalars& scalars);
@@ -81,13 +81,14 @@ double time_device_updates(const Bench& on, const optim::Scalars& scalars);
 // none of them is stored. How fast a thread hashes is known by then.
 void time_storage(const Config& config, const planner::Plan& plan, swap::Store& store,
                   Executor& executor, cost::Measurements& measured);
-// Sets the two figures of what ranks give each other: all gather the weights of a block, and a few
+// Sets the two rates of what ranks give each other: all gather the weights of a block, and a few
 // bytes of them.
 void time_gathers(const Bench& on, comm::Communicator& ranks, cost::Measurements& measured);
 // All of the above but storage and the ranks. `host` is the host arena, its staging buffers at
 // least. Fills the plan's device buffers first.
-cost::Measurements measure_figures(const swap::Schedule& step, const Bench& on, NodeTeams& teams,
-                                   const Topology& topology, const optim::Scalars& scalars,
-                                   std::span<std::byte> host, int64_t vocab, int64_t working_bytes);
+cost::Measurements take_measurements(const swap::Schedule& step, const Bench& on, NodeTeams& teams,
+                                     const Topology& topology, const optim::Scalars& scalars,
+                                     std::span<std::byte> host, int64_t vocab,
+                                     int64_t working_bytes);
 
 }  // namespace ferry::train

@@ -2,8 +2,8 @@
 #include <ctime>
 
 #include "measure.h"
-#include "plan_figures.h"
 #include "planner/recorder.h"
+#include "planning_measurements.h"
 
 namespace ferry::train {
 namespace {

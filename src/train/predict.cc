@@ -47,11 +47,11 @@ Bound bound_of(const BudgetConfig& budgets, const planner::Plan& plan, const mod
     const auto room = [](int64_t budget, int64_t taken) {
         return budget == kUnlimited ? kInfinite : static_cast<double>(budget - taken);
     };
-    // What blocks may keep takes memory only where it is kept, and where it is not it is computed
+    // What blocks may save takes memory only where it is saved, and where it is not it is computed
     // once more.
     const cost::WorkOf work_of = planner::work_of(plan);
     double kernel_s = measured.kernels.sum(step, work_of);
-    model::OfSaved<BoundInput::Keeping> keeping{};
+    model::OfSaved<BoundInput::Saving> saving{};
     int64_t saved_bytes = 0;
     for (const model::Saved what : model::kAllSaved) {
         const planner::Buffers& buffers =
@@ -60,13 +60,13 @@ Bound bound_of(const BudgetConfig& budgets, const planner::Plan& plan, const mod
         for (const Task& task : step.tasks) {
             if (task.lane != swap::Lane::compute || cost::row_of(task).timed_by != TimedBy::flags)
                 continue;
-            const double saved = measured.kernels.saved_by(what, task, work_of);
-            keeping[at(what)].seconds += saved;
-            if ((task.flags & cost::flag_of(what)) != 0) kernel_s += saved;
+            const double spared = measured.kernels.saved_by(what, task, work_of);
+            saving[at(what)].seconds += spared;
+            if ((task.flags & cost::flag_of(what)) != 0) kernel_s += spared;
         }
     }
     // The kernels need their device buffers in any placement, but for block inputs that stay and
-    // what blocks keep, of which a group has as many as micro-batches; the host is all free to
+    // what blocks save, of which a group has as many as micro-batches; the host is all free to
     // choose.
     const auto bytes_of = [&](Class c) { return plan.buffers[static_cast<size_t>(c)].bytes; };
     const int64_t inputs_there =
@@ -78,7 +78,7 @@ Bound bound_of(const BudgetConfig& budgets, const planner::Plan& plan, const mod
     const int64_t blocks = std::ssize(plan.layers) - 2;
     BoundInput input{
         .kernel_seconds = kernel_s,
-        .keeping = keeping,
+        .saving = saving,
         .parameters = static_cast<double>(plan.leaves * optim::kLeaf),
         .element = cost::element_bytes(plan.state, plan.compute, plan.wire),
         .accumulator_bytes = accumulator_bytes(plan),
@@ -91,8 +91,8 @@ Bound bound_of(const BudgetConfig& budgets, const planner::Plan& plan, const mod
     for (const int64_t groups : groups_of(plan)) {
         const int64_t size = plan.micro_batches / groups;
         for (const model::Saved what : model::kAllSaved)
-            input.keeping[at(what)].bytes = static_cast<double>(bytes_of(planner::class_of(what)) *
-                                                                size * plan.blocks_at_most());
+            input.saving[at(what)].bytes = static_cast<double>(bytes_of(planner::class_of(what)) *
+                                                               size * plan.blocks_at_most());
         input.weights = cost::weight_traffic(plan.layers, shape, size * plan.tokens, plan.compute,
                                              plan.partition);
         if (plan.partition.sharding.weights) {  // the rest comes from the other ranks

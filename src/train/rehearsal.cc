@@ -9,7 +9,7 @@
 #include "memory_left.h"
 #include "model_of.h"
 #include "outcome.h"
-#include "plan_figures.h"
+#include "planning_measurements.h"
 #include "predict.h"
 #include "state_io.h"
 #include "step.h"
@@ -98,7 +98,7 @@ private:
                                        .scratch = kSmall,
                                        .overhead = overhead_of(device_),
                                        .maps_host = device_.kind() == DeviceKind::cuda},
-                                      assumed_figures(request.device, request.budgets.nvme));
+                                      assumed_measurements(request.device, request.budgets.nvme));
         } catch (const Error& error) {
             Problem problem = error.problem();
             if (problem.where != "budgets.device") throw;
@@ -269,7 +269,7 @@ private:
     }
 
     swap::Schedule record(Pass pass) const {
-        if (pass == Pass::step) return record_step(plan_, Previous::rest, false);
+        if (pass == Pass::step) return record_step(plan_, Previous::not_speculative, false);
         planner::Recorder recorder(plan_, "pass");
         using Move = planner::Recorder::Move;
         const Move how = pass == Pass::swap_in ? Move::in : Move::out;

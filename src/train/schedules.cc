@@ -68,7 +68,8 @@ void add_links(std::vector<LinkReport>& links, const swap::Store& store, int ran
 void judge(RunReport& report, const Timelines& planned, const Config& config,
            const planner::Plan& plan, const model::Shape& shape, const Schedules& schedules,
            const cost::Measurements& measured) {
-    report.predicted_seconds = planned[static_cast<size_t>(Previous::rest)][0].step_seconds;
+    report.predicted_seconds =
+        planned[static_cast<size_t>(Previous::not_speculative)][0].step_seconds;
     if (plan.speculative)
         report.predicted_speculative_seconds =
             planned[static_cast<size_t>(Previous::committed)][1].step_seconds;

@@ -24,11 +24,11 @@ struct Schedules {
     const swap::Schedule& step(Previous previous, bool speculative) const {
         return steps[static_cast<size_t>(previous)][speculative ? 1 : 0];
     }
-    const swap::Schedule& steady() const { return step(Previous::rest, false); }
+    const swap::Schedule& steady() const { return step(Previous::not_speculative, false); }
     std::vector<const swap::Schedule*> all() const;
 };
 
-// Of the steps, as figures of the machine predict them.
+// Of the steps, as measurements of the machine predict them.
 using Timelines = std::array<std::array<swap::Timeline, 2>, kPrevious>;
 Timelines predict_all(const Schedules& schedules, const planner::Plan& plan,
                       const cost::Measurements& measured);

@@ -68,7 +68,7 @@ public:
     // What the step before left of this layer.
     void finish_previous(int64_t layer) {
         for_chunks(layer, [&](int64_t c, bool speculative) {
-            if (previous_ == Previous::rest || previous_ == Previous::rolled_back)
+            if (previous_ == Previous::not_speculative || previous_ == Previous::rolled_back)
                 r_.update_chunk(c, Op::update);
             if (previous_ == Previous::committed && !speculative) r_.update_chunk(c, Op::update);
             // A split master's weight was rolled back with the rest of its version.
@@ -216,7 +216,7 @@ private:
     }
     // Whether the step before changes weights.
     bool updates() const {
-        return previous_ == Previous::rest || previous_ == Previous::committed ||
+        return previous_ == Previous::not_speculative || previous_ == Previous::committed ||
                previous_ == Previous::rolled_back;
     }
     // At a group's first visit of the layer.
@@ -310,7 +310,7 @@ private:
         BufferOf<Content::attention> attention;
         BufferOf<Content::mlp> mlp;
     };
-    // Of the layers that keep something: [layer, micro-batch of the group].
+    // Of the layers that save something: [layer, micro-batch of the group].
     std::vector<SavedOf> saved_;
 };
 

@@ -11,9 +11,9 @@ namespace ferry::train {
 
 // What became of the updates of the step before, when the next one starts.
 enum class Previous : uint8_t {
-    none,         // nothing to do: the first step, or a dropped one that had not speculated
-    rest,         // nothing was speculative: every chunk is still to be updated
-    committed,    // speculative updates stand; the other chunks are still to be updated
+    none,             // nothing to do: the first step, or a dropped one that had not speculated
+    not_speculative,  // it made no speculative updates: every chunk is still to be updated
+    committed,        // speculative updates stand; the other chunks are still to be updated
     rolled_back,  // speculative updates do not stand: every chunk is updated from its old version
     dropped,      // the step is skipped: speculative chunks go back to their old version
 };

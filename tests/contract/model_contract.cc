@@ -331,12 +331,12 @@ TEST_P(DecoderContract, without_its_input_s_gradient_a_block_s_own_are_the_same)
     EXPECT_TRUE(with == without);
 }
 
-TEST_P(DecoderContract, what_is_kept_changes_no_bit) {
+TEST_P(DecoderContract, what_is_saved_changes_no_bit) {
     Runner runner(setting_, threads_);
     const Step recomputed = runner.step(), of_one = runner.step(false, 1.0f);
-    for (const OfSaved<bool> keeps : {OfSaved<bool>{true, false}, {false, true}, {true, true}}) {
-        SCOPED_TRACE(testing::Message() << "attention " << keeps[0] << ", MLP " << keeps[1]);
-        runner.keeps = keeps;
+    for (const OfSaved<bool> saves : {OfSaved<bool>{true, false}, {false, true}, {true, true}}) {
+        SCOPED_TRACE(testing::Message() << "attention " << saves[0] << ", MLP " << saves[1]);
+        runner.saves = saves;
         runner.forgets = {};
         EXPECT_TRUE(runner.step() == recomputed);
         EXPECT_TRUE(runner.step(false, 1.0f) == of_one);
@@ -344,7 +344,7 @@ TEST_P(DecoderContract, what_is_kept_changes_no_bit) {
         for (const Saved what : kAllSaved) {
             runner.forgets = {};
             runner.forgets[model::at(what)] = true;
-            EXPECT_EQ(runner.step() == recomputed, !keeps[model::at(what)]);
+            EXPECT_EQ(runner.step() == recomputed, !saves[model::at(what)]);
         }
     }
 }
@@ -421,7 +421,7 @@ TEST(Decoder, threads_change_no_bit) {
 }
 
 // By every attention there is: heads of 64 elements in 16 bits are cuDNN's too.
-TEST(Decoder, what_is_kept_changes_no_bit) {
+TEST(Decoder, what_is_saved_changes_no_bit) {
     Team team(1);
     for (const int threads : {0, 2, kGpu, kGpuCudnn}) {
         if (!ops_for(threads, team)) continue;
@@ -436,10 +436,10 @@ TEST(Decoder, what_is_kept_changes_no_bit) {
                 s.shape.windows = {0, 20};
                 Runner runner(s, threads);
                 const Step recomputed = runner.step();
-                for (const OfSaved<bool> keeps :
+                for (const OfSaved<bool> saves :
                      {OfSaved<bool>{true, false}, {false, true}, {true, true}}) {
-                    runner.keeps = keeps;
-                    EXPECT_TRUE(runner.step() == recomputed) << keeps[0] << keeps[1];
+                    runner.saves = saves;
+                    EXPECT_TRUE(runner.step() == recomputed) << saves[0] << saves[1];
                 }
             }
         }

@@ -96,12 +96,12 @@ public:
             scratch(static_cast<size_t>(decoder_.scratch_bytes()) + 64);
         std::byte* room =
             scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64) % 64;
-        std::vector<OfSaved<std::vector<std::byte>>> kept(static_cast<size_t>(blocks));
-        const auto kept_of = [&](size_t block) {
+        std::vector<OfSaved<std::vector<std::byte>>> saved(static_cast<size_t>(blocks));
+        const auto saved_of = [&](size_t block) {
             SavedMemory memory{};
             for (const Saved what : kAllSaved) {
-                if (!keeps[model::at(what)]) continue;
-                std::vector<std::byte>& own = kept[block][model::at(what)];
+                if (!saves[model::at(what)]) continue;
+                std::vector<std::byte>& own = saved[block][model::at(what)];
                 own.resize(static_cast<size_t>(decoder_.saved_bytes(what)) + 64);
                 memory[model::at(what)] =
                     own.data() + (64 - reinterpret_cast<uintptr_t>(own.data()) % 64) % 64;
@@ -119,9 +119,9 @@ public:
         for (int64_t b = 0; b < blocks; ++b) {
             const auto i = static_cast<size_t>(b);
             decoder_.forward(b, at(i + 1), x[i].data(), x[i + 1].data(), &s.nonfinite, room,
-                             kept_of(i));
+                             saved_of(i));
         }
-        for (auto& block : kept) {
+        for (auto& block : saved) {
             for (const Saved what : kAllSaved) {
                 if (forgets[model::at(what)])
                     std::ranges::fill(block[model::at(what)], std::byte{});
@@ -135,7 +135,7 @@ public:
         for (int64_t b = blocks - 1; b >= 0; --b) {
             const auto i = static_cast<size_t>(b);
             decoder_.backward(b, at(i + 1), x[i].data(), dx.data(), b > 0 || first_block_needs_dx,
-                              s.gradients[i + 1].data(), room, kept_of(i));
+                              s.gradients[i + 1].data(), room, saved_of(i));
         }
         if (first_block_needs_dx && table_gradient != nullptr) {
             decoder_.embed_backward(tokens.data(), dx.data(), table_gradient);
@@ -148,8 +148,8 @@ public:
     std::vector<std::vector<float>> weights{};
     std::vector<std::byte> last_x{};
     float scale = 0.1f;
-    OfSaved<bool> keeps{};    // from forward to backward
-    OfSaved<bool> forgets{};  // what was kept is zeros
+    OfSaved<bool> saves{};    // from forward to backward
+    OfSaved<bool> forgets{};  // what was saved is zeros
 
 private:
     const void* compute_weights(size_t layer, std::vector<std::vector<uint16_t>>& narrow) const {

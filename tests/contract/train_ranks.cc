@@ -248,7 +248,7 @@ TEST_P(EachKind, OfModelAndStateGivesTheSameBitsAtEveryStage) {
 
 INSTANTIATE_TEST_SUITE_P(kinds, EachKind, testing::Range(0, 7));
 
-TEST_F(Ranks, GiveTheSameBitsWhateverTheyKeepForBackward) {
+TEST_F(Ranks, GiveTheSameBitsWhateverTheySaveForBackward) {
     for (const DType precision : {DType::f32, DType::bf16}) {
         Config config = this->config();
         config.precision = precision;
@@ -378,11 +378,11 @@ TEST_F(Ranks, AreTheLinkThatBindsWhereItIsSlow) {
     Config config = this->config();
     const auto forecaster = Forecaster::make(config, {.ranks = 2, .on_a_host = 2});
     const planner::Plan plan = forecaster->plan(request_of(config));
-    cost::Measurements figures = forecaster->assumed(plan);
+    cost::Measurements measurements = forecaster->assumed(plan);
     const auto step = [&](double bytes_per_s, double overhead_s) {
-        figures.comm_bytes_per_s = bytes_per_s;
-        figures.comm_overhead_s = overhead_s;
-        return forecaster->forecast(request_of(config), plan, figures);
+        measurements.comm_bytes_per_s = bytes_per_s;
+        measurements.comm_overhead_s = overhead_s;
+        return forecaster->forecast(request_of(config), plan, measurements);
     };
     EXPECT_NE(step(1e15, 0).binding().link, "comm");
     const Forecast slow = step(1e3, 0);

@@ -109,7 +109,7 @@ TEST_P(RehearsalOn, MovesAndUpdatesWhatThePlanSays) {
         const planner::Plan& plan = rehearsal.plan();
         for (const auto& [pass, planned] :
              {std::pair(Pass::optimizer, optimizer_bytes(plan)),
-              std::pair(Pass::step, step_bytes(plan, Previous::rest, false))}) {
+              std::pair(Pass::step, step_bytes(plan, Previous::not_speculative, false))}) {
             const PassReport report = rehearsal.run(pass);
             for (size_t lane = 0; lane < swap::kLanes; ++lane)
                 EXPECT_EQ(report.lanes[lane].bytes, planned[lane])

@@ -71,7 +71,7 @@ class BenchCommTest(FerryTest):
         self.assertEqual(ranks.code, 0, ranks.err)
         run = train()
         self.assertEqual(run.code, USAGE, run.err)
-        self.assertIn("no figures of 2 ranks, 2 on a host, by mpi", run.err)
+        self.assertIn("no measurements of 2 ranks, 2 on a host, by mpi", run.err)
         self.assertIn(f"mpirun -n 2 ferry bench comm --device cpu --save {machine}", run.err)
         self.assertTrue(any("2 ranks" in line for line in forecast()["assumed"]))
         saved = self.ferry(*QUICK, "--save", machine, "--json", through=[*MPIRUN, "2"])

@@ -1,4 +1,4 @@
-"""`ferry plan` says what a step takes before it is run, from measured figures or a machine file, and
+"""`ferry plan` says what a step takes before it is run, from measurements or a machine file, and
 `ferry train` moves exactly the bytes that were planned."""
 
 import collections
@@ -49,7 +49,7 @@ class BytesTest(ForecastTest):
         return run
 
     def test_planned_bytes_are_those_measured(self):
-        run = self.assert_exact(self.tiers(swap__speculate="off"))
+        run = self.assert_exact(self.tiers(swap__speculate="of"))
         # And those that the kernel says it moved: the state's first contents came before.
         self.assertEqual(sum(p["bytes_read"] for p in run.summary["paths"]), run.lane("nvme read"))
 
@@ -226,7 +226,7 @@ class PlanTest(ForecastTest):
         for name in sizes:
             os.mkdir(self.path(name))
         drives = [{"path": self.path(name), "size": size, "endurance_tbw": 0.001} for name, size in sizes.items()]
-        config = self.tiers(budgets__nvme=drives, steps=40, swap__speculate="off", swap__state_on_nvme=1,
+        config = self.tiers(budgets__nvme=drives, steps=40, swap__speculate="of", swap__state_on_nvme=1,
                             swap__chunk_elements=4096)
         planned = [path["run_bytes"] for path in self.wear(config)["paths"]]
         self.assertGreater(planned[1], 2 * planned[0])
@@ -258,7 +258,7 @@ class PlanTest(ForecastTest):
         self.assertRegex(text, r"up to .* a step where speculative updates are rolled back")
         self.assertIn("warning", text)
         self.assertNotRegex(text, r"e\+\d\d %", "percentages are plain numbers")
-        never = self.wear(self.config(budgets__nvme=[drive], swap__state_on_nvme=1, swap__speculate="off"))
+        never = self.wear(self.config(budgets__nvme=[drive], swap__state_on_nvme=1, swap__speculate="of"))
         self.assertEqual(never["step_bytes_rolled_back"], 0)
 
     def test_more_host_memory_is_advised_where_it_helps(self):
@@ -310,9 +310,9 @@ class PlanTest(ForecastTest):
                  os.listdir(self.path("exact"))]
         self.assertLessEqual(sum(max(file.st_size, 512 * file.st_blocks) for file in files), enough)
 
-    def test_it_says_by_which_figures(self):
+    def test_it_says_by_which_measurements(self):
         plan = self.forecast(self.tiers(), "--no-forecast")
-        self.assertIn("default figures of a small machine", plan["planned_by"])
+        self.assertIn("defaults of a small machine", plan["planned_by"])
         self.assertIn("--machine", plan["planned_by"])
         table = self.ferry("plan", self.command(self.tiers())[1], "--no-forecast")
         self.assertIn(plan["planned_by"], table.out)
@@ -327,7 +327,7 @@ class PlanTest(ForecastTest):
 
 
 class SavedByAGpuTest(ForecastTest):
-    """Plans by figures that a machine with an H100 saved (the 3 B example, of this theta and epsilon), where there
+    """Plans by measurements that a machine with an H100 saved (the 3 B example, of this theta and epsilon), where there
     is no GPU."""
 
     MODEL = ("--set", "model.rope_theta=500000", "--set", "model.norm_eps=1e-6")
@@ -359,7 +359,7 @@ class SavedByAGpuTest(ForecastTest):
         """The kernels of 16 threads, and with them memory and copies beside the GPU."""
         plan, forecast, links = self.plan_by(*self.MODEL)
         self.assertEqual((forecast["assumed"], forecast["measured"]), ([], []))
-        self.assertEqual(plan["planned_by"], f"the figures of {self.path('saved.json')}")
+        self.assertEqual(plan["planned_by"], f"the measurements of {self.path('saved.json')}")
         self.assertAlmostEqual(self.rate(links["dram"]) / self.saved["memory"][0]["update_bytes_per_s"], 1, places=6)
         self.assertAlmostEqual(self.rate(links["host to device"]) / self.saved["devices"][0]["copy_bytes_per_s"], 1)
 
@@ -495,7 +495,7 @@ class MachineTest(ForecastTest):
         busy, _ = seconds(1000)
         self.assertGreater(busy, 1.3 * idle)
 
-    def test_figures_change_the_plan_and_no_number(self):
+    def test_measurements_change_the_plan_and_no_number(self):
         """What backward hides and forward cannot is done speculatively; what forward hides does not."""
         config = {**self.tiny, "clip_norm": 2.1}
 
@@ -506,7 +506,7 @@ class MachineTest(ForecastTest):
             return self.changed(change)
         reference = self.train(config)
         self.assert_trained(reference)
-        self.assertIn("default figures", reference.err)
+        self.assertIn("planned by the defaults", reference.err)
         speculative, slots = [], []
         for factors in ({"forward": 1e-6, "backward": 1e6}, {"forward": 1e6}):
             file = scaled(factors)
@@ -514,10 +514,10 @@ class MachineTest(ForecastTest):
                              "--machine", file)
             self.assert_trained(run)
             self.assertEqual(run.numbers(), reference.numbers())
-            self.assertIn("figures of this machine's file", run.err)
+            self.assertIn("measurements of this machine's file", run.err)
             speculative.append(run.summary["steps_committed"] + run.summary["steps_rolled_back"])
             planned = json.loads(self.plan(config, "--no-forecast", "--machine", file).out)
-            self.assertEqual(planned["planned_by"], f"the figures of {file}")
+            self.assertEqual(planned["planned_by"], f"the measurements of {file}")
             self.assertEqual(planned["tiers"], run.summary["tiers"])
             slots.append(planned["nvme_bytes"])
         self.assertGreater(speculative[0], 0)
@@ -547,7 +547,7 @@ class MachineTest(ForecastTest):
         self.assertLess(buys["swap.expect_clipped=0"], 0.97 * unsaid["forecast"]["step_seconds"])
         self.assertGreater(said["mlp_saved"], unsaid["mlp_saved"])
         self.assertNotIn("swap.expect_clipped=0", said_buys)
-        self.assertNotIn("swap.expect_clipped=0", plan("--set", "swap.speculate=off")[1])
+        self.assertNotIn("swap.expect_clipped=0", plan("--set", "swap.speculate=of")[1])
 
     def test_a_gpu_that_is_not_here(self):
         config = self.tiers(device="cuda")

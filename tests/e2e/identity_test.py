@@ -88,7 +88,7 @@ def keeps(attention=0, mlp=0):
     return check
 
 
-def one_input_kept(test, run):
+def one_input_saved(test, run):
     keeps(mlp=3)(test, run)
     inputs_on("host")(test, run)
     test.assertEqual(run.summary["inputs_saved"], 1)
@@ -201,25 +201,25 @@ class IdentityTest(FerryTest):
                for part in (0.1, 0.3, 0.5, 0.7, 0.9)},
             "state on the device beside speculative updates in memory":
                 ({**TWICE, **in_memory, "swap__state_on_device": 0.5}, speculation_both_ways),
-            "nothing kept for backward":
+            "nothing saved for backward":
                 ({**KEEP_NOTHING, "budgets__device": "2MiB"}, keeps()),
-            "attention of two blocks kept":
+            "attention of two blocks saved":
                 ({**KEEP_NOTHING, "swap__save_attention": 2, "budgets__device": "1500KiB"},
                  keeps(attention=2)),
-            "MLPs' products of two blocks kept":
+            "MLPs' products of two blocks saved":
                 ({**KEEP_NOTHING, "swap__save_mlp": 2, "budgets__device": "2MiB"}, keeps(mlp=2)),
-            "everything kept in memory":
+            "everything saved in memory":
                 ({**in_memory, "swap__save_attention": 99, "swap__save_mlp": 99}, keeps(3, 3)),
-            "everything kept in groups on two threads":
+            "everything saved in groups on two threads":
                 ({**TWICE, "swap__save_attention": 3, "swap__save_mlp": 3, "swap__groups": 2,
                   "threads": 2, "budgets__device": "2500KiB"}, keeps(3, 3)),
-            "something kept beside state on the device":
+            "something saved beside state on the device":
                 ({**in_memory, **ON_DEVICE, "swap__save_attention": 1, "swap__save_mlp": 2},
                  keeps(1, 2)),
             "block inputs in host memory":
                 ({**in_memory, "swap__save_inputs": 0}, inputs_on("host")),
-            "one block's input kept beside all MLPs' products":
-                ({**TWICE, **in_memory, "swap__save_inputs": 1, "swap__save_mlp": 99}, one_input_kept),
+            "one block's input saved beside all MLPs' products":
+                ({**TWICE, **in_memory, "swap__save_inputs": 1, "swap__save_mlp": 99}, one_input_saved),
             "state on every tier":
                 ({**ON_DEVICE, "budgets__device": "2MiB", "budgets__host": "2800KiB",
                   "swap__chunk_elements": 8192}, state_on("nvme", "host", "device")),

@@ -13,13 +13,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         const tools::MachineFile file = tools::MachineFile::read(name);
         fuzz::refused_or_read([&] { file.path("/mnt/nvme"); });
         for (const char* const device : {"cpu", "cuda sm_90"}) {
-            const tools::FiguresOf what{.kernels = {.model = "model",
-                                                    .compute = "bf16",
-                                                    .device = device,
-                                                    .libraries = "libraries",
-                                                    .threads = 2},
-                                        .count = {.ranks = 2, .on_a_host = 2},
-                                        .by = "nccl"};
+            const tools::MeasurementsOf what{.kernels = {.model = "model",
+                                                         .compute = "bf16",
+                                                         .device = device,
+                                                         .libraries = "libraries",
+                                                         .threads = 2},
+                                             .count = {.ranks = 2, .on_a_host = 2},
+                                             .by = "nccl"};
             fuzz::refused_or_read([&] { file.measurements(what); });
         }
         fuzz::refused_or_read([&] { file.gpu({.model = "model", .compute = "bf16"}); });

@@ -160,10 +160,10 @@ TEST(Bound, IsNoLongerThanAnySimulatedStep) {
             continue;
         }
         ++fitted;
-        const swap::Schedule rest = record_step(plan, Previous::rest, false);
-        complete(made, plan, rest);
+        const swap::Schedule plain = record_step(plan, Previous::not_speculative, false);
+        complete(made, plan, plain);
         const double bound =
-            bound_of(made.request.budgets, plan, made.shape, rest, made.measured).seconds;
+            bound_of(made.request.budgets, plan, made.shape, plain, made.measured).seconds;
         EXPECT_GT(bound, 0);
         const auto simulated = [&](Previous previous, bool speculative) {
             return predict_steps(plan, record_step(plan, Previous::none, speculative),
@@ -171,7 +171,7 @@ TEST(Bound, IsNoLongerThanAnySimulatedStep) {
                 .step_seconds;
         };
         constexpr double kRounding = 1 + 1e-6;
-        EXPECT_LE(bound, simulated(Previous::rest, false) * kRounding);
+        EXPECT_LE(bound, simulated(Previous::not_speculative, false) * kRounding);
         if (plan.speculative) {
             EXPECT_LE(bound, simulated(Previous::committed, true) * kRounding);
         }

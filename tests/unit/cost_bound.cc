@@ -130,12 +130,12 @@ TEST(LowerBound, ASplitMasterMovesLessStateAndItsWeights) {
 }
 
 // Nothing is recomputed that the device memory beside the best placement can keep.
-TEST(LowerBound, ResultsAreKeptInTheDeviceMemoryThatIsLeft) {
+TEST(LowerBound, ActivationsAreSavedInTheDeviceMemoryThatIsLeft) {
     BoundInput input = billion();
     input.kernel_seconds = 1;
-    double& attention = input.keeping[at(model::Saved::attention)].seconds;
+    double& attention = input.saving[at(model::Saved::attention)].seconds;
     attention = 0.2;
-    input.keeping[at(model::Saved::attention)].bytes = 4e9;
+    input.saving[at(model::Saved::attention)].bytes = 4e9;
     EXPECT_EQ(lower_bound(input).seconds, 1);
     input.device_bytes = 1e9;
     Bound bound = lower_bound(input);
@@ -145,14 +145,14 @@ TEST(LowerBound, ResultsAreKeptInTheDeviceMemoryThatIsLeft) {
     input.device_bytes = kInfinite;
     EXPECT_DOUBLE_EQ(lower_bound(input).seconds, 0.8);
     // First what saves more for its bytes.
-    input.keeping[at(model::Saved::mlp)] = {.seconds = 0.1, .bytes = 1e9};
+    input.saving[at(model::Saved::mlp)] = {.seconds = 0.1, .bytes = 1e9};
     input.device_bytes = 2e9;
     bound = lower_bound(input);
     EXPECT_EQ(bound.saved, (model::OfSaved<double>{0.25, 1}));
     EXPECT_DOUBLE_EQ(bound.seconds, 1 - 0.1 - 0.05);
     input.device_bytes = kInfinite;
     EXPECT_DOUBLE_EQ(lower_bound(input).seconds, 0.7);
-    input.keeping[at(model::Saved::mlp)] = {};
+    input.saving[at(model::Saved::mlp)] = {};
     // Where the host's memory binds, the same bytes are the state's.
     input.kernel_seconds = 0.1;
     attention = 0.02;
@@ -167,14 +167,14 @@ TEST(LowerBound, ResultsAreKeptInTheDeviceMemoryThatIsLeft) {
 TEST(LowerBound, InputsLeaveTheDeviceWhereThatIsShorter) {
     BoundInput input = billion();
     input.kernel_seconds = 1;
-    input.keeping[at(model::Saved::mlp)] = {.seconds = 0.4, .bytes = 4e9};
+    input.saving[at(model::Saved::mlp)] = {.seconds = 0.4, .bytes = 4e9};
     input.device_bytes = input.input_bytes = 8e9;
     Bound bound = lower_bound(input);
     EXPECT_EQ(bound.binding, "compute");
     EXPECT_NEAR(bound.seconds, 0.6, 1e-9);
     EXPECT_NEAR(bound.saved[at(model::Saved::mlp)], 1, 1e-9);
     // Weights go up twice, 4 GB, and as much of the inputs as takes the kernels' time: 0.5 s and
-    // their part, of which twice is kept.
+    // their part, of which twice is saved.
     input.measured.copy_bytes_per_s = 8e9;
     bound = lower_bound(input);
     EXPECT_NEAR(bound.saved[at(model::Saved::mlp)], 2 * 0.5 / 1.8, 1e-4);

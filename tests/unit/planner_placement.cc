@@ -431,8 +431,8 @@ TEST(Speculation, LeaveASlotForTheEndOfAPath) {
     });
 }
 
-// The master weight and the moments as they are kept: in memory, on NVMe and in the buffers between
-// them.
+// The master weight and the moments as they are kept: in memory, on NVMe and in the
+// staging buffers.
 TEST(Plan, TakesStateAsTheOptimizerKeepsIt) {
     PlanRequest in_memory = small_request(), stored = small_request();
     stored.budgets.nvme = {{.path = "disk"}};
@@ -587,13 +587,13 @@ TEST(Speculation, StateInMemorySpeculatesWhereThereIsRoom) {
     EXPECT_EQ(speculative(), 0);
 }
 
-// ---------------------------------------------------------------- by the machine's figures
+// ---------------------------------------------------------------- by the machine's measurements
 
 int64_t count_speculative(const Plan& plan) {
     return std::ranges::count_if(plan.chunks, &Chunk::speculative);
 }
 
-TEST(Figures, DecideHowMuchSpeculates) {
+TEST(Measurements, DecideHowMuchSpeculates) {
     PlanRequest request = beside_gpu();
     request.budgets.host_bytes = kGiB;
     cost::Measurements machine = cost::default_measurements(request.device);
@@ -628,7 +628,7 @@ TEST(Figures, DecideHowMuchSpeculates) {
     EXPECT_EQ(count_speculative(plan_by(request, machine)), 0);
 }
 
-TEST(Figures, DecideHowLongAnUpdateIs) {
+TEST(Measurements, DecideHowLongAnUpdateIs) {
     PlanRequest request = small_request();
     const auto elements = [&](double overhead_s, double bytes_per_s) {
         cost::Measurements machine = cost::default_measurements(request.device);
@@ -645,7 +645,7 @@ TEST(Figures, DecideHowLongAnUpdateIs) {
     EXPECT_EQ(elements(1.2e-4, 1.5e11), kMiB);
 }
 
-TEST(Figures, DecideHowManyChunksAreUnderWay) {
+TEST(Measurements, DecideHowManyChunksAreUnderWay) {
     PlanRequest request = small_request();
     request.budgets.nvme = {{.path = "disk"}};
     request.swap.state_on_nvme = 1;

@@ -49,14 +49,14 @@ protected:
         machine_ = cost::default_measurements(request_.device);
     }
     Plan plan() const { return make_plan(request_, layers_, numerics_, needs_, measured()); }
-    Plan keeping(int64_t attention, int64_t mlp = 0) {
+    Plan plan_saving(int64_t attention, int64_t mlp = 0) {
         request_.swap.save_attention = attention;
         request_.swap.save_mlp = mlp;
         const Plan made = plan();
         request_.swap.save_attention = request_.swap.save_mlp = std::nullopt;
         return made;
     }
-    static std::vector<int64_t> kept(const Plan& plan, Saved what = Saved::attention) {
+    static std::vector<int64_t> blocks_saving(const Plan& plan, Saved what = Saved::attention) {
         std::vector<int64_t> blocks;
         for (size_t l = 0; l < plan.layers.size(); ++l) {
             if (plan.layer_plans[l].saves[at(what)]) blocks.push_back(plan.layers[l].index);
@@ -73,7 +73,7 @@ protected:
     // Everything on the device but what is to be left over.
     void leave(int64_t bytes) {
         request_.budgets.device_bytes = kUnlimited;
-        request_.budgets.device_bytes = keeping(0).device_bytes + bytes;
+        request_.budgets.device_bytes = plan_saving(0).device_bytes + bytes;
     }
 
     // As placements are compared; infinite where so many do not fit.
@@ -102,9 +102,9 @@ protected:
         request.swap.groups = groups;
         const Placement placement =
             place(request, work, chunks, spills, measured(), {inputs, last});
-        const int64_t kept = std::ranges::count(placement.saved[0], true) +
-                             std::ranges::count(placement.saved[1], true);
-        if (kept < attention + mlp) return {kNever, kNever};
+        const int64_t saved = std::ranges::count(placement.saved[0], true) +
+                              std::ranges::count(placement.saved[1], true);
+        if (saved < attention + mlp) return {kNever, kNever};
         return step_seconds(request, work, chunks, spills, placement, measured());
     }
 
@@ -139,12 +139,12 @@ protected:
     }
 };
 
-TEST_F(Recomputation, CountsWhatIsKeptToTheByte) {
+TEST_F(Recomputation, CountsWhatIsSavedToTheByte) {
     for (const int64_t groups : {1, 2, 4}) {
         request_.swap.groups = groups;
-        const int64_t without = keeping(0).device_bytes;
+        const int64_t without = plan_saving(0).device_bytes;
         for (const int64_t blocks : {1, 3, 8, 99}) {
-            const Plan plan = keeping(blocks);
+            const Plan plan = plan_saving(blocks);
             const int64_t count = std::min(blocks, kBlocks) * 4 / groups;
             const Buffers& buffers = plan.buffers[at(Class::attention)];
             EXPECT_EQ(buffers.bytes, kSaved);
@@ -158,22 +158,22 @@ TEST_F(Recomputation, CountsWhatIsKeptToTheByte) {
     }
 }
 
-TEST_F(Recomputation, TheLastBlocksKeepIt) {
-    EXPECT_EQ(kept(keeping(3)), (std::vector<int64_t>{5, 6, 7}));
+TEST_F(Recomputation, TheLastBlocksSaveIt) {
+    EXPECT_EQ(blocks_saving(plan_saving(3)), (std::vector<int64_t>{5, 6, 7}));
     needs_.saved_flops[at(Saved::attention)] = {9, 1, 9, 1, 1, 1, 1, 1};  // windows
-    EXPECT_EQ(kept(keeping(3)), (std::vector<int64_t>{0, 2, 7}));
+    EXPECT_EQ(blocks_saving(plan_saving(3)), (std::vector<int64_t>{0, 2, 7}));
 }
 
 // Of blocks below all that trains nothing is computed again.
-TEST_F(Recomputation, OnlyBlocksThatBackwardVisitsKeepIt) {
+TEST_F(Recomputation, OnlyBlocksThatBackwardVisitsSaveIt) {
     for (size_t l = 0; l < 4; ++l) freeze(layers_[l]);
-    EXPECT_EQ(kept(keeping(99)), (std::vector<int64_t>{3, 4, 5, 6, 7}));
+    EXPECT_EQ(blocks_saving(plan_saving(99)), (std::vector<int64_t>{3, 4, 5, 6, 7}));
     EXPECT_EQ(plan().blocks_at_most(), 5);
     freeze(layers_[4]);
-    EXPECT_EQ(kept(keeping(99)), (std::vector<int64_t>{4, 5, 6, 7}));
+    EXPECT_EQ(blocks_saving(plan_saving(99)), (std::vector<int64_t>{4, 5, 6, 7}));
 }
 
-TEST_F(Recomputation, WhatIsAskedForIsKeptOrRefusedWithTheBudgetThatWorks) {
+TEST_F(Recomputation, WhatIsAskedForIsSavedOrRefusedWithTheBudgetThatWorks) {
     request_.swap.save_attention = 5;
     request_.budgets.device_bytes = 1;
     int64_t smallest = 0;
@@ -194,7 +194,7 @@ TEST_F(Recomputation, WhatIsAskedForIsKeptOrRefusedWithTheBudgetThatWorks) {
     EXPECT_THROW(plan(), Error);
 }
 
-TEST_F(Recomputation, NothingIsKeptWhereNobodySaidWhatIsToSpare) {
+TEST_F(Recomputation, NothingIsSavedWhereNobodySaidWhatIsToSpare) {
     machine_.kernels.saved_s[at(Saved::attention)] = 1;
     EXPECT_EQ(attention_saved(plan()), 0);
     leave(kGiB);
@@ -215,7 +215,7 @@ TEST_F(Recomputation, KeepsNothingInPlaceOfABlockInputThatShallStay) {
             request_.budgets.device_bytes = budget;
             try {
                 const Plan made = plan();
-                EXPECT_EQ(inputs_on_device(made), inputs_on_device(keeping(0)));
+                EXPECT_EQ(inputs_on_device(made), inputs_on_device(plan_saving(0)));
                 EXPECT_LE(made.device_bytes, budget);
                 spilled += inputs_on_device(made) < inputs;
                 partly += attention_saved(made) > 0 && attention_saved(made) < kBlocks;
@@ -232,7 +232,7 @@ TEST_F(Recomputation, KeepsNothingInPlaceOfABlockInputThatShallStay) {
 }
 
 // Long attention is dearer than the traffic of the state that would be in its place, short cheaper.
-TEST_F(Recomputation, LongSequencesKeepAttentionAndShortOnesState) {
+TEST_F(Recomputation, LongSequencesSaveAttentionAndShortOnesHoldState) {
     const auto state_on_device = [](const Plan& plan) {
         return std::ranges::count_if(
             plan.chunks, [&](const Chunk& chunk) { return plan.updates_on_device(chunk); });
@@ -254,7 +254,7 @@ TEST_F(Recomputation, LongSequencesKeepAttentionAndShortOnesState) {
     machine_.kernels.saved_s[at(Saved::attention)] = 1e-9;
     machine_.forward_s = machine_.backward_s = 1e-6;
     EXPECT_EQ(attention_saved(plan()), 0);
-    EXPECT_EQ(state_on_device(plan()), state_on_device(keeping(0)));
+    EXPECT_EQ(state_on_device(plan()), state_on_device(plan_saving(0)));
 }
 
 // No other count makes the step shorter, but where a run whose speculative updates are rolled back
@@ -283,10 +283,11 @@ TEST_F(Recomputation, TheCountIsTheBestOfAll) {
                 std::vector<StepSeconds> all_ways;
                 for (int64_t other = 0; other <= kBlocks; ++other)
                     all_ways.push_back(seconds_saving(other));
-                const double rest = std::ranges::min(all_ways, {}, &StepSeconds::rest).rest;
-                EXPECT_LE(chosen.rest, rest * 1.01);
+                const double least =
+                    std::ranges::min(all_ways, {}, &StepSeconds::not_speculative).not_speculative;
+                EXPECT_LE(chosen.not_speculative, least * 1.01);
                 for (const StepSeconds& other : all_ways) {
-                    if (other.rest > rest * 1.01) continue;
+                    if (other.not_speculative > least * 1.01) continue;
                     EXPECT_LE(chosen.expected(request_), other.expected(request_) * (1 + 1e-12));
                 }
                 request_.swap.speculate = Speculate::all;
@@ -324,7 +325,7 @@ TEST_F(Recomputation, WhatIsSaidOfClippingWeighsStepsWithAndWithoutSpeculation) 
             const StepSeconds seconds = seconds_saving(other);
             EXPECT_LE(chosen, seconds.expected(request_) * (1 + 1e-12)) << other << ", " << clipped;
             EXPECT_DOUBLE_EQ(seconds.expected(request_),
-                             (1 - clipped) * seconds.committed + clipped * seconds.rest);
+                             (1 - clipped) * seconds.committed + clipped * seconds.not_speculative);
         }
         counts.push_back(made);
     }
@@ -351,15 +352,15 @@ TEST_F(Recomputation, ForwardWaitsForUpdatesThatAreLate) {
         const auto waits = [&] {
             const StepSeconds found = seconds_saving(0);
             const double kernels_s = machine_.forward_s + machine_.backward_s;
-            return StepSeconds{found.committed - kernels_s, found.rest - kernels_s};
+            return StepSeconds{found.committed - kernels_s, found.not_speculative - kernels_s};
         };
         const double near_s = 1e-9 * kBlocks * block_s;
         machine_.backward_s = 100 * kBlocks * block_s;
         machine_.forward_s = kBlocks * block_s * 2;  // hides what is left but for the first layers'
-        EXPECT_NEAR(waits().rest, ends_s + block_s, near_s);
+        EXPECT_NEAR(waits().not_speculative, ends_s + block_s, near_s);
         EXPECT_NEAR(waits().committed, ends_s + block_s, near_s);
         machine_.forward_s = kBlocks * block_s / 4;
-        EXPECT_NEAR(waits().rest, 2 * ends_s + kBlocks * block_s * 3 / 4, near_s);
+        EXPECT_NEAR(waits().not_speculative, 2 * ends_s + kBlocks * block_s * 3 / 4, near_s);
         EXPECT_NEAR(waits().committed, ends_s + block_s, near_s);
         machine_.backward_s = kBlocks * block_s / 2;  // speculative updates end late, too
         machine_.forward_s = kBlocks * block_s * 2;
@@ -374,11 +375,11 @@ TEST_F(Recomputation, ForwardWaitsForUpdatesThatAreLate) {
 }
 
 // What saves most for its bytes first; what is asked for in any case.
-TEST_F(Recomputation, ResultsAreKeptByWhatTheirBytesSave) {
+TEST_F(Recomputation, ActivationsAreSavedByWhatTheirBytesSpare) {
     needs_.saved[at(Saved::mlp)] = kMlp;
     leave(0);
     request_.budgets.device_bytes -= (4 * kBlocks - 2) * kInput;  // no state, no weights
-    const int64_t nothing = keeping(0).device_bytes;
+    const int64_t nothing = plan_saving(0).device_bytes;
     request_.swap.groups = 1;
     request_.swap.state_on_device = 0;
     request_.budgets.device_bytes = 2 * nothing + 4 * (kMlp + kSaved);
@@ -395,7 +396,7 @@ TEST_F(Recomputation, ResultsAreKeptByWhatTheirBytesSave) {
         EXPECT_TRUE(less == 0 || more == kBlocks);
     }
     request_.swap.save_mlp = 2;
-    EXPECT_EQ(kept(plan(), Saved::mlp), (std::vector<int64_t>{6, 7}));
+    EXPECT_EQ(blocks_saving(plan(), Saved::mlp), (std::vector<int64_t>{6, 7}));
 }
 
 // Beside a GPU, inputs make room for results where their way to the host and back is the shorter.
@@ -505,8 +506,8 @@ TEST_F(Recomputation, GroupsAreAsManyAsMakeTheStepShortest) {
             for (const int64_t other : {1, 2, 4})
                 EXPECT_LE(chosen * 0.98, seconds_saving(attention, mlp, other).expected(request_));
             // Nor do steps without speculative updates pay more than their hundredth for it.
-            EXPECT_LE(seconds_saving(attention, mlp, made.groups).rest,
-                      seconds_saving(0, 0, 1).rest * 1.01 * 1.02);
+            EXPECT_LE(seconds_saving(attention, mlp, made.groups).not_speculative,
+                      seconds_saving(0, 0, 1).not_speculative * 1.01 * 1.02);
             groups.insert(made.groups);
             request_.swap.groups = 2;
             EXPECT_EQ(plan().groups, 2);

@@ -43,9 +43,9 @@ protected:
         forecaster_->plan_by(known);
         plan_ = forecaster_->plan(request_of(config_));
         const cost::Measurements assumed = forecaster_->assumed(plan_);
-        figures_ = cost::known_or(known, assumed);
-        figures_.update_overhead_s = assumed.update_overhead_s;
-        figures_.kernels = assumed.kernels;
+        measurements_ = cost::known_or(known, assumed);
+        measurements_.update_overhead_s = assumed.update_overhead_s;
+        measurements_.kernels = assumed.kernels;
     }
     planner::Plan expecting(double clipped) {
         planner::PlanRequest request = request_of(config_);
@@ -56,13 +56,13 @@ protected:
                       int64_t skipped = 0) {
         return saved_by_expecting(
             {.steps = steps + skipped, .clipped_steps = clipped, .skipped_steps = skipped}, plan,
-            [this](double share) { return expecting(share); }, figures_);
+            [this](double share) { return expecting(share); }, measurements_);
     }
 
     Config config_;
     std::unique_ptr<Forecaster> forecaster_;
     planner::Plan plan_;
-    cost::Measurements figures_;
+    cost::Measurements measurements_;
     double asked_for_ = -1;
 };
 
@@ -70,11 +70,11 @@ TEST_F(ClippedShare, IsNamedWhereThePlanWasMadeForAnother) {
     const std::string said = saved(plan_, 4, 400, 7);
     EXPECT_NE(said.find("4 of 400 steps were clipped"), std::string::npos) << said;
     EXPECT_NE(said.find("swap.expect_clipped=0.01)"), std::string::npos) << said;
-    const StepKinds was = predict_kinds(plan_, figures_),
-                    is = predict_kinds(expecting(0.01), figures_);
+    const StepKinds was = predict_kinds(plan_, measurements_),
+                    is = predict_kinds(expecting(0.01), measurements_);
     EXPECT_LT(is.mean(0.01), 0.98 * was.mean(0.01));
-    EXPECT_GT(is.rest, was.rest) << "what a clipped step pays for it";
-    EXPECT_DOUBLE_EQ(was.mean(0.25), 0.75 * was.committed + 0.25 * was.rest);
+    EXPECT_GT(is.not_speculative, was.not_speculative) << "what a clipped step pays for it";
+    EXPECT_DOUBLE_EQ(was.mean(0.25), 0.75 * was.committed + 0.25 * was.not_speculative);
 
     const planner::Plan unclipped = expecting(0);
     EXPECT_EQ(saved(unclipped, 4, 400), "");
@@ -98,7 +98,7 @@ TEST_F(ClippedShare, OfAPlanThatCannotBeMadeSaysNothing) {
     const auto expecting = [](double) -> planner::Plan {
         throw Error(Trouble::does_not_fit, {.what = "too small"});
     };
-    EXPECT_EQ(saved_by_expecting({.steps = 400}, plan_, expecting, figures_), "");
+    EXPECT_EQ(saved_by_expecting({.steps = 400}, plan_, expecting, measurements_), "");
 }
 
 TEST_F(ClippedShare, OfAPlanWithoutSpeculationSaysNothing) {
@@ -108,7 +108,7 @@ TEST_F(ClippedShare, OfAPlanWithoutSpeculationSaysNothing) {
 }
 
 // Of a machine that computes beside the host, a hundred times as fast as it updates.
-cost::Measurements figures_of(const Config& config) {
+cost::Measurements measured_of(const Config& config) {
     const auto forecaster = Forecaster::make(config);
     const planner::Plan plan = forecaster->plan(request_of(config));
     const cost::KernelTimes assumed = forecaster->assumed(plan).kernels;
@@ -140,9 +140,10 @@ TEST(Run, SaysWhatExpectingItsClippedShareWouldHaveSaved) {
     config.clip_norm = 1e6;
     config.budgets = {.device_bytes = 1000 * kKiB, .host_bytes = 16 * kMiB};
     config.swap.state_on_device = 1;
-    const cost::Measurements figures = figures_of(config);
+    const cost::Measurements measurements = measured_of(config);
     const auto executor = make_thread_executor();
-    const auto engine = Engine::make(config, {.executor = executor.get(), .figures = &figures});
+    const auto engine =
+        Engine::make(config, {.executor = executor.get(), .measurements = &measurements});
     const auto said = [&] {
         testing::internal::CaptureStderr();
         engine->measure_bound();

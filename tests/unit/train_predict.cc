@@ -160,7 +160,7 @@ TEST(KernelTimes, BackwardThatKeepsSomethingIsSoMuchShorter) {
 }
 
 // What a plan of this configuration takes by its kernels is no less than the bound counts, however
-// much of its blocks' results is kept.
+// much of its blocks' activations is saved.
 TEST(Bound, CountsNoMoreComputationThanAnyPlan) {
     const model::Shape shape{.hidden = 64,
                              .layers = 4,
@@ -175,7 +175,7 @@ TEST(Bound, CountsNoMoreComputationThanAnyPlan) {
     request.micro_batches = 2;
     constexpr int64_t kPage = 4096;
     // A block's attention takes one page for a micro-batch, what its MLP gives two.
-    const auto plan_keeping = [&](int64_t attention, int64_t mlp) {
+    const auto plan_saving = [&](int64_t attention, int64_t mlp) {
         request.swap.save_attention = attention;
         request.swap.save_mlp = mlp;
         return planner::make_plan(
@@ -188,27 +188,28 @@ TEST(Bound, CountsNoMoreComputationThanAnyPlan) {
     };
     for (const int64_t room : {0, 1, 5, 8, 12, 24}) {
         request.budgets.device_bytes = kUnlimited;
-        const planner::Plan none = plan_keeping(0, 0);
-        Measurements figures = kMachine;
-        const swap::Schedule step = record_step(none, Previous::rest, false);
+        const planner::Plan none = plan_saving(0, 0);
+        Measurements measurements = kMachine;
+        const swap::Schedule step = record_step(none, Previous::not_speculative, false);
         for (const Task& task : step.tasks) {
             if (cost::is_timed(task))
-                figures.kernels.seconds[KernelTimes::kind_of(task, planner::work_of(none))] =
+                measurements.kernels.seconds[KernelTimes::kind_of(task, planner::work_of(none))] =
                     100;  // more than anything else
         }
-        const double all = figures.kernels.sum(step, planner::work_of(none));
-        figures.kernels.saved_s = {30, 40};
+        const double all = measurements.kernels.sum(step, planner::work_of(none));
+        measurements.kernels.saved_s = {30, 40};
         request.budgets.device_bytes = device_buffer_bytes(none) + room * kPage;
         for (int64_t attention = 0; attention <= 4; ++attention) {
             for (int64_t mlp = 0; mlp <= 4 && 2 * attention + 4 * mlp <= room; ++mlp) {
                 SCOPED_TRACE(testing::Message() << room << " pages, " << attention << ", " << mlp);
-                const planner::Plan plan = plan_keeping(attention, mlp);
+                const planner::Plan plan = plan_saving(attention, mlp);
                 ASSERT_EQ(plan.blocks_saving(model::Saved::attention), attention);
                 ASSERT_EQ(plan.blocks_saving(model::Saved::mlp), mlp);
-                const swap::Schedule kept = record_step(plan, Previous::rest, false);
-                const double planned = figures.kernels.sum(kept, planner::work_of(plan));
+                const swap::Schedule saving = record_step(plan, Previous::not_speculative, false);
+                const double planned = measurements.kernels.sum(saving, planner::work_of(plan));
                 EXPECT_DOUBLE_EQ(planned, all - 2 * 30 * double(attention) - 2 * 40 * double(mlp));
-                const cost::Bound bound = bound_of(request.budgets, plan, shape, kept, figures);
+                const cost::Bound bound =
+                    bound_of(request.budgets, plan, shape, saving, measurements);
                 EXPECT_LE(bound.seconds, planned * (1 + 1e-12));
                 // Copies cost nothing beside these kernels: the bound is of two groups and lets all
                 // inputs go. They leave it their 8 pages, and the second micro-batch's tokens and

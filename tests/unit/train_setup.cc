@@ -11,7 +11,7 @@
 #include "loader_of.h"
 #include "model_of.h"
 #include "outcome.h"
-#include "plan_figures.h"
+#include "planning_measurements.h"
 #include "tests/support/temporary_directory.h"
 #include "train/from_config.h"
 
@@ -99,14 +99,14 @@ TEST(Threads, AreTheCoresButForThoseThatExchange) {
     EXPECT_EQ(threads_for(config, machine, 2), 5);
 }
 
-TEST(PlanningFigures, OfAHostAreSharedByItsRanks) {
+TEST(PlanningMeasurements, OfAHostAreSharedByItsRanks) {
     const cost::Measurements host{.copy_bytes_per_s = 5e10,
                                   .nvme_bytes_per_s = 4e9,
                                   .dram_bytes_per_s = 1.6e11,
                                   .device_bytes_per_s = 4e12,
                                   .computes_on_host = false};
-    const cost::Measurements one = planning_figures({}, &host, 1),
-                             two = planning_figures({}, &host, 2);
+    const cost::Measurements one = planning_measurements({}, &host, 1),
+                             two = planning_measurements({}, &host, 2);
     EXPECT_EQ(one.dram_bytes_per_s, 1.6e11);
     EXPECT_EQ(two.dram_bytes_per_s, 0.8e11);
     EXPECT_EQ(two.nvme_bytes_per_s, 2e9);
@@ -115,40 +115,39 @@ TEST(PlanningFigures, OfAHostAreSharedByItsRanks) {
 }
 
 // What was measured on one rank is its own, beside however many.
-TEST(PlanningFigures, OfARankAreNotSharedOnceMore) {
+TEST(PlanningMeasurements, OfARankAreNotSharedOnceMore) {
     const cost::Measurements rank{
         .nvme_bytes_per_s = 4e9, .dram_bytes_per_s = 1.6e11, .memory_of = cost::Of::rank};
-    const cost::Measurements four = planning_figures({}, &rank, 4);
+    const cost::Measurements four = planning_measurements({}, &rank, 4);
     EXPECT_EQ(four.dram_bytes_per_s, 1.6e11);
     EXPECT_EQ(four.nvme_bytes_per_s, 1e9) << "drives are the host's";
     EXPECT_EQ(cost::of_rank(cost::of_rank(four, 4), 4).dram_bytes_per_s, 1.6e11);
 }
 
-TEST(PlanningFigures, GoByEachThatIsKnown) {
+TEST(PlanningMeasurements, GoByEachThatIsKnown) {
     const planner::PlanRequest request{.device = DeviceKind::cuda};
     const cost::Measurements some{
         .copy_bytes_per_s = 1e9, .computes_on_host = false, .product_flops_per_s = 3e13};
-    const cost::Measurements found = planning_figures(request, &some, 1);
+    const cost::Measurements found = planning_measurements(request, &some, 1);
     EXPECT_EQ(found.copy_bytes_per_s, 1e9) << "also where memory was not measured";
-    EXPECT_EQ(found.dram_bytes_per_s, assumed_figures(request.device, {}).dram_bytes_per_s);
+    EXPECT_EQ(found.dram_bytes_per_s, assumed_measurements(request.device, {}).dram_bytes_per_s);
     EXPECT_DOUBLE_EQ(found.assumed_flops_per_s, 0.77 * 3e13) << "by what a product reaches";
 }
 
 // The same drive under two names is one; one that is not there may be another.
-TEST(PlanningFigures, AssumeOfEachDriveAndOfMemoryWhatOneGives) {
+TEST(PlanningMeasurements, AssumeOfEachDriveAndOfMemoryWhatOneGives) {
     const TemporaryDirectory one, another, in_memory("/dev/shm");
-    const auto figures_of = [](DeviceKind device, const std::vector<std::string>& paths) {
+    const auto assumed = [](DeviceKind device, const std::vector<std::string>& paths) {
         std::vector<NvmePath> nvme;
         for (const std::string& path : paths) nvme.push_back({.path = path});
-        return assumed_figures(device, nvme);
+        return assumed_measurements(device, nvme);
     };
     const auto rate_of = [&](DeviceKind device, const std::vector<std::string>& paths) {
-        return figures_of(device, paths).nvme_bytes_per_s;
+        return assumed(device, paths).nvme_bytes_per_s;
     };
-    EXPECT_EQ(figures_of(DeviceKind::cpu, {}).nvme_at_once, 1);
-    EXPECT_EQ(figures_of(DeviceKind::cpu, {one.path(), another.path()}).nvme_at_once, 1);
-    EXPECT_EQ(figures_of(DeviceKind::cuda, {one.path(), "/not/there", "/nor/there"}).nvme_at_once,
-              3);
+    EXPECT_EQ(assumed(DeviceKind::cpu, {}).nvme_at_once, 1);
+    EXPECT_EQ(assumed(DeviceKind::cpu, {one.path(), another.path()}).nvme_at_once, 1);
+    EXPECT_EQ(assumed(DeviceKind::cuda, {one.path(), "/not/there", "/nor/there"}).nvme_at_once, 3);
     if (is_memory(one.path()) || !is_memory(in_memory.path()))
         GTEST_SKIP() << "/var/tmp is in memory, or /dev/shm is not";
     for (const auto& [device, drive, memory] :
@@ -161,9 +160,9 @@ TEST(PlanningFigures, AssumeOfEachDriveAndOfMemoryWhatOneGives) {
         EXPECT_EQ(rate_of(device, {in_memory.path(), "/dev/shm"}), memory);
         EXPECT_EQ(rate_of(device, {one.path(), in_memory.path()}), drive + memory);
     }
-    EXPECT_EQ(figures_of(DeviceKind::cpu, {in_memory.path()}).nvme_at_once, 1);
-    EXPECT_EQ(figures_of(DeviceKind::cuda, {in_memory.path(), "/dev/shm"}).nvme_at_once, 4);
-    EXPECT_EQ(figures_of(DeviceKind::cuda, {in_memory.path(), one.path()}).nvme_at_once, 5);
+    EXPECT_EQ(assumed(DeviceKind::cpu, {in_memory.path()}).nvme_at_once, 1);
+    EXPECT_EQ(assumed(DeviceKind::cuda, {in_memory.path(), "/dev/shm"}).nvme_at_once, 4);
+    EXPECT_EQ(assumed(DeviceKind::cuda, {in_memory.path(), one.path()}).nvme_at_once, 5);
     const auto dram = [](const std::vector<std::string>& paths) {
         Config config;
         for (const std::string& path : paths) config.budgets.nvme.push_back({.path = path});
@@ -175,7 +174,7 @@ TEST(PlanningFigures, AssumeOfEachDriveAndOfMemoryWhatOneGives) {
     EXPECT_DOUBLE_EQ(dram({one.path(), in_memory.path()}), (1.5 + 2 * 2) / (1.5 + 2));
 }
 
-TEST(PlanningFigures, NameTheLinksThatAreFarFromWhatWasAssumed) {
+TEST(PlanningMeasurements, NameTheLinksThatAreFarFromWhatWasAssumed) {
     const auto said = [](const cost::Measurements& measured) {
         return unlike_assumed({}, measured);
     };

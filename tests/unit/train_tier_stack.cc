@@ -138,7 +138,7 @@ public:
         plan();
         reserve();
         open();
-        step_ = record_step(stack_->plan(), Previous::rest, false);
+        step_ = record_step(stack_->plan(), Previous::not_speculative, false);
         warm();
         fill();
     }
@@ -197,7 +197,7 @@ TEST(TierStack, TakesInEachStageWhatItSays) {
     EXPECT_FALSE(storage.empty());
     EXPECT_EQ(IdleKernels::calls, 0);
 
-    const swap::Schedule step = record_step(plan, Previous::rest, false);
+    const swap::Schedule step = record_step(plan, Previous::not_speculative, false);
     stack->warm(step, {});
     EXPECT_GT(IdleKernels::calls, 0);
     EXPECT_EQ(stack.device().locked_bytes(), buffers);

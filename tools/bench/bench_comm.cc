@@ -86,7 +86,7 @@ std::vector<Row> measure_comm(const CommBench& bench, comm::Communicator& ranks,
     return rows;
 }
 
-CommFigures comm_figures(std::span<const Row> rows) {
+CommRates comm_rates(std::span<const Row> rows) {
     constexpr double kLeast = 1e-6;  // of an overhead
     const auto gathers = rows.first(rows.size() / 2);
     const auto [few, many] = std::ranges::minmax_element(gathers, {}, bytes_of);

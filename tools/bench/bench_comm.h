@@ -24,6 +24,6 @@ std::vector<Row> measure_comm(const CommBench& bench, comm::Communicator& ranks,
                               Device& device);
 
 // What planning goes by: the line through the shortest and the longest all-gather of these rows.
-CommFigures comm_figures(std::span<const Row> rows);
+CommRates comm_rates(std::span<const Row> rows);
 
 }  // namespace ferry::tools

@@ -1,4 +1,4 @@
-// `ferry bench --all --save FILE`: every figure that planning goes by, in about half a minute.
+// `ferry bench --all --save FILE`: every measurement that planning goes by, in about half a minute.
 #include <spdlog/fmt/fmt.h>
 
 #include <CLI/CLI.hpp>
@@ -7,7 +7,7 @@
 
 #include "tools/child_process.h"
 #include "tools/commands.h"
-#include "tools/figures.h"
+#include "tools/find_measurements.h"
 #include "tools/interrupt.h"
 #include "tools/json_line.h"
 #include "tools/override_options.h"
@@ -72,29 +72,30 @@ private:
     void measure_links() {
         const train::RankCount count = on_hosts(options_.count);
         const auto forecaster = train::Forecaster::make(config_, count);
-        cost::Measurements figures = forecaster->measure(
+        cost::Measurements measurements = forecaster->measure(
             forecaster->plan(train::request_of(config_)), train::Forecaster::Memory::of_machine);
-        if (options_.config.empty()) figures.kernels.seconds.clear();
-        add("update of the optimizer", figures.dram_bytes_per_s);
+        if (options_.config.empty()) measurements.kernels.seconds.clear();
+        add("update of the optimizer", measurements.dram_bytes_per_s);
         rows_.push_back({.name = "overhead of an update",
-                         .value = figures.update_overhead_s * 1e6,
+                         .value = measurements.update_overhead_s * 1e6,
                          .unit = "us"});
         rows_.push_back({.name = "an update out of place, in place",
-                         .value = figures.out_of_place,
+                         .value = measurements.out_of_place,
                          .unit = "x"});
-        add("update by the device", figures.device_bytes_per_s);
-        add("checksums, one thread", figures.check_bytes_per_s);
-        add("copies from the device", figures.copy_bytes_per_s);
-        if (figures.product_flops_per_s > 0)
+        add("update by the device", measurements.device_bytes_per_s);
+        add("checksums, one thread", measurements.check_bytes_per_s);
+        add("copies from the device", measurements.copy_bytes_per_s);
+        if (measurements.product_flops_per_s > 0)
             rows_.push_back({.name = "a large product",
-                             .value = figures.product_flops_per_s * 1e-9,
+                             .value = measurements.product_flops_per_s * 1e-9,
                              .unit = "GFLOP/s"});
-        for (const auto& [kind, seconds] : figures.kernels.seconds) {
+        for (const auto& [kind, seconds] : measurements.kernels.seconds) {
             rows_.push_back({.name = "kernel: " + cost::KernelTimes::name_of(kind),
                              .value = seconds * 1e3,
                              .unit = "ms"});
         }
-        if (!options_.save.empty()) save_figures(options_.save, identity_of(*forecaster), figures);
+        if (!options_.save.empty())
+            save_measurements(options_.save, identity_of(*forecaster), measurements);
     }
 
     void measure_paths() {
@@ -167,7 +168,7 @@ void add_all_benches(CLI::App& bench) {
     CLI::Option* all = bench.add_flag("--all", options->all, "what planning needs, of everything");
     bench
         .add_option("--save", options->save,
-                    "with --all: write the figures (docs/machine.md) for plan and train")
+                    "with --all: write the measurements (docs/machine.md) for plan and train")
         ->needs(all);
     CLI::Option* config = bench
                               .add_option("--config", options->config,

@@ -51,7 +51,7 @@ void check_save(const std::string& file, const std::vector<int64_t>& sizes,
                                      .where = "--save",
                                      .remedy = "mpirun -n N ferry bench comm --save " + file});
     if (std::ranges::min(sizes) == std::ranges::max(sizes))
-        throw Error(Trouble::usage, {.what = "the figures of a machine file need two sizes",
+        throw Error(Trouble::usage, {.what = "the measurements of a machine file need two sizes",
                                      .where = "--sizes",
                                      .remedy = "give two that differ, such as 16MiB,256MiB"});
     if (ranks.rank() != 0) return;
@@ -82,7 +82,7 @@ void run_comm(const CommBenchOptions& options) {
     if (ranks->rank() != 0) return;
     if (!options.save.empty())
         save_comm(options.save, {ranks->size(), ranks->local_size()}, std::string(ranks->kind()),
-                  comm_figures(rows));
+                  comm_rates(rows));
     nlohmann::json machine = machine_json();
     machine["ranks"] = ranks->size();
     machine["ranks_on_this_machine"] = ranks->local_size();
@@ -120,8 +120,9 @@ void add_comm_bench(CLI::App& bench) {
     command->add_option("--timeout", options->timeout_seconds, "seconds, of one operation")
         ->check(number_within(0.1, 1e6))
         ->capture_default_str();
-    command->add_option("--save", options->save,
-                        "write the figures of these ranks (docs/machine.md) for plan and train");
+    command->add_option(
+        "--save", options->save,
+        "write the measurements of these ranks (docs/machine.md) for plan and train");
     command->add_flag("--json", options->json, "one JSON object on standard output");
     command->footer(
         "GB/s: bus bandwidth as nccl-tests defines it, bytes that a rank takes from others over\n"

@@ -205,7 +205,7 @@ void add_kernels_bench(CLI::App& bench) {
         "ms: of a step, the median over rounds. % of peak: products and attention by their\n"
         "operations over the rate of one large product, everything else by the bytes of its\n"
         "operands over a large copy's. launches: of one call; in totals of a step.\n"
-        "The step is that of the plan: what its blocks keep is not computed again.\n"
+        "The step is that of the plan: activations that its blocks save are not computed again.\n"
         "Example: ferry bench kernels --config examples/quickstart.json");
     command->callback([options] { run_kernels(*options); });
 }

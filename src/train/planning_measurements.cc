@@ -1,4 +1,4 @@
-#include "plan_figures.h"
+#include "planning_measurements.h"
 
 #include <spdlog/fmt/fmt.h>
 #include <sys/stat.h>
@@ -32,7 +32,7 @@ std::vector<cost::Path> assumed_paths(DeviceKind device, const std::vector<NvmeP
     return paths;
 }
 
-cost::Measurements assumed_figures(DeviceKind device, const std::vector<NvmePath>& nvme) {
+cost::Measurements assumed_measurements(DeviceKind device, const std::vector<NvmePath>& nvme) {
     cost::Measurements found = cost::default_measurements(device);
     const cost::Drive drive = cost::one_drive(assumed_paths(device, nvme));
     if (drive.bytes_per_s > 0) {
@@ -47,25 +47,25 @@ double dram_per_stored_byte(const Config& config) {
     return cost::one_drive(assumed_paths(config.device, config.budgets.nvme)).dram_per_byte;
 }
 
-cost::Measurements planning_figures(const planner::PlanRequest& request,
-                                    const cost::Measurements* known, int local_ranks) {
-    const cost::Measurements assumed = assumed_figures(request.device, request.budgets.nvme);
+cost::Measurements planning_measurements(const planner::PlanRequest& request,
+                                         const cost::Measurements* known, int local_ranks) {
+    const cost::Measurements assumed = assumed_measurements(request.device, request.budgets.nvme);
     return known ? cost::known_or(cost::of_rank(*known, local_ranks), assumed) : assumed;
 }
 
-std::string_view default_figures_name(const Config& config) {
+std::string_view default_machine_name(const Config& config) {
     return config.device == DeviceKind::cuda ? "server with a GPU" : "small machine";
 }
 
 void log_planned_by(const cost::Measurements* known, const Config& config) {
-    if (known) return log_info("planned by the figures of this machine's file");
-    log_info("planned by the default figures of a " + std::string(default_figures_name(config)) +
+    if (known) return log_info("planned by the measurements of this machine's file");
+    log_info("planned by the defaults of a " + std::string(default_machine_name(config)) +
              "; `ferry bench --all --save FILE` measures this one's, --machine FILE plans by them");
 }
 
 std::string unlike_assumed(const Config& config, const cost::Measurements& measured) {
     constexpr double kFar = 2;
-    const cost::Measurements assumed = assumed_figures(config.device, config.budgets.nvme);
+    const cost::Measurements assumed = assumed_measurements(config.device, config.budgets.nvme);
     std::string found;
     const auto compare = [&found](std::string_view link, double is, double was) {
         if (is == 0 || (is < kFar * was && was < kFar * is)) return;

@@ -1,4 +1,4 @@
-#include "figures.h"
+#include "find_measurements.h"
 
 #include <spdlog/fmt/fmt.h>
 
@@ -50,13 +50,13 @@ cost::Path measure_path(const Config& config, const NvmePath& path) {
 }
 
 // What measures between these ranks.
-std::string comm_command(const FiguresOf& what, const train::RankCount& count,
+std::string comm_command(const MeasurementsOf& what, const train::RankCount& count,
                          const std::string& file) {
     return fmt::format("mpirun -n {} ferry bench comm --device {} --save {}", count.ranks,
                        what.kernels.device == "cpu" ? "cpu" : "cuda", file);
 }
 
-cost::Measurements known_of(const std::optional<MachineFile>& file, const FiguresOf& what) {
+cost::Measurements known_of(const std::optional<MachineFile>& file, const MeasurementsOf& what) {
     if (file) return file->measurements(what);
     return {.threads = what.kernels.threads, .computes_on_host = what.kernels.device == "cpu"};
 }
@@ -66,7 +66,7 @@ public:
     Finder(const Config& config, const planner::Plan& plan, const std::optional<MachineFile>& file)
         : config_(config), plan_(plan), file_(file) {}
 
-    FoundFigures find(train::Forecaster& forecaster) {
+    FoundMeasurements find(train::Forecaster& forecaster) {
         find_kernels(forecaster);
         find_comm(forecaster);
         find_paths(forecaster.count().on_a_host * plan_.nvme_bytes);
@@ -75,35 +75,36 @@ public:
 
 private:
     void find_kernels(train::Forecaster& forecaster) {
-        const FiguresOf what = identity_of(forecaster);
+        const MeasurementsOf what = identity_of(forecaster);
         cost::Measurements known = known_of(file_, what);
         if (!forecaster.covers(plan_, known.kernels)) known.kernels = {};
         const bool memory = known.dram_bytes_per_s > 0, copies = known.copy_bytes_per_s > 0,
                    kernels = !known.kernels.seconds.empty();
         const char* links = memory ? "copies" : copies ? "memory" : "memory and copies";
         if (!forecaster.is_here()) return assume(forecaster, what, std::move(known), links);
-        found_.figures = std::move(known);
+        found_.measurements = std::move(known);
         if (memory && copies && kernels) return;
         const cost::Measurements measured =
             forecaster.measure(plan_, train::Forecaster::Memory::of_plan);
         if (!memory || !copies) found_.measured.emplace_back(links);
         if (!kernels) {
             found_.measured.emplace_back("this model's kernels");
-            found_.figures.kernels = measured.kernels;
-            found_.figures.product_flops_per_s = measured.product_flops_per_s;
+            found_.measurements.kernels = measured.kernels;
+            found_.measurements.product_flops_per_s = measured.product_flops_per_s;
         }
-        found_.figures = cost::known_or(std::move(found_.figures), measured);
+        found_.measurements = cost::known_or(std::move(found_.measurements), measured);
     }
 
-    void assume(const train::Forecaster& forecaster, const FiguresOf& what,
+    void assume(const train::Forecaster& forecaster, const MeasurementsOf& what,
                 cost::Measurements known, const char* links) {
         is_here_ = false;
         if (known.dram_bytes_per_s == 0 || known.copy_bytes_per_s == 0)
             found_.assumed.push_back(fmt::format("{} beside {}", links, what.kernels.device));
         const bool kernels = known.kernels.seconds.empty();
-        found_.figures = cost::known_or(std::move(known), forecaster.assumed(plan_));
+        found_.measurements = cost::known_or(std::move(known), forecaster.assumed(plan_));
         if (kernels) {
-            found_.figures = forecaster.with_assumed_kernels(std::move(found_.figures), plan_);
+            found_.measurements =
+                forecaster.with_assumed_kernels(std::move(found_.measurements), plan_);
             found_.assumed.emplace_back("this model's kernels, by their operations");
         }
         if (what.needs.overhead == kAssumedOverhead)
@@ -119,10 +120,10 @@ private:
 
     // Nobody measures between ranks but ranks.
     void find_comm(const train::Forecaster& forecaster) {
-        const FiguresOf what = identity_of(forecaster);
-        cost::Measurements& figures = found_.figures;
-        if (what.count.ranks == 1 || figures.comm_bytes_per_s > 0) return;
-        figures.comm_bytes_per_s = figures.copy_bytes_per_s;
+        const MeasurementsOf what = identity_of(forecaster);
+        cost::Measurements& measurements = found_.measurements;
+        if (what.count.ranks == 1 || measurements.comm_bytes_per_s > 0) return;
+        measurements.comm_bytes_per_s = measurements.copy_bytes_per_s;
         found_.assumed.push_back(fmt::format("{}: as fast as copies (`{}` measures it)",
                                              text_of_ranks(what),
                                              comm_command(what, forecaster.count(), "FILE")));
@@ -132,28 +133,28 @@ private:
     void find_paths(int64_t bytes) {
         std::vector<cost::Path> paths;
         for (const NvmePath& path : config_.budgets.nvme) {
-            paths.push_back(path_figures(path));
+            paths.push_back(find_path(path));
             paths.back().size_bytes = path.size_bytes;
         }
         const cost::Drive drive = cost::one_drive(paths, bytes);
-        cost::Measurements& figures = found_.figures;
-        figures.nvme_bytes_per_s = drive.bytes_per_s;
-        figures.storage_of = cost::Of::host;
-        figures.dram_per_nvme_byte = drive.dram_per_byte;
-        figures.cores_per_nvme_byte = drive.cores_per_byte;
+        cost::Measurements& measurements = found_.measurements;
+        measurements.nvme_bytes_per_s = drive.bytes_per_s;
+        measurements.storage_of = cost::Of::host;
+        measurements.dram_per_nvme_byte = drive.dram_per_byte;
+        measurements.cores_per_nvme_byte = drive.cores_per_byte;
         if (drive.bytes_per_s > 0) found_.path_rates = cost::path_rates(paths);
     }
 
-    cost::Path path_figures(const NvmePath& path) {
+    cost::Path find_path(const NvmePath& path) {
         if (const auto known = file_ ? file_->path(path.path) : std::nullopt) return *known;
         if (!is_here_) {
             found_.assumed.push_back(path.path);
             return {.bytes_per_s = cost::default_measurements(config_.device).nvme_bytes_per_s};
         }
         try {
-            const cost::Path figures = measure_path(config_, path);
+            const cost::Path found = measure_path(config_, path);
             found_.measured.push_back(path.path);
-            return figures;
+            return found;
         } catch (const Error& error) {
             if (plan_.nvme_bytes > 0 && found_.missing.empty()) found_.missing = error.what();
             return {};
@@ -163,7 +164,7 @@ private:
     const Config& config_;
     const planner::Plan& plan_;
     const std::optional<MachineFile>& file_;
-    FoundFigures found_{};
+    FoundMeasurements found_{};
     bool is_here_ = true;
 };
 
@@ -187,14 +188,14 @@ std::string all_command(const train::RankCount& count, const std::string& file) 
 
 [[noreturn]] void lacks(const MachineFile& file, const std::string& what,
                         const std::string& command) {
-    throw Error(Trouble::usage, {.what = "the machine file has no figures of " + what,
+    throw Error(Trouble::usage, {.what = "the machine file has no measurements of " + what,
                                  .where = file.name(),
                                  .remedy = "measure them: " + command});
 }
 
 }  // namespace
 
-FiguresOf identity_of(const train::Forecaster& forecaster) {
+MeasurementsOf identity_of(const train::Forecaster& forecaster) {
     const cost::KernelsOf kernels = forecaster.kernels_of();
     return {.kernels = kernels,
             .count = forecaster.count(),
@@ -231,17 +232,18 @@ std::unique_ptr<train::Forecaster> forecaster_for(const Config& config,
     }
 }
 
-FoundFigures figures_for(const Config& config, train::Forecaster& forecaster,
-                         const planner::Plan& plan, const std::optional<MachineFile>& file) {
+FoundMeasurements measurements_for(const Config& config, train::Forecaster& forecaster,
+                                   const planner::Plan& plan,
+                                   const std::optional<MachineFile>& file) {
     return Finder(config, plan, file).find(forecaster);
 }
 
 std::string plan_by(const std::optional<MachineFile>& file, const Config& config,
                     train::Forecaster& forecaster) {
-    const std::string_view defaults = train::default_figures_name(config);
+    const std::string_view defaults = train::default_machine_name(config);
     if (!file)
         return fmt::format(
-            "the default figures of a {}; --machine FILE plans by this one's, which "
+            "the defaults of a {}; --machine FILE plans by this one's, which "
             "ferry bench --all --save FILE measures",
             defaults);
     cost::Measurements known = file->measurements(identity_of(forecaster));
@@ -253,18 +255,18 @@ std::string plan_by(const std::optional<MachineFile>& file, const Config& config
     if (!config.budgets.nvme.empty() && known.nvme_bytes_per_s == 0)
         lacking.emplace_back("storage");
     forecaster.plan_by(known);
-    std::string text = "the figures of " + file->name();
+    std::string text = "the measurements of " + file->name();
     if (!lacking.empty())
         text += fmt::format(", but for {}: those by default, of a {}", fmt::join(lacking, ", "),
                             defaults);
     return text;
 }
 
-cost::Measurements known_figures(const Config& config, const train::RankCount& count,
-                                 const MachineFile& file) {
+cost::Measurements known_measurements(const Config& config, const train::RankCount& count,
+                                      const MachineFile& file) {
     const auto forecaster = train::Forecaster::make(config, count);
     const planner::Plan plan = forecaster->plan(train::request_of(config));
-    const FiguresOf what = identity_of(*forecaster);
+    const MeasurementsOf what = identity_of(*forecaster);
     const std::string measure_all = all_command(count, file.name());
     const cost::Measurements known = file.measurements(what);
     if (known.dram_bytes_per_s == 0 || known.copy_bytes_per_s == 0)
@@ -277,7 +279,7 @@ cost::Measurements known_figures(const Config& config, const train::RankCount& c
     }
     if (count.ranks > 1 && known.comm_bytes_per_s == 0)
         lacks(file, text_of_ranks(what), comm_command(what, count, file.name()));
-    return figures_for(config, *forecaster, plan, file).figures;
+    return measurements_for(config, *forecaster, plan, file).measurements;
 }
 
 }  // namespace ferry::tools

@@ -15,19 +15,19 @@ namespace ferry::train {
 // all of memory (tmpfs) is one drive more, a tenth as fast as updates stream through it.
 std::vector<cost::Path> assumed_paths(DeviceKind device, const std::vector<NvmePath>& nvme);
 // Where nobody has measured, of one rank: the device kind's defaults, and the paths together.
-cost::Measurements assumed_figures(DeviceKind device, const std::vector<NvmePath>& nvme);
+cost::Measurements assumed_measurements(DeviceKind device, const std::vector<NvmePath>& nvme);
 // DRAM traffic of a byte from or to the storage paths: once where a device's DMA moves it, twice
 // where it is copied into a file that is memory.
 double dram_per_stored_byte(const Config& config);
 
 // Of one rank: what is not known is assumed. `known` may be null.
-cost::Measurements planning_figures(const planner::PlanRequest& request,
-                                    const cost::Measurements* known, int local_ranks);
+cost::Measurements planning_measurements(const planner::PlanRequest& request,
+                                         const cost::Measurements* known, int local_ranks);
 
-// Says whose figures they were. `known` may be null: the defaults.
+// Says whose they were. `known` may be null: the defaults.
 void log_planned_by(const cost::Measurements* known, const Config& config);
-// The links that were measured to be at least twice as fast, or as slow, as assumed_figures() has
-// them, in words; empty: none.
+// The links that were measured to be at least twice as fast, or as slow, as assumed_measurements()
+// has them, in words; empty: none.
 std::string unlike_assumed(const Config& config, const cost::Measurements& measured);
 // In a run that was planned by the defaults: says which of them this machine is far from. Beside a
 // GPU only: elsewhere they matter little, and a small model's copies stay in the caches.

@@ -1,5 +1,5 @@
-// The figures that a configuration is planned by: the machine file's, and measured where it has
-// none.
+// The measurements that a configuration is planned by: the machine file's, and measured where it
+// has none.
 #pragma once
 
 #include <memory>
@@ -12,8 +12,8 @@
 
 namespace ferry::tools {
 
-struct FoundFigures {
-    cost::Measurements figures{};
+struct FoundMeasurements {
+    cost::Measurements measurements{};
     std::vector<double> path_rates{};     // bytes/s, mixed, of each path of the configuration
     std::vector<std::string> measured{};  // a line each: what was measured just now
     std::vector<std::string> assumed{};   // and what nobody knows of a machine that is not here
@@ -28,21 +28,22 @@ std::unique_ptr<train::Forecaster> forecaster_for(const Config& config,
                                                   const train::RankCount& count,
                                                   const std::optional<MachineFile>& file);
 
-FiguresOf identity_of(const train::Forecaster& forecaster);
+MeasurementsOf identity_of(const train::Forecaster& forecaster);
 
 // Measures for a few seconds what the file does not know of: kernels and links on memory of its
 // own, and each path in a directory of its own there. A path that cannot be measured is `missing`
 // where the plan needs it.
-FoundFigures figures_for(const Config& config, train::Forecaster& forecaster,
-                         const planner::Plan& plan, const std::optional<MachineFile>& file);
+FoundMeasurements measurements_for(const Config& config, train::Forecaster& forecaster,
+                                   const planner::Plan& plan,
+                                   const std::optional<MachineFile>& file);
 
 // Plans from here on are weighed with what the file knows, as those of `ferry train --machine` are.
-// Returns by which figures, in words: without a file, or where it does not know, the defaults.
+// Returns by which, in words: without a file, or where it does not know, the defaults.
 std::string plan_by(const std::optional<MachineFile>& file, const Config& config,
                     train::Forecaster& forecaster);
 
 // The file's alone, of one rank. Throws usage, saying what it lacks and how to measure that.
-cost::Measurements known_figures(const Config& config, const train::RankCount& count,
-                                 const MachineFile& file);
+cost::Measurements known_measurements(const Config& config, const train::RankCount& count,
+                                      const MachineFile& file);
 
 }  // namespace ferry::tools
