@@ -49,7 +49,7 @@ class BytesTest(ForecastTest):
         return run
 
     def test_planned_bytes_are_those_measured(self):
-        run = self.assert_exact(self.tiers(swap__speculate="of"))
+        run = self.assert_exact(self.tiers(swap__speculate="off"))
         # And those that the kernel says it moved: the state's first contents came before.
         self.assertEqual(sum(p["bytes_read"] for p in run.summary["paths"]), run.lane("nvme read"))
 
@@ -226,7 +226,7 @@ class PlanTest(ForecastTest):
         for name in sizes:
             os.mkdir(self.path(name))
         drives = [{"path": self.path(name), "size": size, "endurance_tbw": 0.001} for name, size in sizes.items()]
-        config = self.tiers(budgets__nvme=drives, steps=40, swap__speculate="of", swap__state_on_nvme=1,
+        config = self.tiers(budgets__nvme=drives, steps=40, swap__speculate="off", swap__state_on_nvme=1,
                             swap__chunk_elements=4096)
         planned = [path["run_bytes"] for path in self.wear(config)["paths"]]
         self.assertGreater(planned[1], 2 * planned[0])
@@ -258,7 +258,7 @@ class PlanTest(ForecastTest):
         self.assertRegex(text, r"up to .* a step where speculative updates are rolled back")
         self.assertIn("warning", text)
         self.assertNotRegex(text, r"e\+\d\d %", "percentages are plain numbers")
-        never = self.wear(self.config(budgets__nvme=[drive], swap__state_on_nvme=1, swap__speculate="of"))
+        never = self.wear(self.config(budgets__nvme=[drive], swap__state_on_nvme=1, swap__speculate="off"))
         self.assertEqual(never["step_bytes_rolled_back"], 0)
 
     def test_more_host_memory_is_advised_where_it_helps(self):
@@ -547,7 +547,7 @@ class MachineTest(ForecastTest):
         self.assertLess(buys["swap.expect_clipped=0"], 0.97 * unsaid["forecast"]["step_seconds"])
         self.assertGreater(said["mlp_saved"], unsaid["mlp_saved"])
         self.assertNotIn("swap.expect_clipped=0", said_buys)
-        self.assertNotIn("swap.expect_clipped=0", plan("--set", "swap.speculate=of")[1])
+        self.assertNotIn("swap.expect_clipped=0", plan("--set", "swap.speculate=off")[1])
 
     def test_a_gpu_that_is_not_here(self):
         config = self.tiers(device="cuda")
