@@ -4,7 +4,7 @@
 Same shape, same tokens, as many a step; GPU memory capped at 20 GiB, host budget 100 GiB for ferry. ferry
 runs with a limit of the norm that never binds, with the same where its configuration says so
 (swap.expect_clipped: blocks then keep more for backward), and with one that clips every step; the peers take no
-notice of the difference and run once. Beside them ferry's percentage of its lower bound and how busy the GPU's
+notice of the difference and run once. Beside them ferry's step beside its lower bound and how busy the GPU's
 compute was.
 
     bench/beside_peers.py --llmq /opt/llmq/train                     16,384 tokens a step

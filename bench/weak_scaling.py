@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """ZeRO-3 on several GPUs of one host beside one of them: the 3 B model, 16,384 tokens a GPU, state in memory.
 
-Each side's step is taken as a percentage of its own lower bound, since ranks share a host's memory and
-cores; the ratio is the ranks' percentage over the single GPU's. Beside them DeepSpeed on as many GPUs.
+Each side's step is taken beside its own lower bound, since ranks share a host's memory and
+cores; the ratio is the ranks' share over the single GPU's. Beside them DeepSpeed on as many GPUs.
 
     bench/weak_scaling.py --ranks 2
 """

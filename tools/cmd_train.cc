@@ -76,8 +76,7 @@ nlohmann::json to_json(const train::StepReport& report, const Config& config,
             {"seconds", report.seconds},
             {"tokens_per_second", static_cast<double>(report.tokens) / report.seconds},
             {"mfu", known(mfu)},
-            {"percent_of_bound",
-             known(by.bound_seconds > 0 ? 100 * report.seconds / by.bound_seconds : 0)}};
+            {"bound_ratio", known(by.bound_seconds / report.seconds)}};
 }
 
 void print_step(const train::StepReport& report, const Config& config) {

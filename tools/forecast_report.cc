@@ -65,12 +65,11 @@ std::string text_of(const ForecastReport& report) {
                        forecast.speculative ? ", speculative updates committed" : "", step_s);
     out += timeline_text(forecast) + "\n" + links_text(forecast);
     out += fmt::format(
-        "\n  the plan's own bound {:.4f} s ({}), {} of the predicted step: {}\n"
-        "  lower bound of any placement {:.4f} s ({}), {} of the predicted step: {}\n\n",
-        forecast.binding().seconds, forecast.binding().link,
-        percent(forecast.binding().seconds / step_s),
+        "\n  the plan's own bound {:.4f} s ({}), predicted step at {:.2f}x of it: {}\n"
+        "  lower bound of any placement {:.4f} s ({}), predicted step at {:.2f}x of it: {}\n\n",
+        forecast.binding().seconds, forecast.binding().link, forecast.binding().seconds / step_s,
         shares_text(forecast.planned, forecast.planned_saved), forecast.bound_seconds,
-        forecast.bound_link, percent(forecast.bound_seconds / step_s),
+        forecast.bound_link, forecast.bound_seconds / step_s,
         shares_text(forecast.bound, forecast.bound_saved));
     return out + what_if_text(report.what_if, step_s) + "\n";
 }

@@ -146,15 +146,15 @@ void print_run(const train::RunReport& report, const Config& config) {
             report.model_flops * 1e-9, 100 * mfu, report.gemm_flops_per_s * 1e-9);
     }
     if (report.bound_seconds > 0) {
-        fmt::print("  lower bound of a step: {:.4f} s, set by {}; measured step at {:.1f}% of it\n",
-                   report.bound_seconds, report.binding, 100 * step_seconds / report.bound_seconds);
+        fmt::print("  lower bound of a step: {:.4f} s, set by {}; measured step at {:.2f}x of it\n",
+                   report.bound_seconds, report.binding, report.bound_seconds / step_seconds);
         // Of the last minutes' figures: what the machine did meanwhile for others is not in it.
         const bool speculative = 2 * report.steps_committed > report.steps;
         const double predicted =
             speculative ? report.predicted_speculative_seconds : report.predicted_seconds;
-        fmt::print("  predicted by its schedule: {:.4f} s{}; measured step at {:.1f}% of it\n",
+        fmt::print("  predicted by its schedule: {:.4f} s{}; measured step at {:.2f}x of it\n",
                    predicted, speculative ? " with speculative updates committed" : "",
-                   100 * step_seconds / predicted);
+                   predicted / step_seconds);
     }
 }
 

@@ -127,6 +127,11 @@ class PlanTest(ForecastTest):
                      "lower bound of any placement", "step, s      gain", "+10 % NVMe bandwidth",
                      "NVMe wear: "):
             self.assertIn(text, run.out)
+        ratios = re.findall(r"bound.* ([0-9.]+) s \(.*predicted step at ([0-9.]+)x of it", run.out)
+        step = float(re.search(r"one step as planned.*: ([0-9.]+) s", run.out)[1])
+        self.assertEqual(len(ratios), 2, run.out)
+        for bound, ratio in ratios:
+            self.assertAlmostEqual(float(ratio), float(bound) / step, delta=0.02 + 1e-4 / step)
         root = xml.etree.ElementTree.parse(picture).getroot()
         space = "{http://www.w3.org/2000/svg}"
         texts = [text.text for text in root.iter(space + "text")]
@@ -644,15 +649,20 @@ class MachineTest(ForecastTest):
         self.assertGreater(run.summary["model_flops"], 1e6)
         for step in run.steps:
             self.assertLessEqual({"loss", "gradient_norm", "clip_factor", "lr", "loss_scale", "tokens_per_second",
-                                  "mfu", "percent_of_bound"}, step.keys())
+                                  "mfu", "bound_ratio"}, step.keys())
             rate = run.summary["model_flops"] / step["seconds"]
             self.assertAlmostEqual(step["mfu"] / (rate / 1e9), 1)
-            share = 100 * step["seconds"] / run.summary["bound_seconds"]
-            self.assertAlmostEqual(step["percent_of_bound"] / share, 1)
+            ratio = run.summary["bound_seconds"] / step["seconds"]
+            self.assertAlmostEqual(step["bound_ratio"] / ratio, 1)
         self.assertGreater(run.summary["mfu"], 0)
+        table = self.ferry(*[word for word in command if word != "--json"], "--machine", file)
+        for reference in ("lower bound of a step", "predicted by its schedule"):
+            seconds, ratio = re.search(rf"{reference}: ([0-9.]+) s.* measured step at ([0-9.]+)x of it", table.out).groups()
+            measured = float(re.search(r"([0-9.]+) s a step", table.out)[1])
+            self.assertAlmostEqual(float(ratio), float(seconds) / measured, delta=0.006 + 2e-4 / measured)
         for step in self.train(self.tiny).steps:
             self.assertIsNone(step["mfu"])
-            self.assertIsNone(step["percent_of_bound"])
+            self.assertIsNone(step["bound_ratio"])
 
     def test_training_says_what_the_file_lacks(self):
         for change, text in ((lambda c: c["kernels"].clear(), "kernels"),

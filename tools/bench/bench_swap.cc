@@ -209,7 +209,7 @@ private:
         row.more.emplace_back("GB moved", 1e-9 * static_cast<double>(stored_bytes(reports.back())));
         row.more.emplace_back("% on device", 100 * rehearsal_->state_on(swap::Tier::device));
         row.more.emplace_back("seconds", median(seconds));
-        row.more.emplace_back("% of bound", 100 * median(bounds));
+        row.more.emplace_back("x of bound", median(bounds));
         rows_.push_back(std::move(row));
     }
 
