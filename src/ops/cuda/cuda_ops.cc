@@ -224,39 +224,42 @@ private:
         return odd_columns(g);
     }
 
+    // The last `edge` columns of c, its last rows, or the last of the depth are a product apart.
     void by_parts(const Gemm& g, int64_t edge, std::byte* scratch) {
-        Gemm most = g, last = g;
-        const bool adds = g.addend.cols > 0;
-        if (g.form == Form::nt) {
-            const int64_t n = g.c.cols - edge;
-            most.b = g.b.row_range(0, n);
-            last.b = g.b.row_range(n, edge);
-            most.c = g.c.col_range(0, n);
-            last.c = g.c.col_range(n, edge);
-            if (adds) most.addend = g.addend.col_range(0, n);
-            if (adds) last.addend = g.addend.col_range(n, edge);
-            gemm(most, scratch);
-            return columns_of_gemm(last, stream_);
-        }
+        if (g.form == Form::nn) return by_parts_of_depth(g, edge, scratch);
+        const bool columns = g.form == Form::nt;
+        const int64_t n = (columns ? g.c.cols : g.c.rows) - edge;
+        const auto part = [&](int64_t first, int64_t count) {
+            const auto along_c = [&](const auto& v) {
+                return columns ? v.col_range(first, count) : v.row_range(first, count);
+            };
+            Gemm found = g;
+            if (columns) {
+                found.b = g.b.row_range(first, count);
+            } else {
+                found.a = g.a.col_range(first, count);
+            }
+            found.c = along_c(g.c);
+            if (g.addend.cols > 0) found.addend = along_c(g.addend);
+            return found;
+        };
+        gemm(part(0, n), scratch);
+        if (columns) return columns_of_gemm(part(n, edge), stream_);
+        rows_of_gemm(part(n, edge), stream_);
+    }
+
+    void by_parts_of_depth(const Gemm& g, int64_t edge, std::byte* scratch) {
         const int64_t n = g.a.cols - edge;
-        most.a = g.a.col_range(0, n);
-        last.a = g.a.col_range(n, edge);
-        if (g.form == Form::tn) {
-            most.c = g.c.row_range(0, n);
-            last.c = g.c.row_range(n, edge);
-            if (adds) most.addend = g.addend.row_range(0, n);
-            if (adds) last.addend = g.addend.row_range(n, edge);
-            gemm(most, scratch);
-            return rows_of_gemm(last, stream_);
-        }
         std::byte* workspace = workspace_in(scratch);
         float* sum = floats(workspace + workspace_bytes_);
-        most = {.form = Form::nn,
-                .a = most.a,
-                .b = g.b.row_range(0, n),
-                .c = View::of(sum, DType::f32, g.c.rows, g.c.cols)};
+        Gemm last = g;
+        last.a = g.a.col_range(n, edge);
         last.b = g.b.row_range(n, edge);
-        product(most, workspace);
+        product({.form = Form::nn,
+                 .a = g.a.col_range(0, n),
+                 .b = g.b.row_range(0, n),
+                 .c = View::of(sum, DType::f32, g.c.rows, g.c.cols)},
+                workspace);
         finish_depth(last, sum, stream_);
     }
 

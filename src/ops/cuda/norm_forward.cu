@@ -1,0 +1,98 @@
+// RMSNorm and LayerNorm, forward.
+#include "kernels.h"
+#include "norm_row.h"
+
+namespace ferry::ops::cuda {
+namespace {
+
+template <int kRow, int kHeld, Lie kLie>
+__global__ void __launch_bounds__(block_of(kRow))
+    forward_kernel(ConstView x, ConstView weight, double eps, View y, float* rstd, Runs runs) {
+    const int64_t i = group_index<kRow>(), n = i < runs.count ? weight.cols : 0;
+    const Run run = runs(i);
+    HeldRow<kRow, kHeld, kLie> in;
+    in.fetch(x, run, n);
+    float squares = 0;
+    each_held<kRow, kHeld, kLie>(n, [&](int k, int64_t col, int count) {
+        const Pack pack = in.at(x, k, col, count);
+#pragma unroll
+        for (int e = 0; e < kPack; ++e) squares += pack.at[e] * pack.at[e];
+    });
+    const double mean =
+        row_sum<kRow>(static_cast<double>(squares)) / static_cast<double>(weight.cols);
+    const auto r = static_cast<float>(1 / sqrt(mean + eps));
+    if (threadIdx.x % kRow == 0 && n > 0) rstd[i] = r;
+    each_held<kRow, kHeld, kLie>(n, [&](int k, int64_t col, int count) {
+        Pack pack = in.at(x, k, col, count);
+        const Pack w = load_as<kLie>(weight, 0, col, count);
+#pragma unroll
+        for (int e = 0; e < kPack; ++e) pack.at[e] = pack.at[e] * r * w.at[e];
+        store_as<kLie>(pack, y, run.row, run.col + col);
+    });
+}
+
+template <int kRow, int kHeld, Lie kLie>
+__global__ void __launch_bounds__(block_of(kRow))
+    layer_forward_kernel(ConstView x, ConstView weight, ConstView bias, double eps, double share,
+                         View y, float* stats) {
+    const int64_t row = group_index<kRow>(), n = row < x.rows ? x.cols : 0;
+    HeldRow<kRow, kHeld, kLie> in;
+    in.fetch(x, {row, 0}, n);
+    float sum = 0, squares = 0;
+    each_held<kRow, kHeld, kLie>(n, [&](int k, int64_t col, int count) {
+        const Pack pack = in.at(x, k, col, count);
+#pragma unroll
+        for (int e = 0; e < kPack; ++e) sum += pack.at[e];
+    });
+    const auto mean = static_cast<float>(row_sum<kRow>(static_cast<double>(sum)) * share);
+    each_held<kRow, kHeld, kLie>(n, [&](int k, int64_t col, int count) {
+        const Pack pack = in.at(x, k, col, count);
+#pragma unroll
+        for (int e = 0; e < kPack; ++e) {
+            if (e < count) squares += (pack.at[e] - mean) * (pack.at[e] - mean);
+        }
+    });
+    const double variance = row_sum<kRow>(static_cast<double>(squares)) * share;
+    const auto r = static_cast<float>(1 / sqrt(variance + eps));
+    if (threadIdx.x % kRow == 0 && n > 0) {
+        stats[row] = mean;
+        stats[x.rows + row] = r;
+    }
+    each_held<kRow, kHeld, kLie>(n, [&](int k, int64_t col, int count) {
+        Pack pack = in.at(x, k, col, count);
+        const Pack w = load_as<kLie>(weight, 0, col, count), b = load_as<kLie>(bias, 0, col, count);
+#pragma unroll
+        for (int e = 0; e < kPack; ++e) pack.at[e] = (pack.at[e] - mean) * r * w.at[e] + b.at[e];
+        store_as<kLie>(pack, y, row, col);
+    });
+}
+
+}  // namespace
+
+void norm_forward(ConstView x, ConstView weight, double eps, View y, float* rstd,
+                  cudaStream_t stream) {
+    if (x.rows == 0) return;
+    const Runs runs = runs_of(x, weight.cols);
+    const Lie lie = lie_of(weight.cols, any_wide(x), x, weight, y);
+    with_plan(weight.cols, lie, [&](auto plan) {
+        using P = decltype(plan);
+        forward_kernel<P::kRow, P::kHeld, P::kLie>
+            <<<P::blocks(runs.count), P::kThreads, 0, stream>>>(x, weight, eps, y, rstd, runs);
+    });
+    check_launch("norm forward");
+}
+
+void layer_norm_forward(ConstView x, ConstView weight, ConstView bias, double eps, View y,
+                        float* stats, cudaStream_t stream) {
+    if (x.rows == 0) return;
+    const Lie lie = lie_of(x.cols, any_wide(x), x, weight, bias, y);
+    const double share = 1.0 / static_cast<double>(x.cols);
+    with_plan(x.cols, lie, [&](auto plan) {
+        using P = decltype(plan);
+        layer_forward_kernel<P::kRow, P::kHeld, P::kLie>
+            <<<P::blocks(x.rows), P::kThreads, 0, stream>>>(x, weight, bias, eps, share, y, stats);
+    });
+    check_launch("layer norm forward");
+}
+
+}  // namespace ferry::ops::cuda
