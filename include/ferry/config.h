@@ -92,11 +92,12 @@ struct BudgetConfig {
     std::vector<NvmePath> nvme{};
 };
 
-// Where things go and in what portions; never what they are. 0 and empty: the planner chooses.
+// Where things go and in what portions; never what they are. Empty: the planner chooses.
 struct SwapConfig {
-    int64_t chunk_elements = 0;  // multiple of 4,096
-    int64_t chunks_at_once = 0;  // read from storage, and as many written; 0: by the paths
-    int64_t groups = 0;          // of micro-batches, each layer-first
+    std::optional<int64_t> chunk_elements{};  // multiple of 4,096
+    // Read from storage, and as many written; empty: by the paths.
+    std::optional<int64_t> chunks_at_once{};
+    std::optional<int64_t> groups{};             // of micro-batches, each layer-first
     Speculate speculate = Speculate::automatic;  // updates before the clip factor is known
     std::optional<double> expect_clipped{};      // share of the steps; empty: nobody knows
     std::optional<double> state_on_nvme{};       // share of the state; empty: what the budget asks
@@ -131,8 +132,8 @@ struct NumericsConfig {
     std::optional<DType> wire{};      // of gradients; empty: the compute type
     // On a GPU; automatic: cuDNN's where it can, else ferry's.
     AttentionChoice attention = AttentionChoice::automatic;
-    int64_t head_tile = 0;  // tokens; 0: by the model, train/model_of.h
-    int64_t mlp_tile = 0;
+    std::optional<int64_t> head_tile{};  // tokens; empty: by the model, train/model_of.h
+    std::optional<int64_t> mlp_tile{};   // empty: a whole micro-batch
 };
 
 struct Config {
@@ -155,7 +156,7 @@ struct Config {
     DeviceKind device = DeviceKind::cpu;
     DType precision = DType::f32;  // of compute
     OnNonfinite on_nonfinite = OnNonfinite::stop;
-    int threads = 0;                        // worker threads; 0: planned from the cores
+    std::optional<int> threads{};           // workers; empty: planned from the cores
     std::vector<int> reserved_cores{};      // OS indices, left to the threads of I/O and copies
     HashEvery hash_every = HashEvery::end;  // when the state's hash is taken
 };

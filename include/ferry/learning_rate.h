@@ -36,7 +36,6 @@ struct LrSchedule {
 void check(const LrSchedule& schedule);
 // Pure function of the step (from 1).
 double learning_rate(const LrSchedule& schedule, int64_t step);
-Decay decay_from(std::string_view name);
 std::string_view name_of(Decay kind);
 
 }  // namespace ferry::optim

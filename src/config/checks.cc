@@ -179,27 +179,27 @@ void resolve_schedule(Config& c, const Given& given) {
 void check_steps(const Config& c, const Given& given) {
     const ScheduleConfig& s = c.schedule;
     const EvaluateConfig& e = c.evaluate;
-    demand(
-        given,
-        {{s.warmup_steps <= s.total_steps, "schedule.warmup_steps",
-          "the warm-up is longer than the schedule",
-          show("warmup_steps", s.warmup_steps) + ", " + show("total_steps", s.total_steps),
-          "warm up for fewer steps"},
-         {e.every == 0 || e.micro_batches > 0, "evaluate.every",
-          "evaluation is asked for, with no micro-batches to evaluate",
-          show("every", e.every) + ", micro_batches 0",
-          "set evaluate.micro_batches, or leave evaluate.every out"},
-         {e.micro_batches == 0 || c.data.held_back > 0, "evaluate.micro_batches",
-          "evaluation is asked for, with no text held back", "data.held_back 0",
-          "set data.held_back, such as 0.05"},
-         {c.swap.groups <= c.batch.micro_batches, "swap.groups", "more groups than micro-batches",
-          show("groups", c.swap.groups) + ", " + show("micro_batches", c.batch.micro_batches),
-          "use at most one group a micro-batch, or \"auto\""},
-         {c.swap.groups == 0 || c.batch.micro_batches % c.swap.groups == 0, "swap.groups",
-          "the micro-batches are not divisible by the groups",
-          show("groups", c.swap.groups) + ", " + show("micro_batches", c.batch.micro_batches),
-          "set " + show("groups", nearest_divisor(c.batch.micro_batches, c.swap.groups)) +
-              ", or \"auto\""}});
+    const int64_t groups = c.swap.groups.value_or(1);
+    demand(given,
+           {{s.warmup_steps <= s.total_steps, "schedule.warmup_steps",
+             "the warm-up is longer than the schedule",
+             show("warmup_steps", s.warmup_steps) + ", " + show("total_steps", s.total_steps),
+             "warm up for fewer steps"},
+            {e.every == 0 || e.micro_batches > 0, "evaluate.every",
+             "evaluation is asked for, with no micro-batches to evaluate",
+             show("every", e.every) + ", micro_batches 0",
+             "set evaluate.micro_batches, or leave evaluate.every out"},
+            {e.micro_batches == 0 || c.data.held_back > 0, "evaluate.micro_batches",
+             "evaluation is asked for, with no text held back", "data.held_back 0",
+             "set data.held_back, such as 0.05"},
+            {groups <= c.batch.micro_batches, "swap.groups", "more groups than micro-batches",
+             show("groups", groups) + ", " + show("micro_batches", c.batch.micro_batches),
+             "use at most one group a micro-batch, or \"auto\""},
+            {c.batch.micro_batches % groups == 0, "swap.groups",
+             "the micro-batches are not divisible by the groups",
+             show("groups", groups) + ", " + show("micro_batches", c.batch.micro_batches),
+             "set " + show("groups", nearest_divisor(c.batch.micro_batches, groups)) +
+                 ", or \"auto\""}});
 }
 
 void check_paths_differ(const Config& c, const Given& given) {
@@ -215,14 +215,14 @@ void check_paths_differ(const Config& c, const Given& given) {
 
 void check_tiers(const Config& c, const Given& given) {
     constexpr int64_t kLeaf = 4096;
+    const int64_t chunk = c.swap.chunk_elements.value_or(kLeaf);
     const std::optional<DType> residual = c.numerics.residual;
     const std::string asked{word_of(kNarrow, residual)};
     const std::string precision{word_of(kPrecisions, c.precision)};
     demand(given,
-           {{c.swap.chunk_elements % kLeaf == 0, "swap.chunk_elements",
-             "a chunk is not a whole number of 4,096-element leaves",
-             show("chunk_elements", c.swap.chunk_elements),
-             "set " + show("chunk_elements", round_up(c.swap.chunk_elements, kLeaf))},
+           {{chunk % kLeaf == 0, "swap.chunk_elements",
+             "a chunk is not a whole number of 4,096-element leaves", show("chunk_elements", chunk),
+             "set " + show("chunk_elements", round_up(chunk, kLeaf))},
             {c.io.block_bytes % kLeaf == 0, "io.block_bytes",
              "the block is not a multiple of 4 KiB: O_DIRECT cannot read or write it",
              show("block_bytes", c.io.block_bytes),

@@ -46,15 +46,26 @@ std::string suggestion(std::string_view path) {
     }
     const std::string near = nearest_word(name, siblings);
     if (!near.empty()) return std::string(section) + near;
+    // A key of that section is wanted, and none is near: not one of another section either.
+    if (!section.empty() && !siblings.empty()) return "";
     const std::string word = nearest_word(name, names);
     std::string whole = nearest_word(path, all);
     return whole.empty() && !word.empty() ? named(word) : whole;
 }
 
-std::string nearest_key(std::string_view path) {
+// Where no word is near: all keys of the section, or the nearest there is.
+std::string nearest_keys(std::string_view path) {
+    const std::string section(path.substr(0, path.find('.')));
     std::vector<std::string> all;
-    for (const Key& key : config::schema()) all.emplace_back(key.path);
-    return nearest_word(path, all, true);
+    std::string siblings;
+    for (const Key& key : config::schema()) {
+        all.emplace_back(key.path);
+        if (section.size() < path.size() && key.path.starts_with(section + "."))
+            siblings += (siblings.empty() ? "" : ", ") + std::string(last_part(key.path));
+    }
+    return siblings.empty() ? "the nearest is \"" + nearest_word(path, all, true) +
+                                  "\"; docs/configuration.md lists every key"
+                            : "the keys of \"" + section + "\" are " + siblings;
 }
 
 [[noreturn]] void unknown_key(const std::string& where, const std::string& path) {
@@ -62,9 +73,7 @@ std::string nearest_key(std::string_view path) {
     throw Error(Trouble::usage,
                 {.what = "unknown key " + in_quotes(path),
                  .where = where,
-                 .remedy = near.empty() ? "the nearest is \"" + nearest_key(path) +
-                                              "\"; docs/configuration.md lists every key"
-                                        : "did you mean \"" + near + "\"?"});
+                 .remedy = near.empty() ? nearest_keys(path) : "did you mean \"" + near + "\"?"});
 }
 
 // As "model.hidden", and in "model" too: JSON's own keys differ.

@@ -28,7 +28,8 @@ struct Choice {
 // how it is written.
 using Slot = std::variant<Choice, int64_t* (*)(Config&), int* (*)(Config&), uint32_t* (*)(Config&),
                           double* (*)(Config&), bool* (*)(Config&), std::string* (*)(Config&),
-                          std::optional<int64_t>* (*)(Config&), std::optional<double>* (*)(Config&),
+                          std::optional<int>* (*)(Config&), std::optional<int64_t>* (*)(Config&),
+                          std::optional<double>* (*)(Config&),
                           std::vector<std::string>* (*)(Config&), std::vector<int>* (*)(Config&),
                           std::vector<NvmePath>* (*)(Config&), Pair (*)(Config&)>;
 

@@ -51,8 +51,8 @@ struct Measurements {
     double assumed_flops_per_s = 0;
 };
 
-// Of a small machine, or of a GPU's part of a server: an H100 or its like, 16 cores, one good
-// drive. docs/machine.md has both sets.
+// Of a small machine, all of it the host's, or of a GPU's part of a server: an H100 or its like, 16
+// cores with their memory. Drives are a host's in both. docs/machine.md has both sets.
 Measurements default_measurements(DeviceKind device);
 
 // What is known, and what is not as the others have it.

@@ -4,9 +4,7 @@
 #include <sstream>
 #include <string>
 #include <utility>
-#include <vector>
 
-#include "base/words.h"
 #include "ferry/error.h"
 #include "ferry/learning_rate.h"
 
@@ -112,21 +110,5 @@ double learning_rate(const LrSchedule& schedule, int64_t step) {
 }
 
 std::string_view name_of(Decay kind) { return kKinds[static_cast<size_t>(kind)].second; }
-
-Decay decay_from(std::string_view name) {
-    std::vector<std::string> known;
-    for (const auto& [kind, word] : kKinds) {
-        if (word == name) return kind;
-        known.emplace_back(word);
-    }
-    const std::string near = nearest_word(name, known);
-    std::string list;
-    for (const std::string& word : known) list += (list.empty() ? "" : ", ") + word;
-    throw Error(Trouble::usage,
-                {.what = "unknown learning-rate schedule \"" + std::string(name) + "\"",
-                 .where = "schedule.kind",
-                 .limit = "one of " + list,
-                 .remedy = near.empty() ? "choose one of them" : "did you mean \"" + near + "\"?"});
-}
 
 }  // namespace ferry::optim

@@ -96,10 +96,10 @@ private:
     // The fewest groups whose work fits: a further group moves weights and accumulators once more.
     void choose_groups() {
         for (const int64_t groups : group_counts(micro_batches_)) {
-            if (groups < request_.swap.groups) continue;
+            if (groups < request_.swap.groups.value_or(1)) continue;
             result_.groups = groups;
             if (device_bytes(kLean, groups) <= device().limit()) return;
-            if (request_.swap.groups > 0) break;
+            if (request_.swap.groups) break;
         }
         refuse(device(), device_bytes(kLean, result_.groups),
                "the device budget is too small for one layer and its work",
@@ -278,8 +278,7 @@ private:
     // others hold as many more as their share of its time, and one is being filled. Where it takes
     // several at once to keep the storage busy, each takes as many times as long.
     int64_t chunks_under_way() const {
-        const int64_t at_once =
-            request_.swap.chunks_at_once > 0 ? request_.swap.chunks_at_once : machine_.nvme_at_once;
+        const int64_t at_once = request_.swap.chunks_at_once.value_or(machine_.nvme_at_once);
         const double stored_s = static_cast<double>(bytes_of(Class::state_staging)) /
                                 machine_.nvme_bytes_per_s,
                      read_s = static_cast<double>(at_once) * stored_s,

@@ -148,12 +148,12 @@ int64_t Plan::blocks_at_most() const {
 Plan make_plan(const PlanRequest& request, const std::vector<model::Layer>& layers,
                const model::Numerics& numerics, const DeviceNeeds& needs,
                const cost::Measurements& machine, const zero::Partition& partition) {
-    const bool automatic = request.swap.chunk_elements == 0;
+    const bool automatic = !request.swap.chunk_elements;
     const int64_t moved =
         cost::element_bytes(request.state, numerics.compute, numerics.wire).updated();
     int64_t elements =
         automatic ? choose_chunk_elements(layers, request, partition, machine, moved)
-                  : std::min(request.swap.chunk_elements, largest_shard(layers, partition));
+                  : std::min(*request.swap.chunk_elements, largest_shard(layers, partition));
     require_few_chunks(layers, elements);
     for (;; elements /= 2) {
         try {

@@ -77,16 +77,16 @@ public:
 
     Placement find() {
         const std::vector<int64_t> inputs = inputs_to_try();
-        std::vector<int64_t> fitting;
-        for (const int64_t groups : groups_to_try()) {
+        std::vector<Groups> fitting;
+        for (const Groups groups : groups_to_try()) {
             if (fits(in_groups(groups), inputs.front())) fitting.push_back(groups);
         }
         if (fitting.empty() && refusal_) throw DoesNotFit(*refusal_);
         // Of NVMe the layout says to the byte what is missing.
-        const int64_t plainest = fitting.empty() ? least_stored_ : fitting.front();
+        const Groups plainest = fitting.empty() ? least_stored_ : fitting.front();
         if (fitting.empty() || request_.budgets.device_bytes == kUnlimited)  // what is to spare?
             return placement_of(in_groups(plainest), inputs.front(), choice_.asked);
-        for (const int64_t groups : fitting) {
+        for (const Groups groups : fitting) {
             for (const int64_t count : inputs) try_activations(in_groups(groups), count);
         }
         const Candidate& best = best_candidate();
@@ -99,7 +99,9 @@ private:
     // groups have more, and inputs that travel some.
     static constexpr double kMayLose = 1.01, kPerGroups = 1.02, kPerInputs = 1.01;
 
-    PlanRequest in_groups(int64_t groups) const {
+    // None: the fewest that fit.
+    using Groups = std::optional<int64_t>;
+    PlanRequest in_groups(Groups groups) const {
         PlanRequest request = request_;
         request.swap.groups = groups;
         return request;
@@ -125,10 +127,11 @@ private:
 
     // The fewest first. A further group sends weights and gradients once more, and needs less for
     // each block. What ranks would exchange for it is not in the sums: theirs are the fewest that
-    // fit, 0.
-    std::vector<int64_t> groups_to_try() const {
-        if (request_.swap.groups > 0 || !work_.partition.alone()) return {request_.swap.groups};
-        return group_counts(request_.micro_batches);
+    // fit.
+    std::vector<Groups> groups_to_try() const {
+        if (request_.swap.groups || !work_.partition.alone()) return {request_.swap.groups};
+        const std::vector<int64_t> counts = group_counts(request_.micro_batches);
+        return {counts.begin(), counts.end()};
     }
 
     // Whether a step can do without any memory to spare; records what the one that needs least
@@ -225,7 +228,8 @@ private:
     const cost::Measurements& machine_;
     const Choice choice_;
     std::optional<DoesNotFit> refusal_{};
-    int64_t least_missing_ = 0, least_stored_ = 0;  // on NVMe, and in how many groups
+    int64_t least_missing_ = 0;  // on NVMe
+    Groups least_stored_{};      // in so many groups
     std::vector<Candidate> candidates_{};
 };
 

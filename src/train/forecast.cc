@@ -12,7 +12,6 @@
 #include "model_of.h"
 #include "numerics_record.h"
 #include "ops/ops.h"
-#include "outcome.h"
 #include "planning_measurements.h"
 #include "predict.h"
 #include "ranks.h"

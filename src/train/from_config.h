@@ -3,12 +3,18 @@
 
 #include "ferry/aio.h"
 #include "ferry/config.h"
+#include "ferry/dtype.h"
+#include "ferry/optim.h"
 #include "planner/request.h"
 
 namespace ferry::train {
 
 // Of the whole run, as if it were one rank: a rank's is of_rank() of it.
 planner::PlanRequest request_of(const Config& config);
+// The optimizer; its learning rate is the schedule's peak (schedule_of() in ferry/train.h).
+optim::Hyper hyper_of(const Config& config);
+StateFormat format_of(const Config& config);
 aio::BackendKind backend_of(IoBackend backend);
+aio::Leftover leftover_of(Leftovers leftovers);
 
 }  // namespace ferry::train

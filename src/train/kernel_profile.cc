@@ -7,15 +7,14 @@
 #include <optional>
 
 #include "device_needs.h"
-#include "ferry/pinned_mem.h"
 #include "measure.h"
 #include "model_of.h"
-#include "outcome.h"
 #include "planner/recorder.h"
 #include "state_io.h"
 #include "step.h"
 #include "step_kernels.h"
 #include "threads.h"
+#include "tier_stack.h"
 #include "train/forecast.h"
 #include "train/from_config.h"
 
@@ -66,33 +65,30 @@ public:
     Profiler(const Config& config, const Plans& plans)
         : config_(config),
           plan_(plans.run),
-          sample_(plans.buffers),
-          machine_(machine_for(config)),
           executor_(make_thread_executor()),
           device_(Device::open(config.device, *executor_)),
-          teams_(make_teams(config, machine_, *executor_, 1)),
-          ops_(ops_on(*device_, config, teams_->all())),
-          timed_(*ops_, *device_),
-          decoder_(decoder_of(config, 1, timed_.ops())),
-          pool_(machine_, sample_.host_bytes),
-          kernels_(sample_, *teams_, {&decoder_, &timed_.ops(), nullptr}) {
-        device_->reserve(sample_.device_bytes + 2 * kPattern);
-        staging_ = pool_.reserve("staging", sample_.host_bytes, *teams_);
-        pool_.lock_for(*device_, staging_, teams_->all());
-        pool_.seal();
-        kernels_.states()[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
-        store_ =
-            swap::Store::make({.host_arena = staging_}, *executor_, *device_, nullptr, kernels_);
-        bench_.emplace(sample_, *device_, *executor_, kernels_, *store_, ops_.get(), &decoder_);
-        for (const swap::Task& task : step_.tasks) keep(task);
+          stack_({.config = config,
+                  .executor = *executor_,
+                  .device = *device_,
+                  .machine = machine_for(config)},
+                 timed_model()) {
+        Plan with_patterns = plans.buffers;
+        with_patterns.device_bytes += 2 * kPattern;  // behind the buffers
+        stack_.plan(std::move(with_patterns));
+        stack_.reserve({.host_budget_bytes = sample_.host_bytes, .name = "staging"});
+        stack_.open({.buffers_alone = true});
+        kernels().states()[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
+        bench_.emplace(stack_.bench());
+        const swap::Schedule step = record_step(sample_, Previous::not_speculative, false);
+        for (const swap::Task& task : step.tasks) keep(task);
     }
 
     KernelProfile run(int rounds) {
         KernelProfile found{.device = device_->architecture(),
-                            .tokens = decoder_.numerics().tokens() * plan_.micro_batches,
+                            .tokens = stack_.decoder().numerics().tokens() * plan_.micro_batches,
                             .attention_saved = plan_.blocks_saving(model::Saved::attention),
                             .mlp_saved = plan_.blocks_saving(model::Saved::mlp)};
-        const Patterns patterns = make_patterns(staging_patterns(), decoder_.shape().vocab);
+        const Patterns patterns = make_patterns(staging_patterns(), stack_.decoder().shape().vocab);
         found.product_flops_per_s = time_product(*bench_, patterns.numbers);
         fill_device(*bench_, pattern(0), kPattern, patterns.numbers);
         fill_device(*bench_, pattern(1), kPattern, patterns.tokens);
@@ -105,13 +101,28 @@ public:
             for (Kernel& kernel : kernels_of_step_) time(kernel);
             time_update();
         }
-        store_->drain();  // throws what went wrong
+        stack_.store().drain();  // throws what went wrong
         for (const Kernel& kernel : kernels_of_step_) add(kernel, found);
         add(update_, found);
         return found;
     }
 
 private:
+    // Its operations are those of a run, and each call of them is noted.
+    TierStack::Model timed_model() {
+        const model::Shape shape = model_of(config_).shape;
+        return {.shape = shape,
+                .numerics = numerics_of(config_, shape),
+                .layers = model::layers_of(shape, config_.freeze,
+                                           config_.optimizer.decay_norms_and_biases, 1),
+                .around = [this](ops::Ops& own) -> ops::Ops& {
+                    return timed_.emplace(own, *device_).ops();
+                }};
+    }
+    StepKernels& kernels() { return stack_.kernels(); }
+    Team& team() { return stack_.teams().all(); }
+    int64_t buffer_bytes() const { return sample_.device_bytes - 2 * kPattern; }
+
     void keep(const swap::Task& task) {
         if (!cost::is_timed(task)) return;
         const cost::KernelTimes::Kind kind =
@@ -131,7 +142,7 @@ private:
         return std::as_writable_bytes(std::span(host_pattern_));
     }
     std::byte* pattern(int64_t which) {
-        return device_->memory().data() + sample_.device_bytes + which * kPattern;
+        return device_->memory().data() + buffer_bytes() + which * kPattern;
     }
     // Kernels work in place: what a round begins with is the same in all of them, and ordinary
     // numbers.
@@ -178,25 +189,25 @@ private:
                 const double pause_s = std::min(longest, 1e-3 + 2 * enqueued_s);
                 device_->stream(StreamKind::compute).pause(static_cast<Nanos>(pause_s * 1e9));
             }
-            timed_.begin(TimedOps::Mode::time);
+            timed_->begin(TimedOps::Mode::time);
             work();
         });
     }
 
     void warm(Kernel& kernel) {
-        launch([&] { kernels_.run(kernel.call); });
+        launch([&] { kernels().run(kernel.call); });
         if (device_->kind() == DeviceKind::cpu) return;
         launch([&] {
-            timed_.begin(TimedOps::Mode::count);
-            kernels_.run(kernel.call);
+            timed_->begin(TimedOps::Mode::count);
+            kernels().run(kernel.call);
         });
-        kernel.calls = timed_.take();
+        kernel.calls = timed_->take();
     }
 
     void time(Kernel& kernel) {
-        const double enqueued_s = launch([&] { kernels_.run(kernel.call); });
-        time_calls([&] { kernels_.run(kernel.call); }, enqueued_s);
-        note(kernel, timed_.take());
+        const double enqueued_s = launch([&] { kernels().run(kernel.call); });
+        time_calls([&] { kernels().run(kernel.call); }, enqueued_s);
+        note(kernel, timed_->take());
     }
 
     static void note(Kernel& kernel, std::vector<OpCall> calls) {
@@ -212,13 +223,13 @@ private:
         const double wanted = loaded_ ? 0.3 : 1.5;
         loaded_ = true;
         for (const auto start = Clock::now(); seconds_since(start) < wanted;) {
-            for (Kernel& kernel : kernels_of_step_) launch([&] { kernels_.run(kernel.call); });
+            for (Kernel& kernel : kernels_of_step_) launch([&] { kernels().run(kernel.call); });
         }
     }
 
     double time_copy() {
         const int64_t most = 2 * kGiB, width = 4096;
-        const int64_t half = std::min(most, round_down(sample_.device_bytes / 2, 4 * width));
+        const int64_t half = std::min(most, round_down(buffer_bytes() / 2, 4 * width));
         const int64_t rows = half / width / 4;
         if (rows == 0) return 0;
         std::byte* memory = device_->memory().data();
@@ -228,11 +239,11 @@ private:
         for (int i = 0; i < 4; ++i) {
             time_calls(
                 [&] {
-                    timed_.ops().copy_out(from, to);
-                    timed_.ops().cast(from, to);
+                    timed_->ops().copy_out(from, to);
+                    timed_->ops().cast(from, to);
                 },
                 1e-4);
-            for (const OpCall& call : timed_.take())
+            for (const OpCall& call : timed_->take())
                 best = std::max(best, call.bytes / call.seconds);
         }
         return best;
@@ -268,18 +279,18 @@ private:
                           .bytes = static_cast<double>(update_bytes(plan_, count))};
         const auto pass = [&] {
             for (int64_t i = 0; i < places; ++i)
-                timed_.note(what, [&] { update(count, i * count * each, scalars); });
+                timed_->note(what, [&] { update(count, i * count * each, scalars); });
         };
         if (update_.calls.empty() && device_->kind() == DeviceKind::cuda) {
             launch([&] {
                 pass();
-                timed_.begin(TimedOps::Mode::count);
+                timed_->begin(TimedOps::Mode::count);
                 pass();
             });
-            update_.calls = timed_.take();
+            update_.calls = timed_->take();
         }
         time_calls(pass, 1e-3);
-        note(update_, timed_.take());
+        note(update_, timed_->take());
         int64_t elements = 0;
         for (const planner::Chunk* chunk : chunks) elements += chunk->count;
         updates_ = ceil_div(elements, count);
@@ -294,7 +305,7 @@ private:
         if (plan_.state.split) span.weight_in = static_cast<const uint16_t*>(span.weight);
         span.gradient = at + state + count * size_of(plan_.compute);
         span.gradient_type = plan_.wire;
-        if (device_->kind() == DeviceKind::cpu) return optim::update(teams_->all(), span, scalars);
+        if (device_->kind() == DeviceKind::cpu) return optim::update(team(), span, scalars);
         optim::cuda::update(span, scalars, device_->stream(StreamKind::compute).native());
     }
 
@@ -329,20 +340,12 @@ private:
 
     const Config& config_;
     const Plan& plan_;
-    const Plan& sample_;
-    const swap::Schedule step_ = record_step(sample_, Previous::not_speculative, false);
-    const Topology machine_;
     std::unique_ptr<Executor> executor_;
     std::unique_ptr<Device> device_;
-    std::unique_ptr<NodeTeams> teams_;
-    std::unique_ptr<ops::Ops> ops_;
-    TimedOps timed_;
-    model::Decoder decoder_;
-    pinned_mem::Pool pool_;
-    StepKernels kernels_;
-    std::span<std::byte> staging_{};
+    std::optional<TimedOps> timed_{};  // around the stack's operations, which end first
+    TierStack stack_;
+    const Plan& sample_ = stack_.plan();
     std::vector<double> host_pattern_{};
-    std::unique_ptr<swap::Store> store_;
     std::optional<Bench> bench_{};
     std::vector<Kernel> kernels_of_step_{};
     Kernel update_{};

@@ -57,11 +57,10 @@ bool mostly_words(const model::Shape& shape) {
 int64_t head_tile_of(const Config& config, const model::Shape& shape) {
     constexpr int64_t kLeast = 1024, kMost = 4096, kLogits = 1LL << 27;
     constexpr int64_t kLogitsOfWords = 5LL << 26;  // 2,048 tokens of the largest vocabularies
-    if (config.numerics.head_tile > 0) return config.numerics.head_tile;
+    if (config.numerics.head_tile) return *config.numerics.head_tile;
     if (config.device != DeviceKind::cuda) return kLeast;
     const int64_t tokens = config.batch.sequence * config.batch.micro_batch;
-    const int64_t of_mlp =
-        config.numerics.mlp_tile > 0 ? std::min(config.numerics.mlp_tile, tokens) : tokens;
+    const int64_t of_mlp = std::min(config.numerics.mlp_tile.value_or(tokens), tokens);
     const int64_t logits =
         std::max(mostly_words(shape) ? kLogitsOfWords : kLogits, of_mlp * shape.intermediate);
     int64_t tile = kMost;
@@ -97,7 +96,7 @@ model::Numerics numerics_of(const Config& config, const model::Shape& shape) {
         .sequence = config.batch.sequence,
         .micro_batch = config.batch.micro_batch,
         .head_tile = head_tile_of(config, shape),
-        .mlp_tile = config.numerics.mlp_tile,
+        .mlp_tile = config.numerics.mlp_tile.value_or(0),
         .compute = compute,
         .residual = config.numerics.residual.value_or(compute == DType::f16 ? DType::f32 : compute),
         .wire = config.numerics.wire.value_or(compute)};

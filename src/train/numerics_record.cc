@@ -10,7 +10,7 @@
 #include "ferry/optim.h"
 #include "model_of.h"
 #include "ops/ops.h"
-#include "outcome.h"
+#include "train/from_config.h"
 
 namespace ferry::train {
 

@@ -16,7 +16,7 @@
 
 namespace ferry::train {
 
-// What a outcome needs to know of a rank, as the ranks tell each other.
+// What an outcome needs to know of a rank, as the ranks tell each other.
 struct RankReport {
     double squares = 0;           // of the gradients of its shards: its norm leaves in order
     double loss_sum = 0;          // over its micro-batches
@@ -61,14 +61,10 @@ Error diverged(const Config& config, const Outcome& outcome, const Divergence& h
 // What ends an evaluation whose numbers are not: no weights make such a loss a result.
 Error diverged(const HeldBack& found, const std::vector<model::Layer>& layers, DType compute);
 
-// The optimizer of a configuration; its learning rate is the schedule's peak.
-optim::Hyper hyper_of(const Config& config);
-StateFormat format_of(const Config& config);
-
 class OutcomeJudge {
 public:
     // `host` is the host arena: the plan's norm leaves and the step's report are in it, complete
-    // when a outcome is due.
+    // when an outcome is due.
     OutcomeJudge(const Config& config, const optim::Hyper& hyper, const optim::LrSchedule& schedule,
                  const planner::Plan& plan, std::span<const std::byte> host);
 

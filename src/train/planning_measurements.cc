@@ -49,7 +49,8 @@ double dram_per_stored_byte(const Config& config) {
 
 cost::Measurements planning_measurements(const planner::PlanRequest& request,
                                          const cost::Measurements* known, int local_ranks) {
-    const cost::Measurements assumed = assumed_measurements(request.device, request.budgets.nvme);
+    const cost::Measurements assumed =
+        cost::of_rank(assumed_measurements(request.device, request.budgets.nvme), local_ranks);
     return known ? cost::known_or(cost::of_rank(*known, local_ranks), assumed) : assumed;
 }
 
@@ -63,9 +64,11 @@ void log_planned_by(const cost::Measurements* known, const Config& config) {
              "; `ferry bench --all --save FILE` measures this one's, --machine FILE plans by them");
 }
 
-std::string unlike_assumed(const Config& config, const cost::Measurements& measured) {
+std::string unlike_assumed(const Config& config, const cost::Measurements& measured,
+                           int local_ranks) {
     constexpr double kFar = 2;
-    const cost::Measurements assumed = assumed_measurements(config.device, config.budgets.nvme);
+    const cost::Measurements assumed =
+        cost::of_rank(assumed_measurements(config.device, config.budgets.nvme), local_ranks);
     std::string found;
     const auto compare = [&found](std::string_view link, double is, double was) {
         if (is == 0 || (is < kFar * was && was < kFar * is)) return;
@@ -78,8 +81,8 @@ std::string unlike_assumed(const Config& config, const cost::Measurements& measu
     return found;
 }
 
-void log_unlike_assumed(const Config& config, const cost::Measurements& measured) {
-    const std::string found = unlike_assumed(config, measured);
+void log_unlike_assumed(const Config& config, const cost::Measurements& measured, int local_ranks) {
+    const std::string found = unlike_assumed(config, measured, local_ranks);
     if (config.device != DeviceKind::cuda || found.empty()) return;
     log_info("this machine is far from what the run was planned by: " + found +
              "; `ferry bench --all --save FILE --config CONFIG`, then --machine FILE, plans by "

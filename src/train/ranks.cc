@@ -25,7 +25,7 @@ constexpr std::string_view kRankDirectory = "rank-";  // and its number
 
 int64_t share_of(int64_t bytes, int parts) { return bytes == kUnlimited ? bytes : bytes / parts; }
 
-void check_batch(int64_t all, int64_t groups, int ranks) {
+void check_batch(int64_t all, std::optional<int64_t> groups, int ranks) {
     const int64_t each = all / ranks;
     if (all % ranks != 0) {
         throw Error(Trouble::usage,
@@ -36,12 +36,12 @@ void check_batch(int64_t all, int64_t groups, int ranks) {
                                            "ranks that divides it",
                                            round_up(all, ranks))});
     }
-    if (groups > 0 && each % groups != 0) {
+    if (groups && each % *groups != 0) {
         throw Error(Trouble::usage,
                     {.what = "a rank's micro-batches are not divisible by the groups",
                      .where = "swap.groups",
                      .measured = fmt::format("{} groups, {} micro-batches on each of {} ranks",
-                                             groups, each, ranks),
+                                             *groups, each, ranks),
                      .remedy = "set groups to a divisor of them, or \"auto\""});
     }
 }
@@ -129,7 +129,7 @@ Config config_of_rank(const Config& config, const World& world) {
     of_rank.batch.micro_batches /= world.ranks;
     of_rank.evaluate.micro_batches = ceil_div(config.evaluate.micro_batches, world.ranks);
     of_rank.budgets = budgets_of_rank(config.budgets, world);
-    if (config.threads > 0) of_rank.threads = std::max(1, config.threads / world.local_ranks);
+    if (config.threads) of_rank.threads = std::max(1, *config.threads / world.local_ranks);
     return of_rank;
 }
 

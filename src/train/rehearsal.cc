@@ -8,7 +8,6 @@
 #include "measure.h"
 #include "memory_left.h"
 #include "model_of.h"
-#include "outcome.h"
 #include "planning_measurements.h"
 #include "predict.h"
 #include "state_io.h"

@@ -57,7 +57,7 @@ void log_machine(const Config& config, const Topology& machine, const Device& de
 }
 
 int threads_for(const Config& config, const Topology& machine, int ranks) {
-    if (config.threads > 0) return config.threads;
+    if (config.threads) return *config.threads;
     const int left = machine.cores() - static_cast<int>(machine.reserved.size());
     // The step and NCCL's own threads start every exchange: where the team took all cores for an
     // update, one took 2 ms instead of 0.2 (decision 17).

@@ -16,7 +16,8 @@ TierStack::TierStack(Ground ground, std::optional<Model> model)
       teams_(make_teams(ground_.config, ground_.machine, ground_.executor, ground_.ranks)) {
     if (!model) return;
     ops_ = ops_on(ground_.device, ground_.config, teams_->all());
-    decoder_.emplace(std::move(model->shape), model->numerics, std::move(model->layers), *ops_);
+    called_ = model->around ? &model->around(*ops_) : ops_.get();
+    decoder_.emplace(std::move(model->shape), model->numerics, std::move(model->layers), *called_);
 }
 
 TierStack::~TierStack() { close(); }
@@ -52,7 +53,7 @@ void TierStack::open(const Opening& opening) {
         if (!plan_.slot_classes.empty() && !opening.buffers_alone) volume_ = volume_of(opening);
         kernels_.emplace(plan_, *teams_,
                          StepModel{.decoder = decoder_ ? &*decoder_ : nullptr,
-                                   .ops = ops_.get(),
+                                   .ops = called_,
                                    .loader = opening.loader,
                                    .evaluation_micro_batches = opening.evaluation_micro_batches,
                                    .device = &ground_.device,

@@ -51,6 +51,9 @@ public:
         model::Shape shape{};
         model::Numerics numerics{};
         std::vector<model::Layer> layers{};
+        // Optional: what decoder and kernels call instead of the stack's own operations, such as a
+        // layer that times these. It outlives the stack.
+        std::function<ops::Ops&(ops::Ops& own)> around{};
     };
 
     // Starts the team's threads and takes nothing else. Without a model there are no operations and
@@ -127,7 +130,7 @@ public:
     Device& device() const { return ground_.device; }
     const Topology& machine() const { return ground_.machine; }
     NodeTeams& teams() const { return *teams_; }
-    ops::Ops& ops() const { return *ops_; }                      // with a model
+    ops::Ops& ops() const { return *called_; }                   // with a model
     const model::Decoder& decoder() const { return *decoder_; }  // with a model
     const planner::Plan& plan() const { return plan_; }          // empty before its stage
     pinned_mem::Pool& pool() { return *pool_; }                  // from reserve() on, as the arena
@@ -151,6 +154,7 @@ private:
     Stage stage_ = Stage::none;
     std::unique_ptr<NodeTeams> teams_;
     std::unique_ptr<ops::Ops> ops_{};
+    ops::Ops* called_ = nullptr;  // ops_, or what is around them
     std::optional<model::Decoder> decoder_{};
     planner::Plan plan_{};
     // Each of these uses those before it.

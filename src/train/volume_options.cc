@@ -17,22 +17,6 @@ namespace ferry::train {
 
 namespace {
 
-aio::Leftover leftover_of(Leftovers leftovers) {
-    switch (leftovers) {
-        case Leftovers::remove:
-            return aio::Leftover::remove;
-        case Leftovers::reuse:
-            return aio::Leftover::reuse;
-        case Leftovers::refuse:
-            return aio::Leftover::refuse;
-        case Leftovers::remove_any:
-            return aio::Leftover::remove_any;
-        case Leftovers::reuse_any:
-            return aio::Leftover::reuse_any;
-    }
-    bug("unknown kind of leftovers");
-}
-
 // Where a path's rings run: at the node that its drives hang off, on the cores that are left to I/O
 // there, if any are. Empty, and anywhere: there is one node, or none that is nearer.
 std::vector<int> cores_near(const std::string& path, const Topology& machine) {

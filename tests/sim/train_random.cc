@@ -100,7 +100,7 @@ void draw_tiers(Lots& lots, Config& config, bool durable) {
         config.budgets.nvme.push_back(
             {.path = "simulated" + std::to_string(p), .size_bytes = 64 * kMiB});
     config.swap.chunk_elements = lots.one_of({4096, 8192});
-    config.swap.groups = lots.one_of({0, 1, 2});
+    if (const int64_t groups = lots.one_of({0, 1, 2}); groups > 0) config.swap.groups = groups;
     config.swap.speculate = lots.one_of({Speculate::off, Speculate::automatic, Speculate::all});
     config.io.block_bytes = int64_t{4096} << lots.below(9);
     config.io.queue_depth = 1 + static_cast<int>(lots.below(8));

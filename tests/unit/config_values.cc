@@ -55,7 +55,7 @@ TEST(Config, EveryKindOfValue) {
     EXPECT_EQ(c.reserved_cores, (std::vector<int>{0, 3}));
     EXPECT_EQ(c.seed, 4294967295u);
     EXPECT_EQ(c.freeze, (std::vector<std::string>{"embed*", "lm_head"}));
-    EXPECT_EQ(c.threads, 0);
+    EXPECT_EQ(c.threads, std::nullopt);
     EXPECT_EQ(c.model.head_dim, 24);
     EXPECT_TRUE(c.model.tie_embeddings);
     EXPECT_EQ(c.optimizer.beta1, 0.8);
@@ -89,7 +89,12 @@ TEST(Config, WordsAndWhatNobodyGaveAreDescribedAsTheyAreWritten) {
         EXPECT_EQ(described({std::string(key) + "=0"}, key), "0") << key;
         EXPECT_EQ(described({std::string(key) + "=auto"}, key), "-1") << key;
     }
-    EXPECT_EQ(described({}, "swap.groups"), "0");
+    for (const char* key : {"threads", "swap.chunk_elements", "swap.chunks_at_once", "swap.groups",
+                            "numerics.head_tile", "numerics.mlp_tile"}) {
+        EXPECT_EQ(described({}, key), "0") << key;
+        EXPECT_EQ(described({std::string(key) + "=0"}, key), "0") << key;
+        EXPECT_EQ(described({std::string(key) + "=auto"}, key), "0") << key;
+    }
     EXPECT_EQ(described({}, "numerics.residual"), "auto");
     EXPECT_EQ(described({"precision=bf16", "numerics.residual=bf16"}, "numerics.residual"), "bf16");
     EXPECT_EQ(described({}, "optimizer.moments"), "fp32");

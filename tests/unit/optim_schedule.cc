@@ -165,8 +165,6 @@ TEST(Schedule, that_contradicts_itself_is_refused) {
               "schedule.decay_steps");
     EXPECT_EQ(refused({.kind = Decay::one_cycle, .total_steps = 10, .log_warmup = true}),
               "schedule.log_warmup");
-    EXPECT_EQ(decay_from("wsd"), Decay::wsd);
-    EXPECT_THROW(decay_from("cosin"), Error);
 }
 
 }  // namespace

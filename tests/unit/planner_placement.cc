@@ -526,7 +526,7 @@ TEST(Plan, BlockInputsSpillToTheHostAndThenToNvme) {
         });
     };
     request.budgets.device_bytes = smallest_budget(request, &BudgetConfig::device_bytes);
-    request.swap.groups = 0;
+    request.swap.groups = std::nullopt;
     const Plan lean = plan_of(request);
     EXPECT_EQ(count(lean, swap::Tier::host), std::ssize(lean.inputs));
     request.budgets.device_bytes += 2 * 32768;  // one to run ahead with, one to keep an input in
@@ -671,7 +671,7 @@ TEST(Measurements, DecideHowManyChunksAreUnderWay) {
     const Buffers& stage = most.buffers[size_t(Class::state_staging)];
     EXPECT_LE(stage.count * stage.bytes, request.budgets.host_bytes / 4 + stage.bytes);
     EXPECT_GT(stage.count, 1);
-    request.swap.chunks_at_once = 0;
+    request.swap.chunks_at_once = std::nullopt;
     request.budgets.host_bytes = kUnlimited;
     request.budgets.nvme.clear();
     request.swap.state_on_nvme = std::nullopt;

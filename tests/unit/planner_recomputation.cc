@@ -1,4 +1,4 @@
-// How many blocks keep which results for backward, in how many groups, and what that takes.
+// How many blocks save which activations for backward, in how many groups, and what that takes.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -83,15 +83,15 @@ protected:
         std::vector<LayerPlan> plans(layers_.size());
         const zero::Partition alone;
         const std::vector<Chunk> chunks =
-            cut_chunks(layers_, request_.swap.chunk_elements, alone, plans);
+            cut_chunks(layers_, request_.swap.chunk_elements.value(), alone, plans);
         const std::vector<AccumulatorSpill> spills =
-            cut_spills(layers_, request_.swap.chunk_elements, plans);
+            cut_spills(layers_, request_.swap.chunk_elements.value(), plans);
         const Workload work{
             .layers = layers_,
             .numerics = numerics_,
             .needs = needs_,
             .partition = alone,
-            .chunk_elements = request_.swap.chunk_elements,
+            .chunk_elements = request_.swap.chunk_elements.value(),
             .report_bytes = Plan{.micro_batches = 4, .layers = layers_}.report_bytes()};
         std::vector<SavedActivation> last;
         for (int64_t i = 0; i < attention; ++i)
@@ -189,7 +189,7 @@ TEST_F(Recomputation, WhatIsAskedForIsSavedOrRefusedWithTheBudgetThatWorks) {
     request_.budgets.device_bytes = smallest;
     EXPECT_EQ(attention_saved(plan()), 5);
     EXPECT_EQ(plan().device_bytes, smallest);
-    EXPECT_EQ(plan().groups, 4);  // fewer micro-batches at a time keep less
+    EXPECT_EQ(plan().groups, 4);  // fewer micro-batches at a time save less
     --request_.budgets.device_bytes;
     EXPECT_THROW(plan(), Error);
 }
@@ -440,7 +440,8 @@ TEST_F(Recomputation, InputsLeaveWhereCopiesHaveTimeForThem) {
 
 // A refusal names the least that works in any number of groups.
 TEST_F(Recomputation, MoreGroupsAreTriedWhereTheFewestDoNotFit) {
-    const auto smallest = [this](int64_t BudgetConfig::*budget, int64_t groups) -> int64_t {
+    const auto smallest = [this](int64_t BudgetConfig::*budget,
+                                 std::optional<int64_t> groups) -> int64_t {
         request_.swap.groups = groups;
         request_.budgets.*budget = 1;
         try {
@@ -457,7 +458,7 @@ TEST_F(Recomputation, MoreGroupsAreTriedWhereTheFewestDoNotFit) {
     request_.budgets.device_bytes = smallest(&BudgetConfig::device_bytes, 1);
     const int64_t one = smallest(&BudgetConfig::host_bytes, 1);
     const int64_t four = smallest(&BudgetConfig::host_bytes, 4);
-    const int64_t any = smallest(&BudgetConfig::host_bytes, 0);
+    const int64_t any = smallest(&BudgetConfig::host_bytes, std::nullopt);
     EXPECT_NE(one, four);
     EXPECT_LE(any, std::min(one, four));
     request_.budgets.host_bytes = any;
@@ -474,12 +475,12 @@ TEST_F(Recomputation, MoreGroupsAreTriedWhereTheFewestDoNotFit) {
         most = std::max(most, plan().nvme_bytes);
     }
     ASSERT_LT(least, most);
-    request_.swap.groups = 0;
+    request_.swap.groups = std::nullopt;
     request_.budgets.nvme[0].size_bytes = least;
     EXPECT_LE(plan().nvme_bytes, least);
 }
 
-// In more groups a block keeps less at a time, so that more blocks keep it, and weights travel
+// In more groups a block saves less at a time, so that more blocks save it, and weights travel
 // more often: worth it where kernels bind.
 TEST_F(Recomputation, GroupsAreAsManyAsMakeTheStepShortest) {
     request_.swap.save_inputs = kBlocks;
@@ -511,7 +512,7 @@ TEST_F(Recomputation, GroupsAreAsManyAsMakeTheStepShortest) {
             groups.insert(made.groups);
             request_.swap.groups = 2;
             EXPECT_EQ(plan().groups, 2);
-            request_.swap.groups = 0;
+            request_.swap.groups = std::nullopt;
         }
     }
     EXPECT_GE(groups.size(), 2u);

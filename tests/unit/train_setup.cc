@@ -176,7 +176,7 @@ TEST(PlanningMeasurements, AssumeOfEachDriveAndOfMemoryWhatOneGives) {
 
 TEST(PlanningMeasurements, NameTheLinksThatAreFarFromWhatWasAssumed) {
     const auto said = [](const cost::Measurements& measured) {
-        return unlike_assumed({}, measured);
+        return unlike_assumed({}, measured, 1);
     };
     constexpr double kCopies = 8e9, kStorage = 1.5e9, kUpdates = 2e10;  // of a small machine
     EXPECT_EQ(said({}), "");
@@ -187,6 +187,34 @@ TEST(PlanningMeasurements, NameTheLinksThatAreFarFromWhatWasAssumed) {
     EXPECT_EQ(said({.nvme_bytes_per_s = 2 * kStorage}), "storage 3 GB/s instead of 1.5");
     EXPECT_EQ(said({.copy_bytes_per_s = 0.5 * kCopies, .dram_bytes_per_s = 1.3e11}),
               "copies 4 GB/s instead of 8, updates 130 GB/s instead of 20");
+    const cost::Measurements quarter{.nvme_bytes_per_s = kStorage / 4,
+                                     .storage_of = cost::Of::rank,
+                                     .dram_bytes_per_s = kUpdates / 4,
+                                     .memory_of = cost::Of::rank};
+    EXPECT_EQ(unlike_assumed({}, quarter, 4), "") << "a rank's part of the host's";
+    EXPECT_NE(unlike_assumed({}, quarter, 1), "");
+}
+
+// By default, too: drives are a host's however many ranks use them, and so is a small machine's
+// memory. A GPU's part of a server comes with each GPU.
+TEST(PlanningMeasurements, OfAHostAreSharedByDefault) {
+    for (const DeviceKind device : {DeviceKind::cpu, DeviceKind::cuda}) {
+        SCOPED_TRACE(name_of(device));
+        const planner::PlanRequest request{
+            .device = device,
+            .budgets = {.nvme = {{.path = "/not/there"}, {.path = "/nor/there"}}}};
+        const cost::Measurements one = planning_measurements(request, nullptr, 1),
+                                 four = planning_measurements(request, nullptr, 4);
+        EXPECT_EQ(four.nvme_bytes_per_s, one.nvme_bytes_per_s / 4);
+        EXPECT_EQ(four.copy_bytes_per_s, one.copy_bytes_per_s);
+        const double sharers = device == DeviceKind::cpu ? 4 : 1;
+        EXPECT_EQ(four.dram_bytes_per_s, one.dram_bytes_per_s / sharers);
+        EXPECT_EQ(four.device_bytes_per_s, one.device_bytes_per_s / sharers);
+        const cost::Measurements known{.update_overhead_s = 1e-5,
+                                       .computes_on_host = device == DeviceKind::cpu};
+        EXPECT_EQ(planning_measurements(request, &known, 4).nvme_bytes_per_s, four.nvme_bytes_per_s)
+            << "a file that knows no drive";
+    }
 }
 
 // Of 512 MiB left, 32 MiB are for what the process is still to take beside its arenas.

@@ -42,7 +42,8 @@ int64_t block_of(const SwapOptions& options) {
 }
 
 // 0: the planner's choice.
-int64_t chunk_of(const SwapOptions& options) {
+std::optional<int64_t> chunk_of(const SwapOptions& options) {
+    if (options.chunk == 0) return std::nullopt;
     if (options.chunk % optim::kLeaf == 0) return options.chunk;
     throw Error(Trouble::usage,
                 {.what = "chunks cannot have this size",
@@ -107,7 +108,7 @@ SwapBench bench_of(const SwapOptions& options) {
     Config& config = bench.config;
     set_value(config, "precision=" + options.precision);
     set_value(config, "optimizer.method=" + options.optimizer);
-    config.threads = options.threads;
+    if (options.threads > 0) config.threads = options.threads;
     config.swap.verify = options.verify;
     config.swap.speculate = Speculate::off;
     config.swap.chunk_elements = chunk_of(options);
@@ -301,7 +302,7 @@ void add_swap_bench(CLI::App& bench) {
         "the median over pairs. nvme read and write, h2d, d2h: GB/s of the last pass; dram: of "
         "its\n"
         "updates in host memory; overlap: seconds that all lanes were busy, over those that\n"
-        "passed. % of bound: the longest of\n"
+        "passed. x of bound: the longest of\n"
         "compute, copies of one direction, the drives' own time and the updates' in memory, each\n"
         "alone, over the time it took.\n"
         "The tiers are the device's memory, the host's and the drives. What the device keeps it\n"
