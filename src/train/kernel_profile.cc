@@ -79,8 +79,8 @@ public:
         stack_.open({.buffers_alone = true});
         kernels().states()[StepStates::kMeasured] = {.step = 1, .gradient_scale = 1};
         bench_.emplace(stack_.bench());
-        const swap::Schedule step = record_step(sample_, Previous::not_speculative, false);
-        for (const swap::Task& task : step.tasks) keep(task);
+        step_ = record_step(sample_, Previous::not_speculative, false);
+        for (const swap::Task& task : step_.tasks) keep(task);
     }
 
     KernelProfile run(int rounds) {
@@ -347,6 +347,7 @@ private:
     const Plan& sample_ = stack_.plan();
     std::vector<double> host_pattern_{};
     std::optional<Bench> bench_{};
+    swap::Schedule step_{};  // whose tasks the kernels' calls point to
     std::vector<Kernel> kernels_of_step_{};
     Kernel update_{};
     int64_t updates_ = 0;
