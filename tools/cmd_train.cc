@@ -253,10 +253,7 @@ private:
         // What was trained first: nothing that comes after it may cost it.
         if (!options_.weights_out.empty()) attempt([this] { write_weights(); });
         if (!options_.exported.directory.empty())
-            attempt([this] {
-                train::export_model(*engine_, config_, options_.exported,
-                                    export_directory_ ? &*export_directory_ : nullptr);
-            });
+            attempt([this] { export_model(); });
         train::RunReport report = engine_->report();  // what the steps left under way has ended
         if (traces()) attempt([this] { write_trace(); }, true);
         // Once more: a bound taken while the machine was busy elsewhere would flatter the run.
@@ -285,8 +282,7 @@ private:
     }
 
     // A file that cannot be written costs no other, nor the summary: the first such error is thrown
-    // after it. With several ranks at once, unless the others take no part in the writing, or all
-    // that they give was taken.
+    // after it. What the engine throws is thrown at once where other ranks took part.
     template <class Write>
     void attempt(const Write& write, bool alone = false) {
         try {
@@ -300,6 +296,19 @@ private:
     void keep(const Error& error) {
         if (failed_) log_warn(error.what());
         if (!failed_) failed_ = error;
+    }
+
+    // And how to come by what was trained.
+    void keep_of_weights(const train::NotWritten& failed) {
+        Problem problem = failed.why.problem();
+        if (!failed.whole_elsewhere)
+            problem.remedy +=
+                engine_->plan().durable
+                    ? "; the durable state has these weights too: --resume with --weights-out or "
+                      "--export writes them again"
+                    : "; weights that are in no file end with this process "
+                      "(checkpoint.durable_steps keeps them for --resume)";
+        keep(Error(failed.why.trouble(), std::move(problem)));
     }
 
     void say(const train::RunReport& report) {
@@ -336,43 +345,20 @@ private:
     void write_weights() {
         if (!speaks_) return train::give_weights(*engine_);
         std::vector<checkpoint::TensorInfo> infos;
-        std::vector<std::pair<int64_t, const model::Tensor*>> tensors;
-        for (size_t layer = 0; layer < engine_->layers().size(); ++layer) {
-            for (const model::Tensor& tensor : engine_->layers()[layer].tensors) {
+        for (const model::Layer& layer : engine_->layers()) {
+            for (const model::Tensor& tensor : layer.tensors)
                 infos.push_back({tensor.name, tensor.shape});
-                tensors.emplace_back(layer, &tensor);
-            }
         }
-        // The other ranks give every value, in this order: what becomes of the file is no reason to
-        // leave them waiting.
-        size_t taken = 0;
-        bool taking = false;
-        std::optional<Error> failed;
-        const auto take = [&](const checkpoint::Sink& sink) {
-            const auto [layer, tensor] = tensors[taken];
-            engine_->read_tensor(layer, *tensor, [&](std::span<const float> values) {
-                try {
-                    if (!failed) sink(values);
-                } catch (const Error& error) {
-                    failed = error;
-                }
-            });
-            ++taken;
-        };
-        const auto read = [&](size_t, const checkpoint::Sink& sink) {
-            taking = true;
-            take(sink);
-            taking = false;
-            if (failed) throw Error(*failed);
-        };
-        try {
-            checkpoint::write_safetensors(options_.weights_out, infos, DType::f32, read);
-        } catch (const Error& error) {
-            if (taking) throw;  // the engine's
-            keep(error);
-            failed = error;
-        }
-        while (failed && !engine_->plan().partition.alone() && taken < tensors.size()) take({});
+        const auto failed = train::write_weights(*engine_, [&](const train::TensorSource& source) {
+            checkpoint::write_safetensors(options_.weights_out, infos, DType::f32, source);
+        });
+        if (failed) keep_of_weights(*failed);
+    }
+
+    void export_model() {
+        const auto failed = train::export_model(*engine_, config_, options_.exported,
+                                                export_directory_ ? &*export_directory_ : nullptr);
+        if (failed) keep_of_weights(*failed);
     }
 
     TrainOptions options_;

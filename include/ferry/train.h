@@ -15,6 +15,7 @@
 #include "ferry/aio.h"
 #include "ferry/config.h"
 #include "ferry/dtype.h"
+#include "ferry/error.h"
 #include "ferry/executor.h"
 #include "ferry/learning_rate.h"
 
@@ -198,6 +199,22 @@ private:
     const std::unique_ptr<Run> run_;
 };
 
+// What kept the weights out of their file, and whether all of them are in another one, which it
+// names.
+struct NotWritten {
+    Error why;
+    bool whole_elsewhere = false;
+};
+// Gives the values of the i-th of all layers' tensors.
+using TensorSource = std::function<void(size_t i, const Engine::Sink& sink)>;
+// Runs write(source), which asks for every tensor once and in order, on the first rank. Where it
+// fails the rest is read all the same, as the other ranks give all of it, and its error comes back.
+// What the engine throws is thrown.
+[[nodiscard]] std::optional<NotWritten> write_weights(
+    Engine& engine, const std::function<void(const TensorSource&)>& write);
+// What every other rank does meanwhile.
+void give_weights(Engine& engine);
+
 // Where a model goes, as transformers saves one.
 struct ExportOptions {
     std::string directory{};      // new or empty
@@ -224,12 +241,20 @@ public:
         std::string name{}, text{};
     };
     const std::vector<Companion>& companions() const { return companions_; }
-    // Throws io where its name leads elsewhere by now, or files of another model are there.
-    void check_still_claimed() const;
+    // Where the export goes by now.
+    struct Place {
+        std::string path{};
+        std::optional<Error> instead_of{};  // why it is not path() that the files may go to
+    };
+    // path(); where that leads elsewhere by now, has files of another model in it or takes none, a
+    // new directory beside it: what was trained must not end with its place. Throws io where that
+    // cannot be made either.
+    Place place() const;
 
 private:
     void claim();
     void give_back();
+    void check_still_claimed() const;
 
     std::string path_, description_{};
     std::vector<Companion> companions_{};
@@ -239,15 +264,14 @@ private:
 // Weights, config.json and, where the model came from a directory, its tokenizer's files.
 // config.json is written last: without it the directory is not taken for a model. A tokenizer's
 // file that cannot be written is a warning. Of several ranks the first one has the directory, and
-// writes.
-void export_model(Engine& engine, const Config& config, const ExportOptions& options,
-                  const ExportDirectory* directory);
+// writes; what keeps it from writing comes back, and the engine goes on. What the engine throws is
+// thrown.
+[[nodiscard]] std::optional<NotWritten> export_model(Engine& engine, const Config& config,
+                                                     const ExportOptions& options,
+                                                     const ExportDirectory* directory);
 // The same of weights that `ferry train --weights-out` wrote, of the model that `config` describes.
 void export_weights(const std::string& weights, const Config& config, const ExportOptions& options,
                     const ExportDirectory& directory);
-
-// What every other rank does while the first one reads all tensors, in order.
-void give_weights(Engine& engine);
 
 // Sequences of the whole token file, for a configuration that only evaluates. Throws usage where
 // there is none.

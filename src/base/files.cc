@@ -366,7 +366,7 @@ void Draft::keep(const Error& error) {
     close(std::exchange(file_, -1));
     Problem problem = error.problem();
     problem.remedy = "the whole file is in " + draft_ + ": move it to another name";
-    throw Error(error.trouble(), std::move(problem));
+    throw WholeElsewhere(error.trouble(), std::move(problem));
 }
 
 // The name, too, must be there after a power failure.

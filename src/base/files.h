@@ -7,9 +7,9 @@
 #include <string>
 #include <string_view>
 
-namespace ferry {
+#include "ferry/error.h"
 
-class Error;
+namespace ferry {
 
 // open(2), but for the numbers of the standard streams: -1 with errno, or a descriptor above them.
 // Whoever uses ferry as a library may have closed them.
@@ -35,6 +35,12 @@ struct Replaceable {
     bool nothing = false;          // nothing at all: the name must be free, and no link
 };
 
+// What could not have its name is whole all the same: the remedy says where.
+class WholeElsewhere : public Error {
+public:
+    using Error::Error;
+};
+
 // Removes the drafts of this process. For a handler of signals that ends it.
 void remove_drafts() noexcept;
 
@@ -58,7 +64,7 @@ public:
     // Over what was written.
     void write_again(int64_t offset, std::span<const std::byte> bytes);
     // On stable storage under its name at return. Where the name cannot be had any more the whole
-    // draft stays, and the error says where.
+    // draft stays, and the error is WholeElsewhere.
     void publish();
 
 private:

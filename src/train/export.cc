@@ -57,12 +57,12 @@ bool leads_to(const std::string& path, int opened) {
 }
 
 // The weights are whole by then: what is missing beside them must not cost them.
-void write_companions(const ExportDirectory& directory) {
-    for (const auto& [name, text] : directory.companions()) {
+void write_companions(const std::string& directory, const ExportDirectory& claimed) {
+    for (const auto& [name, text] : claimed.companions()) {
         try {
-            checkpoint::write_new_text(std::filesystem::path(directory.path()) / name, text);
+            checkpoint::write_new_text(std::filesystem::path(directory) / name, text);
         } catch (const Error& error) {
-            log_warn(directory.path() + ": the export has no " + name + ": " + error.what());
+            log_warn(directory + ": the export has no " + name + ": " + error.what());
         }
     }
 }
@@ -75,34 +75,53 @@ std::string description_of(const Config& config, const std::string& read, DType 
 }
 
 // A tensor and the index of its layer.
-struct Place {
+struct Read {
     int64_t layer = 0;
     const model::Tensor* tensor = nullptr;
 };
 
-// read(place, sink) gives a tensor's values.
-template <class Read>
-void write(const std::vector<model::Layer>& layers, const Config& config,
-           const ExportOptions& options, const ExportDirectory& claimed, const Read& read) {
-    std::vector<checkpoint::TensorInfo> infos;
-    std::vector<Place> places;
+// All tensors, in the order in which the ranks give them.
+std::vector<Read> in_order(const std::vector<model::Layer>& layers) {
+    std::vector<Read> reads;
     for (size_t l = 0; l < layers.size(); ++l) {
-        for (const model::Tensor& tensor : layers[l].tensors) {
-            infos.push_back({tensor.name, tensor.shape});
-            places.push_back({static_cast<int64_t>(l), &tensor});
-        }
+        for (const model::Tensor& tensor : layers[l].tensors)
+            reads.push_back({static_cast<int64_t>(l), &tensor});
     }
+    return reads;
+}
+
+void write_files(const std::string& directory, const std::vector<model::Layer>& layers,
+                 const Config& config, const ExportOptions& options,
+                 const ExportDirectory& claimed, const TensorSource& source) {
+    std::vector<checkpoint::TensorInfo> infos;
+    for (const Read& read : in_order(layers))
+        infos.push_back({read.tensor->name, read.tensor->shape});
     const DType type = options.type.value_or(numerics_of(config, {}).compute);
-    const std::filesystem::path directory(claimed.path());
-    claimed.check_still_claimed();
     checkpoint::NewFiles made;
-    checkpoint::write_model(
-        directory, infos, type, options.shard_bytes,
-        [&](size_t i, const checkpoint::Sink& sink) { read(places[i], sink); }, made);
+    checkpoint::write_model(directory, infos, type, options.shard_bytes, source, made);
     made.keep();
-    write_companions(claimed);
-    checkpoint::write_new_text(directory / "config.json",
+    write_companions(directory, claimed);
+    checkpoint::write_new_text(std::filesystem::path(directory) / "config.json",
                                description_of(config, claimed.description(), type));
+}
+
+void write(const std::vector<model::Layer>& layers, const Config& config,
+           const ExportOptions& options, const ExportDirectory& claimed,
+           const TensorSource& source) {
+    const ExportDirectory::Place place = claimed.place();
+    try {
+        write_files(place.path, layers, config, options, claimed, source);
+    } catch (const Error& error) {
+        // One file that is whole elsewhere is no model.
+        if (!place.instead_of) throw Error(error.trouble(), error.problem());
+        log_warn(std::string("nor can the export be written beside it: ") + error.what());
+        ::rmdir(place.path.c_str());  // which takes an empty one only
+        throw Error(*place.instead_of);
+    }
+    if (!place.instead_of) return;
+    Problem problem = place.instead_of->problem();
+    problem.remedy = "the whole export is in " + place.path + ": move it to another name";
+    throw WholeElsewhere(place.instead_of->trouble(), std::move(problem));
 }
 
 }  // namespace
@@ -171,6 +190,28 @@ void ExportDirectory::check_still_claimed() const {
     }
 }
 
+// With a random name, and for this user alone. Where what was beside it went with it, nearer to the
+// root; only who asked for a directory there gets one.
+ExportDirectory::Place ExportDirectory::place() const {
+    try {
+        check_still_claimed();
+        const Draft trial(std::filesystem::path(path_) / "config.json");
+        return {.path = path_};
+    } catch (const Error& error) {
+        std::filesystem::path asked = path_;
+        if (!asked.has_filename()) asked = asked.parent_path();  // behind a last slash
+        const std::string name = asked.filename().string() + ".XXXXXX";
+        auto above = asked.parent_path();
+        do {
+            std::string made = above / name;
+            if (::mkdtemp(made.data()) != nullptr) return {made, error};
+            if (errno != ENOENT || above.empty()) break;
+            above = above.parent_path();
+        } while (above != above.root_path() || above.empty());
+        throw;
+    }
+}
+
 ExportDirectory::~ExportDirectory() { give_back(); }
 
 void ExportDirectory::give_back() {
@@ -179,19 +220,53 @@ void ExportDirectory::give_back() {
 }
 
 void give_weights(Engine& engine) {
-    for (size_t l = 0; l < engine.layers().size(); ++l) {
-        for (const model::Tensor& tensor : engine.layers()[l].tensors)
-            engine.read_tensor(static_cast<int64_t>(l), tensor, [](std::span<const float>) {});
-    }
+    for (const Read& read : in_order(engine.layers()))
+        engine.read_tensor(read.layer, *read.tensor, [](std::span<const float>) {});
 }
 
-void export_model(Engine& engine, const Config& config, const ExportOptions& options,
-                  const ExportDirectory* directory) {
-    if (directory == nullptr) return give_weights(engine);
-    write(engine.layers(), config, options, *directory,
-          [&](const Place& place, const checkpoint::Sink& sink) {
-              engine.read_tensor(place.layer, *place.tensor, sink);
-          });
+std::optional<NotWritten> write_weights(Engine& engine,
+                                        const std::function<void(const TensorSource&)>& write) {
+    const std::vector<Read> reads = in_order(engine.layers());
+    size_t taken = 0;
+    bool taking = false;
+    std::optional<NotWritten> failed;
+    const auto take = [&](const Engine::Sink& sink) {
+        const Read& read = reads[taken];
+        engine.read_tensor(read.layer, *read.tensor, [&](std::span<const float> values) {
+            try {
+                if (!failed) sink(values);
+            } catch (const Error& error) {
+                failed = {error};
+            }
+        });
+        ++taken;
+    };
+    try {
+        write([&](size_t i, const Engine::Sink& sink) {
+            FERRY_CHECK(i == taken, std::to_string(i));
+            taking = true;
+            take(sink);
+            taking = false;
+            if (failed) throw Error(failed->why);
+        });
+    } catch (const Error& error) {
+        if (taking) throw;  // the engine's
+        failed = {error, dynamic_cast<const WholeElsewhere*>(&error) != nullptr};
+    }
+    while (failed && !engine.plan().partition.alone() && taken < reads.size()) take({});
+    return failed;
+}
+
+std::optional<NotWritten> export_model(Engine& engine, const Config& config,
+                                       const ExportOptions& options,
+                                       const ExportDirectory* directory) {
+    if (directory == nullptr) {
+        give_weights(engine);
+        return std::nullopt;
+    }
+    return write_weights(engine, [&](const TensorSource& source) {
+        write(engine.layers(), config, options, *directory, source);
+    });
 }
 
 void export_weights(const std::string& weights, const Config& config, const ExportOptions& options,
@@ -199,17 +274,17 @@ void export_weights(const std::string& weights, const Config& config, const Expo
     const model::Shape shape = model_of(config).shape;
     const auto layers = model::layers_of(shape, {}, false);
     const LoadedWeights loaded(weights, shape, layers);
-    const auto read = [&](const Place& place, const checkpoint::Sink& sink) {
+    const std::vector<Read> reads = in_order(layers);
+    write(layers, config, options, directory, [&](size_t i, const Engine::Sink& sink) {
         constexpr int64_t kPart = 4 * kMiB;
         std::vector<float> room;
-        const model::Tensor& t = *place.tensor;
+        const model::Tensor& t = *reads[i].tensor;
         for (int64_t first = 0; first < t.count; first += kPart) {
             room.resize(static_cast<size_t>(std::min(kPart, t.count - first)));
-            loaded.fill(layers[static_cast<size_t>(place.layer)], t.offset + first, room);
+            loaded.fill(layers[static_cast<size_t>(reads[i].layer)], t.offset + first, room);
             sink(room);
         }
-    };
-    write(layers, config, options, directory, read);
+    });
 }
 
 }  // namespace ferry::train

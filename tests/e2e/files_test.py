@@ -377,8 +377,69 @@ class OutputsTest(FerryTest):
                 self.assertIn(text, run.err)
             self.assertIsNotNone(run.summary)
             self.assertEqual(sorted(os.listdir(out)), ["config.json", "model.safetensors"])
+            self.assertIn("model.safetensors.index.json", os.listdir(self.saved_beside(out, run)))
             shutil.rmtree(out)
         self.assertEqual(os.listdir(moved), [])
+
+    def saved_beside(self, out, run):
+        """The directory of an export that lost its place: the run's own, and no other's."""
+        saved = re.search(r"the whole export is in (\S+): move it to another name", run.err)
+        self.assertIsNotNone(saved, run.err)
+        self.assertRegex(saved[1], re.escape(out) + r"\.\w{6}$")
+        self.assertEqual(os.stat(saved[1]).st_mode & 0o777, 0o700)
+        return saved[1]
+
+    def test_an_export_that_lost_its_place_is_whole_beside_it(self):
+        out, weights = self.path("lost"), self.path("lost.safetensors")
+        run = self.while_it_runs(lambda: os.rmdir(out), "--export", out + "/", "--export-type", "fp32",
+                                 "--weights-out", weights)
+        self.assertEqual(run.code, IO, run.err)
+        for text in (out, "removed or replaced", "No such file"):
+            self.assertIn(text, run.err)
+        saved = self.saved_beside(out, run)
+        self.assertEqual(sorted(os.listdir(saved)), ["config.json", "model.safetensors"])
+        self.assertFalse(os.path.exists(out))
+        # Its values are those of the run: those of the file beside it, tensor for tensor.
+        with open(os.path.join(saved, "model.safetensors"), "rb") as one, open(weights, "rb") as other:
+            self.assertEqual(one.read(), other.read())
+        self.assertIsNotNone(run.summary)
+
+    def test_an_export_beside_which_there_is_no_room_says_what_is_left(self):
+        own, through = self.as_another_user()
+        above = os.path.join(own, "above")
+        out = os.path.join(above, "model")
+        os.mkdir(above)
+        if through:
+            os.chown(above, 65534, 65534)
+        config = self.config(budgets__nvme=[{"path": own, "size": "64MiB"}], budgets__host="300KiB",
+                             checkpoint__durable_steps=True, schedule__kind="constant", schedule__warmup_steps=0)
+        for durable, words in ((True, "--resume with --weights-out or --export"), (False, "durable_steps keeps them")):
+            config["checkpoint"]["durable_steps"] = durable
+            process = subprocess.Popen([*through, FERRY, *self.command({**config, "steps": 100000}), "--export", out],
+                                       text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            printed = process.stdout.readline()
+            os.rmdir(out)
+            os.chmod(above, 0o555)
+            process.send_signal(signal.SIGINT)
+            rest, err = process.communicate(timeout=60)
+            run = Run(process.returncode, printed + rest, err)
+            os.chmod(above, 0o755)
+            self.assertEqual(run.code, IO, run.err)
+            self.assertIn(words, run.err)
+            self.assertIsNotNone(run.summary)
+            self.assertEqual(os.listdir(above), [])
+            if durable:  # what the message says is so
+                last = run.steps[-1]["step"]
+                config["checkpoint"]["durable_steps"] = True
+                again = self.ferry(*self.command({**config, "steps": last}), "--resume", "--export", out, through=through)
+                self.assert_trained(again)
+                self.assertEqual([step["step"] for step in again.steps], [last])
+                self.assertEqual(again.hashes, run.hashes)
+                self.assertIn("model.safetensors", os.listdir(out))
+                shutil.rmtree(out)
+                for name in glob.glob(os.path.join(own, "ferry.*")):
+                    os.remove(name)
+
 
     def test_an_export_replaces_nothing_that_came_during_the_run(self):
         target = self.path("elsewhere.txt")
@@ -402,6 +463,7 @@ class OutputsTest(FerryTest):
                     self.assertEqual(run.code, IO, run.err)
                     self.assertIn(out, run.err)
                     self.assertEqual(os.listdir(out), [os.path.basename(placed)])
+                    self.assertIn("model.safetensors", os.listdir(self.saved_beside(out, run)))
 
     def test_results_replace_nothing_that_came_during_the_run(self):
         for option in ("--weights-out", "--trace"):

@@ -194,6 +194,29 @@ class Ranks(FerryTest):
                 self.assertIsNotNone(run.summary)
                 self.assertEqual(len(run.hashes), 1)
 
+    def test_an_export_that_cannot_be_written_costs_nothing_else(self):
+        small = self.path("small-export")
+        os.mkdir(small)
+        # Room for the first shard: the second one fails in the midst of what the ranks give.
+        mounted = ["unshare", "--map-root-user", "--mount", "sh", "-ec",
+                   'mount -t tmpfs -o size=160k ferry-test "$1"; shift; exec "$@"', "sh", small]
+        if subprocess.run([*mounted, "true"], capture_output=True, check=False).returncode:
+            self.skipTest("cannot mount tmpfs here")
+        for stage in (0, 3):
+            with self.subTest(stage=stage):
+                weights, trace = self.path(f"beside{stage}.safetensors"), self.path(f"beside{stage}.json")
+                run = self.train(self.config(zero__stage=stage), "--export", os.path.join(small, "model"),
+                                 "--shard-size", "100KB", "--weights-out", weights, "--trace", trace,
+                                 through=[*mounted, *MPIRUN, "-n", "2"], env=ENVIRONMENT)
+                self.assertEqual(run.code, IO, run.err)
+                for text in ("No space left", "model-00002", "checkpoint.durable_steps"):
+                    self.assertIn(text, run.err)
+                self.assertNotIn("lost rank 0: it ended without", run.err)
+                self.assertTrue(os.path.exists(weights))
+                self.assertTrue(os.path.exists(trace))
+                self.assertIsNotNone(run.summary)
+                self.assertEqual(len(run.hashes), 1)
+
     def test_what_a_run_of_more_ranks_left_is_told(self):
         config = self.config(budgets__nvme=[self.nvme(name="shared")], swap__state_on_nvme=1, io__direct=False)
         left = self.path("shared/rank-7")
@@ -336,8 +359,8 @@ class Ranks(FerryTest):
         self.assert_trained(run)
         self.assertEqual(run.err.count("for an older processor than this one"), 1, run.err)
 
-    def start(self, number, config):
-        command = self.command(config)
+    def start(self, number, config, *arguments):
+        command = self.command(config, *arguments)
         process = subprocess.Popen([*MPIRUN, "-n", str(number), FERRY, *command], text=True,
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT)
         self.addCleanup(process.communicate)
@@ -351,6 +374,27 @@ class Ranks(FerryTest):
         while any(os.path.exists(f"/proc/{pid}") for pid in ranks.values()):
             self.assertLess(time.monotonic(), deadline, "a rank goes on alone")
             time.sleep(0.05)
+
+    def test_an_export_whose_directory_goes_is_written_beside_it(self):
+        for stage in (0, 3):
+            with self.subTest(stage=stage):
+                above = self.path(f"above{stage}")
+                out = os.path.join(above, "model")
+                os.makedirs(out)
+                config = self.config(steps=100000, zero__stage=stage, batch__micro_batches=2)
+                process, _ = self.start(2, config, "--export", out)
+                shutil.rmtree(above)
+                process.send_signal(signal.SIGUSR1)
+                printed, err = process.communicate(timeout=60)
+                self.assertEqual(process.returncode, IO, err)
+                for text in ('"summary"', "state_hash"):
+                    self.assertIn(text, printed)
+                self.assertIn("the export's directory was removed", err)
+                self.assertNotIn("end with this process", err)
+                saved = re.search(r"the whole export is in (\S+\.\w{6}): move it", err)[1]
+                self.assertEqual(os.path.dirname(saved), self.dir)  # above is gone too
+                self.assertEqual(sorted(os.listdir(saved)), ["config.json", "model.safetensors"])
+                self.assertFalse(os.path.exists(above))
 
     def test_an_interrupt_of_one_rank_ends_all_after_the_same_step(self):
         process, ranks = self.start(2, self.config(steps=100000))
