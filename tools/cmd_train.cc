@@ -252,8 +252,7 @@ private:
         if (steps_ == config_.steps) evaluate(steps_);
         // What was trained first: nothing that comes after it may cost it.
         if (!options_.weights_out.empty()) attempt([this] { write_weights(); });
-        if (!options_.exported.directory.empty())
-            attempt([this] { export_model(); });
+        if (!options_.exported.directory.empty()) attempt([this] { export_model(); });
         train::RunReport report = engine_->report();  // what the steps left under way has ended
         if (traces()) attempt([this] { write_trace(); }, true);
         // Once more: a bound taken while the machine was busy elsewhere would flatter the run.

@@ -91,8 +91,8 @@ std::vector<Read> in_order(const std::vector<model::Layer>& layers) {
 }
 
 void write_files(const std::string& directory, const std::vector<model::Layer>& layers,
-                 const Config& config, const ExportOptions& options,
-                 const ExportDirectory& claimed, const TensorSource& source) {
+                 const Config& config, const ExportOptions& options, const ExportDirectory& claimed,
+                 const TensorSource& source) {
     std::vector<checkpoint::TensorInfo> infos;
     for (const Read& read : in_order(layers))
         infos.push_back({read.tensor->name, read.tensor->shape});
