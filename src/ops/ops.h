@@ -145,9 +145,9 @@ public:
     // ceil(count / 4096).
     virtual void round_gradient(const float* accumulator, int64_t count, DType wire_type,
                                 void* wire, float* leaves) = 0;
-    // The same of the sum, in fp32 and in the order of the rows, of the ranks' pieces of a gradient
-    // in its wire type: [ranks, count], at least one row. `wire` is none of the pieces.
-    virtual void sum_gradient(ConstView pieces, void* wire, float* leaves) = 0;
+    // The same of the sum, in fp32 and in the order of the rows, of the ranks' parts of a gradient
+    // in its wire type: [ranks, count], at least one row. `wire` is none of the parts.
+    virtual void sum_gradient(ConstView parts, void* wire, float* leaves) = 0;
 
     virtual void add(float* a, const float* b, int64_t count) = 0;  // a += b
     virtual void fill_zero(void* data, int64_t bytes) = 0;

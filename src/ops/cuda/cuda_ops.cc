@@ -166,8 +166,8 @@ public:
                         float* leaves) override {
         cuda::round_gradient(accumulator, count, wire_type, wire, leaves, stream_);
     }
-    void sum_gradient(ConstView pieces, void* wire, float* leaves) override {
-        cuda::sum_gradient(pieces, wire, leaves, stream_);
+    void sum_gradient(ConstView parts, void* wire, float* leaves) override {
+        cuda::sum_gradient(parts, wire, leaves, stream_);
     }
 
     void add(float* a, const float* b, int64_t count) override { cuda::add(a, b, count, stream_); }

@@ -83,6 +83,6 @@ void cross_entropy(ConstView logits, const int32_t* targets, float scale, View d
 
 void round_gradient(const float* accumulator, int64_t count, DType wire_type, void* wire,
                     float* leaves, cudaStream_t stream);
-void sum_gradient(ConstView pieces, void* wire, float* leaves, cudaStream_t stream);
+void sum_gradient(ConstView parts, void* wire, float* leaves, cudaStream_t stream);
 
 }  // namespace ferry::ops::cuda
