@@ -59,8 +59,8 @@ std::vector<BlasCore> known_cores() {
             {"Nano", ssse3},
             {"Barcelona", sse4a},
             {"Bobcat", sse4a},
-            {"Opteron_SSE3", sse4a},
-            {"Opteron", sse4a},
+            {"Opteron_SSE3", false},  // with 3DNow!, which later processors lack
+            {"Opteron", false},
             {"Prescott", __builtin_cpu_supports("sse3") != 0}};
 #else
     return {};
