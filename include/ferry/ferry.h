@@ -21,6 +21,7 @@
 // poisoned: all calls return FERRY_POISONED from then on, but for its close, which then leaves its
 // memory and files alone. Found on a thread of ferry's own, or where it cleans up after itself, the
 // process ends by abort(), with the text on the log first.
+// NOLINTBEGIN: it is C.
 #pragma once
 
 #include <stddef.h>
@@ -429,3 +430,4 @@ FERRY_API ferry_status ferry_engine_report(ferry_engine* engine, ferry_run_repor
 #ifdef __cplusplus
 }
 #endif
+// NOLINTEND

@@ -92,15 +92,16 @@ void check_reach(const Aio& aio, const Slot& slot, int64_t offset, const void* b
     }
 }
 
-void submit(Aio& aio, const aio::Operation& operation) {
+ferry_status submit(Aio& aio, const aio::Operation& operation) {
     Slot& slot = slot_of(aio, operation.slot);
     check_reach(aio, slot, operation.offset, operation.buffer.data(), std::ssize(operation.buffer));
-    if (aio.free.empty()) throw Again();
+    if (aio.free.empty()) return FERRY_AGAIN;
     Transfer& transfer = *aio.free.back();
     static_cast<aio::Operation&>(transfer) = operation;
-    if (!aio.volume->try_submit(transfer)) throw Again();
+    if (!aio.volume->try_submit(transfer)) return FERRY_AGAIN;
     aio.free.pop_back();
     ++slot.transfers;
+    return FERRY_OK;
 }
 
 ferry_status transfer(const char* function, ferry_aio* handle, aio::Kind kind, uint32_t slot,
@@ -110,12 +111,12 @@ ferry_status transfer(const char* function, ferry_aio* handle, aio::Kind kind, u
             aio::Priority::normal, aio::Priority::urgent, aio::Priority::background};
         check_choice("priority", priority, FERRY_BACKGROUND);
         check_range("bytes", bytes, 1, int64_t{1} << 50);
-        submit(aio, {.kind = kind,
-                     .priority = kPriorities[priority],
-                     .slot = slot,
-                     .offset = offset,
-                     .buffer = {static_cast<std::byte*>(buffer), static_cast<size_t>(bytes)},
-                     .tag = tag});
+        return submit(aio, {.kind = kind,
+                            .priority = kPriorities[priority],
+                            .slot = slot,
+                            .offset = offset,
+                            .buffer = {static_cast<std::byte*>(buffer), static_cast<size_t>(bytes)},
+                            .tag = tag});
     });
 }
 
@@ -176,9 +177,10 @@ ferry_status ferry_aio_allocate(ferry_aio* aio, int32_t slot_class, uint32_t* sl
         check_class(mine, slot_class);
         mine.slots.reserve(mine.slots.size() + 1);
         const ferry::aio::SlotId id = mine.volume->allocate(slot_class);
-        if (id == ferry::aio::kNoSlot) throw Again();
+        if (id == ferry::aio::kNoSlot) return FERRY_AGAIN;
         mine.slots[id] = {.slot_class = slot_class};
         *slot = id;
+        return FERRY_OK;
     });
 }
 
@@ -218,10 +220,11 @@ ferry_status ferry_aio_wait(ferry_aio* aio, int64_t timeout_ms, ferry_completion
         const ferry::Nanos until = ends ? executor.now() + timeout_ms * 1'000'000 : ferry::kForever;
         Operation* operation = nullptr;
         while (!(operation = mine.volume->poll())) {
-            if (mine.volume->in_flight() == 0 || executor.now() >= until) throw Again();
+            if (mine.volume->in_flight() == 0 || executor.now() >= until) return FERRY_AGAIN;
             executor.wait(until);
         }
         complete("ferry_aio_wait", mine, *operation, completion);
+        return FERRY_OK;
     });
 }
 

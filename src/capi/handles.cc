@@ -25,8 +25,8 @@ struct Table {
         pthread_atfork(nullptr, nullptr, [] { table().forked = true; });
     }
     static Table& table() {
-        static Table& kTable = *new Table;  // calls may come until the very end of the process
-        return kTable;
+        static Table* const kTable = new Table;  // calls may come until the very end of the process
+        return *kTable;
     }
 
     std::shared_mutex mutex{};

@@ -39,15 +39,13 @@ void hand_out(C** handle, std::unique_ptr<Object> object) {
     *handle = static_cast<C*>(add_handle(std::move(entry)));
 }
 
-// Runs body(object), and poisons the handle of one in which a bug was found. FERRY_AGAIN and errors
-// of the world leave the object as usable as its contract says.
+// Runs body(object), and poisons the handle of one in which a bug was found. Errors of the
+// world leave the object as usable as its contract says.
 template <class Object, class Body>
-void use(Entry& entry, const Body& body) {
+auto use(Entry& entry, const Body& body) {
     check_usable(entry);
     try {
-        body(*static_cast<Object*>(entry.object.get()));
-    } catch (const Again&) {
-        throw;
+        return body(*static_cast<Object*>(entry.object.get()));
     } catch (const Refused&) {
         throw;
     } catch (const Error& error) {
@@ -67,7 +65,7 @@ ferry_status with(const char* function, const void* handle, const Body& body) no
     return guarded(function, [&] {
         const std::shared_ptr<Entry> entry = find_handle(handle, Object::kKind);
         const std::lock_guard lock(entry->mutex);
-        use<Object>(*entry, body);
+        return use<Object>(*entry, body);
     });
 }
 

@@ -20,8 +20,8 @@ struct Log {
     Listener listener{};
 };
 Log& log() {
-    static Log& kLog = *new Log;  // threads may log until the very end of the process
-    return kLog;
+    static Log* const kLog = new Log;  // threads may log until the very end of the process
+    return *kLog;
 }
 
 void line(LogLevel level, std::string_view message) {
@@ -32,13 +32,10 @@ void line(LogLevel level, std::string_view message) {
     to.listener.callback(to.listener.context, number, std::string(message).c_str());
 }
 
-// Before any call: a library that is loaded and not used is silent as well.
 constexpr LogSink kSink{.line = line};
-const bool kSilent = (set_log_sink(&kSink), true);
 
 void listen(const Listener& listener) {
     check_choice("level", listener.level, FERRY_LOG_BUG);
-    static_cast<void>(kSilent);
     const std::lock_guard lock(log().mutex);
     log().listener = listener;
 }
@@ -49,6 +46,12 @@ void print(void*, int32_t level, const char* text) {
 }
 
 }  // namespace
+
+bool listen_to_log() noexcept {
+    set_log_sink(&kSink);
+    return true;
+}
+
 }  // namespace ferry::capi
 
 using namespace ferry::capi;

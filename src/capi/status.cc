@@ -13,6 +13,9 @@ struct LastError {
 };
 thread_local LastError t_last{};
 
+// Before any call: a library that is loaded and not used is silent as well.
+[[maybe_unused]] const bool kListens = listen_to_log();
+
 ferry_status keep(const char* function, ferry_status status, std::string_view text) noexcept {
     char* end = t_last.text;
     const auto add = [&end](std::string_view part) {
@@ -58,8 +61,6 @@ ferry_status keep_error(const char* function, const Error& error) noexcept {
 ferry_status status_of_exception(const char* function) noexcept {
     try {
         throw;
-    } catch (const Again&) {
-        return FERRY_AGAIN;
     } catch (const Refused& refused) {
         return keep(function, refused.status(), refused.what());
     } catch (const Error& error) {

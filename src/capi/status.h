@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 #include "base/bugs.h"
@@ -22,8 +23,8 @@ public:
 private:
     ferry_status status_;
 };
-// FERRY_AGAIN, which is no failure.
-struct Again {};
+// Lines of the log go to whoever the program asked for, at first to nobody (log.cc).
+bool listen_to_log() noexcept;
 
 [[noreturn]] void refuse_argument(std::string what, std::string measured, std::string limit);
 // Values of an enumeration: 0 to `last`.
@@ -36,12 +37,18 @@ ferry_status status_of_exception(const char* function) noexcept;
 // The same of an error that no call throws.
 ferry_status keep_error(const char* function, const Error& error) noexcept;
 
+// `body()` throws, or returns nothing, or FERRY_OK or FERRY_AGAIN: that is no failure, and may come
+// often.
 template <class Body>
 ferry_status guarded(const char* function, const Body& body) noexcept {
     try {
         const BugsThrow here;
-        body();
-        return FERRY_OK;
+        if constexpr (std::is_void_v<decltype(body())>) {
+            body();
+            return FERRY_OK;
+        } else {
+            return body();
+        }
     } catch (...) {
         return status_of_exception(function);
     }
