@@ -101,7 +101,7 @@ double expected_speculative_fraction(const PlanRequest& request, const Workload&
         const Tier home = placement.chunks[c].state;
         if (!chunks[c].trainable || home == Tier::device) continue;
         trainable += double(chunks[c].count);
-        if (home == Tier::nvme) stored_bytes += double(chunks[c].format.bytes(chunks[c].count));
+        if (home == Tier::nvme) stored_bytes += double(state_bytes(chunks[c]));
     }
     if (trainable == 0) return 0;
     const cost::KernelSeconds kernels = kernel_seconds(request, work, placement.saved, machine);

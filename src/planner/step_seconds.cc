@@ -54,7 +54,8 @@ public:
         const double read = element.split ? weight : 0;
         all_.down_bytes += gradient;
         if (homes.gradient == Tier::nvme) all_.stored_bytes += 2 * gradient;
-        if (homes.state == Tier::nvme) all_.stored_bytes += 2 * bytes(element.state);
+        if (homes.state == Tier::nvme)
+            all_.stored_bytes += 2 * static_cast<double>(state_bytes(chunk));
         if (homes.weight == Tier::nvme) all_.stored_bytes += weight + read;
         if (homes.weight != Tier::device) return;
         all_.up_bytes += weight;
@@ -107,8 +108,7 @@ std::vector<cost::LayerUpdates> updates_of(const Workload& work, const std::vect
         // A drive reads and writes all state that lies there, however soon it is updated.
         const double stored_s =
             homes.state == Tier::nvme
-                ? 2 * static_cast<double>(chunks[c].format.bytes(chunks[c].count)) /
-                      machine.nvme_bytes_per_s
+                ? 2 * static_cast<double>(state_bytes(chunks[c])) / machine.nvme_bytes_per_s
                 : 0;
         const double in_place_s = std::max(update_seconds(work, chunks[c], machine), stored_s);
         layer.in_order_s += in_place_s;

@@ -25,6 +25,7 @@
 #include "rank_lane.h"
 #include "rank_planner.h"
 #include "ranks.h"
+#include "resumed_formats.h"
 #include "resumed_kernels.h"
 #include "schedules.h"
 #include "shared_values.h"
@@ -270,6 +271,7 @@ private:
 
     void open(const Config& config, const Runtime& runtime) {
         if (!executor_.simulated()) check_paths(config_);
+        if (runtime.resume) require_recorded_formats(config_, shape_, device_);
         rows_.emplace(recording_, config_, world_.ranks, stack_.teams());
         judge_.emplace(config_, hyper_, schedule_, plan_, stack_.arena());
         if (ranks_) lane_ = std::make_unique<RankLane>(*ranks_, plan_, *judge_, step_);

@@ -45,7 +45,7 @@ MeanState mean_state_of(const planner::Plan& plan) {
     for (const planner::Chunk& chunk : plan.chunks) {
         if (!chunk.trainable || !plan.owns(chunk)) continue;
         elements += static_cast<double>(chunk.count);
-        bytes += static_cast<double>(plan.state_bytes(chunk));
+        bytes += static_cast<double>(chunk.format.bytes(chunk.count));
         formats.push_back(cost::element_bytes(chunk.format, plan.compute, plan.wire));
     }
     const auto differs = [&](const cost::ElementBytes& e) {

@@ -101,7 +101,7 @@ StateIo::Staging StateIo::place_of(const Chunk& chunk, const Staging& staging) {
     if (!chunk.trainable) return place;
     place.state = store_.in_host(chunk.state);
     if (place.state.empty())
-        place.state = staging.state.first(static_cast<size_t>(plan_.state_bytes(chunk)));
+        place.state = staging.state.first(static_cast<size_t>(planner::state_bytes(chunk)));
     return place;
 }
 
@@ -119,7 +119,8 @@ int64_t StateIo::bytes() const {
 }
 
 int64_t StateIo::bytes_of(const Chunk& chunk) const {
-    return chunk.count * size_of(plan_.compute) + (chunk.trainable ? plan_.state_bytes(chunk) : 0);
+    return chunk.count * size_of(plan_.compute) +
+           (chunk.trainable ? planner::state_bytes(chunk) : 0);
 }
 
 bool StateIo::lies_in_host(const Chunk& chunk) const {

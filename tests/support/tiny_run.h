@@ -69,8 +69,9 @@ inline Config with_coded_moments(Config config) {
                     .intermediate = 96,
                     .vocab = 64};
     config.optimizer.moments = MomentType::int8;
-    if (config.budgets.host_bytes != kUnlimited) config.budgets.host_bytes = 512 * kKiB;
-    if (config.budgets.device_bytes != kUnlimited) config.budgets.device_bytes = 2 * kMiB;
+    if (config.budgets.host_bytes != kUnlimited) config.budgets.host_bytes = 400 * kKiB;
+    if (config.budgets.device_bytes != kUnlimited) config.budgets.device_bytes = 600 * kKiB;
+    if (config.clip_norm > 0) config.clip_norm = 2;
     return config;
 }
 
