@@ -144,8 +144,8 @@ Term slowest_link(const BoundInput& in, const Fractions& f) {
                           reads_without(1 - f.weights_on_nvme) +
                           (1 + reads) * trained(in, f.weights_on_nvme);
     const Measurements& s = in.measured;
-    const double updated = in.device_is_host ? 1 : 1 - most_updated_on_device(in, f);
-    const double dram = update_bytes(in) * updated + up + down + s.dram_per_nvme_byte * stored;
+    const double by_updates = in.measured.computes_on_host ? 1 : 1 - most_updated_on_device(in, f);
+    const double dram = dram_bytes(update_bytes(in) * by_updates, up + down, stored, s);
     const std::array<Term, 5> terms{{{up / s.copy_bytes_per_s, "host to device"},
                                      {down / s.copy_bytes_per_s, "device to host"},
                                      {stored > 0 ? stored / s.nvme_bytes_per_s : 0, "nvme"},

@@ -14,21 +14,26 @@ namespace ferry::train {
 namespace {
 
 [[noreturn]] void refuse_others(const std::string& path, const std::string& core,
-                                const std::string& recorded) {
+                                const ops::BlasCore& recorded) {
     const std::string chosen_by = ops::blas_chosen_by();
     const char* const preloaded = std::getenv("LD_PRELOAD");
-    throw Error(Trouble::usage,
-                {.what = "the run cannot be resumed: it was started with OpenBLAS's " + recorded +
-                         " kernels, which this process cannot take",
-                 .where = path,
-                 .measured = core + " kernels" + (chosen_by.empty() ? "" : ": " + chosen_by) +
-                             (preloaded == nullptr || *preloaded == '\0'
-                                  ? ""
-                                  : " (LD_PRELOAD is " + std::string(preloaded) + ")"),
-                 .limit = recorded + " kernels: others round differently",
-                 .remedy = "start it where nothing loads OpenBLAS before ferry does, or with "
-                           "OPENBLAS_CORETYPE=" +
-                           recorded});
+    const std::string preload = preloaded == nullptr || *preloaded == '\0'
+                                    ? ""
+                                    : " (LD_PRELOAD is " + std::string(preloaded) + ")";
+    const std::string name_it = "with OPENBLAS_CORETYPE=" + recorded.name;
+    throw Error(
+        Trouble::usage,
+        {.what = "the run cannot be resumed: it was started with OpenBLAS's " + recorded.name +
+                 " kernels, which this " +
+                 (recorded.runs ? "process cannot take" : "processor has no instructions for"),
+         .where = path,
+         .measured = core + " kernels" + (chosen_by.empty() ? "" : ": " + chosen_by) + preload,
+         .limit = recorded.name + " kernels: others round differently",
+         .remedy = recorded.runs
+                       ? "start it where nothing loads OpenBLAS before ferry does, or " + name_it
+                       : "go on on a processor like the one that it was started on; if it was "
+                         "this one, " +
+                             name_it});
 }
 
 }  // namespace
@@ -41,12 +46,12 @@ void take_recorded_kernels(const Config& config, const model::Shape& shape, cons
     const std::string machine = machine_text(device, config), core = ops::blas_core();
     const size_t at = machine.find(" " + core + " ");
     if (at == std::string::npos || numerics_hash(config, shape, machine, 1) == run) return;
-    for (const std::string& other : ops::blas_cores()) {
+    for (const ops::BlasCore& other : ops::blas_cores()) {
         std::string with_other = machine;
-        with_other.replace(at + 1, core.size(), other);
+        with_other.replace(at + 1, core.size(), other.name);
         if (numerics_hash(config, shape, with_other, 1) != run) continue;
-        if (!ops::take_blas_core(other)) refuse_others(path.path, core, other);
-        log_info("the run was started with OpenBLAS's " + other +
+        if (!ops::take_blas_core(other.name)) refuse_others(path.path, core, other);
+        log_info("the run was started with OpenBLAS's " + other.name +
                  " kernels and goes on with them, not with " + core + ", for the same bits");
         return;
     }

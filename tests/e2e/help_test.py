@@ -6,8 +6,8 @@ import unittest
 
 from harness import FERRY, FerryTest
 
-COMMANDS = ("train", "plan", "data", "eval", "export", "launch", "bench", "bench adam", "bench comm", "bench io", "bench kernels", "bench swap")
-LONG = ("bench adam", "bench comm")  # nothing stops these examples: they would measure
+COMMANDS = ("train", "plan", "data", "eval", "export", "launch", "bench", "bench adam", "bench attention", "bench comm", "bench io", "bench kernels", "bench swap")
+LONG = ("bench adam", "bench attention", "bench comm")  # nothing stops these examples: they would measure
 
 
 class HelpTest(FerryTest):
