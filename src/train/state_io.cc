@@ -162,8 +162,7 @@ std::vector<size_t> StateIo::in_turns() const {
     return turns;
 }
 
-uint64_t StateIo::initialise(const Fill& fill, float moment, const Watch& watch,
-                             StartUp& start_up) {
+uint64_t StateIo::initialise(const Contents& contents, const Watch& watch, StartUp& start_up) {
     std::vector<uint64_t> sums(plan_.chunks.size());  // of the frozen ones
     std::vector<int64_t> begun(staging_.size());      // puts from each, the last time
     int64_t filled = 0;
@@ -183,9 +182,8 @@ uint64_t StateIo::initialise(const Fill& fill, float moment, const Watch& watch,
         const Staging place = place_of(chunk, staging_[turn]);
         watch.before_filled(place.state);
         watch.before_filled(place.weight);
-        in_parts(chunk, [&](int64_t at, int64_t count) {
-            fill_part(chunk, place, at, count, fill, moment);
-        });
+        in_parts(chunk,
+                 [&](int64_t at, int64_t count) { fill_part(chunk, place, at, count, contents); });
         if (!chunk.trainable) sums[index] = checksum(place.weight);
         if (put) begun[turn] = begin_put(chunk, place);
         if (lies_on(swap::Tier::device, chunk) && --to_copy == 0) watch.copied();
@@ -216,7 +214,7 @@ uint64_t StateIo::restore(const Fill& fill) {
         if (chunk.trainable) continue;
         const Staging place = place_of(chunk, staging_[0]);
         in_parts(chunk,
-                 [&](int64_t at, int64_t count) { fill_part(chunk, place, at, count, fill, 0); });
+                 [&](int64_t at, int64_t count) { fill_part(chunk, place, at, count, {fill}); });
         frozen = fold(frozen, place.weight);
         begin_put(chunk, place);
         store_.end_puts(0);
@@ -225,7 +223,7 @@ uint64_t StateIo::restore(const Fill& fill) {
 }
 
 void StateIo::fill_part(const Chunk& chunk, const Staging& to, int64_t at, int64_t count,
-                        const Fill& fill, float moment) const {
+                        const Contents& contents) const {
     const model::Layer& layer = plan_.layers[static_cast<size_t>(chunk.layer)];
     std::byte* weight = to.weight.data() + at * size_of(plan_.compute);
     const bool in_place = chunk.trainable && !plan_.state.split;
@@ -233,7 +231,7 @@ void StateIo::fill_part(const Chunk& chunk, const Staging& to, int64_t at, int64
     const std::span<float> p = in_place ? std::span(reinterpret_cast<float*>(to.state.data()) + at,
                                                     static_cast<size_t>(count))
                                         : std::span(made);
-    fill(layer, chunk.first + at, p);
+    contents.master(layer, chunk.first + at, p);
     // A replica is what its owner's weight is.
     if (!plan_.state.split || (!chunk.trainable && !chunk.replica)) {
         optim::recast(p.data(), count, plan_.compute, weight);
@@ -246,10 +244,24 @@ void StateIo::fill_part(const Chunk& chunk, const Staging& to, int64_t at, int64
             if (low) low[i] = halves.low;
         }
     }
-    if (!chunk.trainable) return;
+    if (chunk.trainable) fill_moments(chunk, to, at, count, contents);
+}
+
+void StateIo::fill_moments(const Chunk& chunk, const Staging& to, int64_t at, int64_t count,
+                           const Contents& contents) const {
     const optim::Span arrays = state_span(plan_, chunk.count, to.state.data(), to.state.data());
-    fill_moments(arrays.m, at, count, moment);
-    fill_moments(arrays.v, at, count, 0);
+    fill_moment(arrays.m, at, count, contents.first_moment);
+    fill_moment(arrays.v, at, count, 0);
+    if (!contents.moments) return;
+    const model::Layer& layer = plan_.layers[static_cast<size_t>(chunk.layer)];
+    const int64_t width = size_of(plan_.state.moment_type);
+    for (const auto& [what, array] : {std::pair{StateArray::What::first_moment, arrays.m},
+                                      {StateArray::What::second_moment, arrays.v}}) {
+        if (!array) continue;
+        contents.moments(
+            layer, what, chunk.first + at,
+            {static_cast<std::byte*>(array) + at * width, static_cast<size_t>(count * width)});
+    }
 }
 
 void StateIo::load_master(const Staging& from, int64_t at, std::span<float> p) const {
@@ -263,7 +275,7 @@ void StateIo::load_master(const Staging& from, int64_t at, std::span<float> p) c
         p[i] = std::bit_cast<float>(optim::join({weights[i], low[i]}));
 }
 
-void StateIo::fill_moments(void* array, int64_t at, int64_t count, float value) const {
+void StateIo::fill_moment(void* array, int64_t at, int64_t count, float value) const {
     if (!array) return;
     if (plan_.state.moment_type == DType::f32)
         std::fill_n(static_cast<float*>(array) + at, count, value);
@@ -334,6 +346,49 @@ void StateIo::read(int64_t layer, int64_t first, int64_t count, const Sink& sink
         load_master(place, 0, master);
         return master;
     });
+}
+
+void StateIo::read_arrays(int64_t layer, int64_t first, int64_t count, const ArraySink& sink) {
+    const int64_t last = first + count;
+    for (const Chunk& chunk : plan_.chunks_of(layer)) {
+        const int64_t begin = std::max(first, chunk.first) - chunk.first,
+                      end = std::min(last, chunk.first + chunk.count) - chunk.first;
+        if (begin >= end) continue;
+        FERRY_CHECK(chunk.trainable || !chunk.replica, "the state of another rank's chunk");
+        const Staging place =
+            brought(chunk, chunk.trainable, !chunk.trainable || plan_.state.split);
+        for (int64_t at = begin; at < end; at += kPartMost)
+            give_arrays(chunk, place, at, std::min(kPartMost, end - at), sink);
+    }
+}
+
+void StateIo::give_arrays(const Chunk& chunk, const Staging& from, int64_t at, int64_t count,
+                          const ArraySink& sink) const {
+    const optim::Span state = state_span(plan_, chunk.count, from.state.data(), from.state.data());
+    std::vector<float> master(chunk.trainable ? static_cast<size_t>(count) : 0);
+    if (chunk.trainable) load_master(from, at, master);
+    std::vector<std::byte> cast;
+    const auto weight = [&]() -> const std::byte* {
+        if (!chunk.trainable || plan_.state.split)
+            return from.weight.data() + at * size_of(plan_.compute);
+        cast.resize(static_cast<size_t>(count * size_of(plan_.compute)));
+        optim::recast(master.data(), count, plan_.compute, cast.data());
+        return cast.data();
+    };
+    const auto moment = [&](const void* array) {
+        return static_cast<const std::byte*>(array) + at * size_of(plan_.state.moment_type);
+    };
+    std::vector<std::span<const std::byte>> arrays;
+    for (const StateArray& array : state_arrays(plan_.state, plan_.compute, chunk.trainable)) {
+        using What = StateArray::What;
+        const std::span<const float> p(master);
+        const std::byte* data = array.what == What::weight         ? weight()
+                                : array.what == What::master       ? std::as_bytes(p).data()
+                                : array.what == What::first_moment ? moment(state.m)
+                                                                   : moment(state.v);
+        arrays.emplace_back(data, static_cast<size_t>(count * size_of(array.type)));
+    }
+    sink(arrays);
 }
 
 void StateIo::read_gradient(int64_t layer, int64_t first, int64_t count, const Sink& sink) {
