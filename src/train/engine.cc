@@ -353,6 +353,11 @@ private:
             {.open_volume = runtime.open_volume,
              .run_id = numerics_hash(config_, shape_, machine_text(device_, config_), world_.ranks),
              .resume = runtime.resume,
+             .has_ended =
+                 [&](const aio::Volume& volume) {
+                     return has_ended(volume, record_, swap::map_bytes(plan_.objects),
+                                      config_.steps);
+                 },
              .lays_out_later = true,  // the first contents go to nearly every slot
              .tracer = rows_->paths.tracer(),
              .loader = &loader_,
