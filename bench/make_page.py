@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""docs/benchmarks.md, made of what was measured.
+"""docs/benchmarks.md and the table of README.md, made of what was measured.
 
-    bench/make_page.py            writes the page
-    bench/make_page.py --check    says whether the page is the one that would be written
+    bench/make_page.py            writes both
+    bench/make_page.py --check    says whether they are what would be written
 
 bench/targets.json names each target, what was asked, and which rows answer it. A file of bench/results/ is one run: what
 `ferry bench ... --json` or a script in bench/ printed, {"machine", "command", "date", "rows"}. For a newer result replace
@@ -159,18 +159,36 @@ def page(folder):
             table_of_others(runs, targets["others"]) + "\n## Runs\n\n" + "\n".join(sections))
 
 
+def short(ratio):
+    return f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.0f}x"
+
+
+def readme(folder, text):
+    """README.md with its table of results anew."""
+    runs, targets = load(folder)
+    lines = ["| what | reference | ratio |", "|---|---|---|"]
+    for one in targets["readme"]:
+        row = rows_of(runs, {"run": one["run"], "rows": one["row"]})[0]
+        lines.append(f"| {one['what'].format(value=number(row['value']))}"
+                     f" | {one['reference']} | {short(row['ratio'])} |")
+    start = text.index(lines[0])
+    return text[:start] + "\n".join(lines) + text[text.index("\n\n", start):]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=ROOT / "bench", help="where targets.json and results/ lie; default: bench")
     parser.add_argument("--page", type=Path, default=ROOT / "docs/benchmarks.md", help="default: docs/benchmarks.md")
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 where the page is another one")
+    parser.add_argument("--readme", type=Path, default=ROOT / "README.md", help="default: README.md")
     options = parser.parse_args()
-    text = page(options.folder)
-    if options.check:
-        if not options.page.exists() or options.page.read_text(encoding="utf-8") != text:
-            sys.exit(f"{options.page} is not what bench/make_page.py writes from {options.folder}: run it")
-        return
-    options.page.write_text(text, encoding="utf-8")
+    written = {options.page: page(options.folder),
+               options.readme: readme(options.folder, options.readme.read_text(encoding="utf-8"))}
+    for path, text in written.items():
+        if not options.check:
+            path.write_text(text, encoding="utf-8")
+        elif not path.exists() or path.read_text(encoding="utf-8") != text:
+            sys.exit(f"{path} is not what bench/make_page.py writes from {options.folder}: run it")
 
 
 if __name__ == "__main__":

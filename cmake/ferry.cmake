@@ -1,7 +1,7 @@
 # ferry_module(NAME DIR [DEPENDS module...] [USES package...] [CUDA_USES package...]): the library
 # ferry_NAME from DIR/*.cc; where CUDA is built, from DIR/*.cu and DIR/cuda/* too.
 function(ferry_compile_options target)
-    target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wshadow;-Wnon-virtual-dtor;-ffp-contract=off>"
+    target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wshadow;-Wnon-virtual-dtor;-ffp-contract=off;-fno-semantic-interposition>"
                            $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${FERRY_WERROR}>>:-Werror>
                            "$<$<COMPILE_LANGUAGE:CUDA>:${FERRY_CUDA_OPTIONS}>")
     if(FERRY_SANITIZE)
@@ -29,7 +29,8 @@ function(ferry_module name dir)
                                $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>
                                $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
     target_compile_features(ferry_${name} PUBLIC cxx_std_20)
-    set_target_properties(ferry_${name} PROPERTIES EXPORT_NAME ${name})
+    # Also into shared objects: a Python extension, a plugin.
+    set_target_properties(ferry_${name} PROPERTIES EXPORT_NAME ${name} POSITION_INDEPENDENT_CODE ON)
     set_property(GLOBAL APPEND PROPERTY FERRY_MODULES ${name})
     set_property(GLOBAL PROPERTY FERRY_DIR_${name} ${dir})
     list(TRANSFORM M_DEPENDS PREPEND ferry_)

@@ -5,8 +5,6 @@ include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/ferry_aio)
-# Also into shared objects: a Python extension, a plugin.
-set_target_properties(ferry_base ferry_aio PROPERTIES POSITION_INDEPENDENT_CODE ON)
 install(TARGETS ferry_base ferry_aio EXPORT ferry_aio COMPONENT aio
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT aio)
 install(FILES include/ferry/error.h include/ferry/units.h include/ferry/executor.h include/ferry/streams.h

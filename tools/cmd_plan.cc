@@ -18,6 +18,7 @@
 #include "run_table.h"
 #include "svg.h"
 #include "timeline_picture.h"
+#include "train/forecast.h"
 #include "train/from_config.h"
 #include "train/kernel_profile.h"
 #include "wear.h"
@@ -122,6 +123,7 @@ void run_plan(const PlanOptions& options) {
     const Config config =
         options.overrides.checked(load_config(options.config, options.overrides.keys));
     if (!options.svg.empty()) check_picture_file("--svg", options.svg);
+    const bool tokens_checked = train::check_token_header(config);
     const train::RankCount count = on_hosts(options.count);
     std::optional<MachineFile> machine;
     if (!options.machine.empty()) machine = MachineFile::read(options.machine);
@@ -146,6 +148,8 @@ void run_plan(const PlanOptions& options) {
     if (!options.json) {
         print_plan(plan, config);
         fmt::print("planned by {}\n\n", planned_by);
+        if (!tokens_checked)
+            fmt::print("tokens not checked: {} is not there yet\n\n", config.data.tokens);
         fmt::print("{}", text_of(slow));
         if (report) fmt::print("{}", text_of(*report));
         fmt::print("{}", text_of(wear, config));
@@ -164,6 +168,7 @@ void run_plan(const PlanOptions& options) {
         {"inputs_saved", plan.blocks_saving_inputs()},
         {"ranks", plan.partition.ranks},
         {"planned_by", planned_by},
+        {"tokens_checked", tokens_checked},
         {"tiers", tiers_json(plan)},
         {"schedules", schedules_json(train::schedule_bytes(plan), plan.partition.ranks)},
         {"slow_operations", to_json(slow)},

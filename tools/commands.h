@@ -22,6 +22,7 @@ void add_train_command(CLI::App& app);
 // for.
 void add_all_benches(CLI::App& bench);
 void add_adam_bench(CLI::App& bench);
+void add_attention_bench(CLI::App& bench);
 void add_comm_bench(CLI::App& bench);
 void add_io_bench(CLI::App& bench);
 void add_kernels_bench(CLI::App& bench);

@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "io_site.h"
 #include "train/from_config.h"
+#include "train/planning_measurements.h"
 
 namespace ferry::tools {
 namespace {
@@ -45,7 +46,7 @@ cost::Path measure_path(const Config& config, const NvmePath& path) {
     const bool here = stat(path.path.c_str(), &status) == 0;
     return {.bytes_per_s = found.gb_per_s() * 1e9,
             .drive = here ? static_cast<int64_t>(status.st_dev) : -1,
-            .in_memory = file_system_of(path.path) == "tmpfs",
+            .in_memory = is_tmpfs(path.path),
             .cores_per_byte = found.cpu_s_per_gb() * 1e-9};
 }
 
@@ -53,12 +54,12 @@ cost::Path measure_path(const Config& config, const NvmePath& path) {
 std::string comm_command(const MeasurementsOf& what, const train::RankCount& count,
                          const std::string& file) {
     return fmt::format("mpirun -n {} ferry bench comm --device {} --save {}", count.ranks,
-                       what.kernels.device == "cpu" ? "cpu" : "cuda", file);
+                       what.kernels.on_host() ? "cpu" : "cuda", file);
 }
 
 cost::Measurements known_of(const std::optional<MachineFile>& file, const MeasurementsOf& what) {
     if (file) return file->measurements(what);
-    return {.threads = what.kernels.threads, .computes_on_host = what.kernels.device == "cpu"};
+    return {.threads = what.kernels.threads, .computes_on_host = what.kernels.on_host()};
 }
 
 class Finder {
@@ -137,11 +138,7 @@ private:
             paths.back().size_bytes = path.size_bytes;
         }
         const cost::Drive drive = cost::one_drive(paths, bytes);
-        cost::Measurements& measurements = found_.measurements;
-        measurements.nvme_bytes_per_s = drive.bytes_per_s;
-        measurements.storage_of = cost::Of::host;
-        measurements.dram_per_nvme_byte = drive.dram_per_byte;
-        measurements.cores_per_nvme_byte = drive.cores_per_byte;
+        found_.measurements = cost::with_drive(std::move(found_.measurements), drive);
         if (drive.bytes_per_s > 0) found_.path_rates = cost::path_rates(paths);
     }
 
@@ -199,7 +196,7 @@ MeasurementsOf identity_of(const train::Forecaster& forecaster) {
     const cost::KernelsOf kernels = forecaster.kernels_of();
     return {.kernels = kernels,
             .count = forecaster.count(),
-            .by = kernels.device == "cpu" ? "mpi" : "nccl",
+            .by = kernels.on_host() ? "mpi" : "nccl",
             .device_bytes = forecaster.device_bytes(),
             .needs = forecaster.needs()};
 }

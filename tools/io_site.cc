@@ -65,7 +65,7 @@ Room room_at(const std::string& directory) {
     Room found{.free_bytes = bytes(room.f_bavail),
                .margin_bytes = std::min(kMarginMax, bytes(room.f_blocks) / 20)};
     // Files on tmpfs are memory, of which a container may have less than the file system says.
-    if (file_system_of(directory) == "tmpfs") found.free_bytes = std::min(found.free_bytes, memory);
+    if (is_tmpfs(directory)) found.free_bytes = std::min(found.free_bytes, memory);
     return found;
 }
 
@@ -108,12 +108,14 @@ std::string absolute_path(const std::string& path) {
     return absolute;
 }
 
+bool is_tmpfs(const std::string& path) { return file_system_of(path) == kTmpfs; }
+
 std::string file_system_of(const std::string& path) {
     struct statfs system {};
     if (statfs(path.c_str(), &system) != 0) return "unknown";
     switch (static_cast<uint32_t>(system.f_type)) {
         case TMPFS_MAGIC:
-            return "tmpfs";
+            return kTmpfs;
         case EXT4_SUPER_MAGIC:
             return "ext4";
         case kXfsMagic:
@@ -260,14 +262,14 @@ int64_t IoSites::bytes_per_path(const FileBytes& wanted, int64_t step) const {
         Room& room =
             rooms.try_emplace(status_of(directory).st_dev, room_at(directory)).first->second;
         ++room.paths;
-        in_memory += file_system_of(directory) == "tmpfs";
+        in_memory += is_tmpfs(directory);
     }
     const int64_t least = round_up(wanted.least, step);
     int64_t bytes = std::max(least, round_down(wanted.most, step));
     for (const std::string& directory : directories_) {
         const Room& room = rooms.at(status_of(directory).st_dev);
         int64_t usable = room.usable_bytes_a_path();
-        if (file_system_of(directory) == "tmpfs")
+        if (is_tmpfs(directory))
             usable = std::min(usable, discover_topology().memory_limit_bytes / 4 / in_memory);
         if (usable < least)
             throw Error(

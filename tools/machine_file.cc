@@ -319,7 +319,7 @@ std::optional<cost::Path> MachineFile::path(const std::string& path) const {
         .bytes_per_s = positive(name_, *fields, where, "mixed_read_bytes_per_s") +
                        positive(name_, *fields, where, "mixed_write_bytes_per_s"),
         .drive = drive.get<int64_t>(),
-        .in_memory = fields->value("file_system", json()) == "tmpfs",
+        .in_memory = fields->value("file_system", json()) == kTmpfs,
         .cores_per_byte = 1e-9 * none_or_more(name_, *fields, where, "mixed_cpu_s_per_gb")};
 }
 
@@ -331,7 +331,7 @@ public:
 
     Measurements read(const MeasurementsOf& what) {
         found_.threads = what.kernels.threads;
-        found_.computes_on_host = what.kernels.device == "cpu";
+        found_.computes_on_host = what.kernels.on_host();
         read_memory(what.kernels.threads, what.count.on_a_host);
         if (const json* device = entry(content_, "devices", {{"device", what.kernels.device}}))
             read(kDevice, *device, "devices, " + what.kernels.device);
@@ -420,7 +420,7 @@ Measurements MachineFile::measurements(const MeasurementsOf& what) const {
 std::optional<train::AbsentDevice> MachineFile::gpu(const cost::KernelsOf& model) const {
     const auto list = [this](const char* name) { return content_.value(name, json::array()); };
     const auto is_gpu = [](const std::string& device) {
-        return !device.empty() && device != "cpu";
+        return !device.empty() && device != cost::KernelsOf::kHost;
     };
     constexpr int64_t kMostBytes = 1LL << 50, kMostThreads = 1 << 16;
     const auto threads_in = [&](const json& one, const char* where) {

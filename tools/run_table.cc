@@ -148,7 +148,8 @@ void print_run(const train::RunReport& report, const Config& config) {
     if (report.bound_seconds > 0) {
         fmt::print("  lower bound of a step: {:.4f} s, set by {}; measured step at {:.2f}x of it\n",
                    report.bound_seconds, report.binding, report.bound_seconds / step_seconds);
-        // Of the last minutes' figures: what the machine did meanwhile for others is not in it.
+        // From the last minutes' measurements: what the machine did meanwhile for others is not in
+        // it.
         const bool speculative = 2 * report.steps_committed > report.steps;
         const double predicted =
             speculative ? report.predicted_speculative_seconds : report.predicted_seconds;

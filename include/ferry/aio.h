@@ -165,8 +165,9 @@ public:
     virtual bool published() = 0;
     // A file that was removed while the volume uses it, and with it the record; empty: none was.
     virtual std::string missing() const = 0;
-    // Leftover::resume, until publish(): the n-th newest record that is whole; after these throws
-    // io for each that cannot be read, which proves nothing against it; empty: there is no more.
+    // With Leftover::resume, until publish(). The records that are whole come first, the newest
+    // with n = 0. For each n after them it throws io: a record that cannot be read, which does not
+    // prove that it is damaged. Empty: there are no more.
     virtual std::span<const std::byte> found_record(size_t n) const = 0;
     // Goes on from it, its copy overwritten last; takes exactly these slots. False: they cannot be.
     virtual void resume_from(size_t n) noexcept = 0;

@@ -74,9 +74,9 @@ struct LeasedStoreOptions {
     // for one object of NVMe. Address and buffer_bytes: multiples of the volume's alignment.
     std::span<std::byte> buffers{};
     int64_t buffer_bytes = 0;  // 0: as large as the largest of these objects needs
-    // Of the buffers that no lease holds so many, those not used for longest, have their contents
-    // written back ahead of need. More: acquire() finds room sooner. Fewer: what is changed again
-    // and again is written less often. 0: a quarter, at least one.
+    // How many buffers the store tries to have free: it writes back, ahead of need, the contents of
+    // those that no lease holds and that were not used for longest. With more, acquire() finds room
+    // sooner. With fewer, what changes often is written less often. 0: a quarter, at least one.
     int64_t spare_buffers = 0;
     bool verify = true;   // checksums: sealed when written, verified when read
     Parallel parallel{};  // optional: hashes

@@ -82,7 +82,7 @@ struct Reserved {
 struct RunReport {
     int64_t steps = 0, tokens = 0;
     double seconds = 0;  // in steps, evaluation left out
-    // What the model asks for in a step, recomputation left out (src/train/bound.h), and the best
+    // What the model asks for in a step, recomputation left out (src/cost/traffic.h), and the best
     // that a product reaches; 0: not known. A step's MFU is the one a second over the other.
     double model_flops = 0, gemm_flops_per_s = 0;
     int64_t steps_committed = 0, steps_rolled_back = 0, clipped_steps = 0, skipped_steps = 0;
@@ -178,8 +178,8 @@ public:
     StepReport step();
     // The number of the last step; at first 0, or of the last one that the resumed run has durable.
     int64_t last_step() const;
-    // What was said of that one by the run that was resumed, where it may not have come to be read;
-    // null: nothing was resumed, or no step of it.
+    // The report of that step by the run that was resumed: it may have been killed before its line
+    // was read. Null: nothing was resumed, or no step of it.
     const StepReport* resumed_step() const;
     // Mean loss over the held-back micro-batches the configuration asks for. Training goes on after
     // it with the same bits as without it. Throws diverged, naming the layer, when it is not
@@ -241,12 +241,12 @@ struct ExportOptions {
     std::optional<DType> type{};  // of the weights; none: the type the run computes in
     int64_t shard_bytes = 5'000'000'000;
 };
-// The place of an export, claimed before the work that it is the end of, and what of the model's
-// directory belongs into it: that may be another model's when the work is done, or gone.
+// The place of an export, claimed before the training that it ends, and a copy of what comes along
+// from the model's directory: that may hold another model when the training is done, or be gone.
 class ExportDirectory {
 public:
-    // Throws usage unless the directory is new or empty, can be written to and is no other's to
-    // write; makes it.
+    // Makes the directory where there is none. Throws usage where it is not empty, cannot be
+    // written to, or is claimed by another export.
     ExportDirectory(std::string path, const Config& config);
     // A directory that was made and is still empty goes again.
     ~ExportDirectory();
@@ -256,7 +256,7 @@ public:
     const std::string& path() const { return path_; }
     // The text of the model's config.json; empty where the configuration describes the model.
     const std::string& description() const { return description_; }
-    // The tokenizer's files and their like beside it, as they were too.
+    // The tokenizer's files and their like, as they were at that time.
     struct Companion {
         std::string name{}, text{};
     };

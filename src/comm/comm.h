@@ -1,5 +1,5 @@
 // The ranks of a run and the few things that they send each other. All gather shards of weights,
-// all exchange pieces of gradients, and all agree on small facts. Nothing here adds numbers: sums
+// all exchange parts of gradients, and all agree on small facts. Nothing here adds numbers: sums
 // have an order (docs/numerics.md), and the owner of a shard makes them.
 //
 // Every rank makes the same calls in the same order; the order is that of the schedule's comm lane,
@@ -30,12 +30,12 @@ struct Gather {
     std::byte* all = nullptr;
     int64_t bytes = 0;  // of a rank; 0 is allowed
 };
-// Both are size() * bytes, apart from each other: the piece for rank r leaves from r * bytes of
-// `to`, the piece of rank r arrives at r * bytes of `from`. A rank's own piece is copied.
+// Both are size() * bytes, apart from each other: the part for rank r leaves from r * bytes of
+// `to`, the part of rank r arrives at r * bytes of `from`. A rank's own part is copied.
 struct Exchange {
     const std::byte* to = nullptr;
     std::byte* from = nullptr;
-    int64_t bytes = 0;  // of a piece; 0 is allowed
+    int64_t bytes = 0;  // of a part; 0 is allowed
 };
 
 // What a call is for, as an error names it: "all-gather of the weights of block 3, step 12".
@@ -58,15 +58,15 @@ public:
     // The lowest rank of this machine: a number that its ranks have in common, and no others.
     virtual int host() const noexcept = 0;
 
-    // Enqueue and return; the spans are copied, at most kPieces of them, moved as one operation.
+    // Enqueue and return; the spans are copied, at most kTransfers of them, moved as one operation.
     // Memory is the device's (host memory on a CPU device) and must be ready when the call is made.
     // Nothing allocates after the first calls of a size.
-    static constexpr size_t kPieces = 8;
-    virtual void all_gather(std::span<const Gather> pieces, Topic topic) = 0;
-    virtual void exchange(std::span<const Exchange> pieces, Topic topic) = 0;
+    static constexpr size_t kTransfers = 8;
+    virtual void all_gather(std::span<const Gather> transfers, Topic topic) = 0;
+    virtual void exchange(std::span<const Exchange> transfers, Topic topic) = 0;
     // The same for at most kAgreedBytes of host memory a rank, on any device.
     static constexpr int64_t kAgreedBytes = 64 << 10;
-    virtual void all_gather_host(Gather piece, Topic topic) = 0;
+    virtual void all_gather_host(Gather transfer, Topic topic) = 0;
     // After everything enqueued so far: ++counter, then the executor's wake(). Also when that
     // failed: check() then throws.
     virtual void signal(std::atomic<uint64_t>& counter) = 0;

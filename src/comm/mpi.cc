@@ -135,14 +135,15 @@ public:
         flight.parts.clear();
         flight.requests.clear();
         for (size_t i = 0; i < operation.count; ++i) {
-            const Piece& piece = operation.pieces[i];
-            for_others([&](int rank) { receive(flight, piece, rank); });
+            const Transfer& transfer = operation.transfers[i];
+            for_others([&](int rank) { receive(flight, transfer, rank); });
         }
         for (size_t i = 0; i < operation.count; ++i) {
-            const Piece& piece = operation.pieces[i];
-            for_others(
-                [&](int rank) { send(flight, operation.out_for(piece, rank), piece.bytes, rank); });
-            copy_own(operation, piece, place_.rank);
+            const Transfer& transfer = operation.transfers[i];
+            for_others([&](int rank) {
+                send(flight, operation.out_for(transfer, rank), transfer.bytes, rank);
+            });
+            copy_own(operation, transfer, place_.rank);
         }
         flight.indices.resize(flight.requests.size());
         flight.statuses.resize(flight.requests.size());
@@ -263,9 +264,9 @@ private:
             each(at, part, &flight.requests.emplace_back(MPI_REQUEST_NULL));
         }
     }
-    void receive(Flight& flight, const Piece& piece, int rank) {
-        std::byte* place = piece.in + rank * piece.bytes;
-        cut(flight, piece.bytes, rank, true, [&](int64_t at, int bytes, MPI_Request* request) {
+    void receive(Flight& flight, const Transfer& transfer, int rank) {
+        std::byte* place = transfer.in + rank * transfer.bytes;
+        cut(flight, transfer.bytes, rank, true, [&](int64_t at, int bytes, MPI_Request* request) {
             demand(MPI_Irecv(place + at, bytes, MPI_BYTE, rank, kOperationTag, world_, request),
                    "MPI_Irecv");
         });

@@ -95,21 +95,21 @@ public:
     void start(const Operation& operation, size_t slot) override {
         Flight& flight = flights_[slot];
         const bool host = operation.kind == Operation::Kind::all_gather_host;
-        flight.host = host ? operation.pieces.data() : nullptr;
+        flight.host = host ? operation.transfers.data() : nullptr;
         if (host && bootstrap_) return start_by_bootstrap(operation, flight);
-        if (host) bring(flight);
+        if (host) copy_to_device(flight);
         if (operation.kind == Operation::Kind::exchange) copy_own_parts(operation);
         demand(ncclGroupStart(), "ncclGroupStart");
         for (size_t i = 0; i < operation.count; ++i) {
-            const Piece& piece = operation.pieces[i];
-            if (piece.bytes == 0) continue;
+            const Transfer& transfer = operation.transfers[i];
+            if (transfer.bytes == 0) continue;
             if (host) {
                 std::byte* all = flight.on_device;
-                gather(all + place_.rank * piece.bytes, all, piece.bytes);
+                gather(all + place_.rank * transfer.bytes, all, transfer.bytes);
             } else if (operation.kind == Operation::Kind::all_gather) {
-                gather(piece.out, piece.in, piece.bytes);
+                gather(transfer.out, transfer.in, transfer.bytes);
             } else {
-                exchange(operation, piece);
+                exchange(operation, transfer);
             }
         }
         demand(ncclGroupEnd(), "ncclGroupEnd");
@@ -144,7 +144,7 @@ private:
     struct Flight {
         Event ended{};
         // Of a gather of host memory, which goes by the bootstrap, else by a place on the GPU.
-        const Piece* host = nullptr;
+        const Transfer* host = nullptr;
         uint64_t host_number = 0;
         std::byte *on_host = nullptr, *on_device = nullptr;
     };
@@ -286,31 +286,32 @@ private:
                              stream_.get()),
                "ncclAllGather");
     }
-    void exchange(const Operation& operation, const Piece& piece) {
-        const auto bytes = static_cast<size_t>(piece.bytes);
+    void exchange(const Operation& operation, const Transfer& transfer) {
+        const auto bytes = static_cast<size_t>(transfer.bytes);
         for (int rank = 0; rank < place_.size; ++rank) {
             if (rank == place_.rank) continue;
-            demand(ncclSend(operation.out_for(piece, rank), bytes, ncclInt8, rank, comm_.get(),
+            demand(ncclSend(operation.out_for(transfer, rank), bytes, ncclInt8, rank, comm_.get(),
                             stream_.get()),
                    "ncclSend");
-            demand(ncclRecv(piece.in + rank * piece.bytes, bytes, ncclInt8, rank, comm_.get(),
+            demand(ncclRecv(transfer.in + rank * transfer.bytes, bytes, ncclInt8, rank, comm_.get(),
                             stream_.get()),
                    "ncclRecv");
         }
     }
     void copy_own_parts(const Operation& operation) {
         for (size_t i = 0; i < operation.count; ++i) {
-            const Piece& piece = operation.pieces[i];
-            demand(cudaMemcpyAsync(
-                       piece.in + place_.rank * piece.bytes, operation.out_for(piece, place_.rank),
-                       static_cast<size_t>(piece.bytes), cudaMemcpyDeviceToDevice, stream_.get()),
+            const Transfer& transfer = operation.transfers[i];
+            demand(cudaMemcpyAsync(transfer.in + place_.rank * transfer.bytes,
+                                   operation.out_for(transfer, place_.rank),
+                                   static_cast<size_t>(transfer.bytes), cudaMemcpyDeviceToDevice,
+                                   stream_.get()),
                    "cudaMemcpyAsync");
         }
     }
 
     void start_by_bootstrap(const Operation& operation, Flight& flight) {
-        const Piece& piece = operation.pieces[0];
-        bootstrap_->all_gather_host({piece.out, piece.in, piece.bytes}, operation.topic);
+        const Transfer& transfer = operation.transfers[0];
+        bootstrap_->all_gather_host({transfer.out, transfer.in, transfer.bytes}, operation.topic);
         bootstrap_->signal(host_done_);
         flight.host_number = ++host_posted_;
     }
@@ -328,12 +329,12 @@ private:
             flights_[slot].on_host = on_host_.get() + static_cast<int64_t>(slot) * bytes;
         }
     }
-    void bring(const Flight& flight) {
-        const Piece& piece = *flight.host;
-        const int64_t own = place_.rank * piece.bytes;
-        const auto bytes = static_cast<size_t>(piece.bytes);
+    void copy_to_device(const Flight& flight) {
+        const Transfer& transfer = *flight.host;
+        const int64_t own = place_.rank * transfer.bytes;
+        const auto bytes = static_cast<size_t>(transfer.bytes);
         if (bytes == 0) return;
-        std::memcpy(flight.on_host + own, piece.out, bytes);
+        std::memcpy(flight.on_host + own, transfer.out, bytes);
         demand(cudaMemcpyAsync(flight.on_device + own, flight.on_host + own, bytes,
                                cudaMemcpyHostToDevice, stream_.get()),
                "cudaMemcpyAsync");

@@ -6,31 +6,32 @@
 namespace ferry::comm {
 namespace {
 
-template <class Pieces, class Take>
-Operation make(Operation::Kind kind, const Pieces& pieces, Topic topic, Take take) {
-    FERRY_CHECK(pieces.size() <= Communicator::kPieces, "too many pieces of one operation");
-    Operation operation{.kind = kind, .count = pieces.size(), .topic = topic};
-    std::ranges::transform(pieces, operation.pieces.begin(), take);
+template <class Transfers, class Take>
+Operation make(Operation::Kind kind, const Transfers& transfers, Topic topic, Take take) {
+    FERRY_CHECK(transfers.size() <= Communicator::kTransfers,
+                "too many transfers of one operation");
+    Operation operation{.kind = kind, .count = transfers.size(), .topic = topic};
+    std::ranges::transform(transfers, operation.transfers.begin(), take);
     return operation;
 }
 
 }  // namespace
 
-Operation Operation::gather(std::span<const Gather> pieces, Topic topic) {
-    return make(Kind::all_gather, pieces, topic, [](const Gather& gather) {
-        return Piece{gather.mine, gather.all, gather.bytes};
+Operation Operation::gather(std::span<const Gather> transfers, Topic topic) {
+    return make(Kind::all_gather, transfers, topic, [](const Gather& gather) {
+        return Transfer{gather.mine, gather.all, gather.bytes};
     });
 }
 
-Operation Operation::exchange(std::span<const Exchange> pieces, Topic topic) {
-    return make(Kind::exchange, pieces, topic, [](const Exchange& exchange) {
-        return Piece{exchange.to, exchange.from, exchange.bytes};
+Operation Operation::exchange(std::span<const Exchange> transfers, Topic topic) {
+    return make(Kind::exchange, transfers, topic, [](const Exchange& exchange) {
+        return Transfer{exchange.to, exchange.from, exchange.bytes};
     });
 }
 
-Operation Operation::gather_host(Gather piece, Topic topic) {
-    FERRY_CHECK(piece.bytes <= Communicator::kAgreedBytes, "too much to agree on");
-    Operation operation = gather({&piece, 1}, topic);
+Operation Operation::gather_host(Gather transfer, Topic topic) {
+    FERRY_CHECK(transfer.bytes <= Communicator::kAgreedBytes, "too much to agree on");
+    Operation operation = gather({&transfer, 1}, topic);
     operation.kind = Kind::all_gather_host;
     return operation;
 }
@@ -45,10 +46,11 @@ std::string Operation::text() const {
     return text;
 }
 
-void copy_own(const Operation& operation, const Piece& piece, int rank) {
-    const std::byte* own = operation.out_for(piece, rank);
-    std::byte* place = piece.in + rank * piece.bytes;
-    if (piece.bytes > 0 && own != place) std::memcpy(place, own, static_cast<size_t>(piece.bytes));
+void copy_own(const Operation& operation, const Transfer& transfer, int rank) {
+    const std::byte* own = operation.out_for(transfer, rank);
+    std::byte* place = transfer.in + rank * transfer.bytes;
+    if (transfer.bytes > 0 && own != place)
+        std::memcpy(place, own, static_cast<size_t>(transfer.bytes));
 }
 
 std::string seconds_text(double seconds) {

@@ -9,7 +9,7 @@ namespace ferry::comm {
 
 // A gather sends `out` to every rank, an exchange the part at r * bytes of it to rank r. What rank
 // r sent arrives at r * bytes of `in`.
-struct Piece {
+struct Transfer {
     const std::byte* out = nullptr;
     std::byte* in = nullptr;
     int64_t bytes = 0;  // from one rank to another
@@ -19,19 +19,19 @@ struct Operation {
     enum class Kind : uint8_t { all_gather, exchange, all_gather_host, signal };
 
     Kind kind = Kind::signal;
-    size_t count = 0;  // of pieces
-    std::array<Piece, Communicator::kPieces> pieces{};
+    size_t count = 0;  // of transfers
+    std::array<Transfer, Communicator::kTransfers> transfers{};
     Topic topic{};
     std::atomic<uint64_t>* counter = nullptr;  // of a signal
 
-    static Operation gather(std::span<const Gather> pieces, Topic topic);
-    static Operation exchange(std::span<const Exchange> pieces, Topic topic);
-    static Operation gather_host(Gather piece, Topic topic);
+    static Operation gather(std::span<const Gather> transfers, Topic topic);
+    static Operation exchange(std::span<const Exchange> transfers, Topic topic);
+    static Operation gather_host(Gather transfer, Topic topic);
     static Operation signal(std::atomic<uint64_t>& counter);
 
     // What leaves for `rank`.
-    const std::byte* out_for(const Piece& piece, int rank) const {
-        return kind == Kind::exchange ? piece.out + rank * piece.bytes : piece.out;
+    const std::byte* out_for(const Transfer& transfer, int rank) const {
+        return kind == Kind::exchange ? transfer.out + rank * transfer.bytes : transfer.out;
     }
     // "all-gather of the weights of layer 3, step 12"
     std::string text() const;
@@ -40,14 +40,14 @@ struct Operation {
 // A communicator whose calls wait for their turn as operations.
 class OperationQueue : public Communicator {
 public:
-    void all_gather(std::span<const Gather> pieces, Topic topic) final {
-        post(Operation::gather(pieces, topic));
+    void all_gather(std::span<const Gather> transfers, Topic topic) final {
+        post(Operation::gather(transfers, topic));
     }
-    void exchange(std::span<const Exchange> pieces, Topic topic) final {
-        post(Operation::exchange(pieces, topic));
+    void exchange(std::span<const Exchange> transfers, Topic topic) final {
+        post(Operation::exchange(transfers, topic));
     }
-    void all_gather_host(Gather piece, Topic topic) final {
-        post(Operation::gather_host(piece, topic));
+    void all_gather_host(Gather transfer, Topic topic) final {
+        post(Operation::gather_host(transfer, topic));
     }
     void signal(std::atomic<uint64_t>& counter) final { post(Operation::signal(counter)); }
 
@@ -55,8 +55,8 @@ private:
     virtual void post(const Operation& operation) = 0;
 };
 
-// A rank's own part of a piece in host memory, where it is not there already.
-void copy_own(const Operation& operation, const Piece& piece, int rank);
+// A rank's own part of a transfer in host memory, where it is not there already.
+void copy_own(const Operation& operation, const Transfer& transfer, int rank);
 
 std::string seconds_text(double seconds);  // "1.0 s"
 

@@ -34,7 +34,7 @@ private:
 
     void run(uint64_t number) {
         const Operation& operation = operations_[number % kDepth];
-        for (size_t i = 0; i < operation.count; ++i) copy_own(operation, operation.pieces[i], 0);
+        for (size_t i = 0; i < operation.count; ++i) copy_own(operation, operation.transfers[i], 0);
         if (operation.counter) operation.counter->fetch_add(1, std::memory_order_release);
         Executor& executor = executor_;  // this may be gone once it is done
         done_.store(number + 1, std::memory_order_release);

@@ -26,7 +26,7 @@ std::string text_of(const Key&, const std::vector<Item>*) {
 template <class Number>
 std::string text_of(const Key& key, const Number* value) {
     if (key.form == Form::bytes) return bytes_text(static_cast<int64_t>(*value));
-    return is_automatic(key, *value) ? "auto" : format_number(static_cast<double>(*value));
+    return key.automatic ? "auto" : format_number(static_cast<double>(*value));
 }
 template <class Number>
 std::string text_of(const Key&, const std::optional<Number>* value) {

@@ -215,10 +215,7 @@ void read_pair(const Place& at, const json& value, Pair out) {
     *out.second = read_number(at, value[1]);
 }
 
-// The number that stands for "auto" may lie outside the range, as -1 does.
-bool says_automatic(const Key& key, const json& value) {
-    return key.automatic && (value == "auto" || value == *key.automatic);
-}
+bool says_automatic(const Key& key, const json& value) { return key.automatic && value == "auto"; }
 
 template <class Field>
 void read_number_field(const Place& at, const json& value, Field* field) {
@@ -252,7 +249,7 @@ void read_field(const Place& at, const json& value, Field* field) {
     } else if constexpr (std::is_same_v<Field, std::vector<NvmePath>>) {
         *field = read_volumes(at, value);
     } else if (says_automatic(at.key, value)) {
-        *field = static_cast<Field>(*at.key.automatic);
+        *field = {};
     } else {
         read_number_field(at, value, field);
     }

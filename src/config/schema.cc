@@ -66,7 +66,7 @@ const Key kKeys[] = {
     {FERRY_KEY(clip_norm), number, "limit of the gradient's global norm; 0: no clipping", {.low = 0, .high = 1e30}},
     {FERRY_KEY(freeze), texts, "glob patterns (`*`, `?`) over tensor names; a tensor that matches is not trained"},
     {FERRY_CHOICE(on_nonfinite, kNonfinite), choice, "what a NaN or Inf in loss or gradient does: stop the run, or skip the step; 20 skipped in a row stop the run, in every precision. With fp16 a gradient that overflows always skips the step, and a forward pass that does always stops the run"},
-    {FERRY_KEY(threads), integer, "worker threads. `auto` (0): one for each core that is not reserved; a rank of several GPUs leaves two more to the exchanges", {.low = 0, .high = 4096}, 0},
+    {FERRY_KEY(threads), integer, "worker threads. `auto`: one for each core that is not reserved; a rank of several GPUs leaves two more to the exchanges", {.low = 1, .high = 4096}, true},
     {FERRY_KEY(reserved_cores), integers, "cores, by the system's numbers, that workers leave to the threads of I/O and copies", {.low = 0, .high = 65535}},
     {FERRY_CHOICE(hash_every, kHashes), choice, "when ferry hashes all weights and moments: once at the end, or every step"},
 
@@ -76,8 +76,8 @@ const Key kKeys[] = {
     {FERRY_KEY(model.hidden), integer, "width of the residual stream", kWidth, {}, true},
     {FERRY_KEY(model.layers), integer, "decoder blocks", {.low = 1, .high = 65536}, {}, true},
     {FERRY_KEY(model.heads), integer, "query heads", {.low = 1, .high = 65536}, {}, true},
-    {FERRY_KEY(model.kv_heads), integer, "key and value heads, a divisor of `heads`. `auto` (0): as many as `heads`", {.low = 0, .high = 65536}, 0},
-    {FERRY_KEY(model.head_dim), integer, "elements a head, even. `auto` (0): `hidden` / `heads`, which must divide", {.low = 0, .high = 65536}, 0},
+    {FERRY_KEY(model.kv_heads), integer, "key and value heads, a divisor of `heads`. `auto`: as many as `heads`", {.low = 1, .high = 65536}, true},
+    {FERRY_KEY(model.head_dim), integer, "elements a head, even. `auto`: `hidden` / `heads`, which must divide", {.low = 1, .high = 65536}, true},
     {FERRY_KEY(model.intermediate), integer, "width of the MLP", kWidth, {}, true},
     {FERRY_KEY(model.vocab), integer, "tokens that the embedding knows; byte-level files need 256", {.low = 1, .high = 1 << 30}},
     {FERRY_KEY(model.tie_embeddings), boolean, "embedding and head are one tensor"},
@@ -107,8 +107,8 @@ const Key kKeys[] = {
 
     {FERRY_CHOICE(schedule.kind, kSchedules), choice, "after the warm-up: stay (`constant`); fall as a line, as a half cosine, or as a line over the last steps only (`wsd`); rise and fall between final fraction and peak, counted from step 0 (`one_cycle`, `warmup_decay`)"},
     {FERRY_KEY(schedule.warmup_steps), integer, "steps in which the rate climbs. It has its peak at the last of them, with `one_cycle` one step later, with `warmup_decay` two", kCount},
-    {FERRY_KEY(schedule.total_steps), integer, "steps until the fall has ended; the last of them is the last above the end of the fall. `auto` (0): `steps`, or the warm-up if that is longer", kCount, 0},
-    {FERRY_KEY(schedule.decay_steps), integer, "`wsd`: the falling steps at the end. `auto` (0): a tenth of `total_steps`, at most what the warm-up leaves", kCount, 0},
+    {FERRY_KEY(schedule.total_steps), integer, "steps until the fall has ended; the last of them is the last above the end of the fall. `auto`: `steps`, or the warm-up if that is longer", kPositive, true},
+    {FERRY_KEY(schedule.decay_steps), integer, "`wsd`: the falling steps at the end. `auto`: a tenth of `total_steps`, at most what the warm-up leaves", kPositive, true},
     {FERRY_KEY(schedule.final_fraction), number, "fraction of the peak that is left after `total_steps`, with `warmup_decay` after one more", kUnit},
     {FERRY_KEY(schedule.log_warmup), boolean, "the warm-up climbs as the logarithm of the step; not for `one_cycle`"},
 
@@ -119,16 +119,16 @@ const Key kKeys[] = {
     {"budgets.host", +[](Config& c) { return &c.budgets.host_bytes; }, bytes, "host memory: optimizer state, staging buffers, block inputs that the device has no room for", kSize},
     {FERRY_KEY(budgets.nvme), volumes, "directories on NVMe, each a path or `{\"path\": ..., \"size\": ...}`. `size` is `unlimited` when left out. `endurance_tbw`, the terabytes the drive is rated for, adds its wear to plan and summary. A directory on tmpfs is host memory beside `budgets.host`, held to what the machine has left"},
 
-    {FERRY_KEY(swap.chunk_elements), integer, "elements of one optimizer chunk, a multiple of 4,096. `auto` (0): the planner chooses", {.low = 0, .high = 1LL << 32}, 0},
-    {FERRY_KEY(swap.chunks_at_once), integer, "how many optimizer chunks ferry reads from storage at a time; it writes as many. A chunk lies on one path, so raise it where one path is several drives (RAID 0): to their number. Each takes buffers, together at most a quarter of `budgets.host`. `auto` (0): the number of drives below `budgets.nvme`; beside a GPU a tmpfs counts as four", {.low = 0, .high = 64}, 0},
-    {FERRY_KEY(swap.groups), integer, "groups of a rank's micro-batches. Each group passes through all layers before the next begins: more groups need less memory and move weights and gradients more often. `auto` (0): the fewest that fit; on one rank with a limited `budgets.device` the number with the shortest predicted step", kCount, 0},
+    {FERRY_KEY(swap.chunk_elements), integer, "elements of one optimizer chunk, a multiple of 4,096. `auto`: the planner chooses", {.low = 1, .high = 1LL << 32}, true},
+    {FERRY_KEY(swap.chunks_at_once), integer, "how many optimizer chunks ferry reads from storage at a time; it writes as many. A chunk lies on one path, so raise it where one path is several drives (RAID 0): to their number. Each takes buffers, together at most a quarter of `budgets.host`. `auto`: the number of drives below `budgets.nvme`; beside a GPU a tmpfs counts as four", {.low = 1, .high = 64}, true},
+    {FERRY_KEY(swap.groups), integer, "groups of a rank's micro-batches. Each group passes through all layers before the next begins: more groups need less memory and move weights and gradients more often. `auto`: the fewest that fit; on one rank with a limited `budgets.device` the number with the shortest predicted step", kPositive, true},
     {FERRY_CHOICE(swap.speculate, kSpeculate), choice, "speculative updates, made before the clip factor is known and rolled back where it is not 1: as many as the planner finds useful, none, or all that can be. With a split master a chunk whose weight stays on the device cannot"},
-    {FERRY_KEY(swap.expect_clipped), number, "fraction of the steps that you expect `clip_norm` to clip: 0 for a run past its warm-up that seldom clips, 1 for one that clips always. The planner makes the mean step short for that mixture: with few clipped steps it saves more activations on the device, with many more optimizer state. A wrong value costs time, never a number. A run of 20 steps or more prints at its end what the measured fraction would have saved. `auto` (-1): unknown, so a plan may cost steps without speculation 1 % at most; 0 where `clip_norm` is 0. No effect where `device` is `cpu`", {.low = 0, .high = 1}, -1},
-    {FERRY_KEY(swap.state_on_nvme), number, "least fraction of the optimizer state on NVMe. `auto` (-1): what `budgets.host` leaves over", {.low = 0, .high = 1}, -1},
-    {FERRY_KEY(swap.state_on_device), number, "greatest fraction of the optimizer state on the device, which then updates it. `swap.state_on_nvme` goes first. `auto` (-1): 1 on a GPU (of several ranks from `zero.stage` 1 on), 0 where `device` is `cpu`", {.low = 0, .high = 1}, -1},
-    {FERRY_KEY(swap.save_attention), integer, "blocks that save the output of their attention on the device, so that backward does not compute it again. It pays most at long sequences. A number above the blocks: all. `auto` (-1): as many as shorten the predicted step more than state or weights in the same memory would; none where `device` is `cpu` and `budgets.device` unlimited", {.low = 0, .high = 65536}, -1},
-    {FERRY_KEY(swap.save_mlp), integer, "blocks that save the output of their MLP's gate and up products on the device. These are the dearest part of recomputation and take the most memory. A number above the blocks: all. `auto` (-1): as for `save_attention`", {.low = 0, .high = 65536}, -1},
-    {FERRY_KEY(swap.save_inputs), integer, "blocks whose inputs stay on the device until backward; the others' go to host memory and come back. A number above the blocks: all. `auto` (-1): all that fit; beside a GPU fewer where saved activations, weights or state shorten the predicted step more", {.low = 0, .high = 65536}, -1},
+    {FERRY_KEY(swap.expect_clipped), number, "fraction of the steps that you expect `clip_norm` to clip: 0 for a run past its warm-up that seldom clips, 1 for one that clips always. The planner makes the mean step short for that mixture: with few clipped steps it saves more activations on the device, with many more optimizer state. A wrong value costs time, never a number. A run of 20 steps or more prints at its end what the measured fraction would have saved. `auto`: unknown, so a plan may cost steps without speculation 1 % at most; 0 where `clip_norm` is 0. No effect where `device` is `cpu`", {.low = 0, .high = 1}, true},
+    {FERRY_KEY(swap.state_on_nvme), number, "least fraction of the optimizer state on NVMe. `auto`: what `budgets.host` leaves over", {.low = 0, .high = 1}, true},
+    {FERRY_KEY(swap.state_on_device), number, "greatest fraction of the optimizer state on the device, which then updates it. `swap.state_on_nvme` goes first. `auto`: 1 on a GPU (of several ranks from `zero.stage` 1 on), 0 where `device` is `cpu`", {.low = 0, .high = 1}, true},
+    {FERRY_KEY(swap.save_attention), integer, "blocks that save the output of their attention on the device, so that backward does not compute it again. It pays most at long sequences. A number above the blocks: all. `auto`: as many as shorten the predicted step more than state or weights in the same memory would; none where `device` is `cpu` and `budgets.device` unlimited", {.low = 0, .high = 65536}, true},
+    {FERRY_KEY(swap.save_mlp), integer, "blocks that save the output of their MLP's gate and up products on the device. These are the dearest part of recomputation and take the most memory. A number above the blocks: all. `auto`: as for `save_attention`", {.low = 0, .high = 65536}, true},
+    {FERRY_KEY(swap.save_inputs), integer, "blocks whose inputs stay on the device until backward; the others' go to host memory and come back. A number above the blocks: all. `auto`: all that fit; beside a GPU fewer where saved activations, weights or state shorten the predicted step more", {.low = 0, .high = 65536}, true},
     {FERRY_KEY(swap.verify), boolean, "check the checksum of everything that comes back from NVMe"},
 
     {FERRY_KEY(checkpoint.durable_steps), boolean, "the run survives a kill and a power failure. `ferry train --resume` repeats the step under way and at most the two before it, with the same bits. All optimizer state is then on NVMe, in twice the space, and the files stay after the run; one rank only"},
@@ -152,8 +152,8 @@ const Key kKeys[] = {
     {FERRY_CHOICE(numerics.residual, kNarrow), choice, "type of the residual stream, fp32 or the compute type. `auto`: the compute type, with fp16 fp32"},
     {FERRY_CHOICE(numerics.wire, kNarrow), choice, "type in which gradients travel. `auto`: the compute type"},
     {FERRY_CHOICE(numerics.attention, kAttentions), choice, "`auto`: cuDNN's on a GPU where ferry is built with it and it has a deterministic kernel (16-bit types, heads of 64 or 128 elements), else ferry's own. `ferry`: always its own, which never rounds probabilities"},
-    {FERRY_KEY(numerics.head_tile), integer, "tokens whose logits exist at once. `auto` (0): 1024; on a GPU up to 4096 while their logits are at most 2^27 (5 * 2^26 where the table of words is an eighth of the model or more), or as many as the MLP's activations of a micro-batch (`mlp_tile`)", kCount, 0},
-    {FERRY_KEY(numerics.mlp_tile), integer, "tokens whose MLP activations exist at once. `auto` (0): a whole micro-batch", kCount, 0},
+    {FERRY_KEY(numerics.head_tile), integer, "tokens whose logits exist at once. `auto`: 1024; on a GPU up to 4096 while their logits are at most 2^27 (5 * 2^26 where the table of words is an eighth of the model or more), or as many as the MLP's activations of a micro-batch (`mlp_tile`)", kPositive, true},
+    {FERRY_KEY(numerics.mlp_tile), integer, "tokens whose MLP activations exist at once. `auto`: a whole micro-batch", kPositive, true},
 };
 // clang-format on
 #undef FERRY_KEY

@@ -60,9 +60,9 @@ struct Key {
     Form form;
     std::string_view doc;
     Range range{};  // integer, number, pair, integers, bytes
-    // The number that "auto" can be written as, and is described as. An optional field is empty
-    // then; another one has it.
-    std::optional<double> automatic{};
+    // May be "auto". An optional field is empty then; another one is as it was made, and gets its
+    // value when the configuration is checked.
+    bool automatic = false;
     bool required = false;
 };
 
@@ -74,12 +74,6 @@ struct Section {
 std::span<const Key> schema();
 std::span<const Section> sections();
 const Key* find_key(std::string_view path);
-
-// Whether the value is what "auto" stands for.
-template <class Value>
-bool is_automatic(const Key& key, Value value) {
-    return key.automatic && static_cast<double>(value) == *key.automatic;
-}
 
 // "integer", "size", ...: how the form is called in errors and documentation.
 std::string_view name_of(Form form);

@@ -29,8 +29,8 @@ std::string text_of(const config::Pair& pair) {
 }
 
 template <class Value>
-std::string text_of(const Key& key, const std::optional<Value>& value) {
-    return text_of(value.value_or(static_cast<Value>(key.automatic.value())));
+std::string text_of(const std::optional<Value>& value) {
+    return value ? text_of(*value) : "auto";
 }
 
 std::string value_of(const Key& key, Config& config) {
@@ -41,8 +41,6 @@ std::string value_of(const Key& key, Config& config) {
             const auto value = slot(config);
             if constexpr (std::is_same_v<std::remove_const_t<decltype(value)>, config::Pair>) {
                 return text_of(value);
-            } else if constexpr (requires { value->has_value(); }) {
-                return text_of(key, *value);
             } else {
                 return text_of(*value);
             }

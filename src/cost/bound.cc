@@ -130,8 +130,8 @@ Term slowest_link(const BoundInput& in, const Fractions& f) {
                           reads_without(1 - f.weights_on_nvme) +
                           (1 + reads) * trained(in, f.weights_on_nvme);
     const Measurements& s = in.measured;
-    const double dram = update_bytes(in) * (in.device_is_host ? 1 : by_host) + up + down +
-                        s.dram_per_nvme_byte * stored;
+    const double updated = update_bytes(in) * (in.measured.computes_on_host ? 1 : by_host);
+    const double dram = dram_bytes(updated, up + down, stored, s);
     const std::array<Term, 5> terms{{{up / s.copy_bytes_per_s, "host to device"},
                                      {down / s.copy_bytes_per_s, "device to host"},
                                      {stored > 0 ? stored / s.nvme_bytes_per_s : 0, "nvme"},

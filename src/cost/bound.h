@@ -28,9 +28,8 @@ struct BoundInput {
     double groups = 1, accumulator_bytes = 0;
     double comm_bytes = 0;  // that must reach this rank from the others
     double device_bytes = 0, host_bytes = 0,
-           nvme_bytes = 0;        // left for weights, state and inputs; may be infinite
-    bool device_is_host = false;  // its memory is DRAM as well
-    Measurements measured{};      // of this rank
+           nvme_bytes = 0;    // left for weights, state and inputs; may be infinite
+    Measurements measured{};  // of this rank
 };
 
 struct Bound {

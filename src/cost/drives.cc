@@ -89,4 +89,13 @@ Drive one_drive(std::span<const Path> paths, int64_t stored_bytes) {
     return all;
 }
 
+Measurements with_drive(Measurements measured, const Drive& drive) {
+    measured.nvme_bytes_per_s = drive.bytes_per_s;
+    measured.nvme_at_once = drive.at_once;
+    measured.dram_per_nvme_byte = drive.dram_per_byte;
+    measured.cores_per_nvme_byte = drive.cores_per_byte;
+    measured.storage_of = Of::host;
+    return measured;
+}
+
 }  // namespace ferry::cost

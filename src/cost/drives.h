@@ -5,6 +5,8 @@
 #include <span>
 #include <vector>
 
+#include "cost/measurements.h"
+
 namespace ferry::cost {
 
 struct Path {
@@ -34,5 +36,8 @@ std::vector<double> path_shares(std::span<const int64_t> size_bytes, std::span<c
 // All of them together, `stored_bytes` spread over them: as fast as the drive that is last. 0: not
 // known, as much as their rates say.
 Drive one_drive(std::span<const Path> paths, int64_t stored_bytes = 0);
+
+// With it as the storage of all of a host's ranks.
+Measurements with_drive(Measurements measured, const Drive& drive);
 
 }  // namespace ferry::cost

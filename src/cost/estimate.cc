@@ -48,8 +48,8 @@ OfPrevious step_seconds(const PlacedTraffic& traffic, const KernelSeconds& kerne
                         const OfPrevious& waits, const Measurements& measured) {
     const double up = traffic.up_bytes, down = traffic.down_bytes, stored = traffic.stored_bytes;
     const double compute_s = kernels.forward + kernels.backward + traffic.device_updates_s;
-    const double copies = (measured.computes_on_host ? 2 : 1) * (up + down);
-    const double host_s = traffic.host_updates_s + (copies + stored) / measured.dram_bytes_per_s;
+    const double moved = dram_bytes(0, up + down, stored, measured);
+    const double host_s = traffic.host_updates_s + moved / measured.dram_bytes_per_s;
     const double links_s = std::max(std::max(up, down) / measured.copy_bytes_per_s,
                                     stored / measured.nvme_bytes_per_s);
     if (measured.computes_on_host) {

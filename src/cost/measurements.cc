@@ -60,11 +60,21 @@ Measurements known_or(Measurements known, const Measurements& assumed) {
 Measurements of_rank(Measurements measured, int ranks_on_host) {
     if (measured.storage_of == Of::host) measured.nvme_bytes_per_s /= ranks_on_host;
     if (measured.memory_of == Of::host) measured.dram_bytes_per_s /= ranks_on_host;
-    // The device's memory is the host's where the processors compute.
-    if (measured.memory_of == Of::host && measured.computes_on_host)
+    // The device is the host's memory and processors where those compute.
+    if (measured.memory_of == Of::host && measured.computes_on_host) {
         measured.device_bytes_per_s /= ranks_on_host;
+        measured.assumed_flops_per_s /= ranks_on_host;
+    }
     measured.storage_of = measured.memory_of = Of::rank;
     return measured;
+}
+
+double dram_per_copied_byte(const Measurements& measured) {
+    return measured.computes_on_host ? 2 : 1;
+}
+
+double dram_bytes(double updated, double copied, double stored, const Measurements& measured) {
+    return updated + dram_per_copied_byte(measured) * copied + measured.dram_per_nvme_byte * stored;
 }
 
 double comm_rate(const Measurements& measured) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "cost/kernel_times.h"
 #include "ferry/device_kind.h"
@@ -20,6 +21,8 @@ struct KernelsOf {
     int threads = 1;
     bool under_load = false;  // at the clock that a GPU holds under the step's own load
     bool operator==(const KernelsOf&) const = default;
+    bool on_host() const { return device == kHost; }
+    static constexpr std::string_view kHost = "cpu";  // the architecture that is no GPU's
 };
 
 // Whose they are: all that a host has, or what one of its ranks has of it.
@@ -61,6 +64,12 @@ Measurements known_or(Measurements known, const Measurements& assumed);
 // What each of the ranks of a host has of it: they share the drives, and the memory that updates
 // stream through. What is one rank's already stays.
 Measurements of_rank(Measurements measured, int ranks_on_host);
+
+// Of host memory, for each byte that is copied between host and device: both ends lie in it where
+// the processors are the device.
+double dram_per_copied_byte(const Measurements& measured);
+// Bytes that host memory reads and writes for updates, copies and storage.
+double dram_bytes(double updated, double copied, double stored, const Measurements& measured);
 
 // Bytes a second that reach a rank from the others.
 double comm_rate(const Measurements& measured);

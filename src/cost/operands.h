@@ -130,13 +130,13 @@ template <class As>
 struct Cut {
     static constexpr Op kOp = Op::cut;
     In<As, Content::gradient> gradient;  // the layer's
-    Out<As, Content::pieces> pieces;     // one for each rank
+    Out<As, Content::parts> parts;       // one for each rank
 };
 
 template <class As>
 struct Sum {
     static constexpr Op kOp = Op::sum;
-    In<As, Content::pieces> pieces;  // one from each rank
+    In<As, Content::parts> parts;  // one from each rank
     Out<As, Content::wire> wire;
     Out<As, Content::leaves> leaves;
 };
@@ -151,8 +151,8 @@ struct GatherWeights {
 template <class As>
 struct Exchange {
     static constexpr Op kOp = Op::exchange;
-    In<As, Content::pieces> to_ranks;
-    Out<As, Content::pieces> from_ranks;
+    In<As, Content::parts> to_ranks;
+    Out<As, Content::parts> from_ranks;
 };
 
 template <class As>

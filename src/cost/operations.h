@@ -62,7 +62,7 @@ enum class Content : uint8_t {
     scratch,         // nothing before and nothing after
     report,
     wire,    // gradient of a chunk in the wire type; gathered: of every rank's
-    pieces,  // the ranks' pieces of a turn
+    parts,   // the ranks' parts of a turn
     leaves,  // of the norm, fp32
     state,   // of a chunk
     weight,  // of a chunk

@@ -48,8 +48,8 @@ Cost update_cost(double update_s, const Cost& checks) {
 
 swap::CostModel cost_model(WorkOf work_of, const Measurements& measured) {
     const double one = 1.0 / measured.threads, on_host = measured.computes_on_host ? 1 : 0;
-    // A GPU's copy reads or writes host memory, a copy in it does both.
-    const double of_copies = part_of_dram((1 + on_host) * measured.copy_bytes_per_s, measured);
+    const double copy_passes = dram_per_copied_byte(measured);
+    const double of_copies = part_of_dram(copy_passes * measured.copy_bytes_per_s, measured);
     const double of_storage =
         part_of_dram(measured.dram_per_nvme_byte * measured.nvme_bytes_per_s, measured);
     const double storage_cores =
@@ -67,7 +67,7 @@ swap::CostModel cost_model(WorkOf work_of, const Measurements& measured) {
                 return {measured.kernels.of(task, work_of), {on_host, 0, 0}};
             case swap::Lane::h2d:
             case swap::Lane::d2h:
-                return {link_seconds(bytes, measured.copy_bytes_per_s, 1, measured),
+                return {link_seconds(bytes, measured.copy_bytes_per_s, copy_passes, measured),
                         {on_host * one, 0, of_copies}};
             case swap::Lane::team:
                 if (!is_update(task)) return {};  // tokens are copied: nothing beside the rest

@@ -84,11 +84,16 @@ private:
 
 }  // namespace
 
-TokenFile::TokenFile(const std::string& path, int64_t model_vocab) : path_(path) {
+TokenFile::TokenFile(const std::string& path, int64_t model_vocab) : TokenFile(path) {
+    check_contents(model_vocab);
+}
+
+TokenFileInfo read_token_info(const std::string& path) { return TokenFile(path).info_; }
+
+TokenFile::TokenFile(const std::string& path) : path_(path) {
     try {
         open();
         read_header();
-        check_contents(model_vocab);
     } catch (...) {
         if (file_ >= 0) ::close(file_);
         throw;

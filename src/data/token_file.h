@@ -28,6 +28,8 @@ public:
     void copy_marks(uint64_t first, std::span<uint8_t> out) const;
 
 private:
+    friend TokenFileInfo read_token_info(const std::string& path);
+    explicit TokenFile(const std::string& path);
     void open();
     void read_header();
     void check_contents(int64_t model_vocab);

@@ -23,6 +23,10 @@ struct TokenFileInfo {
     uint64_t checksum = 0;  // of tokens and mask
 };
 
+// What the header of such a file says; nothing behind it is read. Throws usage or io where it is no
+// token file, or not as long as its header says.
+TokenFileInfo read_token_info(const std::string& path);
+
 // Writes such a file piece by piece, as a Draft: a reader sees the old file or the new one. First
 // all tokens, then either none or a mark for each: 1, it is no target. Throws usage where a token
 // is not below the vocabulary or there are none, io where the disk refuses.

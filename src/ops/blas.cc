@@ -27,29 +27,40 @@ namespace {
 constexpr const char* kChoice = "OPENBLAS_CORETYPE";
 constexpr const char* kThreads = "OPENBLAS_NUM_THREADS";
 
-struct Kernels {
-    std::string_view name;
-    bool runs;  // on this processor
-};
-
-// By what their instructions need, the widest first. Those of processors with instructions that no
-// other maker's have are left out.
-std::vector<Kernels> known_kernels() {
+// By what their instructions need, the widest first. Those written for one maker's processors need
+// that maker's instructions.
+std::vector<BlasCore> known_cores() {
 #ifdef __x86_64__
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512vl");
     const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
+    const bool avx = __builtin_cpu_supports("avx") != 0;
+    const bool fma4 = avx && __builtin_cpu_supports("fma4");
+    const bool sse4_1 = __builtin_cpu_supports("sse4.1") != 0;
+    const bool ssse3 = __builtin_cpu_supports("ssse3") != 0;
+    const bool sse4a = __builtin_cpu_supports("sse4a") != 0;
     return {{"Sapphirerapids", bf16},
             {"Cooperlake", bf16},
             {"SkylakeX", avx512},
             {"Haswell", avx2},
             {"Zen", avx2},
-            {"Sandybridge", __builtin_cpu_supports("avx") != 0},
+            {"Excavator", fma4 && avx2},
+            {"Steamroller", fma4},
+            {"Piledriver", fma4},
+            {"Bulldozer", fma4},
+            {"Sandybridge", avx},
             {"Nehalem", __builtin_cpu_supports("sse4.2") != 0},
-            {"Penryn", __builtin_cpu_supports("sse4.1") != 0},
-            {"Core2", __builtin_cpu_supports("ssse3") != 0},
+            {"Dunnington", sse4_1},
+            {"Penryn", sse4_1},
+            {"Core2", ssse3},
+            {"Atom", ssse3},
+            {"Nano", ssse3},
+            {"Barcelona", sse4a},
+            {"Bobcat", sse4a},
+            {"Opteron_SSE3", sse4a},
+            {"Opteron", sse4a},
             {"Prescott", __builtin_cpu_supports("sse3") != 0}};
 #else
     return {};
@@ -57,8 +68,8 @@ std::vector<Kernels> known_kernels() {
 }
 
 bool runs_here(std::string_view core) {
-    return std::ranges::any_of(known_kernels(),
-                               [&](const Kernels& k) { return k.name == core && k.runs; });
+    return std::ranges::any_of(
+        known_cores(), [&](const BlasCore& known) { return known.name == core && known.runs; });
 }
 
 // Empty: `chosen` is as good as any.
@@ -244,12 +255,7 @@ BlasUse::~BlasUse() {
 
 std::string blas_core() { return blas().core; }
 
-std::vector<std::string> blas_cores() {
-    std::vector<std::string> names;
-    for (const Kernels& kernels : known_kernels())
-        if (kernels.runs) names.emplace_back(kernels.name);
-    return names;
-}
+std::vector<BlasCore> blas_cores() { return known_cores(); }
 
 bool take_blas_core(const std::string& core) {
     const std::lock_guard lock(library_mutex);

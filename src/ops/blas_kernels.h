@@ -8,8 +8,13 @@
 
 namespace ferry::ops {
 
-std::string blas_core();                // those that this process runs
-std::vector<std::string> blas_cores();  // that this processor can run, the widest first
+struct BlasCore {
+    std::string name{};
+    bool runs = false;  // this processor has the instructions of all of its kernels
+};
+
+std::string blas_core();             // those that this process runs
+std::vector<BlasCore> blas_cores();  // all that OpenBLAS has for x86-64, the widest first
 // Runs these from now on. False: not here, or others are in use (CPU Ops live, or another part of
 // the process loaded OpenBLAS). Not from several threads.
 bool take_blas_core(const std::string& core);

@@ -253,15 +253,15 @@ public:
         });
     }
 
-    void sum_gradient(ConstView pieces, void* wire, float* leaves) override {
-        for_leaves(pieces.cols, [&](int64_t at, int64_t here) {
+    void sum_gradient(ConstView parts, void* wire, float* leaves) override {
+        for_leaves(parts.cols, [&](int64_t at, int64_t here) {
             std::array<float, kLeaf> sum;
-            const auto piece = [&](int64_t rank) { return pieces.block(rank, 1, at, here).data; };
-            copy_row(piece(0), pieces.type, here, sum.data(), DType::f32);
-            for (int64_t rank = 1; rank < pieces.rows; ++rank)
-                add_row(sum.data(), piece(rank), pieces.type, here);
-            round_leaf(sum.data(), here, pieces.type,
-                       static_cast<std::byte*>(wire) + at * size_of(pieces.type),
+            const auto part = [&](int64_t rank) { return parts.block(rank, 1, at, here).data; };
+            copy_row(part(0), parts.type, here, sum.data(), DType::f32);
+            for (int64_t rank = 1; rank < parts.rows; ++rank)
+                add_row(sum.data(), part(rank), parts.type, here);
+            round_leaf(sum.data(), here, parts.type,
+                       static_cast<std::byte*>(wire) + at * size_of(parts.type),
                        leaves + at / kLeaf);
         });
     }

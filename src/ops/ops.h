@@ -145,9 +145,9 @@ public:
     // ceil(count / 4096).
     virtual void round_gradient(const float* accumulator, int64_t count, DType wire_type,
                                 void* wire, float* leaves) = 0;
-    // The same of the sum, in fp32 and in the order of the rows, of the ranks' pieces of a gradient
-    // in its wire type: [ranks, count], at least one row. `wire` is none of the pieces.
-    virtual void sum_gradient(ConstView pieces, void* wire, float* leaves) = 0;
+    // The same of the sum, in fp32 and in the order of the rows, of the ranks' parts of a gradient
+    // in its wire type: [ranks, count], at least one row. `wire` is none of the parts.
+    virtual void sum_gradient(ConstView parts, void* wire, float* leaves) = 0;
 
     virtual void add(float* a, const float* b, int64_t count) = 0;  // a += b
     virtual void fill_zero(void* data, int64_t bytes) = 0;
@@ -169,8 +169,14 @@ enum class AttentionKernels : uint8_t { best, ferry };
 // The GPU's: cuBLASLt, cuDNN and ferry's own kernels, enqueued on the device's compute stream; the
 // device must outlive it. Heads of at most 128 elements. Throws Trouble::usage where this build has
 // no kernels for the GPU.
+//
+// most_slope_bytes: what a call of cuDNN's deterministic backward attention may keep for its pairs
+// of query and key. What needs more takes several calls. Long sequences' bits depend on it: a test
+// makes it small, nothing else changes it.
+constexpr int64_t kMostSlopeBytes = int64_t{1} << 30;
 std::unique_ptr<Ops> make_cuda_ops(Device& device,
-                                   AttentionKernels attention = AttentionKernels::best);
+                                   AttentionKernels attention = AttentionKernels::best,
+                                   int64_t most_slope_bytes = kMostSlopeBytes);
 
 // What the operations' bits depend on beside their arguments and the architecture. CPU: the BLAS
 // with the processor type it chose kernels for, and the SIMD target.

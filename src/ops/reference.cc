@@ -346,14 +346,14 @@ public:
         }
     }
 
-    void sum_gradient(ConstView pieces, void* wire, float* leaves) override {
-        std::vector<float> sum(static_cast<size_t>(pieces.cols));
-        for (int64_t i = 0; i < pieces.cols; ++i) {
+    void sum_gradient(ConstView parts, void* wire, float* leaves) override {
+        std::vector<float> sum(static_cast<size_t>(parts.cols));
+        for (int64_t i = 0; i < parts.cols; ++i) {
             auto& of = sum[static_cast<size_t>(i)];
-            of = static_cast<float>(get(pieces, 0, i));
-            for (int64_t r = 1; r < pieces.rows; ++r) of += static_cast<float>(get(pieces, r, i));
+            of = static_cast<float>(get(parts, 0, i));
+            for (int64_t r = 1; r < parts.rows; ++r) of += static_cast<float>(get(parts, r, i));
         }
-        round_gradient(sum.data(), pieces.cols, pieces.type, wire, leaves);
+        round_gradient(sum.data(), parts.cols, parts.type, wire, leaves);
     }
 
     void add(float* a, const float* b, int64_t count) override {

@@ -235,11 +235,11 @@ public:
               .bytes = floats(count) + wire_bytes},
              [&] { ops_.round_gradient(accumulator, count, wire_type, wire, leaves); });
     }
-    void sum_gradient(ConstView pieces, void* wire, float* leaves) override {
+    void sum_gradient(ConstView parts, void* wire, float* leaves) override {
         note({.name = "sum of ranks' gradients",
-              .shape = shape_of(pieces),
-              .bytes = bytes_of(pieces) + bytes_of(pieces.row_range(0, 1))},
-             [&] { ops_.sum_gradient(pieces, wire, leaves); });
+              .shape = shape_of(parts),
+              .bytes = bytes_of(parts) + bytes_of(parts.row_range(0, 1))},
+             [&] { ops_.sum_gradient(parts, wire, leaves); });
     }
 
     void add(float* a, const float* b, int64_t count) override {

@@ -34,7 +34,7 @@ int64_t exact_bytes(Class c, const Workload& work) {
             return largest(work, false, gradient);
         case Class::wire:
             return elements * wire + elements / kLeafElements * 4;
-        case Class::pieces:
+        case Class::parts:
             return work.partition.ranks * elements * wire;
         case Class::activation:
         case Class::input_staging:
@@ -72,7 +72,7 @@ int64_t buffer_bytes(Class c, const Workload& work) {
 const char* name_of(Class c) {
     static constexpr const char* kNames[kClasses] = {
         "block weights", "edge weights",   "block gradient",   "edge gradient",
-        "wire",          "ranks' pieces",  "activation",       "attention",
+        "wire",          "ranks' parts",   "activation",       "attention",
         "mlp",           "tokens",         "scratch",          "report",
         "state staging", "weight staging", "gradient staging", "input staging",
         "spill staging", "host tokens"};

@@ -33,7 +33,7 @@ void Hazards::order(swap::Schedule& schedule, swap::Task& task, std::span<const 
         State& state = states_[use.resource];
         state.touched = true;
         const bool known = state.written || state.has_before;
-        switch (use.access) {
+        switch (use.effect) {
             case Effect::read:
                 if (!known) enter(use.resource, false);
                 waits.raise(state.before);
@@ -55,12 +55,12 @@ void Hazards::order(swap::Schedule& schedule, swap::Task& task, std::span<const 
     }
     for (const Use& use : uses) {
         State& state = states_[use.resource];
-        if (use.access == Effect::read) {
+        if (use.effect == Effect::read) {
             state.readers.raise(task.lane, task.index);
             state.has_readers = true;
             continue;
         }
-        if (use.access == Effect::write) {
+        if (use.effect == Effect::write) {
             state = State{};
             state.touched = state.has_before = true;
             state.before.raise(task.lane, task.index);

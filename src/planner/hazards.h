@@ -14,7 +14,7 @@ namespace ferry::planner {
 enum class Effect : uint8_t { read, write, join };
 struct Use {
     uint32_t resource = 0;
-    Effect access = Effect::read;
+    Effect effect = Effect::read;
 };
 
 class Hazards {

@@ -76,7 +76,7 @@ private:
         counts[at(Class::block_gradient)] = depth.gradients;
         counts[at(Class::edge_gradient)] = tied_ ? 3 : 1;
         counts[at(Class::wire)] = depth.wire;
-        counts[at(Class::pieces)] = work_.partition.alone() ? 0 : depth.exchanges;
+        counts[at(Class::parts)] = work_.partition.alone() ? 0 : depth.exchanges;
         counts[at(Class::activation)] =
             micro_batches_ / groups + 1 + depth.spare_activations + inputs;
         for (const model::Saved what : model::kAllSaved)
@@ -121,11 +121,11 @@ private:
         // kernels do not wait for copies.
         const int64_t chunks = most_chunks_of_a_block();
         try_depth(depth, &Depths::wire, 2 * chunks, Class::wire, 16);
-        // The pieces of a whole block on their way while the block below computes. What leaves and
+        // The parts of a whole block on their way while the block below computes. What leaves and
         // what arrives has a buffer for each of its chunks, so that no cut waits for an exchange.
         const bool both = work_.partition.alone() ||
-                          try_depth(depth, &Depths::exchanges, 2 * chunks, Class::pieces, 8);
-        if (!both) try_depth(depth, &Depths::exchanges, kLean.exchanges + chunks, Class::pieces, 8);
+                          try_depth(depth, &Depths::exchanges, 2 * chunks, Class::parts, 8);
+        if (!both) try_depth(depth, &Depths::exchanges, kLean.exchanges + chunks, Class::parts, 8);
         int64_t left = device().limit() - device_bytes(depth, result_.groups);
         const int64_t inputs = std::min(std::min(block_count(), to_save_.inputs) * group_size(),
                                         left / bytes_of(Class::activation));

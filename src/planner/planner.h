@@ -46,7 +46,7 @@ struct AccumulatorSpill {
 // clang-format off
 // Of equally large buffers; those before `state_staging` are device memory.
 enum class Class : uint8_t {
-    block_weights, edge_weights, block_gradient, edge_gradient, wire, pieces, activation, attention,
+    block_weights, edge_weights, block_gradient, edge_gradient, wire, parts, activation, attention,
     mlp, tokens, scratch, report, state_staging, weight_staging, gradient_staging, input_staging,
     spill_staging, host_tokens
 };

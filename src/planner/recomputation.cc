@@ -166,7 +166,7 @@ private:
         const size_t stride = std::max<size_t>(1, (end - first) / kCounts),
                      begun = candidates_.size();
         for (size_t activations = first; activations < end; activations += stride) {
-            if (!try_way(request, inputs, activations)) break;
+            if (!try_saving(request, inputs, activations)) break;
         }
         if (stride == 1 || candidates_.size() == begun) return;
         const auto expected = [this](const Candidate& candidate) {
@@ -177,11 +177,11 @@ private:
                 ->activations;
         for (size_t activations = std::max(around, first + stride) - stride + 1;
              activations < std::min(around + stride, end); ++activations) {
-            if (activations != around && !try_way(request, inputs, activations)) return;
+            if (activations != around && !try_saving(request, inputs, activations)) return;
         }
     }
 
-    bool try_way(const PlanRequest& request, int64_t inputs, size_t activations) {
+    bool try_saving(const PlanRequest& request, int64_t inputs, size_t activations) {
         try {
             const Placement placement = placement_of(request, inputs, activations);
             int64_t blocks = 0;

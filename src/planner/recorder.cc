@@ -94,7 +94,7 @@ BufferOf<content> Recorder::fetch_accumulator(int64_t layer, bool first_group) {
         return buffer;
     }
     for (const AccumulatorSpill& spill : plan_.spills_of(layer)) {
-        impl_->bring(*this, object_of<content>(spill), Class::spill_staging, buffer,
+        impl_->fetch(*this, object_of<content>(spill), Class::spill_staging, buffer,
                      spill.first * 4);
     }
     return buffer;
@@ -134,12 +134,11 @@ void Recorder::send_gradient(int64_t layer, const Gradient& gradient) {
             continue;
         }
         const AssignedBuffer wire = acquire(Class::wire);
-        const Part rounded = impl_->rounded(chunk, wire);
+        const auto rounded = impl_->rounded(chunk, wire);
+        const LocatedOf<Content::gradient> of_chunk{
+            {gradient.place(chunk.first * 4), gradient.resources()}};
         record<op::Round>(
-            layer, c,
-            {.gradient = Located{gradient.place(chunk.first * 4), gradient.resources()},
-             .wire = rounded.located(),
-             .leaves = Located{leaves_in(wire)}});
+            layer, c, {.gradient = of_chunk, .wire = rounded.located(), .leaves = leaves_in(wire)});
         if (!plan_.updates_on_device(chunk))
             impl_->send(*this, wire, 0, chunk.gradient, Class::gradient_staging);
         send_leaves(chunk, wire);
@@ -147,8 +146,8 @@ void Recorder::send_gradient(int64_t layer, const Gradient& gradient) {
 }
 
 // A wire buffer holds the norm leaves behind a chunk's values.
-Place Recorder::leaves_in(const AssignedBuffer& wire) const {
-    return wire.place(plan_.chunk_elements * size_of(plan_.wire));
+LocatedOf<Content::leaves> Recorder::leaves_in(const AssignedBuffer& wire) const {
+    return {{wire.place(plan_.chunk_elements * size_of(plan_.wire))}};
 }
 
 void Recorder::send_leaves(const Chunk& chunk, const AssignedBuffer& wire) {
@@ -157,7 +156,7 @@ void Recorder::send_leaves(const Chunk& chunk, const AssignedBuffer& wire) {
                .layer = static_cast<int32_t>(chunk.layer),
                .item = static_cast<int32_t>(&chunk - plan_.chunks.data()),
                .bytes = chunk.count / kLeafElements * 4};
-    norms.places[0] = leaves_in(wire);
+    norms.places[0] = leaves_in(wire).place;
     norms.places[1] = {Place::Kind::host, swap::kNoObject,
                        plan_.leaves_offset + chunk.first_leaf * 4};
     impl_->emit(norms,
@@ -204,7 +203,7 @@ Recorder::Input Recorder::fetch_input(int64_t layer, int64_t i) {
     const int64_t at = layer * plan_.group_size() + i;
     if (auto saved = impl_->saved_inputs.extract(at)) return std::move(saved.mapped());
     Input x = acquire<Content::input>();
-    impl_->bring(*this, plan_.inputs[static_cast<size_t>(at)], Class::input_staging, x, 0);
+    impl_->fetch(*this, plan_.inputs[static_cast<size_t>(at)], Class::input_staging, x, 0);
     return x;
 }
 
@@ -240,12 +239,15 @@ void Recorder::record_kernel(Op op, int64_t layer, int64_t item,
 // ---------------------------------------------------------------- updates
 
 template <template <class> class Operation>
-void Recorder::record_update(int64_t index, const Part& state, const Part& gradient,
-                             const Part& weight, const Detail& detail) {
+void Recorder::record_update(int64_t index, const Part<Content::state>& state,
+                             const Part<Content::wire>& gradient,
+                             const Part<Content::weight>& weight, const Detail& detail) {
     const Chunk& chunk = plan_.chunks[static_cast<size_t>(index)];
     const bool speculative = Operation<Assigned>::kOp == Op::update_speculative;
-    const Located before{state.place}, weight_before{plan_.state.split ? weight.place : Place{}};
-    Located after = state.located(), weight_after = weight.located();
+    const LocatedOf<Content::state> before{{state.place}};
+    const LocatedOf<Content::weight> weight_before{{plan_.state.split ? weight.place : Place{}}};
+    LocatedOf<Content::state> after = state.located();
+    LocatedOf<Content::weight> weight_after = weight.located();
     // In memory the old version stays until the outcome; what was staged is written to a fresh
     // slot.
     if (speculative && state.is_home) after.place = {Place::Kind::fresh, chunk.state, 0};
@@ -263,8 +265,9 @@ void Recorder::record_update(int64_t index, const Part& state, const Part& gradi
 void Recorder::update_chunk(int64_t index, Op op) {
     const Chunk& chunk = plan_.chunks[static_cast<size_t>(index)];
     const Tier state_home = plan_.objects[chunk.state].home;
-    Part state = Part::of(chunk.state), gradient = Part::of(chunk.gradient),
-         weight = Part::of(chunk.weight);
+    auto state = Part<Content::state>::of(chunk.state);
+    auto gradient = Part<Content::wire>::of(chunk.gradient);
+    auto weight = Part<Content::weight>::of(chunk.weight);
     if (plan_.updates_on_device(chunk)) {
         FERRY_CHECK(op == Op::update, "what the device updates does not speculate");
         return record_update<op::Update>(index, state, gradient, weight, {.on_device = true});

@@ -37,8 +37,8 @@ constexpr Class buffers_of(Content content) {
             return Class::report;
         case Content::wire:
             return Class::wire;
-        case Content::pieces:
-            return Class::pieces;
+        case Content::parts:
+            return Class::parts;
         default:
             bug("no class of buffers holds this alone");
     }
@@ -93,6 +93,9 @@ struct Located {
     swap::Place place{};
     std::span<const uint32_t> resources{};
 };
+// One that is known to hold this.
+template <Content content>
+struct LocatedOf : Located {};
 
 // How the recorder is given operands: as buffers of what they hold. What an operation writes is no
 // const one; what it cannot do without has no default.
@@ -107,13 +110,13 @@ struct Assigned {
     public:
         static constexpr bool kWrites = role != Role::in;
         Operand() requires optional = default;
-        Operand(const BufferOf<content>& buffer) requires(!kWrites) : Operand(located(buffer)) {}
-        Operand(BufferOf<content>& buffer) requires kWrites : Operand(located(buffer)) {}
+        Operand(const BufferOf<content>& buffer) requires(!kWrites) : at_(located(buffer)) {}
+        Operand(BufferOf<content>& buffer) requires kWrites : at_(located(buffer)) {}
         // Whatever it holds.
         template <Content any>
         Operand(BufferOf<any>& buffer) requires(content == Content::bytes)  // NOLINT
-            : Operand(located(buffer)) {}
-        Operand(const Located& at) : at_(at) {}
+            : at_(located(buffer)) {}
+        Operand(const LocatedOf<content>& at) : at_(at) {}
         Operand(BufferOf<content>&&) = delete;  // it would be given back before it is used
         Given given() const { return {at_, role, optional}; }
 
@@ -168,7 +171,7 @@ public:
     // The input fetched next. If it has left the device, its copy begins here.
     void prefetch_input(int64_t layer, int64_t i);
 
-    // A task of this operation with these operands (planner/operands.h), on its row's lane.
+    // A task of this operation with these operands (cost/operands.h), on its row's lane.
     template <template <class> class Operation>
     void record(int64_t layer, int64_t item, const Operation<Assigned>& operands,
                 const Detail& detail = {}) {
@@ -192,6 +195,7 @@ public:
 private:
     friend class AssignedBuffer;
     struct Impl;
+    template <Content content>
     struct Part;
     void record_kernel(Op op, int64_t layer, int64_t item,
                        std::span<const Assigned::Given> operands, const Detail& detail);
@@ -203,13 +207,14 @@ private:
     template <Content content>
     void spill_accumulator(int64_t layer, const BufferOf<content>& gradient);
     template <template <class> class Operation>
-    void record_update(int64_t chunk, const Part& state, const Part& gradient, const Part& weight,
+    void record_update(int64_t chunk, const Part<Content::state>& state,
+                       const Part<Content::wire>& gradient, const Part<Content::weight>& weight,
                        const Detail& detail);
     void exchange(int64_t chunk, const Gradient& gradient);
     void receive_oldest();
     void gather_gradient(int64_t chunk, const BufferOf<Content::wire>& wire);
     void agree();
-    swap::Place leaves_in(const AssignedBuffer& wire) const;
+    LocatedOf<Content::leaves> leaves_in(const AssignedBuffer& wire) const;
     void send_leaves(const Chunk& chunk, const AssignedBuffer& wire);
 
     const Plan& plan_;

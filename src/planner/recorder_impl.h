@@ -23,6 +23,7 @@ inline Place current(ObjectId object) { return {Place::Kind::current, object, 0}
 inline bool is_edge(const model::Layer& layer) { return layer.kind != model::LayerKind::block; }
 
 // An operand that is an object where it lives, or a buffer that it came to.
+template <Content content>
 struct Recorder::Part {
     Place place{};
     std::vector<uint32_t> resources{};
@@ -34,7 +35,7 @@ struct Recorder::Part {
         resources.insert(resources.begin(), buffer.resources()[0]);
         is_home = false;
     }
-    Located located() const { return {place, resources}; }
+    LocatedOf<content> located() const { return {{place, resources}}; }
 };
 
 struct Recorder::Impl {
@@ -68,9 +69,9 @@ struct Recorder::Impl {
         emit(task, std::span<const Use>(uses.begin(), uses.size()));
     }
 
-    // Brings an object to `target` on the device, through staging memory when it is on
+    // Fetches an object to `target` on the device, through staging memory when it is on
     // NVMe.
-    void bring(Recorder& recorder, ObjectId object, Class staging_class,
+    void fetch(Recorder& recorder, ObjectId object, Class staging_class,
                const AssignedBuffer& target, int64_t offset) {
         const int64_t bytes = plan.objects[object].bytes;
         const uint32_t into = target.resources_[0];
@@ -149,7 +150,7 @@ struct Recorder::Impl {
                       const Wanted& wanted) {
         for (const Chunk& chunk : plan.chunks_of(layer)) {
             if (wanted(chunk))
-                bring(recorder, chunk.weight, Class::weight_staging, into,
+                fetch(recorder, chunk.weight, Class::weight_staging, into,
                       chunk.first * size_of(plan.compute));
         }
     }
@@ -189,8 +190,8 @@ struct Recorder::Impl {
 
     // Where a rounded chunk goes. What the device updates stays there; of the wire buffer only the
     // leaves are used then.
-    Part rounded(const Chunk& chunk, const AssignedBuffer& wire) const {
-        Part part{.place = wire.place(), .resources = {wire.resources()[0]}};
+    Part<Content::wire> rounded(const Chunk& chunk, const AssignedBuffer& wire) const {
+        Part<Content::wire> part{.place = wire.place(), .resources = {wire.resources()[0]}};
         if (!plan.updates_on_device(chunk)) return part;
         part.place = current(chunk.gradient);
         part.resources.push_back(chunk.gradient);
@@ -217,9 +218,9 @@ struct Recorder::Impl {
     std::map<int64_t, Input> saved_inputs;
     int64_t prefetched_layer = -1;  // whose weights `prefetched` are
     Weights prefetched;
-    struct Arrival {  // the ranks' pieces of this rank's chunk, under way
+    struct Arrival {  // the ranks' parts of this rank's chunk, under way
         int64_t chunk = 0;
-        BufferOf<Content::pieces> pieces{};
+        BufferOf<Content::parts> parts{};
     };
     std::deque<Arrival> arrivals;  // the oldest first
 };

@@ -63,12 +63,12 @@ void Recorder::prefetch_weights(int64_t layer) {
 // Starts the exchange of one turn: this rank's chunk, and of every other rank the run that lies
 // alike in its shard. The ranks' chunks are alike, so all of them start the same exchanges.
 void Recorder::exchange(int64_t index, const Gradient& gradient) {
-    auto& free = impl_->free[static_cast<size_t>(Class::pieces)];
+    auto& free = impl_->free[static_cast<size_t>(Class::parts)];
     while (free.size() < 2 && !impl_->arrivals.empty()) receive_oldest();
     const Chunk& chunk = plan_.chunks[static_cast<size_t>(index)];
-    auto out = acquire<Content::pieces>();
-    record<op::Cut>(chunk.layer, index, {.gradient = gradient, .pieces = out});
-    auto in = acquire<Content::pieces>();
+    auto out = acquire<Content::parts>();
+    record<op::Cut>(chunk.layer, index, {.gradient = gradient, .parts = out});
+    auto in = acquire<Content::parts>();
     record<op::Exchange>(
         chunk.layer, index, {.to_ranks = out, .from_ranks = in},
         {.bytes = zero::exchanged_bytes(plan_.partition, chunk.count * size_of(plan_.wire))});
@@ -84,11 +84,10 @@ void Recorder::receive_oldest() {
     impl_->arrivals.pop_front();
     const Chunk& chunk = plan_.chunks[static_cast<size_t>(arrival.chunk)];
     const auto wire = acquire<Content::wire>();
-    const Part sum = impl_->rounded(chunk, wire);
-    record<op::Sum>(
-        chunk.layer, arrival.chunk,
-        {.pieces = arrival.pieces, .wire = sum.located(), .leaves = Located{leaves_in(wire)}});
-    arrival.pieces.release();
+    const auto sum = impl_->rounded(chunk, wire);
+    record<op::Sum>(chunk.layer, arrival.chunk,
+                    {.parts = arrival.parts, .wire = sum.located(), .leaves = leaves_in(wire)});
+    arrival.parts.release();
     send_leaves(chunk, wire);
     if (plan_.updates_on_device(chunk)) return;
     if (plan_.partition.sharding.state)
@@ -100,7 +99,7 @@ void Recorder::receive_oldest() {
 void Recorder::gather_gradient(int64_t index, const BufferOf<Content::wire>& wire) {
     const Chunk& mine = plan_.chunks[static_cast<size_t>(index)];
     const int64_t bytes = mine.count * size_of(plan_.wire);
-    BufferOf<Content::wire> all(acquire(Class::pieces));
+    BufferOf<Content::wire> all(acquire(Class::parts));
     record<op::GatherGradient>(mine.layer, index, {.mine = wire, .all = all},
                                {.bytes = zero::exchanged_bytes(plan_.partition, bytes)});
     const model::Segment& segment =
@@ -118,8 +117,9 @@ void Recorder::gather_gradient(int64_t index, const BufferOf<Content::wire>& wir
 // Of what the host arena has of the step: whoever asks the ranks knows where.
 void Recorder::agree() {
     const std::array<uint32_t, 1> leaves{plan_.leaves_resource}, report{plan_.report_resource};
-    record<op::Agree>(
-        -1, -1, {.leaves = Located{.resources = leaves}, .report = Located{.resources = report}});
+    record<op::Agree>(-1, -1,
+                      {.leaves = LocatedOf<Content::leaves>{{.resources = leaves}},
+                       .report = LocatedOf<Content::report>{{.resources = report}}});
 }
 
 }  // namespace ferry::planner

@@ -1,13 +1,16 @@
 #include "train/forecast.h"
 
 #include <spdlog/fmt/fmt.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 
 #include "device_needs.h"
 #include "ferry/device.h"
 #include "ferry/team.h"
 #include "ferry/train.h"
+#include "loader_of.h"
 #include "measure.h"
 #include "model_of.h"
 #include "numerics_record.h"
@@ -122,7 +125,7 @@ public:
                 .device = device_text(),
                 .libraries = absent_ ? "" : library_text(*device_, config_),
                 .threads = threads(),
-                .under_load = device_text() != "cpu"};
+                .under_load = device_text() != cost::KernelsOf::kHost};
     }
     std::string device_text() const {
         return absent_ ? absent_->architecture : device_->architecture();
@@ -218,8 +221,8 @@ private:
         const auto on = [&](Lane lane) { return bytes[static_cast<size_t>(lane)]; };
         const int64_t up = on(Lane::h2d), down = on(Lane::d2h),
                       stored = on(Lane::read) + on(Lane::write);
-        const double dram = update_bytes + static_cast<double>(up + down) +
-                            speeds.dram_per_nvme_byte * static_cast<double>(stored);
+        const double dram = cost::dram_bytes(update_bytes, static_cast<double>(up + down),
+                                             static_cast<double>(stored), speeds);
         const auto seconds = [](double moved, double rate) { return moved > 0 ? moved / rate : 0; };
         std::vector<LinkForecast> links{
             {"compute", 0, compute_s},
@@ -313,6 +316,12 @@ cost::Measurements Forecaster::with_assumed_kernels(cost::Measurements known,
     return model_->with_assumed_kernels(std::move(known), plan);
 }
 int Forecaster::threads() const { return model_->threads(); }
+
+bool check_token_header(const Config& config) {
+    if (::access(config.data.tokens.c_str(), F_OK) != 0 && errno == ENOENT) return false;
+    check_vocabulary(config, model_of(config), read_token_info(config.data.tokens));
+    return true;
+}
 
 planner::Plan plan_for(const Config& config) {
     return Forecaster::make(config)->plan(request_of(config));

@@ -58,8 +58,9 @@ ScheduleBytes steady_bytes(
 
 // The plan that Engine::make would work by; touches neither tokens nor disks. Throws Error.
 planner::Plan plan_for(const Config& config);
-// What the plans of a run are weighed with where nothing is known: "small machine".
-std::string_view default_machine_name(const Config& config);
+// Refuses tokens that a run would refuse by the header of their file, so that planning reads no
+// tokens. False: there is no such file yet.
+bool check_token_header(const Config& config);
 
 // Of a run: how many there are, and how many of them share a host.
 struct RankCount {

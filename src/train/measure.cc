@@ -303,15 +303,15 @@ public:
 
     // Seconds of an update of so many elements, by a pass over all of the memory.
     double seconds(int64_t elements, bool in_place) {
-        const int64_t pieces = std::ssize(memory_) / (elements * bytes_each(plan_));
+        const int64_t chunks = std::ssize(memory_) / (elements * bytes_each(plan_));
         const auto pass = [&] {
             return seconds_of([&] {
-                for (int64_t i = 0; i < pieces; ++i)
-                    update(elements, i, in_place ? i : (i + 1) % pieces);
+                for (int64_t i = 0; i < chunks; ++i)
+                    update(elements, i, in_place ? i : (i + 1) % chunks);
             });
         };
         pass();
-        return std::min({pass(), pass(), pass()}) / static_cast<double>(pieces);
+        return std::min({pass(), pass(), pass()}) / static_cast<double>(chunks);
     }
 
     static int64_t bytes_each(const planner::Plan& plan) {

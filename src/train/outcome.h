@@ -1,4 +1,4 @@
-// The outcome on a step: its norm, its clip factor, whether its numbers are finite; and from it the
+// The outcome of a step: its norm, its clip factor, whether its numbers are finite; and from it the
 // scalars of the update.
 #pragma once
 

@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "base/log.h"
-#include "train/forecast.h"
 #include "volume_options.h"
 
 namespace ferry::train {
@@ -33,14 +32,9 @@ std::vector<cost::Path> assumed_paths(DeviceKind device, const std::vector<NvmeP
 }
 
 cost::Measurements assumed_measurements(DeviceKind device, const std::vector<NvmePath>& nvme) {
-    cost::Measurements found = cost::default_measurements(device);
+    const cost::Measurements found = cost::default_measurements(device);
     const cost::Drive drive = cost::one_drive(assumed_paths(device, nvme));
-    if (drive.bytes_per_s > 0) {
-        found.nvme_bytes_per_s = drive.bytes_per_s;
-        found.nvme_at_once = drive.at_once;
-        found.dram_per_nvme_byte = drive.dram_per_byte;
-    }
-    return found;
+    return drive.bytes_per_s > 0 ? cost::with_drive(found, drive) : found;
 }
 
 double dram_per_stored_byte(const Config& config) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cost/drives.h"
@@ -24,6 +25,8 @@ double dram_per_stored_byte(const Config& config);
 cost::Measurements planning_measurements(const planner::PlanRequest& request,
                                          const cost::Measurements* known, int local_ranks);
 
+// Those of the defaults: "small machine".
+std::string_view default_machine_name(const Config& config);
 // Says whose they were. `known` may be null: the defaults.
 void log_planned_by(const cost::Measurements* known, const Config& config);
 // The links that this rank measured to be at least twice as fast, or as slow, as its part of

@@ -85,7 +85,6 @@ Bound bound_of(const BudgetConfig& budgets, const planner::Plan& plan, const mod
         .comm_bytes = cost::comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire),
         .host_bytes = room(budgets.host_bytes, 0),
         .nvme_bytes = budgets.nvme.empty() ? 0 : kInfinite,
-        .device_is_host = measured.computes_on_host,
         .measured = measured};
     Bound best{.seconds = kInfinite};
     for (const int64_t groups : groups_of(plan)) {

@@ -2,7 +2,7 @@
 
 namespace ferry::train {
 
-int64_t RankLane::piece_bytes(const swap::Task& task) const {
+int64_t RankLane::part_bytes(const swap::Task& task) const {
     return plan_.chunks[static_cast<size_t>(task.item)].count * size_of(plan_.wire);
 }
 
@@ -17,13 +17,13 @@ void RankLane::exchange(const swap::Task& task, const cost::op::GatherWeights<At
 }
 
 void RankLane::exchange(const swap::Task& task, const cost::op::Exchange<At>& at) {
-    const comm::Exchange pieces{at.to_ranks, at.from_ranks, piece_bytes(task)};
-    ranks_.exchange({&pieces, 1}, topic("gradient", task));
+    const comm::Exchange parts{at.to_ranks, at.from_ranks, part_bytes(task)};
+    ranks_.exchange({&parts, 1}, topic("gradient", task));
 }
 
 void RankLane::exchange(const swap::Task& task, const cost::op::GatherGradient<At>& at) {
-    const comm::Gather pieces{at.mine, at.all, piece_bytes(task)};
-    ranks_.all_gather({&pieces, 1}, topic("gradient", task));
+    const comm::Gather parts{at.mine, at.all, part_bytes(task)};
+    ranks_.all_gather({&parts, 1}, topic("gradient", task));
 }
 
 void RankLane::exchange(const swap::Task&, const cost::op::Agree<At>&) {

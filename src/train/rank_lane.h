@@ -40,7 +40,7 @@ private:
     comm::Topic topic(const char* of, const swap::Task& task) const {
         return {.of = of, .layer = task.layer, .step = step_};
     }
-    int64_t piece_bytes(const swap::Task& task) const;
+    int64_t part_bytes(const swap::Task& task) const;
 
     comm::Communicator& ranks_;
     const planner::Plan& plan_;

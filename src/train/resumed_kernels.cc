@@ -1,6 +1,7 @@
 #include "resumed_kernels.h"
 
 #include <cstdlib>
+#include <optional>
 #include <string>
 
 #include "aio/published_run.h"
@@ -14,34 +15,40 @@ namespace ferry::train {
 namespace {
 
 [[noreturn]] void refuse_others(const std::string& path, const std::string& core,
-                                const std::string& recorded) {
+                                const ops::BlasCore& recorded) {
     const std::string chosen_by = ops::blas_chosen_by();
     const char* const preloaded = std::getenv("LD_PRELOAD");
-    throw Error(Trouble::usage,
-                {.what = "the run cannot be resumed: it was started with OpenBLAS's " + recorded +
-                         " kernels, which this process cannot take",
-                 .where = path,
-                 .measured = core + " kernels" + (chosen_by.empty() ? "" : ": " + chosen_by) +
-                             (preloaded == nullptr || *preloaded == '\0'
-                                  ? ""
-                                  : " (LD_PRELOAD is " + std::string(preloaded) + ")"),
-                 .limit = recorded + " kernels: others round differently",
-                 .remedy = "start it where nothing loads OpenBLAS before ferry does, or with "
-                           "OPENBLAS_CORETYPE=" +
-                           recorded});
+    const std::string preload = preloaded == nullptr || *preloaded == '\0'
+                                    ? ""
+                                    : " (LD_PRELOAD is " + std::string(preloaded) + ")";
+    const std::string name_it = "with OPENBLAS_CORETYPE=" + recorded.name;
+    throw Error(
+        Trouble::usage,
+        {.what = "the run cannot be resumed: it was started with OpenBLAS's " + recorded.name +
+                 " kernels, which this " +
+                 (recorded.runs ? "process cannot take" : "processor has no instructions for"),
+         .where = path,
+         .measured = core + " kernels" + (chosen_by.empty() ? "" : ": " + chosen_by) + preload,
+         .limit = recorded.name + " kernels: others round differently",
+         .remedy = recorded.runs
+                       ? "start it where nothing loads OpenBLAS before ferry does, or " + name_it
+                       : "go on on a processor like the one that it was started on; if it was "
+                         "this one, " +
+                             name_it});
 }
 
-// "": those that are taken already, or none whose record this is.
-std::string kernels_of(uint64_t numerics, const Config& config, const model::Shape& shape,
-                       const Device& device, int ranks) {
+// None: those that are taken already, or none whose record this is.
+std::optional<ops::BlasCore> kernels_of(uint64_t numerics, const Config& config,
+                                        const model::Shape& shape, const Device& device,
+                                        int ranks) {
     if (device.kind() != DeviceKind::cpu) return {};
     const std::string machine = machine_text(device, config), core = ops::blas_core();
     const size_t at = machine.find(" " + core + " ");
     if (at == std::string::npos || numerics_hash(config, shape, machine, ranks) == numerics)
         return {};
-    for (const std::string& other : ops::blas_cores()) {
+    for (const ops::BlasCore& other : ops::blas_cores()) {
         std::string with_other = machine;
-        with_other.replace(at + 1, core.size(), other);
+        with_other.replace(at + 1, core.size(), other.name);
         if (numerics_hash(config, shape, with_other, ranks) == numerics) return other;
     }
     return {};
@@ -60,17 +67,17 @@ void take_recorded_kernels(const Config& config, const model::Shape& shape, cons
     const uint64_t run = aio::published_run({.path = path.path});
     if (run == 0) return;
     const std::string core = ops::blas_core();
-    const std::string other = kernels_of(run, config, shape, device, 1);
-    if (other.empty()) return;
-    if (!ops::take_blas_core(other)) refuse_others(path.path, core, other);
-    log_taken(core, other);
+    const auto other = kernels_of(run, config, shape, device, 1);
+    if (!other) return;
+    if (!ops::take_blas_core(other->name)) refuse_others(path.path, core, *other);
+    log_taken(core, other->name);
 }
 
 void take_kernels_of(uint64_t numerics, const Config& config, const model::Shape& shape,
                      const Device& device, int ranks) {
     const std::string core = ops::blas_core();
-    const std::string other = kernels_of(numerics, config, shape, device, ranks);
-    if (!other.empty() && ops::take_blas_core(other)) log_taken(core, other);
+    const auto other = kernels_of(numerics, config, shape, device, ranks);
+    if (other && other->runs && ops::take_blas_core(other->name)) log_taken(core, other->name);
 }
 
 }  // namespace ferry::train

@@ -8,9 +8,9 @@
 
 namespace ferry::train {
 
-// Before the operations are made: of OpenBLAS's kernels that this processor can run, takes those
-// whose numerics record is that of the durable state at the first path. None are: does
-// nothing. Throws usage, naming both, where they are known and cannot be had in this process.
+// Before the operations are made: of OpenBLAS's kernels, takes those whose numerics record is that
+// of the durable state at the first path. None are: does nothing. Throws usage, naming both, where
+// they are known and cannot be had in this process or on this processor.
 void take_recorded_kernels(const Config& config, const model::Shape& shape, const Device& device);
 // The same for the numerics record of a checkpoint, which other kernels can go on with: where they
 // cannot be had, it does nothing.

@@ -133,7 +133,7 @@ public:
                                  .report = report_});
         }
         x_.clear();
-        expect(head() - 1, group);
+        prefetch_for_backward(head() - 1, group);
         if (trains) finish_gradient(head(), group, gradient);
     }
 
@@ -159,7 +159,7 @@ public:
                                          .mlp = saved.mlp},
                                         {.flags = flags_of_backward(layer, below)});
             }
-            expect(layer - 1, group);
+            prefetch_for_backward(layer - 1, group);
             if (trains) finish_gradient(layer, group, gradient);
         }
         if (trainable(0)) backward_embedding(group);
@@ -230,7 +230,7 @@ private:
 
     // Prefetch backward's inputs before the gradient is sent: its copy waits
     // for updates, and would hold up what is behind it.
-    void expect(int64_t layer, const Group& group) {
+    void prefetch_for_backward(int64_t layer, const Group& group) {
         if (!plan_.goes_back(layer)) return;
         if (group.is_last) r_.prefetch_weights(layer);
         r_.prefetch_input(layer - 1, 0);

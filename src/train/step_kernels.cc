@@ -145,7 +145,7 @@ void StepKernels::kernel(const Call& call, const op::Cut<At>& at) {
     const int64_t rows = chunk.count / optim::kLeaf;  // so that every thread has some
     for (int rank = 0; rank < partition.ranks; ++rank) {
         const float* from = at.gradient + partition.shard(segment, rank).first + within;
-        std::byte* to = at.pieces + rank * chunk.count * size_of(plan_.wire);
+        std::byte* to = at.parts + rank * chunk.count * size_of(plan_.wire);
         model_.ops->cast(ops::ConstView::of(from, DType::f32, rows, optim::kLeaf),
                          ops::View::of(to, plan_.wire, rows, optim::kLeaf));
     }
@@ -153,7 +153,7 @@ void StepKernels::kernel(const Call& call, const op::Cut<At>& at) {
 
 void StepKernels::kernel(const Call& call, const op::Sum<At>& at) {
     model_.ops->sum_gradient(
-        ops::ConstView::of(at.pieces, plan_.wire, plan_.partition.ranks, chunk_of(call).count),
+        ops::ConstView::of(at.parts, plan_.wire, plan_.partition.ranks, chunk_of(call).count),
         at.wire, at.leaves);
 }
 

@@ -36,19 +36,19 @@ int64_t gathered_bytes(const Partition& partition, const model::Layer& layer, DT
 void gather_weights(comm::Communicator& ranks, const Partition& partition,
                     const model::Layer& layer, DType type, const std::byte* shards,
                     std::byte* whole, comm::Topic topic) {
-    std::array<comm::Gather, comm::Communicator::kPieces> pieces;
+    std::array<comm::Gather, comm::Communicator::kTransfers> transfers;
     size_t count = 0;
     for (const model::Segment& segment : layer.segments) {
         if (!travels(partition, segment)) continue;
         const Run mine = partition.shard(segment, partition.rank);
-        FERRY_CHECK(count < pieces.size(), "a layer has few segments");
-        pieces[count++] = {
+        FERRY_CHECK(count < transfers.size(), "a layer has few segments");
+        transfers[count++] = {
             .mine = shards ? shards + partition.weight_position(segment, mine.first) * size_of(type)
                            : whole + mine.first * size_of(type),
             .all = whole + segment.offset * size_of(type),
             .bytes = mine.count * size_of(type)};
     }
-    ranks.all_gather(std::span(pieces).first(count), topic);
+    ranks.all_gather(std::span(transfers).first(count), topic);
 }
 
 }  // namespace ferry::zero

@@ -155,7 +155,7 @@ TEST_P(CommContract, NothingIsMovedByNothing) {
 
 TEST_P(CommContract, SeveralPiecesAreOneOperation) {
     on([](Rank& rank) {
-        static_assert(Communicator::kPieces == 8);
+        static_assert(Communicator::kTransfers == 8);
         Gathered gathered(rank, 10, {1, 20'000, 3, 0, 77'777, 2, 4096, 5});
         Exchanged exchanged(rank, 20, {5, 4096, 2, 77'777, 0, 3, 20'000, 1});
         rank.finish();

@@ -105,12 +105,12 @@ TEST_P(CudnnAttention, same_bits_every_time_and_wherever_operands_lie) {
 
 // Its deterministic backward pass takes a few sequences at a time: none knows of its neighbours.
 TEST_P(CudnnAttention, a_sequence_is_the_same_alone_and_among_others) {
-    const Attention many = shape_of(3, 2048, 24, 8, 128);  // calls of two, and of one
+    const Attention many = shape_of(7, 2048, 24, 8, 128);  // calls of four, and of three
     Attention alone = many;
     alone.sequences = 1;
     Operands all(many);
     run(*ops_, many, all);
-    for (const int64_t i : {0, 2}) {
+    for (const int64_t i : {0, 3, 6}) {
         Operands one(alone);
         for (int64_t r = 0; r < alone.sequence; ++r) {
             for (int64_t c = 0; c < one.qkv.view().cols; ++c)
@@ -182,14 +182,14 @@ double distance(const Matrix& actual, const Matrix& wanted) {
 }
 
 // Windows keep the oracle's work small; ferry's own attention, which is held to the oracle for
-// itself, stands for it where a query sees all before it. The last one has more slopes than a
-// single group may keep.
+// itself, stands for it where a query sees all before it. The last two have more slopes than a call
+// may keep of one head of keys: they go by tiles, as many as a real run has.
 TEST_P(CudnnAttention, long_sequences_are_near_the_oracle) {
     const auto oracle = make_reference_ops();
     for (const Attention& s : {shape_of(1, 8192, 10, 10, 64, 24), shape_of(1, 5000, 24, 3, 64, 33),
                                shape_of(1, 6000, 16, 4, 128, 17), shape_of(1, 8192, 10, 10, 64),
                                shape_of(1, 5000, 24, 3, 64), shape_of(1, 6000, 16, 4, 128),
-                               shape_of(1, 8320, 8, 1, 64)}) {
+                               shape_of(1, 8320, 8, 1, 64), shape_of(1, 12001, 8, 2, 128)}) {
         SCOPED_TRACE(testing::Message() << s.sequence << " tokens, heads " << s.heads << "/"
                                         << s.kv_heads << ", window " << s.window);
         Operands here(s), there(s), again(s);
@@ -203,6 +203,85 @@ TEST_P(CudnnAttention, long_sequences_are_near_the_oracle) {
         // probabilities: single elements drift, the whole does not.
         expect_near(here.dqkv, there.dqkv, s.window > 0 ? 8 : 32, noise);
         EXPECT_LT(distance(here.dqkv, there.dqkv), 1.5 * noise);
+    }
+}
+
+// So few slopes a call that short sequences go by tiles: squares, or strips where there is a
+// window. Lengths that are no multiple of a tile, groups of one, three and four heads, several
+// sequences.
+class CudnnTiles : public CudnnAttention {
+protected:
+    void SetUp() override {
+        CudnnAttention::SetUp();
+        std::string why;
+        if (ops_) tiled_ = make_mirrored_ops(why, AttentionKernels::best, 256 * kKiB);
+    }
+    std::vector<Attention> shapes() const {
+        return {shape_of(1, 768, 2, 2, 64),      shape_of(1, 700, 2, 2, 128),
+                shape_of(2, 641, 6, 2, 128),     shape_of(1, 515, 4, 1, 64),
+                shape_of(2, 900, 8, 2, 128),     shape_of(1, 385, 3, 1, 96),
+                shape_of(1, 700, 4, 1, 64, 1),   shape_of(2, 700, 4, 1, 128, 90),
+                shape_of(1, 641, 3, 3, 64, 129), shape_of(1, 768, 8, 2, 128, 256),
+                shape_of(1, 900, 6, 2, 128, 500)};
+    }
+    static std::string text(const Attention& s) {
+        return std::to_string(s.sequences) + " x " + std::to_string(s.sequence) + ", heads " +
+               std::to_string(s.heads) + "/" + std::to_string(s.kv_heads) + " x " +
+               std::to_string(s.head_dim) + ", window " + std::to_string(s.window);
+    }
+
+    std::unique_ptr<Ops> tiled_;
+};
+
+TEST_P(CudnnTiles, are_near_the_oracle_and_the_same_every_time) {
+    const auto oracle = make_reference_ops();
+    for (const Attention& s : shapes()) {
+        SCOPED_TRACE(text(s));
+        Operands here(s), again(s, 8), there(s);
+        run(*tiled_, s, here);
+        run(*tiled_, s, again);
+        EXPECT_TRUE(again.dqkv.same_values(here.dqkv));
+        run(*oracle, s, there);
+        const double noise = unit_of(GetParam());
+        expect_near(here.dqkv, there.dqkv, 8, noise);
+        EXPECT_LT(distance(here.dqkv, there.dqkv), 1.5 * noise);
+    }
+}
+
+// Nor does a sequence or a group of heads know of its neighbours there.
+TEST_P(CudnnTiles, a_sequence_is_the_same_alone_and_among_others) {
+    for (const Attention& many : {shape_of(3, 641, 8, 2, 128), shape_of(3, 641, 8, 2, 128, 200)}) {
+        SCOPED_TRACE(text(many));
+        Attention alone = many;
+        alone.sequences = 1;
+        Operands all(many), one(alone);
+        run(*tiled_, many, all);
+        const int64_t row = 2 * many.sequence;
+        const auto rows_of = [&](const View& v) { return v.row_range(row, many.sequence); };
+        const auto copy = [](const View& from, const View& to) {
+            for (int64_t r = 0; r < to.rows; ++r)
+                std::memcpy(to.row_range(r, 1).data, from.row_range(r, 1).data,
+                            static_cast<size_t>(to.cols * size_of(to.type)));
+        };
+        copy(rows_of(all.qkv.view()), one.qkv.view());
+        copy(rows_of(all.dout.view()), one.dout.view());
+        run(*tiled_, alone, one);
+        for (int64_t r = 0; r < alone.sequence; ++r) {
+            for (int64_t c = 0; c < one.dqkv.cols(); ++c)
+                ASSERT_EQ(one.dqkv.get(r, c), all.dqkv.get(row + r, c)) << r << ", " << c;
+        }
+    }
+}
+
+TEST_P(CudnnTiles, go_the_fast_way) {
+    const auto executor = make_thread_executor();
+    const auto device = Device::open(DeviceKind::cuda, *executor);
+    const auto ops = make_cuda_ops(*device, AttentionKernels::best, 256 * kKiB);
+    for (const Attention& s : shapes()) {
+        if (s.head_dim == 96) continue;  // not every version has kernels for it
+        SCOPED_TRACE(text(s));
+        ops->attention_backward_scratch_bytes(s);
+        EXPECT_TRUE(slow_paths(*ops).empty());
     }
 }
 
@@ -233,8 +312,9 @@ TEST_P(CudnnAttention, what_goes_no_fast_way_is_named) {
     EXPECT_GT(found[0].seconds, found[0].fast_seconds);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, CudnnAttention, testing::Values(DType::bf16, DType::f16),
-                         [](const auto& param) { return std::string(name_of(param.param)); });
+const auto kTypeName = [](const auto& param) { return std::string(name_of(param.param)); };
+INSTANTIATE_TEST_SUITE_P(All, CudnnAttention, testing::Values(DType::bf16, DType::f16), kTypeName);
+INSTANTIATE_TEST_SUITE_P(All, CudnnTiles, testing::Values(DType::bf16, DType::f16), kTypeName);
 
 }  // namespace
 }  // namespace ferry::ops

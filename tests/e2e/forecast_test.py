@@ -72,7 +72,8 @@ class PlanTest(ForecastTest):
         plan = self.forecast(self.tiers())
         self.assertEqual(set(plan), {"device_bytes", "host_bytes", "nvme_bytes", "chunk_elements",
                                      "micro_batches", "groups", "attention_saved", "mlp_saved", "inputs_saved", "ranks", "tiers",
-                                     "schedules", "wear", "planned_by", "forecast", "slow_operations"})
+                                     "schedules", "wear", "planned_by", "forecast", "slow_operations",
+                                     "tokens_checked"})
         forecast = plan["forecast"]
         self.assertEqual(set(forecast), {"step_seconds", "speculative", "binding", "plan_bound_seconds",
                                          "bound_seconds", "bound_link", "links", "timeline",

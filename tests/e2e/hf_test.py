@@ -333,6 +333,13 @@ class IdsTest(HfTest):
         run = self.train(config)
         self.assertEqual(run.code, USAGE, run.err)
         self.assertIn("a vocabulary of 30, where the model's has 67", run.err)
+        # A plan says it too, and needs no tokens.
+        planned = ("plan", self.command(config)[1], "--no-forecast")
+        self.assertEqual(self.ferry(*planned).code, USAGE)
+        self.assertNotIn("tokens not checked", self.ferry(*planned, "--set", "data.small_vocabulary=ignore").out)
+        absent = self.ferry(*planned, "--set", "data.tokens=not-there.bin")
+        self.assertEqual(absent.code, 0, absent.err)
+        self.assertIn("tokens not checked: not-there.bin is not there yet", absent.out)
         self.assert_trained(self.train(config, "--set", "data.small_vocabulary=ignore"))
 
     def test_sequences_longer_than_the_models_are_warned_of_once(self):

@@ -146,6 +146,24 @@ class ResumeTest(FerryTest):
                      "--resume", env=preloaded)
         self.assert_trained(self.train(config, "--resume"))
 
+    def test_kernels_of_another_maker(self):
+        """Barcelona's run on any processor that names them; by itself ferry takes them where their instructions are."""
+        barcelona = {**os.environ, "OPENBLAS_CORETYPE": "Barcelona"}
+        run = self.train(self.config(steps=1), env=barcelona)
+        if run.code != 0 or run.lines[-1]["kernels"] != "Barcelona":
+            self.skipTest("this OpenBLAS has no such kernels, or they do not run here")
+        config = self.durable()
+        self.killed(config, steps=3, env=barcelona)
+        unnamed = {key: value for key, value in os.environ.items() if key != "OPENBLAS_CORETYPE"}
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            has_them = " sse4a " in file.read()
+        if not has_them:
+            self.refused(config, ["OpenBLAS's Barcelona kernels, which this processor has no instructions for",
+                                  "OPENBLAS_CORETYPE=Barcelona"], "--resume", env=unnamed)
+        resumed = self.train(config, "--resume", env=unnamed if has_them else barcelona)
+        self.assert_trained(resumed)
+        self.assertEqual(resumed.lines[-1]["kernels"], "Barcelona")
+
     def test_over_three_paths(self):
         config, whole = self.durable(paths=3, swap__speculate="all"), self.whole()
         first = self.killed(config, steps=5)

@@ -90,7 +90,7 @@ def philox(key, counter):
 
 
 def shuffled(seed, epoch, count, index):
-    """src/train/sequence_order.cc: a Feistel network, walked until it is back below the count."""
+    """src/data/sequence_order.cc: a Feistel network, walked until it is back below the count."""
     half = ((count - 1).bit_length() + 1) // 2
     while True:
         left, right = index >> half, index & ((1 << half) - 1)

@@ -21,9 +21,9 @@ namespace ferry::ops {
 
 class MirroredOps final : public Ops {
 public:
-    explicit MirroredOps(AttentionKernels attention)
+    MirroredOps(AttentionKernels attention, int64_t most_slope_bytes)
         : device_(Device::open(DeviceKind::cuda, *executor_)),
-          ops_(make_cuda_ops(*device_, attention)) {}
+          ops_(make_cuda_ops(*device_, attention, most_slope_bytes)) {}
 
     int64_t gemm_scratch_bytes(const Gemm& g) const override { return ops_->gemm_scratch_bytes(g); }
     void gemm(const Gemm& g, std::byte*) override {
@@ -317,10 +317,11 @@ private:
 
 // Null where there is no GPU; then `why` says so. Ferry's own attention unless a test is about the
 // other: the contract is that of one rounding.
-inline std::unique_ptr<Ops> make_mirrored_ops(
-    std::string& why, AttentionKernels attention = AttentionKernels::ferry) {
+inline std::unique_ptr<Ops> make_mirrored_ops(std::string& why,
+                                              AttentionKernels attention = AttentionKernels::ferry,
+                                              int64_t most_slope_bytes = kMostSlopeBytes) {
     try {
-        return std::make_unique<MirroredOps>(attention);
+        return std::make_unique<MirroredOps>(attention, most_slope_bytes);
     } catch (const Error& error) {
         why = error.what();
         return nullptr;
@@ -334,7 +335,8 @@ inline std::unique_ptr<Ops> make_mirrored_ops(
 namespace ferry::ops {
 
 inline std::unique_ptr<Ops> make_mirrored_ops(std::string& why,
-                                              AttentionKernels = AttentionKernels::ferry) {
+                                              AttentionKernels = AttentionKernels::ferry,
+                                              int64_t = kMostSlopeBytes) {
     why = "built without CUDA";
     return nullptr;
 }

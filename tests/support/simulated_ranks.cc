@@ -193,7 +193,7 @@ private:
     struct Ending {
         uint64_t number;
         Nanos at;
-        std::vector<std::vector<std::byte>> arrived{};  // by piece: of all ranks
+        std::vector<std::vector<std::byte>> arrived{};  // by transfer: of all ranks
         uint64_t left = 0;                              // checksum of what leaves
         std::optional<Error> failure{};
     };
@@ -239,36 +239,38 @@ private:
 
     std::vector<std::byte> gather(const Operation& operation, size_t i,
                                   const std::vector<const Operation*>& all) const {
-        const Piece& piece = operation.pieces[i];
-        std::vector<std::byte> arrived(all.size() * static_cast<size_t>(piece.bytes));
+        const Transfer& transfer = operation.transfers[i];
+        std::vector<std::byte> arrived(all.size() * static_cast<size_t>(transfer.bytes));
         for (size_t from = 0; from < all.size(); ++from) {
             const Operation& theirs = *all[from];
             FERRY_CHECK(
                 theirs.kind == operation.kind && theirs.count == operation.count &&
-                    theirs.pieces[i].bytes == piece.bytes && theirs.text() == operation.text(),
+                    theirs.transfers[i].bytes == transfer.bytes &&
+                    theirs.text() == operation.text(),
                 "the ranks make different calls: " + theirs.text() + ", " + operation.text());
-            const std::byte* out = theirs.out_for(theirs.pieces[i], rank_);
-            const auto bytes = static_cast<size_t>(piece.bytes);
+            const std::byte* out = theirs.out_for(theirs.transfers[i], rank_);
+            const auto bytes = static_cast<size_t>(transfer.bytes);
             if (bytes > 0) std::memcpy(arrived.data() + from * bytes, out, bytes);
         }
         return arrived;
     }
 
-    // Garbage until it ends, but for this rank's own place, where a gather's piece may lie.
+    // Garbage until it ends, but for this rank's own place, where a gather's transfer may lie.
     void spoil(const Operation& operation, size_t i) const {
-        const Piece& piece = operation.pieces[i];
+        const Transfer& transfer = operation.transfers[i];
         for (int from = 0; from < size(); ++from) {
-            if (from == rank_ || piece.bytes == 0) continue;
-            std::memset(piece.in + from * piece.bytes, 0xA5, static_cast<size_t>(piece.bytes));
+            if (from == rank_ || transfer.bytes == 0) continue;
+            std::memset(transfer.in + from * transfer.bytes, 0xA5,
+                        static_cast<size_t>(transfer.bytes));
         }
     }
 
     uint64_t leaving(const Operation& operation) const {
         uint64_t all = 0;
         for (size_t i = 0; i < operation.count; ++i) {
-            const Piece& piece = operation.pieces[i];
+            const Transfer& transfer = operation.transfers[i];
             const int parts = operation.kind == Operation::Kind::exchange ? size() : 1;
-            all = all * 31 + checksum({piece.out, static_cast<size_t>(piece.bytes * parts)});
+            all = all * 31 + checksum({transfer.out, static_cast<size_t>(transfer.bytes * parts)});
         }
         return all;
     }
@@ -282,7 +284,7 @@ private:
         for (size_t i = 0; i < ending.arrived.size(); ++i) {
             const auto& arrived = ending.arrived[i];
             if (!arrived.empty())
-                std::memcpy(operation.pieces[i].in, arrived.data(), arrived.size());
+                std::memcpy(operation.transfers[i].in, arrived.data(), arrived.size());
         }
         if (ending.failure) {
             const std::lock_guard lock(mutex_);

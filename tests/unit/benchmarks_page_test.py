@@ -27,6 +27,10 @@ class BenchmarksPageTest(unittest.TestCase):
         shutil.copytree(ROOT / "bench" / "results", self.folder / "results")
         shutil.copy(ROOT / "bench" / "targets.json", self.folder)
 
+    def readme(self):
+        shutil.copy(ROOT / "README.md", self.folder)
+        return self.folder / "README.md"
+
     def change(self, name, change):
         path = self.folder / name
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -37,6 +41,20 @@ class BenchmarksPageTest(unittest.TestCase):
         done = check()
         self.assertEqual((done.returncode, done.stderr), (0, ""))
 
+    def test_another_figure_is_another_readme(self):
+        page, readme = self.folder / "page.md", self.folder / "README.md"
+        shutil.copy(ROOT / "README.md", readme)
+        options = ("--folder", self.folder, "--page", page, "--readme", readme)
+        self.change("results/peers_llmq.json", lambda run: run["rows"][0].update(value=12345, ratio=1.4))
+        subprocess.run([sys.executable, SCRIPT, *options], check=True)
+        changed = set(readme.read_text(encoding="utf-8").splitlines()) ^ set((ROOT / "README.md").read_text(encoding="utf-8").splitlines())
+        self.assertEqual(len(changed), 2, changed)
+        self.assertTrue(any(line.endswith("12,345 tokens/s | LLMQ | 1.40x |") for line in changed), changed)
+        self.assertEqual(check(*options).returncode, 0)
+        shutil.copy(ROOT / "README.md", readme)
+        done = check(*options)
+        self.assertEqual((done.returncode, "README.md is not what" in done.stderr), (1, True))
+
     def test_another_figure_is_another_page(self):
         self.assertEqual(check("--folder", self.folder).returncode, 0)
         self.change("results/peers_llmq.json", lambda run: run["rows"][0].update(ratio=1.4, ratio_low=1.39, ratio_high=1.41))
@@ -44,7 +62,7 @@ class BenchmarksPageTest(unittest.TestCase):
         self.assertEqual(done.returncode, 1)
         self.assertIn("run it", done.stderr)
         fresh = self.folder / "page.md"
-        subprocess.run([sys.executable, SCRIPT, "--folder", self.folder, "--page", fresh], check=True)
+        subprocess.run([sys.executable, SCRIPT, "--folder", self.folder, "--page", fresh, "--readme", self.readme()], check=True)
         row = next(line for line in fresh.read_text(encoding="utf-8").splitlines() if line.startswith("| T6 |"))
         self.assertIn("LLMQ: 1.400x (1.390 to 1.410), **missed**", row)
 
@@ -53,7 +71,7 @@ class BenchmarksPageTest(unittest.TestCase):
             self.change("results/peers_llmq.json",
                         lambda run: run["rows"][0].update(ratio=ratio, ratio_low=low, ratio_high=high))
             fresh = self.folder / "page.md"
-            subprocess.run([sys.executable, SCRIPT, "--folder", self.folder, "--page", fresh], check=True)
+            subprocess.run([sys.executable, SCRIPT, "--folder", self.folder, "--page", fresh, "--readme", self.readme()], check=True)
             return re.search(r"\| LLMQ: [^<]*\*\*(\w+)\*\*", fresh.read_text(encoding="utf-8"))[1]
         self.assertEqual([outcome(1.5, 1.4, 1.6), outcome(1.49, 1.4, 1.6), outcome(1.49, 1.4, 1.4999)],
                          ["met", "open", "missed"])

@@ -48,7 +48,7 @@ TEST(Config, EveryKindOfValue) {
         "optimizer": {"betas": [0.8, 0.95]},
         "budgets": {"device": "24MiB", "host": 1048576,
                     "nvme": [{"path": "/a", "size": "1.5 GiB", "endurance_tbw": 600}, "/b"]},
-        "swap": {"chunk_elements": 8192, "groups": 2, "state_on_nvme": -1},
+        "swap": {"chunk_elements": 8192, "groups": 2, "state_on_nvme": "auto"},
         "io": {"block_bytes": "256KiB", "queue_depth": 8, "rings": 3,
                "direct": false, "leftovers": "reuse"}})");
     EXPECT_EQ(c.steps, 1000);
@@ -84,16 +84,14 @@ TEST(Config, WordsAndWhatNobodyGaveAreDescribedAsTheyAreWritten) {
     };
     for (const char* key : {"swap.expect_clipped", "swap.state_on_nvme", "swap.state_on_device",
                             "swap.save_attention", "swap.save_mlp", "swap.save_inputs"}) {
-        EXPECT_EQ(described({}, key), "-1") << key;
-        EXPECT_EQ(described({std::string(key) + "=-1"}, key), "-1") << key;
+        EXPECT_EQ(described({}, key), "auto") << key;
         EXPECT_EQ(described({std::string(key) + "=0"}, key), "0") << key;
-        EXPECT_EQ(described({std::string(key) + "=auto"}, key), "-1") << key;
+        EXPECT_EQ(described({std::string(key) + "=auto"}, key), "auto") << key;
     }
     for (const char* key : {"threads", "swap.chunk_elements", "swap.chunks_at_once", "swap.groups",
                             "numerics.head_tile", "numerics.mlp_tile"}) {
-        EXPECT_EQ(described({}, key), "0") << key;
-        EXPECT_EQ(described({std::string(key) + "=0"}, key), "0") << key;
-        EXPECT_EQ(described({std::string(key) + "=auto"}, key), "0") << key;
+        EXPECT_EQ(described({}, key), "auto") << key;
+        EXPECT_EQ(described({std::string(key) + "=auto"}, key), "auto") << key;
     }
     EXPECT_EQ(described({}, "numerics.residual"), "auto");
     EXPECT_EQ(described({"precision=bf16", "numerics.residual=bf16"}, "numerics.residual"), "bf16");
@@ -145,14 +143,21 @@ TEST(Config, OverridesCanGiveWhatIsRequired) {
     EXPECT_EQ(c.data.tokens, "a=b.bin");
 }
 
-// "auto" means the same as leaving a key out, and every default lies inside its own range.
+// "auto" means the same as leaving a key out, and no number means it.
 TEST(Config, AutoIsTheDefault) {
+    const auto value_of = [](const std::vector<std::string>& overrides, std::string_view key) {
+        for (const KeyValue& one : describe_values(parse(overrides)))
+            if (one.key == key) return one.value;
+        return std::string("not there");
+    };
     for (const config::Key& key : config::schema()) {
         if (!key.automatic) continue;
-        EXPECT_NO_THROW(parse({std::string(key.path) + "=auto"})) << key.path;
-        EXPECT_NO_THROW(
-            parse({std::string(key.path) + "=" + config::format_number(*key.automatic)}))
-            << key.path;
+        const std::string assign = std::string(key.path) + "=";
+        EXPECT_EQ(value_of({assign + "auto"}, key.path), value_of({}, key.path)) << key.path;
+        EXPECT_THROW(parse({assign + "-1"}), Error) << key.path;
+        if (key.range.low > 0) {
+            EXPECT_THROW(parse({assign + "0"}), Error) << key.path;
+        }
     }
 }
 

@@ -22,7 +22,8 @@ BoundInput billion() {
             .measured = {.copy_bytes_per_s = 50e9,
                          .nvme_bytes_per_s = 4e9,
                          .dram_bytes_per_s = 160e9,
-                         .device_bytes_per_s = 2.8e12}};
+                         .device_bytes_per_s = 2.8e12,
+                         .computes_on_host = false}};
 }
 
 TEST(LowerBound, WithAmpleHostMemoryDramBinds) {
@@ -86,7 +87,7 @@ TEST(LowerBound, WeightsOnTheDeviceTravelOnceAndStateThereNeedsNoCopies) {
 TEST(LowerBound, StateOnADeviceMadeOfDramIsUpdatedThroughIt) {
     BoundInput input = billion();
     input.device_bytes = kInfinite;
-    input.device_is_host = true;
+    input.measured.computes_on_host = true;
     input.measured.device_bytes_per_s = input.measured.dram_bytes_per_s;
     input.kernel_seconds = 0;
     EXPECT_EQ(lower_bound(input).seconds, 28.0 / 160);

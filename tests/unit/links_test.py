@@ -1,4 +1,4 @@
-"""Links between the documents lead somewhere, and so do the names of files in them."""
+"""Links between the documents lead somewhere, and so do the names of files in them and in comments."""
 
 import re
 import subprocess
@@ -6,12 +6,19 @@ import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+FOREIGN = ("hwy", "sys", "linux", "contrib")  # of packages
 
 
 def documents():
     listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=False)
     names = listed.stdout.split() if listed.returncode == 0 else []
     return [ROOT / name for name in names] or [*ROOT.glob("*.md"), *ROOT.glob("*/README.md"), *ROOT.glob("docs/**/*.md")]
+
+
+def sources():
+    folders = ("src", "include", "aio", "pinned_mem", "swap", "tools", "tests", "bench", "examples")
+    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*"))
+            if path.suffix in (".h", ".cc", ".cu", ".py")]
 
 
 def anchors(text):
@@ -42,6 +49,18 @@ class LinksTest(unittest.TestCase):
                 with self.subTest(document=document.name, name=name):
                     path = ROOT / name  # or a file without its ending
                     self.assertTrue(path.exists() or any(path.parent.glob(path.name + ".*")))
+
+    def test_files_that_comments_name(self):
+        """// ... src/train/step.cc, ops/ops.h: from the root, or as it is included."""
+        for source in sources():
+            text = source.read_text(encoding="utf-8")
+            comments = re.findall(r"(?://|#) (.*)", re.sub(r"^\s*#\s*include.*", "", text, flags=re.M))
+            for name in set(re.findall(r"(?<![\w/.<-])([\w-]+(?:/[\w-]+)+\.(?:h|cc|cu|py|md))\b", "\n".join(comments))):
+                if name.split("/")[0] in FOREIGN:
+                    continue
+                with self.subTest(source=str(source.relative_to(ROOT)), name=name):
+                    self.assertTrue(any((folder / name).exists()
+                                        for folder in (ROOT, ROOT / "src", ROOT / "include", source.parent)))
 
 
 if __name__ == "__main__":

@@ -37,6 +37,13 @@ static_assert(!Forwards<const Weights&, const Input&, L<Content::input_gradient>
 static_assert(!Forwards<const Weights&, const Input&, const Input&>,
               "what is written is not const");
 static_assert(!Forwards<const L<Content::table>&, const Input&, Input&>, "the embedding's");
+template <Content gradient, Content weight>
+concept Updates = requires(LocatedOf<Content::state> state, LocatedOf<gradient> of_chunk,
+                           LocatedOf<weight> cast) {
+    op::Update<Assigned>{.before = state, .state = state, .gradient = of_chunk, .weight = cast};
+};
+static_assert(Updates<Content::wire, Content::weight>);
+static_assert(!Updates<Content::weight, Content::wire>, "swapped, of objects too");
 static_assert(!Forwards<const AssignedBuffer&, const Input&, Input&>, "nobody knows of what");
 
 template <class W>

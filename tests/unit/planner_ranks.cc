@@ -182,7 +182,7 @@ TEST(ExpectedWeights, AreGatheredBeforeTheExchangesOfTheLayerAbove) {
     }
     const Plan tight = plan_of(3, 0, 2, least);
     ASSERT_EQ(tight.buffers[static_cast<size_t>(Class::block_weights)].count, 1);
-    ASSERT_EQ(tight.buffers[static_cast<size_t>(Class::pieces)].count, 2);
+    ASSERT_EQ(tight.buffers[static_cast<size_t>(Class::parts)].count, 2);
     EXPECT_GT(order(tight), 0);
 }
 
@@ -190,7 +190,7 @@ TEST(ExpectedWeights, AreGatheredBeforeTheExchangesOfTheLayerAbove) {
 // cut without waiting for an exchange. Where an eighth of the memory does not hold them, fewer.
 TEST(Exchanges, OfABlockAreAllUnderWayWhereMemoryAllows) {
     const auto pieces = [](const Plan& plan) {
-        return plan.buffers[static_cast<size_t>(Class::pieces)];
+        return plan.buffers[static_cast<size_t>(Class::parts)];
     };
     const auto cuts_that_wait = [](const Plan& plan) {
         const swap::Schedule schedule = visit(plan);
@@ -231,7 +231,7 @@ TEST(Plan, OfMoreRanksHoldsLessOnEach) {
 
 TEST(Plan, OfOneRankHasNoExchanges) {
     const Plan plan = plan_of(3, 0, 1);
-    EXPECT_EQ(plan.buffers[static_cast<size_t>(Class::pieces)].count, 0);
+    EXPECT_EQ(plan.buffers[static_cast<size_t>(Class::parts)].count, 0);
     EXPECT_TRUE(exchanges(visit(plan)).empty());
 }
 

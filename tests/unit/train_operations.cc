@@ -104,7 +104,7 @@ int64_t bytes_of(Content content, Op op, const Work& work) {
             return work.tokens_bytes;
         case Content::wire:
             return work.elements * size_of(work.wire);
-        case Content::pieces:
+        case Content::parts:
             return work.ranks * work.elements * size_of(work.wire);
         case Content::leaves:
             return work.elements / 4096 * 4;

@@ -122,7 +122,7 @@ TEST(KernelTimes, WhatWasNotMeasuredCostsByItsBytesWhereItCan) {
 }
 
 // One is measured, and what gives each result alone; or several.
-TEST(KernelTimes, BackwardThatKeepsSomethingIsSoMuchShorter) {
+TEST(KernelTimes, BackwardWithSavedActivationsIsSoMuchShorter) {
     const planner::Plan plan = one_chunk();
     const cost::WorkOf work_of = planner::work_of(plan);
     const auto kind = [&](int64_t flags) {

@@ -210,6 +210,7 @@ TEST(PlanningMeasurements, OfAHostAreSharedByDefault) {
         const double sharers = device == DeviceKind::cpu ? 4 : 1;
         EXPECT_EQ(four.dram_bytes_per_s, one.dram_bytes_per_s / sharers);
         EXPECT_EQ(four.device_bytes_per_s, one.device_bytes_per_s / sharers);
+        EXPECT_EQ(four.assumed_flops_per_s, one.assumed_flops_per_s / sharers);
         const cost::Measurements known{.update_overhead_s = 1e-5,
                                        .computes_on_host = device == DeviceKind::cpu};
         EXPECT_EQ(planning_measurements(request, &known, 4).nvme_bytes_per_s, four.nvme_bytes_per_s)

@@ -20,10 +20,10 @@ enum class Side : uint8_t { ferry, fio, ferry_sealed };
 // What one side gave, slice by slice, pair by pair in step with the other sides.
 using Samples = std::vector<Sample>;
 
-template <class Figure>
-std::vector<double> figures(const Samples& samples, const Figure& figure) {
+template <class Value>
+std::vector<double> values_of(const Samples& samples, const Value& value) {
     std::vector<double> values;
-    for (const Sample& sample : samples) values.push_back(figure(sample));
+    for (const Sample& sample : samples) values.push_back(value(sample));
     return values;
 }
 
@@ -121,12 +121,12 @@ private:
     }
 
     void add_rows(const std::string& name, int64_t block, const Samples& ours, const Samples& fio) {
-        const auto rate = figures(ours, bandwidth), fio_rate = figures(fio, bandwidth);
+        const auto rate = values_of(ours, bandwidth), fio_rate = values_of(fio, bandwidth);
         rows_.push_back(compared(name, "GB/s", rate, fio_rate, quotients(rate, fio_rate)));
         // Below this size the operations cost, above it the bytes.
         const bool small = block < 64 * kKiB;
         const auto figure = small ? cpu_an_operation : cpu_a_gb;
-        const auto cpu = figures(ours, figure), fio_cpu = figures(fio, figure);
+        const auto cpu = values_of(ours, figure), fio_cpu = values_of(fio, figure);
         Row row =
             compared(name, small ? "cpu us/op" : "cpu s/GB", cpu, fio_cpu, quotients(fio_cpu, cpu));
         std::vector<double> over;

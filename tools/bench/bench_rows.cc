@@ -34,7 +34,7 @@ std::string today() {
     return fmt::format("{:04}-{:02}-{:02}", day.tm_year + 1900, day.tm_mon + 1, day.tm_mday);
 }
 
-// Four digits: more would be noise, and equal figures would look different.
+// Four digits: more would be noise, and equal values would look different.
 double rounded(double value) { return std::stod(fmt::format("{:.4g}", value)); }
 
 std::vector<std::string> names_of_more(const std::vector<Row>& rows) {

@@ -17,7 +17,7 @@ struct Row {
     double reference = 0;
     double ratio = 0;
     double ratio_low = 0, ratio_high = 0;                // 95 % interval of the median; 0: none
-    std::vector<std::pair<std::string, double>> more{};  // further figures, by name
+    std::vector<std::pair<std::string, double>> more{};  // further values, by name
 };
 
 double median(std::vector<double> values);  // 0 of none

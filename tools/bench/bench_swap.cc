@@ -238,23 +238,23 @@ private:
     // Of the last pass: links, and how much ran at the same time.
     std::vector<std::pair<std::string, double>> lanes_of(Pass pass,
                                                          const PassReport& report) const {
-        std::vector<std::pair<std::string, double>> figures;
+        std::vector<std::pair<std::string, double>> values;
         double busy_s = 0;
         for (const swap::LaneReport& lane : report.lanes)
             busy_s += static_cast<double>(lane.busy_ns) * 1e-9;
         for (const swap::Lane lane :
              {swap::Lane::read, swap::Lane::write, swap::Lane::h2d, swap::Lane::d2h})
-            figures.emplace_back(std::string(swap::name_of(lane)),
-                                 gb_per_s(on(report, lane).bytes, report.seconds));
-        figures.emplace_back("dram", updated_on_host(pass) / report.seconds * 1e-9);
+            values.emplace_back(std::string(swap::name_of(lane)),
+                                gb_per_s(on(report, lane).bytes, report.seconds));
+        values.emplace_back("dram", updated_on_host(pass) / report.seconds * 1e-9);
         const auto busy = [&](const char* who, swap::Lane lane) {
             const auto busy_ns = static_cast<double>(on(report, lane).busy_ns);
-            figures.emplace_back(who, 1e-7 * busy_ns / report.seconds);
+            values.emplace_back(who, 1e-7 * busy_ns / report.seconds);
         };
         busy("team busy %", swap::Lane::team);
         busy("device busy %", swap::Lane::compute);
-        figures.emplace_back("overlap", busy_s / report.seconds);
-        return figures;
+        values.emplace_back("overlap", busy_s / report.seconds);
+        return values;
     }
 
     std::string picture() const {

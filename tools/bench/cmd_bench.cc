@@ -8,6 +8,7 @@ void add_bench_command(CLI::App& app) {
     CLI::App* bench = app.add_subcommand("bench", "measure a part of ferry on this machine");
     add_all_benches(*bench);
     add_adam_bench(*bench);
+    add_attention_bench(*bench);
     add_comm_bench(*bench);
     add_io_bench(*bench);
     add_kernels_bench(*bench);

@@ -30,24 +30,24 @@ void Failures::check() const {
 void LockedPages::add(std::span<std::byte> pages) {
     const std::lock_guard lock(mutex_);
     const auto later = std::ranges::find_if(
-        pieces_, [&](const auto& piece) { return piece.data() > pages.data(); });
-    pieces_.insert(later, pages);
+        regions_, [&](const auto& region) { return region.data() > pages.data(); });
+    regions_.insert(later, pages);
 }
 
 void LockedPages::remove(std::span<std::byte> pages) {
     const std::lock_guard lock(mutex_);
-    std::erase_if(pieces_, [&](const auto& piece) { return piece.data() == pages.data(); });
+    std::erase_if(regions_, [&](const auto& region) { return region.data() == pages.data(); });
 }
 
 int64_t LockedPages::run_of(const void* at) const {
     const std::lock_guard lock(mutex_);
     const auto* byte = static_cast<const std::byte*>(at);
     const auto next =
-        std::upper_bound(pieces_.begin(), pieces_.end(), byte,
-                         [](const std::byte* b, const auto& piece) { return b < piece.data(); });
-    if (next != pieces_.begin()) {
-        const auto& piece = *std::prev(next);
-        if (byte < piece.data() + piece.size()) return piece.data() + piece.size() - byte;
+        std::upper_bound(regions_.begin(), regions_.end(), byte,
+                         [](const std::byte* b, const auto& region) { return b < region.data(); });
+    if (next != regions_.begin()) {
+        const auto& region = *std::prev(next);
+        if (byte < region.data() + region.size()) return region.data() + region.size() - byte;
     }
     return std::numeric_limits<int64_t>::max();
 }

@@ -24,17 +24,17 @@ private:
     std::optional<Error> first_;
 };
 
-// Host memory that was page-locked, piece by piece. A copy must not cross from one to the next.
+// Host memory that was page-locked, region by region. A copy must not cross from one to the next.
 class LockedPages {
 public:
     void add(std::span<std::byte> pages);
     void remove(std::span<std::byte> pages);
-    // Bytes from `at` to the end of its piece; a large number outside of all.
+    // Bytes from `at` to the end of its region; a large number outside of all.
     int64_t run_of(const void* at) const;
 
 private:
     mutable std::mutex mutex_;
-    std::vector<std::span<std::byte>> pieces_;  // by address
+    std::vector<std::span<std::byte>> regions_;  // by address
 };
 
 class CudaStream final : public Stream {

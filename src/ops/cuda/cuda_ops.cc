@@ -30,11 +30,14 @@ float* floats(std::byte* bytes) { return reinterpret_cast<float*>(bytes); }
 
 class CudaOps final : public Ops, public KnowsSlowPaths {
 public:
-    CudaOps(cudaStream_t stream, int64_t workspace_bytes, AttentionKernels attention)
+    CudaOps(cudaStream_t stream, int64_t workspace_bytes, AttentionKernels attention,
+            int64_t most_slope_bytes)
         : stream_(stream),
           workspace_bytes_(workspace_bytes),
           products_(workspace_bytes),
-          cudnn_(attention == AttentionKernels::best ? CudnnAttention::make(stream) : nullptr) {}
+          cudnn_(attention == AttentionKernels::best
+                     ? CudnnAttention::make(stream, most_slope_bytes)
+                     : nullptr) {}
 
     std::vector<SlowPath> slow_paths() const override { return slow_.all(); }
 
@@ -128,9 +131,8 @@ public:
                             View dv, std::byte* scratch) override {
         check_head(shape.head_dim);
         FERRY_CHECK(q.type == shape.type);
-        if (cudnn_ &&
-            cudnn_->backward(shape, q, k, v, out, dout, lse, dq, dk, dv, workspace_in(scratch)))
-            return;
+        const BackwardOperands all{q, k, v, out, dout, lse, dq, dk, dv};
+        if (cudnn_ && cudnn_->backward(shape, all, workspace_in(scratch))) return;
         cuda::attention_backward(shape, q, k, v, out, dout, lse, dq, dk, dv, floats(scratch),
                                  stream_);
     }
@@ -166,8 +168,8 @@ public:
                         float* leaves) override {
         cuda::round_gradient(accumulator, count, wire_type, wire, leaves, stream_);
     }
-    void sum_gradient(ConstView pieces, void* wire, float* leaves) override {
-        cuda::sum_gradient(pieces, wire, leaves, stream_);
+    void sum_gradient(ConstView parts, void* wire, float* leaves) override {
+        cuda::sum_gradient(parts, wire, leaves, stream_);
     }
 
     void add(float* a, const float* b, int64_t count) override { cuda::add(a, b, count, stream_); }
@@ -339,7 +341,8 @@ private:
 }  // namespace
 }  // namespace cuda
 
-std::unique_ptr<Ops> make_cuda_ops(Device& device, AttentionKernels attention) {
+std::unique_ptr<Ops> make_cuda_ops(Device& device, AttentionKernels attention,
+                                   int64_t most_slope_bytes) {
     FERRY_CHECK(device.kind() == DeviceKind::cuda);
     const std::string architecture = device.architecture();
     if (!cuda::runs_here()) {
@@ -352,7 +355,7 @@ std::unique_ptr<Ops> make_cuda_ops(Device& device, AttentionKernels attention) {
     }
     const int64_t workspace = (architecture == "cuda sm_90" ? 32 : 8) * kMiB;
     auto* stream = static_cast<cudaStream_t>(device.stream(StreamKind::compute).native());
-    return std::make_unique<cuda::CudaOps>(stream, workspace, attention);
+    return std::make_unique<cuda::CudaOps>(stream, workspace, attention, most_slope_bytes);
 }
 
 std::string cuda_library_versions(AttentionKernels attention) {

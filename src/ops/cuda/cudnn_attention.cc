@@ -2,49 +2,34 @@
 
 #ifdef FERRY_CUDNN
 
-#include <cudnn_frontend.h>
-
 #include <algorithm>
-#include <array>
-#include <cstdlib>
-#include <map>
-#include <unordered_map>
 
-#include "base/log.h"
+#include "cudnn_graphs.h"
+#include "kernels.h"
+#include "launch.h"
+#include "ops/attention_tiles.h"
 
 namespace ferry::ops::cuda {
 namespace {
 
-namespace fe = cudnn_frontend;
-
-// The operands, by the numbers that the graphs know them by.
-constexpr int kQ = 0, kK = 1, kV = 2, kOut = 3, kLse = 4, kDout = 5, kDq = 6, kDk = 7, kDv = 8;
-constexpr int kOperands = 9;
-
-// Bounds of a backward call. On Hopper the deterministic kernel keeps a slope of 2 B for each pair
-// of query and key: of several sequences as many as fill the GPU; one alone may ask for more, and
-// beyond that its groups of heads are calls of their own. Neither sequences nor groups know of each
-// other, so no bit depends on this.
-constexpr int64_t kSeveralBytes = 512 * kMiB, kOneBytes = kGiB;
-
-// What one call takes: whole sequences, or of one the heads that share `kv_heads` heads of keys.
+// What one backward call takes: whole sequences, or of one the heads that share `kv_heads` heads of
+// keys. Neither sequences nor groups of heads know of each other, so no bit depends on this.
 struct Portion {
     int64_t sequences = 1, kv_heads = 1;
-    bool ordered = false;  // sums the queries' gradients in order, with no slopes kept
 };
 
-Portion backward_portion(const Attention& s) {
+// All calls of about one size. Nothing where one head of keys alone has too many slopes.
+std::optional<Portion> backward_portion(const Attention& s, int64_t most_bytes) {
     const int64_t ratio = s.heads / s.kv_heads;
-    const int64_t group = 2 * ratio * round_up(s.sequence, 64) * round_up(s.sequence, 128);
+    const int64_t group = slope_bytes(ratio, s.sequence, s.sequence);
+    if (group > most_bytes) return std::nullopt;
+    const auto share = [&](int64_t all, int64_t bytes) {
+        const int64_t most = std::max<int64_t>(most_bytes / bytes, 1);
+        return ceil_div(all, ceil_div(all, most));
+    };
     const int64_t one = group * s.kv_heads;
-    if (one <= kOneBytes)
-        return {std::clamp<int64_t>(kSeveralBytes / one, 1, s.sequences), s.kv_heads};
-    const int64_t most = kOneBytes / group;
-    // The kernel without slopes came with cuDNN 9.25. It is the slower one where both run.
-    constexpr size_t kOrdered = 92500;
-    if (most == 0 && cudnnGetVersion() >= kOrdered) return {1, s.kv_heads, true};
-    const int64_t calls = ceil_div(s.kv_heads, std::max<int64_t>(most, 1));
-    return {1, ceil_div(s.kv_heads, calls)};
+    if (one <= most_bytes) return Portion{share(s.sequences, one), s.kv_heads};
+    return Portion{1, share(s.kv_heads, group)};
 }
 
 Attention part_of(Attention s, const Portion& portion) {
@@ -54,185 +39,36 @@ Attention part_of(Attention s, const Portion& portion) {
     return s;
 }
 
-// What a graph is built for: the shape of a call, and how far apart rows are.
-struct Key {
-    bool backward = false, ordered = false;  // ordered: Portion's
-    int64_t sequences = 0;                   // of the call
-    int64_t sequence = 0, heads = 0, kv_heads = 0, head_dim = 0;
-    int64_t window = 0;  // 0: none, or as long as the sequence
-    DType type = DType::bf16;
-    double scale = 0;
-    std::array<int64_t, kOperands> row{};  // elements from one token to the next
-    auto operator<=>(const Key&) const = default;
-};
-
-Key key_of(const Attention& s, bool backward, bool ordered = false) {
-    Key key{.backward = backward,
-            .ordered = ordered,
-            .sequences = s.sequences,
-            .sequence = s.sequence,
-            .heads = s.heads,
-            .kv_heads = s.kv_heads,
-            .head_dim = s.head_dim,
-            .window = s.window < s.sequence ? s.window : 0,
-            .type = s.type,
-            .scale = s.scale};
+// Of whole sequences, for rows without gaps.
+CudnnCall call_of(const Attention& s, bool backward) {
+    CudnnCall call{.backward = backward,
+                   .sequences = s.sequences,
+                   .queries = s.sequence,
+                   .keys = s.sequence,
+                   .heads = s.heads,
+                   .kv_heads = s.kv_heads,
+                   .head_dim = s.head_dim,
+                   .window = s.window < s.sequence ? s.window : 0,
+                   .type = s.type,
+                   .scale = s.scale};
     const int64_t query = s.heads * s.head_dim, key_value = s.kv_heads * s.head_dim;
-    key.row = {query, key_value, key_value, query, 1, query, query, key_value, key_value};
-    return key;
+    call.row = {query, key_value, key_value, query, 1, query, query, key_value, key_value};
+    return call;
 }
 
-void demand(fe::error_t error, const char* call) {
-    if (error.is_good() || gpu_work_failed()) return;
-    throw Error(
-        Trouble::internal,
-        {.what = "cuDNN's attention failed", .where = call, .measured = error.get_message()});
+// cuDNN takes every operand as one that it might write.
+void* mutable_data(ConstView view) { return const_cast<void*>(view.data); }
+
+OperandData data_of(const BackwardOperands& o) {
+    return {mutable_data(o.q),   mutable_data(o.k),         mutable_data(o.v),
+            mutable_data(o.out), const_cast<float*>(o.lse), mutable_data(o.dout),
+            mutable_data(o.dq),  mutable_data(o.dk),        mutable_data(o.dv)};
 }
 
-// Of an answer that is none: cuDNN could not look for a kernel. Which attention runs follows from
-// shape, GPU and version alone, so nothing else may take its place.
-void refuse_failure(fe::error_t error) {
-    const std::string text = error.get_message();
-    const auto says = [&](const char* words) { return text.find(words) != std::string::npos; };
-    const bool no_memory = cudaGetLastError() == cudaErrorMemoryAllocation ||
-                           says("DEVICE_ALLOCATION_FAILED") || says("out of memory");
-    if (no_memory) throw out_of_gpu_memory("building cuDNN's attention");
-    using enum fe::error_code_t;
-    const std::array broken{CUDA_API_FAILED, INVALID_CUDA_DEVICE, HANDLE_ERROR,
-                            NVRTC_COMPILATION_FAILED};
-    // A library of cuDNN's or one that it loads is missing, or of another version.
-    const bool missing = says("SUBLIBRARY") || says("PREREQUISITE_MISSING") ||
-                         says("NOT_INITIALIZED") || says("HOST_ALLOCATION_FAILED");
-    if (!missing && std::ranges::find(broken, error.get_code()) == broken.end()) return;
-    throw Error(Trouble::internal,
-                {.what = "cuDNN could not build its attention",
-                 .where = "numerics.attention",
-                 .measured = text,
-                 .remedy = "install all of cuDNN's libraries, of one version (and NVRTC's), or set "
-                           "numerics.attention to ferry"});
+CudnnCall with_rows_of(const BackwardOperands& o, CudnnCall call) {
+    call.row = {o.q.ld, o.k.ld, o.v.ld, o.out.ld, 1, o.dout.ld, o.dq.ld, o.dk.ld, o.dv.ld};
+    return call;
 }
-
-using Graph = fe::graph::Graph;
-// What cuDNN built for a key; null: nothing.
-struct Built {
-    std::unique_ptr<Graph> graph{};
-    int64_t bytes = 0;  // of its workspace
-    std::string why{};  // there is nothing
-};
-using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
-
-// cudnn-frontend takes Hopper's ordered kernel where this variable keeps slopes out of the
-// workspace; there is no other way to ask for it. It is read while a graph is built.
-class NoSlopes {
-public:
-    explicit NoSlopes(bool wanted) : wanted_(wanted) {
-        if (!wanted_) return;
-        if (const char* before = getenv(kName)) before_ = before;
-        setenv(kName, "0", 1);
-    }
-    ~NoSlopes() {
-        if (!wanted_) return;
-        before_ ? setenv(kName, before_->c_str(), 1) : unsetenv(kName);
-    }
-    NoSlopes(const NoSlopes&) = delete;
-    NoSlopes& operator=(const NoSlopes&) = delete;
-
-private:
-    static constexpr const char* kName = "CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT";
-    bool wanted_;
-    std::optional<std::string> before_{};
-};
-
-class GraphBuilder {
-public:
-    explicit GraphBuilder(const Key& key) : key_(key) {
-        graph_
-            .set_io_data_type(key.type == DType::bf16 ? fe::DataType_t::BFLOAT16
-                                                      : fe::DataType_t::HALF)
-            .set_intermediate_data_type(fe::DataType_t::FLOAT)
-            .set_compute_data_type(fe::DataType_t::FLOAT);
-    }
-
-    Built build(cudnnHandle_t handle) {
-        const NoSlopes no_slopes(key_.ordered);
-        key_.backward ? backward() : forward();
-        fe::error_t error = graph_.build(handle, {fe::HeurMode_t::A});
-        if (error.is_bad()) {
-            refuse_failure(error);
-            return instead(error.get_message());
-        }
-        Built built{.graph = std::make_unique<Graph>(std::move(graph_))};
-        demand(built.graph->get_workspace_size(built.bytes), "workspace");
-        if (built.bytes > CudnnAttention::kMostWorkspace)
-            return instead("its workspace is " + format_bytes(built.bytes));
-        return built;
-    }
-
-private:
-    Built instead(const std::string& why) const {
-        log_info(std::string("no attention by cuDNN ") + (key_.backward ? "backward" : "forward") +
-                 " for " + std::to_string(key_.sequence) + " tokens" +
-                 (key_.window > 0 ? " in a window of " + std::to_string(key_.window) : "") +
-                 ", ferry's own is used: " + why);
-        return {.why = why};
-    }
-    // [sequences, heads, sequence, head_dim], tokens outermost in memory but for the sequence.
-    template <class Attributes>
-    Attributes& shaped(Attributes& tensor, int operand) const {
-        const int64_t row = key_.row[static_cast<size_t>(operand)];
-        const bool of_keys = operand == kK || operand == kV || operand == kDk || operand == kDv;
-        const int64_t heads = of_keys ? key_.kv_heads : key_.heads;
-        tensor.set_uid(operand)
-            .set_dim({key_.sequences, heads, key_.sequence, key_.head_dim})
-            .set_stride({key_.sequence * row, key_.head_dim, row, 1});
-        return tensor;
-    }
-    template <class Attributes>
-    Attributes& shaped_lse(Attributes& tensor) const {
-        tensor.set_uid(kLse)
-            .set_dim({key_.sequences, key_.heads, key_.sequence, 1})
-            .set_stride({key_.heads * key_.sequence, key_.sequence, 1, 1})
-            .set_data_type(fe::DataType_t::FLOAT);
-        return tensor;
-    }
-    Tensor input(int operand) {
-        fe::graph::Tensor_attributes tensor;
-        return graph_.tensor(operand == kLse ? shaped_lse(tensor) : shaped(tensor, operand));
-    }
-    void output(const Tensor& tensor, int operand) const {
-        (operand == kLse ? shaped_lse(*tensor) : shaped(*tensor, operand)).set_output(true);
-    }
-    template <class Options>
-    Options causal() const {
-        Options options;
-        options.set_name(key_.backward ? "attention backward" : "attention forward")
-            .set_attn_scale(static_cast<float>(key_.scale))
-            .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
-            .set_diagonal_band_right_bound(0);
-        // Keys after query - window, as Attention::first_key.
-        if (key_.window > 0) options.set_diagonal_band_left_bound(static_cast<int>(key_.window));
-        return options;
-    }
-
-    void forward() {
-        auto options = causal<fe::graph::SDPA_attributes>().set_generate_stats(true);
-        auto [out, lse] = graph_.sdpa(input(kQ), input(kK), input(kV), options);
-        output(out, kOut);
-        output(lse, kLse);
-    }
-    void backward() {
-        auto options =
-            causal<fe::graph::SDPA_backward_attributes>().set_deterministic_algorithm(true);
-        auto [dq, dk, dv] = graph_.sdpa_backward(input(kQ), input(kK), input(kV), input(kOut),
-                                                 input(kDout), input(kLse), options);
-        output(dq, kDq);
-        output(dk, kDk);
-        output(dv, kDv);
-    }
-
-    const Key& key_;
-    Graph graph_{};
-};
 
 // One backward call after the other: over the groups of heads of its sequences, over sequences.
 class Part {
@@ -250,15 +86,25 @@ public:
                        {.sequences = std::min(most_.sequences, whole_.sequences - sequence_),
                         .kv_heads = std::min(most_.kv_heads, whole_.kv_heads - kv_head_)});
     }
-    ConstView queries(ConstView of) const { return cut(of, ratio() * kv_head_, shape().heads); }
-    ConstView keys(ConstView of) const { return cut(of, kv_head_, shape().kv_heads); }
-    int64_t lse_index() const {
-        return whole_.lse_index(sequence_ * whole_.sequence, ratio() * kv_head_);
+    BackwardOperands of(const BackwardOperands& all) const {
+        const int64_t ratio = whole_.heads / whole_.kv_heads, head = ratio * kv_head_;
+        const Attention part = shape();
+        const auto queries = [&](const auto& of) { return cut(of, head, part.heads); };
+        const auto keys = [&](const auto& of) { return cut(of, kv_head_, part.kv_heads); };
+        return {.q = queries(all.q),
+                .k = keys(all.k),
+                .v = keys(all.v),
+                .out = queries(all.out),
+                .dout = queries(all.dout),
+                .lse = all.lse + whole_.lse_index(sequence_ * whole_.sequence, head),
+                .dq = queries(all.dq),
+                .dk = keys(all.dk),
+                .dv = keys(all.dv)};
     }
 
 private:
-    int64_t ratio() const { return whole_.heads / whole_.kv_heads; }
-    ConstView cut(ConstView of, int64_t head, int64_t heads) const {
+    template <class AnyView>
+    AnyView cut(const AnyView& of, int64_t head, int64_t heads) const {
         const int64_t d = whole_.head_dim, rows = whole_.sequence;
         return of.block(sequence_ * rows, shape().sequences * rows, head * d, heads * d);
     }
@@ -268,143 +114,236 @@ private:
     int64_t sequence_ = 0, kv_head_ = 0;
 };
 
+// What a backward pass by tiles keeps beside cuDNN's workspace, for one group of heads. A tile's
+// gradients are rounded to the compute type; they are added in fp32, in the order of the tiles, and
+// the sums rounded once more. dk and dv lie side by side.
+struct TileRoom {
+    TileRoom(const Attention& s, const AttentionTiles& tiles, std::byte* room) {
+        const int64_t query = s.heads / s.kv_heads * tiles.kv_heads() * s.head_dim;
+        const int64_t keys = 2 * tiles.kv_heads() * s.head_dim;
+        const int64_t strip = tiles.most_queries(), sums = tiles.sums_queries() ? strip : 0;
+        const auto take = [&](DType type, int64_t rows, int64_t cols) {
+            void* at = room == nullptr ? nullptr : room + bytes;
+            bytes += round_up(rows * cols * size_of(type), kUnit);
+            return View::of(at, type, rows, cols);
+        };
+        lse = take(DType::f32, query / s.head_dim, strip);
+        query_part = take(s.type, sums, query);
+        query_sums = take(DType::f32, sums, query);
+        key_part = take(s.type, tiles.most_keys(), keys);
+        key_sums = take(DType::f32, s.sequence, keys);
+    }
+    static constexpr int64_t kUnit = 256;
+
+    int64_t bytes = 0;
+    View lse, query_part, query_sums, key_part, key_sums;
+};
+
+// The operands of a tile, whose heads and sequence are those of `all`. Queries' gradients go to
+// their place where no other tile has a share in them.
+BackwardOperands tile_of(const BackwardOperands& all, const AttentionTile& t,
+                         const AttentionTiles& tiles, const TileRoom& room) {
+    const auto queries = [&](const auto& of) { return of.row_range(t.query, t.queries); };
+    const auto keys = [&](const auto& of) { return of.row_range(t.key, t.keys); };
+    const int64_t width = room.key_part.cols / 2;
+    return {.q = queries(all.q),
+            .k = keys(all.k),
+            .v = keys(all.v),
+            .out = queries(all.out),
+            .dout = queries(all.dout),
+            .lse = static_cast<const float*>(room.lse.data),
+            .dq = tiles.sums_queries() ? room.query_part.row_range(0, t.queries) : queries(all.dq),
+            .dk = room.key_part.block(0, t.keys, 0, width),
+            .dv = room.key_part.block(0, t.keys, width, width)};
+}
+
+// For rows without gaps; s: of one sequence and of the heads of a call.
+CudnnCall call_of(const Attention& s, const AttentionTile& t) {
+    CudnnCall call = call_of(s, true);
+    call.queries = t.queries;
+    call.keys = t.keys;
+    call.causal = t.causal;
+    call.window = t.causal && s.window < t.keys ? s.window : 0;
+    call.row[kDk] = call.row[kDv] = 2 * s.kv_heads * s.head_dim;
+    return call;
+}
+
+void zero(const View& sums, cudaStream_t stream) {
+    cudaMemsetAsync(sums.data, 0, static_cast<size_t>(sums.rows * sums.cols * 4), stream);
+    check_launch("attention backward, sums");
+}
+
 class Cudnn final : public CudnnAttention {
 public:
-    explicit Cudnn(cudaStream_t stream) {
-        check(cudnnCreate(&handle_), "cudnnCreate");
-        check(cudnnSetStream(handle_, stream), "cudnnSetStream");
-    }
-    ~Cudnn() override {
-        built_.clear();
-        cudnnDestroy(handle_);
-    }
-    Cudnn(const Cudnn&) = delete;
-    Cudnn& operator=(const Cudnn&) = delete;
+    Cudnn(cudaStream_t stream, int64_t most_slope_bytes)
+        : graphs_(stream), stream_(stream), most_slope_bytes_(most_slope_bytes) {}
 
     std::optional<int64_t> forward_bytes(const Attention& shape) override {
-        return bytes_of(planned(key_of(shape, false)));
+        return bytes_of(planned(call_of(shape, false)));
     }
     std::optional<int64_t> backward_bytes(const Attention& shape) override {
-        return bytes_of(planned(backward_key(shape)));
+        if (const auto portion = backward_portion(shape, most_slope_bytes_))
+            return bytes_of(planned(call_of(part_of(shape, *portion), true)));
+        const AttentionTiles tiles(shape, most_slope_bytes_);
+        const std::optional<int64_t> workspace = tile_workspace(shape, tiles);
+        if (!workspace) return std::nullopt;
+        return *workspace + TileRoom(shape, tiles, nullptr).bytes;
     }
 
     std::string why_not(const Attention& shape, bool backward) override {
-        const Key key = backward ? backward_key(shape) : key_of(shape, false);
-        if (!could(key)) return "cuDNN is asked for 16-bit heads of 64, 80, 96, 112 and 128 alone";
-        return built_for(key).why;
+        const CudnnCall whole = call_of(shape, backward);
+        if (!could(whole))
+            return "cuDNN is asked for 16-bit heads of 64, 80, 96, 112 and 128 alone";
+        if (!backward) return graphs_.of(whole).why;
+        if (const auto portion = backward_portion(shape, most_slope_bytes_))
+            return graphs_.of(call_of(part_of(shape, *portion), true)).why;
+        std::string why;
+        each_tile(shape, AttentionTiles(shape, most_slope_bytes_), [&](const CudnnCall& call) {
+            if (why.empty()) why = graphs_.of(call).why;
+        });
+        return why;
     }
 
     bool forward(const Attention& shape, ConstView q, ConstView k, ConstView v, View out,
                  float* lse, std::byte* workspace) override {
-        const Key dense = key_of(shape, false);
-        Key key = dense;
-        key.row = {q.ld, k.ld, v.ld, out.ld};
-        const Built* built = built_for_call(key, dense);
-        if (built == nullptr) return false;
-        Pack pack = {{kQ, mutable_data(q)},
-                     {kK, mutable_data(k)},
-                     {kV, mutable_data(v)},
-                     {kOut, out.data},
-                     {kLse, lse}};
-        run(*built, key, pack, workspace);
+        const CudnnCall dense = call_of(shape, false);
+        CudnnCall call = dense;
+        call.row = {q.ld, k.ld, v.ld, out.ld};
+        const CudnnGraph* graph = graph_for(call, dense);
+        if (graph == nullptr) return false;
+        graphs_.run(call, *graph,
+                    {mutable_data(q), mutable_data(k), mutable_data(v), out.data, lse}, workspace);
         return true;
     }
 
-    bool backward(const Attention& shape, ConstView q, ConstView k, ConstView v, ConstView out,
-                  ConstView dout, const float* lse, View dq, View dk, View dv,
+    bool backward(const Attention& shape, const BackwardOperands& operands,
                   std::byte* workspace) override {
-        const Portion most = backward_portion(shape);
-        const Key dense = backward_key(shape);
-        const std::array rows{q.ld, k.ld, v.ld, out.ld, int64_t{1}, dout.ld, dq.ld, dk.ld, dv.ld};
-        for (Part part(shape, most); part.any(); part.next()) {
-            Key key = key_of(part.shape(), true, most.ordered);
-            key.row = rows;
-            const Built* built = built_for_call(key, dense);
-            if (built == nullptr) return false;
-            Pack pack = {{kQ, mutable_data(part.queries(q))},
-                         {kK, mutable_data(part.keys(k))},
-                         {kV, mutable_data(part.keys(v))},
-                         {kOut, mutable_data(part.queries(out))},
-                         {kLse, const_cast<float*>(lse + part.lse_index())},
-                         {kDout, mutable_data(part.queries(dout))},
-                         {kDq, mutable_data(part.queries(dq))},
-                         {kDk, mutable_data(part.keys(dk))},
-                         {kDv, mutable_data(part.keys(dv))}};
-            run(*built, key, pack, workspace);
+        const auto portion = backward_portion(shape, most_slope_bytes_);
+        if (!portion) return by_tiles(shape, operands, workspace);
+        const CudnnCall dense = call_of(part_of(shape, *portion), true);
+        for (Part part(shape, *portion); part.any(); part.next()) {
+            if (!run(call_of(part.shape(), true), dense, part.of(operands), workspace))
+                return false;  // the first of them as the others
         }
         return true;
     }
 
 private:
-    using Pack = std::unordered_map<int64_t, void*>;
-
-    static void check(cudnnStatus_t status, const char* call) {
-        if (status == CUDNN_STATUS_SUCCESS) return;
-        throw Error(Trouble::internal, {.what = "cuDNN cannot start",
-                                        .where = call,
-                                        .measured = cudnnGetErrorString(status),
-                                        .remedy = "set numerics.attention to ferry"});
+    bool by_tiles(const Attention& shape, const BackwardOperands& operands, std::byte* workspace) {
+        const AttentionTiles tiles(shape, most_slope_bytes_);
+        const std::optional<int64_t> bytes = tile_workspace(shape, tiles);
+        if (!bytes) return false;
+        const TileRoom room(shape, tiles, workspace + *bytes);
+        const Portion portion{1, tiles.kv_heads()};
+        for (Part part(shape, portion); part.any(); part.next())
+            heads_by_tiles(part.shape(), tiles, part.of(operands), room, workspace);
+        return true;
     }
-    // cuDNN takes every operand as one that it might write.
-    static void* mutable_data(ConstView view) { return const_cast<void*>(view.data); }
+
+    // A sequence and the heads of one call.
+    void heads_by_tiles(const Attention& s, const AttentionTiles& tiles,
+                        const BackwardOperands& all, const TileRoom& room, std::byte* workspace) {
+        zero(room.key_sums, stream_);
+        for (int64_t strip = 0; strip < tiles.strips(); ++strip) {
+            pack_lse(s, all.lse, tiles.tile(strip, 0), room);
+            if (tiles.sums_queries()) zero(room.query_sums, stream_);
+            for (int64_t i = 0; i < tiles.tiles(strip); ++i) {
+                const AttentionTile t = tiles.tile(strip, i);
+                const CudnnCall dense = call_of(s, t);
+                const BackwardOperands operands = tile_of(all, t, tiles, room);
+                const bool ran = run(dense, dense, operands, workspace);
+                FERRY_CHECK(ran, "a tile that was planned has a kernel");
+                add(room.key_part.row_range(0, t.keys), room.key_sums.row_range(t.key, t.keys),
+                    stream_);
+                if (tiles.sums_queries()) add(operands.dq, room.query_sums, stream_);
+            }
+            const AttentionTile t = tiles.tile(strip, 0);
+            if (tiles.sums_queries())
+                cast(room.query_sums, all.dq.row_range(t.query, t.queries), stream_);
+        }
+        const int64_t width = room.key_sums.cols / 2;
+        cast(room.key_sums.col_range(0, width), all.dk, stream_);
+        cast(room.key_sums.col_range(width, width), all.dv, stream_);
+    }
+
+    // cuDNN below 9.26 wants them without gaps.
+    void pack_lse(const Attention& s, const float* lse, const AttentionTile& t,
+                  const TileRoom& room) {
+        const auto row = static_cast<size_t>(t.queries * 4);
+        cudaMemcpy2DAsync(room.lse.data, row, lse + t.query, static_cast<size_t>(s.sequence * 4),
+                          row, static_cast<size_t>(s.heads), cudaMemcpyDeviceToDevice, stream_);
+        check_launch("attention backward, log-sum-exps");
+    }
 
     // Those whose rows its kernels read in whole vectors.
-    static bool could(const Key& key) {
-        return (key.type == DType::bf16 || key.type == DType::f16) && key.head_dim >= 64 &&
-               key.head_dim <= 128 && key.head_dim % 16 == 0;
-    }
-    // Of the largest call, for rows without gaps.
-    static Key backward_key(const Attention& shape) {
-        const Portion portion = backward_portion(shape);
-        return key_of(part_of(shape, portion), true, portion.ordered);
+    static bool could(const CudnnCall& call) {
+        return (call.type == DType::bf16 || call.type == DType::f16) && call.head_dim >= 64 &&
+               call.head_dim <= 128 && call.head_dim % 16 == 0;
     }
 
-    const Built& built_for(const Key& key) {
-        const auto known = built_.find(key);
-        if (known != built_.end()) return known->second;
-        return built_.emplace(key, GraphBuilder(key).build(handle_)).first->second;
+    // The calls for rows without gaps.
+    template <class Visit>
+    static void each_tile(const Attention& shape, const AttentionTiles& tiles, const Visit& visit) {
+        const Attention heads = part_of(shape, {1, tiles.kv_heads()});
+        for (int64_t strip = 0; strip < tiles.strips(); ++strip)
+            for (int64_t i = 0; i < tiles.tiles(strip); ++i)
+                visit(call_of(heads, tiles.tile(strip, i)));
+    }
+    // The most of any tile, up to where other room may begin. Nothing where one has no kernel.
+    std::optional<int64_t> tile_workspace(const Attention& shape, const AttentionTiles& tiles) {
+        std::optional<int64_t> most = 0;
+        each_tile(shape, tiles, [&](const CudnnCall& call) {
+            const CudnnGraph* graph = most ? planned(call) : nullptr;
+            most = graph == nullptr ? std::nullopt : std::optional(std::max(*most, graph->bytes));
+        });
+        if (!most) return std::nullopt;
+        return round_up(*most, TileRoom::kUnit);
     }
 
     // For rows without gaps, which is all that is known at plan time; null where there is none.
-    const Built* planned(const Key& dense) {
+    const CudnnGraph* planned(const CudnnCall& dense) {
         if (!could(dense)) return nullptr;
-        const Built& built = built_for(dense);
-        return built.graph ? &built : nullptr;
+        const CudnnGraph& graph = graphs_.of(dense);
+        return graph.graph ? &graph : nullptr;
     }
-    static std::optional<int64_t> bytes_of(const Built* built) {
-        return built == nullptr ? std::nullopt : std::optional(built->bytes);
+    static std::optional<int64_t> bytes_of(const CudnnGraph* graph) {
+        return graph == nullptr ? std::nullopt : std::optional(graph->bytes);
     }
 
     // One look a call: what there is for a layout, be it nothing, is known since its first call,
     // when it was held against what was planned as `dense`.
-    const Built* built_for_call(const Key& key, const Key& dense) {
-        if (!could(key)) return nullptr;
-        if (const auto known = built_.find(key); known != built_.end())
-            return known->second.graph ? &known->second : nullptr;
-        const Built* plan = planned(dense);
+    const CudnnGraph* graph_for(const CudnnCall& call, const CudnnCall& dense) {
+        if (!could(call)) return nullptr;
+        if (const CudnnGraph* known = graphs_.known(call)) return known->graph ? known : nullptr;
+        const CudnnGraph* plan = planned(dense);
         if (plan == nullptr) {
-            built_.try_emplace(key);
+            graphs_.refuse(call);
             return nullptr;
         }
-        const Built& built = built_for(key);
-        FERRY_CHECK(built.graph != nullptr, "cuDNN knows this shape in one layout only");
-        FERRY_CHECK(built.bytes <= plan->bytes, "cuDNN's workspace depends on the layout");
-        return &built;
+        const CudnnGraph& graph = graphs_.of(call);
+        FERRY_CHECK(graph.graph != nullptr, "cuDNN knows this shape in one layout only");
+        FERRY_CHECK(graph.bytes <= plan->bytes, "cuDNN's workspace depends on the layout");
+        return &graph;
     }
 
-    void run(const Built& built, const Key& key, Pack& pack, std::byte* workspace) {
-        demand(built.graph->execute(handle_, pack, workspace),
-               key.backward ? "attention backward" : "attention forward");
+    bool run(const CudnnCall& shape, const CudnnCall& dense, const BackwardOperands& operands,
+             std::byte* workspace) {
+        const CudnnCall call = with_rows_of(operands, shape);
+        const CudnnGraph* graph = graph_for(call, dense);
+        if (graph != nullptr) graphs_.run(call, *graph, data_of(operands), workspace);
+        return graph != nullptr;
     }
 
-    cudnnHandle_t handle_ = nullptr;
-    std::map<Key, Built> built_{};  // whose elements stay where they are
+    CudnnGraphs graphs_;
+    cudaStream_t stream_;
+    int64_t most_slope_bytes_;
 };
 
 }  // namespace
 
-std::unique_ptr<CudnnAttention> CudnnAttention::make(cudaStream_t stream) {
-    return std::make_unique<Cudnn>(stream);
+std::unique_ptr<CudnnAttention> CudnnAttention::make(cudaStream_t stream,
+                                                     int64_t most_slope_bytes) {
+    return std::make_unique<Cudnn>(stream, most_slope_bytes);
 }
 
 std::string cudnn_version() {

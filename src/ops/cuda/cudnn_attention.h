@@ -9,34 +9,39 @@
 #include <optional>
 #include <string>
 
-#include "ferry/units.h"
 #include "ops/ops.h"
 
 namespace ferry::ops::cuda {
 
+// What attention_backward is called with.
+struct BackwardOperands {
+    ConstView q, k, v, out, dout;
+    const float* lse = nullptr;
+    View dq, dk, dv;
+};
+
 class CudnnAttention {
 public:
-    // Null where this build has no cuDNN. Throws internal when it cannot start.
-    static std::unique_ptr<CudnnAttention> make(cudaStream_t stream);
+    // Null where this build has no cuDNN. Throws internal when it cannot start. most_slope_bytes:
+    // make_cuda_ops has it.
+    static std::unique_ptr<CudnnAttention> make(cudaStream_t stream, int64_t most_slope_bytes);
     virtual ~CudnnAttention() = default;
 
     // Workspace of a pass; nothing where cuDNN has no deterministic kernel for the shape, or asks
-    // for more than kMostWorkspace. A function of shape, GPU and library version. The first call
-    // for a shape lets cuDNN choose and build its kernels: throws does_not_fit where the GPU has no
-    // memory for them, internal where a library is missing.
+    // for more than cudnn_graphs.h allows. A function of shape, GPU and library version. The first
+    // call for a shape lets cuDNN choose and build its kernels: throws does_not_fit where the GPU
+    // has no memory for them, internal where a library is missing.
     virtual std::optional<int64_t> forward_bytes(const Attention& shape) = 0;
     virtual std::optional<int64_t> backward_bytes(const Attention& shape) = 0;
     // Of a shape without a workspace.
     virtual std::string why_not(const Attention& shape, bool backward) = 0;
 
-    // Arguments are those of Ops. False, and nothing done, for shapes that have no workspace.
+    // Arguments are those of Ops. False, and nothing done, for shapes that have no workspace, which
+    // begins at a multiple of 256 bytes.
     virtual bool forward(const Attention& shape, ConstView q, ConstView k, ConstView v, View out,
                          float* lse, std::byte* workspace) = 0;
-    virtual bool backward(const Attention& shape, ConstView q, ConstView k, ConstView v,
-                          ConstView out, ConstView dout, const float* lse, View dq, View dk,
-                          View dv, std::byte* workspace) = 0;
-
-    static constexpr int64_t kMostWorkspace = kGiB + kGiB / 4;
+    virtual bool backward(const Attention& shape, const BackwardOperands& operands,
+                          std::byte* workspace) = 0;
 };
 
 // "9.14.0"; empty where this build has none.

@@ -70,6 +70,7 @@ void gelu_forward(ConstView x, View y, cudaStream_t stream);
 void gelu_backward(View dy, View x, cudaStream_t stream);
 void cast(ConstView from, View to, cudaStream_t stream);
 void add(float* a, const float* b, int64_t count, cudaStream_t stream);
+void add(ConstView part, View sums, cudaStream_t stream);  // sums += part, of any types
 void check_finite(ConstView x, uint32_t* nonfinite, cudaStream_t stream);
 
 void embed(const int32_t* tokens, ConstView table, ConstView positions, View x,
@@ -83,6 +84,6 @@ void cross_entropy(ConstView logits, const int32_t* targets, float scale, View d
 
 void round_gradient(const float* accumulator, int64_t count, DType wire_type, void* wire,
                     float* leaves, cudaStream_t stream);
-void sum_gradient(ConstView pieces, void* wire, float* leaves, cudaStream_t stream);
+void sum_gradient(ConstView parts, void* wire, float* leaves, cudaStream_t stream);
 
 }  // namespace ferry::ops::cuda

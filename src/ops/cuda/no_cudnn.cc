@@ -5,7 +5,7 @@
 
 namespace ferry::ops::cuda {
 
-std::unique_ptr<CudnnAttention> CudnnAttention::make(cudaStream_t) { return nullptr; }
+std::unique_ptr<CudnnAttention> CudnnAttention::make(cudaStream_t, int64_t) { return nullptr; }
 std::string cudnn_version() { return {}; }
 
 }  // namespace ferry::ops::cuda

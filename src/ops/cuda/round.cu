@@ -55,17 +55,16 @@ __global__ void __launch_bounds__(kThreads)
         count, type, wire, leaves);
 }
 
-__global__ void __launch_bounds__(kThreads)
-    sum_kernel(ConstView pieces, void* wire, float* leaves) {
+__global__ void __launch_bounds__(kThreads) sum_kernel(ConstView parts, void* wire, float* leaves) {
     const auto sum = [&](int64_t at, int here) {
-        Pack total = load_pack(pieces, 0, at, here);
-        for (int64_t rank = 1; rank < pieces.rows; ++rank) {
-            const Pack piece = load_pack(pieces, rank, at, here);
+        Pack total = load_pack(parts, 0, at, here);
+        for (int64_t rank = 1; rank < parts.rows; ++rank) {
+            const Pack piece = load_pack(parts, rank, at, here);
             for (int k = 0; k < kPack; ++k) total.at[k] = total.at[k] + piece.at[k];
         }
         return total;
     };
-    round_leaf(sum, pieces.cols, pieces.type, wire, leaves);
+    round_leaf(sum, parts.cols, parts.type, wire, leaves);
 }
 
 }  // namespace
@@ -78,9 +77,9 @@ void round_gradient(const float* accumulator, int64_t count, DType wire_type, vo
     check_launch("round gradient");
 }
 
-void sum_gradient(ConstView pieces, void* wire, float* leaves, cudaStream_t stream) {
-    if (pieces.cols == 0) return;
-    sum_kernel<<<blocks_for(pieces.cols, kLeaf), kThreads, 0, stream>>>(pieces, wire, leaves);
+void sum_gradient(ConstView parts, void* wire, float* leaves, cudaStream_t stream) {
+    if (parts.cols == 0) return;
+    sum_kernel<<<blocks_for(parts.cols, kLeaf), kThreads, 0, stream>>>(parts, wire, leaves);
     check_launch("sum gradient");
 }
 

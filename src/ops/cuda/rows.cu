@@ -137,6 +137,18 @@ __global__ void add_kernel(float* a, const float* b, int64_t count) {
     to = make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
 }
 
+__global__ void add_rows_kernel(ConstView part, View sums) {
+    const auto [row, col, count] = cell_of(part.cols);
+    if (count <= 0) return;
+    const RawPack raw_part = fetch_pack(part, row, col, count);
+    const RawPack raw_sums = fetch_pack(sums, row, col, count);
+    const Pack more = widen_pack(raw_part, part.type, count);
+    Pack pack = widen_pack(raw_sums, sums.type, count);
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) pack.at[i] += more.at[i];
+    store_pack(pack, sums, row, col);
+}
+
 __global__ void check_finite_kernel(ConstView x, uint32_t* nonfinite) {
     const auto [row, col, count] = cell_of(x.cols);
     if (count <= 0) return;
@@ -204,6 +216,13 @@ void add(float* a, const float* b, int64_t count, cudaStream_t stream) {
     if (count == 0) return;
     add_kernel<<<blocks_for(count, kThreads * 4), kThreads, 0, stream>>>(a, b, count);
     check_launch("add");
+}
+
+void add(ConstView part, View sums, cudaStream_t stream) {
+    if (part.rows == 0 || part.cols == 0) return;
+    const Cells cells = cells_of(part.rows, part.cols);
+    add_rows_kernel<<<cells.blocks, cells.threads, 0, stream>>>(part, sums);
+    check_launch("add rows");
 }
 
 void check_finite(ConstView x, uint32_t* nonfinite, cudaStream_t stream) {

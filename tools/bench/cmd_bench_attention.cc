@@ -1,0 +1,281 @@
+// `ferry bench attention`: the attention of one shape alone, forward and backward, without a model.
+#include <spdlog/fmt/fmt.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "base/random.h"
+#include "bench_rows.h"
+#include "ferry/device.h"
+#include "ferry/executor.h"
+#include "ferry/team.h"
+#include "ferry/units.h"
+#include "ops/timed_ops.h"
+#include "tools/child_process.h"
+#include "tools/commands.h"
+#include "topology/topology.h"
+
+namespace ferry::tools {
+namespace {
+
+struct AttentionOptions {
+    ops::Attention shape{.sequences = 1,
+                         .sequence = 2048,
+                         .heads = 32,
+                         .kv_heads = 8,
+                         .head_dim = 128,
+                         .type = DType::bf16};
+    std::string device = "cpu", precision = "bf16", kernels = "best";
+    int rounds = 5;
+    bool json = false;
+};
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+class AttentionBench {
+public:
+    explicit AttentionBench(const AttentionOptions& options)
+        : shape_(options.shape),
+          executor_(make_thread_executor()),
+          device_(Device::open(device_from(options.device), *executor_)),
+          team_(options.device == "cpu" ? this_machine()->cores() : 1),
+          ops_(on_gpu() ? ops::make_cuda_ops(*device_, options.kernels == "best"
+                                                           ? ops::AttentionKernels::best
+                                                           : ops::AttentionKernels::ferry)
+                        : ops::make_cpu_ops(team_)),
+          timed_(*ops_, *device_) {
+        place();  // without memory, for the sum of it
+        device_->reserve(std::exchange(end_, 0));
+        place();
+        for (ops::View* each : {&q_, &k_, &v_, &dout_}) fill(*each);
+    }
+
+    // Of each round, by the operation's name.
+    std::vector<std::vector<ops::OpCall>> run(int rounds) {
+        launch([&] { forward_and_backward(); });
+        // A GPU's clock falls within a second of load to what its power limit leaves.
+        const auto start = std::chrono::steady_clock::now();
+        while (on_gpu() && seconds_since(start) < 1.0) launch([&] { forward_and_backward(); });
+        std::vector<std::vector<ops::OpCall>> found;
+        for (int i = 0; i < rounds; ++i) {
+            const double enqueued_s = launch([&] { forward_and_backward(); });
+            launch([&] {
+                // The GPU begins when all is enqueued: no call is timed with the wait for it.
+                if (on_gpu()) pause(std::min(0.25, 1e-3 + 2 * enqueued_s));
+                timed_.begin(ops::TimedOps::Mode::time);
+                forward_and_backward();
+            });
+            found.push_back(timed_.take());
+        }
+        return found;
+    }
+
+    std::string architecture() const { return device_->architecture(); }
+    int64_t forward_scratch_bytes() const { return ops_->attention_forward_scratch_bytes(shape_); }
+    int64_t backward_scratch_bytes() const {
+        return ops_->attention_backward_scratch_bytes(shape_);
+    }
+
+private:
+    bool on_gpu() const { return device_->kind() == DeviceKind::cuda; }
+    void pause(double seconds) {
+        device_->stream(StreamKind::compute).pause(static_cast<Nanos>(seconds * 1e9));
+    }
+
+    std::byte* take(int64_t bytes) {
+        std::byte* at = device_->memory().empty() ? nullptr : device_->memory().data() + end_;
+        end_ += round_up(bytes, 256);
+        return at;
+    }
+    // Queries, keys and values side by side, as a block has them; their gradients too.
+    void place() {
+        const ops::Attention& s = shape_;
+        const int64_t rows = s.sequences * s.sequence;
+        const int64_t query = s.heads * s.head_dim, key = s.kv_heads * s.head_dim;
+        const auto matrix = [&](int64_t cols) {
+            return ops::View::of(take(rows * cols * size_of(s.type)), s.type, rows, cols);
+        };
+        const ops::View qkv = matrix(query + 2 * key), dqkv = matrix(query + 2 * key);
+        q_ = qkv.col_range(0, query);
+        k_ = qkv.col_range(query, key);
+        v_ = qkv.col_range(query + key, key);
+        dq_ = dqkv.col_range(0, query);
+        dk_ = dqkv.col_range(query, key);
+        dv_ = dqkv.col_range(query + key, key);
+        out_ = matrix(query);
+        dout_ = matrix(query);
+        lse_ = reinterpret_cast<float*>(take(s.heads * rows * 4));
+        scratch_ = take(std::max(forward_scratch_bytes(), backward_scratch_bytes()));
+    }
+    void forward_and_backward() {
+        ops::Ops& ops = timed_.ops();
+        ops.attention_forward(shape_, q_, k_, v_, out_, lse_, scratch_);
+        ops.attention_backward(shape_, q_, k_, v_, out_, dout_, lse_, dq_, dk_, dv_, scratch_);
+    }
+
+    // Normal deviates, again and again.
+    void fill(const ops::View& to) {
+        const int64_t row_bytes = to.cols * size_of(to.type);
+        std::vector<std::byte> pattern(static_cast<size_t>(row_bytes));
+        launch([&] {
+            for (int64_t r = 0; r < to.rows; ++r) {
+                if (r < kPatterns) draw(to.type, static_cast<uint32_t>(r), pattern);
+                const ops::ConstView row =
+                    r < kPatterns ? ops::ConstView::of(pattern.data(), to.type, 1, to.cols)
+                                  : ops::ConstView(to.row_range(r % kPatterns, 1));
+                ops_->copy_out(row, to.row_range(r, 1));
+                if (r < kPatterns && on_gpu()) wait();  // before the pattern is drawn anew
+            }
+        });
+    }
+    static void draw(DType type, uint32_t row, std::vector<std::byte>& to) {
+        const auto width = static_cast<size_t>(size_of(type));
+        for (size_t i = 0; i < to.size() / width; ++i) {
+            const float value =
+                philox_normal({1, Purpose::test}, {0, 0, row, static_cast<uint32_t>(i)});
+            const uint16_t half = type == DType::bf16 ? to_bf16(value) : to_f16(value);
+            const void* from = type == DType::f32 ? static_cast<const void*>(&value) : &half;
+            std::memcpy(to.data() + i * width, from, width);
+        }
+    }
+
+    void wait() {
+        std::atomic<uint64_t> done = 0;
+        device_->stream(StreamKind::compute).signal(done);
+        while (done.load(std::memory_order_acquire) == 0) executor_->wait(kForever);
+        device_->check();
+    }
+    // Seconds that the host took.
+    double launch(const std::function<void()>& work) {
+        const auto start = std::chrono::steady_clock::now();
+        device_->stream(StreamKind::compute)
+            .launch({[](void* context, uint64_t) {
+                         (*static_cast<const std::function<void()>*>(context))();
+                     },
+                     const_cast<std::function<void()>*>(&work)});
+        const double taken = seconds_since(start);
+        wait();
+        return taken;
+    }
+
+    static constexpr int64_t kPatterns = 64;
+    const ops::Attention shape_;
+    std::unique_ptr<Executor> executor_;
+    std::unique_ptr<Device> device_;
+    Team team_;
+    std::unique_ptr<ops::Ops> ops_;
+    ops::TimedOps timed_;
+    int64_t end_ = 0;
+    ops::View q_{}, k_{}, v_{}, dq_{}, dk_{}, dv_{}, out_{}, dout_{};
+    float* lse_ = nullptr;
+    std::byte* scratch_ = nullptr;
+};
+
+Row row_of(const std::vector<std::vector<ops::OpCall>>& rounds, size_t which,
+           int64_t scratch_bytes) {
+    std::vector<double> seconds;
+    for (const auto& calls : rounds) seconds.push_back(calls.at(which).seconds);
+    const ops::OpCall& call = rounds.front().at(which);
+    const double middle = median(seconds);
+    return {.name = call.name + ", " + call.shape,
+            .value = middle * 1e3,
+            .unit = "ms",
+            .more = {{"TFLOP/s", call.flops / middle * 1e-12},
+                     {"scratch MiB", static_cast<double>(scratch_bytes) / kMiB}}};
+}
+
+std::string command_of(const AttentionOptions& o) {
+    const ops::Attention& s = o.shape;
+    std::vector<std::string> words{"ferry", "bench", "attention"};
+    const auto add = [&](const char* name, const std::string& value) {
+        words.insert(words.end(), {name, value});
+    };
+    add("--sequences", std::to_string(s.sequences));
+    add("--sequence", std::to_string(s.sequence));
+    add("--heads", std::to_string(s.heads));
+    add("--kv-heads", std::to_string(s.kv_heads));
+    add("--head-dim", std::to_string(s.head_dim));
+    if (s.window > 0) add("--window", std::to_string(s.window));
+    add("--precision", o.precision);
+    add("--device", o.device);
+    if (o.kernels != "best") add("--kernels", o.kernels);
+    add("--rounds", std::to_string(o.rounds));
+    return shell_line(words);
+}
+
+void run_attention(AttentionOptions options) {
+    ops::Attention& s = options.shape;
+    if (s.heads % s.kv_heads != 0)
+        throw Error(Trouble::usage,
+                    {.what = "heads do not share those of keys evenly",
+                     .where = "--heads, --kv-heads",
+                     .measured = fmt::format("{} and {}", s.heads, s.kv_heads),
+                     .limit = "heads a multiple of those of keys",
+                     .remedy = fmt::format("give {} heads", round_up(s.heads, s.kv_heads))});
+    s.scale = 1 / std::sqrt(static_cast<double>(s.head_dim));
+    s.type = options.precision == "fp32"   ? DType::f32
+             : options.precision == "fp16" ? DType::f16
+                                           : DType::bf16;
+    AttentionBench bench(options);
+    const auto rounds = bench.run(options.rounds);
+    const std::vector<Row> rows{row_of(rounds, 0, bench.forward_scratch_bytes()),
+                                row_of(rounds, 1, bench.backward_scratch_bytes())};
+    if (options.json) {
+        nlohmann::json object = rows_json(rows, command_of(options), machine_json());
+        object["device"] = bench.architecture();
+        return fmt::print("{}\n", object.dump());
+    }
+    fmt::print("{}; {}\n{}", machine_text(), bench.architecture(), rows_table(rows, ""));
+}
+
+}  // namespace
+}  // namespace ferry::tools
+
+void add_attention_bench(CLI::App& bench) {
+    using namespace ferry::tools;
+    const auto options = std::make_shared<AttentionOptions>();
+    CLI::App* command =
+        bench.add_subcommand("attention", "attention of one shape, forward and backward");
+    const auto number = [&](const char* name, int64_t& value, const char* what, int64_t most) {
+        command->add_option(name, value, what)
+            ->check(CLI::Range(int64_t{1}, most))
+            ->capture_default_str();
+    };
+    ferry::ops::Attention& s = options->shape;
+    number("--sequences", s.sequences, "of one call", 1 << 20);
+    number("--sequence", s.sequence, "tokens of each", 1 << 24);
+    number("--heads", s.heads, "of queries", 1 << 10);
+    number("--kv-heads", s.kv_heads, "of keys and values", 1 << 10);
+    number("--head-dim", s.head_dim, "elements of a head", 256);
+    command->add_option("--window", s.window, "keys that a query sees; default: all before it")
+        ->check(CLI::Range(1, 1 << 24));
+    command->add_option("--precision", options->precision, "of all operands")
+        ->check(CLI::IsMember({"bf16", "fp16", "fp32"}))
+        ->capture_default_str();
+    command->add_option("--device", options->device, "cpu or cuda")
+        ->check(CLI::IsMember({"cpu", "cuda"}))
+        ->capture_default_str();
+    command->add_option("--kernels", options->kernels, "as numerics.attention, of a GPU")
+        ->check(CLI::IsMember({"best", "ferry"}))
+        ->capture_default_str();
+    command->add_option("--rounds", options->rounds, "times that each is timed")
+        ->check(CLI::Range(1, 1000))
+        ->capture_default_str();
+    command->add_flag("--json", options->json, "one JSON object on standard output");
+    command->footer(
+        "ms: of one call, the median over rounds. TFLOP/s: two products over the pairs of query\n"
+        "and key that see each other forward, five backward. On a GPU scratch is what the plan of\n"
+        "a run counts.\n"
+        "Example: ferry bench attention --sequence 32768 --heads 32 --kv-heads 8 --device cuda");
+    command->callback([options] { run_attention(*options); });
+}
