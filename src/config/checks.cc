@@ -157,8 +157,10 @@ void resolve_optimizer(OptimizerConfig& o, const Given& given) {
     if (o.method == adagrad && !given.contains("optimizer.eps")) o.eps = 1e-10;
     warn_of_method(o, given);
     warn_of_eps(o, given);
-    if (o.moments == DType::bf16 && o.method == sgd && o.momentum == 0)
+    if (o.moments != MomentType::f32 && o.method == sgd && o.momentum == 0)
         log_warn(given.place_of("optimizer.moments") + " does nothing with sgd without momentum");
+    if (o.moments != MomentType::int8 && given.contains("optimizer.fp32_moments"))
+        log_warn(given.place_of("optimizer.fp32_moments") + " is used by moments int8 alone");
     const bool looks_ahead_with_nothing = o.method == sgd && o.nesterov && o.momentum == 0;
     demand(given, {{!looks_ahead_with_nothing, "optimizer.nesterov",
                     "there is no momentum to look ahead with", "momentum 0",

@@ -29,7 +29,8 @@ struct Chunk {
     bool trainable = true, decays = true;  // trainable: has gradient and state on this rank
     int owner = 0;                         // the rank whose shard it lies in
     bool replica = false;                  // only its weights are here; its owner updates them
-    bool speculative = false;              // may be updated before the step's outcome is known
+    StateFormat format{};
+    bool speculative = false;  // may be updated before the step's outcome is known
     swap::ObjectId weight = swap::kNoObject, state = swap::kNoObject, gradient = swap::kNoObject;
     int64_t first_leaf = 0;  // index among the norm leaves of this rank's shards
 };
@@ -90,7 +91,7 @@ struct Plan {
          durable = false;  // some chunk is speculative; committed steps outlive the process
     bool verify = true;    // what comes back from NVMe is checked
     DType compute = DType::f32, wire = DType::f32;
-    StateFormat state{};  // of a chunk: whole arrays, one after the other
+    StateFormat state{};  // that the run asks for; Chunk::format is what a chunk has
     std::vector<model::Layer> layers{};
     std::vector<LayerPlan> layer_plans{};
     std::vector<Chunk> chunks{};
@@ -120,7 +121,7 @@ struct Plan {
     }
     // In this rank's shard: what a sum over the ranks counts once.
     bool owns(const Chunk& chunk) const { return chunk.owner == partition.rank; }
-    int64_t state_bytes(const Chunk& chunk) const { return chunk.count * state.element_bytes(); }
+    int64_t state_bytes(const Chunk& chunk) const { return chunk.format.bytes(chunk.count); }
     // State, weights and gradient all lie there: its update is the device's, after the outcome.
     bool updates_on_device(const Chunk& chunk) const {
         return chunk.trainable && objects[chunk.state].home == swap::Tier::device;

@@ -58,8 +58,7 @@ public:
           described_(model_of(config)),
           numerics_(numerics_of(config, shape_)),
           loader_(loader_options(config, shape_, !runtime.only_evaluates, partition_)),
-          layers_(model::layers_of(shape_, config.freeze, config.optimizer.decay_norms_and_biases,
-                                   world_.ranks)),
+          layers_(layers_of(config, shape_, world_.ranks)),
           loaded_(load(config)),
           stack_(ground(config, runtime.resume), TierStack::Model{shape_, numerics_, layers_}),
           record_(identity_of(config, numerics_record(), loader_.info()), config.steps) {
@@ -306,7 +305,7 @@ private:
             resume_run(fill);
         else
             frozen_ =
-                state_->initialise(fill, optim::initial_moment(hyper_), {touch, lock}, start_up);
+                state_->initialise(fill, StateIo::first_moment_of(hyper_), {touch, lock}, start_up);
         if (loaded_) loaded_->log_rate(start_up.seconds());
         loaded_.reset();
         start_up.done(resumes ? "restored state" : "first contents", state_->bytes());

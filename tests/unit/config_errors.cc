@@ -138,7 +138,7 @@ const Case kCases[] = {
      {"evaluate.micro_batches", "held_back"}},
     {"NoPathForState", {"swap.state_on_nvme=0.5"}, {"swap.state_on_nvme", "budgets.nvme is empty"}},
     {"SplitOfNoBf16", {"optimizer.master=split"}, {"optimizer.master", "precision fp32", "bf16"}},
-    {"UnknownMoments", {"optimizer.moments=fp16"}, {"optimizer.moments", "fp32, bf16"}},
+    {"UnknownMoments", {"optimizer.moments=fp16"}, {"optimizer.moments", "fp32, bf16, int8"}},
     {"ResidualWiderThanCompute", {"numerics.residual=bf16"}, {"numerics.residual", "precision"}},
     {"OverrideGivesAKeyTwice",
      {"model={\"layers\": 1, \"layers\": 2}"},

@@ -444,9 +444,9 @@ TEST(Plan, TakesStateAsTheOptimizerKeepsIt) {
         {{.moments = 0}, 4},
         {{.moments = 1}, 8},
         {{.moments = 2}, 12},
-        {{.moments = 2, .moment_type = DType::bf16}, 8},
+        {{.moments = 2, .moment_type = MomentType::bf16}, 8},
         {{.moments = 2, .split = true}, 10},
-        {{.moments = 1, .moment_type = DType::bf16, .split = true}, 4},
+        {{.moments = 1, .moment_type = MomentType::bf16, .split = true}, 4},
         {{.moments = 0, .split = true}, 2}};
     for (const auto& [format, element_bytes] : formats) {
         for (const PlanRequest& request : {in_memory, stored}) {

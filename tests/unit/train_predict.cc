@@ -230,9 +230,9 @@ TEST(CostModel, AnUpdateMovesTheStateAsItIsKept) {
         plan.state = state;
         return costs(plan, kMachine)(update).seconds * 1e10 / 8192;
     };
-    EXPECT_NEAR(bytes_each({.moment_type = DType::bf16}), 2 * 8 + 4, 1e-9);
+    EXPECT_NEAR(bytes_each({.moment_type = MomentType::bf16}), 2 * 8 + 4, 1e-9);
     EXPECT_NEAR(bytes_each({.split = true}), 2 * 10 + 6, 1e-9);
-    EXPECT_NEAR(bytes_each({.moment_type = DType::bf16, .split = true}), 2 * 6 + 6, 1e-9);
+    EXPECT_NEAR(bytes_each({.moment_type = MomentType::bf16, .split = true}), 2 * 6 + 6, 1e-9);
     EXPECT_NEAR(bytes_each({.moments = 0, .split = true}), 2 * 2 + 6, 1e-9);
 }
 
