@@ -137,7 +137,7 @@ class Ranks(FerryTest):
             self.skipTest("one core")
         for core in cores[:2]:  # whichever rank's it would be
             with self.subTest(core=core):
-                self.assert_trained(self.ranks(2, self.config(steps=1, threads=0, reserved_cores=[core])))
+                self.assert_trained(self.ranks(2, self.config(steps=1, threads="auto", reserved_cores=[core])))
         run = self.ranks(2, self.config(reserved_cores=cores))
         self.assertNotEqual(run.code, 0)
         self.assertIn("every core is reserved", run.err)
