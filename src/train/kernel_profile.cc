@@ -1,7 +1,6 @@
 #include "train/kernel_profile.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <map>
 #include <optional>
@@ -9,6 +8,7 @@
 #include "device_needs.h"
 #include "measure.h"
 #include "model_of.h"
+#include "ops/timed_stream.h"
 #include "planner/recorder.h"
 #include "state_io.h"
 #include "step.h"
@@ -157,47 +157,15 @@ private:
             for (int64_t at = 0; at < bytes; at += kPattern)
                 stream.copy(to + at, pattern(tokens ? 1 : 0), std::min(kPattern, bytes - at));
         }
-        wait();
+        compute_.wait();
     }
 
-    // ------------------------------------------------------------ the compute stream
-
-    void wait() {
-        std::atomic<uint64_t> done = 0;
-        device_->stream(StreamKind::compute).signal(done);
-        while (done.load(std::memory_order_acquire) == 0) executor_->wait(kForever);
-        device_->check();
-    }
-    // Work that enqueues; seconds that the host took for it where the device does the rest.
-    double launch(const std::function<void()>& work) {
-        const auto start = Clock::now();
-        device_->stream(StreamKind::compute)
-            .launch({[](void* context, uint64_t) {
-                         (*static_cast<const std::function<void()>*>(context))();
-                     },
-                     const_cast<std::function<void()>*>(&work)});
-        const double taken = seconds_since(start);
-        wait();
-        return taken;
-    }
-    // The GPU waits until the host has enqueued all of it, so that no call is timed with the wait
-    // for its launch.
-    void time_calls(const std::function<void()>& work, double enqueued_s) {
-        launch([&] {
-            if (device_->kind() == DeviceKind::cuda) {
-                const double longest = 0.25;
-                const double pause_s = std::min(longest, 1e-3 + 2 * enqueued_s);
-                device_->stream(StreamKind::compute).pause(static_cast<Nanos>(pause_s * 1e9));
-            }
-            timed_->begin(TimedOps::Mode::time);
-            work();
-        });
-    }
+    // ------------------------------------------------------------ kernels
 
     void warm(Kernel& kernel) {
-        launch([&] { kernels().run(kernel.call); });
+        compute_.launch([&] { kernels().run(kernel.call); });
         if (device_->kind() == DeviceKind::cpu) return;
-        launch([&] {
+        compute_.launch([&] {
             timed_->begin(TimedOps::Mode::count);
             kernels().run(kernel.call);
         });
@@ -205,8 +173,9 @@ private:
     }
 
     void time(Kernel& kernel) {
-        const double enqueued_s = launch([&] { kernels().run(kernel.call); });
-        time_calls([&] { kernels().run(kernel.call); }, enqueued_s);
+        const double enqueued_s = compute_.launch([&] { kernels().run(kernel.call); });
+        compute_.time_calls(
+            *timed_, [&] { kernels().run(kernel.call); }, enqueued_s);
         note(kernel, timed_->take());
     }
 
@@ -223,7 +192,8 @@ private:
         const double wanted = loaded_ ? 0.3 : 1.5;
         loaded_ = true;
         for (const auto start = Clock::now(); seconds_since(start) < wanted;) {
-            for (Kernel& kernel : kernels_of_step_) launch([&] { kernels().run(kernel.call); });
+            for (Kernel& kernel : kernels_of_step_)
+                compute_.launch([&] { kernels().run(kernel.call); });
         }
     }
 
@@ -237,7 +207,8 @@ private:
         const auto to = ops::View::of(memory + half, DType::f32, rows, width);
         double best = 0;
         for (int i = 0; i < 4; ++i) {
-            time_calls(
+            compute_.time_calls(
+                *timed_,
                 [&] {
                     timed_->ops().copy_out(from, to);
                     timed_->ops().cast(from, to);
@@ -282,14 +253,14 @@ private:
                 timed_->note(what, [&] { update(count, i * count * each, scalars); });
         };
         if (update_.calls.empty() && device_->kind() == DeviceKind::cuda) {
-            launch([&] {
+            compute_.launch([&] {
                 pass();
                 timed_->begin(TimedOps::Mode::count);
                 pass();
             });
             update_.calls = timed_->take();
         }
-        time_calls(pass, 1e-3);
+        compute_.time_calls(*timed_, pass, 1e-3);
         note(update_, timed_->take());
         int64_t elements = 0;
         for (const planner::Chunk* chunk : chunks) elements += chunk->count;
@@ -342,6 +313,7 @@ private:
     const Plan& plan_;
     std::unique_ptr<Executor> executor_;
     std::unique_ptr<Device> device_;
+    ops::TimedStream compute_{*device_, *executor_};
     std::optional<TimedOps> timed_{};  // around the stack's operations, which end first
     TierStack stack_;
     const Plan& sample_ = stack_.plan();

@@ -21,7 +21,7 @@ OWNERS = {"error": "base", "units": "base", "dtype": "base", "device_kind": "bas
           "streams": "base", "lease": "swap", "learning_rate": "optim", "team": "topology"}
 # The contract headers in a module's folder beside <module>.h.
 CONTRACTS = {"base": "checksum files json_reader log philox-inl process_limits random simd_targets text threads words",
-             "aio": "published_run", "ops": "attention_tiles blas_kernels slow_paths stopwatch timed_ops view",
+             "aio": "published_run", "ops": "attention_tiles blas_kernels slow_paths stopwatch timed_ops timed_stream view",
              "model": "huggingface saved_activations", "planner": "recorder request",
              "cost": "bound drives estimate kernel_times measurements operands operations simulator traffic",
              "swap": "objects schedule store", "data": "tokens", "train": "forecast from_config kernel_profile planning_measurements rehearsal"}

@@ -3,11 +3,9 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -19,6 +17,7 @@
 #include "ferry/team.h"
 #include "ferry/units.h"
 #include "ops/timed_ops.h"
+#include "ops/timed_stream.h"
 #include "tools/child_process.h"
 #include "tools/commands.h"
 #include "topology/topology.h"
@@ -38,10 +37,6 @@ struct AttentionOptions {
     bool json = false;
 };
 
-double seconds_since(std::chrono::steady_clock::time_point start) {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
 class AttentionBench {
 public:
     explicit AttentionBench(const AttentionOptions& options)
@@ -53,7 +48,8 @@ public:
                                                            ? ops::AttentionKernels::best
                                                            : ops::AttentionKernels::ferry)
                         : ops::make_cpu_ops(team_)),
-          timed_(*ops_, *device_) {
+          timed_(*ops_, *device_),
+          compute_(*device_, *executor_) {
         place();  // without memory, for the sum of it
         device_->reserve(std::exchange(end_, 0));
         place();
@@ -62,19 +58,16 @@ public:
 
     // Of each round, by the operation's name.
     std::vector<std::vector<ops::OpCall>> run(int rounds) {
-        launch([&] { forward_and_backward(); });
+        const auto both = [&] { forward_and_backward(); };
+        compute_.launch(both);
         // A GPU's clock falls within a second of load to what its power limit leaves.
-        const auto start = std::chrono::steady_clock::now();
-        while (on_gpu() && seconds_since(start) < 1.0) launch([&] { forward_and_backward(); });
+        using Clock = std::chrono::steady_clock;
+        const auto warm = Clock::now() + std::chrono::seconds(1);
+        while (on_gpu() && Clock::now() < warm) compute_.launch(both);
         std::vector<std::vector<ops::OpCall>> found;
         for (int i = 0; i < rounds; ++i) {
-            const double enqueued_s = launch([&] { forward_and_backward(); });
-            launch([&] {
-                // The GPU begins when all is enqueued: no call is timed with the wait for it.
-                if (on_gpu()) pause(std::min(0.25, 1e-3 + 2 * enqueued_s));
-                timed_.begin(ops::TimedOps::Mode::time);
-                forward_and_backward();
-            });
+            const double enqueued_s = compute_.launch(both);
+            compute_.time_calls(timed_, both, enqueued_s);
             found.push_back(timed_.take());
         }
         return found;
@@ -88,9 +81,6 @@ public:
 
 private:
     bool on_gpu() const { return device_->kind() == DeviceKind::cuda; }
-    void pause(double seconds) {
-        device_->stream(StreamKind::compute).pause(static_cast<Nanos>(seconds * 1e9));
-    }
 
     std::byte* take(int64_t bytes) {
         std::byte* at = device_->memory().empty() ? nullptr : device_->memory().data() + end_;
@@ -127,14 +117,14 @@ private:
     void fill(const ops::View& to) {
         const int64_t row_bytes = to.cols * size_of(to.type);
         std::vector<std::byte> pattern(static_cast<size_t>(row_bytes));
-        launch([&] {
+        compute_.launch([&] {
             for (int64_t r = 0; r < to.rows; ++r) {
                 if (r < kPatterns) draw(to.type, static_cast<uint32_t>(r), pattern);
                 const ops::ConstView row =
                     r < kPatterns ? ops::ConstView::of(pattern.data(), to.type, 1, to.cols)
                                   : ops::ConstView(to.row_range(r % kPatterns, 1));
                 ops_->copy_out(row, to.row_range(r, 1));
-                if (r < kPatterns && on_gpu()) wait();  // before the pattern is drawn anew
+                if (r < kPatterns && on_gpu()) compute_.wait();  // before the pattern is drawn anew
             }
         });
     }
@@ -149,25 +139,6 @@ private:
         }
     }
 
-    void wait() {
-        std::atomic<uint64_t> done = 0;
-        device_->stream(StreamKind::compute).signal(done);
-        while (done.load(std::memory_order_acquire) == 0) executor_->wait(kForever);
-        device_->check();
-    }
-    // Seconds that the host took.
-    double launch(const std::function<void()>& work) {
-        const auto start = std::chrono::steady_clock::now();
-        device_->stream(StreamKind::compute)
-            .launch({[](void* context, uint64_t) {
-                         (*static_cast<const std::function<void()>*>(context))();
-                     },
-                     const_cast<std::function<void()>*>(&work)});
-        const double taken = seconds_since(start);
-        wait();
-        return taken;
-    }
-
     static constexpr int64_t kPatterns = 64;
     const ops::Attention shape_;
     std::unique_ptr<Executor> executor_;
@@ -175,6 +146,7 @@ private:
     Team team_;
     std::unique_ptr<ops::Ops> ops_;
     ops::TimedOps timed_;
+    ops::TimedStream compute_;
     int64_t end_ = 0;
     ops::View q_{}, k_{}, v_{}, dq_{}, dk_{}, dv_{}, out_{}, dout_{};
     float* lse_ = nullptr;
