@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "base/files.h"
 #include "base/log.h"
 #include "io_site.h"
 #include "train/from_config.h"
@@ -46,7 +47,7 @@ cost::Path measure_path(const Config& config, const NvmePath& path) {
     const bool here = stat(path.path.c_str(), &status) == 0;
     return {.bytes_per_s = found.gb_per_s() * 1e9,
             .drive = here ? static_cast<int64_t>(status.st_dev) : -1,
-            .in_memory = is_tmpfs(path.path),
+            .in_memory = is_memory(path.path),
             .cores_per_byte = found.cpu_s_per_gb() * 1e-9};
 }
 

@@ -18,6 +18,7 @@
 #include <map>
 #include <thread>
 
+#include "base/files.h"
 #include "ferry/aio.h"
 #include "topology/topology.h"
 
@@ -65,7 +66,7 @@ Room room_at(const std::string& directory) {
     Room found{.free_bytes = bytes(room.f_bavail),
                .margin_bytes = std::min(kMarginMax, bytes(room.f_blocks) / 20)};
     // Files on tmpfs are memory, of which a container may have less than the file system says.
-    if (is_tmpfs(directory)) found.free_bytes = std::min(found.free_bytes, memory);
+    if (is_memory(directory)) found.free_bytes = std::min(found.free_bytes, memory);
     return found;
 }
 
@@ -107,8 +108,6 @@ std::string absolute_path(const std::string& path) {
     if (absolute.size() > 1 && absolute.back() == '/') absolute.pop_back();
     return absolute;
 }
-
-bool is_tmpfs(const std::string& path) { return file_system_of(path) == kTmpfs; }
 
 std::string file_system_of(const std::string& path) {
     struct statfs system {};
@@ -262,14 +261,14 @@ int64_t IoSites::bytes_per_path(const FileBytes& wanted, int64_t step) const {
         Room& room =
             rooms.try_emplace(status_of(directory).st_dev, room_at(directory)).first->second;
         ++room.paths;
-        in_memory += is_tmpfs(directory);
+        in_memory += is_memory(directory);
     }
     const int64_t least = round_up(wanted.least, step);
     int64_t bytes = std::max(least, round_down(wanted.most, step));
     for (const std::string& directory : directories_) {
         const Room& room = rooms.at(status_of(directory).st_dev);
         int64_t usable = room.usable_bytes_a_path();
-        if (is_tmpfs(directory))
+        if (is_memory(directory))
             usable = std::min(usable, discover_topology().memory_limit_bytes / 4 / in_memory);
         if (usable < least)
             throw Error(

@@ -56,6 +56,5 @@ std::string absolute_path(const std::string& path);
 // "ext4", "tmpfs", "xfs", ... or the number of an unknown one.
 std::string file_system_of(const std::string& path);
 constexpr const char* kTmpfs = "tmpfs";
-bool is_tmpfs(const std::string& path);
 
 }  // namespace ferry::tools

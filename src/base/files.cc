@@ -2,8 +2,10 @@
 
 #include <fcntl.h>
 #include <linux/capability.h>
+#include <linux/magic.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -165,6 +167,11 @@ void remove_drafts() noexcept {
     if (g_drafts_of != getpid()) return;
     for (auto& slot : g_drafts)
         if (const char* name = slot.exchange(nullptr)) unlink(name);  // and no free() in a handler
+}
+
+bool is_memory(const std::string& path) {
+    struct statfs system {};
+    return ::statfs(path.c_str(), &system) == 0 && system.f_type == TMPFS_MAGIC;
 }
 
 std::string behind_links(const std::string& path) {

@@ -20,6 +20,9 @@ int open_above_standard(const char* name, int flags, unsigned mode = 0) noexcept
 enum class FileKind : uint8_t { none, regular, directory, other };
 FileKind kind_of(const std::string& path);
 
+// Whether what lies there lies in memory (tmpfs). False where that cannot be told.
+bool is_memory(const std::string& path);
+
 // The path that is written to where `path` is: links end in what they name, which may not be there.
 std::string behind_links(const std::string& path);
 

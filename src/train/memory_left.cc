@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <string>
 
+#include "base/files.h"
 #include "base/log.h"
 #include "ferry/error.h"
 #include "ferry/units.h"
-#include "volume_options.h"
 
 namespace ferry::train {
 

@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
+#include "base/files.h"
 #include "base/log.h"
-#include "volume_options.h"
 
 namespace ferry::train {
 

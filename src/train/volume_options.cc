@@ -1,8 +1,5 @@
 #include "volume_options.h"
 
-#include <linux/magic.h>
-#include <sys/statfs.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -30,11 +27,6 @@ std::vector<int> cores_near(const std::string& path, const Topology& machine) {
 }
 
 }  // namespace
-
-bool is_memory(const std::string& path) {
-    struct statfs system {};
-    return statfs(path.c_str(), &system) == 0 && system.f_type == TMPFS_MAGIC;
-}
 
 aio::VolumeOptions volume_options(const Config& config, const planner::Plan& plan,
                                   const Topology& machine, std::span<std::byte> arena,

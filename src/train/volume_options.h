@@ -13,8 +13,6 @@
 
 namespace ferry::train {
 
-// Whether a storage path is memory itself (tmpfs).
-bool is_memory(const std::string& path);
 aio::VolumeOptions volume_options(const Config& config, const planner::Plan& plan,
                                   const Topology& machine, std::span<std::byte> arena,
                                   uint64_t run_id);

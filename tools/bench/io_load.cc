@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <random>
 
+#include "base/files.h"
 #include "tools/interrupt.h"
 #include "tools/io_site.h"
 
@@ -41,7 +42,7 @@ std::vector<std::string> segment_files(const std::vector<std::string>& directori
 // A ring without a file of its own would stand idle. 0: as the volume finds best.
 int segments_for(const std::string& directory, int rings) {
     if (rings == 1) return 0;
-    return is_tmpfs(directory) ? std::max(rings, 8) : rings;
+    return is_memory(directory) ? std::max(rings, 8) : rings;
 }
 
 // Where the blocks lie, in the order in which a sequential load visits them. Neighbouring slots lie
