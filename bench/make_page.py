@@ -54,9 +54,9 @@ def date_of(run):
     return run.get("date") or run["machine"]["date"]
 
 
-def times(ratio):
-    """A ratio as people read it: 0.919x, 12.6x."""
-    return f"{ratio:.3f}x" if ratio < 10 else f"{ratio:.1f}x"
+def times(ratio, digits=3):
+    """A ratio as people read it: 0.919x, 12.6x; with two digits 0.92x, 13x."""
+    return f"{ratio:.{digits if ratio < 10 else digits - 2}f}x"
 
 
 def number(value):
@@ -159,10 +159,6 @@ def page(folder):
             table_of_others(runs, targets["others"]) + "\n## Runs\n\n" + "\n".join(sections))
 
 
-def short(ratio):
-    return f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.0f}x"
-
-
 def readme(folder, text):
     """README.md with its table of results anew."""
     runs, targets = load(folder)
@@ -170,7 +166,7 @@ def readme(folder, text):
     for one in targets["readme"]:
         row = rows_of(runs, {"run": one["run"], "rows": one["row"]})[0]
         lines.append(f"| {one['what'].format(value=number(row['value']))}"
-                     f" | {one['reference']} | {short(row['ratio'])} |")
+                     f" | {one['reference']} | {times(row['ratio'], 2)} |")
     start = text.index(lines[0])
     return text[:start] + "\n".join(lines) + text[text.index("\n\n", start):]
 

@@ -22,14 +22,10 @@
 #include "ops/ops.h"
 
 namespace ferry::ops {
-namespace {
-
-constexpr const char* kChoice = "OPENBLAS_CORETYPE";
-constexpr const char* kThreads = "OPENBLAS_NUM_THREADS";
 
 // By what their instructions need, the widest first. Those written for one maker's processors need
 // that maker's instructions.
-std::vector<BlasCore> known_cores() {
+std::vector<BlasCore> blas_cores() {
 #ifdef __x86_64__
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
@@ -67,9 +63,14 @@ std::vector<BlasCore> known_cores() {
 #endif
 }
 
+namespace {
+
+constexpr const char* kChoice = "OPENBLAS_CORETYPE";
+constexpr const char* kThreads = "OPENBLAS_NUM_THREADS";
+
 bool runs_here(std::string_view core) {
     return std::ranges::any_of(
-        known_cores(), [&](const BlasCore& known) { return known.name == core && known.runs; });
+        blas_cores(), [&](const BlasCore& known) { return known.name == core && known.runs; });
 }
 
 // Empty: `chosen` is as good as any.
@@ -254,8 +255,6 @@ BlasUse::~BlasUse() {
 }
 
 std::string blas_core() { return blas().core; }
-
-std::vector<BlasCore> blas_cores() { return known_cores(); }
 
 bool take_blas_core(const std::string& core) {
     const std::lock_guard lock(library_mutex);
