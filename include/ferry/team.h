@@ -16,9 +16,9 @@ struct Topology;
 std::shared_ptr<const Topology> this_machine();
 
 // `threads` workers over TBB, shared by the CPU device's streams and the optimizer: two parallel
-// loops at once never oversubscribe. A team of one makes no caller wait: each works
-// on its own thread. What a loop computes never depends on `threads`. With
-// `cores` (OS indices), a thread that works in the team runs on those cores for that long.
+// loops at once never oversubscribe. A team of one makes no caller wait: each works on its own
+// thread. What a loop computes never depends on `threads`. With `cores` (OS indices), a thread that
+// works in the team runs on those cores for that long.
 class Team {
 public:
     explicit Team(int threads);

@@ -32,8 +32,8 @@ struct CudnnCall {
     bool backward = false;
     int64_t sequences = 0, queries = 0, keys = 0;
     int64_t heads = 0, kv_heads = 0, head_dim = 0;
-    bool causal =
-        true;  // the last query sees the last key, each before it one less; else all see all
+    // The last query sees the last key, each before it one less; else all see all.
+    bool causal = true;
     int64_t window = 0;  // of a causal call; 0: none
     DType type = DType::bf16;
     double scale = 0;
