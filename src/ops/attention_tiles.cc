@@ -39,6 +39,7 @@ AttentionTiles::AttentionTiles(const Attention& shape, int64_t most_bytes)
     const int64_t fit = most_bytes / slope_bytes(ratio, most_queries_, most_keys_);
     for (int64_t n = 1; n <= std::min(fit, shape.kv_heads); ++n)
         if (shape.kv_heads % n == 0) kv_heads_ = n;
+    if (!windowed_ && is_one(strips() - 1)) ++most_keys_;
 }
 
 AttentionTile AttentionTiles::tile(int64_t strip, int64_t index) const {
@@ -49,7 +50,8 @@ AttentionTile AttentionTiles::tile(int64_t strip, int64_t index) const {
         return {query, queries, key, query + queries - key, true};
     }
     const bool causal = index == strip;
-    return {query, queries, index * most_queries_, causal ? queries : most_queries_, causal};
+    const int64_t own = is_one(strip) && index == strip - 1 ? 1 : 0;
+    return {query, queries, index * most_queries_, causal ? queries : most_queries_ + own, causal};
 }
 
 }  // namespace ferry::ops

@@ -32,7 +32,7 @@ public:
 
     int64_t strips() const { return ceil_div(shape_.sequence, most_queries_); }
     // Of a strip, in the order of their keys.
-    int64_t tiles(int64_t strip) const { return windowed_ ? 1 : strip + 1; }
+    int64_t tiles(int64_t strip) const { return windowed_ ? 1 : strip + (is_one(strip) ? 0 : 1); }
     AttentionTile tile(int64_t strip, int64_t index) const;
 
     int64_t most_queries() const { return most_queries_; }
@@ -43,6 +43,12 @@ public:
     bool sums_queries() const { return !windowed_; }
 
 private:
+    // A last strip of one query, whose own key belongs to the tile before: cuDNN has no kernel for
+    // a square of one.
+    bool is_one(int64_t strip) const {
+        return strip > 0 && shape_.sequence - strip * most_queries_ == 1;
+    }
+
     Attention shape_;
     bool windowed_;
     int64_t most_queries_ = 0, most_keys_ = 0, kv_heads_ = 1;

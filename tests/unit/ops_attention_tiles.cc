@@ -77,6 +77,17 @@ TEST(AttentionTiles, keep_to_the_limit_and_to_what_they_say) {
     }
 }
 
+// cuDNN has no kernel for one query and one key.
+TEST(AttentionTiles, are_never_one_pair) {
+    const Attention odd = shape_of(641, 3, 1);
+    const AttentionTiles tiles(odd, 256 * kKiB);
+    ASSERT_EQ(odd.sequence % tiles.most_queries(), 1) << "the last strip is of one query";
+    for (const AttentionTile& t : all_of(tiles)) {
+        EXPECT_GT(t.queries * t.keys, 1);
+        EXPECT_LE(t.keys, tiles.most_keys());
+    }
+}
+
 // A kernel is built for each: seconds of a start, were there many.
 TEST(AttentionTiles, have_few_shapes) {
     const auto shapes = [](const Attention& s) {
