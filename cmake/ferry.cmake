@@ -34,6 +34,8 @@ function(ferry_module name dir)
     set_property(GLOBAL APPEND PROPERTY FERRY_MODULES ${name})
     set_property(GLOBAL PROPERTY FERRY_DIR_${name} ${dir})
     list(TRANSFORM M_DEPENDS PREPEND ferry_)
+    # Headers alone are nothing to whoever links the library.
+    list(TRANSFORM M_USES REPLACE "^(nlohmann_json::nlohmann_json|PkgConfig::openblas)$" "$<BUILD_INTERFACE:\\1>")
     target_link_libraries(ferry_${name} PUBLIC ${M_DEPENDS} PRIVATE ${M_USES})
     if(FERRY_CUDA AND cuda_sources)
         target_compile_definitions(ferry_${name} PRIVATE FERRY_CUDA)

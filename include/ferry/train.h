@@ -108,8 +108,8 @@ struct NcclRanks {
 // The other ranks, met over host memory: none, or what `ferry launch`, mpirun or srun started.
 struct MetRanks {
     MetRanks() noexcept;
-    MetRanks(
-        std::unique_ptr<comm::Communicator> met) noexcept;  // NOLINT(google-explicit-constructor)
+    // NOLINTNEXTLINE(google-explicit-constructor)
+    MetRanks(std::unique_ptr<comm::Communicator> met) noexcept;
     MetRanks(MetRanks&&) noexcept;
     MetRanks& operator=(MetRanks&&) noexcept;
     ~MetRanks();
