@@ -63,7 +63,9 @@ struct OptimizerConfig {
     bool nesterov = false;           // sgd
     double initial_accumulator = 0;  // adagrad
     bool decay_norms_and_biases = false;
-    DType moments = DType::f32;  // f32, bf16: the type they are kept in
+    MomentType moments = MomentType::f32;  // what they are kept in
+    // int8: glob patterns over tensor names; the embeddings' by default.
+    std::vector<std::string> fp32_moments{"*embed_tokens*", "*wte*", "*wpe*"};
     MasterFormat master = MasterFormat::fp32;
 };
 

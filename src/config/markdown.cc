@@ -18,6 +18,12 @@ std::string text_of(const Key&, const Pair& pair) {
 }
 std::string text_of(const Key&, const bool* value) { return *value ? "true" : "false"; }
 std::string text_of(const Key&, const std::string* value) { return *value; }
+std::string text_of(const Key&, const std::vector<std::string>* texts) {
+    std::string all;
+    for (const std::string& text : *texts)
+        all.append(all.empty() ? "" : ", ").append("\"").append(text).append("\"");
+    return "[" + all + "]";
+}
 template <class Item>
 std::string text_of(const Key&, const std::vector<Item>*) {
     return "[]";

@@ -26,7 +26,8 @@ constexpr Words<DType, 3> kPrecisions = {{
     {DType::f32, "fp32"}, {DType::bf16, "bf16"}, {DType::f16, "fp16"}}};
 constexpr Words<std::optional<DType>, 4> kNarrow = {{
     {std::nullopt, "auto"}, {DType::f32, "fp32"}, {DType::bf16, "bf16"}, {DType::f16, "fp16"}}};
-constexpr Words<DType, 2> kMoments = {{{DType::f32, "fp32"}, {DType::bf16, "bf16"}}};
+constexpr Words<MomentType, 3> kMoments = {{
+    {MomentType::f32, "fp32"}, {MomentType::bf16, "bf16"}, {MomentType::int8, "int8"}}};
 constexpr Words<MasterFormat, 2> kMasters = {{
     {MasterFormat::fp32, "fp32"}, {MasterFormat::split, "split"}}};
 constexpr Words<OptimizerMethod, 5> kMethods = {{

@@ -25,6 +25,7 @@
 #include "rank_lane.h"
 #include "rank_planner.h"
 #include "ranks.h"
+#include "resumed_formats.h"
 #include "resumed_kernels.h"
 #include "schedules.h"
 #include "shared_values.h"
@@ -58,8 +59,7 @@ public:
           described_(model_of(config)),
           numerics_(numerics_of(config, shape_)),
           loader_(loader_options(config, shape_, !runtime.only_evaluates, partition_)),
-          layers_(model::layers_of(shape_, config.freeze, config.optimizer.decay_norms_and_biases,
-                                   world_.ranks)),
+          layers_(layers_of(config, shape_, world_.ranks)),
           loaded_(load(config)),
           stack_(ground(config, runtime.resume), TierStack::Model{shape_, numerics_, layers_}),
           record_(identity_of(config, numerics_record(), loader_.info()), config.steps) {
@@ -271,6 +271,7 @@ private:
 
     void open(const Config& config, const Runtime& runtime) {
         if (!executor_.simulated()) check_paths(config_);
+        if (runtime.resume) require_recorded_formats(config_, shape_, device_);
         rows_.emplace(recording_, config_, world_.ranks, stack_.teams());
         judge_.emplace(config_, hyper_, schedule_, plan_, stack_.arena());
         if (ranks_) lane_ = std::make_unique<RankLane>(*ranks_, plan_, *judge_, step_);
@@ -306,7 +307,7 @@ private:
             resume_run(fill);
         else
             frozen_ =
-                state_->initialise(fill, optim::initial_moment(hyper_), {touch, lock}, start_up);
+                state_->initialise(fill, StateIo::first_moment_of(hyper_), {touch, lock}, start_up);
         if (loaded_) loaded_->log_rate(start_up.seconds());
         loaded_.reset();
         start_up.done(resumes ? "restored state" : "first contents", state_->bytes());

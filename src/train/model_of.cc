@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "ferry/error.h"
+#include "train/from_config.h"
 
 namespace ferry::train {
 
@@ -104,9 +105,20 @@ model::Numerics numerics_of(const Config& config, const model::Shape& shape) {
 
 model::Decoder decoder_of(const Config& config, int ranks, ops::Ops& ops) {
     const model::Shape shape = model_of(config).shape;
-    return {shape, numerics_of(config, shape),
-            model::layers_of(shape, config.freeze, config.optimizer.decay_norms_and_biases, ranks),
-            ops};
+    return {shape, numerics_of(config, shape), layers_of(config, shape, ranks), ops};
+}
+
+model::CodedMoments coded_moments_of(const Config& config) {
+    const StateFormat format = format_of(config);
+    const OptimizerConfig& o = config.optimizer;
+    return {.coded = format.moments > 0 && format.moment_type == MomentType::int8,
+            .fp32 = o.fp32_moments,
+            .must_match = o.fp32_moments != OptimizerConfig{}.fp32_moments};
+}
+
+std::vector<model::Layer> layers_of(const Config& config, const model::Shape& shape, int ranks) {
+    return model::layers_of(shape, config.freeze, config.optimizer.decay_norms_and_biases, ranks,
+                            coded_moments_of(config));
 }
 
 std::string layer_name(const std::vector<model::Layer>& layers, int64_t layer) {

@@ -18,6 +18,10 @@ constexpr TextFile kModelFile{.name = "the model's configuration",
 model::Description model_of(const Config& config);
 // Its decoder on these operations, as a run of so many ranks has it. Reads the same file, once.
 model::Decoder decoder_of(const Config& config, int ranks, ops::Ops& ops);
+// Its layers' buffers, as a run of so many ranks has them.
+std::vector<model::Layer> layers_of(const Config& config, const model::Shape& shape, int ranks);
+// Which tensors keep fp32 moments beside coded ones. Refers to the configuration.
+model::CodedMoments coded_moments_of(const Config& config);
 // Tiles that the configuration leaves open follow from the model's shape, the batch and the kind of
 // device.
 model::Numerics numerics_of(const Config& config, const model::Shape& shape);

@@ -23,8 +23,11 @@ std::string operations_of(const Config& config) {
     if (hyper.method == optim::Method::sgd && hyper.momentum > 0)
         text += hyper.nesterov ? " with Nesterov momentum" : " with momentum";
     const StateFormat format = format_of(config);
-    if (format.moments > 0 && format.moment_type == DType::bf16)
+    if (format.moments > 0 && format.moment_type == MomentType::bf16)
         text += ", moments bf16 rounded stochastically";
+    if (coded_moments_of(config).coded)
+        text += fmt::format(", moments int8 in blocks of {} but fp32 of {}", kMomentBlock,
+                            fmt::join(config.optimizer.fp32_moments, " "));
     if (format.split) text += ", split master";
     return text;
 }

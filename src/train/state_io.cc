@@ -5,6 +5,8 @@
 #include <bit>
 #include <cstring>
 #include <numeric>
+#include <tuple>
+#include <utility>
 
 #include "base/checksum.h"
 #include "cost/traffic.h"
@@ -47,9 +49,8 @@ std::vector<float> widen(const std::byte* values, DType type, int64_t count) {
 
 }  // namespace
 
-optim::Span state_span(const planner::Plan& plan, int64_t count, const std::byte* in,
+optim::Span state_span(const StateFormat& kept, int64_t count, const std::byte* in,
                        std::byte* out) {
-    const StateFormat& kept = plan.state;
     optim::Span span{.count = count, .moment_type = kept.moment_type};
     if (kept.split) {
         span.low_in = reinterpret_cast<const uint16_t*>(in);
@@ -61,11 +62,21 @@ optim::Span state_span(const planner::Plan& plan, int64_t count, const std::byte
     const int64_t m = count * kept.master_bytes(), v = m + count * size_of(kept.moment_type);
     if (kept.moments > 0) span.m_in = in + m, span.m = out + m;
     if (kept.moments > 1) span.v_in = in + v, span.v = out + v;
+    if (kept.moment_type != MomentType::int8) return span;
+    const int64_t m_scale = m + kept.moments * count * size_of(kept.moment_type),
+                  v_scale = m_scale + scale_bytes(kept.moment_type, count);
+    const auto scales = [&](int64_t at) {
+        return std::pair(reinterpret_cast<const float*>(in + at),
+                         reinterpret_cast<float*>(out + at));
+    };
+    if (kept.moments > 0) std::tie(span.m_scale_in, span.m_scale) = scales(m_scale);
+    if (kept.moments > 1) std::tie(span.v_scale_in, span.v_scale) = scales(v_scale);
     return span;
 }
 
 int64_t update_bytes(const planner::Plan& plan, int64_t count) {
-    return count * cost::element_bytes(plan.state, plan.compute, plan.wire).updated();
+    const cost::ElementBytes each = cost::element_bytes(plan.state, plan.compute, plan.wire);
+    return static_cast<int64_t>(static_cast<double>(count) * each.updated());
 }
 
 std::vector<StateIo::Staging> StateIo::staging_of(const planner::Plan& plan,
@@ -90,7 +101,7 @@ StateIo::Staging StateIo::place_of(const Chunk& chunk, const Staging& staging) {
     if (!chunk.trainable) return place;
     place.state = store_.in_host(chunk.state);
     if (place.state.empty())
-        place.state = staging.state.first(static_cast<size_t>(plan_.state_bytes(chunk)));
+        place.state = staging.state.first(static_cast<size_t>(planner::state_bytes(chunk)));
     return place;
 }
 
@@ -108,7 +119,8 @@ int64_t StateIo::bytes() const {
 }
 
 int64_t StateIo::bytes_of(const Chunk& chunk) const {
-    return chunk.count * size_of(plan_.compute) + (chunk.trainable ? plan_.state_bytes(chunk) : 0);
+    return chunk.count * size_of(plan_.compute) +
+           (chunk.trainable ? planner::state_bytes(chunk) : 0);
 }
 
 bool StateIo::lies_in_host(const Chunk& chunk) const {
@@ -162,7 +174,11 @@ std::vector<size_t> StateIo::in_turns() const {
     return turns;
 }
 
-uint64_t StateIo::initialise(const Fill& fill, float moment, const Watch& watch,
+StateIo::FirstMoment StateIo::first_moment_of(const optim::Hyper& hyper) {
+    return {optim::initial_moment(hyper), optim::map_of(hyper.method, 0)};
+}
+
+uint64_t StateIo::initialise(const Fill& fill, const FirstMoment& moment, const Watch& watch,
                              StartUp& start_up) {
     std::vector<uint64_t> sums(plan_.chunks.size());  // of the frozen ones
     std::vector<int64_t> begun(staging_.size());      // puts from each, the last time
@@ -216,7 +232,7 @@ uint64_t StateIo::restore(const Fill& fill) {
         if (chunk.trainable) continue;
         const Staging place = place_of(chunk, staging_[0]);
         in_parts(chunk,
-                 [&](int64_t at, int64_t count) { fill_part(chunk, place, at, count, fill, 0); });
+                 [&](int64_t at, int64_t count) { fill_part(chunk, place, at, count, fill, {}); });
         frozen = fold(frozen, place.weight);
         begin_put(chunk, place);
         store_.end_puts(0);
@@ -225,7 +241,7 @@ uint64_t StateIo::restore(const Fill& fill) {
 }
 
 void StateIo::fill_part(const Chunk& chunk, const Staging& to, int64_t at, int64_t count,
-                        const Fill& fill, float moment) const {
+                        const Fill& fill, const FirstMoment& moment) const {
     const model::Layer& layer = plan_.layers[static_cast<size_t>(chunk.layer)];
     std::byte* weight = to.weight.data() + at * size_of(plan_.compute);
     const bool in_place = chunk.trainable && !plan_.state.split;
@@ -247,9 +263,11 @@ void StateIo::fill_part(const Chunk& chunk, const Staging& to, int64_t at, int64
         }
     }
     if (!chunk.trainable) return;
-    const optim::Span arrays = state_span(plan_, chunk.count, to.state.data(), to.state.data());
-    fill_moments(arrays.m, at, count, moment);
-    fill_moments(arrays.v, at, count, 0);
+    const MomentType type = chunk.format.moment_type;
+    const optim::Span arrays =
+        state_span(chunk.format, chunk.count, to.state.data(), to.state.data());
+    fill_moments(arrays.m, arrays.m_scale, type, at, count, moment);
+    fill_moments(arrays.v, arrays.v_scale, type, at, count, {0, optim::Map::without_sign});
 }
 
 void StateIo::load_master(const Staging& from, int64_t at, std::span<float> p) const {
@@ -263,49 +281,66 @@ void StateIo::load_master(const Staging& from, int64_t at, std::span<float> p) c
         p[i] = std::bit_cast<float>(optim::join({weights[i], low[i]}));
 }
 
-void StateIo::fill_moments(void* array, int64_t at, int64_t count, float value) const {
+void StateIo::fill_moments(void* array, float* scales, MomentType type, int64_t at, int64_t count,
+                           const FirstMoment& moment) {
     if (!array) return;
-    if (plan_.state.moment_type == DType::f32)
-        std::fill_n(static_cast<float*>(array) + at, count, value);
-    else
-        std::fill_n(static_cast<uint16_t*>(array) + at, count, to_bf16(value));
+    switch (type) {
+        case MomentType::f32:
+            std::fill_n(static_cast<float*>(array) + at, count, moment.value);
+            return;
+        case MomentType::bf16:
+            std::fill_n(static_cast<uint16_t*>(array) + at, count, to_bf16(moment.value));
+            return;
+        case MomentType::int8:
+            break;
+    }
+    uint8_t code = 0;
+    float scale = 0;
+    optim::encode_block(moment.map, {&moment.value, 1}, &code, &scale);
+    std::fill_n(static_cast<uint8_t*>(array) + at, count, code);
+    std::fill_n(scales + at / kMomentBlock, count / kMomentBlock, scale);
 }
 
 uint64_t StateIo::hash() {
-    constexpr size_t kArrays = 4;  // of a leaf: master, moments, compute weight
+    constexpr size_t kArrays = 6;  // of a leaf: master, moments, their scales, compute weight
     uint64_t hash = 0;
     std::vector<std::array<uint64_t, kArrays>> sums;
     for (const Chunk& chunk : plan_.chunks) {
         if (!plan_.owns(chunk)) continue;
         const Staging place = brought(chunk, chunk.trainable, true);
         const optim::Span arrays =
-            state_span(plan_, chunk.count, place.state.data(), place.state.data());
+            state_span(chunk.format, chunk.count, place.state.data(), place.state.data());
         sums.assign(static_cast<size_t>(chunk.count / optim::kLeaf), {});
         in_parts(chunk, [&](int64_t at, int64_t count) {
             std::array<float, optim::kLeaf> p;
-            const auto sum_of = [](const void* array, int64_t leaf, DType type) {
-                const auto bytes = static_cast<size_t>(optim::kLeaf * size_of(type));
-                const auto* from = static_cast<const std::byte*>(array);
-                return checksum({from + static_cast<size_t>(leaf) * bytes, bytes});
+            const auto sum_of = [](const void* array, int64_t leaf, int64_t leaf_bytes) {
+                const auto* from = static_cast<const std::byte*>(array) + leaf * leaf_bytes;
+                return checksum({from, static_cast<size_t>(leaf_bytes)});
             };
+            const MomentType type = chunk.format.moment_type;
+            const int64_t moments = optim::kLeaf * size_of(type),
+                          scales = scale_bytes(type, optim::kLeaf);
             for (int64_t leaf = at / optim::kLeaf; leaf < (at + count) / optim::kLeaf; ++leaf) {
                 auto& of_leaf = sums[static_cast<size_t>(leaf)];
                 if (chunk.trainable) {
                     load_master(place, leaf * optim::kLeaf, p);
-                    of_leaf[0] = sum_of(p.data(), 0, DType::f32);
-                    if (arrays.m) of_leaf[1] = sum_of(arrays.m, leaf, plan_.state.moment_type);
-                    if (arrays.v) of_leaf[2] = sum_of(arrays.v, leaf, plan_.state.moment_type);
+                    of_leaf[0] = sum_of(p.data(), 0, optim::kLeaf * 4);
+                    if (arrays.m) of_leaf[1] = sum_of(arrays.m, leaf, moments);
+                    if (arrays.v) of_leaf[2] = sum_of(arrays.v, leaf, moments);
+                    if (arrays.m_scale) of_leaf[3] = sum_of(arrays.m_scale, leaf, scales);
+                    if (arrays.v_scale) of_leaf[4] = sum_of(arrays.v_scale, leaf, scales);
                 }
-                of_leaf[3] = sum_of(place.weight.data(), leaf, plan_.compute);
+                of_leaf[5] =
+                    sum_of(place.weight.data(), leaf, optim::kLeaf * size_of(plan_.compute));
             }
         });
+        const auto kept = [&](const void* array) { return chunk.trainable && array != nullptr; };
+        const std::array<bool, kArrays> there{chunk.trainable,      kept(arrays.m),
+                                              kept(arrays.v),       kept(arrays.m_scale),
+                                              kept(arrays.v_scale), true};
         for (const auto& of_leaf : sums) {
-            if (chunk.trainable) {
-                hash = fold(hash, of_leaf[0]);
-                if (arrays.m) hash = fold(hash, of_leaf[1]);
-                if (arrays.v) hash = fold(hash, of_leaf[2]);
-            }
-            hash = fold(hash, of_leaf[3]);
+            for (size_t k = 0; k < kArrays; ++k)
+                if (there[k]) hash = fold(hash, of_leaf[k]);
         }
     }
     return hash;

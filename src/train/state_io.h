@@ -18,10 +18,11 @@ namespace ferry::train {
 
 // The arrays of a chunk's state at `in` and `out`, as far as the optimizer keeps them, in a span
 // without gradient, weights and the chunk's place in the model.
-optim::Span state_span(const planner::Plan& plan, int64_t count, const std::byte* in,
+optim::Span state_span(const StateFormat& format, int64_t count, const std::byte* in,
                        std::byte* out);
 
-// Bytes of memory that an update of `count` elements reads and writes.
+// Bytes of memory that an update of `count` elements reads and writes, in the format that the run
+// asks for.
 int64_t update_bytes(const planner::Plan& plan, int64_t count);
 
 class StateIo {
@@ -39,13 +40,20 @@ public:
     int64_t bytes() const;  // of weights and state
     // fp32 values of elements [first, first + out.size()) of a layer; called by any thread.
     using Fill = std::function<void(const model::Layer&, int64_t first, std::span<float> out)>;
-    // Master weights as `fill` says, the first moment everywhere at `moment` and the second at
-    // zero, weights in the compute type, each chunk to its home. The hash of the frozen weights.
+    // What the first moment starts as, and the map of its codes; the second starts as zero.
+    struct FirstMoment {
+        float value = 0;
+        optim::Map map = optim::Map::with_sign;
+    };
+    static FirstMoment first_moment_of(const optim::Hyper& hyper);
+    // Master weights as `fill` says, the moments, and weights in the compute type, each chunk to
+    // its home. The hash of the frozen weights.
     struct Watch {
         std::function<void(std::span<std::byte>)> before_filled;  // of host memory
         std::function<void()> copied;  // once: the last copy to the device is under way
     };
-    uint64_t initialise(const Fill& fill, float moment, const Watch& watch, StartUp& start_up);
+    uint64_t initialise(const Fill& fill, const FirstMoment& moment, const Watch& watch,
+                        StartUp& start_up);
     // The same where the state is stored already, and read back and checked here: compute weights
     // are made from it, frozen ones by `fill`. Throws io where it is not what was written.
     uint64_t restore(const Fill& fill);
@@ -78,9 +86,10 @@ private:
     void in_parts(const planner::Chunk& chunk, const Body& body);
     // Elements [at, at + count) of a chunk.
     void fill_part(const planner::Chunk& chunk, const Staging& to, int64_t at, int64_t count,
-                   const Fill& fill, float moment) const;
+                   const Fill& fill, const FirstMoment& moment) const;
     void load_master(const Staging& from, int64_t at, std::span<float> p) const;
-    void fill_moments(void* array, int64_t at, int64_t count, float value) const;
+    static void fill_moments(void* array, float* scales, MomentType type, int64_t at, int64_t count,
+                             const FirstMoment& moment);
     // Gives the sink what load(chunk) returns of each chunk that overlaps the range.
     template <class Load>
     void gather(int64_t layer, int64_t first, int64_t count, const Sink& sink, const Load& load);
