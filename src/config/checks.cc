@@ -249,6 +249,17 @@ void check_tiers(const Config& c, const Given& given) {
 }
 
 void check_checkpoint(const Config& c, const Given& given) {
+    const CheckpointConfig& k = c.checkpoint;
+    for (const auto& [key, place] : given.keys) {
+        const bool of_dir = key.starts_with("checkpoint.") && key != "checkpoint.durable_steps";
+        demand(given, {{!of_dir || !k.dir.empty(), std::string(key),
+                        "checkpoints are asked for, with no directory to put them",
+                        "checkpoint.dir is not given", "set checkpoint.dir"}});
+    }
+    demand(given, {{k.keep.best == 0 || c.evaluate.every > 0, "checkpoint.keep.best",
+                    "the best checkpoints are to stay, and nothing tells which they are",
+                    show("evaluate.every", c.evaluate.every),
+                    "set evaluate.every and evaluate.micro_batches, or keep.best to 0"}});
     if (!c.checkpoint.durable_steps) return;
     const std::string key = "checkpoint.durable_steps";
     const double on_nvme = c.swap.state_on_nvme.value_or(1);

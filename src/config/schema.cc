@@ -133,6 +133,12 @@ const Key kKeys[] = {
     {FERRY_KEY(swap.verify), boolean, "check the checksum of everything that comes back from NVMe"},
 
     {FERRY_KEY(checkpoint.durable_steps), boolean, "the run survives a kill and a power failure. `ferry train --resume` repeats the step under way and at most the two before it, with the same bits. All optimizer state is then on NVMe, in twice the space, and the files stay after the run; one rank only"},
+    {FERRY_KEY(checkpoint.dir), text, "directory for checkpoints (docs/checkpoints.md), made where it is missing. One is written at the end of the run, also when a signal ends it; `ferry train --resume` goes on from it. Without it there are none"},
+    {FERRY_KEY(checkpoint.every), period, "how often one is written besides: every so many steps (`100`), or by time (`\"30s\"`, `\"10min\"`, `\"2h\"`). 0: at the end only", {.low = 0, .high = kMost}},
+    {FERRY_KEY(checkpoint.keep.last), integer, "the newest checkpoints stay", kPositive},
+    {FERRY_KEY(checkpoint.keep.every), integer, "so do those of steps that this number divides; 0: none for that", kCount},
+    {FERRY_KEY(checkpoint.keep.best), integer, "and as many as this of the lowest held-back loss; it needs `evaluate.every`", kCount},
+    {FERRY_CHOICE(checkpoint.on_failure, kUnsaved), choice, "what a checkpoint that cannot be written does, as on a full disk: the run goes on, warns, and ends with code 4 unless a later one was written; or it stops. Older checkpoints stay either way"},
 
     {FERRY_CHOICE(io.backend, kBackends), choice, "`auto`: io_uring where the kernel allows it, else POSIX threads"},
     {FERRY_KEY(io.block_bytes), bytes, "largest single read or write, a multiple of 4 KiB. Where several workers copy (tmpfs) writes go whole", {.low = 4096, .high = 1 << 30}},

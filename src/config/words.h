@@ -43,6 +43,8 @@ constexpr Words<AttentionChoice, 2> kAttentions = {{
 constexpr Words<OnNonfinite, 2> kNonfinite = {{
     {OnNonfinite::stop, "stop"}, {OnNonfinite::skip, "skip"}}};
 constexpr Words<HashEvery, 2> kHashes = {{{HashEvery::end, "end"}, {HashEvery::step, "step"}}};
+constexpr Words<UnsavedRun, 2> kUnsaved = {{
+    {UnsavedRun::go_on, "go_on"}, {UnsavedRun::stop, "stop"}}};
 constexpr Words<Speculate, 3> kSpeculate = {{
     {Speculate::automatic, "auto"}, {Speculate::off, "off"}, {Speculate::all, "all"}}};
 constexpr Words<OnDoubt, 2> kDoubts = {{{OnDoubt::refuse, "refuse"}, {OnDoubt::ignore, "ignore"}}};

@@ -10,8 +10,6 @@ namespace ferry::planner {
 
 using cost::kLeafElements;
 
-// Of a segment's chunks: whole arrays, one after the other.
-StateFormat format_of(const StateFormat& asked, const model::Segment& segment);
 // Elements of a chunk of that format, so that it takes a slot of the others, if a leaf does.
 int64_t elements_of_chunk(int64_t chunk_elements, const StateFormat& asked,
                           const StateFormat& format);

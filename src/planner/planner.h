@@ -163,4 +163,7 @@ Plan make_plan(const PlanRequest& request, const std::vector<model::Layer>& laye
                const model::Numerics& numerics, const DeviceNeeds& needs,
                const cost::Measurements& machine, const zero::Partition& partition = {});
 
+// Of a segment's chunks: whole arrays, one after the other.
+StateFormat format_of(const StateFormat& asked, const model::Segment& segment);
+
 }  // namespace ferry::planner

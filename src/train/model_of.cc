@@ -103,6 +103,19 @@ model::Numerics numerics_of(const Config& config, const model::Shape& shape) {
         .wire = config.numerics.wire.value_or(compute)};
 }
 
+std::string description_of(const Config& config, const std::string& read, DType type) {
+    if (!config.model.path.empty()) return model::with_type(read, config.model.path, type);
+    const model::Description own = model_of(config);
+    return model::describe_llama(own.shape, own.context, type);
+}
+
+std::string description_of(const Config& config, DType type) {
+    const std::filesystem::path model(config.model.path);
+    const bool given = !config.model.path.empty();
+    return description_of(config, given ? read_text_file(model / "config.json", kModelFile) : "",
+                          type);
+}
+
 model::Decoder decoder_of(const Config& config, int ranks, ops::Ops& ops) {
     const model::Shape shape = model_of(config).shape;
     return {shape, numerics_of(config, shape), layers_of(config, shape, ranks), ops};

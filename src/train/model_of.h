@@ -16,6 +16,10 @@ constexpr TextFile kModelFile{.name = "the model's configuration",
                               .remedy = "name the directory of a Hugging Face model"};
 // The model's shape and context, from the configuration's own keys or its Hugging Face directory.
 model::Description model_of(const Config& config);
+// Its config.json, of weights of this type: what was read from a directory goes back as it was, but
+// for the type.
+std::string description_of(const Config& config, const std::string& read, DType type);
+std::string description_of(const Config& config, DType type);  // reads it
 // Its decoder on these operations, as a run of so many ranks has it. Reads the same file, once.
 model::Decoder decoder_of(const Config& config, int ranks, ops::Ops& ops);
 // Its layers' buffers, as a run of so many ranks has them.

@@ -64,6 +64,12 @@ std::string options_of(const model::Shape& s) {
 
 }  // namespace
 
+std::string shape_text(const model::Shape& s) {
+    return fmt::format("{}x{} heads {}/{}x{} mlp {} vocab {} tied {} theta {} eps {}{}", s.layers,
+                       s.hidden, s.heads, s.kv_heads, s.head_dim, s.intermediate, s.vocab,
+                       s.tie_embeddings, s.rope_theta, s.norm_eps, options_of(s));
+}
+
 std::string library_text(const Device& device, const Config& config) {
     if (device.kind() == DeviceKind::cpu) return "ops 3; " + ops::library_versions();
     return "ops 7; " + ops::cuda_library_versions(attention_of(config));
@@ -79,14 +85,10 @@ std::string text_of(const Config& config, const model::Shape& s, int64_t micro_b
                     const std::string& operations) {
     const model::Numerics n = numerics_of(config, s);
     return fmt::format(
-        "model {}x{} heads {}/{}x{} mlp {} vocab {} tied {} theta {} eps {}{}; sequence {} "
-        "micro-batch {} x {}; "
-        "head tile {} mlp tile {}; compute {} residual {} wire {}; ranks {}; "
-        "optimizer {}",
-        s.layers, s.hidden, s.heads, s.kv_heads, s.head_dim, s.intermediate, s.vocab,
-        s.tie_embeddings, s.rope_theta, s.norm_eps, options_of(s), n.sequence, n.micro_batch,
-        micro_batches, n.head_tile, n.mlp_tile, name_of(n.compute), name_of(n.residual),
-        name_of(n.wire), ranks, operations);
+        "model {}; sequence {} micro-batch {} x {}; head tile {} mlp tile {}; compute {} residual "
+        "{} wire {}; ranks {}; optimizer {}",
+        shape_text(s), n.sequence, n.micro_batch, micro_batches, n.head_tile, n.mlp_tile,
+        name_of(n.compute), name_of(n.residual), name_of(n.wire), ranks, operations);
 }
 
 }  // namespace

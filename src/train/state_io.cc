@@ -47,6 +47,24 @@ std::vector<float> widen(const std::byte* values, DType type, int64_t count) {
     return wide;
 }
 
+// Of a chunk's state; null: none of the moments'.
+void* moments_in(const optim::Span& state, StateArray::What what) {
+    switch (what) {
+        case StateArray::What::first_moment:
+            return state.m;
+        case StateArray::What::first_scale:
+            return state.m_scale;
+        case StateArray::What::second_moment:
+            return state.v;
+        case StateArray::What::second_scale:
+            return state.v_scale;
+        case StateArray::What::weight:
+        case StateArray::What::master:
+            break;
+    }
+    return nullptr;
+}
+
 }  // namespace
 
 optim::Span state_span(const StateFormat& kept, int64_t count, const std::byte* in,
@@ -178,8 +196,7 @@ StateIo::FirstMoment StateIo::first_moment_of(const optim::Hyper& hyper) {
     return {optim::initial_moment(hyper), optim::map_of(hyper.method, 0)};
 }
 
-uint64_t StateIo::initialise(const Fill& fill, const FirstMoment& moment, const Watch& watch,
-                             StartUp& start_up) {
+uint64_t StateIo::initialise(const Contents& contents, const Watch& watch, StartUp& start_up) {
     std::vector<uint64_t> sums(plan_.chunks.size());  // of the frozen ones
     std::vector<int64_t> begun(staging_.size());      // puts from each, the last time
     int64_t filled = 0;
@@ -199,9 +216,8 @@ uint64_t StateIo::initialise(const Fill& fill, const FirstMoment& moment, const 
         const Staging place = place_of(chunk, staging_[turn]);
         watch.before_filled(place.state);
         watch.before_filled(place.weight);
-        in_parts(chunk, [&](int64_t at, int64_t count) {
-            fill_part(chunk, place, at, count, fill, moment);
-        });
+        in_parts(chunk,
+                 [&](int64_t at, int64_t count) { fill_part(chunk, place, at, count, contents); });
         if (!chunk.trainable) sums[index] = checksum(place.weight);
         if (put) begun[turn] = begin_put(chunk, place);
         if (lies_on(swap::Tier::device, chunk) && --to_copy == 0) watch.copied();
@@ -232,7 +248,7 @@ uint64_t StateIo::restore(const Fill& fill) {
         if (chunk.trainable) continue;
         const Staging place = place_of(chunk, staging_[0]);
         in_parts(chunk,
-                 [&](int64_t at, int64_t count) { fill_part(chunk, place, at, count, fill, {}); });
+                 [&](int64_t at, int64_t count) { fill_part(chunk, place, at, count, {fill}); });
         frozen = fold(frozen, place.weight);
         begin_put(chunk, place);
         store_.end_puts(0);
@@ -241,7 +257,7 @@ uint64_t StateIo::restore(const Fill& fill) {
 }
 
 void StateIo::fill_part(const Chunk& chunk, const Staging& to, int64_t at, int64_t count,
-                        const Fill& fill, const FirstMoment& moment) const {
+                        const Contents& contents) const {
     const model::Layer& layer = plan_.layers[static_cast<size_t>(chunk.layer)];
     std::byte* weight = to.weight.data() + at * size_of(plan_.compute);
     const bool in_place = chunk.trainable && !plan_.state.split;
@@ -249,7 +265,7 @@ void StateIo::fill_part(const Chunk& chunk, const Staging& to, int64_t at, int64
     const std::span<float> p = in_place ? std::span(reinterpret_cast<float*>(to.state.data()) + at,
                                                     static_cast<size_t>(count))
                                         : std::span(made);
-    fill(layer, chunk.first + at, p);
+    contents.master(layer, chunk.first + at, p);
     // A replica is what its owner's weight is.
     if (!plan_.state.split || (!chunk.trainable && !chunk.replica)) {
         optim::recast(p.data(), count, plan_.compute, weight);
@@ -266,8 +282,22 @@ void StateIo::fill_part(const Chunk& chunk, const Staging& to, int64_t at, int64
     const MomentType type = chunk.format.moment_type;
     const optim::Span arrays =
         state_span(chunk.format, chunk.count, to.state.data(), to.state.data());
-    fill_moments(arrays.m, arrays.m_scale, type, at, count, moment);
+    fill_moments(arrays.m, arrays.m_scale, type, at, count, contents.first_moment);
     fill_moments(arrays.v, arrays.v_scale, type, at, count, {0, optim::Map::without_sign});
+    if (contents.moments) read_moments(chunk, to, at, count, contents);
+}
+
+void StateIo::read_moments(const Chunk& chunk, const Staging& to, int64_t at, int64_t count,
+                           const Contents& contents) const {
+    const optim::Span state =
+        state_span(chunk.format, chunk.count, to.state.data(), to.state.data());
+    const model::Layer& layer = plan_.layers[static_cast<size_t>(chunk.layer)];
+    for (const StateArray& array : state_arrays(chunk.format, plan_.compute, true)) {
+        auto* const data = static_cast<std::byte*>(moments_in(state, array.what));
+        if (data)
+            contents.moments(layer, array, chunk.first + at,
+                             {data + array.width.of(at), static_cast<size_t>(array.width.of(count))});
+    }
 }
 
 void StateIo::load_master(const Staging& from, int64_t at, std::span<float> p) const {
@@ -369,6 +399,47 @@ void StateIo::read(int64_t layer, int64_t first, int64_t count, const Sink& sink
         load_master(place, 0, master);
         return master;
     });
+}
+
+void StateIo::read_arrays(int64_t layer, int64_t first, int64_t count, const ArraySink& sink) {
+    const int64_t last = first + count;
+    for (const Chunk& chunk : plan_.chunks_of(layer)) {
+        const int64_t begin = std::max(first, chunk.first) - chunk.first,
+                      end = std::min(last, chunk.first + chunk.count) - chunk.first;
+        if (begin >= end) continue;
+        FERRY_CHECK(chunk.trainable || !chunk.replica, "the state of another rank's chunk");
+        const Staging place =
+            brought(chunk, chunk.trainable, !chunk.trainable || plan_.state.split);
+        for (int64_t at = begin; at < end; at += kPartMost)
+            give_arrays(chunk, place, at, std::min(kPartMost, end - at), sink);
+    }
+}
+
+void StateIo::give_arrays(const Chunk& chunk, const Staging& from, int64_t at, int64_t count,
+                          const ArraySink& sink) const {
+    const optim::Span state =
+        state_span(chunk.format, chunk.count, from.state.data(), from.state.data());
+    std::vector<float> master(chunk.trainable ? static_cast<size_t>(count) : 0);
+    if (chunk.trainable) load_master(from, at, master);
+    std::vector<std::byte> cast;
+    const auto weight = [&]() -> const std::byte* {
+        if (!chunk.trainable || plan_.state.split)
+            return from.weight.data() + at * size_of(plan_.compute);
+        cast.resize(static_cast<size_t>(count * size_of(plan_.compute)));
+        optim::recast(master.data(), count, plan_.compute, cast.data());
+        return cast.data();
+    };
+    const auto stored = [&](const StateArray& array) {
+        if (array.what == StateArray::What::weight) return weight();
+        if (array.what == StateArray::What::master)
+            return std::as_bytes(std::span<const float>(master)).data();
+        const auto* const all = static_cast<const std::byte*>(moments_in(state, array.what));
+        return all + array.width.of(at);
+    };
+    std::vector<std::span<const std::byte>> arrays;
+    for (const StateArray& array : state_arrays(chunk.format, plan_.compute, chunk.trainable))
+        arrays.emplace_back(stored(array), static_cast<size_t>(array.width.of(count)));
+    sink(arrays);
 }
 
 void StateIo::read_gradient(int64_t layer, int64_t first, int64_t count, const Sink& sink) {

@@ -190,6 +190,18 @@ class ResumeTest(FerryTest):
         self.assertEqual(more.code, USAGE)
         self.assertIn("schedule.kind = linear", more.err)
 
+    def test_a_run_that_has_ended_is_not_in_the_way(self):
+        first = self.train(self.durable())
+        self.assert_trained(first)
+        self.refused(self.durable(io__leftovers="refuse"), "the durable state of a run is kept here")
+        self.refused(self.durable(optimizer__lr=0.1), "the durable state of a run is kept here")
+        again = self.train(self.durable())
+        self.assert_trained(again)
+        self.assertIn("came to its end", again.err)
+        self.assertEqual(again.numbers(), first.numbers())
+        self.killed(self.durable(), steps=3)
+        self.refused(self.durable(), "the durable state of a run is kept here")
+
     def test_it_says_which_steps_are_done_again(self):
         config = self.durable(steps=100000)
         done_again = None
