@@ -360,8 +360,8 @@ void SavedRun::require(const Plan& plan) const {
             const std::vector<int64_t> shape = array.shape(entry.tensor->shape);
             if (found && found->stored->dtype == array.dtype && found->stored->shape == shape)
                 continue;
-            const auto shown_of = [](std::string_view type, const std::vector<int64_t>& shape) {
-                return fmt::format("{} [{}]", type, fmt::join(shape, ", "));
+            const auto shown_of = [](std::string_view type, const std::vector<int64_t>& sizes) {
+                return fmt::format("{} [{}]", type, fmt::join(sizes, ", "));
             };
             throw Error(Trouble::usage,
                         {.what = "the checkpoint's arrays are not those of this run",
@@ -432,9 +432,8 @@ StateIo::Contents SavedRun::contents(const Plan& plan,
                     }
                 },
             .first_moment = first_moment,
-            .moments =
-                [this](const model::Layer& layer, const StateArray& array, int64_t first,
-                       std::span<std::byte> out) { fill(layer, array, first, out); }};
+            .moments = [this](const model::Layer& layer, const StateArray& array, int64_t first,
+                              std::span<std::byte> out) { fill(layer, array, first, out); }};
 }
 
 }  // namespace ferry::train

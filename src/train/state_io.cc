@@ -295,8 +295,9 @@ void StateIo::read_moments(const Chunk& chunk, const Staging& to, int64_t at, in
     for (const StateArray& array : state_arrays(chunk.format, plan_.compute, true)) {
         auto* const data = static_cast<std::byte*>(moments_in(state, array.what));
         if (data)
-            contents.moments(layer, array, chunk.first + at,
-                             {data + array.width.of(at), static_cast<size_t>(array.width.of(count))});
+            contents.moments(
+                layer, array, chunk.first + at,
+                {data + array.width.of(at), static_cast<size_t>(array.width.of(count))});
     }
 }
 
