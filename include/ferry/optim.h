@@ -91,7 +91,7 @@ std::string_view name_of(Method method);
 //
 // Moments in int8: blocks of 256 elements, each a scale (the largest magnitude of the block, in
 // fp32) and a code an element, which stands for a share of it. Block size, the two maps of 256
-// shares and the rounding are those of torchao's AdamW8bit (torchao/optim/quant_utils.py); the maps
+// shares and the rounding are those of AdamW8bit in torchao (quant_utils of its optim); the maps
 // are bitsandbytes' dynamic tree quantization (Dettmers et al. 2022). One map has signs: for m. The
 // other has none and is twice as fine: for v, and for Adagrad's sum.
 //   m  = share of the code * scale                   one product; then as above, to m'
