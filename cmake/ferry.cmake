@@ -10,9 +10,13 @@ function(ferry_compile_options target)
     endif()
 endfunction()
 
+# ferry_module(NAME DIR [DEPENDS module...] [USES package...] [CUDA_USES package...]): from all of DIR
+# and the rooms in it, the folders that part a large module by subject; DIR/cuda only with CUDA.
 function(ferry_module name dir)
     cmake_parse_arguments(M "" "" "DEPENDS;USES;CUDA_USES" ${ARGN})
-    file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${dir}/*.cc)
+    file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${dir}/*.cc
+         ${PROJECT_SOURCE_DIR}/${dir}/*/*.cc)
+    list(FILTER sources EXCLUDE REGEX "/cuda/")
     if(NOT sources OR (FERRY_ONLY_AIO AND NOT name MATCHES "^(base|aio)$"))
         return()
     endif()

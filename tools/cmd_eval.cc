@@ -15,7 +15,7 @@
 #include "model/model.h"
 #include "override_options.h"
 #include "ranks.h"
-#include "train/forecast.h"
+#include "train/forecast/forecast.h"
 #include "train/from_config.h"
 #include "writable.h"
 

@@ -18,9 +18,9 @@
 #include "run_table.h"
 #include "svg.h"
 #include "timeline_picture.h"
-#include "train/forecast.h"
+#include "train/forecast/forecast.h"
+#include "train/forecast/kernel_profile.h"
 #include "train/from_config.h"
-#include "train/kernel_profile.h"
 #include "wear.h"
 
 namespace ferry::tools {

@@ -10,8 +10,8 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "io_site.h"
+#include "train/forecast/planning_measurements.h"
 #include "train/from_config.h"
-#include "train/planning_measurements.h"
 
 namespace ferry::tools {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "machine_file.h"
-#include "train/forecast.h"
+#include "train/forecast/forecast.h"
 
 namespace ferry::tools {
 

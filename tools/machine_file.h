@@ -9,7 +9,7 @@
 #include "cost/drives.h"
 #include "cost/measurements.h"
 #include "tools/bench/bench_io.h"
-#include "train/forecast.h"
+#include "train/forecast/forecast.h"
 
 namespace ferry::tools {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "ferry/config.h"
-#include "train/forecast.h"
+#include "train/forecast/forecast.h"
 
 namespace ferry::tools {
 

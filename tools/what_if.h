@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "train/forecast.h"
+#include "train/forecast/forecast.h"
 
 namespace ferry::tools {
 

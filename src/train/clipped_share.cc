@@ -5,8 +5,8 @@
 #include <cmath>
 
 #include "base/log.h"
-#include "predict.h"
 #include "step.h"
+#include "train/forecast/predict.h"
 
 namespace ferry::train {
 

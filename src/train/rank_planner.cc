@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "device_needs.h"
 #include "ranks.h"
+#include "train/stack/device_needs.h"
 
 namespace ferry::train {
 

@@ -16,7 +16,7 @@
 #include "base/log.h"
 #include "outcome.h"
 #include "schedules.h"
-#include "volume_options.h"
+#include "train/stack/volume_options.h"
 
 namespace ferry::train {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "predict.h"
+#include "train/forecast/predict.h"
 
 namespace ferry::train {
 

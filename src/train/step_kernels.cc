@@ -4,7 +4,7 @@
 
 #include "model_of.h"
 #include "planner/recorder.h"
-#include "state_io.h"
+#include "train/state/state_io.h"
 
 namespace ferry::train {
 

@@ -13,7 +13,7 @@
 #include "planner/planner.h"
 #include "step_state.h"
 #include "swap/store.h"
-#include "trace_rows.h"
+#include "train/stack/trace_rows.h"
 
 namespace ferry::train {
 

@@ -18,7 +18,7 @@
 #include "tests/support/run_ranks.h"
 #include "tests/support/simulated_ranks.h"
 #include "tests/support/tiny_run.h"
-#include "train/forecast.h"
+#include "train/forecast/forecast.h"
 #include "train/from_config.h"
 
 namespace ferry::train {

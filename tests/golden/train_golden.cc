@@ -17,7 +17,7 @@
 #include "model/model.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/temporary_directory.h"
-#include "train/forecast.h"
+#include "train/forecast/forecast.h"
 
 namespace ferry::train {
 namespace {

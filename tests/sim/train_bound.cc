@@ -7,8 +7,8 @@
 
 #include "cost/drives.h"
 #include "planner/recorder.h"
-#include "predict.h"
 #include "tests/support/seeds.h"
+#include "train/forecast/predict.h"
 
 namespace ferry::train {
 namespace {

@@ -1,4 +1,4 @@
-#include "durable.h"
+#include "train/state/durable.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

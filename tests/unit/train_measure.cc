@@ -1,4 +1,4 @@
-#include "measure.h"
+#include "train/forecast/measure.h"
 
 #include <gtest/gtest.h>
 

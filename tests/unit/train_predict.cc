@@ -1,9 +1,9 @@
 #include <gtest/gtest.h>
 
-#include "device_needs.h"
 #include "ferry/aio.h"
 #include "planner/recorder.h"
-#include "predict.h"
+#include "train/forecast/predict.h"
+#include "train/stack/device_needs.h"
 
 namespace ferry::train {
 namespace {

@@ -1,6 +1,6 @@
-#include "memory_left.h"
-#include "threads.h"
-#include "volume_options.h"
+#include "train/stack/memory_left.h"
+#include "train/stack/threads.h"
+#include "train/stack/volume_options.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,8 +11,8 @@
 #include "loader_of.h"
 #include "model_of.h"
 #include "outcome.h"
-#include "planning_measurements.h"
 #include "tests/support/temporary_directory.h"
+#include "train/forecast/planning_measurements.h"
 #include "train/from_config.h"
 
 namespace ferry::train {

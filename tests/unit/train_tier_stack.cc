@@ -1,5 +1,5 @@
 // The tier stack, stage by stage, on a directory and on a device that counts what it page-locks.
-#include "tier_stack.h"
+#include "train/stack/tier_stack.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,11 +12,11 @@
 #include <thread>
 
 #include "ferry/error.h"
-#include "state_io.h"
 #include "step.h"
 #include "tests/support/tiny_run.h"
-#include "threads.h"
-#include "train/forecast.h"
+#include "train/forecast/forecast.h"
+#include "train/stack/threads.h"
+#include "train/state/state_io.h"
 
 namespace ferry::train {
 namespace {

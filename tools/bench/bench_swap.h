@@ -6,7 +6,7 @@
 
 #include "bench_rows.h"
 #include "io_load.h"
-#include "train/rehearsal.h"
+#include "train/forecast/rehearsal.h"
 
 namespace ferry::tools {
 

@@ -8,7 +8,7 @@
 #include "tools/child_process.h"
 #include "tools/commands.h"
 #include "tools/override_options.h"
-#include "train/kernel_profile.h"
+#include "train/forecast/kernel_profile.h"
 
 namespace ferry::tools {
 namespace {

@@ -11,9 +11,9 @@
 #include "ferry/team.h"
 #include "model/model.h"
 #include "planner/planner.h"
-#include "start_up.h"
 #include "state_arrays.h"
 #include "swap/store.h"
+#include "train/stack/start_up.h"
 
 namespace ferry::train {
 

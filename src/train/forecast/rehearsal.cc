@@ -1,21 +1,21 @@
-#include "train/rehearsal.h"
+#include "train/forecast/rehearsal.h"
 
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
 
-#include "device_needs.h"
 #include "measure.h"
-#include "memory_left.h"
-#include "model_of.h"
 #include "planning_measurements.h"
 #include "predict.h"
-#include "state_io.h"
-#include "step.h"
-#include "step_kernels.h"
-#include "threads.h"
-#include "tier_stack.h"
 #include "train/from_config.h"
+#include "train/model_of.h"
+#include "train/stack/device_needs.h"
+#include "train/stack/memory_left.h"
+#include "train/stack/threads.h"
+#include "train/stack/tier_stack.h"
+#include "train/state/state_io.h"
+#include "train/step.h"
+#include "train/step_kernels.h"
 
 namespace ferry::train {
 

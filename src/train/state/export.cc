@@ -16,8 +16,8 @@
 #include "ferry/train.h"
 #include "loaded_weights.h"
 #include "model/huggingface.h"
-#include "model_of.h"
 #include "planner/planner.h"
+#include "train/model_of.h"
 
 namespace ferry::train {
 namespace {

@@ -1,22 +1,22 @@
-#include "train/kernel_profile.h"
+#include "train/forecast/kernel_profile.h"
 
 #include <algorithm>
 #include <chrono>
 #include <map>
 #include <optional>
 
-#include "device_needs.h"
 #include "measure.h"
-#include "model_of.h"
 #include "ops/timed_stream.h"
 #include "planner/recorder.h"
-#include "state_io.h"
-#include "step.h"
-#include "step_kernels.h"
-#include "threads.h"
-#include "tier_stack.h"
-#include "train/forecast.h"
+#include "train/forecast/forecast.h"
 #include "train/from_config.h"
+#include "train/model_of.h"
+#include "train/stack/device_needs.h"
+#include "train/stack/threads.h"
+#include "train/stack/tier_stack.h"
+#include "train/state/state_io.h"
+#include "train/step.h"
+#include "train/step_kernels.h"
 
 namespace ferry::train {
 

@@ -4,7 +4,7 @@
 
 #include "cost/bound.h"
 #include "cost/simulator.h"
-#include "step.h"
+#include "train/step.h"
 
 namespace ferry::train {
 

@@ -11,9 +11,9 @@
 #include "ferry/config.h"
 #include "ferry/swap.h"
 #include "ferry/train.h"
-#include "loss_scale.h"
 #include "planner/planner.h"
 #include "swap/store.h"
+#include "train/loss_scale.h"
 
 namespace ferry::train {
 

@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "base/checksum.h"
-#include "device_needs.h"
 #include "ferry/optim.h"
-#include "model_of.h"
 #include "ops/ops.h"
 #include "train/from_config.h"
+#include "train/model_of.h"
+#include "train/stack/device_needs.h"
 
 namespace ferry::train {
 

@@ -6,12 +6,12 @@
 #include <map>
 #include <vector>
 
-#include "device_needs.h"
 #include "ferry/pinned_mem.h"
-#include "memory_left.h"
 #include "planner/recorder.h"
-#include "state_io.h"
-#include "step_state.h"
+#include "train/stack/device_needs.h"
+#include "train/stack/memory_left.h"
+#include "train/state/state_io.h"
+#include "train/step_state.h"
 
 namespace ferry::train {
 

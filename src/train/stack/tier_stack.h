@@ -25,15 +25,15 @@
 #include "ferry/pinned_mem.h"
 #include "ferry/team.h"
 #include "ferry/train.h"
-#include "measure.h"
 #include "model/model.h"
 #include "ops/ops.h"
 #include "planner/planner.h"
 #include "start_up.h"
-#include "step_kernels.h"
-#include "step_state.h"
 #include "swap/store.h"
 #include "topology/topology.h"
+#include "train/forecast/measure.h"
+#include "train/step_kernels.h"
+#include "train/step_state.h"
 
 namespace ferry::train {
 

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <limits>
 
-#include "device_needs.h"
 #include "ferry/aio.h"
 #include "ferry/optim.h"
 #include "planner/recorder.h"
+#include "train/stack/device_needs.h"
 
 namespace ferry::train {
 

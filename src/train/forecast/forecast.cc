@@ -1,4 +1,4 @@
-#include "train/forecast.h"
+#include "train/forecast/forecast.h"
 
 #include <spdlog/fmt/fmt.h>
 #include <unistd.h>
@@ -6,23 +6,23 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "device_needs.h"
 #include "ferry/device.h"
 #include "ferry/team.h"
 #include "ferry/train.h"
-#include "loader_of.h"
 #include "measure.h"
-#include "model_of.h"
-#include "numerics_record.h"
 #include "ops/ops.h"
 #include "planning_measurements.h"
 #include "predict.h"
-#include "ranks.h"
-#include "step.h"
-#include "threads.h"
-#include "tier_stack.h"
 #include "topology/topology.h"
 #include "train/from_config.h"
+#include "train/loader_of.h"
+#include "train/model_of.h"
+#include "train/ranks.h"
+#include "train/stack/device_needs.h"
+#include "train/stack/threads.h"
+#include "train/stack/tier_stack.h"
+#include "train/state/numerics_record.h"
+#include "train/step.h"
 
 namespace ferry::train {
 
