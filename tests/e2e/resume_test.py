@@ -13,7 +13,7 @@ import subprocess
 import time
 import unittest
 
-from harness import DOES_NOT_FIT, FERRY, IO, USAGE, FerryTest, Run
+from harness import DOES_NOT_FIT, FERRY, IO, USAGE, FerryTest, Run, start
 
 STEPS = 24
 BLOCK = 4096
@@ -41,8 +41,7 @@ class ResumeTest(FerryTest):
 
     def killed(self, config, *arguments, steps, seconds=0.0, env=None):
         """Starts a run and kills it so many seconds after so many of its steps."""
-        process = subprocess.Popen([FERRY, *self.command(config, *arguments)], text=True,
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
+        process = start([FERRY, *self.command(config, *arguments)], env=env)
         out = ""
         while out.count('"loss"') < steps:
             line = process.stdout.readline()
@@ -396,8 +395,7 @@ class ResumeTest(FerryTest):
 
     def remove_under_it(self, config, remove, steps=4):
         """What a run says and how it ends when `remove` is called after some of its steps."""
-        process = subprocess.Popen([FERRY, *self.command(config)], text=True,
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process = start([FERRY, *self.command(config)])
         out = ""
         while out.count('"loss"') < steps:
             out += process.stdout.readline()
@@ -422,8 +420,7 @@ class ResumeTest(FerryTest):
 
     def damaged_under_it(self, config, segment, at, damage):
         """A run of which a block is overwritten after some steps, and what the block held; None: it was not read."""
-        process = subprocess.Popen([FERRY, *self.command(config)], text=True,
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process = start([FERRY, *self.command(config)])
         out = ""
         while out.count('"loss"') < 4:
             out += process.stdout.readline()
