@@ -164,6 +164,11 @@ class HostfileTest(LaunchTest):
         line = self.line("a slots=1\n", "--", "--set", "data.tokens=it's here")
         self.assertIn(r"'data.tokens=it'\''s here'", line)
 
+    def test_a_long_hostfile(self):
+        """Forty thousand hosts: who compares each with each is not done when the harness gives up."""
+        hosts = "".join(f"host-{i} slots=1\n" for i in range(40000))
+        self.refused(hosts + "host-39999 slots=2\n", ["stands twice", "line 40001"])
+
     def test_hostfiles_that_are_not_understood(self):
         for text, line, fault in (("a slots=1\nb\n", 2, "no slots"),
                                   ("a slots=1\nb slot=2\n", 2, '"slot=2"'),
