@@ -3,6 +3,7 @@ and with the exit code of its kind."""
 
 import json
 import os
+import platform
 import pty
 import re
 import resource
@@ -80,6 +81,19 @@ class ConfigurationTest(BadInputTest):
         run = self.train(self.config(device="cuda"), env={**os.environ, "LD_LIBRARY_PATH": libraries})
         self.assert_refused(run, USAGE, "driver is too old", "knows CUDA 11.4", "built with CUDA 1",
                             "update the driver")
+
+    @unittest.skipUnless(platform.machine() == "x86_64", "OpenBLAS's kernels are named for x86-64")
+    def test_kernels_that_this_processor_has_no_instructions_for(self):
+        with open("/proc/cpuinfo", encoding="ascii") as file:
+            flags = re.search(r"^flags\s*: (.*)$", file.read(), re.M)[1].split()
+        tried = 0
+        for core, flag in (("Bulldozer", "fma4"), ("bulldozer", "fma4"), ("Opteron", "3dnow"), ("SkylakeX", "avx512f")):
+            if flag in flags:
+                continue
+            run = self.train(self.config(steps=1), env={**os.environ, "OPENBLAS_CORETYPE": core})
+            self.assert_refused(run, USAGE, "no instructions for", "OPENBLAS_CORETYPE", "unset it")
+            tried += 1
+        self.assertGreater(tried, 0)
 
     def test_broken_files_and_command_lines(self):
         broken = self.path("broken.json")
