@@ -303,11 +303,10 @@ void add_data_command(CLI::App& app) {
                                         "The files are raw little-endian ids of a tokenizer: "
                                         "uint16 or uint32")
                            ->check(CLI::IsMember({"uint16", "uint32"}));
-    constexpr uint64_t kMostTokens = 1 << 30;
     CLI::Option* vocabulary = command
                                   ->add_option("--vocab", options->vocabulary,
                                                "All ids are below it: vocab_size of config.json")
-                                  ->check(CLI::Range(uint64_t{1}, kMostTokens));
+                                  ->check(CLI::Range(uint64_t{1}, ferry::kVocabularyMost));
     ids->needs(vocabulary);
     vocabulary->needs(ids);
     command

@@ -143,9 +143,18 @@ void TokenFile::read_header() {
                                      .remedy = kWriteAgain});
     }
     const uint32_t width = header.token_bytes;
-    if ((width != 1 && width != 2 && width != 4) || header.flags > kTokenMaskFollows)
-        corrupt(path_, "the token file's header is damaged", "token bytes " + std::to_string(width),
-                "1, 2 or 4");
+    const auto damaged = [this](std::string measured, std::string limit) {
+        corrupt(path_, "the token file's header is damaged", std::move(measured), std::move(limit));
+    };
+    if (width != 1 && width != 2 && width != 4)
+        damaged("token bytes " + std::to_string(width), "1, 2 or 4");
+    if (header.flags > kTokenMaskFollows)
+        damaged("flags " + std::to_string(header.flags), "0 or 1");
+    if (header.vocabulary < 1 || header.vocabulary > kVocabularyMost)
+        damaged("vocabulary " + std::to_string(header.vocabulary),
+                "1 to " + std::to_string(kVocabularyMost));
+    if (std::ranges::any_of(header.padding, [](std::byte byte) { return byte != std::byte{0}; }))
+        damaged("its last 16 bytes are not all zero", "zeros");
     info_ = {.vocabulary = header.vocabulary,
              .count = header.count,
              .token_bytes = width,

@@ -23,8 +23,11 @@ struct TokenFileInfo {
     uint64_t checksum = 0;  // of tokens and mask
 };
 
+constexpr uint64_t kVocabularyMost = uint64_t{1} << 30;
+
 // What the header of such a file says; nothing behind it is read. Throws usage or io where it is no
-// token file, or not as long as its header says.
+// token file, not as long as its header says, or where that holds what no writer puts there: no
+// checksum is of the header.
 TokenFileInfo read_token_info(const std::string& path);
 
 // Writes such a file piece by piece, as a Draft: a reader sees the old file or the new one. First
