@@ -213,8 +213,10 @@ StoredTensor read_entry(const std::string& name, const json& entry, const std::s
     // By division, as a damaged shape must not overflow.
     int64_t left = known == kTypes.end() ? 0 : bytes / known->bytes;
     bool fits = known == kTypes.end() || left * known->bytes == bytes;
+    const bool none = std::ranges::find(tensor.shape, 0) != tensor.shape.end();
+    if (none && known != kTypes.end()) left = bytes == 0 ? 1 : 0;  // no elements, no bytes
     for (const int64_t side : tensor.shape) {
-        if (known == kTypes.end()) break;
+        if (known == kTypes.end() || none) break;
         fits = fits && side > 0 && left % side == 0;
         if (fits) left /= side;
     }
