@@ -124,6 +124,7 @@ void run_plan(const PlanOptions& options) {
         options.overrides.checked(load_config(options.config, options.overrides.keys));
     if (!options.svg.empty()) check_picture_file("--svg", options.svg);
     const bool tokens_checked = train::check_token_header(config);
+    if (options.machine.empty()) train::check_reserved_cores(config);  // else of another machine
     const train::RankCount count = on_hosts(options.count);
     std::optional<MachineFile> machine;
     if (!options.machine.empty()) machine = MachineFile::read(options.machine);

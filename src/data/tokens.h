@@ -98,4 +98,12 @@ private:
     std::unique_ptr<Impl> impl_;
 };
 
+// How a loader cuts a file into sequences, by its header alone. Throws usage where there is no
+// sequence to train on (to evaluate on), or less held back than evaluation will ask for.
+struct TokenSplit {
+    int64_t training = 0, evaluation = 0;  // sequences
+    int64_t evaluation_begin = 0;          // token
+};
+TokenSplit split_tokens(const TokenLoader::Options& options, const TokenFileInfo& info);
+
 }  // namespace ferry

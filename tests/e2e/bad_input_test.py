@@ -595,6 +595,15 @@ class DataTest(BadInputTest):
     def test_too_short(self):
         self.refused(USAGE, ["tokens.bin"], batch__sequence=100000)
 
+    def test_a_plan_refuses_what_a_run_would(self):
+        for changes in ({"batch__sequence": 50000}, {"data__held_back": 0.999999}, {"evaluate__micro_batches": 10000},
+                        {"reserved_cores": [65000]}, {"reserved_cores": sorted(os.sched_getaffinity(0))}):
+            words = self.command(self.config(**changes))
+            train, plan = self.ferry(*words), self.ferry("plan", words[1], "--no-forecast")
+            self.assert_refused(train, USAGE)
+            self.assert_refused(plan, USAGE)
+            self.assertEqual(plan.err.splitlines()[-5:], train.err.splitlines()[-5:])
+
     def test_less_held_back_than_evaluated(self):
         run = self.refused(USAGE, ["evaluate.micro_batches", "10000 asked for", "held back"],
                            evaluate__micro_batches=10000)
