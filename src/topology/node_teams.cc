@@ -101,8 +101,9 @@ NodeTeams::NodeTeams(const Topology& machine, int threads) {
     std::vector<int> everywhere;
     for (const std::vector<int>& mine : cores)
         everywhere.insert(everywhere.end(), mine.begin(), mine.end());
-    all_ = machine.reserved.empty() ? std::make_unique<Team>(threads)
-                                    : std::make_unique<Team>(threads, everywhere);
+    // Its workers are those that were started.
+    const auto where = machine.reserved.empty() ? std::span<const int>() : std::span(everywhere);
+    all_.reset(new Team(threads, where, 1));
     all_->arena_->first_worker = workers;
 }
 
