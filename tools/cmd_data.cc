@@ -19,6 +19,8 @@
 #include <vector>
 
 #include "base/files.h"
+#include "base/process_limits.h"
+#include "base/text.h"
 #include "commands.h"
 #include "data/tokens.h"
 #include "ferry/error.h"
@@ -53,13 +55,17 @@ void read_file(const std::string& path, const Body& body) {
         body(std::string_view(block.data(), static_cast<size_t>(file.gcount())));
     }
     if (!file.is_open() || empty || file.bad()) {
-        const Trouble trouble = errno == EIO ? Trouble::io : Trouble::usage;
-        throw Error(trouble, {.what = errno ? "cannot read the file" : "the file is empty",
-                              .where = path,
-                              .measured = errno ? std::strerror(errno) : "0 bytes",
-                              .remedy = errno == EISDIR ? "name the files in it"
-                                        : errno         ? "name a file that you may read"
-                                                        : "name a file with text in it"});
+        const int error = errno;
+        const std::string limit = ferry::limit_behind(error);
+        throw Error(ferry::trouble_of_reading(error),
+                    {.what = error ? "cannot read the file" : "the file is empty",
+                     .where = path,
+                     .measured = error ? std::strerror(error) : "0 bytes",
+                     .limit = limit,
+                     .remedy = !limit.empty()    ? "raise that limit"
+                               : error == EISDIR ? "name the files in it"
+                               : error           ? "name a file that you may read"
+                                                 : "name a file with text in it"});
     }
 }
 

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/process_limits.h"
 #include "ferry/error.h"
 #include "ferry/units.h"
 
@@ -73,13 +74,24 @@ private:
     int fd_;
 };
 
+// As errno says.
+[[noreturn]] void unreadable(const std::string& path, const TextFile& kind, int error) {
+    std::string limit = limit_behind(error);
+    throw Error(trouble_of_reading(error),
+                {.what = "cannot read " + std::string(kind.name),
+                 .where = path,
+                 .measured = std::strerror(error),
+                 .limit = limit,
+                 .remedy = limit.empty() ? std::string(kind.remedy) : "raise that limit"});
+}
+
 [[noreturn]] void unreadable(const std::string& path, const TextFile& kind, std::string measured,
-                             std::string limit = {}, Trouble trouble = Trouble::usage) {
-    throw Error(trouble, {.what = "cannot read " + std::string(kind.name),
-                          .where = path,
-                          .measured = std::move(measured),
-                          .limit = std::move(limit),
-                          .remedy = std::string(kind.remedy)});
+                             std::string limit) {
+    throw Error(Trouble::usage, {.what = "cannot read " + std::string(kind.name),
+                                 .where = path,
+                                 .measured = std::move(measured),
+                                 .limit = std::move(limit),
+                                 .remedy = std::string(kind.remedy)});
 }
 
 }  // namespace
@@ -120,9 +132,7 @@ std::string read_text_file(const std::string& path, const TextFile& kind) {
     // Without O_NONBLOCK opening a named pipe would wait for its writer.
     const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     struct stat status {};
-    if (file.get() < 0 || ::fstat(file.get(), &status) != 0)
-        unreadable(path, kind, std::strerror(errno), {},
-                   errno == EIO ? Trouble::io : Trouble::usage);
+    if (file.get() < 0 || ::fstat(file.get(), &status) != 0) unreadable(path, kind, errno);
     if (!S_ISREG(status.st_mode))
         unreadable(path, kind, S_ISDIR(status.st_mode) ? std::strerror(EISDIR) : "no regular file",
                    "a regular file");
@@ -138,9 +148,7 @@ std::string read_text_file(const std::string& path, const TextFile& kind) {
         const ssize_t count = ::read(file.get(), text.data() + had, text.size() - had);
         text.resize(had + static_cast<size_t>(std::max<ssize_t>(count, 0)));
         if (count < 0 && errno == EINTR) continue;
-        if (count < 0)
-            unreadable(path, kind, std::strerror(errno), {},
-                       errno == EIO ? Trouble::io : Trouble::usage);
+        if (count < 0) unreadable(path, kind, errno);
         if (text.size() > most)
             unreadable(path, kind, fmt::format("it is larger, {} bytes", status.st_size),
                        format_bytes(kind.most_bytes));

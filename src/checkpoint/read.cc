@@ -13,6 +13,7 @@
 
 #include "base/files.h"
 #include "base/json_reader.h"
+#include "base/process_limits.h"
 #include "checkpoint/checkpoint.h"
 
 namespace ferry::checkpoint {
@@ -79,11 +80,15 @@ public:
 
 private:
     [[noreturn]] void refuse(int error, const std::string& measured) const {
-        throw Error(error == EIO ? Trouble::io : Trouble::usage,
-                    {.what = "cannot open the weights",
-                     .where = path_,
-                     .measured = measured,
-                     .remedy = "name a safetensors file, or the directory of a model"});
+        const std::string limit = limit_behind(error);
+        throw Error(
+            trouble_of_reading(error),
+            {.what = "cannot open the weights",
+             .where = path_,
+             .measured = measured,
+             .limit = limit,
+             .remedy = !limit.empty() ? "raise that limit"
+                                      : "name a safetensors file, or the directory of a model"});
     }
 
     // The format has no checksums, but nobody can write without the kernel taking down when: the

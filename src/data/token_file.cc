@@ -12,6 +12,7 @@
 
 #include "base/checksum.h"
 #include "base/files.h"
+#include "base/process_limits.h"
 #include "ferry/error.h"
 #include "ferry/units.h"
 #include "token_header.h"
@@ -107,11 +108,15 @@ void TokenFile::open() {
     file_ = open_above_standard(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     struct stat status {};
     if (file_ < 0 || ::fstat(file_, &status) != 0) {
-        const Trouble trouble = errno == EIO ? Trouble::io : Trouble::usage;
-        throw Error(trouble, {.what = "cannot open the token file",
-                              .where = path_,
-                              .measured = std::strerror(errno),
-                              .remedy = "write one: ferry data TEXT... -o " + path_});
+        const int error = errno;
+        const std::string limit = limit_behind(error);
+        throw Error(trouble_of_reading(error),
+                    {.what = "cannot open the token file",
+                     .where = path_,
+                     .measured = std::strerror(error),
+                     .limit = limit,
+                     .remedy = limit.empty() ? "write one: ferry data TEXT... -o " + path_
+                                             : "raise that limit"});
     }
     size_ = static_cast<uint64_t>(status.st_size);
     modified_ns_ = modified_ns(status);

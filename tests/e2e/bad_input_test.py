@@ -424,6 +424,10 @@ class DoesNotFitTest(BadInputTest):
 
     def as_nobody(self, most, **changes):
         """Trains as a user who may have so many threads and processes."""
+        return self.train(self.config(steps=2, **changes), **self.nobody(most))
+
+    def nobody(self, most):
+        """How to run as that user."""
         options, nobody = {}, 65534
         if os.geteuid() == 0:
             os.chmod(self.dir, 0o755)
@@ -433,7 +437,7 @@ class DoesNotFitTest(BadInputTest):
 
         def limit():
             resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
-        return self.train(self.config(steps=2, **changes), preexec_fn=limit, **options)
+        return {"preexec_fn": limit, **options}
 
     def test_threads_that_cannot_be_started(self):
         for most in range(1, 40):
@@ -443,6 +447,90 @@ class DoesNotFitTest(BadInputTest):
             self.assert_refused(run, DOES_NOT_FIT, "thread", f"{most} processes and threads of the user (ulimit -u)")
         self.assertEqual(run.code, 0, run.err)
         self.assertGreater(most, 1)
+
+    def test_too_few_threads_leave_nothing_behind(self):
+        """However far a start comes: it names the limit, and the next one is not in its way."""
+        path = self.path("nobodys-nvme")
+        os.mkdir(path)
+        os.chmod(path, 0o777)
+        for most in range(1, 60):
+            run = self.as_nobody(most, budgets__host="300KiB", budgets__nvme=[{"path": path, "size": "64MiB"}])
+            self.assertEqual(os.listdir(path), [], most)
+            if run.code == 0:
+                break
+            self.assert_refused(run, DOES_NOT_FIT, f"{most} processes and threads of the user (ulimit -u)")
+        self.assertEqual(run.code, 0, run.err)
+
+    def test_benches_name_what_bounds_them(self):
+        drive = self.path("bench-drive")
+        os.mkdir(drive)
+        os.chmod(drive, 0o777)
+        io = ["bench", "io", drive, "--size", "64MiB", "--seconds", "0.01"]
+        adam = ["bench", "adam", "--millions", "0.01", "--pairs", "1", "--threads", "2"]
+        for words in (adam, io):
+            for most in range(1, 60):
+                run = self.ferry(*words, **self.nobody(most))
+                self.assertEqual(os.listdir(drive), [], most)
+                if run.code == 0:
+                    break
+                self.assertEqual(run.code, DOES_NOT_FIT, run.err)
+                self.assertIn(f"{most} processes and threads of the user (ulimit -u)", run.err)
+            self.assertEqual(run.code, 0, run.err)
+
+    def test_too_few_open_files(self):
+        """Of commands that read and write some; below that the loader opens no library."""
+        drive, model = self.path("few-drive"), self.path("few-model")
+        os.mkdir(drive)
+        self.assert_trained(self.train(self.config(steps=1), "--export", model, "--weights-out", self.path("few.safetensors")))
+        commands = [["data", self.path("text.txt"), "-o", self.path("few.bin")],
+                    ["eval", model, self.path("tokens.bin"), "--set", "batch.sequence=32"],
+                    ["export", self.command(self.config(steps=1))[1], self.path("few.safetensors"), self.path("few-export")],
+                    ["bench", "io", drive, "--size", "64MiB", "--seconds", "0.01"]]
+        for words in commands:
+            named = 0
+            for most in range(3, 60):
+                def limit(most=most):
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+                run = self.ferry(*words, preexec_fn=limit)
+                self.assertEqual(os.listdir(drive), [], (most, run.err))
+                if run.code == 0:
+                    break
+                if not run.err.startswith("ferry: ") and "\nferry: " not in run.err:
+                    continue  # the loader's words
+                self.assertIn(f"{most} open files of the process (ulimit -n)", run.err)
+                self.assertIn("raise", run.err)
+                named += 1
+            self.assertEqual(run.code, 0, run.err)
+            self.assertGreater(named, 0, words)
+
+    def test_files_larger_than_the_process_may_write(self):
+        def limit():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        config = self.config(steps=2)
+        for words in (["data", self.path("text.txt"), "-o", self.path("large.bin")],
+                      *([*self.command(config), option, self.path("large" + option)]
+                        for option in ("--weights-out", "--export", "--trace"))):
+            run = self.ferry(*words, preexec_fn=limit)
+            self.assertEqual(run.code, IO, run.err)
+            self.assertIn("limit:    4096 bytes in a file of the process's (ulimit -f)", run.err)
+            self.assertNotIn("free more", run.err)
+
+    def test_address_space_of_benches(self):
+        """The limit stands in the error with its value, wherever memory ends."""
+        words = ["bench", "adam", "--millions", "64", "--pairs", "1", "--threads", "1"]
+        named = 0
+        for mib in range(512, 16384, 192):
+            def limit(mib=mib):
+                resource.setrlimit(resource.RLIMIT_AS, (mib << 20, mib << 20))
+            run = self.ferry(*words, preexec_fn=limit)
+            if run.code == 0:
+                break
+            if run.err.startswith("ferry: "):  # else the loader's words
+                self.assertEqual(run.code, DOES_NOT_FIT, run.err)
+                self.assertIn("of address space for the process (ulimit -v)", run.err)
+                named += 1
+        self.assertEqual(run.code, 0, run.err)
+        self.assertGreater(named, 0)
 
     def test_threads_beyond_the_control_group(self):
         group = f"/sys/fs/cgroup/pids/ferry-test-{os.getpid()}"
