@@ -424,7 +424,7 @@ std::string describe(std::span<const PathCounters> paths, std::string_view inden
         return std::string(words);
     };
     const auto add = [&](const PathCounters& path) {
-        text.append(text.empty() ? "" : "\n").append(indent).append(path.path);
+        text.append(text.empty() ? "" : "\n").append(indent).append(one_line(path.path));
         text += ": " + format_bytes(path.bytes_read) + " read" + rate(path.read_bytes_per_s);
         text += ", " + format_bytes(path.bytes_written) + " written" + rate(path.write_bytes_per_s);
         if (path.bytes_overhead > 0)

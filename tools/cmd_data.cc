@@ -26,11 +26,13 @@
 #include "ferry/error.h"
 #include "json_line.h"
 #include "looks_like_json.h"
+#include "output.h"
 
 namespace {
 
 using ferry::Error;
 using ferry::Trouble;
+using ferry::tools::print;
 
 constexpr uint64_t kByteVocabulary = 256;
 
@@ -281,11 +283,11 @@ void write_data(const DataOptions& options) {
                                              {"tokens", count},
                                              {"vocabulary", options.vocabulary},
                                              {"masked", marks.masked()}};
-        fmt::print("{}", ferry::tools::json_line(line));
+        print("{}", ferry::tools::json_line(line));
     } else {
-        fmt::print("{}: {} tokens from {} file{}, vocabulary {}, {} masked\n", options.output,
-                   count, options.texts.size(), options.texts.size() == 1 ? "" : "s",
-                   options.vocabulary, marks.masked());
+        print("{}: {} tokens from {} file{}, vocabulary {}, {} masked\n",
+              ferry::one_line(options.output), count, options.texts.size(),
+              options.texts.size() == 1 ? "" : "s", options.vocabulary, marks.masked());
     }
 }
 

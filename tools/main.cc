@@ -20,6 +20,7 @@
 #include "ferry/error.h"
 #include "ferry/streams.h"
 #include "interrupt.h"
+#include "output.h"
 
 namespace {
 
@@ -54,7 +55,6 @@ ferry::Error unusable(const std::filesystem::filesystem_error& error) {
 
 // A thread that nobody else has named.
 ferry::Error as_named(const std::system_error& error) {
-    if (output_failed()) return output_error(error.code().message());
     if (error.code() == std::errc::resource_unavailable_try_again) {
         try {
             ferry::refuse_thread("", error.what());
@@ -110,7 +110,7 @@ int main(int argc, char** argv) {
     try {
         ferry::require_stack();
         parse(app, ferry::tools::words_of(argc, argv));
-        check_output();
+        ferry::tools::check_output();
         return 0;
     } catch (const ferry::Error& error) {
         end(error);

@@ -36,16 +36,20 @@ size_t character_at(std::string_view text, size_t index) {
     return bytes;
 }
 
+// U+0080 to U+009F steer terminals as ESC does.
+bool steers(std::string_view text, size_t at, size_t bytes) {
+    return bytes == 2 && byte_at(text, at) == 0xc2 && byte_at(text, at + 1) < 0xa0;
+}
+
 void append_escaped(std::string& to, std::string_view text) {
     for (size_t at = 0; at < text.size();) {
         const size_t bytes = character_at(text, at);
         const unsigned char first = byte_at(text, at);
-        // U+0080 to U+009F steer terminals as ESC does.
-        const bool steers = first == 0xc2 && bytes == 2 && byte_at(text, at + 1) < 0xa0;
-        if (bytes == 0 || first < ' ' || first == 0x7f || steers) {
+        const bool two = steers(text, at, bytes);
+        if (bytes == 0 || first < ' ' || first == 0x7f || two) {
             to += first == '\n' ? "\\n" : first == '\t' ? "\\t" : fmt::format("\\x{:02x}", first);
-            if (steers) to += fmt::format("\\x{:02x}", byte_at(text, at + 1));
-            at += steers ? 2 : 1;
+            if (two) to += fmt::format("\\x{:02x}", byte_at(text, at + 1));
+            at += two ? 2 : 1;
         } else {
             to.append(text.substr(at, bytes));
             at += bytes;
@@ -110,6 +114,36 @@ std::string shown(std::string_view text, size_t most) {
 
 std::string in_quotes(std::string_view text, size_t most) {
     return text.size() <= most ? '"' + shown(text, most) + '"' : shown(text, most);
+}
+
+std::string one_line(std::string_view name) {
+    std::string out;
+    append_escaped(out, name);
+    return out;
+}
+
+std::string printable(std::string_view text) {
+    std::string out;
+    for (;;) {
+        const size_t end = std::min(text.find('\n'), text.size());
+        append_escaped(out, text.substr(0, end));
+        if (end == text.size()) return out;
+        out += '\n';
+        text.remove_prefix(end + 1);
+    }
+}
+
+std::string json_escaped(std::string_view json) {
+    std::string out;
+    for (size_t at = 0; at < json.size();) {
+        const size_t bytes = std::max<size_t>(1, character_at(json, at));
+        const unsigned char first = byte_at(json, at);
+        if (first == 0x7f) out += "\\u007f";
+        if (steers(json, at, bytes)) out += fmt::format("\\u{:04x}", byte_at(json, at + 1));
+        if (first != 0x7f && !steers(json, at, bytes)) out.append(json.substr(at, bytes));
+        at += bytes;
+    }
+    return out;
 }
 
 size_t first_bad_byte(std::string_view text) {

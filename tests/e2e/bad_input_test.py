@@ -121,6 +121,28 @@ class ConfigurationTest(BadInputTest):
                        "tie_word_embeddings": False, "max_position_embeddings": 64}, file)
         with open(os.path.join(model, "model.safetensors.index.json"), "w", encoding="utf-8") as file:
             json.dump({"weight_map": {"model.norm.weight": "\x1b[2Jb.safetensors"}}, file)
+        printed = "c\x1b[2J\u009b\x7f.bin"  # by who succeeds
+        drive = self.path("drive\x1b[2J\u009b\x7f\nforged: line")
+        os.mkdir(drive)
+        steered = self.config(data__tokens=self.path(printed), budgets__host="300KiB",
+                              budgets__nvme=[{"path": drive, "size": "64MiB"}])
+        config = self.command(steered)[1]
+        hosts = self.path("evil-hosts")
+        with open(hosts, "w", encoding="ascii") as file:
+            file.write("localhost slots=1\n")
+        commands = [["plan", config, "--no-forecast"], ["data", self.path("text.txt"), "-o", self.path(printed)],
+                    ["data", self.path("text.txt"), "-o", self.path(printed), "--json"],
+                    ["plan", config, "--no-forecast"], ["plan", config, "--json"], ["train", config, "--no-bound"],
+                    ["bench", "io", drive, "--size", "64MiB", "--seconds", "0.01", "--modes", "read"],
+                    ["launch", config, "--hostfile", hosts, "--dry-run", "--", "--weights-out", self.path(printed)]]
+        for command in commands:
+            run = self.ferry(*command)
+            self.assertEqual(run.code, 0, run.err)
+            for text in (run.out, run.err):
+                for byte in ("\x1b", "\x7f", "\u009b", "\nforged"):
+                    self.assertNotIn(byte, text, command)
+        self.assertEqual(subprocess.run(["bash", "-c", "printf '%s\\n' " + run.out.strip()], capture_output=True,
+                                        text=True, check=True).stdout.splitlines()[-1], self.path(printed))
         for run, shown in ((self.ferry("train", self.path(evil)), "c\\x1b]0;pwn\\x07\\xc2\\x9b2J.json"),
                            (self.ferry("data", self.path(evil), "-o", self.path("new.bin")), "\\x1b]0;"),
                            (self.train(self.config(model={"path": model})), "\\x1b[2Jb.safetensors")):
@@ -905,6 +927,57 @@ class WeightsOutTest(BadInputTest):
         self.assertIn("Broken pipe", said)
         self.assertEqual(os.listdir(self.path("nvme")), [])
 
+    def test_results_do_not_depend_on_standard_output(self):
+        """Weights, export, trace and durable state are those of a run whose output is read."""
+        def outputs(kind):
+            names = [self.path(f"{kind}.{name}") for name in ("safetensors", "exported", "trace")]
+            return names, ["--weights-out", names[0], "--export", names[1], "--trace", names[2]]
+
+        config = self.config(steps=60, evaluate__every=4, evaluate__micro_batches=1, hash_every="step")
+        names, options = outputs("read")
+        self.assert_trained(self.train(config, *options))
+        with open(names[0], "rb") as file:
+            whole = file.read()
+        for kind in ("gone", "full", "text"):
+            with self.subTest(kind=kind):
+                names, options = outputs(kind)
+                words = [FERRY, *self.command(config, *options)]
+                if kind == "text":
+                    words.remove("--json")
+                said = self.unread(words, kind)
+                with open(names[0], "rb") as file:
+                    self.assertEqual(file.read(), whole)
+                self.assertIn("model.safetensors", os.listdir(names[1]))
+                with open(names[2], encoding="utf-8") as file:
+                    self.assertTrue(json.load(file)["traceEvents"])
+                self.assertEqual(said.count("nothing more is printed; the work goes on"), 1, said)
+
+    def test_durable_state_does_not_depend_on_standard_output(self):
+        volume = self.path("unread-nvme")
+        os.mkdir(volume)
+        config = self.config(steps=12, budgets__host="300KiB", checkpoint__durable_steps=True,
+                             schedule__kind="constant", schedule__warmup_steps=0,
+                             budgets__nvme=[{"path": volume, "size": "64MiB"}])
+        self.unread([FERRY, *self.command(config)], "gone")
+        config["steps"] = 14
+        resumed = self.train(config, "--resume")
+        self.assert_trained(resumed)
+        self.assertEqual([step["step"] for step in resumed.steps][-2:], [13, 14])
+
+    def unread(self, words, kind):
+        """What the run says on standard error: of its output nobody reads more than a line."""
+        full = open("/dev/full", "w", encoding="utf-8") if kind != "gone" else None
+        with subprocess.Popen(words, stdout=full or subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+            if full:
+                full.close()
+            else:
+                run.stdout.readline()
+                run.stdout.close()
+            said = run.stderr.read()
+        self.assertEqual(run.returncode, IO, said)
+        self.assertIn("what ferry printed could not be written", said)
+        self.assertIn("Broken pipe" if kind == "gone" else "No space left", said)
+        return said
 
     def test_replaces_nothing_but_weights(self):
         for name in ("tokens.bin", "text.txt"):

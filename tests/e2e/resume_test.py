@@ -355,19 +355,21 @@ class ResumeTest(FerryTest):
         self.assertEqual(hashes, {line["step"]: line["state_hash"] for line in whole.lines if "state_hash" in line})
         self.assertEqual(losses, {line["step"]: line["loss"] for line in whole.steps})
 
-    def test_a_reader_that_goes_loses_no_line(self):
-        """Standard output breaks after a step is durable and before its line is written."""
+    def test_a_reader_that_goes_ends_no_run(self):
+        """Standard output breaks; the run comes to its end all the same, and its last step can be read again."""
         changes = {"hash_every": "step", "evaluate__every": 1, "evaluate__micro_batches": 1}
         whole, config = self.whole(**changes), self.durable(**changes)
         with subprocess.Popen([FERRY, *self.command(config)], text=True, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE) as process:
-            out = "".join(process.stdout.readline() for _ in range(4))
+            process.stdout.readline()
             process.stdout.close()
-            process.stderr.read()
-        first, rest = Run(process.returncode, out, ""), self.train(config, "--resume")
+            err = process.stderr.read()
+        self.assertEqual(process.returncode, IO, err)
+        rest = self.train(config, "--resume")
         self.assert_trained(rest)
-        both = {step["step"]: step["loss"] for step in first.steps + rest.steps}
-        self.assertEqual(both, {step["step"]: step["loss"] for step in whole.steps})
+        self.assertEqual([(step["step"], step["loss"]) for step in rest.steps],
+                         [(step["step"], step["loss"]) for step in whole.steps[-1:]])
+        self.assertEqual(rest.hashes[-1], whole.hashes[-1])
 
     def test_the_lines_of_the_step_resumed_after_come_first(self):
         config = self.durable(hash_every="step")
