@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <memory>
 
+#include "base/process_limits.h"
 #include "ferry/error.h"
 
 namespace ferry::aio {
@@ -22,6 +23,7 @@ inline AlignedBuffer aligned_buffer(int64_t alignment, int64_t bytes) {
                     {.what = "no memory for an I/O buffer",
                      .where = "opening a volume",
                      .measured = std::to_string(bytes) + " bytes asked for",
+                     .limit = address_space_limit(),
                      .remedy = "free some memory, or raise the limit (ulimit -v, cgroup)"});
     return AlignedBuffer(static_cast<std::byte*>(memory));
 }

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 
+#include "base/process_limits.h"
 #include "ferry/aio.h"
 
 namespace ferry::aio {
@@ -97,6 +98,8 @@ const char* remedy_for(int error) noexcept {
             return "raise the limit of open files (ulimit -n)";
         case ENOMEM:
             return "free some memory, or raise the limit (ulimit -v, ulimit -l, cgroup)";
+        case ECANCELED:
+            return "raise that limit: the kernel works on what would block with threads of its own";
         case EINTR:
         case EAGAIN:
             return "the kernel kept asking to be retried: the device is overloaded";
@@ -105,10 +108,29 @@ const char* remedy_for(int error) noexcept {
     }
 }
 
+// The rings' threads are the kernel's, and count as the user's: a transfer that they cannot be had
+// for is cancelled. What is too busy to take one is no limit.
+std::string limit_of(int error) {
+    return error == EAGAIN ? "" : limit_behind(error == ECANCELED ? EAGAIN : error);
+}
+
 Problem problem_of(std::string what, std::string where, int error) {
     return {.what = std::move(what) + ": " + strerror(error),
             .where = std::move(where),
+            .limit = limit_of(error),
             .remedy = remedy_for(error)};
+}
+
+Error transfer_error(std::string what, std::string where, int error, int64_t done_bytes,
+                     int64_t size_bytes) {
+    const std::string limit = limit_of(error);
+    return Error(error == ECANCELED ? Trouble::does_not_fit : Trouble::io,
+                 {.what = std::move(what) + ": " + strerror(error),
+                  .where = std::move(where),
+                  .measured = std::to_string(done_bytes) + " bytes moved",
+                  .limit = std::to_string(size_bytes) + " bytes asked for" +
+                           (limit.empty() ? "" : "; " + limit),
+                  .remedy = remedy_for(error)});
 }
 
 Error to_error(const Volume& volume, const Operation& operation) {
@@ -121,12 +143,10 @@ Error to_error(const Volume& volume, const Operation& operation) {
                                    .limit = size + " bytes",
                                    .remedy = "submit it again: it was taken back before it "
                                              "began, by cancel_queued() or the volume's end"});
-    return Error(Trouble::io, {.what = std::string(kind) + " failed: " + strerror(operation.error),
-                               .where = volume.describe(operation.slot) + " + " +
-                                        std::to_string(operation.offset),
-                               .measured = std::to_string(operation.done_bytes) + " bytes moved",
-                               .limit = size + " bytes asked for",
-                               .remedy = remedy_for(operation.error)});
+    return transfer_error(
+        std::string(kind) + " failed",
+        volume.describe(operation.slot) + " + " + std::to_string(operation.offset), operation.error,
+        operation.done_bytes, std::ssize(operation.buffer));
 }
 
 }  // namespace ferry::aio

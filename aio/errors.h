@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "backend.h"
 
@@ -23,7 +24,13 @@ int64_t file_size_limit() noexcept;
 const char* name_of(Verb verb) noexcept;
 // What a user can do about it.
 const char* remedy_for(int error) noexcept;
-// "<what>: <the errno's words>", with its remedy.
+// The limit of the process that gave it, with its value; empty: none.
+std::string limit_of(int error);
+// "<what>: <the errno's words>", with that limit and the remedy.
 Problem problem_of(std::string what, std::string where, int error);
+
+// Of a transfer that ended with that errno.
+Error transfer_error(std::string what, std::string where, int error, int64_t done_bytes,
+                     int64_t size_bytes);
 
 }  // namespace ferry::aio

@@ -381,12 +381,18 @@ bool PathFiles::several_files_pay(int64_t room) {
     constexpr int64_t kOnADrive = 2 * kMiB;
     const int64_t bytes = only_copies_ ? room : std::min(room, kOnADrive);
     const std::string name = segment_name(1);
-    const int other = open_file(name, O_CREAT | O_EXCL);
-    const bool pays = fallocate(other, 0, 0, bytes) == 0 &&
-                      writers_take_turns(probe_, descriptors_[0], other, bytes);
-    close(other);
-    remove_plain_file(name);
-    return pays;
+    // Goes however this ends: what stays of a refused start would refuse the next one.
+    struct Passing {
+        ~Passing() {
+            close(file);
+            remove_plain_file(name);
+        }
+        const std::string& name;
+        const int file;
+    };
+    const Passing other{name, open_file(name, O_CREAT | O_EXCL)};
+    return fallocate(other.file, 0, 0, bytes) == 0 &&
+           writers_take_turns(probe_, descriptors_[0], other.file, bytes);
 }
 
 std::string PathFiles::why_no_polling(unsigned flags) {

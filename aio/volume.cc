@@ -12,6 +12,8 @@
 #include <system_error>
 
 #include "base/log.h"
+#include "base/process_limits.h"
+#include "base/text.h"
 
 namespace ferry::aio {
 namespace {
@@ -60,10 +62,7 @@ std::unique_ptr<Volume> open_volume(VolumeOptions options, Executor& executor,
 } catch (const std::bad_alloc&) {
     throw Error(Trouble::does_not_fit, problem_of("no memory", "opening a volume", ENOMEM));
 } catch (const std::system_error& error) {
-    throw Error(Trouble::does_not_fit,
-                {.what = std::string("a thread for I/O cannot be started: ") + error.what(),
-                 .where = "opening a volume",
-                 .remedy = "raise the limit of processes (ulimit -u, cgroup pids.max)"});
+    refuse_thread("opening a volume, a thread for I/O", error.what());
 }
 
 // ---------------------------------------------------------------- opening
@@ -425,7 +424,7 @@ std::string describe(std::span<const PathCounters> paths, std::string_view inden
         return std::string(words);
     };
     const auto add = [&](const PathCounters& path) {
-        text.append(text.empty() ? "" : "\n").append(indent).append(path.path);
+        text.append(text.empty() ? "" : "\n").append(indent).append(one_line(path.path));
         text += ": " + format_bytes(path.bytes_read) + " read" + rate(path.read_bytes_per_s);
         text += ", " + format_bytes(path.bytes_written) + " written" + rate(path.write_bytes_per_s);
         if (path.bytes_overhead > 0)

@@ -49,14 +49,10 @@ void VolumeOnPaths::run_all(const char* what, const Next& next) {
 }
 
 Error VolumeOnPaths::error_of(const OwnOp& own_op, const char* what) const {
-    const int error = own_op.operation.error;
     const std::string file = file_name(static_cast<int>(own_op.path), own_op.request.file);
-    return {Trouble::io,
-            {.what = std::string(what) + " failed: " + strerror(error),
-             .where = file + " at " + std::to_string(own_op.request.file_offset),
-             .measured = std::to_string(own_op.operation.done_bytes) + " bytes moved",
-             .limit = std::to_string(own_op.request.size_bytes) + " bytes",
-             .remedy = remedy_for(error)}};
+    return transfer_error(
+        std::string(what) + " failed", file + " at " + std::to_string(own_op.request.file_offset),
+        own_op.operation.error, own_op.operation.done_bytes, own_op.request.size_bytes);
 }
 
 int64_t VolumeOnPaths::unfinished() const noexcept {

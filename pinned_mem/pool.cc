@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "base/log.h"
+#include "base/process_limits.h"
 #include "base/threads.h"
 #include "ferry/pinned_mem.h"
 #include "huge_pages.h"
@@ -92,12 +93,14 @@ std::span<std::byte> Pool::reserve(std::string name, int64_t bytes, int64_t now,
                    format_bytes(topology_.memory_limit_bytes),
                "end what else uses it, raise the cgroup's limit, or move more state to "
                "budgets.nvme and lower budgets.host");
+    const std::string space = address_space_limit();
     // Over-reserve address space (not memory) so that the slab starts on a huge page.
     const size_t mapped = static_cast<size_t>(round_up(bytes, 4096) + kHugePage);
     void* base = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED)
-        refuse("address space of this process", std::string("mmap: ") + std::strerror(errno),
+        refuse("address space of this process",
+               space.empty() ? std::string("mmap: ") + std::strerror(errno) : space,
                "raise the limit of the process (ulimit -v), or move more state to budgets.nvme");
     mappings_.push_back({base, mapped});
     const auto address = reinterpret_cast<uintptr_t>(base);

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <spdlog/fmt/fmt.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,6 +14,7 @@
 #include <cstring>
 #include <sstream>
 
+#include "base/text.h"
 #include "ferry/error.h"
 #include "interrupt.h"
 
@@ -113,6 +115,28 @@ std::string program_path(const std::string& name) {
         if (access(file.c_str(), X_OK) == 0) return file;
     }
     return "";
+}
+
+std::string shown_shell_line(const std::vector<std::string>& words) {
+    std::string line;
+    for (const std::string& word : words) {
+        if (!line.empty()) line += ' ';
+        if (one_line(word) == word) {
+            line += shell_line({word});
+            continue;
+        }
+        line += "$'";
+        for (const char c : word) {
+            const auto byte = static_cast<unsigned char>(c);
+            if (c == '\'' || c == '\\') line += '\\';
+            if (byte < ' ' || byte >= 0x7f)
+                line += fmt::format("\\x{:02x}", byte);
+            else
+                line += c;
+        }
+        line += '\'';
+    }
+    return line;
 }
 
 std::string shell_line(const std::vector<std::string>& words) {

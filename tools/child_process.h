@@ -37,5 +37,7 @@ std::string program_path(const std::string& name);
 
 // Words as a shell takes them.
 std::string shell_line(const std::vector<std::string>& words);
+// The same for a terminal: what would steer it as bash, ksh and zsh write it, $'\x1b'.
+std::string shown_shell_line(const std::vector<std::string>& words);
 
 }  // namespace ferry::tools

@@ -11,6 +11,7 @@
 
 #include "base/files.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/saved.h"
 #include "checkpoint/steps.h"
@@ -20,6 +21,7 @@
 #include "ferry/config.h"
 #include "ferry/train.h"
 #include "json_line.h"
+#include "output.h"
 
 namespace ferry::tools {
 namespace {
@@ -62,31 +64,32 @@ json optional_number(const std::optional<checkpoint::HeldBackLoss>& held_back) {
 
 void list(const std::string& directory, bool as_json) {
     if (!as_json)
-        fmt::print("{:>9} {:>9} {:>11} {:>10} {:>10}  {}\n", "step", "of", "bytes", "loss",
-                   "held back", "path");
+        print("{:>9} {:>9} {:>11} {:>10} {:>10}  {}\n", "step", "of", "bytes", "loss", "held back",
+              "path");
     for (const std::string& path : checkpoints_at(directory)) {
         try {
             const Manifest m = checkpoint::manifest_of(path);
             const json held_back = optional_number(m.held_back);
             if (as_json) {
-                fmt::print("{}", json_line(json{{"path", path},
-                                                {"step", m.step},
-                                                {"steps", m.steps},
-                                                {"tokens", m.tokens},
-                                                {"bytes", m.bytes()},
-                                                {"loss", m.last.loss},
-                                                {"held_back_loss", held_back},
-                                                {"finished", m.finished()}}));
+                print("{}", json_line(json{{"path", path},
+                                           {"step", m.step},
+                                           {"steps", m.steps},
+                                           {"tokens", m.tokens},
+                                           {"bytes", m.bytes()},
+                                           {"loss", m.last.loss},
+                                           {"held_back_loss", held_back},
+                                           {"finished", m.finished()}}));
                 continue;
             }
-            fmt::print("{:>9} {:>9} {:>11} {:>10.6f} {:>10}  {}\n", m.step, m.steps,
-                       format_bytes(m.bytes()), m.last.loss,
-                       held_back.is_null() ? "" : fmt::format("{:.6f}", m.held_back->loss), path);
+            print("{:>9} {:>9} {:>11} {:>10.6f} {:>10}  {}\n", m.step, m.steps,
+                  format_bytes(m.bytes()), m.last.loss,
+                  held_back.is_null() ? "" : fmt::format("{:.6f}", m.held_back->loss),
+                  one_line(path));
         } catch (const Error& error) {
             if (as_json)
-                fmt::print("{}", json_line(json{{"path", path}, {"error", error.what()}}));
+                print("{}", json_line(json{{"path", path}, {"error", error.what()}}));
             else
-                fmt::print("{:>53}  {}: {}\n", "unreadable", path, error.problem().what);
+                print("{:>53}  {}: {}\n", "unreadable", one_line(path), error.problem().what);
         }
     }
 }
@@ -110,17 +113,17 @@ void inspect(const std::string& path, bool as_json) {
         line["path"] = saved.path();
         line["bytes"] = m.bytes();
         line["arrays"] = std::move(arrays);
-        fmt::print("{}", json_line(line));
+        print("{}", json_line(line));
         return;
     }
-    fmt::print("step {} of {}, {} updates, {} tokens, {} in {} files, ferry {}\n", m.step, m.steps,
-               m.updates, m.tokens, format_bytes(m.bytes()), m.shards.size(), m.ferry);
-    fmt::print("loss {:.6f}, learning rate {:.3e}, loss scale {}\n", m.last.loss, m.last.lr,
-               m.loss_scale);
-    if (m.held_back) fmt::print("held-back loss {:.6f}\n", m.held_back->loss);
-    fmt::print("numerics {}\n\n{}\n", m.numerics, m.training);
+    print("step {} of {}, {} updates, {} tokens, {} in {} files, ferry {}\n", m.step, m.steps,
+          m.updates, m.tokens, format_bytes(m.bytes()), m.shards.size(), m.ferry);
+    print("loss {:.6f}, learning rate {:.3e}, loss scale {}\n", m.last.loss, m.last.lr,
+          m.loss_scale);
+    if (m.held_back) print("held-back loss {:.6f}\n", m.held_back->loss);
+    print("numerics {}\n\n{}\n", m.numerics, m.training);
     for (const auto& [name, array] : saved.arrays())
-        fmt::print("{:<5} {:>10}  {}\n", array.stored->dtype, format_bytes(array.bytes), name);
+        print("{:<5} {:>10}  {}\n", array.stored->dtype, format_bytes(array.bytes), one_line(name));
 }
 
 // ---------------------------------------------------------------- verify
@@ -157,12 +160,12 @@ void verify(const std::string& given, bool as_json) {
         const std::vector<std::string> faults = faults_of(path, *executor);
         damaged += faults.empty() ? 0 : 1;
         if (as_json) {
-            fmt::print("{}", json_line(json{
-                                 {"path", path}, {"whole", faults.empty()}, {"faults", faults}}));
+            print("{}",
+                  json_line(json{{"path", path}, {"whole", faults.empty()}, {"faults", faults}}));
             continue;
         }
-        fmt::print("{}: {}\n", path, faults.empty() ? "whole" : "damaged");
-        for (const std::string& fault : faults) fmt::print("  {}\n", fault);
+        print("{}: {}\n", one_line(path), faults.empty() ? "whole" : "damaged");
+        for (const std::string& fault : faults) print("  {}\n", fault);
     }
     check_output();
     if (damaged == 0) return;
@@ -246,13 +249,13 @@ void diff(const std::string& first, const std::string& second, bool as_json) {
                               {"what", one.what},
                               {"elements", one.elements},
                               {"largest", one.largest}});
-        fmt::print("{}", json_line(json{{"equal", all.empty()},
-                                        {"arrays", a.arrays().size()},
-                                        {"steps", {a.manifest().step, b.manifest().step}},
-                                        {"differences", std::move(arrays)}}));
+        print("{}", json_line(json{{"equal", all.empty()},
+                                   {"arrays", a.arrays().size()},
+                                   {"steps", {a.manifest().step, b.manifest().step}},
+                                   {"differences", std::move(arrays)}}));
     } else {
-        for (const Difference& one : all) fmt::print("{}: {}\n", one.name, one.what);
-        if (all.empty()) fmt::print("equal: {} arrays, bit for bit\n", a.arrays().size());
+        for (const Difference& one : all) print("{}: {}\n", one_line(one.name), one.what);
+        if (all.empty()) print("equal: {} arrays, bit for bit\n", a.arrays().size());
     }
     check_output();
     if (!all.empty())
@@ -279,9 +282,9 @@ void remove(const std::vector<std::string>& given, bool all, bool as_json) {
     for (const std::string& path : gone) {
         remove_directory(path);
         if (as_json)
-            fmt::print("{}", json_line(json{{"removed", path}}));
+            print("{}", json_line(json{{"removed", path}}));
         else
-            fmt::print("removed {}\n", path);
+            print("removed {}\n", one_line(path));
     }
 }
 
@@ -310,13 +313,13 @@ void export_one(const std::string& path, const train::ExportOptions& options,
         seconds = progress.seconds();
     }
     if (as_json)
-        fmt::print("{}", json_line(json{{"checkpoint", saved.path()},
-                                        {"directory", options.directory},
-                                        {"bytes", bytes},
-                                        {"seconds", seconds}}));
+        print("{}", json_line(json{{"checkpoint", saved.path()},
+                                   {"directory", options.directory},
+                                   {"bytes", bytes},
+                                   {"seconds", seconds}}));
     else
-        fmt::print("{} to {}: {}\n", saved.path(), options.directory,
-                   progress_text(bytes, bytes, seconds));
+        print("{} to {}: {}\n", one_line(saved.path()), one_line(options.directory),
+              progress_text(bytes, bytes, seconds));
 }
 
 struct CkptOptions {

@@ -19,16 +19,20 @@
 #include <vector>
 
 #include "base/files.h"
+#include "base/process_limits.h"
+#include "base/text.h"
 #include "commands.h"
 #include "data/tokens.h"
 #include "ferry/error.h"
 #include "json_line.h"
 #include "looks_like_json.h"
+#include "output.h"
 
 namespace {
 
 using ferry::Error;
 using ferry::Trouble;
+using ferry::tools::print;
 
 constexpr uint64_t kByteVocabulary = 256;
 
@@ -53,13 +57,17 @@ void read_file(const std::string& path, const Body& body) {
         body(std::string_view(block.data(), static_cast<size_t>(file.gcount())));
     }
     if (!file.is_open() || empty || file.bad()) {
-        const Trouble trouble = errno == EIO ? Trouble::io : Trouble::usage;
-        throw Error(trouble, {.what = errno ? "cannot read the file" : "the file is empty",
-                              .where = path,
-                              .measured = errno ? std::strerror(errno) : "0 bytes",
-                              .remedy = errno == EISDIR ? "name the files in it"
-                                        : errno         ? "name a file that you may read"
-                                                        : "name a file with text in it"});
+        const int error = errno;
+        const std::string limit = ferry::limit_behind(error);
+        throw Error(ferry::trouble_of_reading(error),
+                    {.what = error ? "cannot read the file" : "the file is empty",
+                     .where = path,
+                     .measured = error ? std::strerror(error) : "0 bytes",
+                     .limit = limit,
+                     .remedy = !limit.empty()    ? "raise that limit"
+                               : error == EISDIR ? "name the files in it"
+                               : error           ? "name a file that you may read"
+                                                 : "name a file with text in it"});
     }
 }
 
@@ -275,11 +283,11 @@ void write_data(const DataOptions& options) {
                                              {"tokens", count},
                                              {"vocabulary", options.vocabulary},
                                              {"masked", marks.masked()}};
-        fmt::print("{}", ferry::tools::json_line(line));
+        print("{}", ferry::tools::json_line(line));
     } else {
-        fmt::print("{}: {} tokens from {} file{}, vocabulary {}, {} masked\n", options.output,
-                   count, options.texts.size(), options.texts.size() == 1 ? "" : "s",
-                   options.vocabulary, marks.masked());
+        print("{}: {} tokens from {} file{}, vocabulary {}, {} masked\n",
+              ferry::one_line(options.output), count, options.texts.size(),
+              options.texts.size() == 1 ? "" : "s", options.vocabulary, marks.masked());
     }
 }
 
@@ -303,11 +311,10 @@ void add_data_command(CLI::App& app) {
                                         "The files are raw little-endian ids of a tokenizer: "
                                         "uint16 or uint32")
                            ->check(CLI::IsMember({"uint16", "uint32"}));
-    constexpr uint64_t kMostTokens = 1 << 30;
     CLI::Option* vocabulary = command
                                   ->add_option("--vocab", options->vocabulary,
                                                "All ids are below it: vocab_size of config.json")
-                                  ->check(CLI::Range(uint64_t{1}, kMostTokens));
+                                  ->check(CLI::Range(uint64_t{1}, ferry::kVocabularyMost));
     ids->needs(vocabulary);
     vocabulary->needs(ids);
     command

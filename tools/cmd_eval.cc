@@ -13,6 +13,7 @@
 #include "ferry/train.h"
 #include "json_line.h"
 #include "model/model.h"
+#include "output.h"
 #include "override_options.h"
 #include "ranks.h"
 #include "train/forecast/forecast.h"
@@ -128,10 +129,10 @@ void run_eval(const EvalOptions& options, int& rank) {
                                   {"sequence", config.batch.sequence},
                                   {"device_bytes", engine->plan().device_bytes},
                                   {"host_bytes", engine->plan().host_bytes}};
-        fmt::print("{}", json_line(line));
+        print("{}", json_line(line));
     } else {
-        fmt::print("loss {:.6f}, perplexity {:.6g} over {} targets in {} sequences of {} tokens\n",
-                   found.loss, found.perplexity(), found.targets, sequences, config.batch.sequence);
+        print("loss {:.6f}, perplexity {:.6g} over {} targets in {} sequences of {} tokens\n",
+              found.loss, found.perplexity(), found.targets, sequences, config.batch.sequence);
     }
 }
 

@@ -17,6 +17,7 @@
 #include "ferry/error.h"
 #include "hostfile.h"
 #include "interrupt.h"
+#include "output.h"
 #include "rank_output.h"
 
 namespace ferry::tools {
@@ -198,13 +199,13 @@ void run_launch(const LaunchOptions& options) {
         choose_hosts(read_hostfile(options.hostfile), options.include, options.exclude);
     const std::vector<std::string> words = mpirun_words(options, hosts);
     if (options.dry_run) {
-        fmt::print("{}\n", shell_line(words));
+        print("{}\n", shown_shell_line(words));
         return;
     }
     require_programs(hosts);
     const SameFiles files(options);
     for (const Host& host : hosts) files.check(host.name);
-    fmt::print("{} ranks on {} hosts\n", ranks_on(hosts), hosts.size());
+    print("{} ranks on {} hosts\n", ranks_on(hosts), hosts.size());
     check_output();  // before the work, not after it
 
     catch_interrupts();

@@ -8,12 +8,14 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/text.h"
 #include "commands.h"
 #include "ferry/config.h"
 #include "ferry/optim.h"
 #include "ferry/train.h"
 #include "forecast_report.h"
 #include "json_line.h"
+#include "output.h"
 #include "override_options.h"
 #include "run_table.h"
 #include "svg.h"
@@ -53,14 +55,14 @@ std::vector<int64_t> steps_shown(const Config& config, const optim::LrSchedule& 
 
 void print_schedule(const Config& config, const optim::LrSchedule& schedule) {
     constexpr double kWidth = 50;
-    fmt::print("learning rate, {} from {:g} over {} steps\n\n", optim::name_of(schedule.kind),
-               schedule.peak, config.steps);
-    fmt::print("  {:>9} {:>11}\n", "step", "lr");
+    print("learning rate, {} from {:g} over {} steps\n\n", optim::name_of(schedule.kind),
+          schedule.peak, config.steps);
+    print("  {:>9} {:>11}\n", "step", "lr");
     for (const int64_t step : steps_shown(config, schedule)) {
         const double lr = optim::learning_rate(schedule, step);
         const double part = schedule.peak > 0 ? lr / schedule.peak : 0;
         const auto bar = static_cast<size_t>(std::lround(kWidth * std::clamp(part, 0.0, 1.0)));
-        fmt::print("  {:>9} {:>11.4e} {}\n", step, lr, std::string(bar, '#'));
+        print("  {:>9} {:>11.4e} {}\n", step, lr, std::string(bar, '#'));
     }
 }
 
@@ -124,6 +126,7 @@ void run_plan(const PlanOptions& options) {
         options.overrides.checked(load_config(options.config, options.overrides.keys));
     if (!options.svg.empty()) check_picture_file("--svg", options.svg);
     const bool tokens_checked = train::check_token_header(config);
+    if (options.machine.empty()) train::check_reserved_cores(config);  // else of another machine
     const train::RankCount count = on_hosts(options.count);
     std::optional<MachineFile> machine;
     if (!options.machine.empty()) machine = MachineFile::read(options.machine);
@@ -147,12 +150,12 @@ void run_plan(const PlanOptions& options) {
         write_picture("--svg", options.svg, timeline_svg(report->forecast, machine_text()));
     if (!options.json) {
         print_plan(plan, config);
-        fmt::print("planned by {}\n\n", planned_by);
+        print("planned by {}\n\n", planned_by);
         if (!tokens_checked)
-            fmt::print("tokens not checked: {} is not there yet\n\n", config.data.tokens);
-        fmt::print("{}", text_of(slow));
-        if (report) fmt::print("{}", text_of(*report));
-        fmt::print("{}", text_of(wear, config));
+            print("tokens not checked: {} is not there yet\n\n", one_line(config.data.tokens));
+        print("{}", text_of(slow));
+        if (report) print("{}", text_of(*report));
+        print("{}", text_of(wear, config));
         if (options.schedule) print_schedule(config, schedule);
         return;
     }
@@ -175,7 +178,7 @@ void run_plan(const PlanOptions& options) {
         {"wear", to_json(wear)}};
     if (report) line["forecast"] = to_json(*report);
     if (options.schedule) line["schedule"] = schedule_json(config, schedule);
-    fmt::print("{}", json_line(line));
+    print("{}", json_line(line));
 }
 
 }  // namespace

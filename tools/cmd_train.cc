@@ -7,6 +7,7 @@
 
 #include "base/files.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/steps.h"
 #include "commands.h"
@@ -19,6 +20,7 @@
 #include "interrupt.h"
 #include "json_line.h"
 #include "ops/blas_kernels.h"
+#include "output.h"
 #include "override_options.h"
 #include "ranks.h"
 #include "resume.h"
@@ -88,14 +90,14 @@ nlohmann::json to_json(const train::StepReport& report, const Config& config,
 void print_step(const train::StepReport& report, const Config& config) {
     const int64_t steps = config.steps;
     if (report.skipped) {
-        fmt::print("step {:>5}/{}  skipped: {}\n", report.step, steps, why_skipped(report, config));
+        print("step {:>5}/{}  skipped: {}\n", report.step, steps, why_skipped(report, config));
         return;
     }
-    fmt::print("step {:>5}/{}  loss {:.6f}  norm {:.4f}  lr {:.3e}  {:>7.0f} tokens/s{}{}\n",
-               report.step, steps, report.loss, report.gradient_norm, report.lr,
-               static_cast<double>(report.tokens) / report.seconds,
-               report.clip_factor < 1 ? fmt::format("  clipped to {:.4f}", report.clip_factor) : "",
-               report.speculative ? (report.committed ? "  committed" : "  rolled back") : "");
+    print("step {:>5}/{}  loss {:.6f}  norm {:.4f}  lr {:.3e}  {:>7.0f} tokens/s{}{}\n",
+          report.step, steps, report.loss, report.gradient_norm, report.lr,
+          static_cast<double>(report.tokens) / report.seconds,
+          report.clip_factor < 1 ? fmt::format("  clipped to {:.4f}", report.clip_factor) : "",
+          report.speculative ? (report.committed ? "  committed" : "  rolled back") : "");
 }
 
 // Every rank does the same; the first one prints and writes.
@@ -132,9 +134,9 @@ private:
     void train() {
         if (speaks_ && !options_.json) {
             print_plan(engine_->plan(), config_);
-            fmt::print("numerics {}\n\n", engine_->numerics_record());
-            if (from_.any()) fmt::print("resumed after step {}\n", steps_);
-            check_output();  // a reader behind a pipe learns that the start-up is over
+            print("numerics {}\n\n", engine_->numerics_record());
+            if (from_.any()) print("resumed after step {}\n", steps_);
+            flush_output();  // a reader behind a pipe learns that the start-up is over
         }
         if (options_.bound) {
             engine_->measure_bound();
@@ -197,11 +199,11 @@ private:
 
     void say(const train::StepReport& report) {
         if (options_.json) {
-            fmt::print("{}", json_line(to_json(report, config_, yardsticks_)));
+            print("{}", json_line(to_json(report, config_, yardsticks_)));
         } else if (worth_a_line(report)) {
             print_step(report, config_);
         }
-        check_output();
+        flush_output();
     }
 
     std::optional<cost::Measurements> measurements_in(const std::string& file) const {
@@ -233,12 +235,12 @@ private:
             const nlohmann::json line{{"step", step},
                                       {"evaluation_loss", found.loss},
                                       {"perplexity", found.perplexity()}};
-            fmt::print("{}", json_line(line));
+            print("{}", json_line(line));
         } else {
-            fmt::print("step {:>5}/{}  held-back loss {:.6f}, perplexity {:.4g}\n", step,
-                       config_.steps, found.loss, found.perplexity());
+            print("step {:>5}/{}  held-back loss {:.6f}, perplexity {:.4g}\n", step, config_.steps,
+                  found.loss, found.perplexity());
         }
-        check_output();
+        flush_output();
     }
 
     void print_hash(int64_t step) {
@@ -247,23 +249,23 @@ private:
         if (options_.json) {
             nlohmann::json line{{"step", step}, {"state_hash", hash}};
             if (config_.device == DeviceKind::cpu) line["kernels"] = ops::blas_core();
-            fmt::print("{}", json_line(line));
+            print("{}", json_line(line));
         } else {
             // Whoever compares hashes of two machines must know it here.
-            fmt::print("step {:>5}/{}  state hash {}{}\n", step, config_.steps, hash,
-                       config_.device == DeviceKind::cpu
-                           ? fmt::format(" with OpenBLAS's {} kernels (others round differently)",
-                                         ops::blas_core())
-                           : "");
+            print("step {:>5}/{}  state hash {}{}\n", step, config_.steps, hash,
+                  config_.device == DeviceKind::cpu
+                      ? fmt::format(" with OpenBLAS's {} kernels (others round differently)",
+                                    ops::blas_core())
+                      : "");
         }
     }
 
     void finish() {
         if (speaks_ && interrupted_ && !options_.json)
-            fmt::print("interrupted {}\n", steps_ > 0 ? fmt::format("after step {}", steps_)
-                                                      : std::string("before the first step"));
+            print("interrupted {}\n", steps_ > 0 ? fmt::format("after step {}", steps_)
+                                                 : std::string("before the first step"));
         if (steps_ == config_.steps) evaluate(steps_);
-        if (steps_ > saved_) save();
+        if (steps_ > saved_) attempt([this] { save(); });
         // What was trained first: nothing that comes after it may cost it.
         if (!options_.weights_out.empty()) attempt([this] { write_weights(); });
         if (!options_.exported.directory.empty()) attempt([this] { export_model(); });
@@ -320,12 +322,12 @@ private:
         if (options_.json) {
             const nlohmann::json line{
                 {"step", steps_}, {"checkpoint", path}, {"bytes", bytes}, {"seconds", seconds}};
-            fmt::print("{}", json_line(line));
+            print("{}", json_line(line));
         } else {
-            fmt::print("step {:>5}/{}  checkpoint {}: {} in {:.2f} s\n", steps_, config_.steps,
-                       path, format_bytes(bytes), seconds);
+            print("step {:>5}/{}  checkpoint {}: {} in {:.2f} s\n", steps_, config_.steps,
+                  one_line(path), format_bytes(bytes), seconds);
         }
-        check_output();
+        flush_output();
         const KeptCheckpoints& keep = config_.checkpoint.keep;
         try {
             checkpoints_->retain({.last = keep.last, .every = keep.every, .best = keep.best});
@@ -383,11 +385,11 @@ private:
             line["summary"]["lr"] = steps_ > 0 ? nlohmann::json(lr_) : nlohmann::json();
             line["summary"]["scheduled_lr"] =
                 steps_ > 0 ? nlohmann::json(scheduled_lr()) : nlohmann::json();
-            fmt::print("{}", json_line(line));
+            print("{}", json_line(line));
         } else {
             print_run(report, config_);
             if (report.steps > 0 && lr_ != scheduled_lr())
-                fmt::print(
+                print(
                     "  learning rate at the end {:.3e}, not {:.3e}: skipped steps do not move the "
                     "schedule on\n",
                     lr_, scheduled_lr());

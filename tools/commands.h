@@ -1,10 +1,6 @@
 // The subcommands of `ferry`; each adds itself, with what it does, to the program's command line.
 #pragma once
 
-#include <string>
-
-#include "ferry/error.h"
-
 namespace CLI {  // NOLINT(readability-identifier-naming): not ours
 class App;
 }
@@ -27,9 +23,3 @@ void add_comm_bench(CLI::App& bench);
 void add_io_bench(CLI::App& bench);
 void add_kernels_bench(CLI::App& bench);
 void add_swap_bench(CLI::App& bench);
-
-// Flushes standard output; throws Trouble::io when what was printed could not be written.
-void check_output();
-// Whether something that was printed before could not be written.
-bool output_failed();
-ferry::Error output_error(std::string reason);

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/text.h"
 #include "ferry/units.h"
 
 namespace ferry::tools {
@@ -53,7 +54,7 @@ void CopyProgress::at(int64_t bytes, int64_t of) {
     const double wanted = !terminal_ ? 10 : shown_ ? 0.2 : 1;
     if (since < wanted) return;
     said_ = executor_.now();
-    const std::string text = what_ + ": " + progress_text(bytes, of, seconds());
+    const std::string text = one_line(what_) + ": " + progress_text(bytes, of, seconds());
     if (!terminal_) return log_info(text);
     std::fprintf(stderr, "\r\033[K%s", text.c_str());
     std::fflush(stderr);

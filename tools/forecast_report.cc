@@ -2,6 +2,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include "base/text.h"
 #include "timeline_picture.h"
 
 namespace ferry::tools {
@@ -49,15 +50,22 @@ std::string what_if_text(const std::vector<WhatIf>& answers, double step_s) {
     return out;
 }
 
+// Names of paths are among them.
+std::string joined(const std::vector<std::string>& words, const char* between) {
+    std::string text;
+    for (const std::string& word : words) text += (text.empty() ? "" : between) + one_line(word);
+    return text;
+}
+
 }  // namespace
 
 std::string text_of(const ForecastReport& report) {
     std::string out;
     if (!report.found.measured.empty())
-        out += fmt::format("measured now: {}\n\n", fmt::join(report.found.measured, ", "));
+        out += fmt::format("measured now: {}\n\n", joined(report.found.measured, ", "));
     if (!report.found.assumed.empty())
         out += fmt::format("assumed, for nobody measured it: {}\n\n",
-                           fmt::join(report.found.assumed, "; "));
+                           joined(report.found.assumed, "; "));
     if (!report.found.missing.empty())
         return out + "no prediction: " + report.found.missing + "\n\n";
     const train::Forecast& forecast = report.forecast;

@@ -10,6 +10,7 @@
 #include <optional>
 #include <set>
 #include <sstream>
+#include <string_view>
 
 #include "base/text.h"
 #include "base/words.h"
@@ -53,9 +54,8 @@ Host host_in(const std::string& line, const std::string& where) {
     return host;
 }
 
-bool are_one_machine(const std::string& a, const std::string& b) {
-    return a == b || (is_this_machine(a) && is_this_machine(b));
-}
+// Equal for two names of one machine, as far as that is known: this one has several.
+std::string machine_of(const std::string& name) { return is_this_machine(name) ? "" : name; }
 
 std::vector<std::string> split(const std::string& text, char at) {
     std::vector<std::string> parts;
@@ -74,12 +74,14 @@ std::map<std::string, std::set<int>> named_slots(const std::vector<Host>& hosts,
                                       .limit = limit,
                                       .remedy = "write worker-0@worker-1:0,2"});
     };
+    std::map<std::string_view, const Host*> by_name;
+    for (const Host& host : hosts) by_name.emplace(host.name, &host);
     std::map<std::string, std::set<int>> named;
     for (const std::string& part : split(text, '@')) {
         const size_t colon = part.find(':');
         const std::string name = part.substr(0, colon);
-        const auto host = std::ranges::find(hosts, name, &Host::name);
-        if (host == hosts.end()) {
+        const auto found = by_name.find(name);
+        if (found == by_name.end()) {
             std::vector<std::string> known;
             known.reserve(hosts.size());
             for (const Host& each : hosts) known.push_back(each.name);
@@ -88,6 +90,7 @@ std::map<std::string, std::set<int>> named_slots(const std::vector<Host>& hosts,
                              (near.empty() ? "" : ", did you mean \"" + near + "\"?"),
                          std::to_string(hosts.size()) + " hosts");
         }
+        const Host* host = found->second;
         const auto [its, is_first] = named.try_emplace(name);
         if (!is_first)
             throw refuse("a host is named twice: " + in_quotes(name), "once, with all its slots");
@@ -123,6 +126,7 @@ std::vector<Host> read_hostfile(const std::string& path) {
     }
     std::istringstream file(text);
     std::vector<Host> hosts;
+    std::map<std::string, std::string> known;  // a machine, and the name that it was given
     int number = 0;
     for (std::string line; std::getline(file, line);) {
         const std::string where = path + ", line " + std::to_string(++number);
@@ -131,15 +135,15 @@ std::vector<Host> read_hostfile(const std::string& path) {
         line.erase(line.find_last_not_of(" \t\r") + 1);
         if (line.empty()) continue;
         Host host = host_in(line, where);
-        const auto same = std::ranges::find_if(
-            hosts, [&](const Host& other) { return are_one_machine(host.name, other.name); });
-        if (same != hosts.end()) {
-            throw Error(Trouble::usage, {.what = "a host stands twice in the hostfile",
-                                         .where = where,
-                                         .measured = same->name == host.name
-                                                         ? host.name
-                                                         : host.name + ", which is " + same->name,
-                                         .remedy = "give it one line, with all its slots"});
+        const auto [same, is_new] = known.try_emplace(machine_of(host.name), host.name);
+        if (!is_new) {
+            const std::string& other = same->second;
+            throw Error(
+                Trouble::usage,
+                {.what = "a host stands twice in the hostfile",
+                 .where = where,
+                 .measured = other == host.name ? host.name : host.name + ", which is " + other,
+                 .remedy = "give it one line, with all its slots"});
         }
         hosts.push_back(std::move(host));
     }

@@ -4,12 +4,15 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "base/text.h"
+
 namespace ferry::tools {
 
 // A path's name may hold bytes that are no UTF-8: they are replaced, as JSON has no room for them.
+// What would steer a terminal is escaped.
 template <class Json>
 std::string json_line(const Json& value) {
-    return value.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+    return json_escaped(value.dump(-1, ' ', false, Json::error_handler_t::replace)) + "\n";
 }
 
 }  // namespace ferry::tools

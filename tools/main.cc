@@ -20,6 +20,7 @@
 #include "ferry/error.h"
 #include "ferry/streams.h"
 #include "interrupt.h"
+#include "output.h"
 
 namespace {
 
@@ -34,15 +35,26 @@ namespace {
 [[noreturn]] void end(const ferry::Error& error) { end(error.what(), error.exit_code()); }
 
 ferry::Error out_of_memory() {
+    const std::string space = ferry::address_space_limit();
     return {ferry::Trouble::does_not_fit,
             {.what = "the process is not given the memory it asks for",
-             .limit = "ulimit -v, the container's or the machine's memory",
+             .limit = space.empty() ? "the container's or the machine's memory" : space,
              .remedy = "raise the limit, or lower budgets.host, budgets.device or threads"}};
 }
 
-// What is printed, or a thread, that nobody else has named.
+ferry::Error unusable(const std::filesystem::filesystem_error& error) {
+    const std::string limit = ferry::limit_behind(error.code().value());
+    return {ferry::trouble_of_reading(error.code().value()),
+            {.what = "a path cannot be used",
+             .where = error.path1().string(),
+             .measured = error.code().message(),
+             .limit = limit,
+             .remedy = limit.empty() ? "name another, or mend what the path leads through"
+                                     : "raise that limit"}};
+}
+
+// A thread that nobody else has named.
 ferry::Error as_named(const std::system_error& error) {
-    if (output_failed()) return output_error(error.code().message());
     if (error.code() == std::errc::resource_unavailable_try_again) {
         try {
             ferry::refuse_thread("", error.what());
@@ -99,18 +111,14 @@ int main(int argc, char** argv) {
     try {
         ferry::require_stack();
         parse(app, ferry::tools::words_of(argc, argv));
-        check_output();
+        ferry::tools::check_output();
         return 0;
     } catch (const ferry::Error& error) {
         end(error);
     } catch (const std::bad_alloc&) {
         end(out_of_memory());
     } catch (const std::filesystem::filesystem_error& error) {
-        end({ferry::Trouble::usage,
-             {.what = "a path cannot be used",
-              .where = error.path1().string(),
-              .measured = error.code().message(),
-              .remedy = "name another, or mend what the path leads through"}});
+        end(unusable(error));
     } catch (const std::system_error& error) {
         end(as_named(error));
     } catch (const std::exception& error) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "output.h"
 #include "swap/schedule.h"
 
 namespace ferry::tools {
@@ -77,85 +78,82 @@ void print_plan(const planner::Plan& plan, const Config& config) {
     for (const model::Layer& layer : plan.layers) {
         for (const model::Tensor& tensor : layer.tensors) parameters += tensor.count;
     }
-    fmt::print(
-        "{} parameters ({} trainable), chunks of {} elements, {} micro-batches in {} group{}\n\n",
-        parameters, trainable_of(plan), plan.chunk_elements, plan.micro_batches, plan.groups,
-        plan.groups == 1 ? "" : "s");
+    print("{} parameters ({} trainable), chunks of {} elements, {} micro-batches in {} group{}\n\n",
+          parameters, trainable_of(plan), plan.chunk_elements, plan.micro_batches, plan.groups,
+          plan.groups == 1 ? "" : "s");
     const int64_t attention = plan.blocks_saving(model::Saved::attention),
                   mlp = plan.blocks_saving(model::Saved::mlp), blocks = std::ssize(plan.layers) - 2,
                   inputs = plan.blocks_saving_inputs();
     if (attention + mlp > 0 || inputs < blocks)
-        fmt::print(
+        print(
             "on the device until backward, of {} blocks: the inputs of {}, attention of {}, "
             "the MLP's products of {}\n\n",
             blocks, inputs, attention, mlp);
     if (!plan.partition.alone())
-        fmt::print("on each of {} ranks, stage {} (budgets of host and nvme: their host's):\n\n",
-                   plan.partition.ranks, config.zero.stage);
-    fmt::print("  {:<7} {:<40} {:>12} {:>14}\n", "tier", "what", "bytes", "budget");
+        print("on each of {} ranks, stage {} (budgets of host and nvme: their host's):\n\n",
+              plan.partition.ranks, config.zero.stage);
+    print("  {:<7} {:<40} {:>12} {:>14}\n", "tier", "what", "bytes", "budget");
     for (const swap::Tier tier : kTiers) {
         if (used_of(tier, plan) == 0) continue;
         for (const planner::TierRow& row : plan.rows) {
             if (row.tier == tier)
-                fmt::print("  {:<7} {:<40} {:>12}\n", "", row.what, format_bytes(row.bytes));
+                print("  {:<7} {:<40} {:>12}\n", "", row.what, format_bytes(row.bytes));
         }
-        fmt::print("  {:<7} {:<40} {:>12} {:>14}\n", swap::name_of(tier), "in all",
-                   format_bytes(used_of(tier, plan)), budget_text(budget_of(tier, config)));
+        print("  {:<7} {:<40} {:>12} {:>14}\n", swap::name_of(tier), "in all",
+              format_bytes(used_of(tier, plan)), budget_text(budget_of(tier, config)));
     }
-    fmt::print("\n");
+    print("\n");
 }
 
 void print_run(const train::RunReport& report, const Config& config) {
     if (report.steps == 0) return;
     const double steps = static_cast<double>(report.steps), step_seconds = report.seconds / steps;
-    fmt::print("\n{} steps, {:.0f} tokens/s, {:.4f} s a step\n\n", report.steps,
-               static_cast<double>(report.tokens) / report.seconds, step_seconds);
+    print("\n{} steps, {:.0f} tokens/s, {:.4f} s a step\n\n", report.steps,
+          static_cast<double>(report.tokens) / report.seconds, step_seconds);
     // Exposed: while nothing computes.
-    fmt::print("  {:<11} {:>12} {:>12} {:>9} {:>14} {:>12}\n", "lane", "bytes/step", "busy s/step",
-               "busy", "exposed s/step", "GB/s busy");
+    print("  {:<11} {:>12} {:>12} {:>9} {:>14} {:>12}\n", "lane", "bytes/step", "busy s/step",
+          "busy", "exposed s/step", "GB/s busy");
     for (const train::LinkReport& link : report.links) {
         const double bytes = static_cast<double>(link.bytes);
         const bool moves = link.link != "compute" && link.link != "team" && link.bytes > 0;
-        fmt::print(
-            "  {:<11} {:>12} {:>12.4f} {:>8.1f}% {:>14} {:>12}\n", link.link,
-            moves ? format_bytes(link.bytes / report.steps) : "", link.busy_seconds / steps,
-            100 * link.busy_seconds / report.seconds,
-            link.link != "compute" ? fmt::format("{:.4f}", link.exposed_seconds / steps) : "",
-            moves ? fmt::format("{:.2f}", bytes / link.busy_seconds * 1e-9) : "");
+        print("  {:<11} {:>12} {:>12.4f} {:>8.1f}% {:>14} {:>12}\n", link.link,
+              moves ? format_bytes(link.bytes / report.steps) : "", link.busy_seconds / steps,
+              100 * link.busy_seconds / report.seconds,
+              link.link != "compute" ? fmt::format("{:.4f}", link.exposed_seconds / steps) : "",
+              moves ? fmt::format("{:.2f}", bytes / link.busy_seconds * 1e-9) : "");
     }
-    fmt::print("\n  {:<11} {:>12} {:>12} {:>14}\n", "tier", "reserved", "peak", "budget");
+    print("\n  {:<11} {:>12} {:>12} {:>14}\n", "tier", "reserved", "peak", "budget");
     for (const swap::Tier tier : kTiers) {
         const int64_t reserved = reserved_of(tier, report.reserved);
         // Memory is one piece from start to end; of files, what slots held at once.
         const bool files = tier == swap::Tier::nvme;
-        fmt::print("  {:<11} {:>12} {:>12} {:>14}\n", swap::name_of(tier), format_bytes(reserved),
-                   format_bytes(files ? report.reserved.nvme_peak_bytes : reserved),
-                   budget_text(budget_of(tier, config)));
+        print("  {:<11} {:>12} {:>12} {:>14}\n", swap::name_of(tier), format_bytes(reserved),
+              format_bytes(files ? report.reserved.nvme_peak_bytes : reserved),
+              budget_text(budget_of(tier, config)));
     }
-    if (!report.paths.empty()) fmt::print("\n{}\n", aio::describe(report.paths, "  since start, "));
-    fmt::print(
-        "\n  speculative updates: {} committed, {} rolled back; {} steps clipped, {} skipped\n",
-        report.steps_committed, report.steps_rolled_back, report.clipped_steps,
-        report.skipped_steps);
+    if (!report.paths.empty()) print("\n{}\n", aio::describe(report.paths, "  since start, "));
+    print("\n  speculative updates: {} committed, {} rolled back; {} steps clipped, {} skipped\n",
+          report.steps_committed, report.steps_rolled_back, report.clipped_steps,
+          report.skipped_steps);
     const double model_flops_per_s = report.model_flops / step_seconds;
     const double mfu = mfu_of(model_flops_per_s, report.gemm_flops_per_s);
     if (mfu > 0) {
-        fmt::print(
+        print(
             "  the model asks for {:.4g} GFLOP a step: {:.1f}% of the {:.4g} GFLOP/s of a "
             "large product (MFU)\n",
             report.model_flops * 1e-9, 100 * mfu, report.gemm_flops_per_s * 1e-9);
     }
     if (report.bound_seconds > 0) {
-        fmt::print("  lower bound of a step: {:.4f} s, set by {}; measured step at {:.2f}x of it\n",
-                   report.bound_seconds, report.binding, report.bound_seconds / step_seconds);
+        print("  lower bound of a step: {:.4f} s, set by {}; measured step at {:.2f}x of it\n",
+              report.bound_seconds, report.binding, report.bound_seconds / step_seconds);
         // From the last minutes' measurements: what the machine did meanwhile for others is not in
         // it.
         const bool speculative = 2 * report.steps_committed > report.steps;
         const double predicted =
             speculative ? report.predicted_speculative_seconds : report.predicted_seconds;
-        fmt::print("  predicted by its schedule: {:.4f} s{}; measured step at {:.2f}x of it\n",
-                   predicted, speculative ? " with speculative updates committed" : "",
-                   predicted / step_seconds);
+        print("  predicted by its schedule: {:.4f} s{}; measured step at {:.2f}x of it\n",
+              predicted, speculative ? " with speculative updates committed" : "",
+              predicted / step_seconds);
     }
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "base/text.h"
 #include "cost/drives.h"
 #include "ferry/aio.h"
 #include "train/from_config.h"
@@ -238,7 +239,7 @@ std::string text_of(const Wear& wear, const Config& config) {
             terabytes(wear.rolled_back_run_bytes),
             wear.counts_on_rollback ? ": clipping rolls them back (swap.speculate \"all\")" : "");
     for (const PathWear& path : wear.paths) {
-        out += fmt::format("  {}: {}", path.path, terabytes(path.run_bytes));
+        out += fmt::format("  {}: {}", one_line(path.path), terabytes(path.run_bytes));
         if (path.share <= 0) {
             out += " (endurance_tbw is not given)\n";
             continue;

@@ -13,18 +13,6 @@
 namespace ferry {
 namespace {
 
-// Lines stay, and nothing else that would steer a terminal: names of files may hold anything.
-std::string printable(std::string_view text) {
-    std::string out;
-    for (;;) {
-        const size_t end = std::min(text.find('\n'), text.size());
-        out += shown(text.substr(0, end), end);
-        if (end == text.size()) return out;
-        out += '\n';
-        text.remove_prefix(end + 1);
-    }
-}
-
 // Whoever made the error quotes users' text with in_quotes(); what they forgot must not flood a log
 // either. The longest path that the system takes is 4,096 bytes.
 std::string bounded(const std::string& text) {

@@ -20,6 +20,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/process_limits.h"
 #include "ferry/error.h"
 #include "ferry/streams.h"
 
@@ -114,6 +115,7 @@ void forget_draft(int& noted) {
 
 const char* remedy_for(int error) {
     if (error == ENOENT) return "make the directory first";
+    if (!limit_behind(error).empty()) return "raise that limit";
     if (error == ENOSPC || error == EDQUOT || error == EFBIG)
         return "free more than that there, or name a file elsewhere";
     return "name a file in a directory that you may write to";
@@ -135,8 +137,11 @@ std::string beginning_of(const std::string& path, size_t most, const std::string
                 {.what = "the file cannot be read, so whose it is cannot be told",
                  .where = where,
                  .measured = std::strerror(error),
-                 .remedy = "name another file, or one that you may read and that is of the kind "
-                           "that it replaces"}};
+                 .limit = limit_behind(error),
+                 .remedy = limit_behind(error).empty()
+                               ? "name another file, or one that you may read and that is of the "
+                                 "kind that it replaces"
+                               : "raise that limit"}};
     };
     const int file =
         open_above_standard(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
@@ -392,6 +397,7 @@ void Draft::fail(int error) const {
                               .where = where_,
                               .measured = std::string(std::strerror(error)) + ", after " +
                                           std::to_string(written_) + " bytes",
+                              .limit = limit_behind(error),
                               .remedy = remedy_for(error)});
 }
 

@@ -81,6 +81,25 @@ std::string reached_file_limit() {
     return std::to_string(limit.rlim_cur) + " open files of the process (ulimit -n)";
 }
 
+std::string limit_behind(int error) {
+    rlimit limit{};
+    if (error == ENOMEM) return address_space_limit();
+    if (error == EAGAIN) return thread_limits();
+    const bool of_files = error == EMFILE;
+    if (!of_files && error != EFBIG) return {};
+    if (getrlimit(of_files ? RLIMIT_NOFILE : RLIMIT_FSIZE, &limit) != 0 ||
+        limit.rlim_cur == RLIM_INFINITY)
+        return {};
+    return std::to_string(limit.rlim_cur) + (of_files
+                                                 ? " open files of the process (ulimit -n)"
+                                                 : " bytes in a file of the process's (ulimit -f)");
+}
+
+Trouble trouble_of_reading(int error) {
+    if (error == EIO) return Trouble::io;
+    return limit_behind(error).empty() ? Trouble::usage : Trouble::does_not_fit;
+}
+
 std::string thread_limits(const std::string& root) {
     std::string text;
     rlimit limit{};

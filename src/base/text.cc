@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/process_limits.h"
 #include "ferry/error.h"
 #include "ferry/units.h"
 
@@ -35,16 +36,20 @@ size_t character_at(std::string_view text, size_t index) {
     return bytes;
 }
 
+// U+0080 to U+009F steer terminals as ESC does.
+bool steers(std::string_view text, size_t at, size_t bytes) {
+    return bytes == 2 && byte_at(text, at) == 0xc2 && byte_at(text, at + 1) < 0xa0;
+}
+
 void append_escaped(std::string& to, std::string_view text) {
     for (size_t at = 0; at < text.size();) {
         const size_t bytes = character_at(text, at);
         const unsigned char first = byte_at(text, at);
-        // U+0080 to U+009F steer terminals as ESC does.
-        const bool steers = first == 0xc2 && bytes == 2 && byte_at(text, at + 1) < 0xa0;
-        if (bytes == 0 || first < ' ' || first == 0x7f || steers) {
+        const bool two = steers(text, at, bytes);
+        if (bytes == 0 || first < ' ' || first == 0x7f || two) {
             to += first == '\n' ? "\\n" : first == '\t' ? "\\t" : fmt::format("\\x{:02x}", first);
-            if (steers) to += fmt::format("\\x{:02x}", byte_at(text, at + 1));
-            at += steers ? 2 : 1;
+            if (two) to += fmt::format("\\x{:02x}", byte_at(text, at + 1));
+            at += two ? 2 : 1;
         } else {
             to.append(text.substr(at, bytes));
             at += bytes;
@@ -73,13 +78,24 @@ private:
     int fd_;
 };
 
+// As errno says.
+[[noreturn]] void unreadable(const std::string& path, const TextFile& kind, int error) {
+    std::string limit = limit_behind(error);
+    throw Error(trouble_of_reading(error),
+                {.what = "cannot read " + std::string(kind.name),
+                 .where = path,
+                 .measured = std::strerror(error),
+                 .limit = limit,
+                 .remedy = limit.empty() ? std::string(kind.remedy) : "raise that limit"});
+}
+
 [[noreturn]] void unreadable(const std::string& path, const TextFile& kind, std::string measured,
-                             std::string limit = {}, Trouble trouble = Trouble::usage) {
-    throw Error(trouble, {.what = "cannot read " + std::string(kind.name),
-                          .where = path,
-                          .measured = std::move(measured),
-                          .limit = std::move(limit),
-                          .remedy = std::string(kind.remedy)});
+                             std::string limit) {
+    throw Error(Trouble::usage, {.what = "cannot read " + std::string(kind.name),
+                                 .where = path,
+                                 .measured = std::move(measured),
+                                 .limit = std::move(limit),
+                                 .remedy = std::string(kind.remedy)});
 }
 
 }  // namespace
@@ -98,6 +114,36 @@ std::string shown(std::string_view text, size_t most) {
 
 std::string in_quotes(std::string_view text, size_t most) {
     return text.size() <= most ? '"' + shown(text, most) + '"' : shown(text, most);
+}
+
+std::string one_line(std::string_view name) {
+    std::string out;
+    append_escaped(out, name);
+    return out;
+}
+
+std::string printable(std::string_view text) {
+    std::string out;
+    for (;;) {
+        const size_t end = std::min(text.find('\n'), text.size());
+        append_escaped(out, text.substr(0, end));
+        if (end == text.size()) return out;
+        out += '\n';
+        text.remove_prefix(end + 1);
+    }
+}
+
+std::string json_escaped(std::string_view json) {
+    std::string out;
+    for (size_t at = 0; at < json.size();) {
+        const size_t bytes = std::max<size_t>(1, character_at(json, at));
+        const unsigned char first = byte_at(json, at);
+        if (first == 0x7f) out += "\\u007f";
+        if (steers(json, at, bytes)) out += fmt::format("\\u{:04x}", byte_at(json, at + 1));
+        if (first != 0x7f && !steers(json, at, bytes)) out.append(json.substr(at, bytes));
+        at += bytes;
+    }
+    return out;
 }
 
 size_t first_bad_byte(std::string_view text) {
@@ -120,9 +166,7 @@ std::string read_text_file(const std::string& path, const TextFile& kind) {
     // Without O_NONBLOCK opening a named pipe would wait for its writer.
     const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     struct stat status {};
-    if (file.get() < 0 || ::fstat(file.get(), &status) != 0)
-        unreadable(path, kind, std::strerror(errno), {},
-                   errno == EIO ? Trouble::io : Trouble::usage);
+    if (file.get() < 0 || ::fstat(file.get(), &status) != 0) unreadable(path, kind, errno);
     if (!S_ISREG(status.st_mode))
         unreadable(path, kind, S_ISDIR(status.st_mode) ? std::strerror(EISDIR) : "no regular file",
                    "a regular file");
@@ -138,9 +182,7 @@ std::string read_text_file(const std::string& path, const TextFile& kind) {
         const ssize_t count = ::read(file.get(), text.data() + had, text.size() - had);
         text.resize(had + static_cast<size_t>(std::max<ssize_t>(count, 0)));
         if (count < 0 && errno == EINTR) continue;
-        if (count < 0)
-            unreadable(path, kind, std::strerror(errno), {},
-                       errno == EIO ? Trouble::io : Trouble::usage);
+        if (count < 0) unreadable(path, kind, errno);
         if (text.size() > most)
             unreadable(path, kind, fmt::format("it is larger, {} bytes", status.st_size),
                        format_bytes(kind.most_bytes));

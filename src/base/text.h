@@ -15,6 +15,12 @@ constexpr size_t kShown = 160;
 // `most` bytes the beginning, the end and how many there are.
 std::string shown(std::string_view text, size_t most = kShown);
 std::string in_quotes(std::string_view text, size_t most = kShown);  // the same between quotes
+// The same of all of a name, so that it stays a part of its line.
+std::string one_line(std::string_view name);
+// And of whole text: its lines stay. What is printed or logged is this.
+std::string printable(std::string_view text);
+// Of JSON: U+007F to U+009F, which may stand in its strings, as \u007f.
+std::string json_escaped(std::string_view json);
 
 // The index of the first byte that is NUL or part of no UTF-8; npos: none.
 size_t first_bad_byte(std::string_view text);

@@ -13,6 +13,7 @@
 
 #include "base/files.h"
 #include "base/json_reader.h"
+#include "base/process_limits.h"
 #include "checkpoint/checkpoint.h"
 
 namespace ferry::checkpoint {
@@ -79,11 +80,15 @@ public:
 
 private:
     [[noreturn]] void refuse(int error, const std::string& measured) const {
-        throw Error(error == EIO ? Trouble::io : Trouble::usage,
-                    {.what = "cannot open the weights",
-                     .where = path_,
-                     .measured = measured,
-                     .remedy = "name a safetensors file, or the directory of a model"});
+        const std::string limit = limit_behind(error);
+        throw Error(
+            trouble_of_reading(error),
+            {.what = "cannot open the weights",
+             .where = path_,
+             .measured = measured,
+             .limit = limit,
+             .remedy = !limit.empty() ? "raise that limit"
+                                      : "name a safetensors file, or the directory of a model"});
     }
 
     // The format has no checksums, but nobody can write without the kernel taking down when: the
@@ -213,8 +218,10 @@ StoredTensor read_entry(const std::string& name, const json& entry, const std::s
     // By division, as a damaged shape must not overflow.
     int64_t left = known == kTypes.end() ? 0 : bytes / known->bytes;
     bool fits = known == kTypes.end() || left * known->bytes == bytes;
+    const bool none = std::ranges::find(tensor.shape, 0) != tensor.shape.end();
+    if (none && known != kTypes.end()) left = bytes == 0 ? 1 : 0;  // no elements, no bytes
     for (const int64_t side : tensor.shape) {
-        if (known == kTypes.end()) break;
+        if (known == kTypes.end() || none) break;
         fits = fits && side > 0 && left % side == 0;
         if (fits) left /= side;
     }

@@ -28,7 +28,6 @@ constexpr Range kPositive = {.low = 1, .high = kMost};
 constexpr Range kCount = {.low = 0, .high = kMost};
 constexpr Range kUnit = {.low = 0, .high = 1};
 constexpr Range kSize = {.low = 0, .high = 9e18};
-constexpr Range kAboveZero = {.low = 0, .high = 1e30, .above_low = true};
 constexpr Range kWidth = {.low = 1, .high = 1 << 20};
 
 const Section kSections[] = {
@@ -81,8 +80,8 @@ const Key kKeys[] = {
     {FERRY_KEY(model.intermediate), integer, "width of the MLP", kWidth, {}, true},
     {FERRY_KEY(model.vocab), integer, "tokens that the embedding knows; byte-level files need 256", {.low = 1, .high = 1 << 30}},
     {FERRY_KEY(model.tie_embeddings), boolean, "embedding and head are one tensor"},
-    {FERRY_KEY(model.rope_theta), number, "base of the rotary position frequencies", kAboveZero},
-    {FERRY_KEY(model.norm_eps), number, "added to the mean square in RMSNorm", kAboveZero},
+    {FERRY_KEY(model.rope_theta), number, "base of the rotary position frequencies", {.low = 1, .high = 1e15}},
+    {FERRY_KEY(model.norm_eps), number, "added to the mean square in RMSNorm", {.low = 1e-30, .high = 1}},
 
     {FERRY_KEY(data.tokens), text, "token file written by `ferry data`", {}, {}, true},
     {FERRY_CHOICE(data.small_vocabulary, kDoubts), choice, "what to do where weights are loaded and the tokens' vocabulary is half the model's or less, as of bytes or of another tokenizer; smaller differences, padded tables, and random starts are never refused"},

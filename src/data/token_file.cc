@@ -12,6 +12,7 @@
 
 #include "base/checksum.h"
 #include "base/files.h"
+#include "base/process_limits.h"
 #include "ferry/error.h"
 #include "ferry/units.h"
 #include "token_header.h"
@@ -107,11 +108,15 @@ void TokenFile::open() {
     file_ = open_above_standard(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     struct stat status {};
     if (file_ < 0 || ::fstat(file_, &status) != 0) {
-        const Trouble trouble = errno == EIO ? Trouble::io : Trouble::usage;
-        throw Error(trouble, {.what = "cannot open the token file",
-                              .where = path_,
-                              .measured = std::strerror(errno),
-                              .remedy = "write one: ferry data TEXT... -o " + path_});
+        const int error = errno;
+        const std::string limit = limit_behind(error);
+        throw Error(trouble_of_reading(error),
+                    {.what = "cannot open the token file",
+                     .where = path_,
+                     .measured = std::strerror(error),
+                     .limit = limit,
+                     .remedy = limit.empty() ? "write one: ferry data TEXT... -o " + path_
+                                             : "raise that limit"});
     }
     size_ = static_cast<uint64_t>(status.st_size);
     modified_ns_ = modified_ns(status);
@@ -143,9 +148,18 @@ void TokenFile::read_header() {
                                      .remedy = kWriteAgain});
     }
     const uint32_t width = header.token_bytes;
-    if ((width != 1 && width != 2 && width != 4) || header.flags > kTokenMaskFollows)
-        corrupt(path_, "the token file's header is damaged", "token bytes " + std::to_string(width),
-                "1, 2 or 4");
+    const auto damaged = [this](std::string measured, std::string limit) {
+        corrupt(path_, "the token file's header is damaged", std::move(measured), std::move(limit));
+    };
+    if (width != 1 && width != 2 && width != 4)
+        damaged("token bytes " + std::to_string(width), "1, 2 or 4");
+    if (header.flags > kTokenMaskFollows)
+        damaged("flags " + std::to_string(header.flags), "0 or 1");
+    if (header.vocabulary < 1 || header.vocabulary > kVocabularyMost)
+        damaged("vocabulary " + std::to_string(header.vocabulary),
+                "1 to " + std::to_string(kVocabularyMost));
+    if (std::ranges::any_of(header.padding, [](std::byte byte) { return byte != std::byte{0}; }))
+        damaged("its last 16 bytes are not all zero", "zeros");
     info_ = {.vocabulary = header.vocabulary,
              .count = header.count,
              .token_bytes = width,

@@ -10,48 +10,59 @@
 
 namespace ferry {
 
+namespace {
+
+void check_evaluation(const TokenLoader::Options& options, int64_t evaluation) {
+    const int64_t there = ceil_div(evaluation, options.micro_batch);
+    if (options.evaluation_micro_batches <= there) return;
+    throw Error(Trouble::usage,
+                {.what = "less text is held back than evaluation asks for",
+                 .where = "evaluate.micro_batches",
+                 .measured = std::to_string(evaluation) + " sequences are held back, " +
+                             std::to_string(there) + " micro-batches",
+                 .limit = std::to_string(options.evaluation_micro_batches) + " asked for",
+                 .remedy = (there > 0 ? "set evaluate.micro_batches to " + std::to_string(there) +
+                                            " or less, or raise"
+                                      : std::string("raise")) +
+                           " data.held_back"});
+}
+
+}  // namespace
+
+TokenSplit split_tokens(const TokenLoader::Options& options, const TokenFileInfo& info) {
+    const auto count = static_cast<int64_t>(info.count);
+    const double held_back = options.trains ? options.held_back : 1;
+    const auto held = static_cast<int64_t>(held_back * static_cast<double>(count));
+    // A sequence needs one token more than it has, its last target; so no training target lies in
+    // the held-back text.
+    const int64_t split = count - held, begin = round_up(split, options.sequence);
+    const TokenSplit cut{.training = std::max<int64_t>(split - 1, 0) / options.sequence,
+                         .evaluation = std::max<int64_t>(count - begin - 1, 0) / options.sequence,
+                         .evaluation_begin = begin};
+    if ((options.trains ? cut.training : cut.evaluation) == 0) {
+        throw Error(Trouble::usage,
+                    {.what = "the token file is shorter than one sequence",
+                     .where = options.path,
+                     .measured = options.trains ? std::to_string(split) + " tokens to train on"
+                                                : std::to_string(count) + " tokens",
+                     .limit = std::to_string(options.sequence + 1) + " for one sequence",
+                     .remedy = "use more text, a shorter batch.sequence or less data.held_back"});
+    }
+    if (options.trains) check_evaluation(options, cut.evaluation);
+    return cut;
+}
+
 struct TokenLoader::Impl {
     explicit Impl(Options chosen)
         : options(std::move(chosen)), file(options.path, options.model_vocab) {
         const TokenFileInfo& info = file.info();
-        const auto count = static_cast<int64_t>(info.count);
-        const double held_back = options.trains ? options.held_back : 1;
-        const auto held = static_cast<int64_t>(held_back * static_cast<double>(count));
-        // A sequence needs one token more than it has, its last target; so no training target lies
-        // in the held-back text.
-        const int64_t split = count - held;
-        training = std::max<int64_t>(split - 1, 0) / options.sequence;
-        evaluation_begin = round_up(split, options.sequence);
-        evaluation = std::max<int64_t>(count - evaluation_begin - 1, 0) / options.sequence;
-        if ((options.trains ? training : evaluation) == 0) {
-            throw Error(
-                Trouble::usage,
-                {.what = "the token file is shorter than one sequence",
-                 .where = options.path,
-                 .measured = options.trains ? std::to_string(split) + " tokens to train on"
-                                            : std::to_string(count) + " tokens",
-                 .limit = std::to_string(options.sequence + 1) + " for one sequence",
-                 .remedy = "use more text, a shorter batch.sequence or less data.held_back"});
-        }
-        if (options.trains) check_evaluation();
+        const TokenSplit split = split_tokens(options, info);
+        training = split.training;
+        evaluation = split.evaluation;
+        evaluation_begin = split.evaluation_begin;
         if (info.masked) check_evaluation_targets();
         if (!options.trains) return;
         if (info.masked) count_each_sequence();
-    }
-
-    void check_evaluation() const {
-        const int64_t there = ceil_div(evaluation, options.micro_batch);
-        if (options.evaluation_micro_batches <= there) return;
-        throw Error(Trouble::usage,
-                    {.what = "less text is held back than evaluation asks for",
-                     .where = "evaluate.micro_batches",
-                     .measured = std::to_string(evaluation) + " sequences are held back, " +
-                                 std::to_string(there) + " micro-batches",
-                     .limit = std::to_string(options.evaluation_micro_batches) + " asked for",
-                     .remedy = (there > 0 ? "set evaluate.micro_batches to " +
-                                                std::to_string(there) + " or less, or raise"
-                                          : std::string("raise")) +
-                               " data.held_back"});
     }
 
     // Calls body(i, mark) for tokens first + i, in blocks: each piece of the file is read once.

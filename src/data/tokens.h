@@ -23,8 +23,11 @@ struct TokenFileInfo {
     uint64_t checksum = 0;  // of tokens and mask
 };
 
+constexpr uint64_t kVocabularyMost = uint64_t{1} << 30;
+
 // What the header of such a file says; nothing behind it is read. Throws usage or io where it is no
-// token file, or not as long as its header says.
+// token file, not as long as its header says, or where that holds what no writer puts there: no
+// checksum is of the header.
 TokenFileInfo read_token_info(const std::string& path);
 
 // Writes such a file piece by piece, as a Draft: a reader sees the old file or the new one. First
@@ -94,5 +97,13 @@ private:
     struct Impl;
     std::unique_ptr<Impl> impl_;
 };
+
+// How a loader cuts a file into sequences, by its header alone. Throws usage where there is no
+// sequence to train on (to evaluate on), or less held back than evaluation will ask for.
+struct TokenSplit {
+    int64_t training = 0, evaluation = 0;  // sequences
+    int64_t evaluation_begin = 0;          // token
+};
+TokenSplit split_tokens(const TokenLoader::Options& options, const TokenFileInfo& info);
 
 }  // namespace ferry

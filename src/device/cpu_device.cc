@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/process_limits.h"
 #include "ferry/units.h"
 
 namespace ferry {
@@ -90,9 +91,10 @@ public:
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
         if (base == MAP_FAILED) {
             throw Error(Trouble::does_not_fit,
-                        {.what = "the CPU device's memory cannot be allocated",
+                        {.what = std::string("the CPU device's memory cannot be allocated: ") +
+                                 std::strerror(errno),
                          .measured = format_bytes(bytes_),
-                         .limit = std::string("mmap: ") + std::strerror(errno),
+                         .limit = limit_behind(ENOMEM),
                          .remedy = "lower budgets.device, or free memory on this machine"});
         }
         base_ = base;

@@ -76,6 +76,14 @@ constexpr Keys kKeys[] = {
 
 // ---------------------------------------------------------------- reading
 
+// What fp32 holds and what means something. An epsilon of 1e300 is an Inf there, which trains
+// nothing; one of 1e-300 is a 0.
+struct Between {
+    double low = 1e-30, high = 1e30;
+};
+constexpr Between kAnyScale{}, kEpsilon{1e-30, 1}, kTheta{1, 1e15}, kFactor{1e-6, 1e6},
+    kDeviation{1e-12, 100};
+
 class Reader {
 public:
     Reader(const json& config, const std::string& where) : config_(config), where_(where) {}
@@ -106,25 +114,25 @@ public:
                    "an integer of 1 to " + std::to_string(most));
         return value.get<int64_t>();
     }
-    double number(std::string_view key, double otherwise) const {
+    double number(std::string_view key, double otherwise, const Between& range = kAnyScale) const {
         const json& value = at(key);
         if (value.is_null() && otherwise > 0) return otherwise;
-        if (!value.is_number() || !(value.get<double>() > 0) || !std::isfinite(value.get<double>()))
-            refuse(key, "a number is missing or out of range", value, "a number above 0");
+        if (!is_in(value, range))
+            refuse(key, "a number is missing or out of range", value, "a number" + text_of(range));
         return value.get<double>();
     }
-    double number_or_zero(std::string_view key, double otherwise) const {
-        return at(key) == 0 ? 0 : number(key, otherwise);
+    double number_or_zero(std::string_view key, double otherwise, const Between& range) const {
+        return at(key) == 0 ? 0 : number(key, otherwise, range);
     }
-    std::vector<double> numbers(std::string_view key, int64_t count) const {
+    std::vector<double> numbers(std::string_view key, int64_t count, const Between& range) const {
         const json& list = at(key);
         std::vector<double> found;
         for (const json& value : list.is_array() ? list : json::array()) {
-            if (value.is_number() && value.get<double>() > 0) found.push_back(value.get<double>());
+            if (is_in(value, range)) found.push_back(value.get<double>());
         }
         if (!list.is_array() || std::ssize(list) != count || std::ssize(found) != count)
             refuse(key, "a list is missing, too short or too long, or holds something else", list,
-                   std::to_string(count) + " numbers above 0");
+                   std::to_string(count) + " numbers" + text_of(range));
         return found;
     }
     bool flag(std::string_view key, bool otherwise) const {
@@ -149,6 +157,14 @@ public:
     }
 
 private:
+    static bool is_in(const json& value, const Between& range) {
+        const double number = value.is_number() ? value.get<double>() : 0;
+        return number >= range.low && number <= range.high;
+    }
+    static std::string text_of(const Between& range) {
+        return " of " + json(range.low).dump() + " to " + json(range.high).dump();
+    }
+
     const json& config_;
     const std::string& where_;
 };
@@ -295,24 +311,24 @@ struct RopeReader {
             case none:
                 return;
             case linear:
-                s.factor = in.number("factor", 0);
+                s.factor = in.number("factor", 0, kFactor);
                 return;
             case proportional:
-                s.factor = in.number("factor", 1);
+                s.factor = in.number("factor", 1, kFactor);
                 return;
             case dynamic:
-                s.factor = in.number("factor", 0);
+                s.factor = in.number("factor", 0, kFactor);
                 s.original_positions = static_cast<double>(context);
                 return;
             case llama3:
-                s.factor = in.number("factor", 0);
+                s.factor = in.number("factor", 0, kFactor);
                 s.original_positions = original_positions();
                 s.low_frequency = in.number("low_freq_factor", 0);
                 s.high_frequency = in.number("high_freq_factor", 0);
                 return;
             case yarn:
                 s.original_positions = original_positions();
-                s.factor = in.number("factor", derived_factor(s.original_positions));
+                s.factor = in.number("factor", derived_factor(s.original_positions), kFactor);
                 s.beta_fast = in.number("beta_fast", 32);
                 s.beta_slow = in.number("beta_slow", 1);
                 s.truncate = in.flag("truncate", true);
@@ -320,9 +336,10 @@ struct RopeReader {
                 return;
             case longrope:
                 s.original_positions = original_positions();
-                s.factor = in.number("factor", static_cast<double>(context) / s.original_positions);
-                s.short_factors = in.numbers("short_factor", shape.head_dim / 2);
-                s.long_factors = in.numbers("long_factor", shape.head_dim / 2);
+                s.factor = in.number("factor", static_cast<double>(context) / s.original_positions,
+                                     kFactor);
+                s.short_factors = in.numbers("short_factor", shape.head_dim / 2, kFactor);
+                s.long_factors = in.numbers("long_factor", shape.head_dim / 2, kFactor);
                 s.amplitude = longrope_amplitude(in, s);
                 return;
         }
@@ -353,7 +370,7 @@ void check_spellings(const Reader& in) {
 void check_angles(const Reader& in, const char* key, int64_t context, const Shape& shape) {
     for (const int64_t sequence : {int64_t{1}, context}) {
         const RopeTable table = rope_table(shape, sequence);
-        const auto finite = [](double value) { return std::isfinite(value); };
+        const auto finite = [](double value) { return std::isfinite(static_cast<float>(value)); };
         if (finite(table.amplitude) && std::ranges::all_of(table.frequencies, finite)) continue;
         in.refuse(key, "these settings of RoPE give no finite angles", in.at(key), "",
                   "check rope_theta, factor and original_max_position_embeddings");
@@ -368,7 +385,7 @@ void read_rope(const Reader& in, const std::string& where, int64_t context, Shap
     const json& settings = in.at(key);
     if (!settings.is_null() && !settings.is_object())
         in.refuse(key, "wrong type of value", settings, "an object");
-    shape.rope_theta = in.number("rope_theta", 10000);
+    shape.rope_theta = in.number("rope_theta", 10000, kTheta);
     const json given = settings.is_null() ? json::object() : settings;
     for (const auto& [name, value] : given.items()) {
         if (value.is_object())
@@ -376,7 +393,7 @@ void read_rope(const Reader& in, const std::string& where, int64_t context, Shap
     }
     const std::string place = where + ": " + key;
     const Reader inner(given, place);
-    if (newer) shape.rope_theta = inner.number("rope_theta", shape.rope_theta);
+    if (newer) shape.rope_theta = inner.number("rope_theta", shape.rope_theta, kTheta);
     RopeReader{inner, in, context}.read(shape);
     check_angles(in, key, context, shape);
 }
@@ -415,7 +432,7 @@ void read_sizes(const Reader& in, const Keys& keys, Shape& s) {
                      ? s.heads
                      : in.integer(keys.kv_heads, usual_kv_heads ? s.heads : keys.absent_kv_heads);
     s.intermediate = in.integer(keys.inner, keys.classic ? 4 * s.hidden : 0);
-    s.norm_eps = in.number(keys.eps, keys.default_eps);
+    s.norm_eps = in.number(keys.eps, keys.default_eps, kEpsilon);
     const bool usual_head_dim = keys.absent_head_dim == 0 || in.has("head_dim");
     if (usual_head_dim && in.at("head_dim").is_null() && s.hidden % s.heads != 0)
         in.refuse(keys.heads, "the hidden width is not divisible by the heads", s.heads,
@@ -496,7 +513,7 @@ Description read_description(std::string_view text, const std::string& where) {
     s.mlp_bias = in.biased(keys.mlp_bias, "mlp_bias");
     s.head_norms = keys.head_norms;
     s.windows = windows_of(in, keys.window, s.layers);
-    s.initial_deviation = in.number_or_zero("initializer_range", 0.02);
+    s.initial_deviation = in.number_or_zero("initializer_range", 0.02, kDeviation);
     s.smaller_residuals = keys.classic;
     // transformers' gpt2 has an embedding without padding.
     if (!keys.classic) s.padding_token = padding_token(in, s.vocab);

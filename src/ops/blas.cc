@@ -3,12 +3,16 @@
 // first choice is a poor one.
 #include "blas.h"
 
+#ifdef __x86_64__
+#include <cpuid.h>
+#endif
 #include <dlfcn.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cctype>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -23,6 +27,19 @@
 
 namespace ferry::ops {
 
+#ifdef __x86_64__
+namespace {
+
+// Which later processors of the same maker lack.
+bool has_3dnow() {
+    constexpr unsigned kExtended = 0x80000001, kBit = 1U << 31;
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid(kExtended, &a, &b, &c, &d) != 0 && (d & kBit) != 0;
+}
+
+}  // namespace
+#endif
+
 // By what their instructions need, the widest first. Those written for one maker's processors need
 // that maker's instructions.
 std::vector<BlasCore> blas_cores() {
@@ -36,6 +53,7 @@ std::vector<BlasCore> blas_cores() {
     const bool fma4 = avx && __builtin_cpu_supports("fma4");
     const bool sse4_1 = __builtin_cpu_supports("sse4.1") != 0;
     const bool ssse3 = __builtin_cpu_supports("ssse3") != 0;
+    const bool sse3 = __builtin_cpu_supports("sse3") != 0;
     const bool sse4a = __builtin_cpu_supports("sse4a") != 0;
     return {{"Sapphirerapids", bf16},
             {"Cooperlake", bf16},
@@ -55,9 +73,9 @@ std::vector<BlasCore> blas_cores() {
             {"Nano", ssse3},
             {"Barcelona", sse4a},
             {"Bobcat", sse4a},
-            {"Opteron_SSE3", false},  // with 3DNow!, which later processors lack
-            {"Opteron", false},
-            {"Prescott", __builtin_cpu_supports("sse3") != 0}};
+            {"Opteron_SSE3", has_3dnow() && sse3},
+            {"Opteron", has_3dnow()},
+            {"Prescott", sse3}};
 #else
     return {};
 #endif
@@ -148,6 +166,28 @@ Function* symbol(void* library, const char* name) {
     return reinterpret_cast<Function*>(dlsym(library, name));
 }
 
+// OpenBLAS takes whatever kernels are named, in letters of either case, and the first product would
+// end the process. Of a name that it does not know it says so itself.
+void require_instructions(std::string_view named) {
+    const auto is_named = [named](const BlasCore& core) {
+        return std::ranges::equal(core.name, named, [](unsigned char one, unsigned char other) {
+            return std::tolower(one) == std::tolower(other);
+        });
+    };
+    const std::vector<BlasCore> cores = blas_cores();
+    const auto core = std::ranges::find_if(cores, is_named);
+    if (core == cores.end() || core->runs) return;
+    std::string others;
+    for (const BlasCore& other : cores)
+        if (other.runs) others += (others.empty() ? "" : ", ") + other.name;
+    throw Error(Trouble::usage,
+                {.what = "OpenBLAS is to run kernels that this processor has no instructions for",
+                 .where = kChoice,
+                 .measured = core->name,
+                 .limit = others,
+                 .remedy = "unset it, or name one of those"});
+}
+
 class Library {
 public:
     // Throws where there is none. One that another part of the process has loaded is taken as it
@@ -161,6 +201,7 @@ public:
             return;
         }
         const char* const said = std::getenv(kChoice);
+        if (said != nullptr) require_instructions(said);
         open({});
         if (said != nullptr) given_ = std::string(kChoice) + " says so";
         if (said != nullptr) return;

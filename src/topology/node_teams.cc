@@ -39,6 +39,17 @@ void start_workers(int threads) {
 
 }  // namespace
 
+void require_a_core(const Topology& machine) {
+    for (const NumaNode& node : machine.nodes)
+        if (!without(node.cores, machine.reserved).empty()) return;
+    throw Error(Trouble::usage,
+                {.what = "every core is reserved for I/O and copies; none is left to compute on",
+                 .where = "reserved_cores",
+                 .measured = std::to_string(machine.reserved.size()) + " reserved cores",
+                 .limit = std::to_string(machine.cores()) + " cores of this process",
+                 .remedy = "reserve fewer cores"});
+}
+
 struct NodeTeams::WorkerLimit {
     explicit WorkerLimit(size_t most)
         : control(tbb::global_control::max_allowed_parallelism, most) {}
@@ -55,6 +66,7 @@ int node_of(const void* address) {
 
 NodeTeams::NodeTeams(const Topology& machine, int threads) {
     FERRY_CHECK(threads >= 1 && !machine.nodes.empty(), std::to_string(threads));
+    require_a_core(machine);
     std::vector<std::vector<int>> cores;
     int64_t all = 0;
     for (const NumaNode& node : machine.nodes) {
@@ -63,14 +75,6 @@ NodeTeams::NodeTeams(const Topology& machine, int threads) {
         all += static_cast<int64_t>(left.size());
         os_index_.push_back(node.os_index);
         cores.push_back(std::move(left));
-    }
-    if (cores.empty()) {
-        throw Error(
-            Trouble::usage,
-            {.what = "every core is reserved for I/O and copies; none is left to compute on",
-             .measured = std::to_string(machine.reserved.size()) + " reserved cores",
-             .limit = std::to_string(machine.cores()) + " cores of this process",
-             .remedy = "reserve fewer cores"});
     }
     const bool pinned = cores.size() > 1 || !machine.reserved.empty();
     int64_t before = 0;
@@ -97,8 +101,9 @@ NodeTeams::NodeTeams(const Topology& machine, int threads) {
     std::vector<int> everywhere;
     for (const std::vector<int>& mine : cores)
         everywhere.insert(everywhere.end(), mine.begin(), mine.end());
-    all_ = machine.reserved.empty() ? std::make_unique<Team>(threads)
-                                    : std::make_unique<Team>(threads, everywhere);
+    // Its workers are those that were started.
+    const auto where = machine.reserved.empty() ? std::span<const int>() : std::span(everywhere);
+    all_.reset(new Team(threads, where, 1));
     all_->arena_->first_worker = workers;
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "arena.h"
+#include "base/process_limits.h"
 #include "ferry/error.h"
 #include "ferry/executor.h"
 
@@ -25,6 +26,9 @@ cpu_set_t set_of(std::span<const int> cores) {
     for (const int core : cores) CPU_SET(static_cast<size_t>(core), &set);
     return set;
 }
+
+// More workers than processors would only be a warning of TBB's.
+int at_once(int threads) { return std::min(threads, tbb::info::default_concurrency()); }
 
 // A thread may enter a second arena from within the first.
 thread_local std::vector<cpu_set_t> affinity_before;
@@ -65,15 +69,17 @@ Timesheet::~Timesheet() { topology::noted = {}; }
 
 Team::Team(int threads) : Team(threads, {}) {}
 
-Team::Team(int threads, std::span<const int> cores) : Team(threads, cores, 1) {}
+Team::Team(int threads, std::span<const int> cores) : Team(threads, cores, 1) {
+    // TBB starts its workers when a loop first wants them, and then has no word for the limit.
+    if (topology::at_once(threads) > 1)
+        require_threads(topology::at_once(threads) - 1, "workers of the team");
+}
 
 Team::Team(int threads, std::span<const int> cores, int callers) {
     FERRY_CHECK(threads >= 1, std::to_string(threads));
-    // More workers than processors would only be a warning of TBB's.
-    const int at_once = std::min(threads, tbb::info::default_concurrency());
     arena_ = std::make_unique<Arena>();
     arena_->threads = threads;
-    arena_->arena.initialize(at_once, static_cast<unsigned>(callers));
+    arena_->arena.initialize(topology::at_once(threads), static_cast<unsigned>(callers));
     if (cores.empty()) return;
     arena_->arena.initialize();
     arena_->pin.emplace(arena_->arena, cores);

@@ -47,6 +47,9 @@ int node_of_device(const Topology& machine, std::string_view name);
 // there is none: tmpfs, a network, a file system with device numbers of its own.
 int node_of_path(const Topology& machine, const std::string& path);
 
+// Throws usage where every core is reserved.
+void require_a_core(const Topology& machine);
+
 // What was found, as a line of the log.
 std::string describe(const Topology& machine);
 

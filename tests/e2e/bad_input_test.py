@@ -3,6 +3,7 @@ and with the exit code of its kind."""
 
 import json
 import os
+import platform
 import pty
 import re
 import resource
@@ -81,6 +82,19 @@ class ConfigurationTest(BadInputTest):
         self.assert_refused(run, USAGE, "driver is too old", "knows CUDA 11.4", "built with CUDA 1",
                             "update the driver")
 
+    @unittest.skipUnless(platform.machine() == "x86_64", "OpenBLAS's kernels are named for x86-64")
+    def test_kernels_that_this_processor_has_no_instructions_for(self):
+        with open("/proc/cpuinfo", encoding="ascii") as file:
+            flags = re.search(r"^flags\s*: (.*)$", file.read(), re.M)[1].split()
+        tried = 0
+        for core, flag in (("Bulldozer", "fma4"), ("bulldozer", "fma4"), ("Opteron", "3dnow"), ("SkylakeX", "avx512f")):
+            if flag in flags:
+                continue
+            run = self.train(self.config(steps=1), env={**os.environ, "OPENBLAS_CORETYPE": core})
+            self.assert_refused(run, USAGE, "no instructions for", "OPENBLAS_CORETYPE", "unset it")
+            tried += 1
+        self.assertGreater(tried, 0)
+
     def test_broken_files_and_command_lines(self):
         broken = self.path("broken.json")
         with open(broken, "w", encoding="utf-8") as file:
@@ -107,6 +121,28 @@ class ConfigurationTest(BadInputTest):
                        "tie_word_embeddings": False, "max_position_embeddings": 64}, file)
         with open(os.path.join(model, "model.safetensors.index.json"), "w", encoding="utf-8") as file:
             json.dump({"weight_map": {"model.norm.weight": "\x1b[2Jb.safetensors"}}, file)
+        printed = "c\x1b[2J\u009b\x7f.bin"  # by who succeeds
+        drive = self.path("drive\x1b[2J\u009b\x7f\nforged: line")
+        os.mkdir(drive)
+        steered = self.config(data__tokens=self.path(printed), budgets__host="300KiB",
+                              budgets__nvme=[{"path": drive, "size": "64MiB"}])
+        config = self.command(steered)[1]
+        hosts = self.path("evil-hosts")
+        with open(hosts, "w", encoding="ascii") as file:
+            file.write("localhost slots=1\n")
+        commands = [["plan", config, "--no-forecast"], ["data", self.path("text.txt"), "-o", self.path(printed)],
+                    ["data", self.path("text.txt"), "-o", self.path(printed), "--json"],
+                    ["plan", config, "--no-forecast"], ["plan", config, "--json"], ["train", config, "--no-bound"],
+                    ["bench", "io", drive, "--size", "64MiB", "--seconds", "0.01", "--modes", "read"],
+                    ["launch", config, "--hostfile", hosts, "--dry-run", "--", "--weights-out", self.path(printed)]]
+        for command in commands:
+            run = self.ferry(*command)
+            self.assertEqual(run.code, 0, run.err)
+            for text in (run.out, run.err):
+                for byte in ("\x1b", "\x7f", "\u009b", "\nforged"):
+                    self.assertNotIn(byte, text, command)
+        self.assertEqual(subprocess.run(["bash", "-c", "printf '%s\\n' " + run.out.strip()], capture_output=True,
+                                        text=True, check=True).stdout.splitlines()[-1], self.path(printed))
         for run, shown in ((self.ferry("train", self.path(evil)), "c\\x1b]0;pwn\\x07\\xc2\\x9b2J.json"),
                            (self.ferry("data", self.path(evil), "-o", self.path("new.bin")), "\\x1b]0;"),
                            (self.train(self.config(model={"path": model})), "\\x1b[2Jb.safetensors")):
@@ -410,6 +446,10 @@ class DoesNotFitTest(BadInputTest):
 
     def as_nobody(self, most, **changes):
         """Trains as a user who may have so many threads and processes."""
+        return self.train(self.config(steps=2, **changes), **self.nobody(most))
+
+    def nobody(self, most):
+        """How to run as that user."""
         options, nobody = {}, 65534
         if os.geteuid() == 0:
             os.chmod(self.dir, 0o755)
@@ -419,7 +459,7 @@ class DoesNotFitTest(BadInputTest):
 
         def limit():
             resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
-        return self.train(self.config(steps=2, **changes), preexec_fn=limit, **options)
+        return {"preexec_fn": limit, **options}
 
     def test_threads_that_cannot_be_started(self):
         for most in range(1, 40):
@@ -429,6 +469,90 @@ class DoesNotFitTest(BadInputTest):
             self.assert_refused(run, DOES_NOT_FIT, "thread", f"{most} processes and threads of the user (ulimit -u)")
         self.assertEqual(run.code, 0, run.err)
         self.assertGreater(most, 1)
+
+    def test_too_few_threads_leave_nothing_behind(self):
+        """However far a start comes: it names the limit, and the next one is not in its way."""
+        path = self.path("nobodys-nvme")
+        os.mkdir(path)
+        os.chmod(path, 0o777)
+        for most in range(1, 60):
+            run = self.as_nobody(most, budgets__host="300KiB", budgets__nvme=[{"path": path, "size": "64MiB"}])
+            self.assertEqual(os.listdir(path), [], most)
+            if run.code == 0:
+                break
+            self.assert_refused(run, DOES_NOT_FIT, f"{most} processes and threads of the user (ulimit -u)")
+        self.assertEqual(run.code, 0, run.err)
+
+    def test_benches_name_what_bounds_them(self):
+        drive = self.path("bench-drive")
+        os.mkdir(drive)
+        os.chmod(drive, 0o777)
+        io = ["bench", "io", drive, "--size", "64MiB", "--seconds", "0.01"]
+        adam = ["bench", "adam", "--millions", "0.01", "--pairs", "1", "--threads", "2"]
+        for words in (adam, io):
+            for most in range(1, 60):
+                run = self.ferry(*words, **self.nobody(most))
+                self.assertEqual(os.listdir(drive), [], most)
+                if run.code == 0:
+                    break
+                self.assertEqual(run.code, DOES_NOT_FIT, run.err)
+                self.assertIn(f"{most} processes and threads of the user (ulimit -u)", run.err)
+            self.assertEqual(run.code, 0, run.err)
+
+    def test_too_few_open_files(self):
+        """Of commands that read and write some; below that the loader opens no library."""
+        drive, model = self.path("few-drive"), self.path("few-model")
+        os.mkdir(drive)
+        self.assert_trained(self.train(self.config(steps=1), "--export", model, "--weights-out", self.path("few.safetensors")))
+        commands = [["data", self.path("text.txt"), "-o", self.path("few.bin")],
+                    ["eval", model, self.path("tokens.bin"), "--set", "batch.sequence=32"],
+                    ["export", self.command(self.config(steps=1))[1], self.path("few.safetensors"), self.path("few-export")],
+                    ["bench", "io", drive, "--size", "64MiB", "--seconds", "0.01"]]
+        for words in commands:
+            named = 0
+            for most in range(3, 60):
+                def limit(most=most):
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+                run = self.ferry(*words, preexec_fn=limit)
+                self.assertEqual(os.listdir(drive), [], (most, run.err))
+                if run.code == 0:
+                    break
+                if not run.err.startswith("ferry: ") and "\nferry: " not in run.err:
+                    continue  # the loader's words
+                self.assertIn(f"{most} open files of the process (ulimit -n)", run.err)
+                self.assertIn("raise", run.err)
+                named += 1
+            self.assertEqual(run.code, 0, run.err)
+            self.assertGreater(named, 0, words)
+
+    def test_files_larger_than_the_process_may_write(self):
+        def limit():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        config = self.config(steps=2)
+        for words in (["data", self.path("text.txt"), "-o", self.path("large.bin")],
+                      *([*self.command(config), option, self.path("large" + option)]
+                        for option in ("--weights-out", "--export", "--trace"))):
+            run = self.ferry(*words, preexec_fn=limit)
+            self.assertEqual(run.code, IO, run.err)
+            self.assertIn("limit:    4096 bytes in a file of the process's (ulimit -f)", run.err)
+            self.assertNotIn("free more", run.err)
+
+    def test_address_space_of_benches(self):
+        """The limit stands in the error with its value, wherever memory ends."""
+        words = ["bench", "adam", "--millions", "64", "--pairs", "1", "--threads", "1"]
+        named = 0
+        for mib in range(512, 16384, 192):
+            def limit(mib=mib):
+                resource.setrlimit(resource.RLIMIT_AS, (mib << 20, mib << 20))
+            run = self.ferry(*words, preexec_fn=limit)
+            if run.code == 0:
+                break
+            if run.err.startswith("ferry: "):  # else the loader's words
+                self.assertEqual(run.code, DOES_NOT_FIT, run.err)
+                self.assertIn("of address space for the process (ulimit -v)", run.err)
+                named += 1
+        self.assertEqual(run.code, 0, run.err)
+        self.assertGreater(named, 0)
 
     def test_threads_beyond_the_control_group(self):
         group = f"/sys/fs/cgroup/pids/ferry-test-{os.getpid()}"
@@ -580,6 +704,15 @@ class DataTest(BadInputTest):
 
     def test_too_short(self):
         self.refused(USAGE, ["tokens.bin"], batch__sequence=100000)
+
+    def test_a_plan_refuses_what_a_run_would(self):
+        for changes in ({"batch__sequence": 50000}, {"data__held_back": 0.999999}, {"evaluate__micro_batches": 10000},
+                        {"reserved_cores": [65000]}, {"reserved_cores": sorted(os.sched_getaffinity(0))}):
+            words = self.command(self.config(**changes))
+            train, plan = self.ferry(*words), self.ferry("plan", words[1], "--no-forecast")
+            self.assert_refused(train, USAGE)
+            self.assert_refused(plan, USAGE)
+            self.assertEqual(plan.err.splitlines()[-5:], train.err.splitlines()[-5:])
 
     def test_less_held_back_than_evaluated(self):
         run = self.refused(USAGE, ["evaluate.micro_batches", "10000 asked for", "held back"],
@@ -794,6 +927,57 @@ class WeightsOutTest(BadInputTest):
         self.assertIn("Broken pipe", said)
         self.assertEqual(os.listdir(self.path("nvme")), [])
 
+    def test_results_do_not_depend_on_standard_output(self):
+        """Weights, export, trace and durable state are those of a run whose output is read."""
+        def outputs(kind):
+            names = [self.path(f"{kind}.{name}") for name in ("safetensors", "exported", "trace")]
+            return names, ["--weights-out", names[0], "--export", names[1], "--trace", names[2]]
+
+        config = self.config(steps=60, evaluate__every=4, evaluate__micro_batches=1, hash_every="step")
+        names, options = outputs("read")
+        self.assert_trained(self.train(config, *options))
+        with open(names[0], "rb") as file:
+            whole = file.read()
+        for kind in ("gone", "full", "text"):
+            with self.subTest(kind=kind):
+                names, options = outputs(kind)
+                words = [FERRY, *self.command(config, *options)]
+                if kind == "text":
+                    words.remove("--json")
+                said = self.unread(words, kind)
+                with open(names[0], "rb") as file:
+                    self.assertEqual(file.read(), whole)
+                self.assertIn("model.safetensors", os.listdir(names[1]))
+                with open(names[2], encoding="utf-8") as file:
+                    self.assertTrue(json.load(file)["traceEvents"])
+                self.assertEqual(said.count("nothing more is printed; the work goes on"), 1, said)
+
+    def test_durable_state_does_not_depend_on_standard_output(self):
+        volume = self.path("unread-nvme")
+        os.mkdir(volume)
+        config = self.config(steps=12, budgets__host="300KiB", checkpoint__durable_steps=True,
+                             schedule__kind="constant", schedule__warmup_steps=0,
+                             budgets__nvme=[{"path": volume, "size": "64MiB"}])
+        self.unread([FERRY, *self.command(config)], "gone")
+        config["steps"] = 14
+        resumed = self.train(config, "--resume")
+        self.assert_trained(resumed)
+        self.assertEqual([step["step"] for step in resumed.steps][-2:], [13, 14])
+
+    def unread(self, words, kind):
+        """What the run says on standard error: of its output nobody reads more than a line."""
+        full = open("/dev/full", "w", encoding="utf-8") if kind != "gone" else None
+        with subprocess.Popen(words, stdout=full or subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+            if full:
+                full.close()
+            else:
+                run.stdout.readline()
+                run.stdout.close()
+            said = run.stderr.read()
+        self.assertEqual(run.returncode, IO, said)
+        self.assertIn("what ferry printed could not be written", said)
+        self.assertIn("Broken pipe" if kind == "gone" else "No space left", said)
+        return said
 
     def test_replaces_nothing_but_weights(self):
         for name in ("tokens.bin", "text.txt"):

@@ -12,7 +12,7 @@ import stat
 import subprocess
 import unittest
 
-from harness import FERRY, IO, USAGE, FerryTest, Run
+from harness import FERRY, IO, USAGE, FerryTest, Run, start
 
 BAD_SECTOR = os.path.join(os.environ.get("FERRY_BUILD_DIR", ""), "libbad_sector.so")
 
@@ -27,7 +27,7 @@ class TokensUnderARunTest(FerryTest):
     def while_it_trains(self, change):
         """A run whose token file is changed after some of its steps."""
         command = self.command(self.config(data__tokens=self.file, steps=self.STEPS))
-        process = subprocess.Popen([FERRY, *command], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process = start([FERRY, *command])
         out = ""
         while out.count('"loss"') < 3:
             out += process.stdout.readline()
@@ -298,8 +298,7 @@ class OutputsTest(FerryTest):
     def test_two_runs_that_export_to_one_directory(self):
         out = self.path("exported")
         os.mkdir(out)
-        first = subprocess.Popen([FERRY, *self.command(self.config(steps=100000)), "--export", out], text=True,
-                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        first = start([FERRY, *self.command(self.config(steps=100000)), "--export", out])
         first.stdout.readline()
         second = self.train(self.config(steps=1), "--export", out)
         self.assertEqual(second.code, USAGE, second.err)
@@ -356,8 +355,7 @@ class OutputsTest(FerryTest):
 
     def while_it_runs(self, change, *arguments):
         """A run of two steps and more, and what happened between the first one and its end."""
-        process = subprocess.Popen([FERRY, *self.command(self.config(steps=100000)), *arguments], text=True,
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process = start([FERRY, *self.command(self.config(steps=100000)), *arguments])
         out = process.stdout.readline()
         change()
         process.send_signal(signal.SIGINT)
@@ -415,8 +413,7 @@ class OutputsTest(FerryTest):
                              checkpoint__durable_steps=True, schedule__kind="constant", schedule__warmup_steps=0)
         for durable, words in ((True, "--resume with --weights-out or --export"), (False, "durable_steps keeps them")):
             config["checkpoint"]["durable_steps"] = durable
-            process = subprocess.Popen([*through, FERRY, *self.command({**config, "steps": 100000}), "--export", out],
-                                       text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            process = start([*through, FERRY, *self.command({**config, "steps": 100000}), "--export", out])
             printed = process.stdout.readline()
             os.rmdir(out)
             os.chmod(above, 0o555)

@@ -10,7 +10,7 @@ import subprocess
 import unittest
 import xml.etree.ElementTree
 
-from harness import DOES_NOT_FIT, FERRY, USAGE, FerryTest
+from harness import DOES_NOT_FIT, FERRY, USAGE, FerryTest, start
 
 EXAMPLE = os.path.join(os.path.dirname(__file__), "../../examples/3b_gpu.json")
 SAVED = os.path.join(os.path.dirname(__file__), "machine_h100.json")
@@ -327,8 +327,7 @@ class PlanTest(ForecastTest):
         self.assertEqual(refused.code, DOES_NOT_FIT)
         enough = int(re.search(r"to ([0-9]+) in all", refused.err).group(1))
         self.assertEqual(self.train(with_size(enough - 1)).code, DOES_NOT_FIT)
-        process = subprocess.Popen([FERRY, *self.command(with_size(enough))], text=True,
-                                   stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        process = start([FERRY, *self.command(with_size(enough))], stderr=subprocess.DEVNULL)
         self.addCleanup(process.communicate)
         self.addCleanup(process.kill)
         self.assertIn("loss", process.stdout.readline())

@@ -58,6 +58,48 @@ class Run:
         return [{key: step[key] for key in kept} for step in self.steps], self.hashes
 
 
+class Lines:
+    """The end of a pipe, read line by line without a buffer: what a buffer holds communicate() would not see."""
+
+    encoding, errors = "utf-8", "strict"
+
+    def __init__(self, file):
+        self._file = file  # which owns the descriptor, and is never read from
+
+    def fileno(self):
+        return self._file.fileno()
+
+    def close(self):
+        self._file.close()
+
+    @property
+    def closed(self):
+        return self._file.closed
+
+    def readline(self):
+        line = b""
+        while not line.endswith(b"\n"):
+            byte = os.read(self.fileno(), 1)
+            if not byte:
+                break
+            line += byte
+        return line.decode()
+
+    def read(self):
+        return "".join(self)
+
+    def __iter__(self):
+        return iter(self.readline, "")
+
+
+def start(words, **options):
+    """A process beside the test, which reads some of its lines and communicate()s later."""
+    process = subprocess.Popen(words, text=True, stdout=subprocess.PIPE,
+                               **{"stderr": subprocess.PIPE, **options})
+    process.stdout = Lines(process.stdout)
+    return process
+
+
 def write_text(path, count):
     """Words with a skewed distribution: a loss that falls, gradients that vary."""
     rng = random.Random(5)
@@ -175,8 +217,7 @@ class DriveTest(FerryTest):
 
     def start_ferry(self, *words, through=()):
         """Runs beside the test, which may send it a signal."""
-        process = subprocess.Popen([*through, FERRY, *words], text=True, stdout=subprocess.PIPE,
-                                   stderr=subprocess.PIPE)
+        process = start([*through, FERRY, *words])
         self.addCleanup(process.communicate)
         self.addCleanup(process.kill)
         return process

@@ -9,10 +9,9 @@ import resource
 import shutil
 import signal
 import struct
-import subprocess
 import unittest
 
-from harness import DIVERGED, FERRY, IO, USAGE, FerryTest
+from harness import DIVERGED, FERRY, IO, USAGE, FerryTest, start
 
 MODELS = pathlib.Path(__file__).resolve().parents[1] / "golden" / "hf"
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gpt2")
@@ -174,7 +173,7 @@ class RoundTripTest(HfTest):
         """A run whose model's directory is changed after some of its steps; what it said, and its export."""
         out = self.path(f"export{len(os.listdir(self.dir))}")
         command = self.command(self.config_for(model, steps=100000), "--export", out)
-        process = subprocess.Popen([FERRY, *command], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process = start([FERRY, *command])
         process.stdout.readline()
         change()
         process.send_signal(signal.SIGINT)

@@ -6,12 +6,11 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
 import unittest
 
-from harness import FERRY, USAGE, FerryTest
+from harness import FERRY, USAGE, FerryTest, start
 
 LOST = 6
 
@@ -100,9 +99,8 @@ sys.exit({code})
 
     def running(self, config, until, *arguments):
         """The process, once it has printed that."""
-        process = subprocess.Popen(
-            [FERRY, "launch", "--hostfile", self.hostfile("localhost slots=2\n"), config, *arguments],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.environment())
+        process = start([FERRY, "launch", "--hostfile", self.hostfile("localhost slots=2\n"), config, *arguments],
+                        env=self.environment())
         self.addCleanup(process.communicate)
         self.addCleanup(process.kill)
         for line in process.stdout:
@@ -165,6 +163,11 @@ class HostfileTest(LaunchTest):
     def test_words_are_quoted_for_the_shell(self):
         line = self.line("a slots=1\n", "--", "--set", "data.tokens=it's here")
         self.assertIn(r"'data.tokens=it'\''s here'", line)
+
+    def test_a_long_hostfile(self):
+        """Forty thousand hosts: who compares each with each is not done when the harness gives up."""
+        hosts = "".join(f"host-{i} slots=1\n" for i in range(40000))
+        self.refused(hosts + "host-39999 slots=2\n", ["stands twice", "line 40001"])
 
     def test_hostfiles_that_are_not_understood(self):
         for text, line, fault in (("a slots=1\nb\n", 2, "no slots"),
@@ -375,10 +378,8 @@ class TrainingTest(LaunchTest):
 
     def test_a_killed_rank_is_the_one_that_was_lost(self):
         config = self.command(self.config(steps=100000, batch__micro_batches=2))[1]
-        process = subprocess.Popen(
-            [FERRY, "launch", "--hostfile", self.hostfile("localhost slots=2\n"), config, "--", "--json",
-             "--no-bound"],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.environment())
+        process = start([FERRY, "launch", "--hostfile", self.hostfile("localhost slots=2\n"), config, "--",
+                         "--json", "--no-bound"], env=self.environment())
         self.addCleanup(process.communicate)
         self.addCleanup(process.kill)
         for line in process.stdout:

@@ -11,7 +11,7 @@ import threading
 import time
 import unittest
 
-from harness import FERRY, IO, USAGE, FerryTest
+from harness import FERRY, IO, USAGE, FerryTest, start
 
 MIB = 1 << 20
 
@@ -271,8 +271,7 @@ class EndTest(FerryTest):
     def start(self, **changes):
         config = self.config(budgets__host="200KiB", budgets__nvme=[self.nvme()], steps=1000000,
                              evaluate__micro_batches=1, **changes)
-        process = subprocess.Popen([FERRY, *self.command(config)], text=True,
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process = start([FERRY, *self.command(config)])
         self.addCleanup(process.communicate)
         self.addCleanup(process.kill)
         return process
@@ -287,9 +286,8 @@ class EndTest(FerryTest):
         return lines
 
     def assert_interrupted(self, process, steps):
-        # communicate() would read past what readline() left in the buffer, and lose it.
-        out, err = process.stdout.read(), process.stderr.read()
-        self.assertEqual(process.wait(timeout=30), 0, err)
+        out, err = process.communicate(timeout=30)
+        self.assertEqual(process.returncode, 0, err)
         lines = [json.loads(line) for line in out.splitlines()]
         steps += [line for line in lines if "loss" in line]
         summary = next(line["summary"] for line in lines if "summary" in line)

@@ -11,7 +11,7 @@ import subprocess
 import time
 import unittest
 
-from harness import DOES_NOT_FIT, FERRY, IO, USAGE, FerryTest
+from harness import DOES_NOT_FIT, FERRY, IO, USAGE, FerryTest, start
 
 RANK_LOST = 6
 MODELS = pathlib.Path(__file__).resolve().parents[1] / "golden" / "hf"
@@ -361,8 +361,7 @@ class Ranks(FerryTest):
 
     def start(self, number, config, *arguments):
         command = self.command(config, *arguments)
-        process = subprocess.Popen([*MPIRUN, "-n", str(number), FERRY, *command], text=True,
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT)
+        process = start([*MPIRUN, "-n", str(number), FERRY, *command], env=ENVIRONMENT)
         self.addCleanup(process.communicate)
         self.addCleanup(process.kill)
         line = process.stdout.readline()  # a step has ended: all ranks are at work

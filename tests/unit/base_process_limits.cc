@@ -108,6 +108,22 @@ TEST(Limits, ASmallStackIsRefusedWithItsSize) {
     }
 }
 
+TEST(Limits, AnErrnoNamesItsLimitWithItsValue) {
+    rlimit before{};
+    ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+    const rlimit low{.rlim_cur = 123456, .rlim_max = before.rlim_max};
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &low), 0);
+    const std::string size = limit_behind(EFBIG);
+    setrlimit(RLIMIT_FSIZE, &before);
+    EXPECT_THAT(size, HasSubstr("123456"));
+    EXPECT_THAT(size, HasSubstr("ulimit -f"));
+    EXPECT_THAT(limit_behind(EMFILE), HasSubstr("ulimit -n"));
+    EXPECT_EQ(limit_behind(ENOENT), "");
+    EXPECT_EQ(trouble_of_reading(ENOENT), Trouble::usage);
+    EXPECT_EQ(trouble_of_reading(EMFILE), Trouble::does_not_fit);
+    EXPECT_EQ(trouble_of_reading(EIO), Trouble::io);
+}
+
 // Kernels need it, whatever ulimit -s says.
 TEST(Limits, LanesHaveTheStackThatKernelsNeed) {
     pthread_attr_t attributes;

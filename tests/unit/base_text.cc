@@ -30,6 +30,14 @@ TEST(Text, ShowsWhatIsPrintableAndNamesOtherBytes) {
     EXPECT_EQ(in_quotes("two"), "\"two\"");
 }
 
+TEST(Text, WhatIsPrintedKeepsItsLinesAndSteersNothing) {
+    EXPECT_EQ(printable("one\ntwo\x1b[2J\n"), "one\ntwo\\x1b[2J\n");
+    EXPECT_EQ(one_line(std::string(1000, 'x') + "\n\x1b"), std::string(1000, 'x') + "\\n\\x1b");
+    EXPECT_EQ(printable(std::string(1000, 'x')), std::string(1000, 'x'));
+    EXPECT_EQ(json_escaped("{\"a\":\"\x7f\u009b2J\u00fc\"}\n"),
+              "{\"a\":\"\\u007f\\u009b2J\u00fc\"}\n");
+}
+
 TEST(Text, CutsWhatIsLongBetweenCharacters) {
     std::string text = "begin";
     for (int i = 0; i < 100'000; ++i) text += "\u00fc";

@@ -390,6 +390,20 @@ TEST_F(WeightsTest, types_that_are_no_weights_are_listed_but_not_read) {
     EXPECT_EQ(weights.find("m")->dtype, "BOOL");
 }
 
+// A library may save a tensor without elements; whoever asks for another shape says so.
+TEST_F(WeightsTest, a_tensor_without_elements_is_one) {
+    const std::pair<const char*, size_t> shapes[] = {
+        {"[0]", 1}, {"[3,0]", 2}, {"[0,4611686018427387904,4611686018427387904]", 3}};
+    for (const auto& [shape, sides] : shapes) {
+        const std::string none =
+            std::string(R"("m":{"dtype":"F32","data_offsets":[8,8],"shape":)") + shape + "}";
+        const Weights weights(write("x.safetensors", with(none), 8));
+        EXPECT_EQ(weights.find("m")->shape.size(), sides);
+    }
+    expect_damaged(with(R"("m":{"dtype":"F32","shape":[0],"data_offsets":[8,12]})"), 12,
+                   {"differ", "4 bytes of F32", "[0]"});
+}
+
 TEST_F(WeightsTest, nothing_to_read) {
     expect_refused(directory, Trouble::usage, {"model.safetensors", "No such file"});
     std::ofstream(path("pytorch_model.bin")) << "PK";

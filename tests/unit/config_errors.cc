@@ -44,6 +44,12 @@ TEST_P(Refused, NamesTheKey) {
     EXPECT_LE(message.size(), size_t{2000});
 }
 
+std::string many_paths(int count) {
+    std::string list;
+    for (int i = 0; i < count; ++i) list += (i == 0 ? "\"p" : ", \"p") + std::to_string(i) + '"';
+    return "budgets.nvme=[" + list + "]";
+}
+
 const Case kCases[] = {
     {"UnknownKey", {"model.hiden=64"}, {"unknown key \"model.hiden\"", "\"model.hidden\""}},
     {"UnknownTopLevel", {"step=1"}, {"unknown key \"step\"", "\"steps\""}},
@@ -120,6 +126,10 @@ const Case kCases[] = {
     {"VolumeSize",
      {"budgets.nvme=[\"a\", {\"path\": \"b\", \"size\": 0}]"},
      {"budgets.nvme[1].size", "at least 1 B"}},
+    {"EpsilonThatFp32HasNoRoomFor", {"model.norm_eps=1e300"}, {"model.norm_eps", "at most 1"}},
+    {"EpsilonThatIsZeroInFp32", {"model.norm_eps=1e-300"}, {"model.norm_eps", "at least 1e-30"}},
+    {"ThetaThatTurnsNothing", {"model.rope_theta=1e300"}, {"model.rope_theta", "at most 1e+15"}},
+    {"MorePathsThanAVolumeTakes", {many_paths(1025)}, {"budgets.nvme", "1025 paths", "1024"}},
     {"VolumeTwice", {"budgets.nvme=[\"a\", \"a\"]"}, {"same path twice", "budgets.nvme[1]"}},
     {"HeadsNotDividing", {"model.heads=5"}, {"model.heads", "hidden 64, heads 5", "set heads 4"}},
     {"KvHeads", {"model.kv_heads=3"}, {"model.kv_heads", "heads 4, kv_heads 3", "set kv_heads 2"}},

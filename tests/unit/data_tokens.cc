@@ -111,6 +111,11 @@ TEST_F(Tokens, RefusesWhatIsDamaged) {
         {"longer", [](std::string& s) { s.push_back('x'); }},
         {"checksum", [](std::string& s) { s[80] = static_cast<char>(s[80] ^ 1); }},
         {"header is damaged", [](std::string& s) { s[12] = 3; }},
+        {"flags 2", [](std::string& s) { s[32] = 2; }},
+        {"vocabulary 1073742080", [](std::string& s) { s[19] = 0x40; }},  // 256 and 2^30
+        {"vocabulary 0", [](std::string& s) { s[17] = 0; }},
+        {"last 16 bytes are not all zero", [](std::string& s) { s[63] = 1; }},
+        {"last 16 bytes are not all zero", [](std::string& s) { s[48] = 1; }},
         {"truncated", [](std::string& s) { s[31] = '\xff'; }},  // count near 2^64
         {"outside the vocabulary", [](std::string& s) { s[16] = 99, s[17] = 0; }},
     };

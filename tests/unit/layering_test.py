@@ -272,6 +272,13 @@ class Tree(unittest.TestCase):
         unused = [str(p) for p in texts if p.suffix == ".h" and p.name not in names]
         self.assertEqual(unused, [])
 
+    def test_commands_print_in_one_place(self):
+        """tools/output.h: else what a reader or a full disk does to the output becomes the command's own error, and
+        what a file's name holds reaches the terminal."""
+        printing = re.compile(r"fmt::print|std::cout|(?<![\w:])(?:std::)?(?:printf|puts|putchar)\(")
+        found = [str(path.relative_to(ROOT)) for path in (ROOT / "tools").rglob("*")
+                 if path.suffix in (".cc", ".h") and printing.search(re.sub(r"//.*", "", path.read_text()))]
+        self.assertEqual(found, [])
 
     def test_every_source_is_built(self):
         cmake = (ROOT / "CMakeLists.txt").read_text()

@@ -314,6 +314,25 @@ TEST(HuggingFace, what_is_not_supported_is_named) {
     expect_refused(changed(llama(), {{"rms_norm_eps", 0}}), {"rms_norm_eps"});
     EXPECT_EQ(read(changed(llama(), {{"initializer_range", 0}})).initial_deviation, 0);
     expect_refused(changed(llama(), {{"initializer_range", -1}}), {"initializer_range", "-1"});
+    // fp32 has no room for some of these, and others mean nothing.
+    for (const double eps : {1e300, 1e-300, 1e-39, 2.0})
+        expect_refused(changed(llama(), {{"rms_norm_eps", eps}}),
+                       {"rms_norm_eps", "a number of 1e-30 to 1"});
+    for (const double theta : {1e300, 1e-300, 0.5})
+        expect_refused(changed(llama(), {{"rope_theta", theta}}), {"rope_theta", "1e+15"});
+    for (const double deviation : {1e300, 1e-300, 1000.0})
+        expect_refused(changed(llama(), {{"initializer_range", deviation}}),
+                       {"initializer_range", "1e-12 to 100"});
+    for (const double factor : {1e300, 1e-300, 1e-8}) {
+        for (const char* kind : {"linear", "dynamic", "yarn", "llama3"})
+            expect_refused(
+                changed(llama(), {{"rope_scaling", {{"rope_type", kind}, {"factor", factor}}}}),
+                {"rope_scaling: factor", "1e-06 to 1e+06"});
+    }
+    for (const char* key : {"beta_fast", "beta_slow", "attention_factor"})
+        expect_refused(changed(llama(), {{"rope_scaling",
+                                          {{"rope_type", "yarn"}, {"factor", 2.0}, {key, 1e300}}}}),
+                       {key, "1e+30"});
     expect_refused(changed(llama(), {{"hidden_size", 64.5}}), {"hidden_size", "64.5"});
     expect_refused(changed(llama(), {{"tie_word_embeddings", "yes"}}), {"tie_word_embeddings"});
     expect_refused(changed(llama(), {{"num_hidden_layers", 1000000}}),

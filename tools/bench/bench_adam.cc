@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "adam_plain.h"
+#include "base/process_limits.h"
 #include "ferry/error.h"
 
 namespace ferry::tools {
@@ -28,6 +29,7 @@ public:
             throw Error(Trouble::does_not_fit, {.what = "the system gives no memory for an array",
                                                 .where = "--millions",
                                                 .measured = std::to_string(bytes) + " B",
+                                                .limit = address_space_limit(),
                                                 .remedy = "measure fewer elements"});
         }
         constexpr int64_t kWords = 1 << 16;

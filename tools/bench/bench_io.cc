@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "base/text.h"
 #include "progress.h"
 #include "tools/interrupt.h"
 #include "tools/io_site.h"
@@ -345,7 +346,7 @@ std::string text_of(const IoSettings& settings) {
         "{} ({}): blocks of {}, depth {}, {} ring{}, {}{}\n"
         "  sustained: read {:.2f} GB/s, write {:.2f} GB/s, mixed {:.2f} + {:.2f} GB/s; CPU {:.3f}, "
         "{:.3f}, {:.3f} s/GB\n",
-        settings.path, settings.file_system, format_bytes(settings.block_bytes),
+        one_line(settings.path), settings.file_system, format_bytes(settings.block_bytes),
         settings.queue_depth, settings.rings, settings.rings == 1 ? "" : "s", settings.backend,
         settings.direct ? "" : ", buffered", settings.read.gb_per_s(), settings.write.gb_per_s(),
         static_cast<double>(settings.mixed.bytes_read) / settings.mixed.seconds * 1e-9,

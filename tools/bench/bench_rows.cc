@@ -8,6 +8,7 @@
 #include <ctime>
 #include <fstream>
 
+#include "base/text.h"
 #include "topology/topology.h"
 
 namespace ferry::tools {
@@ -141,7 +142,9 @@ nlohmann::json rows_json(const std::vector<Row>& rows, const std::string& comman
 
 std::string rows_table(const std::vector<Row>& rows, const std::string& reference) {
     size_t width = 0;
-    for (const Row& row : rows) width = std::max(width, row.name.size());
+    std::vector<std::string> names;  // files' may hold anything
+    for (const Row& row : rows) names.push_back(one_line(row.name));
+    for (const std::string& name : names) width = std::max(width, name.size());
     const std::vector<std::string> more = names_of_more(rows);
     std::string out = fmt::format("{:<{}} {:>9} {:<8}", "", width, "ferry", "");
     if (!reference.empty())
@@ -149,8 +152,9 @@ std::string rows_table(const std::vector<Row>& rows, const std::string& referenc
     for (const std::string& name : more)
         out += fmt::format(" {:>{}}", name, std::max<size_t>(10, name.size()));
     out += '\n';
-    for (const Row& row : rows) {
-        out += fmt::format("{:<{}}", row.name, width) + line_of(row, !reference.empty(), more);
+    for (size_t i = 0; i < rows.size(); ++i) {
+        const Row& row = rows[i];
+        out += fmt::format("{:<{}}", names[i], width) + line_of(row, !reference.empty(), more);
         out += '\n';
     }
     return out;

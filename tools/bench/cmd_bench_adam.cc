@@ -16,6 +16,7 @@
 #include "number_options.h"
 #include "tools/commands.h"
 #include "tools/json_line.h"
+#include "tools/output.h"
 #include "topology/topology.h"
 
 namespace ferry::tools {
@@ -150,11 +151,11 @@ void run_adam(const AdamOptions& options) {
         const auto more = compare_deepspeed(what, rows, options.deepspeed);
         rows.insert(rows.end(), more.begin(), more.end());
     }
-    if (!options.json) return fmt::print("{}", rows_table(rows, "by hand"));
+    if (!options.json) return print("{}", rows_table(rows, "by hand"));
     nlohmann::json machine = machine_json();
     machine["target"] = optim::current_target();
     machine["by_hand"] = plain_kind() ? plain_kind() : "none";
-    fmt::print("{}", json_line(rows_json(rows, command_of(options), machine)));
+    print("{}", json_line(rows_json(rows, command_of(options), machine)));
 }
 
 }  // namespace

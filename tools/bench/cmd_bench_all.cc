@@ -10,6 +10,7 @@
 #include "tools/find_measurements.h"
 #include "tools/interrupt.h"
 #include "tools/json_line.h"
+#include "tools/output.h"
 #include "tools/override_options.h"
 #include "train/from_config.h"
 
@@ -138,10 +139,10 @@ private:
         if (options_.json) {
             nlohmann::json object = rows_json(rows_, command(), machine_json());
             object["interrupted"] = interrupted();
-            return fmt::print("{}", json_line(object));
+            return tools::print("{}", json_line(object));
         }
-        fmt::print("{}\n{}", machine_text(), rows_table(rows_, ""));
-        if (paths_.empty()) fmt::print("no storage was measured: give --path or --config\n");
+        tools::print("{}\n{}", machine_text(), rows_table(rows_, ""));
+        if (paths_.empty()) tools::print("no storage was measured: give --path or --config\n");
     }
 
     const AllOptions& options_;

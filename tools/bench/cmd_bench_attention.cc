@@ -20,6 +20,8 @@
 #include "ops/timed_stream.h"
 #include "tools/child_process.h"
 #include "tools/commands.h"
+#include "tools/json_line.h"
+#include "tools/output.h"
 #include "topology/topology.h"
 
 namespace ferry::tools {
@@ -205,9 +207,9 @@ void run_attention(AttentionOptions options) {
     if (options.json) {
         nlohmann::json object = rows_json(rows, command_of(options), machine_json());
         object["device"] = bench.architecture();
-        return fmt::print("{}\n", object.dump());
+        return print_text(json_line(object));
     }
-    fmt::print("{}; {}\n{}", machine_text(), bench.architecture(), rows_table(rows, ""));
+    print("{}; {}\n{}", machine_text(), bench.architecture(), rows_table(rows, ""));
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "number_options.h"
 #include "tools/commands.h"
 #include "tools/json_line.h"
+#include "tools/output.h"
 
 namespace ferry::tools {
 namespace {
@@ -88,10 +89,10 @@ void run_comm(const CommBenchOptions& options) {
     machine["ranks_on_this_machine"] = ranks->local_size();
     machine["by"] = ranks->kind();
     if (options.json) {
-        fmt::print("{}", json_line(rows_json(rows, command_of(options, ranks->size()), machine)));
+        print("{}", json_line(rows_json(rows, command_of(options, ranks->size()), machine)));
     } else {
-        fmt::print("{}\n{} ranks by {}\n{}", machine_text(), ranks->size(), ranks->kind(),
-                   rows_table(rows, ""));
+        print("{}\n{} ranks by {}\n{}", machine_text(), ranks->size(), ranks->kind(),
+              rows_table(rows, ""));
     }
 }
 

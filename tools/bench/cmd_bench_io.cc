@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdio>
 #include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -19,6 +20,7 @@
 #include "tools/interrupt.h"
 #include "tools/json_line.h"
 #include "tools/machine_file.h"
+#include "tools/output.h"
 #include "tools/svg.h"
 #include "tools/writable.h"
 #include "topology/topology.h"
@@ -177,10 +179,10 @@ void run_comparison(const IoOptions& options) {
         nlohmann::json object = rows_json(result.rows, command_of(options), machine);
         object["interrupted"] = interrupted();
         object["left_out"] = result.left_out;
-        fmt::print("{}", json_line(object));
+        print("{}", json_line(object));
     } else {
-        fmt::print("{}\n{}: {}\n\n{}{}", machine_text(), machine["fio"].get<std::string>(),
-                   fio_flags(), rows_table(result.rows, "fio"), text_of(result.left_out));
+        print("{}\n{}: {}\n\n{}{}", machine_text(), machine["fio"].get<std::string>(), fio_flags(),
+              rows_table(result.rows, "fio"), text_of(result.left_out));
     }
     if (result.ended_by) throw Error(*result.ended_by);
 }
@@ -192,14 +194,14 @@ void print_sweep(const IoOptions& options, const IoResult& result) {
         object["interrupted"] = interrupted();
         object["settings"] = settings_json(result.settings);
         object["left_out"] = result.left_out;
-        return fmt::print("{}", json_line(object));
+        return print("{}", json_line(object));
     }
-    fmt::print("{}\n{}{}", machine_text(), rows_table(rows, ""), text_of(result.left_out));
-    if (options.plot.empty()) fmt::print("{}", heat_maps_of(result));
-    fmt::print("\n");
-    for (const IoSettings& settings : result.settings) fmt::print("{}", text_of(settings));
+    print("{}\n{}{}", machine_text(), rows_table(rows, ""), text_of(result.left_out));
+    if (options.plot.empty()) print("{}", heat_maps_of(result));
+    print("\n");
+    for (const IoSettings& settings : result.settings) print("{}", text_of(settings));
     if (result.settings.empty() && !interrupted() && !result.ended_by)
-        fmt::print("no settings: they follow from read, write and mixed together (--modes)\n");
+        print("no settings: they follow from read, write and mixed together (--modes)\n");
 }
 
 void run_sweep(const IoOptions& options) {
@@ -246,7 +248,7 @@ void run_io(const IoOptions& options) {
     check_differ("--plot", options.plot, "--save", options.save);
     catch_interrupts();
     options.compare_fio ? run_comparison(options) : run_sweep(options);
-    if (interrupted()) fmt::print(stderr, "ferry: interrupted; the files are removed\n");
+    if (interrupted()) std::fputs("ferry: interrupted; the files are removed\n", stderr);
     end_if_interrupted();
 }
 

@@ -7,6 +7,8 @@
 #include "bench_rows.h"
 #include "tools/child_process.h"
 #include "tools/commands.h"
+#include "tools/json_line.h"
+#include "tools/output.h"
 #include "tools/override_options.h"
 #include "train/forecast/kernel_profile.h"
 
@@ -169,12 +171,12 @@ void run_kernels(const KernelsOptions& options) {
         object["device"] = profile.device;
         object["attention_saved"] = profile.attention_saved;
         object["mlp_saved"] = profile.mlp_saved;
-        return fmt::print("{}\n", object.dump());
+        return print_text(json_line(object));
     }
-    fmt::print("{}; {}\n", machine_text(), profile.device);
-    fmt::print("blocks that save attention's results: {}, the MLP's: {}\n", profile.attention_saved,
-               profile.mlp_saved);
-    fmt::print("{}", rows_table(rows, ""));
+    print("{}; {}\n", machine_text(), profile.device);
+    print("blocks that save attention's results: {}, the MLP's: {}\n", profile.attention_saved,
+          profile.mlp_saved);
+    print("{}", rows_table(rows, ""));
 }
 
 }  // namespace

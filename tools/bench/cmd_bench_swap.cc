@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdio>
 #include <memory>
 
 #include "bench_swap.h"
@@ -13,6 +14,7 @@
 #include "tools/commands.h"
 #include "tools/interrupt.h"
 #include "tools/json_line.h"
+#include "tools/output.h"
 #include "tools/svg.h"
 #include "topology/topology.h"
 
@@ -206,16 +208,16 @@ void run_swap(const SwapOptions& options) {
     if (options.json) {
         nlohmann::json object = rows_json(rows, command_of(options), machine);
         object["interrupted"] = interrupted();
-        fmt::print("{}", json_line(object));
+        print("{}", json_line(object));
     } else {
         const bool compared = !options.paths.empty();
-        fmt::print("{}\n{}", machine_text(),
-                   rows_table(rows, !compared             ? ""
-                                    : options.compare_fio ? "fio"
-                                                          : "plain"));
+        print("{}\n{}", machine_text(),
+              rows_table(rows, !compared             ? ""
+                               : options.compare_fio ? "fio"
+                                                     : "plain"));
     }
     if (!picture.empty()) write_picture("--svg", options.svg, picture);
-    if (interrupted()) fmt::print(stderr, "ferry: interrupted; the files are removed\n");
+    if (interrupted()) std::fputs("ferry: interrupted; the files are removed\n", stderr);
     end_if_interrupted();
 }
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 
+#include "base/text.h"
 #include "tools/svg.h"
 
 namespace ferry::tools {
@@ -200,7 +201,7 @@ std::string heat_maps_of(const IoResult& result) {
             const double most = highest(result, place, access);
             if (most <= 0) continue;
             out += fmt::format("\n{}: {}, GB/s; depth down, block size across\n  {:>5}",
-                               result.places[place], access, "");
+                               one_line(result.places[place]), access, "");
             for (const int64_t block : layout.blocks)
                 out += fmt::format(" {:>10}", short_size(block));
             for (const int depth : layout.depths) {

@@ -5,6 +5,8 @@
 
 #include <cstdio>
 
+#include "base/text.h"
+
 namespace ferry::tools {
 
 Progress::Progress(int total)
@@ -25,8 +27,10 @@ void Progress::show(int done, const std::string& text) {
     shown_ = true;
     std::string left;
     if (done > 0) left = fmt::format(", {:.0f} s left", gone.count() / done * (total_ - done));
-    fmt::print(stderr, "{}[{}/{}{}] {}{}", terminal_ ? "\r\033[K" : "", done, total_, left, text,
-               terminal_ ? "" : "\n");
+    // Files' names may hold anything. Nobody who reads it is no reason to end.
+    const std::string line = fmt::format("{}[{}/{}{}] {}{}", terminal_ ? "\r\033[K" : "", done,
+                                         total_, left, one_line(text), terminal_ ? "" : "\n");
+    std::fputs(line.c_str(), stderr);
     std::fflush(stderr);
 }
 

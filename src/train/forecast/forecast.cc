@@ -327,9 +327,14 @@ int Forecaster::threads() const { return model_->threads(); }
 
 bool check_token_header(const Config& config) {
     if (::access(config.data.tokens.c_str(), F_OK) != 0 && errno == ENOENT) return false;
-    check_vocabulary(config, model_of(config), read_token_info(config.data.tokens));
+    const TokenFileInfo tokens = read_token_info(config.data.tokens);
+    const model::Description made = model_of(config);
+    split_tokens(loader_options(config, made.shape, true), tokens);
+    check_vocabulary(config, made, tokens);
     return true;
 }
+
+void check_reserved_cores(const Config& config) { require_a_core(machine_for(config)); }
 
 planner::Plan plan_for(const Config& config) {
     return Forecaster::make(config)->plan(request_of(config));

@@ -61,6 +61,8 @@ planner::Plan plan_for(const Config& config);
 // Refuses tokens that a run would refuse by the header of their file, so that planning reads no
 // tokens. False: there is no such file yet.
 bool check_token_header(const Config& config);
+// Refuses reserved cores that a run on this machine would refuse.
+void check_reserved_cores(const Config& config);
 
 // Of a run: how many there are, and how many of them share a host.
 struct RankCount {

@@ -169,6 +169,7 @@ void ExportDirectory::claim() {
     try {
         const Draft trial(std::filesystem::path(path_) / "config.json");
     } catch (const Error& error) {
+        if (!error.problem().limit.empty()) throw;  // of the process, and not of that place
         refuse(path_, "nothing can be written there", error.problem().measured);
     }
 }
