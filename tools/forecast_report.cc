@@ -75,12 +75,17 @@ std::string text_of(const ForecastReport& report) {
     out += timeline_text(forecast) + "\n" + links_text(forecast);
     out += fmt::format(
         "\n  the plan's own bound {:.4f} s ({}), predicted step at {:.2f}x of it: {}\n"
-        "  lower bound of any placement {:.4f} s ({}), predicted step at {:.2f}x of it: {}\n\n",
+        "  lower bound of any placement {:.4f} s ({}), predicted step at {:.2f}x of it: {}\n",
         forecast.binding().seconds, forecast.binding().link, forecast.binding().seconds / step_s,
         shares_text(forecast.planned, forecast.planned_saved), forecast.bound_seconds,
         forecast.bound_link, forecast.bound_seconds / step_s,
         shares_text(forecast.bound, forecast.bound_saved));
-    return out + what_if_text(report.what_if, step_s) + "\n";
+    if (forecast.peak_bound_seconds > 0)
+        out += fmt::format(
+            "  the same with every kernel at the machine's peaks {:.4f} s, predicted step at "
+            "{:.2f}x of it\n",
+            forecast.peak_bound_seconds, forecast.peak_bound_seconds / step_s);
+    return out + "\n" + what_if_text(report.what_if, step_s) + "\n";
 }
 
 nlohmann::json to_json(const ForecastReport& report) {
@@ -112,6 +117,7 @@ nlohmann::json to_json(const ForecastReport& report) {
             {"plan_bound_seconds", forecast.binding().seconds},
             {"bound_seconds", forecast.bound_seconds},
             {"bound_link", forecast.bound_link},
+            {"peak_bound_seconds", forecast.peak_bound_seconds},
             {"state", shares_json(forecast.planned)},
             {"bound_state", shares_json(forecast.bound)},
             {"attention", forecast.planned_saved[at(model::Saved::attention)]},

@@ -140,6 +140,7 @@ constexpr std::array kMemory{Field{"update_bytes_per_s", &Measurements::dram_byt
                              Field{"out_of_place", &Measurements::out_of_place}};
 constexpr std::array kDevice{Field{"copy_bytes_per_s", &Measurements::copy_bytes_per_s},
                              Field{"update_bytes_per_s", &Measurements::device_bytes_per_s}};
+constexpr const char* kCopyWithin = "copy_within_bytes_per_s";  // may be missing
 constexpr std::array kRanks{Field{"bytes_per_s", &Measurements::comm_bytes_per_s},
                             Field{"overhead_s", &Measurements::comm_overhead_s}};
 
@@ -259,6 +260,8 @@ void save_measurements(const std::string& file, const MeasurementsOf& what,
     replace(content["memory"], identity_of_memory(what.kernels.threads, of),
             json_of(kMemory, measured));
     json device = json_of(kDevice, measured);
+    if (measured.device_copy_bytes_per_s > 0)
+        device[kCopyWithin] = rounded(measured.device_copy_bytes_per_s);
     if (!measured.computes_on_host) {
         device["memory_bytes"] = what.device_bytes;
         device["overhead_bytes"] = what.needs.overhead;
@@ -333,8 +336,12 @@ public:
         found_.threads = what.kernels.threads;
         found_.computes_on_host = what.kernels.on_host();
         read_memory(what.kernels.threads, what.count.on_a_host);
-        if (const json* device = entry(content_, "devices", {{"device", what.kernels.device}}))
-            read(kDevice, *device, "devices, " + what.kernels.device);
+        if (const json* device = entry(content_, "devices", {{"device", what.kernels.device}})) {
+            const std::string where = "devices, " + what.kernels.device;
+            read(kDevice, *device, where);
+            if (device->contains(kCopyWithin))
+                found_.device_copy_bytes_per_s = positive(file_, *device, where, kCopyWithin);
+        }
         const json* ranks = entry(content_, "ranks", identity_of_ranks(what.count, what.by));
         if (ranks && what.count.ranks > 1) read(kRanks, *ranks, "ranks, " + text_of_ranks(what));
         const json* kernels = entry(content_, "kernels", identity_of(what.kernels));

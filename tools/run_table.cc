@@ -146,6 +146,11 @@ void print_run(const train::RunReport& report, const Config& config) {
     if (report.bound_seconds > 0) {
         print("  lower bound of a step: {:.4f} s, set by {}; measured step at {:.2f}x of it\n",
               report.bound_seconds, report.binding, report.bound_seconds / step_seconds);
+        if (report.peak_bound_seconds > 0)
+            print(
+                "  the same with every kernel at the machine's peaks: {:.4f} s; measured step at "
+                "{:.2f}x of it\n",
+                report.peak_bound_seconds, report.peak_bound_seconds / step_seconds);
         // From the last minutes' measurements: what the machine did meanwhile for others is not in
         // it.
         const bool speculative = 2 * report.steps_committed > report.steps;
@@ -220,6 +225,7 @@ nlohmann::json summary_json(const train::RunReport& report, const planner::Plan&
               {"gemm_flops_per_s", report.gemm_flops_per_s},
               {"mfu", mfu > 0 ? nlohmann::json(mfu) : nlohmann::json()},
               {"bound_seconds", report.bound_seconds},
+              {"peak_bound_seconds", report.peak_bound_seconds},
               {"binding", report.binding},
               {"predicted_seconds", report.predicted_seconds},
               {"predicted_speculative_seconds", report.predicted_speculative_seconds},

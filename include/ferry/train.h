@@ -91,6 +91,8 @@ struct RunReport {
     Reserved reserved{};
     double bound_seconds = 0;  // lower bound of a step; 0: not measured
     std::string binding{};     // the link that sets it
+    // The same of kernels that multiply and move at the machine's peaks; 0: not measured.
+    double peak_bound_seconds = 0;
     // A step's seconds as its schedule and what is measured with the bound give them: without
     // speculative updates, and with speculative updates that are committed (0: nothing speculates).
     double predicted_seconds = 0, predicted_speculative_seconds = 0;

@@ -16,7 +16,6 @@ using model::Saved;
 namespace {
 
 // Of a GPU's memory.
-constexpr double kAssumedDeviceBytesPerS = 2e12;
 
 TimedBy timed_by(const KernelTimes::Kind& kind) {
     return row_of(static_cast<Op>(kind[0])).timed_by;
@@ -182,10 +181,10 @@ double bytes_beside(const Row& row, const Work& work) {
 }  // namespace
 
 KernelTimes assumed_times(const swap::Schedule& step, const WorkOf& work_of, int64_t tokens,
-                          const model::OfSaved<double>& saved_flops, double flops_per_s) {
+                          const model::OfSaved<double>& saved_flops, const Rates& rates) {
     KernelTimes found;
     for (const Saved what : model::kAllSaved)
-        found.saved_s[at(what)] = saved_flops[at(what)] / flops_per_s;
+        found.saved_s[at(what)] = saved_flops[at(what)] / rates.flops_per_s;
     for (const swap::Task& task : step.tasks) {
         if (!is_timed(task)) continue;
         const Row& row = row_of(task);
@@ -194,7 +193,7 @@ KernelTimes assumed_times(const swap::Schedule& step, const WorkOf& work_of, int
         work.saved_flops = saved_flops;
         const double flops = row.flops ? row.flops(work) : 0;
         found.seconds[KernelTimes::kind_of(task, work_of)] =
-            flops / flops_per_s + bytes_beside(row, work) / kAssumedDeviceBytesPerS;
+            flops / rates.flops_per_s + bytes_beside(row, work) / rates.bytes_per_s;
     }
     return found;
 }

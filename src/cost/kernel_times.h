@@ -46,9 +46,14 @@ struct KernelTimes {
     double longest(Op op, model::LayerKind layer) const;
 };
 
-// Where nobody has measured: of every kernel of the step, from what it multiplies or moves.
+// Of products, and of what moves beside them.
+struct Rates {
+    double flops_per_s = 0, bytes_per_s = 0;
+};
+constexpr double kAssumedDeviceBytesPerS = 2e12;
+// Of every kernel of the step, not from measurements but from what it multiplies and moves.
 // saved_flops: of what gives each activation that a block may save.
 KernelTimes assumed_times(const swap::Schedule& step, const WorkOf& work_of, int64_t tokens,
-                          const model::OfSaved<double>& saved_flops, double flops_per_s);
+                          const model::OfSaved<double>& saved_flops, const Rates& rates);
 
 }  // namespace ferry::cost

@@ -47,6 +47,9 @@ Measurements known_or(Measurements known, const Measurements& assumed) {
     fill(&Measurements::out_of_place);
     fill(&Measurements::check_bytes_per_s);
     fill(&Measurements::device_bytes_per_s);
+    // Updates in the device's memory reach nearly as much.
+    if (known.device_copy_bytes_per_s == 0)
+        known.device_copy_bytes_per_s = known.device_bytes_per_s;
     // A product that was timed says more than a default of kernels that were not: those of a step
     // reach about so much of its rate (0.79 on an H100, blocks of 3,072).
     constexpr double kOfProduct = 0.77;
@@ -63,6 +66,7 @@ Measurements of_rank(Measurements measured, int ranks_on_host) {
     // The device is the host's memory and processors where those compute.
     if (measured.memory_of == Of::host && measured.computes_on_host) {
         measured.device_bytes_per_s /= ranks_on_host;
+        measured.device_copy_bytes_per_s /= ranks_on_host;
         measured.assumed_flops_per_s /= ranks_on_host;
     }
     measured.storage_of = measured.memory_of = Of::rank;

@@ -603,7 +603,7 @@ void Engine::Run::measure() {
 
 void Engine::Run::judge(const cost::Measurements& measured) {
     planned_ = predict_all(schedules_, plan_, measured);
-    train::judge(totals_, planned_, config_, plan_, shape_, schedules_, measured);
+    train::judge(totals_, planned_, config_, plan_, stack_.decoder(), schedules_, measured);
     if (world_.rank == 0) log_clipped_otherwise(totals_, plan_, *planner_, measured);
 }
 

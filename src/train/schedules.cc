@@ -66,7 +66,7 @@ void add_links(std::vector<LinkReport>& links, const swap::Store& store, int ran
 }
 
 void judge(RunReport& report, const Timelines& planned, const Config& config,
-           const planner::Plan& plan, const model::Shape& shape, const Schedules& schedules,
+           const planner::Plan& plan, const model::Decoder& decoder, const Schedules& schedules,
            const cost::Measurements& measured) {
     report.predicted_seconds =
         planned[static_cast<size_t>(Previous::not_speculative)][0].step_seconds;
@@ -74,7 +74,11 @@ void judge(RunReport& report, const Timelines& planned, const Config& config,
         report.predicted_speculative_seconds =
             planned[static_cast<size_t>(Previous::committed)][1].step_seconds;
     report.gemm_flops_per_s = std::max(report.gemm_flops_per_s, measured.product_flops_per_s);
-    const cost::Bound bound = bound_of(config.budgets, plan, shape, schedules.steady(), measured);
+    const swap::Schedule& step = schedules.steady();
+    const double peaks = bound_by_peaks(config.budgets, plan, decoder, step, measured).seconds;
+    if (report.peak_bound_seconds == 0 || peaks < report.peak_bound_seconds)
+        report.peak_bound_seconds = peaks;
+    const cost::Bound bound = bound_of(config.budgets, plan, decoder.shape(), step, measured);
     if (report.bound_seconds > 0 && bound.seconds >= report.bound_seconds) return;
     report.bound_seconds = bound.seconds;
     report.binding = bound.binding;

@@ -36,9 +36,9 @@ Timelines predict_all(const Schedules& schedules, const planner::Plan& plan,
 // Adds what each lane has moved since the store's report was reset, and how long it took.
 void add_links(std::vector<LinkReport>& links, const swap::Store& store, int ranks);
 
-// Takes the predicted seconds, and the bound where it is lower than the one that is known.
+// Takes the predicted seconds, and the bounds where they are lower than those that are known.
 void judge(RunReport& report, const Timelines& planned, const Config& config,
-           const planner::Plan& plan, const model::Shape& shape, const Schedules& schedules,
+           const planner::Plan& plan, const model::Decoder& decoder, const Schedules& schedules,
            const cost::Measurements& measured);
 
 }  // namespace ferry::train

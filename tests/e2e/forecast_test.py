@@ -684,6 +684,23 @@ class MachineTest(ForecastTest):
             self.assertIsNone(step["mfu"])
             self.assertIsNone(step["bound_ratio"])
 
+    def test_a_second_bound_goes_by_the_machines_peaks(self):
+        def bounds(flops, within):
+            def change(content):
+                content["kernels"][0].update(gemm_flops_per_s=flops)
+                for device in content["devices"]:
+                    device.update(copy_within_bytes_per_s=within)
+            command = [word for word in self.command(self.tiny) if word != "--no-bound"]
+            summary = self.ferry(*command, "--machine", self.changed(change)).summary
+            return summary["bound_seconds"], summary["peak_bound_seconds"], summary["model_flops"]
+
+        bound, peak, _ = bounds(1e15, 1e15)
+        self.assertTrue(0 < peak < bound, (peak, bound))
+        _, peak, flops = bounds(1e9, 1e15)
+        self.assertGreaterEqual(peak, 0.99 * flops / 1e9)
+        _, slower, _ = bounds(1e9, 1e7)
+        self.assertGreater(slower, peak)
+
     def test_training_says_what_the_file_lacks(self):
         for change, text in ((lambda c: c["kernels"].clear(), "kernels"),
                              (lambda c: c["memory"].clear(), "threads"),

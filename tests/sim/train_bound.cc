@@ -146,7 +146,7 @@ void complete(Case& made, const planner::Plan& plan, const swap::Schedule& step)
         flops[at(what)] = made.needs.saved_flops[at(what)].front();
     made.measured.kernels =
         cost::assumed_times(step, planner::work_of(plan), made.numerics.tokens(), flops,
-                            made.measured.assumed_flops_per_s);
+                            {made.measured.assumed_flops_per_s, cost::kAssumedDeviceBytesPerS});
 }
 
 TEST(Bound, IsNoLongerThanAnySimulatedStep) {

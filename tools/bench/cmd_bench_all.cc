@@ -84,6 +84,8 @@ private:
                          .value = measurements.out_of_place,
                          .unit = "x"});
         add("update by the device", measurements.device_bytes_per_s);
+        if (measurements.device_copy_bytes_per_s > 0)
+            add("copies within the device", measurements.device_copy_bytes_per_s);
         add("checksums, one thread", measurements.check_bytes_per_s);
         add("copies from the device", measurements.copy_bytes_per_s);
         if (measurements.product_flops_per_s > 0)

@@ -102,6 +102,9 @@ public:
                                            found.schedule, measurements);
         found.bound_seconds = bound.seconds;
         found.bound_link = bound.binding;
+        found.peak_bound_seconds =
+            bound_by_peaks(possible(request).budgets, plan, decoder_, found.schedule, measurements)
+                .seconds;
         found.planned = shares_of(plan);
         found.bound = {bound.state_on_device, bound.state_in_host,
                        1 - bound.state_on_device - bound.state_in_host};
@@ -145,9 +148,10 @@ public:
         return with_assumed_kernels(found, plan);
     }
     cost::Measurements with_assumed_kernels(cost::Measurements found, const Plan& plan) const {
-        found.kernels = cost::assumed_times(record_step(plan, Previous::not_speculative, false),
-                                            planner::work_of(plan), decoder_.numerics().tokens(),
-                                            most_saved_flops(), found.assumed_flops_per_s);
+        found.kernels = cost::assumed_times(
+            record_step(plan, Previous::not_speculative, false), planner::work_of(plan),
+            decoder_.numerics().tokens(), most_saved_flops(decoder_),
+            {found.assumed_flops_per_s, cost::kAssumedDeviceBytesPerS});
         return found;
     }
 
@@ -164,12 +168,6 @@ private:
     }
     static planner::DeviceNeeds needs_of(const Device& device, const model::Decoder& decoder) {
         return train::needs_of(device, decoder);
-    }
-    model::OfSaved<double> most_saved_flops() const {
-        model::OfSaved<double> most{};
-        for (const model::Saved what : model::kAllSaved)
-            most[at(what)] = std::ranges::max(needs_.saved_flops[at(what)]);
-        return most;
     }
     static int64_t device_bytes_of(const Device& device) {
         return device_bytes_within(kUnlimited, device);

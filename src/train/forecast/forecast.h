@@ -40,6 +40,7 @@ struct Forecast {
     // Of any placement that the budgets allow, and the link that sets it.
     double bound_seconds = 0;
     std::string bound_link{};
+    double peak_bound_seconds = 0;   // the same of kernels at the machine's peaks; 0: not known
     StateShares planned{}, bound{};  // where the plan has them, and where the bound would
     // Of the blocks that backward visits, those that save each activation for it.
     model::OfSaved<double> planned_saved{}, bound_saved{};

@@ -383,6 +383,30 @@ UpdateRates time_updates(NodeTeams& teams, const Topology& machine, const optim:
             .out_of_place = std::max(1.0, updates.seconds(large, false) / whole_s)};
 }
 
+double time_device_copies(const Bench& on) {
+    constexpr int64_t kMost = 2 * kGiB, kWidth = 4096;
+    if (on.ops == nullptr) return 0;
+    const int64_t half = std::min(kMost, device_buffer_bytes(on.plan) / 2);
+    const int64_t rows = half / (4 * kWidth);
+    if (rows == 0) return 0;
+    std::byte* memory = on.device.memory().data();
+    struct Copy {
+        ops::Ops& ops;
+        ops::View from, to;
+    } copy{*on.ops, ops::View::of(memory, DType::f32, rows, kWidth),
+           ops::View::of(memory + rows * 4 * kWidth, DType::f32, rows, kWidth)};
+    const Job job{[](void* context, uint64_t) {
+                      const Copy& c = *static_cast<const Copy*>(context);
+                      c.ops.copy_out(c.from, c.to);
+                  },
+                  &copy};
+    Stream& compute = on.device.stream(StreamKind::compute);
+    const double seconds = shortest([&](int64_t times) {
+        return seconds_on(compute, on.executor, times, [&](int64_t) { compute.launch(job); });
+    });
+    return 2 * static_cast<double>(rows * 4 * kWidth) / seconds;
+}
+
 double time_device_updates(const Bench& on, const optim::Scalars& scalars) {
     const auto largest = std::ranges::max_element(on.plan.buffers, {}, [](const auto& b) {
         return b.tier == swap::Tier::device ? b.bytes * b.count : 0;
@@ -487,6 +511,7 @@ cost::Measurements take_measurements(const swap::Schedule& step, const Bench& on
     found.threads = teams.all().threads();
     found.device_bytes_per_s =
         found.computes_on_host ? found.dram_bytes_per_s : time_device_updates(on, scalars);
+    found.device_copy_bytes_per_s = time_device_copies(on);
     return found;
 }
 

@@ -59,6 +59,9 @@ double time_product(const Bench& on, std::span<const std::byte> numbers);
 double time_checks(std::span<std::byte> bytes);
 // Bytes a second of copies from device to host.
 double time_copies(const Bench& on, std::span<std::byte> host);
+// Bytes a second, read and written, of a copy within the device's memory: over its buffers. 0:
+// there is no room for one that says anything.
+double time_device_copies(const Bench& on);
 // Of state, gradients and weights that a step's updates go over, wherever they live.
 int64_t updated_bytes(const planner::Plan& plan);
 struct UpdateRates {

@@ -150,4 +150,16 @@ Bound bound_of(const BudgetConfig& budgets, const planner::Plan& plan, const mod
     return best;
 }
 
+Bound bound_by_peaks(const BudgetConfig& budgets, const planner::Plan& plan,
+                     const model::Decoder& decoder, const swap::Schedule& step,
+                     cost::Measurements measured) {
+    const cost::Rates peaks{measured.product_flops_per_s, measured.device_copy_bytes_per_s};
+    if (peaks.flops_per_s == 0 || peaks.bytes_per_s == 0) return {};
+    measured.kernels =
+        cost::assumed_times(step, planner::work_of(plan), decoder.numerics().tokens(),
+                            most_saved_flops(decoder), peaks);
+    measured.device_bytes_per_s = std::max(measured.device_bytes_per_s, peaks.bytes_per_s);
+    return bound_of(budgets, plan, decoder.shape(), step, measured);
+}
+
 }  // namespace ferry::train

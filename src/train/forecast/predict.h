@@ -18,4 +18,10 @@ cost::Bound bound_of(const BudgetConfig& budgets, const planner::Plan& plan,
                      const model::Shape& shape, const swap::Schedule& step,
                      const cost::Measurements& measured);
 
+// The same of kernels that reach the machine's peaks: products the rate of a large one, all else
+// that of a copy within the device's memory. 0 s: a peak is not known.
+cost::Bound bound_by_peaks(const BudgetConfig& budgets, const planner::Plan& plan,
+                           const model::Decoder& decoder, const swap::Schedule& step,
+                           cost::Measurements measured);
+
 }  // namespace ferry::train

@@ -50,6 +50,14 @@ model::OfSaved<std::vector<double>> saved_flops(const model::Decoder& decoder) {
     return {attention, mlp};
 }
 
+model::OfSaved<double> most_saved_flops(const model::Decoder& decoder) {
+    model::OfSaved<double> most{};
+    const auto flops = saved_flops(decoder);
+    for (const model::Saved what : model::kAllSaved)
+        most[at(what)] = std::ranges::max(flops[at(what)]);
+    return most;
+}
+
 model::OfSaved<int64_t> saved_bytes(const model::Decoder& decoder) {
     model::OfSaved<int64_t> bytes{};
     for (const model::Saved what : model::kAllSaved) bytes[at(what)] = decoder.saved_bytes(what);
