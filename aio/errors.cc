@@ -114,6 +114,10 @@ std::string limit_of(int error) {
     return error == EAGAIN ? "" : limit_behind(error == ECANCELED ? EAGAIN : error);
 }
 
+Trouble trouble_of(int error) {
+    return limit_of(error).empty() ? Trouble::io : Trouble::does_not_fit;
+}
+
 Problem problem_of(std::string what, std::string where, int error) {
     return {.what = std::move(what) + ": " + strerror(error),
             .where = std::move(where),

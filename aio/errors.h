@@ -26,6 +26,7 @@ const char* name_of(Verb verb) noexcept;
 const char* remedy_for(int error) noexcept;
 // The limit of the process that gave it, with its value; empty: none.
 std::string limit_of(int error);
+Trouble trouble_of(int error);  // does_not_fit where there is such a limit, else io
 // "<what>: <the errno's words>", with that limit and the remedy.
 Problem problem_of(std::string what, std::string where, int error);
 

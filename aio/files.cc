@@ -428,14 +428,16 @@ int PathFiles::open_file(const std::string& name, int flags) {
     if (direct_) {
         const int file = open_above_standard(name.c_str(), mode | O_DIRECT, 0600);
         if (file >= 0) return file;
-        if (errno != EINVAL) refuse(Trouble::io, problem_of("cannot be opened", name, errno));
+        if (const int error = errno; error != EINVAL)
+            refuse(trouble_of(error), problem_of("cannot be opened", name, error));
         if (flags & O_EXCL) unlink(name.c_str());  // O_DIRECT is refused after the creation
         log_warn("aio: O_DIRECT is refused on " + options_.path +
                  ": buffered, and slower for it; its pages count as the kernel's memory");
         direct_ = false;
     }
     const int file = open_above_standard(name.c_str(), mode, 0600);
-    if (file < 0) refuse(Trouble::io, problem_of("cannot be opened", name, errno));
+    const int error = errno;
+    if (file < 0) refuse(trouble_of(error), problem_of("cannot be opened", name, error));
     return file;
 }
 

@@ -130,7 +130,7 @@ Error not_opened(const std::string& name, int error) {
     // A file system of the kernel's own, such as /proc, answers creation with ENOENT.
     if (error == ENOENT) what = "no file can be created in the storage path";
     const bool users = theirs || error == ENOENT || error == EROFS || error == EBUSY;
-    return Error(users ? Trouble::usage : Trouble::io, problem_of(what, name, error));
+    return Error(users ? Trouble::usage : trouble_of(error), problem_of(what, name, error));
 }
 
 // An empty header is what was just made, or all that a killed process came to: it says nothing.
@@ -440,7 +440,7 @@ bool HeaderFile::in_place() const noexcept { return is_named(file_, name_); }
 void HeaderFile::write(const Header& header) {
     if (note(header) && fdatasync(file_) == 0) return;
     const int error = errno;
-    throw Error(error == ENOSPC ? Trouble::does_not_fit : Trouble::io,
+    throw Error(error == ENOSPC ? Trouble::does_not_fit : trouble_of(error),
                 problem_of("the volume's header cannot be written", name_, error));
 }
 

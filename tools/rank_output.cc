@@ -7,6 +7,9 @@
 #include <cstdio>
 #include <optional>
 
+#include "base/text.h"
+#include "output.h"
+
 namespace ferry::tools {
 namespace {
 
@@ -80,7 +83,7 @@ void RankOutput::add(int stream, std::string_view bytes) {
     for (size_t end; (end = unread.find('\n', begin)) != std::string::npos; begin = end + 1)
         take_line(stream, unread.substr(begin, end - begin));
     unread.erase(0, begin);
-    std::fflush(stdout);
+    flush_output();
 }
 
 // A line of mpirun's: parts of lines of several ranks, each behind a tag; the last part ends one.
@@ -101,15 +104,17 @@ void RankOutput::take_line(int stream, const std::string& line) {
 }
 
 void RankOutput::say(int rank, int stream, const std::string& line) {
-    // What cannot be printed is an error when the ranks have ended: check_output().
-    const auto print = [to = stream == 1 ? stdout : stderr](const std::string& text) {
-        std::fwrite(text.data(), 1, text.size(), to);
+    const auto say_to = [stream](const std::string& text) {
+        if (stream == 1) return print_text(text);
+        std::fwrite(text.data(), 1, text.size(), stderr);
     };
+    // Not only ferry's own lines come this way.
+    const std::string shown = one_line(line);
     if (rank == kMpirun) {
-        if (!line.empty()) print(fmt::format("[mpirun] {}\n", line));
+        if (!line.empty()) say_to(fmt::format("[mpirun] {}\n", shown));
         return;
     }
-    print(fmt::format("[rank {}] {}\n", rank, line));
+    say_to(fmt::format("[rank {}] {}\n", rank, shown));
     if (stream == 2) note_error(rank, line);
 }
 
@@ -133,7 +138,7 @@ void RankOutput::finish() {
     for (const auto& [from, text] : unfinished_)
         if (!text.empty()) say(from.first, from.second, text);
     unfinished_.clear();
-    std::fflush(stdout);
+    flush_output();
 }
 
 std::string RankOutput::reason() const {

@@ -90,12 +90,14 @@ public:
         void* base = ::mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
         if (base == MAP_FAILED) {
-            throw Error(Trouble::does_not_fit,
-                        {.what = std::string("the CPU device's memory cannot be allocated: ") +
-                                 std::strerror(errno),
-                         .measured = format_bytes(bytes_),
-                         .limit = limit_behind(ENOMEM),
-                         .remedy = "lower budgets.device, or free memory on this machine"});
+            const std::string why = std::strerror(errno), limit = limit_behind(ENOMEM);
+            throw Error(
+                Trouble::does_not_fit,
+                {.what = "the CPU device's memory cannot be allocated: " + why,
+                 .measured = format_bytes(bytes_),
+                 .limit = limit,
+                 .remedy = limit.empty() ? "lower budgets.device, or free memory on this machine"
+                                         : "raise that limit, or lower budgets.device"});
         }
         base_ = base;
     }

@@ -519,6 +519,7 @@ class DoesNotFitTest(BadInputTest):
                     break
                 if not run.err.startswith("ferry: ") and "\nferry: " not in run.err:
                     continue  # the loader's words
+                self.assertEqual(run.code, DOES_NOT_FIT, run.err)
                 self.assertIn(f"{most} open files of the process (ulimit -n)", run.err)
                 self.assertIn("raise", run.err)
                 named += 1

@@ -308,6 +308,14 @@ class OutputTest(LaunchTest):
         self.assertIn("ended without saying why", run.err)
         self.assertIn("exit code 137", run.err)
 
+    def test_what_ranks_print_steers_no_terminal(self):
+        self.mpirun_that("[7,0]<stdout>:one\x1b[2J\n\x1b]0;title\x07\n", code=0)
+        run = self.launch("localhost slots=1\n")
+        self.assertEqual(run.code, 0, run.err)
+        self.assertIn("[rank 0] one\\x1b[2J\n", run.out)
+        self.assertNotIn("\x1b", run.out + run.err)
+        self.assertNotIn("\x07", run.out + run.err)
+
     def test_an_interrupt_reaches_mpirun(self):
         self.program("mpirun", "#!/bin/sh\ntrap 'echo \"[7,0]<stdout>:asked to end\"; exit 0' USR1\n"
                                "echo '[7,0]<stdout>:ready'\nwhile true; do sleep 0.05; done\n")
