@@ -1,5 +1,6 @@
 #include "device_needs.h"
 
+#include <algorithm>
 #include <mutex>
 
 #include "base/log.h"
