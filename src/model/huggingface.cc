@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 
 #include "base/json_reader.h"
@@ -162,7 +163,9 @@ private:
         return number >= range.low && number <= range.high;
     }
     static std::string text_of(const Between& range) {
-        return " of " + json(range.low).dump() + " to " + json(range.high).dump();
+        std::ostringstream text;
+        text << " of " << range.low << " to " << range.high;
+        return text.str();
     }
 
     const json& config_;
