@@ -40,8 +40,9 @@ ALLOWED = {
     "capi": "train config swap aio pinned_mem optim device topology",
 }
 # Tests are built by the name of their module; what else tests/ holds, by cmake/ferry.cmake, which names it or all of a folder.
+# python/CMakeLists.txt takes all of python/src.
 TEST_FOLDERS = ("tests/unit", "tests/contract", "tests/sim", "tests/golden")
-WHOLE_FOLDERS = ("tests/support", "tests/fuzz")
+WHOLE_FOLDERS = ("tests/support", "tests/fuzz", "python/src")
 # Packages that are included with quotes.
 PACKAGES = ("hwy/",)
 
@@ -268,6 +269,12 @@ class Tree(unittest.TestCase):
         unused = [str(p) for p in texts if p.suffix == ".h" and p.name not in names]
         self.assertEqual(unused, [])
 
+
+    def test_the_python_package_stands_on_the_c_abi(self):
+        sources = [*(ROOT / "python/src").iterdir()]
+        self.assertGreater(len(sources), 5)
+        included = {include for path in sources for include in quoted_includes(path.read_text())}
+        self.assertEqual(included, {"core.h", "ferry/ferry.h"})
 
     def test_every_source_is_built(self):
         cmake = (ROOT / "CMakeLists.txt").read_text()
