@@ -292,6 +292,9 @@ FERRY_API ferry_status ferry_team_destroy(ferry_team* team);
 
 enum { FERRY_ADAMW = 0, FERRY_ADAM = 1, FERRY_SGD = 2, FERRY_LION = 3, FERRY_ADAGRAD = 4 };
 enum { FERRY_F32 = 0, FERRY_BF16 = 1, FERRY_F16 = 2 };
+// Of moments alone, beside FERRY_F32 and FERRY_BF16: codes in blocks of 256, each with a scale, as
+// torchao's AdamW8bit has them (optim.h).
+enum { FERRY_INT8 = 3 };
 
 // Every field counts as it stands: a beta of 0 is one. ferry_hyper_default fills it.
 typedef struct ferry_hyper {
@@ -328,11 +331,15 @@ typedef struct ferry_update {
         weight_in;  // split master, in place of p: bf16 weight and low halves; NULL: weight
     const uint16_t* low_in;  // NULL: low
     uint16_t* low;
-    int64_t element;        // where the first element lies in its layer; bf16 moments: 32 n
-    uint32_t layer;         // both decide the random bits of stochastic rounding
-    int32_t gradient_type;  // FERRY_F32, FERRY_BF16 or FERRY_F16
-    int32_t moment_type;    // FERRY_F32 or FERRY_BF16
-    int32_t weight_type;    // FERRY_F32, FERRY_BF16 or FERRY_F16
+    int64_t element;  // where the first element lies in its layer; bf16 moments: 32 n, int8: 256 n
+    uint32_t layer;   // both decide the random bits of stochastic rounding
+    int32_t gradient_type;    // FERRY_F32, FERRY_BF16 or FERRY_F16
+    int32_t moment_type;      // FERRY_F32, FERRY_BF16 or FERRY_INT8
+    int32_t weight_type;      // FERRY_F32, FERRY_BF16 or FERRY_F16
+    const float* m_scale_in;  // FERRY_INT8: a scale a block of 256; NULL: m_scale
+    const float* v_scale_in;  // NULL: v_scale
+    float* m_scale;
+    float* v_scale;
 } ferry_update;
 
 // The `step`-th update (from 1) of a run of elements; the gradient counts gradient_scale times:

@@ -80,14 +80,47 @@ constexpr int64_t kCountMax = int64_t{1} << 44;
 // So many elements a layer may have for stochastic rounding, in runs of so many (optim.h).
 constexpr int64_t kNoiseElements = int64_t{1} << 34, kNoiseRun = 32;
 
-void check_noise(const optim::Span& span) {
-    if (span.moment_type == DType::f32) return;
-    if (span.moment_type == DType::f16)
-        refuse_argument("update->moment_type", "FERRY_F16", "FERRY_F32 or FERRY_BF16");
-    check_range("update->element + count", span.element + span.count, 0, kNoiseElements);
-    if (span.element % kNoiseRun != 0)
-        refuse_argument("update->element is not at a run of 32", std::to_string(span.element),
-                        "multiples of 32 with moments in bf16");
+MomentType moment_type_of(int32_t type) {
+    switch (type) {
+        case FERRY_F32:
+            return MomentType::f32;
+        case FERRY_BF16:
+            return MomentType::bf16;
+        case FERRY_INT8:
+            return MomentType::int8;
+        default:
+            refuse_argument("update->moment_type", std::to_string(type),
+                            "FERRY_F32, FERRY_BF16 or FERRY_INT8");
+    }
+}
+
+void check_element(const optim::Span& span) {
+    if (span.moment_type == MomentType::f32) return;
+    const bool coded = span.moment_type == MomentType::int8;
+    if (!coded)
+        check_range("update->element + count", span.element + span.count, 0, kNoiseElements);
+    const int64_t run = coded ? kMomentBlock : kNoiseRun;
+    if (span.element % run == 0) return;
+    const std::string times = std::to_string(run);
+    refuse_argument(
+        "update->element is not at a run of " + times, std::to_string(span.element),
+        "multiples of " + times + " with moments in " + std::string(name_of(span.moment_type)));
+}
+
+// Of moments in int8, a float for each block.
+void check_scales(const optim::Span& span, int moments) {
+    if (span.moment_type != MomentType::int8) return;
+    const int64_t blocks = (span.count + kMomentBlock - 1) / kMomentBlock;
+    const std::array<Array, 4> scales{{
+        {"update->m_scale", span.m_scale, 4, moments >= 1 || span.m_scale_in},
+        {"update->m_scale_in", span.m_scale_in, 4, false},
+        {"update->v_scale", span.v_scale, 4, moments >= 2 || span.v_scale_in},
+        {"update->v_scale_in", span.v_scale_in, 4, false},
+    }};
+    check_arrays(scales, blocks);
+    check_in_place_or_apart(scales[1], scales[0], blocks);
+    check_in_place_or_apart(scales[3], scales[2], blocks);
+    check_aligned(scales);
 }
 
 // What optim::update() takes for granted of its caller.
@@ -120,7 +153,8 @@ void check_span(const optim::Span& span, const optim::Hyper& hyper, bool on_gpu)
     check_in_place_or_apart(arrays[6], arrays[5], span.count);
     check_in_place_or_apart(arrays[8], arrays[7], span.count);
     check_in_place_or_apart(low_in, arrays[9], span.count);
-    check_noise(span);
+    check_element(span);
+    check_scales(span, moments);
     if (!on_gpu) return;
     check_aligned(arrays);
     check_aligned({&low_in, 1});
@@ -135,13 +169,17 @@ optim::Span span_of(const ferry_update* update) {
     return {.count = given.count,
             .gradient = given.gradient,
             .gradient_type = type_of("update->gradient_type", given.gradient_type),
-            .moment_type = type_of("update->moment_type", given.moment_type),
+            .moment_type = moment_type_of(given.moment_type),
             .p_in = given.p_in ? given.p_in : given.p,
             .m_in = given.m_in ? given.m_in : given.m,
             .v_in = given.v_in ? given.v_in : given.v,
             .p = given.p,
             .m = given.m,
             .v = given.v,
+            .m_scale_in = given.m_scale_in ? given.m_scale_in : given.m_scale,
+            .v_scale_in = given.v_scale_in ? given.v_scale_in : given.v_scale,
+            .m_scale = given.m_scale,
+            .v_scale = given.v_scale,
             .weight = given.weight,
             .weight_type = type_of("update->weight_type", given.weight_type),
             .weight_in = split && !given.weight_in ? own_weight : given.weight_in,

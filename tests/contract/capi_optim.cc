@@ -116,6 +116,53 @@ TEST_F(CapiOptim, SplitsTheMaster) {
     }
 }
 
+TEST_F(CapiOptim, KeepsMomentsInInt8) {
+    constexpr size_t kBlocks = (kCount + 255) / 256;
+    struct Coded {
+        std::vector<uint8_t> m = std::vector<uint8_t>(kCount, 127), v = m;
+        std::vector<float> m_scale = std::vector<float>(kBlocks, 1e-12f), v_scale = m_scale;
+        bool operator==(const Coded&) const = default;
+    };
+    Coded mine, expected;
+    State whole = state_;
+    update_.moment_type = FERRY_INT8;
+    update_.m = mine.m.data(), update_.v = mine.v.data();
+    update_.m_scale = mine.m_scale.data(), update_.v_scale = mine.v_scale.data();
+    const optim::Span span{.count = kCount,
+                           .gradient = gradient_.data(),
+                           .moment_type = MomentType::int8,
+                           .p_in = whole.p.data(),
+                           .m_in = expected.m.data(),
+                           .v_in = expected.v.data(),
+                           .p = whole.p.data(),
+                           .m = expected.m.data(),
+                           .v = expected.v.data(),
+                           .m_scale_in = expected.m_scale.data(),
+                           .v_scale_in = expected.v_scale.data(),
+                           .m_scale = expected.m_scale.data(),
+                           .v_scale = expected.v_scale.data(),
+                           .weight = whole.weight.data(),
+                           .weight_type = DType::bf16};
+    const optim::Hyper hyper{.lr = hyper_.lr, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8};
+    optim::update_reference(span, optim::scalars_of(hyper, 1, 1));
+    ASSERT_DONE(ferry_optim_update(nullptr, &hyper_, 1, 1, &update_));
+    EXPECT_EQ(mine, expected);
+    EXPECT_EQ(state_, whole);
+    EXPECT_NE(mine, Coded());
+
+    const auto refuses_coded = [&](auto change, const char* text) {
+        ferry_update update = update_;
+        change(update);
+        EXPECT_REFUSED(ferry_optim_update(nullptr, &hyper_, 1, 1, &update), FERRY_USAGE, text);
+        EXPECT_EQ(mine, expected) << "nothing was changed";
+    };
+    refuses_coded([](auto& u) { u.m_scale = nullptr; }, "m_scale is NULL");
+    refuses_coded([](auto& u) { u.v_scale = nullptr; }, "v_scale is NULL");
+    refuses_coded([](auto& u) { u.m_scale_in = u.m_scale + 1; }, "m_scale_in overlaps");
+    refuses_coded([](auto& u) { u.v_scale = reinterpret_cast<float*>(65); }, "aligned");
+    refuses_coded([](auto& u) { u.element = 32; }, "multiples of 256");
+}
+
 TEST_F(CapiOptim, MeasuresNormsOverSeveralArrays) {
     std::vector<float> leaves(2);
     double sum = 0;
@@ -188,6 +235,7 @@ TEST_F(CapiOptim, RefusesArraysThatAreNotThere) {
 TEST_F(CapiOptim, RefusesTypesAndValues) {
     refuses([](auto&, auto& u) { u.gradient_type = 3; }, "gradient_type");
     refuses([](auto&, auto& u) { u.moment_type = FERRY_F16; }, "moment_type");
+    refuses([](auto&, auto& u) { u.moment_type = FERRY_INT8; }, "m_scale is NULL");
     refuses([](auto&, auto& u) { u.moment_type = FERRY_BF16, u.element = 5; }, "element");
     refuses([](auto&, auto& u) { u.moment_type = FERRY_BF16, u.element = int64_t{1} << 34; },
             "element");

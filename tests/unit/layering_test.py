@@ -23,6 +23,7 @@ OWNERS = {"error": "base", "units": "base", "dtype": "base", "device_kind": "bas
 CONTRACTS = {"base": "bugs checksum files json_reader log philox-inl process_limits random simd_targets text threads words",
              "aio": "published_run", "ops": "attention_tiles blas_kernels slow_paths stopwatch timed_ops timed_stream view",
              "model": "huggingface saved_activations", "planner": "recorder request",
+             "checkpoint": "array_file manifest saved steps",
              "cost": "bound drives estimate kernel_times measurements operands operations simulator traffic",
              "swap": "objects schedule store", "data": "tokens", "train": "forecast from_config kernel_profile planning_measurements rehearsal"}
 # Which module may depend on which: the design. base is everybody's. An arrow that CMakeLists.txt
