@@ -307,6 +307,8 @@ private:
         while (true) {
             if (Buffer* const buffer = takeable(/*despite_hint=*/true)) return *buffer;
             write_ahead();
+            // What ended since the last look was collected.
+            if (Buffer* const buffer = takeable(/*despite_hint=*/true)) return *buffer;
             // Whatever no lease holds is on its way now: there is a slot for one write at least.
             if (moving_ == 0) throw all_leased();
             wait();

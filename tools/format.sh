@@ -26,7 +26,7 @@ for argument in "$@"; do
     esac
 done
 
-roots=(include src aio pinned_mem swap tools tests bench examples)
+roots=(include src aio pinned_mem swap python tools tests bench examples)
 every_file() {
     local here=()
     for root in "${roots[@]}"; do [ -d "$root" ] && here+=("$root"); done

@@ -2,7 +2,7 @@
 # Installs what ferry needs from the distribution (Debian 12, Ubuntu 24.04), after saying what.
 # Does nothing, and needs no network, when all of it is there.
 #
-#   tools/install-packages.sh [build] [text] [check] [fuzz]     default: all four
+#   tools/install-packages.sh [build] [text] [check] [fuzz] [python]     default: all
 set -euo pipefail
 
 # What compiles and links ferry and its unit tests.
@@ -16,6 +16,10 @@ fuzz="clang-16 libclang-rt-16-dev"
 # What tools/test.sh needs besides. The version is part of the name: another clang-format lays the
 # same code out differently, and clang-tidy needs 16 for std::source_location.
 check="clang-format-14 clang-tidy-16 ccache git"
+# What the Python package is built and tested with, and, from the Python package index, into
+# build/python: its build tools and what its tests use.
+python="python3-dev python3-venv"
+wheels="nanobind==3.1.0 scikit-build-core==1.1.2 numpy pytest"
 
 fail() {
     echo "install-packages: $*" >&2
@@ -29,8 +33,9 @@ for group in "${@:-all}"; do
         text) wanted+=" $text" ;;
         check) wanted+=" $check" ;;
         fuzz) wanted+=" $fuzz" ;;
-        all) wanted+=" $build $text $check $fuzz" ;;
-        *) fail "unknown group \"$group\": build, text, check, fuzz" ;;
+        python) wanted+=" $python" ;;
+        all) wanted+=" $build $text $check $fuzz $python" ;;
+        *) fail "unknown group \"$group\": build, text, check, fuzz, python" ;;
     esac
 done
 command -v dpkg-query > /dev/null ||
@@ -49,12 +54,28 @@ install_frontend() {
 }
 case "${*:-all}" in *build* | all) install_frontend ;; esac
 
+# Without it the tests of the Python package are skipped.
+install_wheels() {
+    local venv
+    venv=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)/build/python
+    [ "$(cat "$venv/wheels.txt" 2> /dev/null)" = "$wheels" ] && return 0
+    echo "install-packages: will install into $venv, by pip: $wheels"
+    # shellcheck disable=SC2086
+    python3 -m venv --clear "$venv" && "$venv/bin/python" -m pip install -q --disable-pip-version-check $wheels &&
+        echo "$wheels" > "$venv/wheels.txt" ||
+        echo "install-packages: no Python package will be built and tested" >&2
+}
+install_rest() {
+    case "${*:-all}" in *python* | all) install_wheels ;; esac
+}
+
 missing=()
 for package in $wanted; do
     status=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2> /dev/null || true)
     [ "$status" = installed ] || missing+=("$package")
 done
 if [ ${#missing[@]} -eq 0 ]; then
+    install_rest "$@"
     echo "install-packages: all packages are installed"
     exit 0
 fi
@@ -72,3 +93,4 @@ fi
 "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
     apt-get install -q -y --no-install-recommends "${missing[@]}" ||
     fail "could not install: ${missing[*]}"
+install_rest "$@"

@@ -22,7 +22,7 @@ say() { echo "== [$((SECONDS / 60)):$(printf %02d $((SECONDS % 60)))] $*"; }
 # A test run says nothing about the accelerators, disks or privileges it has not got; this does.
 say "machine: $(nproc) cores, $(awk '/MemTotal/{printf "%.0f GiB", $2 / 1048576}' /proc/meminfo), \
 kernel $(uname -r), user $(id -un)"
-packages=(build text check)
+packages=(build text check python)
 $quick || packages+=(fuzz)
 tools/install-packages.sh "${packages[@]}"
 

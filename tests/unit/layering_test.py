@@ -42,8 +42,9 @@ ALLOWED = {
     "capi": "train config swap aio pinned_mem optim device topology",
 }
 # Tests are built by the name of their module; what else tests/ holds, by cmake/ferry.cmake, which names it or all of a folder.
+# python/CMakeLists.txt takes all of python/src.
 TEST_FOLDERS = ("tests/unit", "tests/contract", "tests/sim", "tests/golden")
-WHOLE_FOLDERS = ("tests/support", "tests/fuzz")
+WHOLE_FOLDERS = ("tests/support", "tests/fuzz", "python/src")
 # Packages that are included with quotes.
 PACKAGES = ("hwy/",)
 
@@ -282,6 +283,12 @@ class Tree(unittest.TestCase):
         # It throws: only before the work, and at the end.
         throwing = {path for path, text in texts.items() if re.search(r"\bcheck_output\(\)", text)}
         self.assertEqual(throwing - {"tools/output.h", "tools/output.cc"}, {"tools/main.cc", "tools/cmd_launch.cc"})
+
+    def test_the_python_package_stands_on_the_c_abi(self):
+        sources = [*(ROOT / "python/src").iterdir()]
+        self.assertGreater(len(sources), 5)
+        included = {include for path in sources for include in quoted_includes(path.read_text())}
+        self.assertEqual(included, {"core.h", "ferry/ferry.h"})
 
     def test_every_source_is_built(self):
         cmake = (ROOT / "CMakeLists.txt").read_text()

@@ -15,6 +15,46 @@ namespace {
 
 constexpr int64_t kBytes = 8192;
 
+// Transfers that end between two looks: every second one sees nothing.
+class LateVolume final : public aio::Volume {
+public:
+    explicit LateVolume(aio::Volume& volume) : volume_(volume) {}
+    aio::Operation* poll() noexcept override { return looks_++ % 2 ? volume_.poll() : nullptr; }
+    aio::SlotId allocate(int c) noexcept override { return volume_.allocate(c); }
+    void free(aio::SlotId slot) noexcept override { volume_.free(slot); }
+    void discard_free_slots() override { volume_.discard_free_slots(); }
+    void finish_layout() override { volume_.finish_layout(); }
+    bool try_submit(aio::Operation& o) noexcept override { return volume_.try_submit(o); }
+    void cancel_queued() noexcept override { volume_.cancel_queued(); }
+    int in_flight() const noexcept override { return volume_.in_flight(); }
+    void flush() override { volume_.flush(); }
+    void note_step(int64_t step) noexcept override { volume_.note_step(step); }
+    int64_t noted_step() const noexcept override { return volume_.noted_step(); }
+    void note_lost() noexcept override { volume_.note_lost(); }
+    std::span<std::byte> record() noexcept override { return volume_.record(); }
+    void publish(int64_t bytes) noexcept override { volume_.publish(bytes); }
+    bool published() override { return volume_.published(); }
+    std::string missing() const override { return volume_.missing(); }
+    std::span<const std::byte> found_record(size_t n) const override {
+        return volume_.found_record(n);
+    }
+    void resume_from(size_t n) noexcept override { volume_.resume_from(n); }
+    bool take(int c, std::span<const aio::SlotId> slots) override { return volume_.take(c, slots); }
+    int64_t alignment() const noexcept override { return volume_.alignment(); }
+    int64_t slot_bytes(int c) const noexcept override { return volume_.slot_bytes(c); }
+    int path_of(aio::SlotId slot) const noexcept override { return volume_.path_of(slot); }
+    std::string describe(aio::SlotId slot) const override { return volume_.describe(slot); }
+    std::string_view backend_name() const noexcept override { return volume_.backend_name(); }
+    bool direct(int path) const noexcept override { return volume_.direct(path); }
+    std::vector<aio::PathCounters> counters() const override { return volume_.counters(); }
+    int64_t reserved_bytes() const noexcept override { return volume_.reserved_bytes(); }
+    int64_t peak_bytes() const noexcept override { return volume_.peak_bytes(); }
+
+private:
+    aio::Volume& volume_;
+    int looks_ = 0;
+};
+
 class LeasesTest : public testing::Test {
 protected:
     struct Setup {
@@ -194,6 +234,25 @@ TEST_F(LeasesTest, EveryBufferLeasedIsAnErrorAndNoHang) {
     first.give_back();
     EXPECT_EQ(get(2), 1);
     EXPECT_EQ(value_of(second), 1);
+}
+
+TEST_F(LeasesTest, ABufferWhoseWriteEndsAtTheLastMomentIsTaken) {
+    make({.buffers = 2});
+    store_.reset();
+    LateVolume late(*volume_);
+    store_ = LeasedStore::make(
+        {.objects = objects_of(4), .buffers = {memory_.get(), 2 * kBytes}, .buffer_bytes = kBytes},
+        *executor_, &late);
+    const Lease held = store_->acquire(0, Access::overwrite);
+    for (int i = 0; i < 10; ++i) {
+        put(1, i);
+        let_time_pass();
+        store_->check();  // a look: the next one is the last before the buffer is asked for
+        put(2, i);
+        let_time_pass();
+        EXPECT_EQ(get(1), i);
+    }
+    store_->flush();
 }
 
 TEST_F(LeasesTest, ReadersComeWhileItIsWrittenWritersAfter) {

@@ -1,0 +1,21 @@
+"""ferry for Python: file I/O, pinned memory, tensors over host memory and NVMe, optimizers and the engine.
+
+Everything here works without torch. `ferry_offload.torch` has what PyTorch programs use."""
+
+import atexit
+
+from . import _core
+from ._core import (Aio, Engine, Evaluation, Hyper, Lease, Memory, Path, PathStats, Pool, RunReport, StepReport,
+                    Store, StoreStats, Team, Transfer, clip_factor, log_to_stderr, recast, square_sum, update)
+from .errors import (CancelledError, ClosedError, DivergedError, DoesNotFitError, FerryError, InternalError,
+                     StorageError, UsageError)
+from .planning import plan
+
+__version__ = _core.version()
+__all__ = ["Aio", "CancelledError", "ClosedError", "DivergedError", "DoesNotFitError", "Engine", "Evaluation",
+           "FerryError", "Hyper", "InternalError", "Lease", "Memory", "Path", "PathStats", "Pool", "RunReport",
+           "StepReport", "StorageError", "Store", "StoreStats", "Team", "Transfer", "UsageError", "clip_factor",
+           "log_to_stderr", "plan", "recast", "square_sum", "update"]
+
+# Buffers of transfers are Python's memory, and files are to be removed.
+atexit.register(_core.close_all)

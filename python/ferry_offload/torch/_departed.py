@@ -1,0 +1,93 @@
+"""What `.grad` holds once a gradient has left for host memory."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import torch
+from torch.utils import _pytree
+
+from ..errors import usage
+
+_ops = torch.ops.aten
+_ASIDE = (_ops.detach.default, _ops.alias.default)
+_SCALES = (_ops.mul_.Tensor, _ops.mul_.Scalar, _ops._foreach_mul_.Tensor, _ops._foreach_mul_.Scalar)
+
+
+class Home(Protocol):
+    """Where it is."""
+
+    def fetch(self) -> torch.Tensor: ...
+    def norm(self) -> float: ...
+    def zero(self) -> None: ...
+    def scale(self, factor: float) -> None: ...
+
+
+class DepartedGradient(torch.Tensor):
+    """Reading fetches it. What would change it in place is refused: the gradient is elsewhere, and the change
+    would be lost. Passed on are zero_() and GradScaler's unscaling, and a product with 1 changes nothing:
+    Trainer logs the norm by clip_grad_norm_(parameters, inf)."""
+
+    home: Home
+
+    @staticmethod
+    def __new__(cls, like: torch.Tensor, home: Home) -> DepartedGradient:
+        made = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device)
+        made.home = home
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _ASIDE:
+            return args[0]
+        if func is _ops.zero_.default:
+            args[0].home.zero()
+            return args[0]
+        if func is _ops._foreach_zero_.default:
+            for gradient in args[0]:
+                gradient.zero_()
+            return None
+        if func is _ops._amp_foreach_non_finite_check_and_unscale_.default:
+            return _unscale(*args)
+        if func in _SCALES and float(args[1]) == 1:
+            return args[0]
+        if func is _ops.linalg_vector_norm.default and len(args) == 1 and not kwargs:
+            return torch.tensor(args[0].home.norm(), dtype=args[0].dtype, device=args[0].device)
+        for argument, value in _arguments(func, args, kwargs):
+            alias = argument.alias_info
+            if alias is not None and any(isinstance(one, cls) for one in _pytree.tree_leaves(value)):
+                _refuse(func, "changed in place" if alias.is_write else "viewed")
+        fetched = _pytree.tree_map(lambda one: one.home.fetch() if isinstance(one, cls) else one, (args, kwargs))
+        return func(*fetched[0], **fetched[1])
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"DepartedGradient(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device})"
+
+
+def _unscale(gradients: list[torch.Tensor], found_inf: torch.Tensor, inverse_scale: torch.Tensor) -> None:
+    factor = float(inverse_scale)
+    for gradient in gradients:
+        if not isinstance(gradient, DepartedGradient):
+            torch._amp_foreach_non_finite_check_and_unscale_([gradient], found_inf, inverse_scale)
+            continue
+        if factor != 1:
+            gradient.home.scale(factor)
+        if not math.isfinite(gradient.home.norm()):
+            found_inf.fill_(1.0)
+
+
+def _arguments(func: Any, args: Any, kwargs: Any) -> list[tuple[Any, Any]]:
+    schema = func._schema.arguments
+    named = {argument.name: argument for argument in schema}
+    return [*zip(schema, args), *((named[name], value) for name, value in kwargs.items())]
+
+
+def _refuse(func: Any, how: str) -> None:
+    raise usage(f"a gradient that has left for host memory is {how}", where=str(func),
+                measured="overlap=True: gradients leave .grad in backward",
+                limit="reading, zero_grad() and step()",
+                remedy="to clip, give the optimizer max_norm=... and switch off what clips outside (Trainer: "
+                       "max_grad_norm=0); for DDP and whatever else changes .grad, keep_grads=True or overlap=False")

@@ -1,0 +1,136 @@
+"""What the optimizer knows of a parameter: its gradient on the host, and where its new weights go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .._core import square_sum
+from ..errors import usage
+from ._departed import DepartedGradient
+from ._transfers import Transfers
+
+_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a sharded parameter (DTensor), or the tensor itself, without autograd."""
+    shard = getattr(tensor, "_local_tensor", None)
+    return (tensor if shard is None else shard).detach()
+
+
+class Record:
+    """`gradient` is flat and on the host; `arrivals` counts backward passes since step() or zero_grad().
+    `generation` tells whether an update was made from what the gradient is now."""
+
+    def __init__(self, index: int, parameter: torch.nn.Parameter, group: int, name: str) -> None:
+        self.index, self.parameter, self.group, self.name = index, parameter, group, name
+        self.chunks: list[Any] = []
+        self.gradient: torch.Tensor | None = None
+        self.arrivals = self.generation = 0
+        self.left: Any = None  # of a gradient that a stream still copies
+        self.departed: DepartedGradient | None = None  # what .grad holds then
+        self.taken: tuple[Any, int, Any] | None = None  # .grad as it was taken, where it stays
+        self._square: tuple[int, float] | None = None  # and the generation that it is of
+        self.hooks: list[Any] = []
+        self._check()
+        self.kind = self.weights.dtype, self.weights.device
+        self.version = self.weights._version
+
+    def _check(self) -> None:
+        weights = self.weights
+        if weights.dtype not in _TYPES:
+            raise usage("a parameter has a type that no update knows", where=self.name, measured=weights.dtype,
+                        limit="float32, bfloat16 or float16")
+        if weights.layout != torch.strided or weights.device.type not in ("cpu", "cuda"):
+            raise usage("a parameter lies where no update reaches it", where=self.name,
+                        measured=f"{weights.layout} on {weights.device}", limit="dense tensors on CPU or CUDA")
+
+    @property
+    def weights(self) -> torch.Tensor:
+        return local(self.parameter)
+
+    def check_moved(self) -> None:
+        now = self.weights.dtype, self.weights.device
+        if now != self.kind:
+            raise usage("a parameter was moved or cast after the optimizer was made", where=self.name, measured=now,
+                        limit=self.kind, remedy="make the optimizer afterwards")
+
+    @property
+    def is_sharded(self) -> bool:
+        return hasattr(self.parameter, "device_mesh")
+
+    @property
+    def count(self) -> int:
+        return self.weights.numel()
+
+    # ---- the gradient
+
+    def take(self, gradient: torch.Tensor, transfers: Transfers, keep: bool) -> None:
+        """The whole gradient is this one."""
+        if gradient.is_sparse:
+            raise usage("a gradient is sparse", where=self.name, limit="dense gradients",
+                        remedy="sparse=False at the embedding")
+        whole = local(gradient)
+        if whole.numel() != self.count:
+            raise usage("a gradient has another size than its parameter", where=self.name,
+                        measured=f"{whole.numel()} elements", limit=f"{self.count}")
+        self.gradient, self.left = transfers.to_host(self, whole)
+        self.taken = (gradient, whole._version, _fingerprint(whole)) if keep else None
+        self.changed()
+
+    def add(self, gradient: torch.Tensor, transfers: Transfers) -> None:
+        """One more micro-batch, added in the gradient's type: what .grad would hold."""
+        assert self.gradient is not None
+        self.wait()
+        self.gradient.add_(transfers.read(local(gradient)))
+        self.taken = None
+        self.changed()
+
+    def wait(self) -> None:
+        """Until the gradient is on the host."""
+        left = self.left
+        if left is not None:
+            left.synchronize()
+
+    def fetch(self) -> torch.Tensor:
+        assert self.gradient is not None
+        self.wait()
+        weights = self.weights
+        return self.gradient.view(weights.shape).to(weights.device)
+
+    def scale(self, factor: float) -> None:
+        assert self.gradient is not None
+        self.wait()
+        self.gradient.zero_() if factor == 0 else self.gradient.mul_(factor)
+        self.changed()
+
+    def drop(self) -> None:
+        self.gradient = self.left = self.taken = None
+        self.changed()
+
+    def changed(self) -> None:
+        self.generation += 1
+
+    def square(self, team: Any) -> float:
+        """Of a gradient that changes meanwhile it is not kept."""
+        if self._square is None or self._square[0] != self.generation:
+            generation, gradient = self.generation, self.gradient
+            assert gradient is not None
+            self.wait()
+            self._square = generation, square_sum(gradient, team=team)
+        return self._square[1]
+
+    def is_stale(self) -> bool:
+        """.grad is not what was taken: someone clipped, unscaled or replaced it."""
+        gradient = self.parameter.grad
+        if self.taken is None or gradient is not self.taken[0] or local(gradient)._version != self.taken[1]:
+            return True
+        return not torch.equal(_fingerprint(local(gradient)), self.taken[2])
+
+
+def _fingerprint(gradient: torch.Tensor) -> torch.Tensor:
+    """Of its bits, where it is: not every operation that changes a tensor in place counts as a new version."""
+    bits = torch.int32 if gradient.dtype == torch.float32 else torch.int16
+    return gradient.detach().reshape(-1).view(bits).sum(dtype=torch.int64)

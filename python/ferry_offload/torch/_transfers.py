@@ -1,0 +1,145 @@
+"""How gradients come to the host and weights go back: by reference on the CPU, by a side stream and pinned
+memory on a GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .._core import Pool
+
+if TYPE_CHECKING:
+    from ._records import Record
+
+
+def pinned(count: int, dtype: torch.dtype, name: str) -> torch.Tensor:
+    """Memory on huge pages, page-locked for CUDA."""
+    bytes = count * dtype.itemsize
+    memory = Pool(bytes).reserve(bytes, name)
+    tensor = torch.frombuffer(memory, dtype=dtype)
+    failed = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), bytes, 0)
+    if int(failed) != 0:
+        raise RuntimeError(f"cudaHostRegister of {bytes} bytes ({name}): {failed}")
+    return tensor
+
+
+class Transfers:
+    """Of the parameters of one optimizer. `gradients` and `weights` are flat host tensors by parameter index:
+    of a GPU's parameters both, of the CPU's those that a speculative update writes."""
+
+    def __init__(self) -> None:
+        self.gradients: dict[int, torch.Tensor] = {}
+        self.weights: dict[int, torch.Tensor] = {}
+        self._streams: dict[torch.device, Any] = {}
+        self._sent: list[Any] = []  # events of weights under way
+        self._registered: list[torch.Tensor] = []
+
+    def reserve(self, records: list[Record], speculative: set[int]) -> int:
+        """Takes the memory for these; the bytes of it."""
+        total = 0
+        for on_gpu in (True, False):
+            mine = [r for r in records if (r.weights.device.type == "cuda") == on_gpu]
+            for dtype in {r.weights.dtype for r in mine}:
+                typed = [r for r in mine if r.weights.dtype == dtype]
+                total += self._cut(self.weights, [r for r in typed if on_gpu or r.index in speculative], dtype, on_gpu)
+                total += self._cut(self.gradients, typed if on_gpu else [], dtype, on_gpu)
+        return total
+
+    def _cut(self, into: dict[int, torch.Tensor], records: list[Record], dtype: torch.dtype, on_gpu: bool) -> int:
+        count = sum(r.count for r in records)
+        if count == 0:
+            return 0
+        flat = pinned(count, dtype, "gradients and weights") if on_gpu else torch.empty(count, dtype=dtype)
+        if on_gpu:
+            self._registered.append(flat)
+        for record, part in zip(records, flat.split([r.count for r in records])):
+            into[record.index] = part
+        return count * dtype.itemsize
+
+    @staticmethod
+    def bytes_for(records: list[Record], speculative: bool) -> int:
+        """What reserve() takes at most."""
+        size = {r.index: r.count * r.weights.dtype.itemsize for r in records}
+        return sum(size[r.index] * (2 if r.weights.device.type == "cuda" else int(speculative)) for r in records)
+
+    # ---- gradients
+
+    def to_host(self, record: Record, gradient: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """The gradient, flat on the host, and an event to wait for."""
+        if gradient.device.type == "cpu":
+            return gradient.detach().reshape(-1), None
+        home = self.gradients[record.index]
+        return home, self._copy(home, gradient.reshape(-1))
+
+    def read(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Waits for it."""
+        flat = gradient.detach().reshape(-1)
+        if flat.device.type == "cpu":
+            return flat
+        host = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
+        self._copy(host, flat).synchronize()
+        return host
+
+    def _copy(self, host: torch.Tensor, flat: torch.Tensor) -> Any:
+        stream = self._stream(flat.device)
+        stream.wait_stream(torch.cuda.current_stream(flat.device))
+        with torch.cuda.stream(stream):
+            host.copy_(flat, non_blocking=True)
+        flat.record_stream(stream)  # autograd may free it: its memory is used again after the copy only
+        return stream.record_event()
+
+    def _stream(self, device: torch.device) -> Any:
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        return self._streams[device]
+
+    # ---- weights
+
+    def target(self, record: Record, speculative: bool) -> torch.Tensor:
+        """Where an update writes new weights. Of contiguous weights on the CPU it is they, unless that comes too
+        early."""
+        weights = record.weights
+        if not speculative and self.is_direct(weights):
+            return weights.view(-1)
+        if record.index not in self.weights:
+            self.weights[record.index] = torch.empty(record.count, dtype=weights.dtype)
+        return self.weights[record.index]
+
+    @staticmethod
+    def is_direct(weights: torch.Tensor) -> bool:
+        return weights.device.type == "cpu" and weights.is_contiguous()
+
+    def send(self, record: Record, start: int, count: int) -> None:
+        """Staged weights [start, start + count) into the parameter."""
+        staged, weights = self.weights[record.index], record.weights
+        if weights.is_contiguous():
+            into, part = weights.view(-1)[start:start + count], staged[start:start + count]
+        elif start + count == record.count:  # the last of them
+            into, part = weights, staged.view(weights.shape)
+        else:
+            return
+        if weights.device.type == "cpu":
+            into.copy_(part)
+            return
+        stream = self._stream(weights.device)
+        stream.wait_stream(torch.cuda.current_stream(weights.device))
+        with torch.cuda.stream(stream):
+            into.copy_(part, non_blocking=True)
+
+    def sent(self) -> None:
+        """All of a step's: whatever the caller enqueues from now on comes after them."""
+        for device, stream in self._streams.items():
+            torch.cuda.current_stream(device).wait_stream(stream)
+            self._sent.append(stream.record_event())
+
+    def wait_until_sent(self) -> None:
+        """Before staged weights are overwritten."""
+        while self._sent:
+            self._sent.pop().synchronize()
+
+    def close(self) -> None:
+        for tensor in self._registered:
+            torch.cuda.synchronize()
+            torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())
+        self._registered.clear()

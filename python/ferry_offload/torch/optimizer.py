@@ -1,0 +1,621 @@
+"""torch.optim optimizers whose state lies in host memory and on NVMe (docs/embedding.md)."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import copy
+import dataclasses
+import math
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from .._core import Hyper, Team, clip_factor, update
+from ..errors import error_of, message, usage
+from ..sizes import to_bytes
+from ..tiered_state import Chunk, Piece, TieredState
+from ._departed import DepartedGradient
+from ._records import Record, local
+from ._transfers import Transfers
+
+
+@dataclasses.dataclass
+class Stats:
+    """Of all steps so far; `updates` are of chunks."""
+
+    steps: int = 0
+    updates_committed: int = 0  # made while backward went on
+    updates_rolled_back: int = 0
+    updates_in_step: int = 0
+    host_bytes: int = 0
+    nvme_bytes: int = 0
+    norm: float = 0.0  # of the last step's gradient
+    clip_factor: float = 1.0
+
+
+class _Tier:
+    """Parameters that were there at the same time: their state has one store."""
+
+    def __init__(self, records: list[Record], state: TieredState) -> None:
+        self.records, self.state = records, state
+        for chunk in state.chunks:
+            for piece in chunk.pieces:
+                records[piece.parameter].chunks.append((self, chunk))
+
+
+class _Home:
+    """Of a gradient that has left. It does not keep its optimizer alive."""
+
+    def __init__(self, optimizer: OffloadOptimizer, record: Record) -> None:
+        self._optimizer, self._record = weakref.ref(optimizer), record
+
+    def _alive(self) -> OffloadOptimizer:
+        optimizer = self._optimizer()
+        if optimizer is None:
+            raise usage("the optimizer that has this gradient is gone", where=self._record.name)
+        return optimizer
+
+    def fetch(self) -> torch.Tensor:
+        return self._record.fetch()
+
+    def norm(self) -> float:
+        return math.sqrt(self._record.square(self._alive()._team))
+
+    def zero(self) -> None:
+        self._alive()._change(self._record, 0.0)
+
+    def scale(self, factor: float) -> None:
+        self._alive()._change(self._record, factor)
+
+
+class OffloadOptimizer(torch.optim.Optimizer):
+    """What OffloadAdamW and its like share.
+
+    max_norm           the gradient's global norm is clipped to it, as by clip_grad_norm_
+    host               host memory to take at most, with what gradients and weights pass through
+    nvme               directories for what does not fit
+    overlap            gradients leave in backward, and updates begin then; False: .grad is torch's, and step()
+                       does everything
+    accumulation_steps backward passes of a step; accumulate() declares them one by one
+    keep_grads         with overlap: .grad keeps the gradient, and what changes it there counts
+    """
+
+    method = ""
+    _moments: tuple[str, ...] = ()
+    _step_supports_amp_scaling = True  # GradScaler says by what to divide, and does not touch gradients
+
+    def __init__(self, params: Any, defaults: dict[str, Any], *, max_norm: float | None, host: int | str,
+                 nvme: Sequence[Any], overlap: bool, accumulation_steps: int, keep_grads: bool, threads: int,
+                 chunk_elements: int | None) -> None:
+        if accumulation_steps < 1:
+            raise usage("accumulation_steps is too small", measured=accumulation_steps, limit="1 or more")
+        self.max_norm, self.accumulation_steps, self.stats = max_norm, accumulation_steps, Stats()
+        self._host_left, self._nvme, self._overlap, self._keep = to_bytes(host), list(nvme), overlap, keep_grads
+        self._threads, self._chunk_elements = threads, chunk_elements
+        self._team, self._transfers = Team(threads), Transfers()
+        self._worker = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="ferry-optim")
+        self._records: dict[torch.Tensor, Record] = {}
+        self._tiers: list[_Tier] = []
+        self._versions: dict[int, _Version] = {}  # by id(chunk): what was made of it ahead of step()
+        self._lock = threading.Lock()
+        self._accumulating, self._failed, self._built = False, "", False
+        self._gradient_scale = 1.0  # of the last step, by GradScaler: likely of the next one too
+        super().__init__(params, defaults)
+        self._built = True
+        self._adopt()
+        self._closes = weakref.finalize(self, _close, self._worker, self._tiers, self._transfers, self._records)
+
+    # ---- parameters
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        self._refuse_options()
+        if self._built:
+            self._adopt()
+
+    def _refuse_options(self) -> None:
+        for group in self.param_groups:
+            for option in ("amsgrad", "maximize", "differentiable", "dampening"):
+                if group.get(option):
+                    raise usage(f"{option} is not done", measured=group[option], limit=0)
+            for p in group["params"]:  # _adopt() makes its state as soon as it wants gradients
+                Record(-1, p, 0, self._name_of(p))
+
+    def _name_of(self, parameter: torch.Tensor) -> str:
+        for g, group in enumerate(self.param_groups):
+            for i, p in enumerate(group["params"]):
+                if p is parameter:
+                    names = group.get("param_names")
+                    return names[i] if names else f"parameter {i} of group {g}, shape {tuple(p.shape)}"
+        return "a parameter"
+
+    def _adopt(self) -> None:
+        """State for parameters that want gradients and have none: new ones, and those that were frozen."""
+        new = []
+        for g, group in enumerate(self.param_groups):
+            for p in group["params"]:
+                if p in self._records:
+                    self._records[p].group = g
+                elif p.requires_grad and local(p).numel() > 0:
+                    new.append(Record(len(self._records) + len(new), p, g, self._name_of(p)))
+        if not new:
+            return
+        fixed = Transfers.bytes_for(new, self._overlap)
+        if fixed > self._host_left:
+            raise error_of(3, "does not fit", message(
+                "host memory has no room for gradients and weights on their way", "", f"{fixed} bytes",
+                f"{self._host_left} bytes are left of `host`", "give more"))
+        state = TieredState([r.count for r in new], len(self._moments), host_bytes=self._host_left - fixed,
+                            nvme=self._nvme, speculative=self._overlap, chunk_elements=self._chunk_elements,
+                            threads=self._threads)
+        tier = _Tier(new, state)
+        self._tiers.append(tier)
+        speculative = {r.index for r in new if self._overlap and any(state.can_speculate(c) for _, c in r.chunks)}
+        self._host_left -= self._transfers.reserve(new, speculative) + state.host_bytes
+        self._count_bytes()
+        for r in new:
+            self._records[r.parameter] = r
+            if self._overlap:
+                self._hook(r)
+        for chunk in state.chunks:
+            self._on_worker(lambda c=chunk: state.write(c, lambda *rows: _begin(new, *rows), "overwrite")).result()
+
+    def _count_bytes(self) -> None:
+        self.stats.nvme_bytes = sum(tier.state.nvme_bytes for tier in self._tiers)
+        staged = [*self._transfers.weights.values(), *self._transfers.gradients.values()]
+        self.stats.host_bytes = sum(tier.state.host_bytes for tier in self._tiers) + sum(t.nbytes for t in staged)
+
+    def _hook(self, record: Record) -> None:
+        me = weakref.ref(self)
+
+        def before(_: torch.Tensor) -> None:
+            if optimizer := me():
+                optimizer._before_arrival(record)
+
+        def after(_: torch.Tensor) -> None:
+            if optimizer := me():
+                optimizer._arrived(record)
+
+        p = record.parameter
+        record.hooks += [p.register_hook(before), p.register_post_accumulate_grad_hook(after)]
+
+    # ---- gradients
+
+    @contextlib.contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Backward passes in here do not end an accumulation."""
+        self._accumulating = True
+        try:
+            yield
+        finally:
+            self._accumulating = False
+
+    def _before_arrival(self, record: Record) -> None:
+        """Autograd is to find no gradient where one has left, and to add to one that stays."""
+        if isinstance(record.parameter.grad, DepartedGradient):
+            record.parameter.grad = None
+        elif record.gradient is not None and record.parameter.grad is None:
+            self._forget(record)  # the model's zero_grad()
+
+    def _arrived(self, record: Record) -> None:
+        gradient = record.parameter.grad
+        if gradient is None:
+            return
+        self._withdraw(record)
+        keep = self._keep or record.is_sharded  # FSDP adds to .grad itself
+        if record.gradient is None or keep:
+            record.take(gradient, self._transfers, keep)
+        else:
+            record.add(gradient, self._transfers)
+        if not keep:
+            if record.departed is None:
+                record.departed = DepartedGradient(record.parameter.detach(), _Home(self, record))
+            record.parameter.grad = record.departed
+        if self._accumulating:
+            return
+        record.arrivals += 1
+        if record.arrivals >= self.accumulation_steps:
+            self._on_worker(lambda: record.gradient is not None and record.square(self._team))
+            if self.stats.clip_factor == 1.0:  # of the last step: likely of this one too
+                self._speculate_on(record)
+
+    def _change(self, record: Record, factor: float) -> None:
+        self._withdraw(record)
+        record.scale(factor)
+
+    def _forget(self, record: Record) -> None:
+        self._withdraw(record)
+        record.drop()
+        record.arrivals = 0
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for r in self._records.values():
+            r.arrivals = 0
+            if set_to_none:
+                self._forget(r)
+        super().zero_grad(set_to_none)  # zeroes those that have left where they are
+
+    # ---- updates ahead of step()
+
+    def _speculate_on(self, record: Record) -> None:
+        for tier, chunk in record.chunks:
+            if not tier.state.can_speculate(chunk):
+                continue
+            records = [tier.records[piece.parameter] for piece in chunk.pieces]
+            with self._lock:
+                if id(chunk) in self._versions or any(r.arrivals < self.accumulation_steps for r in records):
+                    continue
+                version = self._versions[id(chunk)] = _Version(tier, chunk, self._key(chunk, records, self._gradient_scale))
+            version.job = self._on_worker(lambda v=version: self._make(v))
+
+    def _make(self, version: _Version) -> None:
+        tier, chunk = version.tier, version.chunk
+        self._transfers.wait_until_sent()
+        for piece in chunk.pieces:
+            tier.records[piece.parameter].square(self._team)
+        tier.state.speculate(chunk, self._update(tier, version.key[0], speculative=True))
+
+    def _withdraw(self, record: Record) -> None:
+        """What was made of this gradient ahead of step() is void."""
+        for _, chunk in record.chunks:
+            with self._lock:
+                version = self._versions.pop(id(chunk), None)
+            if version:
+                concurrent.futures.wait([version.job])
+                version.tier.state.roll_back(chunk)
+                self.stats.updates_rolled_back += 1
+
+    def _key(self, chunk: Chunk, records: list[Record], scale: float) -> Any:
+        """Everything that an update's numbers follow from."""
+        return scale, [(r.index, r.generation, r.version, self._step_of(r), self._constants(self.param_groups[r.group]))
+                       for r in records]
+
+    def _update(self, tier: _Tier, scale: float, speculative: bool, only: set[int] | None = None) -> Callable[[Piece, Any, Any], None]:
+        hypers = {r.group: Hyper(self.method, **self._constants(self.param_groups[r.group])) for r in tier.records}
+
+        def apply(piece: Piece, old: Any, new: Any) -> None:
+            r = tier.records[piece.parameter]
+            if only is not None and r.index not in only:
+                return
+            assert r.gradient is not None
+            here = slice(piece.start, piece.start + piece.count)
+            weight = self._transfers.target(r, speculative)[here]
+            moments = dict(zip(("m", "v"), new[1:])) | dict(zip(("m_in", "v_in"), old[1:]))
+            update(hypers[r.group], self._step_of(r) + 1, r.gradient[here], new[0], weight=weight, p_in=old[0],
+                   gradient_scale=scale, team=self._team, **moments)
+
+        return apply
+
+    def _on_worker(self, job: Callable[[], Any]) -> concurrent.futures.Future[Any]:
+        return self._worker.submit(job)
+
+    # ---- step
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Weights change here and nowhere else. A gradient that is not finite is a DivergedError, and nothing
+        changes."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._failed:
+            raise usage("an earlier step failed half-way: the state is not consistent", measured=self._failed,
+                        remedy="load a state that was saved before")
+        self._adopt()
+        for r in self._records.values():
+            r.check_moved()
+        if getattr(self, "found_inf", None) is not None and float(self.found_inf) > 0:
+            return loss  # GradScaler's: without this step
+        active = self._with_gradients()
+        self._take_over_weights()
+        scale = self._scale_of(active)
+        try:
+            for tier in self._tiers:
+                tier.state.check()
+            self._update_all(active, scale)
+        except Exception as error:
+            self._failed = str(error)
+            raise
+        for r in active:
+            state = self.state[r.parameter]
+            state["step"] = torch.tensor(self._step_of(r) + 1.0)
+            r.arrivals = 0
+        self.stats.steps += 1
+        return loss
+
+    def _with_gradients(self) -> list[Record]:
+        """Those with a gradient, which is on its way to the host at least."""
+        active = []
+        for r in self._records.values():
+            gradient = r.parameter.grad
+            if gradient is None:
+                if r.gradient is not None:
+                    self._forget(r)
+                continue
+            if not isinstance(gradient, DepartedGradient) and r.is_stale():
+                self._withdraw(r)
+                r.take(gradient, self._transfers, keep=True)
+            active.append(r)
+        return active
+
+    def _take_over_weights(self) -> None:
+        """Weights that were changed by somebody else are the master's from now on."""
+        changed = {r.index: r for r in self._records.values() if r.weights._version != r.version}
+        for r in changed.values():
+            self._withdraw(r)
+
+        def apply(tier: _Tier, piece: Piece, _: Any, new: Any) -> None:
+            r = tier.records[piece.parameter]
+            if r.index in changed:
+                ours, theirs = torch.from_numpy(new[0]), _host_part(r, piece)
+                ours.copy_(torch.where(ours.to(theirs.dtype) == theirs, ours, theirs.float()))
+
+        for tier, chunk in self._chunks_of(list(changed.values())):
+            self._on_worker(lambda t=tier, c=chunk: t.state.write(c, lambda *rows: apply(t, *rows))).result()
+        for r in changed.values():
+            r.version = r.weights._version
+
+    def _scale_of(self, active: list[Record]) -> float:
+        """By what gradients are multiplied: what GradScaler divides by, and the clip factor."""
+        grad_scale = getattr(self, "grad_scale", None)
+        self._gradient_scale = 1.0 if grad_scale is None else 1.0 / float(grad_scale)
+        squares = self._on_worker(lambda: [r.square(self._team) for r in active]).result()
+        norm = math.sqrt(self._sum_over_ranks(sum(squares), active)) * self._gradient_scale
+        if not math.isfinite(norm):
+            wrong = next((r.name for r, s in zip(active, squares) if not math.isfinite(s)), "on another rank")
+            raise error_of(5, "diverged", message("the gradient is not finite", wrong, norm, "a finite norm",
+                                                  "zero_grad() goes on without this step: nothing has changed"))
+        self.stats.norm, self.stats.clip_factor = norm, clip_factor(norm, self.max_norm or 0.0)
+        return self.stats.clip_factor * self._gradient_scale
+
+    def _sum_over_ranks(self, mine: float, active: list[Record]) -> float:
+        """Of parameters that are sharded (DTensor) every rank has a part of the norm."""
+        meshes = {r.parameter.device_mesh for r in active if r.is_sharded}  # type: ignore[attr-defined]
+        if not meshes:
+            return mine
+        if len(meshes) > 1 or len(active) != sum(r.is_sharded for r in active):
+            raise usage("parameters are sharded in several ways, and their common norm is not done",
+                        measured=f"{len(meshes)} meshes", limit="all parameters on one mesh of one dimension")
+        mesh = meshes.pop()
+        total = torch.tensor(mine, dtype=torch.float64, device=mesh.device_type)
+        torch.distributed.all_reduce(total, group=mesh.get_group())
+        return float(total)
+
+    def _chunks_of(self, records: list[Record]) -> list[tuple[_Tier, Chunk]]:
+        found = {id(chunk): (tier, chunk) for r in records for tier, chunk in r.chunks}
+        return list(found.values())
+
+    def _update_all(self, active: list[Record], scale: float) -> None:
+        indices = {r.index for r in active}
+        chunks = self._chunks_of(active)
+        self._worker_waits_for_weights()
+        jobs = [self._on_worker(lambda t=tier, c=chunk, n=chunks[i + 1:i + 3]: self._finish(t, c, indices, scale, n))
+                for i, (tier, chunk) in enumerate(chunks)]
+        for (tier, chunk), job in zip(chunks, jobs):
+            committed = job.result()
+            for piece in chunk.pieces:
+                r = tier.records[piece.parameter]
+                if r.index in indices and (committed or not self._transfers.is_direct(r.weights)):
+                    self._transfers.send(r, piece.start, piece.count)
+        self._transfers.sent()
+        for r in active:
+            torch.autograd.graph.increment_version(r.weights)
+            r.version = r.weights._version
+
+    def _worker_waits_for_weights(self) -> None:
+        self._on_worker(self._transfers.wait_until_sent).result()
+
+    def _finish(self, tier: _Tier, chunk: Chunk, indices: set[int], scale: float, next_ones: list[tuple[_Tier, Chunk]]) -> bool:
+        """Whether the version that was made ahead of step() stands."""
+        records = [tier.records[piece.parameter] for piece in chunk.pieces]
+        with self._lock:
+            version = self._versions.pop(id(chunk), None)
+        if version:
+            if version.job.exception() is None and version.key == self._key(chunk, records, scale):
+                tier.state.commit(chunk)
+                self.stats.updates_committed += 1
+                return True
+            tier.state.roll_back(chunk)
+            self.stats.updates_rolled_back += 1
+        for other, later in next_ones:
+            if id(later) not in self._versions:
+                other.state.prefetch([later])
+        for r in records:
+            if r.index in indices:
+                r.wait()
+        tier.state.write(chunk, self._update(tier, scale, speculative=False, only=indices))
+        self.stats.updates_in_step += 1
+        return False
+
+    # ---- what a method is
+
+    def _constants(self, group: dict[str, Any]) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _step_of(self, record: Record) -> int:
+        state = self.state.get(record.parameter)
+        return int(state["step"]) if state else 0
+
+    # ---- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's, with moments in fp32 on the CPU, and "master" where weights have 16 bits. Of parameters
+        without a step yet there is nothing."""
+        steps = {p: dict(state) for p, state in self.state.items()}
+        try:
+            for r in self._records.values():
+                if r.parameter in self.state:
+                    self.state[r.parameter].update(self._read(r))
+            return super().state_dict()
+        finally:
+            self.state.clear()
+            self.state.update(steps)
+
+    def _read(self, record: Record) -> dict[str, torch.Tensor]:
+        rows = torch.empty(1 + len(self._moments), record.count)
+
+        def apply(tier: _Tier, piece: Piece, values: Any) -> None:
+            if tier.records[piece.parameter] is record:
+                rows[:, piece.start:piece.start + piece.count] = torch.from_numpy(values.copy())
+
+        for tier, chunk in record.chunks:
+            self._on_worker(lambda t=tier, c=chunk: t.state.read(c, lambda *rows: apply(t, *rows))).result()
+        weights = record.weights
+        found = {name: rows[1 + i].view(weights.shape) for i, name in enumerate(self._moments)}
+        if weights.dtype != torch.float32:
+            found["master"] = rows[0].view(weights.shape)
+        return {name: _like(record.parameter, value) for name, value in found.items()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Also one of torch.optim's, whose weights are then the masters."""
+        state_dict = copy.copy(state_dict)
+        groups, loaded = state_dict["param_groups"], state_dict["state"]
+        self.zero_grad()
+        super().load_state_dict({"state": {}, "param_groups": groups})
+        self._refuse_options()
+        self._adopt()
+        numbers = [number for group in groups for number in group["params"]]
+        mine = [p for group in self.param_groups for p in group["params"]]
+        self.state.clear()
+        given = {p: loaded[number] for number, p in zip(numbers, mine) if number in loaded}
+        for tier in self._tiers:
+            for chunk in tier.state.chunks:
+                self._on_worker(lambda t=tier, c=chunk: t.state.write(c, lambda *rows: self._load(t, given, *rows))).result()
+        for p, values in given.items():
+            if p in self._records:
+                self.state[p] = {"step": torch.tensor(float(values["step"] if "step" in values else 1))}
+        for r in self._records.values():
+            r.version = r.weights._version
+        self._failed = ""
+
+    def _load(self, tier: _Tier, given: dict[torch.Tensor, Any], piece: Piece, _: Any, new: Any) -> None:
+        r = tier.records[piece.parameter]
+        values = given.get(r.parameter, {})
+        for row, name in enumerate(("master", *self._moments)):
+            value = values.get(name)
+            if value is not None and local(value).numel() != r.count:
+                raise usage(f"{name} has another size than its parameter", where=r.name,
+                            measured=tuple(value.shape), limit=tuple(r.weights.shape))
+            if value is not None:
+                part = local(value).reshape(-1)[piece.start:piece.start + piece.count].float().cpu()
+            elif row == 0:
+                part = _host_part(r, piece).float()
+            else:
+                part = torch.zeros(piece.count)
+            torch.from_numpy(new[row]).copy_(part)
+
+    def close(self) -> None:
+        """Gives back memory, files and hooks. Gradients that have left are gone."""
+        self.zero_grad()
+        self._worker.shutdown()
+        self._closes()
+
+
+@dataclasses.dataclass
+class _Version:
+    tier: _Tier
+    chunk: Chunk
+    key: Any
+    job: Any = None
+
+
+def _begin(records: list[Record], piece: Piece, _: Any, new: Any) -> None:
+    torch.from_numpy(new[0]).copy_(_host_part(records[piece.parameter], piece))
+    new[1:] = 0
+
+
+def _host_part(record: Record, piece: Piece) -> torch.Tensor:
+    return record.weights.reshape(-1)[piece.start:piece.start + piece.count].cpu()
+
+
+def _like(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """A shard's values as the DTensor that the parameter is, for torch.distributed.checkpoint."""
+    if not hasattr(parameter, "device_mesh"):
+        return value
+    from torch.distributed.tensor import DTensor
+    return DTensor.from_local(value.to(parameter.device), parameter.device_mesh, parameter.placements,
+                              shape=parameter.shape, stride=parameter.stride(), run_check=False)
+
+
+def _close(worker: concurrent.futures.ThreadPoolExecutor, tiers: list[_Tier], transfers: Transfers,
+           records: dict[torch.Tensor, Record]) -> None:
+    worker.shutdown(wait=False)  # it may run here; jobs there are none, for they hold the optimizer
+    for record in records.values():
+        for hook in record.hooks:
+            hook.remove()
+        if isinstance(record.parameter.grad, DepartedGradient):
+            record.parameter.grad = None
+    for tier in tiers:
+        tier.state.close()
+    transfers.close()
+
+
+class OffloadAdamW(OffloadOptimizer):
+    """torch.optim.AdamW on fp32 masters."""
+
+    method = "adamw"
+    _moments = ("exp_avg", "exp_avg_sq")
+
+    def __init__(self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+                 weight_decay: float = 1e-2, *, max_norm: float | None = None, host: int | str = "40GiB",
+                 nvme: Sequence[Any] = (), overlap: bool = True, accumulation_steps: int = 1, keep_grads: bool = False,
+                 threads: int = 0, chunk_elements: int | None = None) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}, max_norm=max_norm,
+                         host=host, nvme=nvme, overlap=overlap, accumulation_steps=accumulation_steps,
+                         keep_grads=keep_grads, threads=threads, chunk_elements=chunk_elements)
+
+    def _constants(self, group: dict[str, Any]) -> dict[str, Any]:
+        beta1, beta2 = group["betas"]
+        return {"lr": float(group["lr"]), "beta1": float(beta1), "beta2": float(beta2), "eps": group["eps"],
+                "weight_decay": group["weight_decay"]}
+
+
+class OffloadAdam(OffloadAdamW):
+    """torch.optim.Adam on fp32 masters: weight_decay is a term of the gradient."""
+
+    method = "adam"
+
+    def __init__(self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+                 weight_decay: float = 0.0, **options: Any) -> None:
+        super().__init__(params, lr, betas, eps, weight_decay, **options)
+
+
+class OffloadLion(OffloadOptimizer):
+    """Lion (Chen et al. 2023) on fp32 masters."""
+
+    method = "lion"
+    _moments = ("exp_avg",)
+
+    def __init__(self, params: Any, lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0,
+                 **options: Any) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay}, **{**_OPTIONS, **options})
+
+    def _constants(self, group: dict[str, Any]) -> dict[str, Any]:
+        beta1, beta2 = group["betas"]
+        return {"lr": float(group["lr"]), "beta1": float(beta1), "beta2": float(beta2), "weight_decay": group["weight_decay"]}
+
+
+class OffloadSGD(OffloadOptimizer):
+    """torch.optim.SGD on fp32 masters; dampening is not done."""
+
+    method = "sgd"
+    _moments = ("momentum_buffer",)
+
+    def __init__(self, params: Any, lr: float = 1e-3, momentum: float = 0.0, weight_decay: float = 0.0, *,
+                 nesterov: bool = False, **options: Any) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov},
+                         **{**_OPTIONS, **options})
+
+    def _constants(self, group: dict[str, Any]) -> dict[str, Any]:
+        return {"lr": float(group["lr"]), "momentum": group["momentum"], "weight_decay": group["weight_decay"],
+                "nesterov": group["nesterov"]}
+
+
+_OPTIONS: dict[str, Any] = {"max_norm": None, "host": "40GiB", "nvme": (), "overlap": True, "accumulation_steps": 1,
+                            "keep_grads": False, "threads": 0, "chunk_elements": None}

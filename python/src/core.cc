@@ -1,0 +1,200 @@
+#include "core.h"
+
+#include <algorithm>
+#include <mutex>
+#include <set>
+
+namespace ferry::python {
+
+// ---------------------------------------------------------------- errors
+
+void raise(ferry_status status, const std::string& text) {
+    const nb::object error = nb::module_::import_("ferry_offload.errors")
+                                 .attr("error_of")(status, ferry_status_name(status), text);
+    PyErr_SetObject(error.type().ptr(), error.ptr());
+    throw nb::python_error();
+}
+
+void refuse(const std::string& what, const std::string& measured, const std::string& limit) {
+    raise(FERRY_USAGE, what + "\n  measured: " + measured + "\n  limit:    " + limit);
+}
+
+// ---------------------------------------------------------------- handles
+
+namespace {
+
+struct Registry {
+    std::mutex mutex{};
+    std::set<Closable*> open{};
+    static Registry& get() {
+        static Registry* const kRegistry = new Registry;  // handles may outlive static objects
+        return *kRegistry;
+    }
+};
+
+}  // namespace
+
+Closable::Closable() {
+    const std::lock_guard lock(Registry::get().mutex);
+    Registry::get().open.insert(this);
+}
+
+Closable::~Closable() {
+    const std::lock_guard lock(Registry::get().mutex);
+    Registry::get().open.erase(this);
+}
+
+void close_all() noexcept {
+    std::set<Closable*> open;
+    {
+        const std::lock_guard lock(Registry::get().mutex);
+        open = Registry::get().open;
+    }
+    for (Closable* closable : open) closable->close_at_exit();
+}
+
+// ---------------------------------------------------------------- arguments
+
+int32_t choice(const char* name, const std::string& word, const std::vector<std::string>& words) {
+    const auto found = std::find(words.begin(), words.end(), word);
+    if (found != words.end()) return static_cast<int32_t>(found - words.begin());
+    std::string list;
+    for (const std::string& one : words) list += (list.empty() ? "\"" : ", \"") + one + "\"";
+    refuse(std::string("unknown ") + name, "\"" + word + "\"", list);
+}
+
+int64_t bytes_of(nb::handle size) {
+    return nb::cast<int64_t>(nb::module_::import_("ferry_offload.sizes").attr("to_bytes")(size));
+}
+
+Paths::Paths(nb::handle given) {
+    const auto text_of = [](nb::handle one) {
+        return nb::cast<std::string>(nb::module_::import_("os").attr("fspath")(one));
+    };
+    if (given.is_none()) return;
+    if (nb::isinstance<nb::str>(given) || nb::hasattr(given, "__fspath__"))
+        refuse("paths is one path", nb::cast<std::string>(nb::repr(given)), "a list of paths");
+    for (const nb::handle one : given)
+        texts.push_back(nb::isinstance<Path>(one) ? nb::cast<Path>(one)
+                                                  : Path{.path = text_of(one)});
+    for (const Path& text : texts) {
+        auto path = sized<ferry_path>();
+        path.path = text.path.c_str();
+        path.size_bytes = text.size_bytes;
+        path.bytes_per_s = text.bytes_per_s;
+        path.endurance_tbw = text.endurance_tbw;
+        path.raw_device = text.raw_device;
+        list.push_back(path);
+    }
+}
+
+namespace {
+
+std::string text_of(const nb::dlpack::dtype& type) {
+    const char* const kind =
+        type.code == static_cast<uint8_t>(nb::dlpack::dtype_code::Float)  ? "float"
+        : type.code == static_cast<uint8_t>(nb::dlpack::dtype_code::Int)  ? "int"
+        : type.code == static_cast<uint8_t>(nb::dlpack::dtype_code::UInt) ? "uint"
+                                                                          : "type ";
+    return kind + std::to_string(type.bits);
+}
+
+bool is_contiguous(const nb::ndarray<nb::ro>& array) {
+    int64_t expected = 1;
+    for (size_t i = array.ndim(); i-- > 0;) {
+        if (array.shape(i) != 1 && array.stride(i) != expected) return false;
+        expected *= static_cast<int64_t>(array.shape(i));
+    }
+    return true;
+}
+
+}  // namespace
+
+Array bytes_in(const char* name, nb::handle given, Use use) {
+    Array array;
+    if (!nb::try_cast(given, array.keep)) {
+        PyErr_Clear();
+        refuse(std::string(name) + " is no array", nb::cast<std::string>(nb::repr(given.type())),
+               "what has the buffer protocol or DLPack, on the CPU, detached from autograd");
+    }
+    if (use == Use::writes) {
+        nb::ndarray<> writable;
+        if (!nb::try_cast(given, writable)) {
+            PyErr_Clear();
+            refuse(std::string(name) + " cannot be written", "a read-only array", "a writable one");
+        }
+    }
+    if (array.keep.device_type() != nb::device::cpu::value)
+        refuse(std::string(name) + " is not on the CPU",
+               "DLPack device " + std::to_string(array.keep.device_type()), "arrays on the CPU");
+    if (!is_contiguous(array.keep))
+        refuse(std::string(name) + " is not contiguous", "strides with gaps or in another order",
+               "a contiguous array");
+    array.data = const_cast<void*>(static_cast<const void*>(array.keep.data()));
+    array.count = static_cast<int64_t>(array.keep.size());
+    array.bytes = static_cast<int64_t>(array.keep.nbytes());
+    return array;
+}
+
+Array floats_in(const char* name, nb::handle given, Use use) {
+    if (given.is_none()) return {};
+    Array array = bytes_in(name, given, use);
+    const nb::dlpack::dtype type = array.keep.dtype();
+    const auto is = [&](nb::dlpack::dtype_code code, int bits) {
+        return type.code == static_cast<uint8_t>(code) && type.bits == bits;
+    };
+    if (is(nb::dlpack::dtype_code::Float, 32))
+        array.type = FERRY_F32;
+    else if (is(nb::dlpack::dtype_code::Float, 16))
+        array.type = FERRY_F16;
+    else if (is(nb::dlpack::dtype_code::Bfloat, 16) || is(nb::dlpack::dtype_code::UInt, 16))
+        array.type = FERRY_BF16;
+    else
+        refuse(std::string(name) + " has a type that no update knows", text_of(type),
+               "float32, float16, bfloat16, or uint16 as bfloat16's bits");
+    return array;
+}
+
+std::string shown(nb::handle object) {
+    return nb::cast<std::string>(nb::module_::import_("ferry_offload.sizes").attr("shown")(object));
+}
+
+}  // namespace ferry::python
+
+NB_MODULE(_core, module) {
+    using namespace ferry::python;
+    nb::set_leak_warnings(false);  // what lives until the end is closed by close_all()
+    module.doc() = "ferry's C ABI for Python; ferry_offload is what a program imports.";
+    module.def("version", &ferry_version, "Of the library: \"0.1.0\".");
+    module.def("abi_version", &ferry_abi_version);
+    module.def(
+        "log_to_stderr",
+        [](const std::string& level) {
+            const int32_t least = choice("level", level, {"debug", "info", "warn", "bug"});
+            done([&] { return ferry_log_to_stderr(least); });
+        },
+        "level"_a = "info",
+        "Messages of this level and above go to standard error; at first none do.");
+    module.def("close_all", &close_all, "Closes every handle: before the interpreter ends.");
+    nb::class_<Path>(module, "Path", "A directory or raw device that state may lie on.")
+        .def(
+            "__init__",
+            [](Path* self, const std::string& path, nb::handle size, double bytes_per_s,
+               double endurance_tbw, bool raw_device) {
+                new (self) Path{path, bytes_of(size), bytes_per_s, endurance_tbw, raw_device};
+            },
+            "path"_a, "size"_a = 0, "bytes_per_s"_a = 0.0, "endurance_tbw"_a = 0.0,
+            "raw_device"_a = false)
+        .def_ro("path", &Path::path)
+        .def_ro("size_bytes", &Path::size_bytes)
+        .def_ro("bytes_per_s", &Path::bytes_per_s)
+        .def_ro("endurance_tbw", &Path::endurance_tbw)
+        .def_ro("raw_device", &Path::raw_device)
+        .def("__repr__", &shown);
+    bind_memory(module);
+    bind_aio(module);
+    bind_pool(module);
+    bind_store(module);
+    bind_optim(module);
+    bind_engine(module);
+}

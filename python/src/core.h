@@ -1,0 +1,149 @@
+// What the parts of the extension share. It stands on the C ABI (include/ferry/ferry.h) alone.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ferry/ferry.h"
+
+namespace ferry::python {
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+template <class T>
+T sized() {
+    T made;
+    FERRY_INIT(made);
+    return made;
+}
+
+// ---------------------------------------------------------------- errors
+
+// Raises the exception of ferry_offload.errors that belongs to the status.
+[[noreturn]] void raise(ferry_status status, const std::string& text);
+// USAGE, in the words of the C ABI's errors.
+[[noreturn]] void refuse(const std::string& what, const std::string& measured,
+                         const std::string& limit);
+// Runs call() without the GIL; raises what it fails with. True: FERRY_OK, false: FERRY_AGAIN.
+template <class Call>
+bool done(const Call& call) {
+    ferry_status status = FERRY_OK;
+    std::string text;
+    {
+        const nb::gil_scoped_release others_run;
+        status = call();
+        if (status != FERRY_OK && status != FERRY_AGAIN) text = ferry_last_error();
+    }
+    if (status != FERRY_OK && status != FERRY_AGAIN) raise(status, text);
+    return status == FERRY_OK;
+}
+
+// ---------------------------------------------------------------- handles
+
+// What is to be closed before the interpreter ends: buffers of transfers are Python's memory.
+class Closable {
+public:
+    Closable();
+    virtual ~Closable();
+    Closable(const Closable&) = delete;
+    Closable& operator=(const Closable&) = delete;
+    // Not where memory of it is in use.
+    virtual void close_at_exit() noexcept = 0;
+};
+void close_all() noexcept;
+
+// A handle of the C ABI. Whatever uses its memory shares it.
+template <class T, ferry_status (*kClose)(T*)>
+class Handle : public Closable, public std::enable_shared_from_this<Handle<T, kClose>> {
+public:
+    ~Handle() override { close_quietly(); }
+    void close_quietly() noexcept {
+        if (T* const mine = std::exchange(ticket, nullptr)) kClose(mine);
+    }
+    void close_at_exit() noexcept override {
+        if (this->weak_from_this().use_count() <= 1) close_quietly();
+    }
+    T* ticket = nullptr;
+};
+// Closes what a Python object holds. Refused while arrays use its memory.
+template <class T>
+void close_unused(std::shared_ptr<T>& handle) {
+    if (!handle) return;
+    if (const long users = handle.use_count() - 1; users > 0)
+        refuse("arrays or leases use this memory", std::to_string(users),
+               "none: delete them before close()");
+    const nb::gil_scoped_release others_run;
+    handle.reset();
+}
+
+// ---------------------------------------------------------------- arguments
+
+// An index of `words`, or a ValueError that names them.
+int32_t choice(const char* name, const std::string& word, const std::vector<std::string>& words);
+// 4096, "4GiB".
+int64_t bytes_of(nb::handle size);
+
+// Storage as a caller names it: a str, an os.PathLike or a ferry_offload.Path.
+struct Path {
+    std::string path{};
+    int64_t size_bytes = 0;
+    double bytes_per_s = 0, endurance_tbw = 0;
+    bool raw_device = false;
+};
+struct Paths {
+    explicit Paths(nb::handle given);
+    std::vector<Path> texts{};
+    std::vector<ferry_path> list{};
+};
+
+// An array of the caller's, by buffer protocol or DLPack, as the C ABI wants it: contiguous, on the
+// CPU, of a type that it knows.
+struct Array {
+    void* data = nullptr;
+    int64_t count = 0, bytes = 0;
+    int32_t type = FERRY_F32;
+    nb::ndarray<nb::ro> keep{};
+};
+enum class Use : uint8_t { reads, writes };
+// Bytes of any type.
+Array bytes_in(const char* name, nb::handle given, Use use);
+// float32, float16 or bfloat16; uint16 counts as bfloat16's bits, for programs without that type.
+// None: an empty one.
+Array floats_in(const char* name, nb::handle given, Use use);
+
+// ---------------------------------------------------------------- memory that is ferry's
+
+// Exported by the buffer protocol and DLPack; `owner` lives as long as anybody uses it. Without one
+// there are no bytes (any more).
+struct Memory {
+    void* data = nullptr;
+    int64_t bytes = 0;
+    bool read_only = false;
+    // Some users of the buffer protocol (torch.frombuffer) keep the exporter and no buffer of it.
+    bool exported = false;
+    std::shared_ptr<void> owner{};
+    nb::object lease{};  // of what an array holds on to: it ends with its last array, if not before
+};
+
+// "Name(field=value, ...)" of all properties.
+std::string shown(nb::handle object);
+
+void bind_memory(nb::module_& module);
+void bind_aio(nb::module_& module);
+void bind_pool(nb::module_& module);
+void bind_store(nb::module_& module);
+void bind_optim(nb::module_& module);
+void bind_engine(nb::module_& module);
+
+}  // namespace ferry::python

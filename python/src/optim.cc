@@ -1,0 +1,184 @@
+// The optimizers' arithmetic on arrays of the caller's.
+#include "core.h"
+
+namespace ferry::python {
+namespace {
+
+using TeamHandle = Handle<ferry_team, ferry_team_destroy>;
+
+ferry_hyper hyper_of(const std::string& method, std::optional<double> lr,
+                     std::optional<double> beta1, std::optional<double> beta2,
+                     std::optional<double> eps, double weight_decay, double momentum, bool nesterov,
+                     double initial_accumulator, uint32_t seed) {
+    auto hyper = sized<ferry_hyper>();
+    const int32_t kind = choice("method", method, {"adamw", "adam", "sgd", "lion", "adagrad"});
+    done([&] { return ferry_hyper_default(kind, &hyper); });
+    hyper.lr = lr.value_or(hyper.lr);
+    hyper.beta1 = beta1.value_or(hyper.beta1);
+    hyper.beta2 = beta2.value_or(hyper.beta2);
+    hyper.eps = eps.value_or(hyper.eps);
+    hyper.weight_decay = weight_decay;
+    hyper.momentum = momentum;
+    hyper.nesterov = nesterov;
+    hyper.initial_accumulator = initial_accumulator;
+    hyper.seed = seed;
+    return hyper;
+}
+
+// A closed team is refused by the C ABI, and none is no error: its mark is an address that is none.
+ferry_team* ticket_of(const TeamHandle* team) {
+    static char closed;
+    if (!team) return nullptr;
+    return team->ticket ? team->ticket : reinterpret_cast<ferry_team*>(&closed);
+}
+
+// One count for all arrays that are given.
+void same_count(int64_t count, const char* name, const Array& array) {
+    if (array.data && array.count != count)
+        refuse(std::string(name) + " has another size than the gradient",
+               std::to_string(array.count) + " elements", std::to_string(count));
+}
+
+void same_type(const char* name, const Array& array, int32_t type) {
+    if (!array.data || array.type == type) return;
+    static constexpr const char* kNames[] = {"float32", "bfloat16", "float16"};
+    refuse(std::string(name) + " has another type than it must have", kNames[array.type],
+           kNames[type]);
+}
+
+struct Arrays {
+    Array gradient, p, m, v, weight, p_in, m_in, v_in;
+};
+
+void check(const Arrays& arrays) {
+    const int64_t count = arrays.gradient.count;
+    same_count(count, "p", arrays.p);
+    same_count(count, "m", arrays.m);
+    same_count(count, "v", arrays.v);
+    same_count(count, "weight", arrays.weight);
+    same_count(count, "p_in", arrays.p_in);
+    same_count(count, "m_in", arrays.m_in);
+    same_count(count, "v_in", arrays.v_in);
+    same_type("p", arrays.p, FERRY_F32);
+    same_type("p_in", arrays.p_in, FERRY_F32);
+    same_type("v", arrays.v, arrays.m.type);
+    same_type("m_in", arrays.m_in, arrays.m.type);
+    same_type("v_in", arrays.v_in, arrays.m.type);
+}
+
+void update(const ferry_hyper& hyper, int64_t step, nb::handle gradient, nb::handle p, nb::handle m,
+            nb::handle v, nb::handle weight, double gradient_scale, nb::handle p_in,
+            nb::handle m_in, nb::handle v_in, uint32_t layer, int64_t element,
+            const TeamHandle* team) {
+    const Arrays arrays{.gradient = floats_in("gradient", gradient, Use::reads),
+                        .p = floats_in("p", p, Use::writes),
+                        .m = floats_in("m", m, Use::writes),
+                        .v = floats_in("v", v, Use::writes),
+                        .weight = floats_in("weight", weight, Use::writes),
+                        .p_in = floats_in("p_in", p_in, Use::reads),
+                        .m_in = floats_in("m_in", m_in, Use::reads),
+                        .v_in = floats_in("v_in", v_in, Use::reads)};
+    check(arrays);
+    auto call = sized<ferry_update>();
+    call.count = arrays.gradient.count;
+    call.gradient = arrays.gradient.data;
+    call.gradient_type = arrays.gradient.type;
+    call.p_in = static_cast<const float*>(arrays.p_in.data);
+    call.m_in = arrays.m_in.data;
+    call.v_in = arrays.v_in.data;
+    call.p = static_cast<float*>(arrays.p.data);
+    call.m = arrays.m.data;
+    call.v = arrays.v.data;
+    call.moment_type = arrays.m.type;
+    call.weight = arrays.weight.data;
+    call.weight_type = arrays.weight.type;
+    call.layer = layer;
+    call.element = element;
+    ferry_team* const threads = ticket_of(team);
+    done([&] { return ferry_optim_update(threads, &hyper, step, gradient_scale, &call); });
+}
+
+double square_sum(nb::handle gradient, double initial, const TeamHandle* team) {
+    const Array array = floats_in("gradient", gradient, Use::reads);
+    constexpr int64_t kLeaf = 4096;
+    std::vector<float> leaves(static_cast<size_t>((array.count + kLeaf - 1) / kLeaf));
+    double sum = initial;
+    ferry_team* const threads = ticket_of(team);
+    done([&] {
+        const ferry_status status =
+            ferry_optim_leaf_norms(threads, array.data, array.type, array.count, leaves.data());
+        if (status != FERRY_OK) return status;
+        return ferry_optim_add_leaves(leaves.data(), static_cast<int64_t>(leaves.size()), &sum);
+    });
+    return sum;
+}
+
+void recast(nb::handle p, nb::handle weight) {
+    const Array from = floats_in("p", p, Use::reads), to = floats_in("weight", weight, Use::writes);
+    same_type("p", from, FERRY_F32);
+    same_count(from.count, "weight", to);
+    done([&] {
+        return ferry_optim_recast(static_cast<const float*>(from.data), from.count, to.type,
+                                  to.data);
+    });
+}
+
+void bind_hyper(nb::module_& module) {
+    nb::class_<ferry_hyper>(module, "Hyper", "A method with its constants.")
+        .def(
+            "__init__",
+            [](ferry_hyper* self, const std::string& method, std::optional<double> lr,
+               std::optional<double> beta1, std::optional<double> beta2, std::optional<double> eps,
+               double weight_decay, double momentum, bool nesterov, double initial_accumulator,
+               uint32_t seed) {
+                *self = hyper_of(method, lr, beta1, beta2, eps, weight_decay, momentum, nesterov,
+                                 initial_accumulator, seed);
+            },
+            "method"_a = "adamw", "lr"_a = nb::none(), "beta1"_a = nb::none(),
+            "beta2"_a = nb::none(), "eps"_a = nb::none(), "weight_decay"_a = 0.0,
+            "momentum"_a = 0.0, "nesterov"_a = false, "initial_accumulator"_a = 0.0, "seed"_a = 0)
+        .def_rw("lr", &ferry_hyper::lr)
+        .def_rw("beta1", &ferry_hyper::beta1)
+        .def_rw("beta2", &ferry_hyper::beta2)
+        .def_rw("eps", &ferry_hyper::eps)
+        .def_rw("weight_decay", &ferry_hyper::weight_decay)
+        .def_rw("momentum", &ferry_hyper::momentum)
+        .def_prop_ro(
+            "moments",
+            [](const ferry_hyper& self) {
+                int32_t moments = 0;
+                float initial = 0;
+                done([&] { return ferry_optim_moments(&self, &moments, &initial); });
+                return moments;
+            },
+            "How many the method keeps: 2 (m and v), 1 (m) or 0.")
+        .def("__repr__", &shown);
+}
+
+}  // namespace
+
+void bind_optim(nb::module_& module) {
+    bind_hyper(module);
+    nb::class_<TeamHandle>(module, "Team", "Threads for updates; 0: a thread a core.")
+        .def(nb::new_([](int32_t threads) {
+                 auto made = std::make_unique<TeamHandle>();
+                 done([&] { return ferry_team_create(threads, &made->ticket); });
+                 return made;
+             }),
+             "threads"_a = 0)
+        .def("close", [](TeamHandle& self) { self.close_quietly(); });
+    module.def("update", &update, "hyper"_a, "step"_a, "gradient"_a, "p"_a, "m"_a = nb::none(),
+               "v"_a = nb::none(), "weight"_a = nb::none(), nb::kw_only(), "gradient_scale"_a = 1.0,
+               "p_in"_a = nb::none(), "m_in"_a = nb::none(), "v_in"_a = nb::none(), "layer"_a = 0,
+               "element"_a = 0, "team"_a.none() = nb::none(),
+               "The step-th update (from 1) of arrays of one size, in place or from p_in, m_in and "
+               "v_in. weight gets p, rounded to its type.");
+    module.def(
+        "square_sum", &square_sum, "gradient"_a, "initial"_a = 0.0, "team"_a.none() = nb::none(),
+        "initial plus the sum of squares, in a fixed order; not finite where a gradient is.");
+    module.def("clip_factor", &ferry_optim_clip_factor, "norm"_a, "max_norm"_a,
+               "min(1, max_norm / (norm + 1e-6)); 1 for a max_norm of 0.");
+    module.def("recast", &recast, "p"_a, "weight"_a, "weight = p, rounded to its type.");
+}
+
+}  // namespace ferry::python

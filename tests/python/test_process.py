@@ -1,0 +1,79 @@
+"""The process around the package: fork, the end of the interpreter, imports."""
+
+import subprocess
+import sys
+import textwrap
+
+
+def run(code, *arguments):
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)], capture_output=True,
+                          text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_it_is_typed_and_wants_no_torch():
+    run("""
+        import sys, pathlib, ferry_offload
+        folder = pathlib.Path(ferry_offload.__file__).parent
+        assert (folder / "py.typed").exists() and "class Store" in (folder / "_core.pyi").read_text()
+        assert "torch" not in sys.modules
+    """)
+
+
+def test_the_end_with_transfers_under_way_leaves_nothing(storage):
+    folders = storage / "a", storage / "b"
+    for folder in folders:
+        folder.mkdir()
+    run("""
+        import sys, numpy, ferry_offload as ferry
+        pool = ferry.Pool("64MiB")
+        aio = ferry.Aio([sys.argv[1]], [("1MiB", 8)])
+        buffer = pool.reserve("8MiB").numpy()
+        flying = [aio.submit_write(aio.allocate(), buffer[i << 20:(i + 1) << 20]) for i in range(8)]
+        store = ferry.Store("4MiB", [sys.argv[2]])
+        store.register("1MiB", "nvme")
+        store.open()
+        store.acquire(0, "overwrite").release()
+    """, *folders)
+    for folder in folders:
+        folder.rmdir()  # empty, or this fails
+
+
+def test_a_child_of_fork_has_no_handles(storage):
+    assert run("""
+        import os, sys, ferry_offload as ferry
+        pool = ferry.Pool("8MiB")
+        memory = pool.reserve("1MiB").numpy()
+        memory[:] = 1
+        store = ferry.Store("4MiB", [sys.argv[1]])
+        store.register("1MiB", "nvme")
+        store.open()
+        child = os.fork()
+        if child == 0:
+            try:
+                store.acquire(0, "overwrite")
+            except ferry.ClosedError as error:
+                print("fork" in str(error), flush=True)
+            sys.exit(0)  # with the interpreter's whole end
+        assert os.waitpid(child, 0)[1] == 0
+        with store.acquire(0, "overwrite") as lease:
+            lease.numpy()[:] = 2
+    """, storage) == "True\n"
+
+
+def test_an_exception_while_a_lease_is_held(storage):
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent("""
+        import sys, ferry_offload as ferry
+        with ferry.Store("4MiB", [sys.argv[1]]) as store:
+            store.register("1MiB", "nvme")
+            store.open()
+            lease = store.acquire(0, "overwrite")
+            array = lease.numpy()
+            raise RuntimeError("of the program")
+    """), str(storage)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and "of the program" in done.stderr
+    for left in storage.iterdir():  # the next program that opens the path removes them
+        assert left.name.startswith("ferry.")
+        left.unlink()

@@ -1,0 +1,226 @@
+"""The tiered store, and transfers that a program waits for or awaits."""
+
+import asyncio
+import gc
+import threading
+
+import numpy as np
+import pytest
+
+import ferry_offload as ferry
+
+MIB = 1 << 20
+
+
+def test_objects_come_back_from_both_tiers(storage):
+    with ferry.Store("8MiB", [storage], buffers=2) as store:
+        objects = [store.register("1MiB", home) for home in ("nvme", "host", "nvme", "nvme")]
+        assert objects == [0, 1, 2, 3]
+        store.open()
+        for i in objects:
+            with store.acquire(i, "overwrite") as lease:
+                lease.numpy("int32")[:] = i
+        store.prefetch([0, 2])
+        for i in objects:
+            with store.acquire(i, "write") as lease:
+                array = lease.numpy("int32")
+                assert (array == i).all()
+                array += 1
+        store.flush()
+        with store.acquire(3) as lease:
+            array = lease.numpy("int32")
+            assert (array == 4).all()
+            with pytest.raises(ValueError, match="read-only"):
+                array[0] = 1
+        del array
+        stats = store.stats()
+        assert stats.acquired == 9 and stats.leased == 0 and stats.reads >= 2 and stats.buffers == 2
+        assert "acquired=9" in repr(stats)
+
+
+def test_an_array_keeps_its_store_open(storage):
+    store = ferry.Store("2MiB", [storage])
+    store.register(MIB, "nvme")
+    store.open()
+    array = store.acquire(0, "overwrite").numpy("uint8")  # and its lease, which has no other name
+    assert store.stats().leased == 1
+    with pytest.raises(ferry.UsageError, match="delete them"):
+        store.close()
+    array[:] = 1
+    del array
+    lease = store.acquire(0)
+    array = lease.numpy("uint8")
+    lease.release()
+    assert store.stats().leased == 0 and array[0] == 1  # mapped all the same
+    with pytest.raises(ferry.UsageError, match="delete them"):
+        store.close()
+    del array
+    store.close()
+    store.close()
+    with pytest.raises(ferry.ClosedError):
+        store.stats()
+
+
+def test_what_a_store_refuses(storage):
+    store = ferry.Store("2MiB", [storage], buffers=1)
+    with pytest.raises(ferry.UsageError, match="not open"):
+        store.acquire(0)
+    for _ in range(2):
+        store.register(MIB, "nvme")
+    store.open()
+    with pytest.raises(ferry.UsageError, match="never written"):
+        store.acquire(0)
+    with pytest.raises(ferry.UsageError, match="no such object"):
+        store.acquire(7)
+    with pytest.raises(ferry.UsageError, match='"read", "write", "overwrite"'):
+        store.acquire(0, "append")
+    lease = store.acquire(0, "overwrite")
+    with pytest.raises(ferry.UsageError, match="leased"):
+        store.acquire(0)
+    with pytest.raises(ferry.DoesNotFitError, match="every buffer"):
+        store.acquire(1, "overwrite")
+    with pytest.raises(ferry.UsageError, match="arrays or leases"):
+        store.close()
+    lease.release()
+    assert lease.released
+    with pytest.raises(ferry.FerryError):
+        lease.release()
+    with pytest.raises((ferry.UsageError, BufferError), match="released"):
+        memoryview(lease)
+    with pytest.raises(ferry.UsageError, match="released"):
+        np.from_dlpack(lease)
+    store.close()
+
+
+def test_budgets_and_paths_that_cannot_be(storage):
+    store = ferry.Store(MIB, [storage])
+    store.register(2 * MIB, "host")
+    with pytest.raises(ferry.DoesNotFitError) as caught:
+        store.open()
+    assert "2097152" in caught.value.measured
+    with pytest.raises(ferry.UsageError, match="list of paths"):
+        ferry.Store(MIB, str(storage))
+    with pytest.raises(ferry.FerryError, match="/no/such/folder"):
+        ferry.Aio(["/no/such/folder"], [(MIB, 1)])
+
+
+def pattern(seed):
+    return np.random.default_rng(seed).integers(0, 256, MIB, np.uint8)
+
+
+@pytest.fixture
+def pool():
+    return ferry.Pool("16MiB")
+
+
+def test_a_transfer_waited_for(storage, pool):
+    buffer = pool.reserve(MIB).numpy()
+    with ferry.Aio([storage], [(MIB, 2)]) as aio:
+        first, second = aio.allocate(), aio.allocate()
+        assert aio.allocate() is None and aio.slot_bytes() == MIB
+        for slot in (first, second):
+            buffer[:] = pattern(slot)
+            assert aio.write(slot, buffer) == MIB
+        aio.flush()
+        for slot in (first, second):
+            buffer[:] = 0
+            assert aio.read(slot, buffer) == MIB
+            np.testing.assert_array_equal(buffer, pattern(slot))
+        assert aio.stats().reads == 2 and aio.in_flight == 0
+        aio.free(first)
+        with pytest.raises(ferry.UsageError, match="not allocated"):
+            aio.read(first, buffer)
+
+
+def test_many_transfers_awaited(storage, pool):
+    buffers = [pool.reserve(MIB, name=str(i)).numpy() for i in range(4)]
+
+    async def all_of(aio):
+        slots = [aio.allocate() for _ in buffers]
+        for slot, buffer in zip(slots, buffers):
+            buffer[:] = pattern(slot)
+        await asyncio.gather(*(aio.submit_write(s, b) for s, b in zip(slots, buffers)))
+        for buffer in buffers:
+            buffer[:] = 0
+        ticks = 0
+
+        async def others():
+            nonlocal ticks
+            while True:
+                ticks += 1
+                await asyncio.sleep(0)
+
+        other = asyncio.create_task(others())
+        counts = await asyncio.gather(*(aio.submit_read(s, b, priority="urgent") for s, b in zip(slots, buffers)))
+        other.cancel()
+        assert counts == [MIB] * 4 and ticks > 0
+        for slot, buffer in zip(slots, buffers):
+            np.testing.assert_array_equal(buffer, pattern(slot))
+
+    # More are asked for than may be under way.
+    with ferry.Aio([storage], [(MIB, 4)], operations_max=2) as aio:
+        asyncio.run(all_of(aio))
+
+
+def test_threads_share_one_volume(storage, pool):
+    buffers = [pool.reserve(MIB, name=str(i)).numpy() for i in range(4)]
+    wrong = []
+
+    def work(aio, buffer, seed):
+        slot = aio.allocate()
+        for i in range(20):
+            buffer[:] = seed + i
+            aio.write(slot, buffer)
+            buffer[:] = 0
+            aio.read(slot, buffer)
+            if not (buffer == seed + i).all():
+                wrong.append(seed)
+
+    with ferry.Aio([storage], [(MIB, 4)]) as aio:
+        threads = [threading.Thread(target=work, args=(aio, b, 20 * i)) for i, b in enumerate(buffers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+
+
+def test_a_buffer_lives_as_long_as_its_transfer(storage):
+    with ferry.Aio([storage], [(MIB, 1)]) as aio:
+        slot = aio.allocate()
+        pool = ferry.Pool("4MiB")
+        transfer = aio.submit_write(slot, pool.reserve(MIB).numpy())
+        del pool
+        gc.collect()
+        assert transfer.wait() == MIB and transfer.done() and transfer.seconds > 0
+
+
+def test_closing_ends_what_is_under_way(storage, pool):
+    buffer = pool.reserve(MIB).numpy()
+    aio = ferry.Aio([storage], [(MIB, 1)])
+    slot = aio.allocate()
+    transfers = [aio.submit_write(slot, buffer) for _ in range(20)]
+    aio.close()
+    for transfer in transfers:
+        assert transfer.done()
+    with pytest.raises(ferry.CancelledError):
+        transfers[-1].wait()
+    aio.close()
+    with pytest.raises(ferry.ClosedError):
+        aio.read(slot, buffer)
+
+
+@pytest.mark.parametrize(("use", "says"), [
+    (lambda aio, slot, b: aio.read(slot, b[1:4097]), "not aligned"),
+    (lambda aio, slot, b: aio.read(slot, b[:4096], offset=100), "offset is not aligned"),
+    (lambda aio, slot, b: aio.read(slot, b, offset=4096), "out of range"),
+    (lambda aio, slot, b: aio.read(99, b), "not allocated"),
+    (lambda aio, slot, b: aio.read(slot, b[::2]), "not contiguous"),
+    (lambda aio, slot, b: aio.read(slot, bytes(4096)), "cannot be written"),
+    (lambda aio, slot, b: aio.submit_read(slot, b, priority="now"), '"urgent"'),
+])
+def test_what_a_transfer_refuses(storage, pool, use, says):
+    with ferry.Aio([storage], [(MIB, 1)]) as aio:
+        with pytest.raises(ferry.UsageError, match=says):
+            use(aio, aio.allocate(), pool.reserve(MIB).numpy())
+        assert aio.in_flight == 0

@@ -1,0 +1,610 @@
+"""OffloadAdamW and its like as torch.optim optimizers. Skipped where torch is not installed."""
+
+import contextlib
+import copy
+import gc
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+import ferry_offload as ferry
+
+torch = pytest.importorskip("torch")
+from ferry_offload.torch import OffloadAdam, OffloadAdamW, OffloadLion, OffloadSGD  # noqa: E402
+
+
+def make_model(dtype=torch.float32):
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.Tanh(), torch.nn.LayerNorm(96),
+                               torch.nn.Linear(96, 32)).to(dtype)
+
+
+class Data:
+    """The same batches for every run."""
+
+    def __init__(self, dtype=torch.float32):
+        self.generator, self.dtype = torch.Generator().manual_seed(2), dtype
+
+    def loss(self, model, scale=1.0):
+        x = torch.randn(16, 64, generator=self.generator).to(self.dtype)
+        return scale * model(x).float().pow(2).mean()
+
+
+def train(model, optimizer, steps=6, dtype=torch.float32, passes=1, clip=None):
+    data = Data(dtype)
+    for _ in range(steps):
+        for _ in range(passes):
+            data.loss(model).backward()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        optimizer.zero_grad()
+    return weights_of(model)
+
+
+def weights_of(model):
+    return torch.cat([p.detach().float().reshape(-1) for p in model.parameters()])
+
+
+@pytest.fixture
+def make(storage):
+    """Makes optimizers, and closes them."""
+    made = []
+
+    def one(kind, model, **options):
+        parameters = model.parameters() if isinstance(model, torch.nn.Module) else model
+        made.append(kind(parameters, **options))
+        return made[-1]
+
+    yield one
+    for optimizer in made:
+        optimizer.close()
+
+
+PLACEMENTS = {
+    "host": {}, "in step": {"overlap": False}, "kept": {"keep_grads": True}, "small chunks": {"chunk_elements": 100},
+    "nvme": {"host": "120KiB", "chunk_elements": 1024, "nvme": True},
+    "nvme in step": {"host": "100KiB", "chunk_elements": 1024, "nvme": True, "overlap": False},
+    "all nvme": {"host": "111KiB", "chunk_elements": 1024, "nvme": True},
+}
+
+
+def placed(name, storage):
+    options = dict(PLACEMENTS[name])
+    if options.get("nvme"):
+        options["nvme"] = [storage]
+    return options
+
+
+@pytest.mark.parametrize("name", PLACEMENTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_where_the_state_lies_changes_no_bit(make, storage, name, dtype):
+    runs = []
+    for options in ({}, placed(name, storage)):
+        model = make_model(dtype)
+        optimizer = make(OffloadAdamW, model, lr=1e-2, max_norm=0.3, accumulation_steps=2, **options)
+        runs.append((train(model, optimizer, dtype=dtype, passes=2), optimizer.state_dict()))
+        assert ("nvme" in options) == (optimizer.stats.nvme_bytes > 0)
+        assert optimizer.stats.clip_factor < 1
+    assert torch.equal(runs[0][0], runs[1][0])
+    for one, other in zip(runs[0][1]["state"].values(), runs[1][1]["state"].values()):
+        assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_a_budget_is_kept_to_the_byte(make, storage):
+    optimizer = make(OffloadAdamW, make_model(), **placed("nvme", storage))
+    assert 100_000 < optimizer.stats.host_bytes <= 120 << 10
+
+
+TORCH = {
+    "adamw": (OffloadAdamW, torch.optim.AdamW, {"lr": 1e-2, "weight_decay": 0.1}),
+    "adam": (OffloadAdam, torch.optim.Adam, {"lr": 1e-2, "weight_decay": 0.1}),
+    "sgd": (OffloadSGD, torch.optim.SGD, {"lr": 1e-2, "weight_decay": 0.1}),
+    "nesterov": (OffloadSGD, torch.optim.SGD, {"lr": 1e-2, "momentum": 0.9, "nesterov": True}),
+}
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_fifty_steps_are_torchs(make, name):
+    ours, theirs, options = TORCH[name]
+    model, reference = make_model(), make_model()
+    mine = train(model, make(ours, model, max_norm=0.4, **options), steps=50)
+    expected = train(reference, theirs(reference.parameters(), **options), steps=50, clip=0.4)
+    torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-5)
+    assert not torch.equal(mine, weights_of(make_model()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_fifty_steps_of_16_bits_are_torchs_on_fp32_masters(make, dtype):
+    model, reference = make_model(dtype), make_model(dtype)
+    mine = train(model, make(OffloadAdamW, model, lr=1e-2), 50, dtype)
+    masters = [p.detach().float().requires_grad_() for p in reference.parameters()]
+    optimizer, data = torch.optim.AdamW(masters, lr=1e-2), Data(dtype)
+    for _ in range(50):
+        data.loss(reference).backward()
+        for master, p in zip(masters, reference.parameters()):
+            master.grad, p.grad = p.grad.float(), None
+        optimizer.step()
+        with torch.no_grad():
+            for master, p in zip(masters, reference.parameters()):
+                p.copy_(master)
+    # A rounding of 16 bits may go the other way, and the runs part from there on.
+    torch.testing.assert_close(mine, weights_of(reference), rtol=0, atol=5e-3)
+
+
+def test_lion_is_its_formula(make):
+    model, reference = make_model(), make_model()
+    mine = train(model, make(OffloadLion, model, lr=1e-3, weight_decay=0.1), steps=5)
+    data, moments = Data(), [torch.zeros_like(p) for p in reference.parameters()]
+    for _ in range(5):
+        data.loss(reference).backward()
+        with torch.no_grad():
+            for p, m in zip(reference.parameters(), moments):
+                p.mul_(1 - 1e-3 * 0.1).sub_(1e-3 * (0.9 * m + 0.1 * p.grad).sign())
+                m.mul_(0.99).add_(p.grad, alpha=0.01)
+                p.grad = None
+    torch.testing.assert_close(mine, weights_of(reference), rtol=1e-5, atol=1e-6)
+
+
+# ---------------------------------------------------------------- what .grad holds
+
+def test_a_gradient_leaves_and_reading_fetches_it(make):
+    model, reference = make_model(), make_model()
+    optimizer = make(OffloadAdamW, model)
+    Data().loss(model).backward()
+    Data().loss(reference).backward()
+    for p, q in zip(model.parameters(), reference.parameters()):
+        assert "DepartedGradient" in repr(p.grad) and p.grad.shape == p.shape
+        assert torch.equal(p.grad.clone(), q.grad) and torch.equal(p.grad + 1, q.grad + 1)
+        torch.testing.assert_close(p.grad.norm(), q.grad.norm())
+    # Trainer logs the norm so.
+    norms = [torch.nn.utils.clip_grad_norm_(module.parameters(), float("inf")) for module in (model, reference)]
+    torch.testing.assert_close(*norms)
+    optimizer.zero_grad()
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("change", [
+    lambda model, optimizer: torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1),
+    lambda model, optimizer: torch.nn.utils.clip_grad_value_(model.parameters(), 0.1),
+    lambda model, optimizer: model[0].weight.grad.mul_(2),
+    lambda model, optimizer: model[0].weight.grad.data.clamp_(-1, 1),
+    lambda model, optimizer: model[0].weight.grad.view(-1)[0].fill_(0),
+    lambda model, optimizer: torch._foreach_mul_([p.grad for p in model.parameters()], 2.0),
+], ids=["clip_grad_norm_", "clip_grad_value_", "in place", "data", "view", "foreach"])
+def test_what_changes_a_gradient_that_left_is_refused(make, change):
+    model = make_model()
+    optimizer = make(OffloadAdamW, model)
+    Data().loss(model).backward()
+    with pytest.raises(ferry.UsageError, match="left for host memory") as caught:
+        change(model, optimizer)
+    assert "max_norm" in caught.value.remedy and "keep_grads" in caught.value.remedy
+    optimizer.step()  # as if nothing had been tried
+
+
+@pytest.mark.parametrize("options", [{"keep_grads": True}, {"overlap": False}, {"keep_grads": True, "chunk_elements": 500}])
+def test_where_gradients_stay_clipping_outside_counts(make, options):
+    model, inside = make_model(), make_model()
+    mine = train(model, make(OffloadAdamW, model, lr=1e-2, **options), clip=0.3)
+    expected = train(inside, torch.optim.AdamW(inside.parameters(), lr=1e-2), clip=0.3)
+    torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("change", [
+    lambda p: p.grad.mul_(0.5),
+    lambda p: p.grad.data.mul_(0.5),  # no new version
+    lambda p: setattr(p, "grad", p.grad * 0.5),
+], ids=["in place", "data", "another"])
+def test_where_gradients_stay_every_change_counts(make, change):
+    weights = []
+    for kind, options in ((OffloadSGD, {"keep_grads": True}), (OffloadSGD, {"overlap": False}), (torch.optim.SGD, {})):
+        model = make_model()
+        optimizer = make(kind, model, lr=0.1, **options) if options else kind(model.parameters(), lr=0.1)
+        Data().loss(model).backward()
+        for p in model.parameters():
+            change(p)
+        optimizer.step()
+        weights.append(weights_of(model))
+    assert torch.equal(weights[0], weights[1])
+    torch.testing.assert_close(weights[0], weights[2], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("unscale", [True, False], ids=["unscale_", "step"])
+@pytest.mark.parametrize("options", [{}, {"keep_grads": True}, {"overlap": False}], ids=str)
+def test_grad_scaler(make, options, unscale):
+    weights = []
+    for kind in (OffloadSGD, torch.optim.SGD):
+        model, data = make_model(), Data()
+        mine = {"max_norm": 0.3, **options} if kind is OffloadSGD else {}
+        optimizer = make(kind, model, lr=1e-2, momentum=0.9, **mine) if mine else kind(model.parameters(), lr=1e-2, momentum=0.9)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for step in range(5):
+            scaler.scale(data.loss(model, scale=float("inf") if step == 2 else 1.0)).backward()
+            if unscale or not mine:
+                scaler.unscale_(optimizer)
+            if not mine:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        weights.append(weights_of(model))
+        assert scaler.get_scale() == 512
+    torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-6)
+
+
+def test_a_gradient_that_the_program_sets(make):
+    model, reference = make_model(), make_model()
+    optimizer, expected = make(OffloadAdamW, model, lr=1e-2), torch.optim.AdamW(reference.parameters(), lr=1e-2)
+    Data().loss(model).backward()
+    for module in (model, reference):
+        for p in module.parameters():
+            p.grad = torch.ones_like(p)
+    optimizer.step()
+    expected.step()
+    torch.testing.assert_close(weights_of(model), weights_of(reference), rtol=1e-6, atol=1e-7)
+
+
+# ---------------------------------------------------------------- when weights change
+
+def test_weights_change_at_step_and_nowhere_else(make, storage):
+    model = make_model()
+    optimizer = make(OffloadAdamW, model, lr=1e-2, **placed("nvme", storage))
+    before = weights_of(model)
+    versions = [p._version for p in model.parameters()]
+    Data().loss(model).backward()
+    optimizer._worker.submit(lambda: None).result()  # the updates are made
+    assert torch.equal(weights_of(model), before)
+    optimizer.step()
+    assert not torch.equal(weights_of(model), before) and optimizer.stats.updates_committed > 0
+    assert all(p._version > version for p, version in zip(model.parameters(), versions))  # autograd is told
+
+
+def forget_by_optimizer(model, optimizer):
+    optimizer.zero_grad()
+
+
+def forget_by_model(model, optimizer):
+    model.zero_grad()
+
+
+def forget_one_by_one(model, optimizer):
+    for p in model.parameters():
+        p.grad = None
+
+
+@pytest.mark.parametrize("name", ["host", "nvme", "kept", "in step"])
+@pytest.mark.parametrize("forget", [forget_by_optimizer, forget_by_model, forget_one_by_one])
+def test_a_backward_without_a_step_never_happened(make, storage, name, forget):
+    weights = []
+    for tries in (0, 1):
+        model, data = make_model(), Data()
+        optimizer = make(OffloadAdamW, model, lr=1e-2, **placed(name, storage))
+        for step in range(3):
+            if tries and step != 1:
+                (model(torch.ones(2, 64)).sum() * 7).backward()
+                forget(model, optimizer)
+            data.loss(model).backward()
+            optimizer.step()
+            forget(model, optimizer)
+        optimizer.step()  # without any gradient
+        weights.append(weights_of(model))
+        if tries and optimizer.stats.updates_committed and name != "in step":
+            assert optimizer.stats.updates_rolled_back > 0
+        optimizer.close()
+    assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize("by", ["optimizer", "model"])
+def test_gradients_set_to_zero_are_gradients(make, by):
+    model, reference = make_model(), make_model()
+    pairs = ((model, make(OffloadAdamW, model, lr=1e-2)), (reference, torch.optim.AdamW(reference.parameters(), lr=1e-2)))
+    for module, optimizer in pairs:
+        data = Data()
+        for _ in range(3):
+            data.loss(module).backward()
+            optimizer.step()
+            (optimizer if by == "optimizer" else module).zero_grad(set_to_none=False)
+        optimizer.step()  # by the moments
+    torch.testing.assert_close(weights_of(model), weights_of(reference), rtol=1e-5, atol=1e-6)
+
+
+def test_a_second_step_uses_the_gradients_again(make):
+    model, reference = make_model(), make_model()
+    for module, optimizer in ((model, make(OffloadAdamW, model)), (reference, torch.optim.AdamW(reference.parameters()))):
+        Data().loss(module).backward()
+        optimizer.step()
+        optimizer.step()
+    torch.testing.assert_close(weights_of(model), weights_of(reference), rtol=1e-5, atol=1e-6)
+
+
+# ---------------------------------------------------------------- accumulation
+
+@pytest.mark.parametrize("declared", ["steps", "context", "not"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_accumulation_is_what_grad_would_hold(make, declared, dtype):
+    model, reference = make_model(dtype), make_model(dtype)
+    optimizer = make(OffloadAdamW, model, lr=1e-2, accumulation_steps=3 if declared == "steps" else 1)
+    data = Data(dtype)
+    for _ in range(4):
+        with optimizer.accumulate() if declared == "context" else contextlib.nullcontext():
+            data.loss(model).backward()
+            data.loss(model).backward()
+        data.loss(model).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    expected = train(reference, make(OffloadAdamW, reference, lr=1e-2, overlap=False), 4, dtype, passes=3)
+    assert torch.equal(weights_of(model), expected)
+    assert (optimizer.stats.updates_rolled_back > 0) == (declared == "not")
+    assert optimizer.stats.updates_committed > 0
+
+
+def test_a_last_accumulation_may_be_shorter(make):
+    model, reference = make_model(), make_model()
+    mine = train(model, make(OffloadAdamW, model, accumulation_steps=4), passes=3)
+    assert torch.equal(mine, train(reference, make(OffloadAdamW, reference, overlap=False), passes=3))
+
+
+# ---------------------------------------------------------------- parameters
+
+def test_groups_schedulers_and_closures(make):
+    weights = []
+    for kind in (OffloadAdamW, torch.optim.AdamW):
+        model, data = make_model(), Data()
+        groups = [{"params": [p for p in model.parameters() if p.ndim == 2], "weight_decay": 0.3},
+                  {"params": [p for p in model.parameters() if p.ndim == 1], "lr": 1e-3, "betas": (0.8, 0.9)}]
+        optimizer = make(kind, groups, lr=1e-2, weight_decay=0.0) if kind is OffloadAdamW else kind(groups, lr=1e-2, weight_decay=0.0)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-2, total_steps=10)
+
+        def closure():
+            optimizer.zero_grad()
+            loss = data.loss(model)
+            loss.backward()
+            return loss
+
+        for _ in range(5):
+            assert float(optimizer.step(closure).detach()) > 0
+            scheduler.step()
+        weights.append(weights_of(model))
+    torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-6)
+
+
+def test_a_learning_rate_changed_before_step_counts(make):
+    weights = []
+    for overlap in (True, False):
+        model = make_model()
+        optimizer = make(OffloadAdamW, model, lr=1e-2, overlap=overlap)
+        Data().loss(model).backward()
+        optimizer.param_groups[0]["lr"] = 0.5
+        optimizer.step()
+        weights.append(weights_of(model))
+    assert torch.equal(*weights) and optimizer.stats.updates_rolled_back == 0
+
+
+@pytest.mark.parametrize("elements", [None, 1024])
+def test_frozen_unfrozen_and_late_parameters(make, elements):
+    weights = []
+    for kind in (OffloadAdamW, torch.optim.AdamW):
+        model, data = make_model(), Data()
+        late = torch.nn.Parameter(torch.full((32,), 0.5))
+        for p in model[0].parameters():
+            p.requires_grad_(False)
+        optimizer = make(kind, model, lr=1e-2, host="1MiB", chunk_elements=elements) if kind is OffloadAdamW else kind(model.parameters(), lr=1e-2)
+        for step in range(6):
+            if step == 2:
+                for p in model[0].parameters():
+                    p.requires_grad_(True)
+            if step == 3:
+                optimizer.add_param_group({"params": [late], "lr": 0.1})
+            (data.loss(model) + (late.pow(2).sum() if step > 3 else 0)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        weights.append(torch.cat([weights_of(model), late.detach()]))
+        if kind is OffloadAdamW:
+            steps = [int(state["step"]) for state in optimizer.state.values()]
+            assert sorted(set(steps)) == [2, 4, 6]
+    torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-6)
+
+
+def test_a_parameter_without_a_gradient_stays(make, storage):
+    for name in ("host", "nvme"):
+        model = make_model()
+        idle = torch.nn.Parameter(torch.ones(5))
+        optimizer = make(OffloadAdamW, [*model.parameters(), idle], **placed(name, storage))
+        train(model, optimizer, steps=2)
+        assert torch.equal(idle.detach(), torch.ones(5)) and idle not in optimizer.state
+        optimizer.close()
+
+
+def test_weights_that_are_not_contiguous(make, storage):
+    results = []
+    for kind, options in ((OffloadAdamW, {}), (OffloadAdamW, placed("nvme", storage)), (torch.optim.AdamW, {})):
+        torch.manual_seed(3)
+        p = torch.nn.Parameter(torch.randn(48, 80).t())
+        optimizer = make(kind, [p], lr=1e-2, **options) if kind is OffloadAdamW else kind([p], lr=1e-2)
+        for i in range(3):
+            (p * torch.arange(1, 49)).sin().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        results.append(p.detach().clone())
+    assert torch.equal(results[0], results[1])
+    torch.testing.assert_close(results[0], results[2], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_that_the_program_changes_are_the_masters(make, dtype):
+    model, fresh = make_model(dtype), make_model(dtype)
+    optimizer = make(OffloadAdamW, model, lr=1e-2)
+    train(model, optimizer, steps=2, dtype=dtype)
+    state = copy.deepcopy(model.state_dict())
+    state["0.weight"].fill_(0.25)
+    model.load_state_dict(state)
+    masters = optimizer.state_dict()["state"]
+    Data(dtype).loss(model).backward()
+    optimizer.step()
+    after = model[0].weight.detach().float()
+    assert (after - 0.25).abs().max() < 0.03
+    if dtype == torch.bfloat16:  # what was not changed keeps its low bits
+        again = optimizer.state_dict()["state"]
+        assert not torch.equal(again[5]["master"], again[5]["master"].bfloat16().float())
+        assert (again[5]["master"] - masters[5]["master"]).abs().max() < 0.03
+    assert fresh is not model
+
+
+# ---------------------------------------------------------------- saved state
+
+def resumed(make, storage, state_dict, model_state, name):
+    model = make_model(torch.bfloat16)
+    model.load_state_dict(model_state)
+    optimizer = make(OffloadAdamW, model, lr=1.0, **placed(name, storage))
+    optimizer.load_state_dict(state_dict)
+    return model, optimizer
+
+
+@pytest.mark.parametrize("name", ["host", "nvme"])
+def test_a_saved_state_goes_on_with_the_same_bits_anywhere(make, storage, tmp_path, name):
+    model, data = make_model(torch.bfloat16), Data(torch.bfloat16)
+    optimizer = make(OffloadAdamW, model, lr=1e-2)
+
+    def steps(model, optimizer, count):
+        for _ in range(count):
+            data.loss(model).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    steps(model, optimizer, 3)
+    torch.save([model.state_dict(), optimizer.state_dict(), data.generator.get_state()], tmp_path / "run")
+    steps(model, optimizer, 3)
+    saved = torch.load(tmp_path / "run")
+    data.generator.set_state(saved[2])
+    other, again = resumed(make, storage, saved[1], saved[0], name)
+    assert again.param_groups[0]["lr"] == 1e-2
+    steps(other, again, 3)
+    assert torch.equal(weights_of(model), weights_of(other))
+    again.close()
+
+
+def test_state_goes_to_torch_and_comes_from_it(make):
+    ours, theirs = make_model(), make_model()
+    mine, reference = make(OffloadAdamW, ours, lr=1e-2), torch.optim.AdamW(theirs.parameters(), lr=1e-2)
+    assert mine.state_dict()["state"] == {}
+    train(ours, mine, steps=3)
+    train(theirs, reference, steps=3)
+    exchanged = copy.deepcopy(mine.state_dict()), copy.deepcopy(reference.state_dict())
+    reference.load_state_dict(exchanged[0])
+    mine.load_state_dict(exchanged[1])
+    for state in mine.state_dict()["state"].values():
+        assert int(state["step"]) == 3 and set(state) == {"step", "exp_avg", "exp_avg_sq"}
+    torch.testing.assert_close(train(ours, mine, steps=3), train(theirs, reference, steps=3), rtol=1e-4, atol=1e-6)
+
+
+def test_a_state_between_backward_and_step_is_the_last_steps(make, storage):
+    model = make_model()
+    optimizer = make(OffloadAdamW, model, **placed("nvme", storage))
+    train(model, optimizer, steps=1)
+    before = copy.deepcopy(optimizer.state_dict())
+    Data().loss(model).backward()
+    optimizer._worker.submit(lambda: None).result()
+    for one, other in zip(before["state"].values(), optimizer.state_dict()["state"].values()):
+        assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_torch_distributed_checkpoint_takes_it(make):
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+    model, other = make_model(), make_model()
+    optimizer, fresh = make(OffloadAdamW, model, lr=1e-2), make(OffloadAdamW, other, lr=1e-2)
+    train(model, optimizer, steps=2)
+    state = get_optimizer_state_dict(model, optimizer)
+    assert "0.weight" in state["state"]
+    template = get_optimizer_state_dict(other, fresh)
+    assert template["state"].keys() == state["state"].keys() and torch.equal(weights_of(other), weights_of(make_model()))
+    set_optimizer_state_dict(other, fresh, copy.deepcopy(state))
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(train(model, optimizer, steps=2), train(other, fresh, steps=2))
+
+
+# ---------------------------------------------------------------- what goes wrong
+
+@pytest.mark.parametrize("name", ["host", "nvme"])
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_a_gradient_that_is_not_finite_changes_nothing(make, storage, name, wrong):
+    weights = []
+    for bad in (False, True):
+        model, data = make_model(), Data()
+        optimizer = make(OffloadAdamW, model, lr=1e-2, max_norm=1.0, **placed(name, storage))
+        for step in range(3):
+            if bad and step == 1:
+                (model(torch.ones(2, 64)).sum() * wrong).backward()
+                before = weights_of(model)
+                with pytest.raises(ferry.DivergedError) as caught:
+                    optimizer.step()
+                assert isinstance(caught.value, ArithmeticError) and "parameter 0" in caught.value.where
+                assert torch.equal(before, weights_of(model))
+                optimizer.zero_grad()
+            data.loss(model).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        weights.append(weights_of(model))
+        optimizer.close()
+    assert torch.equal(*weights)
+
+
+def parameter(*shape, **options):
+    return torch.nn.Parameter(torch.ones(*shape, **options))
+
+
+@pytest.mark.parametrize(("refused", "says"), [
+    (lambda: OffloadAdamW([parameter(3, dtype=torch.float64)]), "float64"),
+    (lambda: OffloadAdamW([{"params": [parameter(3)], "amsgrad": True}]), "amsgrad"),
+    (lambda: OffloadAdamW([parameter(3)], accumulation_steps=0), "accumulation_steps"),
+    (lambda: OffloadAdamW([parameter(3)], host="a lot"), "a lot"),
+    (lambda: OffloadAdamW([parameter(3, device="meta")]), "meta"),
+    (lambda: OffloadAdamW([parameter(100_000)], host="1MB"), "does not fit|no room"),
+    (lambda: OffloadAdamW([parameter(100_000)], host="300KB"), "no room"),
+    (lambda: OffloadAdamW([]), "empty parameter list"),
+], ids=lambda value: value if isinstance(value, str) else "")
+def test_what_no_optimizer_is_made_of(refused, says):
+    with pytest.raises((ferry.FerryError, ValueError), match=says):
+        refused()
+
+
+def test_sparse_gradients_and_moved_parameters(make):
+    table = torch.nn.Embedding(10, 4, sparse=True)
+    optimizer = make(OffloadAdamW, table)
+    with pytest.raises(ferry.UsageError, match="sparse"):
+        table(torch.tensor([1])).sum().backward()
+    model = make_model()
+    optimizer = make(OffloadAdamW, model)
+    model.to(torch.bfloat16)
+    with pytest.raises(ferry.UsageError, match="moved or cast"):
+        optimizer.step()
+
+
+def test_nothing_is_left_when_it_goes(storage):
+    model = make_model()
+    optimizer = OffloadAdamW(model.parameters(), **placed("nvme", storage))
+    train(model, optimizer, steps=1)
+    Data().loss(model).backward()
+    assert list(storage.iterdir())
+    del optimizer
+    deadline = time.monotonic() + 30
+    while list(storage.iterdir()):  # updates that are under way end first
+        gc.collect()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    Data().loss(model).backward()  # its hooks do nothing
+
+
+def test_the_end_of_the_interpreter_with_updates_under_way(storage):
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent("""
+        import sys, torch
+        from ferry_offload.torch import OffloadAdamW
+        model = torch.nn.Linear(512, 512)
+        optimizer = OffloadAdamW(model.parameters(), host="2MiB", nvme=[sys.argv[1]], chunk_elements=8192)
+        for _ in range(2):
+            model(torch.ones(2, 512)).sum().backward()
+        print(optimizer.stats.nvme_bytes > 0)
+    """), str(storage)], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
