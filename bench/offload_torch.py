@@ -1,0 +1,140 @@
+#!/usr/bin/env python3
+"""OffloadAdamW in a plain PyTorch loop, its state in host memory, beside the same loop with the state on the GPU.
+
+transformers' decoders with random weights in bf16, checkpointed blocks, 16,384 random tokens a step. On the GPU's side
+masters and moments are fp32 there, by torch's fused AdamW; gradients are widened and weights rounded around it. Both clip
+by a norm that is never reached (--max-norm changes that). A process a side and round; the first steps do not count.
+
+    bench/offload_torch.py                 1 B and 3 B
+    bench/offload_torch.py --models 1b     one of them
+
+Needs torch, transformers and the package of python/ (docs/embedding.md).
+"""
+import importlib.util
+import json
+import statistics
+import subprocess
+import sys
+import time
+
+import common
+from common import SideFailed, compared, plain
+
+SHAPES = {"1b": ({"hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8,
+                  "head_dim": 64, "intermediate_size": 8192, "vocab_size": 128256}, 0.74),  # 1 / 1.35
+          "3b": ({"hidden_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 24, "num_key_value_heads": 8,
+                  "head_dim": 128, "intermediate_size": 8192, "vocab_size": 32000}, 0.77)}  # 1 / 1.30
+TINY = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "intermediate_size": 160, "vocab_size": 512}
+
+
+class OnTheGpu:
+    """fp32 masters and moments beside the model."""
+
+    def __init__(self, torch, parameters, max_norm):
+        self.torch, self.parameters, self.max_norm = torch, parameters, max_norm
+        self.masters = [p.detach().float() for p in parameters]
+        self.adamw = torch.optim.AdamW(self.masters, lr=1e-5, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+
+    def step(self):
+        self.torch.nn.utils.clip_grad_norm_(self.parameters, self.max_norm, foreach=True)
+        for master, parameter in zip(self.masters, self.parameters):
+            master.grad = parameter.grad.float()
+        self.adamw.step()
+        for master in self.masters:
+            master.grad = None
+        self.torch._foreach_copy_([p.data for p in self.parameters], self.masters)
+
+    def zero_grad(self):
+        for parameter in self.parameters:
+            parameter.grad = None
+
+
+def optimizer_of(side, torch, parameters, work):
+    if side == "gpu":
+        return OnTheGpu(torch, parameters, work["max_norm"])
+    from ferry_offload.torch import OffloadAdamW
+    return OffloadAdamW(parameters, lr=1e-5, betas=(0.9, 0.95), weight_decay=0.1, max_norm=work["max_norm"],
+                        host=work["host"])
+
+
+def child(work):
+    """One side: prints a JSON line a step."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(1)
+    device = "cpu" if work["tiny"] else "cuda"
+    config = LlamaConfig(**work["shape"], tie_word_embeddings=True, max_position_embeddings=8192, use_cache=False)
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device(device):
+        model = LlamaForCausalLM._from_config(config, attn_implementation="sdpa")
+    torch.set_default_dtype(torch.float32)
+    model.train()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    optimizer = optimizer_of(work["side"], torch, list(model.parameters()), work)
+    for _ in range(work["steps"]):
+        tokens = torch.randint(config.vocab_size, (work["sequences"], work["sequence"]), device=device)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        gpu = 0 if device == "cpu" else torch.cuda.max_memory_allocated()
+        print(json.dumps({"seconds": time.perf_counter() - start, "gpu_bytes": gpu}), flush=True)
+
+
+def measure(options, model, side):
+    shape = TINY if options.tiny else SHAPES[model][0]
+    work = {"side": side, "shape": shape, "tiny": options.tiny, "sequences": 2 if options.tiny else 8,
+            "sequence": 32 if options.tiny else 2048, "max_norm": options.max_norm, "host": options.host,
+            "steps": options.warmup + options.steps}
+    ran = subprocess.run([sys.executable, __file__, "--child", json.dumps(work)], capture_output=True, text=True, check=False)
+    if ran.returncode != 0:
+        raise SideFailed(f"{model}, {side}: {ran.stderr.strip().splitlines()[-1] if ran.stderr.strip() else ran.returncode}")
+    steps = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")][options.warmup:]
+    return {"seconds": statistics.median(s["seconds"] for s in steps), "gib": max(s["gpu_bytes"] for s in steps) / 2**30}
+
+
+def rows_of(model, runs, target):
+    ours, theirs = runs.get("ferry", []), runs.get("gpu", [])
+    if not ours:
+        return []
+    name = f"{model}: a step with the state in host memory"
+    seconds = [run["seconds"] for run in ours]
+    rows = [compared(name, seconds, [run["seconds"] for run in theirs], "s", target) if theirs else plain(name, seconds, "s")]
+    gib = [run["gib"] for run in ours]
+    if not all(gib):  # on the CPU
+        return rows
+    memory = f"{model}: the GPU's memory"
+    return rows + [compared(memory, gib, [run["gib"] for run in theirs], "GiB") if theirs else plain(memory, gib, "GiB")]
+
+
+def main():
+    if sys.argv[1:2] == ["--child"]:
+        return child(json.loads(sys.argv[2]))
+    parser = common.parser_of(__doc__)
+    parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument("--steps", type=common.at_least(1), default=6, help="that count")
+    parser.add_argument("--warmup", type=int, default=3, help="steps before them")
+    parser.add_argument("--host", default="60GiB", help="host memory for the optimizer")
+    parser.add_argument("--max-norm", type=float, default=1e6)
+    options = parser.parse_args()
+    missing = [name for name in ("torch", "transformers", "ferry_offload") if importlib.util.find_spec(name) is None]
+    if missing:
+        sys.exit(f"python3 cannot import {' and '.join(missing)}: docs/embedding.md says how to install them")
+    rows, notes = [], []
+    for model in options.models:
+        sides = {"ferry": lambda model=model: measure(options, model, "ferry"),
+                 "gpu": lambda model=model: measure(options, model, "gpu")}
+        rows += rows_of(model, common.turns(sides, options.rounds, options.seconds), SHAPES[model][1])
+    if not rows:
+        sys.exit("nothing could be measured")
+    common.report(options, rows, notes)
+
+
+if __name__ == "__main__":
+    main()
