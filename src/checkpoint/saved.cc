@@ -14,6 +14,7 @@
 
 #include "base/checksum.h"
 #include "base/files.h"
+#include "base/process_limits.h"
 #include "checkpoint/steps.h"
 #include "ferry/error.h"
 #include "ferry/units.h"
@@ -43,6 +44,14 @@ public:
         if (file_ < 0 || ::fstat(file_, &status) != 0) {
             const int error = errno;
             if (file_ >= 0) ::close(file_);
+            // The checkpoint may be whole.
+            if (std::string limit = limit_behind(error); !limit.empty())
+                throw Error(Trouble::does_not_fit,
+                            {.what = "a file of the checkpoint cannot be opened",
+                             .where = path_,
+                             .measured = std::strerror(error),
+                             .limit = std::move(limit),
+                             .remedy = "raise that limit"});
             damaged(error == ENOENT ? "a file of the checkpoint is missing"
                                     : "a file of the checkpoint cannot be read",
                     path_, std::strerror(error), std::to_string(bytes) + " bytes");
