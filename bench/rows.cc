@@ -140,13 +140,15 @@ public:
         const int64_t n = int64_t{64} << 20;
         rounding(n);
         for (const auto method : {optim::Method::adamw, optim::Method::lion, optim::Method::sgd}) {
-            update(method, n, DType::f32, false);
-            update(method, n, DType::bf16, true);
+            update(method, n, MomentType::f32, false);
+            update(method, n, MomentType::bf16, true);
         }
-        update(optim::Method::adamw, n, DType::bf16, false);
-        update(optim::Method::adamw, n, DType::f32, true);
-        update(optim::Method::adamw, 4 << 20, DType::f32, false);
-        update(optim::Method::adamw, 1 << 20, DType::f32, false);
+        update(optim::Method::adamw, n, MomentType::bf16, false);
+        update(optim::Method::adamw, n, MomentType::int8, false);
+        update(optim::Method::lion, n, MomentType::int8, false);
+        update(optim::Method::adamw, n, MomentType::f32, true);
+        update(optim::Method::adamw, 4 << 20, MomentType::f32, false);
+        update(optim::Method::adamw, 1 << 20, MomentType::f32, false);
     }
 
 private:
@@ -345,11 +347,15 @@ private:
         });
     }
 
-    void update(optim::Method method, int64_t n, DType moment, bool split) {
+    void update(optim::Method method, int64_t n, MomentType moment, bool split) {
         if (!wanted("update")) return;
         const int moments = optim::moments_of(method);
         Memory gradient(DType::bf16, n, 1e-2f), weight(DType::bf16, n), p(DType::f32, n);
-        Memory m(moment, n, 1e-2f), v(moment, n, 1e-2f, true);
+        // Of codes any float's bytes are as good; their scales are floats.
+        const DType as = moment == MomentType::bf16 ? DType::bf16 : DType::f32;
+        Memory m(as, n, 1e-2f), v(as, n, 1e-2f, true);
+        Memory m_scale(DType::f32, n / kMomentBlock + 1, 1e-2f, true),
+            v_scale(DType::f32, n / kMomentBlock + 1, 1e-2f, true);
         optim::Span span{.count = n,
                          .gradient = gradient.as<void>(),
                          .gradient_type = DType::bf16,
@@ -359,6 +365,10 @@ private:
                          .weight = weight.as<void>(),
                          .weight_type = DType::bf16};
         if (moments == 2) span.v_in = span.v = v.as<void>();
+        if (moment == MomentType::int8) {
+            span.m_scale_in = span.m_scale = m_scale.as<float>();
+            if (moments == 2) span.v_scale_in = span.v_scale = v_scale.as<float>();
+        }
         if (split) {
             span.weight_in = weight.as<uint16_t>();
             span.low_in = span.low = p.as<uint16_t>();
@@ -367,11 +377,12 @@ private:
         }
         const optim::Scalars scalars = optim::scalars_of(
             {.method = method, .lr = 1e-4, .weight_decay = 0.1, .momentum = 0.9}, 100, 0.5);
-        const int64_t element = 2 + (split ? 8 : 10) + moments * 2 * size_of(moment);
+        const StateFormat format{.moments = moments, .moment_type = moment, .split = split};
+        const int64_t bytes = 2 * format.bytes(n) + n * (split ? 6 : 4);
         report("update " + std::string(name_of(method)) + ", moments " +
                    std::string(name_of(moment)) + (split ? ", split" : "") + ", " +
                    std::to_string(n >> 20) + " Mi",
-               n * element, [&] { optim::cuda::update(span, scalars, stream_); });
+               bytes, [&] { optim::cuda::update(span, scalars, stream_); });
     }
 
     std::string only_;

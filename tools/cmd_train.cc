@@ -2,11 +2,16 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <CLI/CLI.hpp>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "base/files.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/steps.h"
 #include "commands.h"
+#include "copy_progress.h"
 #include "export_options.h"
 #include "ferry/config.h"
 #include "ferry/learning_rate.h"
@@ -18,6 +23,7 @@
 #include "output.h"
 #include "override_options.h"
 #include "ranks.h"
+#include "resume.h"
 #include "run_table.h"
 #include "trace/trace.h"
 #include "writable.h"
@@ -31,7 +37,8 @@ struct TrainOptions {
     std::string weights_out{}, trace{}, machine{};
     train::ExportOptions exported{};
     bool json = false;
-    bool bound = true, resume = false;
+    bool bound = true;
+    std::optional<std::string> resume{};  // "": with nothing behind it
 };
 
 // What a step is held against, as known before the first: zeros where nothing was measured.
@@ -101,6 +108,7 @@ public:
         : options_(options),
           config_(options.overrides.checked(load_config(options.config, options.overrides.keys))),
           executor_(make_thread_executor()),
+          from_(resume_from(options_.resume, config_)),
           ranks_(join(rank)),
           gpu_(train::gpu_of_rank(config_, ranks_.get(), *executor_)),
           speaks_(rank == 0),
@@ -112,8 +120,11 @@ public:
                                        .measurements = measurements_ ? &*measurements_ : nullptr,
                                        .ranks = std::move(ranks_),
                                        .gpu = gpu_,
-                                       .resume = options_.resume})),
-          steps_(engine_->last_step()) {}
+                                       .resume = from_.durable,
+                                       .checkpoint = from_.checkpoint})),
+          steps_(engine_->last_step()),
+          saved_(is_in(from_.checkpoint, config_.checkpoint.dir) ? steps_ : 0),
+          saved_at_(executor_->now()) {}
 
     void run() {
         telling(engine_.get(), [this] { train(); });
@@ -124,7 +135,7 @@ private:
         if (speaks_ && !options_.json) {
             print_plan(engine_->plan(), config_);
             print("numerics {}\n\n", engine_->numerics_record());
-            if (options_.resume) print("resumed after step {}\n", steps_);
+            if (from_.any()) print("resumed after step {}\n", steps_);
             flush_output();  // a reader behind a pipe learns that the start-up is over
         }
         if (options_.bound) {
@@ -146,6 +157,7 @@ private:
             if (config_.evaluate.every > 0 && step % config_.evaluate.every == 0) evaluate(step);
             if (config_.hash_every == HashEvery::step) print_hash(step);
             steps_ = step;
+            if (is_save_due()) save();
         }
         finish();
     }
@@ -159,7 +171,7 @@ private:
                                  {"--machine", !options_.machine.empty()},
                                  {"--weights-out", !options_.weights_out.empty()},
                                  {"--export", !options_.exported.directory.empty()},
-                                 {"--resume", options_.resume}});
+                                 {"--resume", from_.any()}});
         rank = rank_of(ranks.get());
         if (rank != 0) return ranks;
         telling(ranks.get(), [this] {
@@ -175,6 +187,7 @@ private:
                                                {"--weights-out", options_.weights_out},
                                                {"--export", options_.exported.directory}})
                 check_no_volume(option, path, config_.budgets.nvme);
+            checkpoints_ = claim_checkpoints(config_, from_);
             if (!options_.exported.directory.empty())
                 export_directory_.emplace(options_.exported.directory, config_);
         });
@@ -216,6 +229,7 @@ private:
         if (config_.evaluate.micro_batches == 0 || step == evaluated_) return;
         evaluated_ = step;
         const train::Evaluation found = engine_->evaluate();
+        held_back_loss_ = found.loss;
         if (!speaks_) return;
         if (options_.json) {
             const nlohmann::json line{{"step", step},
@@ -251,6 +265,7 @@ private:
             print("interrupted {}\n", steps_ > 0 ? fmt::format("after step {}", steps_)
                                                  : std::string("before the first step"));
         if (steps_ == config_.steps) evaluate(steps_);
+        if (steps_ > saved_) save();
         // What was trained first: nothing that comes after it may cost it.
         if (!options_.weights_out.empty()) attempt([this] { write_weights(); });
         if (!options_.exported.directory.empty()) attempt([this] { export_model(); });
@@ -265,8 +280,60 @@ private:
         if (speaks_ && report.steps > 0 && report.skipped_steps == report.steps)
             log_warn("nothing was trained: every step was skipped");
         if (config_.hash_every != HashEvery::step) print_hash(steps_);
+        if (unsaved_) keep(*unsaved_);
         if (failed_) throw Error(*failed_);
         check_left(report);
+    }
+
+    // On all ranks alike, by the first one's clock.
+    bool is_save_due() {
+        const Period& every = config_.checkpoint.every;
+        if (every.steps > 0) return steps_ % every.steps == 0;
+        if (every.seconds == 0) return false;
+        const double since = static_cast<double>(executor_->now() - saved_at_) * 1e-9;
+        return engine_->any(speaks_ && since >= every.seconds);
+    }
+
+    void save() {
+        if (config_.checkpoint.dir.empty()) return;
+        CopyProgress progress(fmt::format("checkpoint of step {}", steps_), *executor_);
+        int64_t bytes = 0;
+        const auto failed = engine_->save(
+            {.directory = checkpoints_.get(),
+             .held_back_loss = evaluated_ == steps_ ? std::optional(held_back_loss_) : std::nullopt,
+             .progress =
+                 [&](int64_t written, int64_t of) {
+                     bytes = written;
+                     progress.at(written, of);
+                 },
+             .program = FERRY_VERSION});
+        saved_ = steps_;
+        saved_at_ = executor_->now();
+        if (!speaks_) return;
+        unsaved_ = failed;
+        if (!failed) return say_saved(bytes, progress.seconds());
+        if (config_.checkpoint.on_failure == UnsavedRun::stop) throw Error(*failed);
+        log_warn(std::string(failed->what()) + "; the run goes on (checkpoint.on_failure)");
+    }
+
+    void say_saved(int64_t bytes, double seconds) {
+        const std::string path =
+            std::filesystem::path(config_.checkpoint.dir) / checkpoint::name_of_step(steps_);
+        if (options_.json) {
+            const nlohmann::json line{
+                {"step", steps_}, {"checkpoint", path}, {"bytes", bytes}, {"seconds", seconds}};
+            print("{}", json_line(line));
+        } else {
+            print("step {:>5}/{}  checkpoint {}: {} in {:.2f} s\n", steps_, config_.steps,
+                  one_line(path), format_bytes(bytes), seconds);
+        }
+        flush_output();
+        const KeptCheckpoints& keep = config_.checkpoint.keep;
+        try {
+            checkpoints_->retain({.last = keep.last, .every = keep.every, .best = keep.best});
+        } catch (const Error& error) {
+            log_warn(error.what());  // there are more than are wanted
+        }
     }
 
     // Durable steps were asked for, and whoever looks for them must not learn it only then.
@@ -366,7 +433,9 @@ private:
     static constexpr size_t kTraceSlices = 400'000;             // 36 MB
     std::optional<train::ExportDirectory> export_directory_{};  // join() claims it
     std::unique_ptr<Executor> executor_;
-    std::unique_ptr<comm::Communicator> ranks_;  // until the engine has them
+    const ResumeFrom from_;
+    std::unique_ptr<checkpoint::Steps> checkpoints_{};  // of the first rank; join() claims it
+    std::unique_ptr<comm::Communicator> ranks_;         // until the engine has them
     const int gpu_;
     const bool speaks_;
     bool interrupted_ = false;  // any rank
@@ -376,8 +445,12 @@ private:
     std::unique_ptr<train::Engine> engine_;
     int64_t steps_ = 0, evaluated_ = -1;  // steps: of the run, before it was resumed too
     Yardsticks yardsticks_{};
-    double lr_ = 0;             // of the last step
-    double quiet_seconds_ = 0;  // since the last line
+    int64_t saved_ = 0;  // the last step that a checkpoint was tried of
+    Nanos saved_at_ = 0;
+    std::optional<Error> unsaved_{};  // what kept it from being written
+    double held_back_loss_ = 0;       // of the last evaluation
+    double lr_ = 0;                   // of the last step
+    double quiet_seconds_ = 0;        // since the last line
 };
 
 }  // namespace
@@ -387,8 +460,9 @@ void add_train_command(CLI::App& app) {
     using namespace ferry::tools;
     auto options = std::make_shared<TrainOptions>();
     CLI::App* command = app.add_subcommand("train", "train the model that CONFIG describes");
+    // Required, which is seen to below: behind a bare --resume it is taken for that one's.
     command->add_option("config", options->config, "JSON configuration (docs/configuration.md)")
-        ->required();
+        ->option_text("REQUIRED");
     add_overrides(*command, options->overrides, "override a key: --set budgets.host=64MiB");
     command->add_option("--weights-out", options->weights_out,
                         "write the final fp32 weights (safetensors)");
@@ -400,10 +474,15 @@ void add_train_command(CLI::App& app) {
         "--machine", options->machine,
         "a machine file (docs/machine.md): bound and prediction by its measurements, "
         "nothing is measured");
-    command->add_flag("--resume", options->resume,
-                      "go on after the last durable step of the run that was interrupted, at most "
-                      "two before the last that it finished; it was started with "
-                      "checkpoint.durable_steps (docs/configuration.md)");
+    command
+        ->add_option_function<std::string>(
+            "--resume", [options](const std::string& from) { options->resume = from; },
+            "go on from a checkpoint (docs/checkpoints.md): from DIR, which is one or holds some; "
+            "`latest` is the newest in checkpoint.dir. Alone it is that as well, or with "
+            "checkpoint.durable_steps the last durable step, at most two before the last that the "
+            "run finished")
+        ->expected(0, 1)
+        ->option_text("[DIR|latest]");
     command->add_flag("--json", options->json, "one JSON object a step on standard output");
     command->add_flag_callback(
         "--no-bound", [options] { options->bound = false; },
@@ -420,6 +499,12 @@ void add_train_command(CLI::App& app) {
         "Ctrl-C of `ferry launch`, ends them all after their step.\n"
         "Example: ferry train my.json --set model.path=DIR --export TUNED");
     command->callback([options] {
+        if (options->config.empty() && options->resume &&
+            ferry::kind_of(*options->resume) == ferry::FileKind::regular) {
+            options->config = *options->resume;
+            options->resume = "";
+        }
+        if (options->config.empty()) throw CLI::RequiredError("config");
         catch_interrupts();
         int rank = ferry::comm::launched_rank().value_or(0);
         naming_rank(rank, [&] { TrainCommand(*options, rank).run(); });

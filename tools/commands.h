@@ -6,6 +6,7 @@ class App;
 }
 
 void add_bench_command(CLI::App& app);
+void add_ckpt_command(CLI::App& app);
 void add_data_command(CLI::App& app);
 void add_eval_command(CLI::App& app);
 void add_export_command(CLI::App& app);

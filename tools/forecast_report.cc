@@ -43,8 +43,9 @@ std::string what_if_text(const std::vector<WhatIf>& answers, double step_s) {
     std::string out = "  with                                step, s      gain\n";
     for (const WhatIf& one : answers) {
         const double gain = 100 * (step_s - one.step_seconds) / step_s;
-        out += fmt::format("  {:<32} {:>10.4f} {:>8.1f}%\n", one.change, one.step_seconds,
-                           std::abs(gain) < 0.05 ? 0 : gain);
+        out += fmt::format("  {:<32} {:>10.4f} {:>8.1f}%{}\n", one.change, one.step_seconds,
+                           std::abs(gain) < 0.05 ? 0 : gain,
+                           one.all_in_memory ? "  all in memory, no disk" : "");
     }
     return out;
 }
@@ -102,7 +103,9 @@ nlohmann::json to_json(const ForecastReport& report) {
                             {"bytes", bar.bytes}});
     }
     for (const WhatIf& one : report.what_if)
-        answers.push_back({{"change", one.change}, {"step_seconds", one.step_seconds}});
+        answers.push_back({{"change", one.change},
+                           {"step_seconds", one.step_seconds},
+                           {"all_in_memory", one.all_in_memory}});
     return {{"step_seconds", forecast.timeline.step_seconds},
             {"speculative", forecast.speculative},
             {"binding", forecast.binding().link},

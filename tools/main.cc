@@ -104,6 +104,7 @@ int main(int argc, char** argv) {
     add_data_command(app);
     add_eval_command(app);
     add_export_command(app);
+    add_ckpt_command(app);
     add_launch_command(app);
     add_bench_command(app);
     ferry::tools::refuse_empty(app);

@@ -77,8 +77,8 @@ if "${fixed_addresses[@]}" true 2> /dev/null; then
     export -f build run_tests say
     SECONDS=$SECONDS "${fixed_addresses[@]}" bash -euo pipefail -c '
         build tsan test_base test_topology test_device test_comm test_pinned_mem test_aio test_swap \
-            test_optim test_train
-        run_tests tsan --label-regex "^(base|topology|device|comm|pinned_mem|aio|swap|optim|train)\$"'
+            test_optim test_train test_capi
+        run_tests tsan --label-regex "^(base|topology|device|comm|pinned_mem|aio|swap|optim|train|capi)\$"'
 else
     say "tsan: left out, this container does not allow fixed addresses (setarch -R)"
 fi

@@ -129,7 +129,7 @@ public:
             offer({{"optimizer.master", "split"}}, "exact, 2 B less of each parameter",
                   [](Supposed& s) { s.request.state.split = true; });
         offer({{"optimizer.moments", "bf16"}}, "half of the moments' bytes, and some noise",
-              [](Supposed& s) { s.request.state.moment_type = DType::bf16; });
+              [](Supposed& s) { s.request.state.moment_type = MomentType::bf16; });
         if (run_.request.budgets.nvme.size() == 1)
             offer({}, "a second path like it in budgets.nvme", [](Supposed& s) {
                 std::vector<NvmePath>& nvme = s.request.budgets.nvme;

@@ -15,6 +15,7 @@ public:
     Asker(const Config& config, const train::Forecaster& forecaster, const planner::Plan& plan,
           const cost::Measurements& measurements)
         : request_(train::request_of(config)),
+          bf16_(config.precision == DType::bf16),
           forecaster_(forecaster),
           plan_(plan),
           measurements_(measurements) {}
@@ -31,6 +32,7 @@ public:
         faster_kernels();
         more_cores();
         never_clipped();
+        smaller_state();
         return std::move(answers_);
     }
 
@@ -85,7 +87,32 @@ private:
             answer("swap.expect_clipped=0", request, plan, measurements_);
     }
 
+    // Formats of the state that take less of a disk, or none of it. What was asked to be there
+    // stays.
+    void smaller_state() {
+        if (plan_.nvme_bytes == 0 || request_.durable || request_.swap.state_on_nvme) return;
+        const StateFormat now = request_.state;
+        const auto ask = [&](std::string change, MomentType moments, bool split) {
+            StateFormat smaller = now;
+            if (now.moments > 0) smaller.moment_type = moments;
+            smaller.split = split;
+            if (smaller.element_bytes() >= now.element_bytes()) return;
+            planner::PlanRequest request = request_;
+            request.state = smaller;
+            const planner::Plan plan = forecaster_.plan(request);
+            if (!forecaster_.covers(plan, measurements_.kernels)) return;
+            answer(std::move(change), request, plan, measurements_);
+            answers_.back().all_in_memory = plan.nvme_bytes == 0;
+        };
+        const bool may_split = bf16_ && !now.split;
+        if (may_split) ask("optimizer.master=split", now.moment_type, true);
+        ask("optimizer.moments=bf16", MomentType::bf16, now.split);
+        ask("optimizer.moments=int8", MomentType::int8, now.split);
+        if (may_split) ask("moments=int8 and master=split", MomentType::int8, true);
+    }
+
     const planner::PlanRequest request_;
+    const bool bf16_;  // precision
     const train::Forecaster& forecaster_;
     const planner::Plan& plan_;
     const cost::Measurements& measurements_;

@@ -12,6 +12,7 @@ namespace ferry::tools {
 struct WhatIf {
     std::string change{};  // "+1 GiB of host memory", "swap.expect_clipped=0"
     double step_seconds = 0;
+    bool all_in_memory = false;  // where the plan needs a disk: nothing is on one any more
 };
 
 // Only of resources that are limited, as more of an unlimited one buys nothing, and of clipping

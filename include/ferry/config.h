@@ -31,6 +31,14 @@ enum class Leftovers : uint8_t { remove, reuse, refuse, remove_any, reuse_any };
 enum class AttentionChoice : uint8_t { automatic, ferry };
 enum class OnNonfinite : uint8_t { stop, skip };  // a NaN or Inf in loss or gradient
 enum class HashEvery : uint8_t { end, step };
+enum class UnsavedRun : uint8_t { go_on, stop };  // where a checkpoint cannot be written
+
+// Every so many steps or so much time, of which one is zero; both: never.
+struct Period {
+    int64_t steps = 0;
+    double seconds = 0;
+    bool never() const { return steps == 0 && seconds == 0; }
+};
 
 struct ModelConfig {
     // A Hugging Face directory, whose config.json then says everything below `load`.
@@ -63,7 +71,9 @@ struct OptimizerConfig {
     bool nesterov = false;           // sgd
     double initial_accumulator = 0;  // adagrad
     bool decay_norms_and_biases = false;
-    DType moments = DType::f32;  // f32, bf16: the type they are kept in
+    MomentType moments = MomentType::f32;  // what they are kept in
+    // int8: glob patterns over tensor names; the embeddings' by default.
+    std::vector<std::string> fp32_moments{"*embed_tokens*", "*wte*", "*wpe*"};
     MasterFormat master = MasterFormat::fp32;
 };
 
@@ -108,8 +118,18 @@ struct SwapConfig {
     bool verify = true;                    // checksums of what comes back from NVMe
 };
 
+// Which checkpoints stay; the newest always does.
+struct KeptCheckpoints {
+    int64_t last = 2;   // the newest
+    int64_t every = 0;  // those of steps that it divides; 0: none for that
+    int64_t best = 0;   // of the lowest held-back loss
+};
 struct CheckpointConfig {
     bool durable_steps = false;  // a kill and a power failure cost the last steps only
+    std::string dir{};           // empty: no checkpoints
+    Period every{};              // beside those at the end
+    KeptCheckpoints keep{};
+    UnsavedRun on_failure = UnsavedRun::go_on;
 };
 
 struct IoConfig {

@@ -79,7 +79,7 @@ float initial_moment(const Hyper& hyper);  // what m starts as: 0, but for Adagr
 Method method_from(std::string_view name);
 std::string_view name_of(Method method);
 
-// Two formats of the state that are smaller than fp32 p, m, v. Neither changes an operation above.
+// Three formats of the state that are smaller than fp32 p, m, v. None changes an operation above.
 //
 // Moments in bf16, rounded stochastically: m' and v' are kept as one of their two neighbours, the
 // nearer one with the higher probability. What is too small for 8 bits then adds up on average.
@@ -89,6 +89,26 @@ std::string_view name_of(Method method);
 // e % 16 / 2}), the low half for m and the high half for v. Only step, layer, element and moment
 // decide them. (A vector of blocks yields words of neighbours in any lane count.)
 //
+// Moments in int8: blocks of 256 elements, each a scale (the largest magnitude of the block, in
+// fp32) and a code an element, which stands for a share of it. Block size, the two maps of 256
+// shares and the rounding are those of AdamW8bit in torchao (quant_utils of its optim); the maps
+// are bitsandbytes' dynamic tree quantization (Dettmers et al. 2022). One map has signs: for m. The
+// other has none and is twice as fine: for v, and for Adagrad's sum.
+//   m  = share of the code * scale                   one product; then as above, to m'
+//   s  = max(|m'| of the block), at least 1e-12      of a block of zeros too
+//   x  = m' / s                                      one division
+//   the code is the nearest; half way between two it is the upper one:
+//   c the last with share[c] <= x, else 0;  x - share[c] >= (share[c+1] - share[c]) * 0.5 ? c+1 : c
+// Rounding is to nearest, without random bits. A block that holds a moment that is not finite is
+// NaN throughout: its scale is one, and its codes stand for a share of 1.
+// A block begins at a multiple of 256 elements of a span, and the span at a block; the last may be
+// shorter. A chunk is whole blocks, so that no placement changes a bit.
+enum class Map : uint8_t { with_sign, without_sign };
+Map map_of(Method method, int moment);  // 0: m, 1: v
+float share_of(Map map, uint8_t code);
+// One block of at most 256 elements, as the lines above say: the oracle.
+void encode_block(Map map, std::span<const float> moments, uint8_t* codes, float* scale);
+
 // Split master: p is kept as its weight in bf16 and its low 16 bits, which together are p exactly.
 // The weight is rounded half up in magnitude (ties away from zero). It differs from cast(p) only
 // where p lies half way between two bf16 of which the lower is even (the low bits are 0x8000).
@@ -115,13 +135,18 @@ struct Span {
     int64_t count = 0;
     const void* gradient = nullptr;  // gradient_type
     DType gradient_type = DType::f32;
-    DType moment_type = DType::f32;  // or bf16: `element` is a multiple of 32
+    MomentType moment_type = MomentType::f32;  // bf16, int8: `element` is a multiple of 32, of 256
     const float* p_in = nullptr;
     const void* m_in = nullptr;  // moment_type
     const void* v_in = nullptr;
     float* p = nullptr;
     void* m = nullptr;
     void* v = nullptr;
+    // int8: the scales of the blocks, aligned as floats.
+    const float* m_scale_in = nullptr;
+    const float* v_scale_in = nullptr;
+    float* m_scale = nullptr;
+    float* v_scale = nullptr;
     void* weight = nullptr;  // weight_type, cast(p'); null: not written
     DType weight_type = DType::f32;
     // Split master, in place of p: `weight` is bf16 and its other half.

@@ -21,6 +21,10 @@
 
 namespace ferry {
 
+namespace checkpoint {
+class Saved;
+class Steps;
+}  // namespace checkpoint
 namespace comm {
 class Communicator;
 }
@@ -108,8 +112,8 @@ struct NcclRanks {
 // The other ranks, met over host memory: none, or what `ferry launch`, mpirun or srun started.
 struct MetRanks {
     MetRanks() noexcept;
-    MetRanks(
-        std::unique_ptr<comm::Communicator> met) noexcept;  // NOLINT(google-explicit-constructor)
+    // NOLINTNEXTLINE(google-explicit-constructor)
+    MetRanks(std::unique_ptr<comm::Communicator> met) noexcept;
     MetRanks(MetRanks&&) noexcept;
     MetRanks& operator=(MetRanks&&) noexcept;
     ~MetRanks();
@@ -137,8 +141,21 @@ struct Runtime {
     // Goes on after the last step that a run of this configuration made durable, with its bits.
     // Throws usage or io where that cannot be proved.
     bool resume = false;
+    // Goes on after the step of this checkpoint (DIR/step-00000100), with its bits, whatever the
+    // placement, the ranks and the device were that wrote it. All of it is read and checked first.
+    // Throws usage where it is of another run, and io where it is damaged.
+    std::string checkpoint{};
     // Trains nothing: evaluates on the whole token file, with no state but the weights.
     bool only_evaluates = false;
+};
+
+// How a checkpoint is written. The first rank has the directory; it is null on the others.
+struct Saving {
+    checkpoint::Steps* directory = nullptr;
+    std::optional<double> held_back_loss{};  // of the weights as they are
+    std::function<void(int64_t bytes, int64_t of)> progress{};
+    std::string program{};             // the version that writes it
+    int64_t shard_bytes = 16LL << 30;  // of a tensor's arrays together, in files of one number
 };
 
 class Engine {
@@ -181,6 +198,9 @@ public:
     // The last step's gradient of one tensor, as rounded to the wire type, before unscaling and
     // clipping; zeros where it is frozen. Only between step() and the next call of anything else.
     void read_gradient(int64_t layer, const model::Tensor& tensor, const Sink& sink);
+    // Writes the whole state as a checkpoint of the last step. Training goes on after it with the
+    // same bits as without it. What keeps it from being written comes back on the first rank.
+    [[nodiscard]] std::optional<Error> save(const Saving& saving);
     // Measures the kernels and links of this plan alone, between steps, unless measurements were
     // given; the run's report then has the bound. The lower one where it is measured again: a busy
     // machine makes it look high.
@@ -272,6 +292,11 @@ private:
 // The same of weights that `ferry train --weights-out` wrote, of the model that `config` describes.
 void export_weights(const std::string& weights, const Config& config, const ExportOptions& options,
                     const ExportDirectory& directory);
+
+// The same of a checkpoint; `progress` hears of bytes written, and of how many there are.
+void export_checkpoint(const checkpoint::Saved& saved, const ExportOptions& options,
+                       const ExportDirectory& directory,
+                       const std::function<void(int64_t bytes, int64_t of)>& progress);
 
 // Sequences of the whole token file, for a configuration that only evaluates. Throws usage where
 // there is none.

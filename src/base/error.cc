@@ -2,8 +2,10 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 
+#include "base/bugs.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "ferry/error.h"
@@ -52,19 +54,38 @@ spdlog::logger& logger() {
     return *kInstance;
 }
 
+std::atomic<const LogSink*> g_sink{nullptr};
+thread_local int t_bugs_throw = 0;
+
+void say(LogLevel level, std::string_view message) {
+    if (const LogSink* sink = g_sink.load(std::memory_order_acquire))
+        return sink->line(level, message);
+    constexpr spdlog::level::level_enum kLevels[] = {spdlog::level::debug, spdlog::level::info,
+                                                     spdlog::level::warn, spdlog::level::critical};
+    logger().log(kLevels[static_cast<size_t>(level)], message);
+}
+
 }  // namespace
 
 Error::Error(Trouble trouble, Problem problem)
     : std::runtime_error(message_of(problem)), trouble_(trouble), problem_(std::move(problem)) {}
 
 void bug(const char* condition, std::string_view detail, std::source_location where) {
-    logger().critical("bug at {}:{}: {} {}", where.file_name(), where.line(), condition, detail);
-    logger().flush();
+    std::string text = std::string("bug at ") + where.file_name() + ":" +
+                       std::to_string(where.line()) + ": " + condition + " ";
+    text += detail;
+    say(LogLevel::bug, text);
+    if (t_bugs_throw > 0) throw Bug(bounded(text));
+    if (!g_sink.load(std::memory_order_acquire)) logger().flush();
     std::abort();
 }
 
-void log_debug(std::string_view message) { logger().debug(printable(message)); }
-void log_info(std::string_view message) { logger().info(printable(message)); }
-void log_warn(std::string_view message) { logger().warn(printable(message)); }
+BugsThrow::BugsThrow() noexcept { ++t_bugs_throw; }
+BugsThrow::~BugsThrow() { --t_bugs_throw; }
+
+void set_log_sink(const LogSink* sink) noexcept { g_sink.store(sink, std::memory_order_release); }
+void log_debug(std::string_view message) { say(LogLevel::debug, printable(message)); }
+void log_info(std::string_view message) { say(LogLevel::info, printable(message)); }
+void log_warn(std::string_view message) { say(LogLevel::warn, printable(message)); }
 
 }  // namespace ferry

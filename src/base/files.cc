@@ -29,14 +29,6 @@ namespace {
 
 constexpr int kLastStandard = STDERR_FILENO;
 
-std::string random_suffix() {
-    uint64_t drawn = 0;
-    if (getrandom(&drawn, sizeof drawn, 0) != sizeof drawn) return {};
-    char text[32];
-    std::snprintf(text, sizeof text, ".%016llx.part", static_cast<unsigned long long>(drawn));
-    return text;
-}
-
 // Why a file cannot give its name to another one, and what to do.
 struct Hold {
     std::string why{}, remedy{};
@@ -130,6 +122,14 @@ const char* remedy_for(int error) {
 }
 
 }  // namespace
+
+std::string random_suffix(const char* ending) {
+    uint64_t drawn = 0;
+    if (getrandom(&drawn, sizeof drawn, 0) != sizeof drawn) return {};
+    char text[40];
+    std::snprintf(text, sizeof text, ".%016llx%s", static_cast<unsigned long long>(drawn), ending);
+    return text;
+}
 
 std::string beginning_of(const std::string& path, size_t most, const std::string& where) {
     const auto unknown = [&](int error) -> Error {
@@ -274,7 +274,7 @@ void Draft::create() {
     const std::filesystem::path path(path_);
     const std::string name = path.filename().string().substr(0, kNameMost);
     for (int i = 0; i < kTries; ++i) {
-        const std::string suffix = random_suffix();
+        const std::string suffix = random_suffix(".part");
         if (suffix.empty()) fail(errno);
         draft_ = (path.parent_path() / (name + suffix)).string();
         noted_ = note_draft(draft_);  // before it is there: a signal may come in between

@@ -85,4 +85,38 @@ private:
     int64_t written_ = 0;
 };
 
+// A name's end that nobody else has drawn; "" with errno.
+std::string random_suffix(const char* ending);
+
+// A directory that appears under its name with all that is in it, with publish(), or not at all. It
+// is made beside that name, with what is_leftover() knows; a kill leaves it there. Throws io.
+class DraftDirectory {
+public:
+    explicit DraftDirectory(std::string path);
+    ~DraftDirectory();  // not published, it goes with all that is in it
+    DraftDirectory(const DraftDirectory&) = delete;
+    DraftDirectory& operator=(const DraftDirectory&) = delete;
+
+    const std::string& draft() const { return draft_; }  // where its files are written
+    // On stable storage under its name at return, as far as its files are. A directory that has the
+    // name is replaced in one rename, and removed.
+    void publish();
+
+private:
+    std::string take_name() const;
+    [[noreturn]] void fail(int error) const;
+
+    std::string path_, draft_{};
+};
+
+// Renames the directory aside, durably, and then removes it with all that is in it: whenever that
+// is killed, either all of it is there or nothing of that name. Throws io.
+void remove_directory(const std::string& path);
+
+// Whether a kill left this of a DraftDirectory, or of remove_directory(): its path's last part.
+bool is_leftover(std::string_view name);
+
+// The names in a directory are on stable storage at return. Throws io.
+void flush_directory(const std::string& path);
+
 }  // namespace ferry

@@ -1,6 +1,7 @@
-// The log, on standard error.
+// The log: on standard error, or where the program that embeds ferry wants it.
 #pragma once
 
+#include <cstdint>
 #include <string_view>
 
 namespace ferry {
@@ -10,5 +11,14 @@ namespace ferry {
 void log_debug(std::string_view message);
 void log_info(std::string_view message);
 void log_warn(std::string_view message);
+
+enum class LogLevel : uint8_t { debug, info, warn, bug };
+// Called on any thread, for every line whatever its level. Must not call ferry or throw.
+struct LogSink {
+    void (*line)(LogLevel level, std::string_view message) = nullptr;
+};
+// Lines go there instead, from now on; null: to standard error. `sink` lives until the process
+// ends.
+void set_log_sink(const LogSink* sink) noexcept;
 
 }  // namespace ferry

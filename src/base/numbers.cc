@@ -10,6 +10,18 @@
 
 namespace ferry {
 
+std::string_view name_of(MomentType type) {
+    switch (type) {
+        case MomentType::f32:
+            return "fp32";
+        case MomentType::bf16:
+            return "bf16";
+        case MomentType::int8:
+            return "int8";
+    }
+    return "?";
+}
+
 std::string_view name_of(DType type) {
     switch (type) {
         case DType::f32:

@@ -50,6 +50,8 @@ public:
     // held beside `out`; any thread may call it. Throws io, also where the file was written to
     // since it was opened.
     void read(const StoredTensor& tensor, int64_t first, std::span<float> out) const;
+    // Bytes [first, first + out.size()) of a tensor of any type, as they lie in the file.
+    void read_bytes(const StoredTensor& tensor, int64_t first, std::span<std::byte> out) const;
 
 private:
     struct Impl;

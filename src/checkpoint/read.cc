@@ -366,6 +366,11 @@ const std::string& Weights::file_of(const StoredTensor& tensor) const {
     return impl_->files[tensor.file].path();
 }
 
+void Weights::read_bytes(const StoredTensor& tensor, int64_t first,
+                         std::span<std::byte> out) const {
+    impl_->files[tensor.file].read(out.data(), std::ssize(out), tensor.offset + first);
+}
+
 void Weights::read(const StoredTensor& tensor, int64_t first, std::span<float> out) const {
     FERRY_CHECK(tensor.type.has_value() && first >= 0);
     FERRY_CHECK(first + std::ssize(out) <= tensor.count(), tensor.name);

@@ -159,10 +159,16 @@ void resolve_optimizer(OptimizerConfig& o, const Given& given) {
     if (o.method == adagrad && !given.contains("optimizer.eps")) o.eps = 1e-10;
     warn_of_method(o, given);
     warn_of_eps(o, given);
-    if (o.moments == DType::bf16 && o.method == sgd && o.momentum == 0)
+    const bool keeps_none = o.method == sgd && o.momentum == 0;
+    if (o.moments == MomentType::bf16 && keeps_none)
         log_warn(given.place_of("optimizer.moments") + " does nothing with sgd without momentum");
+    if (o.moments != MomentType::int8 && given.contains("optimizer.fp32_moments"))
+        log_warn(given.place_of("optimizer.fp32_moments") + " is used by moments int8 alone");
     const bool looks_ahead_with_nothing = o.method == sgd && o.nesterov && o.momentum == 0;
-    demand(given, {{!looks_ahead_with_nothing, "optimizer.nesterov",
+    demand(given, {{o.moments != MomentType::int8 || !keeps_none, "optimizer.moments",
+                    "sgd without momentum keeps no moments, in int8 or otherwise", "momentum 0",
+                    "leave optimizer.moments out, or set optimizer.momentum, such as 0.9"},
+                   {!looks_ahead_with_nothing, "optimizer.nesterov",
                     "there is no momentum to look ahead with", "momentum 0",
                     "set optimizer.momentum, such as 0.9, or nesterov to false"},
                    below_one_in_fp32("optimizer.betas", std::max(o.beta1, o.beta2)),
@@ -249,6 +255,17 @@ void check_tiers(const Config& c, const Given& given) {
 }
 
 void check_checkpoint(const Config& c, const Given& given) {
+    const CheckpointConfig& k = c.checkpoint;
+    for (const auto& [key, place] : given.keys) {
+        const bool of_dir = key.starts_with("checkpoint.") && key != "checkpoint.durable_steps";
+        demand(given, {{!of_dir || !k.dir.empty(), std::string(key),
+                        "checkpoints are asked for, with no directory to put them",
+                        "checkpoint.dir is not given", "set checkpoint.dir"}});
+    }
+    demand(given, {{k.keep.best == 0 || c.evaluate.every > 0, "checkpoint.keep.best",
+                    "the best checkpoints are to stay, and nothing tells which they are",
+                    show("evaluate.every", c.evaluate.every),
+                    "set evaluate.every and evaluate.micro_batches, or keep.best to 0"}});
     if (!c.checkpoint.durable_steps) return;
     const std::string key = "checkpoint.durable_steps";
     const double on_nvme = c.swap.state_on_nvme.value_or(1);

@@ -17,10 +17,14 @@ using config::Form;
 using config::Key;
 using nlohmann::json;
 
+// A section, or a group of keys in one, as "checkpoint.keep".
 bool is_section(std::string_view path) {
     const auto sections = config::sections();
     return std::any_of(sections.begin(), sections.end(),
-                       [path](const config::Section& section) { return section.name == path; });
+                       [path](const config::Section& section) { return section.name == path; }) ||
+           std::ranges::any_of(config::schema(), [path](const Key& key) {
+               return key.path.starts_with(std::string(path) + ".");
+           });
 }
 
 std::string_view last_part(std::string_view path) { return path.substr(path.rfind('.') + 1); }

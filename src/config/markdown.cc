@@ -18,6 +18,13 @@ std::string text_of(const Key&, const Pair& pair) {
 }
 std::string text_of(const Key&, const bool* value) { return *value ? "true" : "false"; }
 std::string text_of(const Key&, const std::string* value) { return *value; }
+std::string text_of(const Key&, const Period* period) { return describe(*period); }
+std::string text_of(const Key&, const std::vector<std::string>* texts) {
+    std::string all;
+    for (const std::string& text : *texts)
+        all.append(all.empty() ? "" : ", ").append("\"").append(text).append("\"");
+    return "[" + all + "]";
+}
 template <class Item>
 std::string text_of(const Key&, const std::vector<Item>*) {
     return "[]";
@@ -179,6 +186,11 @@ std::string format_number(double value) {
     return text;
 }
 
+std::string describe(const Period& period) {
+    if (period.seconds == 0) return std::to_string(period.steps);
+    return format_number(period.seconds) + "s";
+}
+
 std::string_view name_of(Form form) {
     switch (form) {
         case Form::integer:
@@ -201,6 +213,8 @@ std::string_view name_of(Form form) {
             return "list of texts";
         case Form::volumes:
             return "list of volumes";
+        case Form::period:
+            return "steps, or text with a unit of time";
     }
     bug("unknown form");
 }
@@ -208,7 +222,7 @@ std::string_view name_of(Form form) {
 std::string describe(const Range& range, Form form) {
     // An end this far out is none that a user meets.
     constexpr double kFar = 1e12;
-    if (range.low == range.high) return {};
+    if (range.low == range.high || form == Form::period) return {};
     const auto number = [form](double value) {
         return form == Form::bytes ? format_bytes(static_cast<int64_t>(value))
                                    : format_number(value);

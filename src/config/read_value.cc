@@ -1,5 +1,8 @@
 #include "read_value.h"
 
+#include <algorithm>
+#include <array>
+#include <charconv>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <type_traits>
@@ -169,6 +172,36 @@ std::vector<NvmePath> read_volumes(const Place& at, const json& value) {
     return volumes;
 }
 
+[[noreturn]] void no_period(const Place& at, const json& found) {
+    throw Error(Trouble::usage, {.what = "neither a number of steps nor a time",
+                                 .where = at.where,
+                                 .measured = describe(found),
+                                 .limit = "at least 1 step or 1 second; 0: never",
+                                 .remedy = "write 100 for steps, or \"30s\", \"10min\", \"2h\""});
+}
+
+// A number is of steps, with or without quotes; a time has its unit.
+Period read_period(const Place& at, const json& value) {
+    if (value.is_number()) return {.steps = read_integer(at, value)};
+    if (!value.is_string()) wrong_type(at, value);
+    const auto& text = value.get_ref<const std::string&>();
+    constexpr std::array<std::pair<std::string_view, double>, 4> kUnits{
+        {{"", 0}, {"s", 1}, {"min", 60}, {"h", 3600}}};
+    double number = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    std::string_view unit(end, static_cast<size_t>(text.data() + text.size() - end));
+    while (unit.starts_with(' ')) unit.remove_prefix(1);
+    const auto* known =
+        std::ranges::find(kUnits, unit, &std::pair<std::string_view, double>::first);
+    if (error != std::errc() || known == kUnits.end() || !inside(at.key.range, number))
+        no_period(at, value);
+    if (unit.empty() && number != std::floor(number)) no_period(at, value);
+    if (unit.empty()) return {.steps = static_cast<int64_t>(number)};
+    const double seconds = number * known->second;
+    if (seconds > 0 && seconds < 1) no_period(at, value);
+    return {.seconds = seconds};
+}
+
 std::vector<int> read_integers(const Place& at, const json& value) {
     if (!value.is_array()) wrong_type(at, value);
     std::vector<int> numbers;
@@ -211,6 +244,8 @@ void read_field(const Place& at, const json& value, Field* field) {
         *field = read_texts(at, value);
     } else if constexpr (std::is_same_v<Field, std::vector<int>>) {
         *field = read_integers(at, value);
+    } else if constexpr (std::is_same_v<Field, Period>) {
+        *field = read_period(at, value);
     } else if constexpr (std::is_same_v<Field, std::vector<NvmePath>>) {
         *field = read_volumes(at, value);
     } else if (says_automatic(at.key, value)) {

@@ -101,7 +101,8 @@ const Key kKeys[] = {
     {FERRY_KEY(optimizer.nesterov), boolean, "`sgd` with momentum: look ahead"},
     {FERRY_KEY(optimizer.initial_accumulator), number, "`adagrad`: start of its sum of squares", {.low = 0, .high = 1e30}},
     {FERRY_KEY(optimizer.decay_norms_and_biases), boolean, "norm weights and biases decay too"},
-    {FERRY_CHOICE(optimizer.moments, kMoments), choice, "type of the stored moments. `bf16` rounds them stochastically by bits of `seed`. It stores and moves 2 B less for each moment of a parameter, at the price of noise; part of the run's identity"},
+    {FERRY_CHOICE(optimizer.moments, kMoments), choice, "type of the stored moments; part of the run's identity. `bf16` rounds them stochastically by bits of `seed`. It stores and moves 2 B less for each moment of a parameter, at the price of noise. `int8` keeps codes in blocks of 256 with a scale each, as torchao's AdamW8bit does: about 3 B less for each moment. Norms, biases, tensors of fewer than 4,096 elements or of no whole blocks, and those of `fp32_moments` keep fp32 moments (docs/numerics.md)"},
+    {FERRY_KEY(optimizer.fp32_moments), texts, "with `moments` `int8`: glob patterns (`*`, `?`) over names of tensors that keep fp32 moments. The default names the input embeddings of every family, tied ones too; a head of its own is coded"},
     {FERRY_CHOICE(optimizer.master, kMasters), choice, "`split` stores only the low 16 bits of the fp32 master weight beside the bf16 weight, which is then rounded half up instead of to even. It is exact, and stores and moves 2 B less a parameter; needs `precision` `bf16`; part of the run's identity"},
 
     {FERRY_CHOICE(schedule.kind, kSchedules), choice, "after the warm-up: stay (`constant`); fall as a line, as a half cosine, or as a line over the last steps only (`wsd`); rise and fall between final fraction and peak, counted from step 0 (`one_cycle`, `warmup_decay`)"},
@@ -131,6 +132,12 @@ const Key kKeys[] = {
     {FERRY_KEY(swap.verify), boolean, "check the checksum of everything that comes back from NVMe"},
 
     {FERRY_KEY(checkpoint.durable_steps), boolean, "the run survives a kill and a power failure. `ferry train --resume` repeats the step under way and at most the two before it, with the same bits. All optimizer state is then on NVMe, in twice the space, and the files stay after the run; one rank only"},
+    {FERRY_KEY(checkpoint.dir), text, "directory for checkpoints (docs/checkpoints.md), made where it is missing. One is written at the end of the run, also when a signal ends it; `ferry train --resume` goes on from it. Without it there are none"},
+    {FERRY_KEY(checkpoint.every), period, "how often one is written besides: every so many steps (`100`), or by time (`\"30s\"`, `\"10min\"`, `\"2h\"`). 0: at the end only", {.low = 0, .high = kMost}},
+    {FERRY_KEY(checkpoint.keep.last), integer, "the newest checkpoints stay", kPositive},
+    {FERRY_KEY(checkpoint.keep.every), integer, "so do those of steps that this number divides; 0: none for that", kCount},
+    {FERRY_KEY(checkpoint.keep.best), integer, "and as many as this of the lowest held-back loss; it needs `evaluate.every`", kCount},
+    {FERRY_CHOICE(checkpoint.on_failure, kUnsaved), choice, "what a checkpoint that cannot be written does, as on a full disk: the run goes on, warns, and ends with code 4 unless a later one was written; or it stops. Older checkpoints stay either way"},
 
     {FERRY_CHOICE(io.backend, kBackends), choice, "`auto`: io_uring where the kernel allows it, else POSIX threads"},
     {FERRY_KEY(io.block_bytes), bytes, "largest single read or write, a multiple of 4 KiB. Where several workers copy (tmpfs) writes go whole", {.low = 4096, .high = 1 << 30}},

@@ -26,12 +26,13 @@ struct Choice {
 };
 // Where a key's value lives in a Config. The alternative is the key's C++ type; `Key::form` says
 // how it is written.
-using Slot = std::variant<Choice, int64_t* (*)(Config&), int* (*)(Config&), uint32_t* (*)(Config&),
-                          double* (*)(Config&), bool* (*)(Config&), std::string* (*)(Config&),
-                          std::optional<int>* (*)(Config&), std::optional<int64_t>* (*)(Config&),
-                          std::optional<double>* (*)(Config&),
-                          std::vector<std::string>* (*)(Config&), std::vector<int>* (*)(Config&),
-                          std::vector<NvmePath>* (*)(Config&), Pair (*)(Config&)>;
+using Slot =
+    std::variant<Choice, int64_t* (*)(Config&), int* (*)(Config&), uint32_t* (*)(Config&),
+                 double* (*)(Config&), bool* (*)(Config&), std::string* (*)(Config&),
+                 std::optional<int>* (*)(Config&), std::optional<int64_t>* (*)(Config&),
+                 std::optional<double>* (*)(Config&), std::vector<std::string>* (*)(Config&),
+                 std::vector<int>* (*)(Config&), std::vector<NvmePath>* (*)(Config&),
+                 Period* (*)(Config&), Pair (*)(Config&)>;
 
 enum class Form : uint8_t {
     integer,
@@ -43,7 +44,8 @@ enum class Form : uint8_t {
     pair,
     integers,
     texts,
-    volumes
+    volumes,
+    period
 };
 
 struct Range {
@@ -76,6 +78,7 @@ const Key* find_key(std::string_view path);
 // "integer", "size", ...: how the form is called in errors and documentation.
 std::string_view name_of(Form form);
 std::string describe(const Range& range, Form form);
+std::string describe(const Period& period);  // "100", "600s"
 // 0.1 -> "0.1", 1e-08 -> "1e-08", 3.0 -> "3".
 std::string format_number(double value);
 

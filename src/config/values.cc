@@ -17,6 +17,7 @@ template <class Value>
 requires std::is_integral_v<Value> std::string text_of(Value value) {
     return fmt::format("{}", value);
 }
+std::string text_of(const Period& period) { return config::describe(period); }
 template <class Value>
 std::string text_of(const std::vector<Value>& values) {
     std::string text;

@@ -26,7 +26,8 @@ constexpr Words<DType, 3> kPrecisions = {{
     {DType::f32, "fp32"}, {DType::bf16, "bf16"}, {DType::f16, "fp16"}}};
 constexpr Words<std::optional<DType>, 4> kNarrow = {{
     {std::nullopt, "auto"}, {DType::f32, "fp32"}, {DType::bf16, "bf16"}, {DType::f16, "fp16"}}};
-constexpr Words<DType, 2> kMoments = {{{DType::f32, "fp32"}, {DType::bf16, "bf16"}}};
+constexpr Words<MomentType, 3> kMoments = {{
+    {MomentType::f32, "fp32"}, {MomentType::bf16, "bf16"}, {MomentType::int8, "int8"}}};
 constexpr Words<MasterFormat, 2> kMasters = {{
     {MasterFormat::fp32, "fp32"}, {MasterFormat::split, "split"}}};
 constexpr Words<OptimizerMethod, 5> kMethods = {{
@@ -42,6 +43,8 @@ constexpr Words<AttentionChoice, 2> kAttentions = {{
 constexpr Words<OnNonfinite, 2> kNonfinite = {{
     {OnNonfinite::stop, "stop"}, {OnNonfinite::skip, "skip"}}};
 constexpr Words<HashEvery, 2> kHashes = {{{HashEvery::end, "end"}, {HashEvery::step, "step"}}};
+constexpr Words<UnsavedRun, 2> kUnsaved = {{
+    {UnsavedRun::go_on, "go_on"}, {UnsavedRun::stop, "stop"}}};
 constexpr Words<Speculate, 3> kSpeculate = {{
     {Speculate::automatic, "auto"}, {Speculate::off, "off"}, {Speculate::all, "all"}}};
 constexpr Words<OnDoubt, 2> kDoubts = {{{OnDoubt::refuse, "refuse"}, {OnDoubt::ignore, "ignore"}}};

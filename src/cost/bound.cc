@@ -17,10 +17,23 @@ double weight_bytes(const BoundInput& in) {
     return static_cast<double>(in.element.weight) * in.parameters;
 }
 
+// Of state and gradients by bytes.
 struct Fractions {
     double weights_on_nvme = 0, weights_on_device = 0, state_on_device = 0;
     double inputs_away = 0;  // of the block inputs: not on the device until backward
 };
+
+// The most and the fewest trainable elements that have their state on the device, as a fraction;
+// and the same of the bytes that updates move.
+double most_elements_on_device(const BoundInput& in, const Fractions& f) {
+    return std::min(1.0, f.state_on_device * in.parts.most_elements);
+}
+double least_elements_on_device(const BoundInput& in, const Fractions& f) {
+    return f.state_on_device * in.parts.least_elements;
+}
+double most_updated_on_device(const BoundInput& in, const Fractions& f) {
+    return std::min(1.0, f.state_on_device * in.parts.most_updated);
+}
 
 // Of state and gradients, which wait for the outcome with it; a byte of either that is stored is
 // read once and written once.
@@ -88,8 +101,8 @@ bool admissible(const BoundInput& in, const Fractions& f) {
     const double on_nvme = (1 - host.state - f.state_on_device) * state_and_gradient_bytes(in) +
                            f.weights_on_nvme * weights + host.inputs_stored;
     // Whose state is on the device has its weights there.
-    const bool beside_weights =
-        f.state_on_device * weight_bytes(in) <= f.weights_on_device * weights * (1 + 1e-9);
+    const bool beside_weights = least_elements_on_device(in, f) * weight_bytes(in) <=
+                                f.weights_on_device * weights * (1 + 1e-9);
     return host.state >= 0 && beside_weights &&
            bytes_on_device(in, f) <= in.device_bytes * (1 + 1e-9) && on_nvme <= in.nvme_bytes;
 }
@@ -100,7 +113,7 @@ struct Term {
 };
 
 Term compute(const BoundInput& in, const Fractions& f) {
-    const double on_device = update_bytes(in) * f.state_on_device;
+    const double on_device = update_bytes(in) * f.state_on_device * in.parts.least_updated;
     return {in.kernel_seconds - savings(in, f).seconds +
                 (on_device > 0 ? on_device / in.measured.device_bytes_per_s : 0),
             "compute"};
@@ -117,21 +130,22 @@ Term slowest_link(const BoundInput& in, const Fractions& f) {
     };
     // Weights on the device that the host updates: they come back, and where they are half of p
     // they are fetched before.
-    const double returning =
-        std::max(0.0, trained(in, f.weights_on_device) - f.state_on_device * weight_bytes(in));
+    const double returning = std::max(
+        0.0, trained(in, f.weights_on_device) - most_elements_on_device(in, f) * weight_bytes(in));
     const double reads = in.element.split ? 1 : 0,
                  inputs = f.inputs_away * in.groups * in.input_bytes;
     const double between_groups = inputs + (in.groups - 1) * in.accumulator_bytes;
     const double up = reads_without(f.weights_on_device) + returning + between_groups;
-    const double down = static_cast<double>(in.element.wire) * in.parameters * by_host +
+    const double down = static_cast<double>(in.element.wire) * in.parameters *
+                            (1 - most_elements_on_device(in, f)) +
                         between_groups + reads * returning;
     const double stored = 2 * state_and_gradient_bytes(in) * std::max(0.0, by_host - host.state) +
                           2 * in.groups * host.inputs_stored +
                           reads_without(1 - f.weights_on_nvme) +
                           (1 + reads) * trained(in, f.weights_on_nvme);
     const Measurements& s = in.measured;
-    const double updated = update_bytes(in) * (in.measured.computes_on_host ? 1 : by_host);
-    const double dram = dram_bytes(updated, up + down, stored, s);
+    const double by_updates = in.measured.computes_on_host ? 1 : 1 - most_updated_on_device(in, f);
+    const double dram = dram_bytes(update_bytes(in) * by_updates, up + down, stored, s);
     const std::array<Term, 5> terms{{{up / s.copy_bytes_per_s, "host to device"},
                                      {down / s.copy_bytes_per_s, "device to host"},
                                      {stored > 0 ? stored / s.nvme_bytes_per_s : 0, "nvme"},
@@ -237,7 +251,8 @@ private:
         const double weights = in_.weights.bytes;
         const double excess =
             excess_of(weights * (1 - f.weights_on_nvme - f.weights_on_device), in_.host_bytes) +
-            excess_of(f.state_on_device * weight_bytes(in_), f.weights_on_device * weights) +
+            excess_of(least_elements_on_device(in_, f) * weight_bytes(in_),
+                      f.weights_on_device * weights) +
             excess_of(bytes_on_device(in_, f), in_.device_bytes) +
             excess_of((1 - std::max(0.0, host.state) - f.state_on_device) *
                               state_and_gradient_bytes(in_) +

@@ -21,6 +21,13 @@ struct BoundInput {
     model::OfSaved<Saving> saving{};
     double parameters = 0;   // trainable, that this rank updates
     ElementBytes element{};  // of each
+    // Where the state has several formats, a part of it may have more or fewer elements, and more
+    // or fewer bytes to update, than its share of the bytes of state and gradient: at most and at
+    // least so many times.
+    struct Parts {
+        double most_elements = 1, least_elements = 1, most_updated = 1, least_updated = 1;
+    };
+    Parts parts{};
     WeightTraffic weights{};
     double input_bytes = 0;  // block inputs of a group: on the device, or away until backward
     // Of micro-batches, in a step. Each visits the weights, and between them the accumulators of

@@ -47,7 +47,8 @@ int64_t gradients(const Work& w) {
 int64_t wire(const Work& w) { return w.elements * size_of(w.wire); }
 int64_t leaves(const Work& w) { return w.elements / kLeafElements * 4; }
 int64_t of_update(const Work& w) {
-    return w.elements * element_bytes(w.state, w.compute, w.wire).updated();
+    const ElementBytes each = element_bytes(w.state, w.compute, w.wire);
+    return static_cast<int64_t>(static_cast<double>(w.elements) * each.updated());
 }
 
 // ---------------------------------------------------------------- FLOPs

@@ -12,12 +12,15 @@ namespace ferry::cost {
 
 // Of a trainable element: its state, and its gradient and weight as they travel.
 struct ElementBytes {
-    int64_t state = 12, wire = 4, weight = 4;
+    double state = 12;  // of several formats the mean
+    int64_t wire = 4, weight = 4;
     bool split = false;  // the update reads the weight too
     // Of memory, that its update reads and writes.
-    int64_t updated() const { return 2 * state + wire + (split ? 2 : 1) * weight; }
+    double updated() const {
+        return 2 * state + static_cast<double>(wire + (split ? 2 : 1) * weight);
+    }
     // On one tier both, until the outcome.
-    int64_t state_and_gradient() const { return state + wire; }
+    double state_and_gradient() const { return state + static_cast<double>(wire); }
 };
 ElementBytes element_bytes(const StateFormat& state, DType compute, DType wire);
 

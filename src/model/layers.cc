@@ -34,12 +34,13 @@ bool matches(std::string_view pattern, std::string_view name) {
     return pattern.find_first_not_of('*', at) == std::string_view::npos;
 }
 
-class Freezer {
+// Glob patterns of a key, and which of them some tensor's name has matched.
+class Patterns {
 public:
-    explicit Freezer(std::span<const std::string> patterns)
-        : patterns_(patterns), used_(patterns.size(), false) {}
+    Patterns(std::string key, std::span<const std::string> patterns)
+        : key_(std::move(key)), patterns_(patterns), used_(patterns.size(), false) {}
 
-    bool frozen(std::string_view name) {
+    bool match(std::string_view name) {
         bool any = false;
         for (size_t i = 0; i < patterns_.size(); ++i) {
             if (!matches(patterns_[i], name)) continue;
@@ -55,8 +56,8 @@ public:
             if (shape.tie_embeddings && matches(patterns_[i], name_of(shape, Role::head_table)))
                 throw head_is_embedding(shape, i);
             throw Error(Trouble::usage,
-                        {.what = "freeze pattern matches no tensor",
-                         .where = "freeze[" + std::to_string(i) + "]",
+                        {.what = key_ + " pattern matches no tensor",
+                         .where = place(i),
                          .measured = shown(patterns_[i]),
                          .remedy = "names look like model.layers.0.self_attn.q_proj.weight; "
                                    "* stands for any run of characters, ? for one"});
@@ -64,6 +65,8 @@ public:
     }
 
 private:
+    std::string place(size_t i) const { return key_ + "[" + std::to_string(i) + "]"; }
+
     static std::string name_of(const Shape& shape, Role role) {
         const FamilyNames& family = names_of(shape.family);
         return full_name(family, *std::ranges::find(family.names, role, &TensorName::role), -1);
@@ -74,14 +77,23 @@ private:
         return {Trouble::usage,
                 {.what = "the head has no tensor of its own: its embeddings are tied, and the "
                          "embedding is the head",
-                 .where = "freeze[" + std::to_string(i) + "]",
+                 .where = place(i),
                  .measured = shown(patterns_[i]),
-                 .remedy = "freeze " + table + ", which is both, or leave the pattern out"}};
+                 .remedy = (key_ == "freeze" ? "freeze " : "name ") + table +
+                           ", which is both, or leave the pattern out"}};
     }
 
+    const std::string key_;
     std::span<const std::string> patterns_;
     std::vector<bool> used_;
 };
+
+// torchao's rule: tensors smaller than that, or not divisible into blocks, keep fp32 moments.
+constexpr int64_t kLeastCoded = 4096;
+
+bool can_be_coded(const Tensor& t) {
+    return t.shape.size() > 1 && t.count >= kLeastCoded && t.count % kMomentBlock == 0;
+}
 
 // Rows and columns of a role's matrix, or the length of its vector.
 std::vector<int64_t> extent_of(const Shape& s, Role role) {
@@ -192,21 +204,35 @@ std::vector<Tensor> tensors_of(const Shape& s, LayerKind kind, int64_t block, bo
     return tensors;
 }
 
-// Places the tensors: trainable and decayed, trainable and not decayed, frozen; in each the given
-// order, so that q, k, v (and gate, up) stay adjacent when they share a fate.
-Layer lay_out(LayerKind kind, int64_t index, std::vector<Tensor> tensors, Freezer& freezer,
-              int64_t unit) {
-    for (Tensor& t : tensors) {
-        t.trainable = !freezer.frozen(t.name);
+// What decides a tensor's fate.
+struct Fates {
+    Patterns freeze, fp32;
+    bool coded = false;
+
+    void decide(Tensor& t) {
+        t.trainable = !freeze.match(t.name);
         if (!t.trainable) t.decays = false;
+        const bool named = fp32.match(t.name);
+        t.fp32_moments = coded && t.trainable && (named || !can_be_coded(t));
     }
-    const auto rank = [](const Tensor& t) { return t.trainable ? (t.decays ? 0 : 1) : 2; };
+};
+
+// Places the tensors: trainable and decayed, trainable and not decayed, frozen; in each the given
+// order, so that q, k, v (and gate, up) stay adjacent when they share a fate. A tensor of coded
+// moments begins at a block: all before it in its segment are whole blocks.
+Layer lay_out(LayerKind kind, int64_t index, std::vector<Tensor> tensors, Fates& fates,
+              int64_t unit) {
+    for (Tensor& t : tensors) fates.decide(t);
+    const auto rank = [](const Tensor& t) {
+        return t.trainable ? (t.decays ? 0 : 2) + (t.fp32_moments ? 1 : 0) : 4;
+    };
     std::ranges::stable_sort(tensors, {}, rank);
     Layer layer{.kind = kind, .index = index};
     for (size_t i = 0; i < tensors.size();) {
         Segment segment{.offset = layer.elements,
                         .decays = tensors[i].decays,
-                        .trainable = tensors[i].trainable};
+                        .trainable = tensors[i].trainable,
+                        .fp32_moments = tensors[i].fp32_moments};
         const int fate = rank(tensors[i]);
         for (; i < tensors.size() && rank(tensors[i]) == fate; ++i) {
             tensors[i].offset = segment.offset + segment.count;
@@ -229,17 +255,20 @@ const Tensor* Layer::find(Role role) const {
 }
 
 std::vector<Layer> layers_of(const Shape& shape, std::span<const std::string> freeze,
-                             bool decay_norms, int shards) {
-    Freezer freezer(freeze);
+                             bool decay_norms, int shards, const CodedMoments& moments) {
+    Fates fates{.freeze = {"freeze", freeze},
+                .fp32 = {"optimizer.fp32_moments", moments.fp32},
+                .coded = moments.coded};
     std::vector<Layer> layers;
     const auto add = [&](LayerKind kind, int64_t index, int64_t block) {
-        layers.push_back(lay_out(kind, index, tensors_of(shape, kind, block, decay_norms), freezer,
+        layers.push_back(lay_out(kind, index, tensors_of(shape, kind, block, decay_norms), fates,
                                  kSegmentUnit * shards));
     };
     add(LayerKind::embedding, 0, -1);
     for (int64_t i = 0; i < shape.layers; ++i) add(LayerKind::block, i, i);
     add(LayerKind::head, 0, -1);
-    freezer.check_all_used(shape);
+    fates.freeze.check_all_used(shape);
+    if (moments.must_match) fates.fp32.check_all_used(shape);
     return layers;
 }
 

@@ -104,17 +104,28 @@ struct Tensor {
     std::vector<int64_t> shape{};   // a matrix is [outputs, inputs], in gpt2's blocks the reverse
     int64_t offset = 0, count = 0;  // elements in the layer's flat buffer
     bool decays = true, trainable = true;
+    bool fp32_moments = false;  // whatever the run's moments are kept in
 };
 
 // A run of the flat buffer: multiples of 4,096 times the shards it is cut into, padded with zeros.
 struct Segment {
     int64_t offset = 0, count = 0;
     bool decays = true, trainable = true;
+    bool fp32_moments = false;
+};
+
+// Which tensors keep fp32 moments where the others' are coded in blocks: vectors (norms, biases),
+// what has fewer than 4,096 elements or is not whole blocks of 256, and what a pattern names.
+struct CodedMoments {
+    bool coded = false;  // else no tensor is told apart
+    std::span<const std::string> fp32{};
+    bool must_match = true;  // each pattern some tensor
 };
 
 enum class LayerKind : uint8_t { embedding, block, head };
 
-// One flat buffer, ordered [trainable, decayed | trainable, not decayed | frozen].
+// One flat buffer, ordered [trainable, decayed | trainable, not decayed | frozen]; of each that
+// trains first what has coded moments, where some have.
 struct Layer {
     LayerKind kind = LayerKind::block;
     int64_t index = 0;  // of the block
@@ -129,7 +140,7 @@ struct Layer {
 // names; a pattern that matches nothing throws Trouble::usage. Norm weights and biases do not decay
 // unless `decay_norms`. `shards`: that every segment can be cut into, one a rank.
 std::vector<Layer> layers_of(const Shape& shape, std::span<const std::string> freeze,
-                             bool decay_norms, int shards = 1);
+                             bool decay_norms, int shards = 1, const CodedMoments& moments = {});
 
 // Angles of RoPE: position * frequency, and what cosine and sine are multiplied by. Empty where
 // positions are learned. To dynamic and longrope a text is as long as a sequence, always.

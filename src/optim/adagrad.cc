@@ -11,7 +11,7 @@ HWY_BEFORE_NAMESPACE();
 namespace ferry::optim::HWY_NAMESPACE {
 
 struct Adagrad {
-    static constexpr bool kM = true, kV = false;
+    static constexpr bool kM = true, kV = false, kSquares = true;
     HWY_INLINE static void apply(VF& p, VF& m, VF&, VF g, const Scalars& s) {
         g = decayed(g, p, s);
         m = flush(hn::Add(m, hn::Mul(g, g)), kLeastMoment);

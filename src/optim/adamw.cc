@@ -11,7 +11,7 @@ HWY_BEFORE_NAMESPACE();
 namespace ferry::optim::HWY_NAMESPACE {
 
 struct AdamW {
-    static constexpr bool kM = true, kV = true;
+    static constexpr bool kM = true, kV = true, kSquares = false;
     HWY_INLINE static void apply(VF& p, VF& m, VF& v, VF g, const Scalars& s) {
         adam_step(p, m, v, g, s);
     }

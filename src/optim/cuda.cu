@@ -11,6 +11,7 @@
 #include "base/random.h"
 #include "ferry/device.h"
 #include "internal.h"
+#include "moment_map.h"
 
 namespace ferry::optim::cuda {
 namespace {
@@ -234,18 +235,19 @@ __device__ uint32_t draw_one(const Span& span, const Scalars& s, int64_t i) {
 
 // Zeros of an absent moment.
 template <int kCount>
-__device__ Pack<float, kCount> load_moment(const void* array, DType type, int64_t i) {
+__device__ Pack<float, kCount> load_moment(const void* array, MomentType type, int64_t i) {
     if (!array) return {};
-    if (type == DType::f32) return load_as_f32<DType::f32, kCount>(array, i);
+    if (type == MomentType::f32) return load_as_f32<DType::f32, kCount>(array, i);
     return load_as_f32<DType::bf16, kCount>(array, i);
 }
 
 // `noise` has 16 random bits an element from bit `first` on, for bf16.
 template <int kCount>
-__device__ void store_moment(void* array, DType type, int64_t i, const Pack<float, kCount>& values,
-                             const Pack<uint32_t, kCount>& noise, int first) {
+__device__ void store_moment(void* array, MomentType type, int64_t i,
+                             const Pack<float, kCount>& values, const Pack<uint32_t, kCount>& noise,
+                             int first) {
     if (!array) return;
-    if (type == DType::f32) return store<kCount>(static_cast<float*>(array), i, values);
+    if (type == MomentType::f32) return store<kCount>(static_cast<float*>(array), i, values);
     Pack<uint16_t, kCount> raw;
     for (int k = 0; k < kCount; ++k) {
         const uint32_t bits = __float_as_uint(values.at[k]);
@@ -291,9 +293,9 @@ __device__ void store_master(const Span& span, int64_t i, const Pack<float, kCou
 __device__ int64_t thread_index() { return int64_t{blockIdx.x} * kThreads + threadIdx.x; }
 
 // What the kernel knows of the state when it is compiled.
-template <DType kMomentType, bool kIsSplit>
+template <MomentType kMomentType, bool kIsSplit>
 struct Format {
-    static constexpr DType kMoment = kMomentType;
+    static constexpr MomentType kMoment = kMomentType;
     static constexpr bool kSplit = kIsSplit;
 };
 
@@ -303,10 +305,10 @@ constexpr bool has_v(Method method) { return method == Method::adamw || method =
 template <Method kMethod, DType kGradient, DType kWeight, class Kept>
 __global__ void __launch_bounds__(kThreads, 3) update_kernel(const Span span, const Scalars s) {
     constexpr int kCount = kTogether;
-    constexpr DType kMoment = Kept::kMoment;
+    constexpr MomentType kMoment = Kept::kMoment;
     const int64_t i = thread_index() * kCount;
     Pack<uint32_t, kCount> noise{};
-    if constexpr (kMoment == DType::bf16) noise = draw_noise(span, s, i);
+    if constexpr (kMoment == MomentType::bf16) noise = draw_noise(span, s, i);
     if (i >= span.count) return;
     const auto g = load_as_f32<kGradient, kCount>(span.gradient, i);
     const auto was_p = load_master<Kept::kSplit, kCount>(span, i);
@@ -340,7 +342,7 @@ template <Method kMethod, DType kGradient, DType kWeight>
 __global__ void update_one_kernel(const Span span, const Scalars s) {
     const int64_t i = thread_index();
     if (i >= span.count) return;
-    const DType type = span.moment_type;
+    const MomentType type = span.moment_type;
     const float g = load_as_f32<kGradient, 1>(span.gradient, i).at[0];
     const float p =
         span.low ? load_master<true, 1>(span, i).at[0] : load_master<false, 1>(span, i).at[0];
@@ -354,9 +356,117 @@ __global__ void update_one_kernel(const Span span, const Scalars s) {
         store_master<false, kWeight, 1>(span, i, {{e.p}});
     }
     Pack<uint32_t, 1> noise{};
-    if (type == DType::bf16 && span.m) noise.at[0] = draw_one(span, s, i);
+    if (type == MomentType::bf16 && span.m) noise.at[0] = draw_one(span, s, i);
     store_moment<1>(span.m, type, i, {{e.m}}, noise, 0);
     if constexpr (has_v(kMethod)) store_moment<1>(span.v, type, i, {{e.v}}, noise, 16);
+}
+
+// ---------------------------------------------------------------- codes
+
+__device__ const MomentMap device_with_sign{true}, device_without_sign{false};
+
+// In shared memory: neighbouring elements have any codes.
+struct NearMap {
+    float share[kCodes], begin[kCodes];
+    __device__ void load(const MomentMap& map) {
+        static_assert(kThreads == kCodes);
+        share[threadIdx.x] = map.share[threadIdx.x];
+        begin[threadIdx.x] = map.begin[threadIdx.x];
+    }
+};
+
+// The last code that begins at the share or before, by halving.
+__device__ uint8_t code_of(const NearMap& map, float share) {
+    int code = 0;
+    for (int step = kCodes / 2; step > 0; step /= 2)
+        code += map.begin[code + step] <= share ? step : 0;
+    return static_cast<uint8_t>(code);
+}
+
+// A warp has a block: what a moment's codes are stored as. All threads of the warp must come here.
+constexpr int kOfThread = static_cast<int>(kMomentBlock) / 32;
+struct Encoded {
+    uint8_t codes[kOfThread];
+    float scale;
+};
+__device__ Encoded encode(const NearMap& map, const float (&moments)[kOfThread]) {
+    uint32_t bits = 0;
+    for (const float moment : moments) bits = max(bits, __float_as_uint(fabsf(moment)));
+    bits = __reduce_max_sync(0xffffffffu, bits);
+    Encoded found;
+    const bool finite = bits < 0x7f800000u;  // of NaN and infinity the bits are above all others'
+    found.scale = finite ? fmaxf(__uint_as_float(bits), kLeastScale) : __uint_as_float(0x7fc00000u);
+    for (int k = 0; k < kOfThread; ++k)
+        found.codes[k] = finite ? code_of(map, moments[k] / found.scale) : kNotFinite;
+    return found;
+}
+
+__device__ float widened(const void* array, DType type, int64_t i) {
+    switch (type) {
+        case DType::f32:
+            return load_as_f32<DType::f32, 1>(array, i).at[0];
+        case DType::bf16:
+            return load_as_f32<DType::bf16, 1>(array, i).at[0];
+        default:
+            return load_as_f32<DType::f16, 1>(array, i).at[0];
+    }
+}
+
+__device__ float master_of(const Span& span, int64_t i) {
+    return span.low ? load_master<true, 1>(span, i).at[0] : load_master<false, 1>(span, i).at[0];
+}
+
+__device__ void put_master(const Span& span, int64_t i, float p) {
+    if (span.low) return store_master<true, DType::bf16, 1>(span, i, {{p}});
+    switch (span.weight_type) {
+        case DType::f32:
+            return store_master<false, DType::f32, 1>(span, i, {{p}});
+        case DType::bf16:
+            return store_master<false, DType::bf16, 1>(span, i, {{p}});
+        default:
+            return store_master<false, DType::f16, 1>(span, i, {{p}});
+    }
+}
+
+// A warp a block of moments, whose threads take neighbouring elements in turn: of any alignment,
+// types and master, and the last block may be shorter.
+template <Method kMethod>
+__global__ void __launch_bounds__(kThreads) update_coded_kernel(const Span span, const Scalars s) {
+    __shared__ NearMap map, map_of_v;
+    map.load(kMethod == Method::adagrad ? device_without_sign : device_with_sign);
+    if constexpr (has_v(kMethod)) map_of_v.load(device_without_sign);
+    __syncthreads();
+    const int64_t block = thread_index() / 32;
+    const int64_t first = block * kMomentBlock;
+    if (first >= span.count) return;  // a whole warp
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const float m_scale = span.m_scale_in[block];
+    float v_scale = 0;
+    if constexpr (has_v(kMethod)) v_scale = span.v_scale_in[block];
+    const auto *m_in = static_cast<const uint8_t*>(span.m_in),
+               *v_in = static_cast<const uint8_t*>(span.v_in);
+    float m[kOfThread], v[kOfThread];
+#pragma unroll
+    for (int k = 0; k < kOfThread; ++k) {
+        const int64_t i = first + 32 * k + lane;
+        m[k] = v[k] = 0;
+        if (i >= span.count) continue;
+        Element e{master_of(span, i), map.share[m_in[i]] * m_scale, 0};
+        if constexpr (has_v(kMethod)) e.v = map_of_v.share[v_in[i]] * v_scale;
+        Exact exact;
+        e = step<kMethod>(e, widened(span.gradient, span.gradient_type, i), s, exact);
+        put_master(span, i, e.p);
+        m[k] = e.m, v[k] = e.v;
+    }
+    const auto put = [&](const Encoded& encoded, void* codes, float* scale) {
+        if (lane == 0) scale[block] = encoded.scale;
+        for (int k = 0; k < kOfThread; ++k) {
+            const int64_t i = first + 32 * k + lane;
+            if (i < span.count) static_cast<uint8_t*>(codes)[i] = encoded.codes[k];
+        }
+    };
+    put(encode(map, m), span.m, span.m_scale);
+    if constexpr (has_v(kMethod)) put(encode(map_of_v, v), span.v, span.v_scale);
 }
 
 // count is a multiple of kCount.
@@ -423,10 +533,11 @@ void with_type(DType type, const Call& call) {
 template <class Call>
 void with_format(const Span& span, const Call& call) {
     const bool split = is_split(span);
-    if (span.moment_type == DType::f32) {
-        return split ? call(Format<DType::f32, true>()) : call(Format<DType::f32, false>());
+    if (span.moment_type == MomentType::f32) {
+        return split ? call(Format<MomentType::f32, true>())
+                     : call(Format<MomentType::f32, false>());
     }
-    return split ? call(Format<DType::bf16, true>()) : call(Format<DType::bf16, false>());
+    return split ? call(Format<MomentType::bf16, true>()) : call(Format<MomentType::bf16, false>());
 }
 
 // call(gradient's Constant, weight's Constant)
@@ -484,7 +595,15 @@ bool aligned(const Span& span, int64_t elements) {
 }
 
 template <Method kMethod>
+void launch_coded(const Span& span, const Scalars& scalars, cudaStream_t stream) {
+    const unsigned blocks = blocks_for(ceil_div(span.count, kMomentBlock) * 32);
+    update_coded_kernel<kMethod><<<blocks, kThreads, 0, stream>>>(span, scalars);
+    check_launch("update");
+}
+
+template <Method kMethod>
 void launch_all(const Span& span, const Scalars& scalars, cudaStream_t stream) {
+    if (is_coded(span)) return launch_coded<kMethod>(span, scalars, stream);
     // Whole runs: the threads of a run draw its random bits together.
     const int64_t packs = aligned(span, kTogether) ? round_down(span.count, kNoiseRun) : 0;
     if (packs > 0) launch_packs<kMethod>(part_of(span, 0, packs), scalars, stream);

@@ -26,6 +26,9 @@ constexpr int64_t kNoiseRun = 32;
 // The elements [begin, begin + count) of a span.
 Span part_of(const Span& span, int64_t begin, int64_t count);
 
+// Whether the moments are codes, in blocks; none without moments.
+inline bool is_coded(const Span& span) { return span.m && span.moment_type == MomentType::int8; }
+
 // Elements a task: long enough that handing it out costs nothing, short enough that 16 threads
 // share a small tensor. A multiple of kLeaf and of every vector.
 constexpr int64_t kTile = 16 * kLeaf;

@@ -11,7 +11,7 @@ HWY_BEFORE_NAMESPACE();
 namespace ferry::optim::HWY_NAMESPACE {
 
 struct Lion {
-    static constexpr bool kM = true, kV = false;
+    static constexpr bool kM = true, kV = false, kSquares = false;
     HWY_INLINE static void apply(VF& p, VF& m, VF&, VF g, const Scalars& s) {
         const VF c = flush(blend(m, s.beta1, g, s.one_minus_beta1), kLeastMoment);
         const VF one = hn::CopySign(set(1.0f), c);

@@ -2,6 +2,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "base/random.h"
 #include "ferry/error.h"
@@ -117,12 +118,18 @@ void store_master(const Span& span, int64_t i, float p) {
     if (span.weight) store_weight(span.weight, span.weight_type, i, p);
 }
 
-float load_moment(const void* array, DType type, int64_t i) {
-    return array ? widened(array, type, i) : 0.0f;
+float load_moment(const void* array, MomentType type, int64_t i) {
+    if (!array) return 0.0f;
+    return widened(array, type == MomentType::f32 ? DType::f32 : DType::bf16, i);
 }
 
-void store_moment(void* array, DType type, int64_t i, float value, uint32_t noise) {
-    if (type == DType::f32) return store(array, i, value);
+float load_code(const void* codes, const float* scales, Map map, int64_t i) {
+    if (!codes) return 0.0f;
+    return share_of(map, load<uint8_t>(codes, i)) * load<float>(scales, i / kMomentBlock);
+}
+
+void store_moment(void* array, MomentType type, int64_t i, float value, uint32_t noise) {
+    if (type == MomentType::f32) return store(array, i, value);
     if (std::isnan(value)) return store(array, i, to_bf16(value));
     const uint32_t bits = std::bit_cast<uint32_t>(value) + (noise & 0xffffu);
     store(array, i, static_cast<uint16_t>(bits >> 16));
@@ -138,16 +145,43 @@ uint32_t noise_of(const Span& span, const Scalars& scalars, int64_t i) {
     return words[static_cast<size_t>(e % 32 / 16 * 2 + e % 2)];
 }
 
+namespace {
+
+// Block by block: the scale is known when all of its moments are.
+void update_coded(const Span& span, const Scalars& scalars) {
+    const Map of_m = map_of(scalars.method, 0), of_v = map_of(scalars.method, 1);
+    for (int64_t begin = 0; begin < span.count; begin += kMomentBlock) {
+        const int64_t end = std::min(span.count, begin + kMomentBlock);
+        std::vector<float> m, v;
+        for (int64_t i = begin; i < end; ++i) {
+            const Element before{.p = load_master(span, i),
+                                 .m = load_code(span.m_in, span.m_scale_in, of_m, i),
+                                 .v = load_code(span.v_in, span.v_scale_in, of_v, i)};
+            const Element after =
+                step(before, widened(span.gradient, span.gradient_type, i), scalars);
+            store_master(span, i, after.p);
+            m.push_back(after.m), v.push_back(after.v);
+        }
+        const int64_t block = begin / kMomentBlock;
+        encode_block(of_m, m, static_cast<uint8_t*>(span.m) + begin, span.m_scale + block);
+        if (span.v && moments_of(scalars.method) == 2)
+            encode_block(of_v, v, static_cast<uint8_t*>(span.v) + begin, span.v_scale + block);
+    }
+}
+
+}  // namespace
+
 void update_reference(const Span& span, const Scalars& scalars) {
     check_span(span, scalars);
-    const DType type = span.moment_type;
+    if (is_coded(span)) return update_coded(span, scalars);
+    const MomentType type = span.moment_type;
     for (int64_t i = 0; i < span.count; ++i) {
         const Element before{.p = load_master(span, i),
                              .m = load_moment(span.m_in, type, i),
                              .v = load_moment(span.v_in, type, i)};
         const float g = widened(span.gradient, span.gradient_type, i);
         const Element after = step(before, g, scalars);
-        const uint32_t noise = type == DType::bf16 ? noise_of(span, scalars, i) : 0;
+        const uint32_t noise = type == MomentType::bf16 ? noise_of(span, scalars, i) : 0;
         store_master(span, i, after.p);
         if (span.m) store_moment(span.m, type, i, after.m, noise);
         if (span.v && moments_of(scalars.method) == 2)

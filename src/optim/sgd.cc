@@ -13,7 +13,7 @@ namespace ferry::optim::HWY_NAMESPACE {
 // Without momentum m need not exist: it is read as zeros, which changes no bit.
 template <bool kMomentum, bool kNesterov>
 struct Sgd {
-    static constexpr bool kM = kMomentum, kV = false;
+    static constexpr bool kM = kMomentum, kV = false, kSquares = false;
     HWY_INLINE static void apply(VF& p, VF& m, VF&, VF g, const Scalars& s) {
         g = decayed(g, p, s);
         m = flush(hn::Add(hn::Mul(m, set(s.beta1)), g), kLeastMoment);

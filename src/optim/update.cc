@@ -68,6 +68,16 @@ void check_master(const Span& span) {
     FERRY_CHECK(same_or_disjoint(span.weight_in, span.weight, span.count * 2));
 }
 
+void check_scales(const Span& span) {
+    FERRY_CHECK(span.element % kMomentBlock == 0, std::to_string(span.element));
+    const int64_t bytes = scale_bytes(span.moment_type, span.count);
+    FERRY_CHECK(span.m_scale_in && span.m_scale);
+    FERRY_CHECK(same_or_disjoint(span.m_scale_in, span.m_scale, bytes));
+    FERRY_CHECK((span.v == nullptr) == (span.v_scale == nullptr));
+    FERRY_CHECK((span.v_scale_in == nullptr) == (span.v_scale == nullptr));
+    FERRY_CHECK(same_or_disjoint(span.v_scale_in, span.v_scale, bytes));
+}
+
 }  // namespace
 
 void check_span(const Span& span, const Scalars& scalars) {
@@ -83,8 +93,8 @@ void check_span(const Span& span, const Scalars& scalars) {
     FERRY_CHECK(same_or_disjoint(span.m_in, span.m, moment_bytes));
     FERRY_CHECK(same_or_disjoint(span.v_in, span.v, moment_bytes));
     check_master(span);
-    if (span.moment_type == DType::f32) return;
-    FERRY_CHECK(span.moment_type == DType::bf16, "moments in fp16");
+    if (is_coded(span)) return check_scales(span);
+    if (span.moment_type != MomentType::bf16) return;
     FERRY_CHECK(span.element % kNoiseRun == 0 && span.element + span.count <= int64_t{1} << 34,
                 std::to_string(span.element));
 }
@@ -102,6 +112,9 @@ Span part_of(const Span& span, int64_t begin, int64_t count) {
     part.p_in = moved(span.p_in, begin * 4), part.p = moved(span.p, begin * 4);
     part.m_in = moved(span.m_in, moment), part.m = moved(span.m, moment);
     part.v_in = moved(span.v_in, moment), part.v = moved(span.v, moment);
+    const int64_t scale = scale_bytes(span.moment_type, begin);
+    part.m_scale_in = moved(span.m_scale_in, scale), part.m_scale = moved(span.m_scale, scale);
+    part.v_scale_in = moved(span.v_scale_in, scale), part.v_scale = moved(span.v_scale, scale);
     part.weight = moved(span.weight, begin * size_of(span.weight_type));
     part.weight_in = moved(span.weight_in, begin * 2);
     part.low_in = moved(span.low_in, begin * 2), part.low = moved(span.low, begin * 2);

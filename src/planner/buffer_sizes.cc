@@ -1,5 +1,7 @@
 #include "buffer_sizes.h"
 
+#include "chunks.h"
+
 #include <algorithm>
 
 #include "chunks.h"
@@ -52,7 +54,7 @@ int64_t exact_bytes(Class c, const Workload& work) {
             return work.report_bytes;
         case Class::state_staging:
             // Gradients are read back through it too.
-            return elements * std::max(work.state.element_bytes(), wire);
+            return std::max(largest_state_bytes(elements, work.state), elements * wire);
         case Class::weight_staging:
             return elements * weight;
         case Class::gradient_staging:

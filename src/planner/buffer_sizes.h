@@ -5,7 +5,6 @@
 
 namespace ferry::planner {
 
-constexpr int64_t kPage = 4096;
 constexpr size_t at(Class c) { return static_cast<size_t>(c); }
 
 struct Workload {

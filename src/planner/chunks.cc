@@ -15,8 +15,29 @@ void cut(const zero::Run& run, int64_t most, const Body& body) {
 
 }  // namespace
 
+StateFormat format_of(const StateFormat& asked, const model::Segment& segment) {
+    StateFormat format = asked;
+    if (segment.fp32_moments) format.moment_type = MomentType::f32;
+    return format;
+}
+
+int64_t elements_of_chunk(int64_t chunk_elements, const StateFormat& asked,
+                          const StateFormat& format) {
+    if (format == asked) return chunk_elements;
+    const int64_t fitting =
+        asked.bytes(chunk_elements) / format.bytes(kLeafElements) * kLeafElements;
+    return std::clamp(fitting, kLeafElements, chunk_elements);
+}
+
+int64_t largest_state_bytes(int64_t chunk_elements, const StateFormat& asked) {
+    const int64_t bytes = asked.bytes(chunk_elements);
+    if (asked.moment_type != MomentType::int8) return bytes;
+    const StateFormat fp32 = format_of(asked, {.fp32_moments = true});
+    return std::max(bytes, fp32.bytes(elements_of_chunk(chunk_elements, asked, fp32)));
+}
+
 std::vector<Chunk> cut_chunks(const std::vector<model::Layer>& layers, int64_t chunk_elements,
-                              const zero::Partition& partition,
+                              const StateFormat& state, const zero::Partition& partition,
                               std::vector<LayerPlan>& layer_plans) {
     std::vector<Chunk> chunks;
     int64_t leaf = 0;
@@ -24,14 +45,17 @@ std::vector<Chunk> cut_chunks(const std::vector<model::Layer>& layers, int64_t c
         const bool mine = owner == partition.rank;
         if (!mine && partition.sharding.weights) return;
         const bool updates = segment.trainable && (mine || !partition.sharding.state);
-        cut(partition.shard(segment, owner), chunk_elements, [&](int64_t first, int64_t count) {
+        const StateFormat format = format_of(state, segment);
+        const int64_t most = elements_of_chunk(chunk_elements, state, format);
+        cut(partition.shard(segment, owner), most, [&](int64_t first, int64_t count) {
             chunks.push_back({.layer = static_cast<int64_t>(l),
                               .first = first,
                               .count = count,
                               .trainable = updates,
                               .decays = segment.decays,
                               .owner = owner,
-                              .replica = segment.trainable && !updates});
+                              .replica = segment.trainable && !updates,
+                              .format = format});
             if (!mine || !updates) return;
             chunks.back().first_leaf = leaf;
             leaf += count / kLeafElements;

@@ -10,10 +10,16 @@ namespace ferry::planner {
 
 using cost::kLeafElements;
 
+// Elements of a chunk of that format, so that it takes a slot of the others, if a leaf does.
+int64_t elements_of_chunk(int64_t chunk_elements, const StateFormat& asked,
+                          const StateFormat& format);
+// Bytes of the largest chunk's state.
+int64_t largest_state_bytes(int64_t chunk_elements, const StateFormat& asked);
+
 // The chunks that a rank keeps something of, layer by layer, none across the end of a shard; fills
 // LayerPlan's chunk ranges.
 std::vector<Chunk> cut_chunks(const std::vector<model::Layer>& layers, int64_t chunk_elements,
-                              const zero::Partition& partition,
+                              const StateFormat& state, const zero::Partition& partition,
                               std::vector<LayerPlan>& layer_plans);
 // The same of the accumulators of what trains, on any rank.
 std::vector<AccumulatorSpill> cut_spills(const std::vector<model::Layer>& layers,

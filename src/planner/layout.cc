@@ -34,7 +34,7 @@ public:
             if (!chunk.trainable) continue;
             chunk.speculative = homes.speculative;
             plan_.speculative = plan_.speculative || chunk.speculative;
-            chunk.state = add(homes.state, plan_.state_bytes(chunk), "state", Class::state_staging);
+            chunk.state = add(homes.state, state_bytes(chunk), "state", Class::state_staging);
             FERRY_CHECK(!plan_.durable || homes.state == Tier::nvme, "durable state is on NVMe");
             if (homes.state == Tier::nvme || chunk.speculative)
                 make_versioned(chunk.state, chunk.speculative, kStateSlots);

@@ -205,7 +205,7 @@ private:
 
     // On the device, with the gradient that its update waits for the outcome with.
     bool keep_state(const Chunk& chunk, Placement::ChunkHomes& homes) {
-        const int64_t state = round_up(chunk.count * work_.state.element_bytes(), kPage);
+        const int64_t state = planner::state_bytes(chunk);
         const int64_t gradient = round_up(chunk.count * size_of(work_.numerics.wire), kPage);
         if (state + gradient > device().limit() - device().spent()) return false;
         device().need(kState, state);
@@ -390,7 +390,7 @@ private:
     // State in memory is updated in place, unless it is speculative: then it has two slots.
     int64_t state_bytes(const Chunk& chunk) const {
         return must_speculate(chunk) ? 2 * bytes_of(Class::state_staging)
-                                     : chunk.count * work_.state.element_bytes();
+                                     : planner::state_bytes(chunk);
     }
     int64_t weight_bytes(const Chunk& chunk) const {
         return work_.state.split && must_speculate(chunk)

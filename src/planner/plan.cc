@@ -51,7 +51,8 @@ Plan plan_with(int64_t chunk_elements, const PlanRequest& request,
               .layers = layers,
               .device_overhead_bytes = needs.overhead + needs.page_tables};
     plan.layer_plans.resize(plan.layers.size());
-    plan.chunks = cut_chunks(plan.layers, plan.chunk_elements, partition, plan.layer_plans);
+    plan.chunks =
+        cut_chunks(plan.layers, plan.chunk_elements, plan.state, partition, plan.layer_plans);
     plan.spills = cut_spills(plan.layers, plan.chunk_elements, plan.layer_plans);
     plan.leaves = leaves_of(plan.chunks, partition);
     if (plan.leaves == 0 && request.trains) {
@@ -76,7 +77,8 @@ Plan plan_with(int64_t chunk_elements, const PlanRequest& request,
 int64_t most_host_bytes(const PlanRequest& request, const std::vector<model::Layer>& layers,
                         const model::Numerics& numerics, const DeviceNeeds& needs) {
     const int64_t of_an_element =
-        2 * (request.state.element_bytes() + size_of(numerics.wire) + size_of(numerics.compute));
+        2 * (ceil_div(largest_state_bytes(kLeafElements, request.state), kLeafElements) +
+             size_of(numerics.wire) + size_of(numerics.compute));
     const int64_t inputs = std::ssize(layers) * request.micro_batches * needs.activation;
     return std::min(request.budgets.host_bytes,
                     elements_of(layers) * of_an_element + inputs + kGiB);
@@ -149,8 +151,8 @@ Plan make_plan(const PlanRequest& request, const std::vector<model::Layer>& laye
                const model::Numerics& numerics, const DeviceNeeds& needs,
                const cost::Measurements& machine, const zero::Partition& partition) {
     const bool automatic = !request.swap.chunk_elements;
-    const int64_t moved =
-        cost::element_bytes(request.state, numerics.compute, numerics.wire).updated();
+    const auto moved = static_cast<int64_t>(
+        cost::element_bytes(request.state, numerics.compute, numerics.wire).updated());
     int64_t elements =
         automatic ? choose_chunk_elements(layers, request, partition, machine, moved)
                   : std::min(*request.swap.chunk_elements, largest_shard(layers, partition));

@@ -12,6 +12,7 @@
 #include "ferry/aio.h"
 #include "ferry/dtype.h"
 #include "ferry/swap.h"
+#include "ferry/units.h"
 #include "model/model.h"
 #include "planner/request.h"
 #include "swap/objects.h"
@@ -21,6 +22,8 @@ namespace ferry::planner {
 
 // ---------------------------------------------------------------- plan
 
+constexpr int64_t kPage = 4096;  // what is read and written at once is whole ones
+
 // The unit of optimizer work and of movement: a run of a layer's flat buffer inside one rank's
 // shard of a segment. A plan has the chunks that its rank keeps something of.
 struct Chunk {
@@ -29,10 +32,16 @@ struct Chunk {
     bool trainable = true, decays = true;  // trainable: has gradient and state on this rank
     int owner = 0;                         // the rank whose shard it lies in
     bool replica = false;                  // only its weights are here; its owner updates them
-    bool speculative = false;              // may be updated before the step's outcome is known
+    StateFormat format{};
+    bool speculative = false;  // may be updated before the step's outcome is known
     swap::ObjectId weight = swap::kNoObject, state = swap::kNoObject, gradient = swap::kNoObject;
     int64_t first_leaf = 0;  // index among the norm leaves of this rank's shards
 };
+
+// As it lies in memory and on storage: whole arrays, one after the other, up to a page.
+inline int64_t state_bytes(const Chunk& chunk) {
+    return round_up(chunk.format.bytes(chunk.count), kPage);
+}
 
 // A run of a layer's fp32 accumulator between groups: whole on every rank, as its own micro-batches
 // have left it.
@@ -90,7 +99,7 @@ struct Plan {
          durable = false;  // some chunk is speculative; committed steps outlive the process
     bool verify = true;    // what comes back from NVMe is checked
     DType compute = DType::f32, wire = DType::f32;
-    StateFormat state{};  // of a chunk: whole arrays, one after the other
+    StateFormat state{};  // that the run asks for; Chunk::format is what a chunk has
     std::vector<model::Layer> layers{};
     std::vector<LayerPlan> layer_plans{};
     std::vector<Chunk> chunks{};
@@ -120,7 +129,6 @@ struct Plan {
     }
     // In this rank's shard: what a sum over the ranks counts once.
     bool owns(const Chunk& chunk) const { return chunk.owner == partition.rank; }
-    int64_t state_bytes(const Chunk& chunk) const { return chunk.count * state.element_bytes(); }
     // State, weights and gradient all lie there: its update is the device's, after the outcome.
     bool updates_on_device(const Chunk& chunk) const {
         return chunk.trainable && objects[chunk.state].home == swap::Tier::device;
@@ -154,5 +162,8 @@ struct DeviceNeeds {
 Plan make_plan(const PlanRequest& request, const std::vector<model::Layer>& layers,
                const model::Numerics& numerics, const DeviceNeeds& needs,
                const cost::Measurements& machine, const zero::Partition& partition = {});
+
+// Of a segment's chunks: whole arrays, one after the other.
+StateFormat format_of(const StateFormat& asked, const model::Segment& segment);
 
 }  // namespace ferry::planner

@@ -96,17 +96,16 @@ double speculative_fraction(double forward_s, double backward_s, double optimize
 double expected_speculative_fraction(const PlanRequest& request, const Workload& work,
                                      const std::vector<Chunk>& chunks, const Placement& placement,
                                      const cost::Measurements& machine) {
-    double trainable = 0, stored = 0;
+    double trainable = 0, stored_bytes = 0;
     for (size_t c = 0; c < chunks.size(); ++c) {
         const Tier home = placement.chunks[c].state;
         if (!chunks[c].trainable || home == Tier::device) continue;
         trainable += double(chunks[c].count);
-        if (home == Tier::nvme) stored += double(chunks[c].count);
+        if (home == Tier::nvme) stored_bytes += double(state_bytes(chunks[c]));
     }
     if (trainable == 0) return 0;
     const cost::KernelSeconds kernels = kernel_seconds(request, work, placement.saved, machine);
-    const double state = 2.0 * double(work.state.element_bytes());  // bytes read and written
-    const double stored_s = state * stored / machine.nvme_bytes_per_s;
+    const double stored_s = 2 * stored_bytes / machine.nvme_bytes_per_s;  // read and written
     const double updates_s =
         trainable / double(work.chunk_elements) * update_seconds(work, machine);
     // A drive is written afresh in any case; elsewhere than beside a GPU nothing else speculates.

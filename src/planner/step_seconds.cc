@@ -7,8 +7,8 @@ namespace {
 
 using swap::Tier;
 
-cost::ElementBytes element_of(const Workload& work) {
-    return cost::element_bytes(work.state, work.numerics.compute, work.numerics.wire);
+cost::ElementBytes element_of(const Workload& work, const StateFormat& format) {
+    return cost::element_bytes(format, work.numerics.compute, work.numerics.wire);
 }
 
 // Counts what a step of a placement moves over each link.
@@ -40,19 +40,22 @@ public:
 
     void count_update(const Chunk& chunk, const Placement::ChunkHomes& homes,
                       const cost::Measurements& machine) {
-        const cost::ElementBytes element = element_of(work_);
+        const cost::ElementBytes element = element_of(work_, chunk.format);
         if (homes.state == Tier::device) {
             all_.device_updates_s +=
-                static_cast<double>(chunk.count * element.updated()) / machine.device_bytes_per_s;
+                static_cast<double>(chunk.count) * element.updated() / machine.device_bytes_per_s;
             return;
         }
-        all_.host_updates_s += update_seconds(work_, chunk.count, machine);
-        const auto bytes = [&](int64_t each) { return static_cast<double>(chunk.count * each); };
+        all_.host_updates_s += update_seconds(work_, chunk, machine);
+        const auto bytes = [&](auto each) {
+            return static_cast<double>(chunk.count) * static_cast<double>(each);
+        };
         const double gradient = bytes(element.wire), weight = bytes(element.weight);
         const double read = element.split ? weight : 0;
         all_.down_bytes += gradient;
         if (homes.gradient == Tier::nvme) all_.stored_bytes += 2 * gradient;
-        if (homes.state == Tier::nvme) all_.stored_bytes += 2 * bytes(element.state);
+        if (homes.state == Tier::nvme)
+            all_.stored_bytes += 2 * static_cast<double>(state_bytes(chunk));
         if (homes.weight == Tier::nvme) all_.stored_bytes += weight + read;
         if (homes.weight != Tier::device) return;
         all_.up_bytes += weight;
@@ -105,11 +108,9 @@ std::vector<cost::LayerUpdates> updates_of(const Workload& work, const std::vect
         // A drive reads and writes all state that lies there, however soon it is updated.
         const double stored_s =
             homes.state == Tier::nvme
-                ? 2 * static_cast<double>(chunks[c].count * work.state.element_bytes()) /
-                      machine.nvme_bytes_per_s
+                ? 2 * static_cast<double>(state_bytes(chunks[c])) / machine.nvme_bytes_per_s
                 : 0;
-        const double in_place_s =
-            std::max(update_seconds(work, chunks[c].count, machine), stored_s);
+        const double in_place_s = std::max(update_seconds(work, chunks[c], machine), stored_s);
         layer.in_order_s += in_place_s;
         if (homes.speculative)
             layer.speculative_s +=
@@ -158,11 +159,11 @@ cost::KernelSeconds kernel_seconds(const PlanRequest& request, const Workload& w
             .backward = std::max(0.0, backward - micro_batches * saved_s)};
 }
 
-double update_seconds(const Workload& work, int64_t elements, const cost::Measurements& machine) {
-    return cost::update_seconds(elements, element_of(work), machine);
+double update_seconds(const Workload& work, const Chunk& chunk, const cost::Measurements& machine) {
+    return cost::update_seconds(chunk.count, element_of(work, chunk.format), machine);
 }
 double update_seconds(const Workload& work, const cost::Measurements& machine) {
-    return update_seconds(work, work.chunk_elements, machine);
+    return cost::update_seconds(work.chunk_elements, element_of(work, work.state), machine);
 }
 
 std::optional<double> expected_clipped(const PlanRequest& request) {

@@ -17,8 +17,8 @@ cost::KernelSeconds kernel_seconds(const PlanRequest& request, const Workload& w
                                    const model::OfSaved<std::vector<bool>>& saved,
                                    const cost::Measurements& machine);
 
-// Of the host's update of so many elements; of a whole chunk.
-double update_seconds(const Workload& work, int64_t elements, const cost::Measurements& machine);
+// Of the host's update of a chunk; of a whole one in the format that the run asks for.
+double update_seconds(const Workload& work, const Chunk& chunk, const cost::Measurements& machine);
 double update_seconds(const Workload& work, const cost::Measurements& machine);
 
 // The share of steps that will be clipped, where anything says so: none without a limit.

@@ -48,6 +48,11 @@ int64_t bytes_checked_by_update(const Plan& plan, const swap::Task& task) {
     return checked;
 }
 
+void set_chunk(cost::Work& work, const Chunk& chunk) {
+    work.elements = chunk.count;
+    work.state = chunk.format;
+}
+
 }  // namespace
 
 cost::Work work_of(const Plan& plan, const swap::Task& task) {
@@ -65,7 +70,7 @@ cost::Work work_of(const Plan& plan, const swap::Task& task) {
     if (work.layer && plan.tied && work.layer->kind == model::LayerKind::head)
         work.table = &plan.layers.front();
     if (cost::row_of(task).item == cost::ItemOf::chunk)
-        work.elements = plan.chunks[static_cast<size_t>(task.item)].count;
+        set_chunk(work, plan.chunks[static_cast<size_t>(task.item)]);
     if (task.lane == swap::Lane::team && cost::is_update(task))
         work.checked_bytes = bytes_checked_by_update(plan, task);
     return work;

@@ -209,6 +209,19 @@ RunState resume(swap::Store& store, const RunRecord& record,
     throw not_resumed(failed, wrong);
 }
 
+bool has_ended(const aio::Volume& volume, const RunRecord& record, int64_t map_bytes,
+               int64_t steps) {
+    const std::span<const std::byte> found = volume.found_record(0);
+    if (std::ssize(found) <= map_bytes) return false;
+    const RunState last = record.read(found.subspan(static_cast<size_t>(map_bytes)));
+    if (last.step != steps) return false;
+    log_info(
+        fmt::format("the durable steps of this run, which came to its end (step {}), are "
+                    "removed: it begins again",
+                    steps));
+    return true;
+}
+
 std::string resumed_text(int64_t step, int64_t noted) {
     std::string text = fmt::format("resumed after step {}", step);
     if (noted <= step) return text;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "data/tokens.h"
+#include "ferry/aio.h"
 #include "ferry/config.h"
 #include "ferry/swap.h"
 #include "ferry/train.h"
@@ -66,6 +67,11 @@ private:
     int64_t steps_;
     std::vector<std::byte> bytes_{};
 };
+
+// Whether the newest record of a volume is of this run's last step; `map_bytes` come before it.
+// Throws usage where it is of another run.
+bool has_ended(const aio::Volume& volume, const RunRecord& record, int64_t map_bytes,
+               int64_t steps);
 
 // Resumes from the newest record whose every slot is as it was written: `prove` reads them all, and
 // returns the hash of the frozen weights. Throws usage where the run is another one, io where no

@@ -25,7 +25,9 @@
 #include "rank_lane.h"
 #include "rank_planner.h"
 #include "ranks.h"
+#include "resumed_formats.h"
 #include "resumed_kernels.h"
+#include "save.h"
 #include "schedules.h"
 #include "shared_values.h"
 #include "state_io.h"
@@ -58,12 +60,13 @@ public:
           described_(model_of(config)),
           numerics_(numerics_of(config, shape_)),
           loader_(loader_options(config, shape_, !runtime.only_evaluates, partition_)),
-          layers_(model::layers_of(shape_, config.freeze, config.optimizer.decay_norms_and_biases,
-                                   world_.ranks)),
+          layers_(layers_of(config, shape_, world_.ranks)),
+          saved_(open_saved(config, runtime.checkpoint)),
           loaded_(load(config)),
           stack_(ground(config, runtime.resume), TierStack::Model{shape_, numerics_, layers_}),
           record_(identity_of(config, numerics_record(), loader_.info()), config.steps) {
         make_plan(config, runtime);
+        if (saved_) prove_saved();
         stack_.reserve({.host_budget_bytes = config_.budgets.host_bytes});
         open(config, runtime);
         if (world_.rank == 0) warn_of_text(config_, described_);
@@ -93,6 +96,18 @@ public:
 
     Evaluation evaluate(std::span<float> logits) {
         return guarded([&] { return held_back(logits); });
+    }
+
+    std::optional<Error> save(const Saving& saving) {
+        return guarded([&]() -> std::optional<Error> {
+            drain();
+            const auto read = [this](int64_t layer, const model::Tensor& tensor,
+                                     const ArraySink& sink) { read_arrays(layer, tensor, sink); };
+            if (world_.rank == 0)
+                return write_checkpoint(plan_, unwritten(saving), saving, ranks_ != nullptr, read);
+            give_checkpoint(plan_, read);
+            return std::nullopt;
+        });
     }
 
     uint64_t state_hash() {
@@ -231,8 +246,66 @@ private:
                      whole, mine, sink);
     }
 
+    // The same of all arrays of its state.
+    void read_arrays(int64_t layer, const model::Tensor& tensor, const ArraySink& sink) {
+        const zero::Run whole{tensor.offset, tensor.count};
+        const auto mine = [&](const zero::Run& run, const ArraySink& to) {
+            state_->read_arrays(layer, run.first, run.count, to);
+        };
+        if (!ranks_) return mine(whole, sink);
+        std::vector<Width> widths;
+        for (const StateArray& array :
+             state_arrays_of(plan_, plan_.layers[static_cast<size_t>(layer)], tensor))
+            widths.push_back(array.width);
+        share_arrays(*ranks_, executor_, partition_, plan_.layers[static_cast<size_t>(layer)],
+                     whole, widths, mine, sink);
+    }
+
+    std::unique_ptr<SavedRun> open_saved(const Config& config, const std::string& checkpoint) {
+        checkpoint_identity_ = checkpoint_identity_of(config, shape_, loader_.info());
+        // Read now: the model's directory may be gone when it is wanted.
+        if (!config.checkpoint.dir.empty())
+            description_ = description_of(config, numerics_.compute);
+        if (checkpoint.empty()) return nullptr;
+        auto saved = std::make_unique<SavedRun>(checkpoint);
+        saved->require(checkpoint_identity_, config.steps);
+        return saved;
+    }
+
+    // All of it, before memory is taken: the ranks read a part each.
+    void prove_saved() {
+        saved_->require(plan_);
+        saved_->prove(stack_.teams().all(), world_.rank, world_.ranks, stack_.start_up());
+        if (world_.rank == 0 && saved_->manifest().numerics != numerics_record())
+            log_info("the checkpoint was written under other numerics (" +
+                     saved_->manifest().numerics +
+                     "): from here on numbers may differ from those "
+                     "of that run");
+    }
+
+    Unwritten unwritten(const Saving& saving) const {
+        Unwritten made{.description = description_};
+        note_run(run_state(), made.manifest);
+        checkpoint::Manifest& manifest = made.manifest;
+        const int64_t sequences =
+            config_.batch.micro_batches * world_.ranks * config_.batch.micro_batch;
+        manifest.steps = config_.steps;
+        manifest.sequences = step_ * sequences;
+        manifest.tokens = manifest.sequences * config_.batch.sequence;
+        manifest.ferry = saving.program;
+        manifest.model = config_.model.path;
+        manifest.training = checkpoint_identity_;
+        manifest.numerics = numerics_record();
+        manifest.numerics_hash =
+            numerics_hash(config_, shape_, machine_text(device_, config_), world_.ranks);
+        manifest.ranks = world_.ranks;
+        if (saving.held_back_loss) manifest.held_back = {step_, *saving.held_back_loss};
+        return made;
+    }
+
     std::unique_ptr<LoadedWeights> load(const Config& config) const {
         check_vocabulary(config, described_, loader_.info());
+        if (saved_) return nullptr;
         return LoadedWeights::of(config.model, shape_, layers_);
     }
 
@@ -240,6 +313,9 @@ private:
         Topology machine =
             machine_of_rank(machine_for(config), device_.pci_address(), ranks_, executor_);
         if (resumes && !ranks_) take_recorded_kernels(config_, shape_, device_);
+        if (saved_)
+            take_kernels_of(saved_->manifest().numerics_hash, config_, shape_, device_,
+                            world_.ranks);
         return {.config = config_,
                 .executor = executor_,
                 .device = device_,
@@ -266,11 +342,12 @@ private:
         require_same_run(
             *ranks_, executor_, device_.kind() == DeviceKind::cpu ? ops::blas_core() : "",
             numerics_text(config_, shape_, machine_text(device_, config_), world_.ranks),
-            loader_.info(), first_weights(loaded_.get(), shape_));
+            loader_.info(), saved_ ? saved_->text() : first_weights(loaded_.get(), shape_));
     }
 
     void open(const Config& config, const Runtime& runtime) {
         if (!executor_.simulated()) check_paths(config_);
+        if (runtime.resume) require_recorded_formats(config_, shape_, device_);
         rows_.emplace(recording_, config_, world_.ranks, stack_.teams());
         judge_.emplace(config_, hyper_, schedule_, plan_, stack_.arena());
         if (ranks_) lane_ = std::make_unique<RankLane>(*ranks_, plan_, *judge_, step_);
@@ -278,6 +355,11 @@ private:
             {.open_volume = runtime.open_volume,
              .run_id = numerics_hash(config_, shape_, machine_text(device_, config_), world_.ranks),
              .resume = runtime.resume,
+             .has_ended =
+                 [&](const aio::Volume& volume) {
+                     return has_ended(volume, record_, swap::map_bytes(plan_.objects),
+                                      config_.steps);
+                 },
              .lays_out_later = true,  // the first contents go to nearly every slot
              .tracer = rows_->paths.tracer(),
              .loader = &loader_,
@@ -302,14 +384,18 @@ private:
         const auto lock = [this] { stack_.lock_homes(); };
         StartUp& start_up = stack_.start_up();
         if (resumes) lock();
+        const StateIo::FirstMoment moment = StateIo::first_moment_of(hyper_);
         if (resumes)
             resume_run(fill);
+        else if (saved_)
+            resume_saved(saved_->contents(plan_, moment), {touch, lock});
         else
-            frozen_ =
-                state_->initialise(fill, optim::initial_moment(hyper_), {touch, lock}, start_up);
+            frozen_ = state_->initialise({fill, moment}, {touch, lock}, start_up);
         if (loaded_) loaded_->log_rate(start_up.seconds());
         loaded_.reset();
-        start_up.done(resumes ? "restored state" : "first contents", state_->bytes());
+        const bool restored = resumes || saved_;
+        saved_.reset();
+        start_up.done(restored ? "restored state" : "first contents", state_->bytes());
     }
 
     void measure();
@@ -367,7 +453,19 @@ private:
 
     void resume_run(const StateIo::Fill& fill) {
         if (!volume()) throw nothing_to_resume();
-        const RunState found = resume(store(), record_, [&] { return state_->restore(fill); });
+        go_on_from(resume(store(), record_, [&] { return state_->restore(fill); }));
+        log_info(resumed_text(step_, volume()->noted_step()));
+    }
+
+    void resume_saved(const StateIo::Contents& contents, const StateIo::Watch& watch) {
+        RunState found = run_of(saved_->manifest());
+        found.frozen = state_->initialise(contents, watch, stack_.start_up());
+        go_on_from(found);
+        if (world_.rank == 0)
+            log_info(fmt::format("resumed after step {} from {}", step_, saved_->path()));
+    }
+
+    void go_on_from(const RunState& found) {
         step_ = found.step;
         updates_ = found.updates;
         loss_scale_.resume(found.loss_scale);
@@ -375,7 +473,16 @@ private:
         judge_->resume(found.unclipped_in_a_row);
         frozen_ = found.frozen;
         last_ = resumed_ = found.report;
-        log_info(resumed_text(step_, volume()->noted_step()));
+    }
+
+    RunState run_state() const {
+        return {.step = step_,
+                .updates = updates_,
+                .loss_scale = loss_scale_.state(),
+                .skipped_in_a_row = skipped_in_a_row_,
+                .unclipped_in_a_row = judge_->unclipped_in_a_row(),
+                .frozen = frozen_,
+                .report = last_};
     }
 
     // How far the run has come: for whoever finds its files, and to go on from there.
@@ -384,14 +491,8 @@ private:
         if (volume()) volume()->note_step(step_);
         if (!plan_.durable) return;
         look_for_files();
-        committed_ = record_.write({.step = step_,
-                                    .updates = updates_,
-                                    .loss_scale = loss_scale_.state(),
-                                    .skipped_in_a_row = skipped_in_a_row_,
-                                    .unclipped_in_a_row = judge_->unclipped_in_a_row(),
-                                    .frozen = frozen_,
-                                    .report = last_},
-                                   plan_.record_bytes - swap::map_bytes(plan_.objects));
+        committed_ =
+            record_.write(run_state(), plan_.record_bytes - swap::map_bytes(plan_.objects));
     }
 
     // The run goes on without them, and nothing of it outlives the process.
@@ -461,7 +562,9 @@ private:
     StepReport resumed_{};   // of the step resumed after
     std::string removed_{};  // a file of the durable state that was removed under the run
     std::vector<model::Layer> layers_;
-    std::unique_ptr<LoadedWeights> loaded_;  // until the state is initialised
+    std::string checkpoint_identity_{}, description_{};  // description_: the model's config.json
+    std::unique_ptr<SavedRun> saved_;                    // until the state is initialised
+    std::unique_ptr<LoadedWeights> loaded_;              // as long
     int64_t step_ = 0, last_good_ = 0, updates_ = 0, sequence_ = 0, durable_step_ = -1;
     // What the stack goes by until it is closed: after an error its store still finishes tasks.
     std::unique_ptr<RankDirectories> directories_{};
@@ -525,6 +628,7 @@ StepReport Engine::step() { return run_->step(); }
 int64_t Engine::last_step() const { return run_->last_step(); }
 const StepReport* Engine::resumed_step() const { return run_->resumed_step(); }
 Evaluation Engine::evaluate(std::span<float> logits) { return run_->evaluate(logits); }
+std::optional<Error> Engine::save(const Saving& saving) { return run_->save(saving); }
 uint64_t Engine::state_hash() { return run_->state_hash(); }
 void Engine::read_tensor(int64_t layer, const model::Tensor& tensor, const Sink& sink) {
     run_->read_tensor(layer, tensor, sink);

@@ -12,6 +12,7 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/saved.h"
 #include "ferry/train.h"
 #include "loaded_weights.h"
 #include "model/huggingface.h"
@@ -67,12 +68,7 @@ void write_companions(const std::string& directory, const ExportDirectory& claim
     }
 }
 
-// What was read from a directory goes back as it was, but for the type.
-std::string description_of(const Config& config, const std::string& read, DType type) {
-    if (!config.model.path.empty()) return model::with_type(read, config.model.path, type);
-    const model::Description own = model_of(config);
-    return model::describe_llama(own.shape, own.context, type);
-}
+constexpr std::string_view kWeightFiles = "model";  // of a checkpoint (state_arrays)
 
 // A tensor and the index of its layer.
 struct Read {
@@ -90,27 +86,36 @@ std::vector<Read> in_order(const std::vector<model::Layer>& layers) {
     return reads;
 }
 
-void write_files(const std::string& directory, const std::vector<model::Layer>& layers,
-                 const Config& config, const ExportOptions& options, const ExportDirectory& claimed,
-                 const TensorSource& source) {
-    std::vector<checkpoint::TensorInfo> infos;
+// What is written: tensors, their type and the model's config.json.
+struct Exported {
+    std::vector<checkpoint::TensorInfo> tensors{};
+    DType type = DType::f32;
+    std::string description{};
+};
+
+Exported exported_of(const std::vector<model::Layer>& layers, const Config& config,
+                     const ExportOptions& options, const ExportDirectory& claimed) {
+    Exported what{.type = options.type.value_or(numerics_of(config, {}).compute)};
     for (const Read& read : in_order(layers))
-        infos.push_back({read.tensor->name, read.tensor->shape});
-    const DType type = options.type.value_or(numerics_of(config, {}).compute);
-    checkpoint::NewFiles made;
-    checkpoint::write_model(directory, infos, type, options.shard_bytes, source, made);
-    made.keep();
-    write_companions(directory, claimed);
-    checkpoint::write_new_text(std::filesystem::path(directory) / "config.json",
-                               description_of(config, claimed.description(), type));
+        what.tensors.push_back({read.tensor->name, read.tensor->shape});
+    what.description = description_of(config, claimed.description(), what.type);
+    return what;
 }
 
-void write(const std::vector<model::Layer>& layers, const Config& config,
-           const ExportOptions& options, const ExportDirectory& claimed,
+void write_files(const std::string& directory, const Exported& what, const ExportOptions& options,
+                 const ExportDirectory& claimed, const TensorSource& source) {
+    checkpoint::NewFiles made;
+    checkpoint::write_model(directory, what.tensors, what.type, options.shard_bytes, source, made);
+    made.keep();
+    write_companions(directory, claimed);
+    checkpoint::write_new_text(std::filesystem::path(directory) / "config.json", what.description);
+}
+
+void write(const Exported& what, const ExportOptions& options, const ExportDirectory& claimed,
            const TensorSource& source) {
     const ExportDirectory::Place place = claimed.place();
     try {
-        write_files(place.path, layers, config, options, claimed, source);
+        write_files(place.path, what, options, claimed, source);
     } catch (const Error& error) {
         // One file that is whole elsewhere is no model.
         if (!place.instead_of) throw Error(error.trouble(), error.problem());
@@ -266,7 +271,8 @@ std::optional<NotWritten> export_model(Engine& engine, const Config& config,
         return std::nullopt;
     }
     return write_weights(engine, [&](const TensorSource& source) {
-        write(engine.layers(), config, options, *directory, source);
+        write(exported_of(engine.layers(), config, options, *directory), options, *directory,
+              source);
     });
 }
 
@@ -276,7 +282,8 @@ void export_weights(const std::string& weights, const Config& config, const Expo
     const auto layers = model::layers_of(shape, {}, false);
     const LoadedWeights loaded(weights, shape, layers);
     const std::vector<Read> reads = in_order(layers);
-    write(layers, config, options, directory, [&](size_t i, const Engine::Sink& sink) {
+    const Exported what = exported_of(layers, config, options, directory);
+    write(what, options, directory, [&](size_t i, const Engine::Sink& sink) {
         constexpr int64_t kPart = 4 * kMiB;
         std::vector<float> room;
         const model::Tensor& t = *reads[i].tensor;
@@ -284,6 +291,41 @@ void export_weights(const std::string& weights, const Config& config, const Expo
             room.resize(static_cast<size_t>(std::min(kPart, t.count - first)));
             loaded.fill(layers[static_cast<size_t>(reads[i].layer)], t.offset + first, room);
             sink(room);
+        }
+    });
+}
+
+void export_checkpoint(const checkpoint::Saved& saved, const ExportOptions& options,
+                       const ExportDirectory& directory,
+                       const std::function<void(int64_t bytes, int64_t of)>& progress) {
+    Exported what;
+    std::string description;
+    std::vector<const checkpoint::Saved::Array*> arrays;
+    int64_t of = 0, bytes = 0;
+    for (const checkpoint::Shard& shard : saved.manifest().shards) {
+        const std::filesystem::path file = std::filesystem::path(saved.path()) / shard.file;
+        if (shard.file == "config.json") description = read_text_file(file, kModelFile);
+        if (!shard.file.starts_with(kWeightFiles)) continue;
+        for (const checkpoint::ArraySum& array : shard.arrays) {
+            arrays.push_back(saved.find(array.name));
+            what.tensors.push_back({array.name, arrays.back()->stored->shape});
+        }
+    }
+    FERRY_CHECK(!arrays.empty() && arrays.front()->stored->type, saved.path());
+    const DType computed = *arrays.front()->stored->type;
+    what.type = options.type.value_or(computed);
+    what.description = model::with_type(description, saved.path(), what.type);
+    for (const auto& tensor : what.tensors) of += tensor.count() * size_of(what.type);
+    write(what, options, directory, [&](size_t i, const Engine::Sink& sink) {
+        constexpr int64_t kPart = 4 * kMiB;
+        const auto* const master = saved.find(what.tensors[i].name + ".master");
+        const auto& array = what.type != computed && master ? *master : *arrays[i];
+        std::vector<float> room;
+        for (int64_t first = 0, count = what.tensors[i].count(); first < count; first += kPart) {
+            room.resize(static_cast<size_t>(std::min(kPart, count - first)));
+            array.shard->read(*array.stored, first, room);
+            sink(room);
+            progress(bytes += std::ssize(room) * size_of(what.type), of);
         }
     });
 }

@@ -52,7 +52,7 @@ public:
     Plan plan(const planner::PlanRequest& of_run) const {
         const planner::PlanRequest request = possible(of_run);
         return planner::make_plan(
-            request, decoder_.layers(), decoder_.numerics(), needs_,
+            request, layers_with(request.state.moment_type), decoder_.numerics(), needs_,
             planning_measurements(request, known_ ? &*known_ : nullptr, world_.local_ranks),
             partition_);
     }
@@ -183,6 +183,14 @@ private:
         planner::PlanRequest request = train::of_rank(of_run, world_);
         request.budgets.device_bytes = std::min(request.budgets.device_bytes, device_most_);
         return request;
+    }
+
+    // As they lie where the moments are kept so.
+    std::vector<model::Layer> layers_with(MomentType moments) const {
+        if (moments == config_.optimizer.moments) return decoder_.layers();
+        Config config = config_;
+        config.optimizer.moments = moments;
+        return layers_of(config, decoder_.shape(), world_.ranks);
     }
 
     Plan buffers_of(const Plan& plan) const {

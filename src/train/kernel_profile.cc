@@ -113,8 +113,7 @@ private:
         const model::Shape shape = model_of(config_).shape;
         return {.shape = shape,
                 .numerics = numerics_of(config_, shape),
-                .layers = model::layers_of(shape, config_.freeze,
-                                           config_.optimizer.decay_norms_and_biases, 1),
+                .layers = layers_of(config_, shape, 1),
                 .around = [this](ops::Ops& own) -> ops::Ops& {
                     return timed_.emplace(own, *device_).ops();
                 }};
@@ -239,7 +238,8 @@ private:
         const auto chunks = updated();
         if (chunks.empty()) return;
         const StateFormat& kept = plan_.state;
-        const int64_t each = kept.element_bytes() + size_of(plan_.compute) + size_of(plan_.wire);
+        const int64_t each = ceil_div(kept.bytes(optim::kLeaf), optim::kLeaf) +
+                             size_of(plan_.compute) + size_of(plan_.wire);
         const int64_t room = device_buffer_bytes(sample_);
         const int64_t count = std::min(plan_.chunk_elements, round_down(room / each, optim::kLeaf));
         if (count == 0) return;
@@ -269,8 +269,8 @@ private:
 
     void update(int64_t count, int64_t offset, const optim::Scalars& scalars) {
         std::byte* at = device_->memory().data() + offset;
-        optim::Span span = state_span(plan_, count, at, at);
-        const int64_t state = count * plan_.state.element_bytes();
+        optim::Span span = state_span(plan_.state, count, at, at);
+        const int64_t state = plan_.state.bytes(count);
         span.weight = at + state;
         span.weight_type = plan_.compute;
         if (plan_.state.split) span.weight_in = static_cast<const uint16_t*>(span.weight);

@@ -315,17 +315,19 @@ public:
     }
 
     static int64_t bytes_each(const planner::Plan& plan) {
-        return plan.state.element_bytes() + size_of(plan.wire) + size_of(plan.compute);
+        return ceil_div(plan.state.bytes(optim::kLeaf), optim::kLeaf) + size_of(plan.wire) +
+               size_of(plan.compute);
     }
 
 private:
     void update(int64_t elements, int64_t from, int64_t to) {
         std::byte* in = memory_.data() + from * elements * bytes_each(plan_);
         std::byte* out = memory_.data() + to * elements * bytes_each(plan_);
-        optim::Span span = state_span(plan_, elements, in, out);
-        span.gradient = in + elements * plan_.state.element_bytes();
+        optim::Span span = state_span(plan_.state, elements, in, out);
+        const int64_t state = round_up(plan_.state.bytes(elements), 64);  // a cache line
+        span.gradient = in + state;
         span.gradient_type = plan_.wire;
-        const auto weight_at = elements * (plan_.state.element_bytes() + size_of(plan_.wire));
+        const auto weight_at = state + elements * size_of(plan_.wire);
         span.weight = out + weight_at;
         span.weight_type = plan_.compute;
         if (plan_.state.split) span.weight_in = reinterpret_cast<uint16_t*>(in + weight_at);
@@ -387,21 +389,20 @@ double time_device_updates(const Bench& on, const optim::Scalars& scalars) {
     });
     const StateFormat& kept = on.plan.state;
     const int64_t weight = size_of(on.plan.compute), wire = size_of(on.plan.wire);
-    constexpr int64_t kTogether = 32;  // elements that draw their random bits together
-    const int64_t count = round_down(
-        largest->bytes * largest->count / (kept.element_bytes() + wire + weight), kTogether);
+    const int64_t each = ceil_div(kept.bytes(optim::kLeaf), optim::kLeaf) + wire + weight;
+    const int64_t count = round_down(largest->bytes * largest->count / each, kMomentBlock);
     std::byte* state = on.device.memory().data() + largest->offset;
     struct Update {
         optim::Span span;
         const optim::Scalars& scalars;
         Stream& stream;
-    } update{state_span(on.plan, count, state, state), scalars,
+    } update{state_span(on.plan.state, count, state, state), scalars,
              on.device.stream(StreamKind::compute)};
     optim::Span& span = update.span;
-    span.weight = state + count * kept.element_bytes();
+    span.weight = state + kept.bytes(count);
     span.weight_type = on.plan.compute;
     if (kept.split) span.weight_in = static_cast<const uint16_t*>(span.weight);
-    span.gradient = state + count * (kept.element_bytes() + weight);
+    span.gradient = state + kept.bytes(count) + count * weight;
     span.gradient_type = on.plan.wire;
     const Job job{[](void* context, uint64_t) {
                       const Update& u = *static_cast<const Update*>(context);

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "ferry/error.h"
+#include "train/from_config.h"
 
 namespace ferry::train {
 
@@ -102,11 +103,35 @@ model::Numerics numerics_of(const Config& config, const model::Shape& shape) {
         .wire = config.numerics.wire.value_or(compute)};
 }
 
+std::string description_of(const Config& config, const std::string& read, DType type) {
+    if (!config.model.path.empty()) return model::with_type(read, config.model.path, type);
+    const model::Description own = model_of(config);
+    return model::describe_llama(own.shape, own.context, type);
+}
+
+std::string description_of(const Config& config, DType type) {
+    const std::filesystem::path model(config.model.path);
+    const bool given = !config.model.path.empty();
+    return description_of(config, given ? read_text_file(model / "config.json", kModelFile) : "",
+                          type);
+}
+
 model::Decoder decoder_of(const Config& config, int ranks, ops::Ops& ops) {
     const model::Shape shape = model_of(config).shape;
-    return {shape, numerics_of(config, shape),
-            model::layers_of(shape, config.freeze, config.optimizer.decay_norms_and_biases, ranks),
-            ops};
+    return {shape, numerics_of(config, shape), layers_of(config, shape, ranks), ops};
+}
+
+model::CodedMoments coded_moments_of(const Config& config) {
+    const StateFormat format = format_of(config);
+    const OptimizerConfig& o = config.optimizer;
+    return {.coded = format.moments > 0 && format.moment_type == MomentType::int8,
+            .fp32 = o.fp32_moments,
+            .must_match = o.fp32_moments != OptimizerConfig{}.fp32_moments};
+}
+
+std::vector<model::Layer> layers_of(const Config& config, const model::Shape& shape, int ranks) {
+    return model::layers_of(shape, config.freeze, config.optimizer.decay_norms_and_biases, ranks,
+                            coded_moments_of(config));
 }
 
 std::string layer_name(const std::vector<model::Layer>& layers, int64_t layer) {

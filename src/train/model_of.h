@@ -16,8 +16,16 @@ constexpr TextFile kModelFile{.name = "the model's configuration",
                               .remedy = "name the directory of a Hugging Face model"};
 // The model's shape and context, from the configuration's own keys or its Hugging Face directory.
 model::Description model_of(const Config& config);
+// Its config.json, of weights of this type: what was read from a directory goes back as it was, but
+// for the type.
+std::string description_of(const Config& config, const std::string& read, DType type);
+std::string description_of(const Config& config, DType type);  // reads it
 // Its decoder on these operations, as a run of so many ranks has it. Reads the same file, once.
 model::Decoder decoder_of(const Config& config, int ranks, ops::Ops& ops);
+// Its layers' buffers, as a run of so many ranks has them.
+std::vector<model::Layer> layers_of(const Config& config, const model::Shape& shape, int ranks);
+// Which tensors keep fp32 moments beside coded ones. Refers to the configuration.
+model::CodedMoments coded_moments_of(const Config& config);
 // Tiles that the configuration leaves open follow from the model's shape, the batch and the kind of
 // device.
 model::Numerics numerics_of(const Config& config, const model::Shape& shape);

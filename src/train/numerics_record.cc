@@ -23,8 +23,11 @@ std::string operations_of(const Config& config) {
     if (hyper.method == optim::Method::sgd && hyper.momentum > 0)
         text += hyper.nesterov ? " with Nesterov momentum" : " with momentum";
     const StateFormat format = format_of(config);
-    if (format.moments > 0 && format.moment_type == DType::bf16)
+    if (format.moments > 0 && format.moment_type == MomentType::bf16)
         text += ", moments bf16 rounded stochastically";
+    if (coded_moments_of(config).coded)
+        text += fmt::format(", moments int8 in blocks of {} but fp32 of {}", kMomentBlock,
+                            fmt::join(config.optimizer.fp32_moments, " "));
     if (format.split) text += ", split master";
     return text;
 }
@@ -61,6 +64,12 @@ std::string options_of(const model::Shape& s) {
 
 }  // namespace
 
+std::string shape_text(const model::Shape& s) {
+    return fmt::format("{}x{} heads {}/{}x{} mlp {} vocab {} tied {} theta {} eps {}{}", s.layers,
+                       s.hidden, s.heads, s.kv_heads, s.head_dim, s.intermediate, s.vocab,
+                       s.tie_embeddings, s.rope_theta, s.norm_eps, options_of(s));
+}
+
 std::string library_text(const Device& device, const Config& config) {
     if (device.kind() == DeviceKind::cpu) return "ops 3; " + ops::library_versions();
     return "ops 7; " + ops::cuda_library_versions(attention_of(config));
@@ -76,14 +85,10 @@ std::string text_of(const Config& config, const model::Shape& s, int64_t micro_b
                     const std::string& operations) {
     const model::Numerics n = numerics_of(config, s);
     return fmt::format(
-        "model {}x{} heads {}/{}x{} mlp {} vocab {} tied {} theta {} eps {}{}; sequence {} "
-        "micro-batch {} x {}; "
-        "head tile {} mlp tile {}; compute {} residual {} wire {}; ranks {}; "
-        "optimizer {}",
-        s.layers, s.hidden, s.heads, s.kv_heads, s.head_dim, s.intermediate, s.vocab,
-        s.tie_embeddings, s.rope_theta, s.norm_eps, options_of(s), n.sequence, n.micro_batch,
-        micro_batches, n.head_tile, n.mlp_tile, name_of(n.compute), name_of(n.residual),
-        name_of(n.wire), ranks, operations);
+        "model {}; sequence {} micro-batch {} x {}; head tile {} mlp tile {}; compute {} residual "
+        "{} wire {}; ranks {}; optimizer {}",
+        shape_text(s), n.sequence, n.micro_batch, micro_batches, n.head_tile, n.mlp_tile,
+        name_of(n.compute), name_of(n.residual), name_of(n.wire), ranks, operations);
 }
 
 }  // namespace

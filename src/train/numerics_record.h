@@ -15,6 +15,8 @@ namespace ferry::train {
 // `config` is of one of the ranks.
 std::string numerics_text(const Config& config, const model::Shape& shape,
                           const std::string& machine, int ranks);
+// The model alone: what of it decides the numbers.
+std::string shape_text(const model::Shape& shape);
 // The same of what a kernel knows, without the machine: one micro-batch, the default optimizer.
 std::string model_text(const Config& config, const model::Shape& shape, int ranks);
 uint64_t numerics_hash(const Config& config, const model::Shape& shape, const std::string& machine,

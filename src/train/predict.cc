@@ -33,6 +33,46 @@ std::vector<int64_t> groups_of(const planner::Plan& plan) {
     return planner::group_counts(plan.micro_batches);
 }
 
+// Of the state that this rank updates: the mean of its formats, and how far they are from it.
+struct MeanState {
+    cost::ElementBytes element{};
+    BoundInput::Parts parts{};
+};
+MeanState mean_state_of(const planner::Plan& plan) {
+    MeanState mean{.element = cost::element_bytes(plan.state, plan.compute, plan.wire)};
+    double elements = 0, bytes = 0;
+    std::vector<cost::ElementBytes> formats;
+    for (const planner::Chunk& chunk : plan.chunks) {
+        if (!chunk.trainable || !plan.owns(chunk)) continue;
+        elements += static_cast<double>(chunk.count);
+        bytes += static_cast<double>(chunk.format.bytes(chunk.count));
+        formats.push_back(cost::element_bytes(chunk.format, plan.compute, plan.wire));
+    }
+    const auto differs = [&](const cost::ElementBytes& e) {
+        return e.state != formats.front().state;
+    };
+    if (formats.empty() || std::ranges::none_of(formats, differs)) {
+        if (!formats.empty()) mean.element = formats.front();
+        return mean;
+    }
+    mean.element.state = bytes / elements;
+    const double of_mean = mean.element.state_and_gradient(), updated = mean.element.updated();
+    constexpr double kInfinite = std::numeric_limits<double>::infinity();
+    BoundInput::Parts parts{.most_elements = 0,
+                            .least_elements = kInfinite,
+                            .most_updated = 0,
+                            .least_updated = kInfinite};
+    for (const cost::ElementBytes& e : formats) {
+        const double fit = of_mean / e.state_and_gradient(), moved = fit * e.updated() / updated;
+        parts.most_elements = std::max(parts.most_elements, fit);
+        parts.least_elements = std::min(parts.least_elements, fit);
+        parts.most_updated = std::max(parts.most_updated, moved);
+        parts.least_updated = std::min(parts.least_updated, moved);
+    }
+    mean.parts = parts;
+    return mean;
+}
+
 double accumulator_bytes(const planner::Plan& plan) {
     int64_t elements = 0;
     for (const model::Layer& layer : plan.layers) elements += layer.trainable_elements;
@@ -76,11 +116,13 @@ Bound bound_of(const BudgetConfig& budgets, const planner::Plan& plan, const mod
     const int64_t fixed_bytes = plan.device_overhead_bytes + device_buffer_bytes(plan) -
                                 saved_bytes - inputs_there - plan.group_size() * each_bytes;
     const int64_t blocks = std::ssize(plan.layers) - 2;
+    const MeanState state = mean_state_of(plan);
     BoundInput input{
         .kernel_seconds = kernel_s,
         .saving = saving,
         .parameters = static_cast<double>(plan.leaves * optim::kLeaf),
-        .element = cost::element_bytes(plan.state, plan.compute, plan.wire),
+        .element = state.element,
+        .parts = state.parts,
         .accumulator_bytes = accumulator_bytes(plan),
         .comm_bytes = cost::comm_traffic(plan.layers, plan.partition, plan.compute, plan.wire),
         .host_bytes = room(budgets.host_bytes, 0),

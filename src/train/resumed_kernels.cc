@@ -1,6 +1,7 @@
 #include "resumed_kernels.h"
 
 #include <cstdlib>
+#include <optional>
 #include <string>
 
 #include "aio/published_run.h"
@@ -36,6 +37,28 @@ namespace {
                              name_it});
 }
 
+// None: those that are taken already, or none whose record this is.
+std::optional<ops::BlasCore> kernels_of(uint64_t numerics, const Config& config,
+                                        const model::Shape& shape, const Device& device,
+                                        int ranks) {
+    if (device.kind() != DeviceKind::cpu) return {};
+    const std::string machine = machine_text(device, config), core = ops::blas_core();
+    const size_t at = machine.find(" " + core + " ");
+    if (at == std::string::npos || numerics_hash(config, shape, machine, ranks) == numerics)
+        return {};
+    for (const ops::BlasCore& other : ops::blas_cores()) {
+        std::string with_other = machine;
+        with_other.replace(at + 1, core.size(), other.name);
+        if (numerics_hash(config, shape, with_other, ranks) == numerics) return other;
+    }
+    return {};
+}
+
+void log_taken(const std::string& core, const std::string& taken) {
+    log_info("the run was started with OpenBLAS's " + taken +
+             " kernels and goes on with them, not with " + core + ", for the same bits");
+}
+
 }  // namespace
 
 void take_recorded_kernels(const Config& config, const model::Shape& shape, const Device& device) {
@@ -43,18 +66,18 @@ void take_recorded_kernels(const Config& config, const model::Shape& shape, cons
     const NvmePath& path = config.budgets.nvme.front();
     const uint64_t run = aio::published_run({.path = path.path});
     if (run == 0) return;
-    const std::string machine = machine_text(device, config), core = ops::blas_core();
-    const size_t at = machine.find(" " + core + " ");
-    if (at == std::string::npos || numerics_hash(config, shape, machine, 1) == run) return;
-    for (const ops::BlasCore& other : ops::blas_cores()) {
-        std::string with_other = machine;
-        with_other.replace(at + 1, core.size(), other.name);
-        if (numerics_hash(config, shape, with_other, 1) != run) continue;
-        if (!ops::take_blas_core(other.name)) refuse_others(path.path, core, other);
-        log_info("the run was started with OpenBLAS's " + other.name +
-                 " kernels and goes on with them, not with " + core + ", for the same bits");
-        return;
-    }
+    const std::string core = ops::blas_core();
+    const auto other = kernels_of(run, config, shape, device, 1);
+    if (!other) return;
+    if (!ops::take_blas_core(other->name)) refuse_others(path.path, core, *other);
+    log_taken(core, other->name);
+}
+
+void take_kernels_of(uint64_t numerics, const Config& config, const model::Shape& shape,
+                     const Device& device, int ranks) {
+    const std::string core = ops::blas_core();
+    const auto other = kernels_of(numerics, config, shape, device, ranks);
+    if (other && other->runs && ops::take_blas_core(other->name)) log_taken(core, other->name);
 }
 
 }  // namespace ferry::train

@@ -12,5 +12,9 @@ namespace ferry::train {
 // of the durable state at the first path. None are: does nothing. Throws usage, naming both, where
 // they are known and cannot be had in this process or on this processor.
 void take_recorded_kernels(const Config& config, const model::Shape& shape, const Device& device);
+// The same for the numerics record of a checkpoint, which other kernels can go on with: where they
+// cannot be had, it does nothing.
+void take_kernels_of(uint64_t numerics, const Config& config, const model::Shape& shape,
+                     const Device& device, int ranks);
 
 }  // namespace ferry::train

@@ -6,6 +6,7 @@
 
 #include "comm/comm.h"
 #include "model/model.h"
+#include "state_arrays.h"
 #include "zero/zero.h"
 
 namespace ferry::train {
@@ -13,11 +14,16 @@ namespace ferry::train {
 using Sink = std::function<void(std::span<const float>)>;
 // Gives a sink the values of a run of elements, in order and in pieces.
 using Source = std::function<void(const zero::Run&, const Sink&)>;
+using ArraySource = std::function<void(const zero::Run&, const ArraySink&)>;
 
 // Elements [first, first + count) of one segment of a layer: each owner reads what lies in its
 // shard by `mine`, and `sink` gets all of them on every rank. Blocking; all ranks alike.
 void share_values(comm::Communicator& ranks, Executor& executor, const zero::Partition& partition,
                   const model::Layer& layer, const zero::Run& run, const Source& mine,
                   const Sink& sink);
+// The same of several arrays at once, of such widths each.
+void share_arrays(comm::Communicator& ranks, Executor& executor, const zero::Partition& partition,
+                  const model::Layer& layer, const zero::Run& run, std::span<const Width> widths,
+                  const ArraySource& mine, const ArraySink& sink);
 
 }  // namespace ferry::train

@@ -5,6 +5,8 @@
 #include <bit>
 #include <cstring>
 #include <numeric>
+#include <tuple>
+#include <utility>
 
 #include "base/checksum.h"
 #include "cost/traffic.h"
@@ -45,11 +47,28 @@ std::vector<float> widen(const std::byte* values, DType type, int64_t count) {
     return wide;
 }
 
+// Of a chunk's state; null: none of the moments'.
+void* moments_in(const optim::Span& state, StateArray::What what) {
+    switch (what) {
+        case StateArray::What::first_moment:
+            return state.m;
+        case StateArray::What::first_scale:
+            return state.m_scale;
+        case StateArray::What::second_moment:
+            return state.v;
+        case StateArray::What::second_scale:
+            return state.v_scale;
+        case StateArray::What::weight:
+        case StateArray::What::master:
+            break;
+    }
+    return nullptr;
+}
+
 }  // namespace
 
-optim::Span state_span(const planner::Plan& plan, int64_t count, const std::byte* in,
+optim::Span state_span(const StateFormat& kept, int64_t count, const std::byte* in,
                        std::byte* out) {
-    const StateFormat& kept = plan.state;
     optim::Span span{.count = count, .moment_type = kept.moment_type};
     if (kept.split) {
         span.low_in = reinterpret_cast<const uint16_t*>(in);
@@ -61,11 +80,21 @@ optim::Span state_span(const planner::Plan& plan, int64_t count, const std::byte
     const int64_t m = count * kept.master_bytes(), v = m + count * size_of(kept.moment_type);
     if (kept.moments > 0) span.m_in = in + m, span.m = out + m;
     if (kept.moments > 1) span.v_in = in + v, span.v = out + v;
+    if (kept.moment_type != MomentType::int8) return span;
+    const int64_t m_scale = m + kept.moments * count * size_of(kept.moment_type),
+                  v_scale = m_scale + scale_bytes(kept.moment_type, count);
+    const auto scales = [&](int64_t at) {
+        return std::pair(reinterpret_cast<const float*>(in + at),
+                         reinterpret_cast<float*>(out + at));
+    };
+    if (kept.moments > 0) std::tie(span.m_scale_in, span.m_scale) = scales(m_scale);
+    if (kept.moments > 1) std::tie(span.v_scale_in, span.v_scale) = scales(v_scale);
     return span;
 }
 
 int64_t update_bytes(const planner::Plan& plan, int64_t count) {
-    return count * cost::element_bytes(plan.state, plan.compute, plan.wire).updated();
+    const cost::ElementBytes each = cost::element_bytes(plan.state, plan.compute, plan.wire);
+    return static_cast<int64_t>(static_cast<double>(count) * each.updated());
 }
 
 std::vector<StateIo::Staging> StateIo::staging_of(const planner::Plan& plan,
@@ -90,7 +119,7 @@ StateIo::Staging StateIo::place_of(const Chunk& chunk, const Staging& staging) {
     if (!chunk.trainable) return place;
     place.state = store_.in_host(chunk.state);
     if (place.state.empty())
-        place.state = staging.state.first(static_cast<size_t>(plan_.state_bytes(chunk)));
+        place.state = staging.state.first(static_cast<size_t>(planner::state_bytes(chunk)));
     return place;
 }
 
@@ -108,7 +137,8 @@ int64_t StateIo::bytes() const {
 }
 
 int64_t StateIo::bytes_of(const Chunk& chunk) const {
-    return chunk.count * size_of(plan_.compute) + (chunk.trainable ? plan_.state_bytes(chunk) : 0);
+    return chunk.count * size_of(plan_.compute) +
+           (chunk.trainable ? planner::state_bytes(chunk) : 0);
 }
 
 bool StateIo::lies_in_host(const Chunk& chunk) const {
@@ -162,8 +192,11 @@ std::vector<size_t> StateIo::in_turns() const {
     return turns;
 }
 
-uint64_t StateIo::initialise(const Fill& fill, float moment, const Watch& watch,
-                             StartUp& start_up) {
+StateIo::FirstMoment StateIo::first_moment_of(const optim::Hyper& hyper) {
+    return {optim::initial_moment(hyper), optim::map_of(hyper.method, 0)};
+}
+
+uint64_t StateIo::initialise(const Contents& contents, const Watch& watch, StartUp& start_up) {
     std::vector<uint64_t> sums(plan_.chunks.size());  // of the frozen ones
     std::vector<int64_t> begun(staging_.size());      // puts from each, the last time
     int64_t filled = 0;
@@ -183,9 +216,8 @@ uint64_t StateIo::initialise(const Fill& fill, float moment, const Watch& watch,
         const Staging place = place_of(chunk, staging_[turn]);
         watch.before_filled(place.state);
         watch.before_filled(place.weight);
-        in_parts(chunk, [&](int64_t at, int64_t count) {
-            fill_part(chunk, place, at, count, fill, moment);
-        });
+        in_parts(chunk,
+                 [&](int64_t at, int64_t count) { fill_part(chunk, place, at, count, contents); });
         if (!chunk.trainable) sums[index] = checksum(place.weight);
         if (put) begun[turn] = begin_put(chunk, place);
         if (lies_on(swap::Tier::device, chunk) && --to_copy == 0) watch.copied();
@@ -216,7 +248,7 @@ uint64_t StateIo::restore(const Fill& fill) {
         if (chunk.trainable) continue;
         const Staging place = place_of(chunk, staging_[0]);
         in_parts(chunk,
-                 [&](int64_t at, int64_t count) { fill_part(chunk, place, at, count, fill, 0); });
+                 [&](int64_t at, int64_t count) { fill_part(chunk, place, at, count, {fill}); });
         frozen = fold(frozen, place.weight);
         begin_put(chunk, place);
         store_.end_puts(0);
@@ -225,7 +257,7 @@ uint64_t StateIo::restore(const Fill& fill) {
 }
 
 void StateIo::fill_part(const Chunk& chunk, const Staging& to, int64_t at, int64_t count,
-                        const Fill& fill, float moment) const {
+                        const Contents& contents) const {
     const model::Layer& layer = plan_.layers[static_cast<size_t>(chunk.layer)];
     std::byte* weight = to.weight.data() + at * size_of(plan_.compute);
     const bool in_place = chunk.trainable && !plan_.state.split;
@@ -233,7 +265,7 @@ void StateIo::fill_part(const Chunk& chunk, const Staging& to, int64_t at, int64
     const std::span<float> p = in_place ? std::span(reinterpret_cast<float*>(to.state.data()) + at,
                                                     static_cast<size_t>(count))
                                         : std::span(made);
-    fill(layer, chunk.first + at, p);
+    contents.master(layer, chunk.first + at, p);
     // A replica is what its owner's weight is.
     if (!plan_.state.split || (!chunk.trainable && !chunk.replica)) {
         optim::recast(p.data(), count, plan_.compute, weight);
@@ -247,9 +279,26 @@ void StateIo::fill_part(const Chunk& chunk, const Staging& to, int64_t at, int64
         }
     }
     if (!chunk.trainable) return;
-    const optim::Span arrays = state_span(plan_, chunk.count, to.state.data(), to.state.data());
-    fill_moments(arrays.m, at, count, moment);
-    fill_moments(arrays.v, at, count, 0);
+    const MomentType type = chunk.format.moment_type;
+    const optim::Span arrays =
+        state_span(chunk.format, chunk.count, to.state.data(), to.state.data());
+    fill_moments(arrays.m, arrays.m_scale, type, at, count, contents.first_moment);
+    fill_moments(arrays.v, arrays.v_scale, type, at, count, {0, optim::Map::without_sign});
+    if (contents.moments) read_moments(chunk, to, at, count, contents);
+}
+
+void StateIo::read_moments(const Chunk& chunk, const Staging& to, int64_t at, int64_t count,
+                           const Contents& contents) const {
+    const optim::Span state =
+        state_span(chunk.format, chunk.count, to.state.data(), to.state.data());
+    const model::Layer& layer = plan_.layers[static_cast<size_t>(chunk.layer)];
+    for (const StateArray& array : state_arrays(chunk.format, plan_.compute, true)) {
+        auto* const data = static_cast<std::byte*>(moments_in(state, array.what));
+        if (data)
+            contents.moments(
+                layer, array, chunk.first + at,
+                {data + array.width.of(at), static_cast<size_t>(array.width.of(count))});
+    }
 }
 
 void StateIo::load_master(const Staging& from, int64_t at, std::span<float> p) const {
@@ -263,49 +312,66 @@ void StateIo::load_master(const Staging& from, int64_t at, std::span<float> p) c
         p[i] = std::bit_cast<float>(optim::join({weights[i], low[i]}));
 }
 
-void StateIo::fill_moments(void* array, int64_t at, int64_t count, float value) const {
+void StateIo::fill_moments(void* array, float* scales, MomentType type, int64_t at, int64_t count,
+                           const FirstMoment& moment) {
     if (!array) return;
-    if (plan_.state.moment_type == DType::f32)
-        std::fill_n(static_cast<float*>(array) + at, count, value);
-    else
-        std::fill_n(static_cast<uint16_t*>(array) + at, count, to_bf16(value));
+    switch (type) {
+        case MomentType::f32:
+            std::fill_n(static_cast<float*>(array) + at, count, moment.value);
+            return;
+        case MomentType::bf16:
+            std::fill_n(static_cast<uint16_t*>(array) + at, count, to_bf16(moment.value));
+            return;
+        case MomentType::int8:
+            break;
+    }
+    uint8_t code = 0;
+    float scale = 0;
+    optim::encode_block(moment.map, {&moment.value, 1}, &code, &scale);
+    std::fill_n(static_cast<uint8_t*>(array) + at, count, code);
+    std::fill_n(scales + at / kMomentBlock, count / kMomentBlock, scale);
 }
 
 uint64_t StateIo::hash() {
-    constexpr size_t kArrays = 4;  // of a leaf: master, moments, compute weight
+    constexpr size_t kArrays = 6;  // of a leaf: master, moments, their scales, compute weight
     uint64_t hash = 0;
     std::vector<std::array<uint64_t, kArrays>> sums;
     for (const Chunk& chunk : plan_.chunks) {
         if (!plan_.owns(chunk)) continue;
         const Staging place = brought(chunk, chunk.trainable, true);
         const optim::Span arrays =
-            state_span(plan_, chunk.count, place.state.data(), place.state.data());
+            state_span(chunk.format, chunk.count, place.state.data(), place.state.data());
         sums.assign(static_cast<size_t>(chunk.count / optim::kLeaf), {});
         in_parts(chunk, [&](int64_t at, int64_t count) {
             std::array<float, optim::kLeaf> p;
-            const auto sum_of = [](const void* array, int64_t leaf, DType type) {
-                const auto bytes = static_cast<size_t>(optim::kLeaf * size_of(type));
-                const auto* from = static_cast<const std::byte*>(array);
-                return checksum({from + static_cast<size_t>(leaf) * bytes, bytes});
+            const auto sum_of = [](const void* array, int64_t leaf, int64_t leaf_bytes) {
+                const auto* from = static_cast<const std::byte*>(array) + leaf * leaf_bytes;
+                return checksum({from, static_cast<size_t>(leaf_bytes)});
             };
+            const MomentType type = chunk.format.moment_type;
+            const int64_t moments = optim::kLeaf * size_of(type),
+                          scales = scale_bytes(type, optim::kLeaf);
             for (int64_t leaf = at / optim::kLeaf; leaf < (at + count) / optim::kLeaf; ++leaf) {
                 auto& of_leaf = sums[static_cast<size_t>(leaf)];
                 if (chunk.trainable) {
                     load_master(place, leaf * optim::kLeaf, p);
-                    of_leaf[0] = sum_of(p.data(), 0, DType::f32);
-                    if (arrays.m) of_leaf[1] = sum_of(arrays.m, leaf, plan_.state.moment_type);
-                    if (arrays.v) of_leaf[2] = sum_of(arrays.v, leaf, plan_.state.moment_type);
+                    of_leaf[0] = sum_of(p.data(), 0, optim::kLeaf * 4);
+                    if (arrays.m) of_leaf[1] = sum_of(arrays.m, leaf, moments);
+                    if (arrays.v) of_leaf[2] = sum_of(arrays.v, leaf, moments);
+                    if (arrays.m_scale) of_leaf[3] = sum_of(arrays.m_scale, leaf, scales);
+                    if (arrays.v_scale) of_leaf[4] = sum_of(arrays.v_scale, leaf, scales);
                 }
-                of_leaf[3] = sum_of(place.weight.data(), leaf, plan_.compute);
+                of_leaf[5] =
+                    sum_of(place.weight.data(), leaf, optim::kLeaf * size_of(plan_.compute));
             }
         });
+        const auto kept = [&](const void* array) { return chunk.trainable && array != nullptr; };
+        const std::array<bool, kArrays> there{chunk.trainable,      kept(arrays.m),
+                                              kept(arrays.v),       kept(arrays.m_scale),
+                                              kept(arrays.v_scale), true};
         for (const auto& of_leaf : sums) {
-            if (chunk.trainable) {
-                hash = fold(hash, of_leaf[0]);
-                if (arrays.m) hash = fold(hash, of_leaf[1]);
-                if (arrays.v) hash = fold(hash, of_leaf[2]);
-            }
-            hash = fold(hash, of_leaf[3]);
+            for (size_t k = 0; k < kArrays; ++k)
+                if (there[k]) hash = fold(hash, of_leaf[k]);
         }
     }
     return hash;
@@ -334,6 +400,47 @@ void StateIo::read(int64_t layer, int64_t first, int64_t count, const Sink& sink
         load_master(place, 0, master);
         return master;
     });
+}
+
+void StateIo::read_arrays(int64_t layer, int64_t first, int64_t count, const ArraySink& sink) {
+    const int64_t last = first + count;
+    for (const Chunk& chunk : plan_.chunks_of(layer)) {
+        const int64_t begin = std::max(first, chunk.first) - chunk.first,
+                      end = std::min(last, chunk.first + chunk.count) - chunk.first;
+        if (begin >= end) continue;
+        FERRY_CHECK(chunk.trainable || !chunk.replica, "the state of another rank's chunk");
+        const Staging place =
+            brought(chunk, chunk.trainable, !chunk.trainable || plan_.state.split);
+        for (int64_t at = begin; at < end; at += kPartMost)
+            give_arrays(chunk, place, at, std::min(kPartMost, end - at), sink);
+    }
+}
+
+void StateIo::give_arrays(const Chunk& chunk, const Staging& from, int64_t at, int64_t count,
+                          const ArraySink& sink) const {
+    const optim::Span state =
+        state_span(chunk.format, chunk.count, from.state.data(), from.state.data());
+    std::vector<float> master(chunk.trainable ? static_cast<size_t>(count) : 0);
+    if (chunk.trainable) load_master(from, at, master);
+    std::vector<std::byte> cast;
+    const auto weight = [&]() -> const std::byte* {
+        if (!chunk.trainable || plan_.state.split)
+            return from.weight.data() + at * size_of(plan_.compute);
+        cast.resize(static_cast<size_t>(count * size_of(plan_.compute)));
+        optim::recast(master.data(), count, plan_.compute, cast.data());
+        return cast.data();
+    };
+    const auto stored = [&](const StateArray& array) {
+        if (array.what == StateArray::What::weight) return weight();
+        if (array.what == StateArray::What::master)
+            return std::as_bytes(std::span<const float>(master)).data();
+        const auto* const all = static_cast<const std::byte*>(moments_in(state, array.what));
+        return all + array.width.of(at);
+    };
+    std::vector<std::span<const std::byte>> arrays;
+    for (const StateArray& array : state_arrays(chunk.format, plan_.compute, chunk.trainable))
+        arrays.emplace_back(stored(array), static_cast<size_t>(array.width.of(count)));
+    sink(arrays);
 }
 
 void StateIo::read_gradient(int64_t layer, int64_t first, int64_t count, const Sink& sink) {

@@ -12,16 +12,18 @@
 #include "model/model.h"
 #include "planner/planner.h"
 #include "start_up.h"
+#include "state_arrays.h"
 #include "swap/store.h"
 
 namespace ferry::train {
 
 // The arrays of a chunk's state at `in` and `out`, as far as the optimizer keeps them, in a span
 // without gradient, weights and the chunk's place in the model.
-optim::Span state_span(const planner::Plan& plan, int64_t count, const std::byte* in,
+optim::Span state_span(const StateFormat& format, int64_t count, const std::byte* in,
                        std::byte* out);
 
-// Bytes of memory that an update of `count` elements reads and writes.
+// Bytes of memory that an update of `count` elements reads and writes, in the format that the run
+// asks for.
 int64_t update_bytes(const planner::Plan& plan, int64_t count);
 
 class StateIo {
@@ -39,13 +41,28 @@ public:
     int64_t bytes() const;  // of weights and state
     // fp32 values of elements [first, first + out.size()) of a layer; called by any thread.
     using Fill = std::function<void(const model::Layer&, int64_t first, std::span<float> out)>;
-    // Master weights as `fill` says, the first moment everywhere at `moment` and the second at
-    // zero, weights in the compute type, each chunk to its home. The hash of the frozen weights.
+    // What the first moment starts as, and the map of its codes; the second starts as zero.
+    struct FirstMoment {
+        float value = 0;
+        optim::Map map = optim::Map::with_sign;
+    };
+    static FirstMoment first_moment_of(const optim::Hyper& hyper);
+    // What the state is first: the master, or a frozen weight; the first moment at the same value
+    // everywhere and the second at zero, or both as `moments` says, in the type they are kept in.
+    struct Contents {
+        Fill master{};
+        FirstMoment first_moment{};
+        // Elements from `first` on of one of the arrays of moments.
+        std::function<void(const model::Layer&, const StateArray& array, int64_t first,
+                           std::span<std::byte> out)>
+            moments{};
+    };
+    // Weights in the compute type, each chunk to its home. The hash of the frozen weights.
     struct Watch {
         std::function<void(std::span<std::byte>)> before_filled;  // of host memory
         std::function<void()> copied;  // once: the last copy to the device is under way
     };
-    uint64_t initialise(const Fill& fill, float moment, const Watch& watch, StartUp& start_up);
+    uint64_t initialise(const Contents& contents, const Watch& watch, StartUp& start_up);
     // The same where the state is stored already, and read back and checked here: compute weights
     // are made from it, frozen ones by `fill`. Throws io where it is not what was written.
     uint64_t restore(const Fill& fill);
@@ -57,6 +74,8 @@ public:
     // fp32 values of elements [first, first + count) of a layer: the master's, or the compute
     // weights' where the chunk is frozen.
     void read(int64_t layer, int64_t first, int64_t count, const Sink& sink);
+    // The same of all that a checkpoint keeps (state_arrays): elements of this rank's shards.
+    void read_arrays(int64_t layer, int64_t first, int64_t count, const ArraySink& sink);
     // The same of the gradients that wait for their update, zeros where the chunk is frozen.
     void read_gradient(int64_t layer, int64_t first, int64_t count, const Sink& sink);
 
@@ -78,9 +97,15 @@ private:
     void in_parts(const planner::Chunk& chunk, const Body& body);
     // Elements [at, at + count) of a chunk.
     void fill_part(const planner::Chunk& chunk, const Staging& to, int64_t at, int64_t count,
-                   const Fill& fill, float moment) const;
+                   const Contents& contents) const;
+    void read_moments(const planner::Chunk& chunk, const Staging& to, int64_t at, int64_t count,
+                      const Contents& contents) const;
+    // Of elements [at, at + count) of a chunk that was brought, to the sink.
+    void give_arrays(const planner::Chunk& chunk, const Staging& from, int64_t at, int64_t count,
+                     const ArraySink& sink) const;
     void load_master(const Staging& from, int64_t at, std::span<float> p) const;
-    void fill_moments(void* array, int64_t at, int64_t count, float value) const;
+    static void fill_moments(void* array, float* scales, MomentType type, int64_t at, int64_t count,
+                             const FirstMoment& moment);
     // Gives the sink what load(chunk) returns of each chunk that overlaps the range.
     template <class Load>
     void gather(int64_t layer, int64_t first, int64_t count, const Sink& sink, const Load& load);

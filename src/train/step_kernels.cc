@@ -194,7 +194,7 @@ void StepKernels::update(const Call& call, const op::Updating<At, which>& at,
     const Chunk& chunk = chunk_of(call);
     if (!intact(call, chunk.state, at.before) || !intact(call, chunk.gradient, at.gradient)) return;
     if (at.weight_before && !intact(call, chunk.weight, at.weight_before)) return;
-    optim::Span span = state_span(plan_, chunk.count, at.before, at.state);
+    optim::Span span = state_span(chunk.format, chunk.count, at.before, at.state);
     span.gradient = at.gradient;
     span.gradient_type = plan_.wire;
     span.weight = at.weight;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "aio/published_run.h"
 #include "arenas.h"
 #include "device_needs.h"
 #include "memory_left.h"
@@ -71,8 +72,25 @@ std::unique_ptr<aio::Volume> TierStack::volume_of(const Opening& opening) const 
         volume_options(ground_.config, plan_, ground_.machine, arena_, opening.run_id);
     options.tracer = opening.tracer;
     options.lays_out_later = opening.lays_out_later;
-    if (opening.resume) options.leftover = aio::Leftover::resume;
+    if (opening.resume)
+        options.leftover = aio::Leftover::resume;
+    else if (finds_ended(opening, options))
+        options.leftover = aio::Leftover::remove_any;
     return opening.open_volume(std::move(options), ground_.executor);
+}
+
+bool TierStack::finds_ended(const Opening& opening, const aio::VolumeOptions& options) const {
+    const bool may_remove = options.leftover != aio::Leftover::refuse && opening.has_ended;
+    if (!may_remove || options.record_bytes == 0 ||
+        aio::published_run({.path = options.paths.front().path}) != opening.run_id)
+        return false;
+    aio::VolumeOptions looking = options;
+    looking.leftover = aio::Leftover::resume;
+    try {
+        return opening.has_ended(*opening.open_volume(std::move(looking), ground_.executor));
+    } catch (const Error&) {
+        return false;  // what is there is said by whoever takes it over
+    }
 }
 
 swap::StoreOptions TierStack::store_options(const Opening& opening) const {

@@ -83,7 +83,10 @@ public:
         std::function<std::unique_ptr<aio::Volume>(aio::VolumeOptions, Executor&)> open_volume =
             &aio::Volume::open;
         uint64_t run_id = 0;
-        bool resume = false;          // takes over what a run of this id left
+        bool resume = false;  // takes over what a run of this id left
+        // Optional: whether a run of this id whose durable state is found has come to its end, so
+        // that nobody goes on from it: then it is removed.
+        std::function<bool(const aio::Volume&)> has_ended{};
         bool lays_out_later = false;  // by fill(), and not where first contents were written
         aio::Tracer tracer{};
         // Kernels: what they read of a run, beside the stack's own model and device.
@@ -147,6 +150,7 @@ private:
     template <class Work>
     void stage(std::initializer_list<Stage> after, Stage next, const Work& work);
     std::unique_ptr<aio::Volume> volume_of(const Opening& opening) const;
+    bool finds_ended(const Opening& opening, const aio::VolumeOptions& options) const;
     swap::StoreOptions store_options(const Opening& opening) const;
 
     const Ground ground_;

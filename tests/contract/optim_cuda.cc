@@ -54,7 +54,14 @@ void update_on_device(Arrays& arrays, const Case& c, const Scalars& scalars) {
     OnDevice p_out(arrays.out(0)), m_out(arrays.out(1)), v_out(arrays.out(2));
     OnDevice &p = c.out_of_place ? p_out : p_in, &m = c.out_of_place ? m_out : m_in,
              &v = c.out_of_place ? v_out : v_in;
+    OnDevice ms_in(arrays.scale_in(1)), ms_out(arrays.scale_out(1));
+    OnDevice vs_in(arrays.scale_in(2)), vs_out(arrays.scale_out(2));
+    OnDevice &ms = c.out_of_place ? ms_out : ms_in, &vs = c.out_of_place ? vs_out : vs_in;
     Span span = arrays.span();
+    if (span.m_scale) {
+        span.m_scale_in = ms_in.floats(), span.m_scale = ms.floats();
+        span.v_scale_in = vs_in.floats(), span.v_scale = vs.floats();
+    }
     span.gradient = gradient.data();
     span.v_in = v_in.data();
     span.v = v.data();
@@ -73,6 +80,8 @@ void update_on_device(Arrays& arrays, const Case& c, const Scalars& scalars) {
     p.read(arrays.out(0).data());
     m.read(arrays.out(1).data());
     v.read(arrays.out(2).data());
+    ms.read(arrays.scale_out(1).data());
+    vs.read(arrays.scale_out(2).data());
     weight.read(arrays.weight().data());
 }
 
@@ -132,8 +141,11 @@ TEST_F(CudaSmall, every_size_type_and_method) {
 }
 
 TEST_F(CudaSmall, every_format_of_the_state) {
-    const StateFormat formats[] = {
-        {.moment_type = DType::bf16}, {.split = true}, {.moment_type = DType::bf16, .split = true}};
+    const StateFormat formats[] = {{.moment_type = MomentType::bf16},
+                                   {.split = true},
+                                   {.moment_type = MomentType::bf16, .split = true},
+                                   {.moment_type = MomentType::int8},
+                                   {.moment_type = MomentType::int8, .split = true}};
     for (const Method method : kMethods) {
         Scalars scalars = scalars_for(method);
         scalars.seed = 0xfedcba98u;
@@ -157,7 +169,45 @@ TEST_F(CudaSmall, every_format_of_the_state) {
         }
     }
     const Scalars sgd = scalars_of({.method = Method::sgd, .weight_decay = 0.1}, 1, 1);
-    expect_same({.count = 99, .with_m = false, .moment_type = DType::bf16, .split = true}, sgd);
+    for (const MomentType type : {MomentType::bf16, MomentType::int8})
+        expect_same({.count = 99, .with_m = false, .moment_type = type, .split = true}, sgd);
+}
+
+// Tails, borders of blocks, and what a block's values can be.
+TEST_F(CudaSmall, blocks_of_codes) {
+    for (const Method method : kMethods) {
+        for (const int64_t count : {255, 256, 257, 511, 513, 2048, 4096, 5000}) {
+            for (const Fill fill : {Fill::ordinary, Fill::edges, Fill::any_finite}) {
+                for (const DType weight : kTypes) {
+                    expect_same({.count = count,
+                                 .gradient_type = kTypes[count % 3],
+                                 .weight_type = weight,
+                                 .fill = fill,
+                                 .seed = static_cast<uint64_t>(count),
+                                 .offset = count % 16 * 4,
+                                 .out_of_place = weight == DType::bf16,
+                                 .moment_type = MomentType::int8},
+                                scalars_for(method));
+                }
+            }
+        }
+    }
+}
+
+TEST_F(CudaSmall, what_is_not_finite_makes_its_block_nan_and_no_other) {
+    for (const Method method : kMethods) {
+        for (const float bad : {std::nanf(""), INFINITY}) {
+            Case c{.count = 600, .moment_type = MomentType::int8};
+            c.positive_m = method == Method::adagrad;
+            Arrays got(c), want(c);
+            got.gradient().put(300, bad);
+            want.gradient().put(300, bad);
+            update_on_device(got, c, scalars_for(method));
+            update_reference(want.span(), scalars_for(method));
+            EXPECT_EQ(difference(got, want, c), "") << name_of(method);
+            EXPECT_TRUE(std::isnan(got.value(1, 256)) && !std::isnan(got.value(1, 255)));
+        }
+    }
 }
 
 TEST_F(CudaSmall, views_aligned_to_an_element_only) {

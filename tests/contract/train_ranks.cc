@@ -218,7 +218,7 @@ TEST_P(EachKind, OfModelAndStateGivesTheSameBitsAtEveryStage) {
     Config config = this->config();
     config.batch.micro_batches = 2 * ranks();
     config.steps = 3;
-    const std::array<std::function<void()>, 7> kinds{
+    const std::array<std::function<void()>, 8> kinds{
         [&] {  // several chunks a shard, the last one smaller
             config.swap.chunk_elements = 8192;
             config.model.hidden = 64;
@@ -233,7 +233,7 @@ TEST_P(EachKind, OfModelAndStateGivesTheSameBitsAtEveryStage) {
         },
         [&] {
             config.precision = DType::bf16;
-            config.optimizer.moments = DType::bf16;
+            config.optimizer.moments = MomentType::bf16;
             config.optimizer.master = MasterFormat::split;
         },
         [&] {
@@ -241,12 +241,13 @@ TEST_P(EachKind, OfModelAndStateGivesTheSameBitsAtEveryStage) {
             config.numerics.wire = DType::f32;
             config.clip_norm = 0;
             config.optimizer.method = OptimizerMethod::lion;
-        }};
+        },
+        [&] { config = with_coded_moments(config); }};
     kinds[static_cast<size_t>(GetParam())]();
     expect_stages_equal(config, ranks());
 }
 
-INSTANTIATE_TEST_SUITE_P(kinds, EachKind, testing::Range(0, 7));
+INSTANTIATE_TEST_SUITE_P(kinds, EachKind, testing::Range(0, 8));
 
 TEST_F(Ranks, GiveTheSameBitsWhateverTheySaveForBackward) {
     for (const DType precision : {DType::f32, DType::bf16}) {

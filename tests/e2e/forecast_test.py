@@ -120,6 +120,26 @@ class PlanTest(ForecastTest):
         self.assertLess(gains["+1 GiB of host memory"], 0.5 * plan["forecast"]["step_seconds"])
         self.assertIn("+1 GiB of device memory", gains)
 
+    def test_a_state_that_needs_no_disk_is_asked_for(self):
+        def host_bytes(**changes):
+            return self.forecast(self.config(**fixed, **changes), "--no-forecast")["host_bytes"]
+        fixed = {"swap__speculate": "off", "swap__chunk_elements": 4096}
+        small, large = host_bytes(optimizer__moments="int8"), host_bytes()
+        self.assertLess(small, large)
+        between = (small + large) // 2
+        tight = {**fixed, "budgets__nvme": [self.nvme()], "budgets__host": between}
+        plan = self.forecast(self.config(**tight))
+        self.assertGreater(plan["nvme_bytes"], 0, (small, large))
+        answers = {one["change"]: one for one in plan["forecast"]["what_if"]}
+        self.assertTrue(answers["optimizer.moments=int8"]["all_in_memory"])
+        self.assertFalse(answers["+1 core"]["all_in_memory"])
+        self.assertEqual(self.forecast(self.config(**tight, optimizer__moments="int8"))["nvme_bytes"], 0)
+        run = self.ferry("plan", self.command(self.config(**tight))[1])
+        self.assertRegex(run.out, r"optimizer.moments=int8 .*all in memory, no disk")
+        # What is to be on the disk stays there, whatever it takes.
+        plan = self.forecast(self.tiers())
+        self.assertNotIn("optimizer.moments=int8", [one["change"] for one in plan["forecast"]["what_if"]])
+
     def test_table_and_picture(self):
         picture = self.path("step.svg")
         run = self.ferry("plan", self.command(self.tiers())[1], "--svg", picture)

@@ -6,7 +6,8 @@ import unittest
 
 from harness import FERRY, FerryTest
 
-COMMANDS = ("train", "plan", "data", "eval", "export", "launch", "bench", "bench adam", "bench attention", "bench comm", "bench io", "bench kernels", "bench swap")
+COMMANDS = ("train", "plan", "data", "eval", "export", "ckpt", "ckpt ls", "ckpt inspect", "ckpt verify", "ckpt diff", "ckpt rm",
+            "ckpt export", "launch", "bench", "bench adam", "bench attention", "bench comm", "bench io", "bench kernels", "bench swap")
 LONG = ("bench adam", "bench attention", "bench comm")  # nothing stops these examples: they would measure
 
 
@@ -19,7 +20,7 @@ class HelpTest(FerryTest):
         return run.out, shlex.split(examples[0])
 
     def test_every_command_is_listed_here(self):
-        help_text = self.ferry("--help").out + self.ferry("bench", "--help").out
+        help_text = "".join(self.ferry(*words, "--help").out for words in ([], ["bench"], ["ckpt"]))
         listed = re.findall(r"^  ([a-z]+) {2,}\S", help_text.replace("\nSubcommands:", ""), re.M)
         self.assertEqual(sorted(set(listed)), sorted({command.split()[-1] for command in COMMANDS}))
 

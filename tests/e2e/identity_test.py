@@ -245,6 +245,10 @@ class IdentityTest(FerryTest):
             "bf16, wide residual and wire":
                 {"precision": "bf16", "numerics__residual": "fp32", "numerics__wire": "fp32"},
             "bf16 moments": {"optimizer__moments": "bf16"},
+            "int8 moments": {"optimizer__moments": "int8"},
+            "int8 moments, tied, all that can be":
+                {"optimizer__moments": "int8", "optimizer__fp32_moments": [],
+                 "model__tie_embeddings": True},
             "split master": {"precision": "bf16", "optimizer__master": "split"},
             "split master, bf16 moments, tied":
                 {"precision": "bf16", "optimizer__master": "split", "optimizer__moments": "bf16",
@@ -362,7 +366,9 @@ class IdentityTest(FerryTest):
         families = ({}, {"seed": 8}, {"precision": "bf16"}, {"model__tie_embeddings": True},
                     {"optimizer__lr": 0.00301}, {"steps": 7, "schedule__total_steps": 8},
                     {"freeze": ["*norm*"]}, {"numerics__wire": "bf16"},
-                    {"optimizer__moments": "bf16"}, {"optimizer__moments": "bf16", "seed": 8})
+                    {"optimizer__moments": "bf16"}, {"optimizer__moments": "bf16", "seed": 8},
+                    {"optimizer__moments": "int8"},
+                    {"optimizer__moments": "int8", "optimizer__fp32_moments": ["*q_proj*", "*embed*"]})
         hashes = [self.train(self.config(**family)).hashes[0] for family in families]
         self.assertEqual(len(set(hashes)), len(families), hashes)
 

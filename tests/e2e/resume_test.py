@@ -92,6 +92,7 @@ class ResumeTest(FerryTest):
         for changes in ({}, {"precision": "bf16", "swap__speculate": "all"},
                         {"precision": "bf16", "optimizer__master": "split",
                          "optimizer__moments": "bf16", "io__backend": "posix"},
+                        {"optimizer__moments": "int8"},
                         {"precision": "fp16", "freeze": ["model.layers.1.*"]}):
             with self.subTest(**changes):
                 plain = {key: value for key, value in changes.items()
@@ -188,6 +189,18 @@ class ResumeTest(FerryTest):
         self.assertEqual(more.code, USAGE)
         self.assertIn("schedule.kind = linear", more.err)
 
+    def test_a_run_that_has_ended_is_not_in_the_way(self):
+        first = self.train(self.durable())
+        self.assert_trained(first)
+        self.refused(self.durable(io__leftovers="refuse"), "the durable state of a run is kept here")
+        self.refused(self.durable(optimizer__lr=0.1), "the durable state of a run is kept here")
+        again = self.train(self.durable())
+        self.assert_trained(again)
+        self.assertIn("came to its end", again.err)
+        self.assertEqual(again.numbers(), first.numbers())
+        self.killed(self.durable(), steps=3)
+        self.refused(self.durable(), "the durable state of a run is kept here")
+
     def test_it_says_which_steps_are_done_again(self):
         config = self.durable(steps=100000)
         done_again = None
@@ -233,6 +246,8 @@ class ResumeTest(FerryTest):
         self.killed(config, steps=3)
         self.refused(config, ["the durable state of a run is kept here", "--resume", "remove_any"])
         self.refused(self.durable(paths=2, optimizer__lr=0.1), "optimizer.lr = 0.1", "--resume")
+        self.refused(self.durable(paths=2, optimizer__moments="int8"),
+                     ["optimizer.moments = int8", "optimizer.moments = fp32"], "--resume")
         self.refused(self.durable(paths=2, precision="bf16"), "of another run", "--resume")
         self.refused(self.durable(paths=1), "in their order", "--resume")
         self.refused(self.durable(paths=3), ["nothing to resume", self.drives[2]], "--resume")

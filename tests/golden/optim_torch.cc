@@ -154,7 +154,7 @@ public:
 
 private:
     void fill(std::vector<uint32_t>& moment, float value) const {
-        if (format_.moment_type == DType::f32)
+        if (format_.moment_type == MomentType::f32)
             std::fill_n(reinterpret_cast<float*>(moment.data()), size_, value);
         else
             std::fill_n(reinterpret_cast<uint16_t*>(moment.data()), size_, to_bf16(value));
@@ -171,7 +171,7 @@ private:
 // What a split master changes: of the master nothing, of the weight the ties.
 TEST_P(Torch, a_split_master_is_the_same_run) {
     const Golden golden = read(kFolder / (GetParam() + ".txt"));
-    for (const DType moment_type : {DType::f32, DType::bf16}) {
+    for (const MomentType moment_type : {MomentType::f32, MomentType::bf16}) {
         Saved whole(golden, {.moment_type = moment_type}, 1),
             halves(golden, {.moment_type = moment_type, .split = true}, 1);
         for (int64_t step = 1; step <= 20; ++step) {
@@ -199,7 +199,7 @@ TEST_P(Torch, bf16_moments_are_near_and_on_average_nearer) {
     double squares = 0;
     const std::vector<double>& exact = golden.p64.at(20);
     for (uint32_t seed = 0; seed < kRuns; ++seed) {
-        Saved run(golden, {.moment_type = DType::bf16}, seed);
+        Saved run(golden, {.moment_type = MomentType::bf16}, seed);
         for (int64_t step = 1; step <= 20; ++step) run.step(step);
         const std::vector<double> p = run.master();
         for (size_t i = 0; i < size; ++i) mean[i] += p[i] / kRuns;
@@ -227,7 +227,7 @@ TEST(Moments, of_bf16_do_not_stand_still) {
         const Scalars scalars = scalars_of({.lr = 0, .beta2 = 0.999}, step, 1);
         update({.count = kCount,
                 .gradient = g.data(),
-                .moment_type = DType::bf16,
+                .moment_type = MomentType::bf16,
                 .p_in = p.data(),
                 .m_in = m.data(),
                 .v_in = v.data(),

@@ -406,7 +406,7 @@ TEST_P(TorchBf16, run_is_as_near_to_fp64_as_torchs_bf16) {
 
 // The smaller formats of the state in whole runs.
 struct Format {
-    DType moments;
+    MomentType moments;
     MasterFormat master;
     std::string name() const {
         const bool split = master == MasterFormat::split;
@@ -414,9 +414,9 @@ struct Format {
     }
 };
 void PrintTo(const Format& format, std::ostream* out) { *out << format.name(); }
-constexpr Format kFormats[] = {{DType::bf16, MasterFormat::fp32},
-                               {DType::f32, MasterFormat::split},
-                               {DType::bf16, MasterFormat::split}};
+constexpr Format kFormats[] = {{MomentType::bf16, MasterFormat::fp32},
+                               {MomentType::f32, MasterFormat::split},
+                               {MomentType::bf16, MasterFormat::split}};
 
 class TorchBf16Formats : public testing::TestWithParam<std::tuple<Format, std::string>> {};
 
@@ -436,7 +436,7 @@ TEST_P(TorchBf16Formats, run_is_as_near_to_fp64_as_torchs_bf16) {
     const Trace trace = run(*engine, config.steps, golden.shown);
     EXPECT_LT(engine->report().reserved.host_bytes, usual->report().reserved.host_bytes);
     // A split master alone changes what a tie is rounded to, and a run may meet none.
-    if (format.moments == DType::bf16) {
+    if (format.moments == MomentType::bf16) {
         EXPECT_NE(trace.hash, whole.hash);
     }
     EXPECT_EQ(trace.initial, whole.initial);
@@ -451,7 +451,7 @@ TEST_P(TorchBf16Moments, of_an_fp32_run_are_off_by_their_rounding) {
     if (const std::string why = unavailable(GetParam()); !why.empty()) GTEST_SKIP() << why;
     const auto executor = make_thread_executor();
     Config config = golden_config("train/untied", GetParam());
-    config.optimizer.moments = DType::bf16;
+    config.optimizer.moments = MomentType::bf16;
     Golden golden = read_golden("train/untied");
     const auto engine = Engine::make(config, {.executor = executor.get()});
     ASSERT_NO_FATAL_FAILURE(read_values("train/untied", engine->layers(), golden));

@@ -56,13 +56,17 @@ void draw_model(Random& random, Case& made) {
                      .residual = type,
                      .wire = random.once_in(3) ? DType::f32 : type};
     made.request.state = {.moments = random.from(0, 2), .split = half && random.once_in(3)};
+    const bool coded = made.request.state.moments > 0 && random.once_in(2);
+    if (coded) made.request.state.moment_type = MomentType::int8;
+    const std::vector<std::string> fp32{"*embed_tokens*"};
     made.request.micro_batches = int64_t{1} << random.from(0, 2);
     const int ranks = 1 << random.from(0, 3);
     made.partition =
         zero::partition_of(random.from(1, 3), static_cast<int>(random.from(0, ranks - 1)), ranks);
     std::vector<std::string> freeze;
     if (random.once_in(4)) freeze.emplace_back("*mlp*");
-    made.layers = model::layers_of(made.shape, freeze, false, ranks);
+    made.layers =
+        model::layers_of(made.shape, freeze, false, ranks, {.coded = coded, .fp32 = fp32});
     const int64_t tokens = made.numerics.tokens();
     const double each = random.between(0.01, 1);  // of what attention and the MLP multiply
     const auto blocks = static_cast<size_t>(made.shape.layers);

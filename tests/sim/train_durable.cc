@@ -29,10 +29,11 @@ Config durable(Config config, size_t paths = 1) {
 Config of_kind(Config config, const std::string& kind) {
     if (kind == "bf16" || kind == "split") config.precision = DType::bf16;
     if (kind == "split") config.optimizer.master = MasterFormat::split;
-    if (kind == "split") config.optimizer.moments = DType::bf16;
+    if (kind == "split") config.optimizer.moments = MomentType::bf16;
     if (kind == "frozen") config.precision = DType::bf16;
     if (kind == "frozen") config.optimizer.master = MasterFormat::split;
     if (kind == "frozen") config.freeze = {"model.layers.0.*"};
+    if (kind == "int8") config = with_coded_moments(config);
     if (kind == "fp16") {
         config.precision = DType::f16;
         config.batch = {.sequence = 1, .micro_batch = 1, .micro_batches = 2};
@@ -159,7 +160,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"fp32", "off", 3, true, 5}, Case{"fp32", "all", 3, true, 7},
                     Case{"bf16", "auto", 2, true, 11}, Case{"fp16", "all", 1, true, 11},
                     Case{"split", "all", 2, true, 11}, Case{"split", "off", 1, false, 17},
-                    Case{"frozen", "all", 1, true, 17}),
+                    Case{"frozen", "all", 1, true, 17}, Case{"int8", "all", 2, true, 29}),
     [](const auto& one) {
         const Case& c = one.param;
         return std::string(c.kind) + "_speculate_" + c.speculative + "_" + std::to_string(c.paths) +

@@ -4,6 +4,7 @@
 
 #include <numeric>
 #include <set>
+#include <utility>
 
 #include "swap/schedule.h"
 #include "tests/support/simulated_machine.h"
@@ -16,7 +17,7 @@ namespace {
 struct MethodCase {
     const char* name;
     OptimizerConfig optimizer;
-    int64_t state_bytes;  // of an element
+    double state_bytes;  // of an element
 };
 
 void PrintTo(const MethodCase& c, std::ostream* out) { *out << c.name; }
@@ -40,7 +41,10 @@ const MethodCase kMethods[] = {
       .initial_accumulator = 0.1},
      8},
     {"adamw_bf16_moments",
-     {.method = OptimizerMethod::adamw, .lr = 1e-2, .weight_decay = 0.1, .moments = DType::bf16},
+     {.method = OptimizerMethod::adamw,
+      .lr = 1e-2,
+      .weight_decay = 0.1,
+      .moments = MomentType::bf16},
      8},
     {"adamw_split",
      {.method = OptimizerMethod::adamw,
@@ -52,28 +56,61 @@ const MethodCase kMethods[] = {
      {.method = OptimizerMethod::adamw,
       .lr = 1e-2,
       .weight_decay = 0.1,
-      .moments = DType::bf16,
+      .moments = MomentType::bf16,
       .master = MasterFormat::split},
      6},
     {"sgd_split",
      {.method = OptimizerMethod::sgd,
       .lr = 0.3,
-      .moments = DType::bf16,
+      .moments = MomentType::bf16,
       .master = MasterFormat::split},
      2},
     {"lion_split_bf16_moments",
      {.method = OptimizerMethod::lion,
       .lr = 3e-3,
       .beta2 = 0.99,
-      .moments = DType::bf16,
+      .moments = MomentType::bf16,
       .master = MasterFormat::split},
      4},
+};
+
+constexpr double kScale = 4.0 / 256;  // a moment's, of an element
+const MethodCase kCoded[] = {
+    {"adamw_int8",
+     {.method = OptimizerMethod::adamw,
+      .lr = 1e-2,
+      .weight_decay = 0.1,
+      .moments = MomentType::int8},
+     6 + 2 * kScale},
+    {"adam_int8",
+     {.method = OptimizerMethod::adam, .lr = 1e-2, .moments = MomentType::int8},
+     6 + 2 * kScale},
+    {"sgd_int8",
+     {.method = OptimizerMethod::sgd, .lr = 0.1, .momentum = 0.9, .moments = MomentType::int8},
+     5 + kScale},
+    {"lion_int8",
+     {.method = OptimizerMethod::lion, .lr = 3e-3, .beta2 = 0.99, .moments = MomentType::int8},
+     5 + kScale},
+    {"adagrad_int8",
+     {.method = OptimizerMethod::adagrad,
+      .lr = 0.1,
+      .eps = 1e-10,
+      .initial_accumulator = 0.1,
+      .moments = MomentType::int8},
+     5 + kScale},
+    {"adamw_split_int8",
+     {.method = OptimizerMethod::adamw,
+      .lr = 1e-2,
+      .moments = MomentType::int8,
+      .master = MasterFormat::split},
+     4 + 2 * kScale},
 };
 
 class Methods : public testing::TestWithParam<MethodCase> {
 protected:
     static Config with_method(Config config) {
         config.optimizer = GetParam().optimizer;
+        if (config.optimizer.moments == MomentType::int8) config = with_coded_moments(config);
         if (config.optimizer.master == MasterFormat::split) config.precision = DType::bf16;
         config.schedule = {
             .kind = ScheduleKind::wsd, .warmup_steps = 2, .total_steps = 10, .decay_steps = 3};
@@ -124,9 +161,12 @@ TEST(MethodsDiffer, EveryOneHasABitPatternAndARecordOfItsOwn) {
     const TinyData data;
     std::set<uint64_t> hashes;
     std::set<std::string> records;
-    for (const MethodCase& one : kMethods) {
+    std::vector<MethodCase> all(std::begin(kMethods), std::end(kMethods));
+    all.insert(all.end(), std::begin(kCoded), std::end(kCoded));
+    for (const MethodCase& one : all) {
         Config config = tiny_config(data);
         config.optimizer = one.optimizer;
+        if (config.optimizer.moments == MomentType::int8) config = with_coded_moments(config);
         if (config.optimizer.master == MasterFormat::split) config.precision = DType::bf16;
         const auto executor = make_thread_executor();
         const auto engine = Engine::make(config, {.executor = executor.get()});
@@ -134,12 +174,41 @@ TEST(MethodsDiffer, EveryOneHasABitPatternAndARecordOfItsOwn) {
         hashes.insert(engine->state_hash());
         records.insert(engine->numerics_record());
     }
-    EXPECT_EQ(hashes.size(), std::size(kMethods));
-    EXPECT_EQ(records.size(), std::size(kMethods));
+    EXPECT_EQ(hashes.size(), all.size());
+    EXPECT_EQ(records.size(), all.size());
 }
 
 INSTANTIATE_TEST_SUITE_P(all, Methods, testing::ValuesIn(kMethods),
                          [](const auto& one) { return std::string(one.param.name); });
+
+INSTANTIATE_TEST_SUITE_P(coded, Methods, testing::ValuesIn(kCoded),
+                         [](const auto& one) { return std::string(one.param.name); });
+
+// Which tensors are coded decides numbers: the list is part of the record.
+TEST(CodedMoments, OfMoreTensorsAreAnotherRun) {
+    const TinyData data;
+    Config config = with_coded_moments(tiny_config(data));
+    const auto executor = make_thread_executor();
+    const auto outcome = [&](std::vector<std::string> fp32) {
+        config.optimizer.fp32_moments = std::move(fp32);
+        const auto engine = Engine::make(config, {.executor = executor.get()});
+        engine->step();
+        return std::pair(engine->state_hash(), engine->numerics_record());
+    };
+    const auto usual = outcome({"*embed_tokens*"}), none = outcome({}),
+               more = outcome({"*embed*", "*q_proj*"});
+    EXPECT_EQ(std::set({usual.first, none.first, more.first}).size(), 3u);
+    EXPECT_EQ(std::set({usual.second, none.second, more.second}).size(), 3u);
+    const auto where = [&]() -> std::string {
+        try {
+            outcome({"*embed*", "*no_such*"});
+        } catch (const Error& error) {
+            return error.problem().where;
+        }
+        return "accepted";
+    };
+    EXPECT_EQ(where(), "optimizer.fp32_moments[1]");
+}
 
 // The schedule's contradictions are refused before anything is opened.
 TEST(Schedules, ThatContradictThemselvesAreRefusedAtTheStart) {

@@ -60,7 +60,10 @@ void draw_numbers(Lots& lots, Config& config) {
                      OptimizerMethod::sgd, OptimizerMethod::lion, OptimizerMethod::adagrad});
     if (config.optimizer.method == OptimizerMethod::sgd)
         config.optimizer.momentum = lots.one_of({0.0, 0.9});
-    config.optimizer.moments = lots.one_of({DType::f32, DType::bf16});
+    config.optimizer.moments =
+        lots.one_of({MomentType::f32, MomentType::bf16, MomentType::int8, MomentType::int8});
+    if (config.optimizer.moments == MomentType::int8)  // matrices of 4,096 elements and more
+        config.model.hidden = 64, config.model.intermediate = lots.one_of({64, 96});
     if (config.precision == DType::bf16)
         config.optimizer.master = lots.one_of({MasterFormat::fp32, MasterFormat::split});
     config.clip_norm = lots.one_of({0.0, 0.1, 0.98, 1e6});   // never, always, in some steps, never

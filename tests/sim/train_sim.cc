@@ -241,7 +241,7 @@ INSTANTIATE_TEST_SUITE_P(each, EveryFault,
 TEST_F(TrainSim, FaultsWithASplitMasterEndExactOrNamed) {
     const auto small = [](Config config) {
         config.precision = DType::bf16;
-        config.optimizer.moments = DType::bf16;
+        config.optimizer.moments = MomentType::bf16;
         config.optimizer.master = MasterFormat::split;
         return config;
     };

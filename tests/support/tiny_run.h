@@ -59,6 +59,22 @@ inline Config tiny_config_on_nvme(const TinyData& data) {
     return config;
 }
 
+// Wide enough that most matrices can have coded moments; others keep fp32 ones beside them.
+inline Config with_coded_moments(Config config) {
+    config.model = {.hidden = 64,
+                    .layers = 2,
+                    .heads = 2,
+                    .kv_heads = 1,
+                    .head_dim = 32,
+                    .intermediate = 96,
+                    .vocab = 64};
+    config.optimizer.moments = MomentType::int8;
+    if (config.budgets.host_bytes != kUnlimited) config.budgets.host_bytes = 400 * kKiB;
+    if (config.budgets.device_bytes != kUnlimited) config.budgets.device_bytes = 600 * kKiB;
+    if (config.clip_norm > 0) config.clip_norm = 2;
+    return config;
+}
+
 struct TinyOutcome {
     uint64_t hash = 0;
     std::vector<double> losses{};

@@ -18,11 +18,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # A public header (include/ferry/) that does not bear its module's name.
 OWNERS = {"error": "base", "units": "base", "dtype": "base", "device_kind": "base", "executor": "base",
-          "streams": "base", "lease": "swap", "learning_rate": "optim", "team": "topology"}
+          "streams": "base", "lease": "swap", "learning_rate": "optim", "team": "topology", "ferry": "capi"}
 # The contract headers in a module's folder beside <module>.h.
-CONTRACTS = {"base": "checksum files json_reader log philox-inl process_limits random simd_targets text threads words",
+CONTRACTS = {"base": "bugs checksum files json_reader log philox-inl process_limits random simd_targets text threads words",
              "aio": "published_run", "ops": "attention_tiles blas_kernels slow_paths stopwatch timed_ops timed_stream view",
              "model": "huggingface saved_activations", "planner": "recorder request",
+             "checkpoint": "array_file manifest saved steps",
              "cost": "bound drives estimate kernel_times measurements operands operations simulator traffic",
              "swap": "objects schedule store", "data": "tokens", "train": "forecast from_config kernel_profile planning_measurements rehearsal"}
 # Which module may depend on which: the design. base is everybody's. An arrow that CMakeLists.txt
@@ -36,6 +37,8 @@ ALLOWED = {
     "cost": "ops zero model swap config", "planner": "cost config model swap aio zero",
     "train": "planner cost zero data checkpoint optim model comm config swap aio pinned_mem device ops "
              "topology trace",
+    # The C ABI, on top of what an embedder calls.
+    "capi": "train config swap aio pinned_mem optim device topology",
 }
 # Tests are built by the name of their module; what else tests/ holds, by cmake/ferry.cmake, which names it or all of a folder.
 TEST_FOLDERS = ("tests/unit", "tests/contract", "tests/sim", "tests/golden")

@@ -249,5 +249,53 @@ TEST(Layers, of_a_tied_head_that_is_to_be_frozen_the_embedding_is_named) {
     EXPECT_NE(refusal(true, "nothing.*").find("matches no tensor"), std::string::npos);
 }
 
+// What torchao keeps in fp32 (small tensors, and no whole blocks), vectors, and what is named.
+TEST(CodedMoments, are_of_matrices_of_whole_blocks_apart_from_the_others) {
+    Shape shape = small(false);
+    shape.hidden = 64, shape.head_dim = 32, shape.heads = 2, shape.kv_heads = 1;
+    shape.intermediate = 96;
+    const std::vector<std::string> fp32{"*embed_tokens*", "*gate*"};
+    for (const bool decay_norms : {false, true}) {
+        for (const int shards : {1, 3}) {
+            const auto all =
+                layers_of(shape, {}, decay_norms, shards, {.coded = true, .fp32 = fp32});
+            for (const Layer& layer : all) {
+                check_layout(layer);
+                for (const Tensor& t : layer.tensors) {
+                    const bool coded = t.role == Role::query || t.role == Role::output ||
+                                       t.role == Role::up || t.role == Role::down;
+                    EXPECT_EQ(t.fp32_moments, !coded) << t.name;
+                    if (coded) {
+                        EXPECT_EQ(t.offset % kMomentBlock, 0) << t.name;
+                    }
+                    for (const Segment& s : layer.segments) {
+                        if (t.offset >= s.offset && t.offset < s.offset + s.count) {
+                            EXPECT_EQ(t.fp32_moments, s.fp32_moments) << t.name;
+                        }
+                    }
+                }
+            }
+        }
+    }
+    for (const Layer& layer : layers_of(shape, {}, false)) {
+        for (const Tensor& t : layer.tensors) EXPECT_FALSE(t.fp32_moments);
+    }
+}
+
+TEST(CodedMoments, of_a_pattern_that_matches_nothing_are_refused) {
+    const std::vector<std::string> fp32{"*no_such*"};
+    const auto make = [&](bool must_match) {
+        layers_of(small(false), {}, false, 1,
+                  {.coded = true, .fp32 = fp32, .must_match = must_match});
+    };
+    EXPECT_NO_THROW(make(false));
+    try {
+        make(true);
+        ADD_FAILURE() << "accepted";
+    } catch (const Error& error) {
+        EXPECT_EQ(error.problem().where, "optimizer.fp32_moments[0]");
+    }
+}
+
 }  // namespace
 }  // namespace ferry::model

@@ -141,7 +141,7 @@ struct Case {
     bool with_weight = true;
     bool with_m = true;
     bool positive_m = false;  // a sum of squares
-    DType moment_type = DType::f32;
+    MomentType moment_type = MomentType::f32;
     bool split = false;   // the master; the weight is bf16
     int64_t element = 0;  // in the layer, of the first
     StateFormat format() const { return {.moment_type = moment_type, .split = split}; }
@@ -157,6 +157,9 @@ public:
         for (int k = 0; k < 3; ++k) {
             in_.emplace_back(c.count * bytes_of(k), c.offset);
             out_.emplace_back(c.out_of_place ? c.count * bytes_of(k) : 0, c.offset);
+            const int64_t scales = k > 0 ? scale_bytes(c.moment_type, c.count) : 0;
+            scale_in_.emplace_back(scales, round_down(c.offset, 4));
+            scale_out_.emplace_back(c.out_of_place ? scales : 0, round_down(c.offset, 4));
         }
         fill();
     }
@@ -180,6 +183,10 @@ public:
         } else {
             span.p_in = in_[0].floats(), span.p = out(0).floats();
         }
+        if (case_.moment_type == MomentType::int8) {
+            span.m_scale_in = scale_in(1).floats(), span.m_scale = scale_out(1).floats();
+            span.v_scale_in = scale_in(2).floats(), span.v_scale = scale_out(2).floats();
+        }
         if (!case_.with_weight) span.weight = nullptr;
         if (!case_.with_m) span.m_in = span.m = nullptr;
         return span;
@@ -190,9 +197,16 @@ public:
     Bytes& in(int k) { return in_[static_cast<size_t>(k)]; }
     Bytes& out(int k) { return (case_.out_of_place ? out_ : in_)[static_cast<size_t>(k)]; }
 
-    // Of p, m, v after the update.
+    Bytes& scale_in(int k) { return scale_in_[static_cast<size_t>(k)]; }
+    Bytes& scale_out(int k) {
+        return (case_.out_of_place ? scale_out_ : scale_in_)[static_cast<size_t>(k)];
+    }
+
+    // Of p, m, v after the update; of a code what it stands for.
     float value(int k, int64_t i) {
         if (bytes_of(k) == 4) return out(k).get(i);
+        if (bytes_of(k) == 1)
+            return share_of(map(k), out(k).data()[i]) * scale_out(k).get(i / kMomentBlock);
         const uint16_t half = out(k).get_half(i);
         if (k > 0) return from_bf16(half);
         return std::bit_cast<float>(join({weight_.get_half(i), half}));
@@ -202,7 +216,9 @@ public:
         bool good = gradient_.guarded() && weight_.guarded() && weight_in_.guarded();
         for (int k = 0; k < 3; ++k) {
             good = good && in_[static_cast<size_t>(k)].guarded() &&
-                   out_[static_cast<size_t>(k)].guarded();
+                   out_[static_cast<size_t>(k)].guarded() &&
+                   scale_in_[static_cast<size_t>(k)].guarded() &&
+                   scale_out_[static_cast<size_t>(k)].guarded();
         }
         return good;
     }
@@ -210,6 +226,16 @@ public:
 private:
     int64_t bytes_of(int k) const {
         return k == 0 ? case_.format().master_bytes() : size_of(case_.moment_type);
+    }
+
+    Map map(int k) const {
+        return k == 1 && !case_.positive_m ? Map::with_sign : Map::without_sign;
+    }
+
+    // A code of all there are; of a block the scale is its first element's value.
+    void put_code(int k, int64_t i, float value, uint32_t bits) {
+        in(k).data()[i] = static_cast<unsigned char>(bits >> 24 ^ bits >> 8);
+        if (i % kMomentBlock == 0) scale_in(k).put(i / kMomentBlock, std::fabs(value));
     }
 
     void put(int k, int64_t i, float value) {
@@ -226,7 +252,10 @@ private:
                 const auto stream = static_cast<uint32_t>(k);
                 const float value = value_of(case_.fill, random_bits(case_.seed, stream, i));
                 const bool square = k == 2 || (k == 1 && case_.positive_m);
-                put(k, i, square ? std::fabs(value) : value);
+                if (bytes_of(k) == 1)
+                    put_code(k, i, value, random_bits(case_.seed, stream, i));
+                else
+                    put(k, i, square ? std::fabs(value) : value);
             }
             const uint32_t bits = random_bits(case_.seed, 3, i);
             if (case_.gradient_type == DType::f32) {
@@ -244,7 +273,7 @@ private:
 
     Case case_;
     Bytes gradient_, weight_, weight_in_;
-    std::vector<Bytes> in_, out_;
+    std::vector<Bytes> in_, out_, scale_in_, scale_out_;
 };
 
 // Equal bits, or both NaN: payloads differ between processors.
@@ -268,12 +297,19 @@ inline bool same_weight(DType type, const unsigned char* a, const unsigned char*
     return fx != fx && fy != fy;
 }
 
+// Codes are compared as such: several of a block of NaN would stand for the same.
+inline bool same_element(Arrays& a, Arrays& b, int k, int64_t i, const Case& c) {
+    const bool coded = k > 0 && c.moment_type == MomentType::int8;
+    return same_float(a.value(k, i), b.value(k, i)) &&
+           (!coded || a.out(k).data()[i] == b.out(k).data()[i]);
+}
+
 // Empty when both hold the same; else the first difference.
 inline std::string difference(Arrays& got, Arrays& want, const Case& c) {
     for (int64_t i = 0; i < c.count; ++i) {
         for (int k = 0; k < 3; ++k) {
             const float a = got.value(k, i), b = want.value(k, i);
-            if (same_float(a, b)) continue;
+            if (same_element(got, want, k, i, c)) continue;
             char text[160];
             std::snprintf(text, sizeof(text), "element %lld of %c: %a, reference %a",
                           static_cast<long long>(i), "pmv"[k], static_cast<double>(a),

@@ -44,8 +44,11 @@ protected:
     }
 };
 
-const StateFormat kSmaller[] = {
-    {.moment_type = DType::bf16}, {.split = true}, {.moment_type = DType::bf16, .split = true}};
+const StateFormat kSmaller[] = {{.moment_type = MomentType::bf16},
+                                {.split = true},
+                                {.moment_type = MomentType::bf16, .split = true},
+                                {.moment_type = MomentType::int8},
+                                {.moment_type = MomentType::int8, .split = true}};
 
 TEST_P(Targets, every_format_of_the_state) {
     for (const Method method : kMethods) {
@@ -68,8 +71,9 @@ TEST_P(Targets, every_format_of_the_state) {
             }
             for (const DType weight : kTypes) {
                 if (format.split) break;
-                expect_same({.count = 77, .weight_type = weight, .moment_type = DType::bf16},
-                            scalars);
+                expect_same(
+                    {.count = 277, .weight_type = weight, .moment_type = format.moment_type},
+                    scalars);
             }
             for (const bool out_of_place : {false, true}) {
                 for (const int64_t offset : {int64_t{0}, int64_t{4}}) {  // streaming stores or not
@@ -87,13 +91,16 @@ TEST_P(Targets, every_format_of_the_state) {
         }
     }
     Scalars sgd = scalars_of({.method = Method::sgd, .weight_decay = 0.1}, 1, 1);
-    expect_same({.count = 99, .with_m = false, .moment_type = DType::bf16, .split = true}, sgd);
-    expect_same({.count = 99, .with_weight = false, .moment_type = DType::bf16},
-                scalars_for(Method::lion));
+    for (const MomentType type : {MomentType::bf16, MomentType::int8}) {
+        expect_same({.count = 99, .with_m = false, .moment_type = type, .split = true}, sgd);
+        expect_same({.count = 99, .with_weight = false, .moment_type = type},
+                    scalars_for(Method::lion));
+    }
 }
 
 TEST_P(Targets, a_nan_stays_one_in_every_format) {
     for (const StateFormat& format : kSmaller) {
+        if (format.moment_type == MomentType::int8) continue;  // a whole block is
         const Case c{.count = 41, .moment_type = format.moment_type, .split = format.split};
         Arrays got(c), want(c);
         got.gradient().put(20, std::nanf(""));
@@ -104,6 +111,114 @@ TEST_P(Targets, a_nan_stays_one_in_every_format) {
         for (int k = 0; k < 3; ++k) {
             EXPECT_TRUE(std::isnan(got.value(k, 20)));
             EXPECT_TRUE(std::isfinite(got.value(k, 19)) && std::isfinite(got.value(k, 21)));
+        }
+    }
+}
+
+// Tails, borders of blocks, and what a block's values can be.
+TEST_P(Targets, blocks_of_codes) {
+    for (const Method method : kMethods) {
+        for (const int64_t count : {255, 256, 257, 511, 512, 513, 1000, 4096}) {
+            for (const Fill fill : {Fill::ordinary, Fill::edges, Fill::any_finite}) {
+                for (const bool out_of_place : {false, true}) {
+                    expect_same({.count = count,
+                                 .gradient_type = kTypes[count % 3],
+                                 .weight_type = kTypes[count / 3 % 3],
+                                 .fill = fill,
+                                 .seed = static_cast<uint64_t>(count),
+                                 .offset = count % 64,
+                                 .out_of_place = out_of_place,
+                                 .moment_type = MomentType::int8},
+                                scalars_for(method));
+                }
+            }
+        }
+        for (uint64_t seed = 0; seed < 8; ++seed) {
+            expect_same({.count = 1 << 16, .seed = seed, .moment_type = MomentType::int8},
+                        scalars_for(method));
+        }
+    }
+}
+
+// The gradients are the shares themselves: where each code begins, one float before, one after.
+TEST_P(Targets, each_code_begins_where_the_reference_says) {
+    for (const Map map : {Map::with_sign, Map::without_sign}) {
+        std::vector<float> gradients{1};  // the scale of its block
+        for (int code = 1; code < 256; ++code) {
+            const float down = share_of(map, static_cast<uint8_t>(code - 1)),
+                        middle = down + (share_of(map, static_cast<uint8_t>(code)) - down) / 2;
+            const bool squared = map == Map::without_sign;
+            float g = squared ? std::sqrt(middle) : middle;
+            for (int i = 0; i < 8; ++i) g = std::nextafter(g, -1.0f);
+            for (int i = 0; i < 16; ++i, g = std::nextafter(g, 2.0f)) {
+                if (gradients.size() % kMomentBlock == 0) gradients.push_back(1);
+                gradients.push_back(g);
+            }
+        }
+        const auto count = static_cast<int64_t>(gradients.size());
+        const bool v = map == Map::without_sign;
+        // m' = g, or v' = g * g
+        const Scalars scalars = scalars_of(
+            v ? Hyper{.beta1 = 0, .beta2 = 0} : Hyper{.method = Method::sgd, .momentum = 0.5}, 1,
+            1);
+        const Case c{.count = count, .moment_type = MomentType::int8};
+        Arrays got(c), want(c);
+        for (Arrays* arrays : {&got, &want}) {
+            std::memcpy(arrays->gradient().data(), gradients.data(), gradients.size() * 4);
+            for (const int k : {1, 2}) {
+                std::memset(arrays->in(k).data(), k == 1 ? 127 : 0, gradients.size());
+                std::memset(arrays->scale_in(k).data(), 0,
+                            static_cast<size_t>(arrays->scale_in(k).size()));
+            }
+        }
+        update(got.span(), scalars);
+        update_reference(want.span(), scalars);
+        EXPECT_EQ(difference(got, want, c), "");
+        std::set<int> codes;
+        const unsigned char* found = want.out(v ? 2 : 1).data();
+        for (int64_t i = 0; i < count; ++i) codes.insert(found[i]);
+        EXPECT_EQ(codes.size(), 256u);
+    }
+}
+
+TEST_P(Targets, a_block_of_zeros_stays_one) {
+    for (const Method method : kMethods) {
+        Case c{.count = 600, .moment_type = MomentType::int8};
+        c.positive_m = method == Method::adagrad;
+        Arrays arrays(c);
+        std::memset(arrays.gradient().data(), 0, 600 * 4);
+        std::memset(arrays.in(0).data(), 0, 600 * 4);  // of which decay may make a gradient
+        const int zero = c.positive_m ? 0 : 127;
+        std::memset(arrays.in(1).data(), zero, 600);
+        std::memset(arrays.in(2).data(), 0, 600);
+        for (int repeat = 0; repeat < 2; ++repeat) update(arrays.span(), scalars_for(method, 0));
+        for (int k = 1; k <= moments_of(method); ++k) {
+            for (int64_t i = 0; i < 600; ++i) ASSERT_EQ(arrays.value(k, i), 0.0f) << k;
+            for (int64_t block = 0; block < 3; ++block)
+                EXPECT_EQ(arrays.scale_out(k).get(block), 1e-12f);
+        }
+        EXPECT_TRUE(arrays.guarded());
+    }
+}
+
+TEST_P(Targets, what_is_not_finite_makes_its_block_nan_and_no_other) {
+    for (const Method method : kMethods) {
+        for (const float bad : {std::nanf(""), INFINITY, -INFINITY}) {
+            for (const int64_t at : {300, 520}) {  // in a whole block, in the tail
+                Case c{.count = 600, .moment_type = MomentType::int8};
+                c.positive_m = method == Method::adagrad;
+                Arrays got(c), want(c);
+                got.gradient().put(at, bad);
+                want.gradient().put(at, bad);
+                update(got.span(), scalars_for(method));
+                update_reference(want.span(), scalars_for(method));
+                EXPECT_EQ(difference(got, want, c), "") << name_of(method);
+                for (int k = 1; k <= moments_of(method); ++k) {
+                    for (int64_t i = 0; i < 600; ++i) {
+                        ASSERT_EQ(std::isnan(got.value(k, i)), i / 256 == at / 256);
+                    }
+                }
+            }
         }
     }
 }

@@ -51,7 +51,7 @@ TEST(Update, is_independent_of_threads_and_pieces) {
 // The formats of the state: pieces, threads and in place or not are the same bits too.
 TEST(Update, of_every_format_is_independent_of_threads_and_pieces) {
     for (const Method method : kMethods) {
-        for (const DType moment_type : {DType::f32, DType::bf16}) {
+        for (const MomentType moment_type : {MomentType::f32, MomentType::bf16, MomentType::int8}) {
             for (const bool out_of_place : {false, true}) {
                 const Case c{.count = 200033,
                              .gradient_type = DType::bf16,
@@ -69,8 +69,9 @@ TEST(Update, of_every_format_is_independent_of_threads_and_pieces) {
                 Arrays got(c), pieces(c);
                 update(team, got.span(), scalars);
                 EXPECT_EQ(difference(got, want, c), "") << name_of(method);
-                for (int64_t begin = 0, length = 32; begin < c.count;
-                     begin += length, length = length * 3 + 32)
+                const int64_t unit = moment_type == MomentType::int8 ? kMomentBlock : 32;
+                for (int64_t begin = 0, length = unit; begin < c.count;
+                     begin += length, length = length * 3 + unit)
                     update(part_of(pieces.span(), begin, std::min(length, c.count - begin)),
                            scalars);
                 EXPECT_EQ(difference(pieces, want, c), "") << name_of(method) << " in pieces";
@@ -105,7 +106,7 @@ TEST(Noise, rounds_to_a_neighbour_and_is_right_on_average) {
     const Scalars sgd = scalars_of({.method = Method::sgd, .momentum = 0.5, .seed = 9}, 1, 1);
     update({.count = kCount,
             .gradient = g.data(),
-            .moment_type = DType::bf16,
+            .moment_type = MomentType::bf16,
             .p_in = p.data(),
             .m_in = m.data(),
             .p = p.data(),
@@ -122,7 +123,7 @@ TEST(Noise, rounds_to_a_neighbour_and_is_right_on_average) {
     std::fill(m.begin(), m.end(), uint16_t{0});
     update({.count = kCount,
             .gradient = g.data(),
-            .moment_type = DType::bf16,
+            .moment_type = MomentType::bf16,
             .p_in = p.data(),
             .m_in = m.data(),
             .p = p.data(),
@@ -307,7 +308,7 @@ TEST(UpdateDeathTest, refuses_half_overlapping_and_missing_arrays) {
     span.v_in = nullptr;
     EXPECT_DEATH(update(span, scalars), "adamw");
     span.v_in = span.v = c.data();
-    span.moment_type = DType::bf16;
+    span.moment_type = MomentType::bf16;
     span.element = 16;
     EXPECT_DEATH(update(span, scalars), "16");
     span.element = 0;

@@ -77,7 +77,7 @@ Plan plan_by(const PlanRequest& request, const cost::Measurements& machine) {
 TEST(Chunks, NeverStraddleASegmentAndCoverEveryElementOnce) {
     const auto layers = three_blocks();
     std::vector<LayerPlan> plans(layers.size());
-    const std::vector<Chunk> chunks = cut_chunks(layers, 65536, {}, plans);
+    const std::vector<Chunk> chunks = cut_chunks(layers, 65536, {}, {}, plans);
     for (size_t l = 0; l < layers.size(); ++l) {
         int64_t next = 0;
         for (int64_t c = plans[l].first_chunk; c < plans[l].first_chunk + plans[l].chunks; ++c) {
@@ -248,7 +248,7 @@ TEST(Plan, StaysWithinEveryBudgetAndSpendsIt) {
         int64_t smallest_stored = kUnlimited;
         for (const Chunk& chunk : plan.chunks) {
             if (plan.objects[chunk.state].home == swap::Tier::nvme) {
-                smallest_stored = std::min(smallest_stored, plan.state_bytes(chunk));
+                smallest_stored = std::min(smallest_stored, state_bytes(chunk));
             }
         }
         EXPECT_TRUE(smallest_stored == kUnlimited || plan.host_bytes + smallest_stored > host)
@@ -444,9 +444,9 @@ TEST(Plan, TakesStateAsTheOptimizerKeepsIt) {
         {{.moments = 0}, 4},
         {{.moments = 1}, 8},
         {{.moments = 2}, 12},
-        {{.moments = 2, .moment_type = DType::bf16}, 8},
+        {{.moments = 2, .moment_type = MomentType::bf16}, 8},
         {{.moments = 2, .split = true}, 10},
-        {{.moments = 1, .moment_type = DType::bf16, .split = true}, 4},
+        {{.moments = 1, .moment_type = MomentType::bf16, .split = true}, 4},
         {{.moments = 0, .split = true}, 2}};
     for (const auto& [format, element_bytes] : formats) {
         for (const PlanRequest& request : {in_memory, stored}) {
@@ -465,6 +465,37 @@ TEST(Plan, TakesStateAsTheOptimizerKeepsIt) {
     EXPECT_GE(plans(in_memory, {}).host_bytes - plans(in_memory, {.split = true}).host_bytes,
               saved);
     EXPECT_GE(plans(stored, {}).nvme_bytes - plans(stored, {.split = true}).nvme_bytes, saved);
+}
+
+// Segments of fp32 moments are cut into chunks of fewer elements, which take the others' slots; the
+// scales of a chunk lie with its codes.
+TEST(Plan, CutsFp32MomentsBesideCodedOnesIntoSmallerChunks) {
+    const std::vector<std::string> fp32{"*embed*", "*gate*"};
+    const model::Shape shape{.hidden = 256,
+                             .layers = 2,
+                             .heads = 2,
+                             .kv_heads = 2,
+                             .head_dim = 128,
+                             .intermediate = 512,
+                             .vocab = 512};
+    const auto layers = model::layers_of(shape, {}, false, 1, {.coded = true, .fp32 = fp32});
+    const StateFormat coded{.moment_type = MomentType::int8};
+    const int64_t most = 65536;
+    std::vector<LayerPlan> plans(layers.size());
+    int64_t fp32_elements = 0, coded_elements = 0;
+    for (const Chunk& chunk : cut_chunks(layers, most, coded, {}, plans)) {
+        const bool is_coded = chunk.format.moment_type == MomentType::int8;
+        (is_coded ? coded_elements : fp32_elements) += chunk.count;
+        EXPECT_EQ(chunk.count % 4096, 0);
+        EXPECT_LE(chunk.count, is_coded ? most : most / 2);
+        EXPECT_LE(chunk.format.bytes(chunk.count), coded.bytes(most));
+        EXPECT_EQ(chunk.format.bytes(chunk.count),
+                  is_coded ? chunk.count * 6 + 2 * chunk.count / 256 * 4 : chunk.count * 12);
+    }
+    EXPECT_GE(coded_elements, 2 * (4 * 256 * 256 + 2 * 256 * 512) + 256 * 512);
+    EXPECT_GE(fp32_elements, 2 * 256 * 512 + 256 * 512);
+    EXPECT_EQ(largest_state_bytes(most, coded), coded.bytes(most));
+    EXPECT_EQ(largest_state_bytes(4096, coded), 4096 * 12) << "a leaf is the least";
 }
 
 // The weight is half of a version: what is speculative has two places for it, and what has none is

@@ -83,7 +83,7 @@ protected:
         std::vector<LayerPlan> plans(layers_.size());
         const zero::Partition alone;
         const std::vector<Chunk> chunks =
-            cut_chunks(layers_, request_.swap.chunk_elements.value(), alone, plans);
+            cut_chunks(layers_, request_.swap.chunk_elements.value(), {}, alone, plans);
         const std::vector<AccumulatorSpill> spills =
             cut_spills(layers_, request_.swap.chunk_elements.value(), plans);
         const Workload work{

@@ -42,7 +42,7 @@ TEST(Updates, AreTimedOnThePlansBuffersWhereNoMemoryIsLeft) {
             planner::Plan plan =
                 plan_of_one_chunk({.split = split}, split ? DType::bf16 : DType::f32);
             plan.chunk_elements = elements;
-            const int64_t bytes = elements * (plan.state.element_bytes() + size_of(plan.compute));
+            const int64_t bytes = plan.state.bytes(elements) + elements * size_of(plan.compute);
             std::vector<std::byte> memory(static_cast<size_t>(bytes + 4096), std::byte{0});
             const auto buffers = std::span(memory).first(static_cast<size_t>(bytes));
             expect_plausible(rates(plan, 0, buffers));

@@ -62,7 +62,7 @@ planner::Plan plan_of(const Case& of) {
 const std::vector<Case> kCases{
     {},
     {.tied = true, .groups = 2, .on_nvme = 0.5},
-    {.state = {.moment_type = DType::bf16, .split = true}, .on_nvme = 1},
+    {.state = {.moment_type = MomentType::bf16, .split = true}, .on_nvme = 1},
     {.tied = true, .on_device = 1},
     {.stage = 0, .ranks = 2},
     {.tied = true, .groups = 2, .stage = 1, .ranks = 3},
@@ -109,8 +109,8 @@ int64_t bytes_of(Content content, Op op, const Work& work) {
         case Content::leaves:
             return work.elements / 4096 * 4;
         case Content::state:
-            return work.elements *
-                   (op == Op::recast ? work.state.master_bytes() : work.state.element_bytes());
+            return op == Op::recast ? work.elements * work.state.master_bytes()
+                                    : work.state.bytes(work.elements);
         case Content::weight:
             return work.elements * size_of(work.compute);
         case Content::bytes:

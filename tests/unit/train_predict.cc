@@ -221,19 +221,20 @@ TEST(Bound, CountsNoMoreComputationThanAnyPlan) {
     }
 }
 
-// bf16 moments: 4 + 2 + 2 B of state instead of 12; a split master: 2 + 4 + 4 B, and the weight is
-// read too.
+// bf16 moments: 4 + 2 + 2 B of state instead of 12, of int8 4 + 1 + 1 and the scales; a split
+// master: 2 + 4 + 4 B, and the weight is read too.
 TEST(CostModel, AnUpdateMovesTheStateAsItIsKept) {
     planner::Plan plan = one_chunk();
     const Task update{.lane = Lane::team, .op = static_cast<uint8_t>(Op::update), .item = 0};
     const auto bytes_each = [&](const StateFormat& state) {
-        plan.state = state;
+        plan.chunks[0].format = state;
         return costs(plan, kMachine)(update).seconds * 1e10 / 8192;
     };
-    EXPECT_NEAR(bytes_each({.moment_type = DType::bf16}), 2 * 8 + 4, 1e-9);
+    EXPECT_NEAR(bytes_each({.moment_type = MomentType::bf16}), 2 * 8 + 4, 1e-9);
     EXPECT_NEAR(bytes_each({.split = true}), 2 * 10 + 6, 1e-9);
-    EXPECT_NEAR(bytes_each({.moment_type = DType::bf16, .split = true}), 2 * 6 + 6, 1e-9);
+    EXPECT_NEAR(bytes_each({.moment_type = MomentType::bf16, .split = true}), 2 * 6 + 6, 1e-9);
     EXPECT_NEAR(bytes_each({.moments = 0, .split = true}), 2 * 2 + 6, 1e-9);
+    EXPECT_NEAR(bytes_each({.moment_type = MomentType::int8}), 2 * (6 + 2 * 4.0 / 256) + 4, 1e-9);
 }
 
 TEST(CostModel, TheHostsCoresAreSharedWhereItComputes) {

@@ -58,9 +58,12 @@ struct Buffers {
         for (int k = 0; k < state_arrays(what); ++k) {
             state.emplace_back(what.count * 4, 0x3a83126fu, team);
         }
+        for (int k = 0; k < 2; ++k)
+            scales.emplace_back(scale_bytes(MomentType::int8, what.count), 0x3a83126fu, team);
     }
     Array gradient, weight;
     std::vector<Array> state{};
+    std::vector<Array> scales{};  // of coded m and v
 };
 
 using Work = std::function<void()>;
@@ -164,6 +167,10 @@ private:
                          .v = s[to + 2].floats(),
                          .weight = buffers_.weight.halves(),
                          .weight_type = what_.weight_type};
+        if (format.moment_type == MomentType::int8) {
+            span.m_scale_in = span.m_scale = buffers_.scales[0].floats();
+            span.v_scale_in = span.v_scale = buffers_.scales[1].floats();
+        }
         if (!format.split) return span;
         span.p_in = span.p = nullptr;
         span.weight_in = buffers_.weight.halves();
@@ -175,8 +182,9 @@ private:
     // Bytes the update itself has to move.
     double of_triad(const Row& row, DType gradient, const StateFormat& format) const {
         const int64_t weights = format.split ? 4 : 2;
-        const int64_t bytes = 2 * format.element_bytes() + size_of(gradient) + weights;
-        return static_cast<double>(bytes) / row.value * 1e9 / triad_bytes_per_second_;
+        const double bytes =
+            2 * format.element_bytes() + static_cast<double>(size_of(gradient) + weights);
+        return bytes / row.value * 1e9 / triad_bytes_per_second_;
     }
 
     std::string name(const std::string& what, DType gradient) const {
@@ -238,7 +246,8 @@ private:
             {.lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1}, 100, 0.9);
         const optim::Span s = span(gradient, false, format);
         std::string what = "adamw in place";
-        if (format.moment_type == DType::bf16) what += ", bf16 moments";
+        if (format.moment_type != MomentType::f32)
+            what += ", " + std::string(name_of(format.moment_type)) + " moments";
         if (format.split) what += ", split master";
         Row row = compare(
             name(what, gradient), [&] { optim::update(team_, s, scalars); }, {}, what_.pairs,

@@ -31,7 +31,8 @@ struct AdamOptions {
     bool in_place_only = false, json = false;
 };
 
-const std::vector<std::string> kAllFormats{"bf16-moments", "split", "split-bf16-moments"};
+const std::vector<std::string> kAllFormats{"bf16-moments", "int8-moments", "split",
+                                           "split-bf16-moments", "split-int8-moments"};
 const std::vector<std::string> kAllMethods{"adamw", "adam", "sgd", "lion", "adagrad"};
 
 // Words of a list, "all" standing for every one of them.
@@ -112,7 +113,8 @@ AdamBench bench_of(const AdamOptions& options) {
     }
     for (const std::string& name : expand(options.formats, kAllFormats, "--format")) {
         StateFormat& format = what.formats.emplace_back();
-        if (name.ends_with("bf16-moments")) format.moment_type = DType::bf16;
+        if (name.ends_with("bf16-moments")) format.moment_type = MomentType::bf16;
+        if (name.ends_with("int8-moments")) format.moment_type = MomentType::int8;
         format.split = name.starts_with("split");
         if (!format.split || what.weight_type == DType::bf16) continue;
         throw Error(Trouble::usage, {.what = "a split master has bf16 weights",
@@ -177,9 +179,10 @@ void add_adam_bench(CLI::App& bench) {
         ->capture_default_str();
     command->add_option("--method", options->methods,
                         "besides adamw: adam, sgd, lion, adagrad or all; without a loop by hand");
-    command->add_option("--format", options->formats,
-                        "how the state is kept besides fp32: bf16-moments, split, "
-                        "split-bf16-moments or all; without a loop by hand");
+    command->add_option(
+        "--format", options->formats,
+        "how the state is kept besides fp32: bf16-moments, int8-moments, "
+        "split, split-bf16-moments, split-int8-moments or all; without a loop by hand");
     command->add_option("--target", options->targets,
                         "SIMD targets besides the best: a name of Highway's, or all");
     command->add_option("--pairs", options->pairs, "measurements of each side, in turns")

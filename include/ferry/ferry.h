@@ -1,0 +1,440 @@
+// ferry for programs in C, and in any language that can call C: libferry.so. docs/embedding.md
+// leads through it, examples/embed.c is a program.
+//
+// Handles are tickets, not addresses: what is closed, of another kind or never was one is an error
+// (FERRY_BAD_HANDLE). A handle that was not closed when the process ends leaves its files behind;
+// the next program that opens the path removes them. After fork() the child has no handles.
+//
+// Threads: any thread may call. Calls on one handle wait for each other, but those on a team run at
+// the same time. A call that waits for storage keeps its handle that long.
+//
+// Structures begin with their size, by which a library and a program of different versions
+// understand each other: FERRY_INIT(x) sets it and clears the rest. A 0 or NULL is the default.
+// What a call fills in is a structure with its size set as well.
+//
+// Errors: a status, and a text for ferry_last_error(). What a failed call was to fill in is as it
+// was before. No exception leaves the library, and it writes to no stream unless asked to
+// (ferry_log_to_stderr). Text is UTF-8; what is passed in is copied, and what is passed out is the
+// library's, valid as long as its function says.
+//
+// Bugs in ferry: found on the calling thread, the call returns FERRY_INTERNAL and its handle is
+// poisoned: all calls return FERRY_POISONED from then on, but for its close, which then leaves its
+// memory and files alone. Found on a thread of ferry's own, or where it cleans up after itself, the
+// process ends by abort(), with the text on the log first.
+// NOLINTBEGIN: it is C.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__GNUC__)
+#define FERRY_API __attribute__((visibility("default")))
+#else
+#define FERRY_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define FERRY_INIT(object) \
+    (memset(&(object), 0, sizeof(object)), (void)((object).size = sizeof(object)))
+
+// ---------------------------------------------------------------- status and version
+
+typedef int32_t ferry_status;
+enum {
+    FERRY_OK = 0,
+    FERRY_INTERNAL = 1,      // a bug in ferry; the handle is poisoned
+    FERRY_USAGE = 2,         // an argument, a configuration or the order of calls
+    FERRY_DOES_NOT_FIT = 3,  // a budget is too small for what was asked
+    FERRY_IO = 4,            // storage failed, or bytes came back wrong
+    FERRY_DIVERGED = 5,      // NaN or Inf in loss or gradient
+    FERRY_RANK_LOST = 6,     // another rank ended, or did not take part in time
+    FERRY_BAD_HANDLE = 7,    // NULL, closed, of another kind, or of the process before fork()
+    FERRY_POISONED = 8,      // a bug was found in an earlier call on this handle
+    FERRY_NO_MEMORY = 9,     // the library found no memory; nothing happened
+    FERRY_AGAIN = 10,        // not now: nothing has finished, or no room; no error text
+    FERRY_CANCELLED = 11     // of a transfer: it was cancelled before it began
+};
+
+// "0.1.0". Never fails; the text is constant.
+FERRY_API const char* ferry_version(void);
+// Grows by one whenever a function or a field is added. What there is stays: 1.
+FERRY_API int32_t ferry_abi_version(void);
+// "usage", "io", ...; "unknown" for what is no status. The text is constant.
+FERRY_API const char* ferry_status_name(ferry_status status);
+// Why the last call that failed on this thread did: what, where, the measured value, the limit and
+// what to do, one a line. Valid until the next call that fails on this thread; never NULL.
+FERRY_API const char* ferry_last_error(void);
+
+// ---------------------------------------------------------------- log
+
+enum { FERRY_LOG_DEBUG = 0, FERRY_LOG_INFO = 1, FERRY_LOG_WARN = 2, FERRY_LOG_BUG = 3 };
+// `text` is one message without a newline at its end, valid during the call. Called on any thread,
+// also one of ferry's own, one call at a time. It must not call ferry, throw or wait.
+typedef void (*ferry_log_callback)(void* context, int32_t level, const char* text);
+// From now on lines of this level and above go to `callback`; NULL: nowhere, as at the start. No
+// call of the one before is under way any more when this returns. USAGE: no such level.
+FERRY_API ferry_status ferry_log_to(ferry_log_callback callback, void* context, int32_t level);
+// The same, to standard error.
+FERRY_API ferry_status ferry_log_to_stderr(int32_t level);
+
+// ---------------------------------------------------------------- aio: slots of files
+
+typedef struct ferry_aio ferry_aio;
+
+// An element of an array whose elements all have the size that the first one states.
+typedef struct ferry_path {
+    size_t size;
+    const char* path;      // a directory; with raw_device a block device
+    int64_t size_bytes;    // at most this much of it; 0: what is needed
+    double bytes_per_s;    // sustained; 0: measured, where there are several paths
+    double endurance_tbw;  // terabytes that the drive is rated for; 0: unknown
+    int32_t raw_device;    // 1: what the device holds may be destroyed
+} ferry_path;
+
+typedef struct ferry_slot_class {
+    size_t size;
+    const char* name;    // for messages; NULL: "slots"
+    int64_t slot_bytes;  // rounded up to the alignment
+    int64_t slots;       // over all paths
+} ferry_slot_class;
+
+enum { FERRY_BACKEND_AUTO = 0, FERRY_BACKEND_URING = 1, FERRY_BACKEND_POSIX = 2 };
+
+typedef struct ferry_aio_options {
+    size_t size;
+    const ferry_path* paths;
+    size_t path_count;
+    const ferry_slot_class* classes;
+    size_t class_count;
+    int64_t block_bytes;     // a transfer at most; 0: 1 MiB
+    int32_t backend;         // FERRY_BACKEND_*
+    int32_t queue_depth;     // transfers in flight, a ring; 0: 32
+    int32_t operations_max;  // submitted and not yet polled; 0: 256
+    int32_t rings;           // a path; 0: 1
+    int32_t buffered;        // 1: through the page cache, no O_DIRECT
+    int32_t no_layout;       // 1: slots are not filled at open, the first writes cost more
+} ferry_aio_options;
+
+// Opens, and lays the slots out: it writes all of them once, unless no_layout. Waits for that.
+// Files of an ended process at these paths are removed. USAGE, DOES_NOT_FIT, IO.
+FERRY_API ferry_status ferry_aio_open(const ferry_aio_options* options, ferry_aio** aio);
+// Cancels what has not begun, waits for the rest, removes the files. Buffers of transfers are
+// ferry's until it returns.
+FERRY_API ferry_status ferry_aio_close(ferry_aio* aio);
+// Buffers, offsets and byte counts are multiples of it: at least 4096.
+FERRY_API ferry_status ferry_aio_alignment(ferry_aio* aio, int64_t* bytes);
+FERRY_API ferry_status ferry_aio_slot_bytes(ferry_aio* aio, int32_t slot_class, int64_t* bytes);
+// A free slot of a class, by its index in options.classes; its contents are undefined. AGAIN: none
+// is free.
+FERRY_API ferry_status ferry_aio_allocate(ferry_aio* aio, int32_t slot_class, uint32_t* slot);
+// USAGE: it is not allocated, or a transfer of it has not been polled.
+FERRY_API ferry_status ferry_aio_free(ferry_aio* aio, uint32_t slot);
+
+enum { FERRY_NORMAL = 0, FERRY_URGENT = 1, FERRY_BACKGROUND = 2 };
+// Submits a transfer of bytes [offset, offset + bytes) of a slot, and returns without waiting. The
+// buffer is ferry's until the transfer was polled. Transfers that touch the same bytes, one of them
+// writing, run in the order of submission; nothing else is ordered. `tag` comes back with it.
+// AGAIN: operations_max are under way, poll first.
+FERRY_API ferry_status ferry_aio_read(ferry_aio* aio, uint32_t slot, int64_t offset, void* buffer,
+                                      int64_t bytes, int32_t priority, uint64_t tag);
+FERRY_API ferry_status ferry_aio_write(ferry_aio* aio, uint32_t slot, int64_t offset,
+                                       const void* buffer, int64_t bytes, int32_t priority,
+                                       uint64_t tag);
+
+typedef struct ferry_completion {
+    size_t size;
+    uint64_t tag;
+    int64_t bytes;   // moved: all of them with FERRY_OK
+    double seconds;  // from submission to the last byte
+    uint32_t slot;
+    ferry_status status;  // FERRY_OK, FERRY_IO (ferry_last_error() says why) or FERRY_CANCELLED
+    int32_t error;        // errno, with FERRY_IO
+    int32_t reserved;
+} ferry_completion;
+
+// The next transfer that has ended, whichever way. AGAIN: none has.
+FERRY_API ferry_status ferry_aio_poll(ferry_aio* aio, ferry_completion* completion);
+// The same, waiting for one that long; below 0: without end. AGAIN: the time is over, or nothing is
+// under way.
+FERRY_API ferry_status ferry_aio_wait(ferry_aio* aio, int64_t timeout_ms,
+                                      ferry_completion* completion);
+// What has not begun ends as FERRY_CANCELLED. All transfers are still to be polled.
+FERRY_API ferry_status ferry_aio_cancel(ferry_aio* aio);
+FERRY_API ferry_status ferry_aio_in_flight(ferry_aio* aio, int32_t* transfers);
+// Waits until all that was written and polled is on stable storage. IO, for that file for good.
+FERRY_API ferry_status ferry_aio_flush(ferry_aio* aio);
+
+typedef struct ferry_path_stats {
+    size_t size;
+    int64_t bytes_read, bytes_written;  // by transfers of the caller
+    int64_t bytes_overhead;             // written besides: layout, headers, what was repeated
+    int64_t reads, writes, retries, errors;
+    double read_bytes_per_s, write_bytes_per_s;  // sustained estimate
+    double endurance_used;                       // of endurance_tbw; 0: unknown
+} ferry_path_stats;
+// Of the n-th of options.paths.
+FERRY_API ferry_status ferry_aio_stats(ferry_aio* aio, size_t path, ferry_path_stats* stats);
+
+// ---------------------------------------------------------------- pinned memory
+
+typedef struct ferry_pool ferry_pool;
+enum { FERRY_DEVICE_CPU = 0, FERRY_DEVICE_CUDA = 1 };
+
+typedef struct ferry_pool_options {
+    size_t size;
+    int64_t budget_bytes;  // of all that is reserved
+    int32_t threads;       // that touch pages; 0: a thread a core
+    int32_t lock_for;  // FERRY_DEVICE_CUDA: page-locked for the GPU; FERRY_DEVICE_CPU: not locked
+    int32_t gpu;       // of the visible ones, for FERRY_DEVICE_CUDA
+} ferry_pool_options;
+
+// With FERRY_DEVICE_CUDA this opens the GPU's context. USAGE, DOES_NOT_FIT.
+FERRY_API ferry_status ferry_pool_create(const ferry_pool_options* options, ferry_pool** pool);
+// All of its memory ends with it: nothing may use it any more.
+FERRY_API ferry_status ferry_pool_destroy(ferry_pool* pool);
+// Zeroed memory on huge pages where there are any, aligned to 2 MiB, every page touched, until the
+// pool is destroyed. `name` is for messages. DOES_NOT_FIT: budget, machine or page locks.
+FERRY_API ferry_status ferry_pool_reserve(ferry_pool* pool, const char* name, int64_t bytes,
+                                          void** memory);
+// Nothing is reserved from now on: a later ferry_pool_reserve is refused with USAGE.
+FERRY_API ferry_status ferry_pool_seal(ferry_pool* pool);
+FERRY_API ferry_status ferry_pool_reserved_bytes(ferry_pool* pool, int64_t* bytes);
+
+// ---------------------------------------------------------------- the tiered store
+
+// Objects of any sizes, at home in host memory or on NVMe. Those on NVMe are in one of a fixed
+// number of buffers while they are leased, and stay there until the buffer is needed.
+typedef struct ferry_store ferry_store;
+
+typedef struct ferry_store_options {
+    size_t size;
+    const ferry_path* paths;  // NVMe; none: all objects are at home in host memory
+    size_t path_count;
+    int64_t host_bytes;     // host memory that the store takes at most, buffers included
+    int64_t buffers;        // 0: as many as host_bytes has room for, at most one an object
+    int64_t spare_buffers;  // of them kept free ahead of need; 0: a quarter
+    int32_t threads;        // that hash and touch pages; 0: a thread a core
+    int32_t lock_for;       // FERRY_DEVICE_CUDA: buffers and objects are page-locked for the GPU
+    int32_t gpu;
+    int32_t backend;      // FERRY_BACKEND_*
+    int32_t queue_depth;  // 0: 32
+    int32_t no_verify;    // 1: what is read is not held against its checksum
+} ferry_store_options;
+
+enum { FERRY_HOST = 0, FERRY_NVME = 1 };
+enum {
+    FERRY_READ = 0,      // several at a time; the bytes are not to be changed
+    FERRY_WRITE = 1,     // alone; the bytes are as they were
+    FERRY_OVERWRITE = 2  // alone; the bytes are anything, all of them are to be written
+};
+
+// Takes nothing yet. USAGE.
+FERRY_API ferry_status ferry_store_create(const ferry_store_options* options, ferry_store** store);
+// An object of so many bytes, until ferry_store_open: objects are numbered from 0. USAGE.
+FERRY_API ferry_status ferry_store_register(ferry_store* store, int64_t bytes, int32_t home,
+                                            uint32_t* object);
+// Takes the memory and the files for what was registered. Waits for their layout. Afterwards only
+// errors allocate. DOES_NOT_FIT, with the budget that would do; IO. After an error it may be called
+// again. Objects in host memory are zero, those on NVMe are to be overwritten first.
+FERRY_API ferry_status ferry_store_open(ferry_store* store);
+// Waits for what is under way, and removes the files: objects end with their store. USAGE: a lease
+// was not released.
+FERRY_API ferry_status ferry_store_destroy(ferry_store* store);
+// A lease of an object: `bytes` (all of the object, aligned to 64, on NVMe to 4096) are the
+// caller's until it is released, on any thread. Waits for storage where they are not there yet.
+//   IO            the read failed, or its bytes are wrong: nothing is leased, another acquire reads
+//                 again. Or an earlier write of this object failed: until overwritten or reverted
+//   USAGE         no such object; leased, and one of both leases does not read; never written
+//   DOES_NOT_FIT  every buffer is held by a lease
+FERRY_API ferry_status ferry_store_acquire(ferry_store* store, uint32_t object, int32_t access,
+                                           uint64_t* lease, void** bytes);
+// Never waits for storage. What its write runs into is heard from flush, check and the object's
+// next acquire. USAGE: it is no lease, or was released before.
+FERRY_API ferry_status ferry_store_release(ferry_store* store, uint64_t lease);
+// A hint: reads what is likely to be leased soon, the first first, as far as there is room. Never
+// waits.
+FERRY_API ferry_status ferry_store_prefetch(ferry_store* store, const uint32_t* objects,
+                                            size_t count);
+// Writes all that was changed, but for what is leased for writing, and waits for it. IO.
+FERRY_API ferry_status ferry_store_flush(ferry_store* store);
+// IO: the first failed write that was neither overwritten nor reverted. Never waits.
+FERRY_API ferry_status ferry_store_check(ferry_store* store);
+// After a failed write: the object has the contents before again. USAGE: there are none, or it is
+// leased.
+FERRY_API ferry_status ferry_store_revert(ferry_store* store, uint32_t object);
+
+typedef struct ferry_store_stats {
+    size_t size;
+    int64_t acquired;       // leases
+    int64_t hits;           // of them without I/O and without a wait
+    int64_t reads, writes;  // begun, of whole objects
+    int64_t leased;         // now
+    int64_t buffers;        // that there are
+    int64_t host_bytes;     // taken
+    int64_t nvme_bytes;     // of slots
+} ferry_store_stats;
+FERRY_API ferry_status ferry_store_get_stats(ferry_store* store, ferry_store_stats* stats);
+
+// ---------------------------------------------------------------- optimizers on arrays
+
+// The arithmetic of include/ferry/optim.h and docs/numerics.md: the same bits with any thread
+// count, length and alignment, and on a GPU.
+
+// Threads for the calls below. Several calls may use one team at a time.
+typedef struct ferry_team ferry_team;
+// 0 threads: a thread a core. USAGE: below 0 or above 4096.
+FERRY_API ferry_status ferry_team_create(int32_t threads, ferry_team** team);
+FERRY_API ferry_status ferry_team_destroy(ferry_team* team);
+
+enum { FERRY_ADAMW = 0, FERRY_ADAM = 1, FERRY_SGD = 2, FERRY_LION = 3, FERRY_ADAGRAD = 4 };
+enum { FERRY_F32 = 0, FERRY_BF16 = 1, FERRY_F16 = 2 };
+// Of moments alone, beside FERRY_F32 and FERRY_BF16: codes in blocks of 256, each with a scale, as
+// torchao's AdamW8bit has them (optim.h).
+enum { FERRY_INT8 = 3 };
+
+// Every field counts as it stands: a beta of 0 is one. ferry_hyper_default fills it.
+typedef struct ferry_hyper {
+    size_t size;
+    double lr, beta1, beta2, eps, weight_decay;
+    double momentum;             // sgd
+    double initial_accumulator;  // adagrad
+    int32_t method;              // FERRY_ADAMW, ...
+    int32_t nesterov;            // sgd: 0 or 1
+    uint32_t seed;               // of stochastic rounding, for moments in bf16
+    uint32_t reserved;
+} ferry_hyper;
+// lr 1e-3, betas 0.9 and 0.999 (Lion: 0.99), eps 1e-8 (Adagrad: 1e-10), everything else 0. `hyper`
+// has its size set.
+FERRY_API ferry_status ferry_hyper_default(int32_t method, ferry_hyper* hyper);
+// How many moments the method keeps: 2 (m and v), 1 (m) or 0; and what m starts as.
+FERRY_API ferry_status ferry_optim_moments(const ferry_hyper* hyper, int32_t* moments,
+                                           float* initial_m);
+
+// One run of `count` elements. Arrays are equal (in place) or do not overlap. In the caller's
+// memory on the CPU, device memory or pinned host memory for the calls on a stream.
+typedef struct ferry_update {
+    size_t size;
+    int64_t count;
+    const void* gradient;  // gradient_type
+    const float* p_in;     // NULL: p
+    const void* m_in;      // moment_type; NULL: m
+    const void* v_in;      // moment_type; NULL: v
+    float* p;              // master weights; NULL with a split master
+    void* m;               // moment_type; NULL where the method keeps none
+    void* v;
+    void* weight;  // weight_type, the rounded p; NULL: not written
+    const uint16_t*
+        weight_in;  // split master, in place of p: bf16 weight and low halves; NULL: weight
+    const uint16_t* low_in;  // NULL: low
+    uint16_t* low;
+    int64_t element;  // where the first element lies in its layer; bf16 moments: 32 n, int8: 256 n
+    uint32_t layer;   // both decide the random bits of stochastic rounding
+    int32_t gradient_type;    // FERRY_F32, FERRY_BF16 or FERRY_F16
+    int32_t moment_type;      // FERRY_F32, FERRY_BF16 or FERRY_INT8
+    int32_t weight_type;      // FERRY_F32, FERRY_BF16 or FERRY_F16
+    const float* m_scale_in;  // FERRY_INT8: a scale a block of 256; NULL: m_scale
+    const float* v_scale_in;  // NULL: v_scale
+    float* m_scale;
+    float* v_scale;
+} ferry_update;
+
+// The `step`-th update (from 1) of a run of elements; the gradient counts gradient_scale times:
+// clip factor / loss scale. `team` NULL: on this thread alone. A gradient that is not finite is no
+// error: it makes p and moments NaN (leaf norms find it before). USAGE: hyper, step or arrays.
+FERRY_API ferry_status ferry_optim_update(ferry_team* team, const ferry_hyper* hyper, int64_t step,
+                                          double gradient_scale, const ferry_update* update);
+// The same on the current device, enqueued on a stream (a cudaStream_t; NULL: the default one).
+// Never waits. USAGE: also where this library or this machine has no CUDA.
+FERRY_API ferry_status ferry_optim_update_cuda(const ferry_hyper* hyper, int64_t step,
+                                               double gradient_scale, const ferry_update* update,
+                                               void* stream);
+// weight = rounded p: `count` elements of weight_type, which do not overlap p.
+FERRY_API ferry_status ferry_optim_recast(const float* p, int64_t count, int32_t weight_type,
+                                          void* weight);
+FERRY_API ferry_status ferry_optim_recast_cuda(const float* p, int64_t count, int32_t weight_type,
+                                               void* weight, void* stream);
+// The sums of squares of runs of 4,096 elements: `leaves` has (count + 4095) / 4096 floats. A leaf
+// with a gradient that is not finite is not finite.
+FERRY_API ferry_status ferry_optim_leaf_norms(ferry_team* team, const void* gradient, int32_t type,
+                                              int64_t count, float* leaves);
+FERRY_API ferry_status ferry_optim_leaf_norms_cuda(const void* gradient, int32_t type,
+                                                   int64_t count, float* leaves, void* stream);
+// `sum` += all leaves, in order, in double: over several arrays the square of their common norm.
+FERRY_API ferry_status ferry_optim_add_leaves(const float* leaves, int64_t count, double* sum);
+// min(1, max_norm / (norm + 1e-6)); 1 for a max_norm of 0 or less; 0 for an infinite norm, NaN for
+// a NaN.
+FERRY_API double ferry_optim_clip_factor(double norm, double max_norm);
+
+// ---------------------------------------------------------------- the engine
+
+typedef struct ferry_engine ferry_engine;
+
+typedef struct ferry_engine_options {
+    size_t size;
+    const char* config_json;       // the text of a configuration (docs/configuration.md), or
+    const char* config_file;       // the path of one; exactly one of both
+    const char* const* overrides;  // "key.path=value", as `ferry train --set`
+    size_t override_count;
+    int32_t resume;  // 1: goes on after the last durable step of the run that was interrupted
+    int32_t reserved;
+} ferry_engine_options;
+
+// Plans, reserves everything, fills the state over the tiers. USAGE, DOES_NOT_FIT, IO. One process,
+// also under mpirun.
+FERRY_API ferry_status ferry_engine_create(const ferry_engine_options* options,
+                                           ferry_engine** engine);
+FERRY_API ferry_status ferry_engine_destroy(ferry_engine* engine);
+
+typedef struct ferry_step_report {
+    size_t size;
+    int64_t step;  // from 1
+    double loss;   // mean over the step's real targets, natural logarithm
+    double gradient_norm, clip_factor, lr, loss_scale;
+    double seconds;
+    int64_t targets, tokens;
+    int32_t skipped;      // 1: no real target, or not finite and the configuration skips that
+    int32_t speculative;  // 1: updates began before the clip factor was known
+    int32_t committed;    // 1: they stood
+    int32_t reserved;
+} ferry_step_report;
+// One optimizer step of the configuration's batch; `report` may be NULL. IO, DIVERGED.
+FERRY_API ferry_status ferry_engine_step(ferry_engine* engine, ferry_step_report* report);
+// The number of the last step; of a resumed run at first that of its last durable one.
+FERRY_API ferry_status ferry_engine_last_step(ferry_engine* engine, int64_t* step);
+
+typedef struct ferry_evaluation {
+    size_t size;
+    double loss;  // mean over the real targets, natural logarithm; NaN where there is none
+    int64_t targets;
+} ferry_evaluation;
+// Over the held-back micro-batches that the configuration asks for; training goes on with the same
+// bits. IO, DIVERGED.
+FERRY_API ferry_status ferry_engine_evaluate(ferry_engine* engine, ferry_evaluation* evaluation);
+// XXH3 over all weights and moments, the one that `ferry train` prints.
+FERRY_API ferry_status ferry_engine_state_hash(ferry_engine* engine, uint64_t* hash);
+
+enum { FERRY_TYPE_OF_RUN = -1 };
+// Writes the model as transformers saves one, into a directory that is new or empty. `type`:
+// FERRY_F32, ... or FERRY_TYPE_OF_RUN, that of compute. The engine goes on. USAGE, IO.
+FERRY_API ferry_status ferry_engine_export(ferry_engine* engine, const char* directory,
+                                           int32_t type);
+
+typedef struct ferry_run_report {
+    size_t size;
+    int64_t steps, tokens;
+    double seconds;  // in steps, evaluation left out
+    int64_t steps_committed, steps_rolled_back, clipped_steps, skipped_steps;
+    int64_t device_bytes, host_bytes, nvme_bytes;  // that the run took
+    int64_t nvme_bytes_read, nvme_bytes_written;
+} ferry_run_report;
+// Of the steps so far; waits for the end of the last one.
+FERRY_API ferry_status ferry_engine_report(ferry_engine* engine, ferry_run_report* report);
+
+#ifdef __cplusplus
+}
+#endif
+// NOLINTEND

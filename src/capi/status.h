@@ -1,0 +1,57 @@
+// Exceptions below the C ABI, statuses and a text above it.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
+#include "base/bugs.h"
+#include "ferry/error.h"
+#include "ferry/ferry.h"
+
+namespace ferry::capi {
+
+// What has a status of its own, and no Trouble.
+class Refused : public std::runtime_error {
+public:
+    Refused(ferry_status status, const std::string& why)
+        : std::runtime_error(why), status_(status) {}
+    ferry_status status() const noexcept { return status_; }
+
+private:
+    ferry_status status_;
+};
+// Lines of the log go to whoever the program asked for, at first to nobody (log.cc).
+bool listen_to_log() noexcept;
+
+[[noreturn]] void refuse_argument(std::string what, std::string measured, std::string limit);
+// Values of an enumeration: 0 to `last`.
+void check_choice(const char* name, int64_t value, int64_t last);
+void check_range(const char* name, int64_t value, int64_t low, int64_t high);
+void check_given(const char* name, const void* pointer);
+
+// Of the exception that is being handled; its text is ferry_last_error() from then on.
+ferry_status status_of_exception(const char* function) noexcept;
+// The same of an error that no call throws.
+ferry_status keep_error(const char* function, const Error& error) noexcept;
+
+// `body()` throws, or returns nothing, or FERRY_OK or FERRY_AGAIN: that is no failure, and may come
+// often.
+template <class Body>
+ferry_status guarded(const char* function, const Body& body) noexcept {
+    try {
+        const BugsThrow here;
+        if constexpr (std::is_void_v<decltype(body())>) {
+            body();
+            return FERRY_OK;
+        } else {
+            return body();
+        }
+    } catch (...) {
+        return status_of_exception(function);
+    }
+}
+
+}  // namespace ferry::capi

@@ -1,0 +1,184 @@
+#include "checkpoint/saved.h"
+
+#include <fcntl.h>
+#include <spdlog/fmt/fmt.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <ranges>
+#include <set>
+
+#include "base/checksum.h"
+#include "base/files.h"
+#include "base/process_limits.h"
+#include "checkpoint/steps.h"
+#include "ferry/error.h"
+#include "ferry/units.h"
+
+namespace ferry::checkpoint {
+namespace {
+
+[[noreturn]] void damaged(std::string what, std::string where, std::string measured,
+                          std::string limit) {
+    throw Error(Trouble::io, {.what = std::move(what),
+                              .where = std::move(where),
+                              .measured = std::move(measured),
+                              .limit = std::move(limit),
+                              .remedy = "use another checkpoint: ferry ckpt ls lists them"});
+}
+
+std::string file_of(const std::string& checkpoint, const Shard& shard) {
+    return std::filesystem::path(checkpoint) / shard.file;
+}
+
+// A file of a checkpoint, read from its beginning to its end.
+class Reader {
+public:
+    Reader(std::string path, int64_t bytes) : path_(std::move(path)) {
+        file_ = open_above_standard(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+        struct stat status {};
+        if (file_ < 0 || ::fstat(file_, &status) != 0) {
+            const int error = errno;
+            if (file_ >= 0) ::close(file_);
+            // The checkpoint may be whole.
+            if (std::string limit = limit_behind(error); !limit.empty())
+                throw Error(Trouble::does_not_fit,
+                            {.what = "a file of the checkpoint cannot be opened",
+                             .where = path_,
+                             .measured = std::strerror(error),
+                             .limit = std::move(limit),
+                             .remedy = "raise that limit"});
+            damaged(error == ENOENT ? "a file of the checkpoint is missing"
+                                    : "a file of the checkpoint cannot be read",
+                    path_, std::strerror(error), std::to_string(bytes) + " bytes");
+        }
+        if (!S_ISREG(status.st_mode) || status.st_size != bytes) {
+            ::close(file_);
+            damaged(status.st_size < bytes ? "a file of the checkpoint is truncated"
+                                           : "a file of the checkpoint has another length",
+                    path_, std::to_string(status.st_size) + " bytes",
+                    std::to_string(bytes) + " bytes");
+        }
+        ::posix_fadvise(file_, 0, 0, POSIX_FADV_SEQUENTIAL);
+    }
+    ~Reader() { ::close(file_); }
+    Reader(const Reader&) = delete;
+    Reader& operator=(const Reader&) = delete;
+
+    // The next bytes, to the full of `room`.
+    void next(std::span<std::byte> room) {
+        while (!room.empty()) {
+            const ssize_t count = ::pread(file_, room.data(), room.size(), at_);
+            if (count < 0 && errno == EINTR) continue;
+            if (count <= 0)
+                damaged("a file of the checkpoint cannot be read", path_,
+                        count < 0 ? std::strerror(errno) : "the file ends",
+                        fmt::format("{} bytes wanted at {}", room.size(), at_));
+            room = room.subspan(static_cast<size_t>(count));
+            at_ += count;
+        }
+    }
+
+private:
+    std::string path_;
+    int file_ = -1;
+    int64_t at_ = 0;
+};
+
+}  // namespace
+
+// ---------------------------------------------------------------- opening
+
+Saved::Saved(std::string path) : path_(std::move(path)), manifest_(manifest_of(path_)) {
+    for (const Shard& shard : manifest_.shards) {
+        const std::string file = file_of(path_, shard);
+        Reader(file, shard.bytes);  // there, and of that length
+        if (!shard.arrays.empty()) open(shard);
+    }
+}
+
+void Saved::open(const Shard& shard) {
+    const std::string file = file_of(path_, shard);
+    shards_.push_back(std::make_unique<Weights>(file));
+    const Weights& weights = *shards_.back();
+    if (weights.tensors().size() != shard.arrays.size())
+        damaged("a shard has other tensors than the manifest says", file,
+                std::to_string(weights.tensors().size()), std::to_string(shard.arrays.size()));
+    for (const ArraySum& array : shard.arrays) {
+        const StoredTensor* stored = weights.find(array.name);
+        if (stored == nullptr)
+            damaged("a shard lacks a tensor", file + ": " + array.name, "", array.name);
+        if (!arrays_.emplace(array.name, Array{stored, &weights, array.bytes}).second)
+            damaged("a tensor is in two shards", file + ": " + array.name, "", "");
+    }
+}
+
+const Saved::Array* Saved::find(std::string_view name) const {
+    const auto found = arrays_.find(name);
+    return found == arrays_.end() ? nullptr : &found->second;
+}
+
+void Saved::read(const Array& array, int64_t first, std::span<std::byte> out) const {
+    FERRY_CHECK(first >= 0 && first + std::ssize(out) <= array.bytes, array.stored->name);
+    array.shard->read_bytes(*array.stored, first, out);
+}
+
+// ---------------------------------------------------------------- proving
+
+void check_shard(const std::string& checkpoint, const Shard& shard,
+                 const std::function<void(int64_t bytes)>& read) {
+    constexpr int64_t kPiece = 4 * kMiB;
+    const std::string path = file_of(checkpoint, shard);
+    Reader file(path, shard.bytes);
+    RunningChecksum whole;
+    std::vector<std::byte> room(static_cast<size_t>(std::min(kPiece, shard.bytes)));
+    const auto pass = [&](int64_t bytes) {
+        RunningChecksum part;
+        while (bytes > 0) {
+            const auto piece = std::span(room).first(static_cast<size_t>(std::min(kPiece, bytes)));
+            file.next(piece);
+            whole.add(piece);
+            part.add(piece);
+            bytes -= std::ssize(piece);
+            read(std::ssize(piece));
+        }
+        return part.value();
+    };
+    int64_t header = shard.bytes;
+    for (const ArraySum& array : shard.arrays) header -= array.bytes;
+    pass(header);
+    const auto require = [&](const std::string& where, uint64_t is, uint64_t was) {
+        if (is == was) return;
+        damaged("bytes of the checkpoint are not those that were written", where,
+                fmt::format("checksum {:016x}", is), fmt::format("{:016x}", was));
+    };
+    for (const ArraySum& array : shard.arrays)
+        require(path + ": " + array.name, pass(array.bytes), array.checksum);
+    require(shard.arrays.empty() ? path : path + ": its header", whole.value(), shard.checksum);
+}
+
+std::optional<std::string> whole_before(const std::string& checkpoint) {
+    std::filesystem::path path(checkpoint);
+    if (!path.has_filename()) path = path.parent_path();  // behind a last slash
+    const auto step = step_of_name(path.filename().string());
+    if (!step) return {};
+    const std::string beside = path.parent_path();
+    for (const Step& older : steps_in(beside.empty() ? "." : beside) | std::views::reverse) {
+        if (older.step >= *step) continue;
+        try {
+            const Saved saved(older.path);
+            for (const Shard& shard : saved.manifest().shards)
+                check_shard(older.path, shard, [](int64_t) {});
+            return older.path;
+        } catch (const Error&) {
+            // Nor that one.
+        }
+    }
+    return {};
+}
+
+}  // namespace ferry::checkpoint

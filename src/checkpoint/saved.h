@@ -1,0 +1,55 @@
+// A checkpoint that is there: its arrays, and whether its bytes are those that were written.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/manifest.h"
+
+namespace ferry::checkpoint {
+
+class Saved {
+public:
+    // Reads the manifest and the headers of the shards alone. Throws usage where there is none or
+    // it is of a newer version, and io where it is damaged, a shard is missing or is another one
+    // than the manifest says.
+    explicit Saved(std::string path);
+
+    struct Array {
+        const StoredTensor* stored = nullptr;
+        const Weights* shard = nullptr;
+        int64_t bytes = 0;
+    };
+    const std::string& path() const { return path_; }
+    const Manifest& manifest() const { return manifest_; }
+    const std::map<std::string, Array, std::less<>>& arrays() const { return arrays_; }
+    const Array* find(std::string_view name) const;  // null: none of that name
+    // Bytes [first, first + out.size()) of an array, as they lie in the file. Any thread.
+    void read(const Array& array, int64_t first, std::span<std::byte> out) const;
+
+private:
+    void open(const Shard& shard);
+
+    std::string path_;
+    Manifest manifest_;
+    std::vector<std::unique_ptr<Weights>> shards_{};
+    std::map<std::string, Array, std::less<>> arrays_{};
+};
+
+// Reads a shard once, whole. Throws io, naming the file and the first tensor that is wrong. `read`
+// hears of bytes that were read; any thread.
+void check_shard(const std::string& checkpoint, const Shard& shard,
+                 const std::function<void(int64_t bytes)>& read);
+
+// The newest checkpoint beside this one, older than it, whose every byte is right: reads them.
+std::optional<std::string> whole_before(const std::string& checkpoint);
+
+}  // namespace ferry::checkpoint

@@ -1,0 +1,199 @@
+#include "checkpoint/steps.h"
+
+#include <fcntl.h>
+#include <spdlog/fmt/fmt.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <filesystem>
+#include <set>
+
+#include "base/log.h"
+#include "base/text.h"
+#include "checkpoint/array_file.h"
+#include "ferry/error.h"
+
+namespace ferry::checkpoint {
+namespace {
+
+constexpr std::string_view kStep = "step-", kBefore = "before-";
+constexpr size_t kDigits = 8;
+
+[[noreturn]] void refuse(const std::string& directory, std::string what, std::string measured,
+                         std::string remedy) {
+    throw Error(Trouble::usage, {.what = std::move(what),
+                                 .where = directory,
+                                 .measured = std::move(measured),
+                                 .remedy = std::move(remedy)});
+}
+
+std::vector<std::string> names_in(const std::string& directory) {
+    std::error_code reason;
+    std::filesystem::directory_iterator entries(directory, reason);
+    if (reason == std::errc::no_such_file_or_directory) return {};
+    std::vector<std::string> names;
+    for (; !reason && entries != std::filesystem::directory_iterator(); entries.increment(reason))
+        names.push_back(entries->path().filename());
+    if (reason)
+        refuse(directory, "the directory of checkpoints cannot be read", reason.message(),
+               "name a directory that you may read");
+    return names;
+}
+
+}  // namespace
+
+std::string name_of_step(int64_t step) { return fmt::format("{}{:0{}}", kStep, step, kDigits); }
+
+std::optional<int64_t> step_of_name(std::string_view name) {
+    int64_t step = -1;
+    if (!name.starts_with(kStep)) return {};
+    const std::string_view digits = name.substr(kStep.size());
+    const auto read = std::from_chars(digits.data(), digits.data() + digits.size(), step);
+    const bool whole = read.ec == std::errc() && read.ptr == digits.data() + digits.size();
+    return whole && step >= 0 && name_of_step(step) == name ? std::optional(step) : std::nullopt;
+}
+
+std::vector<Step> steps_in(const std::string& directory) {
+    std::vector<Step> steps;
+    for (const std::string& name : names_in(directory)) {
+        if (const auto step = step_of_name(name))
+            steps.push_back({*step, std::filesystem::path(directory) / name});
+    }
+    std::ranges::sort(steps, {}, &Step::step);
+    return steps;
+}
+
+Manifest manifest_of(const std::string& path) {
+    constexpr TextFile kFile{.name = "the checkpoint's manifest",
+                             .remedy =
+                                 "name a checkpoint, such as DIR/step-00000100: "
+                                 "ferry ckpt ls DIR lists them",
+                             .most_bytes = 256 * kMiB};
+    const std::string name = std::filesystem::path(path) / kManifestName;
+    return read_manifest(read_text_file(name, kFile), name);
+}
+
+std::vector<int64_t> steps_to_remove(std::span<const Candidate> all, const Keep& keep) {
+    std::set<int64_t> kept;
+    std::vector<Candidate> best;
+    for (size_t i = 0; i < all.size(); ++i) {
+        const auto behind = static_cast<int64_t>(all.size() - 1 - i);
+        if (behind < std::max<int64_t>(1, keep.last)) kept.insert(all[i].step);
+        if (keep.every > 0 && all[i].step % keep.every == 0) kept.insert(all[i].step);
+        if (all[i].loss) best.push_back(all[i]);
+    }
+    std::ranges::stable_sort(best, {}, [](const Candidate& one) { return *one.loss; });
+    for (size_t i = 0; i < best.size() && static_cast<int64_t>(i) < keep.best; ++i)
+        kept.insert(best[i].step);
+    std::vector<int64_t> gone;
+    for (const Candidate& one : all)
+        if (!kept.contains(one.step)) gone.push_back(one.step);
+    return gone;
+}
+
+Steps::Steps(std::string directory) : directory_(std::move(directory)) {
+    std::error_code reason;
+    std::filesystem::create_directories(directory_, reason);
+    if (kind_of(directory_) != FileKind::directory)
+        refuse(directory_, "the directory of checkpoints cannot be made",
+               reason ? reason.message() : "", "set checkpoint.dir to another one");
+    if (::access(directory_.c_str(), W_OK | X_OK) != 0)
+        refuse(directory_, "no checkpoint can be written there", std::strerror(errno),
+               "set checkpoint.dir to a directory that you may write to");
+    lock_ = open_above_standard(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    // Where nothing can be locked, two runs may meet.
+    if (lock_ >= 0 && ::flock(lock_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+        ::close(lock_);
+        refuse(directory_, "another run writes its checkpoints there", "the directory is locked",
+               "give each run a checkpoint.dir of its own, or wait for the other one to end");
+    }
+    for (const std::string& name : names_in(directory_)) {
+        if (!is_leftover(name) || !step_of_name(name.substr(0, kStep.size() + kDigits))) continue;
+        const std::filesystem::path left = std::filesystem::path(directory_) / name;
+        log_info("removing " + left.string() + ", which a run left that was killed");
+        std::filesystem::remove_all(left, reason);
+        if (reason) log_warn(left.string() + " cannot be removed: " + reason.message());
+    }
+}
+
+Steps::~Steps() {
+    if (lock_ >= 0) ::close(lock_);
+}
+
+void Steps::check_there() const {
+    struct stat then {
+    }, now{};
+    const bool there = ::stat(directory_.c_str(), &now) == 0;
+    const int error = errno;
+    const bool same = lock_ < 0 || ::fstat(lock_, &then) != 0 ||
+                      (then.st_dev == now.st_dev && then.st_ino == now.st_ino);
+    if (there && same) return;
+    throw Error(Trouble::io,
+                {.what = "the directory of checkpoints was removed or replaced during the run",
+                 .where = directory_,
+                 .measured = there ? "another one is there" : std::strerror(error),
+                 .remedy = "put it back; a new run makes it anew"});
+}
+
+void Steps::add(Manifest manifest,
+                const std::function<std::vector<Shard>(const std::string&)>& write) {
+    check_there();
+    DraftDirectory draft(std::filesystem::path(directory_) / name_of_step(manifest.step));
+    manifest.shards = write(draft.draft());
+    write_text_shard(draft.draft(), kManifestName, write_manifest(manifest));
+    check_there();
+    draft.publish();
+}
+
+int64_t Steps::free_bytes() const {
+    struct statvfs found {};
+    if (::statvfs(directory_.c_str(), &found) != 0) return -1;
+    return static_cast<int64_t>(found.f_bavail) * static_cast<int64_t>(found.f_frsize);
+}
+
+std::string Steps::move_aside() {
+    const std::filesystem::path all(directory_);
+    for (int number = 1;; ++number) {
+        const std::filesystem::path aside = all / fmt::format("{}{}", kBefore, number);
+        std::error_code reason;
+        if (!std::filesystem::create_directory(aside, reason) && !reason) continue;
+        for (const Step& step : steps_in(directory_)) {
+            if (!reason)
+                std::filesystem::rename(step.path, aside / name_of_step(step.step), reason);
+        }
+        if (reason)
+            refuse(aside, "the checkpoints of the run before cannot be moved aside",
+                   reason.message(), "move them away, or set checkpoint.dir to another directory");
+        flush_directory(aside);
+        flush_directory(directory_);
+        return aside;
+    }
+}
+
+void Steps::retain(const Keep& keep) {
+    std::vector<Candidate> all;
+    for (const Step& step : steps_in(directory_)) {
+        Candidate candidate{.step = step.step};
+        if (keep.best > 0) {
+            try {
+                // Of its own step, or of those since the evaluation: the weights were others then.
+                const Manifest manifest = manifest_of(step.path);
+                if (manifest.held_back && manifest.held_back->step == step.step)
+                    candidate.loss = manifest.held_back->loss;
+            } catch (const Error& error) {
+                log_warn(error.what());
+            }
+        }
+        all.push_back(candidate);
+    }
+    for (const int64_t step : steps_to_remove(all, keep))
+        remove_directory(std::filesystem::path(directory_) / name_of_step(step));
+}
+
+}  // namespace ferry::checkpoint

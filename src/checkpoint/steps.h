@@ -1,0 +1,72 @@
+// A directory of checkpoints: DIR/step-00000100, one a step. What is not complete has no such name.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/files.h"
+#include "checkpoint/manifest.h"
+
+namespace ferry::checkpoint {
+
+std::string name_of_step(int64_t step);
+std::optional<int64_t> step_of_name(std::string_view name);
+
+struct Step {
+    int64_t step = 0;
+    std::string path{};
+};
+// By their number; none where the directory is not there. Throws usage for one that cannot be read.
+std::vector<Step> steps_in(const std::string& directory);
+// Throws usage where there is no manifest, and what read_manifest() throws.
+Manifest manifest_of(const std::string& path);
+
+// Which checkpoints stay.
+struct Keep {
+    int64_t last = 2;   // the newest
+    int64_t every = 0;  // those of steps that it divides
+    int64_t best = 0;   // of the lowest held-back loss
+};
+struct Candidate {
+    int64_t step = 0;
+    std::optional<double> loss{};  // held-back
+};
+// Steps that go; `all` by their number. The last one always stays.
+std::vector<int64_t> steps_to_remove(std::span<const Candidate> all, const Keep& keep);
+
+// The directory as the one run has it that writes there.
+class Steps {
+public:
+    // Makes the directory where it is missing, locks it and removes what a kill left. Throws usage
+    // where another run has it or it cannot be written to.
+    explicit Steps(std::string directory);
+    ~Steps();
+    Steps(const Steps&) = delete;
+    Steps& operator=(const Steps&) = delete;
+
+    const std::string& directory() const { return directory_; }
+    // Writes the checkpoint of the manifest's step, durably: `write` makes its files in a directory
+    // and returns them. It is there whole at return, or not at all; one of that step before is
+    // replaced. Throws what `write` throws, and io, also where the directory was removed since.
+    void add(Manifest manifest,
+             const std::function<std::vector<Shard>(const std::string& directory)>& write);
+    // Bytes that are free there; -1: not known.
+    int64_t free_bytes() const;
+    // Moves all checkpoints to a new directory in it and returns that one's name.
+    std::string move_aside();
+    // Removes those that `keep` does not name; a kill leaves each of them whole or gone.
+    void retain(const Keep& keep);
+
+private:
+    void check_there() const;
+
+    std::string directory_;
+    int lock_ = -1;
+};
+
+}  // namespace ferry::checkpoint

@@ -1,0 +1,439 @@
+#include "save.h"
+
+#include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
+
+#include <algorithm>
+#include <atomic>
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "base/checksum.h"
+#include "base/log.h"
+#include "checkpoint/array_file.h"
+#include "checkpoint/steps.h"
+#include "numerics_record.h"
+
+namespace ferry::train {
+
+using checkpoint::ArrayFile;
+using checkpoint::ArrayInfo;
+using checkpoint::Manifest;
+using planner::Plan;
+
+// ---------------------------------------------------------------- what a run is
+
+std::string checkpoint_identity_of(const Config& config, const model::Shape& shape,
+                                   const TokenFileInfo& tokens) {
+    std::string text;
+    std::istringstream lines(describe_training(config));
+    for (std::string line; std::getline(lines, line);)
+        if (!line.starts_with("device = ")) text += line + "\n";
+    for (const KeyValue& one : describe_values(config))
+        if (one.key.starts_with("batch.") || one.key.starts_with("numerics."))
+            text += one.key + " = " + one.value + "\n";
+    return text + fmt::format("model = {}\ndata.tokens = {} tokens with checksum {:016x}\n",
+                              shape_text(shape), tokens.count, tokens.checksum);
+}
+
+void note_run(const RunState& state, Manifest& manifest) {
+    const StepReport& last = state.report;
+    manifest.step = state.step;
+    manifest.updates = state.updates;
+    manifest.loss_scale = state.loss_scale.value;
+    manifest.scale_good = state.loss_scale.good;
+    manifest.scale_skipped = state.loss_scale.skipped;
+    manifest.skipped_in_a_row = state.skipped_in_a_row;
+    manifest.unclipped_in_a_row = state.unclipped_in_a_row;
+    manifest.last = {.loss = last.loss,
+                     .gradient_norm = last.gradient_norm,
+                     .clip_factor = last.clip_factor,
+                     .lr = last.lr,
+                     .loss_scale = last.loss_scale,
+                     .seconds = last.seconds,
+                     .targets = last.targets,
+                     .tokens = last.tokens,
+                     .skipped = last.skipped,
+                     .speculative = last.speculative,
+                     .committed = last.committed};
+}
+
+RunState run_of(const Manifest& manifest) {
+    const checkpoint::LastStep& last = manifest.last;
+    return {.step = manifest.step,
+            .updates = manifest.updates,
+            .loss_scale = {manifest.loss_scale, manifest.scale_good, manifest.scale_skipped},
+            .skipped_in_a_row = manifest.skipped_in_a_row,
+            .unclipped_in_a_row = manifest.unclipped_in_a_row,
+            .report = {.step = manifest.step,
+                       .loss = last.loss,
+                       .gradient_norm = last.gradient_norm,
+                       .clip_factor = last.clip_factor,
+                       .lr = last.lr,
+                       .loss_scale = last.loss_scale,
+                       .targets = last.targets,
+                       .tokens = last.tokens,
+                       .skipped = last.skipped,
+                       .speculative = last.speculative,
+                       .committed = last.committed,
+                       .seconds = last.seconds}};
+}
+
+// ---------------------------------------------------------------- writing
+
+namespace {
+
+struct Entry {
+    int64_t layer = 0;
+    const model::Tensor* tensor = nullptr;
+    std::vector<StateArray> arrays{};
+    int64_t bytes = 0;
+};
+
+// Everything that is written, in its order.
+std::vector<Entry> entries_of(const Plan& plan) {
+    std::vector<Entry> entries;
+    for (size_t l = 0; l < plan.layers.size(); ++l) {
+        for (const model::Tensor& tensor : plan.layers[l].tensors) {
+            Entry entry{.layer = static_cast<int64_t>(l),
+                        .tensor = &tensor,
+                        .arrays = state_arrays_of(plan, plan.layers[l], tensor)};
+            for (const StateArray& array : entry.arrays)
+                entry.bytes += array.width.of(tensor.count);
+            entries.push_back(std::move(entry));
+        }
+    }
+    return entries;
+}
+
+// Tensors whose arrays are in files of the same number.
+using Group = std::span<const Entry>;
+
+std::vector<Group> groups_of(std::span<const Entry> entries, int64_t most_bytes) {
+    std::vector<Group> groups;
+    size_t first = 0;
+    int64_t bytes = 0;
+    for (size_t i = 0; i < entries.size(); ++i) {
+        if (bytes > 0 && bytes + entries[i].bytes > most_bytes) {
+            groups.push_back(entries.subspan(first, i - first));
+            first = i;
+            bytes = 0;
+        }
+        bytes += entries[i].bytes;
+    }
+    groups.push_back(entries.subspan(first));
+    return groups;
+}
+
+using Arrays = std::map<std::string_view, std::vector<ArrayInfo>>;  // by the name of their files
+
+Arrays arrays_of(Group group) {
+    Arrays arrays;
+    for (const Entry& entry : group) {
+        for (const StateArray& array : entry.arrays)
+            arrays[array.file].push_back({.name = entry.tensor->name + std::string(array.suffix),
+                                          .dtype = std::string(array.dtype),
+                                          .shape = array.shape(entry.tensor->shape),
+                                          .bytes = array.width.of(entry.tensor->count)});
+    }
+    return arrays;
+}
+
+// All of a checkpoint's files but the manifest, in a directory of its own.
+class Writer {
+public:
+    Writer(const Plan& plan, const Saving& saving)
+        : entries_(entries_of(plan)),
+          groups_(groups_of(entries_, saving.shard_bytes)),
+          saving_(saving) {
+        for (const Group group : groups_) {
+            for (const auto& [file, arrays] : arrays_of(group)) {
+                bytes_ += checkpoint::header_bytes(arrays);
+                for (const ArrayInfo& array : arrays) bytes_ += array.bytes;
+            }
+        }
+    }
+
+    const std::vector<Entry>& entries() const { return entries_; }
+    int64_t bytes() const { return bytes_; }
+    int64_t written() const { return written_; }
+
+    // `read` gives an entry's arrays.
+    template <class Read>
+    std::vector<checkpoint::Shard> write(const std::string& directory, const Read& read) {
+        std::vector<checkpoint::Shard> shards;
+        for (size_t g = 0; g < groups_.size(); ++g) {
+            std::map<std::string_view, std::unique_ptr<ArrayFile>> files;
+            for (auto& [file, arrays] : arrays_of(groups_[g])) {
+                written_ += checkpoint::header_bytes(arrays);
+                files[file] = std::make_unique<ArrayFile>(
+                    std::filesystem::path(directory) / name_of(file, g), std::move(arrays));
+            }
+            for (const Entry& entry : groups_[g])
+                read(entry, [&](std::span<const std::span<const std::byte>> arrays) {
+                    for (size_t a = 0; a < arrays.size(); ++a) {
+                        files.at(entry.arrays[a].file)->write(arrays[a]);
+                        written_ += std::ssize(arrays[a]);
+                    }
+                    if (saving_.progress) saving_.progress(written_, bytes_);
+                });
+            for (auto& [file, array_file] : files) shards.push_back(array_file->finish());
+        }
+        return shards;
+    }
+
+    // Which shard has a weight, as transformers asks for it; "": there is one alone.
+    std::string index() const {
+        if (groups_.size() == 1) return {};
+        nlohmann::ordered_json map = nlohmann::ordered_json::object();
+        auto& object = map.get_ref<nlohmann::ordered_json::object_t&>();
+        int64_t bytes = 0;
+        for (size_t g = 0; g < groups_.size(); ++g) {
+            for (const Entry& entry : groups_[g]) {
+                object.push_back({entry.tensor->name, name_of("model", g)});
+                bytes += entry.arrays.front().width.of(entry.tensor->count);
+            }
+        }
+        const nlohmann::ordered_json index{{"metadata", {{"total_size", bytes}}},
+                                           {"weight_map", std::move(map)}};
+        return index.dump(2) + "\n";
+    }
+
+private:
+    std::string name_of(std::string_view file, size_t group) const {
+        if (groups_.size() == 1) return std::string(file) + ".safetensors";
+        return fmt::format("{}-{:05}-of-{:05}.safetensors", file, group + 1, groups_.size());
+    }
+
+    std::vector<Entry> entries_;
+    std::vector<Group> groups_;
+    const Saving& saving_;
+    int64_t bytes_ = 0, written_ = 0;
+};
+
+// Throws where so much more has no room.
+void require_room(const checkpoint::Steps& directory, int64_t bytes, int64_t step) {
+    constexpr int64_t kBeside = kMiB;  // manifest, directories
+    const int64_t free = directory.free_bytes(), wanted = bytes + kBeside;
+    if (free < 0 || free >= wanted) return;
+    throw Error(
+        Trouble::io,
+        {.what = "there is no room for the checkpoint of step " + std::to_string(step),
+         .where = directory.directory(),
+         .measured = fmt::format("{} free, {} bytes missing", format_bytes(free), wanted - free),
+         .limit = format_bytes(wanted),
+         .remedy = "free that much there, or keep fewer (checkpoint.keep); older "
+                   "checkpoints are as they were"});
+}
+
+}  // namespace
+
+std::optional<Error> write_checkpoint(const Plan& plan, Unwritten unwritten, const Saving& saving,
+                                      bool together, const ReadArrays& read) {
+    Writer writer(plan, saving);
+    checkpoint::Steps& steps = *saving.directory;
+    size_t taken = 0;
+    bool taking = false;
+    std::optional<Error> failed;
+    const auto take = [&](const Entry& entry, const ArraySink& sink) {
+        taking = true;
+        read(entry.layer, *entry.tensor, [&](std::span<const std::span<const std::byte>> arrays) {
+            try {
+                if (!failed) sink(arrays);
+            } catch (const Error& error) {
+                failed = error;
+            }
+        });
+        taking = false;
+        ++taken;
+        if (failed) throw Error(*failed);
+    };
+    try {
+        require_room(steps, writer.bytes(), unwritten.manifest.step);
+        steps.add(unwritten.manifest, [&](const std::string& directory) {
+            std::vector<checkpoint::Shard> shards = writer.write(directory, take);
+            for (const auto& [name, text] :
+                 {std::pair{"model.safetensors.index.json", writer.index()},
+                  {"config.json", unwritten.description}})
+                if (!text.empty())
+                    shards.push_back(checkpoint::write_text_shard(directory, name, text));
+            return shards;
+        });
+    } catch (const Error& error) {
+        if (taking) throw;  // the engine's
+        failed = error;
+        try {
+            require_room(steps, writer.bytes() - writer.written(), unwritten.manifest.step);
+        } catch (const Error& full) {
+            failed = full;  // says what is missing, too
+        }
+    }
+    for (; failed && together && taken < writer.entries().size(); ++taken) {
+        const Entry& entry = writer.entries()[taken];
+        read(entry.layer, *entry.tensor, [](std::span<const std::span<const std::byte>>) {});
+    }
+    return failed;
+}
+
+void give_checkpoint(const Plan& plan, const ReadArrays& read) {
+    for (const Entry& entry : entries_of(plan))
+        read(entry.layer, *entry.tensor, [](std::span<const std::span<const std::byte>>) {});
+}
+
+// ---------------------------------------------------------------- reading
+
+namespace {
+
+void refuse_another(const std::string& path, const std::string& mine, const std::string& theirs) {
+    std::istringstream mine_lines(mine), their_lines(theirs);
+    std::string line, their;
+    // Where a key was added or removed, that line differs from its neighbour.
+    while (std::getline(their_lines, their) && std::getline(mine_lines, line) && line == their) {
+    }
+    throw Error(Trouble::usage,
+                {.what = "the run cannot be resumed: the checkpoint is of another configuration",
+                 .where = path + ", " + line.substr(0, line.find(" = ")),
+                 .measured = line,
+                 .limit = "the checkpoint has " + their,
+                 .remedy = "resume with the configuration it was written by; steps, budgets.*, "
+                           "swap.*, io.*, evaluate.*, checkpoint.*, zero.*, device and the number "
+                           "of ranks may differ. To start a new run from its weights, set "
+                           "model.path to it"});
+}
+
+// Offsets within `layer` of what a tensor and [first, first + count) have in common.
+struct Common {
+    int64_t from = 0, to = 0;
+};
+Common common_of(const model::Tensor& tensor, int64_t first, int64_t count) {
+    return {std::max(first, tensor.offset), std::min(first + count, tensor.offset + tensor.count)};
+}
+
+}  // namespace
+
+template <class Work>
+void SavedRun::naming_another(const Work& work) const {
+    try {
+        work();
+    } catch (const Error& error) {
+        if (error.trouble() != Trouble::io) throw;
+        Problem problem = error.problem();
+        log_warn(path_ + " is damaged; looking for a checkpoint before it that is whole");
+        const auto whole = checkpoint::whole_before(path_);
+        problem.remedy = whole ? "the newest that is whole: --resume " + *whole
+                               : "there is none before it that is whole: start afresh, in another "
+                                 "checkpoint.dir";
+        throw Error(Trouble::io, std::move(problem));
+    }
+}
+
+SavedRun::SavedRun(std::string path) : path_(std::move(path)) {
+    naming_another([this] { saved_ = std::make_unique<checkpoint::Saved>(path_); });
+}
+
+std::string SavedRun::text() const {
+    const std::string all = write_manifest(manifest());
+    return fmt::format("the checkpoint of step {}, {:016x}", manifest().step,
+                       checksum(std::as_bytes(std::span(all))));
+}
+
+void SavedRun::require(const std::string& identity, int64_t steps) const {
+    if (manifest().training != identity) refuse_another(path_, identity, manifest().training);
+    if (manifest().step <= steps) return;
+    throw Error(Trouble::usage,
+                {.what = "the run cannot be resumed: the checkpoint is beyond its last step",
+                 .where = "steps",
+                 .measured = fmt::format("steps = {}", steps),
+                 .limit = fmt::format("{} is of step {}", path_, manifest().step),
+                 .remedy = fmt::format("set steps to {} or more, or resume from an older one",
+                                       manifest().step)});
+}
+
+void SavedRun::require(const Plan& plan) const {
+    for (const Entry& entry : entries_of(plan)) {
+        for (const StateArray& array : entry.arrays) {
+            const std::string name = entry.tensor->name + std::string(array.suffix);
+            const auto* found = saved_->find(name);
+            const std::vector<int64_t> shape = array.shape(entry.tensor->shape);
+            if (found && found->stored->dtype == array.dtype && found->stored->shape == shape)
+                continue;
+            const auto shown_of = [](std::string_view type, const std::vector<int64_t>& sizes) {
+                return fmt::format("{} [{}]", type, fmt::join(sizes, ", "));
+            };
+            throw Error(Trouble::usage,
+                        {.what = "the checkpoint's arrays are not those of this run",
+                         .where = path_ + ": " + name,
+                         .measured = found ? shown_of(found->stored->dtype, found->stored->shape)
+                                           : "missing",
+                         .limit = shown_of(array.dtype, shape),
+                         .remedy = "resume with the configuration it was written by"});
+        }
+    }
+}
+
+void SavedRun::prove(Team& team, int part, int parts, StartUp& start_up) const {
+    std::vector<const checkpoint::Shard*> mine;
+    for (size_t i = 0; i < manifest().shards.size(); ++i)
+        if (static_cast<int>(i % static_cast<size_t>(parts)) == part)
+            mine.push_back(&manifest().shards[i]);
+    std::atomic<int64_t> bytes = 0;
+    std::mutex mutex;
+    std::optional<Error> failed;
+    team.parallel(std::ssize(mine), [&](int64_t i) {
+        try {
+            checkpoint::check_shard(path_, *mine[static_cast<size_t>(i)], [&](int64_t read) {
+                const int64_t all = bytes += read;
+                const std::lock_guard lock(mutex);
+                start_up.at("checksums of the checkpoint", all, manifest().bytes() / parts);
+            });
+        } catch (const Error& error) {
+            const std::lock_guard lock(mutex);
+            if (!failed) failed = error;
+        }
+    });
+    start_up.done("checksums of the checkpoint", bytes);
+    naming_another([&] {
+        if (failed) throw Error(*failed);
+    });
+}
+
+void SavedRun::fill(const model::Layer& layer, const StateArray& array, int64_t first,
+                    std::span<std::byte> out) const {
+    const Width width = array.width;
+    const int64_t count = std::ssize(out) / width.bytes * width.elements;
+    for (const model::Tensor& tensor : layer.tensors) {
+        const auto [from, to] = common_of(tensor, first, count);
+        if (from >= to) continue;
+        saved_->read(*saved_->find(tensor.name + std::string(array.suffix)),
+                     width.of(from - tensor.offset),
+                     out.subspan(static_cast<size_t>(width.of(from - first)),
+                                 static_cast<size_t>(width.of(to - from))));
+    }
+}
+
+StateIo::Contents SavedRun::contents(const Plan& plan,
+                                     const StateIo::FirstMoment& first_moment) const {
+    const bool narrow = plan.compute != DType::f32;
+    return {.master =
+                [this, narrow](const model::Layer& layer, int64_t first, std::span<float> out) {
+                    std::ranges::fill(out, 0.0f);
+                    for (const model::Tensor& tensor : layer.tensors) {
+                        const auto [from, to] = common_of(tensor, first, std::ssize(out));
+                        if (from >= to) continue;
+                        const bool master = narrow && tensor.trainable;
+                        const auto* array =
+                            saved_->find(master ? tensor.name + ".master" : tensor.name);
+                        array->shard->read(*array->stored, from - tensor.offset,
+                                           out.subspan(static_cast<size_t>(from - first),
+                                                       static_cast<size_t>(to - from)));
+                    }
+                },
+            .first_moment = first_moment,
+            .moments = [this](const model::Layer& layer, const StateArray& array, int64_t first,
+                              std::span<std::byte> out) { fill(layer, array, first, out); }};
+}
+
+}  // namespace ferry::train

@@ -1,0 +1,55 @@
+// The arrays that a checkpoint keeps of a tensor, in their order: one list, by which it is written,
+// read and shared among ranks.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "ferry/dtype.h"
+#include "ferry/units.h"
+#include "planner/planner.h"
+
+namespace ferry::train {
+
+// How many bytes stand for how many elements.
+struct Width {
+    int64_t bytes = 4, elements = 1;
+    // Of `count` elements from the beginning of such a group.
+    int64_t of(int64_t count) const { return ceil_div(count, elements) * bytes; }
+};
+
+struct StateArray {
+    enum class What : uint8_t {
+        weight,
+        master,
+        first_moment,
+        first_scale,  // of int8 moments: of each of their blocks
+        second_moment,
+        second_scale
+    };
+    What what{};
+    std::string_view file{};        // the files of all such arrays begin with it
+    std::string_view suffix{};      // behind the tensor's name
+    std::string_view dtype{"F32"};  // as safetensors calls it
+    Width width{};
+    // Of a tensor of this shape: its own, or one number a block.
+    std::vector<int64_t> shape(std::span<const int64_t> tensor) const;
+};
+
+std::string_view dtype_name(DType type);  // "F32", "BF16", "F16"
+
+// Of a tensor whose state has this format. The master is in fp32, however the run keeps it; where
+// it computes in fp32, that is the weight. A frozen tensor has its weight alone.
+std::vector<StateArray> state_arrays(const StateFormat& format, DType compute, bool trainable);
+
+// The same of a tensor of this layer.
+std::vector<StateArray> state_arrays_of(const planner::Plan& plan, const model::Layer& layer,
+                                        const model::Tensor& tensor);
+
+// Takes the same elements of each array, run after run.
+using ArraySink = std::function<void(std::span<const std::span<const std::byte>> arrays)>;
+
+}  // namespace ferry::train

@@ -1,0 +1,231 @@
+// Manifests, and directories of checkpoints: what is read back is what was written, what is damaged
+// is named, and what goes is what the configuration says.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+
+#include "base/files.h"
+#include "checkpoint/array_file.h"
+#include "checkpoint/saved.h"
+#include "checkpoint/steps.h"
+#include "checkpoint_sample.h"
+#include "ferry/error.h"
+#include "tests/support/temporary_directory.h"
+
+namespace ferry::checkpoint {
+namespace {
+
+using test::sample_manifest;
+using test::write_sample;
+
+Error error_of(const std::function<void()>& work) {
+    try {
+        work();
+    } catch (const Error& error) {
+        return error;
+    }
+    ADD_FAILURE() << "nothing was thrown";
+    return {Trouble::internal, {.what = ""}};
+}
+
+std::string text_of(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+}
+
+void flip(const std::string& path, int64_t at) {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(at);
+    const char byte = static_cast<char>(file.get() ^ 1);
+    file.seekp(at);
+    file.put(byte);
+}
+
+TEST(Manifest, IsReadAsItWasWritten) {
+    Manifest m = sample_manifest(17);
+    m.last.loss = 0.1 + 0.2;
+    m.last.gradient_norm = std::numeric_limits<double>::quiet_NaN();  // of a skipped step
+    m.held_back = {17, 1e-300};
+    m.shards = {{"a.safetensors", 24, 0xfedcba9876543210, {{"w", 8, 1}}},
+                {"config.json", 2, 3, {}}};
+    const std::string text = write_manifest(m);
+    const Manifest read = read_manifest(text, "m");
+    EXPECT_EQ(write_manifest(read), text);
+    EXPECT_EQ(read.last.loss, m.last.loss);
+    EXPECT_TRUE(std::isnan(read.last.gradient_norm));
+    EXPECT_EQ(read.held_back->loss, 1e-300);
+    EXPECT_EQ(read.shards[0].checksum, 0xfedcba9876543210);
+    EXPECT_EQ(read.training, m.training);
+    EXPECT_EQ(read.bytes(), 26);
+}
+
+TEST(Manifest, EveryFlippedBitIsNoticed) {
+    Manifest m = sample_manifest(3);
+    m.shards = {{"a.safetensors", 24, 7, {{"w", 8, 1}}}};
+    const std::string text = write_manifest(m);
+    for (size_t at = 0; at < text.size(); ++at) {
+        for (int bit = 0; bit < 8; ++bit) {
+            std::string damaged = text;
+            damaged[at] = static_cast<char>(damaged[at] ^ (1 << bit));
+            EXPECT_THROW(read_manifest(damaged, "m"), Error) << at << ' ' << bit;
+        }
+        EXPECT_THROW(read_manifest(text.substr(0, at), "m"), Error) << at;
+    }
+}
+
+TEST(Manifest, OfANewerVersionIsRefusedByItsVersion) {
+    Manifest m = sample_manifest(3);
+    m.version = 2;
+    m.ferry = "9.1";
+    const Error error = error_of([&] { read_manifest(write_manifest(m), "there"); });
+    EXPECT_EQ(error.trouble(), Trouble::usage);
+    EXPECT_NE(std::string(error.what()).find("version 2"), std::string::npos);
+    EXPECT_NE(std::string(error.what()).find("9.1"), std::string::npos);
+}
+
+TEST(Manifest, NamesNoFileElsewhere) {
+    for (const char* file : {"../a", "/etc/passwd", "", "a/b", ".."}) {
+        Manifest m = sample_manifest(3);
+        m.shards = {{file, 24, 7, {}}};
+        EXPECT_THROW(read_manifest(write_manifest(m), "m"), Error) << file;
+    }
+    Manifest m = sample_manifest(3);
+    m.shards = {{"a", 24, 7, {{"w", 20, 1}, {"v", 20, 1}}}};  // more than the file has
+    EXPECT_THROW(read_manifest(write_manifest(m), "m"), Error);
+}
+
+TEST(Steps, NamesGoByTheStep) {
+    EXPECT_EQ(name_of_step(100), "step-00000100");
+    EXPECT_EQ(step_of_name("step-00000100"), 100);
+    EXPECT_EQ(step_of_name("step-1234567890"), 1234567890);
+    for (const char* other : {"step-100", "step-0000010x", "step-", "step-00000100.part",
+                              "step--0000100", "before-1", "step-99999999999999999999"})
+        EXPECT_EQ(step_of_name(other), std::nullopt) << other;
+}
+
+TEST(Steps, WhatGoesIsWhatNothingKeeps) {
+    std::vector<Candidate> all;
+    for (int64_t step = 10; step <= 100; step += 10) all.push_back({step, 1.0 / double(step)});
+    all[2].loss = 0.001;  // the best is step 30
+    all[5].loss = std::nullopt;
+    EXPECT_EQ(steps_to_remove(all, {.last = 2}),
+              (std::vector<int64_t>{10, 20, 30, 40, 50, 60, 70, 80}));
+    EXPECT_EQ(steps_to_remove(all, {.last = 1, .every = 40}),
+              (std::vector<int64_t>{10, 20, 30, 50, 60, 70, 90}));
+    EXPECT_EQ(steps_to_remove(all, {.last = 1, .best = 2}),
+              (std::vector<int64_t>{10, 20, 40, 50, 60, 70, 80, 90}));
+    EXPECT_EQ(steps_to_remove(all, {.last = 0}).size(), 9);  // the newest always stays
+    EXPECT_EQ(steps_to_remove({}, {.last = 2}).size(), 0);
+}
+
+TEST(Steps, TheDirectoryHasOneWriter) {
+    const TemporaryDirectory directory;
+    const Steps steps(directory.path());
+    const Error error = error_of([&] { const Steps other(directory.path()); });
+    EXPECT_EQ(error.trouble(), Trouble::usage);
+    EXPECT_NE(std::string(error.what()).find(directory.path()), std::string::npos);
+}
+
+TEST(Steps, ADirectoryThatWentAwayIsAnError) {
+    const TemporaryDirectory directory;
+    Steps steps(directory.path());
+    std::filesystem::remove_all(directory.path());
+    EXPECT_EQ(error_of([&] { write_sample(steps, 1); }).trouble(), Trouble::io);
+    std::filesystem::create_directory(directory.path());  // another one
+    EXPECT_EQ(error_of([&] { write_sample(steps, 1); }).trouble(), Trouble::io);
+    EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
+}
+
+TEST(Steps, AStepThatIsWrittenAgainIsReplaced) {
+    const TemporaryDirectory directory;
+    Steps steps(directory.path());
+    write_sample(steps, 1, 1);
+    write_sample(steps, 1, 2);
+    const Saved saved(steps_in(directory.path()).at(0).path);
+    float value = 0;
+    saved.read(*saved.find("w"), 0, std::as_writable_bytes(std::span(&value, 1)));
+    EXPECT_EQ(value, 2);
+    EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory.path()), {}), 1);
+}
+
+TEST(Steps, WhatFailsLeavesWhatWasThere) {
+    const TemporaryDirectory directory;
+    Steps steps(directory.path());
+    write_sample(steps, 1);
+    EXPECT_THROW(steps.add(sample_manifest(2),
+                           [](const std::string& draft) -> std::vector<Shard> {
+                               write_text_shard(draft, "a", "b");
+                               throw Error(Trouble::io, {.what = "the disk is full"});
+                           }),
+                 Error);
+    EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory.path()), {}), 1);
+}
+
+TEST(Steps, FinishedOnesMoveAside) {
+    const TemporaryDirectory directory;
+    Steps steps(directory.path());
+    write_sample(steps, 1);
+    write_sample(steps, 2);
+    const std::string first = steps.move_aside();
+    EXPECT_EQ(steps_in(directory.path()).size(), 0);
+    EXPECT_EQ(steps_in(first).size(), 2);
+    write_sample(steps, 1);
+    EXPECT_NE(steps.move_aside(), first);
+    EXPECT_EQ(steps_in(first).size(), 2);
+}
+
+TEST(Saved, EveryFlippedByteIsNamedByFileAndTensor) {
+    const TemporaryDirectory directory;
+    Steps steps(directory.path());
+    write_sample(steps, 1);
+    const std::string path = steps_in(directory.path()).at(0).path;
+    const auto check = [&] {
+        const Saved saved(path);
+        for (const Shard& shard : saved.manifest().shards) check_shard(path, shard, [](int64_t) {});
+    };
+    check();
+    for (const Shard& shard : manifest_of(path).shards) {
+        const std::string file = path + "/" + shard.file;
+        int64_t header = shard.bytes;
+        for (const ArraySum& array : shard.arrays) header -= array.bytes;
+        for (int64_t at = 0; at < shard.bytes; ++at) {
+            flip(file, at);
+            const std::string text = error_of(check).what();
+            EXPECT_NE(text.find(shard.file), std::string::npos) << text;
+            int64_t begin = header;
+            for (const ArraySum& array : shard.arrays) {
+                if (at >= begin && at < begin + array.bytes) {
+                    EXPECT_NE(text.find(file + ": " + array.name), std::string::npos) << text;
+                }
+                begin += array.bytes;
+            }
+            flip(file, at);
+        }
+        const std::string whole = text_of(file);
+        std::filesystem::resize_file(file, static_cast<uintmax_t>(shard.bytes - 1));
+        EXPECT_NE(std::string(error_of(check).what()).find("truncated"), std::string::npos);
+        std::filesystem::remove(file);
+        EXPECT_NE(std::string(error_of(check).what()).find("missing"), std::string::npos);
+        std::ofstream(file, std::ios::binary) << whole;
+        check();
+    }
+}
+
+TEST(Saved, TheNewestThatIsWholeIsFound) {
+    const TemporaryDirectory directory;
+    Steps steps(directory.path());
+    for (int64_t step = 1; step <= 4; ++step) write_sample(steps, step);
+    const auto all = steps_in(directory.path());
+    EXPECT_EQ(whole_before(all[3].path), all[2].path);
+    flip(all[2].path + "/model.safetensors", 100);
+    std::filesystem::remove(all[1].path + "/" + kManifestName);
+    EXPECT_EQ(whole_before(all[3].path + "/"), all[0].path);
+    EXPECT_EQ(whole_before(all[0].path), std::nullopt);
+}
+
+}  // namespace
+}  // namespace ferry::checkpoint

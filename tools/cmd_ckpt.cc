@@ -1,0 +1,400 @@
+// `ferry ckpt`: what is in a directory of checkpoints, and whether it is right.
+#include <spdlog/fmt/fmt.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "base/files.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/saved.h"
+#include "checkpoint/steps.h"
+#include "commands.h"
+#include "copy_progress.h"
+#include "export_options.h"
+#include "ferry/config.h"
+#include "ferry/train.h"
+#include "json_line.h"
+#include "output.h"
+
+namespace ferry::tools {
+namespace {
+
+using checkpoint::Manifest;
+using checkpoint::Saved;
+using nlohmann::json;
+
+std::filesystem::path without_slash(const std::string& path) {
+    const std::filesystem::path given(path);
+    return given.has_filename() ? given : given.parent_path();
+}
+
+bool is_checkpoint(const std::filesystem::path& path) {
+    return kind_of(path / checkpoint::kManifestName) != FileKind::none ||
+           checkpoint::step_of_name(path.filename().string()).has_value();
+}
+
+// A checkpoint, or those of a directory. Throws usage where there is none.
+std::vector<std::string> checkpoints_at(const std::string& given) {
+    const std::filesystem::path path = without_slash(given);
+    if (kind_of(path) == FileKind::directory) {
+        if (is_checkpoint(path)) return {path};
+        std::vector<std::string> all;
+        for (const checkpoint::Step& step : checkpoint::steps_in(path)) all.push_back(step.path);
+        if (!all.empty()) return all;
+    }
+    throw Error(Trouble::usage,
+                {.what = "no checkpoint is there",
+                 .where = given,
+                 .measured = kind_of(path) == FileKind::none ? "nothing of that name" : "",
+                 .remedy = "name a checkpoint, such as DIR/step-00000100, or a directory of them"});
+}
+
+json optional_number(const std::optional<checkpoint::HeldBackLoss>& held_back) {
+    return held_back && std::isfinite(held_back->loss) ? json(held_back->loss) : json();
+}
+
+// ---------------------------------------------------------------- ls
+
+void list(const std::string& directory, bool as_json) {
+    if (!as_json)
+        print("{:>9} {:>9} {:>11} {:>10} {:>10}  {}\n", "step", "of", "bytes", "loss", "held back",
+              "path");
+    for (const std::string& path : checkpoints_at(directory)) {
+        try {
+            const Manifest m = checkpoint::manifest_of(path);
+            const json held_back = optional_number(m.held_back);
+            if (as_json) {
+                print("{}", json_line(json{{"path", path},
+                                           {"step", m.step},
+                                           {"steps", m.steps},
+                                           {"tokens", m.tokens},
+                                           {"bytes", m.bytes()},
+                                           {"loss", m.last.loss},
+                                           {"held_back_loss", held_back},
+                                           {"finished", m.finished()}}));
+                continue;
+            }
+            print("{:>9} {:>9} {:>11} {:>10.6f} {:>10}  {}\n", m.step, m.steps,
+                  format_bytes(m.bytes()), m.last.loss,
+                  held_back.is_null() ? "" : fmt::format("{:.6f}", m.held_back->loss),
+                  one_line(path));
+        } catch (const Error& error) {
+            if (as_json)
+                print("{}", json_line(json{{"path", path}, {"error", error.what()}}));
+            else
+                print("{:>53}  {}: {}\n", "unreadable", one_line(path), error.problem().what);
+        }
+    }
+}
+
+// ---------------------------------------------------------------- inspect
+
+void inspect(const std::string& path, bool as_json) {
+    const Saved saved(without_slash(path));
+    const Manifest& m = saved.manifest();
+    if (as_json) {
+        json arrays = json::array();
+        for (const auto& [name, array] : saved.arrays())
+            arrays.push_back(
+                {{"name", name},
+                 {"dtype", array.stored->dtype},
+                 {"shape", array.stored->shape},
+                 {"file",
+                  std::filesystem::path(array.shard->file_of(*array.stored)).filename().string()}});
+        json line = json::parse(checkpoint::write_manifest(m));
+        line.erase("shards");
+        line["path"] = saved.path();
+        line["bytes"] = m.bytes();
+        line["arrays"] = std::move(arrays);
+        print("{}", json_line(line));
+        return;
+    }
+    print("step {} of {}, {} updates, {} tokens, {} in {} files, ferry {}\n", m.step, m.steps,
+          m.updates, m.tokens, format_bytes(m.bytes()), m.shards.size(), m.ferry);
+    print("loss {:.6f}, learning rate {:.3e}, loss scale {}\n", m.last.loss, m.last.lr,
+          m.loss_scale);
+    if (m.held_back) print("held-back loss {:.6f}\n", m.held_back->loss);
+    print("numerics {}\n\n{}\n", m.numerics, m.training);
+    for (const auto& [name, array] : saved.arrays())
+        print("{:<5} {:>10}  {}\n", array.stored->dtype, format_bytes(array.bytes), one_line(name));
+}
+
+// ---------------------------------------------------------------- verify
+
+// Every fault, as text; reads all of it.
+std::vector<std::string> faults_of(const std::string& path, const Executor& executor) {
+    std::vector<std::string> faults;
+    const auto attempt = [&](const auto& work) {
+        try {
+            work();
+        } catch (const Error& error) {
+            faults.emplace_back(error.what());
+        }
+    };
+    std::optional<Manifest> manifest;
+    attempt([&] { manifest = checkpoint::manifest_of(path); });
+    if (!manifest) return faults;
+    CopyProgress progress("verify " + path, executor);
+    int64_t bytes = 0;
+    for (const checkpoint::Shard& shard : manifest->shards)
+        attempt([&] {
+            checkpoint::check_shard(
+                path, shard, [&](int64_t read) { progress.at(bytes += read, manifest->bytes()); });
+        });
+    if (faults.empty()) attempt([&] { const Saved saved(path); });
+    return faults;
+}
+
+void verify(const std::string& given, bool as_json) {
+    const auto executor = make_thread_executor();
+    const std::vector<std::string> all = checkpoints_at(given);
+    int64_t damaged = 0;
+    for (const std::string& path : all) {
+        const std::vector<std::string> faults = faults_of(path, *executor);
+        damaged += faults.empty() ? 0 : 1;
+        if (as_json) {
+            print("{}",
+                  json_line(json{{"path", path}, {"whole", faults.empty()}, {"faults", faults}}));
+            continue;
+        }
+        print("{}: {}\n", one_line(path), faults.empty() ? "whole" : "damaged");
+        for (const std::string& fault : faults) print("  {}\n", one_line(fault));
+    }
+    if (damaged == 0) return;
+    throw Error(Trouble::io, {.what = "damaged checkpoints",
+                              .where = given,
+                              .measured = fmt::format("{} of {}", damaged, all.size()),
+                              .remedy = "resume from another one; ferry ckpt rm removes them"});
+}
+
+// ---------------------------------------------------------------- diff
+
+struct Difference {
+    std::string name{}, what{};
+    int64_t elements = 0;  // that differ
+    double largest = 0;    // absolute difference; of numbers that ferry reads
+};
+
+// Of two arrays of one type and shape.
+Difference compare(const Saved& a, const Saved& b, const std::string& name,
+                   const std::function<void(int64_t)>& read) {
+    constexpr int64_t kPiece = kMiB;
+    const Saved::Array &one = *a.find(name), &other = *b.find(name);
+    Difference found{.name = name};
+    const int64_t count = one.stored->count(), width = one.bytes / count;
+    std::vector<std::byte> x(static_cast<size_t>(kPiece * width)), y(x.size());
+    std::vector<float> u(kPiece), v(kPiece);
+    for (int64_t first = 0; first < count; first += kPiece) {
+        const auto n = static_cast<size_t>(std::min(kPiece, count - first));
+        const size_t bytes = n * static_cast<size_t>(width);
+        a.read(one, first * width, std::span(x).first(bytes));
+        b.read(other, first * width, std::span(y).first(bytes));
+        read(2 * static_cast<int64_t>(bytes));
+        if (std::equal(x.begin(), x.begin() + static_cast<std::ptrdiff_t>(bytes), y.begin()))
+            continue;
+        for (size_t at = 0; at < bytes; at += static_cast<size_t>(width))
+            found.elements += !std::equal(x.begin() + static_cast<std::ptrdiff_t>(at),
+                                          x.begin() + static_cast<std::ptrdiff_t>(at) + width,
+                                          y.begin() + static_cast<std::ptrdiff_t>(at));
+        if (!one.stored->type) continue;
+        one.shard->read(*one.stored, first, std::span(u).first(n));
+        other.shard->read(*other.stored, first, std::span(v).first(n));
+        for (size_t i = 0; i < n; ++i)
+            found.largest = std::max(found.largest, std::abs(double{u[i]} - double{v[i]}));
+    }
+    if (found.elements > 0)
+        found.what = fmt::format("{} of {} elements differ, by {:.6g} at most", found.elements,
+                                 count, found.largest);
+    return found;
+}
+
+std::vector<Difference> differences_of(const Saved& a, const Saved& b, const Executor& executor) {
+    std::vector<Difference> all;
+    CopyProgress progress("diff", executor);
+    int64_t bytes = 0;
+    const auto read = [&](int64_t more) {
+        progress.at(bytes += more, a.manifest().bytes() + b.manifest().bytes());
+    };
+    for (const auto& [name, array] : a.arrays()) {
+        const Saved::Array* other = b.find(name);
+        if (other == nullptr)
+            all.push_back({.name = name, .what = "only in the first"});
+        else if (other->stored->dtype != array.stored->dtype ||
+                 other->stored->shape != array.stored->shape)
+            all.push_back({.name = name, .what = "of another type or shape"});
+        else if (Difference found = compare(a, b, name, read); found.elements > 0)
+            all.push_back(std::move(found));
+    }
+    for (const auto& [name, array] : b.arrays())
+        if (a.find(name) == nullptr) all.push_back({.name = name, .what = "only in the second"});
+    return all;
+}
+
+void diff(const std::string& first, const std::string& second, bool as_json) {
+    const auto executor = make_thread_executor();
+    const Saved a(without_slash(first)), b(without_slash(second));
+    const std::vector<Difference> all = differences_of(a, b, *executor);
+    if (as_json) {
+        json arrays = json::array();
+        for (const Difference& one : all)
+            arrays.push_back({{"name", one.name},
+                              {"what", one.what},
+                              {"elements", one.elements},
+                              {"largest", one.largest}});
+        print("{}", json_line(json{{"equal", all.empty()},
+                                   {"arrays", a.arrays().size()},
+                                   {"steps", {a.manifest().step, b.manifest().step}},
+                                   {"differences", std::move(arrays)}}));
+    } else {
+        for (const Difference& one : all) print("{}: {}\n", one_line(one.name), one.what);
+        if (all.empty()) print("equal: {} arrays, bit for bit\n", a.arrays().size());
+    }
+    if (!all.empty())
+        throw Error(Trouble::io, {.what = "the checkpoints differ",
+                                  .where = first + " and " + second,
+                                  .measured = fmt::format("{} arrays", all.size())});
+}
+
+// ---------------------------------------------------------------- rm
+
+void remove(const std::vector<std::string>& given, bool all, bool as_json) {
+    std::vector<std::string> gone;
+    for (const std::string& path : given) {
+        const std::filesystem::path plain = without_slash(path);
+        const std::vector<std::string> found = checkpoints_at(path);
+        if (!all && !is_checkpoint(plain))
+            throw Error(Trouble::usage,
+                        {.what = "this is a directory of checkpoints, and no checkpoint",
+                         .where = path,
+                         .measured = fmt::format("{} checkpoints", found.size()),
+                         .remedy = "name those that are to go, or insist with --all"});
+        gone.insert(gone.end(), found.begin(), found.end());
+    }
+    for (const std::string& path : gone) {
+        remove_directory(path);
+        if (as_json)
+            print("{}", json_line(json{{"removed", path}}));
+        else
+            print("removed {}\n", one_line(path));
+    }
+}
+
+// ---------------------------------------------------------------- export
+
+void export_one(const std::string& path, const train::ExportOptions& options,
+                const std::string& model, bool as_json) {
+    const auto executor = make_thread_executor();
+    const std::vector<std::string> found = checkpoints_at(path);
+    const Saved saved(found.back());  // of a directory the newest
+    Config config;
+    config.model.path = model.empty() ? saved.manifest().model : model;
+    if (!config.model.path.empty() && kind_of(config.model.path) != FileKind::directory) {
+        log_warn(config.model.path + " is gone: the export has no tokenizer (--model DIR)");
+        config.model.path.clear();
+    }
+    const train::ExportDirectory directory(options.directory, config);
+    int64_t bytes = 0;
+    double seconds = 0;
+    {
+        CopyProgress progress("export " + saved.path(), *executor);
+        train::export_checkpoint(saved, options, directory, [&](int64_t done, int64_t of) {
+            bytes = done;
+            progress.at(done, of);
+        });
+        seconds = progress.seconds();
+    }
+    if (as_json)
+        print("{}", json_line(json{{"checkpoint", saved.path()},
+                                   {"directory", options.directory},
+                                   {"bytes", bytes},
+                                   {"seconds", seconds}}));
+    else
+        print("{} to {}: {}\n", one_line(saved.path()), one_line(options.directory),
+              progress_text(bytes, bytes, seconds));
+}
+
+struct CkptOptions {
+    std::vector<std::string> paths{};
+    std::string first{}, second{}, model{};
+    train::ExportOptions exported{};
+    bool json = false, all = false;
+};
+
+using Shared = std::shared_ptr<CkptOptions>;
+
+CLI::App* add(CLI::App& ckpt, const Shared& options, const char* name, const char* what,
+              const char* example) {
+    CLI::App* command = ckpt.add_subcommand(name, what);
+    command->add_flag("--json", options->json, "JSON objects, a line each");
+    command->footer(std::string("Example: ") + example);
+    return command;
+}
+
+void add_readers(CLI::App& ckpt, const Shared& options) {
+    CLI::App* ls =
+        add(ckpt, options, "ls", "list the checkpoints of a directory", "ferry ckpt ls CKPT");
+    ls->add_option("directory", options->first, "directory of checkpoints")->required();
+    ls->callback([options] { list(options->first, options->json); });
+
+    CLI::App* look = add(ckpt, options, "inspect", "what a checkpoint is of, and its arrays",
+                         "ferry ckpt inspect CKPT/step-00000100");
+    look->add_option("checkpoint", options->first, "a checkpoint")->required();
+    look->callback([options] { inspect(options->first, options->json); });
+
+    CLI::App* prove = add(ckpt, options, "verify",
+                          "read everything and compare checksums; names each file and tensor that "
+                          "is wrong, and ends with code 4",
+                          "ferry ckpt verify CKPT");
+    prove->add_option("path", options->first, "a checkpoint, or a directory of them")->required();
+    prove->callback([options] { verify(options->first, options->json); });
+
+    CLI::App* two =
+        add(ckpt, options, "diff", "compare two checkpoints bit for bit; code 4 where they differ",
+            "ferry ckpt diff A/step-00000100 B/step-00000100");
+    two->add_option("first", options->first, "a checkpoint")->required();
+    two->add_option("second", options->second, "another one")->required();
+    two->callback([options] { diff(options->first, options->second, options->json); });
+}
+
+void add_writers(CLI::App& ckpt, const Shared& options) {
+    CLI::App* rm = add(ckpt, options, "rm", "remove checkpoints: each of them whole, or not at all",
+                       "ferry ckpt rm CKPT/step-00000100");
+    rm->add_option("path", options->paths, "checkpoints")->required();
+    rm->add_flag("--all", options->all, "of a directory: all that are in it");
+    rm->callback([options] { remove(options->paths, options->all, options->json); });
+
+    CLI::App* out = add(ckpt, options, "export",
+                        "weights as a directory that transformers loads, in bounded memory",
+                        "ferry ckpt export CKPT/step-00000100 TUNED --export-type bf16");
+    out->add_option("checkpoint", options->first, "a checkpoint; of a directory the newest")
+        ->required();
+    add_export_options(*out, "directory", options->exported);
+    out->add_option(
+        "--model", options->model,
+        "where the tokenizer's files are (default: the model that the run started from)");
+    out->callback([options] {
+        export_one(options->first, options->exported, options->model, options->json);
+    });
+}
+
+}  // namespace
+}  // namespace ferry::tools
+
+void add_ckpt_command(CLI::App& app) {
+    const auto options = std::make_shared<ferry::tools::CkptOptions>();
+    CLI::App* command =
+        app.add_subcommand("ckpt", "list, check, compare, remove and export checkpoints");
+    command->require_subcommand(1);
+    command->footer(
+        "docs/checkpoints.md says what a checkpoint is.\n"
+        "Example: ferry ckpt ls CKPT");
+    ferry::tools::add_readers(*command, options);
+    ferry::tools::add_writers(*command, options);
+}

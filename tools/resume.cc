@@ -1,0 +1,116 @@
+#include "resume.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <filesystem>
+
+#include "base/files.h"
+#include "base/log.h"
+#include "checkpoint/manifest.h"
+#include "ferry/error.h"
+
+namespace ferry::tools {
+namespace {
+
+constexpr const char* kVolume = "ferry.volume";  // aio's
+
+std::filesystem::path without_slash(std::filesystem::path path) {
+    return path.has_filename() ? path : path.parent_path();
+}
+
+bool same_place(const std::filesystem::path& one, const std::filesystem::path& other) {
+    std::error_code unknown;
+    return std::filesystem::equivalent(one, other, unknown);
+}
+
+[[noreturn]] void refuse(std::string what, std::string where, std::string measured,
+                         std::string remedy) {
+    throw Error(Trouble::usage, {.what = std::move(what),
+                                 .where = std::move(where),
+                                 .measured = std::move(measured),
+                                 .remedy = std::move(remedy)});
+}
+
+ResumeFrom newest_in(const std::string& directory) {
+    const auto steps = checkpoint::steps_in(directory);
+    if (steps.empty())
+        refuse("there is nothing to resume: no checkpoint is there", directory, "",
+               "start without --resume");
+    return {.checkpoint = steps.back().path};
+}
+
+ResumeFrom durable_at(const std::string& directory, const Config& config) {
+    for (const NvmePath& path : config.budgets.nvme)
+        if (config.checkpoint.durable_steps && same_place(path.path, directory))
+            return {.durable = true};
+    refuse("the directory holds durable steps, and not of this configuration", directory,
+           config.checkpoint.durable_steps ? "budgets.nvme does not name it"
+                                           : "checkpoint.durable_steps is false",
+           "resume with the configuration that they are of");
+}
+
+}  // namespace
+
+ResumeFrom resume_from(const std::optional<std::string>& option, const Config& config) {
+    if (!option) return {};
+    const std::string& dir = config.checkpoint.dir;
+    if (option->empty() && (config.checkpoint.durable_steps || dir.empty()))
+        return {.durable = true};
+    if (option->empty() || *option == "latest") {
+        if (dir.empty())
+            refuse("there is nothing to resume: no directory of checkpoints is given",
+                   "--resume latest", "checkpoint.dir is not set",
+                   "set checkpoint.dir, or name a checkpoint: --resume DIR");
+        return newest_in(dir);
+    }
+    const std::filesystem::path path = without_slash(*option);
+    switch (kind_of(path)) {
+        case FileKind::directory:
+            break;
+        case FileKind::none:
+            refuse("there is nothing to resume: no such directory", *option, "",
+                   "name a checkpoint, such as DIR/step-00000100: ferry ckpt ls DIR lists them");
+        default:
+            refuse("a checkpoint is a directory", *option, "a file",
+                   "name a checkpoint, such as DIR/step-00000100");
+    }
+    if (kind_of(path / checkpoint::kManifestName) != FileKind::none ||
+        checkpoint::step_of_name(path.filename().string()))
+        return {.checkpoint = path};
+    if (kind_of(path / kVolume) != FileKind::none) return durable_at(path, config);
+    return newest_in(path);
+}
+
+bool is_in(const std::string& checkpoint, const std::string& directory) {
+    if (checkpoint.empty() || directory.empty()) return false;
+    const std::filesystem::path parent = without_slash(checkpoint).parent_path();
+    return same_place(parent.empty() ? "." : parent, directory);
+}
+
+std::unique_ptr<checkpoint::Steps> claim_checkpoints(const Config& config, const ResumeFrom& from) {
+    const std::string& dir = config.checkpoint.dir;
+    if (dir.empty()) return nullptr;
+    auto claimed = std::make_unique<checkpoint::Steps>(dir);
+    const auto steps = checkpoint::steps_in(dir);
+    if (steps.empty() || from.durable || is_in(from.checkpoint, dir)) return claimed;
+    std::string found = fmt::format("step {}", steps.back().step);
+    try {
+        const checkpoint::Manifest newest = checkpoint::manifest_of(steps.back().path);
+        if (newest.finished()) {
+            log_info(
+                fmt::format("checkpoint.dir holds checkpoints of a run that came to its end "
+                            "({} of {}): they are now in {}",
+                            found, newest.steps, claimed->move_aside()));
+            return claimed;
+        }
+        found += fmt::format(" of {}", newest.steps);
+    } catch (const Error& error) {
+        found += fmt::format(", which cannot be read ({})", error.problem().what);
+    }
+    refuse("checkpoint.dir holds checkpoints of a run that did not come to its end", dir, found,
+           "go on from the newest: the same command with --resume latest; or start afresh with "
+           "another checkpoint.dir, or after ferry ckpt rm " +
+               dir + " --all");
+}
+
+}  // namespace ferry::tools
