@@ -393,12 +393,15 @@ void Draft::flush_directory() const {
 }
 
 void Draft::fail(int error) const {
-    throw Error(Trouble::io, {.what = what_,
-                              .where = where_,
-                              .measured = std::string(std::strerror(error)) + ", after " +
-                                          std::to_string(written_) + " bytes",
-                              .limit = limit_behind(error),
-                              .remedy = remedy_for(error)});
+    // A full disk or one file too large came up in the work; a lack of descriptors is the
+    // process's.
+    throw Error(error == EMFILE ? Trouble::does_not_fit : Trouble::io,
+                {.what = what_,
+                 .where = where_,
+                 .measured = std::string(std::strerror(error)) + ", after " +
+                             std::to_string(written_) + " bytes",
+                 .limit = limit_behind(error),
+                 .remedy = remedy_for(error)});
 }
 
 }  // namespace ferry
