@@ -381,6 +381,7 @@ typedef struct ferry_engine_options {
     size_t override_count;
     int32_t resume;  // 1: goes on after the last durable step of the run that was interrupted
     int32_t reserved;
+    const char* checkpoint;  // goes on after this one's step (DIR/step-00000100); NULL: none
 } ferry_engine_options;
 
 // Plans, reserves everything, fills the state over the tiers. USAGE, DOES_NOT_FIT, IO. One process,
@@ -416,6 +417,11 @@ typedef struct ferry_evaluation {
 FERRY_API ferry_status ferry_engine_evaluate(ferry_engine* engine, ferry_evaluation* evaluation);
 // XXH3 over all weights and moments, the one that `ferry train` prints.
 FERRY_API ferry_status ferry_engine_state_hash(ferry_engine* engine, uint64_t* hash);
+
+// Writes the whole state as a checkpoint of the last step, DIRECTORY/step-00000100, from which
+// ferry_engine_create and `ferry train --resume` go on with the same bits. The directory is made
+// where there is none; a checkpoint of that step before is replaced. The engine goes on. USAGE, IO.
+FERRY_API ferry_status ferry_engine_save(ferry_engine* engine, const char* directory);
 
 enum { FERRY_TYPE_OF_RUN = -1 };
 // Writes the model as transformers saves one, into a directory that is new or empty. `type`:

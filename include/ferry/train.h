@@ -221,6 +221,12 @@ private:
     const std::unique_ptr<Run> run_;
 };
 
+// Writes DIRECTORY/step-N of a run of one rank; `program` is the version that writes it. The
+// directory is made where there is none, and is this call's alone while it lasts. What keeps the
+// checkpoint from being written comes back. Throws usage where another run has the directory.
+[[nodiscard]] std::optional<Error> save_checkpoint(Engine& engine, const std::string& directory,
+                                                   const std::string& program);
+
 // What kept the weights out of their file, and whether all of them are in another one, which it
 // names.
 struct NotWritten {

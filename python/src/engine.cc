@@ -6,13 +6,18 @@ namespace {
 
 using EngineHandle = Handle<ferry_engine, ferry_engine_destroy>;
 
+std::string path_of(nb::handle path) {
+    return nb::cast<std::string>(nb::module_::import_("os").attr("fspath")(path));
+}
+
 std::unique_ptr<EngineHandle> create(nb::handle config, const std::vector<std::string>& overrides,
-                                     bool resume) {
+                                     bool resume, nb::handle checkpoint) {
     std::string json, file;
     if (nb::isinstance<nb::dict>(config))
         json = nb::cast<std::string>(nb::module_::import_("json").attr("dumps")(config));
     else
-        file = nb::cast<std::string>(nb::module_::import_("os").attr("fspath")(config));
+        file = path_of(config);
+    const std::string from = checkpoint.is_none() ? "" : path_of(checkpoint);
     std::vector<const char*> texts;
     texts.reserve(overrides.size());
     for (const std::string& text : overrides) texts.push_back(text.c_str());
@@ -22,6 +27,7 @@ std::unique_ptr<EngineHandle> create(nb::handle config, const std::vector<std::s
     options.overrides = texts.data();
     options.override_count = texts.size();
     options.resume = resume;
+    options.checkpoint = from.empty() ? nullptr : from.c_str();
     auto made = std::make_unique<EngineHandle>();
     done([&] { return ferry_engine_create(&options, &made->ticket); });
     return made;
@@ -81,9 +87,14 @@ auto number() {
 }
 
 void save_model(EngineHandle& self, nb::handle directory, const std::string& dtype) {
-    const auto path = nb::cast<std::string>(nb::module_::import_("os").attr("fspath")(directory));
+    const std::string path = path_of(directory);
     const int32_t type = choice("dtype", dtype, {"run", "float32", "bfloat16", "float16"}) - 1;
     done([&] { return ferry_engine_export(self.ticket, path.c_str(), type); });
+}
+
+void save(EngineHandle& self, nb::handle directory) {
+    const std::string path = path_of(directory);
+    done([&] { return ferry_engine_save(self.ticket, path.c_str()); });
 }
 
 void close(EngineHandle& self) {
@@ -100,8 +111,9 @@ void bind_engine(nb::module_& module) {
                              "A run of `ferry train`: plans, reserves everything and fills the "
                              "state over the tiers.")
         .def(nb::new_(&create), "config"_a, "overrides"_a = std::vector<std::string>{},
-             "resume"_a = false,
-             "config: a dict (docs/configuration.md) or a path. overrides: \"key.path=value\".")
+             "resume"_a = false, "checkpoint"_a = nb::none(),
+             "config: a dict (docs/configuration.md) or a path. overrides: \"key.path=value\". "
+             "checkpoint: one that save() or `ferry train` wrote, to go on from.")
         .def("step", reports<ferry_step_report, ferry_engine_step>(), "One optimizer step.")
         .def("evaluate", reports<ferry_evaluation, ferry_engine_evaluate>(),
              "Over the held-back micro-batches that the configuration asks for.")
@@ -109,6 +121,8 @@ void bind_engine(nb::module_& module) {
         .def_prop_ro("last_step", number<int64_t, ferry_engine_last_step>())
         .def("state_hash", number<uint64_t, ferry_engine_state_hash>(),
              "The hash of all weights and moments that `ferry train` prints.")
+        .def("save", &save, "directory"_a,
+             "Writes the whole state as a checkpoint, directory/step-00000100.")
         .def("save_model", &save_model, "directory"_a, "dtype"_a = "run",
              "Writes the model as transformers saves one.")
         .def("close", &close)

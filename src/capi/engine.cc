@@ -15,9 +15,11 @@ namespace {
 
 struct TrainingEngine {
     static constexpr HandleKind kKind = HandleKind::engine;
-    explicit TrainingEngine(Config read, bool resume)
+    TrainingEngine(Config read, bool resume, std::string checkpoint)
         : config(std::move(read)),
-          engine(train::Engine::make(config, {.executor = executor.get(), .resume = resume})) {}
+          engine(train::Engine::make(config, {.executor = executor.get(),
+                                              .resume = resume,
+                                              .checkpoint = std::move(checkpoint)})) {}
     const Config config;
     const std::unique_ptr<Executor> executor = make_thread_executor();
     const std::unique_ptr<train::Engine> engine;
@@ -93,7 +95,11 @@ ferry_status ferry_engine_create(const ferry_engine_options* options, ferry_engi
         const ferry_engine_options given = taken("options", options);
         check_given("engine", engine);
         check_choice("resume", given.resume, 1);
-        hand_out(engine, std::make_unique<TrainingEngine>(config_of(given), given.resume == 1));
+        if (given.resume == 1 && given.checkpoint)
+            refuse_argument("resume and checkpoint", "both", "at most one of both");
+        hand_out(engine,
+                 std::make_unique<TrainingEngine>(config_of(given), given.resume == 1,
+                                                  given.checkpoint ? given.checkpoint : ""));
     });
 }
 
@@ -132,6 +138,15 @@ ferry_status ferry_engine_state_hash(ferry_engine* engine, uint64_t* hash) {
     return with<TrainingEngine>(__func__, engine, [&](TrainingEngine& mine) {
         check_given("hash", hash);
         *hash = mine.engine->state_hash();
+    });
+}
+
+ferry_status ferry_engine_save(ferry_engine* engine, const char* directory) {
+    return with<TrainingEngine>(__func__, engine, [&](TrainingEngine& mine) {
+        check_given("directory", directory);
+        const auto failed = ferry::train::save_checkpoint(
+            *mine.engine, directory, std::string("libferry ") + ferry_version());
+        if (failed) throw ferry::Error(*failed);
     });
 }
 

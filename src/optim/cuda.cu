@@ -389,10 +389,20 @@ struct Encoded {
     uint8_t codes[kOfThread];
     float scale;
 };
+// Of all threads of the warp, to all of them.
+__device__ uint32_t largest_of_warp(uint32_t bits) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_max_sync(0xffffffffu, bits);
+#else
+    for (int other = 16; other > 0; other /= 2)
+        bits = max(bits, __shfl_xor_sync(0xffffffffu, bits, other));
+    return bits;
+#endif
+}
 __device__ Encoded encode(const NearMap& map, const float (&moments)[kOfThread]) {
     uint32_t bits = 0;
     for (const float moment : moments) bits = max(bits, __float_as_uint(fabsf(moment)));
-    bits = __reduce_max_sync(0xffffffffu, bits);
+    bits = largest_of_warp(bits);
     Encoded found;
     const bool finite = bits < 0x7f800000u;  // of NaN and infinity the bits are above all others'
     found.scale = finite ? fmaxf(__uint_as_float(bits), kLeastScale) : __uint_as_float(0x7fc00000u);

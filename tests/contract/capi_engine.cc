@@ -1,5 +1,6 @@
 // The engine through the C ABI: the numbers of the engine below it, and what is refused.
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ferry/train.h"
@@ -21,12 +22,14 @@ protected:
                    "optimizer": {"lr": 0.003, "weight_decay": 0.1}, "clip_norm": 0.98,
                    "evaluate": {"micro_batches": 2}, "seed": 3, "steps": 6, "threads": 1})";
     }
-    ferry_status create(const std::vector<const char*>& overrides = {}) {
+    ferry_status create(const std::vector<const char*>& overrides = {},
+                        const char* checkpoint = nullptr) {
         const std::string text = config();
         auto options = sized<ferry_engine_options>();
         options.config_json = text.c_str();
         options.overrides = overrides.data();
         options.override_count = overrides.size();
+        options.checkpoint = checkpoint;
         return ferry_engine_create(&options, &engine_);
     }
     ferry_step_report step() {
@@ -68,6 +71,28 @@ TEST_F(CapiEngine, TakesTheStepsOfTheEngineBelow) {
     int64_t last = 0;
     ASSERT_DONE(ferry_engine_last_step(engine_, &last));
     EXPECT_EQ(last, 3);
+}
+
+TEST_F(CapiEngine, ACheckpointGoesOnWithTheSameBits) {
+    ASSERT_DONE(create());
+    step(), step();
+    const std::string directory = directory_.path() + "/saved";
+    ASSERT_DONE(ferry_engine_save(engine_, directory.c_str()));
+    const double loss = step().loss;
+    EXPECT_REFUSED(ferry_engine_save(engine_, nullptr), FERRY_USAGE, "directory is NULL");
+    EXPECT_EQ(ferry_engine_destroy(std::exchange(engine_, nullptr)), FERRY_OK);
+
+    const std::string nvme = R"(budgets.nvme=[{"path": ")" + directory_.path() + R"("}])";
+    const std::string checkpoint = directory + "/step-00000002";
+    ASSERT_DONE(create({nvme.c_str(), "swap.state_on_nvme=1"}, checkpoint.c_str()));
+    int64_t last = 0;
+    ASSERT_DONE(ferry_engine_last_step(engine_, &last));
+    EXPECT_EQ(last, 2);
+    EXPECT_EQ(step().loss, loss);
+    EXPECT_EQ(ferry_engine_destroy(std::exchange(engine_, nullptr)), FERRY_OK);
+    EXPECT_REFUSED(create({}, (directory + "/step-00000009").c_str()), FERRY_USAGE,
+                   "step-00000009");
+    EXPECT_REFUSED(create({"optimizer.lr=0.5"}, checkpoint.c_str()), FERRY_USAGE, "optimizer");
 }
 
 TEST_F(CapiEngine, OverridesMoveItsStateAndNotItsNumbers) {

@@ -76,7 +76,7 @@ class PlanTest(ForecastTest):
                                      "tokens_checked"})
         forecast = plan["forecast"]
         self.assertEqual(set(forecast), {"step_seconds", "speculative", "binding", "plan_bound_seconds",
-                                         "bound_seconds", "bound_link", "links", "timeline",
+                                         "bound_seconds", "bound_link", "peak_bound_seconds", "links", "timeline",
                                          "what_if", "measured", "assumed", "state",
                                          "bound_state", "attention", "bound_attention", "mlp", "bound_mlp"})
         step = forecast["step_seconds"]

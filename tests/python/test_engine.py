@@ -38,6 +38,18 @@ def test_a_run_and_where_its_state_lies(tokens, storage):
     assert hashes[0] == hashes[1]
 
 
+def test_a_checkpoint_goes_on_with_the_same_bits(tokens, tmp_path):
+    with ferry.Engine(config(tokens)) as engine:
+        engine.step()
+        engine.save(tmp_path / "run")
+        engine.step()
+        expected = engine.state_hash()
+    with ferry.Engine(config(tokens), checkpoint=tmp_path / "run" / "step-00000001") as engine:
+        assert engine.last_step == 1
+        engine.step()
+        assert engine.state_hash() == expected
+
+
 def test_a_model_to_keep(tokens, tmp_path):
     with ferry.Engine(config(tokens)) as engine:
         engine.step()

@@ -436,4 +436,10 @@ StateIo::Contents SavedRun::contents(const Plan& plan,
                               std::span<std::byte> out) { fill(layer, array, first, out); }};
 }
 
+std::optional<Error> save_checkpoint(Engine& engine, const std::string& directory,
+                                     const std::string& program) {
+    checkpoint::Steps steps(directory);
+    return engine.save({.directory = &steps, .program = program});
+}
+
 }  // namespace ferry::train

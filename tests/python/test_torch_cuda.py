@@ -1,0 +1,81 @@
+"""OffloadAdamW with parameters on a GPU. Skipped where torch or a GPU is missing."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("no GPU", allow_module_level=True)
+from ferry_offload.torch import OffloadAdamW  # noqa: E402
+
+MIB = 1 << 20
+
+
+def make_model(dtype, width=1024):
+    torch.manual_seed(1)
+    layers = [torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.GELU()) for _ in range(6)]
+    return torch.nn.Sequential(*layers).to("cuda", dtype)
+
+
+def train(model, optimizer, steps=5, passes=1, scaler=None, clip=None):
+    dtype = next(model.parameters()).dtype
+    generator = torch.Generator("cuda").manual_seed(2)
+    for _ in range(steps):
+        for _ in range(passes):
+            x = torch.randn(64, 1024, generator=generator, device="cuda").to(dtype)
+            loss = model(x).float().pow(2).mean()
+            (scaler.scale(loss) if scaler else loss).backward()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        scaler.step(optimizer) if scaler else optimizer.step()
+        if scaler:
+            scaler.update()
+        optimizer.zero_grad()
+    return torch.cat([p.detach().float().reshape(-1) for p in model.parameters()]).cpu()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_where_the_state_lies_changes_no_bit(storage, dtype):
+    torch.use_deterministic_algorithms(True)
+    runs = []
+    for options in ({}, {"overlap": False}, {"keep_grads": True}, {"chunk_elements": 100_000},
+                    {"host": "110MiB", "nvme": [storage], "chunk_elements": 256 << 10}):
+        model = make_model(dtype)
+        optimizer = OffloadAdamW(model.parameters(), lr=1e-3, max_norm=0.01, accumulation_steps=2, **options)
+        assert ("nvme" in options) == (optimizer.stats.nvme_bytes > 0)
+        runs.append(train(model, optimizer, passes=2))
+        assert optimizer.stats.clip_factor < 1 and optimizer.stats.host_bytes <= 40 << 30
+        optimizer.close()
+    assert all(torch.equal(runs[0], other) for other in runs[1:])
+
+
+def test_twenty_steps_are_torchs_and_commit_early(storage):
+    model, reference = make_model(torch.float32), make_model(torch.float32)
+    optimizer = OffloadAdamW(model.parameters(), lr=1e-3, max_norm=1e3)
+    mine = train(model, optimizer, steps=20)
+    assert optimizer.stats.updates_committed > 0 and optimizer.stats.updates_rolled_back == 0
+    expected = train(reference, torch.optim.AdamW(reference.parameters(), lr=1e-3), steps=20)
+    torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-5)
+    optimizer.close()
+
+
+def test_gradients_leave_the_gpu():
+    model = make_model(torch.bfloat16, width=1024)
+    optimizer = OffloadAdamW(model.parameters())
+    before = torch.cuda.memory_allocated()
+    model(torch.ones(4, 1024, device="cuda", dtype=torch.bfloat16)).sum().backward()
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() - before < MIB  # a layer's gradient has 2
+    gradient = model[0][0].weight.grad
+    assert gradient.device.type == "cuda" and torch.isfinite(gradient + 0).all() and (gradient + 0).is_cuda
+    optimizer.step()
+    optimizer.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"keep_grads": True}, {"overlap": False}], ids=str)
+def test_grad_scaler(options):
+    model, reference = make_model(torch.float32), make_model(torch.float32)
+    optimizer = OffloadAdamW(model.parameters(), lr=1e-3, **options)
+    mine = train(model, optimizer, scaler=torch.amp.GradScaler("cuda"))
+    expected = train(reference, torch.optim.AdamW(reference.parameters(), lr=1e-3), scaler=torch.amp.GradScaler("cuda"))
+    torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-5)
+    optimizer.close()
