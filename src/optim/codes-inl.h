@@ -20,10 +20,11 @@
 HWY_BEFORE_NAMESPACE();
 namespace ferry::optim::HWY_NAMESPACE {
 
-// A block's moments in fp32, between its decoding and its encoding: in the first cache.
+// A block's moments in fp32, between decoding and encoding: in the first cache.
 struct BlockMoments {
     HWY_ALIGN float value[kMomentBlock];
     float scale_in = 0;
+    float largest = 0;  // magnitude
 };
 
 #if HWY_TARGET == HWY_AVX3
@@ -172,7 +173,8 @@ HWY_INLINE float largest_of(VU magnitudes) {
 
 // Of a whole block: the scale, and its codes. One copy a target and map, not one a loop.
 template <bool kSigned>
-HWY_NOINLINE void encode_all(BlockMoments& block, float largest, uint8_t* codes, float* scale) {
+HWY_NOINLINE void encode_all(BlockMoments& block, uint8_t* codes, float* scale) {
+    const float largest = block.largest;
     if (!(largest <= std::numeric_limits<float>::max())) {
         *scale = std::numeric_limits<float>::quiet_NaN();
         std::memset(codes, kNotFinite, kMomentBlock);

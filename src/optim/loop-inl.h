@@ -197,24 +197,28 @@ struct Pass {
     }
 
     template <Stores kStores>
-    HWY_INLINE static void line(const Span& span, const Scalars& s, int64_t i) {
-        Line line;
-        const int64_t block = i / kMomentBlock;
+    HWY_INLINE static void line(const Span& span, const Scalars& s, int64_t i, Line& line) {
         if constexpr (kNoisy) draw_noise(span, s, i, line.noise);
         if constexpr (kCoded) {
-            line.m.scale_in = span.m_scale_in[block];
-            if constexpr (Rule::kV) line.v.scale_in = span.v_scale_in[block];
+            line.m.scale_in = span.m_scale_in[i / kMomentBlock];
+            if constexpr (Rule::kV) line.v.scale_in = span.v_scale_in[i / kMomentBlock];
         }
         const auto lanes = static_cast<int64_t>(hn::Lanes(F()));
         Largest largest{hn::Zero(U()), hn::Zero(U())};
         for (int64_t k = 0; k < kLine; k += lanes) turn<kStores>(span, s, i + k, k, line, largest);
         if constexpr (kCoded) {
-            encode_all<kSignedM>(line.m, largest_of(largest.m), static_cast<uint8_t*>(span.m) + i,
-                                 span.m_scale + block);
-            if constexpr (Rule::kV) {
-                encode_all<false>(line.v, largest_of(largest.v), static_cast<uint8_t*>(span.v) + i,
-                                  span.v_scale + block);
-            }
+            line.m.largest = largest_of(largest.m);
+            if constexpr (Rule::kV) line.v.largest = largest_of(largest.v);
+        }
+    }
+
+    // The codes of a line at i.
+    HWY_INLINE static void encode_line(const Span& span, int64_t i, Line& line) {
+        if constexpr (kCoded) {
+            const int64_t block = i / kMomentBlock;
+            encode_all<kSignedM>(line.m, static_cast<uint8_t*>(span.m) + i, span.m_scale + block);
+            if constexpr (Rule::kV)
+                encode_all<false>(line.v, static_cast<uint8_t*>(span.v) + i, span.v_scale + block);
         }
     }
 
@@ -272,7 +276,9 @@ struct Pass {
         copy.low = reinterpret_cast<uint16_t*>(low.bytes);
         copy.m = m.bytes;
         copy.v = v.bytes;
-        line<Stores::cached>(copy, s, 0);
+        Line last;
+        line<Stores::cached>(copy, s, 0, last);
+        encode_line(copy, 0, last);
         p.empty_into(span.p);
         weight.empty_into(span.weight);
         low.empty_into(span.low);
@@ -286,12 +292,16 @@ struct Pass {
         const Span span = given;
         const Scalars s = scalars;
         int64_t i = 0;
+        Line lines[2];
         for (; i + kLine <= span.count; i += kLine) {
             if constexpr (kStores != Stores::stream_all) {
                 prefetch(span, std::min(i + kAhead, span.count - 1));
             }
-            line<kStores>(span, s, i);
+            line<kStores>(span, s, i, lines[i / kLine % 2]);
+            // A line late: the last divisions of this one pass meanwhile.
+            if (kCoded && i > 0) encode_line(span, i - kLine, lines[(i / kLine + 1) % 2]);
         }
+        if (kCoded && i > 0) encode_line(span, i - kLine, lines[(i / kLine + 1) % 2]);
         if (kStores != Stores::cached) hwy::FlushStream();
         if (i < span.count) tail(span, s, i);
     }
