@@ -11,8 +11,9 @@ namespace ferry::optim {
 
 // Stretches of the map by magnitude: shares that round to zero, the seven decades, and 1.
 constexpr int kStretches = 9;
-// A code found by a line is in doubt this close to where the next begins: 8 times more than what
-// the line, the reciprocal of the scale and the rounding of the borders can be wrong by.
+// A code found by a line is in doubt this close to where the next begins. The line, the reciprocal
+// of the scale and the borders' true places are wrong by less than 2^-13 of a code, and a border
+// lies up to 2^-11.8 above its true place.
 constexpr float kDoubt = 0x1p-11f;
 // Below this all is zero in both maps.
 constexpr float kLeastShare = 0x1p-23f;
