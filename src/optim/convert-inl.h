@@ -46,7 +46,8 @@ HWY_INLINE VF widen_f16(VU bits) {
     return hn::BitCast(f, hn::Or(wide, hn::ShiftLeft<16>(hn::Xor(bits, magnitude))));
 }
 
-// To nearest, ties to even; a NaN stays one (the carry could turn it into an infinity).
+// To nearest, ties to even, in the high half of a lane; a NaN stays one (the carry could turn it
+// into an infinity).
 HWY_INLINE VU round_bf16(VF value) {
     const U u;
     const VU bits = hn::BitCast(u, value);
@@ -54,7 +55,7 @@ HWY_INLINE VU round_bf16(VF value) {
     const VU rounded = hn::Add(bits, hn::IfThenElse(odd, hn::Set(u, 0x8000u), hn::Set(u, 0x7fffu)));
     const VU quiet = hn::Or(bits, hn::Set(u, 0x400000u));
     const auto nan = hn::RebindMask(u, hn::IsNaN(value));
-    return hn::ShiftRight<16>(hn::IfThenElse(nan, quiet, rounded));
+    return hn::IfThenElse(nan, quiet, rounded);
 }
 
 HWY_INLINE VU round_f16(VF value) {
@@ -122,6 +123,16 @@ HWY_INLINE void put(V value, D d, T* at) {
 // Of values below 2^16.
 HWY_INLINE hn::Vec<H> narrow(VU bits) { return hn::DemoteTo(H(), hn::BitCast(I(), bits)); }
 
+HWY_INLINE hn::Vec<H> high_halves(VU bits) {
+#if HWY_TARGET == HWY_AVX3
+    const auto odd = hn::Add(hn::Iota(hn::Repartition<uint16_t, U>(), 1),
+                             hn::Iota(hn::Repartition<uint16_t, U>(), 0));
+    return hn::Vec<H>{_mm512_castsi512_si256(_mm512_permutexvar_epi16(odd.raw, bits.raw))};
+#else
+    return narrow(hn::ShiftRight<16>(bits));
+#endif
+}
+
 template <bool kStream>
 HWY_INLINE void put_halves(hn::Vec<H> halves, uint16_t* at) {
     constexpr bool kCan = HWY_MAX_BYTES >= 32;  // half of a 128-bit vector has no streaming store
@@ -135,7 +146,7 @@ HWY_INLINE void store_rounded(VF value, void* array, int64_t i) {
     } else {
         hn::Vec<H> half;
         if constexpr (kType == DType::bf16) {
-            half = narrow(round_bf16(value));
+            half = high_halves(round_bf16(value));
         } else {
             half = narrow_f16(value);
         }

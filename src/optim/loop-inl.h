@@ -15,11 +15,10 @@
 #include <type_traits>
 
 #include "base/philox-inl.h"
+#include "codes-inl.h"
 #include "convert-inl.h"
 #include "hwy/cache_control.h"
 #include "internal.h"
-#include "moment_cells.h"
-#include "moment_map.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ferry::optim::HWY_NAMESPACE {
@@ -84,13 +83,13 @@ inline HWY_NOINLINE void draw_noise(const Span& span, const Scalars& s, int64_t 
     }
 }
 
-// To one of the two bf16 around it, by 16 random bits.
+// To one of the two bf16 around it, by 16 random bits; in the high half of a lane.
 HWY_INLINE VU round_by_noise(VF value, VU noise) {
     const U u;
     const VU bits = hn::BitCast(u, value);
     const auto nan = hn::RebindMask(u, hn::IsNaN(value));
     const VU quiet = hn::Or(bits, hn::Set(u, 0x400000u));
-    return hn::ShiftRight<16>(hn::IfThenElse(nan, quiet, hn::Add(bits, noise)));
+    return hn::IfThenElse(nan, quiet, hn::Add(bits, noise));
 }
 
 HWY_INLINE VF load_joined(const uint16_t* weight, const uint16_t* low) {
@@ -102,83 +101,8 @@ HWY_INLINE VF load_joined(const uint16_t* weight, const uint16_t* low) {
 template <bool kStream>
 HWY_INLINE void store_split(VF p, uint16_t* weight, uint16_t* low) {
     const VU bits = hn::BitCast(U(), p);
-    put_halves<kStream>(narrow(hn::ShiftRight<16>(hn::Add(bits, hn::Set(U(), 0x8000u)))), weight);
+    put_halves<kStream>(high_halves(hn::Add(bits, hn::Set(U(), 0x8000u))), weight);
     put_halves<kStream>(narrow(hn::And(bits, hn::Set(U(), 0xffffu))), low);
-}
-
-// ---------------------------------------------------------------- codes
-
-using Codes = hn::Rebind<uint8_t, F>;
-
-// A block's moments in fp32, between its decoding and its encoding: in the first cache.
-struct BlockMoments {
-    HWY_ALIGN float value[kMomentBlock];
-    float scale_in = 0;
-};
-
-// The moments of the codes from `at` on.
-template <bool kSigned>
-HWY_INLINE VF decode(const uint8_t* at, float scale) {
-    constexpr const MomentMap& map = kSigned ? kWithSign : kWithoutSign;
-    const auto code = hn::PromoteTo(I(), hn::LoadU(Codes(), at));
-    return hn::Mul(hn::GatherIndex(F(), map.share, code), set(scale));
-}
-
-template <bool kSigned>
-HWY_INLINE void encode(VF moment, VF scale, const int32_t* words, uint8_t* at) {
-    using Cells = MomentCells<kSigned>;
-    const I i;
-    const auto bits = hn::BitCast(i, hn::Div(moment, scale));
-    const auto least = hn::Set(i, Cells::kLeast);
-    const auto magnitude = hn::Max(hn::And(bits, hn::Set(i, 0x7fffffff)), least);
-    const auto offset = hn::Sub(magnitude, least);
-    auto cell = hn::ShiftRight<Cells::kLastBits>(offset);
-    const auto last = hn::And(offset, hn::Set(i, (1 << Cells::kLastBits) - 1));
-    const auto sign = hn::BroadcastSignBit(bits);  // all ones below zero
-    if constexpr (kSigned) cell = hn::Add(cell, hn::And(sign, hn::Set(i, Cells::kOfSign)));
-    const auto word = hn::GatherIndex(i, words, cell);
-    const auto begin = hn::And(word, hn::Set(i, (1 << Cells::kAtBits) - 1));
-    const auto code = hn::ShiftRight<Cells::kAtBits>(word);
-    // One more where `last` has reached the begin; one less below zero.
-    const auto next = hn::VecFromMask(i, hn::Gt(begin, last));  // all ones where it has not
-    auto step = hn::Add(next, hn::Set(i, 1));
-    if constexpr (kSigned) step = hn::Sub(hn::Xor(step, sign), sign);
-    hn::StoreU(hn::DemoteTo(Codes(), hn::Add(code, step)), Codes(), at);
-}
-
-// The largest magnitude. By integers, in which what is not finite is above all others.
-HWY_INLINE float largest_of(const BlockMoments& block) {
-    const auto count = static_cast<int64_t>(hn::Lanes(F()));
-    VU most = hn::Zero(U());
-    for (int64_t i = 0; i < kMomentBlock; i += count) {
-        const VF value = hn::Load(F(), block.value + i);
-        most = hn::Max(most, magnitude_of(hn::BitCast(U(), value)));
-    }
-    HWY_ALIGN uint32_t lanes[16] = {};
-    hn::Store(most, U(), lanes);
-    return std::bit_cast<float>(*std::max_element(lanes, lanes + 16));
-}
-
-// Of a whole block: the scale, and its codes. One copy a target and map, not one a loop.
-template <bool kSigned>
-HWY_NOINLINE void encode_all(const BlockMoments& block, uint8_t* codes, float* scale) {
-    const float largest = largest_of(block);
-    if (!(largest <= std::numeric_limits<float>::max())) {
-        *scale = std::numeric_limits<float>::quiet_NaN();
-        std::memset(codes, kNotFinite, kMomentBlock);
-        return;
-    }
-    *scale = std::max(largest, kLeastScale);
-    const int32_t* words = nullptr;
-    if constexpr (kSigned) {
-        words = cells_with_sign().word;
-    } else {
-        words = cells_without_sign().word;
-    }
-    const VF s = set(*scale);
-    const auto lanes = static_cast<int64_t>(hn::Lanes(F()));
-    for (int64_t i = 0; i < kMomentBlock; i += lanes)
-        encode<kSigned>(hn::Load(F(), block.value + i), s, words, codes + i);
 }
 
 // How a loop treats its arrays; the weight may be absent.
@@ -202,6 +126,9 @@ struct Pass {
     struct CodedLine {
         BlockMoments m, v;
     };
+    struct Largest {
+        VU m, v;
+    };
     using Line =
         std::conditional_t<kCoded, CodedLine, std::conditional_t<kNoisy, NoisyLine, NoLine>>;
 
@@ -217,7 +144,7 @@ struct Pass {
     template <bool kStream>
     HWY_INLINE static void store_moment(VF value, VU noise, void* array, int64_t i) {
         if constexpr (kNoisy) {
-            put_halves<kStream>(narrow(round_by_noise(value, noise)),
+            put_halves<kStream>(high_halves(round_by_noise(value, noise)),
                                 static_cast<uint16_t*>(array) + i);
         } else {
             put<kStream>(value, F(), static_cast<float*>(array) + i);
@@ -227,7 +154,7 @@ struct Pass {
     // One vector at element i, `k` elements into its line.
     template <Stores kStores>
     HWY_INLINE static void turn(const Span& span, const Scalars& s, int64_t i, int64_t k,
-                                Line& line) {
+                                Line& line, Largest& largest) {
         constexpr bool kStreamState = kStores == Stores::stream_all;
         constexpr bool kStreamWeight = kStores != Stores::cached;
         const U u;
@@ -251,7 +178,11 @@ struct Pass {
         }
         if constexpr (kCoded) {
             hn::Store(m, F(), line.m.value + k);
-            if constexpr (Rule::kV) hn::Store(v, F(), line.v.value + k);
+            largest.m = hn::Max(largest.m, magnitude_of(hn::BitCast(u, m)));
+            if constexpr (Rule::kV) {
+                hn::Store(v, F(), line.v.value + k);
+                largest.v = hn::Max(largest.v, magnitude_of(hn::BitCast(u, v)));
+            }
             return;
         }
         VU noise = hn::Zero(u);
@@ -266,17 +197,25 @@ struct Pass {
     }
 
     template <Stores kStores>
-    HWY_INLINE static void line(const Span& span, const Scalars& s, int64_t i) {
-        Line line;
-        const int64_t block = i / kMomentBlock;
+    HWY_INLINE static void line(const Span& span, const Scalars& s, int64_t i, Line& line) {
         if constexpr (kNoisy) draw_noise(span, s, i, line.noise);
         if constexpr (kCoded) {
-            line.m.scale_in = span.m_scale_in[block];
-            if constexpr (Rule::kV) line.v.scale_in = span.v_scale_in[block];
+            line.m.scale_in = span.m_scale_in[i / kMomentBlock];
+            if constexpr (Rule::kV) line.v.scale_in = span.v_scale_in[i / kMomentBlock];
         }
         const auto lanes = static_cast<int64_t>(hn::Lanes(F()));
-        for (int64_t k = 0; k < kLine; k += lanes) turn<kStores>(span, s, i + k, k, line);
+        Largest largest{hn::Zero(U()), hn::Zero(U())};
+        for (int64_t k = 0; k < kLine; k += lanes) turn<kStores>(span, s, i + k, k, line, largest);
         if constexpr (kCoded) {
+            line.m.largest = largest_of(largest.m);
+            if constexpr (Rule::kV) line.v.largest = largest_of(largest.v);
+        }
+    }
+
+    // The codes of a line at i.
+    HWY_INLINE static void encode_line(const Span& span, int64_t i, Line& line) {
+        if constexpr (kCoded) {
+            const int64_t block = i / kMomentBlock;
             encode_all<kSignedM>(line.m, static_cast<uint8_t*>(span.m) + i, span.m_scale + block);
             if constexpr (Rule::kV)
                 encode_all<false>(line.v, static_cast<uint8_t*>(span.v) + i, span.v_scale + block);
@@ -337,7 +276,9 @@ struct Pass {
         copy.low = reinterpret_cast<uint16_t*>(low.bytes);
         copy.m = m.bytes;
         copy.v = v.bytes;
-        line<Stores::cached>(copy, s, 0);
+        Line last;
+        line<Stores::cached>(copy, s, 0, last);
+        encode_line(copy, 0, last);
         p.empty_into(span.p);
         weight.empty_into(span.weight);
         low.empty_into(span.low);
@@ -351,12 +292,16 @@ struct Pass {
         const Span span = given;
         const Scalars s = scalars;
         int64_t i = 0;
+        Line lines[2];
         for (; i + kLine <= span.count; i += kLine) {
             if constexpr (kStores != Stores::stream_all) {
                 prefetch(span, std::min(i + kAhead, span.count - 1));
             }
-            line<kStores>(span, s, i);
+            line<kStores>(span, s, i, lines[i / kLine % 2]);
+            // A line late: the last divisions of this one pass meanwhile.
+            if (kCoded && i > 0) encode_line(span, i - kLine, lines[(i / kLine + 1) % 2]);
         }
+        if (kCoded && i > 0) encode_line(span, i - kLine, lines[(i / kLine + 1) % 2]);
         if (kStores != Stores::cached) hwy::FlushStream();
         if (i < span.count) tail(span, s, i);
     }

@@ -140,43 +140,58 @@ TEST_P(Targets, blocks_of_codes) {
     }
 }
 
-// The gradients are the shares themselves: where each code begins, one float before, one after.
+// Moments around where each code begins, in blocks of that scale: as gradients, of which the
+// rule's moment is the gradient itself, or its square.
+std::vector<float> gradients_around_codes(Map map, float scale) {
+    const bool squared = map == Map::without_sign;
+    constexpr int kAround = 64;
+    std::vector<float> gradients;
+    const auto add = [&](float g) {
+        if (gradients.size() % kMomentBlock == 0)
+            gradients.push_back(squared ? std::sqrt(scale) : scale);
+        gradients.push_back(g);
+    };
+    for (int code = 1; code < 256; ++code) {
+        const float down = share_of(map, static_cast<uint8_t>(code - 1));
+        const float middle = down + (share_of(map, static_cast<uint8_t>(code)) - down) / 2;
+        float g = squared ? std::sqrt(middle * scale) : middle * scale;
+        for (int i = 0; i < kAround; ++i) g = std::nextafter(g, -INFINITY);
+        for (int i = 0; i < 2 * kAround; ++i, g = std::nextafter(g, INFINITY)) add(g);
+    }
+    for (int64_t i = 0; i < 1 << 14; ++i) add(ordinary(random_bits(1, 0, i)) * gradients[0]);
+    return gradients;
+}
+
+// Blocks whose moments are zero before become these.
 TEST_P(Targets, each_code_begins_where_the_reference_says) {
     for (const Map map : {Map::with_sign, Map::without_sign}) {
-        std::vector<float> gradients{1};  // the scale of its block
-        for (int code = 1; code < 256; ++code) {
-            const float down = share_of(map, static_cast<uint8_t>(code - 1)),
-                        middle = down + (share_of(map, static_cast<uint8_t>(code)) - down) / 2;
-            const bool squared = map == Map::without_sign;
-            float g = squared ? std::sqrt(middle) : middle;
-            for (int i = 0; i < 8; ++i) g = std::nextafter(g, -1.0f);
-            for (int i = 0; i < 16; ++i, g = std::nextafter(g, 2.0f)) {
-                if (gradients.size() % kMomentBlock == 0) gradients.push_back(1);
-                gradients.push_back(g);
-            }
-        }
-        const auto count = static_cast<int64_t>(gradients.size());
-        const bool v = map == Map::without_sign;
-        // m' = g, or v' = g * g
-        const Scalars scalars = scalars_of(
-            v ? Hyper{.beta1 = 0, .beta2 = 0} : Hyper{.method = Method::sgd, .momentum = 0.5}, 1,
-            1);
-        const Case c{.count = count, .moment_type = MomentType::int8};
-        Arrays got(c), want(c);
-        for (Arrays* arrays : {&got, &want}) {
-            std::memcpy(arrays->gradient().data(), gradients.data(), gradients.size() * 4);
-            for (const int k : {1, 2}) {
-                std::memset(arrays->in(k).data(), k == 1 ? 127 : 0, gradients.size());
-                std::memset(arrays->scale_in(k).data(), 0,
-                            static_cast<size_t>(arrays->scale_in(k).size()));
-            }
-        }
-        update(got.span(), scalars);
-        update_reference(want.span(), scalars);
-        EXPECT_EQ(difference(got, want, c), "");
         std::set<int> codes;
-        const unsigned char* found = want.out(v ? 2 : 1).data();
-        for (int64_t i = 0; i < count; ++i) codes.insert(found[i]);
+        // The least scale, one below it, and scales whose reciprocal is hardly a float, or none.
+        for (const float scale : {1.0f, 0x1.fffffep-1f, 3e-9f, 1e-12f, 1e-13f, 7e29f, 0x1p100f,
+                                  0x1.8p101f, 0x1.fffffcp127f}) {
+            const std::vector<float> gradients = gradients_around_codes(map, scale);
+            const auto count = static_cast<int64_t>(gradients.size());
+            const bool v = map == Map::without_sign;
+            // m' = g, or v' = g * g
+            const Scalars scalars = scalars_of(
+                v ? Hyper{.beta1 = 0, .beta2 = 0} : Hyper{.method = Method::sgd, .momentum = 0.5},
+                1, 1);
+            const Case c{.count = count, .moment_type = MomentType::int8};
+            Arrays got(c), want(c);
+            for (Arrays* arrays : {&got, &want}) {
+                std::memcpy(arrays->gradient().data(), gradients.data(), gradients.size() * 4);
+                for (const int k : {1, 2}) {
+                    std::memset(arrays->in(k).data(), k == 1 ? 127 : 0, gradients.size());
+                    std::memset(arrays->scale_in(k).data(), 0,
+                                static_cast<size_t>(arrays->scale_in(k).size()));
+                }
+            }
+            update(got.span(), scalars);
+            update_reference(want.span(), scalars);
+            EXPECT_EQ(difference(got, want, c), "") << "scale " << scale;
+            const unsigned char* found = want.out(v ? 2 : 1).data();
+            for (int64_t i = 0; i < count; ++i) codes.insert(found[i]);
+        }
         EXPECT_EQ(codes.size(), 256u);
     }
 }
