@@ -77,24 +77,21 @@ class CheckpointTest(FerryTest):
             self.assertTrue(line, "it ended before")
             out += line
         if through and signal_ == signal.SIGKILL:
-            self.kill_all_of(config)  # ranks outlive an mpirun that is killed
+            self.kill_ranks()  # they outlive an mpirun that is killed
         process.send_signal(signal_)
         rest, err = process.communicate(timeout=60)
         text = out + rest
         return Run(process.returncode, text if process.returncode == 0 else text.rpartition("\n")[0], err)
 
-    @staticmethod
-    def kill_all_of(config):
-        """Every process that has this file in its command, but this one."""
+    def kill_ranks(self):
+        """Every process that has a file of this test in its command."""
         for entry in os.listdir("/proc"):
-            if not entry.isdigit() or int(entry) == os.getpid():
-                continue
             try:
                 with open(f"/proc/{entry}/cmdline", "rb") as file:
-                    if str(config).encode() in file.read():
+                    if self.path("").encode() in file.read():
                         os.kill(int(entry), signal.SIGKILL)
-            except OSError:
-                pass  # it has ended
+            except (OSError, ValueError):
+                pass  # it has ended, or is no process
 
     def same_as(self, whole, *runs):
         self.assertEqual(self.losses(*runs), self.losses(whole))
