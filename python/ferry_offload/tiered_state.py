@@ -15,7 +15,7 @@ from ._core import Store
 from .errors import error_of, message
 from .sizes import to_bytes
 
-_ELEMENTS_MIN, _ELEMENTS_MAX = 4096, 4 << 20
+_ELEMENTS_MIN, _ELEMENTS_MAX = 4096, 16 << 20
 # An update holds the old version and the new one; two are read ahead, two written behind.
 _BUFFERS = 6
 _PAGE = 4096  # bytes: what NVMe moves
