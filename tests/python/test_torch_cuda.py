@@ -22,7 +22,7 @@ def train(model, optimizer, steps=5, passes=1, scaler=None, clip=None):
     for _ in range(steps):
         for _ in range(passes):
             x = torch.randn(64, 1024, generator=generator, device="cuda").to(dtype)
-            loss = model(x).float().pow(2).mean()
+            loss = model(x).float().pow(2).sum() / 64
             (scaler.scale(loss) if scaler else loss).backward()
         if clip:
             torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
