@@ -23,6 +23,13 @@ ENVIRONMENT = {**os.environ, "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
                "OMPI_MCA_rmaps_base_oversubscribe": "1"}
 
 
+def command_of(process):
+    try:
+        return pathlib.Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return b""  # it has ended
+
+
 @unittest.skipUnless(shutil.which("mpirun"), "there is no mpirun")
 class Ranks(FerryTest):
     def config(self, **changes):  # pylint: disable=arguments-differ
@@ -351,6 +358,24 @@ class Ranks(FerryTest):
         command = [FERRY, *self.command(self.config(steps=100000)), "--weights-out", self.path("nowhere/weights")]
         run = self.two_with(command, command)
         self.assertIn("ferry: lost rank 0: it ended with an error: nothing can be written there", run.stderr)
+
+    def test_ranks_end_with_an_mpirun_that_is_killed(self):
+        config = self.config(steps=1000000)
+        run = subprocess.Popen([*MPIRUN, "-n", "2", FERRY, *self.command(config)], stdout=subprocess.PIPE,
+                               stderr=subprocess.DEVNULL, text=True, env=ENVIRONMENT)
+        while '"loss"' not in run.stdout.readline():
+            self.assertIsNone(run.poll(), "it ended before")
+        run.kill()
+        run.wait()
+        run.stdout.close()
+        for _ in range(300):
+            left = [entry for entry in os.listdir("/proc") if entry.isdigit() and self.path("").encode() in command_of(entry)]
+            if not left:
+                return
+            time.sleep(0.1)
+        for entry in left:
+            os.kill(int(entry), signal.SIGKILL)
+        self.fail(f"{len(left)} ranks went on for 30 s")
 
     def test_a_full_standard_output_ends_no_rank(self):
         weights = self.path("unread.safetensors")
