@@ -37,8 +37,9 @@ def train(model, optimizer, steps=5, passes=1, scaler=None, clip=None):
 def test_where_the_state_lies_changes_no_bit(storage, dtype):
     torch.use_deterministic_algorithms(True)
     runs = []
+    tight = "110MiB" if dtype == torch.float32 else "84MiB"  # of 72 MiB of state, and weights and gradients on their way
     for options in ({}, {"overlap": False}, {"keep_grads": True}, {"chunk_elements": 100_000},
-                    {"host": "110MiB", "nvme": [storage], "chunk_elements": 256 << 10}):
+                    {"host": tight, "nvme": [storage], "chunk_elements": 256 << 10}):
         model = make_model(dtype)
         optimizer = OffloadAdamW(model.parameters(), lr=1e-3, max_norm=0.01, accumulation_steps=2, **options)
         assert ("nvme" in options) == (optimizer.stats.nvme_bytes > 0)
