@@ -130,6 +130,8 @@ public:
                   [](Supposed& s) { s.request.state.split = true; });
         offer({{"optimizer.moments", "bf16"}}, "half of the moments' bytes, and some noise",
               [](Supposed& s) { s.request.state.moment_type = MomentType::bf16; });
+        offer({{"optimizer.moments", "int8"}}, "8-bit codes, as AdamW8bit keeps them",
+              [](Supposed& s) { s.request.state.moment_type = MomentType::int8; });
         if (run_.request.budgets.nvme.size() == 1)
             offer({}, "a second path like it in budgets.nvme", [](Supposed& s) {
                 std::vector<NvmePath>& nvme = s.request.budgets.nvme;

@@ -241,7 +241,9 @@ class PlanTest(ForecastTest):
                             optimizer__moments="bf16")
         advice = self.followed(config)
         self.assertIn(("optimizer.master",), advice)
-        self.assertNotIn(("optimizer.moments",), advice, "it is so already")
+        self.assertEqual(advice["optimizer.moments",]["set"], {"optimizer.moments": "int8"}, "bf16 it is already")
+        config = self.tiers(budgets__nvme=[drive], steps=1000, precision="bf16", optimizer__moments="int8")
+        self.assertTrue(all(one["set"] != {"optimizer.moments": "int8"} for one in self.followed(config).values()))
         drive["endurance_tbw"] = 600
         plan = self.forecast(self.tiers(budgets__nvme=[drive], steps=1000), "--no-forecast")
         self.assertEqual(plan["wear"]["advice"], [])
