@@ -1,7 +1,7 @@
 """transformers' Trainer with ferry's optimizer: master weights and moments lie in host memory and on NVMe. The
 lines that a Trainer script gains end in "ferry".
 
-    pip install ferry-offload torch transformers accelerate
+    pip install . torch transformers accelerate      # in the sources: docs/embedding.md
     python examples/embed_torch.py /mnt/nvme
 """
 
