@@ -56,7 +56,7 @@ for target in "${targets[@]}"; do
         : > "build/fuzz/$target.log"
     fi
     dictionary=()
-    case $target in config | model | machine | index) dictionary=(-dict=tests/fuzz/json.dict) ;; esac
+    case $target in config | model | machine | index | manifest) dictionary=(-dict=tests/fuzz/json.dict) ;; esac
     build/fuzz/fuzz_"$target" "$limit" -seed=1 -timeout=10 -max_len=8192 -print_final_stats=1 \
         -artifact_prefix="$findings/$target-" "${dictionary[@]}" "$found" "${seeds[@]}" \
         >> "build/fuzz/$target.log" 2>&1 || failed

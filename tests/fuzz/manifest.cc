@@ -9,7 +9,7 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     using namespace ferry;
-    std::string text = fuzz::text_of(data, size);
+    std::string text(fuzz::text_of(data, size));
     const std::string before = "\"checksum\": \"";
     const size_t at = text.rfind(before);
     if (at != std::string::npos && at + before.size() + 16 <= text.size()) {
