@@ -253,6 +253,7 @@ TEST_F(LeasesTest, ABufferWhoseWriteEndsAtTheLastMomentIsTaken) {
         EXPECT_EQ(get(1), i);
     }
     store_->flush();
+    store_.reset();  // before its volume
 }
 
 TEST_F(LeasesTest, ReadersComeWhileItIsWrittenWritersAfter) {
