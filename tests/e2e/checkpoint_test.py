@@ -143,6 +143,25 @@ class CheckpointTest(FerryTest):
         best = min((e for e in run.evaluations if e["step"] > 0), key=lambda e: e["evaluation_loss"])["step"]
         self.assertEqual(self.steps(), sorted(os.path.basename(self.step(s)) for s in {5, 10, 12, best}))
 
+    def test_int8_moments(self):
+        """Also where a tensor is written in several pieces."""
+        state = {"optimizer__moments": "int8", "precision": "bf16"}
+        whole = self.whole(**state)
+        saved = []
+        for placement in (RAM, NVME):
+            self.ok(self.killed(self.saving(placement, **state), steps=4, signal_=signal.SIGTERM))
+            step = int(self.steps()[-1][-8:])
+            for other in (RAM, MIXED, NVME):
+                resumed = self.ok(self.train(self.run_config(other, **state), "--resume", self.step(step)))
+                self.assertEqual(resumed.hashes, whole.hashes, (placement, other))
+            first = self.run_config(MIXED if placement else NVME, steps=step, schedule__total_steps=STEPS,
+                                    checkpoint__dir=self.path(f"{self.name}-other"), **state)
+            self.ok(self.train(first))
+            saved.append(self.diff(self.step(step), self.step(step, self.path(f"{self.name}-other"))))
+            shutil.rmtree(self.path(f"{self.name}-other"))
+            shutil.rmtree(self.dir_)
+        self.assertTrue(all(one["equal"] for one in saved), saved)
+
     # ------------------------------------------------------------ elsewhere
 
     def mpi(self, ranks):

@@ -243,7 +243,7 @@ TEST_F(LeasesTest, ABufferWhoseWriteEndsAtTheLastMomentIsTaken) {
     store_ = LeasedStore::make(
         {.objects = objects_of(4), .buffers = {memory_.get(), 2 * kBytes}, .buffer_bytes = kBytes},
         *executor_, &late);
-    const Lease held = store_->acquire(0, Access::overwrite);
+    Lease held = store_->acquire(0, Access::overwrite);
     for (int i = 0; i < 10; ++i) {
         put(1, i);
         let_time_pass();
@@ -252,6 +252,7 @@ TEST_F(LeasesTest, ABufferWhoseWriteEndsAtTheLastMomentIsTaken) {
         let_time_pass();
         EXPECT_EQ(get(1), i);
     }
+    held.give_back();
     store_->flush();
     store_.reset();  // before its volume
 }

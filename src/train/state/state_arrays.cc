@@ -43,12 +43,14 @@ std::vector<StateArray> state_arrays(const StateFormat& format, DType compute, b
     const Width of_moment{size_of(format.moment_type)}, of_scale{4, kMomentBlock};
     if (format.moments > 0) {
         arrays.push_back({first_moment, "exp_avg", ".exp_avg", kept, of_moment});
-        if (coded) arrays.push_back({first_scale, "exp_avg", ".exp_avg_scales", "F32", of_scale});
+        if (coded)
+            arrays.push_back({first_scale, "exp_avg_scales", ".exp_avg_scales", "F32", of_scale});
     }
     if (format.moments > 1) {
         arrays.push_back({second_moment, "exp_avg_sq", ".exp_avg_sq", kept, of_moment});
         if (coded)
-            arrays.push_back({second_scale, "exp_avg_sq", ".exp_avg_sq_scales", "F32", of_scale});
+            arrays.push_back(
+                {second_scale, "exp_avg_sq_scales", ".exp_avg_sq_scales", "F32", of_scale});
     }
     return arrays;
 }
