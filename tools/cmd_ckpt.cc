@@ -275,6 +275,27 @@ void diff(const std::string& first, const std::string& second, bool as_json) {
 
 // ---------------------------------------------------------------- rm
 
+// A user's own files do not go with a checkpoint, whatever their directory is called.
+void require_nothing_else_in(const std::string& path) {
+    const auto is_its = [](const std::filesystem::directory_entry& entry) {
+        const std::string name = entry.path().filename();
+        const bool known = name == checkpoint::kManifestName || name.ends_with(".json") ||
+                           name.ends_with(".safetensors");
+        return known && entry.is_regular_file() && !entry.is_symlink();
+    };
+    const auto refuse = [&](const std::string& measured) {
+        throw Error(Trouble::usage, {.what = "this is no checkpoint, or not only one",
+                                     .where = path,
+                                     .measured = measured,
+                                     .limit = "a directory of a manifest and safetensors",
+                                     .remedy = "look at it, and remove it by other means"});
+    };
+    if (!std::filesystem::is_directory(std::filesystem::symlink_status(path)))
+        refuse("no directory");
+    for (const auto& entry : std::filesystem::directory_iterator(path))
+        if (!is_its(entry)) refuse("it holds " + entry.path().filename().string());
+}
+
 void remove(const std::vector<std::string>& given, bool all, bool as_json) {
     std::vector<std::string> gone;
     for (const std::string& path : given) {
@@ -288,6 +309,7 @@ void remove(const std::vector<std::string>& given, bool all, bool as_json) {
                          .remedy = "name those that are to go, or insist with --all"});
         gone.insert(gone.end(), found.begin(), found.end());
     }
+    for (const std::string& path : gone) require_nothing_else_in(path);
     for (const std::string& path : gone) {
         remove_directory(path);
         if (as_json)

@@ -3,6 +3,7 @@ what is damaged is named, and the tool says what is there."""
 
 import json
 import os
+import pathlib
 import random
 import re
 import resource
@@ -388,6 +389,16 @@ class CheckpointTest(FerryTest):
                                "--set", "precision=bf16"))
         self.refused(USAGE, ["--all"], "ckpt", "rm", self.dir_)
         self.ok(self.ferry("ckpt", "rm", self.step(10)))
+        own = os.path.join(self.step(11), "thesis.txt")
+        os.makedirs(os.path.dirname(own))
+        pathlib.Path(own).write_text("mine", encoding="utf-8")
+        os.symlink("/etc", self.step(9))
+        for _ in range(2):
+            self.refused(USAGE, ["no checkpoint"], "ckpt", "rm", self.dir_, "--all")
+            self.assertTrue(os.path.exists(own) and os.path.exists(self.step(12)))
+            if os.path.islink(self.step(9)):
+                os.unlink(self.step(9))
+        shutil.rmtree(os.path.dirname(own))
         self.ok(self.ferry("ckpt", "rm", self.dir_, "--all", "--json"))
         self.assertEqual(self.steps(), [])
         self.refused(USAGE, ["no checkpoint is there"], "ckpt", "ls", self.dir_)
