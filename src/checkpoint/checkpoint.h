@@ -65,6 +65,9 @@ using Sink = std::function<void(std::span<const float>)>;
 // Gives all elements of tensor i to the sink.
 using Source = std::function<void(size_t i, const Sink& sink)>;
 
+// As safetensors calls it: "F32", "BF16", "F16".
+std::string_view dtype_name(DType type);
+
 // What a safetensors file begins with, behind 8 bytes of length.
 inline constexpr Replaceable kSafetensors{.beginning = "{\"", .skipped = 8};
 

@@ -13,12 +13,8 @@
 #include "ferry/units.h"
 
 namespace ferry::checkpoint {
-namespace {
 
-constexpr const char* kWhat = "the file cannot be written";
-constexpr Replaceable kNothing{.nothing = true};
-
-const char* dtype_name(DType type) {
+std::string_view dtype_name(DType type) {
     switch (type) {
         case DType::bf16:
             return "BF16";
@@ -29,6 +25,11 @@ const char* dtype_name(DType type) {
     }
     return "F32";
 }
+
+namespace {
+
+constexpr const char* kWhat = "the file cannot be written";
+constexpr Replaceable kNothing{.nothing = true};
 
 // What was finite must be so in the file: a model with an infinite weight is none.
 void check_range(std::span<const float> values, const std::string& name) {

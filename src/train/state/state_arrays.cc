@@ -3,21 +3,10 @@
 #include <functional>
 #include <numeric>
 
+#include "checkpoint/checkpoint.h"
 #include "zero/zero.h"
 
 namespace ferry::train {
-
-std::string_view dtype_name(DType type) {
-    switch (type) {
-        case DType::bf16:
-            return "BF16";
-        case DType::f16:
-            return "F16";
-        case DType::f32:
-            break;
-    }
-    return "F32";
-}
 
 std::vector<int64_t> StateArray::shape(std::span<const int64_t> tensor) const {
     if (width.elements == 1) return {tensor.begin(), tensor.end()};
@@ -30,7 +19,8 @@ std::vector<StateArray> state_arrays(const StateFormat& format, DType compute, b
     using enum StateArray::What;
     std::vector<StateArray> arrays;
     if (!trainable || compute != DType::f32)
-        arrays.push_back({weight, "model", "", dtype_name(compute), {size_of(compute)}});
+        arrays.push_back(
+            {weight, "model", "", checkpoint::dtype_name(compute), {size_of(compute)}});
     if (!trainable) return arrays;
     if (compute == DType::f32)
         arrays.push_back({master, "model", ""});

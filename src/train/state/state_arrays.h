@@ -41,8 +41,6 @@ struct StateArray {
     std::vector<int64_t> shape(std::span<const int64_t> tensor) const;
 };
 
-std::string_view dtype_name(DType type);  // "F32", "BF16", "F16"
-
 // Of a tensor whose state has this format. The master is in fp32, however the run keeps it; where
 // it computes in fp32, that is the weight. A frozen tensor has its weight alone.
 std::vector<StateArray> state_arrays(const StateFormat& format, DType compute, bool trainable);
