@@ -20,6 +20,7 @@
 #include "export_options.h"
 #include "ferry/config.h"
 #include "ferry/train.h"
+#include "import.h"
 #include "json_line.h"
 #include "output.h"
 
@@ -52,6 +53,15 @@ json optional_number(const std::optional<checkpoint::HeldBackLoss>& held_back) {
     return held_back && std::isfinite(held_back->loss) ? json(held_back->loss) : json();
 }
 
+// Null: the step was imported.
+json loss_of(const Manifest& m) {
+    return m.last.tokens > 0 && std::isfinite(m.last.loss) ? json(m.last.loss) : json();
+}
+
+std::string loss_text(const json& loss) {
+    return loss.is_null() ? "" : fmt::format("{:.6f}", loss.get<double>());
+}
+
 // ---------------------------------------------------------------- ls
 
 void list(const std::string& directory, bool as_json) {
@@ -69,14 +79,13 @@ void list(const std::string& directory, bool as_json) {
                                            {"steps", m.steps},
                                            {"tokens", m.tokens},
                                            {"bytes", m.bytes()},
-                                           {"loss", m.last.loss},
+                                           {"loss", loss_of(m)},
                                            {"held_back_loss", held_back},
                                            {"finished", m.finished()}}));
                 continue;
             }
-            print("{:>9} {:>9} {:>11} {:>10.6f} {:>10}  {}\n", m.step, m.steps,
-                  format_bytes(m.bytes()), m.last.loss,
-                  held_back.is_null() ? "" : fmt::format("{:.6f}", m.held_back->loss),
+            print("{:>9} {:>9} {:>11} {:>10} {:>10}  {}\n", m.step, m.steps,
+                  format_bytes(m.bytes()), loss_text(loss_of(m)), loss_text(held_back),
                   one_line(path));
         } catch (const Error& error) {
             if (as_json)
@@ -111,8 +120,9 @@ void inspect(const std::string& path, bool as_json) {
     }
     print("step {} of {}, {} updates, {} tokens, {} in {} files, ferry {}\n", m.step, m.steps,
           m.updates, m.tokens, format_bytes(m.bytes()), m.shards.size(), m.ferry);
-    print("loss {:.6f}, learning rate {:.3e}, loss scale {}\n", m.last.loss, m.last.lr,
-          m.loss_scale);
+    if (const json loss = loss_of(m); !loss.is_null())
+        print("loss {}, learning rate {:.3e}, loss scale {}\n", loss_text(loss), m.last.lr,
+              m.loss_scale);
     if (m.held_back) print("held-back loss {:.6f}\n", m.held_back->loss);
     print("numerics {}\n\n{}\n", m.numerics, m.training);
     for (const auto& [name, array] : saved.arrays())
@@ -365,6 +375,7 @@ struct CkptOptions {
     std::vector<std::string> paths{};
     std::string first{}, second{}, model{};
     train::ExportOptions exported{};
+    ImportOptions imported{};
     bool json = false, all = false;
 };
 
@@ -423,6 +434,24 @@ void add_writers(CLI::App& ckpt, const Shared& options) {
     out->callback([options] {
         export_one(options->first, options->exported, options->model, options->json);
     });
+
+    CLI::App* in = add(ckpt, options, "import",
+                       "a checkpoint for this configuration from a Hugging Face directory, with "
+                       "the optimizer's state where it has one, or from a checkpoint of a run "
+                       "with other settings; it goes into checkpoint.dir",
+                       "ferry ckpt import my.json CONVERTED --step 1000");
+    in->add_option("config", options->imported.config, "configuration that goes on from it")
+        ->required();
+    in->add_option("source", options->imported.source, "directory to import")->required();
+    in->add_option("--step", options->imported.step,
+                   "step that it is of (default: what its manifest.json or trainer_state.json "
+                   "says)")
+        ->check(CLI::NonNegativeNumber);
+    add_overrides(*in, options->imported.overrides, "override a key, as for the run");
+    in->callback([options] {
+        options->imported.json = options->json;
+        import_checkpoint(options->imported);
+    });
 }
 
 }  // namespace
@@ -431,7 +460,7 @@ void add_writers(CLI::App& ckpt, const Shared& options) {
 void add_ckpt_command(CLI::App& app) {
     const auto options = std::make_shared<ferry::tools::CkptOptions>();
     CLI::App* command =
-        app.add_subcommand("ckpt", "list, check, compare, remove and export checkpoints");
+        app.add_subcommand("ckpt", "list, check, compare, remove, export and import checkpoints");
     command->require_subcommand(1);
     command->footer(
         "docs/checkpoints.md says what a checkpoint is.\n"

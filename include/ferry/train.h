@@ -124,6 +124,14 @@ struct MetRanks {
 };
 
 // What the engine stands on; tests pass a simulated executor and volume.
+// A Hugging Face directory, with files of the optimizer's state beside its weights or without
+// (docs/checkpoints.md). What is not there begins as in a new run.
+struct Imported {
+    std::string directory{};  // empty: nothing is imported
+    int64_t step = 0;         // the last one done
+    int64_t updates = 0;      // of its weights, which are fewer where steps were skipped
+};
+
 struct Runtime {
     Executor* executor = nullptr;
     std::function<std::unique_ptr<aio::Volume>(aio::VolumeOptions, Executor&)> open_volume =
@@ -147,6 +155,8 @@ struct Runtime {
     // placement, the ranks and the device were that wrote it. All of it is read and checked first.
     // Throws usage where it is of another run, and io where it is damaged.
     std::string checkpoint{};
+    // Begins after a step that another program came to, or a run with other settings. One rank.
+    Imported imported{};
     // Trains nothing: evaluates on the whole token file, with no state but the weights.
     bool only_evaluates = false;
 };

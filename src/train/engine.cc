@@ -31,6 +31,7 @@
 #include "train/stack/trace_rows.h"
 #include "train/stack/volume_options.h"
 #include "train/state/durable.h"
+#include "train/state/imported_state.h"
 #include "train/state/loaded_weights.h"
 #include "train/state/numerics_record.h"
 #include "train/state/resumed_formats.h"
@@ -62,11 +63,16 @@ public:
           loader_(loader_options(config, shape_, !runtime.only_evaluates, partition_)),
           layers_(layers_of(config, shape_, world_.ranks)),
           saved_(open_saved(config, runtime.checkpoint)),
-          loaded_(load(config)),
+          loaded_(load(config, runtime)),
+          imported_(import(runtime.imported)),
           stack_(ground(config, runtime.resume), TierStack::Model{shape_, numerics_, layers_}),
           record_(identity_of(config, numerics_record(), loader_.info()), config.steps) {
         make_plan(config, runtime);
         if (saved_) prove_saved();
+        if (imported_) {
+            imported_->require(plan_);
+            imported_->prove(stack_.teams().all(), stack_.start_up());
+        }
         if (loaded_)
             loaded_->prove(stack_.teams().all(), world_.rank, world_.ranks, stack_.start_up());
         stack_.reserve({.host_budget_bytes = config_.budgets.host_bytes});
@@ -77,7 +83,7 @@ public:
         schedules_.record(plan_, config_.evaluate.micro_batches);
         if (ranks_) require_same_exchanges(*ranks_, executor_, schedules_.all());
         stack_.warm(schedules_.steady(), judge_->scalars(1, 1.0));  // of zeros
-        stack_.fill([&] { first_contents(runtime.resume); });
+        stack_.fill([&] { first_contents(runtime); });
         note_committed();
         drain();
         totals_ = {};
@@ -305,10 +311,16 @@ private:
         return made;
     }
 
-    std::unique_ptr<LoadedWeights> load(const Config& config) const {
+    std::unique_ptr<LoadedWeights> load(const Config& config, const Runtime& runtime) const {
         check_vocabulary(config, described_, loader_.info());
-        if (saved_) return nullptr;
+        if (saved_ || !runtime.imported.directory.empty()) return nullptr;
         return LoadedWeights::of(config.model, shape_, layers_);
+    }
+
+    std::unique_ptr<ImportedState> import(const Imported& imported) const {
+        if (imported.directory.empty()) return nullptr;
+        FERRY_CHECK(!ranks_, "state is imported by one rank");
+        return std::make_unique<ImportedState>(imported.directory, shape_, layers_);
     }
 
     TierStack::Ground ground(const Config& config, bool resumes) {
@@ -375,7 +387,8 @@ private:
     }
 
     // As initialised, as read from the model's files, or as the resumed run left it.
-    void first_contents(bool resumes) {
+    void first_contents(const Runtime& runtime) {
+        const bool resumes = runtime.resume;
         const auto fill = [&](const model::Layer& layer, int64_t first, std::span<float> out) {
             if (loaded_) return loaded_->fill(layer, first, out);
             model::initialise(shape_, layer, config_.seed, first, out);
@@ -391,12 +404,19 @@ private:
             resume_run(fill);
         else if (saved_)
             resume_saved(saved_->contents(plan_, moment), {touch, lock});
+        else if (imported_)
+            go_on_from({.step = runtime.imported.step,
+                        .updates = runtime.imported.updates,
+                        .loss_scale = loss_scale_.state(),
+                        .frozen = state_->initialise(imported_->contents(moment), {touch, lock},
+                                                     start_up)});
         else
             frozen_ = state_->initialise({fill, moment}, {touch, lock}, start_up);
         if (loaded_) loaded_->log_rate(start_up.seconds());
         loaded_.reset();
-        const bool restored = resumes || saved_;
+        const bool restored = resumes || saved_ || imported_;
         saved_.reset();
+        imported_.reset();
         start_up.done(restored ? "restored state" : "first contents", state_->bytes());
     }
 
@@ -567,6 +587,7 @@ private:
     std::string checkpoint_identity_{}, description_{};  // description_: the model's config.json
     std::unique_ptr<SavedRun> saved_;                    // until the state is initialised
     std::unique_ptr<LoadedWeights> loaded_;              // as long
+    std::unique_ptr<ImportedState> imported_;            // as long
     int64_t step_ = 0, last_good_ = 0, updates_ = 0, sequence_ = 0, durable_step_ = -1;
     // What the stack goes by until it is closed: after an error its store still finishes tasks.
     std::unique_ptr<RankDirectories> directories_{};

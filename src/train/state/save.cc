@@ -67,7 +67,8 @@ RunState run_of(const Manifest& manifest) {
             .loss_scale = {manifest.loss_scale, manifest.scale_good, manifest.scale_skipped},
             .skipped_in_a_row = manifest.skipped_in_a_row,
             .unclipped_in_a_row = manifest.unclipped_in_a_row,
-            .report = {.step = manifest.step,
+            // Of an imported step nothing is known.
+            .report = {.step = last.tokens > 0 ? manifest.step : 0,
                        .loss = last.loss,
                        .gradient_norm = last.gradient_norm,
                        .clip_factor = last.clip_factor,

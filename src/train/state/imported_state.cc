@@ -1,0 +1,180 @@
+#include "imported_state.h"
+
+#include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <filesystem>
+
+#include "base/files.h"
+#include "checkpoint/saved.h"
+#include "checkpoint/steps.h"
+#include "prove_files.h"
+
+namespace ferry::train {
+namespace {
+
+using What = StateArray::What;
+
+constexpr std::string_view kMaster = ".master", kFirst = ".exp_avg", kSecond = ".exp_avg_sq";
+
+// Files of a directory that may hold state: all but the weights.
+std::vector<std::filesystem::path> state_files_in(const std::filesystem::path& directory) {
+    std::vector<std::filesystem::path> files;
+    if (kind_of(directory) != FileKind::directory) return files;
+    for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+        const std::string name = entry.path().filename();
+        if (name.ends_with(".safetensors") && !name.starts_with("model"))
+            files.push_back(entry.path());
+    }
+    std::ranges::sort(files);
+    return files;
+}
+
+bool is_state(std::string_view name) {
+    return std::ranges::any_of(std::array{kMaster, kFirst, kSecond},
+                               [&](std::string_view suffix) { return name.ends_with(suffix); });
+}
+
+// One of the arrays that are kept of moments, of these values.
+void store(std::span<const float> values, const StateArray& array, optim::Map map,
+           std::span<std::byte> out) {
+    if (array.dtype == "BF16") {
+        auto* const rounded = reinterpret_cast<uint16_t*>(out.data());
+        std::ranges::transform(values, rounded, [](float value) { return to_bf16(value); });
+        return;
+    }
+    const bool coded =
+        array.what == What::first_scale || array.what == What::second_scale || array.dtype == "U8";
+    if (!coded) {
+        std::memcpy(out.data(), values.data(), values.size_bytes());
+        return;
+    }
+    std::array<uint8_t, kMomentBlock> codes{};
+    for (size_t block = 0; block < values.size() / kMomentBlock; ++block) {
+        float scale = 0;
+        optim::encode_block(map, values.subspan(block * kMomentBlock, kMomentBlock), codes.data(),
+                            &scale);
+        if (array.dtype == "U8")
+            std::memcpy(out.data() + block * kMomentBlock, codes.data(), kMomentBlock);
+        else
+            std::memcpy(out.data() + block * sizeof scale, &scale, sizeof scale);
+    }
+}
+
+}  // namespace
+
+ImportedState::ImportedState(const std::string& path, const model::Shape& shape,
+                             const std::vector<model::Layer>& layers)
+    : path_(path), weights_(path, shape, layers) {
+    for (const std::filesystem::path& file : state_files_in(path)) {
+        auto opened = std::make_unique<checkpoint::Weights>(file);
+        bool used = false;
+        for (const checkpoint::StoredTensor& stored : opened->tensors()) {
+            if (!is_state(stored.name)) continue;
+            used = true;
+            has_moments_ |= !stored.name.ends_with(kMaster);
+            if (!arrays_.emplace(stored.name, Array{opened.get(), &stored}).second)
+                throw Error(Trouble::usage, {.what = "an array of the state is in two files",
+                                             .where = file.string() + ": " + stored.name,
+                                             .remedy = "leave one of them"});
+        }
+        if (used) files_.push_back(std::move(opened));
+    }
+}
+
+const ImportedState::Array* ImportedState::find(const model::Tensor& tensor,
+                                                std::string_view suffix) const {
+    const auto found = arrays_.find(tensor.name + std::string(suffix));
+    return found == arrays_.end() ? nullptr : &found->second;
+}
+
+void ImportedState::require(const planner::Plan& plan) const {
+    const auto refuse = [&](std::string what, const std::string& name, std::string measured,
+                            std::string limit, std::string remedy) {
+        throw Error(Trouble::usage, {.what = std::move(what),
+                                     .where = path_ + ": " + name,
+                                     .measured = std::move(measured),
+                                     .limit = std::move(limit),
+                                     .remedy = std::move(remedy)});
+    };
+    for (const model::Layer& layer : plan.layers) {
+        for (const model::Tensor& tensor : layer.tensors) {
+            for (const StateArray& array : state_arrays_of(plan, layer, tensor)) {
+                if (array.suffix.empty() || array.width.elements > 1) continue;
+                const std::string name = tensor.name + std::string(array.suffix);
+                const Array* found = find(tensor, array.suffix);
+                const bool is_moment = array.what != What::master;
+                if (found == nullptr && is_moment && has_moments_)
+                    refuse("the state lacks a moment of a tensor", name, "missing",
+                           "the moments of all tensors that train, or none",
+                           "write the others too, or take the files of moments away");
+                if (found == nullptr) continue;
+                if (!found->stored->type)
+                    refuse("state of a type that is not read", name, found->stored->dtype,
+                           "F32, BF16 or F16",
+                           "import a checkpoint whose optimizer.moments are not int8");
+                if (found->stored->shape != tensor.shape)
+                    refuse("an array of the state has another shape than its tensor", name,
+                           fmt::format("[{}]", fmt::join(found->stored->shape, ", ")),
+                           fmt::format("[{}]", fmt::join(tensor.shape, ", ")),
+                           "check that state and model belong together");
+            }
+        }
+    }
+}
+
+void ImportedState::prove(Team& team, StartUp& start_up) const {
+    const std::filesystem::path path = checkpoint::without_end(path_);
+    if (const auto manifest = checkpoint::manifest_of_model(path))
+        prove_files(path, manifest->shards, team, 0, 1, start_up);
+}
+
+void ImportedState::read_moments(const model::Layer& layer, const StateArray& array, int64_t first,
+                                 std::span<std::byte> out,
+                                 const StateIo::FirstMoment& of_first) const {
+    const bool is_second = array.what == What::second_moment || array.what == What::second_scale;
+    const std::string_view suffix = is_second ? kSecond : kFirst;
+    const int64_t count = std::ssize(out) / array.width.bytes * array.width.elements;
+    // Of padding, what a new run has.
+    std::vector<float> values(static_cast<size_t>(count), is_second ? 0.0f : of_first.value);
+    for (const model::Tensor& tensor : layer.tensors) {
+        const int64_t from = std::max(first, tensor.offset),
+                      to = std::min(first + count, tensor.offset + tensor.count);
+        if (from >= to) continue;
+        if (const Array* found = find(tensor, suffix))
+            found->file->read(*found->stored, from - tensor.offset,
+                              std::span(values).subspan(static_cast<size_t>(from - first),
+                                                        static_cast<size_t>(to - from)));
+    }
+    store(values, array, is_second ? optim::Map::without_sign : of_first.map, out);
+}
+
+StateIo::Contents ImportedState::contents(StateIo::FirstMoment first) const {
+    StateIo::Contents contents{
+        .master =
+            [this](const model::Layer& layer, int64_t at, std::span<float> out) {
+                weights_.fill(layer, at, out);
+                const int64_t end = at + std::ssize(out);
+                for (const model::Tensor& tensor : layer.tensors) {
+                    const int64_t from = std::max(at, tensor.offset),
+                                  to = std::min(end, tensor.offset + tensor.count);
+                    const Array* found = from < to ? find(tensor, kMaster) : nullptr;
+                    if (found)
+                        found->file->read(*found->stored, from - tensor.offset,
+                                          out.subspan(static_cast<size_t>(from - at),
+                                                      static_cast<size_t>(to - from)));
+                }
+            },
+        .first_moment = first};
+    if (has_moments_)
+        contents.moments = [this, first](const model::Layer& layer, const StateArray& array,
+                                         int64_t at, std::span<std::byte> out) {
+            read_moments(layer, array, at, out, first);
+        };
+    return contents;
+}
+
+}  // namespace ferry::train

@@ -1,0 +1,133 @@
+#include "import.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <array>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "base/files.h"
+#include "base/json_reader.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "checkpoint/steps.h"
+#include "copy_progress.h"
+#include "ferry/config.h"
+#include "ferry/train.h"
+#include "json_line.h"
+#include "output.h"
+#include "resume.h"
+
+namespace ferry::tools {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr const char* kTrainerState = "trainer_state.json";
+constexpr const char* kConvert = "python3 -m ferry_offload.convert ";
+
+[[noreturn]] void refuse(std::string what, std::string where, std::string measured,
+                         std::string remedy) {
+    throw Error(Trouble::usage, {.what = std::move(what),
+                                 .where = std::move(where),
+                                 .measured = std::move(measured),
+                                 .remedy = std::move(remedy)});
+}
+
+// Pickles, which only Python reads.
+void refuse_pickles(const fs::path& source) {
+    if (kind_of(source) == FileKind::none)
+        refuse("there is nothing to import: no such directory", source, "",
+               "name a Hugging Face directory, or a checkpoint");
+    if (kind_of(source) != FileKind::directory)
+        refuse("what is imported is a directory", source, "a file",
+               "name a Hugging Face directory, or a checkpoint");
+    std::string found;
+    for (const auto& entry : fs::directory_iterator(source)) {
+        const std::string name = entry.path().filename();
+        const bool deepspeed = name.ends_with("_states.pt") || name.starts_with("global_step");
+        if (deepspeed || name == "optimizer.pt") found = name;
+    }
+    if (found.empty()) return;
+    refuse("the optimizer's state is in pickles, which ferry does not read", source, found,
+           std::string("convert it first: ") + kConvert + source.string() +
+               " CONVERTED; then import CONVERTED");
+}
+
+int64_t count_at(const json& state, const char* key, int64_t without, const fs::path& file) {
+    const auto found = state.find(key);
+    if (found == state.end()) return without;
+    constexpr uint64_t kMost = uint64_t{1} << 62;
+    if (!found->is_number_unsigned() || found->get<uint64_t>() > kMost)
+        refuse("a step is a whole number", file.string() + ": " + key, shown_json(*found),
+               "correct it, or say --step");
+    return found->get<int64_t>();
+}
+
+// Where the source stands: as its files say, but for a step that was given.
+train::Imported position_of(const ImportOptions& options) {
+    const fs::path source = checkpoint::without_end(options.source);
+    refuse_pickles(source);
+    train::Imported found{.directory = source, .step = -1};
+    const fs::path file = source / kTrainerState;
+    if (const auto manifest = checkpoint::manifest_of_model(source)) {
+        found.step = manifest->step;
+        found.updates = manifest->updates;
+    } else if (kind_of(file) != FileKind::none) {
+        const TextFile kind{.name = "the trainer's state",
+                            .remedy = "correct it, or move it away and say --step",
+                            .most_bytes = 256 * kMiB};
+        const json state = parse_json(read_text_file(file, kind), {.where = file});
+        if (!state.is_object())
+            refuse("the trainer's state is no object", file, shown_json(state), "say --step");
+        found.step = count_at(state, "global_step", -1, file);
+        found.updates = count_at(state, "optimizer_step", found.step, file);
+    }
+    if (options.step) found.step = found.updates = *options.step;
+    if (found.step < 0)
+        refuse("it is not known which step the state is of", source,
+               std::string("no manifest and no ") + kTrainerState, "say it: --step 1000");
+    return found;
+}
+
+}  // namespace
+
+void import_checkpoint(const ImportOptions& options) {
+    const Config config =
+        options.overrides.checked(load_config(options.config, options.overrides.keys));
+    if (config.checkpoint.dir.empty())
+        refuse("there is no place for the checkpoint", "checkpoint.dir", "not set",
+               "set it: --set checkpoint.dir=DIR");
+    const train::Imported imported = position_of(options);
+    if (imported.step > config.steps)
+        refuse("the state is of a step beyond the run's last", options.source,
+               fmt::format("step {}, steps {}", imported.step, config.steps),
+               fmt::format("set steps to {} or more", imported.step));
+    const auto executor = make_thread_executor();
+    const auto steps = claim_checkpoints(config, {});
+    const auto engine =
+        train::Engine::make(config, {.executor = executor.get(), .imported = imported});
+    CopyProgress progress("import " + options.source, *executor);
+    int64_t bytes = 0;
+    const auto failed = engine->save({.directory = steps.get(),
+                                      .progress =
+                                          [&](int64_t written, int64_t of) {
+                                              bytes = written;
+                                              progress.at(written, of);
+                                          },
+                                      .program = FERRY_VERSION});
+    if (failed) throw Error(*failed);
+    const fs::path path = fs::path(config.checkpoint.dir) / checkpoint::name_of_step(imported.step);
+    if (options.json)
+        print("{}", json_line(json{{"checkpoint", path.string()},
+                                   {"step", imported.step},
+                                   {"updates", imported.updates},
+                                   {"bytes", bytes},
+                                   {"seconds", progress.seconds()}}));
+    else
+        print("{}: {}\ngo on: ferry train {} --resume latest\n", one_line(path.string()),
+              progress_text(bytes, bytes, progress.seconds()), one_line(options.config));
+}
+
+}  // namespace ferry::tools
