@@ -33,7 +33,7 @@ cost::Path measure_path(const Config& config, const NvmePath& path) {
                        .bytes_per_path = sites.bytes_per_path(sample, kSlotBytes),
                        .depth = std::min(config.io.queue_depth, 32),
                        .rings = config.io.rings,
-                       .backend = train::backend_of(config.io.backend),
+                       .backend = config.io.backend,
                        .direct = config.io.direct};
     const int64_t block = fit_into_files(options, largest);
     const IoMemory memory(operations_of(options) * block);

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "ferry/aio_kinds.h"
 #include "ferry/error.h"
 #include "ferry/executor.h"
 #include "ferry/units.h"
@@ -19,7 +20,6 @@
 namespace ferry::aio {
 
 constexpr int64_t kHeaderBytes = 8192;  // beside a path's slots, of its size_bytes: two copies
-enum class BackendKind : uint8_t { automatic, uring, posix };
 
 // How one directory (or raw block device) is used.
 struct PathOptions {
@@ -38,14 +38,6 @@ struct SlotClass {
     int64_t slot_bytes = 0;  // rounded up to the volume's alignment
     int64_t slots = 0;       // over all paths
 };
-
-// Files of a killed run found at the path. `reuse` takes over what was laid out (aio/README.md): a
-// slot's contents are undefined, but it need not be written again. Both are for files of this
-// run_id only; those of another run, of an older ferry or with a damaged header also need `_any`.
-// What is not ferry's, or a newer ferry's, is refused whatever stands here, and files with a
-// published record without `_any`. `resume` takes those over with every slot as it was, or throws
-// what stands against it; it needs the options they were laid out with.
-enum class Leftover : uint8_t { refuse, remove, reuse, remove_any, reuse_any, resume };
 
 enum class Verb : uint8_t { read, write, flush, discard };
 

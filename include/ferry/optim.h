@@ -10,12 +10,11 @@
 #include <vector>
 
 #include "ferry/dtype.h"
+#include "ferry/optim_kinds.h"
 #include "ferry/team.h"
 #include "ferry/units.h"
 
 namespace ferry::optim {
-
-enum class Method : uint8_t { adamw, adam, sgd, lion, adagrad };
 
 // lr and weight_decay already carry the parameter group's factors.
 struct Hyper {

@@ -14,6 +14,7 @@
 #include <string>
 
 #include "ferry/device.h"
+#include "ferry/device_kind.h"
 #include "ferry/dtype.h"
 #include "ferry/team.h"
 #include "ops/view.h"
@@ -163,9 +164,6 @@ public:
 std::unique_ptr<Ops> make_reference_ops();
 // SIMD and serial BLAS under tiles run by the team, which must outlive it.
 std::unique_ptr<Ops> make_cpu_ops(Team& team);
-// Whose attention the GPU runs. `best`: cuDNN's where this build has it and it has a deterministic
-// kernel for the shape; it rounds probabilities to the compute type. Else ferry's own.
-enum class AttentionKernels : uint8_t { best, ferry };
 // The GPU's: cuBLASLt, cuDNN and ferry's own kernels, enqueued on the device's compute stream; the
 // device must outlive it. Heads of at most 128 elements. Throws Trouble::usage where this build has
 // no kernels for the GPU.

@@ -1,7 +1,6 @@
 // What other modules take from a configuration, in their own words.
 #pragma once
 
-#include "ferry/aio.h"
 #include "ferry/config.h"
 #include "ferry/dtype.h"
 #include "ferry/optim.h"
@@ -14,7 +13,5 @@ planner::PlanRequest request_of(const Config& config);
 // The optimizer; its learning rate is the schedule's peak (schedule_of() in ferry/train.h).
 optim::Hyper hyper_of(const Config& config);
 StateFormat format_of(const Config& config);
-aio::BackendKind backend_of(IoBackend backend);
-aio::Leftover leftover_of(Leftovers leftovers);
 
 }  // namespace ferry::train

@@ -240,7 +240,7 @@ TEST_P(EachKind, OfModelAndStateGivesTheSameBitsAtEveryStage) {
             config.precision = DType::bf16;
             config.numerics.wire = DType::f32;
             config.clip_norm = 0;
-            config.optimizer.method = OptimizerMethod::lion;
+            config.optimizer.method = optim::Method::lion;
         },
         [&] { config = with_coded_moments(config); }};
     kinds[static_cast<size_t>(GetParam())]();

@@ -56,9 +56,9 @@ void draw_numbers(Lots& lots, Config& config) {
     config.batch.micro_batches = lots.one_of({2, 4});
     config.precision = lots.one_of({DType::f32, DType::bf16, DType::f16});
     config.optimizer.method =
-        lots.one_of({OptimizerMethod::adamw, OptimizerMethod::adamw, OptimizerMethod::adam,
-                     OptimizerMethod::sgd, OptimizerMethod::lion, OptimizerMethod::adagrad});
-    if (config.optimizer.method == OptimizerMethod::sgd)
+        lots.one_of({optim::Method::adamw, optim::Method::adamw, optim::Method::adam,
+                     optim::Method::sgd, optim::Method::lion, optim::Method::adagrad});
+    if (config.optimizer.method == optim::Method::sgd)
         config.optimizer.momentum = lots.one_of({0.0, 0.9});
     config.optimizer.moments =
         lots.one_of({MomentType::f32, MomentType::bf16, MomentType::int8, MomentType::int8});

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 ROOT = Path(__file__).resolve().parents[2]
 
 # A public header (include/ferry/) that does not bear its module's name.
-OWNERS = {"error": "base", "units": "base", "dtype": "base", "device_kind": "base", "executor": "base",
+OWNERS = {"error": "base", "units": "base", "dtype": "base", "device_kind": "base", "aio_kinds": "base", "optim_kinds": "base", "executor": "base",
           "streams": "base", "lease": "swap", "learning_rate": "optim", "team": "topology", "ferry": "capi"}
 # The contract headers in a module's folder beside <module>.h.
 CONTRACTS = {"base": "bugs checksum files json_reader log philox-inl process_limits random simd_targets text threads words",

@@ -66,9 +66,14 @@ TEST(Words, MeanInTheirModulesWhatTheySay) {
         EXPECT_EQ(name_of(numerics_of(config, {}).wire), word);
         EXPECT_EQ(name_of(numerics_of(config, {}).residual), word);
     }
-    EXPECT_EQ(backend_of(IoBackend::automatic), aio::BackendKind::automatic);
-    EXPECT_EQ(backend_of(IoBackend::uring), aio::BackendKind::uring);
-    EXPECT_EQ(backend_of(IoBackend::posix), aio::BackendKind::posix);
+    const auto backend = [](const char* word) {
+        Config of;
+        set_value(of, std::string("io.backend=") + word);
+        return volume_options(of, {}, {}, {}, 0).backend;
+    };
+    EXPECT_EQ(backend("auto"), aio::BackendKind::automatic);
+    EXPECT_EQ(backend("uring"), aio::BackendKind::uring);
+    EXPECT_EQ(backend("posix"), aio::BackendKind::posix);
     using enum aio::Leftover;
     const auto leftover = [](const char* word) {
         Config of;

@@ -12,7 +12,6 @@
 #include "tools/interrupt.h"
 #include "tools/io_site.h"
 #include "tools/timeline_picture.h"
-#include "train/from_config.h"
 
 namespace ferry::tools {
 namespace {
@@ -56,7 +55,7 @@ public:
               .directories = sites.directories(),
               .bytes_per_path = sites.bytes_per_path(wanted(stored_bytes_per_path), kSlotBytes),
               .depth = bench.config.io.queue_depth,
-              .backend = train::backend_of(bench.config.io.backend),
+              .backend = bench.config.io.backend,
               .direct = bench.config.io.direct},
           block_bytes_(fit_into_files(options_, bench.config.io.block_bytes)),
           memory_(operations_of(options_) * block_bytes_),

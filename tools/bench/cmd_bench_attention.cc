@@ -47,8 +47,8 @@ public:
           device_(Device::open(device_from(options.device), *executor_)),
           team_(options.device == "cpu" ? this_machine()->cores() : 1),
           ops_(on_gpu() ? ops::make_cuda_ops(*device_, options.kernels == "best"
-                                                           ? ops::AttentionKernels::best
-                                                           : ops::AttentionKernels::ferry)
+                                                           ? AttentionKernels::best
+                                                           : AttentionKernels::ferry)
                         : ops::make_cpu_ops(team_)),
           timed_(*ops_, *device_),
           compute_(*device_, *executor_) {

@@ -14,8 +14,6 @@
 
 namespace ferry::train {
 
-// Whose attention a GPU runs.
-ops::AttentionKernels attention_of(const Config& config);
 std::unique_ptr<ops::Ops> ops_on(Device& device, const Config& config, Team& team);
 // Operations that give each block's activations that can be saved, of a micro-batch: of attention
 // with the keys that a query sees.
