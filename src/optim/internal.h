@@ -54,12 +54,19 @@ void each_tile(NodeTeams& teams, const Element* where, int64_t count, const Body
 // to 64 bytes.
 enum class Stores : uint8_t { cached, stream_weight, stream_all };
 
-// One entry a method, defined beside its formula; each picks the best SIMD target by itself and
-// returns the name of the one that ran.
-const char* update_adamw(const Span& span, const Scalars& scalars, Stores stores);
-const char* update_adam(const Span& span, const Scalars& scalars, Stores stores);
-const char* update_sgd(const Span& span, const Scalars& scalars, Stores stores);
-const char* update_lion(const Span& span, const Scalars& scalars, Stores stores);
-const char* update_adagrad(const Span& span, const Scalars& scalars, Stores stores);
+// Runs a method over a span on the best SIMD target, whose name comes back. Each method's own file
+// defines it (dispatch-inl.h).
+template <Method kMethod>
+const char* run_best(const Span& span, const Scalars& scalars, Stores stores);
+template <>
+const char* run_best<Method::adamw>(const Span& span, const Scalars& scalars, Stores stores);
+template <>
+const char* run_best<Method::adam>(const Span& span, const Scalars& scalars, Stores stores);
+template <>
+const char* run_best<Method::sgd>(const Span& span, const Scalars& scalars, Stores stores);
+template <>
+const char* run_best<Method::lion>(const Span& span, const Scalars& scalars, Stores stores);
+template <>
+const char* run_best<Method::adagrad>(const Span& span, const Scalars& scalars, Stores stores);
 
 }  // namespace ferry::optim

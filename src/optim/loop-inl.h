@@ -1,6 +1,5 @@
-// The one loop of all methods: load, apply a rule, store. A method's file defines its rule and
-// calls run_rule<Rule>(). Included once a target by Highway's foreach_target.h, hence the toggling
-// guard.
+// The one loop of all methods: load, apply a rule (rules-inl.h), store. Included once a target by
+// Highway's foreach_target.h, hence the toggling guard.
 #if defined(FERRY_OPTIM_LOOP_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef FERRY_OPTIM_LOOP_INL_H_
 #undef FERRY_OPTIM_LOOP_INL_H_
@@ -371,15 +370,6 @@ const char* run_rule(const Span& span, const Scalars& s, Stores stores) {
         with_moments<Rule, false>(span, s, stores);
     }
     return hwy::TargetName(HWY_TARGET);
-}
-
-// AdamW's and Adam's common part.
-HWY_INLINE void adam_step(VF& p, VF& m, VF& v, VF g, const Scalars& s) {
-    m = flush(blend(m, s.beta1, g, s.one_minus_beta1), kLeastMoment);
-    v = flush(blend(v, s.beta2, hn::Mul(g, g), s.one_minus_beta2), kLeastMoment);
-    const VF divisor = hn::Add(hn::Mul(hn::Sqrt(v), set(s.inv_sqrt_bias2)), set(s.eps));
-    const VF move = hn::Div(hn::Mul(m, set(s.step_size)), divisor);
-    p = hn::Sub(hn::Mul(p, set(s.decay)), move);
 }
 
 }  // namespace ferry::optim::HWY_NAMESPACE
