@@ -73,7 +73,7 @@ Extents::Extents(std::span<const SlotClass> classes, std::span<const PathShape> 
     : counts_(std::move(counts)) {
     for (const PathShape& path : paths) {
         speed_.push_back(path.speed);
-        file_bytes_.emplace_back(static_cast<size_t>(path.segments), path.data_offset);
+        file_bytes_.emplace_back(static_cast<size_t>(path.files), path.data_offset);
     }
     for (const SlotClass& one : classes) slot_bytes_.push_back(round_up(one.slot_bytes, alignment));
     reserved_bytes_ = bytes_of(classes, slot_bytes_);
@@ -145,8 +145,8 @@ void Extents::lay_out(int slot_class, int path, const PathShape& shape, int64_t 
     std::vector<int64_t>& ends = file_bytes_[static_cast<size_t>(path)];
     const int64_t bytes = slot_bytes(slot_class);
     for (int64_t i = 0; i < count; ++i) {
-        const int64_t file = i % shape.segments;
-        const int64_t ring = (shape.segments >= shape.rings ? file : i) % shape.rings;
+        const int64_t file = i % shape.files;
+        const int64_t ring = (shape.files >= shape.rings ? file : i) % shape.rings;
         int64_t& end = ends[static_cast<size_t>(file)];
         mine.free.push_back(static_cast<SlotId>(places_.size()));
         places_.push_back({.path = static_cast<uint16_t>(path),

@@ -20,7 +20,7 @@ struct Place {
 // What a path brings along.
 struct PathShape {
     std::string name{};  // for messages
-    int segments = 1, rings = 1;
+    int files = 1, rings = 1;
     int64_t data_offset = 0;     // bytes at the start of each file that are not slots
     int64_t capacity_bytes = 0;  // for slots
     double speed = 1;            // relative to the other paths

@@ -14,7 +14,7 @@ constexpr bool reuses(Leftover leftover) {
     return leftover == Leftover::reuse || leftover == Leftover::reuse_any;
 }
 
-constexpr int kSegmentsMax = 256;      // a path
+constexpr int kFilesMax = 256;         // a path
 constexpr int kRecordClassesMax = 64;  // of slots, in a volume that can be resumed
 
 // As on disk, a block of its own, and a second time in the block behind it: a byte that the drive
@@ -26,7 +26,7 @@ struct Header {
     uint32_t version = 0;
     int32_t pid = 0;
     uint64_t run_id = 0;
-    int32_t segments = 0;     // at most this many lie beside the header
+    int32_t files = 0;        // at most this many lie beside the header
     uint8_t laid_out = 0;     // 1: every byte of them was written
     uint8_t published = 0;    // 1: a record was: the files outlive the process
     uint8_t only_copies = 0;  // as probed

@@ -9,7 +9,7 @@
 #include "cost/drives.h"
 #include "cost/measurements.h"
 #include "tools/bench/bench_io.h"
-#include "train/forecast/forecast.h"
+#include "train/prediction/predictor.h"
 
 namespace ferry::tools {
 

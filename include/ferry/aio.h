@@ -26,7 +26,7 @@ struct PathOptions {
     std::string path{};
     int64_t size_bytes = 0;    // at most this much of it
     bool raw_device = false;   // path names a block device whose contents may be destroyed
-    int segments = 0;          // files a path; 0: as the probe finds best
+    int files = 0;             // that hold the slots; 0: as the probe finds best
     double endurance_tbw = 0;  // drive's rated terabytes written; 0: unknown
     double bytes_per_s = 0;    // sustained; 0 at one of several paths: all are measured at open
     std::vector<int> cores{};  // processing units that its rings' threads run on; empty: any
@@ -168,7 +168,7 @@ public:
     virtual int64_t alignment() const noexcept = 0;
     virtual int64_t slot_bytes(int slot_class) const noexcept = 0;
     virtual int path_of(SlotId slot) const noexcept = 0;
-    // "/mnt/a/ferry.seg0 at 1048576": for messages.
+    // "/mnt/a/ferry.slots0 at 1048576": for messages.
     virtual std::string describe(SlotId slot) const = 0;
     virtual std::string_view backend_name() const noexcept = 0;
     virtual bool direct(int path) const noexcept = 0;  // obtained; false: through the page cache

@@ -104,7 +104,7 @@ struct RunReport {
 // out. Every rank asks, before it opens a device. 0 on the CPU, and without others (`ranks` null).
 int gpu_of_rank(const Config& config, comm::Communicator* ranks, Executor& executor);
 
-// The ranks of a runtime that has no MPI and shares an identity by means of its own, the same on
+// The ranks of a runtime that has no MPI and shares a unique id by means of its own, the same on
 // all ranks (ncclGetUniqueId).
 struct NcclRanks {
     std::array<std::byte, 128> unique_id{};

@@ -133,7 +133,7 @@ std::unique_ptr<Communicator> make_nccl(Device& device, Executor& executor,
                                         const CommOptions& options);
 // The same for a runtime that brings its own ranks: an ncclUniqueId, equal on all of them. Which of
 // them share a host they tell each other. What fails then names the operation and the step, and no
-// rank. Throws usage where NCCL refuses them: two on one GPU, identities that differ.
+// rank. Throws usage where NCCL refuses them: two on one GPU, unique ids that differ.
 struct NcclRanks {
     std::array<std::byte, 128> unique_id{};
     int rank = 0, size = 1;

@@ -19,7 +19,7 @@ namespace {
 
 // An error of NCCL's is often another rank's end. This long the ranks' news may tell which.
 constexpr Nanos kHearsay = 5'000'000'000;
-constexpr Topic kMeeting{.of = "NCCL identities"};
+constexpr Topic kMeeting{.of = "NCCL unique ids"};
 constexpr Topic kMachines{.of = "machines"};
 
 Error refused(const std::string& call, const std::string& measured) {
@@ -176,10 +176,10 @@ private:
              .where = "rank " + std::to_string(place_.rank) + " of " + std::to_string(place_.size),
              .measured = ncclGetLastError(comm_.get()),
              .remedy = "give each rank a GPU and a number of its own, and all of them the same "
-                       "identity and size; NCCL_DEBUG=WARN says more"}};
+                       "unique id and size; NCCL_DEBUG=WARN says more"}};
     }
 
-    // The ranks' common identity; every GPU has one rank.
+    // The ranks' common unique id; every GPU has one rank.
     NcclRanks meet() const {
         cudaDeviceProp properties{};
         demand(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");

@@ -6,7 +6,7 @@
 
 #include "ferry/train.h"
 #include "rank_planner.h"
-#include "train/forecast/forecast.h"
+#include "train/prediction/predictor.h"
 
 namespace ferry::train {
 

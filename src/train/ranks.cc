@@ -83,7 +83,7 @@ void warn_of_binding(const Topology& machine, int sharing, const comm::Communica
 
 void check_nccl(const NcclRanks& ranks, int gpu, DeviceKind kind, bool others) {
     const auto refuse = [](const char* measured, const char* remedy) {
-        throw Error(Trouble::usage, {.what = "ranks by an NCCL identity cannot be used here",
+        throw Error(Trouble::usage, {.what = "ranks by an NCCL unique id cannot be used here",
                                      .where = "Runtime::nccl",
                                      .measured = measured,
                                      .remedy = remedy});

@@ -47,7 +47,7 @@ void limit(__rlimit_resource what, rlim_t value) {
 class Limits : public testing::Test {
 protected:
     VolumeOptions options(BackendKind kind = BackendKind::automatic) const {
-        return {.paths = {{.path = directory_.path(), .segments = 1}},
+        return {.paths = {{.path = directory_.path(), .files = 1}},
                 .classes = {{"a", kSlotBytes, 4}},
                 .backend = kind,
                 .block_bytes = 16384,
@@ -227,7 +227,7 @@ TEST_F(Limits, MoreThanAGibibyteIsRegisteredInPieces) {
     close(file);
 }
 
-// The header and the segment can be opened, a ring and its wake-up cannot.
+// The header and the slot file can be opened, a ring and its wake-up cannot.
 TEST_F(Limits, NoDescriptorIsLeftForARing) {
     if (!why_no_uring().empty()) GTEST_SKIP() << "no io_uring here: " << why_no_uring();
     int rings = 0, posix = 0, refused = 0;

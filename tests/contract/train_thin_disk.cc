@@ -9,7 +9,7 @@
 
 #include "tests/support/loop_device.h"
 #include "tests/support/tiny_run.h"
-#include "train/forecast/forecast.h"
+#include "train/prediction/predictor.h"
 
 namespace ferry::train {
 namespace {

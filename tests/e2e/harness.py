@@ -225,7 +225,7 @@ class DriveTest(FerryTest):
     def wait_for_files(self, directory, size):
         """Until a benchmark's volume is laid out, in so many bytes; one file or several."""
         for _ in range(1000):
-            files = glob.glob(os.path.join(self.drive, directory, "ferry.seg*"))
+            files = glob.glob(os.path.join(self.drive, directory, "ferry.slots*"))
             try:
                 if sum(os.path.getsize(name) for name in files) >= size:
                     return

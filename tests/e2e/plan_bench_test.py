@@ -10,7 +10,7 @@ from harness import DOES_NOT_FIT, USAGE, FerryTest
 class PlanTest(FerryTest):
     def plan(self, command, *arguments):
         """`ferry plan` of the configuration that a `train` command line names."""
-        return self.ferry("plan", command[1], "--json", "--no-forecast", *arguments)
+        return self.ferry("plan", command[1], "--json", "--no-prediction", *arguments)
 
     def test_the_plan_is_that_of_training(self):
         command = self.command(self.config(budgets__nvme=[self.nvme()], swap__state_on_nvme=0.5))

@@ -67,7 +67,7 @@ class OutputTest(FerryTest):
             self.assertEqual(run.code, USAGE, run.err)
             for text in ("--gpu-memory 8MiB", "device cpu", "--set budgets.device=8MiB"):
                 self.assertIn(text, run.err)
-        run = self.ferry("plan", config, "--no-forecast", "--set", "budgets.device=8MiB")
+        run = self.ferry("plan", config, "--no-prediction", "--set", "budgets.device=8MiB")
         self.assertEqual(run.code, 0, run.err)
 
     def test_a_skipped_step_is_still_json(self):
@@ -359,7 +359,7 @@ class EndTest(FerryTest):
         def keep_changing():
             while process.returncode is None:
                 try:
-                    with open(os.path.join(self.path("nvme"), "ferry.seg0"), "r+b") as file:
+                    with open(os.path.join(self.path("nvme"), "ferry.slots0"), "r+b") as file:
                         change(file)
                 except FileNotFoundError:
                     return  # the run has ended and tidied up
@@ -405,14 +405,14 @@ class EndTest(FerryTest):
             err = self.damage(process, flip, **changes)
             self.assertIn("bytes read back from NVMe are not those written", err)
             self.assertRegex(err, re.escape(self.path("nvme")) +
-                             r"/ferry.seg0 at \d+, piece \d+ of 256 KiB, of layer \d+")
+                             r"/ferry.slots0 at \d+, piece \d+ of 256 KiB, of layer \d+")
             self.assertIn("checksum", err)
 
     def test_a_truncated_volume_stops_the_run(self):
         process = self.start()
         self.wait_for_steps(process, 1)
         err = self.damage(process, lambda file: file.truncate(0))
-        self.assertIn("ferry.seg0", err)
+        self.assertIn("ferry.slots0", err)
 
 
 class MemoryTest(FerryTest):

@@ -228,7 +228,7 @@ class Ranks(FerryTest):
         config = self.config(budgets__nvme=[self.nvme(name="shared")], swap__state_on_nvme=1, io__direct=False)
         left = self.path("shared/rank-7")
         os.makedirs(left)
-        with open(os.path.join(left, "ferry.seg0"), "wb") as file:
+        with open(os.path.join(left, "ferry.slots0"), "wb") as file:
             file.truncate(3 << 20)
         os.makedirs(self.path("shared/rank-of-somebody"))
         for run in (self.ranks(2, config), self.train(config)):

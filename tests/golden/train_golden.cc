@@ -17,7 +17,7 @@
 #include "model/model.h"
 #include "tests/support/run_ranks.h"
 #include "tests/support/temporary_directory.h"
-#include "train/forecast/forecast.h"
+#include "train/prediction/predictor.h"
 
 namespace ferry::train {
 namespace {

@@ -106,10 +106,10 @@ private:
                                   static_cast<RandomRun*>(run)->note(trace);
                               },
                           .context = this};
-        const int paths = 1 + draw(3), segments = 1 + draw(4);
+        const int paths = 1 + draw(3), files = 1 + draw(4);
         for (int i = 0; i < paths; ++i)
             options.paths.push_back(
-                {.path = std::string("p").append(std::to_string(i)), .segments = segments});
+                {.path = std::string("p").append(std::to_string(i)), .files = files});
         return options;
     }
 

@@ -273,7 +273,7 @@ private:
         buffers_ = 1 + draw(5);
         slots_ += draw(static_cast<int>(buffers_) + 1);
         volume_ =
-            aio::open_simulated_volume({.paths = {{.path = "simulated", .segments = 1 + draw(3)}},
+            aio::open_simulated_volume({.paths = {{.path = "simulated", .files = 1 + draw(3)}},
                                         .classes = {{"state", kBytes, slots_}},
                                         .block_bytes = kBlock << draw(2),
                                         .queue_depth = 1 + draw(4),

@@ -9,7 +9,7 @@
 #include "swap/schedule.h"
 #include "tests/support/simulated_machine.h"
 #include "tests/support/tiny_run.h"
-#include "train/forecast/forecast.h"
+#include "train/prediction/predictor.h"
 
 namespace ferry::train {
 namespace {

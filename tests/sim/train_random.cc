@@ -17,7 +17,7 @@
 #include "tests/support/seeds.h"
 #include "tests/support/simulated_machine.h"
 #include "tests/support/tiny_run.h"
-#include "train/forecast/forecast.h"
+#include "train/prediction/predictor.h"
 
 namespace ferry::train {
 namespace {

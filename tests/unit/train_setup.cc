@@ -12,8 +12,8 @@
 #include "model_of.h"
 #include "outcome.h"
 #include "tests/support/temporary_directory.h"
-#include "train/forecast/planning_measurements.h"
 #include "train/from_config.h"
+#include "train/prediction/planning_measurements.h"
 
 namespace ferry::train {
 namespace {

@@ -14,7 +14,7 @@
 #include "ferry/error.h"
 #include "step.h"
 #include "tests/support/tiny_run.h"
-#include "train/forecast/forecast.h"
+#include "train/prediction/predictor.h"
 #include "train/stack/threads.h"
 #include "train/state/state_io.h"
 

@@ -36,8 +36,8 @@ std::string machine_text();
 // bench/common.py takes the interval.
 nlohmann::json rows_json(const std::vector<Row>& rows, const std::string& command,
                          const nlohmann::json& machine);
-// A line for each row, with its ratio's least and most; a column for each name that occurs in `more`. `reference` heads the column
-// of the other side; empty: nothing was compared.
+// A line for each row, with its ratio's least and most; a column for each name that occurs in
+// `more`. `reference` heads the column of the other side; empty: nothing was compared.
 std::string rows_table(const std::vector<Row>& rows, const std::string& reference);
 
 }  // namespace ferry::tools

@@ -10,7 +10,7 @@
 #include "tools/json_line.h"
 #include "tools/output.h"
 #include "tools/override_options.h"
-#include "train/forecast/kernel_profile.h"
+#include "train/prediction/kernel_profile.h"
 
 namespace ferry::tools {
 namespace {

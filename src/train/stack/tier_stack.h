@@ -31,7 +31,7 @@
 #include "start_up.h"
 #include "swap/store.h"
 #include "topology/topology.h"
-#include "train/forecast/measure.h"
+#include "train/prediction/measure.h"
 #include "train/step_kernels.h"
 #include "train/step_state.h"
 

@@ -1,4 +1,4 @@
-#include "predict.h"
+#include "step_timeline.h"
 
 #include <algorithm>
 #include <limits>

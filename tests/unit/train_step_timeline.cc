@@ -2,7 +2,7 @@
 
 #include "ferry/aio.h"
 #include "planner/recorder.h"
-#include "train/forecast/predict.h"
+#include "train/prediction/step_timeline.h"
 #include "train/stack/device_needs.h"
 
 namespace ferry::train {

@@ -9,7 +9,7 @@
 
 #include "ferry/train.h"
 #include "swap/store.h"
-#include "train/forecast/forecast.h"
+#include "train/prediction/predictor.h"
 
 namespace ferry::train {
 

@@ -1,4 +1,4 @@
-#include "train/forecast/rehearsal.h"
+#include "train/prediction/rehearsal.h"
 
 #include <spdlog/fmt/fmt.h>
 
@@ -6,7 +6,7 @@
 
 #include "measure.h"
 #include "planning_measurements.h"
-#include "predict.h"
+#include "step_timeline.h"
 #include "train/from_config.h"
 #include "train/model_of.h"
 #include "train/stack/device_needs.h"

@@ -18,10 +18,10 @@
 
 namespace ferry::train {
 
-// ---------------------------------------------------------------- forecast
+// ---------------------------------------------------------------- prediction
 
 // A link of a plan: what a step moves over it, and the seconds that takes with nothing beside it.
-struct LinkForecast {
+struct LinkPrediction {
     std::string link{};
     int64_t bytes = 0;
     double seconds = 0;
@@ -32,11 +32,11 @@ struct StateShares {
     double device = 0, host = 0, nvme = 0;
 };
 
-struct Forecast {
+struct Prediction {
     swap::Schedule schedule{};  // of a step among many
     swap::Timeline timeline{};  // its `step_seconds` is the prediction
     bool speculative = false;   // speculative updates that are committed; else none
-    std::vector<LinkForecast> links{};
+    std::vector<LinkPrediction> links{};
     // Of any placement that the budgets allow, and the link that sets it.
     double bound_seconds = 0;
     std::string bound_link{};
@@ -44,7 +44,7 @@ struct Forecast {
     StateShares planned{}, bound{};  // where the plan has them, and where the bound would
     // Of the blocks that backward visits, those that save each activation for it.
     model::OfSaved<double> planned_saved{}, bound_saved{};
-    const LinkForecast& binding() const;  // the link that takes longest: the plan's own bound
+    const LinkPrediction& binding() const;  // the link that takes longest: the plan's own bound
 };
 
 // What a schedule moves on each lane, to the byte.
@@ -82,17 +82,17 @@ struct AbsentDevice {
 
 // Plans one model on one device again and again, with other budgets, and says what a step would
 // take: with several ranks each of them. Touches neither tokens nor disks.
-class Forecaster {
+class Predictor {
 public:
     // Opens the device, and reserves nothing on it. Throws Error.
-    static std::unique_ptr<Forecaster> make(const Config& config, const RankCount& count = {});
+    static std::unique_ptr<Predictor> make(const Config& config, const RankCount& count = {});
     // For a device that is not here: nothing is opened, and measure() throws usage. What the
     // kernels' scratch is not known to be is taken to be as much as the CPU's need.
-    static std::unique_ptr<Forecaster> make(const Config& config, const RankCount& count,
-                                            const AbsentDevice& device);
-    ~Forecaster();
-    Forecaster(const Forecaster&) = delete;
-    Forecaster& operator=(const Forecaster&) = delete;
+    static std::unique_ptr<Predictor> make(const Config& config, const RankCount& count,
+                                           const AbsentDevice& device);
+    ~Predictor();
+    Predictor(const Predictor&) = delete;
+    Predictor& operator=(const Predictor&) = delete;
 
     // What is known of the machine, as far as it goes: later plans are weighed with it, earlier
     // ones were with the defaults.
@@ -105,9 +105,9 @@ public:
     // or as a large model does. Once; blocks for seconds. Throws Error.
     enum class Memory : uint8_t { of_plan, of_machine };
     cost::Measurements measure(const planner::Plan& plan, Memory memory);
-    Forecast forecast(const planner::PlanRequest& request, const planner::Plan& plan,
-                      const cost::Measurements& measured) const;
-    // Whether a step of this plan can be forecast by these times.
+    Prediction predict(const planner::PlanRequest& request, const planner::Plan& plan,
+                       const cost::Measurements& measured) const;
+    // Whether a step of this plan can be predicted by these times.
     bool covers(const planner::Plan& plan, const cost::KernelTimes& times) const;
     // What the kernels' times depend on.
     cost::KernelsOf kernels_of() const;
@@ -127,7 +127,7 @@ public:
 
 private:
     class ModelOnDevice;
-    explicit Forecaster(std::unique_ptr<ModelOnDevice> model);
+    explicit Predictor(std::unique_ptr<ModelOnDevice> model);
     const std::unique_ptr<ModelOnDevice> model_;
 };
 
