@@ -10,7 +10,7 @@ namespace {
 // More than any storage has; sums of two such sizes still fit.
 constexpr int64_t kBytesMax = int64_t{1} << 60;
 
-// Of all slots there may be; checked, so that nothing after it can overflow.
+// Bytes of all slots that there may be; checked, so that nothing after it can overflow.
 int64_t bytes_of(std::span<const SlotClass> classes, std::span<const int64_t> slot_bytes) {
     int64_t all = 0;
     for (size_t c = 0; c < classes.size(); ++c) {

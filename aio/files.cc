@@ -42,7 +42,7 @@ int remove_plain_file(const std::string& name) noexcept {
     return 0;
 }
 
-// Of this process or the system, and not of the file.
+// Whether the process or the system is at its limit: the file has no fault.
 bool is_out_of_descriptors(int error) { return error == EMFILE || error == ENFILE; }
 
 bool is_empty_file(const std::string& name) {
@@ -83,7 +83,7 @@ void PathFiles::release() noexcept {
         // for the next volume.
         if (removes && ftruncate(file, 0) != 0)
             log_warn("aio: a slot file in " + options_.path + " could not be emptied");
-        // What somebody put in its place is not ours.
+        // A file that somebody put in its place is not ours.
         const bool in_place = removes && is_named(file, slot_file_name(i));
         close(file);  // first: it may be the last descriptor that this process is given
         if (in_place) remove_plain_file(slot_file_name(i));

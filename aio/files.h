@@ -43,7 +43,7 @@ public:
     bool direct() const noexcept { return direct_; }  // obtained
     // Writes and reads a little in the first slot file. bytes/s, for weighing paths.
     double measure_speed();
-    // Of a ring with these flags; empty: it can be used.
+    // Why a ring with these flags cannot be used; empty: it can.
     std::string why_no_polling(unsigned flags);
     // By probes and headers.
     int64_t bytes_written() const noexcept {

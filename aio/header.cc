@@ -240,7 +240,7 @@ bool HeaderFile::lock() {
 HeaderFile::Reading HeaderFile::read() {
     const Copies known(file_);
     if (known.counts == nullptr) {
-        // What could not be read may be whole.
+        // A copy that could not be read may be whole.
         for (const int error : known.errors)
             if (error != 0)
                 throw Error(Trouble::io,
@@ -253,7 +253,7 @@ HeaderFile::Reading HeaderFile::read() {
         const int told = !says(0) && says(1) ? 1 : 0;
         return judge(known.both[told], known.got[told]);
     }
-    // Of a file that ends after the first one the writer was killed between the two.
+    // A file that ends after its first copy: the writer was killed between the two.
     if (!known.whole[0] || (!known.whole[1] && known.got[1] != 0)) {
         const int bad = known.whole[0] ? 1 : 0;
         log_warn("aio: the " + std::string(bad == 1 ? "second" : "first") + " of two headers in " +
@@ -270,7 +270,7 @@ HeaderFile::Reading HeaderFile::read() {
     return reading;
 }
 
-// What is there where neither copy is whole.
+// Says what is there where neither copy is whole.
 HeaderFile::Reading HeaderFile::judge(const Header& told, int64_t bytes) const {
     Reading reading;
     const Header& header = reading.header = told;

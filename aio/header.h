@@ -69,9 +69,9 @@ public:
 
     int file() const noexcept { return file_; }
     int64_t bytes_written() const noexcept { return bytes_written_; }
-    // What a killed run left: true and its header, or false. Throws what may not be taken over: a
-    // foreign file, a newer format, and what `leftover` does not allow. Of a header that is not
-    // whole nothing is believed.
+    // Finds what a killed run left: true and its header, or false. Throws where it may not be taken
+    // over: a foreign file, a newer format, or one that `leftover` does not allow. A header that is
+    // not whole is not believed.
     bool find_leftover(Leftover leftover, uint64_t run_id, Header& found);
     // The header of files that can be resumed; throws what stands against it. Writes nothing.
     Header find_resumable(uint64_t run_id);
@@ -84,7 +84,7 @@ public:
     void erase() noexcept;  // the path is free for anyone again
     // Its name still leads to it: neither it nor its directory was removed or replaced.
     bool in_place() const noexcept;
-    // What lies there is whole and says what this one says of whose files they are.
+    // Whether the header there is whole, and names the same owner as this one.
     bool holds(const Header& header) const noexcept;
 
 private:

@@ -40,7 +40,7 @@ void check_range(const char* name, int64_t value, int64_t low, int64_t high) {
                      std::to_string(low) + " to " + std::to_string(high));
 }
 
-// Of the kernel's threads, where copying is all there is to do: half the cores among all rings, as
+// Kernel threads of a ring, where copying is all there is to do: all rings share half the cores, as
 // whoever waits for the bytes needs some too. With one each the kernel's own way is as good, and
 // cheaper.
 int workers_for_each(int rings) {

@@ -1,5 +1,5 @@
-// What of a volume outlives its process: where the slots lie, and two copies of a record of what
-// they hold, at the end of the first path's first file.
+// How a volume outlives its process: the slots, and two copies of a record of what they hold at the
+// end of the first path's first file.
 #include <sys/random.h>
 
 #include <algorithm>

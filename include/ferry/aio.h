@@ -137,7 +137,8 @@ public:
     }
     // The next finished operation, or nullptr. The executor's wake() was called for each.
     virtual Operation* poll() noexcept = 0;
-    // What has not reached the kernel at all becomes `cancelled`; poll() still returns every one.
+    // Operations that have not reached the kernel become `cancelled`; poll() still returns every
+    // one.
     virtual void cancel_queued() noexcept = 0;
     virtual int in_flight() const noexcept = 0;
     // Blocks until all written so far is on stable storage; throws Error, on that file for good.
@@ -173,7 +174,7 @@ public:
     virtual std::string_view backend_name() const noexcept = 0;
     virtual bool direct(int path) const noexcept = 0;  // obtained; false: through the page cache
     virtual std::vector<PathCounters> counters() const = 0;
-    // Of the slots that may be in use at once and the record's copies; of those that ever were.
+    // For all slots that may be in use at once and the record's copies; for those that ever were.
     virtual int64_t reserved_bytes() const noexcept = 0;
     virtual int64_t peak_bytes() const noexcept = 0;
 };

@@ -1,6 +1,6 @@
-// What the user asked for: the JSON configuration of `ferry train`, read and checked. Unknown keys,
-// wrong types and values outside their range throw Trouble::usage naming the key and the nearest
-// known one. docs/configuration.md lists every key.
+// The JSON configuration of `ferry train`, read and checked. Unknown keys, wrong types and values
+// outside their range throw Trouble::usage naming the key and the nearest known one.
+// docs/configuration.md lists every key.
 #pragma once
 
 #include <cstdint>
@@ -49,7 +49,7 @@ struct ModelConfig {
 
 struct DataConfig {
     std::string tokens{};  // file written by `ferry data`
-    // Of tokens whose vocabulary is half the loaded model's, or less.
+    // Where the tokens' vocabulary is half the loaded model's, or less.
     OnDoubt small_vocabulary = OnDoubt::refuse;
     double held_back = 0.05;  // fraction of the tokens, at the end, that only evaluation sees
 };
@@ -137,7 +137,7 @@ struct IoConfig {
     aio::Leftover leftovers = aio::Leftover::remove;  // files of a killed run
 };
 
-// Of a run of several ranks.
+// How several ranks share a run.
 struct ZeroConfig {
     int64_t stage = 3;             // what a rank keeps only its shard of: docs/ranks.md
     double timeout_seconds = 300;  // that a rank waits for the others in one exchange

@@ -26,7 +26,7 @@ struct Hyper {
     uint32_t seed = 0;               // of stochastic rounding
 };
 
-// What a step's update needs, rounded once from double to float on the host.
+// The scalars of a step's update, rounded once from double to float on the host.
 //
 // Every method is one list of fp32 operations, each rounded once, no FMA. All begin with
 //   g  = gradient (widened exactly) * gradient_scale

@@ -70,7 +70,7 @@ struct LinkReport {
     double exposed_seconds = 0;  // of these, while nothing computed
 };
 
-// What a run really took, beside what its plan says.
+// The memory and storage that a run really took; its plan says what it should take.
 struct Reserved {
     int64_t device_bytes = 0;           // the arena
     int64_t device_overhead_bytes = 0;  // what the process holds on the GPU beside it, as measured
@@ -82,8 +82,8 @@ struct Reserved {
 struct RunReport {
     int64_t steps = 0, tokens = 0;
     double seconds = 0;  // in steps, evaluation left out
-    // What the model asks for in a step, recomputation left out (src/cost/traffic.h), and the best
-    // that a product reaches; 0: not known. A step's MFU is the one a second over the other.
+    // The model's operations in a step, recomputation left out (src/cost/traffic.h), and the best
+    // rate of a product; 0: not known. A step's MFU is the first over its seconds and the second.
     double model_flops = 0, gemm_flops_per_s = 0;
     int64_t steps_committed = 0, steps_rolled_back = 0, clipped_steps = 0, skipped_steps = 0;
     std::vector<LinkReport> links{};
@@ -123,12 +123,12 @@ struct MetRanks {
     std::unique_ptr<comm::Communicator> communicator;
 };
 
-// What the engine stands on; tests pass a simulated executor and volume.
+// The surroundings of an engine; tests pass a simulated executor and volume.
 struct Runtime {
     Executor* executor = nullptr;
     std::function<std::unique_ptr<aio::Volume>(aio::VolumeOptions, Executor&)> open_volume =
         &aio::Volume::open;
-    // Of every task, from the first step on; beside it, once the bound is known, what was planned.
+    // Gets every task from the first step on, and beside it, once the bound is known, the plan's.
     trace::Recording* recording = nullptr;
     const cost::Measurements* measurements =
         nullptr;  // of this machine: measure_bound() then measures nothing
@@ -138,7 +138,7 @@ struct Runtime {
     // in its process has used CUDA before. A rank that is lost then has no name, and is missed
     // after zero.timeout_seconds.
     std::optional<NcclRanks> nccl{};
-    // What gpu_of_rank() said, where it was asked before; below 0: the engine asks.
+    // The answer of gpu_of_rank(), where it was asked before; below 0: the engine asks.
     int gpu = -1;
     // Goes on after the last step that a run of this configuration made durable, with its bits.
     // Throws usage or io where that cannot be proved.
@@ -210,8 +210,8 @@ public:
 
     const planner::Plan& plan() const;
     const std::vector<model::Layer>& layers() const;
-    // What orders every operation (docs/numerics.md) as text, with its hash: runs with the same
-    // record, seed, tokens and constants of optimizer and schedule print the same losses.
+    // The numerics record (docs/numerics.md) as text, with its hash. Runs with the same record,
+    // seed, tokens and constants of optimizer and schedule print the same losses.
     std::string numerics_record() const;
     RunReport report();  // of the steps so far, the last one finished first
 
@@ -227,8 +227,8 @@ private:
 [[nodiscard]] std::optional<Error> save_checkpoint(Engine& engine, const std::string& directory,
                                                    const std::string& program);
 
-// What kept the weights out of their file, and whether all of them are in another one, which it
-// names.
+// The error that kept the weights out of their file, and whether all of them are in another one,
+// which it names.
 struct NotWritten {
     Error why;
     bool whole_elsewhere = false;
@@ -237,10 +237,10 @@ struct NotWritten {
 using TensorSource = std::function<void(size_t i, const Engine::Sink& sink)>;
 // Runs write(source), which asks for every tensor once and in order, on the first rank. Where it
 // fails the rest is read all the same, as the other ranks give all of it, and its error comes back.
-// What the engine throws is thrown.
+// Errors of the engine are thrown.
 [[nodiscard]] std::optional<NotWritten> write_weights(
     Engine& engine, const std::function<void(const TensorSource&)>& write);
-// What every other rank does meanwhile.
+// Every other rank calls this meanwhile.
 void give_weights(Engine& engine);
 
 // Where a model goes, as transformers saves one.

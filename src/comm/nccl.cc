@@ -52,7 +52,7 @@ using OnHost = std::unique_ptr<std::byte, FreedBy<cudaFreeHost>>;
 // One that has not been left in order waits for nobody.
 using Comm = std::unique_ptr<std::remove_pointer_t<ncclComm_t>, FreedBy<ncclCommAbort>>;
 
-// What the ranks tell each other before they can use NCCL.
+// A rank's own data, exchanged before the ranks can use NCCL.
 struct Card {
     ncclUniqueId id{};
     GpuId gpu{};
@@ -143,7 +143,7 @@ public:
 private:
     struct Flight {
         Event ended{};
-        // Of a gather of host memory, which goes by the bootstrap, else by a place on the GPU.
+        // A gather of host memory: it goes by the bootstrap, else by a place on the GPU.
         const Transfer* host = nullptr;
         uint64_t host_number = 0;
         std::byte *on_host = nullptr, *on_device = nullptr;

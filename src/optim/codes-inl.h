@@ -171,7 +171,8 @@ HWY_INLINE float largest_of(VU magnitudes) {
     return std::bit_cast<float>(*std::max_element(lanes, lanes + 16));
 }
 
-// Of a whole block: the scale, and its codes. One copy a target and map, not one a loop.
+// Encodes a whole moment block: its scale, and its codes. One copy a target and map, not one a
+// loop.
 template <bool kSigned>
 HWY_NOINLINE void encode_all(BlockMoments& block, uint8_t* codes, float* scale) {
     const float largest = block.largest;

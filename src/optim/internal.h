@@ -1,4 +1,4 @@
-// What the files of this module share.
+// Constants and helpers that the files of this module share.
 #pragma once
 
 #include <vector>
@@ -50,8 +50,8 @@ void each_tile(NodeTeams& teams, const Element* where, int64_t count, const Body
     });
 }
 
-// What is written past the caches: nothing, the weight, or p, m, v as well. Only for arrays aligned
-// to 64 bytes.
+// The arrays that are written past the caches: none, the weight, or p, m, v as well. Only arrays
+// aligned to 64 bytes.
 enum class Stores : uint8_t { cached, stream_weight, stream_all };
 
 // Runs a method over a span on the best SIMD target, whose name comes back. Each method's own file

@@ -117,7 +117,7 @@ struct Pass {
     static constexpr int64_t kLine = kCoded ? kMomentBlock : kNoisy ? kNoiseRun : 16;
     static constexpr int64_t kAhead = 512;
 
-    // What the elements of a line share.
+    // Data that the elements of a line share.
     struct NoLine {};
     struct NoisyLine {
         HWY_ALIGN uint32_t noise[kLine];
@@ -261,7 +261,7 @@ struct Pass {
         Padded gradient(span, begin, size_of(kGradient)), weight(span, begin, size_of(kWeight));
         Padded p(span, begin, 4), low(span, begin, 2);
         Padded m(span, begin, size_of(kMoment)), v(span, begin, size_of(kMoment));
-        // What is padded is zero, and no block's largest.
+        // Padding is zero, and never a moment block's largest.
         if constexpr (kCoded && kSignedM) std::memset(m.bytes, kZeroWithSign, sizeof(m.bytes));
         Span copy = part_of(span, begin, span.count - begin);
         copy.gradient = gradient.filled_from(span.gradient);

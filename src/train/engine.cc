@@ -83,7 +83,7 @@ public:
     }
 
     ~Run() {
-        // Of the caller's, who has not said which: the others would wait for this rank.
+        // An error of the caller's, who has not said which: the others would wait for this rank.
         if (std::uncaught_exceptions() > exceptions_) context_->abandon("raised between its steps");
     }
 
@@ -163,7 +163,7 @@ public:
     }
 
 private:
-    // What ends this rank, the others hear at once; what storage lost, whoever finds its files.
+    // The others hear at once what ends this rank. Its files tell who finds them what storage lost.
     template <class Work>
     std::invoke_result_t<Work> guarded(const Work& work) {
         try {
@@ -566,7 +566,7 @@ private:
     std::unique_ptr<SavedRun> saved_;                    // until the state is initialised
     std::unique_ptr<LoadedWeights> loaded_;              // as long
     int64_t step_ = 0, last_good_ = 0, updates_ = 0, sequence_ = 0, durable_step_ = -1;
-    // What the stack goes by until it is closed: after an error its store still finishes tasks.
+    // The stack needs these until it is closed: after an error its store still finishes tasks.
     std::unique_ptr<RankDirectories> directories_{};
     std::optional<Rows> rows_{};
     std::optional<OutcomeJudge> judge_{};

@@ -1,4 +1,4 @@
-// What other modules take from a configuration, in their own words.
+// A configuration translated to the types of other modules.
 #pragma once
 
 #include "ferry/config.h"
@@ -8,7 +8,7 @@
 
 namespace ferry::train {
 
-// Of the whole run, as if it were one rank: a rank's is of_rank() of it.
+// The request of the whole run, as if it were one rank: a rank's is of_rank() of it.
 planner::PlanRequest request_of(const Config& config);
 // The optimizer; its learning rate is the schedule's peak (schedule_of() in ferry/train.h).
 optim::Hyper hyper_of(const Config& config);

@@ -1,4 +1,4 @@
-// What the loader draws, from the configuration.
+// The loader of a configuration.
 #pragma once
 
 #include "data/tokens.h"

@@ -52,8 +52,8 @@ uint64_t hash_of(const Values& values) {
     return checksum(std::as_bytes(std::span(values)));
 }
 
-// Of the file that this code was loaded from: another build may round otherwise, or know other
-// keys.
+// The hash of the file that this code was loaded from: another build may round otherwise, or know
+// other keys.
 std::string program_hash() {
     static const char kHere = 0;
     Dl_info loaded{};

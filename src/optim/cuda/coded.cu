@@ -34,7 +34,7 @@ struct Encoded {
     uint8_t codes[kOfThread];
     float scale;
 };
-// Of all threads of the warp, to all of them.
+// The largest over all threads of the warp, in every thread.
 __device__ uint32_t largest_of_warp(uint32_t bits) {
 #if __CUDA_ARCH__ >= 800
     return __reduce_max_sync(0xffffffffu, bits);

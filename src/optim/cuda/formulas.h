@@ -1,6 +1,6 @@
 // The formulas of ferry/optim.h for one element on the GPU, with exact division and square root.
-// What includes this must be compiled without contraction (cmake/cuda.cmake):
-// tests/unit/cuda_flags_test.py looks at what the compiler made of it.
+// Files that include this are compiled without contraction (cmake/cuda.cmake), and
+// tests/unit/cuda_flags_test.py looks at what the compiler made of them.
 #pragma once
 
 #include "optim/internal.h"
@@ -46,7 +46,7 @@ __device__ inline float quotient(float a, float b, bool& safe) {
     return fused(r, fused(-b, near, a), near);
 }
 
-// Of any operands, by the compiler's.
+// The compiler's, for any operands.
 struct Exact {
     __device__ static float root(float x) { return sqrtf(x); }
     __device__ static float quotient(float a, float b) { return a / b; }

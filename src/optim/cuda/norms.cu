@@ -1,8 +1,9 @@
-// What the optimizer's kernels do beside updates: norm leaves, casts, whether they run at all.
-// Compiled without contraction (cmake/cuda.cmake).
+// Norm leaves, casts, and whether the optimizer's kernels run at all. Compiled without contraction
+// (cmake/cuda.cmake).
 #include <string>
 
 #include "ferry/device.h"
+#include "ferry/error.h"
 #include "formulas.h"
 #include "launch.h"
 #include "memory.h"
@@ -43,7 +44,7 @@ __global__ void norms_kernel(const void* gradient, int64_t count, float* leaves)
 
 void check_launch(const char* kernel) {
     const cudaError_t error = cudaGetLastError();
-    // What failed before this call is Device::check's to name.
+    // Device::check names what failed before this call.
     if (error == cudaSuccess || gpu_work_failed()) return;
     throw Error(
         Trouble::internal,

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/random.h"
+#include "ferry/error.h"
 #include "formulas.h"
 #include "launch.h"
 #include "memory.h"
@@ -91,7 +92,7 @@ __device__ void store_moment(void* array, MomentType type, int64_t i,
     store<kCount>(static_cast<uint16_t*>(array), i, raw);
 }
 
-// What the kernel knows of the state when it is compiled.
+// The state's format, known when the kernel is compiled.
 template <MomentType kMomentType, bool kIsSplit>
 struct Format {
     static constexpr MomentType kMoment = kMomentType;
@@ -205,7 +206,7 @@ void launch_rest(const Span& span, const Scalars& scalars, cudaStream_t stream) 
 }
 
 // Whether `elements` of each array can be moved by accesses of up to 16 bytes.
-bool aligned(const Span& span, int64_t elements) {
+bool all_aligned(const Span& span, int64_t elements) {
     const auto fits = [&](const void* array, int64_t element_bytes) {
         return aligned(array, std::min<int64_t>(16, element_bytes * elements));
     };
@@ -222,7 +223,7 @@ bool aligned(const Span& span, int64_t elements) {
 template <Method kMethod>
 void launch_all(const Span& span, const Scalars& scalars, cudaStream_t stream) {
     // Whole runs: the threads of a run draw its random bits together.
-    const int64_t packs = aligned(span, kTogether) ? round_down(span.count, kNoiseRun) : 0;
+    const int64_t packs = all_aligned(span, kTogether) ? round_down(span.count, kNoiseRun) : 0;
     if (packs > 0) launch_packs<kMethod>(part_of(span, 0, packs), scalars, stream);
     if (packs < span.count)
         launch_rest<kMethod>(part_of(span, packs, span.count - packs), scalars, stream);
@@ -233,7 +234,7 @@ void launch_all(const Span& span, const Scalars& scalars, cudaStream_t stream) {
 void update(const Span& span, const Scalars& scalars, void* stream) {
     check_span(span, scalars);
     if (span.count == 0) return;
-    FERRY_CHECK(aligned(span, 1), "an array is not aligned to its elements");
+    FERRY_CHECK(all_aligned(span, 1), "an array is not aligned to its elements");
     auto* on = static_cast<cudaStream_t>(stream);
     if (is_coded(span)) return update_coded(span, scalars, on);
     with_method(scalars.method,

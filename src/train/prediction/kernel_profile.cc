@@ -221,7 +221,7 @@ private:
 
     // ------------------------------------------------------------ updates
 
-    // Of the chunks whose state this device updates.
+    // The chunks whose state this device updates.
     std::vector<const planner::Chunk*> updated() const {
         std::vector<const planner::Chunk*> chunks;
         for (const planner::Chunk& chunk : plan_.chunks) {

@@ -31,8 +31,8 @@ struct KernelProfile {
 // those that the device makes. Blocks for seconds. Throws Error.
 KernelProfile profile_kernels(const Config& config, int rounds);
 
-// What of a step does not go the fast way on the configuration's GPU, `times` of a step. Opens the
-// device and reserves nothing; cuDNN builds its kernels. Empty on the CPU.
+// The operations of a step that do not go the fast way on the configuration's GPU, `times` a step.
+// Opens the device and reserves nothing; cuDNN builds its kernels. Empty on the CPU.
 std::vector<ops::SlowPath> slow_operations(const Config& config);
 
 }  // namespace ferry::train

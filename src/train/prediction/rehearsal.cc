@@ -319,7 +319,7 @@ private:
 
     void fill_buffers() {
         fill_stages();
-        // What the pauses leave of a gradient, on its way to the host: as all are at first.
+        // A gradient after the pauses, on its way to the host: as all are at first.
         const planner::Buffers& wire = plan_.buffers[static_cast<size_t>(Class::wire)];
         for (int64_t i = 0; i < wire.count; ++i)
             fill_device(stack_.bench(), device_->memory().data() + wire.offset + i * wire.bytes,

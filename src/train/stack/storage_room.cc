@@ -15,7 +15,7 @@
 namespace ferry::train {
 namespace {
 
-// What a killed run left there goes, or is used again.
+// Files of a killed run go, or are used again.
 int64_t leftover_bytes(const std::string& path) {
     int64_t bytes = 0;
     std::error_code reason;

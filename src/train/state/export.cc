@@ -22,7 +22,7 @@
 namespace ferry::train {
 namespace {
 
-// What belongs to a model and is no weights, as far as it is there.
+// Files that belong to a model and hold no weights, as far as they are there.
 constexpr std::array<std::string_view, 12> kCompanions{"tokenizer.json",
                                                        "tokenizer_config.json",
                                                        "tokenizer.model",
@@ -86,7 +86,7 @@ std::vector<Read> in_order(const std::vector<model::Layer>& layers) {
     return reads;
 }
 
-// What is written: tensors, their type and the model's config.json.
+// The contents of an export: tensors, their type and the model's config.json.
 struct Exported {
     std::vector<checkpoint::TensorInfo> tensors{};
     DType type = DType::f32;

@@ -36,7 +36,7 @@ uint64_t checksum_of(const std::vector<double>& values) {
     return checksum(std::as_bytes(std::span(values)));
 }
 
-// What the shape has beside the sizes of a plain Llama.
+// The shape's options beside the sizes of a plain Llama.
 std::string options_of(const model::Shape& s) {
     std::string text;
     const auto add = [&](bool there, const char* name) { text += there ? name : ""; };

@@ -20,7 +20,7 @@ std::string shape_text(const model::Shape& shape);
 std::string model_text(const Config& config, const model::Shape& shape, int ranks);
 uint64_t numerics_hash(const Config& config, const model::Shape& shape, const std::string& machine,
                        int ranks);
-// What the device adds: its operations and libraries, and the same behind its name.
+// The device's part: its operations and libraries, and the same behind its name.
 std::string library_text(const Device& device, const Config& config);
 std::string machine_text(const Device& device, const Config& config);
 
