@@ -96,7 +96,7 @@ PredictionReport prediction_of(const std::optional<MachineFile>& machine, const 
     return report;
 }
 
-// What does not go the fast way on this GPU, a line each.
+// Operations that do not go the fast way on this GPU, a line each.
 std::string text_of(const std::vector<ops::SlowPath>& paths) {
     std::string text;
     for (const ops::SlowPath& path : paths) {

@@ -16,11 +16,11 @@
 namespace ferry::tools {
 namespace {
 
-// Of files on each path, within its size; and as much again is written to measure: a plan is not to
-// wear a drive as its run would.
+// Size of the files on each path, within the path's; as much again is written to measure. A plan is
+// not to wear a drive as its run would.
 constexpr int64_t kSampleBytes = 256 * kMiB;
 constexpr double kSampleSeconds = 0.5;
-// What a GPU's context and this program's libraries took on an H200: 0.64 GiB.
+// A GPU's context and this program's libraries took 0.64 GiB on an H200.
 constexpr int64_t kAssumedOverhead = 704 * kMiB;
 
 // Reads and writes at once, with the configuration's own settings.
@@ -51,7 +51,7 @@ cost::Path measure_path(const Config& config, const NvmePath& path) {
             .cores_per_byte = found.cpu_s_per_gb() * 1e-9};
 }
 
-// What measures between these ranks.
+// The command that measures between these ranks.
 std::string comm_command(const MeasurementsOf& what, const train::RankCount& count,
                          const std::string& file) {
     return fmt::format("mpirun -n {} ferry bench comm --device {} --save {}", count.ranks,
@@ -166,7 +166,7 @@ private:
     bool is_here_ = true;
 };
 
-// Of all paths together; 0: the file does not know all of them.
+// The rate of all paths together; 0: the file does not know all of them.
 double storage_rate(const MachineFile& file, const Config& config) {
     std::vector<cost::Path> paths;
     for (const NvmePath& path : config.budgets.nvme) {
@@ -219,7 +219,7 @@ std::unique_ptr<train::Predictor> predictor_for(const Config& config, const trai
         return train::Predictor::make(config, count);
     } catch (const Error& error) {
         if (error.trouble() != Trouble::usage) throw;
-        // What is wrong with the configuration itself is wrong there too, and says so again.
+        // An error in the configuration itself is one there too, and is reported again.
         auto absent = file->gpu(train::Predictor::make(config, count, {})->kernels_of());
         if (!absent) throw;
         log_warn(std::string(error.what()) + "; planning for the " + absent->architecture + " of " +

@@ -27,7 +27,7 @@ train::RankCount on_hosts(train::RankCount given);
 std::unique_ptr<train::Predictor> predictor_for(const Config& config, const train::RankCount& count,
                                                 const std::optional<MachineFile>& file);
 
-// What a machine file knows its numbers by.
+// The key by which a machine file knows the measurements.
 MeasurementsOf what_is_measured(const train::Predictor& predictor);
 
 // Measures for a few seconds what the file does not know of: kernels and links on memory of its

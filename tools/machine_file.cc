@@ -359,7 +359,7 @@ private:
         for (const auto& [key, value] : fields) found_.*value = positive(file_, from, where, key);
     }
 
-    // What one rank reaches alone it has beside the others as far as the host's memory goes.
+    // A rank keeps the rate that it reaches alone as far as the host's memory goes for all of them.
     void read_memory(int threads, int ranks_on_host) {
         const std::string where = fmt::format("memory, threads {}", threads);
         const json* host = entry(content_, "memory", key_of_memory(threads, kOfHost));
@@ -373,7 +373,7 @@ private:
             read(kMemory, *host, where);
         }
     }
-    // Of the most threads that were measured. Infinite: none were.
+    // The rate of the most threads that were measured. Infinite: none were.
     double most_of_a_host() const {
         double rate = std::numeric_limits<double>::infinity();
         int64_t most = 0;

@@ -1,4 +1,4 @@
-// What `ferry plan` says of a step before it is run.
+// The prediction of a step as `ferry plan` prints it.
 #pragma once
 
 #include <nlohmann/json.hpp>

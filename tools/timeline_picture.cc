@@ -16,7 +16,7 @@ using swap::Lane;
 
 constexpr size_t kColumns = 76;
 
-// What is drawn of a kernel in a terminal, and in which colour otherwise.
+// A kernel's character in a terminal, and its colour otherwise.
 struct Look {
     char letter;
     size_t colour;

@@ -1,4 +1,4 @@
-// What a run writes to its drives, and how much of their lives that is.
+// The bytes that a run writes to its drives, and how much of their lives that is.
 #pragma once
 
 #include <nlohmann/json.hpp>

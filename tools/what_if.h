@@ -1,5 +1,5 @@
-// What one more unit of each resource would buy, and what it would to know that no step is clipped.
-// The plan is made, and its step predicted, once more with each.
+// The gain of one more unit of each resource, and of knowing that no step is clipped. The plan is
+// made, and its step predicted, once more with each.
 #pragma once
 
 #include <string>

@@ -12,7 +12,7 @@
 namespace ferry::tools {
 namespace {
 
-// What a link names is replaced, and not the link, also where it names nothing yet.
+// The file that a link names is replaced, not the link, also where there is none yet.
 std::string replaced_by(const std::string& path) {
     std::error_code unknown;
     const auto file =

@@ -68,7 +68,7 @@ using Source = std::function<void(size_t i, const Sink& sink)>;
 // As safetensors calls it: "F32", "BF16", "F16".
 std::string_view dtype_name(DType type);
 
-// What a safetensors file begins with, behind 8 bytes of length.
+// The beginning of a safetensors file, behind 8 bytes of length.
 inline constexpr Replaceable kSafetensors{.beginning = "{\"", .skipped = 8};
 
 // Writes tensors in the order given, one at a time, each value rounded once to `type`. The file

@@ -166,7 +166,8 @@ constexpr std::array<Known, 14> kTypes{{{"F32", 4, DType::f32},
                                         {"BOOL", 1, {}},
                                         {"F8_E4M3", 1, {}}}};
 
-// Of a header or an index: of half a million tensors, where the largest files have some thousands.
+// The most values of a header or an index: those of half a million tensors, where the largest files
+// have some thousands.
 constexpr size_t kMostValues = 4'000'000;
 
 json parse_header(const std::string& text, const std::string& path) {

@@ -138,8 +138,8 @@ Rule below_one_in_fp32(std::string key, double decay) {
             "set it to at most 0.9999999"};
 }
 
-// What the update takes for a smaller one (ferry/optim.h), so that a gradient too small to leave a
-// trace in the second moment is not divided by less.
+// Warns of an eps below the least that the update can use (ferry/optim.h): a gradient too small to
+// leave a trace in the second moment would be divided by less.
 void warn_of_eps(const OptimizerConfig& o, const Given& given) {
     const double least =
         0x1p-50 / (o.method == optim::Method::adagrad ? 1 : std::sqrt(1 - o.beta2));

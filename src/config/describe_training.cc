@@ -1,4 +1,4 @@
-// What two runs must have in common for one to go on with the other.
+// Describes the keys that two runs must have in common for one to go on with the other.
 #include <algorithm>
 #include <array>
 #include <span>

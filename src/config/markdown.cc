@@ -78,7 +78,7 @@ constexpr std::string_view kIntroduction =
 |---|---|
 )";
 
-// What people set, in the order in which they think of it.
+// The keys that people set, in the order in which they think of them.
 struct Usual {
     std::string_view path;
     std::string_view advice;

@@ -81,7 +81,7 @@ int write_and_read(const std::string& path, Leftover leftover, Dies dies) {
 
 constexpr Dies kNever{1 << 30};
 
-// What must hold of a path whatever its last user's fate was.
+// Checks what must hold for a path, whatever became of its last user.
 void check_after_kill(const TemporaryDirectory& directory, int number) {
     SCOPED_TRACE("killed at " + std::to_string(number));
     EXPECT_EQ(directory.contents("ferry.notes"), kPrecious);

@@ -1,5 +1,5 @@
-// What a process may not have: io_uring, descriptors, locked memory, memory, threads. Each is got
-// over with a line in the log, or is an Error; nothing aborts.
+// Limits of a process: no io_uring, too few descriptors, locked memory, memory or threads. The
+// volume goes on with a line in the log, or throws an Error; nothing aborts.
 #include <errno.h>
 #include <gtest/gtest.h>
 #include <linux/audit.h>
@@ -54,8 +54,8 @@ protected:
                 .queue_depth = 8,
                 .operations_max = 16};
     }
-    // What a child says when it opens, writes and reads under a limit: the backend's name and what
-    // was logged, or the error's words.
+    // The words of a child that opens, writes and reads under a limit: the backend's name and the
+    // log, or the error's text.
     std::string outcome(VolumeOptions wanted, const auto& restrict) {
         const std::string name = directory_.path() + ".log";
         const int status = in_child([&] {

@@ -186,7 +186,7 @@ TEST_P(Records, WhatWasPublishedIsThereAgain) {
     ASSERT_TRUE(volume_->take(0, published_[1]));
     EXPECT_FALSE(volume_->take(0, published_[1])) << "they are in use";
     for (const SlotId slot : published_[1]) EXPECT_EQ(read(slot), 2);
-    // What was taken is not handed out again, and everything else is.
+    // Slots that were taken are not handed out again, and all others are.
     for (int64_t i = 4; i < kSlots; ++i) {
         const SlotId slot = volume_->allocate(0);
         ASSERT_NE(slot, kNoSlot);
@@ -263,7 +263,7 @@ TEST_P(Records, WhatWasPublishedDoesNotDependOnTheLayout) {
 
 class RecordsOnSim : public Records {};
 
-// What a copy holds is not known then, so it counts neither as whole nor as absent.
+// The contents of such a copy are not known, so it counts neither as whole nor as absent.
 TEST_P(RecordsOnSim, ACopyThatCannotBeReadIsNotTakenForAbsent) {
     run();
     std::array<int, 3> opened{};  // with so many copies unreadable
@@ -442,7 +442,7 @@ TEST_P(RecordsOnFiles, DamagedHeadersAreRefused) {
         put(other);
         expect_refused(options(Leftover::resume), words);
     }
-    // What was zeroed, cut or written over may have been the header of what lies beside it.
+    // A file that was zeroed, cut or overwritten may have been the header of the files beside it.
     for (const std::string& gone :
          {std::string("somebody's diary"), std::string(kHeaderBytes, '\0'), good.substr(0, 1)}) {
         put(gone);
@@ -515,7 +515,7 @@ TEST_P(RecordsOnFiles, OneDamagedHeaderOfTwoIsResumedBy) {
         EXPECT_EQ(volume_->noted_step(), 41);
         volume_.reset();
     }
-    // Of two that are whole the one that was written later counts, wherever it lies.
+    // Where both are whole the one that was written later counts, wherever it lies.
     open(options(Leftover::resume));
     volume_->note_step(42);
     volume_.reset();

@@ -1,4 +1,4 @@
-// What every volume promises, whatever moves its bytes: uring and posix on a disk and on tmpfs,
+// The promises of every volume, whatever moves its bytes: uring and posix on a disk and on tmpfs,
 // and the simulated disk.
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -418,7 +418,7 @@ TEST(Rings, RunOnTheCoresOfTheirPath) {
     EXPECT_EQ(elsewhere, 0);
 }
 
-// What a tracer is told: every transfer once, with its place, its bytes and its time.
+// A tracer hears of every transfer once, with its place, its bytes and its time.
 struct Traced {
     std::mutex mutex;
     std::vector<TransferTrace> transfers;

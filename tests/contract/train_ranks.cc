@@ -106,7 +106,7 @@ Outcome run(
     return first;
 }
 
-// Of a rank, as the error says that refuses less.
+// A rank's smallest budget, as the error names it that refuses less.
 int64_t smallest_device_budget(Config config, int ranks) {
     config.budgets.device_bytes = 1;
     try {
@@ -213,7 +213,7 @@ protected:
     int ranks() const override { return comm::ranks_launched() > 0 ? comm::ranks_launched() : 3; }
 };
 
-// What a run can differ in, on three ranks: whose shards end inside of tensors.
+// Every kind of run, on three ranks: their shards end inside of tensors.
 TEST_P(EachKind, OfModelAndStateGivesTheSameBitsAtEveryStage) {
     Config config = this->config();
     config.batch.micro_batches = 2 * ranks();
@@ -401,7 +401,7 @@ TEST_F(Ranks, AreTheLinkThatBindsWhereItIsSlow) {
 
 // ---------------------------------------------------------------- what goes wrong
 
-// What each rank says where one of them fails, or where they do not belong together.
+// Each rank's error where one of them fails, or where they do not belong together.
 std::vector<Problem> problems(int ranks, const std::function<Config(int)>& config,
                               const std::function<void(int, Engine&)>& then = {}) {
     std::vector<Problem> found;

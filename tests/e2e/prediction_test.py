@@ -136,7 +136,7 @@ class PlanTest(PredictionTest):
         self.assertEqual(self.predict(self.config(**tight, optimizer__moments="int8"))["nvme_bytes"], 0)
         run = self.ferry("plan", self.command(self.config(**tight))[1])
         self.assertRegex(run.out, r"optimizer.moments=int8 .*all in memory, no disk")
-        # What is to be on the disk stays there, whatever it takes.
+        # State that is to be on the disk stays there, whatever it takes.
         plan = self.predict(self.tiers())
         self.assertNotIn("optimizer.moments=int8", [one["change"] for one in plan["prediction"]["what_if"]])
 
@@ -232,7 +232,7 @@ class PlanTest(PredictionTest):
         self.assertEqual(wear["run_bytes"], plan["nvme_bytes"] + 1000 * (steady["nvme write"] + 8192))
         self.assertAlmostEqual(wear["paths"][0]["endurance_share"], wear["run_bytes"] / 1e9)
         advice = self.followed(config)
-        # Of fp32 there is no split master; unlimited memory cannot grow.
+        # There is no split master of fp32; unlimited memory cannot grow.
         self.assertEqual(set(advice), {("swap.state_on_nvme",), ("batch.micro_batches", "steps"),
                                        ("optimizer.moments",), ()})
         half = self.followed(config)[()]["endurance_share"]

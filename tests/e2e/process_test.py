@@ -55,7 +55,7 @@ class OutputTest(FerryTest):
         self.assertEqual([step["lr"] for step in run.steps], [0.5, 0.5])
 
     def test_gpu_memory_is_short_for_a_key(self):
-        # Of a size that is none the key's own name is told, before anybody looks for a GPU.
+        # An invalid size is refused under the key's own name, before anybody looks for a GPU.
         run = self.train(self.config(device="cuda"), "--gpu-memory", "much")
         self.assertEqual(run.code, USAGE, run.err)
         self.assertIn("--set budgets.device=much: budgets.device", run.err)
@@ -216,7 +216,7 @@ class OutputTest(FerryTest):
         stored = [event["args"] for event in measured if event["name"] in ("read", "write")]
         self.assertGreater(len({args["layer"] for args in stored}), 2)
         self.assertGreater(len({args["item"] for args in stored if "item" in args}), 2)
-        # What the team's threads did lies within its lane's slices, and moves the same bytes.
+        # The slices of the team's threads lie within its lane's, and move the same bytes.
         threads = [event for event in events
                    if event["ph"] == "X" and groups[event["pid"]] == "team's threads"]
         updates = [event for event in measured if event["name"] == "update"]

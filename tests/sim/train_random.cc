@@ -149,7 +149,7 @@ int64_t draw_stop(Lots& lots) {
     return lots.one_in(3) ? static_cast<int64_t>(lots.log_uniform(1, 3000)) : -1;
 }
 
-// What happens between steps: a path is slow for a while, a bit turns where it lies.
+// The accidents between steps: a path is slow for a while, a stored bit turns.
 class Weather {
 public:
     Weather(Lots& lots, const Config& config)
@@ -348,7 +348,7 @@ private:
         const bool failed = failures() > failures_before_ || !machine_->disk().powered();
         failures_before_ = failures();
         if (ended.error.empty()) {
-            // What is resumed from may be the one record that could be read.
+            // The run may resume from the one record that could be read.
             EXPECT_TRUE(!failed || resumed) << "a failure was not noticed";
             return expect_the_rest(ended, whole_);
         }
@@ -380,8 +380,8 @@ private:
         }
     }
 
-    // What a step returned from is at most one step further than what is durable. Of a resumed run
-    // that did not get there, the older of two records may be all that is left.
+    // A step that returned is at most one further than the durable one. A resumed run that did not
+    // get there may have left only the older of two records.
     void note_durable(const Ended& ended, bool resumed) {
         if (ended.error.empty()) {
             durable_step_ = config_.steps;

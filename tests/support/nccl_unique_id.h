@@ -1,4 +1,5 @@
-// What a runtime brings that has ranks of its own and no MPI. Here they have met to agree on it.
+// The unique id that a runtime with ranks of its own and no MPI brings. Here the ranks have met to
+// agree on it.
 #pragma once
 
 #ifdef FERRY_NCCL

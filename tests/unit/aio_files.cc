@@ -1,4 +1,4 @@
-// What is refused at open, and with which words: bad paths, other people's files, no space.
+// Refusals at open, and their words: bad paths, other people's files, no space.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <linux/magic.h>
@@ -458,7 +458,7 @@ TEST_F(VolumeFiles, TheSecondVolumeProbesNothing) {
         << "the layout, and the header twice";
 }
 
-// What the kernel says that this process sent to devices: all of it is counted, and hardly more.
+// The volume counts all bytes that the kernel says this process sent to devices, and hardly more.
 TEST_F(VolumeFiles, EveryByteWrittenIsCounted) {
     struct statfs system {};
     ASSERT_EQ(statfs(path_.c_str(), &system), 0);

@@ -1,4 +1,4 @@
-// What a configuration says reaches its field; what it does not say has the documented default.
+// Every given value reaches its field; every other field has the documented default.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -74,7 +74,8 @@ TEST(Config, EveryKindOfValue) {
     EXPECT_EQ(c.io.leftovers, aio::Leftover::reuse);
 }
 
-// What ranks compare, and what a run's record holds: it does not change with how a value is kept.
+// The text that ranks compare and that a run's record holds does not change with how a value is
+// kept.
 TEST(Config, WordsAndWhatNobodyGaveAreDescribedAsTheyAreWritten) {
     const auto described = [](const std::vector<std::string>& overrides, const char* key) {
         for (const KeyValue& one : describe_values(parse(overrides))) {
@@ -185,7 +186,7 @@ TEST(Config, DocumentationIsCurrent) {
     ADD_FAILURE() << path << " is out of date; copy " << fresh << " over it";
 }
 
-// What somebody copies from the page is read; the keys of its first table are as many as it says.
+// Recipes copied from the page are configurations; its first table has as many keys as it says.
 TEST(Config, RecipesOfTheDocumentationAreConfigurations) {
     const std::string page = describe_config_markdown();
     const std::string fence = "```";
@@ -204,7 +205,7 @@ TEST(Config, RecipesOfTheDocumentationAreConfigurations) {
     EXPECT_EQ(usual, 12);
 }
 
-// What a resumed run must have in common with the run it goes on with.
+// The keys that a resumed run must have in common with the first one.
 TEST(Config, TheTrainingIsDescribedByWhatDecidesItsNumbers) {
     const auto described = [](const std::vector<std::string>& overrides) {
         return describe_training(parse(overrides));

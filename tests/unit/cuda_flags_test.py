@@ -9,8 +9,8 @@ from ptx import ptx_of
 
 
 def faults(ptx):
-    # What the source writes as an instruction (src/optim/cuda/formulas.h's division and square root) is not
-    # the compiler's choice; tests/contract/optim_cuda.cc compares its bits.
+    # Instructions that the source writes itself (division and square root in src/optim/cuda/formulas.h) are
+    # not the compiler's choice; tests/contract/optim_cuda.cc compares their bits.
     code = re.sub(r"// begin inline asm.*?// end inline asm", "", ptx, flags=re.DOTALL)
     code = re.sub(r"//.*", "", code)
     wrong = r"\bfma\.\S*|\b(?:div|sqrt|rcp|rsqrt)\.(?:approx|full)\S*|\b\S*\.ftz\S*"

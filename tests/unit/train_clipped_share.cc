@@ -107,7 +107,7 @@ TEST_F(ClippedShare, OfAPlanWithoutSpeculationSaysNothing) {
     EXPECT_EQ(asked_for_, -1);
 }
 
-// Of a machine that computes beside the host, a hundred times as fast as it updates.
+// Measurements of a machine that computes beside the host, a hundred times as fast as it updates.
 cost::Measurements measured_of(const Config& config) {
     const auto predictor = Predictor::make(config);
     const planner::Plan plan = predictor->plan(request_of(config));

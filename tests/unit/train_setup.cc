@@ -119,7 +119,7 @@ TEST(PlanningMeasurements, OfAHostAreSharedByItsRanks) {
     EXPECT_EQ(two.device_bytes_per_s, one.device_bytes_per_s);
 }
 
-// What was measured on one rank is its own, beside however many.
+// Measurements on one rank are its own, beside however many.
 TEST(PlanningMeasurements, OfARankAreNotSharedOnceMore) {
     const cost::Measurements rank{
         .nvme_bytes_per_s = 4e9, .dram_bytes_per_s = 1.6e11, .memory_of = cost::Of::rank};
@@ -223,7 +223,7 @@ TEST(PlanningMeasurements, OfAHostAreSharedByDefault) {
     }
 }
 
-// Of 512 MiB left, 32 MiB are for what the process is still to take beside its arenas.
+// 32 of the 512 MiB left are for what the process is still to take beside its arenas.
 TEST_F(WithinMemory, WhatIsLeftIsTheLimit) {
     constexpr int64_t kMost = 480 * kMiB;
     EXPECT_EQ(refusal(kMost / 2, kMost / 2), "");

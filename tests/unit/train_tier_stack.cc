@@ -76,7 +76,7 @@ int64_t threads_here() {
     return std::distance(std::filesystem::directory_iterator("/proc/self/task"), {});
 }
 
-// What goes wrong, in which stage.
+// The faults of a test, by stage.
 struct Faults {
     bool machine_is_small = false;    // plan
     int refuses_lock_at = INT_MAX;    // reserve, fill

@@ -17,7 +17,7 @@ namespace {
 
 enum class Side : uint8_t { ferry, fio, ferry_sealed };
 
-// What one side gave, slice by slice, pair by pair in step with the other sides.
+// One side's samples, slice by slice, pair by pair in step with the other sides.
 using Samples = std::vector<Sample>;
 
 template <class Value>

@@ -1,4 +1,4 @@
-// What every benchmark has in common: rows of a table, medians over pairs, the machine, the JSON.
+// Helpers of every benchmark: rows of a table, medians over pairs, the machine, the JSON.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -164,7 +164,7 @@ private:
         if (!reports.empty()) add_row(pass, reports, plain);
     }
 
-    // Of a pass in memory there is nothing to be beside.
+    // A pass in memory has no other side.
     std::string progress_of(Pass pass, const PassReport& report, double plain) const {
         std::string text = fmt::format("{}: {:.3f} s", name_of(pass), report.seconds);
         if (plain_)
@@ -234,7 +234,7 @@ private:
                          copies_s(swap::Lane::d2h)});
     }
 
-    // Of the last pass: links, and how much ran at the same time.
+    // The last pass's links, and how much ran at the same time.
     std::vector<std::pair<std::string, double>> lanes_of(Pass pass,
                                                          const PassReport& report) const {
         std::vector<std::pair<std::string, double>> values;

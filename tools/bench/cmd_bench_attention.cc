@@ -58,7 +58,7 @@ public:
         for (ops::View* each : {&q_, &k_, &v_, &dout_}) fill(*each);
     }
 
-    // Of each round, by the operation's name.
+    // The calls of each round, by the operation's name.
     std::vector<std::vector<ops::OpCall>> run(int rounds) {
         const auto both = [&] { forward_and_backward(); };
         compute_.launch(both);

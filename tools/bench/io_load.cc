@@ -318,7 +318,8 @@ void Rig::Impl::new_seals(int64_t block_bytes) {
     seals_.known = 0;
 }
 
-// What is not known of the first `count` blocks, so that they can be verified.
+// Writes those of the first `count` blocks whose checksums are not known, so that they can be
+// verified.
 void Rig::Impl::write_sealed(int64_t count) {
     int64_t position = std::min(seals_.known, count);
     pump(true, [&](Work& work) {
