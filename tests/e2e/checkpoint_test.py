@@ -383,7 +383,7 @@ class CheckpointTest(FerryTest):
                 self.assertEqual(one.read(end - begin), other.read(end - begin), name)
         self.ok(self.ferry("ckpt", "export", self.dir_, self.path("out16"), "--shard-size", "100kB"))
         self.assertIn("model.safetensors.index.json", os.listdir(self.path("out16")))
-        # What is exported, and the checkpoint itself, are models to start from.
+        # The export and the checkpoint itself are models to start from.
         for model in (self.path("out16"), there):
             self.ok(self.ferry("eval", model, self.path("tokens.bin"), "--set", "batch.sequence=32",
                                "--set", "precision=bf16"))
