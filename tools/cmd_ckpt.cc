@@ -19,9 +19,9 @@
 #include "copy_progress.h"
 #include "export_options.h"
 #include "ferry/config.h"
-#include "ferry/train.h"
 #include "json_line.h"
 #include "output.h"
+#include "train/state/export.h"
 
 namespace ferry::tools {
 namespace {

@@ -17,6 +17,7 @@
 #include "override_options.h"
 #include "ranks.h"
 #include "train/from_config.h"
+#include "train/loader_of.h"
 #include "train/prediction/predictor.h"
 #include "writable.h"
 

@@ -26,6 +26,9 @@
 #include "resume.h"
 #include "run_table.h"
 #include "trace/trace.h"
+#include "train/from_config.h"
+#include "train/state/export.h"
+#include "train/state/saving.h"
 #include "writable.h"
 
 namespace ferry::tools {

@@ -3,6 +3,7 @@
 
 #include "ferry/config.h"
 #include "ferry/dtype.h"
+#include "ferry/learning_rate.h"
 #include "ferry/optim.h"
 #include "planner/request.h"
 
@@ -10,8 +11,10 @@ namespace ferry::train {
 
 // The request of the whole run, as if it were one rank: a rank's is of_rank() of it.
 planner::PlanRequest request_of(const Config& config);
-// The optimizer; its learning rate is the schedule's peak (schedule_of() in ferry/train.h).
+// The optimizer; its learning rate is the schedule's peak (schedule_of()).
 optim::Hyper hyper_of(const Config& config);
 StateFormat format_of(const Config& config);
+// The learning rate over the run's updates. Throws usage where its keys contradict each other.
+optim::LrSchedule schedule_of(const Config& config);
 
 }  // namespace ferry::train

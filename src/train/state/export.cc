@@ -13,11 +13,12 @@
 #include "base/log.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/saved.h"
-#include "ferry/train.h"
+#include "ferry/export.h"
 #include "loaded_weights.h"
 #include "model/huggingface.h"
 #include "planner/planner.h"
 #include "train/model_of.h"
+#include "train/state/export.h"
 
 namespace ferry::train {
 namespace {

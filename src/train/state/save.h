@@ -16,6 +16,7 @@
 #include "ferry/train.h"
 #include "model/model.h"
 #include "planner/planner.h"
+#include "saving.h"
 #include "state_arrays.h"
 #include "state_io.h"
 
