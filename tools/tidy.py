@@ -49,7 +49,7 @@ def digest(path):
 
 
 def key_of(command, files):
-    """Everything that clang-tidy's verdict on a source depends on. Paths are of this checkout: they are left out."""
+    """Everything that clang-tidy's findings in a source depends on. Paths are of this checkout: they are left out."""
     parts = [digest(ROOT / ".clang-tidy"), command.replace(str(ROOT), "")]
     parts += [digest((BUILD / file).resolve()) for file in files]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -26,7 +26,7 @@ struct KernelProfile {
 };
 
 // Plans the configuration, and runs each kind of kernel that a step of the plan has, on buffers of
-// the plan's sizes: `rounds` times, after a GPU's clock has settled under their load. Kernels go in
+// the plan's sizes: `rounds` times, after a GPU's clock is steady under their load. Kernels go in
 // a step's order, so that a call finds the caches as a step leaves them. Updates of the state are
 // those that the device makes. Blocks for seconds. Throws Error.
 KernelProfile profile_kernels(const Config& config, int rounds);
