@@ -147,17 +147,6 @@ std::vector<std::string> faults_of(const std::string& path, const Executor& exec
     return faults;
 }
 
-// A wrong byte is not handed on.
-void require_whole(const std::string& path, const Executor& executor) {
-    const std::vector<std::string> faults = faults_of(path, executor);
-    if (faults.empty()) return;
-    throw Error(Trouble::io,
-                {.what = "the checkpoint is damaged",
-                 .where = path,
-                 .measured = faults.front(),
-                 .remedy = "export another one: ferry ckpt verify says which are whole"});
-}
-
 void verify(const std::string& given, bool as_json) {
     const auto executor = make_thread_executor();
     const std::vector<std::string> all = checkpoints_at(given);
@@ -333,7 +322,6 @@ void export_one(const std::string& path, const train::ExportOptions& options,
     const auto executor = make_thread_executor();
     const std::vector<std::string> found = checkpoints_at(path);
     const Saved saved(found.back());  // of a directory the newest
-    require_whole(saved.path(), *executor);
     Config config;
     config.model.path = model.empty() ? saved.manifest().model : model;
     if (!config.model.path.empty() && kind_of(config.model.path) != FileKind::directory) {

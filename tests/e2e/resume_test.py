@@ -39,23 +39,6 @@ class ResumeTest(FerryTest):
         self.assert_trained(run)
         return run
 
-    def killed(self, config, *arguments, steps, seconds=0.0, env=None):
-        """Starts a run and kills it so many seconds after so many of its steps."""
-        process = start([FERRY, *self.command(config, *arguments)], env=env)
-        out = ""
-        while out.count('"loss"') < steps:
-            line = process.stdout.readline()
-            self.assertTrue(line, process.stderr.read() if not line else "")
-            out += line
-        time.sleep(seconds)
-        process.kill()
-        rest, err = process.stdout.read(), process.stderr.read()
-        process.wait(timeout=30)
-        process.stdout.close()
-        process.stderr.close()
-        complete = (out + rest).rpartition("\n")[0]  # the last line may have been cut
-        return Run(process.returncode, complete, err)
-
     def kill_until_it_ends(self, config, whole, rng):
         """Kills it again and again, at random, and lets the last one end."""
         losses = {}

@@ -22,6 +22,8 @@ using TensorSource = std::function<void(size_t i, const Engine::Sink& sink)>;
 void give_weights(Engine& engine);
 
 // export_model() of a checkpoint; `progress` hears of bytes written, and of how many there are.
+// What is copied is checked: throws io where a byte of it is not as it was written, and leaves no
+// file.
 void export_checkpoint(const checkpoint::Saved& saved, const ExportOptions& options,
                        const ExportDirectory& directory,
                        const std::function<void(int64_t bytes, int64_t of)>& progress);
